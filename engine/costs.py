@@ -31,6 +31,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from engine import device_variables
 from engine.connection import autocast_of
 from engine.interfaces import keep_to_loopback
 from engine.model.descriptions import CostRequest, Identity
@@ -45,6 +46,7 @@ from engine.run.layer_costs import measure_model_costs
 from engine.run.link_costs import measure_link
 from engine.run.optimizer import OptimizerSpec
 from engine.run.p2p.fabric import Fabric
+from engine.run.precision import force_ieee
 
 PATIENCE = timedelta(seconds=120)
 Answer = dict[str, Any]
@@ -85,6 +87,7 @@ def _measured(
 ) -> ModelCosts:
     shape = (size, request.seq_len)
     model = open_model(spec_of(request.identity), shape, device)
+    force_ieee()
     _check_length(model, request)
     name = f"{request.identity.model}, microbatches of {size}{', recomputed' * recompute}"
 
@@ -113,8 +116,11 @@ def _check_length(model: Model, request: CostRequest) -> None:
 
 
 def _device(kind: str, rank: int) -> torch.device:
-    """The device of a rank: GPUs in turns. Raises RuntimeError where there is none."""
-    return devices.CPU if kind == "cpu" else devices.of_local_rank(rank, kind)
+    """The device of a rank: GPUs in turns. Raises RuntimeError where none can be measured."""
+    if kind == "cpu":
+        return devices.CPU
+    device_variables.check(os.environ)
+    return devices.of_local_rank(rank, kind)
 
 
 def _name_of(device: torch.device) -> str:
@@ -167,6 +173,7 @@ def _tell(text: str) -> None:
 
 
 def main() -> None:
+    device_variables.prepare(os.environ)  # also for the other rank of a link
     request: dict[str, Any] = json.load(sys.stdin)
     identity = Identity(**request.pop("identity"))
     settings = tuple((int(size), bool(recompute)) for size, recompute in request.pop("settings"))

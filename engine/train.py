@@ -19,6 +19,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine import device_variables
 from engine.cli.launch import Launch, RefusedError, is_known
 from engine.cli.options import Options
 from engine.cli.preparation import Job, checked_checkpoint, fabric_of, prepare
@@ -33,6 +34,7 @@ FAILED, REFUSED, INTERRUPTED = 1, 2, 130  # exit codes
 
 def main() -> None:
     """Entry point of `python -m engine.train`."""
+    device_variables.prepare(os.environ)
     try:
         code = _run(Launch.from_environment())
     except KeyboardInterrupt:

@@ -19,8 +19,13 @@ class Caution(Enum):
         "choose another model.dtype; check the weights of the model's factory or checkpoint."
     )
     oversubscribed = (
-        "More rank threads than CPU cores, or more ranks than GPUs: ranks took turns, so bubble "
-        "and step time say nothing about the schedule. Use no more ranks than devices."
+        "More rank threads than CPU cores: ranks took turns, so bubble and step time say nothing "
+        "about the schedule. Use no more ranks than devices."
+    )
+    time_sliced = (
+        "Several ranks were on one GPU, which computes for one process at a time: their spans "
+        "contain each other's work, so step time says nothing about the schedule, and no bubble "
+        "or MFU is given. Use no more ranks on a machine than it has GPUs."
     )
     noisy_steps = (
         "Step times vary by more than 10 % (median absolute deviation over median). Stop other "
@@ -84,6 +89,7 @@ def cautions_for(
     is_busy_machine: bool = False,
     is_throttled: bool = False,
     has_bare_stage: bool = False,
+    is_time_sliced: bool = False,
 ) -> list[Caution]:
     """The cautions that apply to a run, most severe first.
 
@@ -91,11 +97,13 @@ def cautions_for(
     `is_not_finite` whether some number was NaN or infinite; `over_plan` the time of an emulated
     step over the planned one; `has_coarse_clock` whether the clock error exceeds the shortest span;
     `is_busy_machine` and `is_throttled` whether the telemetry of any rank shows it;
-    `has_bare_stage` whether a stage has no parameters without having been asked to.
+    `has_bare_stage` whether a stage has no parameters without having been asked to;
+    `is_time_sliced` whether ranks shared a GPU.
     """
     holds = {
         Caution.not_finite: is_not_finite,
         Caution.oversubscribed: is_oversubscribed,
+        Caution.time_sliced: is_time_sliced,
         Caution.noisy_steps: relative_deviation > MAX_RELATIVE_DEVIATION,
         Caution.unsettled_steps: not has_settled,
         Caution.behind_plan: over_plan > MAX_OVER_PLAN,

@@ -17,6 +17,7 @@ from typing import Any
 import typer.main
 from pydantic import TypeAdapter, ValidationError
 
+from engine.device_variables import DEVICE_VARIABLES
 from engine.model.presets import sizes_table
 from ppbench import errors
 from ppbench.cautions import Caution
@@ -209,6 +210,19 @@ def cautions() -> str:
     return "".join(f"### `{caution.name}`\n\n{caution.remedy}\n\n" for caution in Caution)
 
 
+def device_variables() -> str:
+    """Every variable of an accelerator that a run sets or refuses, with the reason."""
+    rows = (
+        (
+            f"`{variable.name}`",
+            "stays unset" if variable.value is None else f"`{variable.value}`",
+            variable.reason,
+        )
+        for variable in DEVICE_VARIABLES
+    )
+    return table(("variable", "value in a run", "with another"), rows)
+
+
 def exit_codes() -> str:
     """Every exit code, and the errors that end with it."""
     kinds: dict[int, list[str]] = {}
@@ -243,6 +257,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "columns": columns,
     "schema-version": schema_version,
     "cautions": cautions,
+    "device-variables": device_variables,
     "exit-codes": exit_codes,
     "error-kinds": error_kinds,
     "presets": sizes_table,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from engine import device_variables
 from engine.cli.launch import Launch
 from engine.cli.options import LATEST, OptionError, Options, configuration, read_options
 
@@ -57,6 +58,8 @@ def _device(kind: str, launch: Launch) -> torch.device:
 
     if kind == "cpu" or (kind == "auto" and not devices.count()):
         return devices.CPU
+    if (problem := device_variables.refused(os.environ)) is not None:
+        raise OptionError(f"--device {kind}: {problem}")
     try:
         return devices.of_local_rank(launch.local_rank, None if kind == "auto" else kind)
     except RuntimeError as error:

@@ -67,9 +67,14 @@ class _Datasheet:
 _H100 = _Datasheet(989.4, 66.9, 66.9)
 _A100 = _Datasheet(312, 19.5, 19.5)
 _NVL = _Datasheet(835.5, 60, 60)
+_B300 = _Datasheet(2250, 75)  # an eighth of an HGX B300
+_MI300X = _Datasheet(1307.4, 163.4, 163.4)
 
 DATASHEETS: Mapping[str, _Datasheet] = {
-    # NVIDIA's product datasheets; figures with sparsity are halved.
+    # NVIDIA's product datasheets, also "H20" and "H800 Tensor Core GPU"; figures with sparsity are
+    # halved.
+    "B300": _B300,
+    "B300 SXM6 AC": _B300,
     "B200": _Datasheet(2250, 75, 37),
     "GB200": _Datasheet(2500, 80, 40),
     "GH200": _H100,
@@ -77,6 +82,9 @@ DATASHEETS: Mapping[str, _Datasheet] = {
     "H200 NVL": _NVL,
     "H100": _H100,  # SXM
     "H100 NVL": _NVL,
+    "H20": _Datasheet(148, 44, 1),
+    "H800": _Datasheet(989.4, 66.9, 1),  # SXM
+    "H800 PCIE": _Datasheet(756, 51.2, 0.8),
     "H100 PCIE": _Datasheet(756, 51.2, 51.2),
     "A100 SXM4": _A100,
     "A100 PCIE": _A100,
@@ -91,13 +99,19 @@ DATASHEETS: Mapping[str, _Datasheet] = {
     "V100S PCIE": _Datasheet(None, 16.4, 8.2),
     "RTX A6000": _Datasheet(154.8, 38.7),
     "RTX 6000 ADA": _Datasheet(364.2, 91.1),
+    # AMD's datasheets "Instinct MI250X", "MI300X", "MI325X" and "MI355X Accelerator"; float32 and
+    # float64 on matrix cores. A MI250X is two devices, each with half of its figures.
+    "INSTINCT MI250X": _Datasheet(191.5, 47.9, 47.9),
+    "INSTINCT MI300X": _MI300X,
+    "INSTINCT MI325X": _MI300X,
+    "INSTINCT MI355X": _Datasheet(2516.6, 157.3, 78.6),
     # Whitepapers of GA102, AD102 and GB202, bfloat16 with float32 accumulation.
     "RTX 3090": _Datasheet(71, 35.6),
     "RTX 4090": _Datasheet(165.2, 82.6),
     "RTX 5090": _Datasheet(209.5, 104.8),
 }
 
-_NO_DIFFERENCE = re.compile(r"NVIDIA|TESLA|GEFORCE|GENERATION|\d+GB?|HBM3E?")
+_NO_DIFFERENCE = re.compile(r"NVIDIA|AMD|TESLA|GEFORCE|GENERATION|OAM|\d+GB?|HBM3E?")
 """Words of a device's name that do not affect its speed."""
 
 

@@ -9,11 +9,21 @@ from ppbench.display.tables import facts
 
 def env(how: HowToPrint = Format.table) -> None:
     """Show the hardware and software that timings depend on."""
+    import os
     from dataclasses import asdict
 
+    from engine import device_variables
     from ppbench.run.machine.environment import default_device, read_environment
 
     environment, device = read_environment(), default_device()
     fingerprint = environment.fingerprint(device, num_ranks=1, threads_per_rank=1)
-    values = {**asdict(environment), "default_device": device, "fingerprint": fingerprint}
+    variables = dict(os.environ)
+    device_variables.prepare(variables)
+    values = {
+        **asdict(environment),
+        "device_variables": device_variables.recorded(variables),
+        "refused_variable": device_variables.refused(variables),
+        "default_device": device,
+        "fingerprint": fingerprint,
+    }
     print(facts(values, how))

@@ -26,7 +26,7 @@ from ppbench.config.case import Case, Measure
 from ppbench.config.sweep import Sweep
 from ppbench.display.cases import NOT_FINITE
 from ppbench.git import Commit
-from ppbench.run.machine.environment import read_environment
+from ppbench.run.machine.environment import fingerprint_here
 from ppbench.run.sweep.plan import FINAL as FAILED_FINALLY
 from ppbench.store import Condition, Store
 
@@ -161,7 +161,7 @@ class StoredLaunches:
 def fingerprint_of(case: Case) -> str:
     """The fingerprint of this machine in the runs of a case."""
     threads = case.launch_threads_per_rank
-    return read_environment().fingerprint(case.device, case.num_processes, threads)
+    return fingerprint_here(case.device, case.num_processes, threads)
 
 
 def _key_of(case: Case, measure: Measure) -> Key:

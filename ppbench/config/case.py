@@ -110,8 +110,9 @@ class Case:
     )
     device: str = setting(
         "cpu",
-        Literal["auto", "cpu", "cuda", "emulated"],
-        "`cpu`, `cuda`, or `emulated`: stages take a set time and compute nothing",
+        Literal["auto", "cpu", "cuda", "xpu", "emulated"],
+        "`cpu`, `cuda` (NVIDIA's GPUs, and AMD's), `xpu` (Intel's), or `emulated`: stages take a "
+        "set time and compute nothing",
         in_file=AUTO,
     )
     model_preset: str = setting(

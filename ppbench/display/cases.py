@@ -142,9 +142,12 @@ def cautions_of(row: Row) -> list[str]:
     return [] if is_missing(names) else [name for name in str(names).split(",") if name]
 
 
+_SHARED = frozenset({Caution.oversubscribed.name, Caution.time_sliced.name})
+
+
 def is_oversubscribed(row: Row) -> bool:
-    """Whether ranks shared cores, which makes the run's bubble and step time meaningless."""
-    return Caution.oversubscribed.name in cautions_of(row)
+    """Whether ranks shared cores or a GPU, so that bubble and step time mean nothing."""
+    return not _SHARED.isdisjoint(cautions_of(row))
 
 
 def is_not_finite(row: Row) -> bool:

@@ -43,7 +43,7 @@ from engine.run.clock import Clock, Mark, clock_for
 from ppbench.errors import PpbenchError, UsageError, describe, first_line
 from ppbench.external.members import Members, members_of
 from ppbench.external.record import RunMetadata, check_name, settings_from, write_run
-from ppbench.external.recording import RankRecording, gpu_of, join_recordings, rank_facts
+from ppbench.external.recording import RankRecording, join_recordings, place_of, rank_facts
 from ppbench.run.runtimes.torch_collectives import replica_ranks
 from ppbench.run.runtimes.torch_spans import Instrument, replace_attribute, stages_of
 from ppbench.store import Store, check_writable
@@ -246,7 +246,7 @@ class Attachment:
                     self._recording.facts = rank_facts(
                         self._schedule, members, self._clock, alignment
                     )
-                    self._recording.gpu = gpu_of(self._device)
+                    self._recording.place = place_of(self._device)
             everyone: list[RankRecording] = members.gather_objects(self._recording, members.ranks)
             if members.rank == 0:
                 self.run_id = self._write(everyone)

@@ -60,6 +60,7 @@ class RecordedRun:
     early: Collection[Receive] = frozenset()  # receives that had arrived before they were awaited
     num_warmup_steps: int | None = None
     is_oversubscribed: bool = False
+    is_time_sliced: bool = False  # ranks shared a GPU
     completion_seen_on_wait: bool = False  # a receive ends with the wait for it, not on arrival
     number: int = 0  # among runs that may be written at the same time
 
@@ -173,6 +174,7 @@ def _finished(recorded: RecordedRun, metadata: RunMetadata, case: Case) -> Finis
         completion_seen_on_wait=recorded.completion_seen_on_wait,
         has_warmup=recorded.num_warmup_steps != 0,  # an unknown number is not reported as none
         is_oversubscribed=recorded.is_oversubscribed,
+        is_time_sliced=recorded.is_time_sliced,
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 import platform
 import resource
 import sys
@@ -14,6 +16,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from engine import device_variables
 from engine.plan.action import RECV_OPS, SEND_OPS, Action, Op
 from engine.plan.lower import check_delivery_between_ranks
 from engine.plan.program import Program
@@ -22,13 +25,15 @@ from engine.plan.spans import COLUMNS, Span
 from engine.run import device as devices
 from engine.run.alignment import Alignment
 from engine.run.clock import Clock
+from engine.run.precision import float32_precision
 from ppbench.analysis.transfers import Receive
 from ppbench.errors import UsageError
 from ppbench.external.members import Members
 from ppbench.external.record import RecordedRun, named_program
 from ppbench.git import read_commit
-from ppbench.run.machine.environment import read_environment
-from ppbench.run.runtimes.runtime import clock_facts
+from ppbench.run.machine.environment import available_cores, fingerprint_here, read_environment
+from ppbench.run.machine.placement import Place, has_too_few_cores, machine_id, shares_device
+from ppbench.run.runtimes.runtime import clock_facts, id_of
 from ppbench.run.runtimes.torch_spans import program_from, stages_of
 
 ATTACHED = "attached"
@@ -44,7 +49,7 @@ class RankRecording:
     row: tuple[Action, ...] = ()
     losses: dict[int, float] = field(default_factory=dict)
     facts: dict[str, object] = field(default_factory=dict)  # columns of `ranks`
-    gpu: str = ""  # unique id of the GPU, also where a process sees only some
+    place: Place = field(default_factory=lambda: Place("", 1))
 
 
 def join_recordings(
@@ -61,6 +66,7 @@ def join_recordings(
             raise UsageError(f"{name} could not be recorded: {recording.error}")
     program = _program_of(schedule, recordings, members)
     spans = [span for recording in recordings for span in recording.spans]
+    places = [recording.place for recording in recordings]
     return RecordedRun(
         ATTACHED,
         program,
@@ -70,7 +76,8 @@ def join_recordings(
         _losses(recordings, members.num_replicas),
         early=set().union(*(recording.early for recording in recordings)),
         num_warmup_steps=num_steps_before,
-        is_oversubscribed=_is_oversubscribed(recordings, device),
+        is_oversubscribed=has_too_few_cores(places, torch.get_num_threads()),
+        is_time_sliced=shares_device(places),
         completion_seen_on_wait=True,
         number=members.ranks[0],
     )
@@ -134,22 +141,17 @@ def _with_joined_optimizers(spans: Sequence[Span]) -> list[Span]:
     return [*others, *optimizers.values()]
 
 
-def _is_oversubscribed(recordings: Sequence[RankRecording], device: torch.device) -> bool:
-    """Whether this host has more threads than cores, or, with GPUs, two ranks share one."""
-    if devices.is_accelerator(device):
-        return len({recording.gpu for recording in recordings}) < len(recordings)
-    hosts = [recording.facts["hostname"] for recording in recordings]
-    num_here = hosts.count(platform.node())
-    return num_here * torch.get_num_threads() > read_environment().num_cores
-
-
 def _run_facts(device: torch.device, backend: str, num_ranks: int) -> dict[str, object]:
     """Return columns of `runs`."""
     environment, commit = read_environment(), read_commit(Path.cwd())
     return {
         **({} if commit is None else asdict(commit)),
-        "fingerprint": environment.fingerprint(device.type, num_ranks, torch.get_num_threads()),
+        "fingerprint": fingerprint_here(device.type, num_ranks, torch.get_num_threads()),
         "environment": environment.as_json(),
+        "device_variables": json.dumps(device_variables.recorded(os.environ))
+        if devices.is_accelerator(device)
+        else None,
+        "float32_precision": float32_precision(),
         "transport": backend if num_ranks > 1 else "none",
         "sweep_file": sys.argv[0],
     }
@@ -184,6 +186,7 @@ def _memory_facts(device: torch.device) -> dict[str, object]:
     }
 
 
-def gpu_of(device: torch.device) -> str:
-    """Return an id of the GPU that is the same in every process; empty for a CPU."""
-    return devices.uuid_of(device) if devices.is_accelerator(device) else ""
+def place_of(device: torch.device) -> Place:
+    """Return where this rank is, which is told apart also where a process sees only some GPUs."""
+    uuid = id_of(device) if devices.is_accelerator(device) else ""
+    return Place(machine_id(), available_cores(), uuid)

@@ -42,7 +42,7 @@ from ppbench.planning.replicas import PLANNED, of_replica
 from ppbench.planning.request import AUTO, PlanRequest
 from ppbench.planning.search import OnProgress
 from ppbench.recommendation.trials import chosen_case
-from ppbench.run.machine.environment import default_device, read_environment
+from ppbench.run.machine.environment import default_device, fingerprint_here
 from ppbench.run.machine.measuring_code import code_hash
 from ppbench.store import Store, check_writable
 
@@ -224,7 +224,7 @@ def problems_of_plan(sweep: Sweep) -> Iterator[Problem]:
     if not isinstance(case.seq_len, int):
         yield Problem("seq_len", 'is "variable"; a plan needs a number of tokens, such as 128')
     if case.is_emulated:
-        yield Problem("device", '"emulated" has no layers to plan for; expected "cpu" or "cuda"')
+        yield Problem("device", '"emulated" has no layers to plan for; expected cpu, cuda or xpu')
     yield from _ambiguities(sweep)
     batch, sizes = batch_of(case, settings) // case.replicas, settings.microbatch_sizes
     if case.replicas > 1:
@@ -285,7 +285,7 @@ def _measured(
 ) -> CostSet:
     """Costs measured here, by this code on such a machine: stored ones, or new ones, stored."""
     wanted = _cost_request(case, request)
-    machine = read_environment().fingerprint(case.device, 1, case.launch_threads_per_rank)
+    machine = fingerprint_here(case.device, 1, case.launch_threads_per_rank)
     stored = Wanted(
         *(case.model_preset, case.model_dtype, request.seq_len, case.train_optimizer, case.device),
         settings=tuple(Setting(*setting) for setting in wanted.settings),

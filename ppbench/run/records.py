@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from engine import device_variables
 from engine.model.descriptions import FlopFacts
 from engine.plan.program import Program, to_json
 from engine.plan.spans import COLUMNS
@@ -39,8 +41,14 @@ from ppbench.config.programs import lowered_of, planned_step_ns, program_of, sim
 from ppbench.run.failures.evidence import Diagnosis
 from ppbench.run.failures.post_mortem import flight_rows
 from ppbench.run.job import Attempt, Job, PlannedRun
-from ppbench.run.machine.environment import read_environment, runtime_code
+from ppbench.run.machine.environment import (
+    ON_GPUS,
+    fingerprint_here,
+    read_environment,
+    runtime_code,
+)
 from ppbench.run.machine.measuring_code import code_hash
+from ppbench.run.machine.placement import Place, has_too_few_cores, shares_device
 from ppbench.run.machine.telemetry import ROW_COLUMNS, Figures, Summary, is_disturbed, is_throttled
 from ppbench.run.verification.losses import check_first_loss, check_last_loss, must_agree
 from ppbench.run.verification.record import NOT_VERIFIED, Verified
@@ -74,6 +82,7 @@ class CaseResult:
     flops: FlopFacts | None = None  # of a token; None where nothing is computed
     lowered: Program | None = None  # the program that was run; None: the case's own
     expected_loss: float | None = None  # of the first step, if it is known
+    places: tuple[Place, ...] = ()  # where each rank is
     verified: Verified = NOT_VERIFIED
 
 
@@ -97,6 +106,7 @@ class FinishedRun:
     has_warmup: bool = True
     planned_step_ns: int | None = None
     is_oversubscribed: bool = False
+    is_time_sliced: bool = False  # ranks shared a GPU: no bubble and no MFU is claimed
     has_settled: bool = True
     is_busy_machine: bool = False
     is_throttled: bool = False
@@ -136,6 +146,8 @@ def rows_of(finished: FinishedRun) -> Rows:
         "planned_step_ns": finished.planned_step_ns,
         "cautions": _cautions(finished, figures, moved),
     }
+    if finished.is_time_sliced:
+        _withdraw_bubbles(run, steps, ranks)
     planned = pd.DataFrame(attribution.modelled_spans(), columns=list(COLUMNS))
     joined = collective_figures(attribution.collectives)
     tables = {
@@ -148,6 +160,18 @@ def rows_of(finished: FinishedRun) -> Rows:
         **({"collectives": joined} if len(joined) else {}),
     }
     return Rows(run, tables, origin_ns)
+
+
+def _withdraw_bubbles(run: dict[str, object], *tables: pd.DataFrame) -> None:
+    """Leave out what a run cannot say whose ranks took turns on a GPU: how long one was idle."""
+    run |= {column: None for column in run if _is_of_idle_time(column)}
+    for table in tables:
+        table[[name for name in table.columns if _is_of_idle_time(str(name))]] = float("nan")
+
+
+def _is_of_idle_time(column: str) -> bool:
+    is_measured = column.startswith("bubble_") and column != "bubble_fraction_theory"
+    return is_measured or column in ("modelled_bubble_fraction", "idle_fraction")
 
 
 def _spans_of(finished: FinishedRun) -> tuple[pd.DataFrame, int]:
@@ -196,6 +220,7 @@ def _cautions(finished: FinishedRun, figures: Mapping[str, float], moved: pd.Dat
     cautions = cautions_for(
         is_not_finite=finished.not_finite is not None,
         is_oversubscribed=finished.is_oversubscribed,
+        is_time_sliced=finished.is_time_sliced,
         warmup_steps=int(finished.has_warmup),
         num_steps=finished.spans["step"].nunique(),
         relative_deviation=figures["step_relative_deviation"],
@@ -238,7 +263,7 @@ def write_result(job: Job, planned: PlannedRun, attempt: Attempt, result: CaseRe
     run = {
         **_row_of(job, planned),
         **rows.run,
-        **_mfu(case, result, tokens_per_s),
+        **_mfu(case, result, tokens_per_s, is_claimed=not finished.is_time_sliced),
         **_energy(case, ranks, int(num_tokens.sum())),
         "run_id": attempt.run_id,
         "attempt": attempt.attempt,
@@ -289,7 +314,9 @@ def _finished(planned: PlannedRun, result: CaseResult, program: Program) -> Fini
         completion_seen_on_wait=str(result.facts.get("transport", "")).startswith("gloo"),
         has_warmup=measure.warmup_steps > 0,
         planned_step_ns=planned_step_ns(case, lowered) if case.is_emulated else None,
-        is_oversubscribed=_is_oversubscribed(case),
+        is_oversubscribed=not case.is_emulated
+        and has_too_few_cores(result.places, case.launch_threads_per_rank),
+        is_time_sliced=shares_device(result.places),
         has_settled=len(warmup) <= LOOK_BACK or has_settled(warmup),
         is_busy_machine=any(is_disturbed(rank.summary) for rank in ranks),
         is_throttled=any(is_throttled(rank.summary) for rank in ranks),
@@ -321,20 +348,24 @@ def _memory_timelines(result: CaseResult, world_size: int) -> pd.DataFrame:
     return levels
 
 
-def _mfu(case: Case, result: CaseResult, tokens_per_s: float) -> dict[str, object]:
+def _mfu(
+    case: Case, result: CaseResult, tokens_per_s: float, *, is_claimed: bool
+) -> dict[str, object]:
     peaks = [rank.peak for rank in result.ranks if rank.peak is not None]
-    return dict(mfu_figures(result.flops, case.seq_len, tokens_per_s, peaks))
+    figures = mfu_figures(result.flops, case.seq_len, tokens_per_s, peaks)
+    return {**figures, "mfu": figures["mfu"] if is_claimed else None}
 
 
 def _energy(case: Case, ranks: pd.DataFrame, num_tokens: int) -> dict[str, object]:
     """Return joules per token over the measured steps: of the GPUs if known, else of the CPUs.
 
-    Ranks that share a GPU or a node share its energy. Emulated ones train on no token.
+    Ranks that share a GPU have a part of its energy each; those of a node have all of the node's.
+    Emulated ones train on no token.
     """
-    sources = {"gpus": ("gpu_energy_j", "device"), "cpu packages": ("cpu_energy_j", "hostname")}
-    for source, (column, owner) in sources.items():
+    for source, column in (("gpus", "gpu_energy_j"), ("cpu packages", "cpu_energy_j")):
         if not case.is_emulated and column in ranks and ranks[column].notna().all():
-            joules = ranks.drop_duplicates(list({"hostname", owner}))[column].sum()
+            counted = ranks if source == "gpus" else ranks.drop_duplicates("hostname")
+            joules = counted[column].sum()
             return {"energy_per_token_j": joules / num_tokens, "energy_source": source}
     return {"energy_per_token_j": None, "energy_source": None}
 
@@ -386,9 +417,10 @@ def _row_of(job: Job, planned: PlannedRun) -> dict[str, object]:
         "tokens_per_step": case.tokens_per_step,
         **planned.measure.settings(),
         **({} if commit is None else dataclasses.asdict(commit)),
-        "fingerprint": environment.fingerprint(
+        "fingerprint": fingerprint_here(
             case.device, case.num_processes, case.launch_threads_per_rank
         ),
+        "device_variables": variables_of(case.device),
         "environment": environment.as_json(),
         "code": code_hash(),
         "runtime_code": runtime_code(case.runtime),
@@ -396,13 +428,16 @@ def _row_of(job: Job, planned: PlannedRun) -> dict[str, object]:
     }
 
 
-def _is_oversubscribed(case: Case) -> bool:
-    environment = read_environment()
-    if case.is_emulated:
-        return False  # ranks sleep
-    if case.device == "cuda":
-        return environment.shares_gpus(case.device, case.num_processes)
-    return case.num_processes * case.launch_threads_per_rank > environment.num_cores
+def variables_of(device: str) -> str | None:
+    """Return the variables that a rank's accelerator started with, as JSON; None without one.
+
+    A failed run's row has those of the process that writes it, which are the ranks' own.
+    """
+    if device not in ON_GPUS:
+        return None
+    environ = dict(os.environ)
+    device_variables.prepare(environ)
+    return json.dumps(device_variables.recorded(environ))
 
 
 def bare_stages(case: Case, facts: Mapping[str, object]) -> list[int]:

@@ -246,6 +246,18 @@ RUNS: tuple[Column, ...] = (
     Column(
         "transport", pa.string(), "transport of the messages: `memory`, `gloo`, `nccl`, `none`, ..."
     ),
+    Column(
+        "float32_precision",
+        pa.string(),
+        "precision of float32 products at the end of the run: `ieee`, which every run sets, or "
+        "`tf32` or `bf16` where the model's own code has changed it; null: emulated, or older",
+    ),
+    Column(
+        "device_variables",
+        pa.string(),
+        "variables of the accelerator's driver and libraries under which it ran, JSON object; "
+        "null: it ran on none",
+    ),
     Column("cautions", pa.string(), "names of the cautions, comma-separated; empty if none"),
     Column(
         "program",
@@ -364,7 +376,12 @@ RANKS: tuple[Column, ...] = (
     ),
     Column("cpu_energy_j", pa.float64(), "energy of the node's CPU packages in the measured steps"),
     Column("gpu_power_w", pa.float64(), "mean power of the rank's GPU"),
-    Column("gpu_energy_j", pa.float64(), "energy of the rank's GPU in the measured steps"),
+    Column(
+        "gpu_energy_j",
+        pa.float64(),
+        "energy of the rank's GPU in the measured steps; of ranks that share it, an equal part; "
+        "null for a part of a GPU (MIG)",
+    ),
     Column("gpu_utilization", pa.float64(), "mean utilization of the rank's GPU, 0 to 1"),
     Column("gpu_sm_mhz", pa.float64(), "mean clock of the GPU's multiprocessors"),
     Column("gpu_temperature_c", pa.float64(), "highest temperature of the GPU"),
@@ -520,7 +537,11 @@ TELEMETRY: tuple[Column, ...] = (
     _VERSION,
     Column("time_ns", pa.int64(), "when, on the clock of the spans"),
     Column("hostname", pa.string(), "hostname of the node"),
-    Column("device", pa.string(), "`cpu` for the node itself, or `gpu0`, `gpu1`, ..."),
+    Column(
+        "device",
+        pa.string(),
+        "`cpu` for the node itself, or `gpu0`, `gpu1`, ... in the order of its ranks",
+    ),
     Column("other_load_cores", pa.float64(), "cores kept busy by processes outside the launch"),
     Column("steal_fraction", pa.float64(), "share of the cores' time taken by the hypervisor"),
     Column(

@@ -349,6 +349,7 @@ _CONTENTS: dict[str, Callable[[str], bool]] = {
     **dict.fromkeys(_LISTS, _is_list),
     **dict.fromkeys(_LISTS_OF_NUMBERS, _is_list_of_numbers),
     "environment": _is_object,
+    "device_variables": _is_object,
     "op_costs_ns": _are_costs,
     "program": _is_program,
 }

@@ -337,8 +337,8 @@ def test_every_format_tells_the_recorded_facts_of_a_machine(tmp_path: Path) -> N
     """Their values are this machine's own."""
     facts = [
         *("hostname", "platform", "python", "cpu", "num_cores", "memory_bytes", "gpus"),
-        *("interconnect", "driver", "torch", "cuda", "nccl", "transformers"),
-        *("default_device", "fingerprint"),
+        *("interconnect", "driver", "torch", "cuda", "nccl", "transformers", "rocm"),
+        *("device_variables", "refused_variable", "default_device", "fingerprint"),
     ]
     table, as_json, csv, markdown = (
         ppbench(["env", "--format", how], tmp_path).stdout for how in FORMATS

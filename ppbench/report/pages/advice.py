@@ -26,15 +26,20 @@ _LAUNCHES = "measure.launches"
 _WARMUP = ("measure_warmup_steps", "measure_max_warmup_steps")
 _STOP_OTHERS = "stop other work on the machine"
 _DEEDS = {
-    Caution.oversubscribed.name: "use no more ranks than cores or GPUs, or emulate them "
+    Caution.oversubscribed.name: "use no more ranks than cores, or emulate them "
     '(device = "emulated")',
+    Caution.time_sliced.name: 'use no more ranks than GPUs, or emulate them (device = "emulated")',
     Caution.throttled.name: "see to cooling, power limits or the CPU quota",
     Caution.busy_machine.name: _STOP_OTHERS,
     Caution.behind_plan.name: "raise the emulated times or use fewer ranks",
     Caution.noisy_steps.name: _STOP_OTHERS,
 }
 """What a user does before measuring again; of the other cautions, settings say it."""
-_OTHER_CASES = (Caution.oversubscribed.name, Caution.behind_plan.name)
+_OTHER_CASES = (
+    Caution.oversubscribed.name,
+    Caution.time_sliced.name,
+    Caution.behind_plan.name,
+)
 """Cautions that these cases keep, however often they are measured."""
 _PASSING = (Caution.throttled.name, Caution.busy_machine.name)
 """Cautions that another measurement may not have."""

@@ -39,6 +39,7 @@ NOTHING_COMPARABLE = "nothing to compare"
 
 _WHY = {
     Caution.oversubscribed.name: "ranks shared cores",
+    Caution.time_sliced.name: "ranks shared a GPU",
     Caution.throttled.name: "the processor was throttled",
     Caution.busy_machine.name: "other processes kept the machine busy",
     Caution.unsettled_steps.name: "steps were still getting faster",

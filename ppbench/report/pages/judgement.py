@@ -49,6 +49,7 @@ from ppbench.statistics.significance import FEWEST_LAUNCHES
 
 FORBIDDING = (
     Caution.oversubscribed.name,
+    Caution.time_sliced.name,
     Caution.throttled.name,
     Caution.busy_machine.name,
     Caution.unsettled_steps.name,

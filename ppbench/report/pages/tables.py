@@ -26,6 +26,7 @@ _DIGITS = re.compile(r"[0-9]+")
 CONCERNS: Mapping[str, tuple[str, ...]] = {
     Caution.not_finite.name: ("throughput", "scaling", "pareto"),
     Caution.oversubscribed.name: ("throughput", "scaling", "bubble", "pareto", "idle", "steps"),
+    Caution.time_sliced.name: ("throughput", "scaling", "bubble", "pareto", "idle", "steps"),
     Caution.noisy_steps.name: ("throughput", "steps"),
     Caution.unsettled_steps.name: ("throughput", "steps"),
     Caution.behind_plan.name: ("throughput", "bubble", "idle"),

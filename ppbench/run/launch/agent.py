@@ -6,7 +6,8 @@
 machine; this one on loopback alone. It waits 30 s for a worker that cannot be ended gently, such
 as one that is stopped. It does not report in what order workers died, or how. It leaves its workers
 behind when it is killed. And each worker that it starts imports torch and the models anew, which
-takes seconds; here workers are forked from the agent, which has imported them.
+takes seconds; here workers are forked from the agent, which has imported them, unless one of these
+imports has used an accelerator, which no fork can use then (forking.py).
 
     FOLDER/exits.jsonl                       who failed, how and when (local.py)
            logs/*/attempt_<n>/<rank>/        standard output and error of each worker
@@ -53,9 +54,11 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
+from engine import device_variables
 from engine.interfaces import LOOPBACK, keep_to_loopback
 from engine.rank_store import serve
 from ppbench.run.launch import lifetime
+from ppbench.run.launch.forking import FORK, start_method
 from ppbench.run.launch.local import Exit, note_exit
 
 GRACE_S = 1.0
@@ -217,6 +220,9 @@ def run(options: argparse.Namespace) -> RunResult:
     """Run the workers to their end. Raises SignalException when the agent itself is to end."""
     for name in options.preloaded.split(","):
         importlib.import_module(name)  # before torch starts threads, which a fork leaves behind
+    method = start_method()
+    if method != FORK:
+        print("workers are spawned: an imported package has used the accelerator", flush=True)
     gc.freeze()  # so that the workers share its memory
     gc.enable()
     spec = WorkerSpec(
@@ -229,7 +235,7 @@ def run(options: argparse.Namespace) -> RunResult:
         monitor_interval=_POLL_S,
     )
     logs = DefaultLogsSpecs(log_dir=str(options.folder / "logs"), redirects=Std.ALL)
-    result: RunResult = Agent(spec, logs, options.folder, start_method="fork").run()
+    result: RunResult = Agent(spec, logs, options.folder, start_method=method).run()
     return result
 
 
@@ -276,6 +282,7 @@ def main() -> None:
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     stay_local()
+    device_variables.prepare(os.environ)  # before anything that is preloaded may use a device
     # It would report a worker that was ended because of another one as if it were the cause.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     try:

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine import device_variables
 from engine.model.presets import PRESETS
 from ppbench.errors import LaunchError
 from ppbench.run.launch import lifetime
@@ -142,16 +143,10 @@ def preloaded_for(models: Iterable[str]) -> str:
 
 
 def _environment(threads_per_rank: int) -> dict[str, str]:
-    """Return the workers' environment, with a hardware queue for each channel's CUDA stream.
-
-    With fewer queues than streams (the default is 8), a receive that waits could block the
-    computation that its peer waits for.
-    """
-    return {
-        "CUDA_DEVICE_MAX_CONNECTIONS": "32",
-        **os.environ,
-        "OMP_NUM_THREADS": str(threads_per_rank),
-    }
+    """Return the workers' environment, with the variables that their devices need."""
+    environ = {**os.environ, "OMP_NUM_THREADS": str(threads_per_rank)}
+    device_variables.prepare(environ)
+    return environ
 
 
 EXITS = "exits.jsonl"

@@ -33,6 +33,7 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
+from engine import device_variables
 from engine.interfaces import (
     Interface,
     InterfaceError,
@@ -160,6 +161,7 @@ def _caller(depth: int = 2) -> str:
 
 
 def main() -> None:
+    device_variables.prepare(os.environ)  # the ranks inherit them
     registry = rendezvous_handler_registry._registry  # which lets nothing be registered twice
     registry[BACKEND], registry["static"] = create, _refuse_static
     dynamic_rendezvous.get_method_name = _caller

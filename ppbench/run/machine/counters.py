@@ -1,4 +1,4 @@
-"""Reads a machine's own counters: CPU time, frequency, energy, memory, GPUs.
+"""Reads a machine's own counters: CPU time, frequency, energy, memory.
 
 Counters are returned as they are, ever growing: the caller takes the difference of two readings.
 psutil reads some of the same files, but neither power nor the time of a process tree whose members
@@ -13,29 +13,13 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Protocol
-
-from ppbench.run.machine.environment import NvmlDevices, visible_gpus
 
 FREQUENCY_EVERY_S = 1.0
 """Asking all cores for their frequency interrupts them on some systems, so it is done rarely."""
-
-THROTTLE_REASONS: Mapping[int, str] = {
-    0x001: "gpu_idle",
-    0x002: "applications_clocks_setting",
-    0x004: "sw_power_cap",
-    0x008: "hw_slowdown",
-    0x010: "sync_boost",
-    0x020: "sw_thermal_slowdown",
-    0x040: "hw_thermal_slowdown",
-    0x080: "hw_power_brake_slowdown",
-    0x100: "display_clock_setting",
-}
-"""Bits of NVML's clocks event reasons (`nvml.h`, nvmlClocksEventReasons)."""
 
 
 @dataclass(frozen=True)
@@ -50,20 +34,6 @@ class HostReading:
     throttled_s: float | None = None  # held back by a cgroup's quota
     energy_j: float | None = None  # of all packages
     mhz: float | None = None  # mean over the cores, up to `FREQUENCY_EVERY_S` old
-    memory_used_bytes: int | None = None
-
-
-@dataclass(frozen=True)
-class GpuReading:
-    """Counters and gauges of one GPU."""
-
-    power_w: float | None = None
-    energy_j: float | None = None  # since the driver was loaded
-    utilization: float | None = None  # 0..1, over the last sixth of a second to second
-    sm_mhz: float | None = None
-    memory_mhz: float | None = None
-    temperature_c: float | None = None
-    throttle_reasons: tuple[str, ...] | None = None
     memory_used_bytes: int | None = None
 
 
@@ -264,83 +234,3 @@ class Host:
             self._mhz = scaled or mean_mhz(_text(self._root / "proc/cpuinfo"), self._cores)
             self._mhz_due_s = time.monotonic() + FREQUENCY_EVERY_S
         return self._mhz
-
-
-class Utilization(Protocol):
-    gpu: int  # percent
-
-
-class Memory(Protocol):
-    used: int
-
-
-class Nvml(NvmlDevices, Protocol):
-    """The part of pynvml that is used here; its queries raise `NVMLError` if unsupported."""
-
-    NVMLError: type[Exception]
-
-    def nvmlInit(self) -> None: ...  # noqa: N802  # NVML's names, here and below
-    def nvmlDeviceGetPowerUsage(self, handle: object) -> int: ...  # noqa: N802
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: object) -> int: ...  # noqa: N802
-    def nvmlDeviceGetUtilizationRates(self, handle: object) -> Utilization: ...  # noqa: N802
-    def nvmlDeviceGetClockInfo(self, handle: object, clock: int) -> int: ...  # noqa: N802
-    def nvmlDeviceGetTemperature(self, handle: object, sensor: int) -> int: ...  # noqa: N802
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: object) -> int: ...  # noqa: N802
-    def nvmlDeviceGetMemoryInfo(self, handle: object) -> Memory: ...  # noqa: N802
-
-
-SM_CLOCK, MEMORY_CLOCK = 1, 2
-"""NVML_CLOCK_SM and NVML_CLOCK_MEM."""
-GPU_SENSOR = 0
-"""NVML_TEMPERATURE_GPU."""
-
-
-class Gpus:
-    """The visible NVIDIA GPUs, in the order of torch's indices."""
-
-    def __init__(self, nvml: Nvml) -> None:
-        """Open the driver; `nvml` is the module pynvml. Without GPUs, `absent` has the reason."""
-        self._nvml = nvml
-        self._handles: list[object] = []
-        self.absent: dict[str, str] = {}
-        try:
-            nvml.nvmlInit()
-            self._handles = visible_gpus(nvml)
-        except nvml.NVMLError as error:
-            self.absent = {"gpu": f"no NVIDIA driver: {error}"}
-        else:
-            if not self._handles:
-                self.absent = {"gpu": "no visible NVIDIA GPU"}
-
-    def read(self) -> tuple[GpuReading, ...]:
-        return tuple(self._read(handle) for handle in self._handles)
-
-    def _read(self, handle: object) -> GpuReading:
-        nvml, ask = self._nvml, self._ask
-        milliwatts = ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
-        millijoules = ask(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
-        percent = ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-        # The older of two names: drivers before 535 have no other, and newer ones keep it.
-        reasons = ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
-        return GpuReading(
-            power_w=None if milliwatts is None else milliwatts / 1e3,
-            energy_j=None if millijoules is None else millijoules / 1e3,
-            utilization=None if percent is None else percent / 100,
-            sm_mhz=ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, SM_CLOCK)),
-            memory_mhz=ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, MEMORY_CLOCK)),
-            temperature_c=ask(lambda: nvml.nvmlDeviceGetTemperature(handle, GPU_SENSOR)),
-            throttle_reasons=None if reasons is None else reason_names(reasons),
-            memory_used_bytes=ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used),
-        )
-
-    def _ask(self, query: Callable[[], int]) -> int | None:
-        try:
-            return int(query())
-        except self._nvml.NVMLError:
-            return None
-
-
-def reason_names(bits: int) -> tuple[str, ...]:
-    """Return NVML's reasons for a clock below the highest; a bit without a name as a number."""
-    set_bits = (1 << place for place in range(bits.bit_length()) if bits >> place & 1)
-    return tuple(THROTTLE_REASONS.get(bit, hex(bit)) for bit in set_bits)

@@ -10,7 +10,6 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
-import itertools
 import json
 import os
 import platform
@@ -18,15 +17,22 @@ import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
 
+from ppbench.run.machine.accelerators.registry import Accelerators, open_accelerators
+from ppbench.run.machine.placement import num_machines
 from ppbench.runtimes import entry_of
 
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
+ON_GPUS = ("cuda", "xpu")
+"""Devices of a case that are GPUs; ROCm's are `cuda`, as torch calls them."""
+
+
 @dataclass(frozen=True)
 class Gpu:
+    """A GPU, or the part of one that a process may use; a part's name says which."""
+
     name: str
     memory_bytes: int | None
 
@@ -48,14 +54,25 @@ class Environment:
     cuda: str | None
     nccl: str | None
     transformers: str
+    rocm: str | None = None
 
-    def shares_gpus(self, device: str, num_ranks: int) -> bool:
-        """Whether ranks must share a GPU, and so send through host memory."""
-        return device == "cuda" and num_ranks > len(self.gpus)
+    def shares_gpus(self, device: str, num_ranks: int, num_machines: int = 1) -> bool:
+        """Whether ranks must share a GPU, and so send through host memory.
 
-    def fingerprint(self, device: str, num_ranks: int, threads_per_rank: int) -> str:
-        """Return a short hash of the facts that must be equal for timings to be comparable."""
-        uses_nccl = device == "cuda" and not self.shares_gpus(device, num_ranks)
+        They are spread over machines like this one, on each of which they are counted.
+        """
+        return device in ON_GPUS and -(-num_ranks // num_machines) > len(self.gpus)
+
+    def fingerprint(
+        self, device: str, num_ranks: int, threads_per_rank: int, num_machines: int = 1
+    ) -> str:
+        """Return a short hash of the facts that must be equal for timings to be comparable.
+
+        The variables of `engine.device_variables` and the precision of products are no part of it:
+        every run has the same, or is refused.
+        """
+        is_on_gpu = device in ON_GPUS
+        uses_nccl = is_on_gpu and not self.shares_gpus(device, num_ranks, num_machines)
         facts: dict[str, object] = {
             "device": device,
             "backend": "nccl" if uses_nccl else "gloo",
@@ -64,13 +81,15 @@ class Environment:
             "torch": self.torch,
             "threads": threads_per_rank,
         }
-        if device == "cuda":
+        if is_on_gpu:
             facts |= {
                 "gpus": sorted(gpu.name for gpu in self.gpus),
                 "interconnect": self.interconnect,
                 "driver_major": (self.driver or "").partition(".")[0],
                 "cuda": self.cuda,
                 "nccl": self.nccl,
+                **({"machines": num_machines} if num_machines > 1 else {}),
+                **({"rocm": self.rocm} if self.rocm else {}),
             }
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -96,7 +115,14 @@ def read_environment() -> Environment:
         cuda=torch_facts.get("cuda"),
         nccl=_nccl_version(),
         transformers=_version("transformers") or "missing",
+        rocm=torch_facts.get("hip"),
     )
+
+
+def fingerprint_here(device: str, num_ranks: int, threads_per_rank: int) -> str:
+    """Return the fingerprint of ranks that this process starts, or of whose launch it is a rank."""
+    machines = num_machines(os.environ, num_ranks)
+    return read_environment().fingerprint(device, num_ranks, threads_per_rank, machines)
 
 
 def available_cores() -> int:
@@ -139,7 +165,8 @@ def _hash_of(places: Iterable[Path]) -> str:
 def default_device() -> str:
     """Return the device that `device = "auto"` means here."""
     environment = read_environment()
-    return "cuda" if environment.gpus and environment.cuda else "cpu"
+    has_build = environment.cuda or environment.rocm
+    return "cuda" if environment.gpus and has_build else "cpu"
 
 
 def _cpu_model() -> str:
@@ -151,61 +178,24 @@ def _cpu_model() -> str:
 
 
 def _read_gpus() -> tuple[tuple[Gpu, ...], str | None, str | None]:
-    """Read visible GPUs, driver version and interconnect from NVML; empty without a driver."""
+    """Read visible GPUs, driver version and interconnect; empty without a driver."""
+    found = open_accelerators()
+    gpus = tuple(Gpu(device.name, device.memory_bytes) for device in found.devices)
+    return (gpus, *_of_nvidia(found)) if gpus else ((), None, None)
+
+
+def _of_nvidia(found: Accelerators) -> tuple[str | None, str | None]:
+    """Read the driver's version and the interconnect of NVIDIA's GPUs; None for others."""
     import pynvml
 
+    uuids = [device.parent or device.uuid for device in found.devices]
     try:
-        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
+        driver = pynvml.nvmlSystemGetDriverVersion()
     except pynvml.NVMLError:
-        return (), None, None
-    try:
-        handles = visible_gpus(pynvml)
-        gpus = tuple(Gpu(_text(pynvml.nvmlDeviceGetName(h)), _memory_bytes(h)) for h in handles)
-        links = min((_num_nvlinks(handle) for handle in handles), default=0)
-        interconnect = f"{links} NVLink" if links else "PCIe"
-        return gpus, _text(pynvml.nvmlSystemGetDriverVersion()), interconnect
-    except pynvml.NVMLError:
-        return (), None, None
-    finally:
-        pynvml.nvmlShutdown()
-
-
-class NvmlDevices(Protocol):
-    """The part of pynvml that finds GPUs."""
-
-    def nvmlDeviceGetCount(self) -> int: ...  # noqa: N802  # NVML's names, here and below
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> object: ...  # noqa: N802
-    def nvmlDeviceGetUUID(self, handle: object) -> str | bytes: ...  # noqa: N802
-
-
-def visible_gpus(nvml: NvmlDevices) -> list[object]:
-    """Return NVML's handles of the GPUs that `CUDA_VISIBLE_DEVICES` leaves, in its order.
-
-    It lists indices, or UUIDs or prefixes of them; -1 hides those after it. Names that match none
-    (parts of a GPU, MIG) count from the first. `nvml` is the module pynvml, initialised.
-    """
-    everywhere, open_gpu = range(nvml.nvmlDeviceGetCount()), nvml.nvmlDeviceGetHandleByIndex
-    setting = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if setting is None:
-        return [open_gpu(index) for index in everywhere]
-    names = [name.strip() for name in setting.split(",") if name.strip()]
-    names = list(itertools.takewhile(lambda name: name != "-1", names))
-    if all(name.isdigit() for name in names):  # others may be broken, and are left alone
-        return [open_gpu(int(name)) for name in names if int(name) in everywhere]
-    gpus = [open_gpu(index) for index in everywhere]
-    uuids = [_text(nvml.nvmlDeviceGetUUID(gpu)) for gpu in gpus]
-    named = [uuids.index(uuid) for name in names for uuid in uuids if uuid.startswith(name)]
-    return [gpus[index] for index in named] or gpus[: len(names)]
-
-
-def _memory_bytes(handle: object) -> int | None:
-    """Return None where the GPU shares the host's memory and has none of its own to report."""
-    import pynvml
-
-    try:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-    except pynvml.NVMLError:
-        return None
+        return None, None
+    links = min((_num_nvlinks(handle) for handle in handles), default=0)
+    return _text(driver), f"{links} NVLink" if links else "PCIe"
 
 
 def _num_nvlinks(handle: object) -> int:
@@ -237,9 +227,10 @@ def _nccl_version() -> str | None:
 
 
 def _torch_build() -> dict[str, str]:
-    """Return `__version__` and `cuda` from torch's own version file, without importing torch."""
+    """Return `__version__`, `cuda` and `hip` from torch's version file; torch is not imported."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return {}
     text = (Path(spec.origin).parent / "version.py").read_text()
-    return dict(re.findall(r"^(__version__|cuda)\b[^=\n]*= *'([^']*)'", text, flags=re.MULTILINE))
+    found = re.findall(r"^(__version__|cuda|hip)\b[^=\n]*= *'([^']*)'", text, re.MULTILINE)
+    return dict(found)

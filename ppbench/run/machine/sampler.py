@@ -1,6 +1,6 @@
 """A process per node that reads the machine's counters while the ranks work.
 
-    python -m ppbench.run.machine.sampler FILE ROOT_PID PARENT_PID INTERVAL_S
+    python -m ppbench.run.machine.sampler FILE ROOT_PID PARENT_PID INTERVAL_S [DEVICE ...]
 
 A thread in a rank would take the interpreter's lock from the timed path, and the samples of a rank
 that hangs or dies would be lost. This process has a low priority and imports neither torch nor
@@ -27,7 +27,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ppbench.run.machine.counters import GpuReading, Gpus, Host, HostReading
+from ppbench.run.machine.accelerators.devices import GpuReading
+from ppbench.run.machine.accelerators.registry import open_accelerators
+from ppbench.run.machine.counters import Host, HostReading
 from ppbench.run.machine.environment import available_cores
 
 INTERVAL_S = 0.2
@@ -49,9 +51,10 @@ class Sample:
 
     time_ns: int  # CLOCK_MONOTONIC, as the spans' clock
     host: HostReading
-    gpus: tuple[GpuReading, ...]  # in the order of torch's indices
+    gpus: tuple[GpuReading, ...]  # those of the ranks, each once, known by their UUIDs
     absent: dict[str, str]  # cpu_load, cpu_energy, gpu: why they are missing
     cost_ns: int = 0  # CPU time of taking it
+    gpus_ns: int = 0  # time for which the drivers of the GPUs were asked
 
     def as_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -120,12 +123,16 @@ class Sampler:
             self._process.wait()
 
 
-def start_sampler(path: Path, root_pid: int, interval_s: float = INTERVAL_S) -> Sampler:
+def start_sampler(
+    path: Path, root_pid: int, interval_s: float = INTERVAL_S, devices: Sequence[str] = ()
+) -> Sampler:
     """Start sampling into `path`, one sampler per node; return at once.
 
     `root_pid` is the launch's agent: its load and that of its descendants is the launch's own.
+    `devices` are the ids of the ranks' GPUs, each of which is asked once per sample; without any,
+    those that this process may use.
     """
-    arguments = [str(path), str(root_pid), str(os.getpid()), str(interval_s)]
+    arguments = [str(path), str(root_pid), str(os.getpid()), str(interval_s), *devices]
     process = subprocess.Popen(
         [sys.executable, "-m", "ppbench.run.machine.sampler", *arguments],
         stdin=subprocess.PIPE,
@@ -175,18 +182,20 @@ def _last_samples(path: Path, num_bytes: int) -> list[Sample]:
 class _Source:
     """Takes samples in the sampling process."""
 
-    def __init__(self, root_pid: int) -> None:
-        import pynvml
-
-        self._gpus = Gpus(pynvml)
+    def __init__(self, root_pid: int, devices: Sequence[str]) -> None:
+        self._gpus, self._devices = open_accelerators(), devices
         self._host = Host({root_pid, os.getpid()}, _cores_of(root_pid))
-        self._absent = self._host.absent | self._gpus.absent
+        without = {"gpu": self._gpus.absent} if self._gpus.absent else {}
+        self._absent = self._host.absent | without
 
     def sample(self) -> Sample:
         cost_ns = time.process_time_ns()
         time_ns = time.monotonic_ns()
-        host, gpus = self._host.read(), self._gpus.read()
-        return Sample(time_ns, host, gpus, self._absent, time.process_time_ns() - cost_ns)
+        host, asked_ns = self._host.read(), time.monotonic_ns()
+        gpus = self._gpus.read(self._devices)
+        gpus_ns = time.monotonic_ns() - asked_ns if gpus else 0
+        cost_ns = time.process_time_ns() - cost_ns
+        return Sample(time_ns, host, gpus, self._absent, cost_ns, gpus_ns)
 
 
 def _cores_of(pid: int) -> set[int]:
@@ -197,10 +206,12 @@ def _cores_of(pid: int) -> set[int]:
         return set(range(available_cores()))
 
 
-def main(path: Path, root_pid: int, parent_pid: int, interval_s: float) -> None:
+def main(
+    path: Path, root_pid: int, parent_pid: int, interval_s: float, devices: Sequence[str] = ()
+) -> None:
     """Sample until standard input or the parent ends."""
     os.nice(NICENESS)
-    source = _Source(root_pid)
+    source = _Source(root_pid, devices)
     due_s = time.monotonic()
     with path.open("ab", buffering=0) as file:
         file.write(b"\n")  # ends the line in which another sampler was killed
@@ -219,4 +230,4 @@ def main(path: Path, root_pid: int, parent_pid: int, interval_s: float) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), sys.argv[5:])

@@ -20,7 +20,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ppbench.run.machine.counters import GpuReading
+from ppbench.run.machine.accelerators.devices import GpuReading, find_reading
 from ppbench.run.machine.sampler import LOOK_BACK_NS, Sample, samples_around
 
 MAX_OTHER_LOAD = 0.1
@@ -91,12 +91,12 @@ def _has_stolen(summary: Summary) -> bool:
 
 
 def summarize(
-    samples: Sequence[Sample], begin_ns: int, end_ns: int, gpu_index: int | None
+    samples: Sequence[Sample], begin_ns: int, end_ns: int, gpu: str | None, num_sharing: int = 1
 ) -> Summary:
     """Summarize the window from `begin_ns` to `end_ns` of CLOCK_MONOTONIC.
 
-    `samples` come from `read_samples` for it; `gpu_index` is torch's, None for a rank
-    without a GPU.
+    `samples` come from `read_samples` for it; `gpu` is the UUID of the rank's, None for a rank
+    without one. Of a GPU that `num_sharing` ranks share, each has an equal part of the energy.
     """
     around = samples_around(samples, begin_ns, end_ns)
     if not around:
@@ -104,7 +104,7 @@ def summarize(
     inside = [s for s in around if s.time_ns > begin_ns] or around
     window_s = (end_ns - begin_ns) / NS_PER_S
     loaded = _long_enough(samples, around)
-    notes = [*_load_notes(loaded, around), *_absences(around[-1], gpu_index)]
+    notes = [*_load_notes(loaded, around), *_absences(around[-1], gpu)]
     host: Figures = {
         **_loads(loaded),
         "load_window_s": (loaded[-1].time_ns - loaded[0].time_ns) / NS_PER_S,
@@ -112,12 +112,12 @@ def summarize(
         "cpu_mhz": _mean(s.host.mhz for s in inside),
         "cpu_energy_j": _times(_host_rate(around, "energy_j"), window_s),
     }
-    gpu: Figures = {}
-    if gpu_index is not None and "gpu" not in around[-1].absent:
-        readings = _readings(around, gpu_index)
-        gpu = _gpu_figures(readings, _readings(inside, gpu_index), window_s)
-        notes += _gpu_notes(readings, gpu_index, end_ns - begin_ns)
-    figures = {**host, **gpu, "telemetry_note": "; ".join(notes)}
+    of_gpu: Figures = {}
+    if gpu is not None and "gpu" not in around[-1].absent:
+        readings = _readings(around, gpu)
+        of_gpu = _gpu_figures(readings, _readings(inside, gpu), window_s / num_sharing)
+        notes += _gpu_notes(readings, gpu, end_ns - begin_ns, num_sharing)
+    figures = {**host, **of_gpu, "telemetry_note": "; ".join(notes)}
     return Summary(**figures)  # type: ignore[arg-type]  # named as its fields
 
 
@@ -142,9 +142,9 @@ def _load_notes(loaded: Sequence[Sample], around: Sequence[Sample]) -> list[str]
     return []
 
 
-def _absences(sample: Sample, gpu_index: int | None) -> list[str]:
+def _absences(sample: Sample, gpu: str | None) -> list[str]:
     absent = list(sample.absent.values())
-    if gpu_index is None and "gpu" not in sample.absent:
+    if gpu is None and "gpu" not in sample.absent:
         absent.append("no GPU figures: this rank computes on the CPU")
     return absent
 
@@ -166,8 +166,9 @@ def _loads(samples: Sequence[Sample]) -> Figures:
 def _gpu_figures(
     around: Sequence[tuple[int, GpuReading]],
     inside: Sequence[tuple[int, GpuReading]],
-    window_s: float,
+    counted_s: float,
 ) -> Figures:
+    """Return the figures of a GPU; its energy is that of `counted_s` of the window."""
     readings = [reading for _, reading in inside]
     power = _mean(reading.power_w for reading in readings)
     counted_w = _rate([(t, r.energy_j) for t, r in around if r.energy_j is not None])
@@ -175,7 +176,7 @@ def _gpu_figures(
     reasons = [r.throttle_reasons for r in readings if r.throttle_reasons is not None]
     return {
         "gpu_power_w": power,
-        "gpu_energy_j": _times(sampled_w if counted_w is None else counted_w, window_s),
+        "gpu_energy_j": _times(sampled_w if counted_w is None else counted_w, counted_s),
         "gpu_utilization": _mean(reading.utilization for reading in readings),
         "gpu_sm_mhz": _mean(reading.sm_mhz for reading in readings),
         "gpu_temperature_c": _highest(reading.temperature_c for reading in readings),
@@ -184,16 +185,21 @@ def _gpu_figures(
     }
 
 
-def _readings(samples: Sequence[Sample], gpu_index: int) -> list[tuple[int, GpuReading]]:
-    return [(s.time_ns, s.gpus[gpu_index]) for s in samples if gpu_index < len(s.gpus)]
+def _readings(samples: Sequence[Sample], gpu: str) -> list[tuple[int, GpuReading]]:
+    found = ((sample.time_ns, find_reading(sample.gpus, gpu)) for sample in samples)
+    return [(time_ns, reading) for time_ns, reading in found if reading is not None]
 
 
 def _gpu_notes(
-    readings: Sequence[tuple[int, GpuReading]], gpu_index: int, window_ns: int
+    readings: Sequence[tuple[int, GpuReading]], gpu: str, window_ns: int, num_sharing: int
 ) -> list[str]:
     if not readings:
-        return [f"no figures of GPU {gpu_index}: NVML sees fewer"]
+        return [f"no figures of GPU {gpu}: the library of its vendor does not see it"]
+    if note := readings[-1][1].note:
+        return [note]
     notes = []
+    if num_sharing > 1:
+        notes.append(f"GPU energy is the part of one of {num_sharing} ranks that share the GPU")
     if window_ns < GPU_AVERAGING_NS:
         notes.append(
             "the window was short: GPU power and utilisation are means over up to a second, and "

@@ -21,6 +21,7 @@ from engine.plan.lower import Policy
 from engine.plan.program import Program
 from engine.plan.schedules.registry import CSV_PREFIX
 from engine.run.alignment import Alignment
+from engine.run.device import uuid_of
 from engine.run.memory import MemoryUse
 from engine.run.optimizer import OptimizerSpec
 from engine.run.p2p.fabric import Fabric
@@ -29,6 +30,7 @@ from engine.trainer import StepResult
 from ppbench.analysis.mfu import Peak
 from ppbench.config.case import Case
 from ppbench.config.programs import sharding_of
+from ppbench.run.machine.placement import Place, machine_id
 
 
 class RefusalError(ValueError):
@@ -100,6 +102,7 @@ class RankContext:
     flight: Flight  # the record of its progress
     config: TrainerConfig  # agreed on by all ranks
     cores: tuple[int, ...] | None = None  # those it is bound to
+    places: tuple[Place, ...] = ()  # where each of the case's ranks is
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -110,6 +113,14 @@ class RankContext:
         """Wait until the other ranks of the case are here as well."""
         self.flight.enter(Phase.WAITS)
         dist.barrier(self.group)
+
+
+def id_of(device: torch.device) -> str:
+    """Return an id of an accelerator that is the same in every process, on every machine."""
+    try:
+        return uuid_of(device)
+    except AttributeError:  # a backend that tells none
+        return f"{machine_id()} {device}"
 
 
 class Factory(Protocol):

@@ -5,8 +5,8 @@ the same as the engine's. The order of actions, forward and backward of a stage,
 are torch's. It is called as its users call it: one `step` on the whole batch, which it cuts itself.
 
 Cases that torch cannot run are refused earlier (`ppbench.config.feasibility`). Here all messages
-between two ranks share one queue per direction, whose order the ranks must agree on; for schedules
-whose transfers torch has placed, that is proved before they run.
+between two ranks share one queue per direction, over NCCL all of a rank one stream, whose order the
+ranks must agree on; for schedules whose transfers torch has placed, that is proved before they run.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from engine.plan.footprint import Messages
 from engine.plan.lower import Sharing, prove_no_deadlock
 from engine.plan.program import Program
 from engine.plan.spans import Span
+from engine.run.device import is_accelerator
 from engine.run.p2p.fabric import Fabric
 from engine.run.recording import Recording
 from engine.run.stage import loss_of
@@ -41,6 +42,18 @@ from ppbench.run.runtimes.runtime import RefusalError
 from ppbench.run.runtimes.torch_replicas import TorchShards, torch_shards_of
 from ppbench.run.runtimes.torch_spans import Instrument, program_from, program_of
 from ppbench.run.runtimes.trained import Stopwatch, TrainedRuntime
+
+
+def sharing_of(transport: str) -> Sharing:
+    """Which of torch's transfers keep an order on a transport: what a program is proved with.
+
+    Over gloo those from one rank to another do. NCCL has a stream for each communicator, on which a
+    transfer waits for those before it: torch uses one for the batches of a rank, and, in newer
+    versions, one for two ranks where a batch has one direction. What ends with one for all of a
+    rank ends with more of them too.
+    """
+    is_over_gloo = transport == "memory" or "gloo" in transport
+    return Sharing.RANK_EDGE if is_over_gloo else Sharing.RANK
 
 
 class TorchPipeline(Stopwatch):
@@ -56,7 +69,7 @@ class TorchPipeline(Stopwatch):
         self._is_recorded = False
         self._program = program_of(self.schedule)
         if self._program is not None:
-            prove_no_deadlock(self._program, Sharing.RANK_EDGE)
+            prove_no_deadlock(self._program, sharing_of(trainer.fabric.transport))
         if trainer.config.replicas > 1:
             self._program = None  # what torch has done of its collectives is known when it has run
         # Receive buffers are made once and stay; sent tensors are kept until the step is over.
@@ -133,7 +146,7 @@ class TorchRuntime(TrainedRuntime):
     def __init__(
         self, case: Case, agreement: Agreement, fabric: Fabric, flight: Flight = NO_FLIGHT
     ) -> None:
-        if fabric.device.type == "cuda" and fabric.transport != "nccl":
+        if is_accelerator(fabric.device) and "gloo" in fabric.transport:
             raise RefusalError(
                 'runtime "torch" sends what is on a GPU by NCCL, which needs a GPU for each rank; '
                 'run fewer ranks, or runtime = "engine", which goes through host memory'

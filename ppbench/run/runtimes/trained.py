@@ -37,7 +37,7 @@ from engine.run.recording import Recording
 from engine.trainer import Build, Share, StepResult, Trainer
 from ppbench.analysis.mfu import Peak, datasheet_peak
 from ppbench.config.case import Case
-from ppbench.run.runtimes.runtime import facts_of_split
+from ppbench.run.runtimes.runtime import facts_of_split, id_of
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -82,9 +82,10 @@ class TrainedRuntime:
 
     def peak(self) -> tuple[str, Peak]:
         device, config = self._trainer.device, self._trainer.config
-        name = f"{platform.node()} {device}"
-        if device.type == "cpu":  # its ranks share the cores, each having some of them
-            name = f"{name} rank {self._trainer.rank}"
+        if devices.is_accelerator(device):  # which its process may see as the only one
+            name = id_of(device)
+        else:  # its ranks share the cores, each having some of them
+            name = f"{platform.node()} {device} rank {self._trainer.rank}"
         dtype = "bfloat16" if config.autocast == "bfloat16" else config.model.dtype
         return name, peak_of(device, dtype, config.num_processes)
 

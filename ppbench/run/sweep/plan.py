@@ -28,6 +28,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from engine import device_variables
 from engine.model.local_files import local_files
 from engine.model.presets import PRESETS
 from ppbench.config.case import Case, Measure
@@ -36,7 +37,12 @@ from ppbench.errors import RepositoryError, UsageError
 from ppbench.files import hold_lock, lock_note, whole_file
 from ppbench.git import Commit, Repository, read_commit
 from ppbench.run.job import PlannedRun
-from ppbench.run.machine.environment import read_environment, runtime_code
+from ppbench.run.machine.environment import (
+    ON_GPUS,
+    fingerprint_here,
+    read_environment,
+    runtime_code,
+)
 from ppbench.run.machine.measuring_code import ROOT, code_hash
 from ppbench.run.machine.private_folder import remove_dead
 from ppbench.run.sweep.open_runs import close_abandoned
@@ -237,17 +243,21 @@ def _rerun_note(store: Store, sweep_id: str) -> Path:
 
 
 def check_devices(sweep: Sweep) -> None:
-    """Raise UsageError when a case needs a device that this machine lacks."""
+    """Raise UsageError when a case needs a device that this machine lacks, or cannot measure on."""
     environment = read_environment()
+    if all(case.device not in ON_GPUS for case, _ in sweep.cases):
+        return
+    if (problem := device_variables.refused(os.environ)) is not None:
+        raise UsageError(f"{sweep.file}: device: {problem}")
     if any(case.device == "cuda" for case, _ in sweep.cases) and not environment.gpus:
         raise UsageError(
-            f'{sweep.file}: device: "cuda" needs an NVIDIA GPU and its driver, and none was found '
-            'here; use device = "cpu" or --set device=cpu'
+            f'{sweep.file}: device: "cuda" needs an NVIDIA GPU and its driver, or an AMD GPU and '
+            'amdsmi, and none was found here; use device = "cpu" or --set device=cpu'
         )
 
 
 def _resume_key(case: Case, measure: Measure, launch: int, tracked: object) -> str:
-    environment, of_runtime = read_environment(), runtime_code(case.runtime)
+    of_runtime = runtime_code(case.runtime)
     return _short_hash(
         case.case_id,
         measure.warmup_steps,
@@ -257,7 +267,7 @@ def _resume_key(case: Case, measure: Measure, launch: int, tracked: object) -> s
         measure.profile_steps,
         launch,
         tracked,
-        environment.fingerprint(case.device, case.num_processes, case.launch_threads_per_rank),
+        fingerprint_here(case.device, case.num_processes, case.launch_threads_per_rank),
         _content_of(case.data_source),
         [_stamps_in(name) for name in (case.model_preset, case.data_tokenizer)],
         code_hash(),

@@ -19,11 +19,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from engine import device_variables
 from ppbench.run.launch.lifetime import command
 
 NUM_STEPS = 2
@@ -117,6 +118,13 @@ def wait_for(path: Path, check: Callable[[], None]) -> dict[str, Any]:
     return content
 
 
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return a rank's environment without what makes it a rank, with what its device needs."""
+    kept = {name: value for name, value in environ.items() if name not in _RANKS_OWN}
+    device_variables.prepare(kept)
+    return kept
+
+
 class AuthorProcess:
     """The author's process, from rank 0's side."""
 
@@ -129,7 +137,7 @@ class AuthorProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={name: value for name, value in os.environ.items() if name not in _RANKS_OWN},
+                env=_environment(os.environ),
             )
 
     def wait_for(self, name: str) -> dict[str, Any]:

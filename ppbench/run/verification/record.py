@@ -25,7 +25,7 @@ from pathlib import Path
 from ppbench.config.case import Case
 from ppbench.errors import StoreError
 from ppbench.files import whole_file
-from ppbench.run.machine.environment import read_environment, runtime_code
+from ppbench.run.machine.environment import fingerprint_here, read_environment, runtime_code
 from ppbench.run.machine.measuring_code import VERIFYING, code_hash
 
 _SETTINGS = (
@@ -87,9 +87,7 @@ def key_of(case: Case, num_microbatches: int, is_full: bool) -> str:
         "code": code_hash(VERIFYING),
         "runtime_code": runtime_code(case.runtime),
         "transformers": environment.transformers,
-        "machine": environment.fingerprint(
-            case.device, case.num_processes, case.launch_threads_per_rank
-        ),
+        "machine": fingerprint_here(case.device, case.num_processes, case.launch_threads_per_rank),
         "model": _sources(case.model_preset)
         if ":" in case.model_preset
         else _stamps(Path(case.model_preset)),

@@ -5,7 +5,12 @@ idles; such a step is longer for a reason that is not the schedule's.
 
     cores of this process, topology --plan_cores--> cores of each rank --bind--> its threads
 
-A rank whose threads wait (emulated) or whose work is on a GPU is left to the kernel.
+A rank on a GPU is bound to the cores near it, by the address of the GPU on the bus:
+
+    addresses of this node's GPUs --cores_near--> the cores that /sys lists --share_cores--> bind
+
+Ranks whose GPUs are near the same cores divide these, unless too few were left for the threads that
+a device's libraries start. A rank whose threads wait (emulated) is left to the kernel.
 """
 
 from __future__ import annotations
@@ -18,11 +23,14 @@ from itertools import chain
 from pathlib import Path
 
 from ppbench.config.case import Case
-from ppbench.run.machine.environment import available_cores
+from ppbench.run.machine.environment import ON_GPUS, available_cores
+from ppbench.run.machine.placement import Place
 
 _CPUS = Path("/sys/devices/system/cpu")
 _NODES = Path("/sys/devices/system/node")
 _THREADS = Path("/proc/self/task")
+OF_LIBRARIES = 2
+"""Threads of a rank on a GPU besides its own: autograd's, and NCCL's proxy."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,46 @@ def _by_node(cpus: Sequence[Cpu]) -> list[list[int]]:
     return [[cpu.number for cpu in ordered if cpu.node == node] for node in nodes]
 
 
+def share_cores(
+    cpus: Sequence[Cpu], near: Sequence[Collection[int]], num_per_rank: int
+) -> tuple[tuple[int, ...] | None, ...]:
+    """Return the CPUs of each rank among those near its GPU; None where none is known or allowed.
+
+    Ranks with the same CPUs near divide them, core by core, if each has `num_per_rank` then; else
+    all of these ranks have all of these CPUs.
+    """
+    chosen = [tuple(cpu for cpu in cpus if cpu.number in numbers) for numbers in near]
+    return tuple(
+        _part_of(own, chosen[:rank].count(own), chosen.count(own), num_per_rank) if own else None
+        for rank, own in enumerate(chosen)
+    )
+
+
+def _part_of(cpus: Sequence[Cpu], index: int, num_ranks: int, num_per_rank: int) -> tuple[int, ...]:
+    cores = sorted({cpu.core for cpu in cpus})
+    begin, end = (len(cores) * place // num_ranks for place in (index, index + 1))
+    part = [cpu.number for cpu in cpus if cpu.core in cores[begin:end]]
+    everything = [cpu.number for cpu in cpus]
+    return tuple(sorted(part if len(part) >= num_per_rank else everything))
+
+
+def cores_near(pci: str, root: Path = Path("/sys")) -> frozenset[int]:
+    """Return the CPUs near the device at an address of the bus; none where that is not known.
+
+    They are those of its node of memory; a machine that has one node only lists them with the
+    device.
+    """
+    if not pci:
+        return frozenset()
+    folder = root / "bus/pci/devices" / pci
+    try:
+        node = int((folder / "numa_node").read_text())
+    except (OSError, ValueError):
+        node = -1
+    listed = _numbers_in(root / f"devices/system/node/node{node}/cpulist") if node >= 0 else []
+    return frozenset(listed or _numbers_in(folder / "local_cpulist"))
+
+
 class Cores:
     """The cores of this process, noted before anything is bound, so that they can be restored."""
 
@@ -82,17 +130,25 @@ class Cores:
         self._allowed = frozenset(os.sched_getaffinity(0)) if can_bind else frozenset()
         self._num_usable = min(len(self._allowed), available_cores())
 
-    def of_rank(self, case: Case, local_rank: int, num_local_ranks: int) -> tuple[int, ...] | None:
+    def of_rank(
+        self, case: Case, local_rank: int, places: Sequence[Place]
+    ) -> tuple[int, ...] | None:
         """Return cores for one of the case's ranks on this node, None if it is not to be bound.
 
-        Data workers are a rank's own processes and share its cores, so they count.
+        `places` are those of the case's ranks on this node, in their order. Data workers are a
+        rank's own processes and share its cores, so they count.
         """
         num_per_rank = case.launch_threads_per_rank + case.data_num_workers
-        if not case.launch_bind or case.device != "cpu":
+        if not case.launch_bind or not self._allowed:
             return None
-        if num_local_ranks * num_per_rank > self._num_usable:
+        if case.device in ON_GPUS:
+            near = [cores_near(place.pci) for place in places]
+            return share_cores(read_cpus(self._allowed), near, num_per_rank + OF_LIBRARIES)[
+                local_rank
+            ]
+        if case.device != "cpu" or len(places) * num_per_rank > self._num_usable:
             return None
-        plan = plan_cores(read_cpus(self._allowed), num_local_ranks, num_per_rank)
+        plan = plan_cores(read_cpus(self._allowed), len(places), num_per_rank)
         return None if plan is None else plan[local_rank]
 
     def bind(self, cores: Collection[int]) -> None:

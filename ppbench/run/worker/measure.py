@@ -30,11 +30,13 @@ from engine.run import device as devices
 from engine.run.alignment import Alignment, align, measure_offset
 from engine.run.heap import give_back_freed_memory
 from engine.run.memory import MemoryUse, reset_process_peak
+from engine.run.precision import float32_precision
 from engine.run.recording import Recording
 from engine.trainer import StepResult
 from ppbench.analysis.transfers import Receive
 from ppbench.config.case import Measure
 from ppbench.run.job import PlannedRun
+from ppbench.run.machine.environment import ON_GPUS
 from ppbench.run.records import LOSS, CaseResult, NotFinite, RankResult
 from ppbench.run.runtimes.reference import unsplit_loss
 from ppbench.run.runtimes.runtime import Inspected, RankContext, Runtime, clock_facts
@@ -76,8 +78,13 @@ def measure(
     results = _gathered(ours, member)
     if not results:
         return None
-    facts, flops = runtime.run_facts(), runtime.flop_facts()
-    return CaseResult(results, facts, steps.warmup_ns, flops, runtime.lowered, expected_loss)
+    flops = runtime.flop_facts()
+    facts = {
+        **runtime.run_facts(),
+        "float32_precision": None if member.case.is_emulated else float32_precision(),
+    }
+    done = (results, facts, steps.warmup_ns, flops, runtime.lowered, expected_loss)
+    return CaseResult(*done, member.places)
 
 
 def _expected_loss(member: RankContext) -> float | None:
@@ -91,7 +98,8 @@ def _result_of(
     member: RankContext, steps: _Steps, alignment: Alignment, node: Node, window: Window
 ) -> RankResult:
     """Join this rank's measurements; measure its memory in one more step."""
-    runtime, summary = member.runtime, node.summary(window, member.fabric.device)
+    runtime = member.runtime
+    summary = node.summary(window, member.fabric.device, member.places)
     member.flight.enter(Phase.MEMORY)
     memory = runtime.measure_memory(steps.num_done)
     facts = {
@@ -236,10 +244,10 @@ def _columns(spans: list[Span]) -> dict[str, list[object]]:
 
 
 def profiler_for(device: str) -> profile:
-    """Return torch's profiler at its lowest overhead: operators, and CUDA kernels."""
+    """Return torch's profiler at its lowest overhead: operators, and a device's kernels."""
     activities = [ProfilerActivity.CPU]
-    if device == "cuda":
-        activities.append(ProfilerActivity.CUDA)
+    if device in ON_GPUS:
+        activities.append(getattr(ProfilerActivity, device.upper()))
     return profile(activities=activities)
 
 

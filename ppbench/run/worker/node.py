@@ -5,14 +5,17 @@ from __future__ import annotations
 import functools
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from engine.run.device import is_accelerator
 from ppbench.run.failures.evidence import SAMPLES_BYTES
 from ppbench.run.failures.watchdog import start_watchdog
+from ppbench.run.machine.placement import Place, ranks_on_devices
 from ppbench.run.machine.sampler import Sample, read_samples, samples_path, start_sampler
 from ppbench.run.machine.telemetry import Figures, Summary, sample_rows, summarize
 
@@ -28,20 +31,23 @@ class Window:
 class Node:
     """This rank's node; the first rank on it starts and ends the sampler and the watchdog."""
 
-    def __init__(self, local: Path, rank: int) -> None:
+    def __init__(self, local: Path, rank: int, place: Place) -> None:
         """Start the sampler and the watchdog, on the node's first rank. Collective.
 
         `local` is the launch's folder on this node, with the flight records of its ranks. The agent
-        that started this process is the launch's root.
+        that started this process is the launch's root. Every rank says its place.
         """
         self._path = samples_path(local, int(os.environ.get("GROUP_RANK", "0")))
-        ours = (os.environ.get("GROUP_RANK", "0"), rank, os.getpid())
-        ranks: list[tuple[str, int, int]] = [ours] * dist.get_world_size()
+        ours = (os.environ.get("GROUP_RANK", "0"), rank, os.getpid(), place)
+        ranks: list[tuple[str, int, int, Place]] = [ours] * dist.get_world_size()
         dist.all_gather_object(ranks, ours)
+        self.places = tuple(place for *_, place in ranks)
+        here = [theirs for theirs in ranks if theirs[0] == ours[0]]
         self._sampler, self._watchdog = None, None
         if os.environ["LOCAL_RANK"] == "0":
-            self._sampler = start_sampler(self._path, os.getppid())
-            pids = {rank: pid for node, rank, pid in ranks if node == ours[0]}
+            gpus = list(dict.fromkeys(place.device for *_, place in here if place.device))
+            self._sampler = start_sampler(self._path, os.getppid(), devices=gpus)
+            pids = {rank: pid for _, rank, pid, _ in here}
             self._start_watchdog = functools.partial(start_watchdog, local, pids)
             self._watchdog = self._start_watchdog()
 
@@ -74,10 +80,15 @@ class Node:
         if self._sampler is not None:
             self._sampler.sample()
 
-    def summary(self, window: Window, device: torch.device) -> Summary:
-        """Summarize the node during the window, and this rank's GPU if it has one."""
-        gpu_index = device.index if device.type == "cuda" else None
-        return summarize(self._read(window), window.begin_ns, window.end_ns, gpu_index)
+    def summary(self, window: Window, device: torch.device, places: Sequence[Place]) -> Summary:
+        """Summarize the node during the window, and this rank's GPU if it computes on one.
+
+        `places` are those of the case's ranks, which may share the GPU.
+        """
+        own = self.places[dist.get_rank()].device if is_accelerator(device) else ""
+        num_sharing = ranks_on_devices(places).get(own, 1)
+        times = window.begin_ns, window.end_ns
+        return summarize(self._read(window), *times, own or None, num_sharing)
 
     def rows(self, window: Window) -> list[Figures]:
         """Return the window's samples, from one rank per node."""

@@ -35,13 +35,13 @@ from engine.model.partition import PartitionError
 from engine.model.stage_module import ModelError
 from engine.plan.rules import ProgramError
 from engine.plan.schedules.registry import ScheduleError
-from engine.run import device as devices
 from engine.run.clock import clock_for
 from engine.run.heap import keep_freed_memory
 from engine.run.p2p.channel import TransferError
 from engine.run.p2p.fabric import Fabric
+from engine.run.precision import force_ieee
 from engine.run.streams import TooManyEdgesError
-from ppbench.config.case import EMULATED, Case
+from ppbench.config.case import Case
 from ppbench.config.programs import check_file_unchanged, program_of
 from ppbench.errors import PpbenchError, StoreError, UsageError, chain_of, led_to, trace_of
 from ppbench.files import Lock
@@ -68,7 +68,7 @@ from ppbench.run.job import (
     read_state,
 )
 from ppbench.run.launch.lifetime import die_with_parent
-from ppbench.run.machine.environment import read_environment
+from ppbench.run.machine.placement import Place, needs_host_memory
 from ppbench.run.machine.private_folder import make_folder, remove_dead, remove_folder
 from ppbench.run.records import write_result
 from ppbench.run.runtimes.emulated import EmulatedRuntime
@@ -82,6 +82,7 @@ from ppbench.run.verification.record import Verified
 from ppbench.run.worker.affinity import Cores
 from ppbench.run.worker.measure import measure, release_memory
 from ppbench.run.worker.node import Node
+from ppbench.run.worker.place import own_device, own_place
 from ppbench.run.worker.rendezvous import WAIT_FOREVER, join_other_ranks
 from ppbench.runtimes import ENGINE, load_factory
 from ppbench.store import Store, new_run_id
@@ -263,7 +264,7 @@ class Worker:
         faulthandler.enable(fault_path(local, self._rank).open("w"))
         self.flight = _new_record(flight_path(local, self._rank), self._rank)
         self.flight.enter(Phase.WAITS)
-        self._node = Node(local, self._rank)
+        self._node = Node(local, self._rank, own_place(item.case for item in job.items))
         self._verifier = Verifier(Path(job.results), folder / FOLDER)
 
     def _collect(self, local: Path) -> list[CrashReport]:
@@ -359,7 +360,11 @@ class Worker:
             return None
         self.flight.enter(Phase.BUILDS)
         runtime = _runtime(case, agreement, fabric, self.flight)
-        return RankContext(case, runtime, fabric, group, self.flight, agreement.config, cores)
+        force_ieee()  # after all code of the model has been imported
+        places = self._places_of(case)
+        return RankContext(
+            *(case, runtime, fabric, group, self.flight, agreement.config), cores, places
+        )
 
     def _bind(self, case: Case) -> tuple[int, ...] | None:
         """Bind this rank to its own cores if the case asks for it and its node has enough."""
@@ -367,7 +372,8 @@ class Worker:
         num_local = min(case.num_processes - first, int(os.environ["LOCAL_WORLD_SIZE"]))
         if self._rank >= case.num_processes:
             return None
-        cores = self._cores.of_rank(case, self._rank - first, num_local)
+        here = self._node.places[first : first + num_local]
+        cores = self._cores.of_rank(case, self._rank - first, here)
         if cores is not None:
             self._cores.bind(cores)
         return cores
@@ -401,12 +407,15 @@ class Worker:
             self._groups[num_ranks] = group
         return self._groups[num_ranks]
 
+    def _places_of(self, case: Case) -> tuple[Place, ...]:
+        return self._node.places[: case.num_processes]
+
     def _fabric_for(self, case: Case) -> Fabric:
         torch.set_num_threads(case.launch_threads_per_rank)
-        is_shared = read_environment().shares_gpus(case.device, case.num_processes)
+        is_shared = needs_host_memory(self._places_of(case))
         key = (case.device, is_shared)
         if key not in self._fabrics:
-            device = _device_of(case.device)
+            device = own_device(case.device)
             self._fabrics[key] = Fabric(device, clock_for(device), is_shared)
         self._fabrics[key].limit(self._limit_s)
         return self._fabrics[key]
@@ -432,9 +441,3 @@ def _runtime(case: Case, agreement: Agreement, fabric: Fabric, flight: FlightRec
         return EmulatedRuntime(case, agreement, fabric, flight)
     factory = cast("Factory", load_factory(case.runtime))
     return factory(case, agreement, fabric, flight)
-
-
-def _device_of(kind: str) -> torch.device:
-    if kind in ("cpu", EMULATED):
-        return devices.CPU
-    return devices.of_local_rank(int(os.environ["LOCAL_RANK"]), kind)

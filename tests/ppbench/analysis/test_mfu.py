@@ -88,6 +88,16 @@ def test_mfu_is_of_all_devices_and_a_shared_one_counts_once():
         ("NVIDIA A100 80GB PCIe", "bfloat16", 312),
         ("A100-PCIE-40GB", "float64", 19.5),
         ("NVIDIA B200", "bfloat16", 2250),
+        ("NVIDIA H20", "bfloat16", 148),
+        ("NVIDIA H20", "float32", 44),
+        ("NVIDIA H800", "bfloat16", 989.4),
+        ("NVIDIA H800", "float64", 1),
+        ("NVIDIA H800 PCIe", "bfloat16", 756),
+        ("NVIDIA B300 SXM6 AC", "bfloat16", 2250),
+        ("AMD Instinct MI250X", "bfloat16", 191.5),  # of one of its two dies
+        ("AMD Instinct MI300X", "float32", 163.4),
+        ("AMD Instinct MI325X OAM", "bfloat16", 1307.4),
+        ("AMD Instinct MI355X", "float64", 78.6),
         ("NVIDIA L4", "bfloat16", 121),
         ("NVIDIA A10", "bfloat16", 125),
         ("Tesla T4", "float32", 8.1),
@@ -110,6 +120,9 @@ def test_devices_are_known_by_the_names_their_drivers_give(name, dtype, tflops):
         ("Tesla T4", "bfloat16"),
         ("NVIDIA L4", "float64"),
         ("AMD EPYC", "float32"),
+        ("AMD Instinct MI250X/MI250", "bfloat16"),  # a driver that does not tell which
+        ("NVIDIA B300", "float64"),
+        ("NVIDIA H20-3e", "bfloat16"),
     ],
 )
 def test_what_only_resembles_a_known_device_is_left_to_be_measured(name, dtype):

@@ -1,25 +1,31 @@
 """Rows from what ranks report: hand-written spans, exact expected figures."""
 
 import dataclasses
+import json
 
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
 from spans import TWO_RANKS
 
+from engine.model.descriptions import FlopFacts
 from engine.plan.action import Op
 from engine.plan.spans import COLUMNS, Lane, Span
+from ppbench.analysis.mfu import Peak
+from ppbench.cautions import Caution
 from ppbench.config.case import Case, Measure
 from ppbench.config.programs import durations_of, program_of, simulated
 from ppbench.display.explanation import parts_of
 from ppbench.report.charts.memory import memory_over_time
 from ppbench.run.job import Attempt, Job, PlannedRun
+from ppbench.run.machine.placement import Place
 from ppbench.run.records import CaseResult, RankResult, _finished, _spans_of, write_result
 from ppbench.store import Store
 
 NS_OF_STEP = 1000
 ALONE = {"world_size": 1, "num_microbatches": 1}
 BEGUN = Attempt(0, "a", 1)
+TWO_ON_GPUS = Case(schedule="afab", num_microbatches=1, device="cuda")
 NUM_TOKENS = [7, 100, 300, 500]  # the first step is a warm-up
 
 
@@ -186,12 +192,84 @@ def test_steps_that_still_got_faster_carry_a_caution(tmp_path):
     assert "unsettled_steps" not in write_two_ranks(tmp_path, unknown)["cautions"]
 
 
-def test_energy_per_token_counts_a_node_or_a_gpu_once(tmp_path):
+def test_energy_per_token_counts_a_node_once_and_the_parts_of_all_ranks_on_gpus(tmp_path):
     run = write_two_ranks(tmp_path, two_ranks((0, 0), cpu_energy_j=50.0))
     assert (run["energy_per_token_j"], run["energy_source"]) == (5.0, "cpu packages")
-    shared = two_ranks((0, 0), cpu_energy_j=50.0, gpu_energy_j=20.0, device="cuda:0")
-    run = write_two_ranks(tmp_path, shared)
+    # Each process may see its own GPU alone, and calls it cuda:0; those that share have parts.
+    each = two_ranks((0, 0), cpu_energy_j=50.0, gpu_energy_j=10.0, device="cuda:0")
+    run = write_two_ranks(tmp_path, each)
     assert (run["energy_per_token_j"], run["energy_source"]) == (2.0, "gpus")
+
+
+def on_gpus(*devices, case=TWO_ON_GPUS):
+    places = tuple(Place("m", 8, device) for device in devices)
+    peaks = (("x", Peak(1e12, "y")), ("z", Peak(1e12, "y")))
+    measured = two_ranks((0, 0), device="cuda:0")
+    ranks = [
+        dataclasses.replace(rank, peak=peak)
+        for rank, peak in zip(measured.ranks, peaks, strict=True)
+    ]
+    flops = FlopFacts(1000, ())
+    return dataclasses.replace(measured, ranks=ranks, places=places, flops=flops)
+
+
+def stored_on_gpus(folder, *devices):
+    item = PlannedRun(TWO_ON_GPUS, Measure(warmup_steps=3, steps=1), 0, "key")
+    write_result(job_of(folder, item), item, BEGUN, on_gpus(*devices))
+    return Store(folder)
+
+
+def test_ranks_that_share_a_gpu_have_no_bubble_and_no_mfu_and_the_caution_says_why(tmp_path):
+    apart, shared = (
+        stored_on_gpus(tmp_path / name, *devices)
+        for name, devices in (("apart", "ab"), ("shared", "aa"))
+    )
+    alone, sliced = apart.find("a"), shared.find("a")
+    assert "time_sliced" in sliced["cautions"]
+    assert not {"time_sliced", "oversubscribed"} & set(alone["cautions"].split(","))
+    measured = ["mfu", "bubble_fraction", "bubble_mean", "bubble_structure", "bubble_launch_gap"]
+    assert sliced[measured].isna().all()
+    assert alone[measured].notna().all()
+    assert sliced["step_ns"] == alone["step_ns"]
+    assert sliced["bubble_fraction_theory"] == alone["bubble_fraction_theory"]
+    assert shared.table("steps", ["a"])["bubble_fraction"].isna().all()
+    assert shared.table("ranks", ["a"])["idle_fraction"].isna().all()
+
+
+def test_sixteen_ranks_on_two_machines_of_eight_gpus_carry_no_caution_of_place():
+    assert cautions_of_places([Place(f"m{r // 8}", 8, f"{r}") for r in range(16)], "cuda") == []
+    assert cautions_of_places([Place("m", 8, f"{r % 8}") for r in range(16)], "cuda") == [
+        Caution.time_sliced
+    ]
+
+
+def test_ranks_on_cores_are_counted_on_each_machine():
+    assert cautions_of_places([Place(f"m{r // 2}", 2) for r in range(4)], "cpu") == []
+    assert cautions_of_places([Place("m", 2) for _ in range(4)], "cpu") == [Caution.oversubscribed]
+
+
+def cautions_of_places(places, device):
+    case = Case(world_size=len(places), device=device)
+    item = PlannedRun(case, Measure(), 0, "key")
+    one = RankResult({}, {}, [1.0] * 99, [1] * 99)
+    measured = CaseResult([one] * len(places), {}, [], places=tuple(places))
+    finished = _finished(item, measured, program_of(case))
+    holds = {
+        Caution.oversubscribed: finished.is_oversubscribed,
+        Caution.time_sliced: finished.is_time_sliced,
+    }
+    return [caution for caution, is_true in holds.items() if is_true]
+
+
+def test_the_variables_and_the_precision_are_in_the_row(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "0")
+    run, _ = write(tmp_path, Case(device="cuda", **ALONE), float32_precision="ieee")
+    assert run["float32_precision"] == "ieee"
+    variables = json.loads(run["device_variables"])
+    assert variables["CUDA_LAUNCH_BLOCKING"] == "0"
+    assert variables["CUDA_MODULE_LOADING"] == "EAGER"
+    run, _ = write(tmp_path / "cpu", Case(**ALONE))
+    assert pd.isna(run["device_variables"])
 
 
 def test_the_memory_of_each_rank_is_stored_from_the_first_ones_start(tmp_path):

@@ -38,11 +38,11 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     launches = []
 
-    def begin(text: str, max_restarts: int = 0) -> LocalLaunch:
+    def begin(text: str, max_restarts: int = 0, preloaded: str = "json") -> LocalLaunch:
         write_worker(tmp_path, text)
         program = ["some_worker", str(tmp_path)]
         settings = {"num_ranks": 2, "threads_per_rank": 1, "max_restarts": max_restarts}
-        settings["preloaded"] = "json"  # nothing that takes long
+        settings["preloaded"] = preloaded  # nothing that takes long
         launches.append(LocalLaunch(tmp_path, program, **settings))
         return launches[-1]
 
@@ -93,6 +93,28 @@ if start < 3: time.sleep(1000)
     assert ended.num_starts() == 4
     assert ended.worker_exit_code() == 1
     assert ended.last_lines() == ["no more"]
+
+
+TOUCHES = """
+import os, torch
+pid = os.getpid()
+torch.cuda._is_in_bad_fork = lambda: os.getpid() != pid  # as torch does once CUDA has begun
+"""
+
+
+def test_workers_are_spawned_where_an_imported_package_has_used_the_device(launch, tmp_path):
+    (tmp_path / "package_of_somebody.py").write_text(TOUCHES)
+    text = """
+import multiprocessing, torch
+(here / f"bad-{rank}").write_text(str(torch.cuda._is_in_bad_fork()))
+(here / f"imported-{rank}").write_text(str("package_of_somebody" in sys.modules))
+"""
+    ended = launch(text, preloaded="package_of_somebody")
+    assert exit_code_of(ended) == 0, ended.last_lines()
+    for rank in (0, 1):
+        assert (tmp_path / f"bad-{rank}").read_text() == "False"
+        assert (tmp_path / f"imported-{rank}").read_text() == "False"
+    assert "workers are spawned" in (tmp_path / "agent.log").read_text()
 
 
 def test_a_worker_that_is_stopped_holds_up_a_restart_for_no_longer_than_the_grace(launch, tmp_path):

@@ -1,21 +1,17 @@
-"""Readings of a machine that is written down: files as Linux has them, a stand-in for NVML."""
+"""Readings of a machine that is written down: files as Linux has them."""
 
 import os
-from types import SimpleNamespace
 
 import pytest
 
 from ppbench.run.machine.counters import (
     CpuTicks,
-    GpuReading,
-    Gpus,
     Host,
     PackageEnergy,
     cgroups_of,
     cpu_ticks,
     mean_mhz,
     memory_used_bytes,
-    reason_names,
     throttled_s,
 )
 
@@ -138,106 +134,3 @@ def test_the_frequency_files_come_before_cpuinfo(tmp_path):
     for core, khz in enumerate((2_000_000, 3_000_000)):
         write(tmp_path / f"sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq", f"{khz}\n")
     assert Host({1}, {0, 1}, tmp_path).read().mhz == 2500
-
-
-class StandInForNvml:
-    """Two GPUs as NVML describes them; the second supports few queries."""
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, uuids=("GPU-aa1", "GPU-bb2"), problem=None):
-        self.uuids, self.problem = uuids, problem
-
-    def nvmlInit(self):
-        if self.problem:
-            raise self.NVMLError(self.problem)
-
-    def nvmlDeviceGetCount(self):
-        return len(self.uuids)
-
-    def nvmlDeviceGetHandleByIndex(self, index):
-        return index
-
-    def nvmlDeviceGetUUID(self, handle):
-        return self.uuids[handle]
-
-    def of_first(self, handle, value):
-        if handle != 0:
-            raise self.NVMLError("Not Supported")
-        return value
-
-    def nvmlDeviceGetPowerUsage(self, handle):
-        return 250_500
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
-        return self.of_first(handle, 7_500)
-
-    def nvmlDeviceGetUtilizationRates(self, handle):
-        return self.of_first(handle, SimpleNamespace(gpu=87, memory=3))
-
-    def nvmlDeviceGetClockInfo(self, handle, clock):
-        return self.of_first(handle, {1: 1980, 2: 2619}[clock])
-
-    def nvmlDeviceGetTemperature(self, handle, sensor):
-        return self.of_first(handle, {0: 61}[sensor])
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
-        return self.of_first(handle, 0x44)
-
-    def nvmlDeviceGetMemoryInfo(self, handle):
-        return self.of_first(handle, SimpleNamespace(used=5, total=9))
-
-
-FULL = GpuReading(
-    250.5, 7.5, 0.87, 1980, 2619, 61, ("sw_power_cap", "hw_thermal_slowdown"), memory_used_bytes=5
-)
-
-
-def test_a_gpu_is_read_in_the_units_of_its_columns(monkeypatch):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    gpus = Gpus(StandInForNvml())
-    assert gpus.read() == (FULL, GpuReading(power_w=250.5))
-    assert gpus.absent == {}
-
-
-@pytest.mark.parametrize(
-    ("setting", "powers"),
-    [
-        ("1", [None]),
-        ("1,0", [None, 7.5]),
-        ("GPU-bb,GPU-aa", [None, 7.5]),
-        ("0,-1,1", [7.5]),
-        ("MIG-4", [7.5]),
-    ],
-)
-def test_visible_gpus_come_in_the_order_that_torch_sees(monkeypatch, setting, powers):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", setting)
-    assert [gpu.energy_j for gpu in Gpus(StandInForNvml()).read()] == powers
-
-
-@pytest.mark.parametrize("setting", ["", "-1"])
-def test_hidden_gpus_are_not_read(monkeypatch, setting):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", setting)
-    gpus = Gpus(StandInForNvml())
-    assert gpus.read() == ()
-    assert gpus.absent == {"gpu": "no visible NVIDIA GPU"}
-
-
-def test_without_a_driver_there_are_no_gpus_and_the_reason_is_stated():
-    gpus = Gpus(StandInForNvml(problem="Library Not Found"))
-    assert gpus.read() == ()
-    assert gpus.absent == {"gpu": "no NVIDIA driver: Library Not Found"}
-
-
-def test_every_function_that_is_used_of_nvml_exists():
-    import pynvml
-
-    names = [name for name in vars(StandInForNvml) if name.startswith(("nvml", "NVML"))]
-    assert [name for name in names if not hasattr(pynvml, name)] == []
-
-
-def test_reasons_have_nvmls_names():
-    assert reason_names(0) == ()
-    assert reason_names(0x9) == ("gpu_idle", "hw_slowdown")
-    assert reason_names(0x4000) == ("0x4000",)

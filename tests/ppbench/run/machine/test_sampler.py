@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ppbench.run.machine.counters import GpuReading, HostReading
+from ppbench.run.machine.accelerators.devices import GpuReading
+from ppbench.run.machine.counters import HostReading
 from ppbench.run.machine.sampler import (
     LOOK_BACK_NS,
     Sample,

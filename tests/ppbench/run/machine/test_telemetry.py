@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from ppbench.cautions import Caution, cautions_for
-from ppbench.run.machine.counters import GpuReading, HostReading
+from ppbench.run.machine.accelerators.devices import GpuReading
+from ppbench.run.machine.counters import HostReading
 from ppbench.run.machine.sampler import Sample
 from ppbench.run.machine.telemetry import (
     ROW_COLUMNS,
@@ -90,7 +91,7 @@ def test_a_launch_that_seems_to_use_more_than_all_is_no_negative_load():
 
 
 def test_without_samples_everything_is_none_and_the_note_says_why():
-    summary = summarize([], 0, S, 0)
+    summary = summarize([], 0, S, "GPU-a")
     assert set(dataclasses.astuple(summary)[:-1]) == {None}
     assert "did not run" in summary.telemetry_note
 
@@ -100,11 +101,11 @@ def test_a_machine_that_tells_nothing_gives_none_and_its_reasons():
     summary = summarize(samples, 10 * S, 11 * S, None)
     note = "no CPU energy: not allowed; no NVIDIA driver: not found"
     assert summary == Summary(watched_cores=4, load_window_s=1, telemetry_note=note)
-    assert summarize(samples, 10 * S, 11 * S, 0).telemetry_note == note
+    assert summarize(samples, 10 * S, 11 * S, "GPU-a").telemetry_note == note
 
 
 def gpu(power, energy=None, **values):
-    return GpuReading(power_w=power, energy_j=energy, **values)
+    return GpuReading(power_w=power, energy_j=energy, **{"uuid": "GPU-a", **values})
 
 
 def on_gpus(*pairs):
@@ -112,7 +113,7 @@ def on_gpus(*pairs):
 
 
 def test_a_rank_has_the_figures_of_its_own_gpu():
-    other = gpu(1, 1)
+    other = gpu(1, 1, uuid="GPU-b")
     samples = on_gpus(
         (other, gpu(50, 1000, utilization=0.0, sm_mhz=500, temperature_c=90, memory_used_bytes=1)),
         (
@@ -124,7 +125,7 @@ def test_a_rank_has_the_figures_of_its_own_gpu():
             gpu(300, 1600, utilization=0.7, sm_mhz=1700, temperature_c=70, memory_used_bytes=8),
         ),
     )
-    summary = summarize(samples, 10 * S, 12 * S, 1)
+    summary = summarize(samples, 10 * S, 12 * S, "a")  # as torch writes it
     assert (summary.gpu_power_w, summary.gpu_energy_j) == (350, 600)
     assert (summary.gpu_utilization, summary.gpu_sm_mhz) == (pytest.approx(0.8), 1800)
     assert (summary.gpu_temperature_c, summary.gpu_memory_used_bytes) == (70, 9)
@@ -132,29 +133,47 @@ def test_a_rank_has_the_figures_of_its_own_gpu():
 
 
 def test_without_a_counter_energy_is_the_area_under_the_power():
-    summary = summarize(on_gpus([gpu(100)], [gpu(300)], [gpu(500)]), 10 * S, 12 * S, 0)
+    summary = summarize(on_gpus([gpu(100)], [gpu(300)], [gpu(500)]), 10 * S, 12 * S, "GPU-a")
     assert summary.gpu_energy_j == 200 + 400
     assert summary.telemetry_note == "GPU energy is the integral of sampled power"
 
 
+def test_ranks_that_share_a_gpu_have_a_part_of_its_energy_each():
+    samples = on_gpus([gpu(100, 0)], [gpu(300, 150)], [gpu(300, 600)])
+    whole = summarize(samples, 10 * S, 12 * S, "GPU-a")
+    parts = [summarize(samples, 10 * S, 12 * S, "GPU-a", num_sharing=3) for _ in range(3)]
+    assert sum(part.gpu_energy_j for part in parts) == whole.gpu_energy_j == 600
+    assert parts[0].gpu_power_w == whole.gpu_power_w
+    assert "one of 3 ranks that share the GPU" in parts[0].telemetry_note
+
+
+def test_a_slice_has_no_energy_and_its_note_says_why():
+    samples = on_gpus(*([gpu(None, sm_mhz=1500, note="all slices together")] for _ in range(3)))
+    summary = summarize(samples, 10 * S, 12 * S, "GPU-a")
+    assert (summary.gpu_energy_j, summary.gpu_power_w, summary.gpu_sm_mhz) == (None, None, 1500)
+    assert summary.telemetry_note == "all slices together"
+
+
 def test_a_short_window_says_that_a_gpus_averages_are_longer():
     samples = on_gpus([gpu(100, 10)], [gpu(300, 40)])
-    summary = summarize(samples, int(10.5 * S), int(10.6 * S), 0)
+    summary = summarize(samples, int(10.5 * S), int(10.6 * S), "GPU-a")
     assert (summary.gpu_power_w, summary.gpu_energy_j) == (300, pytest.approx(3))
     assert "the window was short" in summary.telemetry_note
 
 
 def test_a_gpu_that_nvml_does_not_see_is_named():
-    summary = summarize(on_gpus([gpu(1)], [gpu(1)]), 10 * S, 11 * S, 3)
+    summary = summarize(on_gpus([gpu(1)], [gpu(1)]), 10 * S, 11 * S, "GPU-c")
     assert summary.gpu_power_w is None
-    assert "no figures of GPU 3" in summary.telemetry_note
+    assert "no figures of GPU GPU-c" in summary.telemetry_note
 
 
 def test_reasons_are_those_seen_in_the_window_once_each():
     seen = [("hw_slowdown",), ("sw_power_cap", "gpu_idle"), (), ("sw_power_cap",)]
     samples = on_gpus(*([gpu(1, throttle_reasons=names)] for names in seen))
-    assert summarize(samples, 10 * S, 13 * S, 0).gpu_throttle_reasons == "gpu_idle,sw_power_cap"
-    assert summarize(samples[1:3], 11 * S, 12 * S, 0).gpu_throttle_reasons == ""
+    assert (
+        summarize(samples, 10 * S, 13 * S, "GPU-a").gpu_throttle_reasons == "gpu_idle,sw_power_cap"
+    )
+    assert summarize(samples[1:3], 11 * S, 12 * S, "GPU-a").gpu_throttle_reasons == ""
 
 
 def test_more_than_a_tenth_of_the_cores_is_a_disturbance():

@@ -17,9 +17,10 @@ from pipeline import NUM_STEPS, assert_exact, config, relative_difference, train
 from ranks import Ranks
 
 from engine.connection import agree
-from engine.plan.action import COMPUTE_OPS, RECV_OPS, Action, Op
+from engine.plan.action import COMPUTE_OPS, RECV_OPS, Action, Op, parse_action
 from engine.plan.lower import Sharing, counterpart, lower, prove_no_deadlock
-from engine.plan.rules import check
+from engine.plan.program import Program
+from engine.plan.rules import ProgramError, check
 from engine.plan.schedules.registry import build_program
 from engine.run.optimizer import OptimizerSpec
 from engine.run.recording import Recording
@@ -28,10 +29,11 @@ from ppbench.analysis.attribution import PARTS, attribute
 from ppbench.analysis.metrics import step_figures
 from ppbench.config.case import Case
 from ppbench.config.feasibility import TORCH_SCHEDULES
+from ppbench.run.runtimes import torch_pipelining as pipelining
 from ppbench.run.runtimes import torch_spans
 from ppbench.run.runtimes.reference import unsplit_loss
 from ppbench.run.runtimes.single import Unsplit
-from ppbench.run.runtimes.torch_pipelining import TorchPipeline, TorchRuntime
+from ppbench.run.runtimes.torch_pipelining import TorchPipeline, TorchRuntime, sharing_of
 from ppbench.run.runtimes.torch_spans import Instrument, program_of
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
@@ -263,6 +265,45 @@ def test_an_instrument_leaves_nothing_behind(ranks, name, knows):
     for told in ranks.run(2, watch_on, settings):
         assert told[:3] == (True, True, knows)
         assert told[3] > 0
+
+
+def crossing(first, second):
+    """A receive posted by rank 0 before the send that rank 1 needs to answer it, or after it."""
+    placement = build_program("afab", 2, 1).placement
+    rows = [["0F0", first, second, "0B0"], ["1RECV_F0", "1F0", "1B0", "1SEND_B0"]]
+    actions = tuple(tuple(parse_action(text) for text in row) for row in rows)
+    return Program("crossing", placement, 1, actions)
+
+
+@pytest.mark.parametrize("transport", ["memory", "gloo", "gloo via host memory"])
+def test_over_gloo_only_messages_from_one_rank_to_another_wait_for_each_other(transport):
+    prove_no_deadlock(crossing("0RECV_B0", "0SEND_F0"), sharing_of(transport))
+
+
+@pytest.mark.parametrize("transport", ["nccl", "xccl"])
+def test_on_the_one_stream_of_nccl_a_receive_before_the_send_that_it_waits_for_hangs(transport):
+    prove_no_deadlock(crossing("0SEND_F0", "0RECV_B0"), sharing_of(transport))
+    with pytest.raises(ProgramError, match="hangs"):
+        prove_no_deadlock(crossing("0RECV_B0", "0SEND_F0"), sharing_of(transport))
+
+
+def proved_on(fabric, is_member, settings):
+    """With what torch's program of a schedule is proved, on a fabric that says it is NCCL."""
+    fabric.connect([], (0, 1), ())
+    agreement = agree(settings, fabric)
+    if not is_member:
+        return None
+    proved = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(fabric), "transport", "nccl")
+        patch.setattr(pipelining, "prove_no_deadlock", lambda _program, how: proved.append(how))
+        Trainer(agreement.config, fabric, build=TorchPipeline).close()
+    return proved
+
+
+def test_torchs_own_transfers_are_proved_with_the_channels_of_the_transport(ranks):
+    settings = config("interleaved_zb", 2, 4, stages_per_rank=2)
+    assert ranks.run(2, proved_on, settings) == [[Sharing.RANK]] * 2
 
 
 def sends_alive_on(fabric, is_member, settings):

@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 
 from ppbench.config.case import Case
 from ppbench.run.machine.environment import available_cores
+from ppbench.run.machine.placement import Place
 from ppbench.run.worker import affinity as binding
-from ppbench.run.worker.affinity import Cores, Cpu, plan_cores, read_cpus
+from ppbench.run.worker.affinity import Cores, Cpu, cores_near, plan_cores, read_cpus, share_cores
 
 FLAT = [Cpu(number, number) for number in range(8)]
 SMT = [Cpu(number, number % 4) for number in range(8)]  # 4 shares a core with 0
+HERE = [Place("here", available_cores())]
 TWO_NODES = [Cpu(number, number, number // 4) for number in range(8)]
 needs_affinity = pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity"), reason="needs Linux's sched_setaffinity"
@@ -107,22 +109,75 @@ def test_lists_of_the_kernel_are_read(tmp_path, monkeypatch):
     assert read_cpus([0, 1, 4, 9]) == [Cpu(0, 0, 0), Cpu(1, 1, 1), Cpu(4, 0, 1), Cpu(9, 9, 0)]
 
 
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{text}\n")
+
+
+def test_the_cores_near_a_gpu_are_those_of_its_node_of_memory(tmp_path):
+    bus = tmp_path / "bus/pci/devices"
+    write(bus / "0000:c1:00.0/numa_node", "1")
+    write(bus / "0000:c1:00.0/local_cpulist", "0-7")
+    write(tmp_path / "devices/system/node/node1/cpulist", "4-5,7")
+    write(bus / "0000:41:00.0/numa_node", "-1")  # a machine with one node
+    write(bus / "0000:41:00.0/local_cpulist", "0-2")
+    assert cores_near("0000:c1:00.0", tmp_path) == {4, 5, 7}
+    assert cores_near("0000:41:00.0", tmp_path) == {0, 1, 2}
+    assert cores_near("0000:99:00.0", tmp_path) == cores_near("", tmp_path) == set()
+
+
+def test_ranks_on_gpus_are_bound_near_them_and_divide_those_cores():
+    first, second = {0, 1, 2, 3}, {4, 5, 6, 7}
+    near = [first, first, second, second]
+    assert share_cores(TWO_NODES, near, 2) == ((0, 1), (2, 3), (4, 5), (6, 7))
+    reordered = [second, first, second, first]  # as CUDA_VISIBLE_DEVICES may order them
+    assert share_cores(TWO_NODES, reordered, 2) == ((4, 5), (0, 1), (6, 7), (2, 3))
+
+
+def test_too_few_cores_near_a_gpu_are_used_by_all_of_its_ranks():
+    near = [{0, 1, 2, 3}, {0, 1, 2, 3}]
+    assert share_cores(TWO_NODES, near, 3) == ((0, 1, 2, 3), (0, 1, 2, 3))
+
+
+def test_of_the_cores_near_a_gpu_only_those_allowed_are_used_and_no_rank_is_bound_to_none():
+    allowed = TWO_NODES[:6]
+    assert share_cores(allowed, [{4, 5, 6, 7}, {6, 7}, set()], 1) == ((4, 5), None, None)
+
+
+def test_ranks_do_not_share_a_core_whose_threads_are_near():
+    everything = set(range(8))
+    assert share_cores(SMT, [everything] * 2, 2) == ((0, 1, 4, 5), (2, 3, 6, 7))
+
+
+@needs_affinity
+def test_a_rank_on_a_gpu_is_bound_by_the_address_of_its_gpu(monkeypatch):
+    allowed = sorted(os.sched_getaffinity(0))
+    monkeypatch.setattr(binding, "cores_near", {"a": allowed[:1], "b": allowed[-1:]}.__getitem__)
+    places = [Place("here", 2, f"GPU-{pci}", pci) for pci in "ba"]
+    case = Case(world_size=2, device="cuda")
+    assert [Cores().of_rank(case, rank, places) for rank in (0, 1)] == [
+        (allowed[-1],),
+        (allowed[0],),
+    ]
+
+
 @needs_affinity
 @pytest.mark.parametrize(
-    "change", [{"launch_bind": False}, {"device": "emulated"}, {"device": "cuda"}]
+    "change",
+    [{"launch_bind": False}, {"device": "emulated"}, {"device": "cuda"}],  # of unknown bus
 )
 def test_only_ranks_that_compute_on_cores_are_bound_and_only_if_asked(change):
     case = Case(world_size=1)
-    assert len(Cores().of_rank(case, 0, 1) or ()) == 1
-    assert Cores().of_rank(dataclasses.replace(case, **change), 0, 1) is None
+    assert len(Cores().of_rank(case, 0, HERE) or ()) == 1
+    assert Cores().of_rank(dataclasses.replace(case, **change), 0, HERE) is None
 
 
 @needs_affinity
 def test_a_rank_that_would_share_a_core_with_its_data_workers_or_a_peer_is_not_bound():
     cores, num_cores = Cores(), available_cores()
-    assert cores.of_rank(Case(data_num_workers=num_cores), 0, 1) is None
-    assert cores.of_rank(Case(), 0, num_cores + 1) is None
-    assert len(cores.of_rank(Case(data_num_workers=num_cores - 1), 0, 1) or ()) == num_cores
+    assert cores.of_rank(Case(data_num_workers=num_cores), 0, HERE) is None
+    assert cores.of_rank(Case(), 0, HERE * (num_cores + 1)) is None
+    assert len(cores.of_rank(Case(data_num_workers=num_cores - 1), 0, HERE) or ()) == num_cores
 
 
 @needs_affinity

@@ -1,0 +1,116 @@
+"""Accelerators as their vendors' libraries describe them, and which of them a process may use.
+
+Pure data: a device is known by its UUID, because its number differs between processes and
+libraries: NVML counts in the order of the bus, CUDA by speed or as `CUDA_VISIBLE_DEVICES` says.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SLICE, WHOLE = "MIG-", "GPU-"
+"""How the UUIDs of parts of a GPU, and of whole ones, begin."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """An accelerator, or a part of one that is a device of its own (MIG)."""
+
+    uuid: str  # such as `GPU-5a1f...`
+    name: str = ""
+    memory_bytes: int | None = None
+    pci: str = ""  # address, such as `0000:c1:00.0`; a part has its GPU's
+    slices: tuple[Device, ...] = ()  # the parts into which it is divided
+    parent: str = ""  # of a part: the UUID of its GPU
+
+    @property
+    def is_slice(self) -> bool:
+        return bool(self.parent)
+
+
+@dataclass(frozen=True)
+class GpuReading:
+    """Counters and gauges of one accelerator; None where its library does not tell."""
+
+    power_w: float | None = None
+    energy_j: float | None = None  # since the driver was loaded
+    utilization: float | None = None  # 0..1, over the last sixth of a second to second
+    sm_mhz: float | None = None
+    memory_mhz: float | None = None
+    temperature_c: float | None = None
+    throttle_reasons: tuple[str, ...] | None = None
+    memory_used_bytes: int | None = None
+    uuid: str = ""
+    note: str = ""  # figures that its library cannot give, and why
+
+
+def visible(gpus: Sequence[Device], setting: str | None) -> list[Device]:
+    """Return the devices that CUDA shows under a `CUDA_VISIBLE_DEVICES`, in its order.
+
+    `gpus` are all of the machine, in the order of the bus. The setting lists numbers, or UUIDs or
+    their beginnings, of GPUs or of their parts; the first that is wrong hides those after it, and
+    one that occurs twice hides all. Of parts, CUDA shows one process the first only.
+    """
+    if setting is None:
+        return _as_shown(list(gpus))
+    if setting.startswith((SLICE, WHOLE)):
+        return _as_shown(_named(gpus, setting))
+    return _as_shown(_numbered(gpus, setting))
+
+
+def find(gpus: Sequence[Device], uuid: str) -> Device | None:
+    """Return the device with a UUID, whether or not it is written with its prefix."""
+    bare = _bare(uuid)
+    everything = itertools.chain(gpus, *(gpu.slices for gpu in gpus))
+    return next((device for device in everything if _bare(device.uuid) == bare), None)
+
+
+def find_reading(readings: Sequence[GpuReading], uuid: str) -> GpuReading | None:
+    """Return the reading of the device with a UUID, however it is written."""
+    return next((one for one in readings if _bare(one.uuid) == _bare(uuid)), None)
+
+
+def _bare(uuid: str) -> str:
+    return uuid.removeprefix(SLICE).removeprefix(WHOLE).lower()
+
+
+def _as_shown(chosen: Sequence[Device]) -> list[Device]:
+    """Replace GPUs that are divided by their parts; of all parts, keep the first alone."""
+    parts = [part for device in chosen for part in ([device] if device.is_slice else device.slices)]
+    return parts[:1] if parts else list(chosen)
+
+
+def _numbered(gpus: Sequence[Device], setting: str) -> list[Device]:
+    numbers: list[int] = []
+    for text in setting.split(","):
+        match = re.match(r"[+-]?\d+", text.strip())
+        number = -1 if match is None else int(match[0])
+        if number in numbers:
+            return []
+        if number < 0:
+            break
+        numbers.append(number)
+    there = itertools.takewhile(lambda number: number < len(gpus), numbers)
+    return [gpus[number] for number in there]
+
+
+def _named(gpus: Sequence[Device], setting: str) -> list[Device]:
+    """Return the devices whose UUIDs begin so, each of which must be the only one."""
+    prefix = SLICE if setting.startswith(SLICE) else WHOLE
+    known = gpus if prefix == WHOLE else [part for gpu in gpus for part in gpu.slices]
+    names = setting.split(",")
+    names = list(itertools.takewhile(lambda name: name.startswith(prefix), names))
+    if len(set(names)) < len(names):
+        return []
+    chosen: list[Device] = []
+    for name in names:
+        matching = [device for device in known if device.uuid.startswith(name)]
+        if len(matching) != 1:
+            break
+        if matching[0] in chosen:
+            return []
+        chosen += matching
+    return chosen

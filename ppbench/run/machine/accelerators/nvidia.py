@@ -1,0 +1,206 @@
+"""NVIDIA's GPUs, by NVML.
+
+What a driver does not support is None. A part of a GPU (MIG) has memory of its own, but shares the
+sensors of its GPU: power and energy are those of all parts together, so none is given for one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from ppbench.run.machine.accelerators.devices import Device, GpuReading, find, visible
+
+THROTTLE_REASONS: Mapping[int, str] = {
+    0x001: "gpu_idle",
+    0x002: "applications_clocks_setting",
+    0x004: "sw_power_cap",
+    0x008: "hw_slowdown",
+    0x010: "sync_boost",
+    0x020: "sw_thermal_slowdown",
+    0x040: "hw_thermal_slowdown",
+    0x080: "hw_power_brake_slowdown",
+    0x100: "display_clock_setting",
+}
+"""Bits of NVML's clocks event reasons (`nvml.h`, nvmlClocksEventReasons)."""
+
+SM_CLOCK, MEMORY_CLOCK = 1, 2
+"""NVML_CLOCK_SM and NVML_CLOCK_MEM."""
+GPU_SENSOR = 0
+"""NVML_TEMPERATURE_GPU."""
+ENERGY_FIELD, POWER_FIELD = 83, 185
+"""NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, in mJ, and NVML_FI_DEV_POWER_AVERAGE, in mW."""
+
+OF_A_SLICE = "no power, energy or utilisation: the GPU counts all its MIG slices together"
+
+
+class Utilization(Protocol):
+    gpu: int  # percent
+
+
+class Memory(Protocol):
+    total: int
+    used: int
+
+
+class Nvml(Protocol):
+    """The part of pynvml that is used here; its queries raise `NVMLError` if unsupported."""
+
+    NVMLError: type[Exception]
+
+    def nvmlInit(self) -> None: ...  # noqa: N802  # NVML's names, here and below
+    def nvmlDeviceGetCount(self) -> int: ...  # noqa: N802
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> object: ...  # noqa: N802
+    def nvmlDeviceGetName(self, handle: object) -> str | bytes: ...  # noqa: N802
+    def nvmlDeviceGetUUID(self, handle: object) -> str | bytes: ...  # noqa: N802
+    def nvmlDeviceGetPciInfo(self, handle: object) -> Any: ...  # noqa: N802
+    def nvmlDeviceGetMigMode(self, handle: object) -> Sequence[int]: ...  # noqa: N802
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: object) -> int: ...  # noqa: N802
+    def nvmlDeviceGetMigDeviceHandleByIndex(  # noqa: N802
+        self, device: object, index: int
+    ) -> object: ...
+    def nvmlDeviceGetFieldValues(  # noqa: N802
+        self, handle: object, fields: list[int]
+    ) -> Iterable[Any]: ...
+    def nvmlDeviceGetPowerUsage(self, handle: object) -> int: ...  # noqa: N802
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: object) -> int: ...  # noqa: N802
+    def nvmlDeviceGetUtilizationRates(self, handle: object) -> Utilization: ...  # noqa: N802
+    def nvmlDeviceGetClockInfo(self, handle: object, clock: int) -> int: ...  # noqa: N802
+    def nvmlDeviceGetTemperature(self, handle: object, sensor: int) -> int: ...  # noqa: N802
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: object) -> int: ...  # noqa: N802
+    def nvmlDeviceGetMemoryInfo(self, handle: object) -> Memory: ...  # noqa: N802
+
+
+class NvidiaGpus:
+    """The GPUs that this process may use, or others by their UUIDs; and their counters."""
+
+    def __init__(self, nvml: Nvml, setting: str | None = None) -> None:
+        """Open the driver; `nvml` is the module pynvml. Without GPUs, `absent` has the reason.
+
+        `setting` stands for the environment's `CUDA_VISIBLE_DEVICES`.
+        """
+        self._nvml = nvml
+        self._handles: dict[str, object] = {}
+        self._memory: dict[str, int | None] = {}
+        self.everything: list[Device] = []
+        self.devices: list[Device] = []
+        self.absent = ""
+        setting = os.environ.get("CUDA_VISIBLE_DEVICES") if setting is None else setting
+        try:
+            nvml.nvmlInit()
+            count = nvml.nvmlDeviceGetCount()
+        except nvml.NVMLError as error:
+            self.absent = f"no NVIDIA driver: {error}"
+            return
+        self.everything = [self._gpu(index) for index in range(count)]
+        self.devices = visible(self.everything, setting)
+        if not self.devices:
+            self.absent = "no visible NVIDIA GPU"
+
+    def read(self, uuids: Sequence[str] = ()) -> tuple[GpuReading, ...]:
+        """Read the devices of these UUIDs in their order; those that are visible without any."""
+        found = [find(self.everything, uuid) for uuid in uuids] if uuids else self.devices
+        return tuple(self._read(device) for device in found if device is not None)
+
+    def _gpu(self, index: int) -> Device:
+        """Describe a GPU; one that is broken has a number for a name, so that others count on."""
+        nvml = self._nvml
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+        except nvml.NVMLError:
+            return Device(f"broken {index}")
+        pci = self._address(handle)
+        slices = tuple(self._described(part, pci, uuid) for part in self._slices(handle))
+        whole = self._described(handle, pci)
+        return Device(uuid, whole.name, whole.memory_bytes, pci, slices)
+
+    def _slices(self, handle: object) -> Iterable[object]:
+        nvml = self._nvml
+        try:
+            if not nvml.nvmlDeviceGetMigMode(handle)[0]:
+                return
+            most = nvml.nvmlDeviceGetMaxMigDeviceCount(handle)
+        except nvml.NVMLError:  # a GPU that cannot be divided
+            return
+        for index in range(most):
+            try:
+                yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+            except nvml.NVMLError:  # fewer are made than could be
+                continue
+
+    def _described(self, handle: object, pci: str, parent: str = "") -> Device:
+        nvml = self._nvml
+        uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+        self._handles[uuid] = handle
+        try:
+            name = _text(nvml.nvmlDeviceGetName(handle))
+        except nvml.NVMLError:
+            name = ""
+        memory = self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total)
+        return Device(uuid, name, memory, pci, parent=parent)
+
+    def _address(self, handle: object) -> str:
+        """Return the address as /sys writes it: NVML has more digits for the domain."""
+        try:
+            found = self._nvml.nvmlDeviceGetPciInfo(handle)
+        except self._nvml.NVMLError:
+            return ""
+        return f"{found.domain:04x}:{found.bus:02x}:{found.device:02x}.0"
+
+    def _read(self, device: Device) -> GpuReading:
+        nvml, ask = self._nvml, self._ask
+        own = self._handles[device.uuid]
+        sensors = self._handles[device.parent] if device.is_slice else own
+        power, energy, percent = (None,) * 3 if device.is_slice else self._of_whole(own)
+        # The older of two names: drivers before 535 have no other, and newer ones keep it.
+        reasons = ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(sensors))
+        return GpuReading(
+            power_w=None if power is None else power / 1e3,
+            energy_j=None if energy is None else energy / 1e3,
+            utilization=None if percent is None else percent / 100,
+            sm_mhz=ask(lambda: nvml.nvmlDeviceGetClockInfo(sensors, SM_CLOCK)),
+            memory_mhz=ask(lambda: nvml.nvmlDeviceGetClockInfo(sensors, MEMORY_CLOCK)),
+            temperature_c=ask(lambda: nvml.nvmlDeviceGetTemperature(sensors, GPU_SENSOR)),
+            throttle_reasons=None if reasons is None else reason_names(reasons),
+            memory_used_bytes=ask(lambda: nvml.nvmlDeviceGetMemoryInfo(own).used),
+            uuid=device.uuid,
+            note=OF_A_SLICE if device.is_slice else "",
+        )
+
+    def _of_whole(self, handle: object) -> tuple[int | None, int | None, int | None]:
+        """Power in mW, energy in mJ and utilisation in percent: the first two by one call."""
+        nvml, ask = self._nvml, self._ask
+        power, energy = self._fields(handle)
+        if power is None:
+            power = ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+        if energy is None:
+            energy = ask(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
+        return power, energy, ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+
+    def _fields(self, handle: object) -> tuple[int | None, int | None]:
+        try:
+            power, energy = self._nvml.nvmlDeviceGetFieldValues(handle, [POWER_FIELD, ENERGY_FIELD])
+        except (self._nvml.NVMLError, ValueError):
+            return None, None
+        return (
+            int(power.value.uiVal) if power.nvmlReturn == 0 else None,
+            int(energy.value.ullVal) if energy.nvmlReturn == 0 else None,
+        )
+
+    def _ask(self, query: Callable[[], int]) -> int | None:
+        try:
+            return int(query())
+        except self._nvml.NVMLError:
+            return None
+
+
+def reason_names(bits: int) -> tuple[str, ...]:
+    """Return NVML's reasons for a clock below the highest; a bit without a name as a number."""
+    set_bits = (1 << place for place in range(bits.bit_length()) if bits >> place & 1)
+    return tuple(THROTTLE_REASONS.get(bit, hex(bit)) for bit in set_bits)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

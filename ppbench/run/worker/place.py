@@ -1,0 +1,46 @@
+"""This rank's place: its machine, and its accelerator if the launch computes on any."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import torch
+
+from engine import device_variables
+from engine.run import device as devices
+from ppbench.config.case import Case
+from ppbench.run.machine.accelerators.devices import find
+from ppbench.run.machine.accelerators.registry import open_accelerators
+from ppbench.run.machine.environment import ON_GPUS, available_cores
+from ppbench.run.machine.placement import Place, machine_id
+from ppbench.run.runtimes.runtime import RefusalError, id_of
+
+
+def own_device(kind: str) -> torch.device:
+    """Return the rank's device of a case's kind; an accelerator becomes the current device.
+
+    Raises RuntimeError where there is none, RefusalError under variables that bend its timings.
+    """
+    if kind not in ON_GPUS:
+        return devices.CPU
+    if (problem := device_variables.refused(os.environ)) is not None:
+        raise RefusalError(problem)
+    return devices.of_local_rank(int(os.environ["LOCAL_RANK"]), kind)
+
+
+def own_place(cases: Iterable[Case]) -> Place:
+    """Return where this rank is; a device is asked for only if some case computes on one.
+
+    One that is not to be had is left out here: the case that asks for it says why.
+    """
+    kind = next((case.device for case in cases if case.device in ON_GPUS), None)
+    machine, num_cores = machine_id(), available_cores()
+    if kind is None:
+        return Place(machine, num_cores)
+    try:
+        uuid = id_of(own_device(kind))
+    except (RuntimeError, RefusalError):
+        return Place(machine, num_cores)
+    known = find(open_accelerators().everything, uuid)
+    return Place(machine, num_cores, uuid, "" if known is None else known.pci)

@@ -1,0 +1,218 @@
+"""Which devices a process sees, and their counters, on machines that are written down."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from machines import Gpu, Part, StandInForAmdSmi, StandInForNvml
+
+from ppbench.run.machine.accelerators.amd import AmdGpus
+from ppbench.run.machine.accelerators.devices import Device, GpuReading, find, visible
+from ppbench.run.machine.accelerators.nvidia import OF_A_SLICE, NvidiaGpus, reason_names
+from ppbench.run.machine.accelerators.registry import NO_LIBRARY, open_accelerators
+
+FULL = GpuReading(
+    *(250.5, 7.5, 0.87, 1980, 2619, 61, ("sw_power_cap", "hw_thermal_slowdown"), 5, "GPU-aa1")
+)
+FOUR = [Device(uuid) for uuid in ("GPU-11aa", "GPU-11bb", "GPU-2", "GPU-3")]
+DIVIDED = [
+    Device("GPU-0", slices=(Device("MIG-5a", parent="GPU-0"), Device("MIG-5b", parent="GPU-0"))),
+    Device("GPU-1"),
+]
+
+
+def uuids(devices):
+    return [device.uuid for device in devices]
+
+
+@pytest.mark.parametrize(
+    ("setting", "shown"),
+    [
+        (None, [0, 1, 2, 3]),
+        ("2,0", [2, 0]),
+        ("0,-1,1", [0]),
+        ("1,9,2", [1]),
+        ("1,1", []),
+        ("", []),
+        ("-1", []),
+        ("GPU-3,GPU-2", [3, 2]),
+        ("GPU-11b", [1]),
+        ("GPU-11,GPU-2", []),  # two begin so
+        ("GPU-2,GPU-9,GPU-3", [2]),
+        ("GPU-2,GPU-2", []),
+    ],
+)
+def test_a_setting_shows_gpus_by_number_or_uuid_in_its_order(setting, shown):
+    assert visible(FOUR, setting) == [FOUR[index] for index in shown]
+
+
+SETTINGS = st.lists(
+    st.sampled_from(
+        [
+            *("0", "1", "2", "3", "4", "-1", " 2", "1gpu", "x", "", "+3"),
+            *("GPU-11aa", "GPU-11bb", "GPU-11", "GPU-2", "GPU-3", "GPU-9", "MIG-5"),
+        ]
+    ),
+    max_size=4,
+).map(",".join)
+
+
+@given(SETTINGS)
+def test_torch_reads_a_setting_alike(setting):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", setting)
+        theirs = torch.cuda._parse_visible_devices()
+    if theirs and isinstance(theirs[0], str):
+        theirs = torch.cuda._transform_uuid_to_ordinals(theirs, uuids(FOUR))
+    if any(number >= len(FOUR) for number in theirs):  # torch then counts what CUDA shows
+        theirs = theirs[: next(i for i, number in enumerate(theirs) if number >= len(FOUR))]
+    if not setting.startswith("MIG-"):
+        assert visible(FOUR, setting) == [FOUR[number] for number in theirs]
+
+
+@pytest.mark.parametrize(
+    ("setting", "shown"),
+    [
+        (None, ["MIG-5a"]),  # CUDA shows a process the first part alone
+        ("0,1", ["MIG-5a"]),
+        ("1", ["GPU-1"]),
+        ("MIG-5b", ["MIG-5b"]),
+        ("MIG-5b,MIG-5a", ["MIG-5b"]),
+        ("MIG-5", []),
+        ("GPU-0", ["MIG-5a"]),
+    ],
+)
+def test_of_a_divided_gpu_its_parts_are_the_devices(setting, shown):
+    assert uuids(visible(DIVIDED, setting)) == shown
+
+
+def test_a_device_is_found_as_torch_writes_its_uuid():
+    assert find(DIVIDED, "1") == DIVIDED[1]
+    assert find(DIVIDED, "5B") == DIVIDED[0].slices[1]
+    assert find(DIVIDED, "7") is None
+
+
+def test_a_gpu_is_read_in_the_units_of_its_columns_the_counters_by_one_call():
+    nvml = StandInForNvml()
+    gpus = NvidiaGpus(nvml, "0,1")
+    nvml.asked.clear()
+    assert gpus.read() == (FULL, GpuReading(power_w=250.5, uuid="GPU-bb2"))
+    first = [query for query, uuid in nvml.asked if uuid == "GPU-aa1"]
+    assert first == [
+        *("fields", "utilization", "reasons", "clock 1", "clock 2", "temperature", "memory")
+    ]
+    assert gpus.absent == ""
+
+
+def test_a_driver_without_fields_is_asked_for_each_counter():
+    reading = NvidiaGpus(StandInForNvml([Gpu("GPU-1", 1, has_fields=False)]), "0").read()[0]
+    assert (reading.power_w, reading.energy_j) == (250.5, 7.5)
+
+
+@pytest.mark.parametrize(
+    ("setting", "wanted", "read"),
+    [
+        ("1,0", (), ["GPU-bb2", "GPU-aa1"]),
+        ("1,0", ("aa1",), ["GPU-aa1"]),
+        ("1", ("GPU-aa1", "GPU-bb2"), ["GPU-aa1", "GPU-bb2"]),  # the rank's, though not shown here
+        ("0", ("GPU-zz",), []),
+    ],
+)
+def test_gpus_are_known_by_uuid_in_whatever_order_they_are_shown(setting, wanted, read):
+    assert uuids(NvidiaGpus(StandInForNvml(), setting).read(wanted)) == read
+
+
+def divided():
+    parts = [Part("MIG-a", "A MIG 3g", 20), Part("MIG-b")]
+    return StandInForNvml([Gpu("GPU-1", 0xC1, parts, is_divided=True), Gpu("GPU-2", 0xC2)])
+
+
+def test_a_part_of_a_gpu_has_memory_and_clocks_and_no_energy_of_its_gpu():
+    nvml = divided()
+    gpus = NvidiaGpus(nvml, "MIG-a")
+    (reading,) = gpus.read()
+    assert (reading.power_w, reading.energy_j, reading.utilization) == (None, None, None)
+    assert (reading.sm_mhz, reading.memory_used_bytes, reading.uuid) == (1980, 2, "MIG-a")
+    assert reading.note == OF_A_SLICE
+    assert gpus.devices == [Device("MIG-a", "A MIG 3g", 20, "0000:c1:00.0", parent="GPU-1")]
+    assert gpus.read(["MIG-b", "2"])[1].energy_j == 7.5
+
+
+def test_a_broken_gpu_leaves_the_numbers_of_the_others():
+    broken = StandInForNvml([Gpu("GPU-1", 1, is_broken=True), Gpu("GPU-2", 2)])
+    assert uuids(NvidiaGpus(broken, "1").devices) == ["GPU-2"]
+
+
+@pytest.mark.parametrize("setting", ["", "-1"])
+def test_hidden_gpus_are_not_read(setting):
+    gpus = NvidiaGpus(StandInForNvml(), setting)
+    assert gpus.read() == ()
+    assert gpus.absent == "no visible NVIDIA GPU"
+
+
+def test_the_setting_is_that_of_the_process(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert uuids(NvidiaGpus(StandInForNvml()).devices) == ["GPU-bb2"]
+
+
+def test_without_a_driver_there_are_no_gpus_and_the_reason_is_stated():
+    gpus = NvidiaGpus(StandInForNvml(problem="Library Not Found"))
+    assert gpus.read() == ()
+    assert gpus.absent == "no NVIDIA driver: Library Not Found"
+
+
+def test_every_function_that_is_used_of_nvml_exists():
+    import pynvml
+
+    names = [name for name in vars(StandInForNvml) if name.startswith(("nvml", "NVML"))]
+    assert [name for name in names if not hasattr(pynvml, name)] == []
+    assert (pynvml.NVML_FI_DEV_POWER_AVERAGE, pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION) == (
+        185,
+        83,
+    )
+
+
+def test_reasons_have_nvmls_names():
+    assert reason_names(0) == ()
+    assert reason_names(0x9) == ("gpu_idle", "hw_slowdown")
+    assert reason_names(0x4000) == ("0x4000",)
+
+
+def test_amds_gpus_are_read_and_what_is_not_measured_is_none():
+    first, second = AmdGpus(StandInForAmdSmi()).read(["0000:c0:00.0", "uuid-1"])
+    assert first.energy_j == pytest.approx(2_000_000 * 15.259e-6)
+    assert (first.power_w, first.utilization, first.sm_mhz) == (300, 0.5, 1700)
+    assert (first.memory_used_bytes, first.uuid) == (100 << 20, "uuid-0")
+    assert (second.power_w, second.energy_j, second.temperature_c) == (None, None, 60)
+
+
+def loader(**libraries):
+    def load(name):
+        if name not in libraries:
+            raise ImportError(name)
+        return libraries[name]
+
+    return load
+
+
+def test_the_library_of_the_vendor_that_is_here_is_used():
+    without = StandInForNvml(problem="no driver")
+    found = open_accelerators(loader(pynvml=without, amdsmi=StandInForAmdSmi()))
+    assert [gpu.name for gpu in found.devices] == ["AMD Instinct MI250X"] * 2
+    absent = StandInForAmdSmi(problem="no ROCm")
+    assert open_accelerators(loader(pynvml=StandInForNvml(), amdsmi=absent)).absent == ""
+
+
+def test_without_devices_nothing_is_claimed_and_the_reason_is_stated():
+    nothing = open_accelerators(loader())
+    assert (nothing.absent, nothing.devices, nothing.read(["a"])) == (NO_LIBRARY, (), ())
+    broken = open_accelerators(loader(pynvml=StandInForNvml(problem="x")))
+    assert broken.absent == "no NVIDIA driver: x"

@@ -1,0 +1,123 @@
+"""Placement and fingerprint of ranks on machines that are written down."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from ppbench.run.machine.environment import Environment, Gpu, fingerprint_here, read_environment
+from ppbench.run.machine.placement import (
+    Place,
+    has_too_few_cores,
+    machine_id,
+    needs_host_memory,
+    num_machines,
+    ranks_on_devices,
+    shares_device,
+)
+
+EIGHT = tuple(Gpu("NVIDIA H100 80GB HBM3", 80 << 30) for _ in range(8))
+MACHINE = Environment(
+    *("node", "Linux", "3.12", "Some CPU", 64, 1 << 40, EIGHT, "18 NVLink", "550.1", "2.11"),
+    *("12.8", "2.27", "4.57"),
+)
+
+
+def on_two_machines(num_ranks, per_machine=8):
+    return [
+        Place(f"m{rank // 8}", 64, f"{rank // 8}-{rank % 8 % per_machine}", f"0000:{rank % 8}")
+        for rank in range(num_ranks)
+    ]
+
+
+def test_sixteen_ranks_on_two_machines_of_eight_gpus_have_one_each():
+    places = on_two_machines(16)
+    assert not shares_device(places)
+    assert not needs_host_memory(places)
+    assert set(ranks_on_devices(places).values()) == {1}
+    assert not MACHINE.shares_gpus("cuda", 16, num_machines=2)
+
+
+def test_a_machine_with_fewer_gpus_than_ranks_shares_them_whatever_the_other_has():
+    places = [*on_two_machines(8), *on_two_machines(16, per_machine=4)[8:]]
+    assert shares_device(places)
+    assert needs_host_memory(places)
+    assert not shares_device(places[:12])
+
+
+def test_parts_of_one_gpu_are_devices_of_their_own_that_nccl_refuses_to_join():
+    parts = [Place("m", 8, f"MIG-{part}", "0000:c1:00.0") for part in "ab"]
+    assert not shares_device(parts)
+    assert needs_host_memory(parts)
+    apart = [dataclasses.replace(part, machine=part.device) for part in parts]
+    assert not needs_host_memory(apart)
+
+
+def test_ranks_that_each_see_one_gpu_only_are_told_apart():
+    places = [Place("m", 8, f"GPU-{rank}") for rank in range(2)]  # each calls its own cuda:0
+    assert not shares_device(places)
+    assert shares_device([places[0], places[0]])
+
+
+def test_ranks_without_gpus_need_cores_of_their_own_machine():
+    places = [Place(f"m{rank // 4}", 8) for rank in range(8)]
+    assert not has_too_few_cores(places, 2)  # 16 threads on twice 8 cores
+    assert has_too_few_cores(places, 3)
+    assert not has_too_few_cores(on_two_machines(16), 1000)
+
+
+def fingerprint(num_ranks, machines=1, device="cuda", **changes):
+    return dataclasses.replace(MACHINE, **changes).fingerprint(device, num_ranks, 1, machines)
+
+
+def test_the_fingerprint_of_two_machines_is_that_of_nccl_and_of_their_network():
+    shared = fingerprint(16)
+    assert fingerprint(16, 2) != shared
+    assert fingerprint(8, 2) != fingerprint(8)  # the network is in between
+    assert fingerprint(8) == fingerprint(2)
+
+
+def test_the_fingerprint_of_a_part_of_a_gpu_is_its_own():
+    whole = fingerprint(1, gpus=EIGHT[:1])
+    part = fingerprint(1, gpus=(Gpu("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 20 << 30),))
+    smaller = fingerprint(1, gpus=(Gpu("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 5 << 30),))
+    assert len({whole, part, smaller}) == 3
+
+
+def test_the_order_of_devices_is_not_part_of_the_fingerprint():
+    two = (Gpu("A", 1), Gpu("B", 2))
+    assert fingerprint(2, gpus=two) == fingerprint(2, gpus=two[::-1])
+
+
+def test_fingerprints_of_one_machine_are_as_before():
+    assert fingerprint(8) == "cf783c45bffc"
+    assert fingerprint(9) == "a6b917ce80e9"
+    assert fingerprint(4, device="cpu") == "8089c195e5fb"
+    assert fingerprint(4, 2, device="cpu") == fingerprint(4, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("environ", "num_ranks", "num"),
+    [
+        ({}, 16, 1),  # the controller of a launch on this machine
+        ({"LOCAL_WORLD_SIZE": "8"}, 16, 2),
+        ({"LOCAL_WORLD_SIZE": "8"}, 9, 2),
+        ({"LOCAL_WORLD_SIZE": "8"}, 8, 1),
+        ({"LOCAL_WORLD_SIZE": "8"}, 2, 1),
+    ],
+)
+def test_machines_are_counted_by_the_ranks_of_each(environ, num_ranks, num):
+    assert num_machines(environ, num_ranks) == num
+
+
+def test_a_rank_of_torchrun_has_the_fingerprint_of_its_machines(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    known = read_environment().fingerprint("cuda", 16, 1, num_machines=2)
+    assert fingerprint_here("cuda", 16, 1) == known
+
+
+def test_containers_of_a_machine_share_its_id(tmp_path):
+    (tmp_path / "boot_id").write_text("12-34\n")
+    assert machine_id(tmp_path / "boot_id") == "12-34"
+    assert machine_id(tmp_path / "none")
