@@ -47,7 +47,8 @@ class CheckError(RuntimeError):
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if options.measure:
-        _measure_here(*options.measure, options.device)
+        name, path = options.measure
+        _measure_here(name, Path(path), options.device)
         return 0
     num_gpus = torch.accelerator.device_count()
     if not num_gpus:
@@ -136,9 +137,9 @@ def _wait(process: subprocess.Popen[bytes], check: Check, limit_s: float) -> Non
             process.wait()
 
 
-def _measure_here(name: str, path: str, device_type: str) -> None:
+def _measure_here(name: str, path: Path, device_type: str) -> None:
     device = torch.device("cpu") if device_type == "cpu" else torch.device(device_type, 0)
-    Path(path).write_bytes(pickle.dumps(module_of(name).measure(device)))
+    path.write_bytes(pickle.dumps(module_of(name).measure(device)))
 
 
 def machine_in_words(num_gpus: int, surroundings: Surroundings) -> str:

@@ -92,7 +92,8 @@ def measure(device: torch.device) -> Measurements:
 
 def take_marks(device: torch.device, num_marks: int) -> Marks:
     """Each with the device idle before it; some in each step of the clock."""
-    clock, rows = clock_for(device), []
+    clock = clock_for(device)
+    rows: list[tuple[int, int, int, int]] = []
     while len(rows) < num_marks:
         clock.begin_step()
         taken = []
@@ -138,7 +139,7 @@ def _cycles_of(seconds: float, device: torch.device) -> int:
 def sleep(cycles: int, device: torch.device) -> None:
     """Let the device sleep; the CPU for as many nanoseconds."""
     if device.type == "cuda":
-        torch.cuda._sleep(cycles)
+        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]  # torch's
     else:
         time.sleep(cycles / 1e9)
 

@@ -81,6 +81,7 @@ def _rank_main(
     arguments: tuple[Any, ...],
     pipe: Connection,
 ) -> None:
+    answer: tuple[str | None, Any]
     try:
         answer = None, _called(place, function, arguments)
     except BaseException:

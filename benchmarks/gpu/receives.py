@@ -54,7 +54,8 @@ def products_beside(fabric: Fabric) -> tuple[list[float], list[float]]:
     """Rank 0 multiplies, every second time beside a receive that rank 1 answers when told."""
     backend = "nccl" if fabric.device.type == "cuda" else "gloo"
     group, host = dist.new_group(backend=backend), dist.new_group(backend="gloo")
-    number, times = torch.zeros(1, device=fabric.device), ([], [])
+    number = torch.zeros(1, device=fabric.device)
+    times: tuple[list[float], list[float]] = ([], [])
     for round_index in range(2 * NUM_ROUNDS + 2):
         has_receive = round_index % 2 == 0
         if dist.get_rank() == 0:
