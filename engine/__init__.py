@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from engine.model.data import DataError, DataSpec
     from engine.model.spec import ModelSpec
     from engine.plan.lower import Policy
-    from engine.run.clock import CudaClock, HostClock, clock_for
+    from engine.run.clock import DeviceClock, HostClock, clock_for
     from engine.run.optimizer import OptimizerSpec
     from engine.run.p2p.fabric import Fabric
     from engine.trainer import StepResult, Trainer, TrainerConfig, connect
 
 __all__ = [
-    "CudaClock",
     "DataError",
     "DataSpec",
+    "DeviceClock",
     "Fabric",
     "HostClock",
     "ModelSpec",
@@ -35,7 +35,7 @@ __all__ = [
     "connect",
 ]
 _PLACES = {
-    "CudaClock": "engine.run.clock",
+    "DeviceClock": "engine.run.clock",
     "DataError": "engine.model.data",
     "DataSpec": "engine.model.data",
     "Fabric": "engine.run.p2p.fabric",

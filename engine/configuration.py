@@ -23,6 +23,8 @@ from engine.plan.program import Program
 from engine.plan.rules import check
 from engine.plan.schedules.registry import AUTO, ScheduleError, build_program
 from engine.plan.sizes import bytes_of
+from engine.run import device as devices
+from engine.run.look_ahead import DEFAULT_ISSUE_AHEAD
 from engine.run.optimizer import OptimizerSpec
 
 if TYPE_CHECKING:
@@ -45,6 +47,9 @@ class TrainerConfig:
 
     `replicas` pipelines of `world_size` ranks train together, each on `num_microbatches` of its
     own, and `sharding` says what of parameters, gradients and optimizer states each keeps.
+
+    On an accelerator the host issues at most `issue_ahead` computations that are not done. Each
+    stage `rehearses` its computations before the first step; None: on an accelerator.
     """
 
     model: ModelSpec = field(default_factory=ModelSpec)
@@ -64,10 +69,14 @@ class TrainerConfig:
     program: Program | None = None  # what `schedule = "auto"` stands for
     replicas: int = 1
     sharding: CollectivePolicy = field(default_factory=DataParallel)
+    issue_ahead: int = DEFAULT_ISSUE_AHEAD
+    rehearses: bool | None = None
 
     def __post_init__(self) -> None:
         if self.replicas < 1:
             raise ValueError(f"replicas is {self.replicas}; expected at least 1")
+        if self.issue_ahead < 1:
+            raise ValueError(f"issue_ahead is {self.issue_ahead}; expected at least 1")
         if self.autocast not in AUTOCAST:
             known = ", ".join(AUTOCAST)
             raise ValueError(f'unknown autocast "{self.autocast}"; known: {known}')
@@ -269,4 +278,4 @@ def data_of(
     """The loader of all replicas' microbatches. Raises DataError."""
     spec = data_spec_of(config, model)
     spec = dataclasses.replace(spec, num_microbatches=config.replicas * spec.num_microbatches)
-    return Data(spec, model.vocab_size, tokenizer, pin_memory=device.type == "cuda")
+    return Data(spec, model.vocab_size, tokenizer, pin_memory=devices.is_accelerator(device))

@@ -38,6 +38,7 @@ from engine.model.facts import spec_of
 from engine.model.split import open_model
 from engine.model.stage_module import Model, ModelError
 from engine.plan.model_costs import LinkCosts, ModelCosts
+from engine.run import device as devices
 from engine.run.clock import clock_for
 from engine.run.heap import keep_freed_memory
 from engine.run.layer_costs import measure_model_costs
@@ -63,7 +64,7 @@ def answer_to(request: CostRequest) -> Answer:
             except (MemoryError, RuntimeError) as error:
                 if not _is_for_memory(error):
                     raise
-                _free(device)
+                devices.empty_cache()
                 reason = f"no room for it: {str(error).splitlines()[0][:200]}"
                 answer["left_out"].append({**setting, "reason": reason})
             else:
@@ -113,18 +114,12 @@ def _check_length(model: Model, request: CostRequest) -> None:
 
 def _device(kind: str, rank: int) -> torch.device:
     """The device of a rank: GPUs in turns. Raises RuntimeError where there is none."""
-    if kind == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.device_count():
-        raise RuntimeError("torch sees no CUDA device here; measure on cpu, or on another machine")
-    device = torch.device("cuda", rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
+    return devices.CPU if kind == "cpu" else devices.of_local_rank(rank, kind)
 
 
 def _name_of(device: torch.device) -> str:
-    if device.type == "cuda":
-        return str(torch.cuda.get_device_name(device))
+    if devices.is_accelerator(device):
+        return devices.name_of(device)
     return platform.processor() or platform.machine()
 
 
@@ -132,11 +127,6 @@ def _is_for_memory(error: Exception) -> bool:
     """Whether memory was missing; torch's allocator for the CPU raises a RuntimeError."""
     is_kind = isinstance(error, MemoryError | torch.OutOfMemoryError)
     return is_kind or "t allocate memory" in str(error)
-
-
-def _free(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def _measured_link(kind: str) -> LinkCosts | None:
@@ -156,7 +146,7 @@ def _measured_link(kind: str) -> LinkCosts | None:
 def _measure_as(rank: int, kind: str, folder: str) -> LinkCosts | None:
     torch.set_num_threads(1)
     device = _device(kind, rank)
-    is_shared = device.type == "cuda" and torch.cuda.device_count() < 2
+    is_shared = devices.is_accelerator(device) and devices.count() < 2
     with _group(rank, folder):
         return measure_link(Fabric(device, clock_for(device), is_shared))
 

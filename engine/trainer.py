@@ -9,9 +9,10 @@ is the same all the same, which is what makes runners comparable.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,15 +41,20 @@ from engine.plan.action import NO_INDEX, Action, Op
 from engine.plan.footprint import Messages
 from engine.plan.program import Program
 from engine.plan.sharded_bytes import NOTHING_SHARED
+from engine.plan.spans import Span
+from engine.run import device as devices
 from engine.run.clock import IssueClock
 from engine.run.collective_lane import HostLane, Lane, StreamLane
 from engine.run.executor import Executor
 from engine.run.finiteness import first_not_finite
+from engine.run.look_ahead import LookAhead
 from engine.run.memory import MemoryUse, Owned, Plan, measure_memory
 from engine.run.optimizer import build_optimizer, norm_over_ranks
 from engine.run.p2p.fabric import Fabric, Ranks
+from engine.run.progress import DeviceProgress
 from engine.run.recomputation import recompute_layers
 from engine.run.recording import Recording
+from engine.run.rehearsal import rehearse
 from engine.run.shards import Piece, ReplicaGroup, Shards
 from engine.run.stage import Stage, compile_layers
 from engine.runner import Runner, StepResult
@@ -356,6 +362,10 @@ class _Executing(Executor):
             with_shapes=config.data.is_variable,
         )
         stages = {index: _stage_of(trainer, index) for index in trainer.modules}
+        is_ahead = devices.is_accelerator(trainer.device)
+        if is_ahead if config.rehearses is None else config.rehearses:
+            _rehearse(trainer, stages)
+        self._progress = DeviceProgress(flight, trainer.device) if is_ahead else None
         super().__init__(
             self.lowered,
             trainer.rank,
@@ -363,11 +373,20 @@ class _Executing(Executor):
             self._opened,
             fabric.clock,
             trainer.messages,
-            flight,
+            self._progress or flight,
             trainer.shards,
             trainer.replica,
+            LookAhead(trainer.device, config.issue_ahead) if is_ahead else None,
         )
+        if self._progress is not None:
+            self._progress.watch()
         self.messages = None if config.data.is_variable else _held_messages(trainer)
+
+    def collect_spans(self, step: int) -> list[Span]:
+        spans = super().collect_spans(step)
+        if self._progress is not None:
+            self._progress.catch_up()
+        return spans
 
     def held_tensors(self) -> Iterable[Tensor]:
         return ()
@@ -375,6 +394,37 @@ class _Executing(Executor):
     def close(self) -> None:
         for channel in self._opened.values():
             channel.close()
+        if self._progress is not None:
+            self._progress.close()
+
+
+def _rehearse(trainer: Trainer, stages: Mapping[int, Stage]) -> None:
+    """Run each stage's computations once, before a message is on its way; see `rehearsal`.
+
+    Sharded parameters are gathered for it: every replica rehearses the same stages.
+    """
+    data, row = trainer.config.data, trainer.lowered.actions[trainer.rank]
+    ids = torch.zeros(data.microbatch_size, data.longest, dtype=torch.int64, device=trainer.device)
+    for index, stage in stages.items():
+        takes = None if stage.is_first else trainer.messages[index - 1]
+        sends = None if stage.is_last else trainer.messages[index]
+        ops = {action.op for action in row if action.stage == index}
+        with _whole(trainer, index):
+            rehearse(stage, takes, sends, ids, ops)
+
+
+@contextlib.contextmanager
+def _whole(trainer: Trainer, stage: int) -> Iterator[None]:
+    """Meanwhile the stage's parameters have their values, where they are sharded between steps."""
+    shards = trainer.shards
+    if shards is None or not shards.kept.parameters:
+        yield
+        return
+    shards.begin(Action(stage, Op.UNSHARD, NO_INDEX))
+    shards.wait_for(stage)
+    yield
+    shards.begin(Action(stage, Op.RESHARD, NO_INDEX))
+    shards.finish_step()
 
 
 def shards_of(trainer: Trainer, shared: Shared, flight: Flight) -> Shards:
@@ -383,7 +433,7 @@ def shards_of(trainer: Trainer, shared: Shared, flight: Flight) -> Shards:
     mesh = fabric.mesh_of(trainer.same_rank, trainer.ranks, trainer.everyone)
     group = ReplicaGroup(mesh.get_group("replica"), trainer.replica, config.replicas)
     lane: Lane = (
-        StreamLane(device, fabric.clock)
+        StreamLane(device, fabric.clock, fabric.lane_stream())
         if group.is_on_stream
         else HostLane(trainer.rank, trainer.replica, flight)
     )
@@ -410,7 +460,7 @@ def _held_messages(trainer: Trainer) -> Messages:
     return Messages(
         forward_bytes,
         backward_bytes,
-        is_posted=transport in ("gloo", "nccl"),
+        is_posted=transport not in ("memory", "gloo via host memory"),
         is_queued=transport == "gloo",
     )
 

@@ -50,7 +50,7 @@ _BOOLEANS = {"true": True, "false": False}
 CHOICES = {
     "weights": ("auto", "random"),
     "split": ("auto", "trace"),
-    "device": ("auto", "cpu", "cuda"),
+    "device": ("auto", "cpu", "cuda", "xpu"),
     "sharding": ("none", "ddp", "zero1", "zero2", "zero3", "torch"),
 }
 

@@ -53,16 +53,14 @@ def prepare(arguments: Sequence[str], launch: Launch) -> Job | None:
 
 def _device(kind: str, launch: Launch) -> torch.device:
     """The rank's device: its own GPU, or a shared one on a machine with fewer GPUs than ranks."""
-    import torch
+    from engine.run import device as devices
 
-    num_devices = torch.cuda.device_count()
-    if kind == "cpu" or (kind == "auto" and not num_devices):
-        return torch.device("cpu")
-    if not num_devices:
-        raise OptionError("--device is cuda, and torch sees no CUDA device here; try auto")
-    device = torch.device("cuda", launch.local_rank % num_devices)
-    torch.cuda.set_device(device)
-    return device
+    if kind == "cpu" or (kind == "auto" and not devices.count()):
+        return devices.CPU
+    try:
+        return devices.of_local_rank(launch.local_rank, None if kind == "auto" else kind)
+    except RuntimeError as error:
+        raise OptionError(f"--device: {error}, or auto") from None
 
 
 def _check(config: TrainerConfig, device: torch.device) -> None:
@@ -162,8 +160,7 @@ def make_folder(option: str, folder: Path) -> None:
 
 def fabric_of(job: Job, launch: Launch) -> Fabric:
     """Connect this rank to the others. Blocks until all ranks call it."""
-    import torch
-
+    from engine.run import device as devices
     from engine.run.clock import clock_for
     from engine.run.p2p.fabric import Fabric
 
@@ -171,7 +168,7 @@ def fabric_of(job: Job, launch: Launch) -> Fabric:
     if len(kinds) > 1:
         launch.attempt(lambda: _refuse_mixed(kinds))
     # All ranks need the same answer: both ends of a channel must be of one kind.
-    is_shared = any(launch.gather(launch.local_world_size > torch.cuda.device_count()))
+    is_shared = any(launch.gather(launch.local_world_size > devices.count()))
     return Fabric(job.device, clock_for(job.device), is_device_shared=is_shared)
 
 

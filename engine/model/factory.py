@@ -19,6 +19,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -256,9 +257,8 @@ class Caster:
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Meanwhile torch, numpy and Python draw from this seed; afterwards from where they were."""
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # what factories use
-    with torch.random.fork_rng(devices=devices):
+    with own_torch_numbers():
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002
@@ -267,6 +267,16 @@ def seeded(seed: int) -> Iterator[None]:
         finally:
             random.setstate(python)
             np.random.set_state(numpy)  # noqa: NPY002
+
+
+def own_torch_numbers() -> AbstractContextManager[None]:
+    """Meanwhile torch draws other random numbers, on the accelerator too if it is in use."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    is_used = accelerator is not None and torch.get_device_module(accelerator).is_initialized()
+    if accelerator is None or not is_used:
+        return torch.random.fork_rng(devices=[])
+    used = [torch.accelerator.current_device_index()]
+    return torch.random.fork_rng(devices=used, device_type=accelerator.type)
 
 
 def find_factory(name: str) -> Callable[[], nn.Module]:

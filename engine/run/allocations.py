@@ -1,8 +1,8 @@
 """Records what this rank allocates and frees, on the host's monotonic clock.
 
 CPU: the allocation events of the profiler. They see the thread that runs the step and autograd's;
-other threads' allocations are left out, as are their frees. CUDA: the history of the caching
-allocator, all threads; its times are the host's, when the work was issued.
+other threads' allocations are left out, as are their frees. Accelerators: the history of the
+caching allocator, all threads; its times are the host's, when the work was issued.
 
 Neither is stamped with the monotonic clock, and the offset to it is not constant: the system's
 clock is being adjusted, and the profiler's is a linear fit to that. So both ends of the recording
@@ -12,8 +12,9 @@ bracket of several is narrower than the lines of Python between a span's mark an
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Self, TypeVar
@@ -22,10 +23,12 @@ import torch
 from torch._C._profiler import _ExtraFields_Allocation
 from torch.profiler import ProfilerActivity, profile
 
+from engine.run import device as devices
+
 _Result = TypeVar("_Result")
 
-_CUDA_UNIT_BYTES = 512  # the caching allocator rounds up to these
-_MARK_BYTES = 37 * _CUDA_UNIT_BYTES
+_UNIT_BYTES = 512  # the caching allocator rounds up to these
+_MARK_BYTES = 37 * _UNIT_BYTES
 _NUM_MARKS = 8  # at each end
 
 
@@ -50,16 +53,18 @@ class Recording:
 
     start_ns: int
     changes: list[Change] | None
+    in_flight_bytes: int | None = None  # most at once that was freed while a stream still used it
 
 
 def record(device: torch.device, work: Callable[[], _Result]) -> tuple[_Result, Recording]:
     """Run `work` and tell what it allocated and freed on the device."""
-    recorder: _Recorder = _CudaHistory(device) if device.type == "cuda" else _CpuProfile()
+    recorder: _Recorder = _History(device) if devices.is_accelerator(device) else _CpuProfile()
     with recorder:
         first = _mark(device)
         result = work()
         last = _mark(device)
-    return result, Recording(first[-1].before_ns, tied(recorder.changes, first, last))
+    changes = tied(recorder.changes, first, last)
+    return result, Recording(first[-1].before_ns, changes, recorder.in_flight_bytes)
 
 
 def _mark(device: torch.device) -> list[_Mark]:
@@ -104,11 +109,13 @@ class _Recorder(AbstractContextManager["_Recorder"], Protocol):
     """Records while entered; the changes, by its own clock and in order, are there afterwards."""
 
     changes: list[Change]
+    in_flight_bytes: int | None  # see `Recording`
 
 
 class _CpuProfile:
     def __init__(self) -> None:
         self.changes: list[Change] = []
+        self.in_flight_bytes: int | None = None
         self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
 
     def __enter__(self) -> Self:
@@ -133,32 +140,46 @@ class _CpuProfile:
                 yield Change(event.start_time_ns, fields.ptr, fields.alloc_size)
 
 
-class _CudaHistory:
+class _History:
     """The caching allocator's history; without one (another allocator's backend) no changes."""
 
     def __init__(self, device: torch.device) -> None:
         self.changes: list[Change] = []
+        self.in_flight_bytes: int | None = None
         self._device = device
-        self._is_kept = torch.cuda.get_allocator_backend() == "native"
+        self._is_kept = devices.keeps_history(device)
 
     def __enter__(self) -> Self:
         if self._is_kept:
-            torch.cuda.memory._record_memory_history("all", context=None)
+            devices.begin_history(self._device)
         return self
 
     def __exit__(self, *raised: object) -> None:
         if self._is_kept:
-            torch.cuda.synchronize(self._device)
-            index = self._device.index
-            traces = torch.cuda.memory._snapshot(self._device)["device_traces"]
-            trace = traces[torch.cuda.current_device() if index is None else index]
-            torch.cuda.memory._record_memory_history(None)
+            trace = devices.end_history(self._device)
             self.changes = list(changes_of_trace(trace))
+            self.in_flight_bytes = most_in_flight(trace)
 
 
-def changes_of_trace(trace: list[dict[str, object]]) -> Iterator[Change]:
-    """A trace of the CUDA allocator. Freed is what has been asked to be, as in its statistics."""
-    signs = {"alloc": 1, "free_requested": -1}
+def changes_of_trace(trace: Iterable[dict[str, object]]) -> Iterator[Change]:
+    """The changes in an allocator's trace. Freed is what has been asked to be, as it counts."""
+    return _entries(trace, {"alloc": 1, "free_requested": -1})
+
+
+def most_in_flight(trace: Iterable[dict[str, object]]) -> int:
+    """The most bytes at once that the program had freed and a stream still used.
+
+    Such are messages on their way: the sender lets go of them at once, the allocator when the
+    stream of their edge is done.
+    """
+    levels = itertools.accumulate(
+        entry.num_bytes for entry in _entries(trace, {"free_requested": 1, "free_completed": -1})
+    )
+    return max(levels, default=0)
+
+
+def _entries(trace: Iterable[dict[str, object]], signs: Mapping[str, int]) -> Iterator[Change]:
+    """The trace's entries of these actions, with the sign of each."""
     for entry in trace:
         sign = signs.get(str(entry["action"]))
         if sign is None:
@@ -167,5 +188,5 @@ def changes_of_trace(trace: list[dict[str, object]]) -> Iterator[Change]:
         assert isinstance(address, int)
         assert isinstance(size, int)
         assert isinstance(time_us, int)
-        num_units = -(-size // _CUDA_UNIT_BYTES)
-        yield Change(time_us * 1000, address, sign * num_units * _CUDA_UNIT_BYTES)
+        num_units = -(-size // _UNIT_BYTES)
+        yield Change(time_us * 1000, address, sign * num_units * _UNIT_BYTES)

@@ -1,8 +1,8 @@
 """Clocks: marks are taken during a step, and read as nanoseconds after it.
 
-Taking a mark never synchronises. On the CPU a mark is the host's monotonic clock. On CUDA it is an
-event on the current stream; events are read when the step is over, along a line through two ties to
-the host clock: one made before it, one after it.
+Taking a mark never synchronises. On the CPU a mark is the host's monotonic clock. On an accelerator
+it is an event on the current stream; events are read when the step is over, along a line through
+two ties to the host clock: one made before it, one after it.
 
 Two clocks never run at quite the same rate, and a moment read on both is known to within an error.
 `Line` holds both, for events against the host and for ranks against rank 0 (`alignment.py`).
@@ -10,6 +10,7 @@ Two clocks never run at quite the same rate, and a moment read on both is known 
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Sequence
@@ -18,7 +19,10 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-Mark = int | torch.cuda.Event
+from engine.run import device as devices
+from engine.run.events import EventPool
+
+Mark = int | torch.Event
 
 MAX_DRIFT_PPB = 1_000_000
 """The most that two clocks are taken to drift apart: NTP slews each by 500 ppm at most."""
@@ -163,22 +167,27 @@ def _nanoseconds(elapsed_ms: float) -> int:
     return round(elapsed_ms * 1e6)
 
 
-class CudaClock:
-    """CUDA events on the stream that is current when the mark is taken."""
+class DeviceClock:
+    """Events on the stream that is current when the mark is taken.
+
+    They are made once and used step after step: those of a step are read before the next begins.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._anchor = torch.cuda.Event(enable_timing=True)
+        self._events = EventPool(functools.partial(devices.timed_event, device))
+        self._anchor: torch.Event | None = None
         self._before: Bracket | None = None  # of a step that is being timed
         self._line = Line(0, 0, 0.0, 0)
 
     def begin_step(self) -> None:
         """Tie an event to the host clock. Synchronises the device (before the step)."""
+        self._events.give_back_all()
         self._anchor, self._before = self._tied_event()
 
-    def mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
+    def mark(self) -> torch.Event:
+        event = self._events.take()
+        event.record()
         return event
 
     def end_step(self) -> None:
@@ -187,9 +196,11 @@ class CudaClock:
         Of a step that was not begun there is nothing to read: then it only synchronises.
         """
         if self._before is None:
-            torch.cuda.synchronize(self._device)
+            devices.wait_for_all(self._device)
+            self._events.give_back_all()
             return
         event, after = self._tied_event()
+        assert self._anchor is not None
         self._line = line_of_events(self._before, after, self._anchor.elapsed_time(event))
         self._before = None
 
@@ -197,22 +208,23 @@ class CudaClock:
         """Host marks (taken by a channel that goes through the host) are read as they are."""
         if isinstance(mark, int):
             return mark
+        assert self._anchor is not None
         return self._line.to_second(_nanoseconds(self._anchor.elapsed_time(mark)))
 
     @property
     def error_ns(self) -> int:
         return self._line.error_ns
 
-    def _tied_event(self) -> tuple[torch.cuda.Event, Bracket]:
+    def _tied_event(self) -> tuple[torch.Event, Bracket]:
         """An event and the host times just before and after it: of several, the narrowest."""
-        torch.cuda.synchronize(self._device)
+        devices.wait_for_all(self._device)
         tries = [self._bracketed_event() for _ in range(_NUM_TRIES)]
         return min(tries, key=lambda one: one[1].width_ns)
 
-    def _bracketed_event(self) -> tuple[torch.cuda.Event, Bracket]:
-        event = torch.cuda.Event(enable_timing=True)
+    def _bracketed_event(self) -> tuple[torch.Event, Bracket]:
+        event = self._events.take()
         before_ns = time.monotonic_ns()
-        event.record(torch.cuda.current_stream(self._device))
+        event.record()
         event.synchronize()
         return event, Bracket(before_ns, time.monotonic_ns())
 
@@ -220,7 +232,7 @@ class CudaClock:
 class IssueClock:
     """Marks when the host issues work, be it done then or not; all else is another clock's.
 
-    Memory is allocated when work is issued: on CUDA, spans of the device's own times would not tell
+    Memory is allocated when work is issued: spans of an accelerator's own times would not tell
     which action it was for.
     """
 
@@ -269,4 +281,4 @@ class FakeClock:
 
 
 def clock_for(device: torch.device) -> Clock:
-    return CudaClock(device) if device.type == "cuda" else HostClock()
+    return DeviceClock(device) if devices.is_accelerator(device) else HostClock()

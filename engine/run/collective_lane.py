@@ -6,7 +6,7 @@ in which they were begun, while the rank computes:
     rank    0UNSHARD 2UNSHARD  0F0 ........ 2F0 ...
     lane    [0UNSHARD---------][2UNSHARD-----]
 
-On the host a thread does them. On CUDA it is a stream: nothing waits but the streams.
+On the host a thread does them. On an accelerator it is a stream: nothing waits but the streams.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 
 from engine.flight import NO_FLIGHT, Flight
 from engine.plan.action import Action
+from engine.run import device as devices
 from engine.run.clock import Clock, HostClock
 from engine.run.p2p.channel import Transfer, TransferError
 
@@ -47,7 +48,7 @@ class Collectives(Protocol):
         """Put an UNSHARD or REDUCE_GRAD on the lane, or do a RESHARD. Never blocks."""
 
     def wait_for(self, stage: int) -> None:
-        """Block until the stage's UNSHARD is done; on CUDA only the compute stream waits."""
+        """Block until the stage's UNSHARD is done; of an accelerator only the compute stream."""
 
     def finish_step(self) -> list[Transfer]:
         """Wait as `wait_for` does for all; returns when each was. Raises CollectiveError."""
@@ -60,7 +61,7 @@ class Job:
     transfer: Transfer | None
     work: Work | None  # with the tensors that it needs
     done: threading.Event = field(default_factory=threading.Event)
-    event: torch.cuda.Event | None = None  # when it is done, on a stream
+    event: torch.Event | None = None  # when it is done, on a stream
 
 
 class Lane(Protocol):
@@ -157,29 +158,28 @@ class HostLane:
 
 
 class StreamLane:
-    """A CUDA stream, for NCCL.
+    """A stream of the device, for collectives of its own backend.
 
     Tensors of a job are kept until the compute stream has waited for it, so that their memory is
     not given away before.
     """
 
-    def __init__(self, device: torch.device, clock: Clock) -> None:
-        self._device, self._clock = device, clock
-        self._stream = torch.cuda.Stream(device)
+    def __init__(self, device: torch.device, clock: Clock, stream: torch.Stream) -> None:
+        self._device, self._clock, self._stream = device, clock, stream
         self._issued: list[Job] = []
         self.waiting: list[int] = []
 
     def issue(self, action: Action | None, work: Work, num_bytes: int = 0) -> Job:
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
+        self._stream.wait_stream(devices.current_stream(self._device))
+        with self._stream:
             transfer = None
             if action is not None:
                 transfer = Transfer(action, num_bytes, self._clock.mark())
             work()
             if transfer is not None:
                 transfer.end = self._clock.mark()
-            event = torch.cuda.Event()
-            event.record(self._stream)
+            event = devices.order_event(self._device)
+            event.record()
         job = Job(transfer, work, event=event)
         self.waiting.append(len(self._issued))
         self._issued.append(job)
@@ -187,10 +187,10 @@ class StreamLane:
 
     def wait(self, job: Job) -> None:
         assert job.event is not None
-        torch.cuda.current_stream(self._device).wait_event(job.event)
+        devices.current_stream(self._device).wait_event(job.event)
 
     def finish(self) -> list[Transfer]:
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        devices.current_stream(self._device).wait_stream(self._stream)
         finished, self._issued = self._issued, []
         return [job.transfer for job in finished if job.transfer is not None]
 

@@ -33,6 +33,7 @@ from engine.plan.program import Program
 from engine.plan.spans import Span, lane_of
 from engine.run.clock import Clock, Mark
 from engine.run.collective_lane import Collectives
+from engine.run.look_ahead import LookAhead
 from engine.run.p2p.channel import Channel, Transfer
 from engine.run.recording import Recording
 from engine.run.stage import Tensors
@@ -89,8 +90,12 @@ class Executor:
         flight: Flight = NO_FLIGHT,
         collectives: Collectives | None = None,
         replica: int = 0,
+        look_ahead: LookAhead | None = None,
     ) -> None:
-        """`collectives` does those of the program, where it has any."""
+        """`collectives` does those of the program, where it has any.
+
+        `look_ahead` bounds how far the host runs ahead of a device; None: not at all.
+        """
         self._rank, self._replica, self._row = rank, replica, lowered.rows[rank]
         self._stages, self._channels, self._clock = stages, channels, clock
         self._routes = _Routes(lowered, self._row, channels)
@@ -109,6 +114,9 @@ class Executor:
         self._collectives = collectives
         if collectives is not None:
             self._operations |= self._with_collectives(collectives)
+        if look_ahead is not None:
+            for op in COMPUTE_OPS:
+                self._operations[op] = look_ahead.bounded(self._operations[op])
         self._handed_on: dict[Action, Tensors] = {}  # by the action that takes it: a SEND, F or B
         self._losses: list[Tensor] = []
         self._timed: list[tuple[Action, Mark, Mark]] = []

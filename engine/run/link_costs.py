@@ -20,6 +20,7 @@ from engine.model.stage_module import TensorSpec
 from engine.plan.action import Action, Op
 from engine.plan.lower import Edge
 from engine.plan.model_costs import LinkCosts
+from engine.run import device as devices
 from engine.run.p2p.channel import Channel
 from engine.run.p2p.fabric import Fabric
 
@@ -126,5 +127,5 @@ def _answer(
 
 
 def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if devices.is_accelerator(device):
+        devices.wait_for_all(device)

@@ -26,6 +26,7 @@ from engine.model.stage_module import (
 from engine.run.memory import storages
 from engine.run.optimizer import OptimizerSpec, build_optimizer
 from engine.run.recomputation import recompute_layers
+from engine.run.rehearsal import made_up
 from engine.run.stage import Stage, Tensors
 
 _MICROBATCH = 0
@@ -82,9 +83,9 @@ class LoneStage:
         self.module, self._device = module, conditions.device
         self.takes, self.sends = takes, sends
         self._targets = ids
-        self._received = (ids,) if takes is None else _made_up(takes, self._device)
+        self._received = (ids,) if takes is None else made_up(takes, self._device)
         returned = None if sends is None else gradient_message(sends)
-        self._returned = None if returned is None else _made_up(returned, self._device)
+        self._returned = None if returned is None else made_up(returned, self._device)
         self._whole = Stage(module, sends, conditions.autocast)
         before = _replaced_forwards(module)
         self._split = Stage(module, sends, conditions.autocast, is_split=True)
@@ -185,16 +186,6 @@ def _replaced_forwards(module: nn.Module) -> dict[nn.Module, object]:
         for inner in module.modules()
         if type(inner) is nn.Linear and "forward" in vars(inner)
     }
-
-
-def _made_up(message: Message, device: torch.device) -> Tensors:
-    """Random hidden states; whole numbers are zero, which every embedding knows."""
-    return tuple(
-        torch.randn(spec.shape, device=device).to(spec.dtype)
-        if spec.dtype.is_floating_point
-        else torch.zeros(spec.shape, dtype=spec.dtype, device=device)
-        for spec in message
-    )
 
 
 def _copies(tensors: Tensors) -> Tensors:

@@ -1,10 +1,10 @@
 """Measures the memory of a step on this rank: when, for what, and what is predicted.
 
 One extra, untimed step is run while its allocations are recorded, and they are added up on top of
-what was alive before. CUDA: the peak itself is the caching allocator's own counter, which needs no
-recording; CPU: torch has no such counter. Messages whose shapes vary are left out on the CPU, since
-other threads make room for them, and then nothing is predicted, since no two microbatches cost the
-same. Both: the process's high-water mark.
+what was alive before. Accelerators: the peak itself is the caching allocator's own counter, which
+needs no recording; CPU: torch has no such counter. Messages whose shapes vary are left out on the
+CPU, since other threads make room for them, and then nothing is predicted, since no two
+microbatches cost the same. Both: the process's high-water mark.
 
 Gradients come and go within the step. Those that are there when it is over are traced back to when
 their memory was last allocated; before that they were something else, or not there.
@@ -27,6 +27,7 @@ from engine.plan.footprint import Messages, predict_peak, there_before_computing
 from engine.plan.program import Program
 from engine.plan.sharded_bytes import NOTHING_SHARED, Shared
 from engine.plan.spans import Span
+from engine.run import device as devices
 from engine.run.action_costs import Block, Level, costs_of
 from engine.run.allocations import Change, record
 
@@ -53,17 +54,20 @@ class MemoryUse:
     """The memory of a step; None where the device or system does not tell.
 
     `timeline` begins with what was alive before and is exact at its peak; elsewhere it may be an
-    envelope. Its times are the host's monotonic clock: on CUDA, when work was issued. There it
+    envelope. Its times are the host's monotonic clock: on a device, when work was issued. There it
     counts what was asked for, so that its peak lacks what the allocator does not split off, and it
     is empty where the allocator keeps no history; the split then takes all gradients for alive.
     """
 
     peak_bytes: int  # allocated to tensors
-    reserved_bytes: int | None  # held by the caching allocator (CUDA)
+    reserved_bytes: int | None  # held by the caching allocator, as the next three of a device only
     process_peak_bytes: int | None  # resident set of the process until that step (Linux)
     timeline: tuple[Level, ...]
     at_peak: MemorySplit  # adds up to `peak_bytes`
     predicted_peak_bytes: int | None  # by the program; None without a timeline to learn costs from
+    active_bytes: int | None = None  # allocated, or freed while a stream still used it
+    in_flight_bytes: int | None = None  # the most of the latter: messages on their way
+    outside_bytes: int | None = None  # of the device used by all else: contexts, communicators
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,9 @@ class Account:
     changes: Sequence[Change] | None  # None where no history is kept
     peak_bytes: int
     reserved_bytes: int | None
+    active_bytes: int | None = None
+    in_flight_bytes: int | None = None
+    outside_bytes: int | None = None
 
 
 def measure_memory(
@@ -110,8 +117,8 @@ def measure_memory(
     """
     process_bytes = process_peak_bytes()  # of the steps before: recording takes room of its own
     gc.collect()  # a tensor that dies during the step should be the step's
-    if device.type == "cuda":
-        spans, account = _on_cuda(device, step)
+    if devices.is_accelerator(device):
+        spans, account = _on_device(device, step)
     else:
         before = owned()
         alive_bytes = sum(storages([*_all_of(before), *before.held], device).values())
@@ -136,16 +143,29 @@ def _on_cpu(
     return spans, Account(start, changes, peak_bytes, None)
 
 
-def _on_cuda(
+def _on_device(
     device: torch.device, step: Callable[[], Sequence[Span]]
 ) -> tuple[Sequence[Span], Account]:
-    """Synchronises the device (once, after the step)."""
-    alive_bytes = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
+    """Synchronises the device (before and after the step).
+
+    What the allocator counts before must be done: a free that waits for a stream would be counted
+    in the step.
+    """
+    devices.wait_for_all(device)
+    alive_bytes = devices.allocated_bytes(device)
+    devices.reset_peaks(device)
     spans, recording = record(device, step)
-    torch.cuda.synchronize(device)
-    peaks = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
-    return spans, Account(Level(recording.start_ns, alive_bytes), recording.changes, *peaks)
+    devices.wait_for_all(device)
+    peaks = devices.peaks_of(device)
+    return spans, Account(
+        Level(recording.start_ns, alive_bytes),
+        recording.changes,
+        peaks.allocated_bytes,
+        peaks.reserved_bytes,
+        peaks.active_bytes,
+        recording.in_flight_bytes,
+        max(0, devices.used_bytes(device) - devices.reserved_bytes(device)),
+    )
 
 
 def use_of(
@@ -168,6 +188,9 @@ def use_of(
         envelope(levels, MAX_LEVELS) if is_known else (),
         _split(account.peak_bytes, owned, device, lambda made: last_made.get(made, 0) <= peak_at),
         _predicted(plan, levels, changes, spans) if is_known and plan is not None else None,
+        account.active_bytes,
+        account.in_flight_bytes,
+        account.outside_bytes,
     )
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 import torch
 
+from engine.run import device as devices
+
 SEARCH_NS = 50_000_000
 WINDOW_NS = 100_000_000
 SMALLEST = 128
@@ -37,8 +39,8 @@ def measured_peak_flops(device: torch.device, dtype: torch.dtype) -> float:
         def multiply() -> None:
             for _ in range(repeats):
                 torch.mm(left, right, out=product)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            if devices.is_accelerator(device):
+                devices.wait_for_all(device)
 
         multiply()  # makes room, threads and handles
         return multiply

@@ -37,6 +37,7 @@ from torch import Tensor, nn
 from engine.plan.action import Action, Op
 from engine.plan.collectives import CollectivePolicy, Zero1, Zero2, most_unsharded
 from engine.plan.sharded_bytes import BucketBytes, Shared
+from engine.run import device as devices
 from engine.run.collective_lane import Job, Lane
 from engine.run.p2p.channel import Transfer
 
@@ -52,7 +53,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class ReplicaGroup:
-    """The same rank of all replicas. Each method is collective and blocks, on CUDA the stream."""
+    """The same rank of all replicas. Each method is collective and blocks the host or a stream."""
 
     def __init__(self, group: dist.ProcessGroup, replica: int, replicas: int) -> None:
         self._group, self.replica, self.replicas = group, replica, replicas
@@ -60,12 +61,12 @@ class ReplicaGroup:
 
     @property
     def is_on_stream(self) -> bool:
-        """Whether CUDA's streams wait for its work, and not the thread that calls."""
+        """Whether the device's streams wait for its work, and not the thread that calls."""
         return not self._is_gloo
 
     def gather(self, whole: Tensor, shard: Tensor) -> None:
         """Put the shards of all replicas together; `shard` may be this replica's part of it."""
-        if self._is_gloo and whole.is_cuda:  # gloo knows host memory only
+        if self._is_gloo and devices.is_accelerator(whole.device):  # gloo knows host memory only
             on_host = torch.empty_like(whole, device="cpu")
             _gather(on_host, shard.cpu(), group=self._group)
             whole.copy_(on_host)
@@ -78,7 +79,7 @@ class ReplicaGroup:
 
     def sum_shard(self, shard: Tensor, flat: Tensor) -> None:
         """Write this replica's part of the sum over replicas."""
-        if self._is_gloo and flat.is_cuda:
+        if self._is_gloo and devices.is_accelerator(flat.device):
             on_host = torch.empty_like(shard, device="cpu")
             _reduce_scatter(on_host, flat.cpu(), group=self._group)
             shard.copy_(on_host)

@@ -19,6 +19,7 @@ from engine.plan.lower import check_delivery_between_ranks
 from engine.plan.program import Program
 from engine.plan.rules import ProgramError
 from engine.plan.spans import COLUMNS, Span
+from engine.run import device as devices
 from engine.run.alignment import Alignment
 from engine.run.clock import Clock
 from ppbench.analysis.transfers import Receive
@@ -135,7 +136,7 @@ def _with_joined_optimizers(spans: Sequence[Span]) -> list[Span]:
 
 def _is_oversubscribed(recordings: Sequence[RankRecording], device: torch.device) -> bool:
     """Whether this host has more threads than cores, or, with GPUs, two ranks share one."""
-    if device.type == "cuda":
+    if devices.is_accelerator(device):
         return len({recording.gpu for recording in recordings}) < len(recordings)
     hosts = [recording.facts["hostname"] for recording in recordings]
     num_here = hosts.count(platform.node())
@@ -173,14 +174,16 @@ def rank_facts(
 
 def _memory_facts(device: torch.device) -> dict[str, object]:
     """Return the allocator's peak since the script began or last reset it; ppbench never resets."""
-    if device.type != "cuda":
+    if not devices.is_accelerator(device):
         return {"peak_memory_bytes": None}
+    peaks = devices.peaks_of(device)
     return {
-        "peak_memory_bytes": torch.cuda.max_memory_allocated(device),
-        "reserved_bytes": torch.cuda.max_memory_reserved(device),
+        "peak_memory_bytes": peaks.allocated_bytes,
+        "active_bytes": peaks.active_bytes,
+        "reserved_bytes": peaks.reserved_bytes,
     }
 
 
 def gpu_of(device: torch.device) -> str:
     """Return an id of the GPU that is the same in every process; empty for a CPU."""
-    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+    return devices.uuid_of(device) if devices.is_accelerator(device) else ""

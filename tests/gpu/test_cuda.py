@@ -14,7 +14,7 @@ from engine.model.data import DataSpec
 from engine.model.spec import ModelSpec
 from engine.plan.action import Op
 from engine.plan.spans import Lane, Span
-from engine.run.clock import CudaClock, clock_for
+from engine.run.clock import DeviceClock, clock_for
 from engine.run.memory import MemoryUse
 from engine.run.p2p.fabric import Fabric
 from engine.trainer import Trainer, TrainerConfig, connect
@@ -149,7 +149,7 @@ def test_events_account_for_the_wall_time_of_a_step():
 
 
 def test_marks_are_ordered_on_the_host_clock():
-    clock = CudaClock(DEVICE)
+    clock = DeviceClock(DEVICE)
     before_ns = time.monotonic_ns()
     clock.begin_step()
     first = clock.mark()

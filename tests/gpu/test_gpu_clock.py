@@ -4,13 +4,13 @@ import time
 
 import torch
 
-from engine.run.clock import CudaClock
+from engine.run.clock import DeviceClock
 
 DEVICE = torch.device("cuda", 0)
 
 
 def test_an_event_is_read_within_its_error_of_when_it_happened():
-    clock = CudaClock(DEVICE)
+    clock = DeviceClock(DEVICE)
     clock.begin_step()
     seen = []
     for _ in range(20):
@@ -25,7 +25,7 @@ def test_an_event_is_read_within_its_error_of_when_it_happened():
 
 
 def test_marks_of_the_host_are_exact_among_events():
-    clock = CudaClock(DEVICE)
+    clock = DeviceClock(DEVICE)
     clock.begin_step()
     clock.end_step()
     assert clock.read_ns(123) == 123

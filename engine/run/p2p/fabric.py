@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from datetime import timedelta
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -13,14 +14,25 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from engine.model.stage_module import Message
 from engine.plan.lower import Edge
+from engine.run import device as devices
 from engine.run.clock import Clock, HostClock, Ping
 from engine.run.p2p.channel import Channel
-from engine.run.p2p.gloo import GlooChannel
-from engine.run.p2p.nccl import NcclChannel
+from engine.run.p2p.gloo import GlooChannel, Staging
+from engine.run.p2p.nccl import NcclChannel, options_of
 from engine.run.p2p.shapes import Shapes
 from engine.run.p2p.shared_memory import can_share_memory, open_channels
+from engine.run.streams import Streams, check_num_edges
 
 Ranks = tuple[int, ...]
+_NO_LIMIT = timedelta(days=365)
+
+
+class Link(NamedTuple):
+    """One of the ways from a process to another: cases with other stages use it as well."""
+
+    source: int
+    target: int
+    number: int  # among those with both ends in common
 
 
 class Fabric:
@@ -33,18 +45,21 @@ class Fabric:
 
     def __init__(self, device: torch.device, clock: Clock, is_device_shared: bool) -> None:
         self.device, self.clock = device, clock
-        self._uses_nccl = device.type == "cuda" and not is_device_shared
+        self._is_direct = devices.is_accelerator(device) and not is_device_shared
+        self._backend = devices.backend_of(device) if self._is_direct else "gloo"
+        self._streams = Streams(device)
+        self._timeout = _NO_LIMIT
         self._host_group = dist.new_group(backend="gloo") if dist.is_initialized() else None
-        self._nccl_groups: dict[tuple[Edge, int, int], dist.ProcessGroup] = {}
+        self._links: dict[Link, dist.ProcessGroup] = {}
         self._sum_groups: dict[Ranks, dist.ProcessGroup] = {}
         self._host_groups: dict[Ranks, dist.ProcessGroup] = {}
         self.shares_memory = device.type == "cpu" and can_share_memory(self._gather_from_all)
 
     @property
     def transport(self) -> str:
-        """The way that messages take: `memory`, `gloo`, `nccl` or `gloo via host memory`."""
-        if self._uses_nccl:
-            return "nccl"
+        """How messages go: `memory`, `gloo via host memory`, or by a backend such as `nccl`."""
+        if self._is_direct:
+            return self._backend
         if self.shares_memory:
             return "memory"
         return "gloo" if self.device.type == "cpu" else "gloo via host memory"
@@ -63,18 +78,20 @@ class Fabric:
         """
         world_size = len(set(ranks))
         everyone = tuple(range(replicas * world_size))
-        for pipeline in (everyone[at : at + world_size] for at in everyone[::world_size]):
-            if self._uses_nccl:
-                for edge in edges:
-                    source, target = ranks[edge.source], ranks[edge.target]
-                    self._connect_edge(edge, pipeline[source], pipeline[target])
-            self._connect_hosts(pipeline)
-            for some in sorted({tuple(range(world_size)), *shared}):
-                self._connect_sum(tuple(pipeline[rank] for rank in some))
-        if replicas > 1:
-            for some in [everyone[rank::world_size] for rank in range(world_size)] + [everyone]:
-                self._connect_hosts(some)
-                self._connect_sum(some)
+        pipelines = [everyone[at : at + world_size] for at in everyone[::world_size]]
+        across = [everyone[rank::world_size] for rank in range(world_size)] + [everyone]
+        across = across if replicas > 1 else []
+        within = sorted({tuple(range(world_size)), *shared})
+        sums = [tuple(pipeline[rank] for rank in some) for pipeline in pipelines for some in within]
+        if self._is_direct:
+            check_streams(edges, ranks)
+            links = [link for p in pipelines for link in links_of(edges, ranks, p)]
+            self._free_unused(links, [*sums, *across])
+            self._connect_links(links)
+        for some in [*pipelines, *across]:
+            self._connect_hosts(some)
+        for some in [*sums, *across]:
+            self._connect_sum(some)
 
     def mesh_of(self, replica: Ranks, pipeline: Ranks, everyone: Ranks) -> DeviceMesh:
         """The processes as torch's mesh of the communicators that `connect` has made.
@@ -95,27 +112,71 @@ class Fabric:
 
     def _connect_sum(self, ranks: Ranks) -> None:
         if ranks not in self._sum_groups:
-            backend = "nccl" if self._uses_nccl else "gloo"
-            self._sum_groups[ranks] = dist.new_group(list(ranks), backend=backend)
+            self._sum_groups[ranks] = self._new_group(ranks, is_edge=False)
             if dist.get_rank() in ranks:  # as for edges: ready before anything is timed
                 self.sum_over(torch.zeros(1, device=self.device), ranks)
 
-    def _connect_edge(self, edge: Edge, source: int, target: int) -> None:
+    def _new_group(self, ranks: Sequence[int], *, is_edge: bool) -> dist.ProcessGroup:
+        """A communicator for tensors of the device. Collective over the default group."""
+        more: dict[str, Any] = {}
+        if self._is_direct:
+            options = options_of(self._backend, is_edge=is_edge)
+            more = {"timeout": self._timeout, "pg_options": options}
+        group: dist.ProcessGroup = dist.new_group(list(ranks), backend=self._backend, **more)
+        return group
+
+    def _free_unused(self, links: Sequence[Link], sums: Sequence[Ranks]) -> None:
+        """Free the communicators that only earlier cases used.
+
+        Each holds memory of the device, and its stream is one of a pool.
+        """
+        for link in [link for link in self._links if link not in links]:
+            _free(self._links.pop(link))
+        for some in [some for some in self._sum_groups if some not in sums]:
+            _free(self._sum_groups.pop(some))
+
+    def _connect_links(self, links: Sequence[Link]) -> None:
+        for link in links:
+            if link not in self._links:
+                self._links[link] = self._connected(link)
+
+    def _connected(self, link: Link) -> dist.ProcessGroup:
         """One communicator, and one number through it, so that it is ready before any timing.
 
         NCCL builds it at first use and blocks the host until both ends are there: inside a step,
         with ends used in different orders, that could hang.
         """
-        key = (edge, source, target)
-        if key in self._nccl_groups:
-            return
-        group = self._nccl_groups[key] = dist.new_group([source, target], backend="nccl")
+        group = self._new_group(link[:2], is_edge=True)
         number = torch.zeros(1, device=self.device)
-        if dist.get_rank() == source:
-            dist.send(number, target, group)
-        elif dist.get_rank() == target:
-            dist.recv(number, source, group)
-        torch.cuda.synchronize(self.device)
+        if dist.get_rank() == link.source:
+            dist.send(number, link.target, group)
+        elif dist.get_rank() == link.target:
+            dist.recv(number, link.source, group)
+        devices.wait_for_all(self.device)
+        return group
+
+    def limit(self, timeout_s: float) -> None:
+        """Give what the device's backend does from now on so many seconds; 0: as long as it likes.
+
+        Its own limit, ten minutes of NCCL, would end a case that may take longer.
+        """
+        self._timeout = timedelta(seconds=timeout_s) if timeout_s else _NO_LIMIT
+        if self._is_direct:
+            for group in (*self._links.values(), *self._sum_groups.values()):
+                if _is_member(group):
+                    dist.distributed_c10d._set_pg_timeout(self._timeout, group)
+
+    def lane_stream(self) -> torch.Stream:
+        """The stream of the lane of collectives."""
+        return self._streams.of_lane()
+
+    def close(self) -> None:
+        """Free the communicators of the device. Collective; the fabric is not used again."""
+        if self._is_direct:
+            for group in (*self._links.values(), *self._sum_groups.values()):
+                _free(group)
+        self._links.clear()
+        self._sum_groups.clear()
 
     def open_channels(
         self,
@@ -143,6 +204,7 @@ class Fabric:
             gather = functools.partial(self.gather_objects, ranks=everyone)
             return {**open_channels(edges, ranks, me, messages, num_microbatches, gather)}
         channels: dict[Edge, Channel] = {}
+        links = dict(zip(edges, links_of(edges, ranks, range(max(ranks) + 1)), strict=True))
         num_edges = len(edges)
         num_tags = 2 * num_edges * num_microbatches  # an edge's data and shapes, by microbatch
         for index, edge in enumerate(edges):
@@ -154,9 +216,9 @@ class Fabric:
                     range(first, num_tags, 2 * num_edges) for first in (index, num_edges + index)
                 )
                 shapes = Shapes(self._host_group, peer, shape_tags) if with_shapes else None
-                group = self._nccl_groups.get((edge, source, target))
-                delay_ns = (delays_ns or {}).get(edge, 0)
-                channels[edge] = self._open(group, peer, tags, shapes, delay_ns)
+                group, delay_ns = self._links.get(links[edge]), (delays_ns or {}).get(edge, 0)
+                position = len(channels)
+                channels[edge] = self._open(group, peer, tags, shapes, delay_ns, position)
         return channels
 
     def _open(
@@ -166,11 +228,17 @@ class Fabric:
         tags: range,
         shapes: Shapes | None,
         delay_ns: int,
+        position: int,
     ) -> Channel:
+        """`position`: of the edge among this rank's, which chooses its stream."""
         if group is not None:
-            return NcclChannel(group, peer, self.device, self.clock, shapes)
+            stream = self._streams.of_edge(position)
+            return NcclChannel(group, peer, self.device, self.clock, shapes, stream)
         assert self._host_group is not None
-        return GlooChannel(self._host_group, peer, tags, self.device, shapes, delay_ns)
+        staging = None
+        if devices.is_accelerator(self.device):
+            staging = Staging(self.device, self.clock, self._streams.of_edge(position))
+        return GlooChannel(self._host_group, peer, tags, shapes, delay_ns, staging)
 
     def group_of(self, ranks: Ranks) -> dist.ProcessGroup:
         """The communicator of ranks that have been connected, for the tensors of its device."""
@@ -233,3 +301,31 @@ def _answer_pings(asker: int, count: int, group: dist.ProcessGroup) -> list[Ping
         Ping(sent_ns, *ours, returned_ns)
         for (sent_ns, returned_ns), ours in zip(theirs.tolist(), times, strict=True)
     ]
+
+
+def links_of(edges: Sequence[Edge], ranks: Ranks, processes: Sequence[int]) -> list[Link]:
+    """The link of each edge, in their order; `processes` are those of the ranks."""
+    used: dict[tuple[int, int], int] = {}
+    links = []
+    for edge in edges:
+        ends = processes[ranks[edge.source]], processes[ranks[edge.target]]
+        links.append(Link(*ends, used.get(ends, 0)))
+        used[ends] = used.get(ends, 0) + 1
+    return links
+
+
+def check_streams(edges: Sequence[Edge], ranks: Ranks) -> None:
+    """Raises TooManyEdgesError, on all ranks alike, if a rank has more edges than streams."""
+    ends = [ranks[stage] for edge in edges for stage in (edge.source, edge.target)]
+    for rank in sorted(set(ends)):
+        check_num_edges(ends.count(rank), rank)
+
+
+def _free(group: dist.ProcessGroup) -> None:
+    if _is_member(group):
+        dist.destroy_process_group(group)
+
+
+def _is_member(group: dist.ProcessGroup) -> bool:
+    """Whether this rank is in it; who is not has a number instead."""
+    return isinstance(group, dist.ProcessGroup)

@@ -1,14 +1,20 @@
-"""Messages over gloo: between hosts, with emulated links, and for CUDA ranks that share a device.
+"""Messages over gloo: between hosts, with emulated links, and for ranks that share a device.
 
 A thread per channel waits for what is sent, so that it is let go and its end stamped when that
 happens. The rank itself waits for what it receives: to be woken by a thread takes longer. So a
 receive's end is when the rank had the message; one that was there before has the end of its send.
-Shapes that vary and emulated links need the thread for receives too. For CUDA ranks that share a
-device (NCCL refuses them) it copies to and from pinned host memory.
+Shapes that vary and emulated links need the thread for receives too.
+
+Ranks that share a device (NCCL refuses them) go through pinned host memory. The copies run on a
+stream of the edge beside the computations, and are part of the transfers' spans:
+
+    SEND   [copy to the host | sent]       the thread sleeps until the copy is there
+    RECV   [received | copy to the device]
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import time
@@ -22,7 +28,9 @@ from torch import Tensor
 
 from engine.model.stage_module import Message, TensorSpec
 from engine.plan.action import Action
-from engine.run.clock import HostClock
+from engine.run import device as devices
+from engine.run.clock import Clock, HostClock
+from engine.run.events import EventPool
 from engine.run.p2p.channel import Tensors, Transfer, TransferError, num_bytes_of
 from engine.run.p2p.shapes import Pending, Shapes
 
@@ -36,7 +44,7 @@ class _Message:
     tensors: Tensors
     works: list[dist.Work]
     is_incoming: bool
-    staged: torch.cuda.Event | None = None  # when the copy to host memory will be complete
+    staged: torch.Event | None = None  # when the copy to host memory will be complete
     shapes: Pending | None = None  # sent ahead, or awaited
     expected: Message = ()  # what is received, shapes to be told
 
@@ -55,6 +63,52 @@ class _Message:
         self.tensors, self.works, self.shapes = (), [], None
 
 
+class Staging:
+    """Copies an edge's messages between the device and pinned host memory, on a stream of its own.
+
+    The computations go on beside them; the marks are taken on that stream.
+    """
+
+    def __init__(self, device: torch.device, clock: Clock, stream: torch.Stream) -> None:
+        self._device, self._clock, self._stream = device, clock, stream
+        self.copies = EventPool(functools.partial(devices.host_event, device))
+        self._arrivals = EventPool(functools.partial(devices.order_event, device))
+
+    def to_host(self, message: _Message, tensors: Tensors) -> None:
+        """Begin to copy tensors into a message; its span begins with the copy."""
+        self._stream.wait_stream(devices.current_stream(self._device))
+        with self._stream:
+            if message.transfer is not None:
+                message.transfer.start = self._clock.mark()
+            message.tensors = tuple(self._copy(tensor) for tensor in tensors)
+            message.staged = self.copies.take()
+            message.staged.record()
+
+    def to_device(self, buffers: Tensors, transfer: Transfer | None) -> Tensors:
+        """Begin to copy a message, for which computations then wait; its span ends with the copy.
+
+        Never blocks.
+        """
+        compute = devices.current_stream(self._device)
+        with self._stream:
+            tensors = tuple(buffer.to(self._device, non_blocking=True) for buffer in buffers)
+            if transfer is not None:
+                transfer.end = self._clock.mark()
+            arrival = self._arrivals.take()
+            arrival.record()
+        compute.wait_event(arrival)
+        self._arrivals.give_back(arrival)
+        for tensor in tensors:
+            devices.keep_until_done(tensor, compute)
+        return tensors
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        staged = devices.pinned_empty(tensor.shape, tensor.dtype)
+        staged.copy_(tensor, non_blocking=True)
+        devices.keep_until_done(tensor, self._stream)
+        return staged
+
+
 class GlooChannel:
     """A channel over gloo; each edge and microbatch has a tag, so that no message is mistaken."""
 
@@ -63,20 +117,20 @@ class GlooChannel:
         group: dist.ProcessGroup,
         peer: int,
         tags: range,
-        device: torch.device,
         shapes: Shapes | None,
         delay_ns: int = 0,
+        staging: Staging | None = None,
     ) -> None:
-        """`tags`: one for each microbatch.
+        """`tags`: one for each microbatch. `staging`: of a device, None on the CPU.
 
         `shapes` are sent and expected ahead of each message; None where they never vary.
 
         `delay_ns`: each message takes so much longer, on both ends; one at a time.
         """
-        self._group, self._peer, self._tags, self._device = group, peer, tags, device
+        self._group, self._peer, self._tags = group, peer, tags
         self._shapes, self._delay_ns = shapes, delay_ns
         self._clock = HostClock()  # gloo moves bytes on the host, whatever the device
-        self._is_staged = device.type == "cuda"
+        self._staging = staging
         self.is_timed = True
         self._transfers: list[Transfer] = []
         self._pending: SimpleQueue[_Message | threading.Event | None] = SimpleQueue()
@@ -92,8 +146,8 @@ class GlooChannel:
         message = _Message(action, self._begin(action, tensors), (), [], is_incoming=False)
         if self._shapes is not None:
             message.shapes = self._shapes.send(action, tensors)
-        if self._is_staged:
-            message.tensors, message.staged = _copy_to_host(tensors)
+        if self._staging is not None:
+            self._staging.to_host(message, tensors)
         else:
             message.tensors = tuple(tensor.contiguous() for tensor in tensors)
             message.works = self._isend(message)
@@ -118,7 +172,9 @@ class GlooChannel:
             raise TransferError(f"receive from rank {self._peer}: {error}") from error
         buffers = arrived.tensors
         arrived.let_go()
-        return tuple(buffer.to(self._device, non_blocking=True) for buffer in buffers)
+        if self._staging is None:
+            return buffers
+        return self._staging.to_device(buffers, arrived.transfer)
 
     def finish_step(self) -> list[Transfer]:
         is_idle = threading.Event()
@@ -173,14 +229,19 @@ class GlooChannel:
 
         The profiler, which sees one thread only, would count the free without the allocation.
         """
-        if self._shapes is None or self._is_staged:
-            return torch.empty(spec.shape, dtype=spec.dtype, pin_memory=self._is_staged)
+        if self._staging is not None:
+            return devices.pinned_empty(spec.shape, spec.dtype)
+        if self._shapes is None:
+            return torch.empty(spec.shape, dtype=spec.dtype)
         num_bytes = math.prod(spec.shape) * spec.dtype.itemsize
         return torch.from_numpy(np.empty(num_bytes, np.uint8)).view(spec.dtype).view(spec.shape)
 
     def _let_go_of_sent(self) -> None:
         while not self._sent.empty():
-            self._sent.get().let_go()
+            sent = self._sent.get()
+            if self._staging is not None and sent.staged is not None:
+                self._staging.copies.give_back(sent.staged)
+            sent.let_go()
 
     def _complete_in_order(self) -> None:
         """The channel's thread: wait for each message in turn."""
@@ -197,8 +258,6 @@ class GlooChannel:
     def _complete(self, message: _Message) -> None:
         if message.staged is not None:
             message.staged.synchronize()  # blocks this thread; the rank runs on
-            if message.transfer is not None:
-                message.transfer.start = self._clock.mark()
             message.works = self._isend(message)
         if message.shapes is not None and message.is_incoming:
             self._receive(message, Shapes.wait(message.shapes, message.expected))
@@ -210,14 +269,3 @@ class GlooChannel:
         if message.transfer is not None:
             message.transfer.end = self._clock.mark()
         (self._arrived if message.is_incoming else self._sent).put(message)
-
-
-def _copy_to_host(tensors: Tensors) -> tuple[Tensors, torch.cuda.Event]:
-    """Start a copy to pinned memory on the current stream; the event tells when it is there."""
-    copies = []
-    for tensor in tensors:
-        staged = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        copies.append(staged.copy_(tensor, non_blocking=True))
-    ready = torch.cuda.Event()
-    ready.record()
-    return tuple(copies), ready

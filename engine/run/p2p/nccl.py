@@ -1,7 +1,12 @@
-"""Messages over NCCL: a communicator and a CUDA stream per channel; the host never waits."""
+"""Messages over NCCL: a communicator and a stream per channel; the host never waits.
+
+Other vendors' backends with torch's interface (RCCL, which torch calls NCCL, and XCCL) go the same
+way.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 
 import torch
@@ -9,9 +14,30 @@ import torch.distributed as dist
 
 from engine.model.stage_module import Message
 from engine.plan.action import Action
+from engine.run import device as devices
 from engine.run.clock import Clock, Mark
+from engine.run.events import EventPool
 from engine.run.p2p.channel import Tensors, Transfer, num_bytes_of
 from engine.run.p2p.shapes import Pending, Shapes
+
+NCCL = "nccl"
+MOST_CTAS = 4
+"""Blocks of threads that an edge's kernel may occupy: an open receive spins on as many SMs until
+its message comes, and takes them from computing."""
+
+
+def options_of(backend: str, *, is_edge: bool) -> object | None:
+    """The options of a communicator; None where the backend has none that matter here.
+
+    Its stream is one of high priority: those come from a pool of their own, so that no edge's
+    stream is NCCL's, and its kernels start before queued computations.
+    """
+    if backend != NCCL:
+        return None
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    if is_edge:
+        options.config.min_ctas, options.config.max_ctas = 1, MOST_CTAS
+    return options
 
 
 class NcclChannel:
@@ -28,13 +54,15 @@ class NcclChannel:
         device: torch.device,
         clock: Clock,
         shapes: Shapes | None,
+        stream: torch.Stream,
     ) -> None:
+        """`stream` is no other edge's while the channel is open."""
         self._group, self._peer, self._device, self._clock = group, peer, device, clock
-        self._shapes = shapes
-        self._stream = torch.cuda.Stream(device)
+        self._shapes, self._stream = shapes, stream
         self.is_timed = True
         self._transfers: list[Transfer] = []
-        self._posted: dict[Action, tuple[Tensors, torch.cuda.Event]] = {}
+        self._arrivals = EventPool(functools.partial(devices.order_event, device))
+        self._posted: dict[Action, tuple[Tensors, torch.Event]] = {}
         self._awaited: deque[tuple[Action, Pending, Message]] = deque()
         self._announced: list[Pending] = []
 
@@ -42,12 +70,12 @@ class NcclChannel:
         if self._shapes is not None:
             self._announced.append(self._shapes.send(action, tensors))
         tensors = tuple(tensor.contiguous() for tensor in tensors)
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
+        self._stream.wait_stream(devices.current_stream(self._device))
+        with self._stream:
             start = self._clock.mark() if self.is_timed else None
             for tensor in tensors:
                 self._hold_stream(dist.isend(tensor, self._peer, self._group))
-                tensor.record_stream(self._stream)  # the allocator reuses it after the send
+                devices.keep_until_done(tensor, self._stream)
             self._record(action, tensors, start)
 
     def post(self, action: Action, message: Message) -> None:
@@ -61,10 +89,11 @@ class NcclChannel:
             awaited, pending, message = self._awaited.popleft()
             self._posted[awaited] = self._receive(awaited, Shapes.wait(pending, message))
         buffers, arrival = self._posted.pop(action)
-        compute = torch.cuda.current_stream(self._device)
+        compute = devices.current_stream(self._device)
         compute.wait_event(arrival)
+        self._arrivals.give_back(arrival)  # the stream waits for what it was when it was asked
         for buffer in buffers:
-            buffer.record_stream(compute)
+            devices.keep_until_done(buffer, compute)
         return buffers
 
     def finish_step(self) -> list[Transfer]:
@@ -78,8 +107,8 @@ class NcclChannel:
     def close(self) -> None:
         self._stream.synchronize()
 
-    def _receive(self, action: Action, message: Message) -> tuple[Tensors, torch.cuda.Event]:
-        with torch.cuda.stream(self._stream):
+    def _receive(self, action: Action, message: Message) -> tuple[Tensors, torch.Event]:
+        with self._stream:
             buffers = tuple(
                 torch.empty(spec.shape, dtype=spec.dtype, device=self._device) for spec in message
             )
@@ -87,7 +116,7 @@ class NcclChannel:
             for buffer in buffers:
                 self._hold_stream(dist.irecv(buffer, self._peer, self._group))
             self._record(action, buffers, start)
-            arrival = torch.cuda.Event()
+            arrival = self._arrivals.take()
             arrival.record()
         return buffers, arrival
 

@@ -14,6 +14,7 @@ from engine.configuration import data_of, lowered_of, model_of, partition_of, to
 from engine.connection import autocast_of
 from engine.model.data import StepBatch
 from engine.model.stage_module import Model, Partition, StageModule
+from engine.run.device import random_state, set_random_state
 from engine.run.stage import loss_of
 from engine.trainer import TrainerConfig
 
@@ -66,14 +67,3 @@ def _built(model: Model, partition: Partition, stage: int, device: torch.device)
     module = model.build_stage(partition, stage, device)
     set_random_state(state, device)
     return module
-
-
-def random_state(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def set_random_state(state: Tensor, device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-    else:
-        torch.set_rng_state(state)

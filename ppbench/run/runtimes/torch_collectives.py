@@ -111,8 +111,8 @@ class Collectives:
     def _mark(self, stream: object = None) -> Mark:
         """Take a mark, on the stream of the collective where there is one."""
         assert self.clock is not None
-        if isinstance(stream, torch.cuda.Stream):
-            with torch.cuda.stream(stream):
+        if isinstance(stream, torch.Stream):
+            with stream:
                 return self.clock.mark()
         return self.clock.mark()
 
@@ -182,7 +182,7 @@ class Collectives:
             future.add_done_callback(lambda _: self._note(self._arrive, gather))
         else:
             gather.end = self._mark(stream)
-            gather.asked = None if isinstance(stream, torch.cuda.Stream) else gather.start
+            gather.asked = None if isinstance(stream, torch.Stream) else gather.start
 
     def _arrive(self, gather: Timed) -> None:
         gather.end = self._mark()
@@ -253,7 +253,7 @@ def in_order(spans: Sequence[Span]) -> list[Span]:
 
 
 def _last_stream(arguments: Sequence[object]) -> object:
-    streams = [argument for argument in arguments if isinstance(argument, torch.cuda.Stream)]
+    streams = [argument for argument in arguments if isinstance(argument, torch.Stream)]
     return streams[-1] if streams else None
 
 

@@ -28,6 +28,7 @@ from engine.plan.action import COMPUTE_OPS, Action, Op
 from engine.plan.program import Program
 from engine.plan.rules import peak_activations
 from engine.plan.spans import Span, lane_of
+from engine.run import device as devices
 from engine.run.clock import Clock, Mark
 from engine.run.memory import MemoryUse
 from engine.run.p2p.fabric import Fabric
@@ -210,8 +211,8 @@ def peak_of(device: torch.device, dtype: str, num_ranks: int) -> Peak:
 
 @functools.cache
 def _peak_of(device: torch.device, dtype: str, _num_ranks: int, _num_threads: int) -> Peak:
-    if device.type == "cuda":
-        known = datasheet_peak(torch.cuda.get_device_name(device), dtype)
+    if devices.is_accelerator(device):
+        known = datasheet_peak(devices.name_of(device), dtype)
         if known is not None:
             return known
     return Peak(measured_peak_flops(device, DTYPES[dtype]), f"measured matmul {dtype}")

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from engine.model.presets import PRESETS
-from ppbench.run.runtimes.reference import random_state, set_random_state
+from engine.run.device import random_state, set_random_state
 from ppbench.run.verification.exchange import Request, Way
 
 IGNORED = -100

@@ -15,7 +15,7 @@ import io
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -27,16 +27,17 @@ from torch import Tensor, nn
 from engine.configuration import TrainerConfig, data_of, model_of, tokenizer_of
 from engine.connection import broadcast
 from engine.flight import Phase
-from engine.model.factory import find_factory
+from engine.model.factory import find_factory, own_torch_numbers
 from engine.model.presets import PRESETS
 from engine.model.stage_module import StageModule
 from engine.plan.action import Op
 from engine.plan.program import Program
 from engine.plan.schedules.registry import CSV_PREFIX, ScheduleError, build_program
+from engine.run import device as devices
+from engine.run.device import random_state
 from engine.run.recording import Recording
 from engine.trainer import StepResult
 from ppbench.config.case import Case, Measure
-from ppbench.run.runtimes.reference import random_state
 from ppbench.run.runtimes.runtime import RankContext, trainer_config
 from ppbench.run.verification import exchange
 from ppbench.run.verification.exchange import AuthorProcess, NoRoomError, VerificationError, Way
@@ -103,7 +104,7 @@ class Verifier:
         if case.is_emulated:
             return NOTHING_IS_COMPUTED
         try:
-            with _own_random_numbers():
+            with own_torch_numbers():
                 verified = self._verify(_one_replica_of(case), measure, hands)
                 return verified if case.replicas == 1 else _of_one_replica(verified)
         except NoRoomError as error:  # raised on every rank alike
@@ -209,13 +210,6 @@ def _of_one_replica(verified: Verified) -> Verified:
     return dataclasses.replace(verified, how=f"one replica of them: {verified.how}")
 
 
-@contextlib.contextmanager
-def _own_random_numbers() -> Iterator[None]:
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices):
-        yield
-
-
 def _not_possible(reason: str, *, is_asked: bool) -> Verified:
     if is_asked:
         raise VerificationError(f"measure.verify: the run cannot be verified: {reason}")
@@ -290,8 +284,8 @@ def _ways(case: Case, results: Path, *, is_full: bool) -> tuple[list[Way], str]:
 
 
 def _free_bytes(device: str) -> int:
-    if device == "cuda":
-        return min(torch.cuda.mem_get_info()[0], _free_host_bytes())
+    if device == devices.kind():
+        return min(devices.free_bytes(torch.device(device)), _free_host_bytes())
     return _free_host_bytes()
 
 

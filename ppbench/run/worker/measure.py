@@ -21,12 +21,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from engine.flight import Phase
 from engine.plan.spans import COLUMNS, Span
+from engine.run import device as devices
 from engine.run.alignment import Alignment, align, measure_offset
 from engine.run.heap import give_back_freed_memory
 from engine.run.memory import MemoryUse, reset_process_peak
@@ -212,8 +212,7 @@ def release_memory() -> None:
     """Free unused memory, so that it does not show in the next peaks."""
     gc.collect()
     give_back_freed_memory()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    devices.empty_cache()
 
 
 def _memory_facts(memory: MemoryUse | None) -> dict[str, object]:

@@ -35,6 +35,7 @@ from engine.model.partition import PartitionError
 from engine.model.stage_module import ModelError
 from engine.plan.rules import ProgramError
 from engine.plan.schedules.registry import ScheduleError
+from engine.run import device as devices
 from engine.run.clock import clock_for
 from engine.run.heap import keep_freed_memory
 from engine.run.p2p.channel import TransferError
@@ -420,10 +421,5 @@ def _runtime(case: Case, agreement: Agreement, fabric: Fabric, flight: FlightRec
 
 def _device_of(kind: str) -> torch.device:
     if kind in ("cpu", EMULATED):
-        return torch.device("cpu")
-    num_devices = torch.cuda.device_count()
-    if num_devices == 0:
-        raise RuntimeError("the case asks for cuda, and torch sees no CUDA device here")
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % num_devices)
-    torch.cuda.set_device(device)
-    return device
+        return devices.CPU
+    return devices.of_local_rank(int(os.environ["LOCAL_RANK"]), kind)

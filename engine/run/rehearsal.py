@@ -1,0 +1,79 @@
+"""Runs each stage's computations once, alone, before any message is on its way.
+
+What a device does for the first time may synchronise all of it: kernels are loaded, algorithms
+tried out, memory asked for. Under an open receive that is a deadlock, since the receive ends only
+when the peer has sent, and the peer may wait for this rank. So F, B, I and W are run on made-up
+messages first. Weights, gradients, buffers and random numbers are afterwards as they were before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from engine.model.factory import seeded
+from engine.model.stage_module import Message, gradient_message
+from engine.plan.action import Op
+from engine.run.stage import Stage, Tensors
+
+_MICROBATCH = 0
+_SEED = 0
+
+
+def rehearse(
+    stage: Stage, takes: Message | None, sends: Message | None, ids: Tensor, ops: Collection[Op]
+) -> None:
+    """Run a stage forward and backward: whole where B is among `ops`, in halves where I is.
+
+    `takes`: the message from the stage before, None on the first, which takes `ids`; `sends`: to
+    the next, None on the last, which takes them as targets.
+    """
+    with _unchanged(stage.module):
+        stage.begin_step(ids.numel())
+        if Op.B in ops:
+            _forward(stage, takes, ids)
+            stage.backward(_MICROBATCH, _returned(sends, ids.device))
+        if Op.I in ops:
+            _forward(stage, takes, ids)
+            stage.backward_input(_MICROBATCH, _returned(sends, ids.device))
+            stage.backward_weight(_MICROBATCH)
+
+
+def made_up(message: Message, device: torch.device) -> Tensors:
+    """Random hidden states; whole numbers are zero, which every embedding knows."""
+    return tuple(
+        torch.randn(spec.shape, device=device).to(spec.dtype)
+        if spec.dtype.is_floating_point
+        else torch.zeros(spec.shape, dtype=spec.dtype, device=device)
+        for spec in message
+    )
+
+
+def _forward(stage: Stage, takes: Message | None, ids: Tensor) -> None:
+    inputs = (ids,) if takes is None else made_up(takes, ids.device)
+    stage.forward(_MICROBATCH, inputs, ids)
+
+
+def _returned(sends: Message | None, device: torch.device) -> Tensors | None:
+    return None if sends is None else made_up(gradient_message(sends), device)
+
+
+@contextlib.contextmanager
+def _unchanged(module: nn.Module) -> Iterator[None]:
+    """Put gradients, buffers and random numbers back."""
+    gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    for parameter, _ in gradients:
+        parameter.grad = None
+    try:
+        with seeded(_SEED):
+            yield
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
