@@ -31,6 +31,7 @@ from benchmarks.gpu.findings import Finding
 from benchmarks.gpu.page import page_of
 from benchmarks.outcome import RESULTS
 from benchmarks.surroundings import ROOT, Surroundings, read_surroundings
+from engine.run import device as devices
 
 PAGE = ROOT / "benchmarks" / "gpu.md"
 RESULT = RESULTS / "gpu.json"
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name, path = options.measure
         _measure_here(name, Path(path), options.device)
         return 0
-    num_gpus = torch.accelerator.device_count()
+    num_gpus = devices.count()
     if not num_gpus:
         print("no GPU here: nothing is measured, and no page is written")
         return 0
@@ -144,7 +145,7 @@ def _measure_here(name: str, path: Path, device_type: str) -> None:
 
 def machine_in_words(num_gpus: int, surroundings: Surroundings) -> str:
     """The GPUs and what else the figures depend on."""
-    name = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "accelerators"
+    name = devices.name_of(torch.device(devices.kind() or "cpu", 0))
     cuda = f", CUDA {torch.version.cuda}" if torch.version.cuda else ""
     return f"{num_gpus} x {name}{cuda}; {surroundings.in_words()}"
 

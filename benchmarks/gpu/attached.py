@@ -18,6 +18,7 @@ import ppbench
 from benchmarks.gpu.clock import wait_for
 from benchmarks.gpu.findings import Bound, Finding
 from engine.plan.action import COMPUTE_OPS
+from ppbench.external.attach import AttachWarning
 
 NUM_MICROBATCHES = 4
 RECORDED = range(3, 6)
@@ -73,11 +74,11 @@ def measure(device: torch.device) -> Measurements:
         dist.init_process_group(backend, f"file://{store}/meeting", rank=0, world_size=1)
         try:
             with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always", ppbench.AttachWarning)
+                warnings.simplefilter("always", AttachWarning)
                 wall = _train(device, store / "results")
         finally:
             dist.destroy_process_group()
-        kinds = (w for w in caught if issubclass(w.category, ppbench.AttachWarning))
+        kinds = (w for w in caught if issubclass(w.category, AttachWarning))
         return _read(store / "results", wall, tuple(str(w.message) for w in kinds))
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.gpu.findings import Bound, Finding
+from engine.run import device as devices
 from engine.run.clock import clock_for
 
 NUM_MARKS = 2000
@@ -147,4 +148,4 @@ def sleep(cycles: int, device: torch.device) -> None:
 def wait_for(device: torch.device) -> None:
     """Block until the device has done all that was issued."""
     if device.type != "cpu":
-        torch.accelerator.synchronize(device)
+        devices.wait_for_all(device)

@@ -15,6 +15,7 @@ from benchmarks.gpu.findings import Bound, Finding
 from benchmarks.gpu.ranks import RankError, on_ranks
 from engine.model.data import DataSpec
 from engine.model.spec import ModelSpec
+from engine.run import device as devices
 from engine.run.p2p.fabric import Fabric
 from engine.trainer import Trainer, TrainerConfig, connect
 
@@ -82,6 +83,5 @@ def train(fabric: Fabric, schedule: str, left_bytes: int) -> bool:
 def _fill(device: torch.device, left_bytes: int) -> list[torch.Tensor]:
     if device.type == "cpu":
         return []
-    free, _ = torch.cuda.mem_get_info(device)
-    size = max(0, free - left_bytes)
+    size = max(0, devices.free_bytes(device) - left_bytes)
     return [torch.empty(size, dtype=torch.uint8, device=device)]

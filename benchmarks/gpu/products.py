@@ -9,6 +9,7 @@ import torch
 
 from benchmarks.gpu.clock import wait_for
 from benchmarks.gpu.findings import Bound, Finding
+from engine.run import device as devices
 from ppbench.analysis.mfu import datasheet_peak
 
 SIZES = {"cuda": 8192, "cpu": 256}
@@ -46,6 +47,6 @@ def measure(device: torch.device, window_s: float = WINDOW_S) -> Measurements:
             wait_for(device)
             count += 10
     flops_per_s = count * 2 * size**3 / (time.perf_counter() - began)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
+    name = devices.name_of(device) if devices.is_accelerator(device) else "the CPU"
     peak = datasheet_peak(name, "bfloat16")
     return Measurements(name, flops_per_s, None if peak is None else peak.flops_per_s)

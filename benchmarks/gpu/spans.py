@@ -85,7 +85,7 @@ def _profiled(trainer: Trainer, step: int, device: torch.device) -> tuple[float,
     kernels = [
         (event.time_range.start, event.time_range.end)
         for event in profiler.events()
-        if event.device_type != torch.autograd.DeviceType.CPU
+        if event.device_type.name != "CPU"
     ]
     return seconds_of(spans), _covered(kernels) / 1e6 if kernels else None
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -82,6 +83,7 @@ class SynchronisationWatch:
     def __init__(self, root: nn.Module | None = None) -> None:
         """`root`: the module within which others are named."""
         self._names = {} if root is None else {id(m): name for name, m in root.named_modules()}
+        self.is_paused = False
         self._running: list[str] = []
         self._found: dict[str, Synchronisation] = {}
 
@@ -106,6 +108,14 @@ class SynchronisationWatch:
         """Raise SynchronisationError with the first line that was noted."""
         if self._found:
             raise SynchronisationError(str(self.found[0]))
+
+    def paused(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function that reads values on the CPU only."""
+        self.is_paused = True
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.is_paused = False
 
     def note(self, does: str) -> None:
         """Note the line that is running."""
@@ -136,7 +146,9 @@ class _Operations(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        does = _OPERATIONS.get(func)
+        does = None if self._watch.is_paused else _OPERATIONS.get(func)
+        if func is _ATEN.repeat_interleave.Tensor and (kwargs or {}).get("output_size") is not None:
+            does = None
         if does is None and func in _INDEXING and _has_mask(*args):
             does = "indexing with a mask"
         if does is not None:
@@ -166,7 +178,13 @@ class _Methods(TorchFunctionMode):
             does = "to the host" if isinstance(_target(args, kwargs), str) else None
         if does is not None:
             self._watch.note(does)
+        if func is one_hot and _num_classes(*args, **kwargs) >= 0:
+            return self._watch.paused(func, *args, **kwargs)
         return func(*args, **kwargs)
+
+
+def _num_classes(_tensor: Tensor, num_classes: int = -1) -> int:
+    return num_classes
 
 
 def _target(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> object:

@@ -12,10 +12,11 @@ from benchmarks.gpu import __main__ as command
 from benchmarks.gpu.__main__ import CheckError, findings_of, measure_aside, module_of, write
 from benchmarks.gpu.findings import Bound, Finding, Verdict
 from benchmarks.gpu.products import Measurements
+from engine.run import device as devices
 
 
 def test_without_a_gpu_it_says_so_and_writes_nothing(monkeypatch, capsys):
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)
+    monkeypatch.setattr(devices, "count", lambda: 0)
     monkeypatch.setattr(command, "write", None)
     assert command.main([]) == 0
     assert "no GPU here" in capsys.readouterr().out

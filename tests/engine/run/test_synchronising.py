@@ -77,6 +77,10 @@ def writes(x):
         "chosen by where": lambda: torch.where(x > 0, x, 0.0),
         "shape": lambda: x.shape[0] + x.numel() + len(x),
         "to its own": lambda: x.to(x.device, torch.float64),
+        "one_hot of so many": lambda: nn.functional.one_hot(x.long(), 4),
+        "repeat to a size": lambda: x.repeat_interleave(
+            torch.ones(len(x), dtype=torch.int64), output_size=len(x)
+        ),
         "topk": lambda: x.topk(1),
         "gather": lambda: x[torch.zeros(2, dtype=torch.int64)],
         "norm": lambda: torch.linalg.vector_norm(x),
