@@ -139,6 +139,8 @@ def _wait(process: subprocess.Popen[bytes], check: Check, limit_s: float) -> Non
 
 
 def _measure_here(name: str, path: Path, device_type: str) -> None:
+    if device_type == "cpu":
+        torch.set_num_threads(1)
     device = torch.device("cpu") if device_type == "cpu" else torch.device(device_type, 0)
     path.write_bytes(pickle.dumps(module_of(name).measure(device)))
 

@@ -1,6 +1,7 @@
 import contextlib
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from naive_synchronisation import JOINED, Attempt
@@ -11,7 +12,7 @@ from engine.plan.action import NO_INDEX, Action, Op
 from engine.plan.lower import Policy, lower
 from engine.plan.replicas import prove_replicas_join
 from engine.plan.rules import ProgramError
-from engine.plan.schedules.registry import build_program
+from engine.plan.schedules.registry import SCHEDULES, build_program
 from engine.plan.synchronisation import (
     Place,
     computations,
@@ -98,6 +99,24 @@ def test_receives_posted_just_in_time_leave_these_free_of_hangs_by_one_synchroni
 @pytest.mark.parametrize("name", ["interleaved_zb", "zbv", "dualpipev"])
 def test_these_hang_at_some_place_however_late_receives_are_posted(name):
     assert synchronisation_hangs(lower(build_program(name, 4, 8), Policy.JUST_IN_TIME))
+
+
+def words_of(lowered):
+    """As the table of the documentation says it."""
+    first = set(first_computations(lowered))
+    hangs = places(synchronisation_hangs(lowered))
+    if hangs:
+        return f"{len(hangs)}, {len(first.intersection(hangs))} of them first"
+    joint = joint_hang(lowered, at=computations(lowered))
+    return "none" if joint is None else "only several at once"
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_documentation_says_how_many_hang(name):
+    program = build_program(name, 4, 8)
+    early, late = (words_of(lower(program, policy)) for policy in Policy)
+    row = f"| `{name}` | {program.num_computations} | {early} | {late} |"
+    assert row in Path("docs/reference/schedules.md").read_text("utf-8")
 
 
 def small_program(seed):
