@@ -25,6 +25,9 @@ class Check:
 CHECKS = (
     Check("clock", 60),
     Check("synchronisation", 90),
+    Check("identity", 30),
+    Check("streams", 30),
+    Check("ahead", 60),
     Check("spans", 60),
     Check("exactness", 90),
     Check("memory", 90),

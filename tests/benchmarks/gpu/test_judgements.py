@@ -1,11 +1,13 @@
 """Each judgement on made-up measurements: what holds its bound, what misses it, what is open."""
 
 from benchmarks.gpu import (
+    ahead,
     attached,
     clock,
     energy,
     exactness,
     failures,
+    identity,
     memory,
     memory_full,
     messages,
@@ -13,6 +15,7 @@ from benchmarks.gpu import (
     products,
     receives,
     spans,
+    streams,
     synchronisation,
 )
 from benchmarks.gpu.clock import Marks
@@ -84,6 +87,30 @@ def test_spans_fill_a_step_and_contain_its_kernels():
 
 def test_kernels_that_overlap_are_counted_once():
     assert spans._covered([(0, 10), (5, 12), (20, 30), (22, 25)]) == 22
+
+
+def test_the_host_runs_ahead_as_far_as_it_is_asked_to():
+    def verdict(issued_s):
+        return ahead.judge(ahead.Measurements(64, issued_s, 64.0, 8))[0].verdict
+
+    assert [verdict(issued_s) for issued_s in (56, 1, 63.9)] == [HELD, MISSED, MISSED]
+
+
+def test_streams_run_beside_each_other():
+    def verdict(ratio):
+        measured = streams.Measurements(31, (0.01,) * 8, (0.01 * ratio,) * 8)
+        return streams.judge(measured)[0].verdict
+
+    assert [verdict(ratio) for ratio in (1.05, 4.0)] == [HELD, MISSED]
+
+
+def test_a_device_is_known_by_its_uuid():
+    uuid = "3f1c4d2a-0000-1111-2222-333344445555"
+    same = identity.Measurements((uuid,), ("GPU-other", f"GPU-{uuid}"))
+    other = identity.Measurements((uuid,), ("GPU-other",))
+    none = identity.Measurements((uuid,), (), "no driver")
+    found = [identity.judge(one)[0].verdict for one in (same, other, none)]
+    assert found == [HELD, MISSED, OPEN]
 
 
 def test_exactness_is_of_each_case():
