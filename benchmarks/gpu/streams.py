@@ -1,7 +1,7 @@
 """As many streams as a rank may have edges run beside each other.
 
-With fewer hardware queues than streams (`CUDA_DEVICE_MAX_CONNECTIONS`), a kernel that waits, such as
-an open receive, holds up those behind it on other streams.
+With fewer hardware queues than streams (`CUDA_DEVICE_MAX_CONNECTIONS`), a kernel that waits, such
+as an open receive, holds up those behind it on other streams.
 """
 
 from __future__ import annotations
