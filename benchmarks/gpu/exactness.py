@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,17 +68,23 @@ def compared(
     check: str = "exactness",
 ) -> Measurements:
     """Train each case on ranks of this kind of device, and once on one rank."""
-    unsplit = train(
-        Fabric(device, clock_for(device), is_device_shared=False), settings_of("afab", 1)
-    )
+    fabric = Fabric(device, clock_for(device), is_device_shared=False)
+    unsplit = train(fabric, settings_of("afab", 1))
     differences, transports = {}, {}
-    for schedule, num_ranks in cases:
-        case = f"{schedule} on {num_ranks} ranks"
-        settings = settings_of(schedule, num_ranks)
-        parts = on_ranks(num_ranks, device.type, train, settings, is_shared=is_shared)
-        differences[case] = difference(parts, unsplit)
-        transports[case] = parts[0].transport
+    for num_ranks in sorted({size for _, size in cases}):
+        schedules = [schedule for schedule, size in cases if size == num_ranks]
+        every = [settings_of(schedule, num_ranks) for schedule in schedules]
+        ranks = on_ranks(num_ranks, device.type, train_all, every, is_shared=is_shared)
+        for schedule, parts in zip(schedules, zip(*ranks, strict=True), strict=True):
+            case = f"{schedule} on {num_ranks} ranks"
+            differences[case] = difference(parts, unsplit)
+            transports[case] = parts[0].transport
     return Measurements(differences, transports, check)
+
+
+def train_all(fabric: Fabric, every: Sequence[TrainerConfig]) -> list[Trained]:
+    """One rank's part of several cases, one after the other."""
+    return [train(fabric, settings) for settings in every]
 
 
 def settings_of(schedule: str, world_size: int) -> TrainerConfig:
@@ -97,7 +104,7 @@ def train(fabric: Fabric, settings: TrainerConfig) -> Trained:
     return Trained(loss, gradients, spans, fabric.transport, memory)
 
 
-def difference(parts: list[Trained], unsplit: Trained) -> float:
+def difference(parts: Sequence[Trained], unsplit: Trained) -> float:
     """The largest relative difference; infinite where a gradient is missing."""
     merged = {name: gradient for part in parts for name, gradient in part.gradients.items()}
     if merged.keys() != unsplit.gradients.keys():

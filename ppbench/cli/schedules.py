@@ -64,6 +64,22 @@ LookAhead = Annotated[
         help="Computations by which an early RECV comes first. Default: 1.",
     ),
 ]
+ScheduleOrFile = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE.csv|NAME",
+        help="A program in torch's CSV form, or a schedule.",
+        autocompletion=completion.schedules,
+    ),
+]
+MaxHeld = Annotated[
+    int | None,
+    typer.Option(
+        "--max-held",
+        metavar="N",
+        help="Largest number of activations (of a microbatch on a stage) that a rank may hold.",
+    ),
+]
 COLUMNS = [
     *("name", "aliases", "stages_per_rank", "placement"),
     *("bubble_fraction", "peak_activations", "source", "constraint"),
@@ -225,25 +241,11 @@ def _write_page(path: Path, prediction: Prediction | JoinedPrediction) -> None:
 
 @commands.command("check", cls=Command)
 def check(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE.csv|NAME",
-            help="A program in torch's CSV form, or a schedule.",
-            autocompletion=completion.schedules,
-        ),
-    ],
+    name: ScheduleOrFile,
     ranks: Ranks = None,
     microbatches: Microbatches = None,
     stages_per_rank: StagesPerRank = None,
-    max_held: Annotated[
-        int | None,
-        typer.Option(
-            "--max-held",
-            metavar="N",
-            help="Largest number of activations (of a microbatch on a stage) that a rank may hold.",
-        ),
-    ] = None,
+    max_held: MaxHeld = None,
     synchronise: Annotated[
         bool,
         typer.Option(
@@ -258,32 +260,37 @@ def check(
     With --synchronise, also where it can hang if a GPU waits for all of its work, as it does at
     the first call of a kernel or where its allocator runs out of memory.
     """
-    from ppbench.prediction import UNIT_COSTS, placement_word, predict, with_transfers
-    from ppbench.report.timeline.terminal import peaks_text
+    from ppbench.prediction import with_transfers
 
     if max_held is not None and max_held < 1:
         raise UsageError(f"--max-held: must be at least 1, got {max_held}")
     chosen = _communication(policy, look_ahead, "--synchronise", is_wanted=synchronise)
     program = _checked(name, ranks, microbatches, stages_per_rank, max_held)
-    lowered, num_actions = with_transfers(program, *chosen), program.num_computations
+    lowered = with_transfers(program, *chosen)
+    print_text(_counts_text(program, lowered))
+    if synchronise:
+        print_text(_synchronisations_text(lowered))
+
+
+def _counts_text(program: Program, lowered: Program) -> str:
+    """What a program that is legal consists of."""
+    from ppbench.prediction import UNIT_COSTS, placement_word, predict
+    from ppbench.report.timeline.terminal import peaks_text
+
+    num_actions = program.num_computations
+    num_transfers = lowered.table.num_actions - num_actions
     counts = [
         counted(program.world_size, "rank"),
         f"{counted(program.num_stages, 'stage')} ({placement_word(program)} placement)",
         counted(program.num_microbatches, "microbatch"),
         counted(num_actions, "action"),
-        *(
-            [counted(lowered.table.num_actions - num_actions, "transfer")]
-            if program.has_transfers
-            else []
-        ),
+        *([counted(num_transfers, "transfer")] if program.has_transfers else []),
     ]
     peaks = peaks_text(predict(program, UNIT_COSTS).peaks)
-    print_text(
+    return (
         f"ok: {', '.join(counts)}; deadlock-free; peak activations by rank: {peaks} "
         "(microbatches of a rank's share)"
     )
-    if synchronise:
-        print_text(_synchronisations_text(lowered))
 
 
 def _checked(
