@@ -1,0 +1,554 @@
+"""The clock, channels, executor and memory code on a device that is known to the nanosecond.
+
+Each fault that is planted in their source is caught: by the device itself, or because a figure is
+no longer the known one.
+"""
+
+import inspect
+import textwrap
+import types
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.distributed as dist
+from scripted_device import DEVICE, POOL, Fault, Link, scripted
+
+from engine.flight import Phase
+from engine.model.data import StepBatch
+from engine.model.stage_module import TensorSpec
+from engine.plan.action import Op, parse_action
+from engine.plan.lower import Edge, Policy, lower
+from engine.plan.schedules.registry import build_program
+from engine.run import clock, events, executor, look_ahead, memory, progress, streams
+from engine.run import device as devices
+from engine.run.clock import DeviceClock, IssueClock
+from engine.run.events import EventPool
+from engine.run.executor import Executor
+from engine.run.look_ahead import LookAhead
+from engine.run.memory import Owned, measure_memory
+from engine.run.p2p import gloo, nccl
+from engine.run.p2p.gloo import GlooChannel, Staging
+from engine.run.p2p.nccl import NcclChannel
+from engine.run.progress import DeviceProgress
+from engine.run.recording import Recording
+from engine.run.streams import Streams, TooManyEdgesError
+
+US = 1_000
+F_NS, B_NS, MOVE_NS, COPY_NS = 300 * US, 500 * US, 70 * US, 40 * US
+MESSAGE = (TensorSpec((1024,), torch.float32),)
+MESSAGE_BYTES = 4096
+NUM_MICROBATCHES = 4
+ACTIVATION_BYTES = 64 * 1024
+
+
+@pytest.fixture
+def device(monkeypatch):
+    with scripted(monkeypatch, COPY_NS) as one:
+        yield one
+
+
+class ScriptedStage:
+    """A stage whose computations take a set time and keep an activation in between."""
+
+    is_first = False
+
+    def __init__(self, device, *, is_last):
+        self._device, self.is_last, self._held = device, is_last, {}
+        self.now_ns_of = {}  # of the host, when a computation was issued
+
+    @property
+    def num_held(self):
+        return len(self._held)
+
+    def begin_step(self, num_tokens):
+        pass
+
+    def forward(self, microbatch, inputs, targets):
+        self.now_ns_of["F", microbatch] = self._device.now_ns
+        kept = torch.empty(ACTIVATION_BYTES, dtype=torch.uint8, device=DEVICE)
+        output = torch.empty(1024, device=DEVICE)
+        self._device.launch(f"F{microbatch}", F_NS, reads=inputs, writes=[kept, output])
+        self._held[microbatch] = kept
+        return (output,)
+
+    def backward(self, microbatch, gradients):
+        self.now_ns_of["B", microbatch] = self._device.now_ns
+        gradient, kept = torch.empty(1024, device=DEVICE), self._held.pop(microbatch)
+        reads = [kept, *(gradients or ())]
+        self._device.launch(f"B{microbatch}", B_NS, reads=reads, writes=[gradient])
+        return (gradient,)
+
+
+@dataclass
+class Rank:
+    """The last rank of two, whose peer sends and takes its messages at set times."""
+
+    device: object
+    executor: Executor
+    stage: ScriptedStage
+    channels: dict
+    clock: DeviceClock
+    forth_ns: list
+    back_ns: list
+
+    def step(self, number, recording=Recording.spans):
+        token = torch.zeros(1, 1, dtype=torch.int64)
+        batch = StepBatch((token,) * NUM_MICROBATCHES, (token,) * NUM_MICROBATCHES, 4)
+        with self.device.no_synchronisation():
+            self.device.is_in_step = False  # until the clock has been tied
+            tie, self.clock.begin_step = self.clock.begin_step, lambda: self._begin(tie)
+            self.executor.run(number, batch, recording)
+        self.clock.begin_step = tie
+        return {(s.op, s.microbatch): s for s in self.executor.collect_spans(number)}
+
+    def _begin(self, tie):
+        tie()
+        self.device.is_in_step = True
+
+
+def rank_of(device, monkeypatch, schedule="1f1b", most=8, flight=None, num_steps=3):
+    """A rank whose peer sends microbatch k of step s after 200 us x k, and 5 ms x s."""
+    first_ns = device.now_ns + 100 * US
+    times = [
+        first_ns + 5000 * US * step + 200 * US * k
+        for step in range(num_steps)
+        for k in range(NUM_MICROBATCHES)
+    ]
+    links = {
+        "forth": Link(device, "forth", times, MOVE_NS),
+        "back": Link(device, "back", [t + 2000 * US for t in times], MOVE_NS),
+    }
+    monkeypatch.setattr(dist, "isend", lambda tensor, peer, group: links[group].send(tensor))
+    monkeypatch.setattr(dist, "irecv", lambda tensor, peer, group: links[group].receive(tensor))
+    clock_, own = DeviceClock(DEVICE), Streams(DEVICE)
+    channels = {
+        Edge(0, 1): NcclChannel("forth", 0, DEVICE, clock_, None, own.of_edge(0)),
+        Edge(1, 0): NcclChannel("back", 0, DEVICE, clock_, None, own.of_edge(1)),
+    }
+    stage = ScriptedStage(device, is_last=True)
+    lowered = lower(build_program(schedule, 2, NUM_MICROBATCHES), Policy.EARLY, 1)
+    monkeypatch.setattr(torch, "stack", lambda losses: losses[0])
+    more = {} if flight is None else {"flight": flight}
+    executor_ = Executor(
+        lowered,
+        1,
+        {1: stage},
+        channels,
+        clock_,
+        [MESSAGE],
+        look_ahead=LookAhead(DEVICE, most),
+        **more,
+    )
+    return Rank(device, executor_, stage, channels, clock_, times, [t + 2000 * US for t in times])
+
+
+def check_timings(device, monkeypatch):
+    """Three steps of 1F1B on the last rank: spans are those of the kernels, to the nanosecond."""
+    rank = rank_of(device, monkeypatch)
+    for step in range(3):
+        device.kernels.clear()
+        device.now_ns = max(device.now_ns, rank.forth_ns[4 * step] - 90 * US)
+        spans, free_ns, sent_ns = rank.step(step), 0, 0
+        kernels = {name: (start, end) for name, _, start, end in device.kernels}
+        sends = [k for k in device.kernels if k[0] == "send on back"]
+        for k in range(NUM_MICROBATCHES):
+            arrival_ns = rank.forth_ns[4 * step + k] + MOVE_NS
+            assert spans[Op.RECV_F, k].end_ns == arrival_ns
+            start_ns = max(arrival_ns, free_ns)
+            middle_ns, free_ns = start_ns + F_NS, start_ns + F_NS + B_NS
+            assert spans[Op.F, k][-4:-2] == (start_ns, middle_ns) == kernels[f"F{k}"]
+            assert spans[Op.B, k][-4:-2] == (middle_ns, free_ns) == kernels[f"B{k}"]
+            begun_ns = max(free_ns, sent_ns)
+            sent_ns = max(begun_ns, rank.back_ns[4 * step + k]) + MOVE_NS
+            assert spans[Op.SEND_B, k].start_ns == begun_ns == sends[k][2]
+            assert spans[Op.SEND_B, k].end_ns == sent_ns
+            assert spans[Op.SEND_B, k].num_bytes == MESSAGE_BYTES
+        assert rank.clock.error_ns < 2_500
+    rank.executor._losses.clear()
+    device.settle()
+    device.synchronize()
+
+
+def check_pools(device, monkeypatch):
+    """After the first step no event is made, and between steps none is lent but the marks."""
+    rank = rank_of(device, monkeypatch)
+    rank.step(0)
+    made = device.num_events
+    for step in (1, 2):
+        rank.step(step)
+        assert device.num_events == made
+        assert all(channel._arrivals.num_lent == 0 for channel in rank.channels.values())
+
+
+def check_look_ahead(device, monkeypatch, most=2):
+    """The host issues a computation when the one `most` before is done, and no sooner."""
+    rank = rank_of(device, monkeypatch, most=most)
+    spans = rank.step(0)
+    row = [(op, k) for k in range(NUM_MICROBATCHES) for op in (Op.F, Op.B)]
+    for before, after in zip(row, row[most:], strict=False):
+        issued_ns = rank.stage.now_ns_of[after[0].value, after[1]]
+        assert issued_ns >= spans[before].end_ns, (before, after)
+
+
+def check_memory(device, monkeypatch):
+    """Peaks are those of the step alone, read when it is done."""
+    rank = rank_of(device, monkeypatch, "afab", most=2)
+    device.outside_bytes = 3 * 2**20
+    before = torch.empty(2**20, dtype=torch.uint8, device=DEVICE)
+    del before  # a higher peak, of something else
+    device.settle()
+    calls = len(device.calls)
+    with rank.executor.timed_by(IssueClock(rank.clock)):
+        use = measure_memory(DEVICE, lambda: list(rank.step(0).values()), Owned)
+    activations = NUM_MICROBATCHES * ACTIVATION_BYTES
+    messages = use.peak_bytes - activations
+    assert 0 < messages < NUM_MICROBATCHES * ACTIVATION_BYTES
+    assert use.active_bytes >= use.peak_bytes
+    assert use.in_flight_bytes > 0
+    assert use.outside_bytes == 3 * 2**20
+    made = device.calls[calls:]
+    last_kernel = max(n for n, call in enumerate(made) if call.startswith("send on back"))
+    read = made.index("peak active read") if "peak active read" in made else len(made)
+    assert made.index("peaks reset") < last_kernel < read
+    assert "host waits for the device" in made[: made.index("peaks reset")]
+    assert "host waits for the device" in made[last_kernel:read]
+    assert use.timeline[0].num_bytes == 0
+
+
+class HeldThread:
+    """A thread that never runs: the test does its work, one message at a time."""
+
+    def __init__(self, target, daemon):
+        self.target = target
+
+    def start(self):
+        pass
+
+
+def check_staging(device, monkeypatch):
+    """Over the host: copies run beside computations, are in the spans, and are waited for."""
+    monkeypatch.setattr(gloo.threading, "Thread", HeldThread)
+    sent = []
+
+    def isend(tensor, peer, group, tag):
+        device.host_reads("isend", tensor)
+        sent.append((device.now_ns, tensor))
+        return types.SimpleNamespace(wait=lambda: None)
+
+    def irecv(tensor, peer, group, tag):
+        return types.SimpleNamespace(wait=lambda: None)
+
+    monkeypatch.setattr(dist, "isend", isend)
+    monkeypatch.setattr(dist, "irecv", irecv)
+    host = types.SimpleNamespace(mark=lambda: device.now_ns)
+    clock_, own = DeviceClock(DEVICE), Streams(DEVICE)
+    staging = Staging(DEVICE, clock_, own.of_edge(0))
+    channel = GlooChannel("host", 1, range(4), None, 0, staging)
+    channel._clock = host
+    clock_.begin_step()
+    output = torch.empty(1024, device=DEVICE)
+    _, made_ns = device.launch("F0", F_NS, writes=[output])
+    channel.send(parse_action("0SEND_F0"), (output,))
+    del output
+    assert not channel._sent.qsize()
+    device.settle()  # the memory waits for the copy
+    _, after_ns = device.launch("F1", F_NS)
+    assert after_ns == made_ns + F_NS  # nothing is copied in between
+    channel._complete(channel._pending.get())
+    channel._let_go_of_sent()
+    assert staging.copies.num_lent == 0
+    copied = next(k for k in device.kernels if k[0] == "copy")
+    assert copied[1:] == (own.of_edge(0).name, made_ns, made_ns + COPY_NS)
+    assert sent[0][0] >= copied[3]
+    receive = parse_action("0RECV_B0")
+    channel.post(receive, MESSAGE)
+    (taken,) = channel.take(receive)
+    device.launch("B0", B_NS, reads=[taken])
+    del taken
+    device.settle()
+    clock_.end_step()
+    send, received = channel._transfers
+    arrived = [k for k in device.kernels if k[0] == "copy"][1]
+    assert (clock_.read_ns(send.start), send.end) == (made_ns, sent[0][0])
+    assert clock_.read_ns(received.end) == arrived[3]
+    assert arrived[1] == own.of_edge(0).name
+
+
+def check_streams(device, monkeypatch):
+    """Every edge has a stream that no other has, and keeps it from case to case."""
+    own = Streams(DEVICE)
+    assert (
+        len({own.of_edge(n).name for n in range(streams.MOST_EDGES)} | {own.of_lane().name}) == POOL
+    )
+    again = [own.of_edge(n) for n in range(streams.MOST_EDGES)]
+    devices.new_stream(DEVICE)  # somebody else draws from the pool
+    assert [own.of_edge(n) for n in range(streams.MOST_EDGES)] == again
+    with pytest.raises(TooManyEdgesError, match="two edges would share one"):
+        own.of_edge(streams.MOST_EDGES)
+
+
+def check_progress(device, monkeypatch):
+    """The record tells where the device is when the host has issued all of the step."""
+    noted = []
+    flight = types.SimpleNamespace(
+        begin_step=lambda step: noted.append(("step", step)),
+        come_to=lambda index: noted.append(("comes to", index)),
+        work=lambda: noted.append("works"),
+        enter=noted.append,
+    )
+    told = DeviceProgress(flight, DEVICE)
+    rank = rank_of(device, monkeypatch, flight=told, most=64)
+    rank.executor.run(0, _batch(), Recording.flight_only)
+    row = [str(a) for a in lower(build_program("1f1b", 2, 4), Policy.EARLY, 1).actions[1]]
+    first, then = row.index("1F0"), row.index("1B0")
+    told.catch_up()
+    assert noted[-1] == ("comes to", first)  # its message has not come
+    device.now_ns = rank.forth_ns[0] + MOVE_NS
+    told.catch_up()
+    assert noted[-1] == "works"
+    device.now_ns += F_NS
+    told.catch_up()
+    assert ("comes to", then) in noted and ("comes to", row.index("1B1")) not in noted
+    rank.executor.enter(Phase.DRAINS)
+    told.catch_up()
+    assert Phase.DRAINS not in noted
+    device.synchronize()
+    told.catch_up()
+    assert noted[-1] is Phase.DRAINS
+
+
+def _batch():
+    token = torch.zeros(1, 1, dtype=torch.int64)
+    return StepBatch((token,) * NUM_MICROBATCHES, (token,) * NUM_MICROBATCHES, 4)
+
+
+def check_drift(device, monkeypatch):
+    """A device whose clock runs 300 ppm fast is read within the error that the clock tells."""
+    device.drift = 300e-6
+    rank = rank_of(device, monkeypatch)
+    spans = rank.step(0)
+    kernels = {name: (start, end) for name, _, start, end in device.kernels}
+    for k in range(NUM_MICROBATCHES):
+        for op, name in ((Op.F, f"F{k}"), (Op.B, f"B{k}")):
+            for read_ns, true_ns in zip(spans[op, k][-4:-2], kernels[name], strict=True):
+                assert abs(read_ns - true_ns) <= rank.clock.error_ns < 10 * US
+
+
+CHECKS = [
+    check_drift,
+    check_timings,
+    check_pools,
+    check_look_ahead,
+    check_memory,
+    check_staging,
+    check_streams,
+    check_progress,
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_code_is_right_on_a_scripted_device(device, monkeypatch, check):
+    check(device, monkeypatch)
+
+
+@dataclass(frozen=True)
+class Plant:
+    """A fault: text of a method that is replaced by other text."""
+
+    name: str
+    module: types.ModuleType
+    owner: type
+    method: str
+    old: str
+    new: str
+    check: object
+
+
+PLANTS = [
+    Plant(
+        "a message's memory is not kept for the stream that sends it",
+        *(nccl, NcclChannel, "send"),
+        "devices.keep_until_done(tensor, self._stream)",
+        "pass",
+        check_timings,
+    ),
+    Plant(
+        "a received buffer is not kept for the computations",
+        *(nccl, NcclChannel, "take"),
+        "devices.keep_until_done(buffer, compute)",
+        "pass",
+        check_timings,
+    ),
+    Plant(
+        "events are read before they are done",
+        *(nccl, NcclChannel, "finish_step"),
+        "self._stream.synchronize()",
+        "devices.wait_for_all = lambda device: None",
+        check_timings,
+    ),
+    Plant(
+        "an event is used again before it was read",
+        *(clock, DeviceClock, "mark"),
+        "return event",
+        "self._events.give_back(event)\n    return event",
+        check_timings,
+    ),
+    Plant(
+        "a mark is taken on the wrong stream",
+        *(nccl, NcclChannel, "_record"),
+        "end = self._clock.mark()",
+        "stream = devices.torch.accelerator.current_stream().device.default\n"
+        "        with stream:\n            end = self._clock.mark()",
+        check_timings,
+    ),
+    Plant(
+        "a computation does not wait for its message",
+        *(nccl, NcclChannel, "take"),
+        "compute.wait_event(arrival)",
+        "pass",
+        check_timings,
+    ),
+    Plant(
+        "a message is sent before it is computed",
+        *(nccl, NcclChannel, "send"),
+        "self._stream.wait_stream(devices.current_stream(self._device))",
+        "pass",
+        check_timings,
+    ),
+    Plant(
+        "an arrival is recorded on the stream of computations",
+        *(nccl, NcclChannel, "_receive"),
+        "        arrival = self._arrivals.take()\n        arrival.record()\n",
+        "        pass\n    arrival = self._arrivals.take()\n    arrival.record()\n",
+        check_timings,
+    ),
+    Plant(
+        "the host runs ahead without a bound",
+        *(look_ahead, LookAhead, "_wait_for_oldest"),
+        "oldest.synchronize()",
+        "pass",
+        check_look_ahead,
+    ),
+    Plant(
+        "an event of the pool is never given back",
+        *(nccl, NcclChannel, "take"),
+        "self._arrivals.give_back(arrival)",
+        "pass",
+        check_pools,
+    ),
+    Plant(
+        "an event of the pool is given back twice",
+        *(nccl, NcclChannel, "take"),
+        "self._arrivals.give_back(arrival)",
+        "self._arrivals.give_back(arrival)\n    self._arrivals.give_back(arrival)",
+        check_pools,
+    ),
+    Plant(
+        "the pool lends an event that is lent",
+        *(events, EventPool, "take"),
+        "self._free.pop()",
+        "self._free[-1]",
+        check_timings,
+    ),
+    Plant(
+        "an event is tied to the end of its bracket",
+        *(clock, clock.Bracket, "tie"),
+        "self.after_ns - half_ns",
+        "self.after_ns",
+        check_timings,
+    ),
+    Plant(
+        "the whole device is waited for when a message is posted",
+        *(executor, Executor, "_receive"),
+        "if action.op is Op.RECV_F:",
+        "import engine.run.device as d\n    d.wait_for_all(d.torch.device('meta'))\n"
+        "    if action.op is Op.RECV_F:",
+        check_timings,
+    ),
+    Plant(
+        "two edges share a stream",
+        *(streams, Streams, "of_edge"),
+        "_LANE + 1 + position",
+        "_LANE + 1",
+        check_timings,
+    ),
+    Plant(
+        "streams are drawn anew each time",
+        *(streams, Streams, "_at"),
+        "return self._drawn[number]",
+        "return devices.new_stream(self._device)",
+        check_streams,
+    ),
+    Plant(
+        "peaks of earlier steps are taken for this one's",
+        *(memory, None, "_on_device"),
+        "devices.reset_peaks(device)",
+        "pass",
+        check_memory,
+    ),
+    Plant(
+        "memory is read while the step runs",
+        *(memory, None, "_on_device"),
+        "spans, recording = record(device, step)\n    devices.wait_for_all(device)",
+        "peaks_ = devices.peaks_of(device)\n    spans, recording = record(device, step)",
+        check_memory,
+    ),
+    Plant(
+        "a copy to the host is made on the stream of computations",
+        *(gloo, Staging, "to_host"),
+        "with self._stream:",
+        "if True:",
+        check_staging,
+    ),
+    Plant(
+        "host memory is sent before the copy to it is done",
+        *(gloo, GlooChannel, "_complete"),
+        "message.staged.synchronize()",
+        "pass",
+        check_staging,
+    ),
+    Plant(
+        "what is copied to the host is let go of at once",
+        *(gloo, Staging, "_copy"),
+        "devices.keep_until_done(tensor, self._stream)",
+        "pass",
+        check_staging,
+    ),
+    Plant(
+        "computations do not wait for the copy to the device",
+        *(gloo, Staging, "to_device"),
+        "compute.wait_event(arrival)",
+        "pass",
+        check_staging,
+    ),
+    Plant(
+        "the flight record tells what was issued",
+        *(progress, DeviceProgress, "_is_done"),
+        "event is None or bool(event.query())",
+        "True",
+        check_progress,
+    ),
+]
+
+
+def plant(monkeypatch, one):
+    """Replace a piece of a function's source by the fault."""
+    owner = one.module if one.owner is None else one.owner
+    found = inspect.getattr_static(owner, one.method)
+    source = textwrap.dedent(inspect.getsource(getattr(owner, one.method)))
+    assert one.old in source, "the code has changed: plant the fault anew"
+    namespace = dict(vars(one.module))
+    source = "from __future__ import annotations\n" + source.replace(one.old, one.new)
+    exec(compile(source, f"<{one.name}>", "exec"), namespace)
+    faulty = namespace[one.method]
+    monkeypatch.setattr(owner, one.method, faulty)
+    assert found is not faulty
+
+
+@pytest.mark.parametrize("one", PLANTS, ids=lambda one: one.name)
+def test_a_planted_fault_is_caught(device, monkeypatch, one):
+    monkeypatch.setattr(devices, "wait_for_all", devices.wait_for_all)  # a plant may replace it
+    plant(monkeypatch, one)
+    with pytest.raises((Fault, AssertionError, KeyError, TooManyEdgesError)):
+        one.check(device, monkeypatch)
