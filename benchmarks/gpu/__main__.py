@@ -10,6 +10,7 @@ its time.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import json
 import os
@@ -58,8 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = options.only or [check.name for check in CHECKS]
     checks = [check for check in CHECKS if check.name in names]
     began, surroundings = time.monotonic(), read_surroundings()
+    measure = functools.partial(measure_aside, device=devices.kind() or "cpu")
     findings = []
-    for finding in findings_of(checks, num_gpus, measure_aside, time.monotonic):
+    for finding in findings_of(checks, num_gpus, measure, time.monotonic):
         findings.append(finding)
         print(f"{finding.check}: {finding.name}: {finding.verdict} {finding.note}", flush=True)
     write(machine_in_words(num_gpus, surroundings), findings)

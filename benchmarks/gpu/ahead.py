@@ -40,7 +40,7 @@ def judge(measured: Measurements) -> list[Finding]:
 
 
 def measure(device: torch.device) -> Measurements:
-    trainer = trainer_on(device, "afab", NUM_MICROBATCHES)
+    trainer = trainer_on(device, "1f1b", NUM_MICROBATCHES)
     for step in range(2):
         trainer.step(step)
     batch = trainer.batch(2)

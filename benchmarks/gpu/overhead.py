@@ -23,6 +23,9 @@ world_size = 1
 preset = "{preset}"
 dtype = "{dtype}"
 
+[train]
+microbatch_size = {microbatch_size}
+
 [measure]
 warmup_steps = 3
 
@@ -31,7 +34,7 @@ schedule = ["1f1b"]
 num_microbatches = [8]
 seq_len = [{seq_len}]
 """
-MODELS = {"cuda": ("llama-160m", "bfloat16", 2048), "cpu": ("llama-tiny", "float32", 32)}
+MODELS = {"cuda": ("llama-160m", "bfloat16", 512, 16), "cpu": ("llama-tiny", "float32", 32, 1)}
 
 
 @dataclass(frozen=True)
@@ -58,12 +61,12 @@ def judge(measured: Measurements) -> list[Finding]:
 
 
 def measure(device: torch.device, num_rounds: int = NUM_ROUNDS) -> Measurements:
-    preset, dtype, seq_len = MODELS[device.type]
+    preset, dtype, seq_len, size = MODELS[device.type]
     cases: list[Rounds] = []
     with tempfile.TemporaryDirectory(prefix="ppbench-gpu-") as folder:
         path = Path(folder) / "overhead.toml"
-        settings = {"device": device.type, "preset": preset, "dtype": dtype, "seq_len": seq_len}
-        path.write_text(SWEEP.format(**settings))
+        model = {"device": device.type, "preset": preset, "dtype": dtype}
+        path.write_text(SWEEP.format(**model, seq_len=seq_len, microbatch_size=size))
         sweep = read_sweep(path, [], device.type)
         measure_overhead(sweep, num_rounds, lambda _place, _count: None, cases.append)
     (rounds,) = cases

@@ -10,9 +10,10 @@ import multiprocessing
 import os
 import pickle
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
@@ -56,16 +57,29 @@ def on_ranks(
             pipes.append(ours)
             processes.append(process)
         try:
-            return [_answer(rank, pipe, patience_s) for rank, pipe in enumerate(pipes)]
+            return _answers(pipes, patience_s)
         finally:
             for process in processes:
                 process.kill()
                 process.join()
 
 
-def _answer(rank: int, pipe: Connection, patience_s: float) -> Any:
-    if not pipe.poll(patience_s):
-        raise RankError(f"rank {rank} gave no answer in {patience_s:.0f} s: the pipeline hangs")
+def _answers(pipes: list[Connection], patience_s: float) -> list[Any]:
+    """Every rank's result; the first failure ends it, since others may wait for that rank."""
+    results: dict[int, Any] = {}
+    deadline = time.monotonic() + patience_s
+    while len(results) < len(pipes):
+        waiting = [pipe for rank, pipe in enumerate(pipes) if rank not in results]
+        ready = wait(waiting, max(0.0, deadline - time.monotonic()))
+        if not ready:
+            missing = [rank for rank in range(len(pipes)) if rank not in results]
+            raise RankError(f"ranks {missing} gave no answer in {patience_s:.0f} s: they hang")
+        for rank in [rank for rank, pipe in enumerate(pipes) if pipe in ready]:
+            results[rank] = _answer(rank, pipes[rank])
+    return [results[rank] for rank in range(len(pipes))]
+
+
+def _answer(rank: int, pipe: Connection) -> Any:
     try:
         failure, result = pickle.loads(pipe.recv_bytes())  # noqa: S301  # of our own process
     except EOFError:

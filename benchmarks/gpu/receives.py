@@ -56,6 +56,7 @@ def products_beside(fabric: Fabric) -> tuple[list[float], list[float]]:
     group, host = dist.new_group(backend=backend), dist.new_group(backend="gloo")
     number = torch.zeros(1, device=fabric.device)
     times: tuple[list[float], list[float]] = ([], [])
+    _connect(number, group)
     for round_index in range(2 * NUM_ROUNDS + 2):
         has_receive = round_index % 2 == 0
         if dist.get_rank() == 0:
@@ -67,6 +68,15 @@ def products_beside(fabric: Fabric) -> tuple[list[float], list[float]]:
             if has_receive:
                 dist.send(number, 0, group)
     return times
+
+
+def _connect(number: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Send a number: NCCL builds a communicator when both ends first use it, and blocks."""
+    if dist.get_rank() == 0:
+        dist.recv(number, 1, group)
+    else:
+        dist.send(number, 0, group)
+    wait_for(number.device)
 
 
 def _timed(

@@ -85,7 +85,7 @@ def _profiled(trainer: Trainer, step: int, device: torch.device) -> tuple[float,
     kernels = [
         (event.time_range.start, event.time_range.end)
         for event in profiler.events()
-        if event.device_type.name != "CPU"
+        if event.device_type.name != "CPU" and not event.is_user_annotation
     ]
     return seconds_of(spans), _covered(kernels) / 1e6 if kernels else None
 

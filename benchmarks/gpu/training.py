@@ -11,7 +11,7 @@ from engine.run.p2p.fabric import Fabric
 from engine.trainer import Trainer, TrainerConfig, connect
 
 PRESETS = {"cuda": ModelSpec("llama-160m", "bfloat16"), "cpu": ModelSpec("llama-tiny", "float32")}
-SHAPES = {"cuda": (2048, 4), "cpu": (32, 1)}
+SHAPES = {"cuda": (512, 16), "cpu": (32, 1)}
 """Tokens of a sequence, and sequences of a microbatch, by type of device."""
 
 
