@@ -116,7 +116,10 @@ class Trainer:
         share = share or shards_of
         self.shards = share(self, self._shared, flight) if config.replicas > 1 else None
         _prepared(config, self.modules, len(self.partition))
-        self.runner: Runner = (build or _Executing)(self, flight)
+        self._progress = _progress_of(flight, self.device)
+        if build is not None:
+            _rehearse_whole(self)
+        self.runner: Runner = (build or _Executing)(self, self._progress or flight)
         self._optimizer = build_optimizer(config.optimizer, list(self.trained().values()))
         self._gradient_norm: Tensor | None = None
         self._own_squares: Tensor | None = None  # of this rank's gradients, before clipping
@@ -152,14 +155,14 @@ class Trainer:
         self.runner.enter(Phase.UPDATES)
         self._measure_norm()
         self.runner.perform(OPTIMIZER_ACTION, self._update, rate)
-        spans = self.runner.collect_spans(step)
+        spans = _collected(self, step)
         norm = None if self._gradient_norm is None else float(self._gradient_norm)
         return StepResult(None if loss is None else loss.item(), num_tokens, rate, norm, spans)
 
     def compute_gradients(self, step: int) -> float | None:
         """The step without its optimizer: leaves the gradients in place, returns the loss."""
         loss, _ = self._accumulate_gradients(step, Recording.flight_only)
-        self.runner.collect_spans(step)
+        _collected(self, step)
         return None if loss is None else loss.item()
 
     def find_not_finite(self, *, has_weights: bool = False) -> str | None:
@@ -242,9 +245,9 @@ class Trainer:
     def close(self) -> None:
         """Give back the channels and the loader; the trainer is not used again."""
         self._data.close()
-        self.runner.close()
-        if self.shards is not None:
-            self.shards.close()
+        for part in (self.runner, self._progress, self.shards):
+            if part is not None:
+                part.close()
 
     def _accumulate_gradients(self, step: int, recording: Recording) -> tuple[Tensor | None, int]:
         batch = self.batch(step)
@@ -362,10 +365,9 @@ class _Executing(Executor):
             with_shapes=config.data.is_variable,
         )
         stages = {index: _stage_of(trainer, index) for index in trainer.modules}
-        is_ahead = devices.is_accelerator(trainer.device)
-        if is_ahead if config.rehearses is None else config.rehearses:
+        if _rehearses(trainer):
             _rehearse(trainer, stages)
-        self._progress = DeviceProgress(flight, trainer.device) if is_ahead else None
+        is_ahead = devices.is_accelerator(trainer.device)
         super().__init__(
             self.lowered,
             trainer.rank,
@@ -373,20 +375,12 @@ class _Executing(Executor):
             self._opened,
             fabric.clock,
             trainer.messages,
-            self._progress or flight,
+            flight,
             trainer.shards,
             trainer.replica,
             LookAhead(trainer.device, config.issue_ahead) if is_ahead else None,
         )
-        if self._progress is not None:
-            self._progress.watch()
         self.messages = None if config.data.is_variable else _held_messages(trainer)
-
-    def collect_spans(self, step: int) -> list[Span]:
-        spans = super().collect_spans(step)
-        if self._progress is not None:
-            self._progress.catch_up()
-        return spans
 
     def held_tensors(self) -> Iterable[Tensor]:
         return ()
@@ -394,8 +388,18 @@ class _Executing(Executor):
     def close(self) -> None:
         for channel in self._opened.values():
             channel.close()
-        if self._progress is not None:
-            self._progress.close()
+
+
+def _rehearses(trainer: Trainer) -> bool:
+    asked = trainer.config.rehearses
+    return devices.is_accelerator(trainer.device) if asked is None else asked
+
+
+def _rehearse_whole(trainer: Trainer) -> None:
+    """Rehearse for another runner than the engine's, whose backward torch may split by itself."""
+    if trainer.config.replicas == 1 and _rehearses(trainer):
+        stages = {index: _stage_of(trainer, index, is_whole=True) for index in trainer.modules}
+        _rehearse(trainer, stages)
 
 
 def _rehearse(trainer: Trainer, stages: Mapping[int, Stage]) -> None:
@@ -441,14 +445,31 @@ def shards_of(trainer: Trainer, shared: Shared, flight: Flight) -> Shards:
     return Shards(parameters, shared.parameters(), config.sharding, group, lane)
 
 
-def _stage_of(trainer: Trainer, index: int) -> Stage:
+def _collected(trainer: Trainer, step: int) -> list[Span]:
+    """The spans of the step that just ran; the flight record then tells that it is done."""
+    spans = trainer.runner.collect_spans(step)
+    if trainer._progress is not None:
+        trainer._progress.catch_up()
+    return spans
+
+
+def _progress_of(flight: Flight, device: torch.device) -> DeviceProgress | None:
+    """What notes where the device is; None on the CPU, where the host is no further."""
+    if flight is NO_FLIGHT or not devices.is_accelerator(device):
+        return None
+    progress = DeviceProgress(flight, device)
+    progress.watch()
+    return progress
+
+
+def _stage_of(trainer: Trainer, index: int, *, is_whole: bool = False) -> Stage:
     config, module = trainer.config, trainer.modules[index]
     row = trainer.lowered.actions[trainer.rank]
     sends = None if module.is_last else trainer.messages[index]
     receives = None if module.is_first else trainer.messages[index - 1]
     autocast = autocast_of(config.autocast, trainer.device)
     has_split = any(action.op is Op.I and action.stage == index for action in row)
-    is_split = has_split and not config.compile  # what is compiled is left whole
+    is_split = has_split and not config.compile and not is_whole  # what is compiled is left whole
     return Stage(module, sends, autocast, receives=receives, is_split=is_split)
 
 

@@ -184,6 +184,7 @@ class _Walk:
         self._position = dict.fromkeys(self.walkers, 0)
         self._clock = {walker: [-1] * len(self.walkers) for walker in self.walkers}
         self._posted: dict[_Walker, list[_Meeting]] = {walker: [] for walker in self.walkers}
+        self._open: dict[_Walker, dict[int, _Meeting]] = {walker: {} for walker in self.walkers}
         self._meetings: dict[tuple[object, ...], _Meeting] = {}
         self._of_action: dict[tuple[_Walker, Action], _Meeting] = {}
         self._unshard: dict[tuple[_Walker, int], _Meeting] = {}
@@ -209,7 +210,7 @@ class _Walk:
             return
         yield from self._own(walker, action)
         if (*walker, self._position[walker]) in self.synchronising:
-            yield from self._posted[walker]
+            yield from self._open[walker].values()
 
     def _own(self, walker: _Walker, action: Action) -> Iterator[_Meeting]:
         """What a computation waits for without a synchronisation: its message and parameters."""
@@ -234,6 +235,7 @@ class _Walk:
         meeting.posts[walker] = _Post(position, line, [*self._clock[walker]])
         self._of_action[walker, action] = meeting
         self._posted[walker].append(meeting)
+        self._open[walker][id(meeting)] = meeting
         if action.op is Op.UNSHARD:
             self._unshard[walker, action.stage] = meeting
         self._lines.setdefault(line, deque()).append(meeting)
@@ -269,6 +271,8 @@ class _Walk:
         for line in lines:
             self._lines[line].popleft()
             self._last_done[line] = meeting.done
+        for walker in meeting.posts:
+            del self._open[walker][id(meeting)]
         self._todo += meeting.posts
         return lines
 

@@ -11,6 +11,7 @@ On the host a thread does them. On an accelerator it is a stream: nothing waits 
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from engine.flight import NO_FLIGHT, Flight
 from engine.plan.action import Action
 from engine.run import device as devices
 from engine.run.clock import Clock, HostClock
+from engine.run.events import EventPool
 from engine.run.p2p.channel import Transfer, TransferError
 
 Work = Callable[[], None]
@@ -166,6 +168,7 @@ class StreamLane:
 
     def __init__(self, device: torch.device, clock: Clock, stream: torch.Stream) -> None:
         self._device, self._clock, self._stream = device, clock, stream
+        self._events = EventPool(functools.partial(devices.order_event, device))
         self._issued: list[Job] = []
         self.waiting: list[int] = []
 
@@ -178,7 +181,7 @@ class StreamLane:
             work()
             if transfer is not None:
                 transfer.end = self._clock.mark()
-            event = devices.order_event(self._device)
+            event = self._events.take()
             event.record()
         job = Job(transfer, work, event=event)
         self.waiting.append(len(self._issued))
@@ -186,12 +189,17 @@ class StreamLane:
         return job
 
     def wait(self, job: Job) -> None:
-        assert job.event is not None
+        if job.event is None:  # all streams have waited for it at the end of a step
+            return
         devices.current_stream(self._device).wait_event(job.event)
 
     def finish(self) -> list[Transfer]:
         devices.current_stream(self._device).wait_stream(self._stream)
         finished, self._issued = self._issued, []
+        for job in finished:
+            assert job.event is not None
+            self._events.give_back(job.event)
+            job.event = None
         return [job.transfer for job in finished if job.transfer is not None]
 
     def close(self) -> None:

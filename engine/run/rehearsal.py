@@ -9,7 +9,7 @@ messages first. Weights, gradients, buffers and random numbers are afterwards as
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +53,7 @@ def made_up(message: Message, device: torch.device) -> Tensors:
 
 
 def _forward(stage: Stage, takes: Message | None, ids: Tensor) -> None:
-    inputs = (ids,) if takes is None else made_up(takes, ids.device)
+    inputs = (ids.clone(),) if takes is None else made_up(takes, ids.device)
     stage.forward(_MICROBATCH, inputs, ids)
 
 
@@ -63,17 +63,31 @@ def _returned(sends: Message | None, device: torch.device) -> Tensors | None:
 
 @contextlib.contextmanager
 def _unchanged(module: nn.Module) -> Iterator[None]:
-    """Put gradients, buffers and random numbers back."""
-    gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
+    """Put weights, gradients, buffers, attributes and random numbers back.
+
+    Weights are kept on the host: embeddings with a largest norm change theirs in the forward.
+    """
+    weights = [
+        (p, p._version, p.grad, p.detach().to("cpu", copy=True)) for p in module.parameters()
+    ]
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    for parameter, _ in gradients:
+    attributes = [(one, dict(vars(one)), dict(one._buffers)) for one in module.modules()]
+    for parameter, *_ in weights:
         parameter.grad = None
     try:
         with seeded(_SEED):
             yield
     finally:
-        for parameter, gradient in gradients:
+        for one, plain, of_module in attributes:  # a forward may replace a buffer by another
+            vars(one).update(plain)
+            one._buffers.update(of_module)
+        _write_back(buffers)
+        _write_back([(p, before) for p, version, _, before in weights if p._version != version])
+        for parameter, _, gradient, _ in weights:
             parameter.grad = gradient
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+
+
+@torch.no_grad()
+def _write_back(values: Iterable[tuple[Tensor, Tensor]]) -> None:
+    for tensor, before in values:
+        tensor.copy_(before)

@@ -53,7 +53,7 @@ RANK_COLUMNS = [
 MEMORY_COLUMNS = [
     *("rank", "peak_memory_bytes", "predicted_peak_memory_bytes"),
     *("parameter_bytes", "gradient_bytes", "optimizer_bytes", "buffer_bytes", "activation_bytes"),
-    *("reserved_bytes", "process_peak_bytes"),
+    *("active_bytes", "reserved_bytes", "in_flight_bytes", "outside_bytes", "process_peak_bytes"),
 ]
 MACHINE_COLUMNS = [
     *("rank", "hostname", "other_load_cores", "watched_cores"),

@@ -192,6 +192,11 @@ class Case:
     launch_bind: bool = setting(
         True, bool, "whether CPU ranks are bound to cores of their own where there are enough"
     )
+    launch_issue_ahead: int = setting(
+        8,
+        whole(1, 65_536),
+        "most computations that the host of a GPU issues before the GPU has done them",
+    )
     stages_per_rank: int = setting(
         1, StagesPerRank, "stages of a rank; of a program file the most of any rank", in_file=AUTO
     )

@@ -325,7 +325,23 @@ RANKS: tuple[Column, ...] = (
         pa.int64(),
         "of the peak: all else (activations, messages, the batch, temporaries)",
     ),
-    Column("reserved_bytes", pa.int64(), "bytes held by the caching allocator (CUDA)"),
+    Column(
+        "active_bytes",
+        pa.int64(),
+        "most bytes that tensors had, or were freed while a stream still used them (GPUs)",
+    ),
+    Column("reserved_bytes", pa.int64(), "bytes held by the caching allocator (GPUs)"),
+    Column(
+        "in_flight_bytes",
+        pa.int64(),
+        "most bytes at once that were freed and a stream still used: messages on their way (GPUs)",
+    ),
+    Column(
+        "outside_bytes",
+        pa.int64(),
+        "bytes of the device in use that its caching allocator does not hold: contexts, "
+        "communicators, other processes (GPUs)",
+    ),
     Column("process_peak_bytes", pa.int64(), "resident high-water mark of the process"),
     Column(
         "peak_held_microbatches",

@@ -188,6 +188,7 @@ def trainer_config(case: Case) -> TrainerConfig:
         memory_limit=_limit_of(case),
         replicas=case.replicas,
         sharding=sharding_of(case),
+        issue_ahead=case.launch_issue_ahead,
     )
 
 

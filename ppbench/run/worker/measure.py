@@ -222,7 +222,10 @@ def _memory_facts(memory: MemoryUse | None) -> dict[str, object]:
     return {
         "peak_memory_bytes": memory.peak_bytes,
         "predicted_peak_memory_bytes": memory.predicted_peak_bytes,
+        "active_bytes": memory.active_bytes,
         "reserved_bytes": memory.reserved_bytes,
+        "in_flight_bytes": memory.in_flight_bytes,
+        "outside_bytes": memory.outside_bytes,
         "process_peak_bytes": memory.process_peak_bytes,
         **dataclasses.asdict(memory.at_peak),
     }

@@ -40,6 +40,7 @@ from engine.run.clock import clock_for
 from engine.run.heap import keep_freed_memory
 from engine.run.p2p.channel import TransferError
 from engine.run.p2p.fabric import Fabric
+from engine.run.streams import TooManyEdgesError
 from ppbench.config.case import EMULATED, Case
 from ppbench.config.programs import check_file_unchanged, program_of
 from ppbench.errors import PpbenchError, StoreError, UsageError, chain_of, led_to, trace_of
@@ -90,6 +91,8 @@ _NO_MEMORY = (torch.OutOfMemoryError, MemoryError)
 _NO_MEMORY_WORDS = ("t allocate memory", "out of memory", "ALLOC_FAILED")
 """Words by which generic exceptions report a failed allocation."""
 _NO_PEER = (TransferError, dist.DistError)
+_MISUSED = ("ncclInvalidUsage", "ncclInvalidArgument", "ncclUnhandledCudaError", "Duplicate GPU")
+"""Words of NCCL for what is wrong on this rank: no peer is missing."""
 _REFUSED = (
     VerificationError,
     RefusalError,
@@ -99,6 +102,7 @@ _REFUSED = (
     ModelError,
     PartitionError,
     DataError,
+    TooManyEdgesError,
 )
 
 
@@ -228,7 +232,9 @@ def _status_of(error: BaseException, message: str) -> str:
         return "oom"
     if any(words in message for words in _NO_MEMORY_WORDS):
         return "oom"
-    if any(isinstance(cause, _NO_PEER) for cause in chain_of(error)) or "gloo/transport" in message:
+    is_misused = any(words in message for words in _MISUSED)
+    has_no_peer = any(isinstance(cause, _NO_PEER) for cause in chain_of(error))
+    if (has_no_peer and not is_misused) or "gloo/transport" in message:
         return PEER_LOST
     return "invalid" if isinstance(error, _REFUSED) else "error"
 
@@ -247,6 +253,7 @@ class Worker:
         self._rank, self._on_event = dist.get_rank(), on_event
         self._fabrics: dict[tuple[str, bool], Fabric] = {}
         self._groups: dict[int, dist.ProcessGroup] = {}
+        self._limit_s = 0.0  # of the case
         self._cores = Cores()
         self._marker = Lock(folder / RUNNING)
         if self._rank == 0:
@@ -297,7 +304,7 @@ class Worker:
         self.flight.begin_case(index, item.measure.timeout_s)
         self.note("case", index=index, run_id=begun.run_id)
         verified = self._verify(item, index)
-        self.flight.begin_case(index, item.measure.timeout_s)
+        self._begin_clock(index, item.measure.timeout_s)
         member = self.prepare(item.case)
         if member is not None:
             if self._rank == 0 and member.config.program is not None:
@@ -314,11 +321,16 @@ class Worker:
 
     def _verify(self, item: PlannedRun, index: int) -> Verified:
         def begin_clock(limit_s: float) -> None:
-            self.flight.begin_case(index, limit_s)
+            self._begin_clock(index, limit_s)
             self.flight.enter(Phase.VERIFIES)
 
         hands = Hands(self.prepare, self._release, begin_clock)
         return self._verifier.verify(item.case, item.measure, hands)
+
+    def _begin_clock(self, index: int, limit_s: float) -> None:
+        """Let the case take so many seconds from now, and the devices' own transfers as many."""
+        self.flight.begin_case(index, limit_s)
+        self._limit_s = limit_s
 
     def note(self, event: EventName, **details: str | float | None) -> None:
         """Note an event in the journal, on rank 0."""
@@ -341,7 +353,7 @@ class Worker:
         check_file_unchanged(case)
         cores = self._bind(case)
         agreement = agree(_config_of(case), fabric)
-        if case.runtime != ENGINE:  # it may need a communicator even with one rank
+        if case.runtime != ENGINE and case.num_processes == 1:  # it may need a communicator
             fabric.connect([], tuple(range(case.world_size)), ())
         if self._rank >= case.num_processes:
             return None
@@ -373,7 +385,9 @@ class Worker:
         dist.barrier()
 
     def close(self) -> None:
-        """End the sampler and the watchdog: there are no more cases."""
+        """Free the communicators; end the sampler and the watchdog: there are no more cases."""
+        for fabric in self._fabrics.values():
+            fabric.close()
         self._node.close()
 
     def _group_of(self, num_ranks: int) -> dist.ProcessGroup:
@@ -394,6 +408,7 @@ class Worker:
         if key not in self._fabrics:
             device = _device_of(case.device)
             self._fabrics[key] = Fabric(device, clock_for(device), is_shared)
+        self._fabrics[key].limit(self._limit_s)
         return self._fabrics[key]
 
 

@@ -4,6 +4,7 @@ Each fault that is planted in their source is caught: by the device itself, or b
 no longer the known one.
 """
 
+import functools
 import inspect
 import textwrap
 import types
@@ -17,12 +18,22 @@ from scripted_device import DEVICE, POOL, Fault, Link, scripted
 from engine.flight import Phase
 from engine.model.data import StepBatch
 from engine.model.stage_module import TensorSpec
-from engine.plan.action import Op, parse_action
+from engine.plan.action import NO_INDEX, Action, Op, parse_action
 from engine.plan.lower import Edge, Policy, lower
 from engine.plan.schedules.registry import build_program
-from engine.run import clock, events, executor, look_ahead, memory, progress, streams
+from engine.run import (
+    clock,
+    collective_lane,
+    events,
+    executor,
+    look_ahead,
+    memory,
+    progress,
+    streams,
+)
 from engine.run import device as devices
 from engine.run.clock import DeviceClock, IssueClock
+from engine.run.collective_lane import StreamLane
 from engine.run.events import EventPool
 from engine.run.executor import Executor
 from engine.run.look_ahead import LookAhead
@@ -318,6 +329,29 @@ def check_progress(device, monkeypatch):
     assert noted[-1] is Phase.DRAINS
 
 
+def check_lane(device, monkeypatch):
+    """A collective is ordered after what it reads, and before who waits for it; and its time."""
+    clock_, own = DeviceClock(DEVICE), Streams(DEVICE)
+    lane = StreamLane(DEVICE, clock_, own.of_lane())
+    for _ in range(3):
+        clock_.begin_step()
+        shard, whole = (torch.empty(n, device=DEVICE) for n in (1024, 4096))
+        device.launch("fill", 10 * US, writes=[shard])
+        gather = functools.partial(device.launch, "gather", 200 * US, reads=[shard], writes=[whole])
+        job = lane.issue(Action(0, Op.UNSHARD, NO_INDEX), gather, 4096)
+        lane.wait(job)
+        device.launch("F", F_NS, reads=[whole])
+        (transfer,) = lane.finish()
+        lane.wait(job)  # of an earlier step: nothing is left to wait for
+        del shard, whole, gather, job
+        device.settle()
+        clock_.end_step()
+        kernel = next(k for k in reversed(device.kernels) if k[0] == "gather")
+        assert (clock_.read_ns(transfer.start), clock_.read_ns(transfer.end)) == kernel[2:]
+        assert kernel[1] == own.of_lane().name
+        assert lane._events.num_made == 1
+
+
 def _batch():
     token = torch.zeros(1, 1, dtype=torch.int64)
     return StepBatch((token,) * NUM_MICROBATCHES, (token,) * NUM_MICROBATCHES, 4)
@@ -344,6 +378,7 @@ CHECKS = [
     check_staging,
     check_streams,
     check_progress,
+    check_lane,
 ]
 
 
@@ -521,6 +556,20 @@ PLANTS = [
         "compute.wait_event(arrival)",
         "pass",
         check_staging,
+    ),
+    Plant(
+        "a collective does not wait for what it reads",
+        *(collective_lane, StreamLane, "issue"),
+        "self._stream.wait_stream(devices.current_stream(self._device))",
+        "pass",
+        check_lane,
+    ),
+    Plant(
+        "a computation does not wait for its parameters",
+        *(collective_lane, StreamLane, "wait"),
+        "devices.current_stream(self._device).wait_event(job.event)",
+        "pass",
+        check_lane,
     ),
     Plant(
         "the flight record tells what was issued",

@@ -1,0 +1,46 @@
+"""Which status an exception gives a run: who is at fault is not always who is missing."""
+
+import pytest
+import torch.distributed as dist
+
+from engine.run.p2p.channel import TransferError
+from engine.run.streams import TooManyEdgesError
+from ppbench.run.failures.evidence import PEER_LOST
+from ppbench.run.worker.rank import _status_of
+
+TWICE = """NCCL error in: NCCLUtils.cpp:94, invalid usage, NCCL version 2.27.5
+ncclInvalidUsage: This usually reflects invalid usage of NCCL library.
+Last error:
+Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        TWICE,
+        "NCCL error: ncclInvalidArgument: Invalid value for an argument.",
+        "NCCL error: ncclUnhandledCudaError: Call to CUDA function failed.",
+    ],
+)
+def test_a_wrong_use_of_nccl_is_an_error_and_no_lost_peer(words):
+    error = dist.DistBackendError(words)
+    assert _status_of(error, str(error)) == "error"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        dist.DistBackendError(
+            "NCCL error: ncclRemoteError: A call failed possibly due to a network error or a "
+            "remote process exiting prematurely."
+        ),
+        dist.DistNetworkError("Connection closed by peer"),
+        TransferError("receive from rank 1: Connection reset by peer"),
+    ],
+)
+def test_a_peer_that_is_gone_is_lost(error):
+    assert _status_of(error, str(error)) == PEER_LOST
+
+
+def test_a_case_with_more_edges_than_streams_is_invalid():
+    assert _status_of(TooManyEdgesError("a rank"), "a rank") == "invalid"
