@@ -98,9 +98,15 @@ def _compare(name: str, tiny: Tiny, fabric: Fabric) -> Check:
 
 
 def _first_synchronisation(tiny: Tiny) -> str:
-    """The first line at which a stage of the model waits for its device; empty without any."""
+    """The first line at which a stage of the model waits for its device; empty without any.
+
+    Where that cannot be found out, why: it is no reason to call the architecture inexact.
+    """
     partition = partition_layers("uniform", tiny.model.num_layers, NUM_RANKS)
-    found = synchronisations_of(tiny.model, partition, (DATA.microbatch_size, _SEQ_LEN))
+    try:
+        found = synchronisations_of(tiny.model, partition, (DATA.microbatch_size, _SEQ_LEN))
+    except Exception as error:
+        return f"not known: {type(error).__name__}: {error}"[:200]
     return str(found[0]) if found else ""
 
 
