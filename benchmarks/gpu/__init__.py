@@ -35,7 +35,7 @@ CHECKS = (
     Check("attached", 60),
     Check("energy", 40),
     Check("products", 30),
-    Check("failures", 240),
+    Check("failures", 200),
     Check("messages", 90, num_gpus=2),
     Check("receives", 60, num_gpus=2),
     Check("memory_full", 120, num_gpus=2),
