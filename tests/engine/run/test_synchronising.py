@@ -147,6 +147,12 @@ def test_masks_of_sliding_windows_wait_for_the_device_once_in_each_forward():
     assert "packed_sequence_mask" in found.line
 
 
+def test_the_routing_to_experts_waits_where_it_asks_which_are_hit():
+    found = of_architecture("longcat_flash")
+    assert {one.does for one in found} == {"nonzero", "item, bool, int or float"}
+    assert all("(LongcatFlashExperts)" in one.module for one in found)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", architectures())
 def test_what_waits_is_transformers_code_and_is_named(name):
