@@ -12,7 +12,7 @@ from benchmarks.gpu.findings import Bound, Finding
 from benchmarks.gpu.training import trainer_on
 from engine.run.recording import Recording
 
-NUM_MICROBATCHES = 32
+NUM_MICROBATCHES = {"cuda": 32, "cpu": 4}
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def judge(measured: Measurements) -> list[Finding]:
 
 
 def measure(device: torch.device) -> Measurements:
-    trainer = trainer_on(device, "1f1b", NUM_MICROBATCHES)
+    trainer = trainer_on(device, "1f1b", NUM_MICROBATCHES[device.type])
     for step in range(2):
         trainer.step(step)
     batch = trainer.batch(2)

@@ -18,7 +18,7 @@ from benchmarks.gpu.findings import Bound, Finding
 from engine.run.streams import MOST_EDGES, Streams
 
 NUM_STREAMS = {"cuda": MOST_EDGES, "cpu": 1}
-CYCLES = 20_000_000  # some 10 ms
+CYCLES = {"cuda": 20_000_000, "cpu": 1_000_000}  # some 10 ms; of the CPU nanoseconds
 NUM_ROUNDS = 8
 
 
@@ -60,9 +60,9 @@ def _seconds(streams: Streams | None, number: int, device: torch.device) -> floa
     began = time.perf_counter()
     for index in range(number):
         if streams is None:
-            sleep(CYCLES, device)
+            sleep(CYCLES[device.type], device)
             continue
         with streams.of_edge(index):
-            sleep(CYCLES, device)
+            sleep(CYCLES[device.type], device)
     wait_for(device)
     return time.perf_counter() - began

@@ -8,6 +8,12 @@ from engine.run import device as devices
 NEEDS_GPU = "needs an NVIDIA GPU and a CUDA build of torch"
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    """Use one thread: threads that wait for each other take longer than these small models."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(params=["cpu", "cuda"])
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Each kind of device that is here."""
