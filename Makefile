@@ -6,7 +6,7 @@ COMPILED := .venv/.compiled
 
 unexport PYTHONDONTWRITEBYTECODE  # tests start many processes: what they import is compiled once
 
-.PHONY: demo docs compiled test test-all lint format bench faults clean
+.PHONY: demo docs compiled test test-all lint format bench gpu faults clean
 
 demo: $(INSTALLED)  ## AFAB against 1F1B on a real transformer, with a report
 	$(BIN)/ppbench sweep sweeps/1f1b_vs_afab.toml
@@ -26,6 +26,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy tests/gpu
 	$(BIN)/lint-imports
 
 format: $(INSTALLED)
@@ -34,6 +35,9 @@ format: $(INSTALLED)
 
 bench: $(INSTALLED)  ## every figure a ratio; on a quiet machine, nothing beside it
 	$(BIN)/python -m benchmarks
+
+gpu: $(INSTALLED)  ## what only a GPU can prove, in ten minutes: benchmarks/gpu.md; says so where there is none
+	$(BIN)/python -m benchmarks.gpu
 
 faults: $(INSTALLED)  ## kills sweeps at random, and checks that no work is lost
 	$(BIN)/python -m benchmarks.faults

@@ -49,7 +49,8 @@ class Check:
     """The result of checking an architecture.
 
     `status`: `exact`; `refused`, with the error that a user gets before any rank starts; `wrong`;
-    or `error`. Differences are relative to the largest element.
+    or `error`. Differences are relative to the largest element. `synchronises` is the first line of
+    code that makes the host wait for its device, empty without any.
     """
 
     architecture: str
@@ -60,6 +61,7 @@ class Check:
     num_parameters: int | None = None
     seconds: float | None = None
     reason: str = ""
+    synchronises: str = ""
 
     @property
     def has_failed(self) -> bool:

@@ -173,12 +173,13 @@ def _lines_of(lowered: Program, sharing: Sharing) -> tuple[array[int], array[int
             if _crosses(lowered, min(edge), max(edge)):
                 kind = CODES[op] * lowered.num_stages + stage
                 for ends, end in zip(lines, (transfer, counterpart(transfer)), strict=True):
-                    name = _line(lowered, sharing, end)
+                    name = line_of(lowered, sharing, end)
                     ends[kind] = names.setdefault(name, len(names))
     return lines
 
 
-def _line(lowered: Program, sharing: Sharing, transfer: Action) -> _Line:
+def line_of(lowered: Program, sharing: Sharing, transfer: Action) -> _Line:
+    """The name of the line that a transfer stands in at its rank."""
     rank, channel = lowered.placement.ranks[transfer.stage], edge_of(transfer)
     source, target = (lowered.placement.ranks[stage] for stage in channel)
     match sharing:
@@ -225,7 +226,7 @@ class _Hang:
             raise self._circle(self._program.placement.ranks[head.stage], head)
 
     def _line(self, transfer: Action) -> _Line:
-        return _line(self._program, self._sharing, transfer)
+        return line_of(self._program, self._sharing, transfer)
 
     def _circle(self, rank: int, action: Action) -> ProgramError:
         """Follow the waits from an action until one comes up again: that is the circle."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ppbench.cli import completion
 from ppbench.cli.options import (
     UNIT_COST,
     CollectiveTimes,
@@ -35,7 +38,9 @@ from ppbench.files import whole_file
 
 if TYPE_CHECKING:
     from engine.plan.lower import Policy
+    from engine.plan.program import Program
     from engine.plan.schedules.registry import Schedule
+    from engine.plan.synchronisation import SynchronisationHang
     from ppbench.prediction import Prediction
     from ppbench.prediction.replicas import JoinedPrediction
 
@@ -45,6 +50,36 @@ commands = typer.Typer(
 STANDARD_OUTPUT = "-"
 MOST_DRAWN = 50_000
 EXAMPLE_RANKS, EXAMPLE_MICROBATCHES = 4, 8
+PolicyName = Annotated[
+    str | None,
+    typer.Option(
+        "--policy", metavar="early|just_in_time", help="When RECVs are posted. Default: early."
+    ),
+]
+LookAhead = Annotated[
+    int | None,
+    typer.Option(
+        "--look-ahead",
+        metavar="N",
+        help="Computations by which an early RECV comes first. Default: 1.",
+    ),
+]
+ScheduleOrFile = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE.csv|NAME",
+        help="A program in torch's CSV form, or a schedule.",
+        autocompletion=completion.schedules,
+    ),
+]
+MaxHeld = Annotated[
+    int | None,
+    typer.Option(
+        "--max-held",
+        metavar="N",
+        help="Largest number of activations (of a microbatch on a stage) that a rank may hold.",
+    ),
+]
 COLUMNS = [
     *("name", "aliases", "stages_per_rank", "placement"),
     *("bubble_fraction", "peak_activations", "source", "constraint"),
@@ -206,34 +241,44 @@ def _write_page(path: Path, prediction: Prediction | JoinedPrediction) -> None:
 
 @commands.command("check", cls=Command)
 def check(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE.csv", help="A program in torch's CSV form.")
-    ],
-    max_held: Annotated[
-        int | None,
+    name: ScheduleOrFile,
+    ranks: Ranks = None,
+    microbatches: Microbatches = None,
+    stages_per_rank: StagesPerRank = None,
+    max_held: MaxHeld = None,
+    synchronise: Annotated[
+        bool,
         typer.Option(
-            "--max-held",
-            metavar="N",
-            help="Largest number of activations (of a microbatch on a stage) that a rank may hold.",
+            "--synchronise", help="Also name where a device-wide synchronisation would hang."
         ),
-    ] = None,
+    ] = False,
+    policy: PolicyName = None,
+    look_ahead: LookAhead = None,
 ) -> None:
-    """Check a program in torch's CSV form, and prove that it cannot hang."""
-    from engine.plan.schedules.registry import CSV_PREFIX
-    from ppbench.prediction import (
-        UNIT_COSTS,
-        placement_word,
-        predict,
-        program_of_file,
-        with_transfers,
-    )
-    from ppbench.report.timeline.terminal import peaks_text
+    """Check a program, and prove that it cannot hang.
+
+    With --synchronise, also where it can hang if a GPU waits for all of its work, as it does at
+    the first call of a kernel or where its allocator runs out of memory.
+    """
+    from ppbench.prediction import with_transfers
 
     if max_held is not None and max_held < 1:
         raise UsageError(f"--max-held: must be at least 1, got {max_held}")
-    program = program_of_file(Path(str(file).removeprefix(CSV_PREFIX)), max_held)
+    chosen = _communication(policy, look_ahead, "--synchronise", is_wanted=synchronise)
+    program = _checked(name, ranks, microbatches, stages_per_rank, max_held)
+    lowered = with_transfers(program, *chosen)
+    print_text(_counts_text(program, lowered))
+    if synchronise:
+        print_text(_synchronisations_text(lowered))
+
+
+def _counts_text(program: Program, lowered: Program) -> str:
+    """What a program that is legal consists of."""
+    from ppbench.prediction import UNIT_COSTS, placement_word, predict
+    from ppbench.report.timeline.terminal import peaks_text
+
     num_actions = program.num_computations
-    num_transfers = sum(map(len, with_transfers(program).actions)) - num_actions
+    num_transfers = lowered.table.num_actions - num_actions
     counts = [
         counted(program.world_size, "rank"),
         f"{counted(program.num_stages, 'stage')} ({placement_word(program)} placement)",
@@ -242,10 +287,89 @@ def check(
         *([counted(num_transfers, "transfer")] if program.has_transfers else []),
     ]
     peaks = peaks_text(predict(program, UNIT_COSTS).peaks)
-    print_text(
+    return (
         f"ok: {', '.join(counts)}; deadlock-free; peak activations by rank: {peaks} "
         "(microbatches of a rank's share)"
     )
+
+
+def _checked(
+    name: str,
+    ranks: int | None,
+    microbatches: int | None,
+    stages_per_rank: int | None,
+    max_held: int | None,
+) -> Program:
+    """The program of a file, or of a schedule of that shape. Raises UsageError if illegal."""
+    from engine.plan.rules import ProgramError
+    from engine.plan.rules import check as check_rules
+    from engine.plan.schedules.registry import CSV_PREFIX, known_names
+    from ppbench.prediction import ProgramRequest, program_of, program_of_file
+
+    if name not in known_names():
+        _refuse_shape(ranks, microbatches, stages_per_rank)
+        return program_of_file(Path(name.removeprefix(CSV_PREFIX)), max_held)
+    program = program_of(ProgramRequest(name, ranks, microbatches, stages_per_rank))
+    try:
+        check_rules(program, max_held)
+    except ProgramError as error:
+        raise UsageError(str(error)) from None
+    return program
+
+
+def _refuse_shape(*shape: int | None) -> None:
+    """Raise UsageError where a shape is given, although a file has its own."""
+    for option, value in zip(
+        ("--ranks", "--microbatches", "--stages-per-rank"), shape, strict=True
+    ):
+        if value is not None:
+            raise UsageError(f"{option}: a file has its own; leave it out")
+
+
+MOST_NAMED = 6
+
+
+def _synchronisations_text(lowered: Program) -> str:
+    """Where device-wide synchronisations would hang a program, and what avoids that."""
+    from engine.plan.synchronisation import (
+        computations,
+        first_computations,
+        joint_hang,
+        synchronisation_hangs,
+    )
+
+    hangs, everywhere = synchronisation_hangs(lowered), computations(lowered)
+    if not hangs:
+        joint = joint_hang(lowered, at=everywhere)
+        if joint is None:
+            return "a device-wide synchronisation hangs nowhere, however many there are"
+        return (
+            "one device-wide synchronisation hangs nowhere; where several ranks synchronise in one "
+            f"step they can hang, such as {joint}\n{_AVOIDED}"
+        )
+    first = set(first_computations(lowered))
+    num_first = sum((hang.rank, hang.position) in first for hang in hangs)
+    places = "; ".join(
+        f"rank {rank}: {_named(list(of_rank))}"
+        for rank, of_rank in itertools.groupby(hangs, lambda hang: hang.rank)
+    )
+    return (
+        f"a device-wide synchronisation hangs at {len(hangs)} of {len(everywhere)} computations, "
+        f"{num_first} of them the first of their kind (op and stage): {places}\n"
+        f"for example {hangs[0]}\n{_AVOIDED}"
+    )
+
+
+def _named(hangs: Sequence[SynchronisationHang]) -> str:
+    named = ", ".join(str(hang.action) for hang in hangs[:MOST_NAMED])
+    return named if len(hangs) <= MOST_NAMED else f"{named} and {len(hangs) - MOST_NAMED} more"
+
+
+_AVOIDED = (
+    "It is avoided if nothing synchronises within a step: kernels are loaded and tuned before "
+    "step 0, and memory does not run out. With --policy just_in_time receives are open for less "
+    "time."
+)
 
 
 @commands.command("export", cls=Command)
@@ -263,22 +387,16 @@ def export(
     with_communication: Annotated[
         bool, typer.Option("--with-communication", help="Include SEND and RECV actions.")
     ] = False,
-    policy: Annotated[
-        str | None,
-        typer.Option(metavar="early|just_in_time", help="When RECVs are posted. Default: early."),
-    ] = None,
-    look_ahead: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="Computations by which an early RECV comes first. Default: 1."
-        ),
-    ] = None,
+    policy: PolicyName = None,
+    look_ahead: LookAhead = None,
 ) -> None:
     """Write a schedule in torch's CSV form."""
     from engine.plan.program import to_csv
     from ppbench.prediction import ProgramRequest, program_of, with_transfers
 
-    chosen = _communication(policy, look_ahead, is_wanted=with_communication)
+    chosen = _communication(
+        policy, look_ahead, "--with-communication", is_wanted=with_communication
+    )
     program = program_of(ProgramRequest(name, ranks, microbatches, stages_per_rank))
     if with_communication:
         program = with_transfers(program, *chosen)
@@ -292,14 +410,14 @@ def export(
 
 
 def _communication(
-    policy: str | None, look_ahead: int | None, *, is_wanted: bool
+    policy: str | None, look_ahead: int | None, only_with: str, *, is_wanted: bool
 ) -> tuple[Policy, int]:
     """How to add transfers. Raises UsageError where an option is unknown or has no effect."""
     from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy
 
     for option, value in {"--policy": policy, "--look-ahead": look_ahead}.items():
         if value is not None and not is_wanted:
-            raise UsageError(f"{option}: applies only with --with-communication; add it")
+            raise UsageError(f"{option}: applies only with {only_with}; add it")
     policies = [known.value for known in Policy]
     if policy is not None and policy not in policies:
         raise UsageError(f'--policy: unknown policy "{policy}"{nearest(policy, policies)}')

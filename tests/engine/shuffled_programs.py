@@ -18,11 +18,13 @@ MAX_STAGES_PER_RANK = 3
 HALVES = ((Op.B,), (Op.I, Op.W))
 
 
-def shuffled_program(seed: int, world_size: int | None = None) -> Program:
+def shuffled_program(
+    seed: int, world_size: int | None = None, num_microbatches: int | None = None
+) -> Program:
     """A legal program of 2 to 6 ranks, each with 1 to 3 stages anywhere in the model."""
     drawn = random.Random(seed)
     placement = _placement(drawn, world_size or drawn.randint(2, 6))
-    num_microbatches = drawn.randint(3, 6)
+    num_microbatches = num_microbatches or drawn.randint(3, 6)
     rows: list[list[Action]] = [[] for _ in range(placement.world_size)]
     ways = {
         (stage, microbatch): drawn.choice(HALVES)

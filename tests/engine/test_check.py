@@ -28,17 +28,19 @@ def test_every_causal_lm_with_a_plan_is_known():
 
 
 def test_an_architecture_is_exact_or_refused_with_its_own_reason(tmp_path):
-    done, lines = check(tmp_path, "qwen3", "qwen3_moe", "gemma4_text")
+    done, lines = check(tmp_path, "qwen3", "qwen3_moe", "gemma4_text", "gemma2")
     assert done.returncode == 0, done.stderr
     results = {line["architecture"]: line for line in lines}
-    assert [results[name]["status"] for name in results] == ["exact", "exact", "refused"]
+    assert [results[name]["status"] for name in results] == ["exact", "exact", "refused", "exact"]
     assert results["qwen3"]["dtype"] == "float64"
     assert results["qwen3"]["gradient_difference"] < 1e-10
     assert results["qwen3_moe"]["gradient_difference"] < 1e-5
     assert (
         '"embed_tokens_per_layer" belongs, which has parameters' in results["gemma4_text"]["reason"]
     )
-    assert [line["status"] for line in lines[:4]] == ["planned"] * 3 + ["started"]
+    assert [line["status"] for line in lines[:5]] == ["planned"] * 4 + ["started"]
+    assert [results[name]["synchronises"] == "" for name in results] == [True, True, True, False]
+    assert "masking_utils.py" in results["gemma2"]["synchronises"]
 
 
 def test_an_unknown_architecture_is_refused(tmp_path):

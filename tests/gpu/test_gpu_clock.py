@@ -1,31 +1,39 @@
-"""CUDA events on the host's clock, within the error that their clock states."""
+"""Marks on the host's clock, within the error that their own clock states."""
 
 import time
 
 import torch
 
-from engine.run.clock import DeviceClock
+from benchmarks.gpu.clock import judge_marks, sleep, take_marks, wait_for
+from benchmarks.gpu.findings import Verdict
+from engine.run.clock import clock_for
 
-DEVICE = torch.device("cuda", 0)
+
+def test_marks_are_read_within_their_error_of_when_they_were_taken(device: torch.device) -> None:
+    marks = take_marks(device, 2000)
+    found, _ = judge_marks(marks)
+    assert found.verdict is Verdict.HELD, found.note
+    assert min(marks.error_ns) >= 0
+    assert device.type == "cpu" or min(marks.error_ns) > 0
 
 
-def test_an_event_is_read_within_its_error_of_when_it_happened():
-    clock = DeviceClock(DEVICE)
+def test_marks_are_in_order_on_the_host_clock(device: torch.device) -> None:
+    clock = clock_for(device)
+    before_ns = time.monotonic_ns()
     clock.begin_step()
-    seen = []
-    for _ in range(20):
-        before_ns = time.monotonic_ns()
-        mark = clock.mark()
-        torch.cuda.synchronize(DEVICE)
-        seen.append((before_ns, mark, time.monotonic_ns()))
+    first = clock.mark()
+    sleep(1_000_000, device)
+    second = clock.mark()
+    wait_for(device)
     clock.end_step()
-    assert clock.error_ns > 0
-    for before_ns, mark, after_ns in seen:
-        assert before_ns - clock.error_ns <= clock.read_ns(mark) <= after_ns + clock.error_ns
+    after_ns = time.monotonic_ns()
+    error_ns = clock.error_ns
+    first_ns, second_ns = clock.read_ns(first), clock.read_ns(second)
+    assert before_ns - error_ns <= first_ns < second_ns <= after_ns + error_ns
 
 
-def test_marks_of_the_host_are_exact_among_events():
-    clock = DeviceClock(DEVICE)
+def test_marks_of_the_host_are_exact_among_others(device: torch.device) -> None:
+    clock = clock_for(device)
     clock.begin_step()
     clock.end_step()
     assert clock.read_ns(123) == 123

@@ -378,14 +378,14 @@ def test_what_is_exported_reads_back_and_is_torch_s(tmp_path, name, communicatio
     output_of(planning.export, name, path, 4, 8, **(communication or {}))
     cells = [cell for line in path.read_text().splitlines() for cell in line.split(",")]
     assert [str(_Action.from_str(cell)) for cell in cells] == cells
-    verdict = output_of(planning.check, path)
+    verdict = output_of(planning.check, str(path))
     assert verdict.startswith("ok: 4 ranks, ")
     assert "8 microbatches" in verdict
     assert "deadlock-free; peak activations by rank: " in verdict
     assert ("transfers" in verdict) == (communication is not None)
     again = output_of(planning.export, f"csv:{path}", tmp_path / "again.csv")
     assert output_of(planning.draw, str(path)) == output_of(planning.draw, f"csv:{path}")
-    assert output_of(planning.check, Path(f"csv:{path}")) == output_of(planning.check, path)
+    assert output_of(planning.check, f"csv:{path}") == output_of(planning.check, str(path))
     assert (tmp_path / "again.csv").read_text() == path.read_text()
     assert again == str(tmp_path / "again.csv")
 
@@ -402,6 +402,45 @@ def test_export_and_check_from_the_command_line(tmp_path):
     )
     printed = ppbench(*arguments, "-o", "-", folder=tmp_path)
     assert printed.stdout == (tmp_path / "zbv.csv").read_text()
+
+
+def test_check_names_where_a_synchronisation_hangs(tmp_path):
+    text = output_of(planning.check, "afab", 4, 8, synchronise=True)
+    assert "hangs at 3 of 64 computations, 0 of them the first of their kind" in text
+    assert "rank 0: 0F7; rank 1: 1F7; rank 2: 2F7" in text
+    assert "waits for 0RECV_B0, whose other end comes after 1F7 on rank 1" in text
+    path = tmp_path / "afab.csv"
+    output_of(planning.export, "afab", path, 4, 8)
+    assert output_of(planning.check, str(path), synchronise=True) == text
+
+
+def test_check_says_what_several_synchronisations_do():
+    text = output_of(planning.check, "1f1b", 4, 8, synchronise=True)
+    assert "one device-wide synchronisation hangs nowhere; where several ranks" in text
+    chosen = {"synchronise": True, "policy": "just_in_time"}
+    text = output_of(planning.check, "1f1b", 4, 8, **chosen)
+    assert "hangs nowhere, however many there are" in text
+
+
+def test_check_names_some_of_many_places():
+    text = output_of(planning.check, "zbv", 4, 8, synchronise=True)
+    assert "rank 0: 7F0, 7I0, 7W0, 7F1, 7I1, 7W1 and 2 more; rank 1: 6F1," in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["afab", "-p", "4"], "--microbatches: is missing"),
+        (["mine.csv", "-p", "4"], "--ranks: a file has its own; leave it out"),
+        (["afab", "-p", "2", "-m", "2", "--max-held", "1"], "at most 1 are allowed"),
+        (["afab", "-p", "2", "-m", "2", "--policy", "early"], "applies only with --synchronise"),
+    ],
+)
+def test_check_refuses_what_it_cannot_do(tmp_path, arguments, words):
+    (tmp_path / "mine.csv").write_text(GOOD)
+    done = ppbench("schedules", "check", *arguments, folder=tmp_path)
+    assert done.returncode == 2
+    assert words in done.stderr
 
 
 def test_a_policy_moves_the_receives():
@@ -437,7 +476,7 @@ def test_an_illegal_program_is_shown_where_it_stands_in_its_file(
     tmp_path, text, place, reason, marked
 ):
     (tmp_path / "bad.csv").write_text(text)
-    message = refusal(planning.check, tmp_path / "bad.csv", None)
+    message = refusal(planning.check, str(tmp_path / "bad.csv"))
     first, *grid = message.splitlines()
     assert first.startswith(f"{tmp_path / 'bad.csv'}: {place}")
     assert reason in first
@@ -461,7 +500,7 @@ def test_a_file_that_is_no_program_is_one_clear_line(tmp_path, text, words):
     path = tmp_path / "bad.csv"
     if text is not None:
         path.write_bytes(text)
-    message = refusal(planning.check, path, None)
+    message = refusal(planning.check, str(path))
     assert message.startswith(f"{path}: ")
     assert words in message
     assert len(message.splitlines()) == 1
@@ -469,17 +508,19 @@ def test_a_file_that_is_no_program_is_one_clear_line(tmp_path, text, words):
 
 def test_a_bound_on_memory_is_a_rule(tmp_path):
     (tmp_path / "good.csv").write_text(GOOD)
-    assert output_of(planning.check, tmp_path / "good.csv", 2).startswith(
+    assert output_of(planning.check, str(tmp_path / "good.csv"), max_held=2).startswith(
         "ok: 2 ranks, 2 stages (loop"
     )
-    message = refusal(planning.check, tmp_path / "good.csv", 1)
+    message = refusal(planning.check, str(tmp_path / "good.csv"), max_held=1)
     assert "rank 0, position 1, 0F1: holds the activations of 2 microbatches" in message
-    assert "must be at least 1" in refusal(planning.check, tmp_path / "good.csv", 0)
+    assert "must be at least 1" in refusal(planning.check, str(tmp_path / "good.csv"), max_held=0)
 
 
 def test_torch_s_own_form_with_idle_cells_reads(tmp_path):
     (tmp_path / "torch.csv").write_text("0UNSHARD,0F0,,,0B0\n,1F0,1B0,1REDUCE_GRAD,\n")
-    assert "2 ranks, 2 stages" in output_of(planning.check, tmp_path / "torch.csv", None)
+    assert "2 ranks, 2 stages" in output_of(
+        planning.check, str(tmp_path / "torch.csv"), max_held=None
+    )
     drawn = output_of(planning.draw, f"csv:{tmp_path / 'torch.csv'}")
     assert drawn.endswith(
         "with the collectives of replicas, in order:\n"

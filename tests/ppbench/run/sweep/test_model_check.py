@@ -54,7 +54,7 @@ def test_an_architecture_that_takes_the_ranks_down_costs_itself_alone(tmp_path, 
         "1 of 4: good exact", "2 of 4: poor wrong", "3 of 4: deadly error", "4 of 4: last exact",
     ]  # fmt: skip
     assert [one.has_failed for one in checks] == [False, True, True, False]
-    assert dataclasses.astuple(checks[0]) == ("good", "exact", "float64", 0.0, 0.0, 7, 0.5, "")
+    assert dataclasses.astuple(checks[0]) == ("good", "exact", "float64", 0.0, 0.0, 7, 0.5, "", "")
     assert checks[2].reason == "the ranks died"
 
 

@@ -1,0 +1,81 @@
+"""No schedule makes the host wait for the GPU within a step: torch raises where one does."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.gpu.findings import Bound, Finding
+from benchmarks.gpu.training import trainer_on
+from engine.plan.schedules.registry import SCHEDULES
+from engine.run.recording import Recording
+from engine.run.synchronising import SynchronisationWatch
+
+NUM_MICROBATCHES = 4
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """By schedule, the line or error of a synchronisation; empty where there was none."""
+
+    errors: dict[str, str]
+
+
+def judge(measured: Measurements) -> list[Finding]:
+    return [
+        Finding.of(
+            "synchronisation",
+            f"hidden synchronisations in a step of {schedule}",
+            int(bool(error)),
+            Bound(at_most=0),
+            note=error,
+        )
+        for schedule, error in measured.errors.items()
+    ]
+
+
+def measure(device: torch.device) -> Measurements:
+    return Measurements({name: _error_of(name, device) for name in SCHEDULES})
+
+
+def _error_of(schedule: str, device: torch.device) -> str:
+    """Issue the row of a step, its batch on the device and its end left aside."""
+    trainer = trainer_on(device, schedule, NUM_MICROBATCHES)
+    try:
+        trainer.step(0)  # kernels are loaded
+        batch = trainer.batch(1)
+        with forbidden(device) as errors:
+            trainer.runner.run(1, batch, Recording.spans)
+        if errors:  # the step has been left half issued
+            return errors[0]
+        trainer.runner.collect_spans(1)
+        return ""
+    finally:
+        trainer.close()
+
+
+@contextlib.contextmanager
+def forbidden(device: torch.device) -> Iterator[list[str]]:
+    """Add to a list what makes the host wait for the device meanwhile.
+
+    The marks of a step are begun with a synchronisation by design: `Clock.begin_step`.
+    """
+    errors: list[str] = []
+    if device.type != "cuda":
+        watch = SynchronisationWatch()
+        with watch.watching():
+            yield errors
+        errors += map(str, watch.found)
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield errors
+    except RuntimeError as error:
+        if "synchroniz" not in str(error):
+            raise
+        errors.append(str(error).splitlines()[0])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,120 @@
+"""Ranks on one device, or on one each: exact, in the order of their messages, and their memory."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.gpu.exactness import TOLERANCE, Trained, difference, settings_of, train
+from benchmarks.gpu.memory import measure as measure_memory
+from benchmarks.gpu.memory import off_line
+from benchmarks.gpu.messages import count_streams
+from benchmarks.gpu.ranks import RankError, on_ranks
+from benchmarks.gpu.synchronisation import forbidden
+from benchmarks.gpu.training import trainer_on
+from engine.plan.action import Op
+from engine.run.clock import clock_for
+from engine.run.p2p.fabric import Fabric
+from engine.run.recording import Recording
+
+TRANSPORTS = {"cpu": "memory", "cuda": "gloo via host memory"}
+
+
+def unsplit(device: torch.device) -> Trained:
+    fabric = Fabric(device, clock_for(device), is_device_shared=False)
+    return train(fabric, settings_of("afab", 1))
+
+
+def assert_messages_follow_their_dependencies(parts: list[Trained]) -> None:
+    at = {(s.op, s.stage, s.microbatch): s for part in parts for s in part.spans}
+    received = [key for key in at if key[0] is Op.RECV_F]
+    assert received
+    for _, stage, microbatch in received:
+        receive, send = at[Op.RECV_F, stage, microbatch], at[Op.SEND_F, stage - 1, microbatch]
+        assert receive.end_ns <= at[Op.F, stage, microbatch].start_ns
+        assert at[Op.F, stage - 1, microbatch].end_ns <= send.end_ns
+
+
+def last_first(folder: Path) -> str:
+    """A program whose receivers take the last message first."""
+    rows = [
+        [f"0F{m}" for m in range(4)] + [f"0B{m}" for m in range(4)],
+        [f"1{op}{m}" for m in range(3, -1, -1) for op in "FB"],
+    ]
+    path = folder / "last_first.csv"
+    path.write_text("\n".join(",".join(row) for row in rows))
+    return f"csv:{path}"
+
+
+@pytest.mark.parametrize(
+    "schedule", [pytest.param("afab", marks=pytest.mark.thorough), "1f1b", "last first"]
+)
+def test_ranks_that_share_a_device_are_exact(
+    device: torch.device, schedule: str, tmp_path: Path
+) -> None:
+    settings = settings_of(last_first(tmp_path) if schedule == "last first" else schedule, 2)
+    parts = on_ranks(2, device.type, train, settings, is_shared=True)
+    assert {part.transport for part in parts} == {TRANSPORTS[device.type]}
+    assert difference(parts, unsplit(device)) <= TOLERANCE
+    assert_messages_follow_their_dependencies(parts)
+
+
+@pytest.mark.parametrize("schedule", ["afab", "1f1b", "last first"])
+def test_ranks_with_a_gpu_each_use_nccl_and_are_exact(
+    two_gpus: torch.device, schedule: str, tmp_path: Path
+) -> None:
+    settings = settings_of(last_first(tmp_path) if schedule == "last first" else schedule, 2)
+    parts = on_ranks(2, two_gpus.type, train, settings, is_shared=False)
+    assert {part.transport for part in parts} == {"nccl"}
+    assert difference(parts, unsplit(two_gpus)) <= TOLERANCE
+    assert_messages_follow_their_dependencies(parts)
+
+
+def test_every_edge_of_a_rank_has_a_stream_of_its_own_in_case_after_case(
+    two_gpus: torch.device,
+) -> None:
+    for num_edges, num_streams in on_ranks(2, two_gpus.type, count_streams, is_shared=False):
+        assert num_streams == num_edges > 1
+
+
+def fails(fabric: Fabric) -> None:
+    raise ValueError(f"not today, {fabric.device}")
+
+
+def test_a_rank_that_fails_is_named_with_its_words() -> None:
+    with pytest.raises(RankError, match=r"(?s)rank 0: .*not today, cpu"):
+        on_ranks(1, "cpu", fails, is_shared=True)
+
+
+def test_no_step_waits_for_its_device_while_it_is_issued(device: torch.device) -> None:
+    trainer = trainer_on(device, "zb_h1", 4)
+    trainer.step(0)
+    batch = trainer.batch(1)
+    with forbidden(device) as errors:
+        trainer.runner.run(1, batch, Recording.spans)
+    trainer.runner.collect_spans(1)
+    trainer.close()
+    assert errors == []
+
+
+def test_peak_memory_is_linear_for_afab_and_flat_for_1f1b(device: torch.device) -> None:
+    measured = measure_memory(device)
+    assert off_line(measured.afab) < 0.1
+    flat = [peak.peak_bytes for peak in measured.one_f_one_b]
+    assert max(flat) < 1.05 * min(flat)
+    assert flat[-1] < measured.afab[-1].peak_bytes
+    for peak in (*measured.afab, *measured.one_f_one_b):
+        assert peak.predicted_bytes is not None
+        assert abs(peak.predicted_bytes / peak.peak_bytes - 1) <= 0.1
+
+
+def test_a_step_is_taken_apart_into_what_its_memory_is_for(device: torch.device) -> None:
+    trainer = trainer_on(device, "1f1b", 2)
+    trainer.step(0)
+    use = trainer.measure_memory(1)
+    trainer.close()
+    assert sum(vars(use.at_peak).values()) == use.peak_bytes
+    assert (use.reserved_bytes is None) == (device.type == "cpu")
+    assert use.reserved_bytes is None or use.peak_bytes <= use.reserved_bytes
+    highest = max(level.num_bytes for level in use.timeline)
+    assert abs(highest / use.peak_bytes - 1) <= 0.05
