@@ -217,6 +217,7 @@ def check(
             help="Largest number of activations (of a microbatch on a stage) that a rank may hold.",
         ),
     ] = None,
+    sharding: Sharding = None,
 ) -> None:
     """Check a program in torch's CSV form, and prove that it cannot hang."""
     from engine.plan.schedules.registry import CSV_PREFIX
@@ -227,11 +228,14 @@ def check(
         program_of_file,
         with_transfers,
     )
+    from ppbench.prediction.replicas import POLICIES, collectives_of_file
     from ppbench.report.timeline.terminal import peaks_text
 
     if max_held is not None and max_held < 1:
         raise UsageError(f"--max-held: must be at least 1, got {max_held}")
-    program = program_of_file(Path(str(file).removeprefix(CSV_PREFIX)), max_held)
+    path = Path(str(file).removeprefix(CSV_PREFIX))
+    program = program_of_file(path, max_held)
+    num_collectives = collectives_of_file(path, sharding)
     num_actions = program.num_computations
     num_transfers = sum(map(len, with_transfers(program).actions)) - num_actions
     counts = [
@@ -240,12 +244,16 @@ def check(
         counted(program.num_microbatches, "microbatch"),
         counted(num_actions, "action"),
         *([counted(num_transfers, "transfer")] if program.has_transfers else []),
+        *([counted(num_collectives, "collective")] if num_collectives else []),
     ]
     peaks = peaks_text(predict(program, UNIT_COSTS).peaks)
     print_text(
         f"ok: {', '.join(counts)}; deadlock-free; peak activations by rank: {peaks} "
         "(microbatches of a rank's share)"
     )
+    if num_collectives and sharding is None:
+        known = ", ".join(POLICIES)
+        print_text(f"Its collectives are not checked: add --sharding POLICY, one of {known}.")
 
 
 @commands.command("export", cls=Command)
@@ -273,16 +281,25 @@ def export(
             metavar="N", help="Computations by which an early RECV comes first. Default: 1."
         ),
     ] = None,
+    sharding: Annotated[
+        str | None,
+        typer.Option(
+            metavar="POLICY",
+            help="Include what replicas do together by sharding.policy, with its settings: "
+            "zero3,residency=2,look_ahead=1. Default: what a file has.",
+        ),
+    ] = None,
 ) -> None:
     """Write a schedule in torch's CSV form."""
     from engine.plan.program import to_csv
     from ppbench.prediction import ProgramRequest, program_of, with_transfers
+    from ppbench.prediction.replicas import with_sharding
 
     chosen = _communication(policy, look_ahead, is_wanted=with_communication)
-    program = program_of(ProgramRequest(name, ranks, microbatches, stages_per_rank))
-    if with_communication:
-        program = with_transfers(program, *chosen)
-    text = to_csv(program)
+    request = ProgramRequest(name, ranks, microbatches, stages_per_rank)
+    written = program_of(request, is_replicated=True)
+    program = with_transfers(written, *chosen) if with_communication else written
+    text = to_csv(with_sharding(program, written, sharding))
     if str(output) == STANDARD_OUTPUT:
         print(text.rstrip("\n"))
         return

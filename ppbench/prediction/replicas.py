@@ -11,9 +11,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 
 import pandas as pd
 
+from engine.plan.action import COLLECTIVE_OPS
 from engine.plan.collective_rules import check_collectives
 from engine.plan.collectives import (
     CollectivePolicy,
@@ -23,6 +25,7 @@ from engine.plan.collectives import (
     Zero1,
     Zero2,
     Zero3,
+    add_collectives,
     with_collectives,
 )
 from engine.plan.joined import joining
@@ -32,6 +35,7 @@ from engine.plan.program import Program
 from engine.plan.replicas import prove_replicas_join
 from engine.plan.rules import ProgramError, peak_activations
 from engine.plan.schedules.formulae import Times
+from engine.plan.schedules.registry import read_csv
 from engine.plan.simulate import Durations, TransferModel
 from engine.plan.spans import COLUMNS
 from ppbench.errors import UsageError, nearest
@@ -209,9 +213,36 @@ def predict_joined(
 
 def _check_written(program: Program, policy: CollectivePolicy) -> None:
     """Raise ProgramError where a file's own collectives break the policy, or could hang."""
+    check_collectives(program, policy)  # as it is written: positions are those of the file
     lowered = with_collectives(lower(program), program, policy)
-    check_collectives(lowered, policy)
     prove_replicas_join([lowered] * 2)  # further ones are alike
+
+
+def collectives_of_file(path: Path, sharding: str | None) -> int:
+    """Count the collectives of a legal program file, which are checked if there is a policy.
+
+    Raises UsageError where they break the policy or could hang, or there are none to check.
+    """
+    program = dataclasses.replace(read_csv(path), schedule=str(path))
+    if sharding is not None:
+        policy = read_sharding(sharding)
+        if not program.has_collectives:
+            raise UsageError(f"--sharding: {path} has no collectives; leave the option out")
+        try:
+            _check_written(program, policy)
+        except ProgramError as error:
+            raise UsageError(str(error)) from None
+    return sum(action.op in COLLECTIVE_OPS for row in program.rows for action in row)
+
+
+def with_sharding(program: Program, written: Program, sharding: str | None) -> Program:
+    """A program with the collectives of a policy, else with those that were written.
+
+    Raises UsageError for a policy that there is not.
+    """
+    if sharding is not None:
+        return add_collectives(program, read_sharding(sharding))
+    return with_collectives(program, written, NoCollectives())
 
 
 def read_replication(

@@ -16,7 +16,10 @@ from command import output_of
 from rich.console import Console
 from torch.distributed.pipelining.schedules import _Action
 
-from engine.plan.schedules.registry import SCHEDULES
+from engine.plan.collectives import NoCollectives, Zero3, add_collectives, with_collectives
+from engine.plan.lower import lower
+from engine.plan.program import from_csv
+from engine.plan.schedules.registry import SCHEDULES, read_csv
 from ppbench.cli import schedules as planning
 from ppbench.cli.simulate import simulate
 from ppbench.config.case import Case
@@ -609,3 +612,41 @@ def test_planning_needs_neither_torch_nor_plotly():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+SHARDING = "zero3,residency=1,look_ahead=0"
+
+
+def test_collectives_are_exported_and_checked_by_a_policy(tmp_path):
+    file = tmp_path / "sharded.csv"
+    output_of(planning.export, "interleaved_1f1b", file, 2, 4, sharding=SHARDING)
+    program, alone = read_csv(file), program_of(Wanted("interleaved_1f1b", 2, 4, None))
+    assert program.rows == add_collectives(alone, Zero3(1, 0)).rows
+    whole = output_of(planning.export, str(file), Path("-"), with_communication=True)
+    lowered = with_collectives(lower(alone), program, NoCollectives())
+    assert from_csv(whole, "all").rows == lowered.rows
+    checked = output_of(planning.check, file, sharding=SHARDING)
+    assert "32 actions, 36 collectives; deadlock-free" in checked
+    assert "not checked" not in checked
+    hint = "Its collectives are not checked: add --sharding POLICY"
+    assert hint in output_of(planning.check, file)
+    alone_again = output_of(planning.export, str(file), Path("-"), sharding="none")
+    assert from_csv(alone_again, "alone").rows == alone.rows
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("0F0,0B0,0REDUCE_GRAD", "position 0, 0F0: stage 0 is sharded, and is not unsharded again"),
+        ("0UNSHARD,0F0,0RESHARD,0B0,0REDUCE_GRAD", "position 3, 0B0: stage 0 is sharded"),
+        ("0UNSHARD,0F0,0UNSHARD,0B0", "position 2, 0UNSHARD: stage 0 is unsharded already"),
+        ("0UNSHARD,0F0,0REDUCE_GRAD,0B0", "0REDUCE_GRAD: stage 0 has no gradients to sum"),
+        ("0UNSHARD,0F0,0B0,0RESHARD", "end of program: the gradients of stage 0 are not summed"),
+        ("0UNSHARD,0F0,0B0,0REDUCE_GRAD", "end of program: stage 0 is still unsharded"),
+        ("0F0,0B0", "has no collectives; leave the option out"),
+    ],
+)
+def test_a_collective_out_of_place_is_named_with_its_place_in_the_file(tmp_path, row, words):
+    file = tmp_path / "one.csv"
+    file.write_text(f"{row}\n")
+    assert words in refusal(planning.check, file, sharding="zero3")
