@@ -135,6 +135,8 @@ def test_replicas_alike_with_free_collectives_take_the_step_of_one():
         ({"replicas": 2, "sharding": "zero3,residency=1"}, "look_ahead must be at least 0"),
         ({"replicas": 2, "collectives": "gather"}, "--collectives: gather:"),
         ({"replicas": 2, "collectives": "sum=1"}, '"sum=1" is not one of gather=S and reduce=S'),
+        ({"replicas": 2, "collectives": "gather=1,bytes=2"}, "gives both times and a link"),
+        ({"replicas": 2, "collectives": "bytes=2,latency=1"}, "bytes=N and bandwidth=B are needed"),
         ({"replicas": 2, "replica_factors": "1"}, "--replica-factors: 1 for 2 replicas"),
         ({"replicas": 2, "overlap": False}, "--no-overlap: is not simulated with replicas"),
         ({"replicas": 2, "held": True, "how": Format.json}, "--held: is for one pipeline"),
@@ -650,3 +652,18 @@ def test_a_collective_out_of_place_is_named_with_its_place_in_the_file(tmp_path,
     file = tmp_path / "one.csv"
     file.write_text(f"{row}\n")
     assert words in refusal(planning.check, file, sharding="zero3")
+
+
+def test_collectives_of_a_link_are_those_of_a_ring_and_may_slow_computations_down():
+    link = "bytes=4e9,bandwidth=1e9,latency=0.5"
+    sharded = {"replicas": 4, "sharding": "zero3"}
+    given = simulated("1f1b", 2, 4, **sharded, collectives=link)
+    assert (given["gather"], given["reduce"]) == (0.5 + 4 * 3 / 4, 0.5 + 4 * 3 / 4)
+    whole = simulated("1f1b", 2, 4, replicas=4, collectives=link)
+    assert whole["reduce"] == 0.5 + 2 * 4 * 3 / 4
+    same = simulated("1f1b", 2, 4, **sharded, collectives="gather=3.5,reduce=3.5")
+    assert same["makespan"] == given["makespan"]
+    slow = "gather=0.25,slowdown=0.5"
+    slowed = simulated("interleaved_1f1b", 1, 4, 2, **sharded, collectives=slow)
+    beside = 0.25 * (1 - 1 / 1.5)  # the second gather is beside 0F0
+    assert slowed["makespan"] == pytest.approx(0.25 + 4 * 3 + beside)
