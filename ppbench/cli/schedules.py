@@ -217,7 +217,14 @@ def check(
             help="Largest number of activations (of a microbatch on a stage) that a rank may hold.",
         ),
     ] = None,
-    sharding: Sharding = None,
+    sharding: Annotated[
+        str | None,
+        typer.Option(
+            metavar="POLICY",
+            help="Check its collectives by sharding.policy, with its settings: "
+            "zero3,residency=2,look_ahead=1.",
+        ),
+    ] = None,
 ) -> None:
     """Check a program in torch's CSV form, and prove that it cannot hang."""
     from engine.plan.schedules.registry import CSV_PREFIX
