@@ -35,6 +35,7 @@ from ppbench.files import whole_file
 
 if TYPE_CHECKING:
     from engine.plan.lower import Policy
+    from engine.plan.program import Program
     from engine.plan.schedules.registry import Schedule
     from ppbench.prediction import Prediction
     from ppbench.prediction.replicas import JoinedPrediction
@@ -228,21 +229,25 @@ def check(
 ) -> None:
     """Check a program in torch's CSV form, and prove that it cannot hang."""
     from engine.plan.schedules.registry import CSV_PREFIX
-    from ppbench.prediction import (
-        UNIT_COSTS,
-        placement_word,
-        predict,
-        program_of_file,
-        with_transfers,
-    )
+    from ppbench.prediction import program_of_file
     from ppbench.prediction.replicas import POLICIES, collectives_of_file
-    from ppbench.report.timeline.terminal import peaks_text
 
     if max_held is not None and max_held < 1:
         raise UsageError(f"--max-held: must be at least 1, got {max_held}")
     path = Path(str(file).removeprefix(CSV_PREFIX))
     program = program_of_file(path, max_held)
     num_collectives = collectives_of_file(path, sharding)
+    print_text(_checked(program, num_collectives))
+    if num_collectives and sharding is None:
+        known = ", ".join(POLICIES)
+        print_text(f"Its collectives are not checked: add --sharding POLICY, one of {known}.")
+
+
+def _checked(program: Program, num_collectives: int) -> str:
+    """Say that a program is legal, with its numbers of everything."""
+    from ppbench.prediction import UNIT_COSTS, placement_word, predict, with_transfers
+    from ppbench.report.timeline.terminal import peaks_text
+
     num_actions = program.num_computations
     num_transfers = sum(map(len, with_transfers(program).actions)) - num_actions
     counts = [
@@ -254,13 +259,10 @@ def check(
         *([counted(num_collectives, "collective")] if num_collectives else []),
     ]
     peaks = peaks_text(predict(program, UNIT_COSTS).peaks)
-    print_text(
+    return (
         f"ok: {', '.join(counts)}; deadlock-free; peak activations by rank: {peaks} "
         "(microbatches of a rank's share)"
     )
-    if num_collectives and sharding is None:
-        known = ", ".join(POLICIES)
-        print_text(f"Its collectives are not checked: add --sharding POLICY, one of {known}.")
 
 
 @commands.command("export", cls=Command)
