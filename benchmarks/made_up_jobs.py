@@ -56,9 +56,11 @@ class Walk:
 
     @cached_property
     def step_ns(self) -> npt.NDArray[np.int64]:
-        """From a step's first computation to its last end, by step."""
-        of_compute = [key for key in self.ends if self.rows[key[0]][key[1]].op in COMPUTE_OPS]
-        first = np.min([self.starts[key].min(axis=1) for key in of_compute], axis=0)
+        """From a step's first computation, or gather that all have come to, to its last end."""
+        op = {key: self.rows[key[0]][key[1]].op for key in self.ends}
+        begun = [self.starts[key].min(axis=1) for key in op if op[key] in COMPUTE_OPS]
+        begun += [self.starts[key].max(axis=1) for key in op if op[key] is Op.UNSHARD]
+        first = np.min(begun, axis=0)
         last = np.max([end.max(axis=1) for end in self.ends.values()], axis=0)
         return np.asarray(last - first)
 

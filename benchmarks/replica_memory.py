@@ -1,21 +1,24 @@
 """Tests whether trained replicas hold the bytes that arithmetic says, and peak where predicted.
 
+    python -m benchmarks.replica_memory
+
 Two replicas of llama-8m, of one rank and of two, are trained on the CPU by the command line, as a
 user would. What a rank keeps at the end of a step is compared with the arithmetic of ZeRO
 (`engine.plan.sharded_bytes`), its peak with the prediction that the store has beside it.
-
-    python -m benchmarks.replica_memory
 """
 
 from __future__ import annotations
 
 import itertools
-import sys
 import tempfile
 from pathlib import Path
 
+import pandas as pd
+
 import ppbench as library
 from benchmarks.attribution import ppbench
+from benchmarks.outcome import Figure, Goal, Ratio, parser, write
+from benchmarks.surroundings import read_surroundings
 from engine.plan.collectives import (
     CollectivePolicy,
     DataParallel,
@@ -59,41 +62,56 @@ MIB = 2**20
 
 
 def main() -> None:
+    settings, surroundings = parser(__doc__).parse_args(), read_surroundings()
+    rows = trained()
+    off_kept, off_peak, figures = list[float](), list[float](), list[Figure]()
+    for world_size, policy in itertools.product((1, 2), POLICIES):
+        those = rows[world_size, policy]
+        held = arithmetic(those, POLICIES[policy])
+        peak = those["predicted_peak_memory_bytes"] / those["peak_memory_bytes"]
+        off_kept.append(float((those["kept"] / held - 1).abs().max()))
+        off_peak.append(float((peak - 1).abs().max()))
+        found = {
+            "kept": those["kept"],
+            "kept, by arithmetic": held,
+            "peak": those["peak_memory_bytes"],
+            "predicted peak": those["predicted_peak_memory_bytes"],
+        }
+        figures += [
+            Figure(f"{policy}, {world_size} ranks: {what}", (float(each.mean()) / MIB,), "MiB")
+            for what, each in found.items()
+        ]
+    ratios = [
+        Ratio(f"{what} off by, at most", (max(off),), goal=Goal(at_most=at_most))
+        for what, off, at_most in (
+            ("bytes kept", off_kept, MOST_OFF_KEPT),
+            ("peak", off_peak, MOST_OFF_PEAK),
+        )
+    ]
+    write("replica_memory", settings, surroundings, ratios, figures)
+
+
+def trained() -> dict[tuple[int, str], pd.DataFrame]:
+    """The rows of ranks of a sweep, with what each keeps, by ranks and policy."""
     with tempfile.TemporaryDirectory() as name:
         file = Path(name) / "replica-memory.toml"
         file.write_text(SWEEP)
         ppbench("sweep", str(file), "--results", name, "--no-report")
         results = library.load(name)
-        policies, ranks, levels = results.runs, results.ranks, results.memory
+        runs, ranks, levels = results.runs, results.ranks, results.memory
     keys = ["run_id", "replica", "rank"]
     last = levels.sort_values("time_ns").groupby(keys)["num_bytes"].last().rename("kept")
-    rows = ranks.join(last, on=keys).merge(policies[["run_id", "sharding_policy", "world_size"]])
-    print(
-        "policy  ranks   kept, MiB: arithmetic  measured  ratio   peak: predicted  measured  ratio"
-    )
-    off_kept = off_peak = 0.0
-    by_case = dict(iter(rows.groupby(["world_size", "sharding_policy"])))
-    for world_size, policy in itertools.product((1, 2), POLICIES):
-        those = by_case[world_size, policy]
-        whole = those["num_parameters"] * PARAMETER_BYTES
-        stages = [TrainingBytes(n, n, ADAM_STATES * n) for n in whole]
-        expected = [sum(kept_bytes(stage, POLICIES[policy], REPLICAS)) for stage in stages]
-        kept = those["kept"] / expected
-        peak = those["predicted_peak_memory_bytes"] / those["peak_memory_bytes"]
-        off_kept = max(off_kept, (kept - 1).abs().max())
-        off_peak = max(off_peak, (peak - 1).abs().max())
-        figures = [sum(expected), those["kept"].sum(), those["predicted_peak_memory_bytes"].sum()]
-        held, found, planned, most = (
-            total / len(those) / MIB for total in (*figures, those["peak_memory_bytes"].sum())
-        )
-        worst = [one.iloc[(one - 1).abs().argmax()] for one in (kept, peak)]
-        print(
-            f"{policy:7} {world_size:5} {held:23.1f} {found:9.1f} {worst[0]:6.3f} "
-            f"{planned:17.1f} {most:9.1f} {worst[1]:6.3f}"
-        )
-    print(f"kept at most {off_kept:.1%} off, the goal is {MOST_OFF_KEPT:.0%}")
-    print(f"peaks at most {off_peak:.1%} off, the goal is {MOST_OFF_PEAK:.0%}")
-    sys.exit(bool(off_kept > MOST_OFF_KEPT or off_peak > MOST_OFF_PEAK))
+    rows = ranks.join(last, on=keys).merge(runs[["run_id", "sharding_policy", "world_size"]])
+    by_case = rows.groupby(["world_size", "sharding_policy"])
+    return {(int(str(key[0])), str(key[1])): those for key, those in by_case}
+
+
+def arithmetic(ranks: pd.DataFrame, policy: CollectivePolicy) -> pd.Series:
+    """The bytes that each of some ranks should keep."""
+    whole = (ranks["num_parameters"] * PARAMETER_BYTES).tolist()
+    stages = [TrainingBytes(n, n, ADAM_STATES * n) for n in whole]
+    held = [sum(kept_bytes(stage, policy, REPLICAS)) for stage in stages]
+    return pd.Series(held, index=ranks.index)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,14 @@ and the slow replica add to the plan is what the run's idle time is to name:
     exposed collective   the step with replicas alike, less that with free collectives as well
     replica skew         the step, less that with replicas alike
 
-Run on a quiet machine: python -m benchmarks.replicas
+    python -m benchmarks.replicas
+
+On a quiet machine: sixteen processes sleep on few cores.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,6 +23,8 @@ from pathlib import Path
 from statistics import mean
 
 from benchmarks.attribution import ppbench
+from benchmarks.outcome import Figure, Goal, Ratio, parser, write
+from benchmarks.surroundings import read_surroundings
 from ppbench.config.case import Case
 from ppbench.config.programs import lowered_of, planned_step_ns
 
@@ -55,6 +58,7 @@ CAUSES = ("bubble_collective", "bubble_skew")
 
 
 def main() -> None:
+    settings, surroundings = parser(__doc__).parse_args(), read_surroundings()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         file = folder / "replicas.toml"
@@ -63,21 +67,31 @@ def main() -> None:
         listed = ppbench(
             *("ls", "--results", str(folder), "--format", "json", "--columns", ",".join(COLUMNS))
         )
-    worst, worst_cause = 0.0, 0.0
+    steps_off, causes_off, figures = list[float](), list[float](), list[Figure]()
     print("in ms, measured / planned")
     print(f"{'schedule':18} {'sharding':8} {'step':>21} {'exposed collective':>21} {'skew':>21}")
     for run in json.loads(listed):
         step_ms, planned_ms = run["step_ns"] / 1e6, run["planned_step_ns"] / 1e6
-        worst = max(worst, abs(step_ms / planned_ms - 1))
+        steps_off.append(abs(step_ms / planned_ms - 1))
+        name = f"{run['schedule']}, {run['sharding_policy']}"
+        figures += [
+            Figure(f"{name}, {what}", (ms,), "ms")
+            for what, ms in (("step", step_ms), ("planned", planned_ms))
+        ]
         cells = [_cell(step_ms, planned_ms)]
         for cause, true_ms in zip(CAUSES, _true_ms(run), strict=True):
             named_ms = run[cause] * step_ms
-            worst_cause = max(worst_cause, abs(named_ms / true_ms - 1))
+            causes_off.append(abs(named_ms / true_ms - 1))
             cells.append(_cell(named_ms, true_ms))
         print(f"{run['schedule']:18} {run['sharding_policy']:8} {' '.join(cells)}", flush=True)
-    print(f"steps at most {worst:.1%} off the plan; the goal is {MOST_OFF:.0%}")
-    print(f"causes at most {worst_cause:.1%} off; the goal is {MOST_OFF_CAUSE:.0%}")
-    sys.exit(worst > MOST_OFF or worst_cause > MOST_OFF_CAUSE)
+    ratios = [
+        Ratio(f"{what} off by, at most", (max(off),), goal=Goal(at_most=most))
+        for what, off, most in (
+            ("step", steps_off, MOST_OFF),
+            ("exposed collective and replica skew", causes_off, MOST_OFF_CAUSE),
+        )
+    ]
+    write("replicas", settings, surroundings, ratios, figures)
 
 
 def _cell(measured: float, planned: float) -> str:

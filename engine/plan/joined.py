@@ -10,7 +10,8 @@ replicas, and then moves bytes for as long as each replica is given:
                     ^ begins     ^ ready           ^ ends
 
 A computation waits for the latest UNSHARD of its stage before it in its row, and the optimizer for
-everything; RESHARD takes no time. One replica without collectives is a `replay`.
+everything; RESHARD takes no time. The step begins with its first computation, or when the first
+UNSHARD is ready, if that is earlier. One replica without collectives is a `replay`.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class JoinedReplay:
     """One step that starts at 0 ns. What is by replica is in the order of `ReplicaTimes`."""
 
     program: Program  # lowered
-    makespan_ns: int  # from the first computation's start to the last one's or collective's end
+    makespan_ns: int  # from its first computation or gather to its last one's or collective's end
     starts_ns: tuple[Ints, ...]
     ends_ns: tuple[Ints, ...]
     collective_starts_ns: tuple[Ints, ...]
@@ -113,6 +114,8 @@ class _Walks:
         computing = ((at for at, code in enumerate(row) if code <= kernels.W) for row in codes)
         firsts = [next(places, None) for places in computing]
         self._firsts = [b + at for b, at in zip(table[0], firsts, strict=False) if at is not None]
+        joined = itertools.chain.from_iterable(joining(lowered))
+        self._gathers = [at for at, action in enumerate(joined) if action.op is Op.UNSHARD]
 
     def call(self, given: Sequence[ReplicaTimes]) -> tuple[Any, ...]:
         """The arguments of the kernel for one step."""
@@ -142,7 +145,9 @@ class _Walks:
         size = len(now) // self._lowered.world_size
         assert position == self._table[0][1:] * size, "a program that hangs passed the proof"
         by_replica = [_by_replica(values, size) for values in (*spans, *meeting, took)]
-        begin = min((starts[at] for starts in by_replica[0] for at in self._firsts), default=0)
+        begun = [starts[at] for starts in by_replica[0] for at in self._firsts]
+        begun += [ready[at] for ready in by_replica[3] for at in self._gathers]
+        begin = min(begun, default=0)
         last, done = max(now), max(meeting[-1], default=0)
         return JoinedReplay(self._lowered, max(last, done) - begin, *by_replica)
 

@@ -87,7 +87,7 @@ class JoinedSimulation:
 
     @property
     def makespan_ns(self) -> int:
-        """From the first computation's start to the last end of a computation or collective."""
+        """From the first computation or gather to the last end of a computation or collective."""
         return self.replay.makespan_ns
 
     @property

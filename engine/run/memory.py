@@ -16,12 +16,13 @@ import contextlib
 import gc
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from engine.plan.footprint import Messages, predict_peak, there_before_computing
 from engine.plan.program import Program
@@ -196,8 +197,19 @@ def use_of(
 
 def storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, int]:
     """Bytes of the tensors' storages on a device, by address: each counts once."""
-    there = (t.untyped_storage() for t in tensors if t.device.type == device.type)
+    there = (t.untyped_storage() for t in _with_memory(tensors) if t.device.type == device.type)
     return {storage.data_ptr(): storage.nbytes() for storage in there if storage.nbytes()}
+
+
+def _with_memory(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """The tensors, and in place of such as `DTensor`, which has no memory, what it is made of."""
+    for tensor in tensors:
+        if is_traceable_wrapper_subclass(tensor):
+            names, _ = tensor.__tensor_flatten__()
+            parts = (getattr(tensor, name) for name in names)  # also of its mesh
+            yield from _with_memory(part for part in parts if isinstance(part, Tensor))
+        else:
+            yield tensor
 
 
 def own_changes(changes: Iterable[Change], held: Mapping[int, int] | None = None) -> list[Change]:

@@ -42,7 +42,7 @@ from engine.plan.replay import Replay, of_kinds, replay_all
 from engine.plan.spans import Span
 from ppbench.analysis.collectives import collectives
 from ppbench.analysis.costs import Costs, measured_costs, variation
-from ppbench.analysis.metrics import compute_spans, num_replicas
+from ppbench.analysis.metrics import compute_spans, num_replicas, step_starts
 from ppbench.analysis.replicas import (
     ReplicaCosts,
     joined_spans,
@@ -148,11 +148,13 @@ def _rows_of_steps(
     but the last two, then of each step.
     """
     by_step = {int(str(step)): of_step for step, of_step in compute_spans(spans).groupby("step")}
+    began = step_starts(spans)
     chain, exact = idle_ns[: len(parts) - 2], idle_ns[len(parts) - 2 :]
     rows: list[dict[str, int]] = []
     for (step, duration_ns), own in zip(step_ns.items(), exact, strict=True):
         number = int(str(step))
-        rows += _rows(number, int(duration_ns), by_step[number], parts, [*chain, own])
+        bounds = int(began[number]), int(duration_ns)
+        rows += _rows(number, bounds, by_step[number], parts, [*chain, own])
     return pd.DataFrame(rows, columns=["step", "rank", "idle_ns", *parts, *PHASES, "replica"])
 
 
@@ -217,13 +219,16 @@ def _own_times(
 
 def _rows(
     step: int,
-    step_ns: int,
+    bounds: tuple[int, int],
     compute: pd.DataFrame,
     names: Sequence[str],
     chain: Sequence[Sequence[Sequence[int]]],
 ) -> list[dict[str, int]]:
-    """One row per replica and rank; `chain` has the idle time of each replay by both."""
-    began_ns = int(compute["start_ns"].min())
+    """One row per replica and rank; `chain` has the idle time of each replay by both.
+
+    `bounds`: when the step began, and how long it took.
+    """
+    began_ns, step_ns = bounds
     by_rank = dict(iter(compute.groupby(["replica", "rank"])))
     rows = []
     for replica, of_replica in enumerate(zip(*chain, strict=True)):

@@ -20,7 +20,7 @@ import pandas as pd
 
 from engine.plan.action import Op
 from ppbench.analysis.collectives import collectives
-from ppbench.analysis.metrics import compute_spans
+from ppbench.analysis.metrics import compute_spans, step_starts
 from ppbench.analysis.transfers import messages
 from ppbench.statistics.significance import FEWEST_LAUNCHES
 from ppbench.statistics.verdicts import Change, Metric, Pair, Verdict, compare
@@ -131,8 +131,7 @@ def _collectives(spans: pd.DataFrame, num_steps: int) -> dict[SpanClass, Figure]
 def _waiting(spans: pd.DataFrame) -> dict[SpanClass, Figure]:
     """Waiting time of each rank, the mean of its replicas: the step minus its computations."""
     compute, program = compute_spans(spans), spans[spans["op"] != Op.OPT.value]
-    start = compute.groupby("step")["start_ns"].min()
-    step_ns = program.groupby("step")["end_ns"].max() - start
+    step_ns = program.groupby("step")["end_ns"].max() - step_starts(spans)
     busy = _durations(compute).groupby([compute["step"], compute["rank"]]).sum()
     by_rank = busy.unstack(fill_value=0) / spans["replica"].nunique()
     return {

@@ -25,6 +25,7 @@ from engine.plan.table import Table
 from ppbench.analysis.joint_walk import JOINED, Columns, Ns
 
 _NONE = -1
+_NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +34,7 @@ class JobTimes:
 
     columns: Columns
     ns: Ns  # steps x replicas x columns
-    measured_ns: Ns  # by step, from its first computation's start to its last end
+    measured_ns: Ns  # by step, from its first computation or gather to its last end
 
 
 def times_of(spans: pd.DataFrame, lowered: Program, replicas: int = 1) -> JobTimes:
@@ -143,7 +144,10 @@ def _job(columns: Columns, starts: Ns, ends: Ns, is_known: npt.NDArray[np.bool_]
         took = over_ns - np.where(is_early, both[0], began)
         ns[..., send] = np.where(is_known[..., send] & is_known[..., receive], took, 0)
         over[channel] = over_ns
-    first = starts[..., is_compute].min(axis=(1, 2))
+    gathered = starts[..., columns.of_ops([Op.UNSHARD])].max(axis=1)  # ready on all replicas
+    first = np.minimum(
+        starts[..., is_compute].min(axis=(1, 2)), gathered.min(axis=1, initial=_NEVER)
+    )
     return JobTimes(
         columns, np.maximum(ns, 0), ends[..., is_joined | is_compute].max(axis=(1, 2)) - first
     )

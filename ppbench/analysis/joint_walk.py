@@ -108,7 +108,7 @@ class Columns:
         return list(TopologicalSorter(self._waits).static_order())
 
     def steps_ns(self, ns: Ns) -> Ns:
-        """From each step's first computation to its last end, of `ns[step, replica, column]`."""
+        """From each step's first computation or gather to its end; `ns[step, replica, column]`."""
         took = np.ascontiguousarray(np.moveaxis(ns, 2, 0))
         ends = np.zeros_like(took)
         for column in self._order:
@@ -120,7 +120,8 @@ class Columns:
             end += took[column]
         computed = np.flatnonzero(self.is_compute)
         _, first = np.unique(self.rank[computed], return_index=True)
-        begun = (ends - took)[computed[first]].min(axis=(0, 2))
+        beginning = np.concatenate([computed[first], np.flatnonzero(self.of_ops([Op.UNSHARD]))])
+        begun = (ends - took)[beginning].min(axis=(0, 2))
         return np.asarray(ends.max(axis=(0, 2)) - begun)
 
 

@@ -39,12 +39,12 @@ def step_figures(
 
     `spans` has the columns of `engine.plan.spans.Span`; `tokens_of_step` is the number of tokens of
     each step, None for all where unknown, and may hold steps without spans. Times are nanoseconds.
-    A step begins with its first computation: a receive posted before that only waits. Without
+    A step begins as `step_starts` says. Without
     optimizer spans (a simulation) it ends with its last action. Of replicas, each of `world_size`
     ranks, it is all of them: the first start and the last end.
     """
     program = spans[spans["op"] != Op.OPT.value]
-    start = compute_spans(spans).groupby("step")["start_ns"].min()
+    start = step_starts(spans)
     end = program.groupby("step")["end_ns"].max()
     optimizer = spans[spans["op"] == Op.OPT.value]
     optimizer_end = optimizer.groupby("step")["end_ns"].max().reindex(end.index)
@@ -62,6 +62,21 @@ def step_figures(
     figures["tokens_per_s"] = figures["num_tokens"] / (figures["step_with_optimizer_ns"] / 1e9)
     bubbles = _bubbles(spans, figures["step_ns"], num_replicas(spans) * world_size)
     return pd.concat([figures, bubbles], axis=1).rename_axis("step").reset_index()
+
+
+def step_starts(spans: pd.DataFrame) -> pd.Series:
+    """Return when each step began, by `step`: with its first computation, or the first UNSHARD.
+
+    A receive posted before that only waits, and so does an UNSHARD until all replicas have begun
+    it. `spans` are of all replicas.
+    """
+    computed = compute_spans(spans).groupby("step")["start_ns"].min()
+    unshards = spans[spans["op"] == Op.UNSHARD.value]
+    if unshards.empty:
+        return computed
+    begun = unshards.groupby(["step", "rank", "replica"])["start_ns"].min()
+    ready = begun.groupby(["step", "rank"]).max().groupby("step").min()
+    return computed.clip(upper=ready.reindex(computed.index).fillna(computed)).astype("int64")
 
 
 def num_replicas(spans: pd.DataFrame) -> int:

@@ -9,10 +9,12 @@ does not reject that all replicas are alike.
 from __future__ import annotations
 
 import json
+import statistics
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -23,7 +25,7 @@ from engine.plan.program import Program
 from engine.plan.replay import Replay, of_kinds
 from engine.plan.spans import Lane, Span
 from ppbench.analysis.collectives import Moving, mean_moving
-from ppbench.analysis.costs import Costs, share_of_difference, stage_ns
+from ppbench.analysis.costs import Costs, link_ns, share_of_difference, stage_ns
 from ppbench.analysis.metrics import compute_spans
 
 
@@ -79,6 +81,27 @@ def stored_replica_costs(run: pd.Series, mean: Costs, collectives: pd.DataFrame)
 def replica_ns(run: pd.Series) -> list[float]:
     """Each replica's mean time for a microbatch, over all its stages."""
     return [sum(stage_ns(own)) for own in _stored_own(run)]
+
+
+class SlowLink(NamedTuple):
+    """A link of one replica beside that of the others."""
+
+    link: int  # its first stage
+    replica: int
+    ns: float  # mean moving time of a message, over both directions
+    others_ns: float  # the median of the other replicas'
+
+
+def slowest_link(run: pd.Series) -> SlowLink | None:
+    """The link of a replica whose messages take most beside those of the others; None without."""
+    by_replica = [link_ns(own) for own in _stored_own(run)]
+    found = []
+    for link in by_replica[0]:
+        taken = [links.get(link, 0.0) for links in by_replica]
+        slowest = max(range(len(taken)), key=taken.__getitem__)
+        others = statistics.median(ns for replica, ns in enumerate(taken) if replica != slowest)
+        found.append(SlowLink(link, slowest, taken[slowest], others))
+    return max(found, key=lambda one: one.ns - one.others_ns, default=None)
 
 
 def _stored_own(run: pd.Series) -> tuple[Costs, ...]:

@@ -95,8 +95,11 @@ class Waits:
     joined_ns: Ints  # when the last collective of its rank was over
 
 
-def waits(spans: Spans) -> Waits:
-    """Find what each computation waited for, from the spans of one step with at least one F."""
+def waits(spans: Spans, begin_ns: int | None = None) -> Waits:
+    """Find what each computation waited for, from the spans of one step with at least one F.
+
+    `begin_ns`: when the step began, if other replicas tell; else with its first computation.
+    """
     compute = spans.at(spans.are(COMPUTE_OPS))
     compute = compute.at(np.lexsort((compute.end_ns, compute.start_ns, compute.rank)))
     place = _Places(spans)
@@ -109,7 +112,8 @@ def waits(spans: Spans) -> Waits:
     arrived = np.where(has_maker, np.maximum(made, place.arrivals(compute, made)), start)
     by_rank = np.split(end, np.flatnonzero(is_first)[1:])
     latest = np.concatenate([np.maximum.accumulate(own) for own in by_rank])
-    free = np.where(is_first, start.min(), latest[before])
+    begin = start.min() if begin_ns is None else min(begin_ns, start.min())
+    free = np.where(is_first, begin, latest[before])
     gathered, over = _gathered_ns(spans, compute), _joined_ns(spans, compute)
     return Waits(compute, before, free, maker, made, arrived, gathered, over)
 

@@ -254,6 +254,14 @@ def check(
     ] = False,
     policy: PolicyName = None,
     look_ahead: LookAhead = None,
+    sharding: Annotated[
+        str | None,
+        typer.Option(
+            metavar="POLICY",
+            help="Check a file's collectives by sharding.policy, with its settings: "
+            "zero3,residency=2,look_ahead=1.",
+        ),
+    ] = None,
 ) -> None:
     """Check a program, and prove that it cannot hang.
 
@@ -266,14 +274,38 @@ def check(
         raise UsageError(f"--max-held: must be at least 1, got {max_held}")
     chosen = _communication(policy, look_ahead, "--synchronise", is_wanted=synchronise)
     program = _checked(name, ranks, microbatches, stages_per_rank, max_held)
+    num_collectives = _num_collectives(name, sharding)
     lowered = with_transfers(program, *chosen)
-    print_text(_counts_text(program, lowered))
+    print_text(_counts_text(program, lowered, num_collectives))
+    if num_collectives and sharding is None:
+        print_text(f"Its collectives are not checked: add --sharding POLICY, one of {_policies()}.")
     if synchronise:
         print_text(_synchronisations_text(lowered))
 
 
-def _counts_text(program: Program, lowered: Program) -> str:
-    """What a program that is legal consists of."""
+def _policies() -> str:
+    from ppbench.prediction.replicas import POLICIES
+
+    return ", ".join(POLICIES)
+
+
+def _num_collectives(name: str, sharding: str | None) -> int:
+    """Count the collectives of a file, and check them by a policy. Raises UsageError."""
+    from engine.plan.schedules.registry import CSV_PREFIX, known_names
+    from ppbench.prediction.replicas import collectives_of_file
+
+    if name not in known_names():
+        return collectives_of_file(Path(name.removeprefix(CSV_PREFIX)), sharding)
+    if sharding is not None:
+        raise UsageError(
+            f"--sharding: checks the collectives of a file, and {name} is a schedule; to add "
+            f"collectives to it: ppbench schedules export {name} --sharding {sharding} -o FILE.csv"
+        )
+    return 0
+
+
+def _counts_text(program: Program, lowered: Program, num_collectives: int) -> str:
+    """Say that a program is legal, with its numbers of everything."""
     from ppbench.prediction import UNIT_COSTS, placement_word, predict
     from ppbench.report.timeline.terminal import peaks_text
 
@@ -285,6 +317,7 @@ def _counts_text(program: Program, lowered: Program) -> str:
         counted(program.num_microbatches, "microbatch"),
         counted(num_actions, "action"),
         *([counted(num_transfers, "transfer")] if program.has_transfers else []),
+        *([counted(num_collectives, "collective")] if num_collectives else []),
     ]
     peaks = peaks_text(predict(program, UNIT_COSTS).peaks)
     return (
@@ -389,18 +422,27 @@ def export(
     ] = False,
     policy: PolicyName = None,
     look_ahead: LookAhead = None,
+    sharding: Annotated[
+        str | None,
+        typer.Option(
+            metavar="POLICY",
+            help="Include what replicas do together by sharding.policy, with its settings: "
+            "zero3,residency=2,look_ahead=1. Default: what a file has.",
+        ),
+    ] = None,
 ) -> None:
     """Write a schedule in torch's CSV form."""
     from engine.plan.program import to_csv
     from ppbench.prediction import ProgramRequest, program_of, with_transfers
+    from ppbench.prediction.replicas import with_sharding
 
     chosen = _communication(
         policy, look_ahead, "--with-communication", is_wanted=with_communication
     )
-    program = program_of(ProgramRequest(name, ranks, microbatches, stages_per_rank))
-    if with_communication:
-        program = with_transfers(program, *chosen)
-    text = to_csv(program)
+    request = ProgramRequest(name, ranks, microbatches, stages_per_rank)
+    written = program_of(request, is_replicated=True)
+    program = with_transfers(written, *chosen) if with_communication else written
+    text = to_csv(with_sharding(program, written, sharding))
     if str(output) == STANDARD_OUTPUT:
         print(text.rstrip("\n"))
         return

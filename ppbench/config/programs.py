@@ -220,7 +220,8 @@ def prove(program: Program, case: Case) -> None:
     check(program)
     lowered = lowered_of(case, program)
     if lowered.has_collectives:
-        check_collectives(lowered, sharding_of(case))
+        # Those of a file as they are written: positions in an error are then the file's.
+        check_collectives(program if program.has_collectives else lowered, sharding_of(case))
         prove_replicas_join([lowered] * min(2, case.replicas))  # further ones are alike
 
 

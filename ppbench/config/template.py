@@ -65,6 +65,8 @@ _TIMES = """\
 F_ms = 10                      # forward of a microbatch on a rank, in milliseconds
 I_ms = 10                      # half of its backward: gradients of the inputs
 W_ms = 10                      # the other half: gradients of the weights
+# gather_ms = 5                # with replicas: to gather a stage's parameters, if these are sharded
+# reduce_ms = 10               # and to sum its gradients
 """
 _NO_TIMES = """\
 # [[override]]                 # other settings for some cases: here 16 ranks, if the grid has them,
@@ -113,6 +115,8 @@ world_size       = {world_sizes:<18}# ranks: processes in the pipeline
 num_microbatches = {microbatches:<18}# microbatches of a step
 seq_len          = {seq_lens:<18}# tokens of a sequence
 # replicas       = [1, 2]            # pipelines that train together, each on its share
+# sharding.policy = ["zero2"]        # what 2 or more replicas share: also "none", "ddp", "zero1",
+#                                    # "zero3" and "torch"
 
 # [[exclude]]                  # combinations to leave out
 # world_size = 2

@@ -20,7 +20,7 @@ from ppbench.analysis.costs import (
     stored_costs,
 )
 from ppbench.analysis.policy_whatif import other_sharing
-from ppbench.analysis.replicas import replica_ns
+from ppbench.analysis.replicas import replica_ns, slowest_link
 from ppbench.analysis.whatif import WhatIf, as_modelled, other_schedules, same_program
 from ppbench.display.units import is_missing, milliseconds, percent
 from ppbench.store.programs import modelled_run
@@ -149,9 +149,16 @@ def _replicas(run: pd.Series) -> str:
     taken = replica_ns(run)
     slowest = max(range(len(taken)), key=taken.__getitem__)
     others = statistics.median(ns for replica, ns in enumerate(taken) if replica != slowest)
+    more, link = f"(ppbench stragglers {run['run_id']} says more)", slowest_link(run)
+    if link is not None and 2 * (link.ns - link.others_ns) > taken[slowest] - others:  # both ways
+        return (
+            f"messages between stages {link.link} and {link.link + 1} of replica {link.replica} "
+            f"take {milliseconds(link.ns)}, those of the others {milliseconds(link.others_ns)} "
+            f"{more}"
+        )
     return (
         f"replica {slowest} takes {milliseconds(taken[slowest])} for a microbatch over all its "
-        f"stages, the others {milliseconds(others)} (ppbench stragglers {run['run_id']} says more)"
+        f"stages, the others {milliseconds(others)} {more}"
     )
 
 

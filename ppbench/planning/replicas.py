@@ -1,23 +1,34 @@
 """The costs of a pipeline that is one of several replicas: what they share, and when they sum.
 
-Gradients are there whole until they are summed, so that of all that may be shared only optimizer
-states shorten a peak without more collectives in the step (ZeRO-1). What replicas do together comes
-after a stage's last backward, and is counted as if nothing of it were hidden: exact for one stage
-per rank, at most a little too long for several.
+Gradients are there whole until they are summed, and parameters while a stage is computed on, so
+that of all that may be shared only optimizer states shorten a peak. What replicas do together is
+counted as if nothing of it were hidden: exact for one stage per rank, at most a little too long
+for several.
+
+    none, DDP       an all-reduce: two passes over the ring
+    ZeRO-1          an all-reduce, and a gather of what the optimizer has updated
+    ZeRO-2          a reduce-scatter, once for a stage, and that gather
+    ZeRO-3, torch   a reduce-scatter, and a gather before the first forward; all stages of a rank
+                    stay unsharded until its last backward, and its shard is there beside them
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.plan.collectives import CollectivePolicy, Zero1
+from engine.plan.collectives import (
+    CollectivePolicy,
+    DataParallel,
+    Zero1,
+    Zero2,
+    most_unsharded,
+    reduces_every_backward,
+)
 from engine.plan.joined_simulation import ring_ns
 from engine.plan.model_costs import LayerCosts, ModelCosts
 from engine.plan.sharded_bytes import TrainingBytes, kept_bytes
 from ppbench.planning.cost_set import CostSet
 
-PLANNED = ("none", "ddp", "zero1")
-"""The policies that a plan knows."""
 BUCKET_BYTES = 25 * 2**20
 """At most so much of the gradients is there twice, as they are put end to end."""
 
@@ -46,14 +57,35 @@ def _shared(
 ) -> LayerCosts:
     one = layer.static_bytes // (2 + num_states)
     whole = TrainingBytes(one, one, layer.static_bytes - 2 * one)
-    given = one, replicas, bytes_per_s
-    moving_ns, optimizer_ns = ring_ns(*given, is_summed_whole=True), layer.optimizer_ns
-    if isinstance(policy, Zero1):  # each updates its part, which all gather then
+    given, is_sharded = (one, replicas, bytes_per_s), most_unsharded(policy) is not None
+    is_summed_whole = not (is_sharded or isinstance(policy, Zero2))
+    moving_ns, optimizer_ns = ring_ns(*given, is_summed_whole=is_summed_whole), layer.optimizer_ns
+    during = kept_bytes(whole, DataParallel(), replicas)
+    if is_sharded or isinstance(policy, Zero1 | Zero2):  # each updates its part, which all gather
         moving_ns += ring_ns(*given, is_summed_whole=False)
         optimizer_ns /= replicas
+        during = kept_bytes(whole, Zero1(), replicas)
+    shard = kept_bytes(whole, policy, replicas).parameters if is_sharded else 0
     return replace(
         layer,
-        static_bytes=sum(kept_bytes(whole, policy, replicas)),
+        static_bytes=sum(during) + shard,
         transient_bytes=layer.transient_bytes + min(one, BUCKET_BYTES),
         optimizer_ns=optimizer_ns + moving_ns,
     )
+
+
+def unplanned(policy: CollectivePolicy, most_stages: int) -> tuple[str, str] | None:
+    """The setting of a policy that no plan knows, and why; None where it can be planned.
+
+    `most_stages`: the largest number of stages per rank that a plan may choose.
+    """
+    if reduces_every_backward(policy):
+        return (
+            "sharding.every_backward",
+            'plans know "zero2" with one sum for a stage; expected false, got true',
+        )
+    most = most_unsharded(policy)
+    if most is None or most >= most_stages:
+        return None
+    why = "plans know sharded parameters where all stages of a rank stay unsharded"
+    return "plan.stages_per_rank", f"{why}, at most {most} by sharding; got {most_stages}"

@@ -11,9 +11,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 
 import pandas as pd
 
+from engine.plan.action import COLLECTIVE_OPS
 from engine.plan.collective_rules import check_collectives
 from engine.plan.collectives import (
     CollectivePolicy,
@@ -23,15 +25,22 @@ from engine.plan.collectives import (
     Zero1,
     Zero2,
     Zero3,
+    add_collectives,
     with_collectives,
 )
 from engine.plan.joined import joining
-from engine.plan.joined_simulation import CollectiveModel, JoinedSimulation, simulate_joined
+from engine.plan.joined_simulation import (
+    CollectiveModel,
+    JoinedSimulation,
+    ring,
+    simulate_joined,
+)
 from engine.plan.lower import lower
 from engine.plan.program import Program
 from engine.plan.replicas import prove_replicas_join
 from engine.plan.rules import ProgramError, peak_activations
 from engine.plan.schedules.formulae import Times
+from engine.plan.schedules.registry import read_csv
 from engine.plan.simulate import Durations, TransferModel
 from engine.plan.spans import COLUMNS
 from ppbench.errors import UsageError, nearest
@@ -65,6 +74,7 @@ class Replication:
     factors: tuple[Fraction, ...]  # of the computations of each replica
     gather_s: Fraction = Fraction(0)  # that an UNSHARD of a stage moves bytes
     reduce_s: Fraction = Fraction(0)  # and a REDUCE_GRAD
+    slowdown: Fraction = Fraction(0)  # of computations while bytes move: 0.1 is a tenth longer
 
     @property
     def replicas(self) -> int:
@@ -160,6 +170,7 @@ class JoinedPrediction:
             "message_bytes": self.transfers.message_bytes,
             "gather": number(replication.gather_s),
             "reduce": number(replication.reduce_s),
+            "slowdown": number(replication.slowdown),
             "replica_factors": [number(factor) for factor in replication.factors],
             **self.figures(),
         }
@@ -180,6 +191,8 @@ def predict_joined(
     of_stages = [cost * share * f for cost in costs for f in (*replication.factors, *alike.factors)]
     others = transfers.duration_s, replication.gather_s, replication.reduce_s
     ticks_per_s = math.lcm(*(time.denominator for time in (*of_stages, *others)))
+    if replication.slowdown:  # by which computations take no whole number of those
+        ticks_per_s = math.lcm(ticks_per_s, NS_PER_S)
 
     def simulated(one: Replication) -> JoinedSimulation:
         def ticks(seconds: Fraction) -> int:
@@ -190,7 +203,11 @@ def predict_joined(
             Durations(*((ticks(cost * share * factor),) * every for cost in costs))
             for factor in one.factors
         ]
-        moving = CollectiveModel((ticks(one.gather_s),) * every, (ticks(one.reduce_s),) * every)
+        moving = CollectiveModel(
+            (ticks(one.gather_s),) * every,
+            (ticks(one.reduce_s),) * every,
+            float(one.slowdown),
+        )
         model = TransferModel(
             latency_ns=ticks(transfers.duration_s), message_bytes=transfers.message_bytes
         )
@@ -209,9 +226,36 @@ def predict_joined(
 
 def _check_written(program: Program, policy: CollectivePolicy) -> None:
     """Raise ProgramError where a file's own collectives break the policy, or could hang."""
+    check_collectives(program, policy)  # as it is written: positions are those of the file
     lowered = with_collectives(lower(program), program, policy)
-    check_collectives(lowered, policy)
     prove_replicas_join([lowered] * 2)  # further ones are alike
+
+
+def collectives_of_file(path: Path, sharding: str | None) -> int:
+    """Count the collectives of a legal program file, which are checked if there is a policy.
+
+    Raises UsageError where they break the policy or could hang, or there are none to check.
+    """
+    program = dataclasses.replace(read_csv(path), schedule=str(path))
+    if sharding is not None:
+        policy = read_sharding(sharding)
+        if not program.has_collectives:
+            raise UsageError(f"--sharding: {path} has no collectives; leave the option out")
+        try:
+            _check_written(program, policy)
+        except ProgramError as error:
+            raise UsageError(str(error)) from None
+    return sum(action.op in COLLECTIVE_OPS for row in program.rows for action in row)
+
+
+def with_sharding(program: Program, written: Program, sharding: str | None) -> Program:
+    """A program with the collectives of a policy, else with those that were written.
+
+    Raises UsageError for a policy that there is not.
+    """
+    if sharding is not None:
+        return add_collectives(program, read_sharding(sharding))
+    return with_collectives(program, written, NoCollectives())
 
 
 def read_replication(
@@ -229,8 +273,9 @@ def read_replication(
             if text is not None:
                 raise UsageError(f"{option}: is for several replicas; add --replicas N")
         return None
+    policy, given_factors = read_sharding(sharding or "ddp"), _read_factors(factors, replicas)
     times = _read_collectives(collectives or "gather=0,reduce=0")
-    return Replication(read_sharding(sharding or "ddp"), _read_factors(factors, replicas), *times)
+    return Replication(policy, given_factors, *_moving_s(times, policy, replicas))
 
 
 def read_sharding(text: str) -> CollectivePolicy:
@@ -269,17 +314,46 @@ def sharding_text(policy: CollectivePolicy) -> str:
     return ",".join([name, *(f"{key}={str(value).lower()}" for key, value in settings)])
 
 
-def _read_collectives(text: str) -> tuple[Fraction, Fraction]:
+_TIMES = {"gather": "seconds", "reduce": "seconds"}
+_OF_LINK = {"bytes": "bytes", "bandwidth": "bytes per second", "latency": "seconds"}
+_SLOWDOWN = {"slowdown": "times as long, less 1"}
+
+
+def _read_collectives(text: str) -> dict[str, Fraction]:
     given: dict[str, Fraction] = {}
+    units = {**_TIMES, **_OF_LINK, **_SLOWDOWN}
     for part in text.split(","):
         key, _, value = (word.strip() for word in part.partition("="))
-        if key not in ("gather", "reduce") or key in given:
+        if key not in units or key in given:
             raise UsageError(
-                f'--collectives: "{part.strip()}" is not one of gather=S and reduce=S; expected '
-                "the seconds of a stage's UNSHARD and REDUCE_GRAD, such as gather=0.5,reduce=1"
+                f'--collectives: "{part.strip()}" is not one of gather=S and reduce=S, or '
+                "bytes=N, bandwidth=B and latency=S, and slowdown=X; expected the seconds of a "
+                "stage's UNSHARD and REDUCE_GRAD, or its bytes and the link, such as "
+                "gather=0.5,reduce=1"
             )
-        given[key] = read_quantity(f"--collectives: {key}", value, "seconds")
-    return given.get("gather", Fraction(0)), given.get("reduce", Fraction(0))
+        given[key] = read_quantity(f"--collectives: {key}", value, units[key])
+    if _TIMES.keys() & given.keys() and _OF_LINK.keys() & given.keys():
+        raise UsageError("--collectives: gives both times and a link; expected one of them")
+    if _OF_LINK.keys() & given.keys() and not (given.get("bytes") and given.get("bandwidth")):
+        raise UsageError(
+            "--collectives: of a link, bytes=N and bandwidth=B are needed, both more than 0"
+        )
+    return given
+
+
+def _moving_s(
+    given: dict[str, Fraction], policy: CollectivePolicy, replicas: int
+) -> tuple[Fraction, Fraction, Fraction]:
+    """How long a gather and a sum take, and how much slower computations are meanwhile."""
+    none = Fraction(0)
+    slowdown = given.get("slowdown", none)
+    if "bytes" not in given:
+        return given.get("gather", none), given.get("reduce", none), slowdown
+    num_bytes, latency = int(given["bytes"]), round(given.get("latency", none) * NS_PER_S)
+    of_stage = [num_bytes], [num_bytes]
+    model = ring(*of_stage, replicas, policy, float(given["bandwidth"]), latency)
+    gather, reduce = model.gather_ns[0], model.reduce_ns[0]
+    return Fraction(gather, NS_PER_S), Fraction(reduce, NS_PER_S), slowdown
 
 
 def _read_factors(text: str | None, replicas: int) -> tuple[Fraction, ...]:

@@ -38,7 +38,7 @@ from ppbench.planning.costs import (
 from ppbench.planning.handover import Handover, chosen_from, write_handover
 from ppbench.planning.plan import NoPlanError, Plan
 from ppbench.planning.planner import make_plan
-from ppbench.planning.replicas import PLANNED, of_replica
+from ppbench.planning.replicas import of_replica, unplanned
 from ppbench.planning.request import AUTO, PlanRequest
 from ppbench.planning.search import OnProgress
 from ppbench.recommendation.trials import chosen_case
@@ -238,10 +238,10 @@ def problems_of_plan(sweep: Sweep) -> Iterator[Problem]:
 
 
 def _problems_of_replicas(sweep: Sweep, batch: int) -> Iterator[Problem]:
-    case, known = case_of(sweep), ", ".join(f'"{policy}"' for policy in PLANNED)
-    for policy in _by_policy(sweep):
-        if policy not in PLANNED:
-            yield Problem("sharding.policy", f'plans know {known}; got "{policy}"')
+    case = case_of(sweep)
+    for one in _by_policy(sweep).values():
+        if found := unplanned(sharding_of(one), max(sweep.plan.stages_per_rank)):
+            yield Problem(*found)
     if batch % case.replicas:
         text = f"{batch} sequences cannot be shared by {case.replicas} replicas; give a multiple"
         yield Problem("plan.global_batch", text)

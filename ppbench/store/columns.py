@@ -106,7 +106,7 @@ RUNS: tuple[Column, ...] = (
     Column(
         "tokens_per_s", pa.float64(), "tokens of a step over its time, optimizer included; median"
     ),
-    Column("step_ns", pa.float64(), "first computation's start to last action's end; median"),
+    Column("step_ns", pa.float64(), "first computation or gather to last action's end; median"),
     Column("optimizer_ns", pa.float64(), "longest optimizer span of any rank; median over steps"),
     Column("step_with_optimizer_ns", pa.float64(), "first start to last optimizer end; median"),
     Column(
@@ -295,7 +295,7 @@ STEPS: tuple[Column, ...] = (
     _RUN_ID,
     _VERSION,
     Column("step", pa.int64(), "number of the step; warm-up steps come before the first"),
-    Column("step_ns", pa.int64(), "first computation's start to last action's end over all ranks"),
+    Column("step_ns", pa.int64(), "first computation or gather to last action's end, all ranks"),
     Column("optimizer_ns", pa.int64(), "longest optimizer span of any rank"),
     Column("step_with_optimizer_ns", pa.int64(), "first start to last optimizer end"),
     Column("num_tokens", pa.int64(), "targets trained on in the step"),

@@ -133,7 +133,7 @@ class Step:
     the store's table `flight`: the state of each rank when it was last seen.
 
     Of replicas, it is the step of one; `others` are those of the others, in their order, and
-    `begin_ns` is the start of the first computation of all.
+    `begin_ns` is when the step of all began.
     """
 
     title: str
@@ -164,7 +164,7 @@ class Step:
 
     @cached_property
     def waits(self) -> Waits:
-        return waits(self.columns)
+        return waits(self.columns, self.begin_ns)
 
     @cached_property
     def has_computations(self) -> bool:

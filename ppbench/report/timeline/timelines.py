@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from ppbench.analysis.metrics import MEDIAN, SLOWEST, chosen_step, compute_spans
+from ppbench.analysis.metrics import MEDIAN, SLOWEST, chosen_step, compute_spans, step_starts
 from ppbench.analysis.replicas import slowest_replica
 from ppbench.analysis.transfers import waiting_ns
 from ppbench.display.cases import (
@@ -200,7 +200,7 @@ def _of_slowest(spans: pd.DataFrame) -> Step:
     if not spans["replica"].any():
         return Step("", spans)
     spans = spans.assign(waiting_ns=spans["waiting_ns"].fillna(waiting_ns(spans)))
-    begin_ns = int(compute_spans(spans)["start_ns"].min())
+    begin_ns = int(step_starts(spans).min())
     by_replica = {
         int(str(number)): Step("", own, replica=int(str(number)), begin_ns=begin_ns)
         for number, own in spans.groupby("replica")

@@ -9,13 +9,16 @@ from engine.plan.action import COMPUTE_OPS, SEND_OPS, Op
 from engine.plan.collectives import DataParallel, NoCollectives, Zero2, Zero3, with_collectives
 from engine.plan.joined import ReplicaTimes, joining, replay_joined
 from engine.plan.lower import lower
+from engine.plan.program import from_csv
 from engine.plan.schedules.registry import build_program
 from engine.plan.spans import Lane, Span
 from ppbench.analysis.attribution import PHASES, REPLICA_PARTS, attribute, figures_of
 from ppbench.analysis.collectives import collective_figures, collectives
+from ppbench.analysis.job_times import times_of
 from ppbench.analysis.metrics import rank_figures, step_figures
 from ppbench.analysis.replicas import joined_spans
 from ppbench.analysis.transfers import edges, messages, waiting_ns
+from ppbench.analysis.waits import Cause, Spans, gaps, waits
 
 MS = 1_000_000
 GATHER_MS, REDUCE_MS, FACTOR = 10, 20, 1.2
@@ -142,3 +145,36 @@ def test_messages_are_matched_within_a_replica_and_figures_count_all_ranks():
     ranks = rank_figures(spans, steps.set_index("step")["step_ns"], 2)
     assert ranks["replica"].tolist() == [0, 0, 1, 1]
     assert ranks["compute_ns"].tolist() == [4000, 4000, 8000, 8000]
+
+
+def gathered_steps():
+    """Two replicas of one rank: the second comes to its gather 4 ms after the first."""
+    rows = [
+        (0, Lane.COLLECTIVE, Op.UNSHARD, -1, 0, 12),
+        (1, Lane.COLLECTIVE, Op.UNSHARD, -1, 4, 12),
+        *((d, Lane.COMPUTE, Op.F, 0, 13, 20) for d in (0, 1)),
+        *((d, Lane.COMPUTE, Op.B, 0, 20, 34) for d in (0, 1)),
+    ]
+    return pd.DataFrame(
+        Span(0, 0, lane, 0, op, microbatch, start * MS, end * MS, 0, replica)
+        for replica, lane, op, microbatch, start, end in rows
+    )
+
+
+def test_a_step_begins_when_all_replicas_have_come_to_its_first_gather():
+    spans = gathered_steps()
+    assert step_ns_of(spans, 1).tolist() == [30 * MS]
+    program = from_csv("0UNSHARD,0F0,0B0,0REDUCE_GRAD,0RESHARD\n", "one")
+    (measured,) = times_of(spans.assign(waiting_ns=0), program, 2).measured_ns
+    assert measured == 30 * MS
+    found = attribute(spans, program, step_ns_of(spans, 1)).rows
+    assert found["idle_ns"].tolist() == [9 * MS] * 2
+    assert found["collective_ns"].tolist() == [8 * MS] * 2
+    assert found["warmup_ns"].tolist() == [9 * MS] * 2
+    late = spans[spans["replica"] == 1].reset_index(drop=True)
+    pieces = gaps(waits(Spans.of(late), begin_ns=4 * MS))
+    causes = [Cause(cause) for cause in pieces.cause]
+    assert list(zip(causes, pieces.start_ns // MS, pieces.end_ns // MS, strict=True)) == [
+        (Cause.GATHER, 4, 12),
+        (Cause.HOST, 12, 13),
+    ]

@@ -16,7 +16,10 @@ from command import output_of
 from rich.console import Console
 from torch.distributed.pipelining.schedules import _Action
 
-from engine.plan.schedules.registry import SCHEDULES
+from engine.plan.collectives import NoCollectives, Zero3, add_collectives, with_collectives
+from engine.plan.lower import lower
+from engine.plan.program import from_csv
+from engine.plan.schedules.registry import SCHEDULES, read_csv
 from ppbench.cli import schedules as planning
 from ppbench.cli.simulate import simulate
 from ppbench.config.case import Case
@@ -132,6 +135,8 @@ def test_replicas_alike_with_free_collectives_take_the_step_of_one():
         ({"replicas": 2, "sharding": "zero3,residency=1"}, "look_ahead must be at least 0"),
         ({"replicas": 2, "collectives": "gather"}, "--collectives: gather:"),
         ({"replicas": 2, "collectives": "sum=1"}, '"sum=1" is not one of gather=S and reduce=S'),
+        ({"replicas": 2, "collectives": "gather=1,bytes=2"}, "gives both times and a link"),
+        ({"replicas": 2, "collectives": "bytes=2,latency=1"}, "bytes=N and bandwidth=B are needed"),
         ({"replicas": 2, "replica_factors": "1"}, "--replica-factors: 1 for 2 replicas"),
         ({"replicas": 2, "overlap": False}, "--no-overlap: is not simulated with replicas"),
         ({"replicas": 2, "held": True, "how": Format.json}, "--held: is for one pipeline"),
@@ -650,3 +655,56 @@ def test_planning_needs_neither_torch_nor_plotly():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+SHARDING = "zero3,residency=1,look_ahead=0"
+
+
+def test_collectives_are_exported_and_checked_by_a_policy(tmp_path):
+    file = tmp_path / "sharded.csv"
+    output_of(planning.export, "interleaved_1f1b", file, 2, 4, sharding=SHARDING)
+    program, alone = read_csv(file), program_of(Wanted("interleaved_1f1b", 2, 4, None))
+    assert program.rows == add_collectives(alone, Zero3(1, 0)).rows
+    whole = output_of(planning.export, str(file), Path("-"), with_communication=True)
+    lowered = with_collectives(lower(alone), program, NoCollectives())
+    assert from_csv(whole, "all").rows == lowered.rows
+    checked = output_of(planning.check, file, sharding=SHARDING)
+    assert "32 actions, 36 collectives; deadlock-free" in checked
+    assert "not checked" not in checked
+    hint = "Its collectives are not checked: add --sharding POLICY"
+    assert hint in output_of(planning.check, file)
+    alone_again = output_of(planning.export, str(file), Path("-"), sharding="none")
+    assert from_csv(alone_again, "alone").rows == alone.rows
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("0F0,0B0,0REDUCE_GRAD", "position 0, 0F0: stage 0 is sharded, and is not unsharded again"),
+        ("0UNSHARD,0F0,0RESHARD,0B0,0REDUCE_GRAD", "position 3, 0B0: stage 0 is sharded"),
+        ("0UNSHARD,0F0,0UNSHARD,0B0", "position 2, 0UNSHARD: stage 0 is unsharded already"),
+        ("0UNSHARD,0F0,0REDUCE_GRAD,0B0", "0REDUCE_GRAD: stage 0 has no gradients to sum"),
+        ("0UNSHARD,0F0,0B0,0RESHARD", "end of program: the gradients of stage 0 are not summed"),
+        ("0UNSHARD,0F0,0B0,0REDUCE_GRAD", "end of program: stage 0 is still unsharded"),
+        ("0F0,0B0", "has no collectives; leave the option out"),
+    ],
+)
+def test_a_collective_out_of_place_is_named_with_its_place_in_the_file(tmp_path, row, words):
+    file = tmp_path / "one.csv"
+    file.write_text(f"{row}\n")
+    assert words in refusal(planning.check, file, sharding="zero3")
+
+
+def test_collectives_of_a_link_are_those_of_a_ring_and_may_slow_computations_down():
+    link = "bytes=4e9,bandwidth=1e9,latency=0.5"
+    sharded = {"replicas": 4, "sharding": "zero3"}
+    given = simulated("1f1b", 2, 4, **sharded, collectives=link)
+    assert (given["gather"], given["reduce"]) == (0.5 + 4 * 3 / 4, 0.5 + 4 * 3 / 4)
+    whole = simulated("1f1b", 2, 4, replicas=4, collectives=link)
+    assert whole["reduce"] == 0.5 + 2 * 4 * 3 / 4
+    same = simulated("1f1b", 2, 4, **sharded, collectives="gather=3.5,reduce=3.5")
+    assert same["makespan"] == given["makespan"]
+    slow = "gather=0.25,slowdown=0.5"
+    slowed = simulated("interleaved_1f1b", 1, 4, 2, **sharded, collectives=slow)
+    beside = 0.25 * (1 - 1 / 1.5)  # the second gather is beside 0F0
+    assert slowed["makespan"] == pytest.approx(0.25 + 4 * 3 + beside)

@@ -52,3 +52,16 @@ def test_every_key_has_a_comment_and_what_is_commented_out_is_valid_too(tmp_path
 )
 def test_the_name_comes_from_the_file(stem, name):
     assert tomllib.loads(sweep_template(stem, 2, 0))["name"] == name
+
+
+def test_what_replicas_share_can_be_uncommented(tmp_path):
+    file = tmp_path / "mine.toml"
+    text = sweep_template("mine", 1, 0)
+    for key in ("sharding.policy", "gather_ms", "reduce_ms"):
+        assert f"# {key} =" in text
+        text = text.replace(f"# {key} =", f"{key} =")
+    text = text.replace("# replicas       = [1, 2]", "replicas = [2]")
+    file.write_text(text)
+    for case, _ in read_sweep(file, [], "cpu").cases:
+        assert (case.replicas, case.sharding_policy) == (2, "zero2")
+        assert (case.emulated_gather_ms, case.emulated_reduce_ms) == ((5,), (10,))

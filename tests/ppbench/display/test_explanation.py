@@ -122,3 +122,22 @@ def test_replica_skew_names_the_slowest_replica():
         "loss is replica skew: replica 2 takes 144.0 ms for a microbatch over all its stages, the "
         "others 120.0 ms (ppbench stragglers a-run says more)"
     ) in headline(run, ALIKE)
+
+
+def test_replica_skew_names_a_link_that_costs_more_than_any_replica_computes():
+    run = run_with(structure=0.2, skew=0.1)
+    own = [
+        {
+            "F": [10 * MS] * 3,
+            "B": [20 * MS] * 3,
+            "SEND_F": [MS, ms * MS, None],
+            "SEND_B": [None, MS, MS],
+        }
+        for ms in (1, 1, 7)
+    ]
+    own[1]["F"] = [11 * MS] * 3  # 3 ms more, and a message takes 6 ms more
+    run["replica_costs_ns"], run["run_id"] = json.dumps(own), "a-run"
+    assert (
+        "loss is replica skew: messages between stages 1 and 2 of replica 2 take 4.0 ms, those of "
+        "the others 1.0 ms (ppbench stragglers a-run says more)"
+    ) in headline(run, ALIKE)

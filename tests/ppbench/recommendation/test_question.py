@@ -111,8 +111,14 @@ def test_replicas_have_their_share_of_the_batch_and_of_the_optimizer(folder):
         return ppbench.plan("mine.toml", ["plan.schedules=['1f1b']", *overrides], effort=0.05)
 
     alone = planned("plan.global_batch=4", "plan.stages_per_rank=[1]").first
-    for policy, divisor, passes in (("ddp", 1, 2), ("zero1", 2, 3)):
-        own = f"sharding.policy={policy}", "replicas=2", "plan.stages_per_rank=[1]"
+    for policy, divisor, passes in (
+        ("ddp", 1, 2),
+        ("zero1", 2, 3),
+        ("zero2", 2, 2),
+        ("zero3", 2, 2),
+    ):
+        own = [f"sharding.policy={policy}", "replicas=2", "plan.stages_per_rank=[1]"]
+        own += ["sharding.every_backward=false"] if policy == "zero2" else []
         plan = planned(*own)
         first = plan.first
         assert (first.configuration.num_microbatches, plan.request.replicas) == (4, 2)
@@ -122,8 +128,8 @@ def test_replicas_have_their_share_of_the_batch_and_of_the_optimizer(folder):
         longer_ns = moving_ns - optimizer_ns * (1 - 1 / divisor)
         assert first.step_ns - alone.step_ns == pytest.approx(longer_ns, abs=6)
         states_gone = 2 * one_bytes * (1 - 1 / divisor)
-        bucket = LAYER.static_bytes // 4
-        assert first.peak_bytes[0] - alone.peak_bytes[0] == bucket - states_gone
+        bucket, shard = LAYER.static_bytes // 4, one_bytes / 2 if policy == "zero3" else 0
+        assert first.peak_bytes[0] - alone.peak_bytes[0] == bucket + shard - states_gone
         assert first.tokens_per_s == pytest.approx(8 * 64 / first.step_ns * 1e9)
         assert f"2 replicas, which share by {policy}" in plan.sentences[-1]
         assert as_dict(plan)["global_batch"] == 8
@@ -132,10 +138,7 @@ def test_replicas_have_their_share_of_the_batch_and_of_the_optimizer(folder):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        (
-            "sharding.policy=zero3",
-            'sharding.policy: plans know "none", "ddp", "zero1"; got "zero3"',
-        ),
+        ("sharding.policy=zero2", 'sharding.every_backward: plans know "zero2" with one sum'),
         ("plan.global_batch=7", "plan.global_batch: 7 sequences cannot be shared by 2 replicas"),
         ("grid.replicas=[2,4]", "replicas: has 2 values in the grid"),
     ],
@@ -144,6 +147,15 @@ def test_what_no_plan_knows_of_replicas_is_refused(folder, override, message):
     with pytest.raises(SweepFileError) as raised:
         ppbench.plan("mine.toml", ["replicas=2", override], effort=0.05)
     assert message in str(raised.value)
+
+
+def test_parameters_in_shards_are_planned_where_all_stages_of_a_rank_stay_unsharded(folder):
+    sharding = ["sharding.policy=zero3", "sharding.residency=1", "sharding.look_ahead=0"]
+    with pytest.raises(SweepFileError, match=r"plan\.stages_per_rank: plans know sharded param"):
+        ppbench.plan("mine.toml", ["replicas=2", *sharding], effort=0.05)
+    one = "plan.stages_per_rank=[1]"
+    plan = ppbench.plan("mine.toml", ["replicas=2", *sharding, one], effort=0.05)
+    assert plan.request.sharding == "zero3"
 
 
 def test_a_plan_is_no_axis(folder):

@@ -79,3 +79,22 @@ def test_other_policies_are_refused_in_one_message(ranks):
         ("sharding.max_active_stages", '"torch" unshards 3 stages, got 1'),
     ]
     assert not list(problems_of_runtime(Case(runtime="torch", replicas=2)))
+
+
+def memory_of_a_step(fabric, is_member, settings):
+    fabric.connect([], (0, 1), (), settings.replicas)
+    if not is_member:
+        return None
+    trainer = Trainer(settings, fabric, build=TorchPipeline, share=TorchRuntime.share())
+    whole_bytes = sum(p.numel() * p.element_size() for p in trainer.parameters().values())
+    trainer.step(0)
+    split = trainer.measure_memory(1).at_peak
+    trainer.close()
+    return [split.parameter_bytes / whole_bytes, split.optimizer_bytes / whole_bytes]
+
+
+@pytest.mark.parametrize(("policy", "share"), [(DataParallel(), 1), (Zero3(), 1 / 2)], ids=str)
+def test_memory_is_that_of_what_torch_keeps_of_a_stage(ranks, policy, share):
+    settings = config("1f1b", 2, 2, replicas=2, sharding=policy)
+    for kept in ranks.run(4, memory_of_a_step, settings):
+        assert kept == pytest.approx([share, 2 * share], rel=0.05)
