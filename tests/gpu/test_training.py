@@ -1,11 +1,12 @@
 """Ranks on one device, or on one each: exact, in the order of their messages, and their memory."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.gpu.exactness import TOLERANCE, Trained, difference, settings_of, train
+from benchmarks.gpu.exactness import TOLERANCE, Trained, difference, settings_of, train, train_all
 from benchmarks.gpu.memory import measure as measure_memory
 from benchmarks.gpu.memory import off_line
 from benchmarks.gpu.messages import count_streams
@@ -25,7 +26,7 @@ def unsplit(device: torch.device) -> Trained:
     return train(fabric, settings_of("afab", 1))
 
 
-def assert_messages_follow_their_dependencies(parts: list[Trained]) -> None:
+def assert_messages_follow_their_dependencies(parts: Sequence[Trained]) -> None:
     at = {(s.op, s.stage, s.microbatch): s for part in parts for s in part.spans}
     received = [key for key in at if key[0] is Op.RECV_F]
     assert received
@@ -46,28 +47,24 @@ def last_first(folder: Path) -> str:
     return f"csv:{path}"
 
 
-@pytest.mark.parametrize(
-    "schedule", [pytest.param("afab", marks=pytest.mark.thorough), "1f1b", "last first"]
-)
-def test_ranks_that_share_a_device_are_exact(
-    device: torch.device, schedule: str, tmp_path: Path
-) -> None:
-    settings = settings_of(last_first(tmp_path) if schedule == "last first" else schedule, 2)
-    parts = on_ranks(2, device.type, train, settings, is_shared=True)
-    assert {part.transport for part in parts} == {TRANSPORTS[device.type]}
-    assert difference(parts, unsplit(device)) <= TOLERANCE
-    assert_messages_follow_their_dependencies(parts)
+def assert_exact(device: torch.device, folder: Path, transport: str, *, is_shared: bool) -> None:
+    every = [settings_of(schedule, 2) for schedule in ("afab", "1f1b", last_first(folder))]
+    alone = unsplit(device)
+    ranks = on_ranks(2, device.type, train_all, every, is_shared=is_shared)
+    for parts in zip(*ranks, strict=True):
+        assert {part.transport for part in parts} == {transport}
+        assert difference(parts, alone) <= TOLERANCE
+        assert_messages_follow_their_dependencies(parts)
 
 
-@pytest.mark.parametrize("schedule", ["afab", "1f1b", "last first"])
+def test_ranks_that_share_a_device_are_exact(device: torch.device, tmp_path: Path) -> None:
+    assert_exact(device, tmp_path, TRANSPORTS[device.type], is_shared=True)
+
+
 def test_ranks_with_a_gpu_each_use_nccl_and_are_exact(
-    two_gpus: torch.device, schedule: str, tmp_path: Path
+    two_gpus: torch.device, tmp_path: Path
 ) -> None:
-    settings = settings_of(last_first(tmp_path) if schedule == "last first" else schedule, 2)
-    parts = on_ranks(2, two_gpus.type, train, settings, is_shared=False)
-    assert {part.transport for part in parts} == {"nccl"}
-    assert difference(parts, unsplit(two_gpus)) <= TOLERANCE
-    assert_messages_follow_their_dependencies(parts)
+    assert_exact(two_gpus, tmp_path, "nccl", is_shared=False)
 
 
 def test_every_edge_of_a_rank_has_a_stream_of_its_own_in_case_after_case(
@@ -81,6 +78,7 @@ def fails(fabric: Fabric) -> None:
     raise ValueError(f"not today, {fabric.device}")
 
 
+@pytest.mark.thorough
 def test_a_rank_that_fails_is_named_with_its_words() -> None:
     with pytest.raises(RankError, match=r"(?s)rank 0: .*not today, cpu"):
         on_ranks(1, "cpu", fails, is_shared=True)
