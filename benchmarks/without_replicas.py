@@ -19,9 +19,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.outcome import Goal, parser, write
+from benchmarks.outcome import Goal, Ratio, parser, write
 from benchmarks.surroundings import ROOT, read_surroundings
-from benchmarks.turns import in_turns
+from benchmarks.turns import Turns, in_turns
 
 GIT = shutil.which("git") or "git"
 MOST = Goal(at_most=1.01)
@@ -54,12 +54,14 @@ def main() -> None:
             }
         finally:
             subprocess.run([*git, "remove", "--force", tree], check=True, cwd=ROOT)
-    ratios = [
-        turns.ratio(f"{regime} step, ours over before", *turns.values, MOST)
-        for regime, turns in measured.items()
-    ]
+    ratios = [_ratio(regime, turns) for regime, turns in measured.items()]
     figures = [figure for turns in measured.values() for figure in turns.figures()]
     write("without_replicas", settings, surroundings, ratios, figures)
+
+
+def _ratio(regime: str, turns: Turns) -> Ratio:
+    ours, before = turns.values
+    return turns.ratio(f"{regime} step, ours over before", ours, before, MOST)
 
 
 def _arms(tree: Path, regime: str, num_steps: int) -> dict[str, Callable[[], float]]:

@@ -12,8 +12,10 @@ import torch
 
 from benchmarks.gpu.clock import wait_for
 from benchmarks.gpu.findings import Bound, Finding
+from engine.run.device import is_accelerator
 from ppbench.run.machine.sampler import read_samples, start_sampler
 from ppbench.run.machine.telemetry import summarize
+from ppbench.run.runtimes.runtime import id_of
 
 WINDOW_S = 8.0
 
@@ -48,7 +50,7 @@ def measure(device: torch.device, window_s: float = WINDOW_S) -> Measurements:
         sampler.sample()
         end_ns = time.monotonic_ns()
         sampler.stop()
-        gpu = device.index or 0
+        gpu = id_of(device) if is_accelerator(device) else None
         summary = summarize(read_samples(path, begin_ns, end_ns), begin_ns, end_ns, gpu)
     window = (end_ns - begin_ns) / 1e9
     return Measurements(summary.gpu_energy_j, summary.gpu_power_w, window, summary.telemetry_note)

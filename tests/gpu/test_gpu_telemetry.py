@@ -11,6 +11,7 @@ from engine.run import device as devices
 from engine.run.peak import measured_peak_flops
 from ppbench.run.machine.sampler import read_samples, start_sampler
 from ppbench.run.machine.telemetry import summarize
+from ppbench.run.runtimes.runtime import id_of
 from ppbench.run.runtimes.trained import peak_of
 
 
@@ -25,7 +26,9 @@ def test_a_busy_gpu_uses_power_and_memory(gpu: torch.device, tmp_path: Path) -> 
     assert sampler.sample()
     end_ns = time.monotonic_ns()
     sampler.stop()
-    summary = summarize(read_samples(tmp_path / "s", begin_ns, end_ns), begin_ns, end_ns, 0)
+    summary = summarize(
+        read_samples(tmp_path / "s", begin_ns, end_ns), begin_ns, end_ns, id_of(gpu)
+    )
     assert summary.gpu_power_w is not None
     assert summary.gpu_power_w > 0
     assert summary.gpu_energy_j is not None
