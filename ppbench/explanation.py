@@ -34,7 +34,7 @@ from ppbench.analysis.whatif import (
     without_outliers,
 )
 from ppbench.console import note
-from ppbench.display.cases import cautions_of, settings_text, usual_axes
+from ppbench.display.cases import cautions_of, is_time_sliced, settings_text, usual_axes
 from ppbench.display.explanation import PART_NAMES, has_parts, parts_of
 from ppbench.display.explanation import explain as sentences_of
 from ppbench.display.tables import as_records
@@ -314,6 +314,11 @@ def _check_ok(run: pd.Series) -> None:
         raise UsageError(
             f"run {run['run_id']}: status is {run['status']}, so there is nothing to explain; "
             f"why it failed: ppbench show {run['run_id']}"
+        )
+    if is_time_sliced(run):
+        raise UsageError(
+            f"run {run['run_id']}: its ranks shared a GPU, which computes for one process at a "
+            "time, so nobody's idle time is known; use no more ranks on a machine than it has GPUs"
         )
 
 

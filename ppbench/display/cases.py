@@ -150,6 +150,11 @@ def is_oversubscribed(row: Row) -> bool:
     return not _SHARED.isdisjoint(cautions_of(row))
 
 
+def is_time_sliced(row: Row) -> bool:
+    """Whether ranks shared a GPU, so that nobody can say when one of them was idle."""
+    return Caution.time_sliced.name in cautions_of(row)
+
+
 def is_not_finite(row: Row) -> bool:
     """Whether a loss or gradient was NaN or infinite, which makes the speed meaningless."""
     return Caution.not_finite.name in cautions_of(row)

@@ -16,6 +16,8 @@ from ppbench.cautions import Caution
 from ppbench.config.case import Case, Measure
 from ppbench.config.programs import durations_of, program_of, simulated
 from ppbench.display.explanation import parts_of
+from ppbench.errors import UsageError
+from ppbench.explanation import explanation_of
 from ppbench.report.charts.memory import memory_over_time
 from ppbench.run.job import Attempt, Job, PlannedRun
 from ppbench.run.machine.placement import Place
@@ -234,6 +236,11 @@ def test_ranks_that_share_a_gpu_have_no_bubble_and_no_mfu_and_the_caution_says_w
     assert sliced["bubble_fraction_theory"] == alone["bubble_fraction_theory"]
     assert shared.table("steps", ["a"])["bubble_fraction"].isna().all()
     assert shared.table("ranks", ["a"])["idle_fraction"].isna().all()
+
+
+def test_idle_time_of_ranks_that_share_a_gpu_is_not_explained(tmp_path):
+    with pytest.raises(UsageError, match="run a: its ranks shared a GPU"):
+        explanation_of(stored_on_gpus(tmp_path, "a", "a"), "a")
 
 
 def test_sixteen_ranks_on_two_machines_of_eight_gpus_carry_no_caution_of_place():
