@@ -25,6 +25,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 import numpy as np
 
@@ -88,12 +89,35 @@ class Noise:
 
 @dataclass(frozen=True)
 class Pair:
-    """The figures of a case's launches on both sides."""
+    """The figures of a case's launches on both sides.
+
+    A slowdown is how much longer the fixed reference beside a launch took than is usual on that
+    machine: 0.12 is 12 % longer, NaN is unknown. They are in the order of the figures.
+    """
 
     base: tuple[float, ...]
     head: tuple[float, ...]
     noise: Noise | None = None
     floor: float = FLOOR
+    base_slowdowns: tuple[float, ...] | None = None
+    head_slowdowns: tuple[float, ...] | None = None
+
+
+class DiscountReason(StrEnum):
+    """Why a launch counts for less than the others of its side."""
+
+    apart = "apart"  # it lies far from the others, on the slow side
+    reference = "reference"  # the fixed reference beside it was slow
+
+
+@dataclass(frozen=True)
+class Discount:
+    """A launch that counts for less than the others of its side."""
+
+    side: Literal["base", "head"]
+    index: int  # in `Pair.base` or `Pair.head`
+    weight: float  # 1 is that of an undisturbed launch
+    reason: DiscountReason
 
 
 @dataclass(frozen=True)
@@ -109,6 +133,7 @@ class Change:
     num_head: int
     floor: float  # the one used: the noise if that is larger than the one asked for
     difference: Ratio | None = None  # head - base, of a metric in points
+    discounts: tuple[Discount, ...] = ()  # launches that count for less
 
 
 def compare(metric: Metric, pairs: Sequence[Pair]) -> list[Change]:
