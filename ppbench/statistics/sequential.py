@@ -44,8 +44,10 @@ SAME_WITHIN = 0.02
 """Difference within which two sides are the same."""
 SHARE_OF_FLOOR = 0.5
 """Share of the floor that an estimate must exceed."""
-LEAST_P = 0.2
-"""Level at which no change may show between sides that are the same within 2 %."""
+ODDS = 3.0
+"""How many times as likely as a change of the floor's size no change is, for `same` within 2 %."""
+SPENDING = 1.5
+"""Power of the share of launches in which the level is spent: above 1, later looks get more."""
 _DECIDED = {Verdict.faster, Verdict.slower, Verdict.same}
 _NUM_POINTS = 401
 _WIDEST = 10.0  # standard deviations of the last sum
@@ -73,7 +75,7 @@ def rule_at(look: int, looks: Sequence[int]) -> Rule:
     """The rule of a verdict at a look."""
     level = _levels(tuple(looks), LEVEL)[look]
     confidence = 1 - _levels(tuple(looks), 1 - CONFIDENCE)[look]
-    return Rule(level, level, confidence, SHARE_OF_FLOOR, SAME_WITHIN, LEAST_P)
+    return Rule(level, level, confidence, SHARE_OF_FLOOR, SAME_WITHIN, ODDS)
 
 
 def is_decided(changes: Sequence[Change]) -> bool:
@@ -120,7 +122,8 @@ def _levels(looks: tuple[int, ...], total: float) -> tuple[float, ...]:
 def _spent(looks: tuple[int, ...], total: float) -> Iterator[tuple[float, float]]:
     """The share of the launches at each look, and what it spends of the total."""
     for previous, num in itertools.pairwise((0, *looks)):
-        yield num / looks[-1], total * (num - previous) / looks[-1]
+        share, before = num / looks[-1], previous / looks[-1]
+        yield share, total * (share**SPENDING - before**SPENDING)
 
 
 def _bound(sums: Values, masses: Values, deviation: float, spent: float) -> float:

@@ -172,8 +172,8 @@ class Rule:
     level_with_noise: float = LEVEL_WITH_NOISE
     confidence: float = CONFIDENCE  # of the interval
     share_of_floor: float = 1.0  # that the estimate of a change exceeds
-    same_within: float = 0.0  # the sides are the same within this too, if it is above the floor
-    least_p: float = 0.0  # for that, since a smaller one points to a change
+    same_within: float = 0.0  # the sides are the same within this too, if it is above the floor,
+    odds: float = 1.0  # and no change is so many times as likely as one of the floor
 
 
 RULE = Rule()
@@ -389,10 +389,23 @@ def _verdict(
     if p < level and abs(estimate) > smallest_difference(share * floor, in_points=in_points):
         is_better = (estimate > 0) == metric.higher_is_better
         return Verdict.faster if is_better else Verdict.slower
-    if result.is_lopsided or result.p < rule.least_p:
-        return Verdict.unclear
-    is_same = _is_within(ends, max(floor, rule.same_within), in_points=in_points)
+    is_same = (
+        not result.is_lopsided
+        and _is_within(ends, max(floor, rule.same_within), in_points=in_points)
+        and _odds(result.difference, smallest_difference(floor, in_points=in_points)) >= rule.odds
+    )
     return Verdict.same if is_same else Verdict.unclear
+
+
+def _odds(difference: Difference, change: float) -> float:
+    """How many times as likely the estimate is without a change as with one of that size."""
+    if difference.error == 0:
+        return math.inf if abs(difference.estimate) < change / 2 else 0.0
+    exponent = change * (change / 2 - abs(difference.estimate)) / difference.error**2
+    return math.exp(min(max(exponent, -_LARGEST), _LARGEST))
+
+
+_LARGEST = 700.0  # of an exponent
 
 
 def _is_within(interval: Ratio, floor: float, *, in_points: bool) -> bool:
