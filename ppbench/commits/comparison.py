@@ -278,6 +278,7 @@ def _few(lines: Sequence[Line[Series]], again: str) -> Iterable[str]:
     yield from notes.too_few(lines, (" at base", " at head"), remedy)
     yield from notes.opposed(lines)
     yield from notes.tested_together(lines, remedy)
+    yield from notes.doubts(lines, remedy)
 
 
 @overload

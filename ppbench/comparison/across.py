@@ -175,6 +175,7 @@ def compare_across(
                     *notes.too_few(lines, ("", ""), _more_launches(chosen, lines)),
                     *notes.opposed(lines),
                     *notes.tested_together(lines, _more_launches(chosen, lines)),
+                    *notes.doubts(lines, _more_launches(chosen, lines)),
                 ]
             )
         ),
