@@ -62,6 +62,8 @@ FLOOR = 0.01
 """Smallest difference that matters: 1 %, or one percentage point."""
 NOISIER = 0.05
 """Level of the test that launches scatter more than the measured noise."""
+LEAST_P_OF_NONE = 0.05
+"""With a larger p, sides are not said to differ by any rule."""
 SLOW_REFERENCE = 0.05
 """Slowdown of the reference beside a launch from which the launch does not count.
 
@@ -293,7 +295,8 @@ def _robust(
         *_discounts("base", len(pair.base), places[0], base),
         *_discounts("head", len(pair.head), places[1], head),
     )
-    doubts = are_two_levels(faster, slower, *known), _is_lopsided(base, head)
+    may_differ = difference.p < LEAST_P_OF_NONE
+    doubts = may_differ and are_two_levels(faster, slower, *known), _is_lopsided(base, head)
     return _Compared(base, head, difference, discounts, *doubts)
 
 

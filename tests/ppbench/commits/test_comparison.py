@@ -186,7 +186,9 @@ def test_a_launch_that_stands_apart_is_told_and_hides_no_stage_that_moved(store)
     disturbed = [*slower(0.05)[:-1], 0.6 * STEADY[0]]
     ids = add_launches(store, disturbed, HEAD, stretch={(1, "F"): 1.08, (1, "B"): 1.1})
     result = compared(store)
-    assert result.lines[0].change.verdict is Verdict.unclear
+    assert result.lines[0].change.verdict is Verdict.slower
+    (discount,) = result.lines[0].change.discounts
+    assert (discount.side, discount.index) == ("head", 4)
     (told,) = [note for note in result.notes if "outlier" in note]
     assert told.startswith(f"run {ids[-1]} of head is an outlier, -3")
     (one,) = break_down(result, result.changed())
