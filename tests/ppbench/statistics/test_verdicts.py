@@ -37,7 +37,7 @@ def drawn(seed, num=5, factor=1.0, deviation=0.008):
 
 
 def test_the_p_value_and_the_interval_are_welchs_on_logarithms():
-    base, head = drawn(0), drawn(1, num=7, deviation=0.016)
+    base, head = drawn(0), drawn(2, num=7, deviation=0.016)
     change = one(SPEED, base, head)
     oracle = scipy.stats.ttest_ind(np.log(head), np.log(base), equal_var=False)
     assert change.p == pytest.approx(oracle.pvalue)
