@@ -1,4 +1,4 @@
-"""How the constants of `ppbench.statistics.disturbances` were chosen: rates for other values of each.
+"""How the constants of `ppbench.statistics.disturbances` were chosen: rates for other values.
 
     python -m benchmarks.calibration [--comparisons 5000] [--only APART INFLATION ...]
 
