@@ -120,8 +120,14 @@ def _is_opposed(line: Line[Any]) -> bool:
     return percent * (change.head - change.base) < 0
 
 
-def tested_together(lines: Sequence[Line[Any]], remedy: str) -> Iterable[str]:
-    """Say why a change is unclear although its interval leaves the floor and zero out."""
+def undecided(lines: Sequence[Line[Any]], remedy: str) -> Iterable[str]:
+    """Say why a change is unclear although its interval alone would decide."""
+    yield from _tested_together(lines, remedy)
+    yield from _doubtful(lines, remedy)
+
+
+def _tested_together(lines: Sequence[Line[Any]], remedy: str) -> Iterable[str]:
+    """Name the changes whose interval leaves the floor and zero out."""
     names = [
         f"{field_of(line.metric.name).heading} of {line.series.text}"
         for line in lines
@@ -144,8 +150,8 @@ _DOUBTS = {
 }
 
 
-def doubts(lines: Sequence[Line[Any]], remedy: str) -> Iterable[str]:
-    """Say why sides have no verdict although their interval is narrow enough."""
+def _doubtful(lines: Sequence[Line[Any]], remedy: str) -> Iterable[str]:
+    """Name the sides whose launches may differ for another reason than the change."""
     for doubt, reason in _DOUBTS.items():
         names = [
             f"{field_of(line.metric.name).heading} of {line.series.text}"
