@@ -81,12 +81,17 @@ class Side:
 
 
 def without_disturbed(
-    sides: Sequence[Values], known_squares: float = 0.0, known_freedom: int = 0
+    sides: Sequence[Values],
+    known_squares: float = 0.0,
+    known_freedom: int = 0,
+    num_tests: int = 1,
 ) -> tuple[Side, ...]:
     """Find the launches of one side or two that nothing slowed; larger values are slower.
 
-    A measured noise counts as launches with these squares. Launches without any spread are no
-    measure of how far another lies from them, so that none is discounted beside them.
+    The more tests are made together, the more launches lie apart by chance, so that discounting one
+    costs more by the logarithm of their number. A measured noise counts as launches with these
+    squares. Launches without any spread are no measure of how far another lies from them, so that
+    none is discounted beside them.
     """
     orders = [np.argsort(side, kind="stable") for side in sides]
     ordered = [side[order] for side, order in zip(sides, orders, strict=True)]
@@ -98,7 +103,8 @@ def without_disturbed(
     squares = functools.reduce(np.add.outer, spreads) + known_squares
     kept = functools.reduce(np.add.outer, nums)
     num_all = int(kept.flat[-1])
-    gain = _gain(squares, num_all - len(sides) + known_freedom) - APART * (num_all - kept)
+    cost = APART + math.log(num_tests)
+    gain = _gain(squares, num_all - len(sides) + known_freedom) - cost * (num_all - kept)
     gain[kept < SHARE_KEPT * num_all] = -np.inf
     best = np.unravel_index(int(gain.argmax()), gain.shape)
     num_kept = [int(num[place]) for num, place in zip(nums, best, strict=True)]
