@@ -246,6 +246,12 @@ STORED: dict[str, Field] = {
     "not_finite_rank": number("not finite, rank", ".0f"),
     "verified": words("verified"),
     "verified_difference": number("verified to", ".1e", direction=lower),
+    # The reference beside the steps
+    "reference": words("reference work"),
+    "reference_ns": number("reference", ",.3f", MS, lower),
+    "reference_spread": number("reference spread", ".1f", PERCENT, lower),
+    "reference_share": number("reference cost", ".2f", PERCENT, lower),
+    "cores_short": number("cores short", ".1f", PERCENT, lower),
     # Ranks and their machines
     "step": number("step", ".0f"),
     "replica": number("replica", ".0f"),
