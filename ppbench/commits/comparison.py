@@ -22,6 +22,7 @@ from ppbench.commits.bench import SILENT, Progress, measure_sides, read_tracked
 from ppbench.commits.sides import WORKTREE, Places, Side, both_fresh, find_side
 from ppbench.comparison import notes
 from ppbench.comparison.across import Across, compare_across
+from ppbench.comparison.disturbance import slowdowns_by_run
 from ppbench.comparison.launches import MEASURED_ALIKE, SETTINGS, Key, keys_of
 from ppbench.comparison.lines import (
     Breakdown,
@@ -93,9 +94,13 @@ def compare_sides(
     known = set(keys_of(base.runs))
     shared = _series([key for key in dict.fromkeys(keys_of(in_order)) if key in known], texts)
     noises, unused = _noises(noise_folders, shared, (base, head))
+    slowdowns = slowdowns_by_run(base.runs, head.runs)
     pairings = [
         dataclasses.replace(
-            _pairing(series, base, head), noise=noises.get(series), floor=floor_of(series)
+            _pairing(series, base, head),
+            noise=noises.get(series),
+            floor=floor_of(series),
+            slowdowns=slowdowns,
         )
         for series in shared
     ]
@@ -103,7 +108,7 @@ def compare_sides(
     found = [
         *base.notes,
         *head.notes,
-        *_notes(base, head, shared, texts),
+        *_notes(base, head, shared, texts, lines),
         *unused,
         *_few(lines, again),
     ]
@@ -197,14 +202,20 @@ def break_down(comparison: Comparison, wanted: Iterable[Series]) -> list[Breakdo
 
 
 def _notes(
-    base: Side, head: Side, shared: Sequence[Series], texts: Mapping[str, str]
+    base: Side,
+    head: Side,
+    shared: Sequence[Series],
+    texts: Mapping[str, str],
+    lines: Sequence[Line[Series]],
 ) -> Iterable[str]:
     yield from _one_sided(base, head, texts)
     yield from _other_machines(base, head, texts)
     yield from _other_settings(base, head, texts)
+    known = {launch.run_id for line in lines for launch in line.discounted}
     for side, word in ((base, "base"), (head, "head")):
         yield from notes.failures(side.failed, texts, f" at {word}")
-        yield from notes.outliers(_of_any(side.runs, shared), f" of {word}")
+        yield from notes.outliers(_of_any(side.runs, shared), f" of {word}", known)
+    yield from notes.discounted(lines)
     yield from _codes(base, head)
     yield from _time_between(base, head, shared)
     yield from _cautions(base, head, shared)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -30,12 +31,15 @@ from ppbench.commits.order import (
     with_gaps,
 )
 from ppbench.commits.sides import SHORT
-from ppbench.comparison.launches import COLUMNS, keys_of, newest_launches
+from ppbench.comparison.disturbance import slowdowns_by_run
+from ppbench.comparison.launches import COLUMNS, CONTROLS, keys_of, newest_launches
 from ppbench.display.cases import NOT_FINITE, SETTINGS, case_text, varying_axes
+from ppbench.display.changes import slowdown_text
 from ppbench.display.metrics import metric_of
 from ppbench.display.units import counted, is_missing
 from ppbench.errors import UsageError, nearest
 from ppbench.git import Commit
+from ppbench.statistics.disturbance import NOT_KNOWN, Slowdown
 from ppbench.statistics.series import Launch, Point, Series, SeriesAnalysis, Step, analyse
 from ppbench.statistics.verdicts import FLOOR, Metric, effective_floor
 from ppbench.store import TABLES, Condition, Store, read_conditions
@@ -121,9 +125,25 @@ def _notes_on(series: Sequence[Series]) -> Iterator[str]:
             behind.setdefault((newest, line.num_behind), []).append(number)
     for (newest, num), numbers in behind.items():
         yield f"{counted(num, 'commit')} after {newest}: not measured yet{_in(numbers, series)}"
+    yield from _disturbed(series)
     single = [number for number, line in enumerate(series, 1) if line.num_measured == 1]
     if single:
         yield f"only one commit is measured, and a change takes two{_in(single, series)}"
+
+
+def _disturbed(series: Sequence[Series]) -> Iterator[str]:
+    """Name the launches of commits that were measured on a disturbed machine."""
+    found = [
+        (number, point.commit[:SHORT], launch)
+        for number, line in enumerate(series, 1)
+        for point in line.points
+        for launch in point.disturbed
+    ]
+    for number, commit, launch in found[:_MOST_NAMED]:
+        why = slowdown_text(launch.slowdown.fraction, launch.slowdown.cause)
+        yield f"run {launch.run_id} of {commit}: {why}{_in([number], series)}"
+    if more := found[_MOST_NAMED:]:
+        yield f"{counted(len(more), 'more run')} on a disturbed machine: see slowdown in the CSV"
 
 
 def _in(numbers: Sequence[int], series: Sequence[Series]) -> str:
@@ -171,6 +191,7 @@ def read_history(
     order = order_of(runs, repo, notes, has_all=has_all)
     kept = runs if has_all else runs_on_line(runs, order, notes)
     clean, dirty = _split_dirty(kept, notes, has_dirty=has_dirty)
+    slowdowns = slowdowns_by_run(runs)
     _note_code(clean, order, notes)
     every = pd.concat([clean, dirty])
     if every.empty:
@@ -180,7 +201,7 @@ def read_history(
     _note_machines(machines, notes)
     series = [
         replace(
-            _series(str(case_id), str(fingerprint), clean, dirty, metric, order),
+            _series(str(case_id), str(fingerprint), (clean, dirty), slowdowns, metric, order),
             case=texts.get(str(case_id), str(case_id)),  # its row may be damaged
             machine=machines[str(fingerprint)],
             floor=_floor(store, str(fingerprint), str(case_id), metric),
@@ -195,7 +216,7 @@ def _runs(
 ) -> pd.DataFrame:
     """Read the newest run of each launch that has a commit, and its figure if it was `ok`."""
     name = metric.name
-    columns = (*COLUMNS, "sweep_file", "author_date", "subject", name)
+    columns = (*COLUMNS, *CONTROLS, "sweep_file", "author_date", "subject", name)
     read = store.runs(list(dict.fromkeys(columns)), tuple(where))
     if read.empty:
         is_there = bool(where) and not store.runs(["run_id"]).empty
@@ -316,20 +337,21 @@ def _floor(store: Store, fingerprint: str, case_id: str, metric: Metric) -> floa
 def _series(
     case_id: str,
     fingerprint: str,
-    clean: pd.DataFrame,
-    dirty: pd.DataFrame,
+    clean_and_dirty: tuple[pd.DataFrame, pd.DataFrame],
+    slowdowns: Mapping[str, Slowdown],
     metric: Metric,
     order: Order,
 ) -> Series:
     own, changed = (
         runs[(runs["case_id"] == case_id) & (runs["fingerprint"] == fingerprint)]
-        for runs in (clean, dirty)
+        for runs in clean_and_dirty
     )
-    points = [_point(rows, metric, order) for _, rows in own.groupby("commit", sort=False)]
+    by_commit = own.groupby("commit", sort=False)
+    points = [_point(rows, slowdowns, metric, order) for _, rows in by_commit]
     moments = {str(row["commit"]): _moment(row) for _, row in own.iterrows()}
     placed = with_gaps(ordered(points, moments, order), order)
     by_state = changed.groupby(["commit", "changes"], sort=False, dropna=False)
-    extra = tuple(_point(rows, metric, order, is_dirty=True) for _, rows in by_state)
+    extra = tuple(_point(rows, slowdowns, metric, order, is_dirty=True) for _, rows in by_state)
     last = pd.concat([own, changed])["sweep_file"].dropna()
     return Series(
         case_id,
@@ -342,7 +364,14 @@ def _series(
     )
 
 
-def _point(rows: pd.DataFrame, metric: Metric, order: Order, *, is_dirty: bool = False) -> Point:
+def _point(
+    rows: pd.DataFrame,
+    slowdowns: Mapping[str, Slowdown],
+    metric: Metric,
+    order: Order,
+    *,
+    is_dirty: bool = False,
+) -> Point:
     """The point of one commit, whose runs are `rows`."""
     run = rows.iloc[-1]
     commit = str(run["commit"])
@@ -354,7 +383,12 @@ def _point(rows: pd.DataFrame, metric: Metric, order: Order, *, is_dirty: bool =
         known.author_date,
         known.subject,
         tuple(
-            Launch(str(run_id), str(status), float(value) if status == "ok" else None)
+            Launch(
+                str(run_id),
+                str(status),
+                float(value) if status == "ok" else None,
+                slowdowns.get(str(run_id), NOT_KNOWN),
+            )
             for run_id, status, value in statuses
         ),
         is_known=order.repository is None or commit in order.places,
@@ -408,7 +442,15 @@ def point_values(point: Point) -> dict[str, object]:
 
 
 def _launch_values(launch: Launch) -> dict[str, object]:
-    return {"run_id": launch.run_id, "status": launch.status, "value": launch.value}
+    slowdown = launch.slowdown
+    is_known = not math.isnan(slowdown.fraction)
+    return {
+        "run_id": launch.run_id,
+        "status": launch.status,
+        "value": launch.value,
+        "slowdown": slowdown.fraction if is_known else None,
+        "slowdown_cause": str(slowdown.cause) if is_known else None,
+    }
 
 
 def step_values(series: Series, step: Step) -> dict[str, object]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from ppbench.analysis.breakdown import DURATION, EVERYWHERE, Kind, Moved
 from ppbench.display.fields import field_of
 from ppbench.display.units import MISSING, MS, TOKENS_PER_S
+from ppbench.statistics.disturbance import Cause
 from ppbench.statistics.significance import Ratio
 from ppbench.statistics.verdicts import Change, Metric, Verdict
 
@@ -65,6 +66,18 @@ def _with_interval(ratio: Ratio, unit: str, less: Callable[[float], float]) -> s
 
 def _signed(fraction: float) -> str:
     return f"{fraction * 100:+z.1f}"
+
+
+def slowdown_text(fraction: float | None, cause: str | None) -> str:
+    """`its reference ran 18 % slower than usual`."""
+    slower = f"{fraction or 0.0:.0%}".replace("%", " %")
+    return {
+        Cause.reference: f"its reference ran {slower} slower than usual",
+        Cause.steal: f"the hypervisor took time that makes it {slower} slower than usual",
+        Cause.quota: f"a quota withheld time that makes it {slower} slower than usual",
+        Cause.cores: f"other processes took cores, which makes it {slower} slower than usual",
+        Cause.clock: f"its GPU's clock was lowered, which makes it {slower} slower than usual",
+    }[Cause(cause or Cause.reference)]
 
 
 def moved_sentences(parts: Sequence[Moved], why: str = BY_COMMIT) -> list[str]:

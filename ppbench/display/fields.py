@@ -457,6 +457,12 @@ COMPUTED: dict[str, dict[str, Field]] = {
         "num_base": number("launches of base", ".0f", meaning="launches of base with the metric"),
         "num_head": number("launches of head", ".0f", meaning="launches of head with the metric"),
         "noise": number("noise", ".2f", PERCENT, lower, "stored noise that the verdict uses"),
+        "discounts": words(
+            "discounts",
+            "launches that count for less, JSON list: side, run, launch, weight, reason (`apart`: "
+            "far from the others on the slow side; `reference`: its machine was slow), slowdown, "
+            "and what shows it (`reference`, `steal`, `quota`, `cores`, `clock`)",
+        ),
         "allowed": words("allowed", "how much worse head may be", is_number=True),
         "gate": words("gate", "`ok`, `regression`, `accepted`, or why it is not gated"),
         "threshold": number("threshold", ".2f", PERCENT, meaning="how much worse head may be"),
@@ -476,6 +482,16 @@ COMPUTED: dict[str, dict[str, Field]] = {
             "unmeasured commits",
             "commits between the first and last that are not measured",
             is_number=True,
+        ),
+        "slowdown": number(
+            "slowdown",
+            "+.1f",
+            PERCENT,
+            lower,
+            "by how much the launch's machine was slower than usual; null: unknown",
+        ),
+        "slowdown_cause": words(
+            "slowdown by", "what shows it: `reference`, `steal`, `quota`, `cores` or `clock`"
         ),
         "level": words("level", "median of the launches since the last change"),
         "state": words("state", "whether the series changed, is steady, or cannot be judged"),

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 
@@ -45,22 +46,47 @@ class Control:
     gpu_sm_mhz: float = UNKNOWN
 
 
-def slowdowns(controls: Sequence[Control]) -> tuple[float, ...]:
-    """By how much each launch was slowed, as a fraction of its usual time; NaN where unknown.
+class Cause(StrEnum):
+    """What shows that a launch was slowed."""
 
-    The launches are in the order of time. One that was faster than usual has a negative slowdown.
+    reference = "reference"
+    steal = "steal"
+    quota = "quota"
+    cores = "cores"
+    clock = "clock"
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """By how much a launch was slowed, as a fraction of its usual time, and what shows it.
+
+    One that was faster than usual has a negative slowdown.
     """
+
+    fraction: float = UNKNOWN
+    cause: Cause = Cause.reference
+
+
+NOT_KNOWN = Slowdown()
+
+
+def slowdowns(controls: Sequence[Control]) -> tuple[Slowdown, ...]:
+    """The slowdown of each launch; the launches are in the order of time."""
     machines = [control.machine for control in controls]
     cases = [(control.machine, control.case) for control in controls]
-    sources: list[tuple[Sequence[Hashable], list[float]]] = [
-        (machines, [control.reference_ns for control in controls]),
-        (cases, [_stretch(control.steal_fraction) for control in controls]),
-        (cases, [_stretch(control.cpu_throttled_fraction) for control in controls]),
-        (cases, [1 + control.cores_short for control in controls]),
-        (cases, [_inverse(control.gpu_sm_mhz) for control in controls]),
+    factors: dict[Cause, list[float]] = {
+        Cause.reference: [control.reference_ns for control in controls],
+        Cause.steal: [_stretch(control.steal_fraction) for control in controls],
+        Cause.quota: [_stretch(control.cpu_throttled_fraction) for control in controls],
+        Cause.cores: [1 + control.cores_short for control in controls],
+        Cause.clock: [_inverse(control.gpu_sm_mhz) for control in controls],
+    }
+    keys = {cause: machines if cause is Cause.reference else cases for cause in factors}
+    by_cause = [
+        [Slowdown(over, cause) for over in _over_usual(keys[cause], values)]
+        for cause, values in factors.items()
     ]
-    by_source = [_over_usual(keys, factors) for keys, factors in sources]
-    return tuple(_largest(of_launch) for of_launch in zip(*by_source, strict=True))
+    return tuple(_largest(of_launch) for of_launch in zip(*by_cause, strict=True))
 
 
 def is_disturbed(slowdown: float, limit: float = DISTURBED) -> bool:
@@ -77,8 +103,9 @@ def _inverse(value: float) -> float:
     return 1 / value if value > 0 else UNKNOWN
 
 
-def _largest(of_launch: Sequence[float]) -> float:
-    return max((value for value in of_launch if not math.isnan(value)), default=UNKNOWN)
+def _largest(of_launch: Sequence[Slowdown]) -> Slowdown:
+    known = (slowdown for slowdown in of_launch if not math.isnan(slowdown.fraction))
+    return max(known, key=lambda slowdown: slowdown.fraction, default=NOT_KNOWN)
 
 
 def _over_usual(keys: Sequence[Hashable], factors: Sequence[float]) -> list[float]:

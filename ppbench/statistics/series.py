@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ppbench.statistics.change_points import ChangePoint, Level, change_points, levels
+from ppbench.statistics.disturbance import NOT_KNOWN, Slowdown, is_disturbed
 from ppbench.statistics.significance import Ratio
 from ppbench.statistics.verdicts import FLOOR, Metric
 
@@ -40,6 +41,11 @@ class Launch:
     run_id: str
     status: str
     value: float | None = None
+    slowdown: Slowdown = NOT_KNOWN  # of its machine
+
+    @property
+    def is_disturbed(self) -> bool:
+        return self.value is not None and is_disturbed(self.slowdown.fraction)
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,16 @@ class Point:
     @property
     def figures(self) -> tuple[float, ...]:
         return tuple(launch.value for launch in self.launches if launch.value is not None)
+
+    @property
+    def slowdowns(self) -> tuple[float, ...]:
+        """The slowdown of each of `figures`; NaN where unknown."""
+        measured = (launch for launch in self.launches if launch.value is not None)
+        return tuple(launch.slowdown.fraction for launch in measured)
+
+    @property
+    def disturbed(self) -> tuple[Launch, ...]:
+        return tuple(launch for launch in self.launches if launch.is_disturbed)
 
     @property
     def failures(self) -> tuple[Launch, ...]:

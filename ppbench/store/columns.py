@@ -210,7 +210,7 @@ RUNS: tuple[Column, ...] = (
     Column(
         "reference",
         pa.string(),
-        "fixed work that the ranks ran beside the steps: kind, version, ranks x threads; null: none",
+        "fixed work that the ranks ran beside the steps: its kind and version, ranks x threads",
     ),
     Column(
         "reference_ns",

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
+from ppbench.display.changes import slowdown_text
 from ppbench.display.fields import figure
 from ppbench.display.units import counted
 from ppbench.errors import StoreError, UsageError
@@ -258,6 +259,9 @@ def _of_point(series: Series, place: int, metric: Metric) -> _Panel:
     point, before = series.points[place], series.before(place)
     other = None if before is None else series.points[before]
     sentences = [failure_text(point) + "."] if point.failures else []
+    for launch in point.disturbed:
+        why = slowdown_text(launch.slowdown.fraction, launch.slowdown.cause)
+        sentences.append(f"Run {launch.run_id}: {why}.")
     if point.num_before:
         commits = counted(point.num_before, "commit")
         sentences.append(f"Not measured between the point before and this one: {commits}.")

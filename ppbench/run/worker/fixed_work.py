@@ -14,6 +14,7 @@ the heap nor the process's high-water mark keeps anything (on CUDA: in the cachi
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import time
 from collections.abc import Callable
@@ -137,11 +138,12 @@ def _training(room: Tensor, num_rows: int, width: int, num_passes: int) -> Calla
     """Two layers forward and backward, and a pass over the memory of as many parameters again."""
     wide = 4 * width
     sizes = [(num_rows, width)] * 3 + [(num_rows, wide)] + [(width, wide), (wide, width)] * 2
-    cuts = room.split([rows * columns for rows, columns in sizes] + [room.numel() - _sum(sizes)])
+    ends = list(itertools.accumulate((rows * columns for rows, columns in sizes), initial=0))
     x, y, x_gradient, hidden, up, down, up_gradient, down_gradient = (
-        cut.view(size) for cut, size in zip(cuts, sizes, strict=False)
+        room[start:end].view(size)
+        for (start, end), size in zip(itertools.pairwise(ends), sizes, strict=True)
     )
-    rest = cuts[-1]
+    rest = room[ends[-1] :]
 
     @torch.no_grad()
     def work() -> None:
@@ -158,7 +160,3 @@ def _training(room: Tensor, num_rows: int, width: int, num_passes: int) -> Calla
             torch.cuda.synchronize(room.device)
 
     return work
-
-
-def _sum(sizes: list[tuple[int, int]]) -> int:
-    return sum(rows * columns for rows, columns in sizes)

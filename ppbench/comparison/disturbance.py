@@ -1,0 +1,43 @@
+"""How much each run was slowed by its machine, from the columns of `runs` that say so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+
+import pandas as pd
+
+from ppbench.comparison.launches import CONTROLS, key_text
+from ppbench.display.units import is_missing
+from ppbench.statistics.disturbance import NOT_KNOWN, UNKNOWN, Control, Slowdown, slowdowns
+
+
+def slowdowns_by_run(*tables: pd.DataFrame) -> dict[str, Slowdown]:
+    """The slowdown of each run of these tables, by its id; NaN where it is unknown.
+
+    What is usual is found among the runs that are ok, of all tables together. Runs of versions
+    without a reference have what their counters say, if they have these.
+    """
+    runs = pd.concat([table for table in tables if len(table)] or [tables[0]])
+    if runs.empty:
+        return {}
+    runs = runs[runs["status"] == "ok"].drop_duplicates("run_id").sort_values("run_id")
+    by_place = slowdowns([_control(row) for row in runs.to_dict("records")])
+    return dict(zip(map(str, runs["run_id"]), by_place, strict=True))
+
+
+def in_order(runs: pd.DataFrame, by_run: Mapping[str, Slowdown]) -> tuple[float, ...] | None:
+    """The slowdowns of these runs; None where all are unknown."""
+    found = tuple(by_run.get(str(run_id), NOT_KNOWN).fraction for run_id in runs["run_id"])
+    return None if all(map(math.isnan, found)) else found
+
+
+def _control(row: Mapping[Hashable, object]) -> Control:
+    work, *numbers = (row.get(name) for name in CONTROLS)
+    known = {name: _number(value) for name, value in zip(CONTROLS[1:], numbers, strict=True)}
+    machine = (key_text(row.get("fingerprint")), key_text(work))
+    return Control(machine, key_text(row.get("case_id")), **known)
+
+
+def _number(value: object) -> float:
+    return UNKNOWN if is_missing(value) or value is pd.NA else float(str(value))
