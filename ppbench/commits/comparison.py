@@ -22,7 +22,7 @@ from ppbench.commits.bench import SILENT, Progress, measure_sides, read_tracked
 from ppbench.commits.sides import WORKTREE, Places, Side, both_fresh, find_side
 from ppbench.comparison import notes
 from ppbench.comparison.across import Across, compare_across
-from ppbench.comparison.disturbance import slowdowns_by_run
+from ppbench.comparison.disturbance import recorded, slowdowns_by_run
 from ppbench.comparison.launches import MEASURED_ALIKE, SETTINGS, Key, keys_of
 from ppbench.comparison.lines import (
     Breakdown,
@@ -39,6 +39,7 @@ from ppbench.config.case import TIMES
 from ppbench.config.sweep import Sweep
 from ppbench.display.cases import case_text, varying_axes
 from ppbench.errors import UsageError
+from ppbench.statistics.disturbance import Slowdown
 from ppbench.statistics.verdicts import FLOOR, Metric
 from ppbench.store import Store
 from ppbench.store.noise import StoredNoise, read_noise
@@ -94,7 +95,7 @@ def compare_sides(
     known = set(keys_of(base.runs))
     shared = _series([key for key in dict.fromkeys(keys_of(in_order)) if key in known], texts)
     noises, unused = _noises(noise_folders, shared, (base, head))
-    slowdowns = slowdowns_by_run(base.runs, head.runs)
+    slowdowns = _slowdowns(base, head)
     pairings = [
         dataclasses.replace(
             _pairing(series, base, head),
@@ -121,6 +122,13 @@ def compare_sides(
         lines=tuple(lines),
         notes=tuple(dict.fromkeys(found)),
     )
+
+
+def _slowdowns(*sides: Side) -> dict[str, Slowdown]:
+    """The slowdown of each run; what is usual is found among all runs of the sides' stores."""
+    machines = {str(name) for side in sides for name in side.runs["fingerprint"].dropna()}
+    stores = {side.store.folder: side.store for side in sides}
+    return slowdowns_by_run(*(recorded(store, machines) for store in stores.values()))
 
 
 def _series(keys: Sequence[Key], texts: Mapping[str, str]) -> list[Series]:

@@ -17,7 +17,7 @@ import pandas as pd
 
 from ppbench.comparison import notes
 from ppbench.comparison.axes import find_axis, key_of, ordered, value_named, work_note
-from ppbench.comparison.disturbance import slowdowns_by_run
+from ppbench.comparison.disturbance import recorded, slowdowns_by_run
 from ppbench.comparison.launches import Key, key_text, keys_of
 from ppbench.comparison.lines import (
     Breakdown,
@@ -158,7 +158,8 @@ def compare_across(
     compared_with = usual if base is None else value_named(base, setting, values)
     pairings = _pairings(grid, values, compared_with, chosen)
     noises = _noises(pairings, Path(results))
-    slowdowns = slowdowns_by_run(chosen.runs)
+    machines = set(chosen.runs["fingerprint"].dropna())
+    slowdowns = slowdowns_by_run(recorded(chosen.store, machines))
     pairings = [replace(p, noise=noises.get(p.series), slowdowns=slowdowns) for p in pairings]
     lines = lines_of(chosen_metrics, pairings) if pairings else []
     return Across(

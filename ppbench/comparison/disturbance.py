@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 
 import pandas as pd
 
 from ppbench.comparison.launches import CONTROLS, key_text
 from ppbench.display.units import is_missing
-from ppbench.statistics.disturbance import NOT_KNOWN, UNKNOWN, Control, Slowdown, slowdowns
+from ppbench.statistics.disturbance import (
+    NOT_KNOWN,
+    UNKNOWN,
+    Control,
+    Slowdown,
+    is_disturbed,
+    slowdowns,
+)
+from ppbench.store import Store
 
 
 def slowdowns_by_run(*tables: pd.DataFrame) -> dict[str, Slowdown]:
@@ -24,6 +32,26 @@ def slowdowns_by_run(*tables: pd.DataFrame) -> dict[str, Slowdown]:
     runs = runs[runs["status"] == "ok"].drop_duplicates("run_id").sort_values("run_id")
     by_place = slowdowns([_control(row) for row in runs.to_dict("records")])
     return dict(zip(map(str, runs["run_id"]), by_place, strict=True))
+
+
+def recorded(store: Store, fingerprints: Collection[str]) -> pd.DataFrame:
+    """The runs of these machines in a store, with the columns that show how each was slowed."""
+    runs = store.runs(["run_id", "status", "case_id", "fingerprint", *CONTROLS])
+    return runs[runs["fingerprint"].isin(set(fingerprints))]
+
+
+def finder(store: Store) -> Callable[[pd.DataFrame], list[bool]]:
+    """A function that says of rows of `runs` whether each was measured on a disturbed machine.
+
+    What is usual there is found in the whole store, as it is at the time of the question.
+    """
+
+    def find_disturbed(runs: pd.DataFrame) -> list[bool]:
+        by_run = slowdowns_by_run(recorded(store, set(runs["fingerprint"].dropna())))
+        found = (by_run.get(str(run_id), NOT_KNOWN) for run_id in runs["run_id"])
+        return [is_disturbed(slowdown.fraction) for slowdown in found]
+
+    return find_disturbed
 
 
 def in_order(runs: pd.DataFrame, by_run: Mapping[str, Slowdown]) -> tuple[float, ...] | None:

@@ -31,7 +31,6 @@ CONTROLS = (
 """The columns of `runs` that show by how much a run was slowed."""
 SIDE_COLUMNS = (
     *COLUMNS,
-    *CONTROLS,
     *("sweep_id", "sweep_name", "sweep_file", "position", "subject", "author_date"),
     *Case().settings(),
     *("tokens_per_s", "step_ns", "bubble_fraction", "peak_memory_bytes"),

@@ -483,6 +483,12 @@ COMPUTED: dict[str, dict[str, Field]] = {
             "commits between the first and last that are not measured",
             is_number=True,
         ),
+        "num_disturbed": number(
+            "disturbed",
+            ".0f",
+            direction=lower,
+            meaning="launches whose machine was more than 5 % slower than usual",
+        ),
         "slowdown": number(
             "slowdown",
             "+.1f",
