@@ -41,10 +41,10 @@ from engine.run.heap import keep_freed_memory
 from engine.run.p2p.fabric import Fabric
 from engine.run.recording import Recording
 from engine.trainer import Trainer, connect
-from ppbench.comparison.disturbance import slowdowns_by_run
+from ppbench.comparison.slowdowns import slowdowns_by_run
 from ppbench.config.case import Case
 from ppbench.run.worker.fixed_work import Reference
-from ppbench.statistics.disturbance import Control, is_disturbed, slowdowns
+from ppbench.statistics.slowdowns import Control, is_disturbed, slowdowns
 from ppbench.store import Store
 
 SLOWED, NOT_SLOWED = 0.10, 0.03

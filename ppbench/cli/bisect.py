@@ -203,7 +203,7 @@ def _skipped(result: BisectionResult) -> list[str]:
 def _slowed(result: BisectionResult) -> list[str]:
     """Name the launches whose machine was disturbed."""
     from ppbench.display.changes import slowdown_text
-    from ppbench.statistics.disturbance import is_disturbed
+    from ppbench.statistics.slowdowns import is_disturbed
 
     slowed = [
         (f"{target.label}, launch {launch}", row.slowdown)

@@ -31,7 +31,7 @@ from ppbench.errors import (
     first_line,
 )
 from ppbench.statistics.bisection import Finding, Search, search_first_bad
-from ppbench.statistics.disturbance import is_disturbed
+from ppbench.statistics.slowdowns import is_disturbed
 from ppbench.statistics.verdicts import Noise
 from ppbench.store.noise import read_noise
 

@@ -22,7 +22,6 @@ from ppbench.commits.bench import SILENT, Progress, measure_sides, read_tracked
 from ppbench.commits.sides import WORKTREE, Places, Side, both_fresh, find_side
 from ppbench.comparison import notes
 from ppbench.comparison.across import Across, compare_across
-from ppbench.comparison.disturbance import recorded, slowdowns_by_run
 from ppbench.comparison.launches import MEASURED_ALIKE, SETTINGS, Key, keys_of
 from ppbench.comparison.lines import (
     Breakdown,
@@ -35,11 +34,12 @@ from ppbench.comparison.lines import (
     of_keys,
     read_metrics,
 )
+from ppbench.comparison.slowdowns import recorded, slowdowns_by_run
 from ppbench.config.case import TIMES
 from ppbench.config.sweep import Sweep
 from ppbench.display.cases import case_text, varying_axes
 from ppbench.errors import UsageError
-from ppbench.statistics.disturbance import Slowdown
+from ppbench.statistics.slowdowns import Slowdown
 from ppbench.statistics.verdicts import FLOOR, Metric
 from ppbench.store import Store
 from ppbench.store.noise import StoredNoise, read_noise

@@ -13,7 +13,6 @@ from typing import Any
 
 import pandas as pd
 
-from ppbench.comparison.disturbance import recorded, slowdowns_by_run
 from ppbench.comparison.launches import (
     COLUMNS,
     SETTINGS,
@@ -23,13 +22,14 @@ from ppbench.comparison.launches import (
     keys_of,
     newest_launches,
 )
+from ppbench.comparison.slowdowns import recorded, slowdowns_by_run
 from ppbench.config.case import Case, Measure
 from ppbench.config.sweep import Sweep
 from ppbench.display.cases import NOT_FINITE
 from ppbench.git import Commit
 from ppbench.run.machine.environment import read_environment
 from ppbench.run.sweep.plan import FINAL as FAILED_FINALLY
-from ppbench.statistics.disturbance import NOT_KNOWN, Slowdown
+from ppbench.statistics.slowdowns import NOT_KNOWN, Slowdown
 from ppbench.store import Condition, Store
 
 FINAL = (*FAILED_FINALLY, NOT_FINITE)

@@ -12,9 +12,9 @@ import pandas as pd
 
 from ppbench.commits.advice import sweep_command
 from ppbench.commits.gate import THRESHOLD
-from ppbench.comparison.disturbance import recorded, slowdowns_by_run
 from ppbench.comparison.lines import listed
 from ppbench.comparison.notes import cautions
+from ppbench.comparison.slowdowns import recorded, slowdowns_by_run
 from ppbench.config.reader import read_sweep
 from ppbench.display.cases import case_text, without_not_finite
 from ppbench.display.changes import slowdown_text
@@ -24,9 +24,9 @@ from ppbench.run.machine.environment import default_device
 from ppbench.run.sweep.control import run_sweep
 from ppbench.run.sweep.plan import Choice
 from ppbench.run.sweep.progress import Display
-from ppbench.statistics.disturbance import NOT_KNOWN, is_disturbed
 from ppbench.statistics.noise import NoiseLevel, detectable_change, measure_noise
 from ppbench.statistics.significance import FEWEST_LAUNCHES
+from ppbench.statistics.slowdowns import NOT_KNOWN, is_disturbed
 from ppbench.statistics.verdicts import FLOOR, SPEED, Metric, effective_floor
 from ppbench.store import Store, check_writable
 from ppbench.store.noise import StoredNoise, write_noise
@@ -139,4 +139,5 @@ def _level(metric: Metric, runs: pd.DataFrame) -> NoiseLevel | None:
     """The noise of a metric; None if any run lacks it."""
     if runs[metric.name].isna().any():
         return None
-    return measure_noise([runs[metric.name].tolist()], in_points=metric.in_points)
+    launches = [runs[metric.name].tolist()]
+    return measure_noise(launches, in_points=metric.in_points, slow_sign=metric.slow_sign)

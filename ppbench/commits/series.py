@@ -31,16 +31,16 @@ from ppbench.commits.order import (
     with_gaps,
 )
 from ppbench.commits.sides import SHORT
-from ppbench.comparison.disturbance import slowdowns_by_run
 from ppbench.comparison.launches import COLUMNS, CONTROLS, keys_of, newest_launches
+from ppbench.comparison.slowdowns import slowdowns_by_run
 from ppbench.display.cases import NOT_FINITE, SETTINGS, case_text, varying_axes
 from ppbench.display.changes import slowdown_text
 from ppbench.display.metrics import metric_of
 from ppbench.display.units import counted, is_missing
 from ppbench.errors import UsageError, nearest
 from ppbench.git import Commit
-from ppbench.statistics.disturbance import NOT_KNOWN, Slowdown
 from ppbench.statistics.series import Launch, Point, Series, SeriesAnalysis, Step, analyse
+from ppbench.statistics.slowdowns import NOT_KNOWN, Slowdown
 from ppbench.statistics.verdicts import FLOOR, Metric, effective_floor
 from ppbench.store import TABLES, Condition, Store, read_conditions
 from ppbench.store.noise import read_noise

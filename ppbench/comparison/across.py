@@ -17,7 +17,6 @@ import pandas as pd
 
 from ppbench.comparison import notes
 from ppbench.comparison.axes import find_axis, key_of, ordered, value_named, work_note
-from ppbench.comparison.disturbance import recorded, slowdowns_by_run
 from ppbench.comparison.launches import Key, key_text, keys_of
 from ppbench.comparison.lines import (
     Breakdown,
@@ -32,6 +31,7 @@ from ppbench.comparison.lines import (
 )
 from ppbench.comparison.rows import Grid, num_pairs, pairs_of
 from ppbench.comparison.runs import Chosen, choose_runs
+from ppbench.comparison.slowdowns import recorded, slowdowns_by_run
 from ppbench.display.cases import axis_text
 from ppbench.errors import UsageError
 from ppbench.store import Store

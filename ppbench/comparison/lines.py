@@ -26,12 +26,12 @@ from ppbench.analysis.breakdown import (
     of_whole_pipeline,
     with_whole_backwards,
 )
-from ppbench.comparison.disturbance import in_order
+from ppbench.comparison.slowdowns import in_order
 from ppbench.display.metrics import METRICS
 from ppbench.errors import UsageError, nearest
 from ppbench.statistics import verdicts
-from ppbench.statistics.disturbance import NOT_KNOWN, Slowdown
 from ppbench.statistics.significance import Ratio
+from ppbench.statistics.slowdowns import NOT_KNOWN, Slowdown
 from ppbench.statistics.verdicts import (
     FLOOR,
     SPEED,
@@ -93,7 +93,7 @@ class DiscountedLaunch:
     weight: float  # 1 is that of an undisturbed launch
     reason: str  # of `statistics.verdicts.DiscountReason`
     slowdown: float | None  # of its machine; None: unknown
-    cause: str | None  # what shows that: of `statistics.disturbance.Cause`
+    cause: str | None  # what shows that: of `statistics.slowdowns.Cause`
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from ppbench.display.cases import cautions_of
 from ppbench.display.changes import figure_text, slowdown_text
 from ppbench.display.fields import field_of
 from ppbench.errors import first_line
-from ppbench.statistics.disturbance import is_disturbed
 from ppbench.statistics.significance import FEWEST_LAUNCHES
+from ppbench.statistics.slowdowns import is_disturbed
 from ppbench.statistics.step_times import is_outlier
 from ppbench.statistics.verdicts import LEVEL, SPEED, Change, DiscountReason, Verdict
 

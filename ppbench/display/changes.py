@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from ppbench.analysis.breakdown import DURATION, EVERYWHERE, Kind, Moved
 from ppbench.display.fields import field_of
 from ppbench.display.units import MISSING, MS, TOKENS_PER_S
-from ppbench.statistics.disturbance import Cause
 from ppbench.statistics.significance import Ratio
+from ppbench.statistics.slowdowns import Cause
 from ppbench.statistics.verdicts import Change, Metric, Verdict
 
 BY_COMMIT = "so the order of actions or the host between them did"

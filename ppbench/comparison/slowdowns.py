@@ -9,7 +9,7 @@ import pandas as pd
 
 from ppbench.comparison.launches import CONTROLS, key_text
 from ppbench.display.units import is_missing
-from ppbench.statistics.disturbance import (
+from ppbench.statistics.slowdowns import (
     NOT_KNOWN,
     UNKNOWN,
     Control,
