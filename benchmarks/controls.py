@@ -205,7 +205,7 @@ def _rank(rank: int, environment: Mapping[str, str], pipe: Connection, num_round
     fabric = Fabric(torch.device("cpu"), HostClock(), is_device_shared=False)
     config = connect(DEMO.config(Arm("engine", "1f1b"), Path()), fabric)
     trainer, numbers = Trainer(config, fabric), iter(range(10**9))
-    case = Case(device="cpu", world_size=WORLD_SIZE)
+    case, group = Case(device="cpu", world_size=WORLD_SIZE), dist.new_group()
 
     def step() -> float:
         dist.barrier()
@@ -215,7 +215,7 @@ def _rank(rank: int, environment: Mapping[str, str], pipe: Connection, num_round
         return time.perf_counter() - began_s
 
     def after_reference() -> float:
-        Reference(case, fabric.device, dist.group.WORLD).run(steps_ns=5e9)
+        Reference(case, fabric.device, group).run(steps_ns=5e9)
         return step()
 
     turns = in_turns(

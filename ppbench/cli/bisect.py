@@ -211,7 +211,7 @@ def _slowed(result: BisectionResult) -> list[str]:
         for (place, launch), row in sorted(launches.rows.items())
         if place == 0 and is_disturbed(row.slowdown.fraction)
     ]
-    return [f"{name}: {slowdown_text(found.fraction, found.cause)}" for name, found in slowed]
+    return [f"{name}: {slowdown_text(found)}" for name, found in slowed]
 
 
 def _why(launches: Launches) -> str:

@@ -225,7 +225,9 @@ def _series_values(analysis: SeriesAnalysis) -> dict[str, object]:
         "state": analysis.state.value,
         "floor": series.floor,
         "num_behind": series.num_behind,
-        "points": [point_values(point) for point in (*series.points, *series.dirty)],
+        "points": [
+            point_values(point, analysis.discounts) for point in (*series.points, *series.dirty)
+        ],
         "changes": [step_values(series, step) for step in analysis.steps],
         "levels": [
             {

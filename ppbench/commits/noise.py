@@ -95,7 +95,7 @@ def _slowed(runs: pd.DataFrame, store: Store, axes: Sequence[str]) -> Iterable[s
     for row in runs.to_dict("records"):
         slowdown = slowdowns.get(str(row["run_id"]), NOT_KNOWN)
         if is_disturbed(slowdown.fraction):
-            why = slowdown_text(slowdown.fraction, slowdown.cause)
+            why = slowdown_text(slowdown)
             yield f"{case_text(pd.Series(row), axes)}, launch {row['launch']}: {why}"
 
 

@@ -34,14 +34,14 @@ from ppbench.commits.sides import SHORT
 from ppbench.comparison.launches import COLUMNS, CONTROLS, keys_of, newest_launches
 from ppbench.comparison.slowdowns import slowdowns_by_run
 from ppbench.display.cases import NOT_FINITE, SETTINGS, case_text, varying_axes
-from ppbench.display.changes import slowdown_text
+from ppbench.display.changes import discount_text
 from ppbench.display.metrics import metric_of
 from ppbench.display.units import counted, is_missing
 from ppbench.errors import UsageError, nearest
 from ppbench.git import Commit
 from ppbench.statistics.series import Launch, Point, Series, SeriesAnalysis, Step, analyse
 from ppbench.statistics.slowdowns import NOT_KNOWN, Slowdown
-from ppbench.statistics.verdicts import FLOOR, Metric, effective_floor
+from ppbench.statistics.verdicts import FLOOR, DiscountReason, Metric, effective_floor
 from ppbench.store import TABLES, Condition, Store, read_conditions
 from ppbench.store.noise import read_noise
 
@@ -103,7 +103,7 @@ def history(
     read = read_history(
         store, column, where=conditions, has_all=has_all, has_dirty=has_dirty, repo=folder
     )
-    notes = (*read.notes, *_notes_on(read.series))
+    notes = (*read.notes, *_notes_on(read.series), *_disturbed(read.analyses))
     if not read.has_figures:
         notes = (*notes, _nothing(read, store.folder))
     return replace(read, notes=notes)
@@ -125,25 +125,25 @@ def _notes_on(series: Sequence[Series]) -> Iterator[str]:
             behind.setdefault((newest, line.num_behind), []).append(number)
     for (newest, num), numbers in behind.items():
         yield f"{counted(num, 'commit')} after {newest}: not measured yet{_in(numbers, series)}"
-    yield from _disturbed(series)
     single = [number for number, line in enumerate(series, 1) if line.num_measured == 1]
     if single:
         yield f"only one commit is measured, and a change takes two{_in(single, series)}"
 
 
-def _disturbed(series: Sequence[Series]) -> Iterator[str]:
-    """Name the launches of commits that were measured on a disturbed machine."""
+def _disturbed(analyses: Sequence[SeriesAnalysis]) -> Iterator[str]:
+    """Name the launches that count neither for levels nor for changes, and why."""
+    series = [analysis.series for analysis in analyses]
     found = [
-        (number, point.commit[:SHORT], launch)
-        for number, line in enumerate(series, 1)
-        for point in line.points
-        for launch in point.disturbed
+        f"run {launch.run_id} of {point.commit[:SHORT]} is discounted: "
+        f"{discount_text(reason, launch.slowdown)}{_in([number], series)}"
+        for number, analysis in enumerate(analyses, 1)
+        for point in analysis.series.points
+        for launch in point.launches
+        if (reason := analysis.discounts.get(launch.run_id))
     ]
-    for number, commit, launch in found[:_MOST_NAMED]:
-        why = slowdown_text(launch.slowdown.fraction, launch.slowdown.cause)
-        yield f"run {launch.run_id} of {commit}: {why}{_in([number], series)}"
-    if more := found[_MOST_NAMED:]:
-        yield f"{counted(len(more), 'more run')} on a disturbed machine: see slowdown in the CSV"
+    yield from found[:_MOST_NAMED]
+    if (more := len(found) - _MOST_NAMED) > 0:
+        yield f"{counted(more, 'more run')} discounted: --format csv names them"
 
 
 def _in(numbers: Sequence[int], series: Sequence[Series]) -> str:
@@ -421,15 +421,17 @@ def _flat(analysis: SeriesAnalysis) -> Iterator[dict[str, object]]:
     series = analysis.series
     key = {"case_id": series.case_id, "fingerprint": series.fingerprint}
     for point in (*series.points, *series.dirty):
-        commit = {name: value for name, value in point_values(point).items() if name != "launches"}
+        values = point_values(point, analysis.discounts)
+        commit = {name: value for name, value in values.items() if name != "launches"}
         for launch in point.launches:
-            yield {"kind": "launch", **key, **commit, **_launch_values(launch)}
+            reason = analysis.discounts.get(launch.run_id)
+            yield {"kind": "launch", **key, **commit, **_launch_values(launch, reason)}
     for step in analysis.steps:
         yield {"kind": "change", **key, **step_values(series, step)}
 
 
-def point_values(point: Point) -> dict[str, object]:
-    """A commit of a series, as JSON has it."""
+def point_values(point: Point, discounts: Mapping[str, DiscountReason]) -> dict[str, object]:
+    """A commit of a series, as JSON has it; `discounts` are by run."""
     return {
         "commit": point.commit,
         "author_date": point.author_date,
@@ -437,11 +439,13 @@ def point_values(point: Point) -> dict[str, object]:
         "changes": point.changes,
         "is_known": point.is_known,
         "num_unmeasured_before": point.num_before,
-        "launches": [_launch_values(launch) for launch in point.launches],
+        "launches": [
+            _launch_values(launch, discounts.get(launch.run_id)) for launch in point.launches
+        ],
     }
 
 
-def _launch_values(launch: Launch) -> dict[str, object]:
+def _launch_values(launch: Launch, discount: DiscountReason | None) -> dict[str, object]:
     slowdown = launch.slowdown
     is_known = not math.isnan(slowdown.fraction)
     return {
@@ -450,6 +454,7 @@ def _launch_values(launch: Launch) -> dict[str, object]:
         "value": launch.value,
         "slowdown": slowdown.fraction if is_known else None,
         "slowdown_cause": str(slowdown.cause) if is_known else None,
+        "discount": None if discount is None else str(discount),
     }
 
 

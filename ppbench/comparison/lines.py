@@ -13,7 +13,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 import pandas as pd
@@ -92,8 +92,20 @@ class DiscountedLaunch:
     launch: int
     weight: float  # 1 is that of an undisturbed launch
     reason: str  # of `statistics.verdicts.DiscountReason`
-    slowdown: float | None  # of its machine; None: unknown
-    cause: str | None  # what shows that: of `statistics.slowdowns.Cause`
+    slowdown: Slowdown  # of its machine
+
+    def values(self) -> dict[str, object]:
+        """It as JSON has it."""
+        is_known = not math.isnan(self.slowdown.fraction)
+        return {
+            "side": self.side,
+            "run_id": self.run_id,
+            "launch": self.launch,
+            "weight": self.weight,
+            "reason": self.reason,
+            "slowdown": self.slowdown.fraction if is_known else None,
+            "cause": str(self.slowdown.cause) if is_known else None,
+        }
 
 
 @dataclass(frozen=True)
@@ -122,7 +134,7 @@ class Line(Generic[S]):
             "num_head": change.num_head,
             "floor": change.floor,
             "noise": None if self.noise is None else self.noise.deviation,
-            "discounts": json.dumps([asdict(launch) for launch in self.discounted]),
+            "discounts": json.dumps([launch.values() for launch in self.discounted]),
         }
 
 
@@ -230,10 +242,7 @@ def _line(pairing: Pairing[S], metric: Metric, change: Change, noise: Noise | No
 
 def _discounted(discount: Discount, run: pd.Series, pairing: Pairing[S]) -> DiscountedLaunch:
     run_id = str(run["run_id"])
-    slowdown = pairing.slowdowns.get(run_id, NOT_KNOWN)
-    is_known = not math.isnan(slowdown.fraction)
-    known = (slowdown.fraction, str(slowdown.cause)) if is_known else (None, None)
-    facts = (discount.weight, str(discount.reason), *known)
+    facts = (discount.weight, str(discount.reason), pairing.slowdowns.get(run_id, NOT_KNOWN))
     return DiscountedLaunch(discount.side, run_id, int(run["launch"]), *facts)
 
 

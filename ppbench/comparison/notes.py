@@ -14,13 +14,12 @@ from ppbench.cautions import Caution
 from ppbench.comparison.launches import FRESH_S, keys_of
 from ppbench.comparison.lines import DiscountedLaunch, Line, listed
 from ppbench.display.cases import cautions_of
-from ppbench.display.changes import figure_text, slowdown_text
+from ppbench.display.changes import discount_text, figure_text
 from ppbench.display.fields import field_of
 from ppbench.errors import first_line
 from ppbench.statistics.significance import FEWEST_LAUNCHES
-from ppbench.statistics.slowdowns import is_disturbed
 from ppbench.statistics.step_times import is_outlier
-from ppbench.statistics.verdicts import LEVEL, SPEED, Change, DiscountReason, Verdict
+from ppbench.statistics.verdicts import LEVEL, SPEED, Change, Verdict
 
 _USUAL_LAUNCHES = 5
 OUTLYING = 0.05
@@ -80,21 +79,15 @@ def discounted(lines: Sequence[Line[Any]]) -> Iterable[str]:
         of = [field_of(line.metric.name).label for _, line in parts]
         metrics = "" if len(parts) == num_metrics else f" in {', '.join(of)}"
         launch = min((launch for launch, _ in parts), key=lambda launch: launch.weight)
-        yield f"{where}{_discount_text(launch, metrics)}"
+        yield f"{where}{_discount_sentence(launch, metrics)}"
 
 
-def _discount_text(launch: DiscountedLaunch, metrics: str) -> str:
+def _discount_sentence(launch: DiscountedLaunch, metrics: str) -> str:
     """`launch 3 of base counts little (10 %): its reference ran 18 % slower than usual (run …)`."""
-    why = slowdown_text(launch.slowdown, launch.cause)
-    if launch.reason == DiscountReason.apart:
-        is_slowed = launch.slowdown is not None and is_disturbed(launch.slowdown)
-        also = f", and {why}" if is_slowed else ""
-        why = f"it lies far from the others, on the slow side{also}"
-    little = f"{launch.weight:.0%}".replace("%", " %")
-    return (
-        f"launch {launch.launch} of {launch.side} counts little{metrics} ({little}): {why} "
-        f"(run {launch.run_id})"
-    )
+    little = f"little{metrics} ({launch.weight:.0%})".replace("%", " %")
+    much = little if launch.weight else f"nothing{metrics}"
+    why = discount_text(launch.reason, launch.slowdown)
+    return f"launch {launch.launch} of {launch.side} counts for {much}: {why} (run {launch.run_id})"
 
 
 def cautions(runs: pd.DataFrame) -> Iterable[str]:

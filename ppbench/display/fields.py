@@ -499,6 +499,11 @@ COMPUTED: dict[str, dict[str, Field]] = {
         "slowdown_cause": words(
             "slowdown by", "what shows it: `reference`, `steal`, `quota`, `cores` or `clock`"
         ),
+        "discount": words(
+            "discount",
+            "why a launch counts for nothing: `apart` (far from the others on the slow side) or "
+            "`reference` (its machine was slow); null: it counts",
+        ),
         "level": words("level", "median of the launches since the last change"),
         "state": words("state", "whether the series changed, is steady, or cannot be judged"),
         "interval": words("interval", "95 % interval of the change"),

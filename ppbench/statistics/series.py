@@ -22,7 +22,7 @@ from ppbench.statistics.change_points import (
 )
 from ppbench.statistics.significance import Ratio
 from ppbench.statistics.slowdowns import NOT_KNOWN, Slowdown, is_disturbed
-from ppbench.statistics.verdicts import FLOOR, Metric
+from ppbench.statistics.verdicts import FLOOR, DiscountReason, Metric
 
 FEWEST = 4
 """Fewest launches that can show a change: two before and two after."""
@@ -50,7 +50,8 @@ class Launch:
     slowdown: Slowdown = NOT_KNOWN  # of its machine
 
     @property
-    def is_disturbed(self) -> bool:
+    def is_slowed(self) -> bool:
+        """Whether its machine was disturbed, whatever its figure."""
         return self.value is not None and is_disturbed(self.slowdown.fraction)
 
 
@@ -71,14 +72,11 @@ class Point:
         return tuple(launch.value for launch in self.launches if launch.value is not None)
 
     @property
-    def slowdowns(self) -> tuple[float, ...]:
-        """The slowdown of each of `figures`; NaN where unknown."""
-        measured = (launch for launch in self.launches if launch.value is not None)
-        return tuple(launch.slowdown.fraction for launch in measured)
-
-    @property
-    def disturbed(self) -> tuple[Launch, ...]:
-        return tuple(launch for launch in self.launches if launch.is_disturbed)
+    def usual(self) -> tuple[Launch, ...]:
+        """The launches with a figure whose machine was not disturbed, as far as is known."""
+        return tuple(
+            launch for launch in self.launches if launch.value is not None and not launch.is_slowed
+        )
 
     @property
     def failures(self) -> tuple[Launch, ...]:
@@ -161,7 +159,19 @@ class SeriesAnalysis:
     steps: tuple[Step, ...]
     levels: tuple[Level, ...]  # `first` and `last` are indexes of points
     state: State
-    disturbed: tuple[str, ...] = ()  # ids of the runs that count neither for levels nor for steps
+    disturbed: tuple[str, ...] = ()  # ids of the runs that count neither for levels nor for steps,
+    # in the order of the commits: their machine was slow, or they lie apart on the slow side
+
+    @property
+    def discounts(self) -> dict[str, DiscountReason]:
+        """Why each of these runs does not count, by its id."""
+        launches = {
+            launch.run_id: launch for point in self.series.points for launch in point.launches
+        }
+        return {
+            run_id: DiscountReason.reference if launches[run_id].is_slowed else DiscountReason.apart
+            for run_id in self.disturbed
+        }
 
     @property
     def current(self) -> Level | None:
@@ -180,26 +190,24 @@ def analyse(series: Series, metric: Metric) -> SeriesAnalysis:
     placed = tuple(_placed(level, places) for level in drawn if level.num_launches)
     state = _state(series, steps, placed, metric)
     found = disturbed_launches(figures, in_points=points, slow_sign=sign)
-    disturbed = tuple(_run_id(series.points[places.index(at)], place) for at, place in found)
-    return SeriesAnalysis(series, steps, placed, state, disturbed)
-
-
-def _run_id(point: Point, place: int) -> str:
-    """The id of a point's launch by its place among those with a figure."""
-    return [launch.run_id for launch in point.launches if launch.value is not None][place]
+    apart = {series.points[places.index(at)].usual[place].run_id for at, place in found}
+    launches = [launch for point in series.points for launch in point.launches]
+    disturbed = (one.run_id for one in launches if one.is_slowed or one.run_id in apart)
+    return SeriesAnalysis(series, steps, placed, state, tuple(disturbed))
 
 
 def _with_gaps(points: Sequence[Point]) -> tuple[list[tuple[float, ...]], list[int]]:
     """The figures of every commit, measured or not, and the index of each point among them.
 
-    An unmeasured commit is as likely to have made a change as a measured one.
+    Launches whose machine was slow are left out: that does not depend on their own figure. An
+    unmeasured commit is as likely to have made a change as a measured one.
     """
     figures: list[tuple[float, ...]] = []
     places = []
     for number, point in enumerate(points):
         figures += [()] * (point.num_before if number else 0)
         places.append(len(figures))
-        figures.append(point.figures)
+        figures.append(tuple(launch.value or 0.0 for launch in point.usual))
     return figures, places
 
 

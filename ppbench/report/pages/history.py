@@ -17,7 +17,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
-from ppbench.display.changes import slowdown_text
+from ppbench.display.changes import discount_text
 from ppbench.display.fields import figure
 from ppbench.display.units import counted
 from ppbench.errors import StoreError, UsageError
@@ -246,7 +246,7 @@ def _with(options: str, text: str) -> str:
 def _panels(analysis: SeriesAnalysis, metric: Metric) -> dict[str, _Panel]:
     """Return the panels by the index of a commit, or by `change N`."""
     series = analysis.series
-    points = {str(n): _of_point(series, n, metric) for n in range(len(series.points))}
+    points = {str(n): _of_point(analysis, n, metric) for n in range(len(series.points))}
     dirty = {
         str(number): _of_dirty(point, metric)
         for number, point in enumerate(series.dirty, len(series.points))
@@ -255,13 +255,15 @@ def _panels(analysis: SeriesAnalysis, metric: Metric) -> dict[str, _Panel]:
     return points | dirty | steps
 
 
-def _of_point(series: Series, place: int, metric: Metric) -> _Panel:
+def _of_point(analysis: SeriesAnalysis, place: int, metric: Metric) -> _Panel:
+    series = analysis.series
     point, before = series.points[place], series.before(place)
     other = None if before is None else series.points[before]
     sentences = [failure_text(point) + "."] if point.failures else []
-    for launch in point.disturbed:
-        why = slowdown_text(launch.slowdown.fraction, launch.slowdown.cause)
-        sentences.append(f"Run {launch.run_id}: {why}.")
+    for launch in point.launches:
+        if reason := analysis.discounts.get(launch.run_id):
+            why = discount_text(reason, launch.slowdown)
+            sentences.append(f"Run {launch.run_id} is discounted: {why}.")
     if point.num_before:
         commits = counted(point.num_before, "commit")
         sentences.append(f"Not measured between the point before and this one: {commits}.")
