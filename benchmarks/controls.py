@@ -1,6 +1,6 @@
 """The reference beside each launch: its cost, whether it disturbs steps, and what it recognises.
 
-    python -m benchmarks.controls [--rounds 60] [--launches 40] [--seed 0]
+    python -m benchmarks.controls [--rounds 60] [--launches 40] [--seed 0] [--only trained]
 
 First, two CPU ranks train the demo model, and take steps right after the reference and without it
 in turn. Then a sweep of the size of `sweeps/quick.toml` and one of emulated ranks are launched many
@@ -95,14 +95,15 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=60)
     options.add_argument("--launches", type=int, default=40)
     options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--only", choices=sorted(SWEEPS), help="launch this sweep only")
     settings, surroundings = options.parse_args(), read_surroundings()
     ratios, figures = [], []
     turns = steps_in_turns(settings.rounds)
     name = "step right after the reference over one without"
     ratios.append(turns.ratio(name, "after the reference", "bare", Goal(at_most=1.01)))
-    for kind, text in SWEEPS.items():
+    for kind in [settings.only] if settings.only else SWEEPS:
         with tempfile.TemporaryDirectory(prefix="ppbench-controls-") as folder:
-            runs, wall_s = launched(Path(folder), text, settings.launches, settings.seed)
+            runs, wall_s = launched(Path(folder), SWEEPS[kind], settings.launches, settings.seed)
         ratios += list(_ratios(kind, runs))
         figures += list(_figures(kind, runs, wall_s))
     write("controls", settings, surroundings, ratios, figures)

@@ -8,7 +8,7 @@ cause. A launch is taken to be as slow as the slowest of these says:
     reference   its time over the usual one
     steal       1 / (1 - share of the cores' time that the hypervisor took)
     quota       1 / (1 - share of the CPU time that a quota withheld)
-    cores       the cores that were wanted beyond those there are, over the ranks' own
+    cores       1 / (1 - share of the ranks' own cores that other processes used)
     clock       the usual clock of the GPU over this one
 
 What is usual is the median of the faster half of the launches nearby in time: it holds while half
@@ -78,7 +78,7 @@ def slowdowns(controls: Sequence[Control]) -> tuple[Slowdown, ...]:
         Cause.reference: [control.reference_ns for control in controls],
         Cause.steal: [_stretch(control.steal_fraction) for control in controls],
         Cause.quota: [_stretch(control.cpu_throttled_fraction) for control in controls],
-        Cause.cores: [1 + control.cores_short for control in controls],
+        Cause.cores: [_stretch(control.cores_short) for control in controls],
         Cause.clock: [_inverse(control.gpu_sm_mhz) for control in controls],
     }
     keys = {cause: machines if cause is Cause.reference else cases for cause in factors}
