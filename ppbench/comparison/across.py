@@ -177,7 +177,7 @@ def compare_across(
                     *_notes(grid, compared_with, pairings, chosen, lines),
                     *notes.too_few(lines, ("", ""), _more_launches(chosen, lines)),
                     *notes.opposed(lines),
-                    *notes.tested_together(lines, _more_launches(chosen, lines)),
+                    *notes.undecided(lines, _more_launches(chosen, lines)),
                 ]
             )
         ),
