@@ -39,7 +39,15 @@ from ppbench.display.metrics import metric_of
 from ppbench.display.units import counted, is_missing
 from ppbench.errors import UsageError, nearest
 from ppbench.git import Commit
-from ppbench.statistics.series import Launch, Point, Series, SeriesAnalysis, Step, analyse
+from ppbench.statistics.series import (
+    Launch,
+    Point,
+    Series,
+    SeriesAnalysis,
+    Step,
+    analyse,
+    discounts_of,
+)
 from ppbench.statistics.slowdowns import NOT_KNOWN, Slowdown
 from ppbench.statistics.verdicts import FLOOR, DiscountReason, Metric, effective_floor
 from ppbench.store import TABLES, Condition, Store, read_conditions
@@ -71,6 +79,12 @@ class History:
         """The steps and levels of each series."""
         return tuple(analyse(series, self.metric) for series in self.series)
 
+    @functools.cached_property
+    def discounts(self) -> dict[str, DiscountReason]:
+        """The runs of all series that count for no level and no change, by id."""
+        by_series = (discounts_of(series, self.metric) for series in self.series)
+        return {run_id: reason for found in by_series for run_id, reason in found.items()}
+
     @property
     def has_figures(self) -> bool:
         return any(series.num_launches or series.dirty for series in self.series)
@@ -78,7 +92,9 @@ class History:
     @property
     def frame(self) -> pd.DataFrame:
         """One row per launch, and one per change, whose commit is the likeliest."""
-        return pd.DataFrame([row for analysis in self.analyses for row in _flat(analysis)])
+        return pd.DataFrame(
+            [row for analysis in self.analyses for row in _flat(analysis, self.discounts)]
+        )
 
 
 def history(
@@ -103,7 +119,7 @@ def history(
     read = read_history(
         store, column, where=conditions, has_all=has_all, has_dirty=has_dirty, repo=folder
     )
-    notes = (*read.notes, *_notes_on(read.series), *_disturbed(read.analyses))
+    notes = (*read.notes, *_notes_on(read.series), *_disturbed(read))
     if not read.has_figures:
         notes = (*notes, _nothing(read, store.folder))
     return replace(read, notes=notes)
@@ -130,16 +146,15 @@ def _notes_on(series: Sequence[Series]) -> Iterator[str]:
         yield f"only one commit is measured, and a change takes two{_in(single, series)}"
 
 
-def _disturbed(analyses: Sequence[SeriesAnalysis]) -> Iterator[str]:
-    """Name the launches that count neither for levels nor for changes, and why."""
-    series = [analysis.series for analysis in analyses]
+def _disturbed(read: History) -> Iterator[str]:
+    """Name the launches that count for no level and no change, and why."""
     found = [
-        f"run {launch.run_id} of {point.commit[:SHORT]} is discounted: "
-        f"{discount_text(reason, launch.slowdown)}{_in([number], series)}"
-        for number, analysis in enumerate(analyses, 1)
-        for point in analysis.series.points
+        f"run {launch.run_id} of {point.commit[:SHORT]} counts for no level and no change: "
+        f"{discount_text(reason, launch.slowdown)}{_in([number], read.series)}"
+        for number, series in enumerate(read.series, 1)
+        for point in series.points
         for launch in point.launches
-        if (reason := analysis.discounts.get(launch.run_id))
+        if (reason := read.discounts.get(launch.run_id))
     ]
     yield from found[:_MOST_NAMED]
     if (more := len(found) - _MOST_NAMED) > 0:
@@ -417,14 +432,16 @@ def _moment(run: pd.Series) -> float:
     return 0.0
 
 
-def _flat(analysis: SeriesAnalysis) -> Iterator[dict[str, object]]:
+def _flat(
+    analysis: SeriesAnalysis, discounts: Mapping[str, DiscountReason]
+) -> Iterator[dict[str, object]]:
     series = analysis.series
     key = {"case_id": series.case_id, "fingerprint": series.fingerprint}
     for point in (*series.points, *series.dirty):
-        values = point_values(point, analysis.discounts)
+        values = point_values(point, discounts)
         commit = {name: value for name, value in values.items() if name != "launches"}
         for launch in point.launches:
-            reason = analysis.discounts.get(launch.run_id)
+            reason = discounts.get(launch.run_id)
             yield {"kind": "launch", **key, **commit, **_launch_values(launch, reason)}
     for step in analysis.steps:
         yield {"kind": "change", **key, **step_values(series, step)}

@@ -72,13 +72,6 @@ class Point:
         return tuple(launch.value for launch in self.launches if launch.value is not None)
 
     @property
-    def usual(self) -> tuple[Launch, ...]:
-        """The launches with a figure whose machine was not disturbed, as far as is known."""
-        return tuple(
-            launch for launch in self.launches if launch.value is not None and not launch.is_slowed
-        )
-
-    @property
     def failures(self) -> tuple[Launch, ...]:
         return tuple(launch for launch in self.launches if launch.value is None)
 
@@ -159,19 +152,6 @@ class SeriesAnalysis:
     steps: tuple[Step, ...]
     levels: tuple[Level, ...]  # `first` and `last` are indexes of points
     state: State
-    disturbed: tuple[str, ...] = ()  # ids of the runs that count neither for levels nor for steps,
-    # in the order of the commits: their machine was slow, or they lie apart on the slow side
-
-    @property
-    def discounts(self) -> dict[str, DiscountReason]:
-        """Why each of these runs does not count, by its id."""
-        launches = {
-            launch.run_id: launch for point in self.series.points for launch in point.launches
-        }
-        return {
-            run_id: DiscountReason.reference if launches[run_id].is_slowed else DiscountReason.apart
-            for run_id in self.disturbed
-        }
 
     @property
     def current(self) -> Level | None:
@@ -182,21 +162,41 @@ class SeriesAnalysis:
 
 def analyse(series: Series, metric: Metric) -> SeriesAnalysis:
     """Find the steps of a series and the levels between them."""
-    figures, places = _with_gaps(series.points)
+    figures, places = _with_gaps(series.points, metric)
     points, sign = metric.in_points, metric.slow_sign
     changes = change_points(figures, series.floor, in_points=points, slow_sign=sign)
     steps = tuple(_step(series.points, places, change, metric) for change in changes)
     drawn = levels(figures, changes, series.floor, in_points=points, slow_sign=sign)
     placed = tuple(_placed(level, places) for level in drawn if level.num_launches)
     state = _state(series, steps, placed, metric)
-    found = disturbed_launches(figures, in_points=points, slow_sign=sign)
-    apart = {series.points[places.index(at)].usual[place].run_id for at, place in found}
-    launches = [launch for point in series.points for launch in point.launches]
-    disturbed = (one.run_id for one in launches if one.is_slowed or one.run_id in apart)
-    return SeriesAnalysis(series, steps, placed, state, tuple(disturbed))
+    return SeriesAnalysis(series, steps, placed, state)
 
 
-def _with_gaps(points: Sequence[Point]) -> tuple[list[tuple[float, ...]], list[int]]:
+def discounts_of(series: Series, metric: Metric) -> dict[str, DiscountReason]:
+    """The runs that count neither for levels nor for steps, by id: something slowed them."""
+    counting = [_counting(point, metric) for point in series.points]
+    figures = [tuple(launch.value or 0.0 for launch in launches) for launches in counting]
+    sign = metric.slow_sign
+    found = disturbed_launches(figures, in_points=metric.in_points, slow_sign=sign)
+    apart = {counting[point][place].run_id for point, place in found}
+    reasons = {True: DiscountReason.reference, False: DiscountReason.apart}
+    return {
+        launch.run_id: reasons[launch.run_id not in apart]
+        for point in series.points
+        for launch in point.launches
+        if launch.run_id in apart or (metric.slow_sign and launch.is_slowed)
+    }
+
+
+def _counting(point: Point, metric: Metric) -> tuple[Launch, ...]:
+    """The launches with a figure, of a metric of time without those whose machine was slow."""
+    measured = (launch for launch in point.launches if launch.value is not None)
+    return tuple(one for one in measured if not (metric.slow_sign and one.is_slowed))
+
+
+def _with_gaps(
+    points: Sequence[Point], metric: Metric
+) -> tuple[list[tuple[float, ...]], list[int]]:
     """The figures of every commit, measured or not, and the index of each point among them.
 
     Launches whose machine was slow are left out: that does not depend on their own figure. An
@@ -207,7 +207,7 @@ def _with_gaps(points: Sequence[Point]) -> tuple[list[tuple[float, ...]], list[i
     for number, point in enumerate(points):
         figures += [()] * (point.num_before if number else 0)
         places.append(len(figures))
-        figures.append(tuple(launch.value or 0.0 for launch in point.usual))
+        figures.append(tuple(launch.value or 0.0 for launch in _counting(point, metric)))
     return figures, places
 
 

@@ -32,8 +32,8 @@ from ppbench.report.charts.history import (
 from ppbench.report.pages.provenance import about_history
 from ppbench.report.pages.templates import render, write_page
 from ppbench.report.timeline.timelines import timeline
-from ppbench.statistics.series import Point, Series, SeriesAnalysis, State, Step
-from ppbench.statistics.verdicts import Metric
+from ppbench.statistics.series import Point, Series, SeriesAnalysis, State, Step, discounts_of
+from ppbench.statistics.verdicts import DiscountReason, Metric
 from ppbench.store import Store
 
 MOST_PAIRS = 24
@@ -246,7 +246,8 @@ def _with(options: str, text: str) -> str:
 def _panels(analysis: SeriesAnalysis, metric: Metric) -> dict[str, _Panel]:
     """Return the panels by the index of a commit, or by `change N`."""
     series = analysis.series
-    points = {str(n): _of_point(analysis, n, metric) for n in range(len(series.points))}
+    discounts = discounts_of(series, metric)
+    points = {str(n): _of_point(series, n, metric, discounts) for n in range(len(series.points))}
     dirty = {
         str(number): _of_dirty(point, metric)
         for number, point in enumerate(series.dirty, len(series.points))
@@ -255,15 +256,16 @@ def _panels(analysis: SeriesAnalysis, metric: Metric) -> dict[str, _Panel]:
     return points | dirty | steps
 
 
-def _of_point(analysis: SeriesAnalysis, place: int, metric: Metric) -> _Panel:
-    series = analysis.series
+def _of_point(
+    series: Series, place: int, metric: Metric, discounts: Mapping[str, DiscountReason]
+) -> _Panel:
     point, before = series.points[place], series.before(place)
     other = None if before is None else series.points[before]
     sentences = [failure_text(point) + "."] if point.failures else []
     for launch in point.launches:
-        if reason := analysis.discounts.get(launch.run_id):
+        if reason := discounts.get(launch.run_id):
             why = discount_text(reason, launch.slowdown)
-            sentences.append(f"Run {launch.run_id} is discounted: {why}.")
+            sentences.append(f"Run {launch.run_id} counts for no level and no change: {why}.")
     if point.num_before:
         commits = counted(point.num_before, "commit")
         sentences.append(f"Not measured between the point before and this one: {commits}.")
