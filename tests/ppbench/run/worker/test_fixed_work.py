@@ -19,7 +19,15 @@ from ppbench.run.worker.fixed_work import MOST, SHARE, Reference, name_of, sleep
 CPU = torch.device("cpu")
 MS = 1_000_000
 TRAINS = Case(device="cpu", world_size=2)
-SLEEPS = Case(device="emulated", emulated_F_ms=(5.0, 9.0), world_size=2)
+
+
+def sleeping(*forwards_ms: float) -> Case:
+    """An emulated case whose forwards take these times, by rank or on all."""
+    times = {f"emulated_{op}_ms": forwards_ms for op in ("F", "I", "W")}
+    return Case(device="emulated", world_size=2, **times)
+
+
+SLEEPS = sleeping(5.0, 9.0)
 
 
 @pytest.fixture
@@ -111,7 +119,7 @@ def test_it_takes_time_and_no_random_number(case, group):
     torch.manual_seed(7)
     state = torch.get_rng_state()
     reference = Reference(case, CPU, group)
-    reference.run(0)
+    reference.run(MS)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.is_grad_enabled()
     assert min(reference.times().times_ns[0]) > 0
@@ -136,8 +144,8 @@ def test_its_memory_is_gone_and_no_part_of_the_process_peak(group):
     reset_process_peak()
     unused = process_peak_bytes()
     reference = Reference(TRAINS, CPU, group)
-    reference.run(0)
-    reference.run(0)
+    reference.run(MS)
+    reference.run(MS)
     peaks = (reference.process_peak_bytes, process_peak_bytes())
     assert max(peaks) - unused < fixed_work.BYTES / 4
 
@@ -151,4 +159,4 @@ def test_its_name_says_what_times_compare():
     ("forward_ms", "slept_ms"), [(0.1, 1), (1, 1), (4.9, 2), (7, 5), (19, 10), (500, 20)]
 )
 def test_an_emulated_rank_sleeps_about_as_long_as_its_actions(forward_ms, slept_ms):
-    assert sleep_ms(Case(device="emulated", emulated_F_ms=(forward_ms,))) == slept_ms
+    assert sleep_ms(sleeping(forward_ms)) == slept_ms
