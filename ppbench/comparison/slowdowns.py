@@ -34,10 +34,10 @@ def slowdowns_by_run(*tables: pd.DataFrame) -> dict[str, Slowdown]:
     return dict(zip(map(str, runs["run_id"]), by_place, strict=True))
 
 
-def recorded(store: Store, fingerprints: Collection[str]) -> pd.DataFrame:
-    """The runs of these machines in a store, with the columns that show how each was slowed."""
+def recorded(store: Store, fingerprints: Collection[str] | None = None) -> pd.DataFrame:
+    """The runs of these machines in a store, or of all, with what shows how each was slowed."""
     runs = store.runs(["run_id", "status", "case_id", "fingerprint", *CONTROLS])
-    return runs[runs["fingerprint"].isin(set(fingerprints))]
+    return runs if fingerprints is None else runs[runs["fingerprint"].isin(set(fingerprints))]
 
 
 def finder(store: Store) -> Callable[[pd.DataFrame], list[bool]]:
@@ -47,7 +47,7 @@ def finder(store: Store) -> Callable[[pd.DataFrame], list[bool]]:
     """
 
     def find_disturbed(runs: pd.DataFrame) -> list[bool]:
-        by_run = slowdowns_by_run(recorded(store, set(runs["fingerprint"].dropna())))
+        by_run = slowdowns_by_run(recorded(store))
         found = (by_run.get(str(run_id), NOT_KNOWN) for run_id in runs["run_id"])
         return [is_disturbed(slowdown.fraction) for slowdown in found]
 
