@@ -42,6 +42,8 @@ class Phase(IntEnum):
     STORES = 11
     PEAK = 12
     RUNS = 13
+    REFERENCE = 14
+    REFERENCE_AGAIN = 15
 
     @property
     def words(self) -> str:
@@ -63,6 +65,8 @@ _WORDS = {
     Phase.STORES: "stores the run",
     Phase.PEAK: "measures its device's peak",
     Phase.RUNS: "runs a step",
+    Phase.REFERENCE: "runs the reference",
+    Phase.REFERENCE_AGAIN: "runs the reference again",
 }
 
 VERSION = 2

@@ -97,13 +97,17 @@ def bisection_text(
     """The output of `ppbench bisect`."""
     if how is Format.json:
         return json.dumps(_values(result, results), indent=2, allow_nan=False)
-    columns = [*COMMIT_COLUMNS, "num_launches", "status", result.metric, "chance"]
+    disturbed = ["num_disturbed"] if result.num_disturbed else []
+    columns = [
+        *(*COMMIT_COLUMNS, "num_launches", *disturbed),
+        *("status", result.metric, "chance"),
+    ]
     table = render(result.frame, how, columns, view, ["commit", "chance"])
     if how is Format.csv:
         return table
     case = [f"case: {', '.join(result.conditions)}"] if result.conditions else []
     commands = [f"{name}: {command}" for name, command in _commands(result, results).items()]
-    lines = [*case, *_verdict(result, good, bad), *_skipped(result), *commands]
+    lines = [*case, *_verdict(result, good, bad), *_skipped(result), *_slowed(result), *commands]
     return "\n".join([table, "", *lines])
 
 
@@ -194,6 +198,20 @@ def _skipped(result: BisectionResult) -> list[str]:
         for target, launches, runs in commits
         if not runs
     ]
+
+
+def _slowed(result: BisectionResult) -> list[str]:
+    """Name the launches whose machine was disturbed."""
+    from ppbench.display.changes import slowdown_text
+    from ppbench.statistics.slowdowns import is_disturbed
+
+    slowed = [
+        (f"{target.label}, launch {launch}", row.slowdown)
+        for target, launches in zip(result.targets, result.launches, strict=True)
+        for (place, launch), row in sorted(launches.rows.items())
+        if place == 0 and is_disturbed(row.slowdown.fraction)
+    ]
+    return [f"{name}: {slowdown_text(found)}" for name, found in slowed]
 
 
 def _why(launches: Launches) -> str:

@@ -267,8 +267,13 @@ def _row(line: Line[Any]) -> dict[str, str]:
         "head": figure_text(metric, change.head),
         "change_text": change_text(metric, change),
         "verdict": verdict_text(metric, change.verdict),
-        "launches": f"{change.num_base}, {change.num_head}",
+        "launches": f"{change.num_base}, {change.num_head}{_discounts(line)}",
     }
+
+
+def _discounts(line: Line[Any]) -> str:
+    num = len(line.discounted)
+    return f" ({num} discounted)" if num else ""
 
 
 def _gate_cells(gated: GatedLine) -> dict[str, str]:
@@ -451,13 +456,19 @@ def _as_json(values: dict[str, object]) -> str:
     return json.dumps(values, indent=2, allow_nan=False)
 
 
+def _records(frame: pd.DataFrame) -> list[dict[str, object]]:
+    """Rows for JSON, in which discounts are objects rather than their text."""
+    rows = as_records(frame)
+    return [{**row, "discounts": json.loads(str(row["discounts"]))} for row in rows]
+
+
 def _comparison_values(
     comparison: Comparison, breakdowns: Sequence[Breakdown[Series]]
 ) -> dict[str, object]:
     return {
         "base": _side_values(comparison.base),
         "head": _side_values(comparison.head),
-        "changes": as_records(comparison.frame),
+        "changes": _records(comparison.frame),
         "moved": [
             {
                 "case_id": breakdown.series.case_id,
@@ -477,7 +488,7 @@ def _across_values(across: Across, breakdowns: Sequence[Breakdown[Contrast]]) ->
         "base": across.base,
         "values": list(across.axis_values),
         "runs": across.title,
-        "changes": as_records(across.frame),
+        "changes": _records(across.frame),
         "moved": [
             {**breakdown.series.values(), **_moved_values(part)}
             for breakdown in breakdowns
@@ -494,7 +505,7 @@ def _gate_values(
         "verdict": result.word,
         "exit_code": result.exit_code,
         **_comparison_values(result.comparison, breakdowns),
-        "changes": as_records(result.frame),
+        "changes": _records(result.frame),
         "failed": list(result.failed),
         "missing": list(result.missing),
         "command": command,

@@ -6,7 +6,7 @@ import hashlib
 import json
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,7 +34,7 @@ from ppbench.files import is_stream
 if TYPE_CHECKING:
     from ppbench.commits.series import History
     from ppbench.statistics.series import Point, Series, SeriesAnalysis, Step
-    from ppbench.statistics.verdicts import Metric
+    from ppbench.statistics.verdicts import DiscountReason, Metric
 
 SERIES = [
     *("number", "case", "fingerprint", "commits", "launches", "failed", "gaps"),
@@ -142,7 +142,7 @@ def history_text(result: History, how: Format, view: View = EVERYTHING) -> str:
     """The output of `ppbench history`."""
     match how:
         case Format.json:
-            series = [_series_values(analysis) for analysis in result.analyses]
+            series = [_series_values(each, result.discounts) for each in result.analyses]
             whole = {
                 "metric": result.metric.name,
                 "order": result.line,
@@ -213,7 +213,9 @@ def _in_words(point: Point) -> str:
     return " ".join(filter(None, [point.commit[:_SHORT], (point.author_date or "")[:10], subject]))
 
 
-def _series_values(analysis: SeriesAnalysis) -> dict[str, object]:
+def _series_values(
+    analysis: SeriesAnalysis, discounts: Mapping[str, DiscountReason]
+) -> dict[str, object]:
     from ppbench.commits.series import point_values, step_values
 
     series = analysis.series
@@ -225,7 +227,7 @@ def _series_values(analysis: SeriesAnalysis) -> dict[str, object]:
         "state": analysis.state.value,
         "floor": series.floor,
         "num_behind": series.num_behind,
-        "points": [point_values(point) for point in (*series.points, *series.dirty)],
+        "points": [point_values(point, discounts) for point in (*series.points, *series.dirty)],
         "changes": [step_values(series, step) for step in analysis.steps],
         "levels": [
             {

@@ -31,6 +31,7 @@ from ppbench.errors import (
     first_line,
 )
 from ppbench.statistics.bisection import Finding, Search, search_first_bad
+from ppbench.statistics.slowdowns import is_disturbed
 from ppbench.statistics.verdicts import Noise
 from ppbench.store.noise import read_noise
 
@@ -68,6 +69,12 @@ class BisectionResult:
         return sum(launches.num_ok(0) for launches in self.launches)
 
     @property
+    def num_disturbed(self) -> int:
+        """Those of them whose machine was disturbed."""
+        by_commit = (launches.slowdowns(0, self.metric) for launches in self.launches)
+        return sum(sum(map(is_disturbed, slowdowns)) for slowdowns in by_commit)
+
+    @property
     def candidates(self) -> list[Target]:
         """The first bad commit; several where all but the last do not run."""
         return list(self.targets[self.search.earliest : self.search.latest + 1])
@@ -89,6 +96,7 @@ class BisectionResult:
                     {
                         **commit_values(target.commit),
                         "num_launches": len(figures),
+                        "num_disturbed": sum(map(is_disturbed, launches.slowdowns(0, self.metric))),
                         "status": failure.status if failure else "ok",
                         self.metric: statistics.median(figures) if figures else None,
                         "chance": self.search.chances[place],

@@ -34,10 +34,12 @@ from ppbench.comparison.lines import (
     of_keys,
     read_metrics,
 )
+from ppbench.comparison.slowdowns import recorded, slowdowns_by_run
 from ppbench.config.case import TIMES
 from ppbench.config.sweep import Sweep
 from ppbench.display.cases import case_text, varying_axes
 from ppbench.errors import UsageError
+from ppbench.statistics.slowdowns import Slowdown
 from ppbench.statistics.verdicts import FLOOR, Metric
 from ppbench.store import Store
 from ppbench.store.noise import StoredNoise, read_noise
@@ -93,9 +95,13 @@ def compare_sides(
     known = set(keys_of(base.runs))
     shared = _series([key for key in dict.fromkeys(keys_of(in_order)) if key in known], texts)
     noises, unused = _noises(noise_folders, shared, (base, head))
+    slowdowns = _slowdowns(base, head)
     pairings = [
         dataclasses.replace(
-            _pairing(series, base, head), noise=noises.get(series), floor=floor_of(series)
+            _pairing(series, base, head),
+            noise=noises.get(series),
+            floor=floor_of(series),
+            slowdowns=slowdowns,
         )
         for series in shared
     ]
@@ -103,7 +109,7 @@ def compare_sides(
     found = [
         *base.notes,
         *head.notes,
-        *_notes(base, head, shared, texts),
+        *_notes(base, head, shared, texts, lines),
         *unused,
         *_few(lines, again),
     ]
@@ -116,6 +122,13 @@ def compare_sides(
         lines=tuple(lines),
         notes=tuple(dict.fromkeys(found)),
     )
+
+
+def _slowdowns(*sides: Side) -> dict[str, Slowdown]:
+    """The slowdown of each run; what is usual is found among all runs of the sides' stores."""
+    machines = {str(name) for side in sides for name in side.runs["fingerprint"].dropna()}
+    stores = {side.store.folder: side.store for side in sides}
+    return slowdowns_by_run(*(recorded(store, machines) for store in stores.values()))
 
 
 def _series(keys: Sequence[Key], texts: Mapping[str, str]) -> list[Series]:
@@ -197,14 +210,20 @@ def break_down(comparison: Comparison, wanted: Iterable[Series]) -> list[Breakdo
 
 
 def _notes(
-    base: Side, head: Side, shared: Sequence[Series], texts: Mapping[str, str]
+    base: Side,
+    head: Side,
+    shared: Sequence[Series],
+    texts: Mapping[str, str],
+    lines: Sequence[Line[Series]],
 ) -> Iterable[str]:
     yield from _one_sided(base, head, texts)
     yield from _other_machines(base, head, texts)
     yield from _other_settings(base, head, texts)
+    known = {launch.run_id for line in lines for launch in line.discounted}
     for side, word in ((base, "base"), (head, "head")):
         yield from notes.failures(side.failed, texts, f" at {word}")
-        yield from notes.outliers(_of_any(side.runs, shared), f" of {word}")
+        yield from notes.outliers(_of_any(side.runs, shared), f" of {word}", known)
+    yield from notes.discounted(lines)
     yield from _codes(base, head)
     yield from _time_between(base, head, shared)
     yield from _cautions(base, head, shared)

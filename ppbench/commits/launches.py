@@ -22,12 +22,14 @@ from ppbench.comparison.launches import (
     keys_of,
     newest_launches,
 )
+from ppbench.comparison.slowdowns import recorded, slowdowns_by_run
 from ppbench.config.case import Case, Measure
 from ppbench.config.sweep import Sweep
 from ppbench.display.cases import NOT_FINITE
 from ppbench.git import Commit
 from ppbench.run.machine.environment import fingerprint_here
 from ppbench.run.sweep.plan import FINAL as FAILED_FINALLY
+from ppbench.statistics.slowdowns import NOT_KNOWN, Slowdown
 from ppbench.store import Condition, Store
 
 FINAL = (*FAILED_FINALLY, NOT_FINITE)
@@ -41,6 +43,7 @@ class Launch:
     status: str
     error: str
     figures: Mapping[str, float]  # by metric; what is null is left out
+    slowdown: Slowdown = NOT_KNOWN  # of its machine
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,11 @@ class Launches:
         """A metric of the launches of a case that are `ok`, in order."""
         rows = (row for row in self.of_case(case) if row.status == "ok")
         return tuple(row.figures[metric] for row in rows if metric in row.figures)
+
+    def slowdowns(self, case: int, metric: str) -> tuple[float, ...]:
+        """The slowdown of the machine beside each of `figures`; NaN where unknown."""
+        rows = (row for row in self.of_case(case) if row.status == "ok")
+        return tuple(row.slowdown.fraction for row in rows if metric in row.figures)
 
     def num_done(self, case: int) -> int:
         """How many launches are finished: ok, or failed for a reason of their own."""
@@ -112,13 +120,16 @@ class StoredLaunches:
 
     def of(self, commit: Commit) -> Launches:
         """The launches of a commit with the same uncommitted changes."""
-        return self._chosen(self._rows(commit), commit)
+        return self._chosen(self._rows(commit), commit, self._slowdowns())
 
     def of_all(self, commits: Sequence[Commit]) -> list[Launches]:
         """The launches of many commits, read at once."""
-        rows = self._rows()
+        rows, slowdowns = self._rows(), self._slowdowns()
         by_commit = {str(sha): of_commit for sha, of_commit in rows.groupby("commit")}
-        return [self._chosen(by_commit.get(commit.commit, rows[:0]), commit) for commit in commits]
+        return [
+            self._chosen(by_commit.get(commit.commit, rows[:0]), commit, slowdowns)
+            for commit in commits
+        ]
 
     def next_launch(self, commit: Commit) -> int:
         """The first launch number, of all cases, that a sweep would not find in the store."""
@@ -131,7 +142,14 @@ class StoredLaunches:
         is_commit = [] if commit is None else [Condition("commit", "=", commit.commit)]
         return self._store.runs([*COLUMNS, *self._metrics], is_commit)
 
-    def _chosen(self, runs: pd.DataFrame, commit: Commit) -> Launches:
+    def _slowdowns(self) -> dict[str, Slowdown]:
+        """By how much the runs of the sweep's machines were slowed, whatever their commit."""
+        machines = {fingerprint for _, fingerprint, *_ in self._places}
+        return slowdowns_by_run(recorded(self._store, machines))
+
+    def _chosen(
+        self, runs: pd.DataFrame, commit: Commit, slowdowns: Mapping[str, Slowdown]
+    ) -> Launches:
         """The launches in these rows of a commit."""
         rows = self._of_state(runs, commit)
         if self._is_fresh:
@@ -139,7 +157,10 @@ class StoredLaunches:
         rows = newest_launches(rows)
         records = zip(keys_of(rows), rows.to_dict("records"), strict=True)
         return Launches(
-            {(self._places[key], int(row["launch"])): self._launch(row) for key, row in records}
+            {
+                (self._places[key], int(row["launch"])): self._launch(row, slowdowns)
+                for key, row in records
+            }
         )
 
     def _of_state(self, runs: pd.DataFrame, commit: Commit) -> pd.DataFrame:
@@ -153,9 +174,11 @@ class StoredLaunches:
         codes = runs["code"].map(key_text)
         return runs[codes == (codes.iloc[-1] if self._code is None else self._code)]
 
-    def _launch(self, row: Mapping[Hashable, Any]) -> Launch:
+    def _launch(self, row: Mapping[Hashable, Any], slowdowns: Mapping[str, Slowdown]) -> Launch:
         figures = {name: float(row[name]) for name in self._metrics if not pd.isna(row[name])}
-        return Launch(str(row["run_id"]), str(row["status"]), key_text(row["error"]), figures)
+        run_id = str(row["run_id"])
+        slowdown = slowdowns.get(run_id, NOT_KNOWN)
+        return Launch(run_id, str(row["status"]), key_text(row["error"]), figures, slowdown)
 
 
 def fingerprint_of(case: Case) -> str:

@@ -14,8 +14,10 @@ from ppbench.commits.advice import sweep_command
 from ppbench.commits.gate import THRESHOLD
 from ppbench.comparison.lines import listed
 from ppbench.comparison.notes import cautions
+from ppbench.comparison.slowdowns import recorded, slowdowns_by_run
 from ppbench.config.reader import read_sweep
 from ppbench.display.cases import case_text, without_not_finite
+from ppbench.display.changes import slowdown_text
 from ppbench.display.metrics import METRICS
 from ppbench.errors import ExitCode
 from ppbench.run.machine.environment import default_device
@@ -24,6 +26,7 @@ from ppbench.run.sweep.plan import Choice
 from ppbench.run.sweep.progress import Display
 from ppbench.statistics.noise import NoiseLevel, detectable_change, measure_noise
 from ppbench.statistics.significance import FEWEST_LAUNCHES
+from ppbench.statistics.slowdowns import NOT_KNOWN, is_disturbed
 from ppbench.statistics.verdicts import FLOOR, SPEED, Metric, effective_floor
 from ppbench.store import Store, check_writable
 from ppbench.store.noise import StoredNoise, write_noise
@@ -78,8 +81,22 @@ def noise(
         for _, of_case in good.groupby("case_id", sort=False)
         if len(of_case) >= FEWEST_LAUNCHES
     ]
-    texts = (*cautions(good), *_large_floors(rows, read.axes)) if rows else ()
+    texts = (
+        (*cautions(good), *_slowed(good, store, read.axes), *_large_floors(rows, read.axes))
+        if rows
+        else ()
+    )
     return NoiseResult(pd.DataFrame(rows), tuple(read.axes), len(done.plan.items), len(good), texts)
+
+
+def _slowed(runs: pd.DataFrame, store: Store, axes: Sequence[str]) -> Iterable[str]:
+    """Name the launches whose machine was disturbed: the noise includes them."""
+    slowdowns = slowdowns_by_run(recorded(store, set(runs["fingerprint"])))
+    for row in runs.to_dict("records"):
+        slowdown = slowdowns.get(str(row["run_id"]), NOT_KNOWN)
+        if is_disturbed(slowdown.fraction):
+            why = slowdown_text(slowdown)
+            yield f"{case_text(pd.Series(row), axes)}, launch {row['launch']}: {why}"
 
 
 def _large_floors(rows: Sequence[Mapping[Hashable, Any]], axes: Sequence[str]) -> Iterable[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -30,9 +31,10 @@ from ppbench.commits.order import (
     with_gaps,
 )
 from ppbench.commits.sides import SHORT
-from ppbench.comparison.launches import COLUMNS, keys_of, newest_launches
-from ppbench.comparison.lines import listed
+from ppbench.comparison.launches import COLUMNS, CONTROLS, keys_of, newest_launches
+from ppbench.comparison.slowdowns import slowdowns_by_run
 from ppbench.display.cases import NOT_FINITE, SETTINGS, case_text, varying_axes
+from ppbench.display.changes import discount_text
 from ppbench.display.metrics import metric_of
 from ppbench.display.units import counted, is_missing
 from ppbench.errors import UsageError, nearest
@@ -44,9 +46,10 @@ from ppbench.statistics.series import (
     SeriesAnalysis,
     Step,
     analyse,
-    disturbed_runs,
+    discounts_of,
 )
-from ppbench.statistics.verdicts import FLOOR, Metric, effective_floor
+from ppbench.statistics.slowdowns import NOT_KNOWN, Slowdown
+from ppbench.statistics.verdicts import FLOOR, DiscountReason, Metric, effective_floor
 from ppbench.store import TABLES, Condition, Store, read_conditions
 from ppbench.store.noise import read_noise
 
@@ -76,6 +79,12 @@ class History:
         """The steps and levels of each series."""
         return tuple(analyse(series, self.metric) for series in self.series)
 
+    @functools.cached_property
+    def discounts(self) -> dict[str, DiscountReason]:
+        """The runs of all series that count for no level and no change, by id."""
+        by_series = (discounts_of(series, self.metric) for series in self.series)
+        return {run_id: reason for found in by_series for run_id, reason in found.items()}
+
     @property
     def has_figures(self) -> bool:
         return any(series.num_launches or series.dirty for series in self.series)
@@ -83,7 +92,9 @@ class History:
     @property
     def frame(self) -> pd.DataFrame:
         """One row per launch, and one per change, whose commit is the likeliest."""
-        return pd.DataFrame([row for analysis in self.analyses for row in _flat(analysis)])
+        return pd.DataFrame(
+            [row for analysis in self.analyses for row in _flat(analysis, self.discounts)]
+        )
 
 
 def history(
@@ -108,7 +119,7 @@ def history(
     read = read_history(
         store, column, where=conditions, has_all=has_all, has_dirty=has_dirty, repo=folder
     )
-    notes = (*read.notes, *_notes_on(read.series), *_disturbed(read.series, column))
+    notes = (*read.notes, *_notes_on(read.series), *_disturbed(read))
     if not read.has_figures:
         notes = (*notes, _nothing(read, store.folder))
     return replace(read, notes=notes)
@@ -135,14 +146,19 @@ def _notes_on(series: Sequence[Series]) -> Iterator[str]:
         yield f"only one commit is measured, and a change takes two{_in(single, series)}"
 
 
-def _disturbed(series: Sequence[Series], metric: Metric) -> Iterator[str]:
-    """Name the runs that do not count."""
-    runs = [run for line in series for run in disturbed_runs(line, metric)]
-    if runs:
-        yield (
-            f"{counted(len(runs), 'run')} far on the slow side of those before and after "
-            f"{'counts' if len(runs) == 1 else 'count'} for no level and no change: {listed(runs)}"
-        )
+def _disturbed(read: History) -> Iterator[str]:
+    """Name the launches that count for no level and no change, and why."""
+    found = [
+        f"run {launch.run_id} of {point.commit[:SHORT]} counts for no level and no change: "
+        f"{discount_text(reason, launch.slowdown)}{_in([number], read.series)}"
+        for number, series in enumerate(read.series, 1)
+        for point in series.points
+        for launch in point.launches
+        if (reason := read.discounts.get(launch.run_id))
+    ]
+    yield from found[:_MOST_NAMED]
+    if (more := len(found) - _MOST_NAMED) > 0:
+        yield f"{counted(more, 'more run')} discounted: --format csv names them"
 
 
 def _in(numbers: Sequence[int], series: Sequence[Series]) -> str:
@@ -190,6 +206,7 @@ def read_history(
     order = order_of(runs, repo, notes, has_all=has_all)
     kept = runs if has_all else runs_on_line(runs, order, notes)
     clean, dirty = _split_dirty(kept, notes, has_dirty=has_dirty)
+    slowdowns = slowdowns_by_run(runs)
     _note_code(clean, order, notes)
     every = pd.concat([clean, dirty])
     if every.empty:
@@ -199,7 +216,7 @@ def read_history(
     _note_machines(machines, notes)
     series = [
         replace(
-            _series(str(case_id), str(fingerprint), clean, dirty, metric, order),
+            _series(str(case_id), str(fingerprint), (clean, dirty), slowdowns, metric, order),
             case=texts.get(str(case_id), str(case_id)),  # its row may be damaged
             machine=machines[str(fingerprint)],
             floor=_floor(store, str(fingerprint), str(case_id), metric),
@@ -214,7 +231,7 @@ def _runs(
 ) -> pd.DataFrame:
     """Read the newest run of each launch that has a commit, and its figure if it was `ok`."""
     name = metric.name
-    columns = (*COLUMNS, "sweep_file", "author_date", "subject", name)
+    columns = (*COLUMNS, *CONTROLS, "sweep_file", "author_date", "subject", name)
     read = store.runs(list(dict.fromkeys(columns)), tuple(where))
     if read.empty:
         is_there = bool(where) and not store.runs(["run_id"]).empty
@@ -335,20 +352,21 @@ def _floor(store: Store, fingerprint: str, case_id: str, metric: Metric) -> floa
 def _series(
     case_id: str,
     fingerprint: str,
-    clean: pd.DataFrame,
-    dirty: pd.DataFrame,
+    clean_and_dirty: tuple[pd.DataFrame, pd.DataFrame],
+    slowdowns: Mapping[str, Slowdown],
     metric: Metric,
     order: Order,
 ) -> Series:
     own, changed = (
         runs[(runs["case_id"] == case_id) & (runs["fingerprint"] == fingerprint)]
-        for runs in (clean, dirty)
+        for runs in clean_and_dirty
     )
-    points = [_point(rows, metric, order) for _, rows in own.groupby("commit", sort=False)]
+    by_commit = own.groupby("commit", sort=False)
+    points = [_point(rows, slowdowns, metric, order) for _, rows in by_commit]
     moments = {str(row["commit"]): _moment(row) for _, row in own.iterrows()}
     placed = with_gaps(ordered(points, moments, order), order)
     by_state = changed.groupby(["commit", "changes"], sort=False, dropna=False)
-    extra = tuple(_point(rows, metric, order, is_dirty=True) for _, rows in by_state)
+    extra = tuple(_point(rows, slowdowns, metric, order, is_dirty=True) for _, rows in by_state)
     last = pd.concat([own, changed])["sweep_file"].dropna()
     return Series(
         case_id,
@@ -361,7 +379,14 @@ def _series(
     )
 
 
-def _point(rows: pd.DataFrame, metric: Metric, order: Order, *, is_dirty: bool = False) -> Point:
+def _point(
+    rows: pd.DataFrame,
+    slowdowns: Mapping[str, Slowdown],
+    metric: Metric,
+    order: Order,
+    *,
+    is_dirty: bool = False,
+) -> Point:
     """The point of one commit, whose runs are `rows`."""
     run = rows.iloc[-1]
     commit = str(run["commit"])
@@ -373,7 +398,12 @@ def _point(rows: pd.DataFrame, metric: Metric, order: Order, *, is_dirty: bool =
         known.author_date,
         known.subject,
         tuple(
-            Launch(str(run_id), str(status), float(value) if status == "ok" else None)
+            Launch(
+                str(run_id),
+                str(status),
+                float(value) if status == "ok" else None,
+                slowdowns.get(str(run_id), NOT_KNOWN),
+            )
             for run_id, status, value in statuses
         ),
         is_known=order.repository is None or commit in order.places,
@@ -402,19 +432,23 @@ def _moment(run: pd.Series) -> float:
     return 0.0
 
 
-def _flat(analysis: SeriesAnalysis) -> Iterator[dict[str, object]]:
+def _flat(
+    analysis: SeriesAnalysis, discounts: Mapping[str, DiscountReason]
+) -> Iterator[dict[str, object]]:
     series = analysis.series
     key = {"case_id": series.case_id, "fingerprint": series.fingerprint}
     for point in (*series.points, *series.dirty):
-        commit = {name: value for name, value in point_values(point).items() if name != "launches"}
+        values = point_values(point, discounts)
+        commit = {name: value for name, value in values.items() if name != "launches"}
         for launch in point.launches:
-            yield {"kind": "launch", **key, **commit, **_launch_values(launch)}
+            reason = discounts.get(launch.run_id)
+            yield {"kind": "launch", **key, **commit, **_launch_values(launch, reason)}
     for step in analysis.steps:
         yield {"kind": "change", **key, **step_values(series, step)}
 
 
-def point_values(point: Point) -> dict[str, object]:
-    """A commit of a series, as JSON has it."""
+def point_values(point: Point, discounts: Mapping[str, DiscountReason]) -> dict[str, object]:
+    """A commit of a series, as JSON has it; `discounts` are by run."""
     return {
         "commit": point.commit,
         "author_date": point.author_date,
@@ -422,12 +456,23 @@ def point_values(point: Point) -> dict[str, object]:
         "changes": point.changes,
         "is_known": point.is_known,
         "num_unmeasured_before": point.num_before,
-        "launches": [_launch_values(launch) for launch in point.launches],
+        "launches": [
+            _launch_values(launch, discounts.get(launch.run_id)) for launch in point.launches
+        ],
     }
 
 
-def _launch_values(launch: Launch) -> dict[str, object]:
-    return {"run_id": launch.run_id, "status": launch.status, "value": launch.value}
+def _launch_values(launch: Launch, discount: DiscountReason | None) -> dict[str, object]:
+    slowdown = launch.slowdown
+    is_known = not math.isnan(slowdown.fraction)
+    return {
+        "run_id": launch.run_id,
+        "status": launch.status,
+        "value": launch.value,
+        "slowdown": slowdown.fraction if is_known else None,
+        "slowdown_cause": str(slowdown.cause) if is_known else None,
+        "discount": None if discount is None else str(discount),
+    }
 
 
 def step_values(series: Series, step: Step) -> dict[str, object]:

@@ -31,6 +31,7 @@ from ppbench.comparison.lines import (
 )
 from ppbench.comparison.rows import Grid, num_pairs, pairs_of
 from ppbench.comparison.runs import Chosen, choose_runs
+from ppbench.comparison.slowdowns import recorded, slowdowns_by_run
 from ppbench.display.cases import axis_text
 from ppbench.errors import UsageError
 from ppbench.store import Store
@@ -157,7 +158,9 @@ def compare_across(
     compared_with = usual if base is None else value_named(base, setting, values)
     pairings = _pairings(grid, values, compared_with, chosen)
     noises = _noises(pairings, Path(results))
-    pairings = [replace(p, noise=noises.get(p.series)) for p in pairings]
+    machines = set(chosen.runs["fingerprint"].dropna())
+    slowdowns = slowdowns_by_run(recorded(chosen.store, machines))
+    pairings = [replace(p, noise=noises.get(p.series), slowdowns=slowdowns) for p in pairings]
     lines = lines_of(chosen_metrics, pairings) if pairings else []
     return Across(
         axis=setting,
@@ -171,7 +174,7 @@ def compare_across(
         notes=tuple(
             dict.fromkeys(
                 [
-                    *_notes(grid, compared_with, pairings, chosen),
+                    *_notes(grid, compared_with, pairings, chosen, lines),
                     *notes.too_few(lines, ("", ""), _more_launches(chosen, lines)),
                     *notes.opposed(lines),
                     *notes.undecided(lines, _more_launches(chosen, lines)),
@@ -227,7 +230,11 @@ def _noises(pairings: Sequence[Pairing[Contrast]], folder: Path) -> dict[Contras
 
 
 def _notes(
-    grid: Grid, base: Hashable | None, pairings: Sequence[Pairing[Contrast]], chosen: Chosen
+    grid: Grid,
+    base: Hashable | None,
+    pairings: Sequence[Pairing[Contrast]],
+    chosen: Chosen,
+    lines: Sequence[Line[Contrast]],
 ) -> Iterable[str]:
     if text := work_note(grid.axis):
         yield text
@@ -237,7 +244,9 @@ def _notes(
     if pairings:
         yield from _states(pairings)
         runs = _runs_of(pairings)
-        yield from notes.outliers(runs)
+        known = {launch.run_id for line in lines for launch in line.discounted}
+        yield from notes.outliers(runs, discounted=known)
+        yield from notes.discounted(lines)
         yield from notes.cautions(runs)
 
 

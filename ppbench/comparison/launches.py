@@ -24,6 +24,11 @@ COLUMNS = (
     *("created_at", "code", *STATE, *MEASURED_ALIKE),
 )
 """The columns of `runs` that the functions of this file need."""
+CONTROLS = (
+    *("reference", "reference_ns", "cores_short"),
+    *("steal_fraction", "cpu_throttled_fraction", "gpu_sm_mhz"),
+)
+"""The columns of `runs` that show by how much a run was slowed."""
 SIDE_COLUMNS = (
     *COLUMNS,
     *("sweep_id", "sweep_name", "sweep_file", "position", "subject", "author_date"),

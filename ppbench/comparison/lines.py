@@ -9,10 +9,11 @@ setting (`comparison.across`).
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 import pandas as pd
@@ -25,11 +26,22 @@ from ppbench.analysis.breakdown import (
     of_whole_pipeline,
     with_whole_backwards,
 )
+from ppbench.comparison.slowdowns import in_order
 from ppbench.display.metrics import METRICS
 from ppbench.errors import UsageError, nearest
 from ppbench.statistics import verdicts
 from ppbench.statistics.significance import Ratio
-from ppbench.statistics.verdicts import FLOOR, SPEED, Change, Metric, Noise, Pair, Verdict
+from ppbench.statistics.slowdowns import NOT_KNOWN, Slowdown
+from ppbench.statistics.verdicts import (
+    FLOOR,
+    SPEED,
+    Change,
+    Discount,
+    Metric,
+    Noise,
+    Pair,
+    Verdict,
+)
 from ppbench.store import Store
 from ppbench.store.noise import StoredNoise
 
@@ -68,6 +80,32 @@ class Pairing(Generic[S]):
     head: pd.DataFrame
     noise: StoredNoise | None = None
     floor: float = FLOOR
+    slowdowns: Mapping[str, Slowdown] = field(default_factory=dict)  # by run, as far as known
+
+
+@dataclass(frozen=True)
+class DiscountedLaunch:
+    """A launch that counts for less in a verdict."""
+
+    side: str  # `base` or `head`
+    run_id: str
+    launch: int
+    weight: float  # 1 is that of an undisturbed launch
+    reason: str  # of `statistics.verdicts.DiscountReason`
+    slowdown: Slowdown  # of its machine
+
+    def values(self) -> dict[str, object]:
+        """It as JSON has it."""
+        is_known = not math.isnan(self.slowdown.fraction)
+        return {
+            "side": self.side,
+            "run_id": self.run_id,
+            "launch": self.launch,
+            "weight": self.weight,
+            "reason": self.reason,
+            "slowdown": self.slowdown.fraction if is_known else None,
+            "cause": str(self.slowdown.cause) if is_known else None,
+        }
 
 
 @dataclass(frozen=True)
@@ -78,6 +116,7 @@ class Line(Generic[S]):
     metric: Metric
     change: Change
     noise: Noise | None
+    discounted: tuple[DiscountedLaunch, ...] = ()
 
     def values(self) -> dict[str, object]:
         """The row of this line in `Compared.frame`."""
@@ -95,6 +134,7 @@ class Line(Generic[S]):
             "num_head": change.num_head,
             "floor": change.floor,
             "noise": None if self.noise is None else self.noise.deviation,
+            "discounts": json.dumps([launch.values() for launch in self.discounted]),
         }
 
 
@@ -186,19 +226,37 @@ def _lines(metric: Metric, pairings: Sequence[Pairing[S]]) -> list[Line[S] | Non
     pairs = [_pair(metric, pairing) for pairing in pairings]
     changes = iter(verdicts.compare(metric, [pair for pair in pairs if pair]))
     return [
-        Line(pairing.series, metric, next(changes), pair.noise) if pair else None
+        _line(pairing, metric, next(changes), pair.noise) if pair else None
         for pairing, pair in zip(pairings, pairs, strict=True)
     ]
 
 
+def _line(pairing: Pairing[S], metric: Metric, change: Change, noise: Noise | None) -> Line[S]:
+    sides = {"base": _with(pairing.base, metric), "head": _with(pairing.head, metric)}
+    discounted = tuple(
+        _discounted(discount, sides[discount.side].iloc[discount.index], pairing)
+        for discount in change.discounts
+    )
+    return Line(pairing.series, metric, change, noise, discounted)
+
+
+def _discounted(discount: Discount, run: pd.Series, pairing: Pairing[S]) -> DiscountedLaunch:
+    run_id = str(run["run_id"])
+    facts = (discount.weight, str(discount.reason), pairing.slowdowns.get(run_id, NOT_KNOWN))
+    return DiscountedLaunch(discount.side, run_id, int(run["launch"]), *facts)
+
+
 def _pair(metric: Metric, pairing: Pairing[S]) -> Pair | None:
-    base, head = (_figures(runs, metric) for runs in (pairing.base, pairing.head))
+    sides = [_with(runs, metric) for runs in (pairing.base, pairing.head)]
+    base, head = (tuple(map(float, runs[metric.name])) for runs in sides)
+    slowed = (in_order(runs, pairing.slowdowns) for runs in sides)
     noise = None if pairing.noise is None else pairing.noise.of_metric(metric.name)
-    return Pair(base, head, noise, pairing.floor) if base or head else None
+    return Pair(base, head, noise, pairing.floor, *slowed) if base or head else None
 
 
-def _figures(runs: pd.DataFrame, metric: Metric) -> tuple[float, ...]:
-    return tuple(float(value) for value in runs[metric.name].dropna())
+def _with(runs: pd.DataFrame, metric: Metric) -> pd.DataFrame:
+    """The launches that have the metric."""
+    return runs[runs[metric.name].notna()]
 
 
 def break_down_pairing(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,9 @@ import pandas as pd
 
 from ppbench.cautions import Caution
 from ppbench.comparison.launches import FRESH_S, keys_of
-from ppbench.comparison.lines import Line, listed
+from ppbench.comparison.lines import DiscountedLaunch, Line, listed
 from ppbench.display.cases import cautions_of
-from ppbench.display.changes import figure_text
+from ppbench.display.changes import discount_text, figure_text
 from ppbench.display.fields import field_of
 from ppbench.errors import first_line
 from ppbench.statistics.significance import FEWEST_LAUNCHES
@@ -38,10 +38,10 @@ def failures(failed: pd.DataFrame, texts: Mapping[str, str], where: str = "") ->
         )
 
 
-def outliers(runs: pd.DataFrame, of: str = "") -> Iterable[str]:
+def outliers(runs: pd.DataFrame, of: str = "", discounted: Collection[str] = ()) -> Iterable[str]:
     """Name the launches far from the others of their case: they count, and hide changes.
 
-    `of` is ` of base`, for example.
+    `of` is ` of base`, for example; runs that are `discounted` have notes of their own.
     """
     if runs.empty:
         return
@@ -53,11 +53,41 @@ def outliers(runs: pd.DataFrame, of: str = "") -> Iterable[str]:
         away = speeds / speeds.median() - 1
         is_far = np.array(is_outlier(speeds.tolist())) & (away.abs() > OUTLYING).to_numpy()
         for place in np.flatnonzero(is_far):
+            if (run_id := str(mine["run_id"].iloc[place])) in discounted:
+                continue
             yield (
-                f"run {mine['run_id'].iloc[place]}{of} is an outlier, "
+                f"run {run_id}{of} is an outlier, "
                 f"{away.iloc[place]:+.0%} from the median of its case: it counts, and may hide a "
                 "change; measure more launches"
             )
+
+
+def discounted(lines: Sequence[Line[Any]]) -> Iterable[str]:
+    """Name the launches that count for less than others, and why.
+
+    A launch that counts little in several metrics is named once, with the least of its weights.
+    """
+    num_series = len({line.series for line in lines})
+    launches: dict[tuple[Any, str, str], list[tuple[DiscountedLaunch, Line[Any]]]] = {}
+    for line in lines:
+        for launch in line.discounted:
+            key = (line.series, launch.side, launch.run_id)
+            launches.setdefault(key, []).append((launch, line))
+    for (series, _, _), parts in launches.items():
+        where = f"{series.text}: " if num_series > 1 else ""
+        num_metrics = sum(line.series == series for line in lines)
+        of = [field_of(line.metric.name).label for _, line in parts]
+        metrics = "" if len(parts) == num_metrics else f" in {', '.join(of)}"
+        launch = min((launch for launch, _ in parts), key=lambda launch: launch.weight)
+        yield f"{where}{_discount_sentence(launch, metrics)}"
+
+
+def _discount_sentence(launch: DiscountedLaunch, metrics: str) -> str:
+    """`launch 3 of base counts little (10 %): its reference ran 18 % slower than usual (run …)`."""
+    little = f"little{metrics} ({launch.weight:.0%})".replace("%", " %")
+    much = little if launch.weight else f"nothing{metrics}"
+    why = discount_text(launch.reason, launch.slowdown)
+    return f"launch {launch.launch} of {launch.side} counts for {much}: {why} (run {launch.run_id})"
 
 
 def cautions(runs: pd.DataFrame) -> Iterable[str]:

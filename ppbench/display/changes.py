@@ -9,7 +9,8 @@ from ppbench.analysis.breakdown import DURATION, EVERYWHERE, Kind, Moved
 from ppbench.display.fields import field_of
 from ppbench.display.units import MISSING, MS, TOKENS_PER_S
 from ppbench.statistics.significance import Ratio
-from ppbench.statistics.verdicts import Change, Metric, Verdict
+from ppbench.statistics.slowdowns import Cause, Slowdown, is_disturbed
+from ppbench.statistics.verdicts import Change, DiscountReason, Metric, Verdict
 
 BY_COMMIT = "so the order of actions or the host between them did"
 """Why only idle time changed between two commits."""
@@ -65,6 +66,27 @@ def _with_interval(ratio: Ratio, unit: str, less: Callable[[float], float]) -> s
 
 def _signed(fraction: float) -> str:
     return f"{fraction * 100:+z.1f}"
+
+
+def discount_text(reason: str, slowdown: Slowdown) -> str:
+    """Why a launch counts for less: `its reference ran 18 % slower than usual`."""
+    why = slowdown_text(slowdown)
+    if reason != DiscountReason.apart:
+        return why
+    also = f", and {why}" if is_disturbed(slowdown.fraction) else ""
+    return f"it lies far from the others, on the slow side{also}"
+
+
+def slowdown_text(slowdown: Slowdown) -> str:
+    """`its reference ran 18 % slower than usual`."""
+    slower = f"{slowdown.fraction:.0%}".replace("%", " %")
+    return {
+        Cause.reference: f"its reference ran {slower} slower than usual",
+        Cause.steal: f"the hypervisor took its time: {slower} slower than usual",
+        Cause.quota: f"a quota withheld its time: {slower} slower than usual",
+        Cause.cores: f"other processes took its cores: {slower} slower than usual",
+        Cause.clock: f"the clock of its GPU was lowered: {slower} slower than usual",
+    }[slowdown.cause]
 
 
 def moved_sentences(parts: Sequence[Moved], why: str = BY_COMMIT) -> list[str]:

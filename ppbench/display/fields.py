@@ -249,6 +249,12 @@ STORED: dict[str, Field] = {
     "not_finite_rank": number("not finite, rank", ".0f"),
     "verified": words("verified"),
     "verified_difference": number("verified to", ".1e", direction=lower),
+    # The reference beside the steps
+    "reference": words("reference work"),
+    "reference_ns": number("reference", ",.3f", MS, lower),
+    "reference_spread": number("reference spread", ".1f", PERCENT, lower),
+    "reference_share": number("reference cost", ".2f", PERCENT, lower),
+    "cores_short": number("cores short", ".1f", PERCENT, lower),
     # Ranks and their machines
     "step": number("step", ".0f"),
     "replica": number("replica", ".0f"),
@@ -454,6 +460,12 @@ COMPUTED: dict[str, dict[str, Field]] = {
         "num_base": number("launches of base", ".0f", meaning="launches of base with the metric"),
         "num_head": number("launches of head", ".0f", meaning="launches of head with the metric"),
         "noise": number("noise", ".2f", PERCENT, lower, "stored noise that the verdict uses"),
+        "discounts": words(
+            "discounts",
+            "launches that count for less, JSON list: side, run, launch, weight, reason (`apart`: "
+            "far from the others on the slow side; `reference`: its machine was slow), slowdown, "
+            "and what shows it (`reference`, `steal`, `quota`, `cores`, `clock`)",
+        ),
         "allowed": words("allowed", "how much worse head may be", is_number=True),
         "gate": words("gate", "`ok`, `regression`, `accepted`, or why it is not gated"),
         "threshold": number("threshold", ".2f", PERCENT, meaning="how much worse head may be"),
@@ -473,6 +485,27 @@ COMPUTED: dict[str, dict[str, Field]] = {
             "unmeasured commits",
             "commits between the first and last that are not measured",
             is_number=True,
+        ),
+        "num_disturbed": number(
+            "disturbed",
+            ".0f",
+            direction=lower,
+            meaning="launches whose machine was more than 5 % slower than usual",
+        ),
+        "slowdown": number(
+            "slowdown",
+            "+.1f",
+            PERCENT,
+            lower,
+            "by how much the launch's machine was slower than usual; null: unknown",
+        ),
+        "slowdown_cause": words(
+            "slowdown by", "what shows it: `reference`, `steal`, `quota`, `cores` or `clock`"
+        ),
+        "discount": words(
+            "discount",
+            "why a launch counts for nothing: `apart` (far from the others on the slow side) or "
+            "`reference` (its machine was slow); null: it counts",
         ),
         "level": words("level", "median of the launches since the last change"),
         "state": words("state", "whether the series changed, is steady, or cannot be judged"),

@@ -27,6 +27,7 @@ from ppbench.analysis.attribution import attribute, figures_of
 from ppbench.analysis.collectives import collective_figures
 from ppbench.analysis.metrics import rank_figures, run_figures, step_figures
 from ppbench.analysis.mfu import Peak, mfu_figures
+from ppbench.analysis.reference import ReferenceTimes, reference_figures
 from ppbench.analysis.transfers import (
     Receive,
     corrected_end_ns,
@@ -49,7 +50,14 @@ from ppbench.run.machine.environment import (
 )
 from ppbench.run.machine.measuring_code import code_hash
 from ppbench.run.machine.placement import Place, has_too_few_cores, shares_device
-from ppbench.run.machine.telemetry import ROW_COLUMNS, Figures, Summary, is_disturbed, is_throttled
+from ppbench.run.machine.telemetry import (
+    ROW_COLUMNS,
+    Figures,
+    Summary,
+    is_disturbed,
+    is_throttled,
+    node_figures,
+)
 from ppbench.run.verification.losses import check_first_loss, check_last_loss, must_agree
 from ppbench.run.verification.record import NOT_VERIFIED, Verified
 from ppbench.statistics.step_times import LOOK_BACK, has_settled, is_outlier, median_interval
@@ -70,6 +78,7 @@ class RankResult:
     peak: tuple[str, Peak] | None = None  # the device's name and peak speed
     early: set[Receive] = field(default_factory=set)  # had arrived before the rank waited for it
     not_finite: NotFinite | None = None  # where this rank first saw NaN or infinity
+    reference: ReferenceTimes | None = None  # beside the steps
 
 
 @dataclass(frozen=True)
@@ -265,6 +274,8 @@ def write_result(job: Job, planned: PlannedRun, attempt: Attempt, result: CaseRe
         **rows.run,
         **_mfu(case, result, tokens_per_s, is_claimed=not finished.is_time_sliced),
         **_energy(case, ranks, int(num_tokens.sum())),
+        **reference_figures([rank.reference for rank in result.ranks]),
+        **_machine(case, result),
         "run_id": attempt.run_id,
         "attempt": attempt.attempt,
         "status": "ok",
@@ -368,6 +379,12 @@ def _energy(case: Case, ranks: pd.DataFrame, num_tokens: int) -> dict[str, objec
             joules = counted[column].sum()
             return {"energy_per_token_j": joules / num_tokens, "energy_source": source}
     return {"energy_per_token_j": None, "energy_source": None}
+
+
+def _machine(case: Case, result: CaseResult) -> dict[str, object]:
+    """Return the columns of `runs` about the nodes; emulated ranks sleep, and want no core."""
+    ranks = [(str(rank.facts.get("hostname")), rank.summary) for rank in result.ranks]
+    return dict(node_figures(ranks, 0 if case.is_emulated else case.launch_threads_per_rank))
 
 
 def _losses_by_step(result: CaseResult) -> list[float | None]:

@@ -21,7 +21,8 @@ from ppbench.statistics.change_points import (
     levels,
 )
 from ppbench.statistics.significance import Ratio
-from ppbench.statistics.verdicts import FLOOR, Metric
+from ppbench.statistics.slowdowns import NOT_KNOWN, Slowdown, is_disturbed
+from ppbench.statistics.verdicts import FLOOR, DiscountReason, Metric
 
 FEWEST = 4
 """Fewest launches that can show a change: two before and two after."""
@@ -46,6 +47,12 @@ class Launch:
     run_id: str
     status: str
     value: float | None = None
+    slowdown: Slowdown = NOT_KNOWN  # of its machine
+
+    @property
+    def is_slowed(self) -> bool:
+        """Whether its machine was disturbed, whatever its figure."""
+        return self.value is not None and is_disturbed(self.slowdown.fraction)
 
 
 @dataclass(frozen=True)
@@ -155,7 +162,7 @@ class SeriesAnalysis:
 
 def analyse(series: Series, metric: Metric) -> SeriesAnalysis:
     """Find the steps of a series and the levels between them."""
-    figures, places = _with_gaps(series.points)
+    figures, places = _with_gaps(series.points, metric)
     points, sign = metric.in_points, metric.slow_sign
     changes = change_points(figures, series.floor, in_points=points, slow_sign=sign)
     steps = tuple(_step(series.points, places, change, metric) for change in changes)
@@ -165,29 +172,42 @@ def analyse(series: Series, metric: Metric) -> SeriesAnalysis:
     return SeriesAnalysis(series, steps, placed, state)
 
 
-def disturbed_runs(series: Series, metric: Metric) -> list[str]:
-    """The ids of the runs that count neither for levels nor for steps: something slowed them."""
-    figures = [point.figures for point in series.points]
+def discounts_of(series: Series, metric: Metric) -> dict[str, DiscountReason]:
+    """The runs that count neither for levels nor for steps, by id: something slowed them."""
+    counting = [_counting(point, metric) for point in series.points]
+    figures = [tuple(launch.value or 0.0 for launch in launches) for launches in counting]
     sign = metric.slow_sign
     found = disturbed_launches(figures, in_points=metric.in_points, slow_sign=sign)
-    measured = [
-        [launch.run_id for launch in point.launches if launch.value is not None]
+    apart = {counting[point][place].run_id for point, place in found}
+    reasons = {True: DiscountReason.reference, False: DiscountReason.apart}
+    return {
+        launch.run_id: reasons[launch.run_id not in apart]
         for point in series.points
-    ]
-    return [measured[point][place] for point, place in found]
+        for launch in point.launches
+        if launch.run_id in apart or (metric.slow_sign and launch.is_slowed)
+    }
 
 
-def _with_gaps(points: Sequence[Point]) -> tuple[list[tuple[float, ...]], list[int]]:
+def _counting(point: Point, metric: Metric) -> tuple[Launch, ...]:
+    """The launches with a figure, of a metric of time without those whose machine was slow."""
+    measured = (launch for launch in point.launches if launch.value is not None)
+    return tuple(one for one in measured if not (metric.slow_sign and one.is_slowed))
+
+
+def _with_gaps(
+    points: Sequence[Point], metric: Metric
+) -> tuple[list[tuple[float, ...]], list[int]]:
     """The figures of every commit, measured or not, and the index of each point among them.
 
-    An unmeasured commit is as likely to have made a change as a measured one.
+    Launches whose machine was slow are left out: that does not depend on their own figure. An
+    unmeasured commit is as likely to have made a change as a measured one.
     """
     figures: list[tuple[float, ...]] = []
     places = []
     for number, point in enumerate(points):
         figures += [()] * (point.num_before if number else 0)
         places.append(len(figures))
-        figures.append(point.figures)
+        figures.append(tuple(launch.value or 0.0 for launch in _counting(point, metric)))
     return figures, places
 
 

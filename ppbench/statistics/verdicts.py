@@ -270,7 +270,7 @@ class _Sides:
 
 def _sides(metric: Metric, pair: Pair) -> _Sides | None:
     """Read two sides; None with too few undisturbed launches, or without a logarithm."""
-    places = _usual(pair.base, pair.base_slowdowns), _usual(pair.head, pair.head_slowdowns)
+    places = _places(metric, pair)
     base, head = _values(metric, pair.base), _values(metric, pair.head)
     if min(map(len, places)) < FEWEST_LAUNCHES or base is None or head is None:
         return None
@@ -283,6 +283,31 @@ def _compared(metric: Metric, pair: Pair, sides: _Sides, num_tests: int) -> _Com
     base, head = _as_they_are(sides.base), _as_they_are(sides.head)
     difference = difference_of(group(sides.head), group(sides.base), pair.noise)
     return _Compared(base, head, difference, tuple(_discounts(pair, sides, base, head)))
+
+
+def _places(metric: Metric, pair: Pair) -> tuple[Places, Places]:
+    """Places of the launches that count on each side, before their figures are looked at.
+
+    A metric that nothing can disturb, such as memory, has all its launches.
+    """
+    if not metric.slow_sign:
+        return np.arange(len(pair.base)), np.arange(len(pair.head))
+    return _usual(pair.base, pair.base_slowdowns), _usual(pair.head, pair.head_slowdowns)
+
+
+def _slowed(metric: Metric, pair: Pair) -> tuple[Discount, ...]:
+    """The launches whose reference was slow, where too few others are left for a verdict."""
+    base, head = _places(metric, pair)
+    sides: tuple[tuple[Literal["base", "head"], int, Places], ...] = (
+        ("base", len(pair.base), base),
+        ("head", len(pair.head), head),
+    )
+    return tuple(
+        Discount(name, place, 0.0, DiscountReason.reference)
+        for name, num, usual in sides
+        for place in range(num)
+        if place not in usual
+    )
 
 
 def _usual(figures: Sequence[float], slowdowns: Sequence[float] | None) -> Places:
@@ -392,7 +417,7 @@ def _change(
         num_head=len(pair.head),
         floor=effective_floor(pair.floor, pair.noise),
         difference=difference,
-        discounts=() if result is None else result.discounts,
+        discounts=_slowed(metric, pair) if result is None else result.discounts,
         doubt=None if result is None else _doubt(metric, pair, result, rule),
     )
 

@@ -207,6 +207,34 @@ RUNS: tuple[Column, ...] = (
         pa.string(),
         "source of the energy: `gpus` or `cpu packages`; null: unknown",
     ),
+    Column(
+        "reference",
+        pa.string(),
+        "fixed work that the ranks ran beside the steps: its kind and version, ranks x threads",
+    ),
+    Column(
+        "reference_ns",
+        pa.float64(),
+        "time of the reference on the slowest rank: mean of its medians before and after the steps",
+    ),
+    Column(
+        "reference_spread",
+        pa.float64(),
+        "median absolute deviation / median of its repetitions, of the rank with the largest",
+    ),
+    Column("reference_share", pa.float64(), "all its time over that of the measured steps"),
+    Column(
+        "cores_short",
+        pa.float64(),
+        "cores wanted by the ranks and by processes outside the launch beyond those of the node, "
+        "over the ranks' own; highest of any node; null: emulated, or unknown",
+    ),
+    Column("steal_fraction", pa.float64(), "the highest `steal_fraction` of any rank"),
+    Column(
+        "cpu_throttled_fraction", pa.float64(), "the highest `cpu_throttled_fraction` of any rank"
+    ),
+    Column("cpu_mhz", pa.float64(), "the lowest `cpu_mhz` of any rank"),
+    Column("gpu_sm_mhz", pa.float64(), "the lowest `gpu_sm_mhz` of any rank"),
     Column("first_loss", pa.float64(), "loss per token of the first step, warm-up included"),
     Column(
         "last_loss",
@@ -388,6 +416,11 @@ RANKS: tuple[Column, ...] = (
     Column("gpu_throttle_reasons", pa.string(), "reasons seen for a lowered GPU clock"),
     Column("gpu_memory_used_bytes", pa.int64(), "most GPU memory in use, by all processes"),
     Column("telemetry_note", pa.string(), "which of these are missing or inexact, and why"),
+    Column(
+        "reference_times_ns",
+        pa.string(),
+        "times of the reference's repetitions before the steps and after them, two JSON lists",
+    ),
     Column(
         "planned_peak_held_microbatches",
         pa.int64(),

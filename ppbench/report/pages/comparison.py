@@ -127,8 +127,13 @@ def _cell(line: Line[Any], scale: Scale) -> _Cell:
         _COLORS.get(change.verdict, str(change.verdict)),
         mark_of(metric, change, scale),
         f"{base} → {head}",
-        f"{change.num_base} and {counted(change.num_head, 'launch')}",
+        f"{change.num_base} and {counted(change.num_head, 'launch')}{_discounts(line)}",
     )
+
+
+def _discounts(line: Line[Any]) -> str:
+    num = len(line.discounted)
+    return f", {num} discounted" if num else ""
 
 
 def _panel(metric: Metric, scale: Scale) -> _Panel:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
+from ppbench.display.changes import discount_text
 from ppbench.display.fields import figure
 from ppbench.display.units import counted
 from ppbench.errors import StoreError, UsageError
@@ -31,8 +32,8 @@ from ppbench.report.charts.history import (
 from ppbench.report.pages.provenance import about_history
 from ppbench.report.pages.templates import render, write_page
 from ppbench.report.timeline.timelines import timeline
-from ppbench.statistics.series import Point, Series, SeriesAnalysis, State, Step
-from ppbench.statistics.verdicts import Metric
+from ppbench.statistics.series import Point, Series, SeriesAnalysis, State, Step, discounts_of
+from ppbench.statistics.verdicts import DiscountReason, Metric
 from ppbench.store import Store
 
 MOST_PAIRS = 24
@@ -245,7 +246,8 @@ def _with(options: str, text: str) -> str:
 def _panels(analysis: SeriesAnalysis, metric: Metric) -> dict[str, _Panel]:
     """Return the panels by the index of a commit, or by `change N`."""
     series = analysis.series
-    points = {str(n): _of_point(series, n, metric) for n in range(len(series.points))}
+    discounts = discounts_of(series, metric)
+    points = {str(n): _of_point(series, n, metric, discounts) for n in range(len(series.points))}
     dirty = {
         str(number): _of_dirty(point, metric)
         for number, point in enumerate(series.dirty, len(series.points))
@@ -254,10 +256,16 @@ def _panels(analysis: SeriesAnalysis, metric: Metric) -> dict[str, _Panel]:
     return points | dirty | steps
 
 
-def _of_point(series: Series, place: int, metric: Metric) -> _Panel:
+def _of_point(
+    series: Series, place: int, metric: Metric, discounts: Mapping[str, DiscountReason]
+) -> _Panel:
     point, before = series.points[place], series.before(place)
     other = None if before is None else series.points[before]
     sentences = [failure_text(point) + "."] if point.failures else []
+    for launch in point.launches:
+        if reason := discounts.get(launch.run_id):
+            why = discount_text(reason, launch.slowdown)
+            sentences.append(f"Run {launch.run_id} counts for no level and no change: {why}.")
     if point.num_before:
         commits = counted(point.num_before, "commit")
         sentences.append(f"Not measured between the point before and this one: {commits}.")

@@ -38,8 +38,10 @@ _ORDER = (
     Phase.SUMS,
     Phase.UPDATES,
     Phase.DRAINS,
+    Phase.REFERENCE,
     Phase.ALIGNS,
     Phase.MEMORY,
+    Phase.REFERENCE_AGAIN,
     Phase.PROFILES,
     Phase.GATHERS,
     Phase.STORES,
@@ -48,7 +50,10 @@ _ORDER = (
 """The order in which ranks come to phases after a step, or before the first. A rank may wait for
 the others at several of these places; the others wait for it while it is in any other phase."""
 _AFTER_ROW = {phase.words: number for number, phase in enumerate(_ORDER)}
-_COLLECTIVE = (Phase.CONNECTS, Phase.SUMS, Phase.UPDATES, Phase.ALIGNS, Phase.GATHERS, Phase.WAITS)
+_COLLECTIVE = (
+    *(Phase.CONNECTS, Phase.SUMS, Phase.UPDATES, Phase.REFERENCE, Phase.ALIGNS),
+    *(Phase.REFERENCE_AGAIN, Phase.GATHERS, Phase.WAITS),
+)
 """Phases that a rank does not leave before the others have come to them."""
 COLLECTIVE = tuple(phase.words for phase in _COLLECTIVE)
 MOVED_LATELY_NS = 1_000_000_000

@@ -32,6 +32,7 @@ MEASURING = (
     "ppbench/analysis/costs.py",
     "ppbench/analysis/metrics.py",
     "ppbench/analysis/mfu.py",
+    "ppbench/analysis/reference.py",
     "ppbench/analysis/replicas.py",
     "ppbench/analysis/transfers.py",
     "ppbench/config/programs.py",

@@ -16,6 +16,7 @@ beginning is about the time before, and is left out.
 from __future__ import annotations
 
 import bisect
+import collections
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -88,6 +89,30 @@ def _has_stolen(summary: Summary) -> bool:
         return False
     stolen_s = stolen * window_s * (summary.watched_cores or 1)
     return stolen > MAX_STEAL and stolen_s >= FEWEST_TICKS * TICK_S
+
+
+def node_figures(ranks: Sequence[tuple[str, Summary]], cores_per_rank: int) -> Figures:
+    """Return the worst figure of any node, from each rank's node and summary; None if unknown.
+
+    `cores_short` counts the cores that the node's ranks and other processes wanted beyond those
+    that the launch may use, over the ranks' own.
+    """
+    num_ranks = collections.Counter(node for node, _ in ranks)
+    short = [_short(summary, num_ranks[node] * cores_per_rank) for node, summary in ranks]
+    return {
+        "cores_short": _highest(short),
+        "steal_fraction": _highest(summary.steal_fraction for _, summary in ranks),
+        "cpu_throttled_fraction": _highest(summary.cpu_throttled_fraction for _, summary in ranks),
+        "cpu_mhz": _lowest(summary.cpu_mhz for _, summary in ranks),
+        "gpu_sm_mhz": _lowest(summary.gpu_sm_mhz for _, summary in ranks),
+    }
+
+
+def _short(summary: Summary, num_wanted: int) -> float | None:
+    load, cores = summary.other_load_cores, summary.watched_cores
+    if load is None or cores is None or num_wanted == 0:
+        return None
+    return max(0.0, min(load, load + num_wanted - cores)) / num_wanted
 
 
 def summarize(
@@ -244,6 +269,10 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def _highest(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
+
+
+def _lowest(values: Iterable[float | None]) -> float | None:
+    return min((value for value in values if value is not None), default=None)
 
 
 def _ratio(part: float | None, whole: float | None) -> float | None:

@@ -1,9 +1,10 @@
 """Measures one case, on one rank: warm-up, measured steps, and the node's samples meanwhile.
 
-    warm-up | clocks | measured steps | clocks | one step for memory | some for a profile
-                      [ node's samples ]
+    warm-up | reference | clocks | measured steps | clocks | memory | reference | profile
+                                  [ node's samples ]
 
-All ranks of the case run this together; only the measured steps are timed.
+All ranks of the case run this together; only the measured steps are timed. One more step is for
+memory, and the reference (`fixed_work`) shows whether the machine was disturbed.
 
 A profile is a kernel-level Chrome trace of a few steps under torch's profiler. It shows the kernels
 of each action, and slows the step down. So its steps are extra ones, and nothing else is measured
@@ -41,6 +42,7 @@ from ppbench.run.records import LOSS, CaseResult, NotFinite, RankResult
 from ppbench.run.runtimes.reference import unsplit_loss
 from ppbench.run.runtimes.runtime import Inspected, RankContext, Runtime, clock_facts
 from ppbench.run.verification.losses import has_known_first_loss
+from ppbench.run.worker.fixed_work import Reference
 from ppbench.run.worker.node import Node, Window
 from ppbench.statistics.step_times import has_settled
 
@@ -62,12 +64,19 @@ def measure(
     reset_process_peak()
     steps = _Steps(member, item.measure, on_step)
     steps.warm_up()
+    reference = Reference(member.case, member.fabric.device, member.group)
+    flight.enter(Phase.REFERENCE)
+    reference.run(steps.expected_ns)
     flight.enter(Phase.ALIGNS)
     before = measure_offset(member.fabric, member.ranks)
     window = steps.measure(node)
     flight.enter(Phase.ALIGNS)
     alignment = align(before, measure_offset(member.fabric, member.ranks))
-    ours = dataclasses.replace(_result_of(member, steps, alignment, node, window), peak=peak)
+    ours = _result_of(member, steps, alignment, node, window, reference.process_peak_bytes)
+    flight.enter(Phase.REFERENCE_AGAIN)
+    reference.run(window.end_ns - window.begin_ns)
+    facts = {**ours.facts, "reference_times_ns": json.dumps(reference.times().times_ns)}
+    ours = dataclasses.replace(ours, peak=peak, facts=facts, reference=reference.times())
     if item.measure.profile_steps:
         flight.enter(Phase.PROFILES)
         first = steps.num_done + 1  # after the step for memory
@@ -95,16 +104,24 @@ def _expected_loss(member: RankContext) -> float | None:
 
 
 def _result_of(
-    member: RankContext, steps: _Steps, alignment: Alignment, node: Node, window: Window
+    member: RankContext,
+    steps: _Steps,
+    alignment: Alignment,
+    node: Node,
+    window: Window,
+    earlier_peak_bytes: int | None,
 ) -> RankResult:
-    """Join this rank's measurements; measure its memory in one more step."""
+    """Join this rank's measurements; measure its memory in one more step.
+
+    `earlier_peak_bytes` is the process's high-water mark before it was last reset.
+    """
     runtime = member.runtime
     summary = node.summary(window, member.fabric.device, member.places)
     member.flight.enter(Phase.MEMORY)
     memory = runtime.measure_memory(steps.num_done)
     facts = {
         **runtime.rank_facts(),
-        **_memory_facts(memory),
+        **_memory_facts(memory, earlier_peak_bytes),
         **clock_facts(dist.get_rank(), alignment, steps.clock_error_ns),
         **dataclasses.asdict(summary),
         "peak_held_microbatches": runtime.peak_held,
@@ -157,6 +174,11 @@ class _Steps:
     @property
     def num_done(self) -> int:
         return len(self.losses)
+
+    @property
+    def expected_ns(self) -> int:
+        """The time that the measured steps will take together, by the last warm-up step."""
+        return self._plan.steps * (self.warmup_ns[-1] if self.warmup_ns else 0)
 
     def warm_up(self) -> None:
         """Run the warm-up steps, and more of them while they get faster, up to the bound."""
@@ -223,10 +245,11 @@ def release_memory() -> None:
     devices.empty_cache()
 
 
-def _memory_facts(memory: MemoryUse | None) -> dict[str, object]:
+def _memory_facts(memory: MemoryUse | None, earlier_peak_bytes: int | None) -> dict[str, object]:
     """Return the columns of `ranks` about memory; null where nothing is allocated."""
     if memory is None:
         return {"peak_memory_bytes": None, "predicted_peak_memory_bytes": None}
+    peaks = [peak for peak in (memory.process_peak_bytes, earlier_peak_bytes) if peak is not None]
     return {
         "peak_memory_bytes": memory.peak_bytes,
         "predicted_peak_memory_bytes": memory.predicted_peak_bytes,
@@ -234,7 +257,7 @@ def _memory_facts(memory: MemoryUse | None) -> dict[str, object]:
         "reserved_bytes": memory.reserved_bytes,
         "in_flight_bytes": memory.in_flight_bytes,
         "outside_bytes": memory.outside_bytes,
-        "process_peak_bytes": memory.process_peak_bytes,
+        "process_peak_bytes": max(peaks, default=None),
         **dataclasses.asdict(memory.at_peak),
     }
 

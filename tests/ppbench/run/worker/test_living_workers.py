@@ -1,5 +1,7 @@
 """Workers that run case after case: what came before does not show in a case's memory."""
 
+import json
+
 import pytest
 from command import ppbench
 
@@ -100,3 +102,15 @@ def test_a_case_has_the_same_peaks_alone_and_last(living, world_size):
     ((found, peaks),) = peaks_of(living / results, 0).items()
     assert found == case
     assert are_same(case, peaks, of_launch[case])
+
+
+def test_each_run_has_a_reference_beside_its_steps_on_every_rank(living):
+    store = Store(living / "results")
+    runs = store.runs()
+    names = [f"train, version 1, {num_ranks} x 1" for num_ranks in runs["world_size"]]
+    assert runs["reference"].tolist() == names
+    assert (runs["reference_ns"] > 0).all()
+    assert (runs["reference_share"] > 0).all()
+    for times in store.table("ranks", runs["run_id"])["reference_times_ns"]:
+        before, after = json.loads(times)
+        assert min(len(before), len(after)) >= 1

@@ -1,0 +1,71 @@
+"""How much each run was slowed by its machine, from the columns of `runs` that say so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Hashable, Mapping
+
+import pandas as pd
+
+from ppbench.comparison.launches import CONTROLS, key_text
+from ppbench.display.units import is_missing
+from ppbench.statistics.slowdowns import (
+    NOT_KNOWN,
+    UNKNOWN,
+    Control,
+    Slowdown,
+    is_disturbed,
+    slowdowns,
+)
+from ppbench.store import Store
+
+
+def slowdowns_by_run(*tables: pd.DataFrame) -> dict[str, Slowdown]:
+    """The slowdown of each run of these tables, by its id; NaN where it is unknown.
+
+    What is usual is found among the runs that are ok, of all tables together. Runs of versions
+    without a reference have what their counters say, if they have these.
+    """
+    runs = pd.concat([table for table in tables if len(table)] or [tables[0]])
+    if runs.empty:
+        return {}
+    runs = runs[runs["status"] == "ok"].drop_duplicates("run_id").sort_values("run_id")
+    by_place = slowdowns([_control(row) for row in runs.to_dict("records")])
+    return dict(zip(map(str, runs["run_id"]), by_place, strict=True))
+
+
+def recorded(store: Store, fingerprints: Collection[str] | None = None) -> pd.DataFrame:
+    """The runs of these machines in a store, or of all, with what shows how each was slowed."""
+    runs = store.runs(["run_id", "status", "case_id", "fingerprint", *CONTROLS])
+    return runs if fingerprints is None else runs[runs["fingerprint"].isin(set(fingerprints))]
+
+
+def finder(store: Store) -> Callable[[pd.DataFrame], list[bool]]:
+    """A function that says of rows of `runs` whether each was measured on a disturbed machine.
+
+    What is usual there is found in the whole store, as it is at the time of the question.
+    """
+
+    def find_disturbed(runs: pd.DataFrame) -> list[bool]:
+        by_run = slowdowns_by_run(recorded(store))
+        found = (by_run.get(str(run_id), NOT_KNOWN) for run_id in runs["run_id"])
+        return [is_disturbed(slowdown.fraction) for slowdown in found]
+
+    return find_disturbed
+
+
+def in_order(runs: pd.DataFrame, by_run: Mapping[str, Slowdown]) -> tuple[float, ...] | None:
+    """The slowdowns of these runs; None where all are unknown."""
+    found = tuple(by_run.get(str(run_id), NOT_KNOWN).fraction for run_id in runs["run_id"])
+    return None if all(map(math.isnan, found)) else found
+
+
+def _control(row: Mapping[Hashable, object]) -> Control:
+    work, *numbers = (row.get(name) for name in CONTROLS)
+    known = {name: _number(value) for name, value in zip(CONTROLS[1:], numbers, strict=True)}
+    machine = (key_text(row.get("fingerprint")), key_text(work))
+    return Control(machine, key_text(row.get("case_id")), **known)
+
+
+def _number(value: object) -> float:
+    return UNKNOWN if is_missing(value) or value is pd.NA else float(str(value))

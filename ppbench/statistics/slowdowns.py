@@ -1,0 +1,134 @@
+"""How much slower than usual a machine was beside a launch, by what was recorded there.
+
+Each launch runs a short fixed reference before and after its measured steps, and the machine's
+counters are sampled meanwhile. The reference sees what slows any work down (another job, a lowered
+clock, a hypervisor) but only around the steps; the counters see the steps themselves but not every
+cause. A launch is taken to be as slow as the slowest of these says:
+
+    reference   its time over the usual one
+    steal       1 / (1 - share of the cores' time that the hypervisor took)
+    quota       1 / (1 - share of the CPU time that a quota withheld)
+    cores       1 / (1 - share of the ranks' own cores that other processes used)
+    clock       the usual clock of the GPU over this one
+
+What is usual is the median of the faster half of the launches nearby in time: it holds while half
+of the launches are disturbed, and follows a machine that changes for good.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+DISTURBED = 0.05
+"""Slowdown from which a launch counts as disturbed."""
+FEWEST = 3
+"""Fewest launches that show what is usual."""
+NEARBY = 50
+"""Launches before and after one that show what was usual at its time."""
+UNKNOWN = math.nan
+
+
+@dataclass(frozen=True)
+class Control:
+    """What was recorded beside a launch; NaN where it is unknown."""
+
+    machine: Hashable = ""  # only launches of one machine and one fixed work compare
+    case: Hashable = ""  # counters compare between launches of one case
+    reference_ns: float = UNKNOWN
+    steal_fraction: float = UNKNOWN
+    cpu_throttled_fraction: float = UNKNOWN
+    cores_short: float = UNKNOWN
+    gpu_sm_mhz: float = UNKNOWN
+
+
+class Cause(StrEnum):
+    """What shows that a launch was slowed."""
+
+    reference = "reference"
+    steal = "steal"
+    quota = "quota"
+    cores = "cores"
+    clock = "clock"
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """By how much a launch was slowed, as a fraction of its usual time, and what shows it.
+
+    One that was faster than usual has a negative slowdown.
+    """
+
+    fraction: float = UNKNOWN
+    cause: Cause = Cause.reference
+
+
+NOT_KNOWN = Slowdown()
+
+
+def slowdowns(controls: Sequence[Control]) -> tuple[Slowdown, ...]:
+    """The slowdown of each launch; the launches are in the order of time."""
+    machines = [control.machine for control in controls]
+    cases = [(control.machine, control.case) for control in controls]
+    factors: dict[Cause, list[float]] = {
+        Cause.reference: [control.reference_ns for control in controls],
+        Cause.steal: [_stretch(control.steal_fraction) for control in controls],
+        Cause.quota: [_stretch(control.cpu_throttled_fraction) for control in controls],
+        Cause.cores: [_stretch(control.cores_short) for control in controls],
+        Cause.clock: [_inverse(control.gpu_sm_mhz) for control in controls],
+    }
+    keys = {cause: machines if cause is Cause.reference else cases for cause in factors}
+    by_cause = [
+        [Slowdown(over, cause) for over in _over_usual(keys[cause], values)]
+        for cause, values in factors.items()
+    ]
+    return tuple(_largest(of_launch) for of_launch in zip(*by_cause, strict=True))
+
+
+def is_disturbed(slowdown: float, limit: float = DISTURBED) -> bool:
+    """Whether a launch is to be repeated; False where its slowdown is unknown."""
+    return slowdown > limit
+
+
+def _stretch(share: float) -> float:
+    """How much longer work takes when this share of the time is taken away."""
+    return 1 / (1 - share) if share < 1 else UNKNOWN
+
+
+def _inverse(value: float) -> float:
+    return 1 / value if value > 0 else UNKNOWN
+
+
+def _largest(of_launch: Sequence[Slowdown]) -> Slowdown:
+    known = (slowdown for slowdown in of_launch if not math.isnan(slowdown.fraction))
+    return max(known, key=lambda slowdown: slowdown.fraction, default=NOT_KNOWN)
+
+
+def _over_usual(keys: Sequence[Hashable], factors: Sequence[float]) -> list[float]:
+    """Each factor over the usual one of its key, less 1."""
+    places: dict[Hashable, list[int]] = {}
+    for place, (key, factor) in enumerate(zip(keys, factors, strict=True)):
+        if not math.isnan(factor):
+            places.setdefault(key, []).append(place)
+    result = [UNKNOWN] * len(factors)
+    for of_key in places.values():
+        usual = _usual_of([factors[place] for place in of_key])
+        for number, place in enumerate(of_key):
+            result[place] = factors[place] / usual(number) - 1
+    return result
+
+
+def _usual_of(factors: Sequence[float]) -> Callable[[int], float]:
+    """A function from a launch's number to what was usual at its time."""
+    if len(factors) < FEWEST:
+        return lambda _: UNKNOWN
+
+    def usual(number: int) -> float:
+        nearby = sorted(factors[max(0, number - NEARBY) : number + NEARBY + 1])
+        return float(np.median(nearby[: (len(nearby) + 1) // 2]))
+
+    return usual

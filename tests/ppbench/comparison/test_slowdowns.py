@@ -1,0 +1,179 @@
+"""Launches on a disturbed machine: recognised, discounted, and named wherever a verdict is."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from command import printed
+from tracked import STEADY, add_launches, slower, store_in
+
+from ppbench.commits.comparison import compare_sides
+from ppbench.commits.gate import judge, limits_of
+from ppbench.commits.series import history
+from ppbench.commits.sides import Places, find_side
+from ppbench.comparison.lines import read_metrics
+from ppbench.comparison.slowdowns import finder, recorded, slowdowns_by_run
+from ppbench.errors import ExitCode
+from ppbench.statistics.verdicts import Verdict
+from ppbench.store import Store
+
+BASE, HEAD = "ba5e" * 10, "4ead" * 10
+WORK = "train, version 1, 2 x 1"
+QUIET_NS, SLOW_NS = 2_000_000.0, 2_360_000.0
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return store_in(tmp_path)
+
+
+def add(
+    store: Store, speeds: Sequence[float], commit: str, references_ns: Sequence[float | None]
+) -> list[str]:
+    """Launches of a commit with the time of the reference beside each; None: without one."""
+    ids = []
+    for launch, (speed, time_ns) in enumerate(zip(speeds, references_ns, strict=True)):
+        known = {} if time_ns is None else {"reference": WORK, "reference_ns": time_ns}
+        ids += add_launches(store, [speed], commit, launch=launch, **known)
+    return ids
+
+
+def with_a_slow_launch(store: Store) -> list[str]:
+    """Two equal sides, but the fourth launch of head is slow, and so is its reference."""
+    add(store, STEADY, BASE, [QUIET_NS] * 5)
+    speeds = [*STEADY[:3], STEADY[3] * 0.85, STEADY[4]]
+    return add(store, speeds, HEAD, [*[QUIET_NS] * 3, SLOW_NS, QUIET_NS])
+
+
+def compared(store: Store):
+    places = Places(store, store.folder)
+    base, head = (find_side(sha[:8], places) for sha in (BASE, HEAD))
+    return compare_sides(base, head, read_metrics(["tokens_per_s"]), [store.folder])
+
+
+def test_a_launch_whose_reference_was_slow_is_discounted_and_named(store):
+    ids = with_a_slow_launch(store)
+    result = compared(store)
+    (line,) = result.lines
+    assert line.change.verdict is Verdict.same
+    (discounted,) = line.discounted
+    assert (discounted.side, discounted.launch, discounted.run_id) == ("head", 3, ids[3])
+    assert discounted.slowdown.fraction == pytest.approx(0.18)
+    sentence = next(note for note in result.notes if "launch 3 of head" in note)
+    assert "its reference ran 18 % slower than usual" in sentence
+    assert ids[3] in sentence
+    assert not any("is an outlier" in note for note in result.notes)
+
+
+def test_launches_of_older_versions_count_and_their_slowdown_is_unknown(store):
+    add(store, STEADY, BASE, [None] * 5)
+    add(store, STEADY, HEAD, [QUIET_NS] * 5)
+    result = compared(store)
+    (line,) = result.lines
+    assert (line.change.num_base, line.change.verdict) == (5, Verdict.same)
+    (pairing,) = result.pairings.values()
+    of_base = [pairing.slowdowns[str(run_id)].fraction for run_id in pairing.base["run_id"]]
+    assert all(map(math.isnan, of_base))
+    assert line.discounted == ()
+
+
+def test_a_machine_that_slows_all_launches_of_one_side_makes_no_verdict(store):
+    add(store, STEADY, BASE, [QUIET_NS] * 5)
+    ids = add(store, slower(0.15), HEAD, [SLOW_NS] * 5)
+    (line,) = compared(store).lines
+    assert line.change.verdict is Verdict.insufficient
+    assert [launch.run_id for launch in line.discounted] == ids
+
+
+def test_a_slow_change_beside_quiet_references_is_slower(store):
+    add(store, STEADY, BASE, [QUIET_NS] * 5)
+    add(store, slower(0.15), HEAD, [QUIET_NS * 1.01] * 5)
+    (line,) = compared(store).lines
+    assert (line.change.verdict, line.discounted) == (Verdict.slower, ())
+
+
+def test_memory_is_not_discounted_for_a_slow_machine(store):
+    with_a_slow_launch(store)
+    places = Places(store, store.folder)
+    base, head = (find_side(sha[:8], places) for sha in (BASE, HEAD))
+    (line,) = compare_sides(base, head, read_metrics(["peak_memory_bytes"]), [store.folder]).lines
+    assert (line.change.num_head, line.discounted) == (5, ())
+
+
+def test_every_format_of_compare_names_the_discounted_launch(store):
+    ids = with_a_slow_launch(store)
+    how = {
+        name: printed("compare", BASE[:8], HEAD[:8], "--results", store.folder, "--format", name)
+        for name in ("table", "markdown", "json", "csv")
+    }
+    for name in ("table", "markdown"):
+        assert "launch 3 of head" in how[name].text
+        assert "(1 discounted)" in how[name].text
+    changes = json.loads(how["json"].text)["changes"]
+    (of_speed,) = (c["discounts"] for c in changes if c["metric"] == "tokens_per_s")
+    assert [(one["run_id"], one["cause"]) for one in of_speed] == [(ids[3], "reference")]
+    rows = list(csv.DictReader(io.StringIO(how["csv"].text)))
+    assert json.loads(rows[0]["discounts"]) == of_speed
+    assert any("launch 3 of head" in note for note in how["csv"].notes)
+
+
+def test_the_page_of_a_comparison_names_the_discounted_launch(store, tmp_path):
+    with_a_slow_launch(store)
+    page = tmp_path / "page.html"
+    printed("compare", BASE[:8], HEAD[:8], "--results", store.folder, "-o", page)
+    text = page.read_text()
+    assert "launch 3 of head" in text
+    assert "5 and 5 launches, 1 discounted" in text
+
+
+def test_the_gate_does_not_fail_for_a_disturbed_launch_and_says_which_it_was(store):
+    with_a_slow_launch(store)
+    result = judge(
+        compared(store), read_metrics(["tokens_per_s"]), limits_of(None, None, (), has_all=False)
+    )
+    assert result.exit_code is ExitCode.ok
+    assert result.frame["discounts"].map(json.loads).map(len).tolist() == [1]
+
+
+def test_a_history_leaves_out_a_launch_beside_a_slow_reference_and_names_it(store):
+    for number in range(8):
+        add_launches(
+            store,
+            [1000.0 * (0.85 if number == 4 else 1) + number % 3],
+            f"{number:040x}",
+            author_date=f"2026-01-0{number + 1}T00:00:00+00:00",
+            reference=WORK,
+            reference_ns=SLOW_NS if number == 4 else QUIET_NS,
+        )
+    read = history(results=store.folder)
+    (analysis,) = read.analyses
+    assert analysis.steps == ()
+    assert list(read.discounts.values()) == ["reference"]
+    assert any("its reference ran 18 % slower than usual" in note for note in read.notes)
+    launches = read.frame[read.frame["kind"] == "launch"]
+    assert launches["discount"].fillna("").tolist() == ["", "", "", "", "reference", "", "", ""]
+    assert launches["slowdown"].iloc[4] == pytest.approx(0.18)
+
+
+def test_disturbed_launches_are_found_by_all_that_the_store_has_of_the_machine(store):
+    ids = with_a_slow_launch(store)
+    runs = store.runs(["run_id", "fingerprint"])
+    of_head = runs[runs["run_id"].isin(ids)]
+    assert finder(store)(of_head) == [False, False, False, True, False]
+    assert finder(store)(of_head.head(0)) == []
+
+
+def test_runs_that_failed_show_nothing_of_what_is_usual(store):
+    add(store, STEADY[:3], BASE, [QUIET_NS] * 3)
+    add_launches(store, [None] * 3, HEAD, status="oom", reference=WORK, reference_ns=1.0)
+    machines = set(store.runs(["fingerprint"])["fingerprint"])
+    by_run = slowdowns_by_run(recorded(store, machines))
+    assert [slowdown.fraction for slowdown in by_run.values()] == [0, 0, 0]
+    assert slowdowns_by_run(pd.DataFrame()) == {}
