@@ -16,12 +16,14 @@ from ppbench.cli.options import (
     HowToPrint,
     IsRun,
     Metrics,
+    MostLaunches,
     NumLaunches,
     Results,
     Sort,
     check_store_of,
     command,
     going_on,
+    num_and_most,
     print_text,
 )
 from ppbench.display.formats import Format
@@ -75,7 +77,8 @@ def compare(
     all_pairs: AllPairs = False,
     metrics: Metrics = None,
     is_run: IsRun = False,
-    launches: NumLaunches = 5,
+    launches: NumLaunches = None,
+    most: MostLaunches = None,
     output: Page = None,
     results: Results = RESULTS,
     how: HowToPrint = Format.table,
@@ -86,13 +89,13 @@ def compare(
     from ppbench.display.tables import View
 
     words, view = names or [], View.of(columns, sort)
+    asked = num_and_most(launches, most, is_run=is_run)
     is_named = across is not None or any(not word.endswith(".toml") for word in words)
     check_store_of(results, words, measures=is_run or not is_named)
     result: Comparison | Across
     if across is None:
         _check_has_no_axis(words, base_value, all_pairs=all_pairs)
-        num_launches = launches if is_run else None
-        result, text = _sides(words, metrics, num_launches, results, how, view, output)
+        result, text = _sides(words, metrics, asked, results, how, view, output)
     else:
         if is_run:
             raise UsageError(
@@ -104,7 +107,8 @@ def compare(
     print_text(text, how)
     if output is not None:
         print(f"page: {output}", file=sys.stdout if how is Format.table else sys.stderr)
-    raise typer.Exit(ExitCode.ok if result.has_verdict else ExitCode.insufficient)
+    is_answered = result.has_verdict and not result.is_open
+    raise typer.Exit(ExitCode.ok if is_answered else ExitCode.insufficient)
 
 
 def _check_has_no_axis(names: Sequence[str], base_value: str | None, *, all_pairs: bool) -> None:
@@ -121,7 +125,7 @@ def _check_has_no_axis(names: Sequence[str], base_value: str | None, *, all_pair
 def _sides(
     words: Sequence[str],
     metrics: Sequence[str] | None,
-    launches: int | None,
+    asked: tuple[int | None, int | None],
     results: Path,
     how: Format,
     view: View,
@@ -135,13 +139,15 @@ def _sides(
     from ppbench.commits.sides import WORKTREE
 
     base, head, sweep = split_names(words)
-    with going_on(), LiveProgress(is_shown=launches is not None) as progress:
+    launches, most = asked
+    with going_on(), LiveProgress(is_shown=asked != (None, None)) as progress:
         result = compare_sides(
             base,
             head or WORKTREE,
             sweep=sweep,
             metrics=metrics or (),
             launches=launches,
+            max_launches=most,
             results=results,
             progress=progress,
         )

@@ -7,7 +7,7 @@ files of the tree and the code that measures, which differ between the commits t
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,6 +22,7 @@ from ppbench.comparison.launches import (
     keys_of,
     newest_launches,
 )
+from ppbench.comparison.repeats import FindDisturbed, none_disturbed
 from ppbench.config.case import Case, Measure
 from ppbench.config.sweep import Sweep
 from ppbench.display.cases import NOT_FINITE
@@ -41,6 +42,7 @@ class Launch:
     status: str
     error: str
     figures: Mapping[str, float]  # by metric; what is null is left out
+    is_disturbed: bool = False  # by something else on its machine
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,11 @@ class Launches:
     def num_done(self, case: int) -> int:
         """How many launches are finished: ok, or failed for a reason of their own."""
         return sum(row.status in ("ok", *FINAL) for row in self.of_case(case))
+
+    def disturbed(self, case: int) -> list[bool]:
+        """Whether each finished launch of a case was disturbed, in order."""
+        rows = self.of_case(case)
+        return [row.is_disturbed for row in rows if row.status in ("ok", *FINAL)]
 
     def num_ok(self, case: int) -> int:
         return sum(row.status == "ok" for row in self.of_case(case))
@@ -104,8 +111,10 @@ class StoredLaunches:
         *,
         is_fresh: bool = False,
         code: str | None = None,
+        find_disturbed: FindDisturbed = none_disturbed,
     ) -> None:
         self._store, self._is_fresh, self._code = store, is_fresh, code
+        self._find_disturbed = find_disturbed
         self._begun = datetime.now(UTC)  # later launches stay fresh, however long measuring takes
         self._metrics = list(dict.fromkeys(metrics))
         self._places = {_key_of(*planned): place for place, planned in enumerate(sweep.cases)}
@@ -137,9 +146,15 @@ class StoredLaunches:
         if self._is_fresh:
             rows = fresh(self._of_code(rows), self._begun)
         rows = newest_launches(rows)
-        records = zip(keys_of(rows), rows.to_dict("records"), strict=True)
+        disturbed = self._find_disturbed(rows)
+        records = zip(keys_of(rows), rows.to_dict("records"), disturbed, strict=True)
         return Launches(
-            {(self._places[key], int(row["launch"])): self._launch(row) for key, row in records}
+            {
+                (self._places[key], int(row["launch"])): replace(
+                    self._launch(row), is_disturbed=is_disturbed
+                )
+                for key, row, is_disturbed in records
+            }
         )
 
     def _of_state(self, runs: pd.DataFrame, commit: Commit) -> pd.DataFrame:
