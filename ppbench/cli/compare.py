@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ppbench.comparison.across import Across
     from ppbench.display.tables import View
     from ppbench.report.pages.comparison import ComparisonPage
+    from ppbench.run.sweep.progress import Display
 
 Names = Annotated[
     list[str] | None,
@@ -97,13 +98,8 @@ def compare(
         _check_has_no_axis(words, base_value, all_pairs=all_pairs)
         result, text = _sides(words, metrics, asked, results, how, view, output)
     else:
-        if is_run:
-            raise UsageError(
-                "--run: measures two sides; with --across measure a sweep first: ppbench sweep "
-                "SWEEP --set measure.launches=5"
-            )
         options = (base_value, all_pairs, metrics)
-        result, text = _along(across, words, options, results, how, view, output)
+        result, text = _along(across, words, options, asked, results, how, view, output)
     print_text(text, how)
     if output is not None:
         print(f"page: {output}", file=sys.stdout if how is Format.table else sys.stderr)
@@ -164,6 +160,7 @@ def _along(
     axis: str,
     words: Sequence[str],
     options: tuple[str | None, bool, Sequence[str] | None],
+    asked: tuple[int | None, int | None],
     results: Path,
     how: Format,
     view: View,
@@ -171,12 +168,23 @@ def _along(
 ) -> tuple[Across, str]:
     """Compare cases along an axis; return the result and its text, and write its page."""
     from ppbench.cli.comparison import across_text, note_aside, page_of_axis
-    from ppbench.comparison.across import compare_across
+    from ppbench.cli.progress import LiveProgress
+    from ppbench.commits.comparison import compare as compare_sides
 
     base, all_pairs, metrics = options
-    result = compare_across(
-        axis, words, base=base, all_pairs=all_pairs, metrics=metrics or (), results=results
-    )
+    with going_on():
+        result = compare_sides(
+            across=axis,
+            runs=words,
+            base=base,
+            all_pairs=all_pairs,
+            metrics=metrics or (),
+            launches=asked[0],
+            max_launches=asked[1],
+            results=results,
+            progress=LiveProgress(is_shown=False),
+            display=_display() if asked != (None, None) else None,
+        )
     wanted = result.series() if how is Format.json else result.changed()
     if output is not None:
         again = command(
@@ -191,6 +199,15 @@ def _along(
         _write(output, page_of_axis(result, result.break_down(result.changed()), again))
     note_aside(result, how)
     return result, across_text(result, result.break_down(wanted), how, view)
+
+
+def _display() -> Display:
+    """Shows how far the sweep is whose cases are compared."""
+    from rich.console import Console
+
+    from ppbench.run.sweep.progress import display_for
+
+    return display_for(Console(stderr=True))
 
 
 def _write(path: Path, page: ComparisonPage) -> None:

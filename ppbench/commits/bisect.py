@@ -19,7 +19,8 @@ from pathlib import Path
 import pandas as pd
 
 from ppbench.commits.bench import SILENT, Bench, Progress, Target, commit_values, read_tracked
-from ppbench.commits.launches import Launches, fingerprint_of
+from ppbench.commits.launches import Launches
+from ppbench.comparison.launches import fingerprint_of
 from ppbench.comparison.lines import read_metrics
 from ppbench.config.sweep import read_share
 from ppbench.display.metrics import METRICS

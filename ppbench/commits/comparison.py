@@ -22,7 +22,8 @@ from ppbench.commits.bench import SILENT, Progress, measure_sides, read_tracked,
 from ppbench.commits.sequence import judge_until_decided
 from ppbench.commits.sides import WORKTREE, Places, Side, both_fresh, find_side
 from ppbench.comparison import notes
-from ppbench.comparison.across import Across, compare_across
+from ppbench.comparison.across import Across, AxisQuestion, compare_across
+from ppbench.comparison.contrast_runs import measure_across
 from ppbench.comparison.launches import MEASURED_ALIKE, SETTINGS, Key, keys_of
 from ppbench.comparison.lines import (
     Breakdown,
@@ -40,6 +41,7 @@ from ppbench.config.case import TIMES
 from ppbench.config.sweep import Sweep
 from ppbench.display.cases import case_text, varying_axes
 from ppbench.errors import UsageError
+from ppbench.run.sweep.progress import Display
 from ppbench.statistics import verdicts
 from ppbench.statistics.until_decided import Look
 from ppbench.statistics.verdicts import FLOOR, SPEED, Metric
@@ -307,7 +309,11 @@ def compare(
     base: object = None,
     all_pairs: bool = False,
     metrics: Sequence[str] = (),
+    launches: int | None = None,
+    max_launches: int | None = None,
     results: Path | str = Path("results"),
+    progress: Progress = SILENT,
+    display: Display | None = None,
 ) -> Across: ...
 
 
@@ -324,6 +330,7 @@ def compare(
     max_launches: int | None = None,
     results: Path | str = Path("results"),
     progress: Progress = SILENT,
+    display: Display | None = None,
 ) -> Comparison | Across:
     """Compare two sides case by case, or with `across` the cases that differ in that setting alone.
 
@@ -333,12 +340,16 @@ def compare(
     default. Raises UsageError, NotMeasuredError, StoreError, LaunchError and SweepInterruptedError.
 
     `compare(across="schedule")` takes the last sweep, or `runs`: ids, sweeps, sweep files. `base`
-    is then a value of the setting; see `comparison.across.compare_across`.
+    is then a value of the setting; see `comparison.across.compare_across`. Measured first are the
+    cases of the one sweep file that `runs` names; `display` shows how far they are.
     """
     if across is not None:
-        return compare_across(
-            across, runs, base=base, all_pairs=all_pairs, metrics=metrics, results=results
-        )
+        question = AxisQuestion(across, base, all_pairs, tuple(metrics), Path(results))
+        if launches is None and max_launches is None:
+            return compare_across(
+                across, runs, base=base, all_pairs=all_pairs, metrics=metrics, results=results
+            )
+        return measure_across(question, runs, launches, max_launches, progress.say, display)
     request = _Request(
         None if sweep is None else read_tracked(sweep),
         tuple(read_metrics(metrics)),

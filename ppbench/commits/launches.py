@@ -17,6 +17,7 @@ from ppbench.comparison.launches import (
     COLUMNS,
     SETTINGS,
     Key,
+    fingerprint_of,
     fresh,
     key_text,
     keys_of,
@@ -27,7 +28,6 @@ from ppbench.config.case import Case, Measure
 from ppbench.config.sweep import Sweep
 from ppbench.display.cases import NOT_FINITE
 from ppbench.git import Commit
-from ppbench.run.machine.environment import read_environment
 from ppbench.run.sweep.plan import FINAL as FAILED_FINALLY
 from ppbench.store import Condition, Store
 
@@ -171,12 +171,6 @@ class StoredLaunches:
     def _launch(self, row: Mapping[Hashable, Any]) -> Launch:
         figures = {name: float(row[name]) for name in self._metrics if not pd.isna(row[name])}
         return Launch(str(row["run_id"]), str(row["status"]), key_text(row["error"]), figures)
-
-
-def fingerprint_of(case: Case) -> str:
-    """The fingerprint of this machine in the runs of a case."""
-    threads = case.launch_threads_per_rank
-    return read_environment().fingerprint(case.device, case.num_processes, threads)
 
 
 def _key_of(case: Case, measure: Measure) -> Key:

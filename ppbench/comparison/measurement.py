@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from ppbench.comparison.known import Known
 from ppbench.comparison.lines import Compared, Line
 from ppbench.display.units import counted, duration, percent
+from ppbench.errors import UsageError
 from ppbench.statistics import sequential
 from ppbench.statistics.noise import measure_noise
-from ppbench.statistics.until_decided import Look, Looks, look_until_decided
+from ppbench.statistics.until_decided import Look, Looks, look_until_decided, planned_looks
 from ppbench.statistics.verdicts import FLOOR, SPEED, Noise
 
 _MOST_SHOWN = 4
@@ -28,13 +29,12 @@ Result = TypeVar("Result")
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Known:
-    """What is known of the cases before they are launched."""
-
-    num_cases: int
-    noise: Noise | None = None  # of the noisiest case
-    round_s: float | None = None  # seconds of one launch of each side
+def looks_of(most_launches: int) -> tuple[int, ...]:
+    """The looks that are planned. Raises UsageError for too few launches."""
+    try:
+        return planned_looks(most_launches)
+    except ValueError as error:
+        raise UsageError(f"--max-launches {error}") from None
 
 
 def measure_until_decided(
