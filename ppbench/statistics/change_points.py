@@ -43,6 +43,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ppbench.statistics.disturbances import disturbed_in_series
 from ppbench.statistics.significance import (
     Difference,
     Group,
@@ -153,14 +154,17 @@ def change_points(
     floor: float = FLOOR,
     *,
     in_points: bool = False,
+    slow_sign: int = 0,
     level: float = LEVEL,
 ) -> list[ChangePoint]:
     """The changes of level in the figures of each commit's launches, oldest commit first.
 
     A commit that was not measured has no figures. Figures that are not finite, or not positive
-    where ratios are taken, are ignored. `floor` is relative; with `in_points`, a fraction.
+    where ratios are taken, are ignored. `floor` is relative; with `in_points`, a fraction. With a
+    `slow_sign` (1 if slower launches have higher figures, else -1), disturbed launches are left
+    out.
     """
-    launches = _launches(series, in_points=in_points)
+    launches = _launches(series, in_points=in_points, slow_sign=slow_sign)
     size = smallest_difference(floor, in_points=in_points)
     commits = launches.means
     cuts = _cuts(commits, size, level)
@@ -175,9 +179,10 @@ def levels(
     floor: float = FLOOR,
     *,
     in_points: bool = False,
+    slow_sign: int = 0,
 ) -> list[Level]:
     """The levels between the points, for drawing; together they hold all commits."""
-    launches = _launches(series, in_points=in_points)
+    launches = _launches(series, in_points=in_points, slow_sign=slow_sign)
     starts = [point.index for point in points]
     cuts = np.searchsorted(np.unique(launches.commits), starts).tolist()
     size = smallest_difference(floor, in_points=in_points)
@@ -190,12 +195,36 @@ def levels(
     ]
 
 
-def _launches(series: Sequence[Sequence[float]], *, in_points: bool) -> _Launches:
+def disturbed_launches(
+    series: Sequence[Sequence[float]], *, in_points: bool = False, slow_sign: int = 0
+) -> list[tuple[int, int]]:
+    """The commit of each disturbed launch, and its place among the launches of that commit."""
+    values, commits, places = _figures(series, in_points=in_points)
+    found = disturbed_in_series(slow_sign * values) if slow_sign else np.zeros(len(values), bool)
+    return list(zip(commits[found].tolist(), places[found].tolist(), strict=True))
+
+
+def _launches(
+    series: Sequence[Sequence[float]], *, in_points: bool, slow_sign: int = 0
+) -> _Launches:
+    values, commits, _ = _figures(series, in_points=in_points)
+    if slow_sign:
+        usual = ~disturbed_in_series(slow_sign * values)
+        values, commits = values[usual], commits[usual]
+    return _Launches(values, commits, in_points)
+
+
+def _figures(
+    series: Sequence[Sequence[float]], *, in_points: bool
+) -> tuple[Values, Places, Places]:
+    """The launches with a figure: its value, its commit, its place within the commit."""
     values = np.array([value for figures in series for value in figures], dtype=float)
-    commits = np.repeat(np.arange(len(series)), [len(figures) for figures in series])
+    nums = [len(figures) for figures in series]
+    commits = np.repeat(np.arange(len(series)), nums)
+    places = np.array([place for num in nums for place in range(num)], dtype=np.intp)
     is_figure = np.isfinite(values) & (in_points | (values > 0))
     kept = values[is_figure]
-    return _Launches(kept if in_points else np.log(kept), commits[is_figure], in_points)
+    return kept if in_points else np.log(kept), commits[is_figure], places[is_figure]
 
 
 def _cuts(launches: _Launches, size: float, level: float) -> list[int]:

@@ -13,7 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ppbench.statistics.change_points import ChangePoint, Level, change_points, levels
+from ppbench.statistics.change_points import (
+    ChangePoint,
+    Level,
+    change_points,
+    disturbed_launches,
+    levels,
+)
 from ppbench.statistics.significance import Ratio
 from ppbench.statistics.verdicts import FLOOR, Metric
 
@@ -139,6 +145,7 @@ class SeriesAnalysis:
     steps: tuple[Step, ...]
     levels: tuple[Level, ...]  # `first` and `last` are indexes of points
     state: State
+    disturbed: tuple[str, ...] = ()  # ids of the runs that count neither for levels nor for steps
 
     @property
     def current(self) -> Level | None:
@@ -150,11 +157,20 @@ class SeriesAnalysis:
 def analyse(series: Series, metric: Metric) -> SeriesAnalysis:
     """Find the steps of a series and the levels between them."""
     figures, places = _with_gaps(series.points)
-    changes = change_points(figures, series.floor, in_points=metric.in_points)
+    points, sign = metric.in_points, metric.slow_sign
+    changes = change_points(figures, series.floor, in_points=points, slow_sign=sign)
     steps = tuple(_step(series.points, places, change, metric) for change in changes)
-    drawn = levels(figures, changes, series.floor, in_points=metric.in_points)
+    drawn = levels(figures, changes, series.floor, in_points=points, slow_sign=sign)
     placed = tuple(_placed(level, places) for level in drawn if level.num_launches)
-    return SeriesAnalysis(series, steps, placed, _state(series, steps, placed, metric))
+    state = _state(series, steps, placed, metric)
+    found = disturbed_launches(figures, in_points=points, slow_sign=sign)
+    disturbed = tuple(_run_id(series.points[places.index(at)], place) for at, place in found)
+    return SeriesAnalysis(series, steps, placed, state, disturbed)
+
+
+def _run_id(point: Point, place: int) -> str:
+    """The id of a point's launch by its place among those with a figure."""
+    return [launch.run_id for launch in point.launches if launch.value is not None][place]
 
 
 def _with_gaps(points: Sequence[Point]) -> tuple[list[tuple[float, ...]], list[int]]:

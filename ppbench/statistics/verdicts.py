@@ -45,12 +45,12 @@ from ppbench.statistics.significance import (
     additive,
     group,
     is_larger,
-    ratio_of_logs,
     smallest_difference,
     student,
     welch,
     without_rounding,
 )
+from ppbench.statistics.step_times import CONFIDENCE
 
 SPEED = "tokens_per_s"
 """The default figure."""
@@ -164,12 +164,28 @@ class Change:
     discounts: tuple[Discount, ...] = ()  # launches that count for less
 
 
-def compare(metric: Metric, pairs: Sequence[Pair]) -> list[Change]:
+@dataclass(frozen=True)
+class Rule:
+    """What a verdict takes."""
+
+    level: float = LEVEL
+    level_with_noise: float = LEVEL_WITH_NOISE
+    confidence: float = CONFIDENCE  # of the interval
+    share_of_floor: float = 1.0  # that the estimate of a change exceeds
+    same_within: float = 0.0  # the sides are the same within this too, if it is above the floor,
+    odds: float = 1.0  # and no change is so many times as likely as one of the floor
+
+
+RULE = Rule()
+"""For launches that are looked at once."""
+
+
+def compare(metric: Metric, pairs: Sequence[Pair], rule: Rule = RULE) -> list[Change]:
     """Compare each pair, with Holm's correction for their number."""
     results = [_compared(metric, pair) for pair in pairs]
     corrected = iter(holm([result.p for result in results if result is not None]))
     return [
-        _change(metric, pair, result, None if result is None else next(corrected))
+        _change(metric, pair, result, None if result is None else next(corrected), rule)
         for pair, result in zip(pairs, results, strict=True)
     ]
 
@@ -320,40 +336,78 @@ def _discounts(
             yield Discount(name, place, 0.0, DiscountReason.reference)
 
 
-def _change(metric: Metric, pair: Pair, result: _Compared | None, p: float | None) -> Change:
-    in_points = metric.in_points
+def _change(
+    metric: Metric, pair: Pair, result: _Compared | None, p: float | None, rule: Rule
+) -> Change:
+    ratio = difference = None
+    if result is not None:
+        interval = _interval(result.difference, rule)
+        difference = interval if metric.in_points else None
+        ratio = _ratio_in_points(metric, result, rule) if metric.in_points else _exp(interval)
     return Change(
         base=float(statistics.median(pair.base)) if pair.base else None,
         head=float(statistics.median(pair.head)) if pair.head else None,
-        ratio=None if result is None else _ratio(metric, result),
+        ratio=ratio,
         p=p,
-        verdict=_verdict(metric, pair, result, p),
+        verdict=_verdict(metric, pair, result, p, rule),
         num_base=len(pair.base),
         num_head=len(pair.head),
         floor=effective_floor(pair.floor, pair.noise),
-        difference=result.difference.interval if result is not None and in_points else None,
+        difference=difference,
         discounts=() if result is None else result.discounts,
     )
 
 
-def _ratio(metric: Metric, result: _Compared) -> Ratio | None:
-    if not metric.in_points:
-        return ratio_of_logs(result.difference)
+def _interval(difference: Difference, rule: Rule) -> Ratio:
+    return Ratio(difference.estimate, *difference.ends(rule.confidence))
+
+
+def _exp(interval: Ratio) -> Ratio:
+    """The ratio that a difference of logarithms means; an end may be 0 or infinite."""
+    with np.errstate(over="ignore"):
+        return Ratio(*np.exp([interval.estimate, interval.low, interval.high]).tolist())
+
+
+def _ratio_in_points(metric: Metric, result: _Compared, rule: Rule) -> Ratio | None:
     head, base = (side.kept * (metric.slow_sign or 1) for side in (result.head, result.base))
     if min(*base, *head) <= 0:
         return None
-    return ratio_of_logs(welch(group(np.log(head)), group(np.log(base))))
+    return _exp(_interval(welch(group(np.log(head)), group(np.log(base))), rule))
 
 
-def _verdict(metric: Metric, pair: Pair, result: _Compared | None, p: float | None) -> Verdict:
+def _verdict(
+    metric: Metric, pair: Pair, result: _Compared | None, p: float | None, rule: Rule
+) -> Verdict:
     if result is None or p is None:
         return Verdict.insufficient
-    floor, difference = effective_floor(pair.floor, pair.noise), result.difference
-    limit = smallest_difference(floor, in_points=metric.in_points)
-    if difference.is_within(limit):
+    floor, estimate = effective_floor(pair.floor, pair.noise), result.difference.estimate
+    in_points, share = metric.in_points, rule.share_of_floor
+    ends = _interval(result.difference, rule)
+    if _is_within(ends, floor, in_points=in_points):
         return Verdict.unclear if result.is_lopsided else Verdict.same
-    level = LEVEL if pair.noise is None else LEVEL_WITH_NOISE
-    if p >= level or abs(difference.estimate) <= limit:
-        return Verdict.unclear
-    is_better = (difference.estimate > 0) == metric.higher_is_better
-    return Verdict.faster if is_better else Verdict.slower
+    level = rule.level if pair.noise is None else rule.level_with_noise
+    if p < level and abs(estimate) > smallest_difference(share * floor, in_points=in_points):
+        is_better = (estimate > 0) == metric.higher_is_better
+        return Verdict.faster if is_better else Verdict.slower
+    is_same = (
+        not result.is_lopsided
+        and _is_within(ends, max(floor, rule.same_within), in_points=in_points)
+        and _odds(result.difference, smallest_difference(floor, in_points=in_points)) >= rule.odds
+    )
+    return Verdict.same if is_same else Verdict.unclear
+
+
+def _odds(difference: Difference, change: float) -> float:
+    """How many times as likely the estimate is without a change as with one of that size."""
+    if difference.error == 0:
+        return math.inf if abs(difference.estimate) < change / 2 else 0.0
+    exponent = change * (change / 2 - abs(difference.estimate)) / difference.error**2
+    return math.exp(min(max(exponent, -_LARGEST), _LARGEST))
+
+
+_LARGEST = 700.0  # of an exponent
+
+
+def _is_within(interval: Ratio, floor: float, *, in_points: bool) -> bool:
+    limit = smallest_difference(floor, in_points=in_points)
+    return -limit <= interval.low and interval.high <= limit
