@@ -19,6 +19,7 @@ from ppbench.display.units import counted, duration, percent
 from ppbench.errors import UsageError
 from ppbench.statistics import sequential
 from ppbench.statistics.noise import measure_noise
+from ppbench.statistics.sequential import LEVEL
 from ppbench.statistics.until_decided import Look, Looks, look_until_decided, planned_looks
 from ppbench.statistics.verdicts import FLOOR, SPEED, Noise
 
@@ -79,7 +80,8 @@ def measure_until_decided(
 def stop_text(looks: Looks) -> str:
     """Why no more launches are made: `decided after 4 launches of each side, ...`."""
     num = f"{counted(looks.num_launches, 'launch')} of each side"
-    spent = f"{counted(looks.num_taken, 'look')}, {percent(looks.level_spent)} of the level spent"
+    level, most = (f"{share:.2%}".replace("%", " %") for share in (looks.level_spent, LEVEL))
+    spent = f"{counted(looks.num_taken, 'look')}; {level} of {most} spent on false claims"
     if looks.is_decided:
         return f"stopped: decided after {num} ({spent})"
     return f"stopped: --max-launches {looks.most_launches} reached, and not decided ({spent})"

@@ -74,8 +74,9 @@ class Looks:
 
     @property
     def level_spent(self) -> float:
-        """The share of the chance of a false claim that the looks so far have used."""
-        return self.num_taken / len(self.last.planned)
+        """The chance of a false claim that the looks so far have spent, of `sequential.LEVEL`."""
+        share = self.num_launches / self.most_launches
+        return sequential.LEVEL * share**sequential.SPENDING
 
     def values_of(self, change: Change) -> dict[str, object]:
         """What a table says of one change, beside the change itself."""
