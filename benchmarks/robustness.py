@@ -33,7 +33,8 @@ CHANGES = (0.02, 0.05, 0.10)
 NUM_COMMITS, CHANGED_AT = 80, 40
 HISTORIES = ("10 % disturbed", "20 % disturbed", "t3", "exponential")
 FEW_LOOKS, MANY_LOOKS = 12, 24
-PAIRED_STEPS, LAUNCH_NOISE = 20, 0.01
+PAIRED_STEPS, LAUNCH_NOISE, STEP_NOISE = 20, 0.01, 0.002
+SCATTER = 3
 _CLAIMS = (Verdict.slower, Verdict.faster)
 STEP = METRICS["step_ns"]
 
@@ -79,6 +80,18 @@ def compared(settings: Settings) -> Iterator[tuple[str, float]]:
                     key = f"bimodal, the worst, noise {known}, A/A: slower"
                     worst[key] = max(worst[key], value)  # type: ignore[assignment]  # a float
     yield from worst.items()
+    yield from _of_unequal_sides(settings)
+
+
+def _of_unequal_sides(settings: Settings) -> Iterator[tuple[str, float]]:
+    """Rates of false verdicts where head scatters more than base."""
+    shape = settings.comparisons, 2 * settings.launches
+    launches = np.median(made_up_steps(settings.draw("unequal"), shape, settings.steps), axis=-1)
+    head = launches[:, 1::2] ** SCATTER
+    verdicts = Counter(each.verdict for each in _changes(launches[:, ::2], head, None))
+    for claim in _CLAIMS:
+        start = f"head scatters {SCATTER} times as much, noise unknown, A/A"
+        yield f"{start}: {claim}", verdicts[claim] / settings.comparisons
 
 
 def _rates(
@@ -98,6 +111,12 @@ def _rates(
                 float(np.mean([r.low <= 1 <= r.high for r in ratios])),
             )
             yield ": launches discounted", sum(len(c.discounts) for c in changes) / launches.size
+
+
+def verdicts_of(launches: Floats, change: float) -> list[Verdict]:
+    """The verdicts of launches of base and head in turn, for a true change of that size."""
+    changes = _changes(launches[:, ::2], launches[:, 1::2] * (1 + change), None)
+    return [each.verdict for each in changes]
 
 
 def _changes(base: Floats, head: Floats, measured: list[Noise] | None) -> Iterator[Change]:
@@ -213,7 +232,7 @@ def _paired(settings: Settings) -> Iterator[tuple[str, float]]:
     """Two launches of one commit, whose steps are paired: the launches differ, not the commits."""
     draw, num = settings.draw("paired steps"), settings.sequences
     levels = draw.normal(0, LAUNCH_NOISE, (num, 2, 1))
-    times = np.exp(levels + draw.normal(0, WITHIN_PAIRS, (num, 2, PAIRED_STEPS)))
+    times = np.exp(levels + draw.normal(0, STEP_NOISE, (num, 2, PAIRED_STEPS)))
     wins = (times[:, 1] > times[:, 0]).sum(axis=1)
     is_clean = np.isin(wins, (0, PAIRED_STEPS))
     significant = [binomtest(int(each), PAIRED_STEPS).pvalue < 0.01 for each in wins]
@@ -226,6 +245,3 @@ def _paired(settings: Settings) -> Iterator[tuple[str, float]]:
     pairs = [[Pair((float(base),), (float(head),))] for base, head in medians]
     said = [judge(STEP, pair, 0, looks(FEW_LOOKS))[0].verdict in _CLAIMS for pair in pairs]
     yield "20 of 20 paired steps of one launch a side, no effect: claims", float(np.mean(said))
-
-
-WITHIN_PAIRS = 0.002  # deviation of a step; those of a pair are neighbours in time

@@ -193,7 +193,7 @@ def compare_along(
         *_notes(grid, compared_with, pairings, chosen),
         *notes.too_few(lines, ("", ""), more),
         *notes.opposed(lines),
-        *notes.tested_together(lines, more),
+        *notes.undecided(lines, more),
     ]
     return Across(
         axis=setting,

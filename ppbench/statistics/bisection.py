@@ -10,6 +10,8 @@ and the next one is made where it halves them. Near the boundary those are the s
 again and again, so that the noise decides the number of launches. Neither level nor spread is
 assumed: `ppbench.statistics.change_points` integrates them out.
 
+Disturbed launches are left out as in a history, so that their commit is launched anew.
+
 First both ends are measured until they clearly differ. Otherwise the search would locate a boundary
 in noise, with confidence.
 """

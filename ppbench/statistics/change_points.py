@@ -1,5 +1,6 @@
 """At which commits a figure changed, and by how much: change points in a series over commits.
 
+    0. leaving   launches that lie far on the slow side of those before and after do not count
     1. windows   4, 8, 16, ... launches wide, half over one another; in each the best cut after
                  E-divisive (Matteson and James 2014), kept if a t-test finds it worth a look
     2. merging   all these weak points cut the series into segments; the weakest is dropped and its
@@ -22,6 +23,9 @@ They often share a session, a build, a layout of memory, and a test that takes t
 finds a change at every other commit. So an analysis of variance compares the mean squares between
 the commits of each level with those within commits, by the F test (one-way random effects). The
 intraclass correlation that it also gives is too uncertain, with ten commits, to correct with.
+
+A disturbed launch is told from a change by those beside it: two launches that agree are a new level
+at the end of a series, and three within it (`ppbench.statistics.disturbances`).
 
 The commit that is furthest from its level is left out, since it may be a change; the others show
 whether launches are correlated.

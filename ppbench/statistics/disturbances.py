@@ -22,7 +22,9 @@ cannot reach 1 % if one of five launches is disturbed.
 
 Launches that differ between two levels, by an address or a frequency that is drawn anew, look as
 if they were disturbed. A difference is then shown only where chance could hardly have shared the
-two levels out in this way: `are_shared_out` says where it could.
+two levels out in this way: `are_two_levels` says where it could.
+
+The constants were chosen by simulation: `benchmarks/calibration.py` prints what others would do.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The noise between launches of one commit, and the smallest change detectable in it.
 
-Over several cases, squares are pooled around each case's own mean, on logarithms, so that only the
-spread counts and not the level. The range or the largest difference would grow with the number of
-launches.
+Launches that something slowed are left out, as comparisons leave them out. Over several cases,
+squares are pooled around each case's own mean, on logarithms, so that only the spread counts and
+not the level. The range or the largest difference would grow with the number of launches.
 """
 
 from __future__ import annotations

@@ -1,25 +1,26 @@
 """Verdicts of launches that are looked at again and again, until the answer is clear.
 
-    launches a side   3      4      5      6     ...    12
-    spent of 1 %    0.25 %  0.33 % 0.42 % 0.50 %        1 %      chance of a false claim so far
+    launches a side     3       4       5       6     ...    12
+    spent so far      0.09 %  0.14 %  0.20 %  0.27 %        0.75 %    on false claims
 
-Who looks after every launch, and stops at the first significant difference, makes a false claim in
-7 of 100 comparisons of a commit with itself although each look does so in 1. So each look has a
-level of its own. Together they spend 1 %, in proportion to the launches (Lan and DeMets 1983; the
-levels follow by the recursion of Armitage, McPherson and Rowe 1969). They are those of normal means
-with a known spread, and are used for the p-values of t tests (Jennison and Turnbull, Group
-Sequential Methods, 2000, section 11.5). Intervals are repeated ones: all looks' intervals hold the
-true ratio together, with 95 %.
+Each look is one more chance of a false claim, so each has a level of its own, and together they
+spend a fixed one: by a power of the share of launches (Lan and DeMets 1983; Kim and DeMets 1987).
+The levels follow by the recursion of Armitage, McPherson and Rowe (1969). They are those of normal
+means with a known spread, and are used for the p-values of t tests (Jennison and Turnbull, Group
+Sequential Methods, 2000, on the significance level approach). Intervals are repeated ones: those of
+all looks hold the true ratio together, with 95 %. `benchmarks/tracking.py` measures both rates.
 
     slower, faster   significant, and the estimate is beyond half the floor. A change as large as
                      the floor is estimated below it in half of all cases, so that the whole floor
                      would never let such a change be found
-    same             the interval lies within the floor; or within 2 %, and no change shows at 20 %.
-                     Without the latter, a change of 1 % would be called the same before it shows
+    same             the interval lies within the floor; or it lies within 2 %, and no change is 3
+                     times as likely as one of the floor's size (Wald 1945). Without the latter, a
+                     change of 1 % would be called the same before it shows
 
 No method finds every small change soon. With a deviation of 0.8 % between launches, 12 of them a
-side show a change of 1 % in at most 69 % of cases, if 1 % of claims may be false: that is the power
-of the best test, for a known deviation and a single look (Neyman and Pearson 1933). 0.90 takes 20.
+side show a change of 1 % in at most 68 % of cases if 1 % of claims may be false: that is the power
+of the best test for a known deviation and a single look (Neyman and Pearson 1933), and 90 % takes
+20 a side. Looking early costs some of that, and finds large changes with 3.
 """
 
 from __future__ import annotations
@@ -38,8 +39,11 @@ from ppbench.statistics.significance import FEWEST_LAUNCHES
 from ppbench.statistics.step_times import CONFIDENCE
 from ppbench.statistics.verdicts import Change, Metric, Noise, Pair, Rule, Verdict, compare
 
-LEVEL = 0.01
-"""Chance of a false claim, faster or slower, over all looks."""
+LEVEL = 0.0075
+"""Spent on false claims, faster or slower, over all looks.
+
+Tests of few launches, whose disturbed ones do not count, add the rest of 1 %.
+"""
 SAME_WITHIN = 0.02
 """Difference within which two sides are the same."""
 SHARE_OF_FLOOR = 0.5

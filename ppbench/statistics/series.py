@@ -145,7 +145,6 @@ class SeriesAnalysis:
     steps: tuple[Step, ...]
     levels: tuple[Level, ...]  # `first` and `last` are indexes of points
     state: State
-    disturbed: tuple[str, ...] = ()  # ids of the runs that count neither for levels nor for steps
 
     @property
     def current(self) -> Level | None:
@@ -163,14 +162,19 @@ def analyse(series: Series, metric: Metric) -> SeriesAnalysis:
     drawn = levels(figures, changes, series.floor, in_points=points, slow_sign=sign)
     placed = tuple(_placed(level, places) for level in drawn if level.num_launches)
     state = _state(series, steps, placed, metric)
-    found = disturbed_launches(figures, in_points=points, slow_sign=sign)
-    disturbed = tuple(_run_id(series.points[places.index(at)], place) for at, place in found)
-    return SeriesAnalysis(series, steps, placed, state, disturbed)
+    return SeriesAnalysis(series, steps, placed, state)
 
 
-def _run_id(point: Point, place: int) -> str:
-    """The id of a point's launch by its place among those with a figure."""
-    return [launch.run_id for launch in point.launches if launch.value is not None][place]
+def disturbed_runs(series: Series, metric: Metric) -> list[str]:
+    """The ids of the runs that count neither for levels nor for steps: something slowed them."""
+    figures = [point.figures for point in series.points]
+    sign = metric.slow_sign
+    found = disturbed_launches(figures, in_points=metric.in_points, slow_sign=sign)
+    measured = [
+        [launch.run_id for launch in point.launches if launch.value is not None]
+        for point in series.points
+    ]
+    return [measured[point][place] for point, place in found]
 
 
 def _with_gaps(points: Sequence[Point]) -> tuple[list[tuple[float, ...]], list[int]]:

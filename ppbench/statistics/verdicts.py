@@ -5,13 +5,20 @@ logarithms, corrected after Holm for the number of cases. And it must matter: th
 beyond the floor, which is 1 % or the machine's own noise. Two sides are the same only where the
 whole interval lies inside the floor; a test that finds nothing is no evidence of equality.
 
+Launches that something slowed do not count, and are named: those far on the slow side of the others
+(`ppbench.statistics.disturbances`), and those beside which the fixed reference was slow. The test
+is then Student's, since two or three launches do not show a spread of their own; its variance is
+raised, because the launches left were chosen by their values. One disturbed launch in ten took two
+thirds of the power from Welch's test at 5 % of change, and takes 1 % of that from this one.
+
 Steps are not tested against steps: those of one launch are correlated, and such a test alarms in
 half of all comparisons of a commit with itself. Nor is the interval a bootstrap's: with five
 launches a side, its 95 % interval holds the true ratio in 88 % of cases, Welch's in 95 %
 (`benchmarks/tracking.py` measures both).
 
-The gate alarms on `slower` only: falsely in at most 1 % of comparisons of a commit with itself.
-In either direction, 1.1 to 1.4 % of them have a false verdict where no noise was measured.
+The gate alarms on `slower` only: falsely in at most 1 % of comparisons of a commit with itself,
+whatever the noise, as long as launches of both sides alternate. In either direction, 1.1 to 1.9 %
+of them have a false verdict where no noise was measured.
 
 Five launches say little about the spread between them. A measured noise of the machine counts as
 that many further launches (Smyth's moderated t, 2004), so that a change of 2 % is found in more
@@ -62,6 +69,8 @@ FLOOR = 0.01
 """Smallest difference that matters: 1 %, or one percentage point."""
 NOISIER = 0.05
 """Level of the test that launches scatter more than the measured noise."""
+LEAST_P_OF_NONE = 0.05
+"""With a larger p, sides are not said to differ by any rule."""
 SLOW_REFERENCE = 0.05
 """Slowdown of the reference beside a launch from which the launch does not count.
 
@@ -148,6 +157,13 @@ class Discount:
     reason: DiscountReason
 
 
+class Doubt(StrEnum):
+    """Why sides whose interval is narrow enough have no verdict."""
+
+    two_levels = "two_levels"  # chance may have shared out two levels of launches between the sides
+    lopsided = "lopsided"  # many more launches lie apart on one side: the change may make them so
+
+
 @dataclass(frozen=True)
 class Change:
     """The comparison of one case."""
@@ -162,6 +178,7 @@ class Change:
     floor: float  # the one used: the noise if that is larger than the one asked for
     difference: Ratio | None = None  # head - base, of a metric in points
     discounts: tuple[Discount, ...] = ()  # launches that count for less
+    doubt: Doubt | None = None
 
 
 @dataclass(frozen=True)
@@ -230,16 +247,11 @@ class _Compared:
     difference: Difference  # head minus base, in logarithms or fractions
     discounts: tuple[Discount, ...] = ()
     are_two_levels: bool = False  # which chance may have shared out between the sides
+    is_lopsided: bool = False  # more launches lie apart on one side than chance explains
 
     @property
     def p(self) -> float:
         return 1.0 if self.are_two_levels else self.difference.p
-
-    @property
-    def is_lopsided(self) -> bool:
-        """Whether more launches lie apart on one side than chance explains: a sign test at 1/6."""
-        base, head = self.base.num_discounted, self.head.num_discounted
-        return base != head and (base - head) ** 2 >= 2 * (base + head)
 
 
 def _compared(metric: Metric, pair: Pair) -> _Compared | None:
@@ -290,8 +302,15 @@ def _robust(
         *_discounts("base", len(pair.base), places[0], base),
         *_discounts("head", len(pair.head), places[1], head),
     )
-    is_shared = are_two_levels(faster, slower, *known)
-    return _Compared(base, head, difference, discounts, is_shared)
+    may_differ = difference.p < LEAST_P_OF_NONE
+    doubts = may_differ and are_two_levels(faster, slower, *known), _is_lopsided(base, head)
+    return _Compared(base, head, difference, discounts, *doubts)
+
+
+def _is_lopsided(base: Side, head: Side) -> bool:
+    """Whether more launches lie apart on one side than on the other: a sign test at 1/6."""
+    more, fewer = sorted((base.num_discounted, head.num_discounted), reverse=True)
+    return more > fewer and (more - fewer) ** 2 >= 2 * (more + fewer)
 
 
 def _without_disturbed(
@@ -355,6 +374,7 @@ def _change(
         floor=effective_floor(pair.floor, pair.noise),
         difference=difference,
         discounts=() if result is None else result.discounts,
+        doubt=None if result is None else _doubt(metric, pair, result, rule),
     )
 
 
@@ -395,6 +415,17 @@ def _verdict(
         and _odds(result.difference, smallest_difference(floor, in_points=in_points)) >= rule.odds
     )
     return Verdict.same if is_same else Verdict.unclear
+
+
+def _doubt(metric: Metric, pair: Pair, result: _Compared, rule: Rule) -> Doubt | None:
+    """Why there is no verdict that the difference alone would give."""
+    if not (result.are_two_levels or result.is_lopsided):
+        return None
+    alone = replace(result, are_two_levels=False, discounts=(), is_lopsided=False)
+    verdict = _verdict(metric, pair, alone, alone.p, rule)
+    if verdict is Verdict.same:
+        return Doubt.lopsided if result.is_lopsided else None
+    return Doubt.two_levels if result.are_two_levels and verdict is not Verdict.unclear else None
 
 
 def _odds(difference: Difference, change: float) -> float:
