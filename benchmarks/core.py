@@ -128,7 +128,7 @@ def _memory(num_actions: int, what: str, most: float) -> tuple[Ratio, Figure]:
         size, unit = size / num_actions, " per computation"
     name = f"bytes{unit}, {num_actions:,} computations {what}, over {most:,.0f}"
     return (
-        Ratio(name, (size / most,), goal=Goal(at_most=1)),
+        Ratio(name, (size / most,), goal=Goal(at_most=1, is_exact=True)),
         Figure(f"{num_actions:,} computations {what}", (taken["s"],), "s"),
     )
 

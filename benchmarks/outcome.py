@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import shlex
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 
 from benchmarks.surroundings import ROOT, Surroundings
-from ppbench.statistics.step_times import median_interval
+from ppbench.statistics.significance import group, t_quantile
+from ppbench.statistics.step_times import CONFIDENCE, median_interval
 
 RESULTS = ROOT / "benchmarks" / "results"
+MAX_ROUNDS = "most rounds, to which it is measured on while a goal is not decided; 0: none"
 _SHORT_LIST = re.compile(r"\[\n([^\[\]{}]*?)\n\s*\]")
 
 
@@ -40,36 +44,39 @@ class Figure:
         return median_interval(self.values)
 
 
+class Standing(StrEnum):
+    """Whether a goal is reached, as far as its interval says."""
+
+    held = "held"
+    missed = "missed"
+    undecided = "not decided"
+
+
 @dataclass(frozen=True)
 class Goal:
-    """Bounds of a ratio: of its median, and optionally of the lower end of its interval."""
+    """Bounds of the true ratio."""
 
     at_least: float | None = None
     at_most: float | None = None
-    low_at_least: float | None = None
+    is_exact: bool = False  # the ratio is counted or computed: measured again, it is the same
+
+    def standing(self, low: float, high: float) -> Standing:
+        """Whether an interval lies on the right side of the bounds, or beyond one of them."""
+        least = low if self.at_least is None else self.at_least
+        most = high if self.at_most is None else self.at_most
+        if high < least or low > most:
+            return Standing.missed
+        return Standing.held if low >= least and high <= most else Standing.undecided
 
     def missed_by(self, ratio: Ratio) -> float:
-        """The distance of the ratio from the goal, as a share of the goal; 0 if it is held."""
-        low = ratio.interval[0] if ratio.interval else min(ratio.values)
-        short = [
-            1 - value / bound
-            for value, bound in ((ratio.median, self.at_least), (low, self.low_at_least))
-            if bound is not None
-        ]
-        over = [ratio.median / self.at_most - 1] if self.at_most is not None else []
+        """The distance of the ratio's median from the goal, as a share of the goal."""
+        short = [] if self.at_least is None else [1 - ratio.median / self.at_least]
+        over = [] if self.at_most is None else [ratio.median / self.at_most - 1]
         return max(0.0, *short, *over)
 
     def __str__(self) -> str:
-        words = [
-            f"{words} {bound:g}"
-            for words, bound in (
-                ("≥", self.at_least),
-                ("≤", self.at_most),
-                ("low end ≥", self.low_at_least),
-            )
-            if bound is not None
-        ]
-        return ", ".join(words)
+        bounds = (("≥", self.at_least), ("≤", self.at_most))
+        return ", ".join(f"{words} {bound:g}" for words, bound in bounds if bound is not None)
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,7 @@ class Ratio(Figure):
     """One measured figure over another, with an observation for each round that measured both."""
 
     goal: Goal | None = None
+    num_looks: int = 1  # after how many rounds one may have stopped; they share 5 %
 
     @classmethod
     def of(
@@ -91,14 +99,38 @@ class Ratio(Figure):
 
     @classmethod
     def geometric_mean(cls, name: str, ratios: Sequence[Ratio], goal: Goal | None = None) -> Ratio:
-        """The geometric mean of ratios with the same number of rounds, round by round."""
-        rounds = zip(*(ratio.values for ratio in ratios), strict=True)
+        """The geometric mean of ratios, round by round; the rounds that all of them have."""
+        rounds = zip(*(ratio.values for ratio in ratios), strict=False)
         return cls(name, tuple(map(statistics.geometric_mean, rounds)), goal=goal)
 
     @property
-    def holds(self) -> bool | None:
+    def standing(self) -> Standing | None:
         """Whether the goal is reached; None without one."""
-        return None if self.goal is None else self.goal.missed_by(self) == 0
+        if self.goal is None:
+            return None
+        ends = self.judged_interval
+        return Standing.undecided if ends is None else self.goal.standing(*ends)
+
+    @property
+    def judged_interval(self) -> tuple[float, float] | None:
+        """The interval by which a goal is judged; None for a single round.
+
+        It is that of the median, at all looks together with 95 %; for fewer than six rounds that of
+        the geometric mean by Student's t. An exact ratio is its own interval.
+        """
+        if self.goal is not None and self.goal.is_exact:
+            return self.median, self.median
+        confidence = 1 - (1 - CONFIDENCE) / self.num_looks
+        return median_interval(self.values, confidence) or _mean_interval(self.values, confidence)
+
+
+def _mean_interval(values: Sequence[float], confidence: float) -> tuple[float, float] | None:
+    """Interval of the geometric mean; None for a single value, and for one that is not positive."""
+    if len(values) < 2 or min(values) <= 0:
+        return None
+    own = group([math.log(value) for value in values])
+    reach = t_quantile(own.freedom, (1 + confidence) / 2) * math.sqrt(own.variance / own.num)
+    return math.exp(own.mean - reach), math.exp(own.mean + reach)
 
 
 @dataclass(frozen=True)
@@ -129,7 +161,12 @@ class Outcome:
     def from_json(cls, text: str) -> Outcome:
         values = json.loads(text)
         ratios = tuple(
-            Ratio(each["name"], tuple(each["values"]), goal=each["goal"] and Goal(**each["goal"]))
+            Ratio(
+                each["name"],
+                tuple(each["values"]),
+                goal=each["goal"] and Goal(**each["goal"]),
+                num_looks=each.get("num_looks", 1),
+            )
             for each in values["ratios"]
         )
         figures = tuple(
@@ -180,8 +217,10 @@ def write(
 
 
 def in_words(figure: Figure) -> str:
-    """Median, interval and unit: `1.012 [1.003, 1.020]`."""
+    """Median, interval and unit: `1.012 [1.003, 1.020]`; with a goal, that which judges it."""
     interval = figure.interval
+    if isinstance(figure, Ratio) and figure.goal is not None and not figure.goal.is_exact:
+        interval = figure.judged_interval
     ends = f" [{number(interval[0])}, {number(interval[1])}]" if interval else ""
     return f"{number(figure.median)}{ends} {figure.unit}".rstrip()
 
@@ -195,16 +234,23 @@ def number(value: float) -> str:
 
 def verdict(ratio: Ratio, form: str) -> str:
     """The goal and whether it is held, as `form` says; empty without a goal."""
-    if ratio.goal is None:
+    if ratio.goal is None or ratio.standing is None:
         return ""
-    missed = ratio.goal.missed_by(ratio)
-    return form.format(ratio.goal, "held" if missed == 0 else f"missed by {missed:.1%}")
+    words = str(ratio.standing)
+    if ratio.standing is Standing.missed:
+        words = f"missed by {ratio.goal.missed_by(ratio):.1%}"
+    if ratio.goal.is_exact:
+        words = f"{words}, exact"
+    elif len(ratio.values) == 1:
+        words = f"{words}, one round"
+    return form.format(ratio.goal, words)
 
 
 def _ratio_as_dict(ratio: Ratio) -> dict[str, object]:
     bounds = asdict(ratio.goal) if ratio.goal else {}
-    goal = {key: bound for key, bound in bounds.items() if bound is not None} or None
-    return {**_figure_as_dict(ratio), "goal": goal, "holds": ratio.holds}
+    goal = {key: value for key, value in bounds.items() if value not in (None, False)} or None
+    looks = {"num_looks": ratio.num_looks} if ratio.num_looks > 1 else {}
+    return {**_figure_as_dict(ratio), **looks, "goal": goal, "standing": ratio.standing}
 
 
 def _figure_as_dict(figure: Figure) -> dict[str, object]:

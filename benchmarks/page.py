@@ -2,17 +2,18 @@
 
     python -m benchmarks.page
 
-`notes/NAME.md` is written by hand: where a goal is missed, it says what was tried.
+`notes/NAME.md` is written by hand: where a goal is missed or not decided, it says what was tried.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks import BENCHMARKS
-from benchmarks.outcome import RESULTS, Figure, Outcome, Ratio, in_words, verdict
+from benchmarks.outcome import RESULTS, Figure, Outcome, Ratio, Standing, in_words, verdict
 
 FOLDER = Path(__file__).parent
 PAGE = FOLDER / "README.md"
@@ -27,9 +28,15 @@ observation; do not edit it.
     python -m benchmarks.simulate                # one; --help has its settings
 
 Every figure is the ratio of two figures that one run measured in turn: the median of the rounds,
-and in brackets the 95 % interval of that median, by order statistics (none for fewer than six
-rounds). Seconds differ from machine to machine and from hour to hour, these ratios much less. The
-amount by which a goal is missed is given as a share of the goal.
+and in brackets the 95 % interval of that median, by order statistics. Seconds differ from machine
+to machine and from hour to hour, these ratios much less.
+
+A goal is *held* if the whole interval lies on its side, *missed* if the whole interval lies on the
+other, and else *not decided*: more rounds are needed to say. With fewer than six rounds it is
+judged by the interval of their geometric mean (Student's t), and a single round decides nothing.
+A ratio that is counted or computed is *exact* and needs no interval. The amount by which a goal is
+missed is that of the median, as a share of the goal. `--max-rounds N` measures on while a goal is
+not decided: the rounds double up to N, and the 5 % are shared by the times that one looks.
 """
 
 
@@ -45,7 +52,7 @@ def page_of(results: Path) -> str:
     return "\n".join([HEAD, *_goals(outcomes), *(_section(outcome) for outcome in outcomes)])
 
 
-def _goals(outcomes: Iterable[Outcome]) -> list[str]:
+def _goals(outcomes: Sequence[Outcome]) -> list[str]:
     rows = [
         f"| [{outcome.name}](#{outcome.name}) {_row(ratio)}"
         for outcome in outcomes
@@ -58,7 +65,15 @@ def _goals(outcomes: Iterable[Outcome]) -> list[str]:
         "| benchmark | ratio | median [95 %] | goal | |",
         "|---|---|---|---|---|",
     ]
-    return [*head, *rows, ""] if rows else []
+    return [*head, *rows, "", *_counts(outcomes)] if rows else []
+
+
+def _counts(outcomes: Iterable[Outcome]) -> list[str]:
+    """How many goals are held, missed and not decided, and which are not decided."""
+    judged = [ratio for outcome in outcomes for ratio in outcome.ratios if ratio.standing]
+    counts = Counter(ratio.standing for ratio in judged)
+    parts = ", ".join(f"{counts[standing]} {standing}" for standing in Standing)
+    return [f"Of {len(judged)} goals: {parts}.", ""]
 
 
 def _section(outcome: Outcome) -> str:

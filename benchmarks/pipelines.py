@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.outcome import Figure
-from benchmarks.turns import Turns, in_turns, seconds_of
+from benchmarks.turns import Rounds, Turns, in_turns, seconds_of
 from engine.model.data import DataSpec
 from engine.model.spec import ModelSpec
 from engine.plan.program import Program
@@ -139,7 +139,7 @@ DEMO = Regime("demo model", "llama-8m", 256, 8, num_warmup=2)
 COMPUTE_BOUND = Regime("compute-bound", _llama(512, 4, 8, 1408), 512, 8, num_warmup=2)
 
 
-def measure(regime: Regime, arms: Sequence[Arm], num_rounds: int) -> Turns:
+def measure(regime: Regime, arms: Sequence[Arm], rounds: int | Rounds) -> Turns:
     """Seconds of a step of each arm, by its printed name, round by round."""
     with tempfile.TemporaryDirectory() as folder:
         write_model(regime, Path(folder))
@@ -152,7 +152,7 @@ def measure(regime: Regime, arms: Sequence[Arm], num_rounds: int) -> Turns:
             "LOCAL_WORLD_SIZE": str(WORLD_SIZE),
             "OMP_NUM_THREADS": "1",
         }
-        given = (environment, theirs, regime, tuple(arms), num_rounds, Path(folder))
+        given = (environment, theirs, regime, tuple(arms), rounds, Path(folder))
         ranks = [context.Process(target=_rank, args=(rank, *given)) for rank in range(WORLD_SIZE)]
         for rank in ranks:
             rank.start()
@@ -211,7 +211,7 @@ def _rank(
     pipe: Connection,
     regime: Regime,
     arms: tuple[Arm, ...],
-    num_rounds: int,
+    rounds: int | Rounds,
     folder: Path,
 ) -> None:
     os.environ.update({**environment, "RANK": str(rank)})
@@ -223,7 +223,7 @@ def _rank(
     trainers = {arm: _trainer(regime.config(arm, folder), arm, fabric) for arm in arms}
     work = {str(arm): _timed(trainer) for arm, trainer in trainers.items()}
     gc.freeze()  # garbage is collected before each step: without torch's own objects
-    turns = in_turns(work, num_rounds, num_warmup=regime.num_warmup)
+    turns = in_turns(work, rounds, num_warmup=regime.num_warmup, agree=_of_rank_0)
     for trainer in trainers.values():
         if trainer is not None:
             trainer.close()
@@ -231,6 +231,13 @@ def _rank(
         pipe.send(turns.values)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _of_rank_0(answer: bool) -> bool:  # a question's answer
+    """The first rank's answer, on every rank."""
+    answers = [answer]
+    dist.broadcast_object_list(answers, src=0)
+    return answers[0]
 
 
 def _trainer(config: TrainerConfig, arm: Arm, fabric: Fabric) -> Trainer | None:

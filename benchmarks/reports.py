@@ -1,6 +1,7 @@
 """`ppbench report` and `ppbench explain` of a sweep of 100 stored runs, over another commit's.
 
-    python -m benchmarks.reports [--before 4f56b36] [--rounds 6] [--explained 10] [--stored FOLDER]
+    python -m benchmarks.reports [--before 4f56b36] [--rounds 6] [--max-rounds 0]
+                                 [--explained 10] [--stored FOLDER]
 
 The commit `--before` runs the sweep, emulated, whose schema both commits read. Whole commands of
 both are then timed in turns, from their start to their end: the report of the sweep; `explain` of
@@ -11,6 +12,7 @@ such a sweep left its `results` before, no sweep is run.
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 import shutil
@@ -21,9 +23,9 @@ from pathlib import Path
 
 from benchmarks.commit_commands import run_command
 from benchmarks.commit_steps import work_tree
-from benchmarks.outcome import Goal, Ratio, parser, write
+from benchmarks.outcome import MAX_ROUNDS, Goal, parser, write
 from benchmarks.surroundings import ROOT, read_surroundings
-from benchmarks.turns import in_turns, seconds_of, timed_in_turns
+from benchmarks.turns import Aim, Rounds, in_turns, seconds_of, timed_in_turns
 
 LEAST = Goal(at_least=5)
 NAME = "hundred"
@@ -57,6 +59,7 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--before", default="4f56b36", help="the commit that is compared with")
     options.add_argument("--rounds", type=int, default=6)
+    options.add_argument("--max-rounds", type=int, default=0, help=MAX_ROUNDS)
     options.add_argument("--explained", type=int, default=10, help="runs that it explains in turn")
     options.add_argument("--stored", type=Path, help="the folder of an earlier sweep")
     settings, surroundings = options.parse_args(), read_surroundings()
@@ -77,8 +80,10 @@ def main() -> None:
             "explain of one run, new": functools.partial(new, "explain", "last"),
             "explain of one run, old": functools.partial(before, "explain", "last"),
         }
-        commands = timed_in_turns(whole, settings.rounds)
+        of_commands = _rounds(settings, "report", "explain of one run")
+        commands = timed_in_turns(whole, of_commands)
         every = len(ids) // settings.explained
+        of_all = _rounds(settings, "explain of all runs")
         explained = in_turns(
             {
                 "explain of all runs, new": lambda: seconds_of(lambda: new("explain", NAME)),
@@ -87,18 +92,18 @@ def main() -> None:
                     * seconds_of(lambda: [before("explain", run_id) for run_id in ids[::every]])
                 ),
             },
-            settings.rounds,
+            of_all,
             num_warmup=0,
         )
-    ratios: list[Ratio] = [
-        turns.ratio(f"{name}: old over new", f"{name}, old", f"{name}, new", LEAST)
-        for turns, name in (
-            (commands, "report"),
-            (explained, "explain of all runs"),
-            (commands, "explain of one run"),
-        )
-    ]
+    report, one_run = of_commands.ratios(commands)
+    ratios = [report, *of_all.ratios(explained), one_run]
     write("reports", settings, surroundings, ratios, [*commands.figures(), *explained.figures()])
+
+
+def _rounds(settings: argparse.Namespace, *names: str) -> Rounds:
+    """The rounds of some commands, each of which has a goal."""
+    aims = (Aim(f"{name}: old over new", f"{name}, old", f"{name}, new", LEAST) for name in names)
+    return Rounds(settings.rounds, settings.max_rounds, tuple(aims))
 
 
 def _listed(folder: Path) -> str:

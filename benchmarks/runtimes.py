@@ -1,6 +1,7 @@
 """The engine over torch.distributed.pipelining, schedule by schedule, in three regimes.
 
     python -m benchmarks.runtimes [--overhead-rounds 40] [--demo-rounds 16] [--compute-rounds 12]
+                                  [--max-rounds 0]
 
 For each schedule that both support, the ratio is tokens per second of the engine over tokens per
 second of torch, on two ranks: a step of torch over a step of the engine, each once in a round. The
@@ -17,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from benchmarks.outcome import Figure, Goal, Ratio, parser, write
+from benchmarks.outcome import MAX_ROUNDS, Figure, Goal, Ratio, parser, write
 from benchmarks.pipelines import (
     COMPUTE_BOUND,
     DEMO,
@@ -30,9 +31,10 @@ from benchmarks.pipelines import (
     steps,
 )
 from benchmarks.surroundings import read_surroundings
+from benchmarks.turns import Aim, Rounds
 from ppbench.config.feasibility import SPLIT, TORCH_SCHEDULES
 
-EACH = Goal(at_least=1.0, low_at_least=0.98)
+EACH = Goal(at_least=1.0)
 
 
 def main() -> None:
@@ -40,6 +42,7 @@ def main() -> None:
     options.add_argument("--overhead-rounds", type=int, default=40)
     options.add_argument("--demo-rounds", type=int, default=16)
     options.add_argument("--compute-rounds", type=int, default=12)
+    options.add_argument("--max-rounds", type=int, default=0, help=MAX_ROUNDS)
     options.add_argument("--schedules", nargs="+", default=list(TORCH_SCHEDULES))
     settings, surroundings = options.parse_args(), read_surroundings()
     compute_bound = dataclasses.replace(COMPUTE_BOUND, num_microbatches=4)  # half the time
@@ -51,19 +54,24 @@ def main() -> None:
     ratios: list[Ratio] = []
     figures: list[Figure] = []
     for regime, num_rounds in regimes:
-        parts = [_over_torch(regime, name, num_rounds) for name in settings.schedules]
+        most = settings.max_rounds
+        parts = [_over_torch(regime, name, num_rounds, most) for name in settings.schedules]
         of_regime = [ratio for ratio, _ in parts]
         ratios += [*of_regime, *_means(regime, of_regime)]
         figures += [figure for _, of_schedule in parts for figure in of_schedule]
     write("runtimes", settings, surroundings, ratios, figures)
 
 
-def _over_torch(regime: Regime, schedule: str, num_rounds: int) -> tuple[Ratio, list[Figure]]:
+def _over_torch(
+    regime: Regime, schedule: str, num_rounds: int, most: int
+) -> tuple[Ratio, list[Figure]]:
     arms = ours, theirs = Arm("engine", schedule), Arm("torch", schedule)
-    turns = measure(regime, [*arms, UNSPLIT], num_rounds)
     name = f"{regime.name}, {schedule}: engine over torch"
+    rounds = Rounds(num_rounds, most, (Aim(name, str(theirs), str(ours), EACH),))
+    turns = measure(regime, [*arms, UNSPLIT], rounds)
+    (ratio,) = rounds.ratios(turns)
     lost = [lost_per_action(turns, regime, arm) for arm in arms]
-    return turns.ratio(name, str(theirs), str(ours), EACH), [*steps(turns, regime), *lost]
+    return ratio, [*steps(turns, regime), *lost]
 
 
 def _means(regime: Regime, ratios: Sequence[Ratio]) -> list[Ratio]:

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -158,7 +159,8 @@ def _ratios(
         Ratio.of(f"{what}, {ours} over {other}", measured[ours][what], values, goal)
         for what, values in measured[other].items()
     ]
-    size = Ratio(f"size, {ours} over {other}", (sizes[ours] / sizes[other],), goal=goal)
+    exact = goal and replace(goal, is_exact=True)
+    size = Ratio(f"size, {ours} over {other}", (sizes[ours] / sizes[other],), goal=exact)
     return [*ratios, size]
 
 

@@ -6,10 +6,11 @@ import functools
 import gc
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count, takewhile
 from typing import TypeVar
 
-from benchmarks.outcome import Figure, Goal, Ratio
+from benchmarks.outcome import Figure, Goal, Ratio, Standing
 
 Result = TypeVar("Result")
 
@@ -29,11 +30,82 @@ class Turns:
         return [Figure(arm, tuple(taken), self.unit) for arm, taken in self.values.items()]
 
 
+@dataclass(frozen=True)
+class Aim:
+    """A ratio of two arms with a goal; `scale` multiplies it."""
+
+    name: str
+    numerator: str
+    denominator: str
+    goal: Goal
+    scale: float = 1.0
+
+    def ratio(self, turns: Turns, num_looks: int = 1) -> Ratio:
+        """The ratio in each round; it may have been looked at so often."""
+        scaled = [self.scale * value for value in turns.values[self.numerator]]
+        ratio = Ratio.of(self.name, scaled, turns.values[self.denominator], self.goal)
+        return replace(ratio, num_looks=num_looks)
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How many rounds are measured: the fewest, or more while the goal of an aim is not decided."""
+
+    fewest: int
+    most: int = 0  # no more than the fewest
+    aims: tuple[Aim, ...] = ()
+
+    @property
+    def looks(self) -> tuple[int, ...]:
+        """The rounds after which one may stop: each twice as many as the one before."""
+        if not self.aims or self.most <= self.fewest:
+            return (self.fewest,)
+        doubled = takewhile(
+            lambda num: num < self.most, (self.fewest * 2**place for place in count())
+        )
+        return (*doubled, self.most)
+
+    def ratios(self, turns: Turns) -> list[Ratio]:
+        """The ratios of the aims, judged by intervals that hold at all looks."""
+        return [aim.ratio(turns, len(self.looks)) for aim in self.aims]
+
+    def is_open(self, values: Mapping[str, list[float]]) -> bool:
+        """Whether any goal is not decided yet."""
+        ratios = self.ratios(Turns(dict(values)))
+        return any(ratio.standing is Standing.undecided for ratio in ratios)
+
+
 def in_turns(
-    arms: Mapping[str, Callable[[], float]], num_rounds: int, num_warmup: int = 1, unit: str = "s"
+    arms: Mapping[str, Callable[[], float]],
+    rounds: int | Rounds,
+    num_warmup: int = 1,
+    unit: str = "s",
+    agree: Callable[[bool], bool] = bool,
 ) -> Turns:
-    """Measure each arm once in a round; the values of the first rounds are not kept."""
-    return Turns(results_in_turns(arms, num_rounds, num_warmup), unit)
+    """Measure each arm once in a round; the values of the first rounds are not kept.
+
+    Where several ranks do this together, `agree` gives all of them the first one's answer to
+    whether more rounds are measured.
+    """
+    planned = rounds if isinstance(rounds, Rounds) else Rounds(rounds)
+    return Turns(_measured(arms, planned, num_warmup, agree), unit)
+
+
+def _measured(
+    arms: Mapping[str, Callable[[], float]],
+    rounds: Rounds,
+    num_warmup: int,
+    agree: Callable[[bool], bool],
+) -> dict[str, list[float]]:
+    values: dict[str, list[float]] = {name: [] for name in arms}
+    first = 0
+    for num_rounds in rounds.looks:
+        for round_index in range(first, num_warmup + num_rounds):
+            _measure_round(arms, round_index, values, is_kept=round_index >= num_warmup)
+        first = num_warmup + num_rounds
+        if num_rounds < rounds.looks[-1] and not agree(rounds.is_open(values)):
+            break
+    return values
 
 
 def results_in_turns(
@@ -45,19 +117,29 @@ def results_in_turns(
     """
     results: dict[str, list[Result]] = {name: [] for name in arms}
     for round_index in range(num_warmup + num_rounds):
-        for name in order(tuple(arms), round_index):
-            result = arms[name]()
-            if round_index >= num_warmup:
-                results[name].append(result)
+        _measure_round(arms, round_index, results, is_kept=round_index >= num_warmup)
     return results
 
 
+def _measure_round(
+    arms: Mapping[str, Callable[[], Result]],
+    round_index: int,
+    results: dict[str, list[Result]],
+    *,
+    is_kept: bool,
+) -> None:
+    for name in order(tuple(arms), round_index):
+        result = arms[name]()
+        if is_kept:
+            results[name].append(result)
+
+
 def timed_in_turns(
-    arms: Mapping[str, Callable[[], object]], num_rounds: int, num_warmup: int = 1
+    arms: Mapping[str, Callable[[], object]], rounds: int | Rounds, num_warmup: int = 1
 ) -> Turns:
     """Measure the seconds that each arm takes."""
     timed = {name: functools.partial(seconds_of, work) for name, work in arms.items()}
-    return in_turns(timed, num_rounds, num_warmup)
+    return in_turns(timed, rounds, num_warmup)
 
 
 def order(names: tuple[str, ...], round_index: int) -> Iterator[str]:

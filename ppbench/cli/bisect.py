@@ -130,7 +130,7 @@ def _verdict(result: BisectionResult, good: str, bad: str) -> list[str]:
             likeliest = result.targets[result.search.latest].label
             chance = _percent(result.search.confidence)
             return [
-                f"undecided after {launches}; likeliest: {likeliest} ({chance})",
+                f"--max-launches reached after {launches}; likeliest: {likeliest} ({chance})",
                 f"go on with: {typed_command()}",
             ]
 
@@ -256,6 +256,7 @@ def _values(result: BisectionResult, results: Path) -> dict[str, object]:
         "case": list(result.conditions),
         "num_launches": result.num_launches,
         "num_made": result.num_made,
+        "stop": str(result.stop),
         "skipped": _commit_values([target for target, runs in commits if not runs]),
         "commits": as_records(result.frame),
         "commands": _commands(result, results),

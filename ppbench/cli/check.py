@@ -13,12 +13,14 @@ from ppbench.cli.options import (
     HowToPrint,
     IsRun,
     Metrics,
+    MostLaunches,
     NumLaunches,
     Results,
     Sort,
     check_store_of,
     command,
     going_on,
+    num_and_most,
     print_text,
 )
 from ppbench.display.formats import Format
@@ -55,7 +57,8 @@ def check(
     threshold: Threshold = None,
     metrics: Metrics = None,
     is_run: IsRun = False,
-    launches: NumLaunches = 5,
+    launches: NumLaunches = None,
+    most: MostLaunches = None,
     summary: Summary = None,
     results: Results = RESULTS,
     how: HowToPrint = Format.table,
@@ -70,7 +73,7 @@ def check(
 
     largest = _share(threshold)
     check_store_of(results, [head, base or ""], measures=is_run)
-    num_launches = launches if is_run else None
+    launches, most = num_and_most(launches, most, is_run=is_run)
     with going_on(), LiveProgress(is_shown=is_run) as progress:
         result = check_sides(
             file,
@@ -78,7 +81,8 @@ def check(
             head=head,
             threshold=largest,
             metrics=metrics or (),
-            launches=num_launches,
+            launches=launches,
+            max_launches=most,
             results=results,
             progress=progress,
         )
@@ -91,7 +95,8 @@ def check(
         metric=metrics,
         results=results,
         run=is_run,
-        launches=num_launches,
+        launches=launches,
+        max_launches=most,
     )
     note_aside(result.comparison, how)
     if summary is not None:

@@ -16,12 +16,14 @@ from ppbench.cli.options import (
     HowToPrint,
     IsRun,
     Metrics,
+    MostLaunches,
     NumLaunches,
     Results,
     Sort,
     check_store_of,
     command,
     going_on,
+    num_and_most,
     print_text,
 )
 from ppbench.display.formats import Format
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from ppbench.comparison.across import Across
     from ppbench.display.tables import View
     from ppbench.report.pages.comparison import ComparisonPage
+    from ppbench.run.sweep.progress import Display
 
 Names = Annotated[
     list[str] | None,
@@ -75,7 +78,8 @@ def compare(
     all_pairs: AllPairs = False,
     metrics: Metrics = None,
     is_run: IsRun = False,
-    launches: NumLaunches = 5,
+    launches: NumLaunches = None,
+    most: MostLaunches = None,
     output: Page = None,
     results: Results = RESULTS,
     how: HowToPrint = Format.table,
@@ -86,25 +90,21 @@ def compare(
     from ppbench.display.tables import View
 
     words, view = names or [], View.of(columns, sort)
+    asked = num_and_most(launches, most, is_run=is_run)
     is_named = across is not None or any(not word.endswith(".toml") for word in words)
     check_store_of(results, words, measures=is_run or not is_named)
     result: Comparison | Across
     if across is None:
         _check_has_no_axis(words, base_value, all_pairs=all_pairs)
-        num_launches = launches if is_run else None
-        result, text = _sides(words, metrics, num_launches, results, how, view, output)
+        result, text = _sides(words, metrics, asked, results, how, view, output)
     else:
-        if is_run:
-            raise UsageError(
-                "--run: measures two sides; with --across measure a sweep first: ppbench sweep "
-                "SWEEP --set measure.launches=5"
-            )
         options = (base_value, all_pairs, metrics)
-        result, text = _along(across, words, options, results, how, view, output)
+        result, text = _along(across, words, options, asked, results, how, view, output)
     print_text(text, how)
     if output is not None:
         print(f"page: {output}", file=sys.stdout if how is Format.table else sys.stderr)
-    raise typer.Exit(ExitCode.ok if result.has_verdict else ExitCode.insufficient)
+    is_answered = result.has_verdict and not result.is_open
+    raise typer.Exit(ExitCode.ok if is_answered else ExitCode.insufficient)
 
 
 def _check_has_no_axis(names: Sequence[str], base_value: str | None, *, all_pairs: bool) -> None:
@@ -121,7 +121,7 @@ def _check_has_no_axis(names: Sequence[str], base_value: str | None, *, all_pair
 def _sides(
     words: Sequence[str],
     metrics: Sequence[str] | None,
-    launches: int | None,
+    asked: tuple[int | None, int | None],
     results: Path,
     how: Format,
     view: View,
@@ -135,13 +135,15 @@ def _sides(
     from ppbench.commits.sides import WORKTREE
 
     base, head, sweep = split_names(words)
-    with going_on(), LiveProgress(is_shown=launches is not None) as progress:
+    launches, most = asked
+    with going_on(), LiveProgress(is_shown=asked != (None, None)) as progress:
         result = compare_sides(
             base,
             head or WORKTREE,
             sweep=sweep,
             metrics=metrics or (),
             launches=launches,
+            max_launches=most,
             results=results,
             progress=progress,
         )
@@ -158,6 +160,7 @@ def _along(
     axis: str,
     words: Sequence[str],
     options: tuple[str | None, bool, Sequence[str] | None],
+    asked: tuple[int | None, int | None],
     results: Path,
     how: Format,
     view: View,
@@ -165,12 +168,23 @@ def _along(
 ) -> tuple[Across, str]:
     """Compare cases along an axis; return the result and its text, and write its page."""
     from ppbench.cli.comparison import across_text, note_aside, page_of_axis
-    from ppbench.comparison.across import compare_across
+    from ppbench.cli.progress import LiveProgress
+    from ppbench.commits.comparison import compare as compare_sides
 
     base, all_pairs, metrics = options
-    result = compare_across(
-        axis, words, base=base, all_pairs=all_pairs, metrics=metrics or (), results=results
-    )
+    with going_on():
+        result = compare_sides(
+            across=axis,
+            runs=words,
+            base=base,
+            all_pairs=all_pairs,
+            metrics=metrics or (),
+            launches=asked[0],
+            max_launches=asked[1],
+            results=results,
+            progress=LiveProgress(is_shown=False),
+            display=_display() if asked != (None, None) else None,
+        )
     wanted = result.series() if how is Format.json else result.changed()
     if output is not None:
         again = command(
@@ -185,6 +199,15 @@ def _along(
         _write(output, page_of_axis(result, result.break_down(result.changed()), again))
     note_aside(result, how)
     return result, across_text(result, result.break_down(wanted), how, view)
+
+
+def _display() -> Display:
+    """Shows how far the sweep is whose cases are compared."""
+    from rich.console import Console
+
+    from ppbench.run.sweep.progress import display_for
+
+    return display_for(Console(stderr=True))
 
 
 def _write(path: Path, page: ComparisonPage) -> None:

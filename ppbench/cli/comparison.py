@@ -20,6 +20,7 @@ from ppbench.commits.sides import SHORT, Side
 from ppbench.comparison.across import Across, Contrast
 from ppbench.comparison.axes import key_of
 from ppbench.comparison.lines import Breakdown, Compared, Line, ends
+from ppbench.comparison.measurement import stop_text
 from ppbench.comparison.notes import launches_wanted
 from ppbench.console import note
 from ppbench.display.cases import axis_text
@@ -58,6 +59,7 @@ def comparison_text(
         return render(comparison.frame, how, [], view)
     parts = [
         _heads(comparison, how),
+        _stop(comparison, how),
         _table([_row(line) for line in comparison.lines], comparison.lines, how, view)
         or f"nothing to compare: {NOTHING}",
         *(section.text(how) for section in (*_moved(breakdowns), _notes(comparison))),
@@ -86,6 +88,7 @@ def across_text(
     empty = f"nothing to compare: no two cases differ in {key_of(across.axis)} alone"
     parts = [
         _across_heads(across, how),
+        _stop(across, how),
         _across_table(across, how, view) or empty,
         *(section.text(how) for section in (*moved, _notes(across))),
     ]
@@ -202,6 +205,7 @@ def gate_text(
     parts = [
         f"## {escaped(headline(result))}" if is_page else headline(result),
         _heads(comparison, how),
+        _stop(comparison, how),
         _table(rows, lines, how, view),
         *(section.text(how) for section in sections),
         _to_paste(result, how),
@@ -230,7 +234,10 @@ def headline(result: GateResult) -> str:
     if result.word != NOT_DECIDED:
         return text
     num = launches_wanted([gated.line for gated in result.unclear])
-    return f"{text}; exits with 0; to decide it: --run --launches {num} on a quiet machine"
+    looks = result.comparison.looks
+    more = f"--launches {num}" if looks is None else f"--max-launches {2 * looks.most_launches}"
+    exits = f"exits with {result.exit_code:d}"
+    return f"{text}; {exits}; to decide it: --run {more} on a quiet machine"
 
 
 def _heads(comparison: Comparison, how: Format) -> str:
@@ -241,6 +248,14 @@ def _heads(comparison: Comparison, how: Format) -> str:
     if len(only := comparison.series()) == 1:
         lines.append(f"case  {_plain(only[0].text)}")
     return "\n".join(f"- {_code(line)}" if how is Format.markdown else line for line in lines)
+
+
+def _stop(compared: Compared[Any], how: Format) -> str:
+    """Why no more launches were made; empty if their number was fixed."""
+    if compared.looks is None:
+        return ""
+    text = stop_text(compared.looks)
+    return escaped(text) if how is Format.markdown else text
 
 
 def _counts(side: Side) -> str:
@@ -411,8 +426,9 @@ def _allowed(gated: GatedLine) -> str:
 def note_aside(comparison: Compared[Any], how: Format) -> None:
     """Note what a table in CSV has no place for."""
     if how is Format.csv:
-        for text in comparison.notes:
-            note(f"note: {text}")
+        for text in (_stop(comparison, how), *comparison.notes):
+            if text:
+                note(f"note: {text}")
 
 
 def _notes(comparison: Compared[Any]) -> _Section:
@@ -468,6 +484,7 @@ def _comparison_values(
     return {
         "base": _side_values(comparison.base),
         "head": _side_values(comparison.head),
+        **_looks_values(comparison),
         "changes": _records(comparison.frame),
         "moved": [
             {
@@ -488,6 +505,7 @@ def _across_values(across: Across, breakdowns: Sequence[Breakdown[Contrast]]) ->
         "base": across.base,
         "values": list(across.axis_values),
         "runs": across.title,
+        **_looks_values(across),
         "changes": _records(across.frame),
         "moved": [
             {**breakdown.series.values(), **_moved_values(part)}
@@ -496,6 +514,10 @@ def _across_values(across: Across, breakdowns: Sequence[Breakdown[Contrast]]) ->
         ],
         "notes": list(across.notes),
     }
+
+
+def _looks_values(compared: Compared[Any]) -> dict[str, object]:
+    return {} if compared.looks is None else {"looks": compared.looks.as_dict()}
 
 
 def _gate_values(

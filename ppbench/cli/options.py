@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from ppbench.cli import completion
 from ppbench.console import wrapped
 from ppbench.display.formats import Assets, Format
-from ppbench.errors import SweepInterruptedError, no_runs_in
+from ppbench.errors import SweepInterruptedError, UsageError, no_runs_in
 from ppbench.files import is_stream
 
 if TYPE_CHECKING:  # typer exports no name for these
@@ -160,9 +160,24 @@ IsRun = Annotated[
     bool, typer.Option("--run", help="Measure both sides first, in interleaved launches.")
 ]
 NumLaunches = Annotated[
-    int,
+    int | None,
     typer.Option(
-        "--launches", metavar="K", min=1, max=1000, help="Launches of each side, with --run."
+        "--launches",
+        metavar="K",
+        min=1,
+        max=1000,
+        help="With --run: exactly so many launches of each side. By default it stops when every "
+        "case is decided.",
+    ),
+]
+MostLaunches = Annotated[
+    int | None,
+    typer.Option(
+        "--max-launches",
+        metavar="K",
+        min=3,
+        max=1000,
+        help="With --run: most launches of each side, if it is not decided earlier; default: 12.",
     ),
 ]
 ScheduleName = Annotated[
@@ -225,6 +240,26 @@ RESULTS = Path("results")
 REPORTS = Path("reports")
 _DEFAULTS = {"results": RESULTS, "reports": REPORTS}
 UNIT_COST = "F=1,I=1,W=1"
+
+
+def num_and_most(
+    launches: int | None, most: int | None, *, is_run: bool
+) -> tuple[int | None, int | None]:
+    """The number of launches that is fixed, or else the most that may be made; None without --run.
+
+    Raises UsageError where both are asked for.
+    """
+    from ppbench.statistics.until_decided import MOST_LAUNCHES
+
+    if most is not None and launches is not None:
+        raise UsageError(
+            "--max-launches: ends when it is decided, and --launches after a fixed number; give one"
+        )
+    if most is not None and not is_run:
+        raise UsageError("--max-launches: is a number of launches to make; add --run")
+    if not is_run:
+        return None, None
+    return launches, None if launches is not None else most or MOST_LAUNCHES
 
 
 def typed_command() -> str:

@@ -54,7 +54,12 @@ NumTrials = Annotated[
 NumLaunches = Annotated[
     int,
     typer.Option(
-        "--launches", metavar="K", min=1, max=1000, help="Most launches of each, with --run."
+        "--max-launches",
+        "--launches",
+        metavar="K",
+        min=1,
+        max=1000,
+        help="Most launches of each, with --run, if it is not decided earlier.",
     ),
 ]
 IsMeasuredAnew = Annotated[

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ppbench.console import note, wrapped
-from ppbench.display.units import counted
+from ppbench.display.units import counted, duration
 
 _SHOWN = ("waiting for ", "warning: ", "setup: ")
 """Prefixes of a sweep's lines that are shown even without a live line."""
@@ -70,14 +70,7 @@ class LiveProgress:
         if not self._seconds:
             return f", {counted(num_left, 'start')} left with this one"
         seconds = sum(self._seconds) / len(self._seconds) * num_left
-        return f", {counted(num_left, 'start')} left with this one, about {_duration(seconds)}"
-
-
-def _duration(seconds: float) -> str:
-    """`0:42`, or `3:07:00`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+        return f", {counted(num_left, 'start')} left with this one, about {duration(seconds)}"
 
 
 class ShowStatus(Protocol):

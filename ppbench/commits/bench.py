@@ -16,7 +16,8 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
@@ -26,6 +27,7 @@ import pandas as pd
 from ppbench.commits.launches import Launches, StoredLaunches
 from ppbench.commits.sides import WORKTREE
 from ppbench.commits.worktrees import Checkouts, SetupError
+from ppbench.comparison.repeats import FindDisturbed, is_lacking, most_repeats
 from ppbench.config.case import setting_of
 from ppbench.config.reader import read_sweep
 from ppbench.config.schema import known_keys
@@ -128,10 +130,12 @@ class Bench:
         metrics: Sequence[str] = (SPEED,),
         retries_failed: bool = False,
         is_fresh: bool = False,
+        find_disturbed: FindDisturbed | None = None,
     ) -> None:
         """`overrides` are those that the sweep was read with.
 
-        With `is_fresh` only launches count that were made just now, by the same code. Raises
+        With `is_fresh` only launches count that were made just now, by the same code; those that
+        `find_disturbed` finds are made again by `measure_afresh`, a few times. Raises
         UsageError for a sweep that cannot be used, RepositoryError without a repository.
         """
         check_devices(sweep)
@@ -143,7 +147,7 @@ class Bench:
         self._store = Store(results.resolve())
         self._overrides, self._metrics = tuple(overrides), tuple(metrics)
         self._only: tuple[str, ...] = ()
-        self._is_fresh = is_fresh
+        self._is_fresh, self._find_disturbed = is_fresh, find_disturbed
         self._stored = self._look_up()
         self._retries_failed = retries_failed
         self._tried: dict[str, int] = {}  # target -> most launches that were asked for
@@ -160,7 +164,12 @@ class Bench:
         has_own_code = (self.repository.root / _CODE).is_file()
         code = None if has_own_code else code_hash()
         return StoredLaunches(
-            self._store, self.sweep, self._metrics, is_fresh=self._is_fresh, code=code
+            self._store,
+            self.sweep,
+            self._metrics,
+            is_fresh=self._is_fresh,
+            code=code,
+            find_disturbed=self._find_disturbed,
         )
 
     def select(self, only: Sequence[str]) -> None:
@@ -222,7 +231,7 @@ class Bench:
         places = [
             place
             for place in range(len(self.sweep.cases))
-            if stored.num_done(place) < num_launches and not stored.does_not_run(place)
+            if is_lacking(stored.disturbed(place), num_launches) and not stored.does_not_run(place)
         ]
         if not places:
             return stored
@@ -342,6 +351,84 @@ def _place_in(root: Path) -> Path:
     return here.relative_to(root.resolve()) if here.is_relative_to(root.resolve()) else Path()
 
 
+@dataclass
+class Rounds:
+    """Two commits that are launched in turns: A B, B A, A B, ..."""
+
+    bench: Bench
+    base: Target
+    head: Target
+    num_done: int = 0
+    """Launches that each side has, if its cases run."""
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The full hashes, or `WORKTREE` for a head with uncommitted changes."""
+        return self.base.name, self.head.name
+
+    def bring_to(self, num_launches: int) -> float:
+        """Launch both sides until each has so many launches; return the rounds that it took.
+
+        Raises LaunchError if no case of a side runs.
+        """
+        starts = self.bench.num_starts
+        for count in range(self.num_done + 1, num_launches + 1):
+            # Drift of the machine favours neither side.
+            sides = (self.base, self.head) if count % 2 else (self.head, self.base)
+            for side in sides:
+                stored = self._launched(side, count)
+                if count == 1:
+                    _check_runs(self.bench, side, stored)
+            self.num_done = count
+        return (self.bench.num_starts - starts) / 2
+
+    def _launched(self, side: Target, count: int) -> Launches:
+        """Bring a side to so many launches; disturbed ones are made again, so often at most."""
+        stored = self.bench.measure_afresh(side, count)
+        for _ in range(most_repeats(count)):
+            if not self._is_repeat_due(stored, count):
+                break
+            self.bench.progress.say("  its machine was disturbed: launched once more")
+            stored = self.bench.measure_afresh(side, count)
+        return stored
+
+    def _is_repeat_due(self, stored: Launches, count: int) -> bool:
+        cases = map(stored.disturbed, range(len(self.bench.sweep.cases)))
+        return any(any(disturbed) and is_lacking(disturbed, count) for disturbed in cases)
+
+
+@contextmanager
+def rounds_of(
+    sweep: Sweep | None,
+    base: str | None,
+    head: str,
+    results: Path,
+    progress: Progress = SILENT,
+    find_disturbed: FindDisturbed | None = None,
+) -> Iterator[Rounds]:
+    """Two commits to be measured in turns; their work trees are removed at the end.
+
+    Older launches do not count: between sessions a machine drifts by more than launches differ, and
+    that would fall on one side. Launches of the last hour do count, so that a measurement that was
+    stopped goes on.
+
+    A head with uncommitted changes is measured in place. Without a base it is the repository's
+    default. Raises PpbenchError.
+    """
+    if sweep is None:
+        raise UsageError("--run: needs SWEEP, the sweep file to be measured")
+    with Bench(sweep, results, progress, is_fresh=True, find_disturbed=find_disturbed) as bench:
+        rounds = Rounds(bench, *_targets(bench, base, head))
+        _note_fresh(bench, rounds.base, rounds.head)
+        try:
+            yield rounds
+        except KeyboardInterrupt:
+            done = counted(rounds.num_done, "launch")
+            raise SweepInterruptedError(
+                f"interrupted after {done} of each side; what is finished is kept"
+            ) from None
+
+
 def measure_sides(
     sweep: Sweep | None,
     base: str | None,
@@ -350,30 +437,10 @@ def measure_sides(
     results: Path,
     progress: Progress = SILENT,
 ) -> tuple[str, str]:
-    """Measure two commits in interleaved launches, so many of each, and return their names.
-
-    Older launches do not count: between sessions a machine drifts by more than launches differ, and
-    that would fall on one side. Launches of the last hour do count, so that a measurement that was
-    stopped goes on.
-
-    The names are full hashes, or `WORKTREE` for a head with uncommitted changes, which is measured
-    in place. Without a base it is the repository's default. Raises PpbenchError.
-    """
-    if sweep is None:
-        raise UsageError("--run: needs SWEEP, the sweep file to be measured")
-    try:
-        with Bench(sweep, results, progress, is_fresh=True) as bench:
-            first, last = _targets(bench, base, head)
-            _note_fresh(bench, first, last)
-            for count in range(1, launches + 1):
-                # A B, B A, A B, ...: drift of the machine favours neither side.
-                for side in (first, last) if count % 2 else (last, first):
-                    stored = bench.measure_afresh(side, count)
-                    if count == 1:
-                        _check_runs(bench, side, stored)
-    except KeyboardInterrupt:
-        raise SweepInterruptedError("stopped; what is finished is kept") from None
-    return first.name, last.name
+    """Measure two commits in interleaved launches, so many of each, and return their names."""
+    with rounds_of(sweep, base, head, results, progress) as rounds:
+        rounds.bring_to(launches)
+        return rounds.names
 
 
 def _targets(bench: Bench, base: str | None, head: str) -> tuple[Target, Target]:

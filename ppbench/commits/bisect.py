@@ -19,10 +19,13 @@ from pathlib import Path
 import pandas as pd
 
 from ppbench.commits.bench import SILENT, Bench, Progress, Target, commit_values, read_tracked
-from ppbench.commits.launches import Launches, fingerprint_of
+from ppbench.commits.launches import Launches
+from ppbench.comparison.known import known_of
+from ppbench.comparison.launches import fingerprint_of
 from ppbench.comparison.lines import read_metrics
 from ppbench.config.sweep import read_share
 from ppbench.display.metrics import METRICS
+from ppbench.display.units import counted, duration, percent
 from ppbench.errors import (
     ExitCode,
     LaunchError,
@@ -30,8 +33,16 @@ from ppbench.errors import (
     UsageError,
     first_line,
 )
-from ppbench.statistics.bisection import Finding, Search, search_first_bad
+from ppbench.statistics.bisection import (
+    Finding,
+    Search,
+    fewest_launches,
+    reach_of_ends,
+    search_first_bad,
+)
+from ppbench.statistics.noise import measure_noise
 from ppbench.statistics.slowdowns import is_disturbed
+from ppbench.statistics.until_decided import Stop
 from ppbench.statistics.verdicts import Noise
 from ppbench.store.noise import read_noise
 
@@ -62,6 +73,12 @@ class BisectionResult:
     @property
     def exit_code(self) -> ExitCode:
         return ExitCode.ok if self.search.finding is Finding.found else ExitCode.insufficient
+
+    @property
+    def stop(self) -> Stop:
+        """Why no more launches were made."""
+        is_open = self.search.finding is Finding.searching
+        return Stop.most if is_open else Stop.decided
 
     @property
     def num_launches(self) -> int:
@@ -140,10 +157,14 @@ def bisect(
         bench.select(only)
         path = bench.repository.between(good, bad)
         targets = tuple(bench.target(sha) for sha in (bench.repository.resolve(good), *path))
+        searching = _Bisection(bench, targets, metric, sure, max_launches, retries_failed)
         try:
-            return _Bisection(bench, targets, metric, sure, max_launches, retries_failed).run()
+            return searching.run()
         except KeyboardInterrupt:
-            raise SweepInterruptedError("stopped; what was measured is kept") from None
+            made = counted(searching.num_made, "launch")
+            raise SweepInterruptedError(
+                f"interrupted after {made}, not decided; what was measured is kept"
+            ) from None
 
 
 @dataclass
@@ -162,9 +183,12 @@ class _Bisection:
         self.is_retry_due = [self.retries_failed] * len(self.targets)
         self.launches: list[Launches] = self.bench.launches(self.targets)
         self.num_made = 0
+        self.is_reach_said = False
 
     def run(self) -> BisectionResult:
         """Measure until the answer is known, or no more launches are allowed."""
+        if self._may_launch():
+            self._say_beforehand()
         if len(self.bench.sweep.cases) > 1:
             self.bench.select_case(self._case_that_differs_most())
             self.launches = self.bench.launches(self.targets)
@@ -184,6 +208,40 @@ class _Bisection:
             search,
             self.num_made,
         )
+
+    def _say_beforehand(self) -> None:
+        """Say how long a launch takes, and which change the ends show if a noise is stored."""
+        known = known_of(self.bench.sweep, self.bench.results, num_sides=1)
+        say = self.bench.progress.say
+        fewest = fewest_launches(len(self.targets) - 1)
+        text = f"at least {fewest} launches for {counted(len(self.targets) - 1, 'commit')}"
+        if known.round_s is not None:
+            text += (
+                f", {duration(fewest * known.round_s)}: one takes about {duration(known.round_s)}"
+            )
+        say(text)
+        if known.noise is None:
+            say("no noise is stored: which change can be found is said after some launches")
+        else:
+            self._say_reach(known.noise, "stored noise")
+
+    def _say_reach(self, noise: Noise, origin: str) -> None:
+        """Say once which change between the ends is found with how many launches of each."""
+        found = ", ".join(f"{percent(change)} with {num}" for num, change in reach_of_ends(noise))
+        self.bench.progress.say(
+            f"launches of each end show, in 80 % of searches, a change of {found} "
+            f"({origin} {percent(noise.deviation)})"
+        )
+        self.is_reach_said = True
+
+    def _say_reach_of_launches(self) -> None:
+        """Say it by the noise of the launches so far, if no noise was stored."""
+        cases = range(len(self.bench.sweep.cases))
+        ends = (self.launches[0], self.launches[-1])
+        figures = [end.figures(place, self.metric) for place in cases for end in ends]
+        in_points = METRICS[self.metric].in_points
+        if not self.is_reach_said and all(len(own) > 1 for own in figures):
+            self._say_reach(measure_noise(figures, in_points=in_points).noise, "noise so far")
 
     def _case_that_differs_most(self) -> int:
         """Measure the ends until one case differs significantly, or none will."""
@@ -265,6 +323,7 @@ class _Bisection:
         self.is_retry_due[commit] = False
         has_more = self._num_figures(commit) > before
         self.fruitless[commit] = 0 if has_more else self.fruitless[commit] + 1
+        self._say_reach_of_launches()
 
     def _num_figures(self, commit: int) -> int:
         cases = range(len(self.bench.sweep.cases))

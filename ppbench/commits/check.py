@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 from ppbench.commits.advice import check_command
-from ppbench.commits.bench import SILENT, Progress, measure_sides, read_tracked
-from ppbench.commits.comparison import compare_sides, noise_folders, of_sweep, places_of
+from ppbench.commits.bench import SILENT, Progress, Rounds, read_tracked, rounds_of
+from ppbench.commits.comparison import (
+    at_look,
+    compare_sides,
+    judge_of,
+    noise_folders,
+    of_sweep,
+    places_of,
+)
 from ppbench.commits.gate import (
     GATED,
     Accepted,
@@ -21,6 +28,7 @@ from ppbench.commits.gate import (
     limits_of,
     read_accepted,
 )
+from ppbench.commits.sequence import judge_until_decided
 from ppbench.commits.sides import (
     SHORT,
     WORKTREE,
@@ -35,6 +43,8 @@ from ppbench.config.sweep import Sweep, read_share
 from ppbench.console import note
 from ppbench.errors import LaunchError, NotMeasuredError, UsageError
 from ppbench.git import Repository
+from ppbench.statistics.until_decided import Look
+from ppbench.statistics.verdicts import Metric
 
 
 def check(
@@ -45,6 +55,7 @@ def check(
     threshold: str | float | None = None,
     metrics: Sequence[str] = (),
     launches: int | None = None,
+    max_launches: int | None = None,
     results: Path | str = Path("results"),
     progress: Progress = SILENT,
 ) -> GateResult:
@@ -52,31 +63,83 @@ def check(
 
     The sweep file is by default that of head's runs, and the base the commit where head left the
     main branch. `threshold` is a share such as 0.02 or "2%". With `launches` both sides are
-    measured first, so often each. Raises UsageError, NotMeasuredError, StoreError and
-    SweepInterruptedError.
+    measured first, so often each, and with `max_launches` until the verdicts are decided. Raises
+    UsageError, NotMeasuredError, StoreError and SweepInterruptedError.
     """
-    default = None if threshold is None else read_share("--threshold", threshold)
-    results, gated = Path(results), read_metrics(metrics, GATED)
-    named = None if sweep is None else read_tracked(sweep)
-    begun = datetime.now(UTC)
-    again = partial(_again, base, head, results)
-    if launches is not None:
+    request = _Request(
+        None if sweep is None else read_tracked(sweep),
+        None if threshold is None else read_share("--threshold", threshold),
+        tuple(read_metrics(metrics, GATED)),
+        tuple(read_metrics([*metrics, *SHOWN])),
+        Path(results),
+        datetime.now(UTC),
+        partial(_again, base, head, Path(results)),
+    )
+    if launches is None and max_launches is None:
+        return request.judged(base, head)
+    with rounds_of(request.sweep, base, head, request.results, progress) as rounds:
         try:
-            base, head = measure_sides(named, base, head, launches, results, progress)
+            if max_launches is not None:
+                return _judge_until_decided(request, rounds, max_launches)
+            rounds.bring_to(launches or 0)
         except LaunchError as error:  # it has rows, and is a failure like any other
             note(f"warning: {error}")
-    first, last, planned, places = _sides(named, base, head, results, again)
-    if launches is not None:
-        first, last = both_fresh(first, last, begun)
-    # The file that was found may have other cases by now: only a named one chooses cases.
-    first, last = of_sweep(first, named), of_sweep(last, named)
-    accepted, notes = _accepted(planned, places, first, last)
-    last = replace(last, notes=(*last.notes, *notes))
-    limits = limits_of(planned, default, accepted, has_all=named is not None)
-    shown = read_metrics([*metrics, *SHOWN])
-    folders = noise_folders(results, first, last)
-    compared = compare_sides(first, last, shown, folders, limits.floor_of, again=again(planned))
-    return judge(compared, gated, limits)
+            return request.judged(base, head, is_fresh=True)
+        return request.judged(*rounds.names, is_fresh=True)
+
+
+def _judge_until_decided(request: _Request, rounds: Rounds, most_launches: int) -> GateResult:
+    """Launch both sides until the verdicts that the gate needs are decided."""
+    result, looks = judge_until_decided(
+        rounds,
+        most_launches,
+        lambda look: request.judged(*rounds.names, is_fresh=True, look=look),
+        lambda judged: judged.comparison,
+        {metric.name for metric in request.gated},
+    )
+    return replace(result, comparison=replace(result.comparison, looks=looks))
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What the gate judges, and by which thresholds, whatever its sides are."""
+
+    sweep: Sweep | None
+    threshold: float | None
+    gated: tuple[Metric, ...]
+    shown: tuple[Metric, ...]
+    results: Path
+    begun: datetime
+    again: Callable[[Sweep | None], str]  # the check that measures both sides first
+
+    def judged(
+        self,
+        base: str | None,
+        head: str,
+        *,
+        is_fresh: bool = False,
+        look: Look | None = None,
+    ) -> GateResult:
+        """Judge two sides, with `is_fresh` by their launches of the last hour.
+
+        At a `look` they are the first so many of these, and the verdicts are those of that look.
+        """
+        first, last, planned, places = _sides(self.sweep, base, head, self.results, self.again)
+        if is_fresh:
+            first, last = both_fresh(first, last, self.begun)
+        # The file that was found may have other cases by now: only a named one chooses cases.
+        first, last = of_sweep(first, self.sweep), of_sweep(last, self.sweep)
+        first, last = at_look(look, first, last)
+        accepted, notes = _accepted(planned, places, first, last)
+        last = replace(last, notes=(*last.notes, *notes))
+        limits = limits_of(planned, self.threshold, accepted, has_all=self.sweep is not None)
+        folders = noise_folders(self.results, first, last)
+        compared = compare_sides(
+            *(first, last, self.shown, folders, limits.floor_of),
+            again=self.again(planned),
+            judge=judge_of(look),
+        )
+        return judge(compared, self.gated, limits)
 
 
 def _again(base: str | None, head: str, results: Path, sweep: Sweep | None) -> str:

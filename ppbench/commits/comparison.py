@@ -9,7 +9,7 @@ Sides are given by name, and can be measured first.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,14 +18,17 @@ from typing import overload
 import pandas as pd
 
 from ppbench.commits.advice import COMPARE, compare_command, near
-from ppbench.commits.bench import SILENT, Progress, measure_sides, read_tracked
+from ppbench.commits.bench import SILENT, Progress, measure_sides, read_tracked, rounds_of
+from ppbench.commits.sequence import judge_until_decided
 from ppbench.commits.sides import WORKTREE, Places, Side, both_fresh, find_side
 from ppbench.comparison import notes
-from ppbench.comparison.across import Across, compare_across
+from ppbench.comparison.across import Across, AxisQuestion, compare_across
+from ppbench.comparison.contrast_runs import measure_across
 from ppbench.comparison.launches import MEASURED_ALIKE, SETTINGS, Key, keys_of
 from ppbench.comparison.lines import (
     Breakdown,
     Compared,
+    Judge,
     Line,
     Pairing,
     break_down_pairing,
@@ -39,8 +42,11 @@ from ppbench.config.case import TIMES
 from ppbench.config.sweep import Sweep
 from ppbench.display.cases import case_text, varying_axes
 from ppbench.errors import UsageError
+from ppbench.run.sweep.progress import Display
+from ppbench.statistics import verdicts
 from ppbench.statistics.slowdowns import Slowdown
-from ppbench.statistics.verdicts import FLOOR, Metric
+from ppbench.statistics.until_decided import Look
+from ppbench.statistics.verdicts import FLOOR, SPEED, Metric
 from ppbench.store import Store
 from ppbench.store.noise import StoredNoise, read_noise
 
@@ -84,11 +90,12 @@ def compare_sides(
     floor_of: FloorOf = lambda _: FLOOR,
     *,
     again: str = COMPARE,
+    judge: Judge = verdicts.compare,
 ) -> Comparison:
     """Compare every case that both sides have, in the order of the head's sweep.
 
     `noise_folders` are the stores that may hold the machine's noise, and `again` is the command
-    that measures both sides. Raises StoreError.
+    that measures both sides; `judge` gives the verdicts. Raises StoreError.
     """
     axes, texts = _texts(base, head)
     in_order = head.runs.sort_values("position", kind="stable")
@@ -105,7 +112,7 @@ def compare_sides(
         )
         for series in shared
     ]
-    lines = lines_of(metrics, pairings)
+    lines = lines_of(metrics, pairings, judge)
     found = [
         *base.notes,
         *head.notes,
@@ -307,6 +314,7 @@ def compare(
     sweep: Path | str | None = None,
     metrics: Sequence[str] = (),
     launches: int | None = None,
+    max_launches: int | None = None,
     results: Path | str = Path("results"),
     progress: Progress = SILENT,
 ) -> Comparison: ...
@@ -320,7 +328,11 @@ def compare(
     base: object = None,
     all_pairs: bool = False,
     metrics: Sequence[str] = (),
+    launches: int | None = None,
+    max_launches: int | None = None,
     results: Path | str = Path("results"),
+    progress: Progress = SILENT,
+    display: Display | None = None,
 ) -> Across: ...
 
 
@@ -334,53 +346,106 @@ def compare(
     sweep: Path | str | None = None,
     metrics: Sequence[str] = (),
     launches: int | None = None,
+    max_launches: int | None = None,
     results: Path | str = Path("results"),
     progress: Progress = SILENT,
+    display: Display | None = None,
 ) -> Comparison | Across:
     """Compare two sides case by case, or with `across` the cases that differ in that setting alone.
 
     A side is named by a revision, a run, a sweep or a results folder. With a `sweep` file only its
-    cases are compared. With `launches` both sides are measured first, so often each, and `base` may
-    be None for the repository's default. Raises UsageError, NotMeasuredError, StoreError,
-    LaunchError and SweepInterruptedError.
+    cases are compared. With `launches` both sides are measured first, so often each, and with
+    `max_launches` until the verdicts are decided; `base` may then be None for the repository's
+    default. Raises UsageError, NotMeasuredError, StoreError, LaunchError and SweepInterruptedError.
 
     `compare(across="schedule")` takes the last sweep, or `runs`: ids, sweeps, sweep files. `base`
-    is then a value of the setting; see `comparison.across.compare_across`.
+    is then a value of the setting; see `comparison.across.compare_across`. Measured first are the
+    cases of the one sweep file that `runs` names; `display` shows how far they are.
     """
     if across is not None:
-        return compare_across(
-            across, runs, base=base, all_pairs=all_pairs, metrics=metrics, results=results
-        )
-    names = (None if base is None else str(base), head)
-    return _compare_sides(names, sweep, metrics, launches, Path(results), progress)
+        question = AxisQuestion(across, base, all_pairs, tuple(metrics), Path(results))
+        if launches is None and max_launches is None:
+            return compare_across(
+                across, runs, base=base, all_pairs=all_pairs, metrics=metrics, results=results
+            )
+        return measure_across(question, runs, launches, max_launches, progress.say, display)
+    request = _Request(
+        None if sweep is None else read_tracked(sweep),
+        tuple(read_metrics(metrics)),
+        Path(results),
+        datetime.now(UTC),
+    )
+    first = None if base is None else str(base)
+    if max_launches is not None:
+        deciding = set(metrics or (SPEED,))
+        return _compare_until_decided(request, first, head, max_launches, deciding, progress)
+    if launches is not None:
+        names = measure_sides(request.sweep, first, head, launches, request.results, progress)
+        return request.compared(*names, is_fresh=True)
+    if first is None:
+        raise UsageError("BASE: is missing; name it, or measure both sides with --run")
+    return request.compared(first, head)
 
 
-def _compare_sides(
-    names: tuple[str | None, str],
-    sweep: Path | str | None,
-    metrics: Sequence[str],
-    launches: int | None,
-    results: Path,
+@dataclass(frozen=True)
+class _Request:
+    """The cases, metrics and store of a comparison, whatever its sides are."""
+
+    sweep: Sweep | None
+    metrics: tuple[Metric, ...]
+    results: Path
+    begun: datetime
+
+    def compared(
+        self, base: str, head: str, *, is_fresh: bool = False, look: Look | None = None
+    ) -> Comparison:
+        """Compare two sides, with `is_fresh` by their launches of the last hour.
+
+        At a `look` they are the first so many of these, and the verdicts are those of that look.
+        """
+        sweep_file = None if self.sweep is None else self.sweep.file
+        again = compare_command(base, head, sweep_file, self.results)
+        places = dataclasses.replace(places_of(self.sweep, self.results), compare=again)
+        first, last = (of_sweep(find_side(name, places), self.sweep) for name in (base, head))
+        if is_fresh:
+            first, last = both_fresh(first, last, self.begun)
+        first, last = at_look(look, first, last)
+        is_one = first.revision == last.revision  # two runs of a commit: no two sides to measure
+        measurable = (None, None) if is_one else (first.revision, last.revision)
+        again = compare_command(*measurable, _file(first, last, sweep_file), self.results)
+        folders = noise_folders(self.results, first, last)
+        judge = judge_of(look)
+        return compare_sides(first, last, self.metrics, folders, again=again, judge=judge)
+
+
+def _compare_until_decided(
+    request: _Request,
+    base: str | None,
+    head: str,
+    most_launches: int,
+    deciding: Collection[str],
     progress: Progress,
 ) -> Comparison:
-    """Find the two sides, measured first with `launches`, and compare them."""
-    chosen, begun = read_metrics(metrics), datetime.now(UTC)
-    base, head = names
-    if base is None and launches is None:
-        raise UsageError("BASE: is missing; name it, or measure both sides with --run")
-    planned = None if sweep is None else read_tracked(sweep)
-    if launches is not None:
-        base, head = measure_sides(planned, base, head, launches, results, progress)
-    sweep_file = None if planned is None else planned.file
-    again = compare_command(base, head, sweep_file, results)
-    places = dataclasses.replace(places_of(planned, results), compare=again)
-    first, last = (of_sweep(find_side(str(name), places), planned) for name in (base, head))
-    if launches is not None:
-        first, last = both_fresh(first, last, begun)
-    is_one = first.revision == last.revision  # two runs of a commit: no two sides to measure
-    measurable = (None, None) if is_one else (first.revision, last.revision)
-    again = compare_command(*measurable, _file(first, last, sweep_file), results)
-    return compare_sides(first, last, chosen, noise_folders(results, first, last), again=again)
+    """Launch both sides until the verdicts of some metrics are decided."""
+    with rounds_of(request.sweep, base, head, request.results, progress) as rounds:
+        result, looks = judge_until_decided(
+            rounds,
+            most_launches,
+            lambda look: request.compared(*rounds.names, is_fresh=True, look=look),
+            lambda compared: compared,
+            deciding,
+        )
+    return dataclasses.replace(result, looks=looks)
+
+
+def at_look(look: Look | None, *sides: Side) -> Iterable[Side]:
+    """The sides with the launches that are looked at; all of them without a look."""
+    return sides if look is None else (side.first(look.num_launches) for side in sides)
+
+
+def judge_of(look: Look | None) -> Judge:
+    """The verdicts of a look, or those of launches that are looked at once."""
+    return verdicts.compare if look is None else look.judge
 
 
 def _file(base: Side, head: Side, named: str | None) -> str | None:

@@ -316,7 +316,8 @@ class GateResult:
     @property
     def frame(self) -> pd.DataFrame:
         """One row of raw figures per case and metric."""
-        return pd.DataFrame([line.values() for line in self.lines])
+        rows = [{**line.values(), **self.comparison.values_of(line.line)} for line in self.lines]
+        return pd.DataFrame(rows)
 
     @property
     def regressions(self) -> list[GatedLine]:
@@ -336,9 +337,10 @@ class GateResult:
 
     @property
     def word(self) -> str:
-        """The result in a word; a result that passes because nothing is sure is not decided."""
-        is_open = self.exit_code is ExitCode.ok and self.unclear
-        return NOT_DECIDED if is_open else WORDS[self.exit_code]
+        """The result in a word; where nothing is sure and nothing worse, it is not decided."""
+        is_open = self.exit_code is ExitCode.ok and bool(self.unclear)
+        is_left_open = self.exit_code is ExitCode.insufficient and not self.missing
+        return NOT_DECIDED if is_open or is_left_open else WORDS[self.exit_code]
 
     @property
     def exit_code(self) -> ExitCode:
@@ -347,7 +349,8 @@ class GateResult:
             return ExitCode.regression
         if self.failed:
             return ExitCode.failed_runs
-        return ExitCode.insufficient if self.missing else ExitCode.ok
+        is_unsure = bool(self.missing) or self.comparison.is_open
+        return ExitCode.insufficient if is_unsure else ExitCode.ok
 
 
 def judge(comparison: Comparison, gated: Sequence[Metric], limits: Limits) -> GateResult:

@@ -17,19 +17,20 @@ from ppbench.comparison.launches import (
     COLUMNS,
     SETTINGS,
     Key,
+    fingerprint_of,
     fresh,
     key_text,
     keys_of,
     newest_launches,
 )
+from ppbench.comparison.repeats import FindDisturbed
 from ppbench.comparison.slowdowns import recorded, slowdowns_by_run
 from ppbench.config.case import Case, Measure
 from ppbench.config.sweep import Sweep
 from ppbench.display.cases import NOT_FINITE
 from ppbench.git import Commit
-from ppbench.run.machine.environment import fingerprint_here
 from ppbench.run.sweep.plan import FINAL as FAILED_FINALLY
-from ppbench.statistics.slowdowns import NOT_KNOWN, Slowdown
+from ppbench.statistics.slowdowns import NOT_KNOWN, Slowdown, is_disturbed
 from ppbench.store import Condition, Store
 
 FINAL = (*FAILED_FINALLY, NOT_FINITE)
@@ -44,6 +45,7 @@ class Launch:
     error: str
     figures: Mapping[str, float]  # by metric; what is null is left out
     slowdown: Slowdown = NOT_KNOWN  # of its machine
+    is_disturbed: bool = False  # by something else on its machine
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,11 @@ class Launches:
         """How many launches are finished: ok, or failed for a reason of their own."""
         return sum(row.status in ("ok", *FINAL) for row in self.of_case(case))
 
+    def disturbed(self, case: int) -> list[bool]:
+        """Whether each finished launch of a case was disturbed, in order."""
+        rows = self.of_case(case)
+        return [row.is_disturbed for row in rows if row.status in ("ok", *FINAL)]
+
     def num_ok(self, case: int) -> int:
         return sum(row.status == "ok" for row in self.of_case(case))
 
@@ -101,7 +108,8 @@ class StoredLaunches:
     """Looks launches up in a store: of any age, or with `is_fresh` only those just made.
 
     `code` is the code that will measure; None where each commit has its own, which then is that of
-    the newest launch.
+    the newest launch. Without `find_disturbed`, the references beside launches say which were
+    disturbed.
     """
 
     def __init__(
@@ -112,8 +120,10 @@ class StoredLaunches:
         *,
         is_fresh: bool = False,
         code: str | None = None,
+        find_disturbed: FindDisturbed | None = None,
     ) -> None:
         self._store, self._is_fresh, self._code = store, is_fresh, code
+        self._find_disturbed = find_disturbed
         self._begun = datetime.now(UTC)  # later launches stay fresh, however long measuring takes
         self._metrics = list(dict.fromkeys(metrics))
         self._places = {_key_of(*planned): place for place, planned in enumerate(sweep.cases)}
@@ -155,11 +165,18 @@ class StoredLaunches:
         if self._is_fresh:
             rows = fresh(self._of_code(rows), self._begun)
         rows = newest_launches(rows)
-        records = zip(keys_of(rows), rows.to_dict("records"), strict=True)
+        found = [slowdowns.get(str(run_id), NOT_KNOWN) for run_id in rows["run_id"]]
+        disturbed = (
+            [is_disturbed(slowdown.fraction) for slowdown in found]
+            if self._find_disturbed is None
+            else self._find_disturbed(rows)
+        )
         return Launches(
             {
-                (self._places[key], int(row["launch"])): self._launch(row, slowdowns)
-                for key, row in records
+                (self._places[key], int(row["launch"])): self._launch(row, slowdown, is_disturbed)
+                for key, row, slowdown, is_disturbed in zip(
+                    keys_of(rows), rows.to_dict("records"), found, disturbed, strict=True
+                )
             }
         )
 
@@ -174,17 +191,12 @@ class StoredLaunches:
         codes = runs["code"].map(key_text)
         return runs[codes == (codes.iloc[-1] if self._code is None else self._code)]
 
-    def _launch(self, row: Mapping[Hashable, Any], slowdowns: Mapping[str, Slowdown]) -> Launch:
+    def _launch(
+        self, row: Mapping[Hashable, Any], slowdown: Slowdown, is_disturbed: bool
+    ) -> Launch:
         figures = {name: float(row[name]) for name in self._metrics if not pd.isna(row[name])}
-        run_id = str(row["run_id"])
-        slowdown = slowdowns.get(run_id, NOT_KNOWN)
-        return Launch(run_id, str(row["status"]), key_text(row["error"]), figures, slowdown)
-
-
-def fingerprint_of(case: Case) -> str:
-    """The fingerprint of this machine in the runs of a case."""
-    threads = case.launch_threads_per_rank
-    return fingerprint_here(case.device, case.num_processes, threads)
+        status, error = str(row["status"]), key_text(row["error"])
+        return Launch(str(row["run_id"]), status, error, figures, slowdown, is_disturbed)
 
 
 def _key_of(case: Case, measure: Measure) -> Key:

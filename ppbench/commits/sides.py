@@ -18,7 +18,10 @@ from pathlib import Path
 import pandas as pd
 
 from ppbench.commits.advice import COMPARE, SWEEP
-from ppbench.comparison.launches import SIDE_COLUMNS, fresh, newest_launches
+from ppbench.commits.launches import FINAL
+from ppbench.comparison.launches import SIDE_COLUMNS, fresh, keys_of, newest_launches
+from ppbench.comparison.repeats import FindDisturbed, num_taken
+from ppbench.comparison.slowdowns import finder
 from ppbench.display.units import counted
 from ppbench.errors import NotMeasuredError, RepositoryError, UsageError
 from ppbench.git import Commit, Repository
@@ -54,6 +57,33 @@ class Side:
         wanted = set(case_ids)
         runs, failed = (rows[rows["case_id"].isin(wanted)] for rows in (self.runs, self.failed))
         return replace(self, runs=runs, failed=failed)
+
+    def first(self, num_launches: int, find_disturbed: FindDisturbed | None = None) -> Side:
+        """Reduce each case to its first launches, so many undisturbed ones.
+
+        Launches that failed for a reason of their own are launches too. Without `find_disturbed`,
+        the references beside launches say which were disturbed.
+        """
+        find_disturbed = find_disturbed or finder(self.store)
+        failed = self.failed[self.failed["status"].isin(FINAL)]
+        every = pd.concat([self.runs, failed]).sort_values("run_id")
+        rows = pd.DataFrame(
+            {
+                "run_id": every["run_id"].tolist(),
+                "key": keys_of(every),
+                "is_disturbed": list(find_disturbed(every)),
+            }
+        )
+        ids = {
+            run_id
+            for _, launches in rows.groupby("key", sort=False)
+            for run_id in launches["run_id"][
+                : num_taken(launches["is_disturbed"].tolist(), num_launches)
+            ]
+        }
+        is_later = self.failed["status"].isin(FINAL) & ~self.failed["run_id"].isin(ids)
+        runs = self.runs[self.runs["run_id"].isin(ids)]
+        return replace(self, runs=runs, failed=self.failed[~is_later])
 
     def fresh(self, now: datetime) -> Side:
         """Reduce to the launches made together; see `launches.fresh`."""

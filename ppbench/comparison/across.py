@@ -21,6 +21,7 @@ from ppbench.comparison.launches import Key, key_text, keys_of
 from ppbench.comparison.lines import (
     Breakdown,
     Compared,
+    Judge,
     Line,
     Pairing,
     break_down_pairing,
@@ -34,9 +35,12 @@ from ppbench.comparison.runs import Chosen, choose_runs
 from ppbench.comparison.slowdowns import recorded, slowdowns_by_run
 from ppbench.display.cases import axis_text
 from ppbench.errors import UsageError
+from ppbench.statistics import verdicts
 from ppbench.store import Store
 from ppbench.store.noise import StoredNoise, read_noise
 
+PROGRAM = "program_digest"
+"""The setting whose values are contents of a program file."""
 _OF_STAGES = ("world_size", "stages_per_rank")
 """Settings with which stages are other slices of the model."""
 _OTHERS = {
@@ -130,6 +134,22 @@ def _runs_of(pairings: Iterable[Pairing[Contrast]]) -> pd.DataFrame:
     return pd.concat(sides).drop_duplicates("run_id").sort_values("run_id")
 
 
+@dataclass(frozen=True)
+class AxisQuestion:
+    """The setting along which cases are compared, with which of its values, and by what."""
+
+    axis: str
+    base: object = None
+    all_pairs: bool = False
+    metrics: tuple[str, ...] = ()
+    results: Path = Path("results")
+
+    @property
+    def setting(self) -> str:
+        """The column of the setting. Raises UsageError."""
+        return find_axis(self.axis)
+
+
 def compare_across(
     axis: str,
     runs: Sequence[str] = (),
@@ -146,22 +166,38 @@ def compare_across(
     value that most others can be compared with: of several the smallest number, or the first in
     the sweep. Raises UsageError, SweepFileError and StoreError.
     """
-    setting, chosen_metrics = find_axis(axis), read_metrics(metrics)
-    if all_pairs and base is not None:
+    question = AxisQuestion(axis, base, all_pairs, tuple(metrics), Path(results))
+    setting = question.setting
+    read_metrics(metrics)
+    chosen = choose_runs(runs, Store(question.results), has_older_programs=setting == PROGRAM)
+    return compare_along(question, chosen)
+
+
+def compare_along(
+    question: AxisQuestion, chosen: Chosen, judge: Judge = verdicts.compare
+) -> Across:
+    """Compare the chosen runs; `judge` gives the verdicts. Raises UsageError."""
+    setting, chosen_metrics = question.setting, read_metrics(question.metrics)
+    if question.all_pairs and question.base is not None:
         raise UsageError("--all-pairs: compares each value with each; leave --base out")
-    chosen = choose_runs(runs, Store(Path(results)), has_older_programs=setting == "program_digest")
     grid = Grid(setting, chosen.runs)
     values = ordered(value for row in grid.rows for value in row.keys)
     if len(values) < 2:
         raise UsageError(_too_few_values(setting, values, chosen))
-    usual = None if all_pairs else max(values, key=lambda value: num_pairs(grid.rows, value))
-    compared_with = usual if base is None else value_named(base, setting, values)
+    compared_with = _base_of(question, grid, values)
     pairings = _pairings(grid, values, compared_with, chosen)
-    noises = _noises(pairings, Path(results))
+    noises = _noises(pairings, question.results)
     machines = set(chosen.runs["fingerprint"].dropna())
     slowdowns = slowdowns_by_run(recorded(chosen.store, machines))
     pairings = [replace(p, noise=noises.get(p.series), slowdowns=slowdowns) for p in pairings]
-    lines = lines_of(chosen_metrics, pairings) if pairings else []
+    lines = lines_of(chosen_metrics, pairings, judge) if pairings else []
+    more = _more_launches(chosen, lines)
+    found = [
+        *_notes(grid, compared_with, pairings, chosen, lines),
+        *notes.too_few(lines, ("", ""), more),
+        *notes.opposed(lines),
+        *notes.undecided(lines, more),
+    ]
     return Across(
         axis=setting,
         base=compared_with,
@@ -171,17 +207,17 @@ def compare_across(
         store=chosen.store,
         pairings={pairing.series: pairing for pairing in pairings},
         lines=tuple(lines),
-        notes=tuple(
-            dict.fromkeys(
-                [
-                    *_notes(grid, compared_with, pairings, chosen, lines),
-                    *notes.too_few(lines, ("", ""), _more_launches(chosen, lines)),
-                    *notes.opposed(lines),
-                    *notes.undecided(lines, _more_launches(chosen, lines)),
-                ]
-            )
-        ),
+        notes=tuple(dict.fromkeys(found)),
     )
+
+
+def _base_of(question: AxisQuestion, grid: Grid, values: Sequence[Hashable]) -> Hashable | None:
+    """The value that others are compared with; None where each is compared with each."""
+    if question.all_pairs:
+        return None
+    if question.base is not None:
+        return value_named(question.base, grid.axis, values)
+    return max(values, key=lambda value: num_pairs(grid.rows, value))
 
 
 def _pairings(

@@ -9,6 +9,7 @@ import pandas as pd
 from ppbench.config.case import Case
 from ppbench.display.cases import WHERE_NOT_FINITE, without_not_finite
 from ppbench.display.units import is_missing
+from ppbench.run.machine.environment import fingerprint_here
 
 SETTINGS = tuple(
     f"measure_{name}"
@@ -73,3 +74,9 @@ def key_text(cell: object) -> str:
     if is_missing(cell) or cell is pd.NA:
         return ""
     return str(int(cell)) if isinstance(cell, float) else str(cell)
+
+
+def fingerprint_of(case: Case) -> str:
+    """The fingerprint of this machine in the runs of a case."""
+    threads = case.launch_threads_per_rank
+    return fingerprint_here(case.device, case.num_processes, threads)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -32,6 +32,7 @@ from ppbench.errors import UsageError, nearest
 from ppbench.statistics import verdicts
 from ppbench.statistics.significance import Ratio
 from ppbench.statistics.slowdowns import NOT_KNOWN, Slowdown
+from ppbench.statistics.until_decided import Looks
 from ppbench.statistics.verdicts import (
     FLOOR,
     SPEED,
@@ -48,6 +49,8 @@ from ppbench.store.noise import StoredNoise
 SHOWN = ("tokens_per_s", "bubble_fraction", "peak_memory_bytes")
 """The metrics that are compared by default."""
 _SPEEDS = (SPEED, "step_ns")
+Judge = Callable[[Metric, Sequence[Pair]], list[Change]]
+"""Gives the verdicts of one metric in several pairs."""
 
 
 class Series(Protocol):
@@ -159,11 +162,22 @@ class Compared(Generic[S]):
     pairings: Mapping[S, Pairing[S]]
     lines: tuple[Line[S], ...]
     notes: tuple[str, ...]
+    looks: Looks | None = None  # if launches were made until the answer was clear
 
     @property
     def frame(self) -> pd.DataFrame:
         """One row of raw figures per series and metric."""
-        return pd.DataFrame([line.values() for line in self.lines])
+        return pd.DataFrame([self.values_of(line) for line in self.lines])
+
+    def values_of(self, line: Line[S]) -> dict[str, object]:
+        """The row of a line in `frame`."""
+        values = line.values()
+        return values if self.looks is None else {**values, **self.looks.values_of(line.change)}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether as many launches were made as were allowed, and the answer is not clear."""
+        return self.looks is not None and not self.looks.is_decided
 
     @property
     def has_verdict(self) -> bool:
@@ -213,18 +227,21 @@ def read_metrics(names: Sequence[str], default: Sequence[str] = SHOWN) -> list[M
     return [METRICS[name] for name in dict.fromkeys(names or default)]
 
 
-def lines_of(metrics: Sequence[Metric], pairings: Sequence[Pairing[S]]) -> list[Line[S]]:
+def lines_of(
+    metrics: Sequence[Metric], pairings: Sequence[Pairing[S]], judge: Judge = verdicts.compare
+) -> list[Line[S]]:
     """Compare every metric of every pairing, with Holm's correction for each metric's pairings.
 
-    A metric that no launch of a pairing has makes no line: emulated ranks have no peak memory.
+    `judge` gives the verdicts of a metric's pairings. A metric that no launch of a pairing has
+    makes no line: emulated ranks have no peak memory.
     """
-    by_metric = [_lines(metric, pairings) for metric in metrics]
+    by_metric = [_lines(metric, pairings, judge) for metric in metrics]
     return [line for of_series in zip(*by_metric, strict=True) for line in of_series if line]
 
 
-def _lines(metric: Metric, pairings: Sequence[Pairing[S]]) -> list[Line[S] | None]:
+def _lines(metric: Metric, pairings: Sequence[Pairing[S]], judge: Judge) -> list[Line[S] | None]:
     pairs = [_pair(metric, pairing) for pairing in pairings]
-    changes = iter(verdicts.compare(metric, [pair for pair in pairs if pair]))
+    changes = iter(judge(metric, [pair for pair in pairs if pair]))
     return [
         _line(pairing, metric, next(changes), pair.noise) if pair else None
         for pairing, pair in zip(pairings, pairs, strict=True)

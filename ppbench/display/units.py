@@ -64,6 +64,13 @@ def milliseconds(duration_ns: object) -> str:
     return written(duration_ns, ",.1f", "ms", 1 / NS_PER_MS)
 
 
+def duration(seconds: float) -> str:
+    """`0:42`, or `3:07:00`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
 def held_share(run: Mapping[Hashable, Any] | pd.Series) -> float | None:
     """Return the activations held at once, as microbatches of a rank's whole share of the model.
 

@@ -6,6 +6,7 @@ proposals --cases--> rounds of launches, as `statistics.regret` asks for --> tab
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,13 +16,14 @@ from pathlib import Path
 import pandas as pd
 
 from engine.plan.schedules.registry import CSV_PREFIX
+from ppbench.comparison.known import Known, known_of
 from ppbench.config.case import Case, Measure
 from ppbench.config.programs import digest_of
 from ppbench.config.sweep import Sweep
 from ppbench.console import note
 from ppbench.display.cases import cautions_of
 from ppbench.display.tables import as_records
-from ppbench.display.units import counted, milliseconds, percent
+from ppbench.display.units import counted, duration, milliseconds, percent
 from ppbench.files import write_file
 from ppbench.planning.configuration import Proposal
 from ppbench.planning.handover import program_text
@@ -30,7 +32,19 @@ from ppbench.planning.request import AUTO
 from ppbench.run.sweep.control import run_sweep
 from ppbench.run.sweep.plan import Choice, forget_rerun, note_rerun, plan_sweep, rerun_since
 from ppbench.run.sweep.progress import Display
-from ppbench.statistics.regret import Finding, Outcome, Regret, SetAside, interval_of, race
+from ppbench.statistics.regret import (
+    Finding,
+    Outcome,
+    Regret,
+    SetAside,
+    Steps,
+    interval_of,
+    noise_of,
+    race,
+    reach,
+)
+from ppbench.statistics.until_decided import Stop
+from ppbench.statistics.verdicts import Noise
 from ppbench.store import Store
 
 STEP = "step_with_optimizer_ns"
@@ -53,6 +67,13 @@ class Trials:
     """How many launches of each proposal carry which caution."""
 
     @property
+    def stop(self) -> Stop | None:
+        """Why no more launches were made; None if the first choice failed."""
+        if self.regret is None:
+            return None
+        return Stop.most if self.regret.finding is Finding.undecided else Stop.decided
+
+    @property
     def sentence(self) -> str:
         """What the trials say about the first choice."""
         if self.regret is None:
@@ -65,6 +86,7 @@ class Trials:
         if known.get("high") == math.inf:
             known["high"] = None
         known["sentence"] = self.sentence
+        known["stop"] = None if self.stop is None else str(self.stop)
         return {"trials": as_records(self.frame), "regret": known}
 
     def _finding(self, regret: Regret) -> str:
@@ -90,7 +112,7 @@ class Trials:
         launches = int(self.frame["num_launches"].max())
         return (
             f"Not decided after {counted(launches, 'launch')}: the first choice takes {first}, "
-            f"and {rival} {theirs}; a regret of {by}. More launches would help: --launches "
+            f"and {rival} {theirs}; a regret of {by}. More launches would help: --max-launches "
             f"{max(2 * launches, 6)}."
         )
 
@@ -144,10 +166,54 @@ def measure(
     note_rerun(whole, store)
     rounds = Rounds(trial, store, rerun_since(store, whole.sweep_id), display)
     frame = table_of(proposals)
-    outcome = race(rounds.steps, len(cases), most, lambda one: note(set_aside_text(frame, one)))
+    known = known_of(trial, folder, num_sides=1)
+    for text in forecast_texts(known.noise, "stored noise", known.round_s, len(cases), most):
+        note(text)
+    outcome = race(
+        rounds.steps,
+        len(cases),
+        most,
+        lambda one: note(set_aside_text(frame, one)),
+        lambda steps: _note_after_first_rounds(known, steps, rounds.round_s, most),
+    )
+    note(stop_text(outcome, most))
     if outcome.is_over(most):  # else the workers could not go on, and the same command can
         forget_rerun(whole, store)
     return trials_of(frame, outcome, rounds.runs)
+
+
+def forecast_texts(
+    noise: Noise | None, origin: str, round_s: float | None, num_arms: int, most: int
+) -> Iterator[str]:
+    """Which regret is decided with how many launches of each, and how long these take."""
+    if noise is not None:
+        found = ", ".join(f"{percent(by)} with {num}" for num, by in reach(noise, num_arms, most))
+        yield (
+            f"launches of each decide, in half of all trials, a regret that is away from 2 % by "
+            f"{found} ({origin} {percent(noise.deviation)})"
+        )
+    if round_s is not None:
+        yield (
+            f"one launch of each takes about {duration(round_s)}: at most "
+            f"{duration(most * round_s)} for {counted(most, 'launch')} of each"
+        )
+
+
+def _note_after_first_rounds(known: Known, steps: Steps, round_s: float | None, most: int) -> None:
+    """Note what could not be said beforehand, now that there are launches."""
+    noise = noise_of(steps) if known.noise is None else None
+    for text in forecast_texts(noise, "noise so far", round_s, len(steps), most):
+        note(text)
+
+
+def stop_text(outcome: Outcome, most: int) -> str:
+    """Why no more launches are made."""
+    num = counted(max(map(len, outcome.steps)), "launch")
+    if outcome.regret is None:
+        return f"stopped after {num} of each: the first choice failed"
+    if outcome.regret.finding is Finding.undecided:
+        return f"stopped: --max-launches {most} reached, and not decided"
+    return f"stopped: decided after {num} of each"
 
 
 @dataclass
@@ -160,13 +226,19 @@ class Rounds:
     display: Display | None
     runs: dict[int, pd.DataFrame] = field(default_factory=dict)
     """The runs that are ok, by the place of their case."""
+    round_s: float | None = None
+    """Seconds of a launch of each, of those made last; None if none was made."""
 
     def steps(self, places: Sequence[int], num_launches: int) -> list[list[float]]:
         """Bring these cases to so many launches; return the steps of all cases' launches."""
         cases = [self.sweep.cases[place] for place in places]
         planned = tuple((case, replace(own, launches=num_launches)) for case, own in cases)
         part = replace(self.sweep, cases=planned)
-        frame = run_sweep(part, self.store, Choice(since=self.since), self.display).frame
+        began_s = time.monotonic()
+        result = run_sweep(part, self.store, Choice(since=self.since), self.display)
+        frame, num_made = result.frame, len(result.plan.missing)
+        if num_made:
+            self.round_s = (time.monotonic() - began_s) * len(places) / num_made
         good = frame[frame["status"] == "ok"]
         for place, (case, _) in zip(places, planned, strict=True):
             self.runs[place] = good[good["case_id"] == case.case_id]

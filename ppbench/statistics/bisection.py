@@ -19,6 +19,7 @@ in noise, with confidence.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -27,6 +28,7 @@ import numpy as np
 
 from ppbench.statistics.change_points import Values, cut_chances, squares_around
 from ppbench.statistics.disturbances import disturbed_in_series
+from ppbench.statistics.noise import detectable_change
 from ppbench.statistics.significance import (
     Difference,
     Group,
@@ -39,7 +41,7 @@ from ppbench.statistics.significance import (
     student,
 )
 from ppbench.statistics.step_times import CONFIDENCE
-from ppbench.statistics.verdicts import FLOOR, Noise
+from ppbench.statistics.verdicts import FLOOR, Noise, Rule
 
 FEWEST_AT_ENDS = 2
 FEWEST_AT_BOUNDARY = 2
@@ -133,6 +135,18 @@ def search_first_bad(
     next_commit = _next_commit(question, confidence)
     finding = Finding.found if next_commit is None else Finding.searching
     return _search(question, ends, finding, next_commit)
+
+
+def fewest_launches(num_commits: int) -> int:
+    """The fewest launches of a search among so many commits: of both ends, and of each half."""
+    return 2 * FEWEST_AT_ENDS + math.ceil(math.log2(max(num_commits, 1)))
+
+
+def reach_of_ends(noise: Noise) -> list[tuple[int, float]]:
+    """Launches of each end, and the change that 80 % of searches find with so many."""
+    rule = Rule(ENDS_LEVEL, ENDS_LEVEL)
+    nums = (FEWEST_AT_ENDS, 2 * FEWEST_AT_ENDS, MOST_AT_ENDS)
+    return [(num, detectable_change(noise, num, rule=rule)) for num in nums]
 
 
 def _question(

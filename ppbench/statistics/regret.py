@@ -23,7 +23,14 @@ from typing import NamedTuple
 import numpy as np
 
 from ppbench.statistics.noise import measure_noise
-from ppbench.statistics.significance import Difference, Group, Ratio, group, student
+from ppbench.statistics.significance import (
+    Difference,
+    Group,
+    Ratio,
+    group,
+    student,
+    t_quantile,
+)
 from ppbench.statistics.verdicts import Noise, difference_of
 
 MARGIN = 0.02
@@ -85,11 +92,13 @@ def race(
     num_arms: int,
     most: int,
     on_set_aside: Callable[[SetAside], None] = lambda _: None,
+    on_first_rounds: Callable[[Steps], None] = lambda _: None,
 ) -> Outcome:
     """Measure arms in rounds until it is decided how far the first one is from the best.
 
     `measured` is given arms and a number of launches, brings each of these arms to so many, and
-    returns the steps of all arms. No arm has more than `most` launches.
+    returns the steps of all arms. No arm has more than `most` launches. `on_first_rounds` is given
+    the launches before any arm is set aside.
     """
     going, aside = list(range(num_arms)), list[SetAside]()
     steps: Steps = [()] * num_arms
@@ -97,6 +106,8 @@ def race(
     for count in range(min(FIRST_ROUNDS, most), most + 1):
         known = sum(map(len, steps))
         steps = measured(going, count)
+        if known == 0:
+            on_first_rounds(steps)
         if not steps[0] or sum(map(len, steps)) == known:
             break
         for one in losers(steps, going, count, _num_looks(most)):
@@ -107,6 +118,25 @@ def race(
         if regret.finding is not Finding.undecided:
             break
     return Outcome(steps, tuple(aside), regret)
+
+
+def noise_of(steps: Steps) -> Noise | None:
+    """The spread of launches around the mean of each arm; None where none has two."""
+    return measure_noise(steps).noise if any(len(own) > 1 for own in steps) else None
+
+
+def reach(noise: Noise, num_arms: int, most: int) -> list[tuple[int, float]]:
+    """Rounds, and how far from 2 % a regret is that half of all trials have decided by then."""
+    shares = _num_looks(most) * max(num_arms - 1, 1)
+    rounds = sorted({min(FIRST_ROUNDS, most), (FIRST_ROUNDS + most) // 2, most})
+    return [(num, _half_width(noise, num, num_arms, shares)) for num in rounds]
+
+
+def _half_width(noise: Noise, num_launches: int, num_arms: int, num_shares: int) -> float:
+    """Half the width of the interval of a regret, by the spread of all arms' launches."""
+    freedom = max(num_arms * (num_launches - 1), 1)
+    quantile = t_quantile(freedom, (1 + _confidence(num_shares)) / 2)
+    return float(quantile * noise.deviation * math.sqrt(2 / num_launches))
 
 
 def _num_looks(most: int) -> int:
@@ -150,7 +180,7 @@ def regret_of(steps: Steps, going: Sequence[int], num_looks: int = 1) -> Regret:
 
 def interval_of(steps: Steps, arm: int) -> Ratio:
     """The geometric mean of an arm's launches with its 95 % interval, by the spread of all."""
-    own, noise = _group(steps[arm]), _noise(steps)
+    own, noise = _group(steps[arm]), noise_of(steps)
     freedom = 0 if noise is None else noise.freedom
     error = 0.0 if noise is None else noise.deviation / math.sqrt(own.num)
     mean = Difference(own.mean, error, freedom)
@@ -160,7 +190,7 @@ def interval_of(steps: Steps, arm: int) -> Ratio:
 def _longer(steps: Steps, arm: int, than: int) -> Difference:
     """The logarithm of an arm's step over that of another."""
     one, other = _group(steps[arm]), _group(steps[than])
-    noise = _noise([own for at, own in enumerate(steps) if at not in (arm, than)])
+    noise = noise_of([own for at, own in enumerate(steps) if at not in (arm, than)])
     if min(one.num, other.num) > 1:
         return difference_of(one, other, noise)
     return student(one, other, *((noise.deviation**2, noise.freedom) if noise else ()))
@@ -168,11 +198,6 @@ def _longer(steps: Steps, arm: int, than: int) -> Difference:
 
 def _group(steps: Sequence[float]) -> Group:
     return group(np.log(steps))
-
-
-def _noise(steps: Steps) -> Noise | None:
-    """The spread of launches around the mean of each arm; None where none has two."""
-    return measure_noise(steps).noise if any(len(own) > 1 for own in steps) else None
 
 
 def _confidence(num_shares: int) -> float:

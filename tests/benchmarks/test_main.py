@@ -12,7 +12,7 @@ from benchmarks.surroundings import ROOT
 
 def test_a_failure_is_told_with_its_last_lines_and_the_next_one_runs(tmp_path):
     text = io.StringIO()
-    failed = _run_all(["no_such_one", "nor_this"], Console(file=text, width=200), tmp_path)
+    failed = _run_all(["no_such_one", "nor_this"], Console(file=text, width=200), tmp_path, 0)
     assert failed == ["no_such_one", "nor_this"]
     lines = text.getvalue().splitlines()
     assert lines[0] == "no_such_one ..."

@@ -38,5 +38,6 @@ def test_a_section_has_ratios_goals_surroundings_and_command(tmp_path):
         in text
     )
     assert "| another | 1.500 | 1 | | |" in text
+    assert "Of 1 goals: 0 held, 1 missed, 0 not decided." in text
     assert f"`{told}`" in text
     assert outcome.surroundings.cpu in text

@@ -91,7 +91,7 @@ def test_the_sentence_says_which_of_the_three_it_is():
     assert unsure.startswith(
         "Not decided after 3 launches: the first choice takes 99.7 ms, and 1f1b"
     )
-    assert unsure.endswith("More launches would help: --launches 6.")
+    assert unsure.endswith("More launches would help: --max-launches 6.")
     alone = measured([[100], [110]], most=1)
     assert "a regret of 0.0 %, with an unknown error." in alone.sentence
     assert alone.as_dict()["regret"]["high"] is None

@@ -1,0 +1,67 @@
+"""What a store knows of cases before they are launched: their noise, and how long they take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pandas as pd
+
+from ppbench.comparison.launches import FRESH_S, fingerprint_of
+from ppbench.config.sweep import Sweep
+from ppbench.statistics.verdicts import SPEED, Noise
+from ppbench.store import Store
+from ppbench.store.noise import read_noise
+
+_RUN_ID_TIME = "%Y%m%dT%H%M%S"
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of the cases before they are launched."""
+
+    num_cases: int
+    noise: Noise | None = None  # of the noisiest case
+    round_s: float | None = None  # seconds of one launch of each side
+
+
+def known_of(sweep: Sweep, results: Path, num_sides: int) -> Known:
+    """The noise of a sweep's noisiest case and the time of its launches, as far as stored.
+
+    In a round all cases are launched, so often each as there are sides to them.
+    """
+    fingerprints = {case.case_id: fingerprint_of(case) for case, _ in sweep.cases}
+    stored = [read_noise(results, machine, case_id) for case_id, machine in fingerprints.items()]
+    noises = [noise.of_metric(SPEED) for noise in stored if noise is not None]
+    noisiest = max(
+        (noise for noise in noises if noise is not None),
+        key=lambda noise: noise.deviation,
+        default=None,
+    )
+    launch_s = _launch_s(Store(results), fingerprints) if results.exists() else None
+    return Known(len(fingerprints), noisiest, None if launch_s is None else num_sides * launch_s)
+
+
+def _launch_s(store: Store, fingerprints: dict[str, str]) -> float | None:
+    """Seconds of a launch of all these cases on this machine; None if one was never launched.
+
+    It is the time from the end of one launch to that of the next, where it followed within the
+    hour, and at least the time of the runs alone, without the start of their ranks. A run's id has
+    the time when it began.
+    """
+    runs = store.runs(["run_id", "case_id", "fingerprint", "status", "created_at"])
+    is_here = runs["case_id"].map(fingerprints) == runs["fingerprint"]
+    runs = runs[(runs["status"] == "ok") & is_here].sort_values("run_id")
+    if set(runs["case_id"]) != set(fingerprints):
+        return None
+    ended = pd.to_datetime(runs["created_at"], utc=True, format="ISO8601")
+    begun = [
+        datetime.strptime(one[:15], _RUN_ID_TIME).replace(tzinfo=UTC) for one in runs["run_id"]
+    ]
+    took_s = (ended - pd.Series(begun, runs.index)).dt.total_seconds().clip(lower=0)
+    alone_s = float(took_s.groupby(runs["case_id"]).median().sum())
+    is_first = runs["case_id"] == runs["case_id"].iloc[0]  # once in each launch
+    gaps_s = ended[is_first].diff().dt.total_seconds()
+    gaps_s = gaps_s[gaps_s.between(0, FRESH_S)]
+    return alone_s if gaps_s.empty else max(alone_s, float(gaps_s.median()))

@@ -1,0 +1,213 @@
+"""Commits measured until the verdicts are reached; launches are stored ones, and no rank starts."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+from command import printed
+from measured import FAILS, SWEEP, TWO_CASES, add_measured, sweep_in
+from repositories import commits, make_repository
+
+from ppbench.commits import bench
+from ppbench.commits.bench import read_tracked, rounds_of
+from ppbench.commits.check import check
+from ppbench.commits.comparison import compare
+from ppbench.errors import ExitCode, SweepInterruptedError, UsageError
+from ppbench.run.machine.measuring_code import code_hash
+from ppbench.statistics.until_decided import Stop
+from ppbench.statistics.verdicts import Verdict
+from ppbench.store import Store
+
+QUIET = (1.0, 1.002, 0.999, 1.001, 0.998, 1.0, 1.003, 0.997, 1.002, 0.999, 1.0, 1.001)
+LOUD = (1.0, 1.09, 0.93, 1.05, 0.9, 1.02, 1.1, 0.94, 1.07, 0.95, 1.01, 1.06)
+
+
+@pytest.fixture
+def repository(tmp_path):
+    folder = make_repository(tmp_path / "repository")
+    return folder, commits(folder, 2)
+
+
+def now():
+    return {"created_at": datetime.now(UTC).isoformat(), "code": code_hash()}
+
+
+def stored(repository, base, head, text=SWEEP, place=0):
+    """The sweep file, with fresh launches of both commits in turn."""
+    folder, shas = repository
+    file = sweep_in(folder, text)
+    for sha, speeds in zip(shas, (base, head), strict=True):
+        add_measured(file, sha, speeds, place, **now())
+    return file
+
+
+def around(middle, shares=QUIET, num=12):
+    return [middle * share for share in shares[:num]]
+
+
+class Said:
+    """A progress that keeps what is said."""
+
+    def __init__(self):
+        self.lines = []
+
+    def say(self, text):
+        self.lines.append(text)
+
+    def begin(self, what, num_left=None): ...
+    def end(self, outcome): ...
+    def note(self, line): ...
+
+
+def options(repository, file, most=12):
+    folder, shas = repository
+    said = Said()
+    named = {"results": folder / "results", "max_launches": most, "progress": said}
+    return said, {"base": shas[0], "head": shas[1], "sweep": file, **named}
+
+
+def test_a_clear_change_takes_the_first_launches_alone(repository):
+    said, named = options(repository, stored(repository, around(1000), around(930)))
+    comparison = compare(**named)
+    (line,) = [line for line in comparison.lines if line.metric.name == "tokens_per_s"]
+    assert line.change.verdict is Verdict.slower
+    assert (line.change.num_base, line.change.num_head) == (3, 3)
+    assert comparison.looks.stop is Stop.decided
+    assert not comparison.is_open
+    assert said.lines[-1].startswith("stopped: decided after 3 launches of each side (1 look; ")
+    assert said.lines[-2] == "after 3 launches of each side: 1 of 1 verdict decided"
+
+
+def test_it_is_said_beforehand_which_change_is_found_and_how_long_that_takes(repository):
+    said, named = options(repository, stored(repository, around(1000), around(930)))
+    compare(**named)
+    assert said.lines[0].startswith("no noise is stored for these cases: which change can be found")
+    assert "launches of each side find, in 80 % of comparisons, a change of " in said.lines[-3]
+    assert said.lines[-3].endswith("(noise so far 0.2 %)")
+
+
+def test_without_an_answer_it_ends_with_the_most_launches_and_exit_code_3(repository):
+    file = stored(repository, around(1000, LOUD), around(985, LOUD[::-1]))
+    said, named = options(repository, file, most=5)
+    comparison = compare(**named)
+    assert comparison.looks.stop is Stop.most
+    assert comparison.looks.num_taken == 3
+    assert said.lines[-1].startswith("stopped: --max-launches 5 reached, and not decided (3 looks;")
+    gate = check(**named)
+    assert gate.exit_code is ExitCode.insufficient
+    assert gate.word == "not decided"
+
+
+def test_a_regression_ends_with_exit_code_1_and_an_equal_head_with_0(repository):
+    folder, shas = repository
+    file = stored(repository, around(1000), around(930))
+    _, named = options(repository, file)
+    result = check(**named)
+    assert (result.exit_code, result.comparison.looks.num_launches) == (ExitCode.regression, 3)
+    add_measured(file, shas[1], around(1000), tokens_per_s=1000.0, **now())
+    again = check(**{**named, "results": folder / "results"})
+    assert again.exit_code is ExitCode.ok
+
+
+def test_every_case_must_be_decided(repository):
+    file = stored(repository, around(1000), around(930), TWO_CASES)
+    stored(repository, around(500, LOUD), around(495, LOUD[::-1]), TWO_CASES, place=1)
+    said, named = options(repository, file, most=4)
+    comparison = compare(**named)
+    assert comparison.is_open
+    assert said.lines[-2] == "after 4 launches of each side: 1 of 2 verdicts decided"
+    by_case = {line.series.text: line for line in comparison.lines if "tokens" in line.metric.name}
+    decided = {text: comparison.values_of(line)["is_decided"] for text, line in by_case.items()}
+    assert sorted(decided.values()) == [False, True]
+
+
+def test_a_fixed_number_of_launches_is_one_look_by_the_usual_rule(repository):
+    _, named = options(repository, stored(repository, around(1000), around(930)))
+    del named["max_launches"]
+    comparison = compare(**named, launches=5)
+    assert comparison.looks is None
+    assert "num_looks" not in comparison.frame
+
+
+def test_as_data_it_says_how_many_looks_what_they_spent_and_whether_it_is_decided(
+    repository, monkeypatch
+):
+    folder, shas = repository
+    file = stored(repository, around(1000), around(930))
+    monkeypatch.chdir(folder)
+    words = ["compare", *shas, file, "--run", "--format"]
+    found = json.loads(printed(*words, "json").text)
+    assert found["looks"]["launches"] == [3]
+    assert (found["looks"]["max_launches"], found["looks"]["is_decided"]) == (12, True)
+    assert 0 < found["looks"]["level_spent"] < 0.01
+    header, first, *_ = printed(*words, "csv").text.splitlines()
+    assert header.endswith("num_looks,level_spent,is_decided")
+    assert first.endswith(",True")
+    assert "stopped: decided after 3 launches" in printed(*words, "markdown").text
+
+
+def test_open_answers_end_the_commands_with_3(repository, monkeypatch):
+    folder, shas = repository
+    file = stored(repository, around(1000, LOUD), around(985, LOUD[::-1]))
+    monkeypatch.chdir(folder)
+    more = ["--run", "--max-launches", 4]
+    assert printed("compare", *shas, file, *more).exit_code == ExitCode.insufficient
+    gate = printed("check", file, "--base", shas[0], "--head", shas[1], *more)
+    assert gate.exit_code == ExitCode.insufficient
+    assert "not decided: 1 metric unclear" in gate.text
+    assert "exits with 3; to decide it: --run --max-launches 8" in gate.text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--run", "--launches", 5, "--max-launches", 9], "give one"),
+        (["--max-launches", 9], "--max-launches: is a number of launches to make; add --run"),
+    ],
+)
+def test_numbers_that_contradict_are_refused(repository, words, message):
+    folder, shas = repository
+    with pytest.raises(UsageError, match=message):
+        printed("compare", *shas, sweep_in(folder), *words, "--results", folder)
+
+
+def test_an_interruption_says_how_far_it_came(repository, monkeypatch):
+    file = stored(repository, around(1000, num=2), around(985, num=2))
+    measure = bench.Bench.measure_afresh
+
+    def stopped_at_the_third(self, target, num_launches):
+        if num_launches == 3:
+            raise KeyboardInterrupt
+        return measure(self, target, num_launches)
+
+    monkeypatch.setattr(bench.Bench, "measure_afresh", stopped_at_the_third)
+    _, named = options(repository, file)
+    with pytest.raises(SweepInterruptedError, match="interrupted after 2 launches of each side"):
+        compare(**named)
+
+
+def test_launches_that_are_lacking_are_made_for_both_sides_in_turn(repository):
+    """None can be: the set-up fails. Each try leaves its row."""
+    folder, shas = repository
+    file = stored(repository, around(1000, num=3), around(930, num=3), FAILS)
+    with rounds_of(read_tracked(file), shas[0], shas[1], folder / "results") as rounds:
+        assert rounds.bring_to(3) == 0
+        assert rounds.bring_to(5) == 2
+    rows = Store(folder / "results").runs(["commit", "run_id", "status"]).sort_values("run_id")
+    made = rows[rows["status"] != "ok"]
+    a, b = shas
+    assert list(made["commit"]) == [b, a, a, b]  # the fourth launches, and the fifth
+
+
+def test_a_disturbed_launch_is_made_again(repository):
+    folder, shas = repository
+    file = stored(repository, around(1000, num=4), around(930, num=4), FAILS)
+    first = set(Store(folder / "results").runs(["run_id"])["run_id"].sort_values()[:1])
+
+    def find_disturbed(runs):
+        return runs["run_id"].isin(first).tolist()
+
+    sides = (shas[0], shas[1], folder / "results")
+    with rounds_of(read_tracked(file), *sides, find_disturbed=find_disturbed) as rounds:
+        assert rounds.bring_to(3) == 0  # the fourth of base replaces the first
+        assert rounds.bring_to(4) == 0.5  # base has no fifth to replace it again
