@@ -17,8 +17,9 @@ due to Box and Tiao (1968); here the component is one-sided, and each launch bel
 two altogether, which leaves few enough cases to try them all.
 
 A symmetric trimmed mean with its t test (Yuen 1974) gives up two of five launches whether anything
-is wrong with them or not, and with normal noise finds half as many changes of 2 %. Tests by ranks
-cannot reach 1 % if one of five launches is disturbed.
+is wrong with them or not: with normal noise it finds a change of 2 % in 49 % of comparisons in
+place of 70 %, and with one launch in five disturbed a change of 10 % in 54 % in place of 95 %.
+Tests by ranks cannot reach 1 % if one of five launches is disturbed.
 
 Launches that differ between two levels, by an address or a frequency that is drawn anew, look as
 if they were disturbed. A difference is then shown only where chance could hardly have shared the
@@ -202,8 +203,8 @@ _MOST_ROUNDS = 4
 def disturbed_in_series(values: Values) -> npt.NDArray[np.bool_]:
     """Find the launches of a series that lie far above those before and those after.
 
-        o o  o  x o o o     x: disturbed        o o o  x x       the newest two: a new level
-                                                      o
+              x                                        o o     two that agree at the end:
+        o o o   o o o     x: disturbed           o o o         a new level
 
     Larger values are slower. Launches in a row that agree are a level, not disturbed. The levels
     around a launch are lower medians, and the deviation is that of the median of the distances
