@@ -209,7 +209,7 @@ def _slowed(result: BisectionResult) -> list[str]:
         (f"{target.label}, launch {launch}", row.slowdown)
         for target, launches in zip(result.targets, result.launches, strict=True)
         for (place, launch), row in sorted(launches.rows.items())
-        if place == 0 and is_disturbed(row.slowdown.fraction)
+        if place == 0 and is_disturbed(row.slowdown)
     ]
     return [f"{name}: {slowdown_text(found)}" for name, found in slowed]
 

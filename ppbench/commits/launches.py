@@ -67,10 +67,10 @@ class Launches:
         rows = (row for row in self.of_case(case) if row.status == "ok")
         return tuple(row.figures[metric] for row in rows if metric in row.figures)
 
-    def slowdowns(self, case: int, metric: str) -> tuple[float, ...]:
-        """The slowdown of the machine beside each of `figures`; NaN where unknown."""
+    def slowdowns(self, case: int, metric: str) -> tuple[Slowdown, ...]:
+        """The slowdown of the machine beside each of `figures`."""
         rows = (row for row in self.of_case(case) if row.status == "ok")
-        return tuple(row.slowdown.fraction for row in rows if metric in row.figures)
+        return tuple(row.slowdown for row in rows if metric in row.figures)
 
     def num_done(self, case: int) -> int:
         """How many launches are finished: ok, or failed for a reason of their own."""

@@ -94,7 +94,7 @@ def _slowed(runs: pd.DataFrame, store: Store, axes: Sequence[str]) -> Iterable[s
     slowdowns = slowdowns_by_run(recorded(store, set(runs["fingerprint"])))
     for row in runs.to_dict("records"):
         slowdown = slowdowns.get(str(row["run_id"]), NOT_KNOWN)
-        if is_disturbed(slowdown.fraction):
+        if is_disturbed(slowdown):
             why = slowdown_text(slowdown)
             yield f"{case_text(pd.Series(row), axes)}, launch {row['launch']}: {why}"
 

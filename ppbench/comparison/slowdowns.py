@@ -49,14 +49,14 @@ def finder(store: Store) -> Callable[[pd.DataFrame], list[bool]]:
     def find_disturbed(runs: pd.DataFrame) -> list[bool]:
         by_run = slowdowns_by_run(recorded(store))
         found = (by_run.get(str(run_id), NOT_KNOWN) for run_id in runs["run_id"])
-        return [is_disturbed(slowdown.fraction) for slowdown in found]
+        return [is_disturbed(slowdown) for slowdown in found]
 
     return find_disturbed
 
 
 def in_order(runs: pd.DataFrame, by_run: Mapping[str, Slowdown]) -> tuple[float, ...] | None:
-    """The slowdowns of these runs; None where all are unknown."""
-    found = tuple(by_run.get(str(run_id), NOT_KNOWN).fraction for run_id in runs["run_id"])
+    """How much beyond what is usual these runs were slowed; None where all are unknown."""
+    found = tuple(by_run.get(str(run_id), NOT_KNOWN).beyond_usual for run_id in runs["run_id"])
     return None if all(map(math.isnan, found)) else found
 
 

@@ -73,7 +73,7 @@ def discount_text(reason: str, slowdown: Slowdown) -> str:
     why = slowdown_text(slowdown)
     if reason != DiscountReason.apart:
         return why
-    also = f", and {why}" if is_disturbed(slowdown.fraction) else ""
+    also = f", and {why}" if is_disturbed(slowdown) else ""
     return f"it lies far from the others, on the slow side{also}"
 
 

@@ -490,7 +490,7 @@ COMPUTED: dict[str, dict[str, Field]] = {
             "disturbed",
             ".0f",
             direction=lower,
-            meaning="launches whose machine was more than 5 % slower than usual",
+            meaning="launches whose machine was slower than usual, beyond 5 % and its variation",
         ),
         "slowdown": number(
             "slowdown",

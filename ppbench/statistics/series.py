@@ -52,7 +52,7 @@ class Launch:
     @property
     def is_slowed(self) -> bool:
         """Whether its machine was disturbed, whatever its figure."""
-        return self.value is not None and is_disturbed(self.slowdown.fraction)
+        return self.value is not None and is_disturbed(self.slowdown)
 
 
 @dataclass(frozen=True)

@@ -12,20 +12,24 @@ cause. A launch is taken to be as slow as the slowest of these says:
     clock       the usual clock of the GPU over this one
 
 What is usual is the median of the faster half of the launches nearby in time: it holds while half
-of the launches are disturbed, and follows a machine that changes for good.
+of the launches are disturbed, and follows a machine that changes for good. A launch is disturbed if
+it is beyond the usual variation too: on a machine that always does other work as well, that is part
+of the noise between launches, and no launch would be left.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
 DISTURBED = 0.05
-"""Slowdown from which a launch counts as disturbed."""
+"""Least slowdown from which a launch counts as disturbed."""
+VARIATIONS = 6
+"""The same in median absolute deviations of the faster half: normal noise is rarely more."""
 FEWEST = 3
 """Fewest launches that show what is usual."""
 NEARBY = 50
@@ -65,6 +69,12 @@ class Slowdown:
 
     fraction: float = UNKNOWN
     cause: Cause = Cause.reference
+    limit: float = DISTURBED  # from which the launch counts as disturbed
+
+    @property
+    def beyond_usual(self) -> float:
+        """The fraction of a disturbed launch, 0 for one within the usual variation."""
+        return self.fraction if is_disturbed(self) or math.isnan(self.fraction) else 0.0
 
 
 NOT_KNOWN = Slowdown()
@@ -83,15 +93,15 @@ def slowdowns(controls: Sequence[Control]) -> tuple[Slowdown, ...]:
     }
     keys = {cause: machines if cause is Cause.reference else cases for cause in factors}
     by_cause = [
-        [Slowdown(over, cause) for over in _over_usual(keys[cause], values)]
+        [Slowdown(over, cause, limit) for over, limit in _over_usual(keys[cause], values)]
         for cause, values in factors.items()
     ]
     return tuple(_largest(of_launch) for of_launch in zip(*by_cause, strict=True))
 
 
-def is_disturbed(slowdown: float, limit: float = DISTURBED) -> bool:
-    """Whether a launch is to be repeated; False where its slowdown is unknown."""
-    return slowdown > limit
+def is_disturbed(slowdown: Slowdown) -> bool:
+    """Whether a launch is to be repeated, and counts for less; False if its slowdown is unknown."""
+    return slowdown.fraction > slowdown.limit
 
 
 def _stretch(share: float) -> float:
@@ -105,30 +115,27 @@ def _inverse(value: float) -> float:
 
 def _largest(of_launch: Sequence[Slowdown]) -> Slowdown:
     known = (slowdown for slowdown in of_launch if not math.isnan(slowdown.fraction))
-    return max(known, key=lambda slowdown: slowdown.fraction, default=NOT_KNOWN)
+    return max(known, key=lambda one: (is_disturbed(one), one.fraction), default=NOT_KNOWN)
 
 
-def _over_usual(keys: Sequence[Hashable], factors: Sequence[float]) -> list[float]:
-    """Each factor over the usual one of its key, less 1."""
+def _over_usual(keys: Sequence[Hashable], factors: Sequence[float]) -> list[tuple[float, float]]:
+    """Each factor over the usual one of its key, less 1; and from where on it is disturbed."""
     places: dict[Hashable, list[int]] = {}
     for place, (key, factor) in enumerate(zip(keys, factors, strict=True)):
         if not math.isnan(factor):
             places.setdefault(key, []).append(place)
-    result = [UNKNOWN] * len(factors)
+    result = [(UNKNOWN, DISTURBED)] * len(factors)
     for of_key in places.values():
-        usual = _usual_of([factors[place] for place in of_key])
-        for number, place in enumerate(of_key):
-            result[place] = factors[place] / usual(number) - 1
+        known = [factors[place] for place in of_key]
+        for number, place in enumerate(of_key if len(known) >= FEWEST else ()):
+            usual, variation = _usual(known[max(0, number - NEARBY) : number + NEARBY + 1])
+            limit = max(DISTURBED, VARIATIONS * variation)
+            result[place] = factors[place] / usual - 1, limit
     return result
 
 
-def _usual_of(factors: Sequence[float]) -> Callable[[int], float]:
-    """A function from a launch's number to what was usual at its time."""
-    if len(factors) < FEWEST:
-        return lambda _: UNKNOWN
-
-    def usual(number: int) -> float:
-        nearby = sorted(factors[max(0, number - NEARBY) : number + NEARBY + 1])
-        return float(np.median(nearby[: (len(nearby) + 1) // 2]))
-
-    return usual
+def _usual(nearby: Sequence[float]) -> tuple[float, float]:
+    """The median of the faster half, and its relative median absolute deviation."""
+    faster = np.sort(nearby)[: (len(nearby) + 1) // 2]
+    middle = float(np.median(faster))
+    return middle, float(np.median(np.abs(faster - middle))) / middle
