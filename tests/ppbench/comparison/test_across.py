@@ -360,7 +360,10 @@ def test_the_page_is_one_small_file_and_says_the_result_first(store, monkeypatch
     [
         (["compare"], "nothing is named"),
         (["compare", "a", "b", "--base", "2"], "name it with --across"),
-        (["compare", "--across", "schedule", "--run"], "measures the cases of a sweep file; give one, got none"),
+        (
+            ["compare", "--across", "schedule", "--run"],
+            "measures the cases of a sweep file; give one, got none",
+        ),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(store, words, problem):
