@@ -27,7 +27,13 @@ import pandas as pd
 from ppbench.commits.launches import Launches, StoredLaunches
 from ppbench.commits.sides import WORKTREE
 from ppbench.commits.worktrees import Checkouts, SetupError
-from ppbench.comparison.repeats import FindDisturbed, is_lacking, most_repeats, none_disturbed
+from ppbench.comparison.repeats import (
+    FindDisturbed,
+    finder,
+    is_lacking,
+    most_repeats,
+    none_disturbed,
+)
 from ppbench.config.case import setting_of
 from ppbench.config.reader import read_sweep
 from ppbench.config.schema import known_keys
@@ -404,7 +410,7 @@ def rounds_of(
     head: str,
     results: Path,
     progress: Progress = SILENT,
-    find_disturbed: FindDisturbed = none_disturbed,
+    find_disturbed: FindDisturbed | None = None,
 ) -> Iterator[Rounds]:
     """Two commits to be measured in turns; their work trees are removed at the end.
 
@@ -417,7 +423,8 @@ def rounds_of(
     """
     if sweep is None:
         raise UsageError("--run: needs SWEEP, the sweep file to be measured")
-    with Bench(sweep, results, progress, is_fresh=True, find_disturbed=find_disturbed) as bench:
+    found = find_disturbed or finder(Store(results))
+    with Bench(sweep, results, progress, is_fresh=True, find_disturbed=found) as bench:
         rounds = Rounds(bench, *_targets(bench, base, head))
         _note_fresh(bench, rounds.base, rounds.head)
         try:

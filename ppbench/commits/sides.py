@@ -20,7 +20,7 @@ import pandas as pd
 from ppbench.commits.advice import COMPARE, SWEEP
 from ppbench.commits.launches import FINAL
 from ppbench.comparison.launches import SIDE_COLUMNS, fresh, keys_of, newest_launches
-from ppbench.comparison.repeats import FindDisturbed, none_disturbed, num_taken
+from ppbench.comparison.repeats import finder, num_taken
 from ppbench.display.units import counted
 from ppbench.errors import NotMeasuredError, RepositoryError, UsageError
 from ppbench.git import Commit, Repository
@@ -57,7 +57,7 @@ class Side:
         runs, failed = (rows[rows["case_id"].isin(wanted)] for rows in (self.runs, self.failed))
         return replace(self, runs=runs, failed=failed)
 
-    def first(self, num_launches: int, find_disturbed: FindDisturbed = none_disturbed) -> Side:
+    def first(self, num_launches: int) -> Side:
         """Reduce each case to its first launches, so many undisturbed ones.
 
         Launches that failed for a reason of their own are launches too.
@@ -68,7 +68,7 @@ class Side:
             {
                 "run_id": every["run_id"].tolist(),
                 "key": keys_of(every),
-                "is_disturbed": list(find_disturbed(every)),
+                "is_disturbed": list(finder(self.store)(every)),
             }
         )
         ids = {

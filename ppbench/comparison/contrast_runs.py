@@ -19,7 +19,7 @@ from ppbench.comparison.across import Across, AxisQuestion, compare_along
 from ppbench.comparison.known import known_of
 from ppbench.comparison.launches import FRESH_S
 from ppbench.comparison.measurement import Say, looks_of, measure_until_decided
-from ppbench.comparison.repeats import FindDisturbed, is_lacking, none_disturbed, num_taken
+from ppbench.comparison.repeats import finder, is_lacking, num_taken
 from ppbench.comparison.runs import Chosen, choose_runs
 from ppbench.config.reader import read_sweep
 from ppbench.config.sweep import Sweep
@@ -86,7 +86,6 @@ class SweepRounds:
     store: Store
     since: str
     display: Display | None = None
-    find_disturbed: FindDisturbed = none_disturbed
     num_planned: dict[str, int] = field(default_factory=dict)
     """Launches of each case, by its id: disturbed ones are made again."""
 
@@ -114,7 +113,7 @@ class SweepRounds:
         """The cases with a disturbed launch that is to be made again."""
         lacking = []
         for case_id, runs in self._made().groupby("case_id", sort=False):
-            disturbed = list(self.find_disturbed(runs))
+            disturbed = list(finder(self.store)(runs))
             is_full = len(disturbed) >= self.num_planned[str(case_id)]
             if any(disturbed) and is_full and is_lacking(disturbed, num_launches):
                 lacking.append(str(case_id))
@@ -132,7 +131,7 @@ class SweepRounds:
         runs, failed = (rows[rows["run_id"] > self.since] for rows in (chosen.runs, chosen.failed))
         first = [
             of_case.sort_values("launch")[
-                : num_taken(list(self.find_disturbed(of_case)), num_launches)
+                : num_taken(list(finder(self.store)(of_case)), num_launches)
             ]
             for _, of_case in runs.groupby("case_id", sort=False)
         ]

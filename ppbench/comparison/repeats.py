@@ -15,6 +15,8 @@ from itertools import accumulate
 
 import pandas as pd
 
+from ppbench.store import Store
+
 FindDisturbed = Callable[[pd.DataFrame], Sequence[bool]]
 """Whether each of some rows of `runs` was measured on a disturbed machine."""
 
@@ -22,6 +24,11 @@ FindDisturbed = Callable[[pd.DataFrame], Sequence[bool]]
 def none_disturbed(runs: pd.DataFrame) -> Sequence[bool]:
     """Where nothing was measured beside the launches, none is known to be disturbed."""
     return [False] * len(runs)
+
+
+def finder(_store: Store) -> FindDisturbed:
+    """The function that finds disturbed launches among runs of a store, by what it has of them."""
+    return none_disturbed
 
 
 def most_repeats(num_launches: int) -> int:
