@@ -167,7 +167,7 @@ class StoredLaunches:
         rows = newest_launches(rows)
         found = [slowdowns.get(str(run_id), NOT_KNOWN) for run_id in rows["run_id"]]
         disturbed = (
-            [is_disturbed(slowdown.fraction) for slowdown in found]
+            [is_disturbed(slowdown) for slowdown in found]
             if self._find_disturbed is None
             else self._find_disturbed(rows)
         )

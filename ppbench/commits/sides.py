@@ -20,7 +20,7 @@ import pandas as pd
 from ppbench.commits.advice import COMPARE, SWEEP
 from ppbench.commits.launches import FINAL
 from ppbench.comparison.launches import SIDE_COLUMNS, fresh, keys_of, newest_launches
-from ppbench.comparison.repeats import FindDisturbed, num_taken
+from ppbench.comparison.repeats import num_taken
 from ppbench.comparison.slowdowns import finder
 from ppbench.display.units import counted
 from ppbench.errors import NotMeasuredError, RepositoryError, UsageError
@@ -58,20 +58,18 @@ class Side:
         runs, failed = (rows[rows["case_id"].isin(wanted)] for rows in (self.runs, self.failed))
         return replace(self, runs=runs, failed=failed)
 
-    def first(self, num_launches: int, find_disturbed: FindDisturbed | None = None) -> Side:
+    def first(self, num_launches: int) -> Side:
         """Reduce each case to its first launches, so many undisturbed ones.
 
-        Launches that failed for a reason of their own are launches too. Without `find_disturbed`,
-        the references beside launches say which were disturbed.
+        Launches that failed for a reason of their own are launches too.
         """
-        find_disturbed = find_disturbed or finder(self.store)
         failed = self.failed[self.failed["status"].isin(FINAL)]
         every = pd.concat([self.runs, failed]).sort_values("run_id")
         rows = pd.DataFrame(
             {
                 "run_id": every["run_id"].tolist(),
                 "key": keys_of(every),
-                "is_disturbed": list(find_disturbed(every)),
+                "is_disturbed": list(finder(self.store)(every)),
             }
         )
         ids = {

@@ -19,7 +19,7 @@ from ppbench.comparison.across import Across, AxisQuestion, compare_along
 from ppbench.comparison.known import known_of
 from ppbench.comparison.launches import FRESH_S
 from ppbench.comparison.measurement import Say, looks_of, measure_until_decided
-from ppbench.comparison.repeats import FindDisturbed, is_lacking, num_taken
+from ppbench.comparison.repeats import is_lacking, num_taken
 from ppbench.comparison.runs import Chosen, choose_runs
 from ppbench.comparison.slowdowns import finder
 from ppbench.config.reader import read_sweep
@@ -87,8 +87,6 @@ class SweepRounds:
     store: Store
     since: str
     display: Display | None = None
-    find_disturbed: FindDisturbed | None = None
-    """Says which runs were disturbed; the references beside them, where it is None."""
     num_planned: dict[str, int] = field(default_factory=dict)
     """Launches of each case, by its id: disturbed ones are made again."""
 
@@ -116,14 +114,11 @@ class SweepRounds:
         """The cases with a disturbed launch that is to be made again."""
         lacking = []
         for case_id, runs in self._made().groupby("case_id", sort=False):
-            disturbed = list(self._disturbed(runs))
+            disturbed = list(finder(self.store)(runs))
             is_full = len(disturbed) >= self.num_planned[str(case_id)]
             if any(disturbed) and is_full and is_lacking(disturbed, num_launches):
                 lacking.append(str(case_id))
         return lacking
-
-    def _disturbed(self, runs: pd.DataFrame) -> Sequence[bool]:
-        return (self.find_disturbed or finder(self.store))(runs)
 
     def _made(self) -> pd.DataFrame:
         """The rows of the cases since the moment from which they count."""
@@ -136,7 +131,9 @@ class SweepRounds:
         chosen = choose_runs(names, self.store)
         runs, failed = (rows[rows["run_id"] > self.since] for rows in (chosen.runs, chosen.failed))
         first = [
-            of_case.sort_values("launch")[: num_taken(list(self._disturbed(of_case)), num_launches)]
+            of_case.sort_values("launch")[
+                : num_taken(list(finder(self.store)(of_case)), num_launches)
+            ]
             for _, of_case in runs.groupby("case_id", sort=False)
         ]
         kept = pd.concat([runs[:0], *first])

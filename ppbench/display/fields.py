@@ -469,6 +469,13 @@ COMPUTED: dict[str, dict[str, Field]] = {
         "allowed": words("allowed", "how much worse head may be", is_number=True),
         "gate": words("gate", "`ok`, `regression`, `accepted`, or why it is not gated"),
         "threshold": number("threshold", ".2f", PERCENT, meaning="how much worse head may be"),
+        "num_looks": number(
+            "looks", ".0f", meaning="how often the launches were looked at, with --max-launches"
+        ),
+        "level_spent": number(
+            "level spent", ".2f", PERCENT, lower, "chance of a false claim that these looks spent"
+        ),
+        "is_decided": words("is decided", "whether the verdict needs no further launches"),
         "worse": number("worse", "+.2f", PERCENT, lower, "how much worse head is than base"),
         "is_gated": words("is gated", "whether the metric can fail the gate"),
         "is_regression": words("is regression", "whether head is worse than allowed"),

@@ -76,11 +76,11 @@ class Looks:
     def level_spent(self) -> float:
         """The chance of a false claim that the looks so far have spent, of `sequential.LEVEL`."""
         share = self.num_launches / self.most_launches
-        return sequential.LEVEL * share**sequential.SPENDING
+        return float(sequential.LEVEL * share**sequential.SPENDING)
 
     def values_of(self, change: Change) -> dict[str, object]:
         """What a table says of one change, beside the change itself."""
-        return float(sequential.LEVEL * share**sequential.SPENDING)
+        return {
             "num_looks": self.num_taken,
             "level_spent": self.level_spent,
             "is_decided": sequential.is_decided([change]),

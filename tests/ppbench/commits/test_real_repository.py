@@ -160,10 +160,23 @@ def test_no_work_tree_is_left_behind(repository, backfilled):
 
 @pytest.fixture(scope="module")
 def compared(repository, backfilled):
-    """The commit and the one before it, of five launches each; some are there already."""
+    """The commit and the one before it, launched until it is decided; some are there already."""
     folder, shas = repository
-    words = (shas[SLOWER - 1], shas[SLOWER], "sweep.toml", "--run", "--launches", "5")
-    return ppbench(folder, "compare", *words)
+    return ppbench(folder, "compare", shas[SLOWER - 1], shas[SLOWER], "sweep.toml", "--run")
+
+
+def test_compare_ends_as_soon_as_it_is_decided(repository, compared):
+    folder, shas = repository
+    assert "stopped: decided after " in compared.stdout
+    assert "one launch of both sides takes about " in compared.stderr
+    before = len(Store(folder / "results").runs(["run_id"]))
+    words = (shas[SLOWER - 1], shas[SLOWER], "sweep.toml", "--run", "--format", "json")
+    again = ppbench(folder, "compare", *words)
+    assert again.returncode == 0, again.stderr
+    looks = json.loads(again.stdout)["looks"]
+    assert looks["is_decided"]
+    assert looks["launches"][-1] < looks["max_launches"]
+    assert len(Store(folder / "results").runs(["run_id"])) == before  # it takes the same looks
 
 
 def test_compare_says_that_compute_of_that_stage_moved(compared):

@@ -100,7 +100,7 @@ def test_as_data_the_looks_say_how_many_when_and_why():
         "num_looks": 1,
         "launches": [3],
         "max_launches": 12,
-        "level_spent": pytest.approx(0.00125),
+        "level_spent": pytest.approx(sequential.LEVEL * (3 / 12) ** sequential.SPENDING),
         "is_decided": True,
         "stop": "decided",
     }
