@@ -14,6 +14,7 @@ times as long.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,9 +113,13 @@ def bimodal(level: float, share: float) -> Model:
     """Launches of which some lie on a slower level."""
 
     def model(draw: np.random.Generator, shape: tuple[int, ...]) -> Floats:
-        return normal(draw, shape) + np.log1p(level) * (draw.random(shape) < share)
+        return normal(draw, shape) + math.log1p(level) * (draw.random(shape) < share)
 
     return model
+
+
+def bimodal_name(level: float, share: float) -> str:
+    return f"bimodal {level:.0%} in {share:.0%}"
 
 
 def drift(draw: np.random.Generator, shape: tuple[int, ...]) -> Floats:
@@ -139,9 +144,7 @@ SEARCHED: dict[str, Model] = {
 }
 """Models with demands on the changes that are found."""
 BIMODAL: dict[str, Model] = {
-    f"bimodal {level:.0%} in {share:.0%}": bimodal(level, share)
-    for level in LEVELS
-    for share in SHARES
+    bimodal_name(level, share): bimodal(level, share) for level in LEVELS for share in SHARES
 }
 ALL_MODELS: dict[str, Model] = {**SEARCHED, **BIMODAL, "drift": drift, "correlated": correlated}
 
