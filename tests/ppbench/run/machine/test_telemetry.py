@@ -13,6 +13,7 @@ from ppbench.run.machine.telemetry import (
     Summary,
     is_disturbed,
     is_throttled,
+    node_figures,
     sample_rows,
     summarize,
 )
@@ -236,3 +237,24 @@ def test_every_sample_of_the_window_is_a_row_for_the_node_and_for_each_gpu():
     )
     assert rows[2]["other_load_cores"] == pytest.approx((5 - 2) / 2.05)  # ticks: since 10, not 12
     assert sample_rows(samples, 10 * S, 11 * S)[0]["other_load_cores"] is None
+
+
+def test_a_run_has_the_worst_figure_of_any_node():
+    quiet = Summary(other_load_cores=0.5, watched_cores=4, steal_fraction=0.0, cpu_mhz=3000)
+    busy = Summary(other_load_cores=3.0, watched_cores=4, steal_fraction=0.1, cpu_mhz=2500)
+    figures = node_figures([("a", quiet), ("a", quiet), ("b", busy), ("b", busy)], 1)
+    # node b has 4 cores, of which 3 are used by others and 2 wanted by ranks
+    assert figures["cores_short"] == (3 + 2 - 4) / 2
+    assert (figures["steal_fraction"], figures["cpu_mhz"]) == (0.1, 2500)
+    assert figures["gpu_sm_mhz"] is None
+
+
+def test_no_more_cores_are_short_than_others_use():
+    crowded = Summary(other_load_cores=1.0, watched_cores=2)
+    ranks = [("a", crowded)] * 4  # four ranks want two cores: the case itself is short of two
+    assert node_figures(ranks, 1)["cores_short"] == 1 / 4
+
+
+@pytest.mark.parametrize(("summary", "cores"), [(Summary(), 1), (Summary(1.0, 2), 0)])
+def test_cores_are_short_of_nobody_without_a_load_or_among_ranks_that_sleep(summary, cores):
+    assert node_figures([("a", summary)], cores)["cores_short"] is None
