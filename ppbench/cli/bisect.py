@@ -128,9 +128,9 @@ def _verdict(result: BisectionResult, good: str, bad: str) -> list[str]:
             return _several(result, good, bad)
         case Finding.searching:
             likeliest = result.targets[result.search.latest].label
-            chance = _percent(result.search.confidence)
+            known = f"likeliest: {likeliest} ({_percent(result.search.confidence)})"
             return [
-                f"--max-launches reached after {launches}; likeliest: {likeliest} ({chance})",
+                f"undecided after {launches}, --max-launches reached; {known}",
                 f"go on with: {typed_command()}",
             ]
 

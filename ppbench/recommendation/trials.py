@@ -65,13 +65,8 @@ class Trials:
     """How much longer the first choice took than the best of all; None if it failed."""
     cautions: tuple[Counter[str], ...] = ()
     """How many launches of each proposal carry which caution."""
-
-    @property
-    def stop(self) -> Stop | None:
-        """Why no more launches were made; None if the first choice failed."""
-        if self.regret is None:
-            return None
-        return Stop.most if self.regret.finding is Finding.undecided else Stop.decided
+    stop: Stop | None = None
+    """Why no more launches were made."""
 
     @property
     def sentence(self) -> str:
@@ -86,7 +81,8 @@ class Trials:
         if known.get("high") == math.inf:
             known["high"] = None
         known["sentence"] = self.sentence
-        known["stop"] = None if self.stop is None else str(self.stop)
+        if self.stop is not None:
+            known["stop"] = str(self.stop)
         return {"trials": as_records(self.frame), "regret": known}
 
     def _finding(self, regret: Regret) -> str:
@@ -179,7 +175,7 @@ def measure(
     note(stop_text(outcome, most))
     if outcome.is_over(most):  # else the workers could not go on, and the same command can
         forget_rerun(whole, store)
-    return trials_of(frame, outcome, rounds.runs)
+    return replace(trials_of(frame, outcome, rounds.runs), stop=stop_of(outcome, most))
 
 
 def forecast_texts(
@@ -189,7 +185,7 @@ def forecast_texts(
     if noise is not None:
         found = ", ".join(f"{percent(by)} with {num}" for num, by in reach(noise, num_arms, most))
         yield (
-            f"launches of each decide, in half of all trials, a regret that is away from 2 % by "
+            f"launches of each decide, in half of all trials, a regret that is above 2 % by "
             f"{found} ({origin} {percent(noise.deviation)})"
         )
     if round_s is not None:
@@ -206,14 +202,24 @@ def _note_after_first_rounds(known: Known, steps: Steps, round_s: float | None, 
         note(text)
 
 
-def stop_text(outcome: Outcome, most: int) -> str:
+def stop_of(outcome: Outcome, most: int) -> Stop:
     """Why no more launches are made."""
-    num = counted(max(map(len, outcome.steps)), "launch")
     if outcome.regret is None:
-        return f"stopped after {num} of each: the first choice failed"
-    if outcome.regret.finding is Finding.undecided:
-        return f"stopped: --max-launches {most} reached, and not decided"
-    return f"stopped: decided after {num} of each"
+        return Stop.failed
+    if outcome.regret.finding is not Finding.undecided:
+        return Stop.decided
+    return Stop.most if max(map(len, outcome.steps)) >= most else Stop.failed
+
+
+def stop_text(outcome: Outcome, most: int) -> str:
+    """Why no more launches are made, in a line."""
+    num = counted(max(map(len, outcome.steps)), "launch")
+    match stop_of(outcome, most):
+        case Stop.decided:
+            return f"stopped: decided after {num} of each"
+        case Stop.most:
+            return f"stopped: --max-launches {most} reached, and not decided"
+    return f"stopped: launches failed after {num} of each, and it is not decided; see: ppbench ls"
 
 
 @dataclass

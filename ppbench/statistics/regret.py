@@ -126,15 +126,19 @@ def noise_of(steps: Steps) -> Noise | None:
 
 
 def reach(noise: Noise, num_arms: int, most: int) -> list[tuple[int, float]]:
-    """Rounds, and how far from 2 % a regret is that half of all trials have decided by then."""
+    """Rounds, and how far above 2 % a regret is that half of all trials have decided by then."""
     shares = _num_looks(most) * max(num_arms - 1, 1)
-    rounds = sorted({min(FIRST_ROUNDS, most), (FIRST_ROUNDS + most) // 2, most})
-    return [(num, _half_width(noise, num, num_arms, shares)) for num in rounds]
+    rounds = sorted({max(2, min(FIRST_ROUNDS, most)), (FIRST_ROUNDS + most) // 2, most} - {1})
+    widths = {num: _half_width(noise, num, num_arms, shares) for num in rounds}
+    return [(num, (1 + MARGIN) * math.expm1(width)) for num, width in widths.items()]
 
 
 def _half_width(noise: Noise, num_launches: int, num_arms: int, num_shares: int) -> float:
-    """Half the width of the interval of a regret, by the spread of all arms' launches."""
-    freedom = max(num_arms * (num_launches - 1), 1)
+    """Half the width of the interval of a regret's logarithm.
+
+    Of two arms alone, Welch's test may have the freedom of one; more of them share their spread.
+    """
+    freedom = (num_launches - 1) * (num_arms if num_arms > 2 else 1)
     quantile = t_quantile(freedom, (1 + _confidence(num_shares)) / 2)
     return float(quantile * noise.deviation * math.sqrt(2 / num_launches))
 

@@ -30,6 +30,7 @@ class Stop(StrEnum):
 
     decided = "decided"
     most = "most launches reached"
+    failed = "launches failed"
 
 
 @dataclass(frozen=True)

@@ -140,6 +140,23 @@ def test_commits_that_failed_are_tried_again_when_it_is_asked_for(repository):
     assert after.count(shas[3]) == 2
 
 
+def test_it_says_beforehand_what_it_can_find_and_at_the_end_why_it_stopped(repository, capsys):
+    folder, _ = repository
+    file = measured(repository, [around(GOOD, 4), *[[]] * 5, around(BAD, 4)])
+    case_id = Store(folder / "results").runs(["case_id"])["case_id"].iloc[0]
+    machine = read_environment().fingerprint("cpu", 2, 1)
+    noise = StoredNoise(case_id, machine, "", None, 10, {"tokens_per_s": 0.005})
+    write_noise(folder / "results", noise)
+    sweep_in(folder, FAILS)
+    asked(repository, file, Format.table, "--max-launches", 1)
+    said = capsys.readouterr().err
+    assert "at least 7 launches for 6 commits" in said
+    assert "launches of each end show, in 80 % of searches, a change of " in said
+    assert "(stored noise 0.5 %)" in said
+    found = json.loads(asked(repository, file, Format.json, "--confidence", "99.9%").text)
+    assert found["stop"] == "most launches reached"
+
+
 def test_an_end_that_does_not_run_is_told_of(repository):
     file = measured(repository, levels(GOOD, GOOD, GOOD, GOOD, BAD, BAD, None))
     with pytest.raises(LaunchError, match=r"Number 7: does not run, .* RuntimeError: made by hand"):

@@ -19,6 +19,7 @@ from ppbench.recommendation import trials
 from ppbench.recommendation.question import read_question
 from ppbench.statistics.regret import SetAside, race
 from ppbench.statistics.significance import Ratio
+from ppbench.statistics.verdicts import Noise
 from ppbench.store import Store
 
 MIB = 2**20
@@ -105,6 +106,26 @@ def test_a_first_choice_that_failed_has_no_regret():
     assert json.loads(json.dumps(failed.as_dict()))["regret"] == {"sentence": failed.sentence}
     other = measured([[100, 101], []])
     assert "is the best of 2, 100.5 ms: the others failed or are slower." in other.sentence
+
+
+def test_a_line_says_which_regret_is_decided_and_how_long_that_takes():
+    reach, took = trials.forecast_texts(Noise(0.01, 10), "stored noise", 30.0, 2, 6)
+    assert "a regret that is above 2 % by " in reach
+    assert reach.endswith(" with 6 (stored noise 1.0 %)")
+    assert took == "one launch of each takes about 0:30: at most 3:00 for 6 launches of each"
+    assert list(trials.forecast_texts(None, "", None, 2, 6)) == []
+
+
+def test_a_line_says_why_no_more_is_launched():
+    def text(steps, most):
+        outcome = race(lambda _, count: [own[:count] for own in steps], len(steps), most)
+        return trials.stop_text(outcome, most)
+
+    assert text([[100, 100], [120, 120]], 6) == "stopped: decided after 2 launches of each"
+    unsure = [[100, 110, 90], [108, 92, 96]]
+    assert text(unsure, 3) == "stopped: --max-launches 3 reached, and not decided"
+    assert text(unsure, 6).startswith("stopped: launches failed after 3 launches of each")
+    assert text([[], [110, 111]], 6).startswith("stopped: launches failed")
 
 
 def test_cautions_are_said_of_launches_that_the_finding_stands_on():

@@ -6,7 +6,14 @@ import math
 import numpy as np
 import pytest
 
-from ppbench.statistics.bisection import FEWEST_AT_BOUNDARY, MOST_AT_ENDS, Finding, search_first_bad
+from ppbench.statistics.bisection import (
+    FEWEST_AT_BOUNDARY,
+    MOST_AT_ENDS,
+    Finding,
+    fewest_launches,
+    reach_of_ends,
+    search_first_bad,
+)
 from ppbench.statistics.verdicts import Noise
 
 
@@ -37,6 +44,7 @@ def test_without_noise_every_first_bad_commit_is_named(num_commits):
         assert nums[first_bad - 1] >= FEWEST_AT_BOUNDARY <= nums[first_bad]
         # two of each end and of the boundary, and one of each commit that a bisection asks
         assert sum(nums) <= 8 + math.ceil(math.log2(num_commits))
+        assert sum(nums) >= fewest_launches(num_commits - 1)
 
 
 def test_first_both_ends_are_launched_in_turn():
@@ -200,3 +208,17 @@ def test_a_disturbed_launch_leads_nowhere_and_its_commit_is_launched_anew():
             search, num = search_first_bad(launches, slow_sign=1), num + 1
         right.append(search.finding is Finding.found and search.latest == first_bad)
     assert np.mean(right) >= 0.9
+
+
+def test_the_ends_show_the_change_that_is_said_with_the_launches_that_are_said():
+    deviation = 0.01
+    for num, change in reach_of_ends(Noise(deviation, 1000)):
+        found = 0
+        for seed in range(100):
+            draw = np.random.default_rng(seed)
+            ends = [
+                list(level * draw.lognormal(0, deviation, num)) for level in (1.0, 1.0 + change)
+            ]
+            search = search_first_bad(ends, noise=Noise(deviation, 1000))
+            found += search.finding is Finding.found
+        assert found >= 65

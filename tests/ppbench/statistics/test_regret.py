@@ -10,8 +10,10 @@ from ppbench.statistics.regret import (
     Finding,
     interval_of,
     race,
+    reach,
     regret_of,
 )
+from ppbench.statistics.verdicts import Noise
 
 
 def launches(true_steps, noise, seed, *, drift=0.0, disturbed=0.0):
@@ -130,3 +132,21 @@ def test_a_regret_is_never_below_zero_and_has_the_best_as_its_rival():
 def test_noisy_launches_are_not_judged_by_the_spread_of_quiet_ones():
     steps = [[100, 120, 90], [95, 84, 101], [100, 100.1, 100], [100.1, 100, 100.1]]
     assert regret_of(steps, [0, 1]).finding is Finding.undecided
+
+
+def test_a_regret_as_far_from_the_margin_as_is_said_is_decided_by_half_of_all_trials():
+    far = dict(reach(Noise(0.01, 1000), 2, 6))
+    assert list(far) == [2, 4, 6]
+    assert far[2] > far[4] > far[6] > 0
+    for num, by in far.items():
+        some = outcomes([100 * (1 + MARGIN + by), 100], 0.01)
+        decided = [one for one in some if one.regret.finding is not Finding.undecided]
+        by_then = sum(len(one.steps[0]) <= num for one in decided) / len(some)
+        assert by_then >= 0.5
+
+
+def test_the_launches_of_all_arms_are_seen_before_any_is_set_aside():
+    seen = []
+    race(launches([100, 101, 150], 0.01, 1), 3, 6, on_first_rounds=seen.append)
+    assert [len(own) for steps in seen for own in steps][:3] == [len(own) for own in seen[0]]
+    assert len(seen) == 1
