@@ -13,7 +13,9 @@ from ppbench.cli.options import (
     HowToPrint,
     IsRun,
     Metrics,
+    NewSession,
     NumLaunches,
+    Replicate,
     Results,
     Sort,
     check_store_of,
@@ -23,13 +25,19 @@ from ppbench.cli.options import (
 )
 from ppbench.display.formats import Format
 from ppbench.display.tables import View
+from ppbench.errors import UsageError
 
 if TYPE_CHECKING:
     from ppbench.commits.sides import Side
 
+CLAIMS = (".json", ".md")
+"""Endings of the files that hold a claim instead of a sweep."""
 HeadsSweep = Annotated[
     Path | None,
-    typer.Argument(metavar="[SWEEP]", help="Sweep file; default: that of head's runs."),
+    typer.Argument(
+        metavar="[SWEEP | CLAIM]",
+        help="Sweep file; default: that of head's runs. Or a claim (.json), to check again.",
+    ),
 ]
 
 
@@ -56,6 +64,8 @@ def check(
     metrics: Metrics = None,
     is_run: IsRun = False,
     launches: NumLaunches = 5,
+    replicate: Replicate = False,
+    new_session: NewSession = False,
     summary: Summary = None,
     results: Results = RESULTS,
     how: HowToPrint = Format.table,
@@ -68,6 +78,15 @@ def check(
     from ppbench.commits.check import check as check_sides
     from ppbench.commits.comparison import break_down
 
+    if file is not None and file.suffix in CLAIMS:
+        from ppbench.cli.replicating import check_claim_file
+
+        _check_no_gate(base, head, threshold, metrics, summary)
+        measuring = (launches if is_run or replicate else None, replicate, new_session)
+        view = View.of(columns, sort)
+        raise typer.Exit(check_claim_file(file, measuring, results, how, view))
+    if replicate or new_session:
+        raise UsageError("--replicate: measures a claim again; name its file, CLAIM.json")
     largest = _share(threshold)
     check_store_of(results, [head, base or ""], measures=is_run)
     num_launches = launches if is_run else None
@@ -98,6 +117,14 @@ def check(
         _write(summary, gate_text(result, breakdowns, Format.markdown, again))
     print_text(gate_text(result, breakdowns, how, again, View.of(columns, sort)), how)
     raise typer.Exit(result.exit_code)
+
+
+def _check_no_gate(*options: object) -> None:
+    """Raises UsageError for an option of the gate: a claim has sides and figures of its own."""
+    names = ("--base", "--head", "--threshold", "--metric", "--summary")
+    for name, value in zip(names, options, strict=True):
+        if value and (name, value) != ("--head", "worktree"):
+            raise UsageError(f"{name}: is for the gate; a claim says itself what is compared")
 
 
 def _share(threshold: str | None) -> float | None:

@@ -16,7 +16,9 @@ from ppbench.cli.options import (
     HowToPrint,
     IsRun,
     Metrics,
+    NewSession,
     NumLaunches,
+    Replicate,
     Results,
     Sort,
     check_store_of,
@@ -66,6 +68,14 @@ Page = Annotated[
     Path | None,
     typer.Option("-o", "--output", metavar="FILE", help="Also write the comparison as a page."),
 ]
+Claims = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--claim",
+        metavar="FILE",
+        help="Also write the result as a claim: .json to check it again, .md for a pull request.",
+    ),
+]
 
 
 def compare(
@@ -76,6 +86,9 @@ def compare(
     metrics: Metrics = None,
     is_run: IsRun = False,
     launches: NumLaunches = 5,
+    replicate: Replicate = False,
+    new_session: NewSession = False,
+    claims: Claims = None,
     output: Page = None,
     results: Results = RESULTS,
     how: HowToPrint = Format.table,
@@ -89,6 +102,16 @@ def compare(
     is_named = across is not None or any(not word.endswith(".toml") for word in words)
     check_store_of(results, words, measures=is_run or not is_named)
     result: Comparison | Across
+    files = _claim_files(
+        claims, across, is_run=is_run, replicate=replicate, new_session=new_session
+    )
+    if replicate:
+        from ppbench.cli.replicating import replicate_sides
+
+        asked = (metrics or (), launches, results)
+        raise typer.Exit(
+            replicate_sides(split_names(words), asked, files, how, view, is_forced=new_session)
+        )
     if across is None:
         _check_has_no_axis(words, base_value, all_pairs=all_pairs)
         num_launches = launches if is_run else None
@@ -102,9 +125,36 @@ def compare(
         options = (base_value, all_pairs, metrics)
         result, text = _along(across, words, options, results, how, view, output)
     print_text(text, how)
+    if files:
+        from ppbench.cli.replicating import write_claim_of
+
+        write_claim_of(result, words, (metrics or (), launches, results), files, how)
     if output is not None:
         print(f"page: {output}", file=sys.stdout if how is Format.table else sys.stderr)
     raise typer.Exit(ExitCode.ok if result.has_verdict else ExitCode.insufficient)
+
+
+def _claim_files(
+    claims: Sequence[Path] | None,
+    across: str | None,
+    *,
+    is_run: bool,
+    replicate: bool,
+    new_session: bool,
+) -> list[Path]:
+    """The files of the claim. Raises UsageError for options that contradict each other."""
+    from ppbench.cli.claims import check_claim_files
+
+    files = list(claims or ())
+    check_claim_files(files)
+    if across is not None and (files or replicate):
+        option = "--claim" if files else "--replicate"
+        raise UsageError(f"{option}: is about two sides, BASE and HEAD; leave out --across")
+    if replicate and is_run:
+        raise UsageError("--replicate: measures both sides itself; leave out --run")
+    if new_session and not replicate:
+        raise UsageError("--new-session: says when to replicate; give it with --replicate")
+    return files
 
 
 def _check_has_no_axis(names: Sequence[str], base_value: str | None, *, all_pairs: bool) -> None:

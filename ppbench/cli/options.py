@@ -165,6 +165,20 @@ NumLaunches = Annotated[
         "--launches", metavar="K", min=1, max=1000, help="Launches of each side, with --run."
     ),
 ]
+Replicate = Annotated[
+    bool,
+    typer.Option(
+        "--replicate",
+        help="Measure both sides again in another session, and say whether the result held.",
+    ),
+]
+NewSession = Annotated[
+    bool,
+    typer.Option(
+        "--new-session",
+        help="With --replicate: begin another session now, though the newest is not over.",
+    ),
+]
 ScheduleName = Annotated[
     str,
     typer.Argument(

@@ -18,6 +18,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -128,10 +129,12 @@ class Bench:
         metrics: Sequence[str] = (SPEED,),
         retries_failed: bool = False,
         is_fresh: bool = False,
+        now: datetime | None = None,
     ) -> None:
         """`overrides` are those that the sweep was read with.
 
-        With `is_fresh` only launches count that were made just now, by the same code. Raises
+        With `is_fresh` only launches count that were made just now, by the same code; `now` may be
+        named, to leave older ones out. Raises
         UsageError for a sweep that cannot be used, RepositoryError without a repository.
         """
         check_devices(sweep)
@@ -143,7 +146,7 @@ class Bench:
         self._store = Store(results.resolve())
         self._overrides, self._metrics = tuple(overrides), tuple(metrics)
         self._only: tuple[str, ...] = ()
-        self._is_fresh = is_fresh
+        self._is_fresh, self._now = is_fresh, now
         self._stored = self._look_up()
         self._retries_failed = retries_failed
         self._tried: dict[str, int] = {}  # target -> most launches that were asked for
@@ -160,7 +163,12 @@ class Bench:
         has_own_code = (self.repository.root / _CODE).is_file()
         code = None if has_own_code else code_hash()
         return StoredLaunches(
-            self._store, self.sweep, self._metrics, is_fresh=self._is_fresh, code=code
+            self._store,
+            self.sweep,
+            self._metrics,
+            is_fresh=self._is_fresh,
+            code=code,
+            now=self._now,
         )
 
     def select(self, only: Sequence[str]) -> None:
@@ -349,12 +357,13 @@ def measure_sides(
     launches: int,
     results: Path,
     progress: Progress = SILENT,
+    now: datetime | None = None,
 ) -> tuple[str, str]:
     """Measure two commits in interleaved launches, so many of each, and return their names.
 
     Older launches do not count: between sessions a machine drifts by more than launches differ, and
-    that would fall on one side. Launches of the last hour do count, so that a measurement that was
-    stopped goes on.
+    that would fall on one side. Launches of the hour before `now` do count, so that a measurement
+    that was stopped goes on.
 
     The names are full hashes, or `WORKTREE` for a head with uncommitted changes, which is measured
     in place. Without a base it is the repository's default. Raises PpbenchError.
@@ -362,7 +371,7 @@ def measure_sides(
     if sweep is None:
         raise UsageError("--run: needs SWEEP, the sweep file to be measured")
     try:
-        with Bench(sweep, results, progress, is_fresh=True) as bench:
+        with Bench(sweep, results, progress, is_fresh=True, now=now) as bench:
             first, last = _targets(bench, base, head)
             _note_fresh(bench, first, last)
             for count in range(1, launches + 1):

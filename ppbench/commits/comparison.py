@@ -360,11 +360,11 @@ def _compare_sides(
         first, last = both_fresh(first, last, begun)
     is_one = first.revision == last.revision  # two runs of a commit: no two sides to measure
     measurable = (None, None) if is_one else (first.revision, last.revision)
-    again = compare_command(*measurable, _file(first, last, sweep_file), results)
+    again = compare_command(*measurable, sweep_file_of(first, last, sweep_file), results)
     return compare_sides(first, last, chosen, noise_folders(results, first, last), again=again)
 
 
-def _file(base: Side, head: Side, named: str | None) -> str | None:
+def sweep_file_of(base: Side, head: Side, named: str | None) -> str | None:
     """The sweep file that was named, or from which the runs of both sides come."""
     files = pd.concat([base.runs, head.runs])["sweep_file"].dropna().unique()
     return named or (str(files[0]) if len(files) == 1 else None)
