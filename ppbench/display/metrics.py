@@ -10,7 +10,12 @@ def metric_of(column: str) -> Metric:
     """Return a figure of `runs` as a metric; a bubble, which may be 0, is compared in points."""
     direction = field_of(column).direction
     is_better = None if direction is Direction.neither else direction is Direction.higher
-    return Metric(column, higher_is_better=is_better, in_points=column.startswith("bubble_"))
+    return Metric(
+        column,
+        higher_is_better=is_better,
+        in_points=column.startswith("bubble_"),
+        can_be_disturbed=not column.endswith("_bytes"),
+    )
 
 
 METRICS = {

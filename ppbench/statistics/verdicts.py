@@ -22,13 +22,21 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
+from ppbench.statistics.disturbances import (
+    Side,
+    Values,
+    are_two_levels,
+    inflation,
+    without_disturbed,
+)
 from ppbench.statistics.significance import (
     FEWEST_LAUNCHES,
     Difference,
@@ -54,6 +62,13 @@ FLOOR = 0.01
 """Smallest difference that matters: 1 %, or one percentage point."""
 NOISIER = 0.05
 """Level of the test that launches scatter more than the measured noise."""
+SLOW_REFERENCE = 0.05
+"""Slowdown of the reference beside a launch from which the launch does not count.
+
+Whether it counts does not depend on its own figure, so that neither side is favoured.
+"""
+
+Places = npt.NDArray[np.intp]
 
 
 class Verdict(StrEnum):
@@ -73,6 +88,14 @@ class Metric:
     name: str  # a column of `runs`
     higher_is_better: bool | None  # None: neither direction is better
     in_points: bool  # compared by difference, since it may be 0; else by ratio
+    can_be_disturbed: bool = True  # by what else runs on the machine, as times are
+
+    @property
+    def slow_sign(self) -> int:
+        """1 if a disturbed launch has a higher figure, -1 if a lower one, 0 if neither."""
+        if self.higher_is_better is None or not self.can_be_disturbed:
+            return 0
+        return -1 if self.higher_is_better else 1
 
 
 @dataclass(frozen=True)
@@ -85,6 +108,11 @@ class Noise:
     @property
     def freedom(self) -> int:
         return max(self.num_launches - 1, 0)
+
+    @property
+    def squares(self) -> float:
+        """The sum of squares of as many launches."""
+        return self.freedom * self.deviation**2
 
 
 @dataclass(frozen=True)
@@ -138,12 +166,11 @@ class Change:
 
 def compare(metric: Metric, pairs: Sequence[Pair]) -> list[Change]:
     """Compare each pair, with Holm's correction for their number."""
-    differences = [_difference(metric, pair) for pair in pairs]
-    tested = [difference for difference in differences if difference is not None]
-    corrected = iter(holm([difference.p for difference in tested]))
+    results = [_compared(metric, pair) for pair in pairs]
+    corrected = iter(holm([result.p for result in results if result is not None]))
     return [
-        _change(metric, pair, difference, None if difference is None else next(corrected))
-        for pair, difference in zip(pairs, differences, strict=True)
+        _change(metric, pair, result, None if result is None else next(corrected))
+        for pair, result in zip(pairs, results, strict=True)
     ]
 
 
@@ -162,27 +189,11 @@ def effective_floor(floor: float, noise: Noise | None) -> float:
     return floor if noise is None else max(floor, noise.deviation)
 
 
-def _difference(metric: Metric, pair: Pair) -> Difference | None:
-    """Head minus base, in logarithms or fractions; None with too few launches, or no logarithm."""
-    head, base = _group(metric, pair.head), _group(metric, pair.base)
-    if head is None or base is None:
-        return None
-    return difference_of(head, base, pair.noise)
-
-
 def difference_of(one: Group, other: Group, noise: Noise | None) -> Difference:
     """One mean less another; a noise counts as further launches, unless these scatter more."""
     if noise is None or _is_noisier(one, other, noise):
         return welch(one, other)
     return student(one, other, noise.deviation**2, noise.freedom)
-
-
-def _group(metric: Metric, side: Sequence[float]) -> Group | None:
-    if len(side) < FEWEST_LAUNCHES or not all(math.isfinite(value) for value in side):
-        return None
-    if not metric.in_points and min(side) <= 0:
-        return None
-    return group(without_rounding(additive(side, in_points=metric.in_points)))
 
 
 def _is_noisier(head: Group, base: Group, noise: Noise) -> bool:
@@ -194,38 +205,153 @@ def _is_noisier(head: Group, base: Group, noise: Noise) -> bool:
     )
 
 
-def _change(metric: Metric, pair: Pair, difference: Difference | None, p: float | None) -> Change:
-    floor = effective_floor(pair.floor, pair.noise)
+@dataclass(frozen=True)
+class _Compared:
+    """Two sides without their disturbed launches, and the difference between them."""
+
+    base: Side  # on the scale of the tests; a larger value is slower
+    head: Side
+    difference: Difference  # head minus base, in logarithms or fractions
+    discounts: tuple[Discount, ...] = ()
+    are_two_levels: bool = False  # which chance may have shared out between the sides
+
+    @property
+    def p(self) -> float:
+        return 1.0 if self.are_two_levels else self.difference.p
+
+    @property
+    def is_lopsided(self) -> bool:
+        """Whether more launches lie apart on one side than chance explains: a sign test at 1/6."""
+        base, head = self.base.num_discounted, self.head.num_discounted
+        return base != head and (base - head) ** 2 >= 2 * (base + head)
+
+
+def _compared(metric: Metric, pair: Pair) -> _Compared | None:
+    """Compare two sides; None with too few undisturbed launches, or without a logarithm."""
+    places = _usual(pair.base, pair.base_slowdowns), _usual(pair.head, pair.head_slowdowns)
+    values = _values(metric, pair.base), _values(metric, pair.head)
+    if min(map(len, places)) < FEWEST_LAUNCHES or values[0] is None or values[1] is None:
+        return None
+    base, head = values[0][places[0]], values[1][places[1]]
+    if not metric.slow_sign:
+        sides = _as_they_are(base), _as_they_are(head)
+        return _Compared(*sides, difference_of(group(head), group(base), pair.noise))
+    return _robust(metric, pair, (metric.slow_sign * base, metric.slow_sign * head), places)
+
+
+def _usual(figures: Sequence[float], slowdowns: Sequence[float] | None) -> Places:
+    """Places of the launches whose reference was not slow; those without a reference count."""
+    if slowdowns is None:
+        return np.arange(len(figures))
+    if len(slowdowns) != len(figures):
+        raise ValueError(f"{len(slowdowns)} slowdowns of {len(figures)} launches; expected as many")
+    return np.flatnonzero(~(np.asarray(slowdowns, dtype=float) >= SLOW_REFERENCE))
+
+
+def _values(metric: Metric, side: Sequence[float]) -> Values | None:
+    """Figures on the scale of the tests; None where one of them has no value on it."""
+    if not side or not all(math.isfinite(value) for value in side):
+        return None
+    if not metric.in_points and min(side) <= 0:
+        return None
+    return without_rounding(additive(side, in_points=metric.in_points))
+
+
+def _as_they_are(values: Values) -> Side:
+    return Side(values, np.arange(len(values)), len(values))
+
+
+def _robust(
+    metric: Metric, pair: Pair, values: tuple[Values, Values], places: tuple[Places, Places]
+) -> _Compared:
+    """Compare two sides whose larger values are slower, and say which launches count for less."""
+    (base, head), noise = _without_disturbed(values, pair.noise)
+    sign = metric.slow_sign
+    difference = _difference(group(sign * head.kept), group(sign * base.kept), noise, base, head)
+    faster, slower = (base, head) if difference.estimate * sign > 0 else (head, base)
+    known = (0.0, 0) if noise is None else (noise.squares, noise.freedom)
+    discounts = (
+        *_discounts("base", len(pair.base), places[0], base),
+        *_discounts("head", len(pair.head), places[1], head),
+    )
+    is_shared = are_two_levels(faster, slower, *known)
+    return _Compared(base, head, difference, discounts, is_shared)
+
+
+def _without_disturbed(
+    values: tuple[Values, Values], noise: Noise | None
+) -> tuple[tuple[Side, ...], Noise | None]:
+    """Discount launches, with the noise unless those that are kept scatter more."""
+    if noise is not None:
+        sides = without_disturbed(values, noise.squares, noise.freedom)
+        if not _is_noisier(group(sides[1].kept), group(sides[0].kept), noise):
+            return sides, noise
+    return without_disturbed(values), None
+
+
+def _difference(
+    one: Group, other: Group, noise: Noise | None, base: Side, head: Side
+) -> Difference:
+    """One mean less another; with discounted launches, both sides have one spread.
+
+    Where one side scatters clearly more, it is Welch's test if that finds less.
+    """
+    num_discounted = base.num_discounted + head.num_discounted
+    if noise is None and not num_discounted:
+        return welch(one, other)
+    variance, freedom = (0.0, 0) if noise is None else (noise.deviation**2, noise.freedom)
+    result = student(one, other, variance, freedom)
+    narrow, wide = sorted((one, other), key=lambda side: side.variance)
+    if noise is None and is_larger(wide.variance, wide.freedom, narrow.variance, narrow.freedom):
+        result = max(result, welch(one, other), key=lambda difference: difference.p)
+    factor = inflation(num_discounted, len(base.values) + len(head.values), freedom)
+    return replace(result, error=result.error * math.sqrt(factor))
+
+
+def _discounts(
+    name: Literal["base", "head"], num: int, usual: Places, side: Side
+) -> Iterator[Discount]:
+    """The launches of a side that do not count, in their order."""
+    apart = set(usual[side.places[side.num_kept :]].tolist())
+    for place in range(num):
+        if place in apart:
+            yield Discount(name, place, 0.0, DiscountReason.apart)
+        elif place not in usual:
+            yield Discount(name, place, 0.0, DiscountReason.reference)
+
+
+def _change(metric: Metric, pair: Pair, result: _Compared | None, p: float | None) -> Change:
+    in_points = metric.in_points
     return Change(
         base=float(statistics.median(pair.base)) if pair.base else None,
         head=float(statistics.median(pair.head)) if pair.head else None,
-        ratio=_ratio(metric, pair, difference),
+        ratio=None if result is None else _ratio(metric, result),
         p=p,
-        verdict=_verdict(metric, pair, difference, p),
+        verdict=_verdict(metric, pair, result, p),
         num_base=len(pair.base),
         num_head=len(pair.head),
-        floor=floor,
-        difference=None if difference is None or not metric.in_points else difference.interval,
+        floor=effective_floor(pair.floor, pair.noise),
+        difference=result.difference.interval if result is not None and in_points else None,
+        discounts=() if result is None else result.discounts,
     )
 
 
-def _ratio(metric: Metric, pair: Pair, difference: Difference | None) -> Ratio | None:
-    if difference is None:
-        return None
+def _ratio(metric: Metric, result: _Compared) -> Ratio | None:
     if not metric.in_points:
-        return ratio_of_logs(difference)
-    if min(*pair.base, *pair.head) <= 0:
+        return ratio_of_logs(result.difference)
+    head, base = (side.kept * (metric.slow_sign or 1) for side in (result.head, result.base))
+    if min(*base, *head) <= 0:
         return None
-    return ratio_of_logs(welch(group(np.log(pair.head)), group(np.log(pair.base))))
+    return ratio_of_logs(welch(group(np.log(head)), group(np.log(base))))
 
 
-def _verdict(metric: Metric, pair: Pair, difference: Difference | None, p: float | None) -> Verdict:
-    if difference is None or p is None:
+def _verdict(metric: Metric, pair: Pair, result: _Compared | None, p: float | None) -> Verdict:
+    if result is None or p is None:
         return Verdict.insufficient
-    floor = effective_floor(pair.floor, pair.noise)
+    floor, difference = effective_floor(pair.floor, pair.noise), result.difference
     limit = smallest_difference(floor, in_points=metric.in_points)
     if difference.is_within(limit):
-        return Verdict.same
+        return Verdict.unclear if result.is_lopsided else Verdict.same
     level = LEVEL if pair.noise is None else LEVEL_WITH_NOISE
     if p >= level or abs(difference.estimate) <= limit:
         return Verdict.unclear
