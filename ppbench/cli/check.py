@@ -82,7 +82,7 @@ def check(
         from ppbench.cli.replicating import check_claim_file
 
         _check_no_gate(base, head, threshold, metrics, summary)
-        measuring = (launches if is_run or replicate else None, replicate, new_session)
+        measuring = ((launches or 5) if is_run or replicate else None, replicate, new_session)
         view = View.of(columns, sort)
         raise typer.Exit(check_claim_file(file, measuring, results, how, view))
     if replicate or new_session:

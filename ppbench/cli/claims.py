@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from ppbench.cli.comparison import as_code, details
+from ppbench.commits.apart import ON_ONE_SESSION
 from ppbench.commits.claim_check import Judged, Recheck
 from ppbench.commits.claim_file import write_claim
 from ppbench.commits.claims import Case, Claim, Effect, Launch, Side, estimate_of, replications_of
@@ -215,15 +216,21 @@ def recheck_text(recheck: Recheck, how: Format, view: View = EVERYTHING) -> str:
         return json.dumps(_recheck_values(recheck), indent=2, allow_nan=False)
     is_page = how is Format.markdown
     first = recheck_headline(recheck)
-    lines = [_timing(recheck), *(f"note: {text}" for text in recheck.notes)]
-    lines += [f"note: {text}" for text in recheck.comparison.notes]
+    lines = [_timing(recheck)]
+    lines += [f"note: {text}" for text in _notes_of(recheck)]
     parts = [
         f"**{_code_free(first)}**" if is_page else first,
         "\n".join(f"- {_code_free(line)}" if is_page else line for line in lines[:1]),
-        render(pd.DataFrame(rows), how, _HEADED, view, ["figure", "outcome"]) if rows else "",
+        _recheck_table(rows, how, view),
         "\n".join(f"- {_code_free(line)}" if is_page else line for line in lines[1:]),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def _notes_of(recheck: Recheck) -> list[str]:
+    """All notes but that on the sessions, which has a line of its own."""
+    others = recheck.comparison.notes
+    return [*recheck.notes, *(note for note in others if not note.startswith(ON_ONE_SESSION))]
 
 
 def recheck_headline(recheck: Recheck) -> str:
@@ -271,6 +278,16 @@ _HEADED: dict[str, Field] = {
 }
 
 
+def _recheck_table(rows: Sequence[dict[str, str]], how: Format, view: View) -> str:
+    """A row for each claim; a case that is the only one stands in the sentence above."""
+    if not rows:
+        return ""
+    frame = pd.DataFrame(rows)
+    hidden = {"case"} if len(set(frame["case"])) == 1 else set()
+    shown = {name: field for name, field in _HEADED.items() if name not in hidden}
+    return render(frame, how, shown, view, ["figure", "outcome"])
+
+
 def _recheck_row(one: Judged) -> dict[str, str]:
     metric = METRICS[one.effect.metric]
     change = None if one.again is None else one.again.change
@@ -312,7 +329,7 @@ def _recheck_values(recheck: Recheck) -> dict[str, object]:
         "is_another_session": recheck.is_another_session,
         "sessions": [str(session) for session in recheck.sessions],
         "claims": [_raw_row(one) for one in recheck.judged],
-        "notes": [*recheck.notes, *recheck.comparison.notes],
+        "notes": _notes_of(recheck),
     }
 
 

@@ -37,12 +37,14 @@ from ppbench.statistics.noise import detectable_change, measure_noise
 from ppbench.statistics.replication import CHANGES, Outcome, judge_again
 from ppbench.statistics.significance import Ratio
 from ppbench.statistics.verdicts import Change, Discount, Metric, Noise, Verdict
-from ppbench.store.columns import TABLES
 
 Scalar = str | int | float | bool | None
 BASE, HEAD = "base", "head"
-_CONTROLS = ("reference_",)
-"""Beginnings of the columns that say how a fixed reference beside a launch went."""
+_CONTROLS = (
+    *("reference", "reference_ns", "reference_spread"),
+    *("cores_short", "steal_fraction", "cpu_throttled_fraction", "cpu_mhz", "gpu_sm_mhz"),
+)
+"""Columns that say how the machine was: fixed work beside the steps, stolen and missing cores."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class Launch:
     ended_at: str | None  # ISO 8601, UTC
     session: int  # number in `Claim.sessions`; -1 where the time is not known
     figures: dict[str, float]
-    controls: dict[str, Scalar]  # of the fixed reference beside it, if there was one
+    controls: dict[str, Scalar]  # how the machine was, as far as that is stored
     cautions: tuple[str, ...]
 
 
@@ -337,7 +339,7 @@ def scalar(value: object) -> Scalar:
 
 def _launches(full: pd.DataFrame, comparison: Comparison) -> Iterable[Launch]:
     metrics = dict.fromkeys([*(line.metric.name for line in comparison.lines), *SHOWN])
-    controls = [c.name for c in TABLES["runs"] if c.name.startswith(_CONTROLS) and c.name in full]
+    controls = [name for name in _CONTROLS if name in full]
     moments = moments_of(full)
     for (_, row), moment in zip(full.iterrows(), moments, strict=True):
         figures = {name: scalar(row[name]) for name in metrics}

@@ -18,6 +18,7 @@ from typing import overload
 import pandas as pd
 
 from ppbench.commits.advice import COMPARE, compare_command, near
+from ppbench.commits.apart import include_drift
 from ppbench.commits.bench import SILENT, Progress, measure_sides, read_tracked
 from ppbench.commits.sides import WORKTREE, Places, Side, both_fresh, find_side
 from ppbench.comparison import notes
@@ -99,13 +100,16 @@ def compare_sides(
         )
         for series in shared
     ]
-    lines = lines_of(metrics, pairings)
+    lines, of_sessions = include_drift(
+        lines_of(metrics, pairings), pairings, (base.store, head.store)
+    )
     found = [
         *base.notes,
         *head.notes,
         *_notes(base, head, shared, texts),
         *unused,
         *_few(lines, again),
+        *of_sessions,
     ]
     return Comparison(
         base=base,
