@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -478,3 +479,16 @@ def test_a_dirty_tree_is_checked_with_exactly_its_changes(shas):
     Path("number").write_text("changed again\n")
     with pytest.raises(UsageError, match=r"expected .* with the changes .*, which were claimed"):
         checked()
+
+
+def test_the_page_on_claim_files_names_every_field_and_no_other(claim):
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "claims.md").read_text()
+    content = content_of(claim)
+    effect = {**content["effects"][0], **content["effects"][0]["change"]}
+    inner = [content["head"], content["machines"][0], content["cases"][0]]
+    inner += [content["sessions"][0], content["launches"][0], effect]
+    inner += [{"weight": 1, "reason": "", "session": 0}]
+    known = {name for part in (content, *inner) for name in part}
+    assert {name for name in known if f"`{name}`" not in page} == set()
+    named = set(re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", page, re.MULTILINE))
+    assert {name for cell in named for name in re.findall(r"\w+", cell)} <= known
