@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ppbench.cli.compare import CLAIM_ENDINGS
 from ppbench.cli.options import (
     RESULTS,
     Columns,
@@ -25,13 +27,12 @@ from ppbench.cli.options import (
 )
 from ppbench.display.formats import Format
 from ppbench.display.tables import View
-from ppbench.errors import UsageError
+from ppbench.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from ppbench.commits.gate import GateResult
     from ppbench.commits.sides import Side
 
-CLAIMS = (".json", ".md")
-"""Endings of the files that hold a claim instead of a sweep."""
 HeadsSweep = Annotated[
     Path | None,
     typer.Argument(
@@ -78,13 +79,11 @@ def check(
     from ppbench.commits.check import check as check_sides
     from ppbench.commits.comparison import break_down
 
-    if file is not None and file.suffix in CLAIMS:
-        from ppbench.cli.replicating import check_claim_file
-
-        _check_no_gate(base, head, threshold, metrics, summary)
+    view = View.of(columns, sort)
+    if file is not None and file.suffix in CLAIM_ENDINGS:
+        gate = (base, head, threshold, metrics, summary)
         measuring = ((launches or 5) if is_run or replicate else None, replicate, new_session)
-        view = View.of(columns, sort)
-        raise typer.Exit(check_claim_file(file, measuring, results, how, view))
+        raise typer.Exit(_check_claim(file, gate, measuring, results, how, view))
     if replicate or new_session:
         raise UsageError("--replicate: measures a claim again; name its file, CLAIM.json")
     largest = _share(threshold)
@@ -102,29 +101,50 @@ def check(
             progress=progress,
         )
     breakdowns = break_down(result.comparison, result.comparison.changed())
-    again = command(
+    again = _again(result, threshold, metrics, results, num_launches)
+    note_aside(result.comparison, how)
+    if summary is not None:
+        _write(summary, gate_text(result, breakdowns, Format.markdown, again))
+    print_text(gate_text(result, breakdowns, how, again, view), how)
+    raise typer.Exit(result.exit_code)
+
+
+def _check_claim(
+    file: Path,
+    gate: tuple[object, ...],
+    measuring: tuple[int | None, bool, bool],
+    results: Path,
+    how: Format,
+    view: View,
+) -> ExitCode:
+    """Check a claim; raises UsageError for options of the gate, as a claim has its own sides."""
+    from ppbench.cli.replicating import check_claim_file
+
+    names = ("--base", "--head", "--threshold", "--metric", "--summary")
+    for name, value in zip(names, gate, strict=True):
+        if value and (name, value) != ("--head", "worktree"):
+            raise UsageError(f"{name}: is for the gate; a claim says itself what is compared")
+    return check_claim_file(file, measuring, results, how, view)
+
+
+def _again(
+    result: GateResult,
+    threshold: str | None,
+    metrics: Sequence[str] | None,
+    results: Path,
+    launches: int | None,
+) -> str:
+    """The command that repeats the check; it measures if `launches` were made."""
+    return command(
         *("check", *map(_near, filter(None, [result.sweep_file]))),
         base=_lasting_name(result.comparison.base),
         head=_lasting_name(result.comparison.head),
         threshold=threshold,
         metric=metrics,
         results=results,
-        run=is_run,
-        launches=num_launches,
+        run=launches is not None,
+        launches=launches,
     )
-    note_aside(result.comparison, how)
-    if summary is not None:
-        _write(summary, gate_text(result, breakdowns, Format.markdown, again))
-    print_text(gate_text(result, breakdowns, how, again, View.of(columns, sort)), how)
-    raise typer.Exit(result.exit_code)
-
-
-def _check_no_gate(*options: object) -> None:
-    """Raises UsageError for an option of the gate: a claim has sides and figures of its own."""
-    names = ("--base", "--head", "--threshold", "--metric", "--summary")
-    for name, value in zip(names, options, strict=True):
-        if value and (name, value) != ("--head", "worktree"):
-            raise UsageError(f"{name}: is for the gate; a claim says itself what is compared")
 
 
 def _share(threshold: str | None) -> float | None:

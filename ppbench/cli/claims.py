@@ -21,25 +21,18 @@ from ppbench.display.formats import Format
 from ppbench.display.metrics import METRICS
 from ppbench.display.tables import EVERYTHING, View, render
 from ppbench.display.units import counted
-from ppbench.files import check_suffix, whole_file
+from ppbench.files import whole_file
 from ppbench.statistics.replication import Outcome
 from ppbench.statistics.verdicts import Verdict
 
-JSON, MARKDOWN = ".json", ".md"
-FORMATS = (JSON, MARKDOWN)
+JSON = ".json"
 _MOST_NAMED = 3
 
 
-def check_claim_files(files: Iterable[Path]) -> None:
-    """Raises UsageError for a file whose ending names no form of a claim."""
-    for file in files:
-        check_suffix(file, FORMATS, ", by which --claim writes it")
-
-
 def write_claims(claim: Claim, files: Iterable[Path]) -> None:
-    """Write a claim in the forms that the files' endings name. Raises StoreError."""
+    """Write a claim as the files' endings say: in JSON, or as a page. Raises StoreError."""
     for file in files:
-        if check_suffix(file, FORMATS) == JSON:
+        if file.suffix == JSON:
             write_claim(claim, file)
         else:
             with whole_file(file, "--claim") as page:

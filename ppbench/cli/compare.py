@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,8 +28,10 @@ from ppbench.cli.options import (
 )
 from ppbench.display.formats import Format
 from ppbench.errors import ExitCode, UsageError
+from ppbench.files import check_suffix
 
 if TYPE_CHECKING:
+    from ppbench.cli.replicating import Asked
     from ppbench.commits.comparison import Comparison
     from ppbench.comparison.across import Across
     from ppbench.display.tables import View
@@ -68,6 +70,8 @@ Page = Annotated[
     Path | None,
     typer.Option("-o", "--output", metavar="FILE", help="Also write the comparison as a page."),
 ]
+CLAIM_ENDINGS = (".json", ".md")
+"""Endings of the files in which a claim is written, and of those that `check` takes for one."""
 Claims = Annotated[
     list[Path] | None,
     typer.Option(
@@ -102,18 +106,14 @@ def compare(
     is_named = across is not None or any(not word.endswith(".toml") for word in words)
     check_store_of(results, words, measures=is_run or not is_named)
     result: Comparison | Across
-    files = _claim_files(
-        claims, across, is_run=is_run, replicate=replicate, new_session=new_session
-    )
-    if replicate:
-        from ppbench.cli.replicating import replicate_sides
-
-        asked = (metrics or (), launches, results)
-        raise typer.Exit(
-            replicate_sides(split_names(words), asked, files, how, view, is_forced=new_session)
-        )
+    asked = (metrics or (), launches or 5, results)
+    files = _claim_files(claims, across, replicate=replicate, new_session=new_session)
     if across is None:
         _check_has_no_axis(words, base_value, all_pairs=all_pairs)
+    if replicate:
+        others = {"--run": is_run, "--output": output is not None}
+        raise typer.Exit(_replicate(words, asked, files, how, view, others, new_session))
+    if across is None:
         num_launches = launches if is_run else None
         result, text = _sides(words, metrics, num_launches, results, how, view, output)
     else:
@@ -126,9 +126,7 @@ def compare(
         result, text = _along(across, words, options, results, how, view, output)
     print_text(text, how)
     if files:
-        from ppbench.cli.replicating import write_claim_of
-
-        write_claim_of(result, words, (metrics or (), launches, results), files, how)
+        _write_claim(result, words, asked, files, how)
     if output is not None:
         print(f"page: {output}", file=sys.stdout if how is Format.table else sys.stderr)
     raise typer.Exit(ExitCode.ok if result.has_verdict else ExitCode.insufficient)
@@ -138,23 +136,44 @@ def _claim_files(
     claims: Sequence[Path] | None,
     across: str | None,
     *,
-    is_run: bool,
     replicate: bool,
     new_session: bool,
 ) -> list[Path]:
     """The files of the claim. Raises UsageError for options that contradict each other."""
-    from ppbench.cli.claims import check_claim_files
-
     files = list(claims or ())
-    check_claim_files(files)
+    for file in files:
+        check_suffix(file, CLAIM_ENDINGS, ", by which --claim writes it")
     if across is not None and (files or replicate):
         option = "--claim" if files else "--replicate"
         raise UsageError(f"{option}: is about two sides, BASE and HEAD; leave out --across")
-    if replicate and is_run:
-        raise UsageError("--replicate: measures both sides itself; leave out --run")
     if new_session and not replicate:
         raise UsageError("--new-session: says when to replicate; give it with --replicate")
     return files
+
+
+def _replicate(
+    words: Sequence[str],
+    asked: Asked,
+    files: Sequence[Path],
+    how: Format,
+    view: View,
+    others: Mapping[str, bool],
+    new_session: bool,
+) -> ExitCode:
+    """Measure both sides in another session; raises UsageError for `others` that are given."""
+    from ppbench.cli.replicating import replicate_sides
+
+    for option in (option for option, is_given in others.items() if is_given):
+        raise UsageError(f"--replicate: measures both sides itself; leave out {option}")
+    return replicate_sides(split_names(words), asked, files, how, view, is_forced=new_session)
+
+
+def _write_claim(
+    result: object, words: Sequence[str], asked: Asked, files: Sequence[Path], how: Format
+) -> None:
+    from ppbench.cli.replicating import write_claim_of
+
+    write_claim_of(result, split_names(words), asked, files, how)
 
 
 def _check_has_no_axis(names: Sequence[str], base_value: str | None, *, all_pairs: bool) -> None:

@@ -78,13 +78,11 @@ def _compared(names: Names, metrics: Sequence[str], results: Path) -> Comparison
 
 
 def write_claim_of(
-    comparison: object, words: Sequence[str], asked: Asked, files: Sequence[Path], how: Format
+    comparison: object, names: Names, asked: Asked, files: Sequence[Path], how: Format
 ) -> None:
     """Write the claim of a comparison of two sides."""
-    from ppbench.cli.compare import split_names
-
-    assert isinstance(comparison, Comparison)
-    _write(_claim(comparison, split_names(words), asked), files, how)
+    assert isinstance(comparison, Comparison)  # along an axis there is none
+    _write(_claim(comparison, names, asked), files, how)
 
 
 def _write(claim: Claim, files: Sequence[Path], how: Format) -> None:

@@ -7,8 +7,7 @@ it, and no file is read for them.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -62,12 +61,7 @@ def include_drift(
     apart = {series: one for series, one in by_series.items() if one.apart}
     if not apart:
         return list(lines), list(_rests_on_one(lines, pairings))
-    drift_of = functools.cache(_drift_of(pairings, list(dict.fromkeys(stores))))
-    drifts = {
-        (line.series, line.metric): drift_of(line.series, line.metric)
-        for line in lines
-        if line.series in apart
-    }
+    drifts = _drifts(lines, pairings, apart, list(dict.fromkeys(stores)))
     wider = [
         _wider(line, drifts.get((line.series, line.metric)), by_series, len(pairings))
         for line in lines
@@ -81,16 +75,23 @@ def _sessions(pairing: Pairing[S]) -> _Sessions:
     return _Sessions(tuple(numbers[: len(base)]), tuple(numbers[len(base) :]))
 
 
-def _drift_of(
-    pairings: Sequence[Pairing[S]], stores: Sequence[Store]
-) -> Callable[[S, Metric], Drift | None]:
-    by_series = {pairing.series: pairing for pairing in pairings}
-
-    @functools.cache
-    def launches(series: S) -> pd.DataFrame:
-        return _launches_like(by_series[series].base.iloc[:1], stores)
-
-    return lambda series, metric: drift_in(launches(series), metric)
+def _drifts(
+    lines: Sequence[Line[S]],
+    pairings: Sequence[Pairing[S]],
+    apart: Mapping[S, _Sessions],
+    stores: Sequence[Store],
+) -> dict[tuple[S, Metric], Drift | None]:
+    """The drift of each metric of the series whose sides share no sessions, or not alike."""
+    launches = {
+        pairing.series: _launches_like(pairing.base.iloc[:1], stores)
+        for pairing in pairings
+        if pairing.series in apart
+    }
+    return {
+        (line.series, line.metric): drift_in(launches[line.series], line.metric)
+        for line in lines
+        if line.series in apart
+    }
 
 
 def drift_like(row: Mapping[Hashable, object], store: Store) -> Drift | None:

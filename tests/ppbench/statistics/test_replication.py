@@ -114,4 +114,4 @@ def test_a_claim_of_nothing_is_hardly_ever_held():
     again = _changes(rng, 0.0, len(found))
     counts = Counter(judge_again(SPEED, c, a) for c, a in zip(found, again, strict=True))
     assert counts[Outcome.held] <= stats.binom.ppf(0.999, len(found), 0.01)
-    assert counts[Outcome.contradicted] >= 0.5 * len(found)
+    assert counts[Outcome.contradicted] >= 0.2 * len(found)
