@@ -96,7 +96,7 @@ def _claim(
 ) -> Claim:
     named = None if names[2] is None else str(names[2])
     file = sweep_file_of(comparison.base, comparison.head, named)
-    claim = claim_of(comparison, "", file, begins)
+    claim = claim_of(comparison, "", None if file is None else near(file), begins)
     return replace(claim, command=_repeat_command(claim, asked))
 
 

@@ -16,6 +16,7 @@ from ppbench.comparison.launches import COLUMNS, MEASURED_ALIKE, keys_of
 from ppbench.comparison.lines import Line, Pairing, S, listed, of_keys
 from ppbench.comparison.sessions import (
     UNKNOWN,
+    are_shared,
     drift_in,
     moments_of,
     number_sessions,
@@ -23,7 +24,7 @@ from ppbench.comparison.sessions import (
     shares_apart,
 )
 from ppbench.display.metrics import METRICS
-from ppbench.statistics.drift import with_drift
+from ppbench.statistics.drift import with_drift, without_drift
 from ppbench.statistics.sessions import Drift
 from ppbench.statistics.verdicts import SPEED, Metric, Verdict
 from ppbench.store import Condition, Store
@@ -53,10 +54,32 @@ class _Sessions:
         return self.is_known and not set(self.base) & set(self.head)
 
 
+def on_one_level(pairings: Sequence[Pairing[S]], metrics: Sequence[Metric]) -> list[Pairing[S]]:
+    """The pairings with the figures of shared sessions moved to one level, for their verdicts."""
+    return [_on_one_level(pairing, _sessions(pairing), metrics) for pairing in pairings]
+
+
+def _on_one_level(
+    pairing: Pairing[S], sessions: _Sessions, metrics: Sequence[Metric]
+) -> Pairing[S]:
+    if len(set(sessions.base)) < 2 or not are_shared(sessions.base, sessions.head):
+        return pairing
+    base, head = pairing.base.copy(), pairing.head.copy()
+    numbers = (sessions.base, sessions.head)
+    for metric in metrics:
+        figures = (base[metric.name].tolist(), head[metric.name].tolist())
+        base[metric.name], head[metric.name] = without_drift(metric, figures, numbers)
+    return replace(pairing, base=base, head=head)
+
+
 def include_drift(
     lines: Sequence[Line[S]], pairings: Sequence[Pairing[S]], stores: Iterable[Store]
 ) -> tuple[list[Line[S]], list[str]]:
-    """Put the drift between sessions into lines whose sides share none; return notes too."""
+    """Put the drift between sessions into lines whose sides share none; return notes too.
+
+    The lines may be those of figures on one level: their medians become those that were measured.
+    """
+    lines = [_with_own_medians(line, pairings) for line in lines]
     by_series = {pairing.series: _sessions(pairing) for pairing in pairings}
     apart = {series: one for series, one in by_series.items() if one.apart}
     if not apart:
@@ -67,6 +90,15 @@ def include_drift(
         for line in lines
     ]
     return wider, list(_never_shared(apart, drifts))
+
+
+def _with_own_medians(line: Line[S], pairings: Sequence[Pairing[S]]) -> Line[S]:
+    pairing = next(one for one in pairings if one.series == line.series)
+    base, head = (
+        float(figures.median()) if len(figures) else None
+        for figures in (side[line.metric.name].dropna() for side in (pairing.base, pairing.head))
+    )
+    return replace(line, change=replace(line.change, base=base, head=head))
 
 
 def _sessions(pairing: Pairing[S]) -> _Sessions:

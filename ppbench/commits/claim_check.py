@@ -24,7 +24,6 @@ from ppbench.commits.comparison import (
     Series,
     compare_sides,
     noise_folders,
-    of_sweep,
     places_of,
 )
 from ppbench.commits.sides import WORKTREE, Places, Side, both_fresh, find_side
@@ -115,8 +114,8 @@ def check_claim(claim: Claim, how: Measuring, now: datetime | None = None) -> Re
     since = _fresh_since(claim, begun, is_forced=how.is_forced)
     if how.launches is not None:
         _measure(claim, sweep, how, since)
-    found = [_newer(find_side(_name_of(side), places), claim) for side in (claim.base, claim.head)]
-    base, head = (of_sweep(side, sweep) for side in found)
+    sides = (claim.base, claim.head)
+    base, head = (_newer(find_side(_name_of(side), places), claim) for side in sides)
     if how.launches is not None:
         base, head = both_fresh(base, head, since)
     _check_is_any(claim, base, head)
@@ -184,7 +183,13 @@ def _notes(claim: Claim, judged: Sequence[Judged], comparison: Comparison) -> It
 
 
 def _runs_of(comparison: Comparison) -> tuple[pd.DataFrame, pd.DataFrame]:
-    return comparison.base.runs, comparison.head.runs
+    """The new launches of each side, failed ones too."""
+    base, head = (pd.concat([side.runs, side.failed]) for side in _sides_of(comparison))
+    return base, head
+
+
+def _sides_of(comparison: Comparison) -> tuple[Side, Side]:
+    return comparison.base, comparison.head
 
 
 def _sweep_of(claim: Claim, how: Measuring) -> Sweep | None:

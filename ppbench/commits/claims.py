@@ -310,7 +310,8 @@ def _machines(full: pd.DataFrame) -> Iterable[Machine]:
     for fingerprint, rows in full.groupby("fingerprint", sort=False):
         facts: object = {}
         with contextlib.suppress(ValueError, TypeError):  # another program may have written it
-            facts = json.loads(str(rows["environment"].iloc[-1]))
+            text = str(rows["environment"].iloc[-1])
+            facts = json.loads(text, parse_constant=lambda _: None)
         yield Machine(str(fingerprint), facts if isinstance(facts, dict) else {})
 
 
@@ -347,7 +348,7 @@ def _launches(full: pd.DataFrame, comparison: Comparison) -> Iterable[Launch]:
             side="base" if row["side"] == BASE else "head",
             case=int(row["case"]),
             run_id=str(row["run_id"]),
-            launch=int(row["launch"]),
+            launch=int(row["launch"]) if scalar(row["launch"]) is not None else 0,
             status=str(row["status"]),
             ended_at=None if moment is None else _iso(moment),
             session=int(row["session"]),

@@ -18,7 +18,7 @@ from typing import overload
 import pandas as pd
 
 from ppbench.commits.advice import COMPARE, compare_command, near
-from ppbench.commits.apart import include_drift
+from ppbench.commits.apart import include_drift, on_one_level
 from ppbench.commits.bench import SILENT, Progress, measure_sides, read_tracked
 from ppbench.commits.sides import WORKTREE, Places, Side, both_fresh, find_side
 from ppbench.comparison import notes
@@ -101,7 +101,7 @@ def compare_sides(
         for series in shared
     ]
     lines, of_sessions = include_drift(
-        lines_of(metrics, pairings), pairings, (base.store, head.store)
+        lines_of(metrics, on_one_level(pairings, metrics)), pairings, (base.store, head.store)
     )
     found = [
         *base.notes,

@@ -29,6 +29,7 @@ LONGEST = timedelta(hours=12)
 """The longest time between the first launch of a session and its last."""
 UNKNOWN = -1
 """The session of a launch whose time is not known."""
+_FEWEST_SHARED = 2
 _CODE = (*STATE, "code")
 
 
@@ -101,6 +102,14 @@ def shares_apart(base: Sequence[int], head: Sequence[int]) -> float:
         if base and head
     )
     return sum(share**2 for share in shares)
+
+
+def are_shared(base: Sequence[int], head: Sequence[int]) -> bool:
+    """Whether both sides have launches in the same sessions, equally many and at least two each."""
+    numbers = {*base, *head}
+    return UNKNOWN not in numbers and all(
+        base.count(number) == head.count(number) >= _FEWEST_SHARED for number in numbers
+    )
 
 
 def drift_in(runs: pd.DataFrame, metric: Metric) -> Drift | None:

@@ -13,10 +13,13 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from ppbench.statistics.sessions import Drift
 from ppbench.statistics.significance import (
     Difference,
     Ratio,
+    additive,
     ratio_of_logs,
     smallest_difference,
     t_quantile,
@@ -98,6 +101,46 @@ def _joined(change: Change, launches: Ratio, extra: float, freedom: int) -> Diff
     total = own + extra
     joined = total**2 / (own**2 / own_freedom + extra**2 / freedom)
     return Difference(launches.estimate, math.sqrt(total), joined)
+
+
+def without_drift(
+    metric: Metric,
+    sides: tuple[Sequence[float], Sequence[float]],
+    sessions: tuple[Sequence[int], Sequence[int]],
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The figures of two sides that share their sessions, all moved to one level.
+
+    What a session adds is on both sides alike, and would count as noise between launches. Its
+    centre, the mean of the two medians of the sides, is removed; distances within a side grow by
+    the freedom that this takes, one for each session but the first. Figures that have no logarithm
+    are returned as they are.
+    """
+    figures = np.array([*sides[0], *sides[1]], dtype=float)
+    is_base = np.arange(len(figures)) < len(sides[0])
+    numbers = np.array([*sessions[0], *sessions[1]])
+    known, num = set(numbers.tolist()), len(figures)
+    usable = np.isfinite(figures).all() and (metric.in_points or bool((figures > 0).all()))
+    if not usable or num - 1 - len(known) < 1:
+        return tuple(sides[0]), tuple(sides[1])
+    values = additive(figures.tolist(), in_points=metric.in_points).copy()
+    centres = np.empty(num)
+    for number in known:
+        inside = numbers == number
+        medians = [np.median(values[inside & side]) for side in (is_base, ~is_base)]
+        centres[inside] = np.mean(medians)
+    values += np.mean(centres) - centres
+    grown = _growth(num - 2, num - 1 - len(known))
+    for side in (is_base, ~is_base):
+        level = values[side].mean()
+        values[side] = level + (values[side] - level) * grown
+    moved = values if metric.in_points else np.exp(values)
+    return tuple(moved[is_base].tolist()), tuple(moved[~is_base].tolist())
+
+
+def _growth(freedom: int, left: int) -> float:
+    """How distances must grow for a test that does not know that freedom was taken from them."""
+    tail = 1 - LEVEL_WITH_NOISE
+    return math.sqrt(freedom / left) * t_quantile(left, tail) / t_quantile(freedom, tail)
 
 
 def additive_interval(metric: Metric, change: Change) -> Ratio | None:

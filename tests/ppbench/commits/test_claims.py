@@ -407,6 +407,10 @@ def test_launches_of_two_sessions_are_told_apart_and_the_later_one_replicates(sh
     page = page_of(shas)
     assert "held in 2 sessions**" in page.splitlines()[0]
     assert "held in the session of 2026-01-02: slower by" in page.replace("\\", "")
+    assert (
+        "slower by 5.0 % [4.8, 5.2]" in page.splitlines()[0]
+    )  # 2 % between sessions are not in it
+    assert "| 990 | 941 |" in page  # medians as they were measured
 
 
 def add_later(sha: str, speeds: list[float], at: str) -> None:

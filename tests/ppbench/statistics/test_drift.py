@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from ppbench.display.metrics import METRICS
-from ppbench.statistics.drift import additive_interval, pool_drifts, with_drift
+from ppbench.statistics.drift import additive_interval, pool_drifts, with_drift, without_drift
 from ppbench.statistics.sessions import Drift, measure_drift
 from ppbench.statistics.verdicts import Pair, Verdict, compare
 
@@ -91,3 +92,37 @@ def test_states_that_were_measured_in_the_same_sessions_count_once():
     assert (pooled.num_sessions, pooled.num_launches) == (4, 40)
     assert pool_drifts([drift(0.01, 3), drift(0.01, 3)], 6).num_sessions == 5
     assert pool_drifts([], 3) is None
+
+
+def _shared(rng: np.random.Generator, effect: float) -> tuple[tuple[float, ...], ...]:
+    """Two sessions that differ by 4 %, of five launches a side that differ by 0.6 %."""
+    levels = np.repeat([0.0, 0.04], 5)
+    sides = (levels + side + rng.normal(0, 0.006, 10) for side in (0.0, np.log1p(effect)))
+    return tuple(tuple(np.exp(side).tolist()) for side in sides)
+
+
+def test_sides_that_share_their_sessions_are_compared_as_if_they_had_been_one():
+    rng, sessions = np.random.default_rng(9), ((0,) * 5 + (1,) * 5,) * 2
+    found = Counter()
+    for _ in range(60):
+        sides = _shared(rng, -0.02)
+        levelled = without_drift(SPEED, sides, sessions)
+        for name, (base, head) in (("raw", sides), ("level", levelled)):
+            found[name, compare(SPEED, [Pair(base, head)])[0].verdict] += 1
+    assert found["raw", Verdict.slower] < 20
+    assert found["level", Verdict.slower] > 55
+
+
+def test_what_sessions_add_is_removed_and_the_difference_stays():
+    base, head = without_drift(
+        SPEED, ((100.0, 100.0, 200.0, 200.0), (90.0, 90.0, 180.0, 180.0)), ((0, 0, 1, 1),) * 2
+    )
+    assert np.ptp(np.log(base)) == pytest.approx(0, abs=1e-12)
+    assert np.mean(np.log(head)) - np.mean(np.log(base)) == pytest.approx(math.log(0.9))
+
+
+def test_figures_without_a_logarithm_stay_as_they_are():
+    sides = ((0.0, 1.0, 2.0, 3.0), (1.0, 2.0, 3.0, math.nan))
+    kept = without_drift(SPEED, sides, ((0, 0, 1, 1),) * 2)
+    assert kept[0] == sides[0]
+    assert kept[1][:3] == sides[1][:3]
