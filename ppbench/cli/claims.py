@@ -164,6 +164,8 @@ def _machine_text(claim: Claim, place: int) -> str:
 def _launches_table(claim: Claim) -> str:
     metrics = list(dict.fromkeys(effect.metric for effect in claim.effects))
     has_several = len(claim.cases) > 1
+    known = (name for one in claim.launches for name, v in one.controls.items() if v is not None)
+    controls = list(dict.fromkeys(known))
     rows = [
         {
             **({"case": claim.cases[launch.case].text} if has_several else {}),
@@ -172,7 +174,7 @@ def _launches_table(claim: Claim) -> str:
             "ended_at": _time(launch),
             "session": str(launch.session + 1) if launch.session >= 0 else "unknown",
             **{name: _figure(launch, name) for name in metrics},
-            **{name: "" if v is None else str(v) for name, v in launch.controls.items()},
+            **{name: _control(launch, name) for name in controls},
             "cautions": ", ".join(launch.cautions) if launch.status == "ok" else launch.status,
         }
         for launch in claim.launches
@@ -182,6 +184,11 @@ def _launches_table(claim: Claim) -> str:
     fields = {name: words(name.replace("_", " ")) for name in rows[0] if name not in metrics}
     headed = {name: words(field_of(name).heading, is_number=True) for name in metrics}
     return render(pd.DataFrame(rows), Format.markdown, {**fields, **headed})
+
+
+def _control(launch: Launch, name: str) -> str:
+    value = launch.controls.get(name)
+    return "" if value is None else field_of(name).cell(value)
 
 
 def _figure(launch: Launch, name: str) -> str:
