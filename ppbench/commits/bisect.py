@@ -208,6 +208,7 @@ class _Bisection:
             self._noise(place),
             confidence=self.confidence,
             in_points=METRICS[self.metric].in_points,
+            slow_sign=METRICS[self.metric].slow_sign,
         )
 
     def _noise(self, place: int) -> Noise | None:

@@ -281,7 +281,7 @@ def _few(lines: Sequence[Line[Series]], again: str) -> Iterable[str]:
     remedy = f"measure more with: {again} --launches {notes.launches_wanted(lines)}"
     yield from notes.too_few(lines, (" at base", " at head"), remedy)
     yield from notes.opposed(lines)
-    yield from notes.tested_together(lines, remedy)
+    yield from notes.undecided(lines, remedy)
 
 
 @overload

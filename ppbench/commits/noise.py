@@ -151,4 +151,5 @@ def _level(metric: Metric, runs: pd.DataFrame) -> NoiseLevel | None:
     """The noise of a metric; None if any run lacks it."""
     if runs[metric.name].isna().any():
         return None
-    return measure_noise([runs[metric.name].tolist()], in_points=metric.in_points)
+    launches = [runs[metric.name].tolist()]
+    return measure_noise(launches, in_points=metric.in_points, slow_sign=metric.slow_sign)

@@ -31,12 +31,21 @@ from ppbench.commits.order import (
 )
 from ppbench.commits.sides import SHORT
 from ppbench.comparison.launches import COLUMNS, keys_of, newest_launches
+from ppbench.comparison.lines import listed
 from ppbench.display.cases import NOT_FINITE, SETTINGS, case_text, varying_axes
 from ppbench.display.metrics import metric_of
 from ppbench.display.units import counted, is_missing
 from ppbench.errors import UsageError, nearest
 from ppbench.git import Commit
-from ppbench.statistics.series import Launch, Point, Series, SeriesAnalysis, Step, analyse
+from ppbench.statistics.series import (
+    Launch,
+    Point,
+    Series,
+    SeriesAnalysis,
+    Step,
+    analyse,
+    disturbed_runs,
+)
 from ppbench.statistics.verdicts import FLOOR, Metric, effective_floor
 from ppbench.store import TABLES, Condition, Store, read_conditions
 from ppbench.store.noise import read_noise
@@ -99,7 +108,7 @@ def history(
     read = read_history(
         store, column, where=conditions, has_all=has_all, has_dirty=has_dirty, repo=folder
     )
-    notes = (*read.notes, *_notes_on(read.series))
+    notes = (*read.notes, *_notes_on(read.series), *_disturbed(read.series, column))
     if not read.has_figures:
         notes = (*notes, _nothing(read, store.folder))
     return replace(read, notes=notes)
@@ -124,6 +133,16 @@ def _notes_on(series: Sequence[Series]) -> Iterator[str]:
     single = [number for number, line in enumerate(series, 1) if line.num_measured == 1]
     if single:
         yield f"only one commit is measured, and a change takes two{_in(single, series)}"
+
+
+def _disturbed(series: Sequence[Series], metric: Metric) -> Iterator[str]:
+    """Name the runs that do not count."""
+    runs = [run for line in series for run in disturbed_runs(line, metric)]
+    if runs:
+        yield (
+            f"{counted(len(runs), 'run')} far on the slow side of those before and after "
+            f"{'counts' if len(runs) == 1 else 'count'} for no level and no change: {listed(runs)}"
+        )
 
 
 def _in(numbers: Sequence[int], series: Sequence[Series]) -> str:

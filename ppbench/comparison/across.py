@@ -174,7 +174,7 @@ def compare_across(
                     *_notes(grid, compared_with, pairings, chosen),
                     *notes.too_few(lines, ("", ""), _more_launches(chosen, lines)),
                     *notes.opposed(lines),
-                    *notes.tested_together(lines, _more_launches(chosen, lines)),
+                    *notes.undecided(lines, _more_launches(chosen, lines)),
                 ]
             )
         ),

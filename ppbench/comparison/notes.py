@@ -19,7 +19,7 @@ from ppbench.display.fields import field_of
 from ppbench.errors import first_line
 from ppbench.statistics.significance import FEWEST_LAUNCHES
 from ppbench.statistics.step_times import is_outlier
-from ppbench.statistics.verdicts import LEVEL, SPEED, Change, Verdict
+from ppbench.statistics.verdicts import LEVEL, SPEED, Change, Doubt, Verdict
 
 _USUAL_LAUNCHES = 5
 OUTLYING = 0.05
@@ -103,7 +103,7 @@ def opposed(lines: Sequence[Line[Any]]) -> Iterable[str]:
     if names:
         yield (
             f"the change has another sign than the two figures: {listed(names)}; it compares means "
-            "over the launches, and each figure is the median of its launches, which differ much"
+            "over the launches that count, each figure is the median of all, and they differ much"
         )
 
 
@@ -120,18 +120,46 @@ def _is_opposed(line: Line[Any]) -> bool:
     return percent * (change.head - change.base) < 0
 
 
-def tested_together(lines: Sequence[Line[Any]], remedy: str) -> Iterable[str]:
-    """Say why a change is unclear although its interval leaves the floor and zero out."""
+def undecided(lines: Sequence[Line[Any]], remedy: str) -> Iterable[str]:
+    """Say why a change is unclear although its interval alone would decide."""
+    yield from _tested_together(lines, remedy)
+    yield from _doubtful(lines, remedy)
+
+
+def _tested_together(lines: Sequence[Line[Any]], remedy: str) -> Iterable[str]:
+    """Name the changes whose interval leaves the floor and zero out."""
     names = [
         f"{field_of(line.metric.name).heading} of {line.series.text}"
         for line in lines
-        if line.change.verdict is Verdict.unclear and _is_clear_alone(line.change)
+        if line.change.verdict is Verdict.unclear
+        and line.change.doubt is not Doubt.two_levels
+        and _is_clear_alone(line.change)
     ]
     if names:
         yield (
             f"unclear although its 95 % interval does not contain 0: {listed(names)}; a verdict "
             f"must be sure to {1 - LEVEL:.0%} for all cases together (Holm's correction); {remedy}"
         )
+
+
+_DOUBTS = {
+    Doubt.two_levels: "both sides have launches on two levels, which chance may have shared out "
+    "in this way",
+    Doubt.lopsided: "many more launches lie apart on one side than on the other, and the change "
+    "may be what slows them",
+}
+
+
+def _doubtful(lines: Sequence[Line[Any]], remedy: str) -> Iterable[str]:
+    """Name the sides whose launches may differ for another reason than the change."""
+    for doubt, reason in _DOUBTS.items():
+        names = [
+            f"{field_of(line.metric.name).heading} of {line.series.text}"
+            for line in lines
+            if line.change.verdict is Verdict.unclear and line.change.doubt is doubt
+        ]
+        if names:
+            yield f"unclear: {listed(names)}; {reason}; {remedy}"
 
 
 def _is_clear_alone(change: Change) -> bool:

@@ -134,6 +134,7 @@ def drift_in(runs: pd.DataFrame, metric: Metric) -> Drift | None:
         measure_drift(
             [some[metric.name].tolist() for _, some in rows.groupby("session")],
             in_points=metric.in_points,
+            slow_sign=metric.slow_sign,
         )
         for rows in by_state.values()
     ]

@@ -11,7 +11,8 @@ import math
 from ppbench.display.changes import change_text, verdict_text
 from ppbench.display.units import counted
 from ppbench.statistics.drift import additive_interval
-from ppbench.statistics.significance import FEWEST_LAUNCHES
+from ppbench.statistics.replication import extent
+from ppbench.statistics.significance import FEWEST_LAUNCHES, smallest_difference
 from ppbench.statistics.verdicts import Change, Metric, Verdict
 
 
@@ -21,8 +22,8 @@ def claim_words(metric: Metric, change: Change, detectable: float | None = None)
         case Verdict.faster | Verdict.slower:
             return f"{verdict_text(metric, change.verdict)} by {_size(metric, change)}"
         case Verdict.same:
-            floor = _amount(metric, change.floor)
-            return f"not shown: any change is within {floor} ({change_text(metric, change)})"
+            within = _amount(metric, _within(metric, change))
+            return f"not shown: any change is within {within} ({change_text(metric, change)})"
         case Verdict.insufficient:
             return (
                 f"not shown: {_launches(change)}, and a verdict takes {FEWEST_LAUNCHES} a side"
@@ -43,6 +44,14 @@ def detectable_words(metric: Metric, change: Change, detectable: float) -> str:
 def _of_so_few(metric: Metric, change: Change) -> str:
     text = change_text(metric, change)
     return "" if text == "–" else f" ({text} between them; steps of one launch are no replicates)"
+
+
+def _within(metric: Metric, change: Change) -> float:
+    """The floor, or the least tenth of a percent that holds an interval beyond it."""
+    most = extent(metric, change)
+    if most <= smallest_difference(change.floor, in_points=metric.in_points):
+        return change.floor
+    return math.ceil(1000 * (most if metric.in_points else math.expm1(most))) / 1000
 
 
 def _launches(change: Change) -> str:

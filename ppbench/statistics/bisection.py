@@ -10,6 +10,8 @@ and the next one is made where it halves them. Near the boundary those are the s
 again and again, so that the noise decides the number of launches. Neither level nor spread is
 assumed: `ppbench.statistics.change_points` integrates them out.
 
+Disturbed launches are left out as in a history, so that their commit is launched anew.
+
 First both ends are measured until they clearly differ. Otherwise the search would locate a boundary
 in noise, with confidence.
 """
@@ -24,6 +26,7 @@ from enum import StrEnum
 import numpy as np
 
 from ppbench.statistics.change_points import Values, cut_chances, squares_around
+from ppbench.statistics.disturbances import disturbed_in_series
 from ppbench.statistics.significance import (
     Difference,
     Group,
@@ -105,14 +108,17 @@ def search_first_bad(
     confidence: float = CONFIDENCE,
     floor: float = FLOOR,
     in_points: bool = False,
+    slow_sign: int = 0,
 ) -> Search:
     """Search from the figures of each commit's launches so far, good commit first, bad one last.
 
-    `runs` says which commits can be measured; unknown ones count as measurable.
+    `runs` says which commits can be measured; unknown ones count as measurable. With a `slow_sign`
+    (1 if slower launches have higher figures, else -1), disturbed launches are left out, and
+    launched anew.
     Raises ValueError for fewer than two commits, for ends that do not run, and for figures that are
     not finite or, where ratios are taken, not positive.
     """
-    question = _question(launches, runs, noise, in_points=in_points)
+    question = _question(launches, runs, noise, in_points=in_points, slow_sign=slow_sign)
     ends = _ends(question)
     if ends is None:
         return _search(question, ends, Finding.searching, _fewer_end(question))
@@ -135,6 +141,7 @@ def _question(
     noise: Noise | None,
     *,
     in_points: bool,
+    slow_sign: int,
 ) -> _Question:
     runs = [True] * len(launches) if runs is None else runs
     if len(launches) < 2 or len(runs) != len(launches) or not (runs[0] and runs[-1]):
@@ -143,7 +150,16 @@ def _question(
             "first and the last measurable"
         )
     values = tuple(additive(figures, in_points=in_points) for figures in launches)
+    if slow_sign:
+        values = _undisturbed(values, slow_sign)
     return _Question(values, tuple(runs), noise, in_points)
+
+
+def _undisturbed(launches: Sequence[Values], slow_sign: int) -> tuple[Values, ...]:
+    """The launches of each commit without those that lie apart from all around them."""
+    usual = ~disturbed_in_series(slow_sign * np.concatenate(launches))
+    parts = np.split(usual, np.cumsum([len(each) for each in launches])[:-1])
+    return tuple(each[part] for each, part in zip(launches, parts, strict=True))
 
 
 def _num_at_ends(question: _Question) -> int:

@@ -1,5 +1,6 @@
 """At which commits a figure changed, and by how much: change points in a series over commits.
 
+    0. leaving   launches that lie far on the slow side of those before and after do not count
     1. windows   4, 8, 16, ... launches wide, half over one another; in each the best cut after
                  E-divisive (Matteson and James 2014), kept if a t-test finds it worth a look
     2. merging   all these weak points cut the series into segments; the weakest is dropped and its
@@ -23,6 +24,9 @@ finds a change at every other commit. So an analysis of variance compares the me
 the commits of each level with those within commits, by the F test (one-way random effects). The
 intraclass correlation that it also gives is too uncertain, with ten commits, to correct with.
 
+A disturbed launch is told from a change by those beside it: two launches that agree are a new level
+at the end of a series, and three within it (`ppbench.statistics.disturbances`).
+
 The commit that is furthest from its level is left out, since it may be a change; the others show
 whether launches are correlated.
 
@@ -43,6 +47,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ppbench.statistics.disturbances import disturbed_in_series
 from ppbench.statistics.significance import (
     Difference,
     Group,
@@ -153,14 +158,17 @@ def change_points(
     floor: float = FLOOR,
     *,
     in_points: bool = False,
+    slow_sign: int = 0,
     level: float = LEVEL,
 ) -> list[ChangePoint]:
     """The changes of level in the figures of each commit's launches, oldest commit first.
 
     A commit that was not measured has no figures. Figures that are not finite, or not positive
-    where ratios are taken, are ignored. `floor` is relative; with `in_points`, a fraction.
+    where ratios are taken, are ignored. `floor` is relative; with `in_points`, a fraction. With a
+    `slow_sign` (1 if slower launches have higher figures, else -1), disturbed launches are left
+    out.
     """
-    launches = _launches(series, in_points=in_points)
+    launches = _launches(series, in_points=in_points, slow_sign=slow_sign)
     size = smallest_difference(floor, in_points=in_points)
     commits = launches.means
     cuts = _cuts(commits, size, level)
@@ -175,9 +183,10 @@ def levels(
     floor: float = FLOOR,
     *,
     in_points: bool = False,
+    slow_sign: int = 0,
 ) -> list[Level]:
     """The levels between the points, for drawing; together they hold all commits."""
-    launches = _launches(series, in_points=in_points)
+    launches = _launches(series, in_points=in_points, slow_sign=slow_sign)
     starts = [point.index for point in points]
     cuts = np.searchsorted(np.unique(launches.commits), starts).tolist()
     size = smallest_difference(floor, in_points=in_points)
@@ -190,12 +199,36 @@ def levels(
     ]
 
 
-def _launches(series: Sequence[Sequence[float]], *, in_points: bool) -> _Launches:
+def disturbed_launches(
+    series: Sequence[Sequence[float]], *, in_points: bool = False, slow_sign: int = 0
+) -> list[tuple[int, int]]:
+    """The commit of each disturbed launch, and its place among the launches of that commit."""
+    values, commits, places = _figures(series, in_points=in_points)
+    found = disturbed_in_series(slow_sign * values) if slow_sign else np.zeros(len(values), bool)
+    return list(zip(commits[found].tolist(), places[found].tolist(), strict=True))
+
+
+def _launches(
+    series: Sequence[Sequence[float]], *, in_points: bool, slow_sign: int = 0
+) -> _Launches:
+    values, commits, _ = _figures(series, in_points=in_points)
+    if slow_sign:
+        usual = ~disturbed_in_series(slow_sign * values)
+        values, commits = values[usual], commits[usual]
+    return _Launches(values, commits, in_points)
+
+
+def _figures(
+    series: Sequence[Sequence[float]], *, in_points: bool
+) -> tuple[Values, Places, Places]:
+    """The launches with a figure: its value, its commit, its place within the commit."""
     values = np.array([value for figures in series for value in figures], dtype=float)
-    commits = np.repeat(np.arange(len(series)), [len(figures) for figures in series])
+    nums = [len(figures) for figures in series]
+    commits = np.repeat(np.arange(len(series)), nums)
+    places = np.array([place for num in nums for place in range(num)], dtype=np.intp)
     is_figure = np.isfinite(values) & (in_points | (values > 0))
     kept = values[is_figure]
-    return _Launches(kept if in_points else np.log(kept), commits[is_figure], in_points)
+    return kept if in_points else np.log(kept), commits[is_figure], places[is_figure]
 
 
 def _cuts(launches: _Launches, size: float, level: float) -> list[int]:

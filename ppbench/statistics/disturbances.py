@@ -22,7 +22,9 @@ cannot reach 1 % if one of five launches is disturbed.
 
 Launches that differ between two levels, by an address or a frequency that is drawn anew, look as
 if they were disturbed. A difference is then shown only where chance could hardly have shared the
-two levels out in this way: `are_shared_out` says where it could.
+two levels out in this way: `are_two_levels` says where it could.
+
+The constants were chosen by simulation: `benchmarks/calibration.py` prints what others would do.
 """
 
 from __future__ import annotations
@@ -179,3 +181,82 @@ def _has_fast_launch(faster: Side, slower: Side, known_squares: float, known_fre
     is_among = slower.kept[0] <= faster.kept[-1] + NEAR * deviation
     distance = float(slower.kept.mean() - faster.kept.mean())
     return bool(is_among) and distance >= BROKEN_OUT * deviation
+
+
+NEIGHBOURS = 5
+"""Launches before, and as many after, that show the level around a launch of a series."""
+FEWEST_NEIGHBOURS = 3
+FAR = 4.0
+"""Deviations above both levels from which a launch of a series counts as disturbed."""
+OF_A_LEVEL, OF_A_LEVEL_AT_END = 3, 2
+"""Launches in a row that are no disturbance but a level, if they agree."""
+_MOST_ROUNDS = 4
+
+
+def disturbed_in_series(values: Values) -> npt.NDArray[np.bool_]:
+    """Find the launches of a series that lie far above those before and those after.
+
+        o o  o  x o o o     x: disturbed        o o o  x x       the newest two: a new level
+                                                      o
+
+    Larger values are slower. Launches in a row that agree are a level, not disturbed. The levels
+    around a launch are lower medians, and the deviation is that of the median of the distances
+    between neighbours, so that neither follows other disturbed launches.
+    """
+    disturbed = np.zeros(len(values), dtype=bool)
+    for _ in range(_MOST_ROUNDS):
+        kept = np.flatnonzero(~disturbed)
+        far = FAR * _deviation(values[kept])
+        found = values > _levels_around(values, kept) + far
+        found = _without_levels(values, found, far)
+        if (found == disturbed).all():
+            break
+        disturbed = found
+    return disturbed
+
+
+def _deviation(values: Values) -> float:
+    """Deviation of normal launches with this median distance between neighbours."""
+    if len(values) < FEWEST_NEIGHBOURS:
+        return math.inf
+    return float(np.median(np.abs(np.diff(values)))) / _MEDIAN_DISTANCE
+
+
+_MEDIAN_DISTANCE = 0.6745 * math.sqrt(2)
+
+
+def _levels_around(values: Values, kept: Counts) -> Values:
+    """The higher one of the levels before and after each launch; infinite where none is known."""
+    padding = np.full(NEIGHBOURS, np.inf)
+    padded = np.concatenate([padding, values[kept], padding])
+    places = np.arange(len(values))
+    first_after = np.searchsorted(kept, places, side="right")
+    num_before = np.searchsorted(kept, places)
+    before = padded[num_before[:, None] + np.arange(NEIGHBOURS)]
+    after = padded[first_after[:, None] + np.arange(NEIGHBOURS, 2 * NEIGHBOURS)]
+    levels = np.maximum(_lower_medians(before), _lower_medians(after))
+    return np.where(np.isneginf(levels), np.inf, levels)
+
+
+def _lower_medians(windows: Values) -> Values:
+    """The lower median of each window; minus infinity with too few neighbours, which are finite."""
+    nums = np.isfinite(windows).sum(axis=1)
+    middle = np.maximum(nums - 1, 0) // 2
+    medians = np.take_along_axis(np.sort(windows, axis=1), middle[:, None], axis=1)[:, 0]
+    return np.where(nums >= FEWEST_NEIGHBOURS, medians, -np.inf)
+
+
+def _without_levels(
+    values: Values, found: npt.NDArray[np.bool_], far: float
+) -> npt.NDArray[np.bool_]:
+    """Leave out the launches that agree with others beside them."""
+    result = found.copy()
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], found, [False]]).astype(int)))
+    for start, end in edges.reshape(-1, 2):
+        row, is_at_end = values[start:end], start == 0 or end == len(values)
+        agree = row <= row.min() + far
+        beside = [values[place] for place in (start - 1, end) if 0 <= place < len(values)]
+        is_continued = any(value >= row.min() - far for value in beside)
+        if is_continued or agree.sum() >= (OF_A_LEVEL_AT_END if is_at_end else OF_A_LEVEL):
+            result[start:end] = ~agree
+    return result

@@ -95,7 +95,7 @@ def with_drift(
 
 def _joined(change: Change, launches: Ratio, extra: float, freedom: int) -> Difference:
     """The difference with both variances; that of the launches is read from its interval."""
-    own_freedom = max(min(change.num_base, change.num_head) - 1, 1)
+    own_freedom = max(least_freedom(change), 1)
     half = (launches.high - launches.low) / 2
     own = (half / t_quantile(own_freedom, _IN_TAIL)) ** 2
     total = own + extra
@@ -141,6 +141,13 @@ def _growth(freedom: int, left: int) -> float:
     """How distances must grow for a test that does not know that freedom was taken from them."""
     tail = 1 - LEVEL_WITH_NOISE
     return math.sqrt(freedom / left) * t_quantile(left, tail) / t_quantile(freedom, tail)
+
+
+def least_freedom(change: Change) -> int:
+    """The fewest degrees of freedom that the test of a change may have had: its smaller side's."""
+    sides = (("base", change.num_base), ("head", change.num_head))
+    left_out = [discount.side for discount in change.discounts]
+    return min(num - left_out.count(side) for side, num in sides) - 1
 
 
 def additive_interval(metric: Metric, change: Change) -> Ratio | None:

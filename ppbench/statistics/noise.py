@@ -1,8 +1,8 @@
 """The noise between launches of one commit, and the smallest change detectable in it.
 
-Over several cases, squares are pooled around each case's own mean, on logarithms, so that only the
-spread counts and not the level. The range or the largest difference would grow with the number of
-launches.
+Launches that something slowed are left out, as comparisons leave them out. Over several cases,
+squares are pooled around each case's own mean, on logarithms, so that only the spread counts and
+not the level. The range or the largest difference would grow with the number of launches.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from ppbench.statistics.significance import additive, group, t_quantile
+from ppbench.statistics.disturbances import without_disturbed
+from ppbench.statistics.significance import Group, additive, group, t_quantile
 from ppbench.statistics.step_times import CONFIDENCE
-from ppbench.statistics.verdicts import FLOOR, LEVEL_WITH_NOISE, Noise, effective_floor
+from ppbench.statistics.verdicts import FLOOR, RULE, Noise, Rule, effective_floor
 
 POWER = 0.8
 _NUM_SPREADS = 400
@@ -33,10 +35,13 @@ class NoiseLevel:
     num_cases: int  # with at least two launches
 
 
-def measure_noise(cases: Sequence[Sequence[float]], *, in_points: bool = False) -> NoiseLevel:
+def measure_noise(
+    cases: Sequence[Sequence[float]], *, in_points: bool = False, slow_sign: int = 0
+) -> NoiseLevel:
     """Estimate the noise from the figures of each case's launches, all of one commit.
 
-    The deviation is relative; with `in_points`, that of a fraction. With several cases,
+    The deviation is relative; with `in_points`, that of a fraction. With a `slow_sign` (1 if slower
+    launches have higher figures, else -1), disturbed launches are left out. With several cases,
     `num_launches` is that of a single case with the same degrees of freedom. The interval is that
     of a normal distribution's deviation, by chi-square. Raises ValueError without a case of two
     launches, and for figures that have no logarithm.
@@ -44,7 +49,7 @@ def measure_noise(cases: Sequence[Sequence[float]], *, in_points: bool = False) 
     known = [case for case in cases if len(case) > 1]
     if not known:
         raise ValueError(f"{len(cases)} cases; expected at least one with two launches")
-    groups = [group(additive(case, in_points=in_points)) for case in known]
+    groups = [_usual(additive(case, in_points=in_points), slow_sign) for case in known]
     freedom = sum(case.freedom for case in groups)
     squares = sum(case.squares for case in groups)
     low, high = (math.sqrt(squares / _chi_square(freedom, end)) for end in _ENDS)
@@ -52,31 +57,48 @@ def measure_noise(cases: Sequence[Sequence[float]], *, in_points: bool = False) 
     return NoiseLevel(noise, low, high, len(known))
 
 
+def _usual(values: npt.NDArray[np.float64], slow_sign: int) -> Group:
+    """The launches of a case without those that something slowed."""
+    if not slow_sign:
+        return group(values)
+    (side,) = without_disturbed([slow_sign * values])
+    return group(side.kept)
+
+
 def detectable_change(
-    noise: Noise, num_launches: int, floor: float = FLOOR, num_cases: int = 1
+    noise: Noise,
+    num_launches: int,
+    floor: float = FLOOR,
+    num_cases: int = 1,
+    rule: Rule = RULE,
 ) -> float:
     """The change that 80 % of comparisons with that many launches a side detect: 0.02 is 2 %.
 
     `compare` detects it with this noise if it is significant at Holm's strictest level of
-    `num_cases`, and beyond the floor.
+    `num_cases`, and beyond the rule's share of the floor.
     """
     low, high = 0.0, _MOST_CHANGE
     while high - low > _CLOSE * high and high > _CLOSE**2:
         middle = (low + high) / 2
-        is_found = power(noise, middle, num_launches, floor, num_cases) >= POWER
+        is_found = power(noise, middle, num_launches, floor, num_cases, rule) >= POWER
         low, high = (low, middle) if is_found else (middle, high)
     return high
 
 
 def power(
-    noise: Noise, change: float, num_launches: int, floor: float = FLOOR, num_cases: int = 1
+    noise: Noise,
+    change: float,
+    num_launches: int,
+    floor: float = FLOOR,
+    num_cases: int = 1,
+    rule: Rule = RULE,
 ) -> float:
     """Chance that a relative change is detected with that many launches a side.
 
     For each spread that those launches may show, it is the chance that the estimate lies beyond the
     floor and the significance limit of that spread; the result is the mean over the spreads.
     """
-    limit = math.log1p(effective_floor(floor, noise))
+    limit = math.log1p(rule.share_of_floor * effective_floor(floor, noise))
     if noise.deviation == 0:
         return float(math.log1p(change) > limit)
     own, known = 2 * (num_launches - 1), noise.freedom
@@ -84,7 +106,9 @@ def power(
     chances = (np.arange(_NUM_SPREADS) + 0.5) / _NUM_SPREADS
     spreads = np.array([_chi_square(own, chance) for chance in chances]) if own else np.zeros(1)
     pooled = np.sqrt((spreads + known) / (own + known))
-    significant = t_quantile(own + known, 1 - LEVEL_WITH_NOISE / num_cases / 2) * pooled * error
+    significant = (
+        t_quantile(own + known, 1 - rule.level_with_noise / num_cases / 2) * pooled * error
+    )
     beyond = (math.log1p(change) - np.maximum(significant, limit)) / error
     from scipy.special import ndtr
 

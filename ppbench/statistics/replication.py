@@ -21,7 +21,7 @@ import math
 from collections.abc import Sequence
 from enum import StrEnum
 
-from ppbench.statistics.drift import additive_interval
+from ppbench.statistics.drift import additive_interval, least_freedom
 from ppbench.statistics.significance import smallest_difference, t_quantile
 from ppbench.statistics.step_times import CONFIDENCE
 from ppbench.statistics.verdicts import Change, Metric, Verdict
@@ -57,10 +57,17 @@ def _excludes(metric: Metric, claimed: Change, again: Change, num_claims: int) -
     floor = smallest_difference(claimed.floor, in_points=metric.in_points)
     if claimed.verdict is Verdict.same:  # either end may lie beyond
         low, high = (bound(metric, again, sign, level) for sign in (-1, 1))
-        return low is not None and high is not None and (low > floor or high < -floor)
+        most = max(floor, extent(metric, claimed))
+        return low is not None and high is not None and (low > most or high < -most)
     sign = 1 if (claimed.verdict is Verdict.faster) == metric.higher_is_better else -1
     end = bound(metric, again, sign, level)
     return end is not None and sign * end < floor
+
+
+def extent(metric: Metric, change: Change) -> float:
+    """The farther end of a change's interval from no change, on the additive scale."""
+    interval = additive_interval(metric, change)
+    return math.inf if interval is None else max(abs(interval.low), abs(interval.high))
 
 
 def bound(metric: Metric, change: Change, sign: int, level: float) -> float | None:
@@ -70,7 +77,7 @@ def bound(metric: Metric, change: Change, sign: int, level: float) -> float | No
     have had, which makes it too wide rather than too narrow.
     """
     interval = additive_interval(metric, change)
-    freedom = min(change.num_base, change.num_head) - 1
+    freedom = least_freedom(change)
     if interval is None or freedom < 1:
         return None
     half = (interval.high - interval.estimate) if sign > 0 else (interval.estimate - interval.low)

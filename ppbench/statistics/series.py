@@ -13,7 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ppbench.statistics.change_points import ChangePoint, Level, change_points, levels
+from ppbench.statistics.change_points import (
+    ChangePoint,
+    Level,
+    change_points,
+    disturbed_launches,
+    levels,
+)
 from ppbench.statistics.significance import Ratio
 from ppbench.statistics.verdicts import FLOOR, Metric
 
@@ -150,11 +156,25 @@ class SeriesAnalysis:
 def analyse(series: Series, metric: Metric) -> SeriesAnalysis:
     """Find the steps of a series and the levels between them."""
     figures, places = _with_gaps(series.points)
-    changes = change_points(figures, series.floor, in_points=metric.in_points)
+    points, sign = metric.in_points, metric.slow_sign
+    changes = change_points(figures, series.floor, in_points=points, slow_sign=sign)
     steps = tuple(_step(series.points, places, change, metric) for change in changes)
-    drawn = levels(figures, changes, series.floor, in_points=metric.in_points)
+    drawn = levels(figures, changes, series.floor, in_points=points, slow_sign=sign)
     placed = tuple(_placed(level, places) for level in drawn if level.num_launches)
-    return SeriesAnalysis(series, steps, placed, _state(series, steps, placed, metric))
+    state = _state(series, steps, placed, metric)
+    return SeriesAnalysis(series, steps, placed, state)
+
+
+def disturbed_runs(series: Series, metric: Metric) -> list[str]:
+    """The ids of the runs that count neither for levels nor for steps: something slowed them."""
+    figures = [point.figures for point in series.points]
+    sign = metric.slow_sign
+    found = disturbed_launches(figures, in_points=metric.in_points, slow_sign=sign)
+    measured = [
+        [launch.run_id for launch in point.launches if launch.value is not None]
+        for point in series.points
+    ]
+    return [measured[point][place] for point, place in found]
 
 
 def _with_gaps(points: Sequence[Point]) -> tuple[list[tuple[float, ...]], list[int]]:

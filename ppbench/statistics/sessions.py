@@ -1,4 +1,18 @@
-"""The drift between sessions, told apart from the noise between launches of one session."""
+"""The drift between sessions, told apart from the noise between launches of one session.
+
+    session     Monday         Tuesday        Wednesday
+    launches    o  o o o       o o  oo        o o oo
+    mean           |               |              |
+
+Sessions share a boot, a temperature, a layout of memory. Launches of one session agree in all of
+it, so that however many they are, they do not show how far another session's would lie. One-way
+random effects: the mean square between sessions less that within them, over the number of launches
+of each. Its interval is that of Ting, Burdick, Graybill, Jeyaratnam and Lu (1990, Journal of
+Statistical Computation and Simulation 35) for a difference of mean squares, for which
+Satterthwaite's degrees of freedom (1946) fail. For sessions of unequal size, the mean square is
+that of their means, and the number the harmonic mean (Thomas and Hultquist 1978, Annals of
+Statistics 6).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +22,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ppbench.statistics.significance import additive, group
+from ppbench.statistics.disturbances import Values, without_disturbed
+from ppbench.statistics.significance import Group, additive, group
+from ppbench.statistics.step_times import CONFIDENCE
 
 
 @dataclass(frozen=True)
@@ -16,28 +32,65 @@ class Drift:
     """The deviation of the levels of sessions, and that of launches within a session."""
 
     deviation: float  # between sessions, relative; of a metric in points, as a fraction
-    low: float  # the ends of its 95 % interval; `high` may be infinite
+    low: float  # the ends of its 95 % interval
     high: float
     launch_deviation: float  # within a session
     num_sessions: int
     num_launches: int
 
+    def error_of_change(self, num_sessions: int = 1) -> float:
+        """Standard error that drift alone gives a change whose sides were measured apart."""
+        return self.deviation * math.sqrt(2 / num_sessions)
 
-def measure_drift(sessions: Sequence[Sequence[float]], *, in_points: bool = False) -> Drift | None:
+
+def measure_drift(
+    sessions: Sequence[Sequence[float]], *, in_points: bool = False, slow_sign: int = 0
+) -> Drift | None:
     """Estimate the drift from the launches of each session, all of one commit and case.
 
-    None with fewer than two sessions, or without a session of two launches.
+    None with fewer than two sessions, or without a session of two launches. With a `slow_sign` (1
+    if slower launches have higher figures, else -1), disturbed launches are left out.
     """
-    groups = [group(additive(each, in_points=in_points)) for each in sessions if len(each)]
+    groups = [
+        _usual(additive(each, in_points=in_points), slow_sign) for each in sessions if len(each)
+    ]
     freedom = sum(each.freedom for each in groups)
     if len(groups) < 2 or freedom < 1:
         return None
-    nums = np.array([each.num for each in groups], dtype=float)
-    means = np.array([each.mean for each in groups])
     within = sum(each.squares for each in groups) / freedom
-    between = float(nums @ np.square(means - nums @ means / nums.sum())) / (len(groups) - 1)
-    size = (nums.sum() - np.square(nums).sum() / nums.sum()) / (len(groups) - 1)
-    variance = max(between - within, 0.0) / float(size)
+    size = len(groups) / sum(1 / each.num for each in groups)  # the harmonic mean
+    between = size * float(np.var([each.mean for each in groups], ddof=1))
+    low, high = _ends(between, len(groups) - 1, within, freedom)
     return Drift(
-        math.sqrt(variance), 0.0, math.inf, math.sqrt(within), len(groups), int(nums.sum())
+        deviation=math.sqrt(max(between - within, 0.0) / size),
+        low=math.sqrt(max(low, 0.0) / size),
+        high=math.sqrt(max(high, 0.0) / size),
+        launch_deviation=math.sqrt(within),
+        num_sessions=len(groups),
+        num_launches=sum(each.num for each in groups),
     )
+
+
+def _usual(values: Values, slow_sign: int) -> Group:
+    """The launches of a session without those that something slowed."""
+    if not slow_sign:
+        return group(values)
+    (side,) = without_disturbed([slow_sign * values])
+    return group(side.kept)
+
+
+def _ends(between: float, freedom: int, within: float, rest: int) -> tuple[float, float]:
+    """The interval of the difference of two mean squares, by Ting and others."""
+    from scipy.special import chdtri, fdtri
+
+    tail = (1 - CONFIDENCE) / 2
+    g1, h1 = (abs(1 - freedom / float(chdtri(freedom, at))) for at in (tail, 1 - tail))
+    g2, h2 = (abs(1 - rest / float(chdtri(rest, at))) for at in (tail, 1 - tail))
+    upper, lower = (float(fdtri(freedom, rest, at)) for at in (1 - tail, tail))
+    g12 = ((upper - 1) ** 2 - (g1 * upper) ** 2 - h2**2) / upper
+    h12 = ((1 - lower) ** 2 - (h1 * lower) ** 2 - g2**2) / lower
+    product = between * within
+    below = (g1 * between) ** 2 + (h2 * within) ** 2 + g12 * product
+    above = (h1 * between) ** 2 + (g2 * within) ** 2 + h12 * product
+    estimate = between - within
+    return estimate - math.sqrt(max(below, 0.0)), estimate + math.sqrt(max(above, 0.0))

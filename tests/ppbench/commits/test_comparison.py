@@ -95,6 +95,25 @@ def test_a_change_of_another_sign_than_its_two_figures_is_explained(store):
     assert "than the two figures: tokens/s of 1f1b" in note
 
 
+def test_two_levels_that_both_sides_share_are_said_to_decide_nothing(store):
+    add_launches(store, [*STEADY[:3], *(0.9 * value for value in STEADY[3:])], BASE)
+    add_launches(store, [0.9 * value for value in STEADY], HEAD)
+    result = compared(store, "tokens_per_s")
+    assert result.lines[0].change.verdict is Verdict.unclear
+    (note,) = [note for note in result.notes if "two levels" in note]
+    assert note.startswith("unclear: tokens/s of 1f1b")
+    assert not any("Holm" in note for note in result.notes)
+
+
+def test_a_side_of_which_some_launches_alone_are_slow_is_not_said_to_be_the_same(store):
+    add_launches(store, STEADY, BASE)
+    add_launches(store, [*STEADY[:3], 0.8 * STEADY[3], 0.75 * STEADY[4]], HEAD)
+    result = compared(store, "tokens_per_s")
+    assert result.lines[0].change.verdict is Verdict.unclear
+    (note,) = [note for note in result.notes if "many more launches lie apart" in note]
+    assert note.startswith("unclear: tokens/s of 1f1b")
+
+
 def test_more_launches_are_advised_with_the_names_that_are_known(store):
     for sha in (BASE, HEAD):
         add_launches(store, STEADY[:2], sha, CASE)
@@ -189,7 +208,9 @@ def test_a_launch_that_stands_apart_is_told_and_hides_no_stage_that_moved(store)
     disturbed = [*slower(0.05)[:-1], 0.6 * STEADY[0]]
     ids = add_launches(store, disturbed, HEAD, stretch={(1, "F"): 1.08, (1, "B"): 1.1})
     result = compared(store)
-    assert result.lines[0].change.verdict is Verdict.unclear
+    assert result.lines[0].change.verdict is Verdict.slower
+    (discount,) = result.lines[0].change.discounts
+    assert (discount.side, discount.index) == ("head", 4)
     (told,) = [note for note in result.notes if "outlier" in note]
     assert told.startswith(f"run {ids[-1]} of head is an outlier, -3")
     (one,) = break_down(result, result.changed())

@@ -10,7 +10,7 @@ from histories import CASE, OTHER, CommitFacts, Runs, five, repository
 from repositories import git
 from stored_runs import run_row
 
-from ppbench.commits.series import History, metric_called, read_history
+from ppbench.commits.series import History, history, metric_called, read_history
 from ppbench.errors import RepositoryError, UsageError
 from ppbench.statistics.verdicts import FLOOR
 from ppbench.store import read_conditions
@@ -287,3 +287,20 @@ def test_a_metric_is_a_column_with_figures() -> None:
 def test_the_made_up_launches_have_a_steady_level() -> None:
     levels = [sum(five(1000.0, number)) / 5 for number in range(20)]
     assert max(levels) / min(levels) < 1.004
+
+
+def test_runs_that_do_not_count_are_named(runs: Runs, tmp_path: Path) -> None:
+    shas = made(tmp_path / "repo", 12)
+    figures = [1000.0 + number % 3 for number in range(12)]
+    figures[7] = 830.0
+    ids = [
+        runs.add(CommitFacts(shas[number], number), CASE, figure)
+        for number, figure in enumerate(figures)
+    ]
+    result = history(repo=tmp_path / "repo", results=runs.store.folder)
+    (note,) = [note for note in result.notes if "slow side" in note]
+    assert note.endswith(f"for no level and no change: {ids[7]}")
+    (analysis,) = result.analyses
+    assert analysis.steps == ()
+    assert analysis.current is not None
+    assert analysis.current.num_launches == 11

@@ -185,3 +185,18 @@ def test_a_search_needs_two_ends_that_run(launches, runs):
 def test_figures_without_a_logarithm_are_refused(bad):
     with pytest.raises(ValueError, match="expected finite figures above 0"):
         search_first_bad([[1.0], [bad]])
+
+
+def test_a_disturbed_launch_leads_nowhere_and_its_commit_is_launched_anew():
+    right = []
+    for seed in range(20):
+        draw, launches = np.random.default_rng(seed), [[] for _ in range(32)]
+        first_bad, num = int(draw.integers(1, 32)), 0
+        search = search_first_bad(launches, slow_sign=1)
+        while search.next_commit is not None and num < 100:
+            slowed = draw.uniform(1.1, 1.35) if draw.random() < 0.1 else 1.0
+            level = 1.05 if search.next_commit >= first_bad else 1.0
+            launches[search.next_commit].append(level * slowed * draw.lognormal(0, 0.008))
+            search, num = search_first_bad(launches, slow_sign=1), num + 1
+        right.append(search.finding is Finding.found and search.latest == first_bad)
+    assert np.mean(right) >= 0.9

@@ -12,6 +12,7 @@ from ppbench.statistics.change_points import (
     _energies,
     change_points,
     cut_chances,
+    disturbed_launches,
     levels,
     squares_around,
 )
@@ -277,3 +278,52 @@ def test_levels_of_few_launches_say_what_is_known():
     assert (single.estimate, single.interval) == (pytest.approx(3.0), None)
     (fraction,) = levels([[0.0, 0.0]], [], in_points=True)
     assert (fraction.estimate, fraction.interval) == (0.0, (0.0, 0.0))
+
+
+def disturbed(series, share=0.1, seed=0):
+    """Some launches take 10 to 35 % longer."""
+    draw = np.random.default_rng([seed, 7])
+    slowed = np.where(draw.random(series.shape) < share, draw.uniform(1.1, 1.35, series.shape), 1.0)
+    return series * slowed
+
+
+def test_a_change_is_found_among_disturbed_launches():
+    found, close, alarms = [], [], []
+    for seed in range(60):
+        series = disturbed(made(seed, 80), seed=seed)
+        alarms.append(bool(change_points(series.tolist(), slow_sign=1)))
+        series[40:] *= 1.05
+        points = change_points(series.tolist(), slow_sign=1)
+        found.append(any(point.earliest <= 40 <= point.latest for point in points))
+        close.append(any(abs(point.index - 40) <= 1 for point in points))
+    assert np.mean(alarms) <= 0.04
+    assert np.mean(found) >= 0.9
+    assert np.mean(close) >= 0.75
+
+
+def test_disturbed_launches_are_named_and_in_no_level():
+    series = made(0, 20, 2)
+    series[7, 1] *= 1.2
+    assert disturbed_launches(series.tolist(), slow_sign=1) == [(7, 1)]
+    assert disturbed_launches((1 / series).tolist(), slow_sign=-1) == [(7, 1)]
+    assert disturbed_launches(series.tolist()) == []
+    (level,) = levels(series.tolist(), [], slow_sign=1)
+    assert level.num_launches == 39
+    assert level.estimate < levels(series.tolist(), [])[0].estimate
+
+
+def test_a_figure_that_is_none_does_not_move_the_names_of_disturbed_launches():
+    series = made(0, 20, 2).tolist()
+    series[3] = [math.nan, series[3][1]]
+    series[7] = [series[7][0], series[7][1] * 1.2]
+    assert disturbed_launches(series, slow_sign=1) == [(7, 1)]
+    series[3] = [math.nan, 1.3]
+    assert disturbed_launches(series, slow_sign=1) == [(3, 1), (7, 1)]
+
+
+def test_an_improvement_is_found_among_disturbed_launches_too():
+    series = disturbed(made(5, 60))
+    series[30:] *= 0.95
+    (point,) = change_points(series.tolist(), slow_sign=1)
+    assert abs(point.index - 30) <= 1
+    assert point.ratio.low < 0.95 < point.ratio.high

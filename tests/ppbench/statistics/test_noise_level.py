@@ -80,3 +80,21 @@ def test_more_cases_take_larger_changes():
 
 def test_without_noise_whatever_lies_beyond_the_floor_is_found():
     assert detectable_change(Noise(0.0, 5), 3) == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.2])
+def test_disturbed_launches_are_no_noise(share):
+    draw = np.random.default_rng(4)
+    launches = draw.lognormal(0, 0.008, (300, 20))
+    slow = draw.random(launches.shape) < share
+    launches *= np.where(slow, draw.uniform(1.1, 1.35, launches.shape), 1.0)
+    known = [measure_noise([case], slow_sign=1).noise for case in launches]
+    assert np.median([noise.deviation for noise in known]) == pytest.approx(0.008, rel=0.07)
+    inverse = measure_noise([1 / launches[0]], slow_sign=-1).noise
+    assert inverse.deviation == pytest.approx(known[0].deviation)
+    assert measure_noise([launches[0]]).noise.deviation > 3 * known[0].deviation
+
+
+def test_launches_that_do_not_count_are_not_counted():
+    level = measure_noise([[1.0, 1.001, 1.002, 0.999, 1.3]], slow_sign=1)
+    assert level.noise.num_launches == 4

@@ -11,10 +11,19 @@ from hypothesis import strategies as st
 
 from ppbench.display.metrics import METRICS
 from ppbench.statistics.significance import group, is_larger, student, welch
-from ppbench.statistics.verdicts import Noise, Pair, Verdict, compare, holm
+from ppbench.statistics.verdicts import (
+    Discount,
+    DiscountReason,
+    Doubt,
+    Noise,
+    Pair,
+    Verdict,
+    compare,
+    holm,
+)
 
-SPEED, BUBBLE, MEMORY = (
-    METRICS[name] for name in ("tokens_per_s", "bubble_fraction", "peak_memory_bytes")
+SPEED, BUBBLE, MEMORY, STEP = (
+    METRICS[name] for name in ("tokens_per_s", "bubble_fraction", "peak_memory_bytes", "step_ns")
 )
 figures = st.lists(st.floats(0.5, 2.0), min_size=3, max_size=8).map(tuple)
 
@@ -28,7 +37,7 @@ def drawn(seed, num=5, factor=1.0, deviation=0.008):
 
 
 def test_the_p_value_and_the_interval_are_welchs_on_logarithms():
-    base, head = drawn(0), drawn(1, num=7, deviation=0.016)
+    base, head = drawn(0), drawn(2, num=7, deviation=0.016)
     change = one(SPEED, base, head)
     oracle = scipy.stats.ttest_ind(np.log(head), np.log(base), equal_var=False)
     assert change.p == pytest.approx(oracle.pvalue)
@@ -233,3 +242,122 @@ def test_welch_is_exact_for_spreads_of_any_size():
         scipy.stats.ttest_ind([1, 2, 4], [2, 3, 9], equal_var=False).df
     )
     assert welch(*tiny).freedom in (4, pytest.approx(welch(*plain).freedom))
+
+
+QUIET = (100.0, 100.4, 99.7, 100.2, 99.9)
+APART, REFERENCE = DiscountReason.apart, DiscountReason.reference
+
+
+def times(figures, *slowdowns):
+    """Step times, the last so much longer."""
+    factors = [1.0] * (len(figures) - len(slowdowns)) + [1 + slow for slow in slowdowns]
+    return tuple(value * factor for value, factor in zip(figures, factors, strict=True))
+
+
+def speeds(figures):
+    return tuple(1e4 / value for value in figures)
+
+
+@pytest.mark.parametrize(("base", "head"), [((0.2,), ()), ((), (0.2,)), ((0.3, 0.12), (0.2,))])
+def test_disturbed_launches_hide_no_change_and_are_named(base, head):
+    sides = times(QUIET, *base), times([1.05 * value for value in QUIET], *head)
+    change = one(STEP, *sides)
+    assert change.verdict is Verdict.slower
+    assert change.ratio.low < 1.05 < change.ratio.high < 1.07
+    assert [(each.side, each.index) for each in change.discounts] == [
+        *(("base", 5 - len(base) + place) for place in range(len(base))),
+        *(("head", 5 - len(head) + place) for place in range(len(head))),
+    ]
+    assert {(each.weight, each.reason) for each in change.discounts} == {(0.0, APART)}
+
+
+def test_the_slow_side_is_the_metrics_own():
+    sides = times(QUIET, 0.2), times([1.05 * value for value in QUIET])
+    change = one(SPEED, *map(speeds, sides))
+    assert change.verdict is Verdict.slower
+    assert change.discounts == one(STEP, *sides).discounts
+    assert change.p == pytest.approx(one(STEP, *sides).p)
+    points = [tuple(value / 1000 for value in side) for side in sides]
+    assert one(BUBBLE, *points, floor=0.003).discounts == change.discounts
+
+
+def test_a_launch_that_is_faster_than_the_others_counts():
+    head = (*(value * 1.05 for value in QUIET[:4]), 60.0)
+    change = one(STEP, QUIET, head)
+    assert (change.verdict, change.discounts) == (Verdict.unclear, ())
+
+
+def test_memory_is_not_disturbed():
+    change = one(MEMORY, QUIET, times(QUIET, 0.2))
+    assert change.discounts == ()
+    oracle = scipy.stats.ttest_ind(np.log(times(QUIET, 0.2)), np.log(QUIET), equal_var=False)
+    assert change.p == pytest.approx(oracle.pvalue)
+
+
+def test_a_launch_whose_reference_was_slow_does_not_count_whatever_its_figure():
+    slowdowns = {"base_slowdowns": (0.0, math.nan, 0.3, 0.01, 0.0)}
+    change = one(STEP, QUIET, QUIET, **slowdowns)
+    assert change.discounts == (Discount("base", 2, 0.0, REFERENCE),)
+    without = one(STEP, (*QUIET[:2], *QUIET[3:]), QUIET)
+    assert (change.p, change.ratio) == (without.p, without.ratio)
+    assert change.num_base == 5
+
+
+def test_without_three_undisturbed_launches_there_is_no_verdict():
+    change = one(STEP, QUIET, QUIET[:4], head_slowdowns=(0.2, 0.0, 0.2, 0.0))
+    assert (change.verdict, change.p) == (Verdict.insufficient, None)
+
+
+def test_slowdowns_are_as_many_as_launches():
+    with pytest.raises(ValueError, match="2 slowdowns of 5 launches"):
+        one(STEP, QUIET, QUIET, base_slowdowns=(0.0, 0.0))
+
+
+def test_both_reasons_are_given_at_the_right_places():
+    head = times(QUIET, 0.2)[::-1]  # the first is disturbed
+    change = one(STEP, QUIET, head, head_slowdowns=(0.0, 0.0, 0.5, 0.0, 0.0))
+    assert change.discounts == (
+        Discount("head", 0, 0.0, APART),
+        Discount("head", 2, 0.0, REFERENCE),
+    )
+
+
+def test_two_levels_that_chance_may_have_shared_out_are_no_change():
+    base, head = times(QUIET, 0.1, 0.1), tuple(1.1 * value for value in QUIET)
+    change = one(STEP, base, head)
+    assert (change.verdict, change.p, change.doubt) == (Verdict.unclear, 1.0, Doubt.two_levels)
+    assert one(STEP, QUIET, head).doubt is None
+
+
+def test_sides_of_which_one_alone_has_slow_launches_are_not_the_same():
+    quiet = tuple(100 + 0.01 * value for value in QUIET)
+    assert one(STEP, quiet, times(quiet, 0.2)).verdict is Verdict.same
+    assert one(STEP, times(quiet, 0.3, 0.2), times(quiet, 0.2, 0.25)).verdict is Verdict.same
+    change = one(STEP, quiet, times(quiet, 0.2, 0.3))
+    assert (change.verdict, change.doubt) == (Verdict.unclear, Doubt.lopsided)
+
+
+def rates(seed, change, share, num=400):
+    """Verdicts of five launches a side, of which some are disturbed."""
+    draw = np.random.default_rng(seed)
+    sides = draw.lognormal(0, 0.008, (num, 2, 5))
+    sides *= np.where(draw.random(sides.shape) < share, draw.uniform(1.1, 1.35, sides.shape), 1.0)
+    sides[:, 1] *= 1 + change
+    found = [one(STEP, base, head) for base, head in sides]
+    holds = [each.ratio.low <= 1 + change <= each.ratio.high for each in found]
+    return [each.verdict for each in found], np.mean(holds)
+
+
+@pytest.mark.parametrize(("share", "least"), [(0.1, 0.95), (0.2, 0.85)])
+def test_a_change_of_5_percent_is_found_among_disturbed_launches(share, least):
+    verdicts, coverage = rates(0, 0.05, share)
+    assert np.mean([verdict is Verdict.slower for verdict in verdicts]) > least
+    assert Verdict.faster not in verdicts
+    assert coverage > 0.9
+
+
+@pytest.mark.parametrize("share", [0.1, 0.2])
+def test_disturbed_launches_hardly_ever_alarm(share):
+    verdicts, coverage = rates(1, 0.0, share)
+    assert np.mean([verdict is Verdict.slower for verdict in verdicts]) < 0.02
+    assert coverage > 0.9
