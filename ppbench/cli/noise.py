@@ -44,12 +44,12 @@ def noise(
 
     view = View.of(columns, sort)
     figures = ["num_launches", "deviation", "deviation_low", "deviation_high"]
-    drifts = ["num_sessions", "drift", "drift_low", "drift_high"]
     display, settings = display_for(Console(stderr=True)), overrides or []
     with going_on():
         result = measure(
             file, launches=launches, overrides=settings, results=results, display=display
         )
+    drifts = ["num_sessions", "drift", "drift_low", "drift_high"] if result.has_drift else []
     shown = [*(result.axes or WORKLOAD), *figures, *drifts, "floor", "detectable_change"]
     for text in result.notes:
         note(f"note: {text}")

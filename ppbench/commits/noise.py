@@ -52,6 +52,11 @@ class NoiseResult:
         return f"<NoiseResult {noises or 'of no case'}: {launches}>"
 
     @property
+    def has_drift(self) -> bool:
+        """Whether the drift between sessions is known of any case."""
+        return not self.frame.empty and bool(self.frame["drift"].notna().any())
+
+    @property
     def exit_code(self) -> ExitCode:
         if self.num_ok < self.num_planned:
             return ExitCode.failed_runs
