@@ -12,7 +12,16 @@ from ppbench.cli.comparison import as_code, details
 from ppbench.commits.apart import ON_ONE_SESSION
 from ppbench.commits.claim_check import Judged, Recheck
 from ppbench.commits.claim_file import write_claim
-from ppbench.commits.claims import Case, Claim, Effect, Launch, Side, estimate_of, replications_of
+from ppbench.commits.claims import (
+    Case,
+    Claim,
+    Discounted,
+    Effect,
+    Launch,
+    Side,
+    estimate_of,
+    replications_of,
+)
 from ppbench.comparison.sessions import BREAK
 from ppbench.display.changes import change_text, figure_text, verdict_text
 from ppbench.display.claims import claim_words, detectable_words
@@ -27,6 +36,10 @@ from ppbench.statistics.verdicts import Verdict
 
 JSON = ".json"
 _MOST_NAMED = 3
+_REASONS = {
+    "apart": "it lies far from the others of its side, on the slow side",
+    "reference": "the fixed work beside it was slow, so its machine was disturbed",
+}
 
 
 def write_claims(claim: Claim, files: Iterable[Path]) -> None:
@@ -123,13 +136,16 @@ def _qualifications(claim: Claim) -> Iterable[str]:
             yield f"{subject}: {outcome} in the session of {begin}: {claim_words(metric, again)}"
     for effect in claim.effects:
         for one in effect.discounts:
-            yield (
-                f"{_subject(claim, effect)}: launch {one.run_id} of {one.side} counts as "
-                f"{one.weight:.2g} of one: {one.reason}"
-            )
+            yield f"{_subject(claim, effect)}: {_discount_text(one)}"
     dirty = [word for word, side in (("base", claim.base), ("head", claim.head)) if side.is_dirty]
     if dirty:
         yield f"{' and '.join(dirty)} had uncommitted changes, which no commit has"
+
+
+def _discount_text(one: Discounted) -> str:
+    counts = f"counts for {one.weight:.2g} of one" if one.weight else "does not count"
+    why = _REASONS.get(one.reason, one.reason)
+    return f"launch {one.run_id} of {one.side} {counts}: {why}"
 
 
 def _body(claim: Claim) -> str:

@@ -140,7 +140,7 @@ def judge_claim(claim: Claim, comparison: Comparison, begins: Sequence[datetime]
         judged,
         tuple(sessions_of(new, begins)),
         not old & set(numbers[len(claim.moments) :]),
-        notes=tuple(_notes(claim, judged, comparison)),
+        notes=tuple(dict.fromkeys(_notes(claim, judged, comparison))),
     )
 
 

@@ -443,20 +443,34 @@ def _finite(value: float | None) -> float | None:
 def detectable_in(line: Line[Series], pairing: Pairing[Series], num_cases: int) -> float | None:
     """The change that 80 % of comparisons with as many launches find in this noise.
 
-    The noise is the one measured beforehand, else that of the launches compared.
+    The noise is the one measured beforehand, else that of the launches that count.
     """
-    num = min(line.change.num_base, line.change.num_head)
-    noise = line.noise or _noise_of(line.metric, pairing)
+    figures = _counted(line.metric, line.change, pairing)
+    num = min(map(len, figures))
+    noise = line.noise or _noise_of(line.metric, figures)
     if num < 2 or noise is None:
         return None
     found = detectable_change(noise, num, line.change.floor, num_cases)
     return _finite(found)
 
 
-def _noise_of(metric: Metric, pairing: Pairing[Series]) -> Noise | None:
-    figures: Sequence[list[float]] = [
-        side[metric.name].dropna().tolist() for side in _both(pairing)
-    ]
+def _counted(
+    metric: Metric, change: Change, pairing: Pairing[Series]
+) -> tuple[list[float], list[float]]:
+    """The figures of both sides without those of launches that do not count."""
+    left_out = {(one.side, one.index) for one in change.discounts if one.weight == 0}
+    base, head = (
+        [
+            float(value)
+            for index, value in enumerate(side[metric.name].dropna())
+            if (word, index) not in left_out
+        ]
+        for word, side in zip((BASE, HEAD), _both(pairing), strict=True)
+    )
+    return base, head
+
+
+def _noise_of(metric: Metric, figures: Sequence[list[float]]) -> Noise | None:
     try:
         return measure_noise(figures, in_points=metric.in_points).noise
     except ValueError:  # one launch a side, or a figure that has no logarithm

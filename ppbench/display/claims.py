@@ -61,7 +61,10 @@ def _launches(change: Change) -> str:
 
 
 def _amount(metric: Metric, fraction: float) -> str:
-    return f"{fraction * 100:.2g} {'points' if metric.in_points else '%'}"
+    size = f"{fraction * 100:.2g}"
+    if not metric.in_points:
+        return f"{size} %"
+    return f"{size} point" if size == "1" else f"{size} points"
 
 
 def _size(metric: Metric, change: Change) -> str:

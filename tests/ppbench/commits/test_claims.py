@@ -496,3 +496,19 @@ def test_the_page_on_claim_files_names_every_field_and_no_other(claim):
     assert {name for name in known if f"`{name}`" not in page} == set()
     named = set(re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", page, re.MULTILINE))
     assert {name for cell in named for name in re.findall(r"\w+", cell)} <= known
+
+
+def test_a_launch_that_does_not_count_is_named_and_in_no_noise(shas):
+    measure(shas, around(1000.0, 5), [*around(950.0, 5)[:4], 700.0], DAY_1)
+    page = page_of(shas)
+    (effect,) = claim_at(shas).effects
+    (one,) = effect.discounts
+    assert (one.side, one.reason, one.weight) == ("head", "apart", 0.0)
+    assert effect.detectable < 0.03
+    assert f"launch {one.run_id} of head does not count: it lies far from the" in page
+    assert "slower by 5." in page.splitlines()[0]
+
+
+def claim_at(shas: list[str]) -> Claim:
+    compared(shas, "--claim", str(FILE))
+    return read_claim(FILE)
