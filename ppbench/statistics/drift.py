@@ -146,7 +146,7 @@ def _growth(freedom: int, left: int) -> float:
 def least_freedom(change: Change) -> int:
     """The fewest degrees of freedom that the test of a change may have had: its smaller side's."""
     sides = (("base", change.num_base), ("head", change.num_head))
-    left_out = [discount.side for discount in change.discounts]
+    left_out = [str(discount.side) for discount in change.discounts]
     return min(num - left_out.count(side) for side, num in sides) - 1
 
 
