@@ -14,6 +14,7 @@ times as long.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +113,7 @@ def bimodal(level: float, share: float) -> Model:
     """Launches of which some lie on a slower level."""
 
     def model(draw: np.random.Generator, shape: tuple[int, ...]) -> Floats:
-        return normal(draw, shape) + np.log1p(level) * (draw.random(shape) < share)
+        return normal(draw, shape) + math.log1p(level) * (draw.random(shape) < share)
 
     return model
 

@@ -17,8 +17,9 @@ due to Box and Tiao (1968); here the component is one-sided, and each launch bel
 two altogether, which leaves few enough cases to try them all.
 
 A symmetric trimmed mean with its t test (Yuen 1974) gives up two of five launches whether anything
-is wrong with them or not, and with normal noise finds half as many changes of 2 %. Tests by ranks
-cannot reach 1 % if one of five launches is disturbed.
+is wrong with them or not: with normal noise it finds a change of 2 % in 49 % of comparisons in
+place of 70 %, and with one launch in five disturbed a change of 10 % in 54 % in place of 95 %. Tests
+by ranks cannot reach 1 % if one of five launches is disturbed.
 
 Launches that differ between two levels, by an address or a frequency that is drawn anew, look as
 if they were disturbed. A difference is then shown only where chance could hardly have shared the
@@ -81,12 +82,17 @@ class Side:
 
 
 def without_disturbed(
-    sides: Sequence[Values], known_squares: float = 0.0, known_freedom: int = 0
+    sides: Sequence[Values],
+    known_squares: float = 0.0,
+    known_freedom: int = 0,
+    num_tests: int = 1,
 ) -> tuple[Side, ...]:
     """Find the launches of one side or two that nothing slowed; larger values are slower.
 
-    A measured noise counts as launches with these squares. Launches without any spread are no
-    measure of how far another lies from them, so that none is discounted beside them.
+    The more tests are made together, the more launches lie apart by chance, so that discounting one
+    costs more by the logarithm of their number. A measured noise counts as launches with these
+    squares. Launches without any spread are no measure of how far another lies from them, so that
+    none is discounted beside them.
     """
     orders = [np.argsort(side, kind="stable") for side in sides]
     ordered = [side[order] for side, order in zip(sides, orders, strict=True)]
@@ -98,7 +104,8 @@ def without_disturbed(
     squares = functools.reduce(np.add.outer, spreads) + known_squares
     kept = functools.reduce(np.add.outer, nums)
     num_all = int(kept.flat[-1])
-    gain = _gain(squares, num_all - len(sides) + known_freedom) - APART * (num_all - kept)
+    cost = APART + math.log(num_tests)
+    gain = _gain(squares, num_all - len(sides) + known_freedom) - cost * (num_all - kept)
     gain[kept < SHARE_KEPT * num_all] = -np.inf
     best = np.unravel_index(int(gain.argmax()), gain.shape)
     num_kept = [int(num[place]) for num, place in zip(nums, best, strict=True)]
@@ -196,8 +203,8 @@ _MOST_ROUNDS = 4
 def disturbed_in_series(values: Values) -> npt.NDArray[np.bool_]:
     """Find the launches of a series that lie far above those before and those after.
 
-        o o  o  x o o o     x: disturbed        o o o  x x       the newest two: a new level
-                                                      o
+              x                                        o o     two that agree at the end:
+        o o o   o o o     x: disturbed           o o o         a new level
 
     Larger values are slower. Launches in a row that agree are a level, not disturbed. The levels
     around a launch are lower medians, and the deviation is that of the median of the distances

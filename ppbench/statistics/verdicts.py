@@ -199,7 +199,12 @@ RULE = Rule()
 
 def compare(metric: Metric, pairs: Sequence[Pair], rule: Rule = RULE) -> list[Change]:
     """Compare each pair, with Holm's correction for their number."""
-    results = [_compared(metric, pair) for pair in pairs]
+    sides = [_sides(metric, pair) for pair in pairs]
+    num = sum(each is not None for each in sides)
+    results = [
+        None if each is None else _compared(metric, pair, each, num)
+        for pair, each in zip(pairs, sides, strict=True)
+    ]
     corrected = iter(holm([result.p for result in results if result is not None]))
     return [
         _change(metric, pair, result, None if result is None else next(corrected), rule)
@@ -254,17 +259,30 @@ class _Compared:
         return 1.0 if self.are_two_levels else self.difference.p
 
 
-def _compared(metric: Metric, pair: Pair) -> _Compared | None:
-    """Compare two sides; None with too few undisturbed launches, or without a logarithm."""
+@dataclass(frozen=True)
+class _Sides:
+    """The figures of two sides on the scale of the tests, without those of a slow reference."""
+
+    base: Values
+    head: Values
+    places: tuple[Places, Places]  # of the figures in the pair
+
+
+def _sides(metric: Metric, pair: Pair) -> _Sides | None:
+    """Read two sides; None with too few undisturbed launches, or without a logarithm."""
     places = _usual(pair.base, pair.base_slowdowns), _usual(pair.head, pair.head_slowdowns)
-    values = _values(metric, pair.base), _values(metric, pair.head)
-    if min(map(len, places)) < FEWEST_LAUNCHES or values[0] is None or values[1] is None:
+    base, head = _values(metric, pair.base), _values(metric, pair.head)
+    if min(map(len, places)) < FEWEST_LAUNCHES or base is None or head is None:
         return None
-    base, head = values[0][places[0]], values[1][places[1]]
-    if not metric.slow_sign:
-        sides = _as_they_are(base), _as_they_are(head)
-        return _Compared(*sides, difference_of(group(head), group(base), pair.noise))
-    return _robust(metric, pair, (metric.slow_sign * base, metric.slow_sign * head), places)
+    return _Sides(base[places[0]], head[places[1]], places)
+
+
+def _compared(metric: Metric, pair: Pair, sides: _Sides, num_tests: int) -> _Compared:
+    if metric.slow_sign:
+        return _robust(metric, pair, sides, num_tests)
+    base, head = _as_they_are(sides.base), _as_they_are(sides.head)
+    difference = difference_of(group(sides.head), group(sides.base), pair.noise)
+    return _Compared(base, head, difference, tuple(_discounts(pair, sides, base, head)))
 
 
 def _usual(figures: Sequence[float], slowdowns: Sequence[float] | None) -> Places:
@@ -289,21 +307,17 @@ def _as_they_are(values: Values) -> Side:
     return Side(values, np.arange(len(values)), len(values))
 
 
-def _robust(
-    metric: Metric, pair: Pair, values: tuple[Values, Values], places: tuple[Places, Places]
-) -> _Compared:
-    """Compare two sides whose larger values are slower, and say which launches count for less."""
-    (base, head), noise = _without_disturbed(values, pair.noise)
+def _robust(metric: Metric, pair: Pair, sides: _Sides, num_tests: int) -> _Compared:
+    """Compare two sides whose disturbed launches do not count."""
     sign = metric.slow_sign
+    values = sign * sides.base, sign * sides.head
+    (base, head), noise = _without_disturbed(values, pair.noise, num_tests)
     difference = _difference(group(sign * head.kept), group(sign * base.kept), noise, base, head)
     faster, slower = (base, head) if difference.estimate * sign > 0 else (head, base)
     known = (0.0, 0) if noise is None else (noise.squares, noise.freedom)
-    discounts = (
-        *_discounts("base", len(pair.base), places[0], base),
-        *_discounts("head", len(pair.head), places[1], head),
-    )
     may_differ = difference.p < LEAST_P_OF_NONE
     doubts = may_differ and are_two_levels(faster, slower, *known), _is_lopsided(base, head)
+    discounts = tuple(_discounts(pair, sides, base, head))
     return _Compared(base, head, difference, discounts, *doubts)
 
 
@@ -314,14 +328,14 @@ def _is_lopsided(base: Side, head: Side) -> bool:
 
 
 def _without_disturbed(
-    values: tuple[Values, Values], noise: Noise | None
+    values: tuple[Values, Values], noise: Noise | None, num_tests: int
 ) -> tuple[tuple[Side, ...], Noise | None]:
     """Discount launches, with the noise unless those that are kept scatter more."""
     if noise is not None:
-        sides = without_disturbed(values, noise.squares, noise.freedom)
+        sides = without_disturbed(values, noise.squares, noise.freedom, num_tests)
         if not _is_noisier(group(sides[1].kept), group(sides[0].kept), noise):
             return sides, noise
-    return without_disturbed(values), None
+    return without_disturbed(values, num_tests=num_tests), None
 
 
 def _difference(
@@ -343,10 +357,15 @@ def _difference(
     return replace(result, error=result.error * math.sqrt(factor))
 
 
-def _discounts(
+def _discounts(pair: Pair, sides: _Sides, base: Side, head: Side) -> Iterator[Discount]:
+    """The launches that do not count, in their order."""
+    yield from _of_side("base", len(pair.base), sides.places[0], base)
+    yield from _of_side("head", len(pair.head), sides.places[1], head)
+
+
+def _of_side(
     name: Literal["base", "head"], num: int, usual: Places, side: Side
 ) -> Iterator[Discount]:
-    """The launches of a side that do not count, in their order."""
     apart = set(usual[side.places[side.num_kept :]].tolist())
     for place in range(num):
         if place in apart:

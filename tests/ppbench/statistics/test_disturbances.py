@@ -72,6 +72,12 @@ def test_a_measured_noise_counts_as_launches():
     assert kept(side, QUIET[:3], known_squares=19 * 0.005**2, known_freedom=19) == (2, 3)
 
 
+def test_the_more_tests_are_made_the_further_apart_a_disturbed_launch_must_lie():
+    sides = with_slow(QUIET, 0.04), QUIET
+    nums = [without_disturbed(sides, num_tests=num)[0].num_kept for num in (1, 10**4)]
+    assert nums == [4, 5]
+
+
 def likeliest_by_trial(sides):
     """The likeliest numbers of kept launches, by trying all, and the definition in words."""
     best, result = -math.inf, None

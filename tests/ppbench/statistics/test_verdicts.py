@@ -337,6 +337,25 @@ def test_sides_of_which_one_alone_has_slow_launches_are_not_the_same():
     assert (change.verdict, change.doubt) == (Verdict.unclear, Doubt.lopsided)
 
 
+def test_disturbed_launches_of_many_cases_hardly_ever_alarm():
+    draw = np.random.default_rng(2)
+    alarms = 0
+    for _ in range(60):
+        sides = draw.lognormal(0, 0.008, (20, 2, 5))
+        slow = draw.random(sides.shape) < 0.1
+        sides *= np.where(slow, draw.uniform(1.1, 1.35, sides.shape), 1.0)
+        pairs = [Pair(tuple(base), tuple(head)) for base, head in sides]
+        alarms += any(change.verdict is Verdict.slower for change in compare(STEP, pairs))
+    assert alarms <= 3
+
+
+def test_a_metric_without_a_direction_discounts_by_the_reference_alone():
+    neither = dataclasses.replace(STEP, higher_is_better=None)
+    head = times(QUIET, 0.2)
+    change = one(neither, QUIET, head, base_slowdowns=(0.0, 0.3, 0.0, 0.0, 0.0))
+    assert change.discounts == (Discount("base", 1, 0.0, REFERENCE),)
+
+
 def rates(seed, change, share, num=400):
     """Verdicts of five launches a side, of which some are disturbed."""
     draw = np.random.default_rng(seed)
