@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ppbench.cli.compare import CLAIM_ENDINGS
 from ppbench.cli.options import (
     RESULTS,
     Columns,
@@ -14,7 +16,9 @@ from ppbench.cli.options import (
     IsRun,
     Metrics,
     MostLaunches,
+    NewSession,
     NumLaunches,
+    Replicate,
     Results,
     Sort,
     check_store_of,
@@ -25,13 +29,18 @@ from ppbench.cli.options import (
 )
 from ppbench.display.formats import Format
 from ppbench.display.tables import View
+from ppbench.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from ppbench.commits.gate import GateResult
     from ppbench.commits.sides import Side
 
 HeadsSweep = Annotated[
     Path | None,
-    typer.Argument(metavar="[SWEEP]", help="Sweep file; default: that of head's runs."),
+    typer.Argument(
+        metavar="[SWEEP | CLAIM]",
+        help="Sweep file; default: that of head's runs. Or a claim (.json), to check again.",
+    ),
 ]
 
 
@@ -59,6 +68,8 @@ def check(
     is_run: IsRun = False,
     launches: NumLaunches = None,
     most: MostLaunches = None,
+    replicate: Replicate = False,
+    new_session: NewSession = False,
     summary: Summary = None,
     results: Results = RESULTS,
     how: HowToPrint = Format.table,
@@ -71,6 +82,13 @@ def check(
     from ppbench.commits.check import check as check_sides
     from ppbench.commits.comparison import break_down
 
+    view = View.of(columns, sort)
+    if file is not None and file.suffix in CLAIM_ENDINGS:
+        gate = (base, head, threshold, metrics, summary)
+        measuring = ((launches or 5) if is_run or replicate else None, replicate, new_session)
+        raise typer.Exit(_check_claim(file, gate, measuring, results, how, view))
+    if replicate or new_session:
+        raise UsageError("--replicate: measures a claim again; name its file, CLAIM.json")
     largest = _share(threshold)
     check_store_of(results, [head, base or ""], measures=is_run)
     launches, most = num_and_most(launches, most, is_run=is_run)
@@ -87,22 +105,52 @@ def check(
             progress=progress,
         )
     breakdowns = break_down(result.comparison, result.comparison.changed())
-    again = command(
+    again = _again(result, threshold, metrics, results, (launches, most))
+    note_aside(result.comparison, how)
+    if summary is not None:
+        _write(summary, gate_text(result, breakdowns, Format.markdown, again))
+    print_text(gate_text(result, breakdowns, how, again, view), how)
+    raise typer.Exit(result.exit_code)
+
+
+def _check_claim(
+    file: Path,
+    gate: tuple[object, ...],
+    measuring: tuple[int | None, bool, bool],
+    results: Path,
+    how: Format,
+    view: View,
+) -> ExitCode:
+    """Check a claim; raises UsageError for options of the gate, as a claim has its own sides."""
+    from ppbench.cli.replicating import check_claim_file
+
+    names = ("--base", "--head", "--threshold", "--metric", "--summary")
+    for name, value in zip(names, gate, strict=True):
+        if value and (name, value) != ("--head", "worktree"):
+            raise UsageError(f"{name}: is for the gate; a claim says itself what is compared")
+    return check_claim_file(file, measuring, results, how, view)
+
+
+def _again(
+    result: GateResult,
+    threshold: str | None,
+    metrics: Sequence[str] | None,
+    results: Path,
+    numbers: tuple[int | None, int | None],
+) -> str:
+    """The command that repeats the check; it measures if a number of launches was given."""
+    launches, most = numbers
+    return command(
         *("check", *map(_near, filter(None, [result.sweep_file]))),
         base=_lasting_name(result.comparison.base),
         head=_lasting_name(result.comparison.head),
         threshold=threshold,
         metric=metrics,
         results=results,
-        run=is_run,
+        run=numbers != (None, None),
         launches=launches,
         max_launches=most,
     )
-    note_aside(result.comparison, how)
-    if summary is not None:
-        _write(summary, gate_text(result, breakdowns, Format.markdown, again))
-    print_text(gate_text(result, breakdowns, how, again, View.of(columns, sort)), how)
-    raise typer.Exit(result.exit_code)
 
 
 def _share(threshold: str | None) -> float | None:

@@ -108,7 +108,7 @@ def _across_heads(across: Across, how: Format) -> str:
         f"runs    {_plain(across.title)}{each}",
         *([f"all     {across.shared}"] if across.shared else []),
     ]
-    return "\n".join(f"- {_code(line)}" if how is Format.markdown else line for line in lines)
+    return "\n".join(f"- {as_code(line)}" if how is Format.markdown else line for line in lines)
 
 
 def _across_table(across: Across, how: Format, view: View) -> str:
@@ -247,7 +247,7 @@ def _heads(comparison: Comparison, how: Format) -> str:
     ]
     if len(only := comparison.series()) == 1:
         lines.append(f"case  {_plain(only[0].text)}")
-    return "\n".join(f"- {_code(line)}" if how is Format.markdown else line for line in lines)
+    return "\n".join(f"- {as_code(line)}" if how is Format.markdown else line for line in lines)
 
 
 def _stop(compared: Compared[Any], how: Format) -> str:
@@ -267,7 +267,7 @@ def _plain(text: str) -> str:
     return " ".join(text.split())
 
 
-def _code(text: str) -> str:
+def as_code(text: str) -> str:
     """Foreign text as markdown code: no markup, mention or reference in it takes effect."""
     return f"`{_plain(text).replace('`', chr(39))}`"
 
@@ -365,7 +365,7 @@ class _Section:
         if not self.lines:
             return ""
         if how is Format.markdown:
-            written = _code if self.is_quoted else str if self.is_markup else escaped
+            written = as_code if self.is_quoted else str if self.is_markup else escaped
             items = "\n".join(f"- {written(line)}" for line in self.lines)
             return f"**{escaped(self.title)}**\n\n{items}"
         if self.prefix is None:
@@ -407,7 +407,7 @@ def _accepted(result: GateResult, how: Format) -> _Section:
     pairs = [(gated, gated.accepted) for gated in result.accepted if gated.accepted is not None]
     lines = [
         f"{escaped(_sentence(gated)) if is_page else _sentence(gated)}, "
-        f"with {entry.commit[:SHORT]}: {_code(entry.reason) if is_page else _plain(entry.reason)}"
+        f"with {entry.commit[:SHORT]}: {as_code(entry.reason) if is_page else _plain(entry.reason)}"
         for gated, entry in pairs
     ]
     return _Section("Accepted", lines, "accepted: ", is_markup=True)
@@ -450,7 +450,7 @@ def _to_paste(result: GateResult, how: Format) -> str:
     first = "commit first, then name that commit and " if is_dirty else ""
     advice = f"If this is intended, {first}put it into the accept file (see docs/howto/ci-gate.md):"
     if how is Format.markdown:
-        return _details("Is it intended?", f"{advice}\n\n```toml\n{entries}\n```")
+        return details("Is it intended?", f"{advice}\n\n```toml\n{entries}\n```")
     return f"{advice}\n\n{entries}"
 
 
@@ -461,10 +461,10 @@ def _again(command: str) -> str:
 def _details_of(result: GateResult) -> str:
     if result.frame.empty:
         return ""
-    return _details("Details", render(result.frame, Format.markdown, _DETAILS))
+    return details("Details", render(result.frame, Format.markdown, _DETAILS))
 
 
-def _details(title: str, body: str) -> str:
+def details(title: str, body: str) -> str:
     return f"<details><summary>{title}</summary>\n\n{body}\n\n</details>"
 
 

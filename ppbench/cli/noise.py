@@ -33,20 +33,24 @@ def noise(
     columns: Columns = None,
     sort: Sort = None,
 ) -> None:
-    """Measure launch-to-launch noise on this machine, and store it as the floor for comparisons."""
+    """Measure launch-to-launch noise on this machine, and store it as the floor for comparisons.
+
+    Shows the drift between sessions beside it, once launches of one commit in two are stored.
+    """
     from rich.console import Console
 
     from ppbench.commits.noise import noise as measure
     from ppbench.run.sweep.progress import display_for
 
     view = View.of(columns, sort)
-    figures = ["num_launches", "deviation", "deviation_low", "deviation_high", "floor"]
+    figures = ["num_launches", "deviation", "deviation_low", "deviation_high"]
     display, settings = display_for(Console(stderr=True)), overrides or []
     with going_on():
         result = measure(
             file, launches=launches, overrides=settings, results=results, display=display
         )
-    shown = [*(result.axes or WORKLOAD), *figures, "detectable_change"]
+    drifts = ["num_sessions", "drift", "drift_low", "drift_high"] if result.has_drift else []
+    shown = [*(result.axes or WORKLOAD), *figures, *drifts, "floor", "detectable_change"]
     for text in result.notes:
         note(f"note: {text}")
     print("" if result.frame.empty else render(result.frame, how, shown, view))

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -131,11 +132,13 @@ class Bench:
         retries_failed: bool = False,
         is_fresh: bool = False,
         find_disturbed: FindDisturbed | None = None,
+        now: datetime | None = None,
     ) -> None:
         """`overrides` are those that the sweep was read with.
 
-        With `is_fresh` only launches count that were made just now, by the same code; those that
-        `find_disturbed` finds are made again by `measure_afresh`, a few times. Raises
+        With `is_fresh` only launches count that were made just now, by the same code; `now` may be
+        named, to leave older ones out. Those that `find_disturbed` finds are made again by
+        `measure_afresh`, a few times. Raises
         UsageError for a sweep that cannot be used, RepositoryError without a repository.
         """
         check_devices(sweep)
@@ -147,7 +150,7 @@ class Bench:
         self._store = Store(results.resolve())
         self._overrides, self._metrics = tuple(overrides), tuple(metrics)
         self._only: tuple[str, ...] = ()
-        self._is_fresh, self._find_disturbed = is_fresh, find_disturbed
+        self._is_fresh, self._now, self._find_disturbed = is_fresh, now, find_disturbed
         self._stored = self._look_up()
         self._retries_failed = retries_failed
         self._tried: dict[str, int] = {}  # target -> most launches that were asked for
@@ -170,6 +173,7 @@ class Bench:
             is_fresh=self._is_fresh,
             code=code,
             find_disturbed=self._find_disturbed,
+            now=self._now,
         )
 
     def select(self, only: Sequence[str]) -> None:
@@ -405,6 +409,7 @@ def rounds_of(
     results: Path,
     progress: Progress = SILENT,
     find_disturbed: FindDisturbed | None = None,
+    now: datetime | None = None,
 ) -> Iterator[Rounds]:
     """Two commits to be measured in turns; their work trees are removed at the end.
 
@@ -417,7 +422,8 @@ def rounds_of(
     """
     if sweep is None:
         raise UsageError("--run: needs SWEEP, the sweep file to be measured")
-    with Bench(sweep, results, progress, is_fresh=True, find_disturbed=find_disturbed) as bench:
+    bench = Bench(sweep, results, progress, is_fresh=True, now=now, find_disturbed=find_disturbed)
+    with bench:
         rounds = Rounds(bench, *_targets(bench, base, head))
         _note_fresh(bench, rounds.base, rounds.head)
         try:
@@ -436,9 +442,13 @@ def measure_sides(
     launches: int,
     results: Path,
     progress: Progress = SILENT,
+    now: datetime | None = None,
 ) -> tuple[str, str]:
-    """Measure two commits in interleaved launches, so many of each, and return their names."""
-    with rounds_of(sweep, base, head, results, progress) as rounds:
+    """Measure two commits in interleaved launches, so many of each, and return their names.
+
+    Launches of the hour before `now` count.
+    """
+    with rounds_of(sweep, base, head, results, progress, now=now) as rounds:
         rounds.bring_to(launches)
         return rounds.names
 

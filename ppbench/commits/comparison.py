@@ -18,6 +18,7 @@ from typing import overload
 import pandas as pd
 
 from ppbench.commits.advice import COMPARE, compare_command, near
+from ppbench.commits.apart import include_drift, on_one_level
 from ppbench.commits.bench import SILENT, Progress, measure_sides, read_tracked, rounds_of
 from ppbench.commits.sequence import judge_until_decided
 from ppbench.commits.sides import WORKTREE, Places, Side, both_fresh, find_side
@@ -112,13 +113,18 @@ def compare_sides(
         )
         for series in shared
     ]
-    lines = lines_of(metrics, pairings, judge)
+    lines, of_sessions = include_drift(
+        lines_of(metrics, on_one_level(pairings, metrics), judge),
+        pairings,
+        (base.store, head.store),
+    )
     found = [
         *base.notes,
         *head.notes,
         *_notes(base, head, shared, texts, lines),
         *unused,
         *_few(lines, again),
+        *of_sessions,
     ]
     return Comparison(
         base=base,
@@ -412,7 +418,7 @@ class _Request:
         first, last = at_look(look, first, last)
         is_one = first.revision == last.revision  # two runs of a commit: no two sides to measure
         measurable = (None, None) if is_one else (first.revision, last.revision)
-        again = compare_command(*measurable, _file(first, last, sweep_file), self.results)
+        again = compare_command(*measurable, sweep_file_of(first, last, sweep_file), self.results)
         folders = noise_folders(self.results, first, last)
         judge = judge_of(look)
         return compare_sides(first, last, self.metrics, folders, again=again, judge=judge)
@@ -448,7 +454,7 @@ def judge_of(look: Look | None) -> Judge:
     return verdicts.compare if look is None else look.judge
 
 
-def _file(base: Side, head: Side, named: str | None) -> str | None:
+def sweep_file_of(base: Side, head: Side, named: str | None) -> str | None:
     """The sweep file that was named, or from which the runs of both sides come."""
     files = pd.concat([base.runs, head.runs])["sweep_file"].dropna().unique()
     return named or (str(files[0]) if len(files) == 1 else None)

@@ -121,10 +121,12 @@ class StoredLaunches:
         is_fresh: bool = False,
         code: str | None = None,
         find_disturbed: FindDisturbed | None = None,
+        now: datetime | None = None,
     ) -> None:
         self._store, self._is_fresh, self._code = store, is_fresh, code
         self._find_disturbed = find_disturbed
-        self._begun = datetime.now(UTC)  # later launches stay fresh, however long measuring takes
+        # Later launches stay fresh, however long measuring takes.
+        self._begun = now or datetime.now(UTC)
         self._metrics = list(dict.fromkeys(metrics))
         self._places = {_key_of(*planned): place for place, planned in enumerate(sweep.cases)}
 

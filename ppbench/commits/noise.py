@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,9 +12,11 @@ from typing import Any
 import pandas as pd
 
 from ppbench.commits.advice import sweep_command
+from ppbench.commits.apart import drift_like
 from ppbench.commits.gate import THRESHOLD
 from ppbench.comparison.lines import listed
 from ppbench.comparison.notes import cautions
+from ppbench.comparison.sessions import BREAK
 from ppbench.comparison.slowdowns import recorded, slowdowns_by_run
 from ppbench.config.reader import read_sweep
 from ppbench.display.cases import case_text, without_not_finite
@@ -25,6 +28,7 @@ from ppbench.run.sweep.control import run_sweep
 from ppbench.run.sweep.plan import Choice
 from ppbench.run.sweep.progress import Display
 from ppbench.statistics.noise import NoiseLevel, detectable_change, measure_noise
+from ppbench.statistics.sessions import Drift
 from ppbench.statistics.significance import FEWEST_LAUNCHES
 from ppbench.statistics.slowdowns import NOT_KNOWN, is_disturbed
 from ppbench.statistics.verdicts import FLOOR, SPEED, Metric, effective_floor
@@ -49,6 +53,11 @@ class NoiseResult:
         launches = f"{self.num_ok} of {self.num_planned} launches ok"
         noises = ", ".join(f"{deviation:.2%}" for deviation in self.frame.get("deviation", []))
         return f"<NoiseResult {noises or 'of no case'}: {launches}>"
+
+    @property
+    def has_drift(self) -> bool:
+        """Whether the drift between sessions is known of any case."""
+        return not self.frame.empty and bool(self.frame["drift"].notna().any())
 
     @property
     def exit_code(self) -> ExitCode:
@@ -81,8 +90,15 @@ def noise(
         for _, of_case in good.groupby("case_id", sort=False)
         if len(of_case) >= FEWEST_LAUNCHES
     ]
+    rows = [{**row, **_drift_values(drift_like(row, store))} for row in rows]
+    remedy = sweep_command(str(sweep), settings, store.folder)
     texts = (
-        (*cautions(good), *_slowed(good, store, read.axes), *_large_floors(rows, read.axes))
+        (
+            *cautions(good),
+            *_slowed(good, store, read.axes),
+            *_large_floors(rows, read.axes),
+            *_unknown_drift(rows, remedy),
+        )
         if rows
         else ()
     )
@@ -110,6 +126,25 @@ def _large_floors(rows: Sequence[Mapping[Hashable, Any]], axes: Sequence[str]) -
         yield (
             f"the floor is above the usual threshold of {THRESHOLD:.0%}: {listed(large)}: smaller "
             "changes are not found on this machine; measure it again while nothing else runs"
+        )
+
+
+def _drift_values(drift: Drift | None) -> dict[Hashable, Any]:
+    """The drift between sessions as columns of a row; missing where it is not known."""
+    return {
+        "num_sessions": 1 if drift is None else drift.num_sessions,
+        "drift": None if drift is None else drift.deviation,
+        "drift_low": None if drift is None else drift.low,
+        "drift_high": None if drift is None or math.isinf(drift.high) else drift.high,
+    }
+
+
+def _unknown_drift(rows: Sequence[Mapping[Hashable, Any]], remedy: str) -> Iterable[str]:
+    """Say how the drift between sessions can be known."""
+    if all(row["drift"] is None for row in rows):
+        yield (
+            "the drift between sessions is not known: it takes launches of one commit in two; "
+            f"after a break of {BREAK.total_seconds() / 3600:.0f} hours: {remedy} --rerun"
         )
 
 

@@ -549,6 +549,18 @@ COMPUTED: dict[str, dict[str, Field]] = {
         ),
         "deviation_low": number("noise, low", ".2f", PERCENT, lower, "lower end of its interval"),
         "deviation_high": number("noise, high", ".2f", PERCENT, lower, "upper end of its interval"),
+        "num_sessions": number(
+            "sessions", ".0f", meaning="sessions from which the drift between sessions is known"
+        ),
+        "drift": number(
+            "drift",
+            ".2f",
+            PERCENT,
+            lower,
+            "relative standard deviation of sessions, beyond that of their launches",
+        ),
+        "drift_low": number("drift, low", ".2f", PERCENT, lower, "lower end of its interval"),
+        "drift_high": number("drift, high", ".2f", PERCENT, lower, "upper end of its interval"),
         "floor": number(
             "floor", ".2f", PERCENT, lower, "smallest difference that counts as a change"
         ),

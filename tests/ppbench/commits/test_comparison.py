@@ -24,6 +24,9 @@ from ppbench.store.noise import StoredNoise, read_noise, write_noise
 
 AFAB = replace(CASE, schedule="afab")
 BASE, HEAD = "ba5e" * 10, "4ead" * 10
+ONE_SESSION = (
+    "rests on one session, 2026-01-01 00:00 to 00:00 UTC: what drifts between sessions is not in it"
+)
 
 
 @pytest.fixture
@@ -66,7 +69,7 @@ def test_each_case_has_a_line_per_metric(store):
         ("afab", "f1f2", "peak_memory_bytes"): Verdict.faster,
     }
     assert [one.text for one in result.changed()] == ["afab"]
-    assert result.notes == ()
+    assert result.notes == (ONE_SESSION,)
 
 
 def test_fingerprints_are_never_mixed(store):
@@ -343,8 +346,11 @@ def test_a_comparison_is_data_for_a_notebook(store, monkeypatch, tmp_path):
 def test_sides_that_were_measured_at_other_times_are_told_apart(store):
     add_launches(store, STEADY, BASE, created_at="2026-01-01T10:00:00+00:00")
     add_launches(store, STEADY[:4], HEAD, created_at="2026-01-01T10:50:00+00:00")
-    assert compared(store).notes == ()
+    (note,) = compared(store).notes
+    assert note.startswith("rests on one session, 2026-01-01 10:00 to 10:50 UTC: ")
     add_launches(store, STEADY, HEAD, created_at="2026-01-04T10:00:00+00:00")
     told = "base and head were measured 3 days from each other: the difference includes drift of "
     fix = "the machine; interleave the launches with: ppbench compare --run"
-    assert compared(store).notes == (f"{told}{fix}",)
+    gap, drift = compared(store).notes
+    assert gap == f"{told}{fix}"
+    assert drift.startswith("base and head were never measured in one session, so the drift ")

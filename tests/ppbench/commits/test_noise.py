@@ -32,7 +32,8 @@ def notes_of(folder: Path, speeds: list[float], monkeypatch, **changes: object) 
 
 
 def test_quiet_launches_have_no_note(tmp_path, monkeypatch):
-    assert notes_of(tmp_path, STEADY, monkeypatch) == ()
+    (note,) = notes_of(tmp_path, STEADY, monkeypatch)
+    assert note.startswith("the drift between sessions is not known: it takes launches of one ")
 
 
 @pytest.mark.parametrize("spread", [1.0, 1.2])
@@ -42,3 +43,25 @@ def test_disturbed_launches_and_a_large_floor_are_noted(tmp_path, monkeypatch, s
     assert notes[0].startswith("5 of 5 runs carry the caution busy_machine: ")
     floors = [note for note in notes if "above the usual threshold of 2%" in note]
     assert len(floors) == (spread > 1)
+
+
+def test_the_drift_between_sessions_stands_beside_the_noise_of_launches(tmp_path, monkeypatch):
+    store = store_in(tmp_path)
+    for day, level in ((1, 1.0), (3, 1.03), (5, 0.97)):
+        at = f"2026-01-{day:02d}T09:00:00+00:00"
+        speeds = [level * speed for speed in STEADY]
+        add_launches(store, speeds, "ba5e" * 10, CASE, created_at=at)
+    runs = pd.DataFrame(store.runs())
+    done = SimpleNamespace(
+        frame=runs.tail(5), plan=SimpleNamespace(items=runs["run_id"].tail(5).tolist())
+    )
+    monkeypatch.setattr(noise, "run_sweep", lambda *_, **__: done)
+    file = tmp_path / "demo.toml"
+    file.write_text(SWEEP)
+    result = noise.noise(file, launches=5, results=store.folder)
+    (row,) = result.frame.to_dict("records")
+    assert result.has_drift
+    assert row["num_sessions"] == 3
+    assert row["deviation"] < 0.004 < 0.02 < row["drift"] < 0.04
+    assert row["drift_low"] < row["drift"] < row["drift_high"]
+    assert result.notes == ()

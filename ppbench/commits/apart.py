@@ -1,0 +1,199 @@
+"""Sides that were not measured in the same sessions: what that adds to their difference, in words.
+
+The drift between sessions is estimated from all launches of a case in the stores, on its machine,
+of whatever commit; see `comparison.sessions.drift_in`. Sides that share their sessions need none of
+it, and no file is read for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pandas as pd
+
+from ppbench.comparison.launches import COLUMNS, MEASURED_ALIKE, keys_of
+from ppbench.comparison.lines import Line, Pairing, S, listed, of_keys
+from ppbench.comparison.sessions import (
+    UNKNOWN,
+    are_shared,
+    drift_in,
+    moments_of,
+    number_sessions,
+    sessions_of,
+    shares_apart,
+)
+from ppbench.display.metrics import METRICS
+from ppbench.statistics.drift import with_drift, without_drift
+from ppbench.statistics.sessions import Drift
+from ppbench.statistics.verdicts import SPEED, Metric, Verdict
+from ppbench.store import Condition, Store
+
+ON_ONE_SESSION = "rests on one session"
+"""The beginning of the note on verdicts that were seen in one session only."""
+_DECIDED = (Verdict.faster, Verdict.slower, Verdict.same)
+
+
+@dataclass(frozen=True)
+class _Sessions:
+    """The numbers of the sessions of both sides of a pairing, launch by launch."""
+
+    base: tuple[int, ...]
+    head: tuple[int, ...]
+
+    @property
+    def is_known(self) -> bool:
+        return bool(self.base and self.head) and UNKNOWN not in (*self.base, *self.head)
+
+    @property
+    def apart(self) -> float:
+        return shares_apart(self.base, self.head) if self.is_known else 0.0
+
+    @property
+    def are_never_shared(self) -> bool:
+        return self.is_known and not set(self.base) & set(self.head)
+
+
+def on_one_level(pairings: Sequence[Pairing[S]], metrics: Sequence[Metric]) -> list[Pairing[S]]:
+    """The pairings with the figures of shared sessions moved to one level, for their verdicts."""
+    return [_on_one_level(pairing, _sessions(pairing), metrics) for pairing in pairings]
+
+
+def _on_one_level(
+    pairing: Pairing[S], sessions: _Sessions, metrics: Sequence[Metric]
+) -> Pairing[S]:
+    if len(set(sessions.base)) < 2 or not are_shared(sessions.base, sessions.head):
+        return pairing
+    base, head = pairing.base.copy(), pairing.head.copy()
+    numbers = (sessions.base, sessions.head)
+    for metric in metrics:
+        figures = (base[metric.name].tolist(), head[metric.name].tolist())
+        base[metric.name], head[metric.name] = without_drift(metric, figures, numbers)
+    return replace(pairing, base=base, head=head)
+
+
+def include_drift(
+    lines: Sequence[Line[S]], pairings: Sequence[Pairing[S]], stores: Iterable[Store]
+) -> tuple[list[Line[S]], list[str]]:
+    """Put the drift between sessions into lines whose sides share none; return notes too.
+
+    The lines may be those of figures on one level: their medians become those that were measured.
+    """
+    lines = [_with_own_medians(line, pairings) for line in lines]
+    by_series = {pairing.series: _sessions(pairing) for pairing in pairings}
+    apart = {series: one for series, one in by_series.items() if one.apart}
+    if not apart:
+        return list(lines), list(_rests_on_one(lines, pairings))
+    drifts = _drifts(lines, pairings, apart, list(dict.fromkeys(stores)))
+    wider = [
+        _wider(line, drifts.get((line.series, line.metric)), by_series, len(pairings))
+        for line in lines
+    ]
+    return wider, list(_never_shared(apart, drifts))
+
+
+def _with_own_medians(line: Line[S], pairings: Sequence[Pairing[S]]) -> Line[S]:
+    pairing = next(one for one in pairings if one.series == line.series)
+    base, head = (
+        float(figures.median()) if len(figures) else None
+        for figures in (side[line.metric.name].dropna() for side in (pairing.base, pairing.head))
+    )
+    return replace(line, change=replace(line.change, base=base, head=head))
+
+
+def _sessions(pairing: Pairing[S]) -> _Sessions:
+    base, head = moments_of(pairing.base), moments_of(pairing.head)
+    numbers = number_sessions([*base, *head])
+    return _Sessions(tuple(numbers[: len(base)]), tuple(numbers[len(base) :]))
+
+
+def _drifts(
+    lines: Sequence[Line[S]],
+    pairings: Sequence[Pairing[S]],
+    apart: Mapping[S, _Sessions],
+    stores: Sequence[Store],
+) -> dict[tuple[S, Metric], Drift | None]:
+    """The drift of each metric of the series whose sides share no sessions, or not alike."""
+    launches = {
+        pairing.series: _launches_like(pairing.base.iloc[:1], stores)
+        for pairing in pairings
+        if pairing.series in apart
+    }
+    return {
+        (line.series, line.metric): drift_in(launches[line.series], line.metric)
+        for line in lines
+        if line.series in apart
+    }
+
+
+def drift_like(row: Mapping[Hashable, object], store: Store) -> Drift | None:
+    """The drift of throughput between the sessions in a store, for the case of a row of `runs`."""
+    return drift_in(_launches_like(pd.DataFrame([row]), [store]), METRICS[SPEED])
+
+
+def _launches_like(launch: pd.DataFrame, stores: Sequence[Store]) -> pd.DataFrame:
+    """All launches in the stores that compare with the given one, whatever their commit."""
+    row, key = launch.iloc[0], keys_of(launch)[0]
+    columns = [*COLUMNS, *METRICS]
+    same = [Condition(name, "=", str(row[name])) for name in MEASURED_ALIKE[:2]]
+    rows = pd.concat([store.runs(columns, same) for store in stores])
+    rows = rows[rows["status"] == "ok"].drop_duplicates("run_id")
+    return of_keys(rows, keys_of(rows), key)
+
+
+def _wider(
+    line: Line[S], drift: Drift | None, sessions: Mapping[S, _Sessions], num_pairs: int
+) -> Line[S]:
+    if drift is None:
+        return line
+    apart = sessions[line.series].apart
+    return replace(line, change=with_drift(line.metric, line.change, drift, apart, num_pairs))
+
+
+def _never_shared(
+    apart: Mapping[S, _Sessions], drifts: Mapping[tuple[S, Metric], Drift | None]
+) -> Iterable[str]:
+    alone = [series for series, sessions in apart.items() if sessions.are_never_shared]
+    begin = "base and head were never measured in one session, so the drift between sessions is in "
+    unknown = [
+        series.text
+        for series in alone
+        if not any(drift for (other, _), drift in drifts.items() if other == series)
+    ]
+    known = [series.text for series in alone if series.text not in unknown]
+    if known:
+        sizes = "; ".join(dict.fromkeys(_drift_text(apart, drifts)))
+        yield f"{begin}their difference and in its interval ({sizes}): {listed(known)}"
+    if unknown:
+        yield (
+            f"{begin}their difference, and its size is not known: {listed(unknown)}; it takes "
+            "launches of one commit in two sessions, or measure both sides in turn: ppbench "
+            "compare --run"
+        )
+
+
+def _drift_text(
+    apart: Mapping[S, _Sessions], drifts: Mapping[tuple[S, Metric], Drift | None]
+) -> Iterable[str]:
+    for (series, metric), drift in drifts.items():
+        if drift is not None and apart[series].are_never_shared:
+            unit = "points" if metric.in_points else "%"
+            size = f"{drift.deviation * 100:.2g} {unit}"
+            yield f"{metric.name} {size} in {drift.num_sessions} sessions"
+
+
+def _rests_on_one(lines: Sequence[Line[S]], pairings: Sequence[Pairing[S]]) -> Iterable[str]:
+    """Name the verdicts that were seen in a single session, and when that was."""
+    decided = {line.series for line in lines if line.change.verdict in _DECIDED}
+    found = {
+        pairing.series: sessions_of(moments_of(pd.concat([pairing.base, pairing.head])))
+        for pairing in pairings
+        if pairing.series in decided
+    }
+    alone = {series: sessions[0] for series, sessions in found.items() if len(sessions) == 1}
+    if not alone:
+        return
+    days = {str(session) for session in alone.values()}
+    when = f", {days.pop()}" if len(days) == 1 else " each"
+    which = "" if len(alone) == len(found) else f" ({listed([one.text for one in alone])})"
+    yield f"{ON_ONE_SESSION}{which}{when}: what drifts between sessions is not in it"

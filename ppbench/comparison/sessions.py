@@ -1,0 +1,141 @@
+"""Sessions: launches made close in time, which share whatever drifts on a machine day by day.
+
+    09:00 09:05 09:10          14:00 14:05     launches of either side, by the time they ended
+    `---- session 1 ----'      `- session 2 -'
+
+A session ends with a break of more than `BREAK` without a launch, or `LONGEST` after its first
+launch: one that goes on for a day has the drift of that day in it. Times are instants, so neither a
+time zone nor summer time makes a session; nor does a restart of the workers, since what drifts
+(temperature, the host's memory, neighbours) outlives them. Where the clock was set back, launches
+count at the time that it showed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import pandas as pd
+
+from ppbench.comparison.launches import STATE, key_text, keys_of
+from ppbench.statistics.drift import pool_drifts
+from ppbench.statistics.sessions import Drift, measure_drift
+from ppbench.statistics.verdicts import Metric
+
+BREAK = timedelta(hours=4)
+"""The longest break between two launches of one session."""
+LONGEST = timedelta(hours=12)
+"""The longest time between the first launch of a session and its last."""
+UNKNOWN = -1
+"""The session of a launch whose time is not known."""
+_FEWEST_SHARED = 2
+_CODE = (*STATE, "code")
+
+
+@dataclass(frozen=True)
+class Session:
+    """Launches of one machine that were made close in time."""
+
+    begin: datetime  # when its first launch ended, UTC
+    end: datetime
+    num_launches: int
+
+    def __str__(self) -> str:
+        is_one_day = self.begin.date() == self.end.date()
+        end = f"{self.end:%H:%M}" if is_one_day else f"{self.end:%Y-%m-%d %H:%M}"
+        return f"{self.begin:%Y-%m-%d %H:%M} to {end} UTC"
+
+
+def number_sessions(
+    moments: Sequence[datetime | None], begins: Iterable[datetime] = ()
+) -> list[int]:
+    """The number of each moment's session, from 0 in the order of time; the order given is free.
+
+    `begins` are moments at which a session was begun on purpose, without a break before it.
+    """
+    known = sorted({moment for moment in moments if moment is not None})
+    forced = sorted(begins)
+    numbers: dict[datetime | None, int] = {None: UNKNOWN}
+    number, first, last = -1, None, None
+    for moment in known:
+        is_new = (
+            first is None
+            or last is None
+            or moment - last > BREAK
+            or moment - first > LONGEST
+            or any(last < begin <= moment for begin in forced)
+        )
+        if is_new:
+            number, first = number + 1, moment
+        numbers[moment], last = number, moment
+    return [numbers[moment] for moment in moments]
+
+
+def moments_of(runs: pd.DataFrame) -> list[datetime | None]:
+    """When each run ended, UTC; None where that is not known."""
+    made = pd.to_datetime(runs["created_at"], utc=True, format="ISO8601", errors="coerce")
+    return [None if pd.isna(moment) else moment.to_pydatetime().astimezone(UTC) for moment in made]
+
+
+def sessions_of(
+    moments: Sequence[datetime | None], begins: Iterable[datetime] = ()
+) -> list[Session]:
+    """The sessions in which these launches were made, in the order of time."""
+    found: dict[int, list[datetime]] = {}
+    for number, moment in zip(number_sessions(moments, begins), moments, strict=True):
+        if moment is not None:
+            found.setdefault(number, []).append(moment)
+    return [Session(min(some), max(some), len(some)) for _, some in sorted(found.items())]
+
+
+def shares_apart(base: Sequence[int], head: Sequence[int]) -> float:
+    """How much of the variance between sessions is in the difference of two sides.
+
+    It is the sum of the squared differences between the shares that sessions have in the sides: 0
+    where both have the same, 2 where each was measured in a session of its own.
+    """
+    numbers = {number for number in (*base, *head) if number != UNKNOWN}
+    shares = (
+        base.count(number) / len(base) - head.count(number) / len(head)
+        for number in numbers
+        if base and head
+    )
+    return sum(share**2 for share in shares)
+
+
+def are_shared(base: Sequence[int], head: Sequence[int]) -> bool:
+    """Whether both sides have launches in the same sessions, equally many and at least two each."""
+    numbers = {*base, *head}
+    return UNKNOWN not in numbers and all(
+        base.count(number) == head.count(number) >= _FEWEST_SHARED for number in numbers
+    )
+
+
+def drift_in(runs: pd.DataFrame, metric: Metric) -> Drift | None:
+    """The drift between sessions, from launches of one case that are ok, on one machine.
+
+    Launches of one state of the code are compared with each other; what several states say is
+    pooled. None where no state was measured in two sessions.
+    """
+    usable = runs[runs[metric.name].notna()]
+    if not metric.in_points:
+        usable = usable[usable[metric.name] > 0]
+    if usable.empty:
+        return None
+    numbers = number_sessions(moments_of(usable))
+    known = usable.assign(session=numbers)
+    known = known[known["session"] != UNKNOWN]
+    states = list(zip(*(map(key_text, known[name]) for name in _CODE), keys_of(known), strict=True))
+    by_state: Mapping[object, pd.DataFrame] = {
+        state: known[[other == state for other in states]] for state in dict.fromkeys(states)
+    }
+    drifts = [
+        measure_drift(
+            [some[metric.name].tolist() for _, some in rows.groupby("session")],
+            in_points=metric.in_points,
+            slow_sign=metric.slow_sign,
+        )
+        for rows in by_state.values()
+    ]
+    return pool_drifts([drift for drift in drifts if drift is not None], known["session"].nunique())

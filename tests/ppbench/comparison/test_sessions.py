@@ -1,0 +1,116 @@
+"""Sessions are launches close in time, whatever the clock on the wall says."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pandas as pd
+import pytest
+from tracked import CASE, STEADY, add_launches, slower, store_in
+
+from ppbench.comparison.sessions import (
+    BREAK,
+    LONGEST,
+    UNKNOWN,
+    drift_in,
+    moments_of,
+    number_sessions,
+    sessions_of,
+    shares_apart,
+)
+from ppbench.display.metrics import METRICS
+
+START = datetime(2026, 3, 29, 0, 30, tzinfo=UTC)
+SPEED = METRICS["tokens_per_s"]
+
+
+def after(*hours: float) -> list[datetime]:
+    return [START + timedelta(hours=hour) for hour in hours]
+
+
+def test_a_break_ends_a_session_and_the_break_itself_belongs_to_none():
+    hours = BREAK.total_seconds() / 3600
+    assert number_sessions(after(0, 1, 1 + hours)) == [0, 0, 0]
+    assert number_sessions(after(0, 1, 1 + hours + 0.001)) == [0, 0, 1]
+    assert [one.num_launches for one in sessions_of(after(0, 1, 30, 31, 32))] == [2, 3]
+
+
+def test_launches_without_a_break_are_no_single_session_for_longer_than_half_a_day():
+    numbers = number_sessions(after(*range(0, 48, 2)))
+    assert numbers == sorted(numbers)
+    found = sessions_of(after(*range(0, 48, 2)))
+    assert all(one.end - one.begin <= LONGEST for one in found)
+    assert len(found) == 4
+
+
+def test_the_order_in_which_launches_are_listed_does_not_matter():
+    moments = after(0, 0.5, 1, 8, 8.2, 40, 41)
+    known = dict(zip(moments, number_sessions(moments), strict=True))
+    for seed in range(20):
+        shuffled = random.Random(seed).sample(moments, len(moments))
+        assert number_sessions(shuffled) == [known[moment] for moment in shuffled]
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "Asia/Kolkata", "UTC"])
+def test_neither_a_time_zone_nor_summer_time_makes_a_session(zone):
+    local = [moment.astimezone(ZoneInfo(zone)) for moment in after(0, 0.4, 0.9, 3.5, 9)]
+    assert number_sessions(local) == [0, 0, 0, 0, 1]
+    runs = pd.DataFrame({"created_at": [moment.isoformat() for moment in local]})
+    assert moments_of(runs) == after(0, 0.4, 0.9, 3.5, 9)
+
+
+def test_midnight_makes_no_session():
+    assert number_sessions(after(23, 23.4, 23.6, 24.2)) == [0, 0, 0, 0]
+
+
+def test_a_clock_that_was_set_back_makes_no_session_of_its_own():
+    assert number_sessions(after(0, 0.2, 0.1, 0.3, -0.5)) == [0] * 5
+    assert number_sessions(after(0, 0.2, -24, -23.9)) == [1, 1, 0, 0]
+
+
+def test_a_launch_whose_time_is_not_known_is_in_no_session():
+    runs = pd.DataFrame({"created_at": ["2026-01-01T00:00:00+00:00", None, "yesterday"]})
+    assert number_sessions(moments_of(runs)) == [0, UNKNOWN, UNKNOWN]
+    assert number_sessions([]) == []
+    assert sessions_of([None]) == []
+
+
+def test_a_session_can_be_begun_on_purpose():
+    moments, begin = after(0, 0.5, 1.0, 1.5), START + timedelta(hours=0.7)
+    assert number_sessions(moments, [begin]) == [0, 0, 1, 1]
+    assert number_sessions(moments, [START - timedelta(days=1)]) == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "apart"),
+    [
+        ([0, 0, 1], [1, 0, 0], 0.0),
+        ([0, 0], [1, 1], 2.0),
+        ([0, 1], [1, 1], 0.5),
+        ([0, 1, 2, 3], [4, 5, 6, 7], 0.5),
+        ([], [1], 0.0),
+    ],
+)
+def test_the_drift_in_a_difference_depends_on_the_shares_of_the_sessions(base, head, apart):
+    assert shares_apart(base, head) == pytest.approx(apart)
+
+
+def test_drift_is_estimated_within_states_of_the_code_and_not_between_them(tmp_path):
+    store = store_in(tmp_path)
+    for sha, level in (("ba5e" * 10, 0.0), ("4ead" * 10, 0.3)):
+        for day, drift in ((1, 0.0), (2, 0.02), (3, -0.02)):
+            at = f"2026-01-{day:02d}T09:00:00+00:00"
+            add_launches(store, slower(level + drift), sha, CASE, created_at=at)
+    found = drift_in(store.runs(), SPEED)
+    assert found is not None
+    assert 0.01 < found.deviation < 0.04
+    assert (found.num_sessions, found.num_launches) == (3, 30)
+
+
+def test_one_session_says_nothing_of_the_drift(tmp_path):
+    store = store_in(tmp_path)
+    add_launches(store, STEADY, "ba5e" * 10, CASE)
+    assert drift_in(store.runs(), SPEED) is None
+    assert drift_in(store.runs()[:0], SPEED) is None
