@@ -118,6 +118,10 @@ def bimodal(level: float, share: float) -> Model:
     return model
 
 
+def bimodal_name(level: float, share: float) -> str:
+    return f"bimodal {level:.0%} in {share:.0%}"
+
+
 def drift(draw: np.random.Generator, shape: tuple[int, ...]) -> Floats:
     """Launches spread over one day, that may begin at any hour."""
     hours = np.arange(shape[-1]) / shape[-1] + draw.random((*shape[:-1], 1))
@@ -140,9 +144,7 @@ SEARCHED: dict[str, Model] = {
 }
 """Models with demands on the changes that are found."""
 BIMODAL: dict[str, Model] = {
-    f"bimodal {level:.0%} in {share:.0%}": bimodal(level, share)
-    for level in LEVELS
-    for share in SHARES
+    bimodal_name(level, share): bimodal(level, share) for level in LEVELS for share in SHARES
 }
 ALL_MODELS: dict[str, Model] = {**SEARCHED, **BIMODAL, "drift": drift, "correlated": correlated}
 

@@ -13,11 +13,15 @@ from benchmarks.made_up_launches import (
     ALL_MODELS,
     BETWEEN,
     BIMODAL,
+    LEVELS,
     SEARCHED,
+    SHARES,
     Demand,
+    Figures,
     Floats,
     Model,
     Settings,
+    bimodal_name,
     change_in_words,
     disturbed,
     made_up_steps,
@@ -35,14 +39,16 @@ HISTORIES = ("10 % disturbed", "20 % disturbed", "t3", "exponential")
 FEW_LOOKS, MANY_LOOKS = 12, 24
 PAIRED_STEPS, LAUNCH_NOISE, STEP_NOISE = 20, 0.01, 0.002
 SCATTER = 3
+KNOWN = ("unknown", "known")
 _CLAIMS = (Verdict.slower, Verdict.faster)
 STEP = METRICS["step_ns"]
 
 
 def _demands() -> Iterator[Demand]:
-    for known in ("unknown", "known"):
+    for known in KNOWN:
         start = f"noise {known}"
-        for name in [*(name for name in ALL_MODELS if name not in BIMODAL), "bimodal, the worst"]:
+        levels = [f"bimodal {level:.0%}" for level in LEVELS]
+        for name in [*(name for name in ALL_MODELS if name not in BIMODAL), *levels]:
             yield Demand(f"{name}, {start}, A/A: slower", at_most=0.01)
         for name, least in (("10 % disturbed", (0.9, 0.99)), ("20 % disturbed", (0.75, 0.95))):
             yield Demand(f"{name}, {start}, 5 %: slower", at_least=least[0])
@@ -53,7 +59,7 @@ def _demands() -> Iterator[Demand]:
     yield Demand(f"{history}, no change: alarm", at_most=0.04)
     yield Demand(f"{history}, 5 %: hit", at_least=0.9)
     yield Demand(f"{history}, 5 %: likeliest commit off by 1 at most", at_least=0.75)
-    for known in ("unknown", "known"):
+    for known in KNOWN:
         start = f"looks up to {FEW_LOOKS}, normal, noise {known}"
         yield Demand(f"{start}, no change: false claims", at_most=0.01)
         yield Demand(f"{start}, no change: launches a side, number in the mean", at_most=8)
@@ -66,21 +72,27 @@ DEMANDS = tuple(_demands())
 
 def compared(settings: Settings) -> Iterator[tuple[str, float]]:
     """Rates of verdicts with five launches a side, in turn: base, head, base, head, ..."""
-    worst: Counter[str] = Counter()
+    figures: Figures = {}
     for name, model in ALL_MODELS.items():
         draw, num = settings.draw(f"model {name}"), settings.launches
         drawn = made_up_steps(draw, (settings.comparisons, 2 * num), settings.steps, model)
-        launches = np.median(drawn, axis=-1)
-        for known in ("unknown", "known"):
+        for known in KNOWN:
             measured = noises(settings, settings.comparisons, model) if known == "known" else None
-            for figure, value in _rates(name, launches, measured):
-                text = f"{name}, noise {known}{figure}"
-                yield text, value
-                if name in BIMODAL and figure.endswith("A/A: slower"):
-                    key = f"bimodal, the worst, noise {known}, A/A: slower"
-                    worst[key] = max(worst[key], value)  # type: ignore[assignment]  # a float
-    yield from worst.items()
+            for figure, value in _rates(name, np.median(drawn, axis=-1), measured):
+                figures[f"{name}, noise {known}{figure}"] = value
+                yield f"{name}, noise {known}{figure}", value
+    yield from _over_shares(figures)
     yield from _of_unequal_sides(settings)
+
+
+def _over_shares(figures: Figures) -> Iterator[tuple[str, float]]:
+    """False alarms of launches on two levels: over all shares of the slow one, and of the worst."""
+    for level in LEVELS:
+        for known in KNOWN:
+            end = f"noise {known}, A/A: slower"
+            rates = [figures[f"{bimodal_name(level, share)}, {end}"] for share in SHARES]
+            yield f"bimodal {level:.0%}, {end}", float(np.mean(rates))
+            yield f"bimodal {level:.0%}, {end}, in the worst share", max(rates)
 
 
 def _of_unequal_sides(settings: Settings) -> Iterator[tuple[str, float]]:
@@ -185,7 +197,7 @@ def _most(change: float) -> float:
 def _sequence_rates(
     settings: Settings, name: str, model: Model, most: int, changes: Sequence[float]
 ) -> Iterator[tuple[str, float]]:
-    for known in ("unknown", "known"):
+    for known in KNOWN:
         measured = noises(settings, 4 * settings.sequences, model) if known == "known" else None
         for change in changes:
             num = settings.sequences * (1 if change else 4)
