@@ -40,6 +40,11 @@ def machine_id(boot_id: Path = _BOOT_ID) -> str:
         return platform.node()
 
 
+def on_cores(places: Sequence[Place]) -> tuple[Place, ...]:
+    """Return the places of ranks that leave their accelerators alone, as in a case on the CPU."""
+    return tuple(Place(place.machine, place.num_cores) for place in places)
+
+
 def shares_device(places: Sequence[Place]) -> bool:
     """Whether two of the ranks are on one accelerator, which then takes turns with them."""
     return max(ranks_on_devices(places).values(), default=1) > 1

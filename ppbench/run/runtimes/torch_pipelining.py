@@ -56,6 +56,17 @@ def sharing_of(transport: str) -> Sharing:
     return Sharing.RANK_EDGE if is_over_gloo else Sharing.RANK
 
 
+def proved_program(schedule: Any, transport: str) -> Program | None:
+    """Return the program of a schedule whose transfers torch has placed; None for the others.
+
+    Raises ProgramError for one that can hang on the transport.
+    """
+    program = program_of(schedule)
+    if program is not None:
+        prove_no_deadlock(program, sharing_of(transport))
+    return program
+
+
 class TorchPipeline(Stopwatch):
     """Runs the microbatches of a trainer with torch's schedule of the same name."""
 
@@ -67,9 +78,7 @@ class TorchPipeline(Stopwatch):
         self.schedule = self._schedule()
         self._instrument = Instrument(self.schedule, self.clock, trainer.replica)
         self._is_recorded = False
-        self._program = program_of(self.schedule)
-        if self._program is not None:
-            prove_no_deadlock(self._program, sharing_of(trainer.fabric.transport))
+        self._program = proved_program(self.schedule, trainer.fabric.transport)
         if trainer.config.replicas > 1:
             self._program = None  # what torch has done of its collectives is known when it has run
         # Receive buffers are made once and stay; sent tensors are kept until the step is over.

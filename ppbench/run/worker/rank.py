@@ -68,7 +68,8 @@ from ppbench.run.job import (
     read_state,
 )
 from ppbench.run.launch.lifetime import die_with_parent
-from ppbench.run.machine.placement import Place, needs_host_memory
+from ppbench.run.machine.environment import ON_GPUS
+from ppbench.run.machine.placement import Place, needs_host_memory, on_cores
 from ppbench.run.machine.private_folder import make_folder, remove_dead, remove_folder
 from ppbench.run.records import write_result
 from ppbench.run.runtimes.emulated import EmulatedRuntime
@@ -408,7 +409,8 @@ class Worker:
         return self._groups[num_ranks]
 
     def _places_of(self, case: Case) -> tuple[Place, ...]:
-        return self._node.places[: case.num_processes]
+        places = self._node.places[: case.num_processes]
+        return places if case.device in ON_GPUS else on_cores(places)
 
     def _fabric_for(self, case: Case) -> Fabric:
         torch.set_num_threads(case.launch_threads_per_rank)

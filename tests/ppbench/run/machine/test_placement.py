@@ -13,6 +13,7 @@ from ppbench.run.machine.placement import (
     machine_id,
     needs_host_memory,
     num_machines,
+    on_cores,
     ranks_on_devices,
     shares_device,
 )
@@ -65,6 +66,13 @@ def test_ranks_without_gpus_need_cores_of_their_own_machine():
     assert not has_too_few_cores(places, 2)  # 16 threads on twice 8 cores
     assert has_too_few_cores(places, 3)
     assert not has_too_few_cores(on_two_machines(16), 1000)
+
+
+def test_a_case_on_cores_among_cases_on_gpus_is_judged_by_its_cores():
+    places = on_cores([Place("m", 2, "GPU-1", "0000:c1:00.0")] * 4)
+    assert not shares_device(places)
+    assert not needs_host_memory(places)
+    assert has_too_few_cores(places, 1)
 
 
 def fingerprint(num_ranks, machines=1, device="cuda", **changes):

@@ -33,7 +33,12 @@ from ppbench.run.runtimes import torch_pipelining as pipelining
 from ppbench.run.runtimes import torch_spans
 from ppbench.run.runtimes.reference import unsplit_loss
 from ppbench.run.runtimes.single import Unsplit
-from ppbench.run.runtimes.torch_pipelining import TorchPipeline, TorchRuntime, sharing_of
+from ppbench.run.runtimes.torch_pipelining import (
+    TorchPipeline,
+    TorchRuntime,
+    proved_program,
+    sharing_of,
+)
 from ppbench.run.runtimes.torch_spans import Instrument, program_of
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
@@ -287,23 +292,12 @@ def test_on_the_one_stream_of_nccl_a_receive_before_the_send_that_it_waits_for_h
         prove_no_deadlock(crossing("0RECV_B0", "0SEND_F0"), sharing_of(transport))
 
 
-def proved_on(fabric, is_member, settings):
-    """With what torch's program of a schedule is proved, on a fabric that says it is NCCL."""
-    fabric.connect([], (0, 1), ())
-    agreement = agree(settings, fabric)
-    if not is_member:
-        return None
-    proved = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(fabric), "transport", "nccl")
-        patch.setattr(pipelining, "prove_no_deadlock", lambda _program, how: proved.append(how))
-        Trainer(agreement.config, fabric, build=TorchPipeline).close()
-    return proved
-
-
-def test_torchs_own_transfers_are_proved_with_the_channels_of_the_transport(ranks):
-    settings = config("interleaved_zb", 2, 4, stages_per_rank=2)
-    assert ranks.run(2, proved_on, settings) == [[Sharing.RANK]] * 2
+def test_torchs_own_transfers_are_proved_with_the_channels_of_the_transport(monkeypatch):
+    crossed = crossing("0RECV_B0", "0SEND_F0")
+    monkeypatch.setattr(pipelining, "program_of", lambda _schedule: crossed)
+    assert proved_program(None, "memory") is crossed
+    with pytest.raises(ProgramError, match="hangs"):
+        proved_program(None, "nccl")
 
 
 def sends_alive_on(fabric, is_member, settings):
