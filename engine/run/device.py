@@ -4,7 +4,7 @@ It speaks `torch.accelerator`, `torch.Stream` and `torch.Event`, which are one i
 ROCm and XPU; the few things that it lacks come from the backend's own module. So no other module
 names a backend, but for what is one vendor's alone (NVML, the options of NCCL).
 
-    which          kind, count, of_local_rank, is_accelerator, name_of, uuid_of
+    which          kind, count, of_local_rank, make_current, is_accelerator, name_of, uuid_of
     in what order  current_stream, new_stream, wait_for_all, keep_until_done
     when           timed_event, order_event, host_event
     how much       allocated_bytes, reserved_bytes, reset_peaks, peaks_of, used_bytes, free_bytes,
@@ -58,6 +58,12 @@ def of_local_rank(local_rank: int, wanted: str | None = None) -> torch.device:
     device = torch.device(name, local_rank % num_devices)
     torch.accelerator.set_device_index(device.index)
     return device
+
+
+def make_current(device: torch.device) -> None:
+    """Let the calling thread work on the device; a new one would open the first one's context."""
+    if device.index is not None:
+        torch.accelerator.set_device_index(device.index)
 
 
 def name_of(device: torch.device) -> str:

@@ -35,7 +35,7 @@ class DeviceProgress:
 
     def __init__(self, flight: Flight, device: torch.device) -> None:
         """Nothing looks by itself before `watch`."""
-        self._flight = flight
+        self._flight, self._device = flight, device
         self._events = EventPool(functools.partial(devices.order_event, device))
         self._notes: deque[tuple[torch.Event | None, Note]] = deque()
         self._has_issued = False  # computations since the last event
@@ -90,6 +90,7 @@ class DeviceProgress:
         return event is None or bool(event.query())
 
     def _watch(self) -> None:
+        devices.make_current(self._device)
         while not self._is_over.wait(INTERVAL_S):
             try:
                 self.catch_up()

@@ -70,13 +70,13 @@ class Staging:
     """
 
     def __init__(self, device: torch.device, clock: Clock, stream: torch.Stream) -> None:
-        self._device, self._clock, self._stream = device, clock, stream
+        self.device, self._clock, self._stream = device, clock, stream
         self.copies = EventPool(functools.partial(devices.host_event, device))
         self._arrivals = EventPool(functools.partial(devices.order_event, device))
 
     def to_host(self, message: _Message, tensors: Tensors) -> None:
         """Begin to copy tensors into a message; its span begins with the copy."""
-        self._stream.wait_stream(devices.current_stream(self._device))
+        self._stream.wait_stream(devices.current_stream(self.device))
         with self._stream:
             if message.transfer is not None:
                 message.transfer.start = self._clock.mark()
@@ -89,9 +89,9 @@ class Staging:
 
         Never blocks.
         """
-        compute = devices.current_stream(self._device)
+        compute = devices.current_stream(self.device)
         with self._stream:
-            tensors = tuple(buffer.to(self._device, non_blocking=True) for buffer in buffers)
+            tensors = tuple(buffer.to(self.device, non_blocking=True) for buffer in buffers)
             if transfer is not None:
                 transfer.end = self._clock.mark()
             arrival = self._arrivals.take()
@@ -245,6 +245,8 @@ class GlooChannel:
 
     def _complete_in_order(self) -> None:
         """The channel's thread: wait for each message in turn."""
+        if self._staging is not None:
+            devices.make_current(self._staging.device)
         while (item := self._pending.get()) is not None:
             if isinstance(item, threading.Event):
                 item.set()

@@ -51,7 +51,7 @@ def test_more_edges_than_streams_are_refused_in_one_sentence():
         check_streams(edges, ranks)
     message = str(refused.value)
     assert f"streams for {MOST_EDGES}" in message
-    assert message.startswith("rank 0 sends or receives over 60 edges")
+    assert message.startswith("rank 0 sends or receives over 62 edges")
     assert "fewer stages on each rank" in message
 
 
