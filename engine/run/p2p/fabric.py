@@ -83,8 +83,9 @@ class Fabric:
         across = across if replicas > 1 else []
         within = sorted({tuple(range(world_size)), *shared})
         sums = [tuple(pipeline[rank] for rank in some) for pipeline in pipelines for some in within]
-        if self._is_direct:
+        if devices.is_accelerator(self.device):
             check_streams(edges, ranks)
+        if self._is_direct:
             links = [link for p in pipelines for link in links_of(edges, ranks, p)]
             self._free_unused(links, [*sums, *across])
             self._connect_links(links)
