@@ -43,4 +43,4 @@ CHECKS = (
 """The checks in the order in which they run."""
 
 TIME_LIMIT_S = 600
-"""What begins after it is not run."""
+"""A check that would begin later is not run."""

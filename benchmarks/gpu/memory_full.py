@@ -24,7 +24,7 @@ from engine.trainer import Trainer, TrainerConfig, connect
 SCHEDULES = ("afab", "zbv")
 LEFT_BYTES = (256 * 2**20, 64 * 2**20)
 PATIENCE_S = 15.0
-"""How long two steps may take before the ranks are ended: they hang."""
+"""Two steps that take longer are taken to hang, and the ranks are ended."""
 OUT_OF_MEMORY = "out of memory"
 
 

@@ -138,7 +138,7 @@ _JOINED = (Op.UNSHARD, Op.REDUCE_GRAD)
 
 
 class _Wait(NamedTuple):
-    """What keeps a rank from going on."""
+    """A reason why a rank does not go on."""
 
     place: _Spot
     is_synchronising: bool  # whether it would go on without a synchronisation
@@ -200,7 +200,7 @@ class _Walk:
                 self._pass(walker, action)
 
     def _needed(self, walker: _Walker, action: Action) -> Iterator[_Meeting]:
-        """What an action waits for."""
+        """The meetings that an action waits for."""
         if action.op not in COMPUTE_OPS:
             return
         yield from self._own(walker, action)
@@ -208,7 +208,7 @@ class _Walk:
             yield from self._open[walker].values()
 
     def _own(self, walker: _Walker, action: Action) -> Iterator[_Meeting]:
-        """What a computation waits for without a synchronisation: its message and parameters."""
+        """Those that a computation waits for in any case: its message and its parameters."""
         if (receive := incoming(action, self._replicas[walker[0]])) is not None:
             yield self._of_action[walker, receive]
         if (unshard := self._unshard.get((walker, action.stage))) is not None:
@@ -239,7 +239,7 @@ class _Walk:
     def _name(
         self, walker: _Walker, action: Action
     ) -> tuple[tuple[object, ...], tuple[object, ...], int]:
-        """What an end meets its others under, its line, and how many ends there are."""
+        """The name of an end's meeting, the end's line, and the number of ends."""
         replica, rank = walker
         if action.op in _JOINED:
             turn = self._num_on_lane[walker]
@@ -305,7 +305,7 @@ class _Walk:
         return [waits[one] for one in walkers[walkers.index(walker) :]]
 
     def _wait_of(self, walker: _Walker) -> tuple[_Wait, _Walker]:
-        """What the next action of a rank waits for, and the rank that keeps it waiting."""
+        """The wait of a rank's next action, and the rank that keeps it waiting."""
         position = self._position[walker]
         action = self._rows[walker][position]
         meeting, is_synchronising = self._first_needed(walker, action)
@@ -325,7 +325,7 @@ class _Walk:
         return _Wait((*walker, position), is_synchronising, awaited, text), other
 
     def _first_needed(self, walker: _Walker, action: Action) -> tuple[_Meeting, bool]:
-        """What an action waits for, and whether only because it synchronises: receives first."""
+        """The meeting that an action waits for, receives first; and whether only to synchronise."""
         needed = [meeting for meeting in self._needed(walker, action) if meeting.done is None]
         own = [meeting for meeting in self._own(walker, action) if meeting.done is None]
         if own:

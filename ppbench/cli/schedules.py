@@ -273,7 +273,7 @@ def check(
 
 
 def _counts_text(program: Program, lowered: Program) -> str:
-    """What a program that is legal consists of."""
+    """The numbers of ranks, stages and actions of a legal program, and its peaks."""
     from ppbench.prediction import UNIT_COSTS, placement_word, predict
     from ppbench.report.timeline.terminal import peaks_text
 
@@ -330,7 +330,7 @@ MOST_NAMED = 6
 
 
 def _synchronisations_text(lowered: Program) -> str:
-    """Where device-wide synchronisations would hang a program, and what avoids that."""
+    """The places at which device-wide synchronisations hang a program, and what avoids that."""
     from engine.plan.synchronisation import (
         computations,
         first_computations,
