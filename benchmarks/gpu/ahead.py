@@ -1,4 +1,4 @@
-"""The host runs ahead of the GPU: far enough to keep it busy, and no further than it is asked to."""
+"""The host runs ahead of the GPU far enough to keep it busy, and no further than it is asked to."""
 
 from __future__ import annotations
 
