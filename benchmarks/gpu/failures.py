@@ -1,4 +1,4 @@
-"""A rank that runs out of memory, asserts, is killed or stops: named, and the next case sound."""
+"""A rank that runs out of memory, asserts, is killed or stops: named, and other cases are sound."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ num_microbatches = [4]
 
 @dataclass(frozen=True)
 class Measurements:
-    """By fault, the status of its run, and that of the case after it."""
+    """By fault, the status of its run, and that of a sound case of the same launch."""
 
     statuses: dict[str, str]
     following: dict[str, str]
@@ -67,7 +67,7 @@ def _judge(fault: str, measured: Measurements) -> list[Finding]:
         ),
         Finding.of(
             "failures",
-            f"{fault}: the next case is ok",
+            f"{fault}: a sound case of the same launch is ok",
             int(following == "ok"),
             Bound(at_least=1),
             note=f"status {following}",
@@ -76,7 +76,7 @@ def _judge(fault: str, measured: Measurements) -> list[Finding]:
 
 
 def measure(device: torch.device, timeout_s: int = 20) -> Measurements:
-    """Each fault is followed by a sound case of the same sweep."""
+    """As many sound cases as faults, in one launch, in the order that the sweep gives them."""
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
