@@ -1,4 +1,4 @@
-"""How far the host runs ahead of the GPU: far enough to keep it busy, and no further than asked."""
+"""The host runs ahead of the GPU far enough to keep it busy, and no further than it is asked to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUM_MICROBATCHES = {"cuda": 32, "cpu": 4}
 
 @dataclass(frozen=True)
 class Measurements:
-    """Of a step: computations, seconds until all were issued and until all were done."""
+    """The computations of a step, and the seconds until all were issued and until all were done."""
 
     num_computations: int
     issued_s: float

@@ -126,7 +126,7 @@ def _sleep_round(cycles: int, device: torch.device) -> tuple[float, float]:
 
 
 def _cycles_of(seconds: float, device: torch.device) -> int:
-    """How many cycles a kernel sleeps for so long: tried with some, after the clock has risen."""
+    """The cycles that a kernel sleeps for so long: tried with some, after the clock has risen."""
     cycles = 10_000_000
     for _ in range(3):
         began = time.perf_counter()

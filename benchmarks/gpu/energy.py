@@ -22,7 +22,7 @@ WINDOW_S = 8.0
 
 @dataclass(frozen=True)
 class Measurements:
-    """Of a window: joules by the counter, mean watts, and seconds; None where NVML tells none."""
+    """A window: its joules by the counter, mean watts, and seconds; None where NVML tells none."""
 
     energy_j: float | None
     power_w: float | None

@@ -6,13 +6,15 @@ What is out of memory synchronises the device, under receives that are open
 
 from __future__ import annotations
 
+import os
+import threading
 from dataclasses import dataclass
 
 import torch
 
 from benchmarks.gpu.exactness import NUM_MICROBATCHES
 from benchmarks.gpu.findings import Bound, Finding
-from benchmarks.gpu.ranks import RankError, on_ranks
+from benchmarks.gpu.ranks import ENDED, RankError, on_ranks
 from engine.model.data import DataSpec
 from engine.model.spec import ModelSpec
 from engine.run import device as devices
@@ -20,8 +22,9 @@ from engine.run.p2p.fabric import Fabric
 from engine.trainer import Trainer, TrainerConfig, connect
 
 SCHEDULES = ("afab", "zbv")
-LEFT_BYTES = (256 * 2**20, 128 * 2**20, 64 * 2**20)
-PATIENCE_S = 25.0
+LEFT_BYTES = (256 * 2**20, 64 * 2**20)
+PATIENCE_S = 15.0
+"""Two steps that take longer are taken to hang, and the ranks are ended."""
 OUT_OF_MEMORY = "out of memory"
 
 
@@ -57,11 +60,11 @@ def measure(device: torch.device) -> Measurements:
 def _end_of(schedule: str, left_bytes: int, device: torch.device) -> str:
     is_shared = device.type == "cpu"
     try:
-        on_ranks(
-            2, device.type, train, schedule, left_bytes, is_shared=is_shared, patience_s=PATIENCE_S
-        )
+        on_ranks(2, device.type, train, schedule, left_bytes, is_shared=is_shared)
     except RankError as error:
         text = str(error)
+        if ENDED in text:
+            return f"hangs: two steps took longer than {PATIENCE_S:.0f} s"
         return OUT_OF_MEMORY if OUT_OF_MEMORY in text else text.strip().splitlines()[-1]
     return "ended"
 
@@ -74,8 +77,12 @@ def train(fabric: Fabric, schedule: str, left_bytes: int) -> bool:
     config = TrainerConfig(ModelSpec(preset, "float32"), data, schedule, 2)
     trainer = Trainer(connect(config, fabric), fabric)
     filling = _fill(fabric.device, left_bytes)
+    watchdog = threading.Timer(PATIENCE_S, os._exit, [1])
+    watchdog.daemon = True
+    watchdog.start()
     for step in range(2):
         trainer.step(step)
+    watchdog.cancel()
     del filling
     return True
 

@@ -23,6 +23,7 @@ from engine.run.clock import clock_for
 from engine.run.p2p.fabric import Fabric
 
 PATIENCE_S = 120.0
+ENDED = "ended without an answer"
 
 
 class RankError(RuntimeError):
@@ -83,7 +84,7 @@ def _answer(rank: int, pipe: Connection) -> Any:
     try:
         failure, result = pickle.loads(pipe.recv_bytes())  # noqa: S301  # of our own process
     except EOFError:
-        raise RankError(f"rank {rank} ended without an answer") from None
+        raise RankError(f"rank {rank} {ENDED}") from None
     if failure is not None:
         raise RankError(f"rank {rank}: {failure}")
     return result

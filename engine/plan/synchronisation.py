@@ -43,13 +43,19 @@ class Place(NamedTuple):
     position: int
 
 
+_Walker = tuple[int, int]
+"""A replica and a rank of it."""
+_Spot = tuple[int, int, int]
+"""A replica, a rank and a position."""
+
+
 @dataclass(frozen=True)
 class SynchronisationHang:
     """A device-wide synchronisation that never ends."""
 
     replicas: tuple[Program, ...] = field(repr=False)
     sharing: Sharing = field(repr=False)
-    synchronising: frozenset[Place] = field(repr=False)  # all that do, on every replica or alone
+    synchronising: frozenset[_Spot] = field(repr=False)  # all that do
     replica: int
     rank: int
     position: int  # of the computation that synchronises
@@ -63,7 +69,7 @@ class SynchronisationHang:
     @cached_property
     def circle(self) -> tuple[str, ...]:
         """The waits that lead back to their beginning, each a sentence."""
-        walk = _Walk(self.replicas, self.sharing, _synchronising(self))
+        walk = _Walk(self.replicas, self.sharing, self.synchronising)
         walk.run()
         return tuple(wait.text for wait in walk.circle((self.replica, self.rank)))
 
@@ -86,7 +92,7 @@ def synchronisation_hangs(
     walk.run()
     return [
         SynchronisationHang(
-            replicas, sharing, frozenset({Place(walker[1], position)}), *walker, position, awaited
+            replicas, sharing, frozenset({(*walker, position)}), *walker, position, awaited
         )
         for walker in walk.walkers
         for position, awaited in walk.awaited_too_long(walker)
@@ -97,9 +103,8 @@ def joint_hang(
     *replicas: Program, at: Collection[Place], sharing: Sharing = Sharing.STAGE_EDGE
 ) -> SynchronisationHang | None:
     """Return the hang where all of these computations synchronise, on every replica; or None."""
-    synchronising = frozenset(at)
-    everywhere = ((d, *place) for d in range(len(replicas)) for place in synchronising)
-    walk = _Walk(replicas, sharing, frozenset(everywhere))
+    synchronising = frozenset((d, *place) for d in range(len(replicas)) for place in at)
+    walk = _Walk(replicas, sharing, synchronising)
     walk.run()
     if (stuck := walk.unfinished()) is None:
         return None
@@ -129,23 +134,13 @@ def first_computations(program: Program) -> list[Place]:
     return list(first.values())
 
 
-_Walker = tuple[int, int]
-"""A replica and a rank of it."""
 _JOINED = (Op.UNSHARD, Op.REDUCE_GRAD)
 
 
-def _synchronising(hang: SynchronisationHang) -> frozenset[tuple[int, int, int]]:
-    """Where a hang's synchronisations are: one alone on its replica, several on all of them."""
-    if len(hang.synchronising) == 1:
-        return frozenset({(hang.replica, hang.rank, hang.position)})
-    replicas = range(len(hang.replicas))
-    return frozenset((d, *place) for d in replicas for place in hang.synchronising)
-
-
 class _Wait(NamedTuple):
-    """What keeps a rank from going on."""
+    """A reason why a rank does not go on."""
 
-    place: tuple[int, int, int]  # replica, rank and position
+    place: _Spot
     is_synchronising: bool  # whether it would go on without a synchronisation
     awaited: Action
     text: str
@@ -175,7 +170,7 @@ class _Walk:
         self,
         replicas: Sequence[Program],
         sharing: Sharing,
-        synchronising: frozenset[tuple[int, int, int]],
+        synchronising: frozenset[_Spot],
     ) -> None:
         self._replicas, self._sharing, self.synchronising = replicas, sharing, synchronising
         self.walkers = [(d, r) for d, one in enumerate(replicas) for r in range(one.world_size)]
@@ -205,7 +200,7 @@ class _Walk:
                 self._pass(walker, action)
 
     def _needed(self, walker: _Walker, action: Action) -> Iterator[_Meeting]:
-        """What an action waits for."""
+        """The meetings that an action waits for."""
         if action.op not in COMPUTE_OPS:
             return
         yield from self._own(walker, action)
@@ -213,7 +208,7 @@ class _Walk:
             yield from self._open[walker].values()
 
     def _own(self, walker: _Walker, action: Action) -> Iterator[_Meeting]:
-        """What a computation waits for without a synchronisation: its message and parameters."""
+        """Those that a computation waits for in any case: its message and its parameters."""
         if (receive := incoming(action, self._replicas[walker[0]])) is not None:
             yield self._of_action[walker, receive]
         if (unshard := self._unshard.get((walker, action.stage))) is not None:
@@ -244,7 +239,7 @@ class _Walk:
     def _name(
         self, walker: _Walker, action: Action
     ) -> tuple[tuple[object, ...], tuple[object, ...], int]:
-        """What an end meets its others under, its line, and how many ends there are."""
+        """The name of an end's meeting, the end's line, and the number of ends."""
         replica, rank = walker
         if action.op in _JOINED:
             turn = self._num_on_lane[walker]
@@ -310,7 +305,7 @@ class _Walk:
         return [waits[one] for one in walkers[walkers.index(walker) :]]
 
     def _wait_of(self, walker: _Walker) -> tuple[_Wait, _Walker]:
-        """What the next action of a rank waits for, and the rank that keeps it waiting."""
+        """The wait of a rank's next action, and the rank that keeps it waiting."""
         position = self._position[walker]
         action = self._rows[walker][position]
         meeting, is_synchronising = self._first_needed(walker, action)
@@ -330,7 +325,7 @@ class _Walk:
         return _Wait((*walker, position), is_synchronising, awaited, text), other
 
     def _first_needed(self, walker: _Walker, action: Action) -> tuple[_Meeting, bool]:
-        """What an action waits for, and whether only because it synchronises: receives first."""
+        """The meeting that an action waits for, receives first; and whether only to synchronise."""
         needed = [meeting for meeting in self._needed(walker, action) if meeting.done is None]
         own = [meeting for meeting in self._own(walker, action) if meeting.done is None]
         if own:

@@ -305,7 +305,7 @@ def _num_collectives(name: str, sharding: str | None) -> int:
 
 
 def _counts_text(program: Program, lowered: Program, num_collectives: int) -> str:
-    """Say that a program is legal, with its numbers of everything."""
+    """The numbers of ranks, stages and actions of a legal program, and its peaks."""
     from ppbench.prediction import UNIT_COSTS, placement_word, predict
     from ppbench.report.timeline.terminal import peaks_text
 
@@ -363,7 +363,7 @@ MOST_NAMED = 6
 
 
 def _synchronisations_text(lowered: Program) -> str:
-    """Where device-wide synchronisations would hang a program, and what avoids that."""
+    """The places at which device-wide synchronisations hang a program, and what avoids that."""
     from engine.plan.synchronisation import (
         computations,
         first_computations,

@@ -1,4 +1,4 @@
-"""What ranks on a GPU rest on: streams, NCCL's options, and one name for one device."""
+"""Ranks on a GPU rest on streams, NCCL's options, and one name for one device."""
 
 import pytest
 import torch

@@ -57,6 +57,9 @@ def assert_exact(device: torch.device, folder: Path, transport: str, *, is_share
         assert_messages_follow_their_dependencies(parts)
 
 
+@pytest.mark.parametrize(
+    "device", [pytest.param("cpu", marks=pytest.mark.thorough), "cuda"], indirect=True
+)
 def test_ranks_that_share_a_device_are_exact(device: torch.device, tmp_path: Path) -> None:
     assert_exact(device, tmp_path, TRANSPORTS[device.type], is_shared=True)
 

@@ -226,6 +226,16 @@ def test_trying_finds_the_same_hangs_where_replicas_join():
     assert num_more > 10
 
 
+def test_one_place_on_all_replicas_has_its_circle_too():
+    for seed in range(40):
+        replicas, _ = joined_replicas(seed)
+        for place in computations(replicas[0])[:4]:
+            hang = joint_hang(*replicas, at=[place])
+            spots = [(replica, *place) for replica in range(2)]
+            assert Attempt(replicas, spots).hangs() == (hang is not None)
+            assert hang is None or hang.circle
+
+
 def test_a_hang_by_a_sum_names_the_replica_that_gives_its_own_later():
     for seed in range(120):
         for hang in synchronisation_hangs(*joined_replicas(seed)[0]):
