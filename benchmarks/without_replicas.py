@@ -55,7 +55,9 @@ def main() -> None:
         finally:
             subprocess.run([*git, "remove", "--force", tree], check=True, cwd=ROOT)
     ratios = [
-        turns.ratio(f"{regime} step, ours over before", *turns.values, MOST)
+        turns.ratio(
+            f"{regime} step, ours over before", f"{regime}, ours", f"{regime}, before", MOST
+        )
         for regime, turns in measured.items()
     ]
     figures = [figure for turns in measured.values() for figure in turns.figures()]
