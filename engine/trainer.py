@@ -14,7 +14,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -117,8 +117,7 @@ class Trainer:
         self.shards = share(self, self._shared, flight) if config.replicas > 1 else None
         _prepared(config, self.modules, len(self.partition))
         self._progress = _progress_of(flight, self.device)
-        if build is not None:
-            _rehearse_whole(self)
+        _rehearse_whole(self, build)
         self.runner: Runner = (build or _Executing)(self, self._progress or flight)
         self._optimizer = build_optimizer(config.optimizer, list(self.trained().values()))
         self._gradient_norm: Tensor | None = None
@@ -172,12 +171,10 @@ class Trainer:
         gradients are clipped their norm is known already, else this reads each of them once. Not
         collective, and no part of a step: the caller decides when it may take its time.
         """
-        was_clipped = self._own_squares is not None
-        if was_clipped and not bool(torch.isfinite(cast(Tensor, self._own_squares))):
+        squares, trained = self._own_squares, self.trained()
+        if squares is not None and not bool(torch.isfinite(squares)):
             return "gradient norm"
-        return first_not_finite(
-            self.trained(), has_gradients=not was_clipped, has_weights=has_weights
-        )
+        return first_not_finite(trained, has_gradients=squares is None, has_weights=has_weights)
 
     def measure_memory(self, step: int) -> MemoryUse:
         """The memory of one more step of training, run under the device's memory accounting."""
@@ -245,9 +242,11 @@ class Trainer:
     def close(self) -> None:
         """Give back the channels and the loader; the trainer is not used again."""
         self._data.close()
-        for part in (self.runner, self._progress, self.shards):
-            if part is not None:
-                part.close()
+        self.runner.close()
+        if self._progress is not None:
+            self._progress.close()
+        if self.shards is not None:
+            self.shards.close()
 
     def _accumulate_gradients(self, step: int, recording: Recording) -> tuple[Tensor | None, int]:
         batch = self.batch(step)
@@ -395,9 +394,9 @@ def _rehearses(trainer: Trainer) -> bool:
     return devices.is_accelerator(trainer.device) if asked is None else asked
 
 
-def _rehearse_whole(trainer: Trainer) -> None:
+def _rehearse_whole(trainer: Trainer, build: Build | None) -> None:
     """Rehearse for another runner than the engine's, whose backward torch may split by itself."""
-    if trainer.config.replicas == 1 and _rehearses(trainer):
+    if build is not None and trainer.config.replicas == 1 and _rehearses(trainer):
         stages = {index: _stage_of(trainer, index, is_whole=True) for index in trainer.modules}
         _rehearse(trainer, stages)
 
