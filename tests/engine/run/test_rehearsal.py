@@ -15,7 +15,7 @@ from engine.trainer import Trainer, TrainerConfig
 
 CHANGING = [
     *("statistics", "dropped", "averaging", "saves_its_state", "renormed", "in_place_on_ids"),
-    *("notes_aside", "cached_aside", "frozen", "spectrally_normed"),
+    *("notes_aside", "frozen", "spectrally_normed"),
 ]
 """Models whose forward draws, or changes buffers, weights, attributes or its input."""
 
