@@ -77,10 +77,8 @@ def check(
     sort: Sort = None,
 ) -> None:
     """CI gate: exits 1 on a regression, 3 on insufficient data, 4 on failed runs."""
-    from ppbench.cli.comparison import gate_text, note_aside
     from ppbench.cli.progress import LiveProgress
     from ppbench.commits.check import check as check_sides
-    from ppbench.commits.comparison import break_down
 
     view = View.of(columns, sort)
     if file is not None and file.suffix in CLAIM_ENDINGS:
@@ -104,13 +102,21 @@ def check(
             results=results,
             progress=progress,
         )
-    breakdowns = break_down(result.comparison, result.comparison.changed())
     again = _again(result, threshold, metrics, results, (launches, most))
+    _print(result, again, summary, how, view)
+    raise typer.Exit(result.exit_code)
+
+
+def _print(result: GateResult, again: str, summary: Path | None, how: Format, view: View) -> None:
+    """Print what the gate found; write it as markdown too, if there is a file for it."""
+    from ppbench.cli.comparison import gate_text, note_aside
+    from ppbench.commits.comparison import break_down
+
+    breakdowns = break_down(result.comparison, result.comparison.changed())
     note_aside(result.comparison, how)
     if summary is not None:
         _write(summary, gate_text(result, breakdowns, Format.markdown, again))
     print_text(gate_text(result, breakdowns, how, again, view), how)
-    raise typer.Exit(result.exit_code)
 
 
 def _check_claim(

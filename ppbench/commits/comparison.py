@@ -113,11 +113,8 @@ def compare_sides(
         )
         for series in shared
     ]
-    lines, of_sessions = include_drift(
-        lines_of(metrics, on_one_level(pairings, metrics), judge),
-        pairings,
-        (base.store, head.store),
-    )
+    own_lines = lines_of(metrics, on_one_level(pairings, metrics), judge)
+    lines, of_sessions = include_drift(own_lines, pairings, (base.store, head.store))
     found = [
         *base.notes,
         *head.notes,
@@ -375,6 +372,8 @@ def compare(
                 across, runs, base=base, all_pairs=all_pairs, metrics=metrics, results=results
             )
         return measure_across(question, runs, launches, max_launches, progress.say, display)
+    if base is None and launches is None and max_launches is None:
+        raise UsageError("BASE: is missing; name it, or measure both sides with --run")
     request = _Request(
         None if sweep is None else read_tracked(sweep),
         tuple(read_metrics(metrics)),
@@ -388,9 +387,7 @@ def compare(
     if launches is not None:
         names = measure_sides(request.sweep, first, head, launches, request.results, progress)
         return request.compared(*names, is_fresh=True)
-    if first is None:
-        raise UsageError("BASE: is missing; name it, or measure both sides with --run")
-    return request.compared(first, head)
+    return request.compared(str(base), head)
 
 
 @dataclass(frozen=True)

@@ -290,7 +290,7 @@ def _places(metric: Metric, pair: Pair) -> tuple[Places, Places]:
 
     A metric that nothing can disturb, such as memory, has all its launches.
     """
-    if not metric.slow_sign:
+    if not metric.can_be_disturbed:
         return np.arange(len(pair.base)), np.arange(len(pair.head))
     return _usual(pair.base, pair.base_slowdowns), _usual(pair.head, pair.head_slowdowns)
 

@@ -668,11 +668,11 @@ def test_collectives_are_exported_and_checked_by_a_policy(tmp_path):
     whole = output_of(planning.export, str(file), Path("-"), with_communication=True)
     lowered = with_collectives(lower(alone), program, NoCollectives())
     assert from_csv(whole, "all").rows == lowered.rows
-    checked = output_of(planning.check, file, sharding=SHARDING)
+    checked = output_of(planning.check, str(file), sharding=SHARDING)
     assert "32 actions, 36 collectives; deadlock-free" in checked
     assert "not checked" not in checked
     hint = "Its collectives are not checked: add --sharding POLICY"
-    assert hint in output_of(planning.check, file)
+    assert hint in output_of(planning.check, str(file))
     alone_again = output_of(planning.export, str(file), Path("-"), sharding="none")
     assert from_csv(alone_again, "alone").rows == alone.rows
 
@@ -692,7 +692,7 @@ def test_collectives_are_exported_and_checked_by_a_policy(tmp_path):
 def test_a_collective_out_of_place_is_named_with_its_place_in_the_file(tmp_path, row, words):
     file = tmp_path / "one.csv"
     file.write_text(f"{row}\n")
-    assert words in refusal(planning.check, file, sharding="zero3")
+    assert words in refusal(planning.check, str(file), sharding="zero3")
 
 
 def test_collectives_of_a_link_are_those_of_a_ring_and_may_slow_computations_down():

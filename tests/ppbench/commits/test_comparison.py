@@ -211,8 +211,9 @@ def test_a_launch_that_stands_apart_is_told_and_hides_no_stage_that_moved(store)
     assert result.lines[0].change.verdict is Verdict.slower
     (discount,) = result.lines[0].change.discounts
     assert (discount.side, discount.index) == ("head", 4)
-    (told,) = [note for note in result.notes if "outlier" in note]
-    assert told.startswith(f"run {ids[-1]} of head is an outlier, -3")
+    (note,) = [note for note in result.notes if "counts for nothing" in note]
+    assert note.startswith("launch 4 of head counts for nothing")
+    assert note.endswith(f"(run {ids[-1]})")
     (one,) = break_down(result, result.changed())
     assert moved_sentences(one.moved)[0].startswith("compute of stage 1 changed: B 12.0 -> 13.2 ms")
 
