@@ -132,15 +132,21 @@ def launched(folder: Path, text: str, num_launches: int, seed: int) -> tuple[pd.
 
 
 @contextmanager
-def burning(seed: int) -> Iterator[None]:
-    """Burn a core now and then, at random, until the block ends."""
+def burning(
+    seed: int, num_processes: int = 1, burns_s: float = BURNS_S, rests_s: float = RESTS_S
+) -> Iterator[None]:
+    """Burn so many cores now and then, at random, until the block ends."""
     over, draw = threading.Event(), random.Random(seed)
 
     def burn() -> None:
-        while not over.wait(draw.expovariate(1 / RESTS_S)):
-            with subprocess.Popen([sys.executable, "-c", _BURN]) as process:
-                over.wait(draw.expovariate(1 / BURNS_S))
+        while not over.wait(draw.expovariate(1 / rests_s)):
+            command = [sys.executable, "-c", _BURN]
+            processes = [subprocess.Popen(command) for _ in range(num_processes)]
+            over.wait(draw.expovariate(1 / burns_s))
+            for process in processes:
                 process.kill()
+            for process in processes:
+                process.wait()
 
     thread = threading.Thread(target=burn)
     thread.start()

@@ -14,12 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-import multiprocessing
 import os
-import random
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +24,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.attribution import ppbench
+from benchmarks.controls import burning
 from benchmarks.outcome import Figure, Ratio, parser, write
 from benchmarks.surroundings import read_surroundings
 from ppbench.comparison.slowdowns import in_order, slowdowns_by_run
@@ -72,7 +69,8 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         folder = settings.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if not (folder / "runs").is_dir():
-            with other_job(settings.seed):
+            cores = os.cpu_count() or 1
+            with burning(settings.seed, 2 * cores, BUSY_S, IDLE_S):
                 launch(folder, settings.launches)
         sides = sides_of(folder)
     write("disturbed", settings, surroundings, ratios(sides), figures(sides))
@@ -84,39 +82,6 @@ def launch(folder: Path, launches: int) -> None:
     file = folder / "disturbed.toml"
     file.write_text(SWEEP.replace("LAUNCHES", str(launches)))
     ppbench("sweep", str(file), "--results", str(folder), "--no-report")
-
-
-@contextlib.contextmanager
-def other_job(seed: int) -> Iterator[None]:
-    """Keep all cores busy for some seconds at a time, at random, until the block ends."""
-    over, times = threading.Event(), random.Random(seed)
-
-    def disturb() -> None:
-        while not over.wait(times.expovariate(1 / IDLE_S)):
-            end = time.monotonic() + times.expovariate(1 / BUSY_S)
-            workers = [
-                multiprocessing.get_context("spawn").Process(target=burn, args=(end,), daemon=True)
-                for _ in range(2 * (os.cpu_count() or 1))
-            ]
-            for worker in workers:
-                worker.start()
-            for worker in workers:
-                worker.join()
-
-    thread = threading.Thread(target=disturb)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
-def burn(end: float) -> None:
-    """Compute and touch memory until the monotonic clock shows `end`."""
-    values = np.ones(1 << 20)
-    while time.monotonic() < end:
-        values *= 1.0000001
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch
 
 from benchmarks.gpu.clock import sleep, wait_for
 from benchmarks.gpu.findings import Bound, Finding
+from engine.device_variables import prepare
 from engine.run.streams import MOST_EDGES, Streams
 
 NUM_STREAMS = {"cuda": MOST_EDGES, "cpu": 1}
@@ -45,7 +46,7 @@ def judge(measured: Measurements) -> list[Finding]:
 
 
 def measure(device: torch.device) -> Measurements:
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # before CUDA starts
+    prepare(os.environ)
     number = NUM_STREAMS[device.type]
     one, everything = [], []
     streams = Streams(device) if device.type != "cpu" else None

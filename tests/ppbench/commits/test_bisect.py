@@ -87,7 +87,9 @@ def test_as_data_it_has_the_commit_its_chance_and_the_commands(repository):
     assert [row["commit"] for row in found["commits"]] == shas
     assert found["commands"]["compare"].startswith(f"ppbench compare {shas[3]} {shas[4]}")
     table = asked(repository, repository[0] / "sweep.toml", Format.csv).text
-    assert table.splitlines()[0].startswith("author_date,commit,subject,num_launches,num_disturbed,status")
+    assert table.splitlines()[0].startswith(
+        "author_date,commit,subject,num_launches,num_disturbed,status"
+    )
 
 
 def test_commits_that_do_not_run_make_the_answer_a_range(repository):
