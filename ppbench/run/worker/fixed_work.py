@@ -9,7 +9,7 @@ once. Nothing of it is inside a timed step or a measured peak, and it draws no r
 A rank that trains repeats a small forward, backward and update in float32 on its own device. A rank
 that is emulated sleeps for about as long as its actions do, and touches some memory: what disturbs
 it is late waking. The tensors lie in a mapping of their own that ends with them, so that neither
-the heap nor the process's high-water mark keeps anything (on CUDA: in the caching allocator).
+the heap nor the process's high-water mark keeps anything (on an accelerator: its caching allocator).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from engine.plan.action import Op
+from engine.run import device as devices
 from engine.run.memory import process_peak_bytes, reset_process_peak
 from ppbench.analysis.reference import ReferenceTimes
 from ppbench.config.case import Case
@@ -117,7 +118,7 @@ def sleep_ms(case: Case) -> int:
 
 def work_of(case: Case, device: torch.device) -> Callable[[], None]:
     """One repetition as a function, which holds all its tensors."""
-    if device.type == "cuda":
+    if devices.is_accelerator(device):
         room = torch.full((10_500_000,), 0.01, device=device)
         return _training(room, num_rows=512, width=512, num_passes=12)
     room = torch.frombuffer(mmap.mmap(-1, BYTES), dtype=torch.float32).fill_(0.01)
@@ -156,7 +157,7 @@ def _training(room: Tensor, num_rows: int, width: int, num_passes: int) -> Calla
             torch.mm(x.t(), hidden, out=up_gradient)
             torch.mm(hidden, up.t(), out=x_gradient)
             rest.add_(1e-9)
-        if room.is_cuda:
-            torch.cuda.synchronize(room.device)
+        if devices.is_accelerator(room.device):
+            devices.wait_for_all(room.device)
 
     return work
