@@ -9,7 +9,7 @@ once. Nothing of it is inside a timed step or a measured peak, and it draws no r
 A rank that trains repeats a small forward, backward and update in float32 on its own device. A rank
 that is emulated sleeps for about as long as its actions do, and touches some memory: what disturbs
 it is late waking. The tensors lie in a mapping of their own that ends with them, so that neither
-the heap nor the process's high-water mark keeps anything (on an accelerator: its caching allocator).
+the heap nor the process's high-water mark keeps anything; on an accelerator its allocator does.
 """
 
 from __future__ import annotations
