@@ -166,7 +166,7 @@ def _by_welch(head: np.ndarray, base: np.ndarray) -> Verdict:
 
 
 def figures(sides: Sides) -> Iterator[Figure]:
-    """What the launches were like."""
+    """Figures that describe the launches."""
     measures: dict[str, Callable[[Side], float]] = {
         "deviation of the faster half, %": lambda side: 100 * _deviation(side.figures),
         "launches over 5 % slower than the median, %": lambda side: 100 * _slow(side.figures),

@@ -1,4 +1,4 @@
-"""What the code of replicas costs a pipeline without any: steps beside those of an earlier commit.
+"""Steps of a pipeline without replicas over those of an earlier commit: the cost of their code.
 
     python -m benchmarks.without_replicas [--turns 10] [--steps 300] [--before 11faf1b]
 

@@ -130,12 +130,12 @@ class Peaks:
 
 
 def allocated_bytes(device: torch.device) -> int:
-    """What tensors have now."""
+    """The bytes of tensors now."""
     return int(torch.accelerator.memory_allocated(device))
 
 
 def reserved_bytes(device: torch.device) -> int:
-    """What the allocator holds of the device now."""
+    """The bytes that the allocator holds of the device now."""
     return int(torch.accelerator.memory_reserved(device))
 
 
@@ -155,12 +155,12 @@ def peaks_of(device: torch.device) -> Peaks:
 
 
 def free_bytes(device: torch.device) -> int:
-    """What no process uses of the device."""
+    """The bytes of the device that no process uses."""
     return _memory_info(device)[0]
 
 
 def used_bytes(device: torch.device) -> int:
-    """What all processes use of the device: allocators, contexts, communicators."""
+    """The bytes that all processes use: allocators, contexts, communicators."""
     free, total = _memory_info(device)
     return total - free
 

@@ -82,7 +82,7 @@ def check(
 
     view = View.of(columns, sort)
     if file is not None and file.suffix in CLAIM_ENDINGS:
-        gate = (base, head, threshold, metrics, summary)
+        gate = (base, head, threshold, metrics, summary, most)
         measuring = ((launches or 5) if is_run or replicate else None, replicate, new_session)
         raise typer.Exit(_check_claim(file, gate, measuring, results, how, view))
     if replicate or new_session:
@@ -130,7 +130,7 @@ def _check_claim(
     """Check a claim; raises UsageError for options of the gate, as a claim has its own sides."""
     from ppbench.cli.replicating import check_claim_file
 
-    names = ("--base", "--head", "--threshold", "--metric", "--summary")
+    names = ("--base", "--head", "--threshold", "--metric", "--summary", "--max-launches")
     for name, value in zip(names, gate, strict=True):
         if value and (name, value) != ("--head", "worktree"):
             raise UsageError(f"{name}: is for the gate; a claim says itself what is compared")

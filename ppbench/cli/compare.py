@@ -116,7 +116,7 @@ def compare(
     if across is None:
         _check_has_no_axis(words, base_value, all_pairs=all_pairs)
     if replicate:
-        others = {"--run": is_run, "--output": output is not None}
+        others = {"--run": is_run, "--output": output is not None, "--max-launches": bool(most)}
         raise typer.Exit(_replicate(words, asked, files, how, view, others, new_session))
     if across is None:
         result, text = _sides(words, metrics, numbers, results, how, view, output)
@@ -164,7 +164,9 @@ def _replicate(
     from ppbench.cli.replicating import replicate_sides
 
     for option in (option for option, is_given in others.items() if is_given):
-        raise UsageError(f"--replicate: measures both sides itself; leave out {option}")
+        raise UsageError(
+            f"--replicate: measures both sides itself, --launches times each; leave out {option}"
+        )
     return replicate_sides(split_names(words), asked, files, how, view, is_forced=new_session)
 
 

@@ -113,8 +113,10 @@ class SweepRounds:
     def _lacking(self, num_launches: int) -> list[str]:
         """The cases with a disturbed launch that is to be made again."""
         lacking = []
-        for case_id, runs in self._made().groupby("case_id", sort=False):
-            disturbed = list(finder(self.store)(runs))
+        made = self._made()
+        made["is_disturbed"] = list(finder(self.store)(made))
+        for case_id, runs in made.groupby("case_id", sort=False):
+            disturbed = runs["is_disturbed"].tolist()
             is_full = len(disturbed) >= self.num_planned[str(case_id)]
             if any(disturbed) and is_full and is_lacking(disturbed, num_launches):
                 lacking.append(str(case_id))
@@ -130,11 +132,11 @@ class SweepRounds:
         """The first launches of each case, so many undisturbed ones."""
         chosen = choose_runs(names, self.store)
         runs, failed = (rows[rows["run_id"] > self.since] for rows in (chosen.runs, chosen.failed))
+        in_order = runs.sort_values("launch")
+        in_order["is_disturbed"] = list(finder(self.store)(in_order))
         first = [
-            of_case.sort_values("launch")[
-                : num_taken(list(finder(self.store)(of_case)), num_launches)
-            ]
-            for _, of_case in runs.groupby("case_id", sort=False)
+            of_case[: num_taken(of_case["is_disturbed"].tolist(), num_launches)]
+            for _, of_case in in_order.groupby("case_id", sort=False)
         ]
         kept = pd.concat([runs[:0], *first])
         return replace(chosen, runs=runs[runs["run_id"].isin(kept["run_id"])], failed=failed)

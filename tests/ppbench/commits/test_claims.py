@@ -300,7 +300,10 @@ def test_measuring_needs_the_sweep_file_and_the_tree_that_was_claimed(claim):
         checked("--run")
 
 
-@pytest.mark.parametrize("option", ["--base=HEAD", "--head=HEAD", "--threshold=3%", "--summary=a"])
+@pytest.mark.parametrize(
+    "option",
+    ["--base=HEAD", "--head=HEAD", "--threshold=3%", "--summary=a", "--max-launches=9"],
+)
 def test_options_of_the_gate_are_not_for_claims(claim, option):
     with pytest.raises(UsageError, match="is for the gate; a claim says itself what is compared"):
         checked(option)
@@ -311,6 +314,8 @@ def test_options_that_contradict_each_other_are_refused(claim, shas):
         checked("--new-session")
     with pytest.raises(UsageError, match="leave out --run"):
         compared(shas, "--replicate", "--run")
+    with pytest.raises(UsageError, match="leave out --max-launches"):
+        compared(shas, "--replicate", "--max-launches=9")
     with pytest.raises(UsageError, match=r"unknown file extension; expected \.json or \.md"):
         compared(shas, "--claim", "claim.txt")
     with pytest.raises(UsageError, match="expected the claim in JSON"):
