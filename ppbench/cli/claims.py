@@ -197,9 +197,10 @@ def _launches_table(claim: Claim) -> str:
     ]
     if not rows:
         return ""
-    fields = {name: words(name.replace("_", " ")) for name in rows[0] if name not in metrics}
-    headed = {name: words(field_of(name).heading, is_number=True) for name in metrics}
-    return render(pd.DataFrame(rows), Format.markdown, {**fields, **headed})
+    fields = {name: words(name.replace("_", " ")) for name in rows[0]}
+    recorded = {name: words(field_of(name).heading) for name in controls}
+    figures = {name: words(field_of(name).heading, is_number=True) for name in metrics}
+    return render(pd.DataFrame(rows), Format.markdown, {**fields, **recorded, **figures})
 
 
 def _control(launch: Launch, name: str) -> str:

@@ -517,3 +517,13 @@ def test_a_launch_that_does_not_count_is_named_and_in_no_noise(shas):
 def claim_at(shas: list[str]) -> Claim:
     compared(shas, "--claim", str(FILE))
     return read_claim(FILE)
+
+
+def test_what_was_recorded_beside_launches_is_headed_by_its_unit(shas):
+    facts = {"reference": "train", "reference_ns": 2_500_000.0}
+    measure(shas, around(1000.0, 5), around(950.0, 5), DAY_1, **facts)
+    table = [row for row in page_of(shas).splitlines() if row.startswith("|")]
+    header = next(row for row in table if row.startswith("| side |")).split(" | ")
+    place = header.index("reference (ms)")
+    of_launches = [row.split(" | ") for row in table if row.startswith(("| base |", "| head |"))]
+    assert [cells[place] for cells in of_launches] == ["2.500"] * 10
