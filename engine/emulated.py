@@ -6,6 +6,7 @@ Rank 0 looks at the model to know the size of every message; no rank holds weigh
 from __future__ import annotations
 
 import functools
+import time
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from engine.configuration import edges_of, lowered_of
 from engine.connection import Agreement
 from engine.flight import NO_FLIGHT, Flight
 from engine.model.data import StepBatch
+from engine.run.alignment import clock_identity, is_same
 from engine.run.collective_lane import HostLane
 from engine.run.emulation import EmulatedCollectives, EmulatedStage, Emulation, wake_on_time
 from engine.run.executor import Executor
@@ -105,7 +107,10 @@ class EmulatedTrainer:
         config = self.config
         everyone = range(self.rank, config.num_processes, config.world_size)
         group = self._fabric.group_of(tuple(everyone))
-        meet = functools.partial(dist.all_reduce, torch.zeros(1), group=group)
+        clocks: list[str | None] = [None] * config.replicas
+        dist.all_gather_object(clocks, clock_identity(), group=group)
+        is_one_clock = all(is_same(clocks[0], clock) for clock in clocks)
+        meet = functools.partial(_all_met_ns, group, is_one_clock=is_one_clock)
         return EmulatedCollectives(emulation, meet, HostLane(self.rank, self.replica, flight))
 
     def _nominal_batch(self) -> StepBatch:
@@ -118,3 +123,15 @@ class EmulatedTrainer:
         microbatches = (microbatch,) * data.num_microbatches
         num_tokens = self.config.replicas * data.num_microbatches * microbatch.numel()
         return StepBatch(microbatches, microbatches, num_tokens)
+
+
+def _all_met_ns(group: dist.ProcessGroup, *, is_one_clock: bool) -> int:
+    """Block until all ranks of the group are here; returns since when they are, on our clock.
+
+    What the message about it takes is no part of a collective's planned time. Where the ranks'
+    clocks are not one, it is: then it is the time at which this rank knows.
+    """
+    latest = torch.tensor(time.monotonic_ns())
+    dist.all_reduce(latest, dist.ReduceOp.MAX, group)
+    known_ns = time.monotonic_ns()
+    return min(int(latest), known_ns) if is_one_clock else known_ns

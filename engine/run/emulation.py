@@ -120,11 +120,14 @@ class EmulatedStage:
 class EmulatedCollectives:
     """Does a rank's collectives with the same rank of the other replicas, by sleeping.
 
-    Each begins when the replicas have met on the lane, and then takes its time.
+    Each begins when the last of the replicas is there on its lane, and then takes its time.
     """
 
-    def __init__(self, plan: Emulation, meet: Callable[[], None], lane: Lane) -> None:
-        """`meet` blocks the lane until the rank is there on all replicas."""
+    def __init__(self, plan: Emulation, meet: Callable[[], int], lane: Lane) -> None:
+        """`meet` blocks the lane until the rank is there on all replicas, and returns since when.
+
+        Its time is one of this process's monotonic clock, in nanoseconds.
+        """
         self._plan, self._meet, self._lane = plan, meet, lane
         self._unsharding: dict[int, Job] = {}
 
@@ -145,8 +148,7 @@ class EmulatedCollectives:
         self._lane.close()
 
     def _move(self, action: Action) -> None:
-        self._meet()
-        _sleep_until(time.monotonic_ns() + self._plan.collective_ns(action))
+        _sleep_until(self._meet() + self._plan.collective_ns(action))
 
 
 def _sleep_until(end_ns: int) -> None:

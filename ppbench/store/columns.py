@@ -215,7 +215,8 @@ RUNS: tuple[Column, ...] = (
     Column(
         "reference_ns",
         pa.float64(),
-        "time of the reference on the slowest rank: mean of its medians before and after the steps",
+        "time of the reference on the slowest rank: mean of those before and after the steps, each "
+        "the median of its repetitions; of emulated ranks, the fastest",
     ),
     Column(
         "reference_spread",

@@ -3,8 +3,10 @@
 from array import array
 
 import pytest
+import torch.distributed as dist
 from pipeline import config
 
+from engine import emulated
 from engine.configuration import lowered_of
 from engine.connection import agree
 from engine.emulated import EmulatedTrainer
@@ -101,6 +103,12 @@ def test_jitter_follows_from_seed_step_and_action():
     assert min(Emulation(durations, 1.0).duration_ns(action, 0) for action in actions) == 0
 
 
+def emulate_with_own_clocks(fabric, is_member, settings, emulation):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(emulated, "clock_identity", lambda: str(dist.get_rank()))
+        return emulate(fabric, is_member, settings, emulation)
+
+
 def joint_step_ns(lowered, emulation, replicas):
     by_op = emulation.durations.by_op()
     moving = [emulation.collective_ns(a) for row in joining(lowered) for a in row]
@@ -116,8 +124,14 @@ def kinds_of_actions(lowered):
     return [(action.op, action.stage) for row in lowered.actions for action in row]
 
 
-@pytest.mark.parametrize("policy", [DataParallel(), Zero2(), Zero3(2, 1), TorchWindow(1)])
-def test_replicas_meet_at_each_collective_which_then_takes_its_time(ranks, policy):
+@pytest.mark.parametrize(
+    ("policy", "run"),
+    [
+        *((policy, emulate) for policy in (DataParallel(), Zero2(), Zero3(2, 1), TorchWindow(1))),
+        (Zero2(), emulate_with_own_clocks),
+    ],
+)
+def test_replicas_meet_at_each_collective_which_then_takes_its_time(ranks, policy, run):
     settings = config("interleaved_1f1b", 2, 4, replicas=2, sharding=policy)
     lowered = lowered_of(settings)
     durations = uniform(lowered.placement, 2 * MS, 2 * MS, 2 * MS)
@@ -125,7 +139,7 @@ def test_replicas_meet_at_each_collective_which_then_takes_its_time(ranks, polic
     emulation = Emulation(
         durations, gather_ns=(3 * MS,) * stages, reduce_ns=(5 * MS,) * stages, factors=(1, 1.5)
     )
-    outcomes = ranks.run(4, emulate, settings, emulation)
+    outcomes = ranks.run(4, run, settings, emulation)
     spans = [span for results, _ in outcomes for span in results[1].spans]
     assert {(s.replica, s.rank) for s in spans} == {(d, r) for d in range(2) for r in range(2)}
     assert {result.num_tokens for results, _ in outcomes for result in results} == {2 * 4 * 16}

@@ -30,11 +30,11 @@ from ppbench.analysis.reference import ReferenceTimes
 from ppbench.config.case import Case
 from ppbench.config.programs import durations_of
 
-VERSION = 1
+VERSION = 2
 """Raised when the work changes: times of two versions do not compare."""
-SHARE = 0.025
+SHARE = 0.02
 """Share of the measured steps' time that the reference is planned to take."""
-FEWEST, MOST = 1, 100
+FEWEST, FEWEST_SLEEPS, MOST = 1, 3, 100
 """Bounds of the repetitions that are kept at each place; one before them is not."""
 SLEEPS_MS = (1, 2, 5, 10, 20)
 """Lengths of an emulated rank's sleep: it takes the longest that its forwards reach."""
@@ -77,25 +77,28 @@ class Reference:
     def times(self) -> ReferenceTimes:
         """The repetitions so far, and what they cost of the steps that the last run named."""
         share = self._cost_ns / self._steps_ns
-        return ReferenceTimes(name_of(self._case), tuple(self._places), share)
+        return ReferenceTimes(
+            name_of(self._case), tuple(self._places), share, sleeps=self._case.is_emulated
+        )
 
     def _repeat(self, budget_ns: float) -> tuple[int, ...]:
         """Repeat the work until the budget is spent; on a GPU without room for it, not at all.
 
-        The first repetition is not kept: it finds its memory and the caches cold.
+        The first repetition is not kept: it finds its memory and the caches cold. The next one is
+        expected to take as long as the longest so far.
         """
         began_ns = self._clock_ns()
         try:
             work = work_of(self._case, self._device)
         except torch.OutOfMemoryError:
             return ()
-        last_ns, times_ns = self._time(work), list[int]()
-        while len(times_ns) < FEWEST or (
-            len(times_ns) < MOST and self._clock_ns() - began_ns + last_ns < budget_ns
+        fewest = FEWEST_SLEEPS if self._case.is_emulated else FEWEST
+        times_ns = [self._time(work)]
+        while len(times_ns) <= fewest or (
+            len(times_ns) <= MOST and self._clock_ns() - began_ns + max(times_ns) < budget_ns
         ):
-            last_ns = self._time(work)
-            times_ns.append(last_ns)
-        return tuple(times_ns)
+            times_ns.append(self._time(work))
+        return tuple(times_ns[1:])
 
     def _time(self, work: Callable[[], None]) -> int:
         began_ns = self._clock_ns()

@@ -24,6 +24,14 @@ def test_a_disturbance_after_the_steps_shows_although_more_was_repeated_before()
     assert (quiet["reference_ns"], disturbed["reference_ns"]) == (10, 12)
 
 
+def test_of_ranks_that_sleep_the_fastest_repetition_counts():
+    """One sleep of three that ends late is chance; if all do, the machine is disturbed."""
+    chance = [ReferenceTimes("sleep", ((20, 10, 11), (10, 10, 30)), 0.01, sleeps=True)] * 2
+    disturbed = [ReferenceTimes("sleep", ((20, 15, 16), (15, 18, 30)), 0.01, sleeps=True)] * 2
+    assert reference_figures(chance)["reference_ns"] == 10
+    assert reference_figures(disturbed)["reference_ns"] == 15
+
+
 def test_the_spread_is_that_of_repetitions_and_not_between_places():
     assert reference_figures([rank((10, 10), (20, 20))])["reference_spread"] == 0
     figures = reference_figures([rank((8, 10, 12), (8, 10, 12))])

@@ -125,5 +125,5 @@ def test_what_reads_programs_reads_that_of_the_run(swept, command):
 @pytest.mark.parametrize(("device", "work"), [("emulated", "sleep 2 ms"), ("cpu", "train")])
 def test_the_reference_is_of_the_same_kind_as_the_work(swept, device, work):
     run = run_of(swept, device, 4)
-    assert run["reference"] == f"{work}, version 1, 2 x 1"
+    assert run["reference"] == f"{work}, version 2, 2 x 1"
     assert run["reference_ns"] >= (2_000_000 if device == "emulated" else 1)
