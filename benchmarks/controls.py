@@ -47,6 +47,7 @@ from ppbench.run.worker.fixed_work import Reference
 from ppbench.statistics.slowdowns import Control, is_disturbed, slowdowns
 from ppbench.store import Store
 
+MOST_COST = 0.03
 SLOWED, NOT_SLOWED = 0.10, 0.03
 BURNS_S, RESTS_S = 8.0, 16.0
 """Mean times for which a core is burnt, and is not."""
@@ -87,7 +88,15 @@ I_ms = 5
 W_ms = 5
 """,
 }
-_BURN = "while True: sum(range(100_000))"
+_BURN = """\
+import sys, time
+share = float(sys.argv[1])
+while True:
+    began_s = time.perf_counter()
+    sum(range(200_000))
+    time.sleep((time.perf_counter() - began_s) * (1 / share - 1))
+"""
+"""Takes this share of a core's time."""
 
 
 def main() -> None:
@@ -133,14 +142,22 @@ def launched(folder: Path, text: str, num_launches: int, seed: int) -> tuple[pd.
 
 @contextmanager
 def burning(
-    seed: int, num_processes: int = 1, burns_s: float = BURNS_S, rests_s: float = RESTS_S
+    seed: int,
+    num_processes: int = 1,
+    burns_s: float = BURNS_S,
+    rests_s: float = RESTS_S,
+    least_share: float = 1.0,
 ) -> Iterator[None]:
-    """Burn so many cores now and then, at random, until the block ends."""
+    """Burn so many cores now and then, at random, until the block ends.
+
+    Each time they burn a share of the cores' time that is drawn, `least_share` or more.
+    """
     over, draw = threading.Event(), random.Random(seed)
 
     def burn() -> None:
         while not over.wait(draw.expovariate(1 / rests_s)):
-            command = [sys.executable, "-c", _BURN]
+            share = draw.uniform(least_share, 1.0)
+            command = [sys.executable, "-c", _BURN, str(share)]
             processes = [subprocess.Popen(command) for _ in range(num_processes)]
             over.wait(draw.expovariate(1 / burns_s))
             for process in processes:
@@ -159,7 +176,7 @@ def burning(
 
 def _ratios(kind: str, runs: pd.DataFrame) -> Iterator[Ratio]:
     """The cost of the reference, and the shares of launches that were recognised."""
-    cost = Goal(at_most=0.03)
+    cost = Goal(at_most=MOST_COST)
     yield Ratio(f"{kind}: reference over measured steps", tuple(runs["reference_share"]), goal=cost)
     for name, chosen in (
         (f"slowed by {SLOWED:.0%} or more", runs["slowed"] >= SLOWED),

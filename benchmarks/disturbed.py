@@ -1,13 +1,16 @@
 """Whether verdicts hold on this machine while another job starts and stops at random.
 
-    python -m benchmarks.disturbed [--launches 150] [--seed 25] [--keep DIR]
+    python -m benchmarks.disturbed [--launches 150] [--seed 25] [--ranks emulated] [--keep DIR]
 
-Each launch runs two cases on two emulated ranks, one with stages 5 % slower than the other's. A job
-that fills all cores runs meanwhile for some seconds at a time, at times that are drawn, so that
-some launches are disturbed. Every ten launches that follow one another are two sides of five, the
-even ones and the odd ones. That gives comparisons of a case with itself, and comparisons of the two
-cases, both judged as `ppbench compare` judges them, with each launch's controls. Beside them is
-Welch's test alone, at the same level and floor: the verdicts before launches were discounted.
+Each launch runs two cases on two ranks, one of which takes 5 % longer a step. Ranks that train have
+20 microbatches in place of 19, which with the bubble is one time in twenty more; emulated ones have
+longer stages. Another job burns a core meanwhile for some seconds at a time, at times and by shares
+that are drawn, so that some launches are disturbed; beside ranks that sleep it burns all cores.
+Every ten launches that follow one another are two sides of five, the even ones and the odd ones.
+That gives comparisons of a case with itself, and comparisons of the two cases, all judged by the
+step's time as `ppbench compare` judges them, with each launch's controls. Beside them is Welch's
+test alone, at the same level and floor: the verdicts before launches were discounted. Sides of five
+that are drawn from all launches tell more than those that follow one another, but overlap.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import random
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,63 +29,96 @@ import pandas as pd
 
 from benchmarks.attribution import ppbench
 from benchmarks.controls import burning
-from benchmarks.outcome import Figure, Ratio, parser, write
+from benchmarks.outcome import Figure, Goal, Ratio, parser, write
 from benchmarks.surroundings import read_surroundings
 from ppbench.comparison.slowdowns import in_order, slowdowns_by_run
 from ppbench.display.metrics import METRICS
 from ppbench.statistics.significance import group, welch
 from ppbench.statistics.slowdowns import NOT_KNOWN, is_disturbed
-from ppbench.statistics.verdicts import FLOOR, LEVEL, SPEED, Pair, Verdict, compare
+from ppbench.statistics.verdicts import FLOOR, LEVEL, Pair, Verdict, compare
 from ppbench.store import Store
 
 A_SIDE = 5
-SLOWER = 1.05
-STAGE_MS = 4.0
-IDLE_S, BUSY_S = 14.0, 2.0
-"""Mean lengths of the times without and with the other job; both are exponential."""
-SWEEP = f"""
+STEP = "step_ns"
+NUM_DRAWN = 1000
+FALSE, FOUND = Goal(at_most=0.01), Goal(at_least=0.9)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The two cases, and the other job."""
+
+    sweep: str
+    idle_s: float  # mean lengths of the times without and with the other job, both exponential
+    busy_s: float
+    num_burnt: int  # cores
+    least_share: float  # of their time
+
+
+CASES = """
 name = "disturbed"
-device = "emulated"
+device = "{device}"
 world_size = 2
-num_microbatches = 4
 schedule = "1f1b"
-model.preset = "llama-tiny"
 data.source = "synthetic"
-measure = {{warmup_steps = 1, steps = 10, launches = LAUNCHES}}
-[grid]
-emulated.F_ms = [{STAGE_MS}, {STAGE_MS * SLOWER}]
-""" + "".join(
-    f"""
-[[override]]
-where = {{"emulated.F_ms" = {forward_ms}}}
-set = {{"emulated.I_ms" = {forward_ms}, "emulated.W_ms" = {forward_ms}}}
+measure = {{warmup_steps = 1, steps = {steps}, launches = LAUNCHES}}
 """
-    for forward_ms in (STAGE_MS, STAGE_MS * SLOWER)
+STAGE_MS = (4.0, 4.2)
+EMULATED = (
+    CASES.format(device="emulated", steps=10)
+    + f"""
+num_microbatches = 4
+model.preset = "llama-tiny"
+[grid]
+emulated.F_ms = {list(STAGE_MS)}
+"""
+    + "".join(
+        f"""
+[[override]]
+where = {{"emulated.F_ms" = {stage_ms}}}
+set = {{"emulated.I_ms" = {stage_ms}, "emulated.W_ms" = {stage_ms}}}
+"""
+        for stage_ms in STAGE_MS
+    )
 )
+TRAINED = (
+    CASES.format(device="cpu", steps=5)
+    + """
+seq_len = 32
+model.preset = "llama-8m"
+[grid]
+num_microbatches = [19, 20]
+"""
+)
+SETUPS = {
+    "trained": Setup(TRAINED, idle_s=40.0, busy_s=6.0, num_burnt=1, least_share=0.3),
+    "emulated": Setup(EMULATED, 14.0, 2.0, num_burnt=2 * (os.cpu_count() or 1), least_share=1.0),
+}
 
 
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--launches", type=int, default=150, help="at least ten")
     options.add_argument("--seed", type=int, default=25, help="of the other job's times")
+    options.add_argument("--ranks", choices=SETUPS, default="trained")
     options.add_argument("--keep", type=Path, help="a folder for the store; one there is judged")
     settings, surroundings = options.parse_args(), read_surroundings()
     with contextlib.ExitStack() as stack:
         folder = settings.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if not (folder / "runs").is_dir():
-            cores = os.cpu_count() or 1
-            with burning(settings.seed, 2 * cores, BUSY_S, IDLE_S):
-                launch(folder, settings.launches)
+            launch(folder, SETUPS[settings.ranks], settings.launches, settings.seed)
         sides = sides_of(folder)
-    write("disturbed", settings, surroundings, ratios(sides), figures(sides))
+    draw = random.Random(settings.seed)
+    write("disturbed", settings, surroundings, ratios(sides, draw), figures(sides))
 
 
-def launch(folder: Path, launches: int) -> None:
-    """Run the sweep into the folder."""
+def launch(folder: Path, setup: Setup, launches: int, seed: int) -> None:
+    """Run the sweep into the folder, beside the other job."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "disturbed.toml"
-    file.write_text(SWEEP.replace("LAUNCHES", str(launches)))
-    ppbench("sweep", str(file), "--results", str(folder), "--no-report")
+    file.write_text(setup.sweep.replace("LAUNCHES", str(launches)))
+    with burning(seed, setup.num_burnt, setup.busy_s, setup.idle_s, setup.least_share):
+        ppbench("sweep", str(file), "--results", str(folder), "--no-report")
 
 
 @dataclass(frozen=True)
@@ -104,17 +141,25 @@ class Sides:
         """Even launches of one against odd ones of the other, five of each, and the reverse."""
         size, both = 2 * A_SIDE, []
         for start in range(0, len(base.figures) - size + 1, size):
-            places = slice(start, start + size, 2), slice(start + 1, start + size, 2)
-            both += [_pair(base, head, *order) for order in (places, places[::-1])]
+            even, odd = range(start, start + size, 2), range(start + 1, start + size, 2)
+            both += [_pair(base, head, *order) for order in ((even, odd), (odd, even))]
         return both
 
+    def drawn(self, base: Side, head: Side, draw: random.Random) -> list[Pair]:
+        """Five launches of one against five others of the other, drawn many times."""
+        drawn = (draw.sample(range(len(base.figures)), 2 * A_SIDE) for _ in range(NUM_DRAWN))
+        return [_pair(base, head, ten[:A_SIDE], ten[A_SIDE:]) for ten in drawn]
 
-def _pair(base: Side, head: Side, of_base: slice, of_head: slice) -> Pair:
+
+def _pair(base: Side, head: Side, of_base: Sequence[int], of_head: Sequence[int]) -> Pair:
+    def at(values: Sequence[float], places: Sequence[int]) -> tuple[float, ...]:
+        return tuple(values[place] for place in places)
+
     return Pair(
-        base.figures[of_base],
-        head.figures[of_head],
-        base_slowdowns=base.slowdowns[of_base],
-        head_slowdowns=head.slowdowns[of_head],
+        at(base.figures, of_base),
+        at(head.figures, of_head),
+        base_slowdowns=at(base.slowdowns, of_base),
+        head_slowdowns=at(head.slowdowns, of_head),
     )
 
 
@@ -127,30 +172,47 @@ def sides_of(folder: Path) -> Sides:
     def side(rows: pd.DataFrame) -> Side:
         disturbed = [is_disturbed(slowdowns.get(run_id, NOT_KNOWN)) for run_id in rows["run_id"]]
         known = in_order(rows, slowdowns) or (math.nan,) * len(rows)
-        return Side(tuple(rows[SPEED]), known, sum(disturbed))
+        return Side(tuple(rows[STEP]), known, sum(disturbed))
 
-    is_fast = runs["planned_step_ns"] == runs["planned_step_ns"].min()
-    return Sides(side(runs[is_fast]), side(runs[~is_fast]))
+    medians_ns = runs.groupby("case_id")[STEP].transform("median")
+    is_fast = medians_ns == medians_ns.min()
+    return Sides(*(side(rows) for rows in _of_both(runs[is_fast], runs[~is_fast])))
 
 
-def ratios(sides: Sides) -> Iterator[Ratio]:
+def _of_both(*cases: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """The rows of the launches that have both cases, so that places are launches."""
+    shared = set.intersection(*(set(rows["launch"]) for rows in cases))
+    return (rows[rows["launch"].isin(shared)] for rows in cases)
+
+
+def ratios(sides: Sides, draw: random.Random) -> Iterator[Ratio]:
     """Shares of the comparisons with each verdict."""
-    alike = sides.pairs(sides.fast, sides.fast)[::2] + sides.pairs(sides.slow, sides.slow)[::2]
-    slower = sides.pairs(sides.fast, sides.slow)
+    fast, slow = sides.fast, sides.slow
+    alike = sides.pairs(fast, fast)[::2] + sides.pairs(slow, slow)[::2]
+    yield from _shares("", alike, sides.pairs(fast, slow))
+    alike = sides.drawn(fast, fast, draw) + sides.drawn(slow, slow, draw)
+    yield from _shares("drawn, ", alike, sides.drawn(fast, slow, draw))
+
+
+def _shares(start: str, alike: Sequence[Pair], slower: Sequence[Pair]) -> Iterator[Ratio]:
     for name, verdicts in (("", judged), ("Welch's test alone: ", judged_by_welch)):
         same, found = verdicts(alike), verdicts(slower)
-        yield _share(f"{name}{len(alike)} of one case, slower", same, Verdict.slower)
-        yield _share(f"{name}{len(alike)} of one case, faster", same, Verdict.faster)
-        yield _share(f"{name}{len(slower)} of two cases, slower", found, Verdict.slower)
+        false, goal = (None, None) if name else (FALSE, FOUND)
+        yield _share(f"{start}{name}{len(alike)} of one case, slower", same, Verdict.slower, false)
+        yield _share(f"{start}{name}{len(alike)} of one case, faster", same, Verdict.faster)
+        yield _share(
+            f"{start}{name}{len(slower)} of two cases, slower", found, Verdict.slower, goal
+        )
 
 
-def _share(name: str, verdicts: Sequence[Verdict], of: Verdict) -> Ratio:
-    return Ratio(name, (float(np.mean([verdict is of for verdict in verdicts])),))
+def _share(name: str, verdicts: Sequence[Verdict], of: Verdict, goal: Goal | None = None) -> Ratio:
+    share = float(np.mean([verdict is of for verdict in verdicts]))
+    return Ratio(name, (share,), goal=goal)
 
 
 def judged(pairs: Sequence[Pair]) -> list[Verdict]:
     """Verdicts as `ppbench compare` has them, each comparison on its own."""
-    return [compare(METRICS[SPEED], [pair])[0].verdict for pair in pairs]
+    return [compare(METRICS[STEP], [pair])[0].verdict for pair in pairs]
 
 
 def judged_by_welch(pairs: Sequence[Pair]) -> list[Verdict]:
@@ -162,7 +224,7 @@ def _by_welch(head: np.ndarray, base: np.ndarray) -> Verdict:
     difference = welch(group(head), group(base))
     if difference.p >= LEVEL or abs(difference.estimate) <= math.log1p(FLOOR):
         return Verdict.unclear
-    return Verdict.faster if difference.estimate > 0 else Verdict.slower
+    return Verdict.slower if difference.estimate > 0 else Verdict.faster
 
 
 def figures(sides: Sides) -> Iterator[Figure]:
@@ -177,17 +239,17 @@ def figures(sides: Sides) -> Iterator[Figure]:
     for name, measure in measures.items():
         yield Figure(name, (measure(sides.fast), measure(sides.slow)))
     medians = np.median(sides.fast.figures), np.median(sides.slow.figures)
-    yield Figure("effect, %", (100 * float(medians[0] / medians[1] - 1),))
+    yield Figure("effect, %", (100 * float(medians[1] / medians[0] - 1),))
 
 
 def _deviation(figures: Sequence[float]) -> float:
     """The standard deviation that a normal distribution with this upper half would have."""
     logs = np.log(figures)
-    return float(np.quantile(logs - np.median(logs), 0.841))
+    return float(np.quantile(np.median(logs) - logs, 0.841))
 
 
 def _slow(figures: Sequence[float]) -> float:
-    return float(np.mean(np.asarray(figures) < np.median(figures) / 1.05))
+    return float(np.mean(np.asarray(figures) > np.median(figures) * 1.05))
 
 
 if __name__ == "__main__":

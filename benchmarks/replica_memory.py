@@ -82,7 +82,7 @@ def main() -> None:
             for what, each in found.items()
         ]
     ratios = [
-        Ratio(f"{what} off by, at most", (max(off),), goal=Goal(at_most=at_most))
+        Ratio(f"{what} off by, at most", (max(off),), goal=Goal(at_most=at_most, is_exact=True))
         for what, off, at_most in (
             ("bytes kept", off_kept, MOST_OFF_KEPT),
             ("peak", off_peak, MOST_OFF_PEAK),

@@ -8,7 +8,7 @@ and the slow replica add to the plan is what the run's idle time is to name:
     exposed collective   the step with replicas alike, less that with free collectives as well
     replica skew         the step, less that with replicas alike
 
-    python -m benchmarks.replicas
+    python -m benchmarks.replicas [--rounds 3]
 
 On a quiet machine: sixteen processes sleep on few cores.
 """
@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from benchmarks.attribution import ppbench
 from benchmarks.outcome import Figure, Goal, Ratio, parser, write
@@ -58,47 +59,64 @@ CAUSES = ("bubble_collective", "bubble_skew")
 
 
 def main() -> None:
-    settings, surroundings = parser(__doc__).parse_args(), read_surroundings()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        file = folder / "replicas.toml"
-        file.write_text(SWEEP)
-        ppbench("sweep", str(file), "--results", str(folder), "--no-report")
-        listed = ppbench(
-            *("ls", "--results", str(folder), "--format", "json", "--columns", ",".join(COLUMNS))
-        )
-    steps_off, causes_off, figures = list[float](), list[float](), list[Figure]()
+    options = parser(__doc__)
+    options.add_argument("--rounds", type=int, default=3, help="launches of all nine cases")
+    settings, surroundings = options.parse_args(), read_surroundings()
+    steps_off, causes_off = list[float](), list[float]()
+    taken: dict[str, list[float]] = {}
     print("in ms, measured / planned")
     print(f"{'schedule':18} {'sharding':8} {'step':>21} {'exposed collective':>21} {'skew':>21}")
-    for run in json.loads(listed):
-        step_ms, planned_ms = run["step_ns"] / 1e6, run["planned_step_ns"] / 1e6
-        steps_off.append(abs(step_ms / planned_ms - 1))
-        name = f"{run['schedule']}, {run['sharding_policy']}"
-        figures += [
-            Figure(f"{name}, {what}", (ms,), "ms")
-            for what, ms in (("step", step_ms), ("planned", planned_ms))
-        ]
-        cells = [_cell(step_ms, planned_ms)]
-        for cause, true_ms in zip(CAUSES, _true_ms(run), strict=True):
-            named_ms = run[cause] * step_ms
-            causes_off.append(abs(named_ms / true_ms - 1))
-            cells.append(_cell(named_ms, true_ms))
-        print(f"{run['schedule']:18} {run['sharding_policy']:8} {' '.join(cells)}", flush=True)
+    for _ in range(settings.rounds):
+        runs = launched()
+        steps_off.append(max(_off(run["step_ns"] / run["planned_step_ns"]) for run in runs))
+        causes_off.append(max(max(map(_off, _named(run, taken))) for run in runs))
     ratios = [
-        Ratio(f"{what} off by, at most", (max(off),), goal=Goal(at_most=most))
+        Ratio(f"{what} off by, at most", tuple(off), goal=Goal(at_most=most))
         for what, off, most in (
             ("step", steps_off, MOST_OFF),
             ("exposed collective and replica skew", causes_off, MOST_OFF_CAUSE),
         )
     ]
+    figures = [Figure(name, tuple(values), "ms") for name, values in taken.items()]
     write("replicas", settings, surroundings, ratios, figures)
+
+
+def launched() -> list[dict[str, Any]]:
+    """The runs of one launch of all cases."""
+    with tempfile.TemporaryDirectory() as name:
+        file = Path(name) / "replicas.toml"
+        file.write_text(SWEEP)
+        ppbench("sweep", str(file), "--results", name, "--no-report")
+        listed = ppbench(
+            "ls", "--results", name, "--format", "json", "--columns", ",".join(COLUMNS)
+        )
+    runs: list[dict[str, Any]] = json.loads(listed)
+    return runs
+
+
+def _off(ratio: float) -> float:
+    return abs(ratio - 1)
+
+
+def _named(run: Mapping[str, Any], taken: dict[str, list[float]]) -> list[float]:
+    """Print and keep a run's figures; returns what is named of each cause over its true size."""
+    step_ms, planned_ms = run["step_ns"] / 1e6, run["planned_step_ns"] / 1e6
+    named_ms = [run[cause] * step_ms for cause in CAUSES]
+    pairs = [(step_ms, planned_ms), *zip(named_ms, _true_ms(run), strict=True)]
+    for what, pair in zip(("step", "exposed collective", "replica skew"), pairs, strict=True):
+        for kind, ms in zip(("measured", "planned"), pair, strict=True):
+            name = f"{run['schedule']}, {run['sharding_policy']}, {what}, {kind}"
+            taken.setdefault(name, []).append(ms)
+    cells = " ".join(_cell(*pair) for pair in pairs)
+    print(f"{run['schedule']:18} {run['sharding_policy']:8} {cells}", flush=True)
+    return [measured / planned for measured, planned in pairs[1:]]
 
 
 def _cell(measured: float, planned: float) -> str:
     return f"{measured:7.1f} /{planned:6.1f} {measured / planned:5.3f}"
 
 
-def _true_ms(run: Mapping[str, str]) -> tuple[float, float]:
+def _true_ms(run: Mapping[str, Any]) -> tuple[float, float]:
     """What collectives, and then the slow replica, add to the planned step."""
     own = Case(
         device="emulated",
