@@ -84,7 +84,7 @@ set = {{"emulated.I_ms" = {stage_ms}, "emulated.W_ms" = {stage_ms}}}
 TRAINED = (
     CASES.format(device="cpu", steps=5)
     + """
-seq_len = 32
+seq_len = 16
 model.preset = "llama-8m"
 [grid]
 num_microbatches = [19, 20]
@@ -103,6 +103,8 @@ def main() -> None:
     options.add_argument("--ranks", choices=SETUPS, default="trained")
     options.add_argument("--keep", type=Path, help="a folder for the store; one there is judged")
     settings, surroundings = options.parse_args(), read_surroundings()
+    if settings.launches < 2 * A_SIDE:
+        options.error(f"--launches {settings.launches}: expected {2 * A_SIDE} or more")
     with contextlib.ExitStack() as stack:
         folder = settings.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if not (folder / "runs").is_dir():

@@ -97,9 +97,9 @@ def bisection_text(
     """The output of `ppbench bisect`."""
     if how is Format.json:
         return json.dumps(_values(result, results), indent=2, allow_nan=False)
-    disturbed = ["num_disturbed"] if result.num_disturbed else []
+    discounted = ["num_discounted"] if result.discounted else []
     columns = [
-        *(*COMMIT_COLUMNS, "num_launches", *disturbed),
+        *(*COMMIT_COLUMNS, "num_launches", *discounted),
         *("status", result.metric, "chance"),
     ]
     table = render(result.frame, how, columns, view, ["commit", "chance"])
@@ -107,7 +107,13 @@ def bisection_text(
         return table
     case = [f"case: {', '.join(result.conditions)}"] if result.conditions else []
     commands = [f"{name}: {command}" for name, command in _commands(result, results).items()]
-    lines = [*case, *_verdict(result, good, bad), *_skipped(result), *_slowed(result), *commands]
+    lines = [
+        *case,
+        *_verdict(result, good, bad),
+        *_skipped(result),
+        *_discounted(result),
+        *commands,
+    ]
     return "\n".join([table, "", *lines])
 
 
@@ -200,18 +206,15 @@ def _skipped(result: BisectionResult) -> list[str]:
     ]
 
 
-def _slowed(result: BisectionResult) -> list[str]:
-    """Name the launches whose machine was disturbed."""
-    from ppbench.display.changes import slowdown_text
-    from ppbench.statistics.slowdowns import is_disturbed
+def _discounted(result: BisectionResult) -> list[str]:
+    """Name the launches that count for nothing, and why."""
+    from ppbench.display.changes import discount_text
 
-    slowed = [
-        (f"{target.label}, launch {launch}", row.slowdown)
-        for target, launches in zip(result.targets, result.launches, strict=True)
-        for (place, launch), row in sorted(launches.rows.items())
-        if place == 0 and is_disturbed(row.slowdown)
+    return [
+        f"discounted: {result.targets[one.commit].label}, launch {one.launch}: "
+        f"{discount_text(one.reason, one.slowdown)}"
+        for one in result.discounted
     ]
-    return [f"{name}: {slowdown_text(found)}" for name, found in slowed]
 
 
 def _why(launches: Launches) -> str:
@@ -257,6 +260,10 @@ def _values(result: BisectionResult, results: Path) -> dict[str, object]:
         "num_launches": result.num_launches,
         "num_made": result.num_made,
         "stop": str(result.stop),
+        "discounts": [
+            {"run_id": one.run_id, "launch": one.launch, "reason": str(one.reason)}
+            for one in result.discounted
+        ],
         "skipped": _commit_values([target for target, runs in commits if not runs]),
         "commits": as_records(result.frame),
         "commands": _commands(result, results),

@@ -43,14 +43,22 @@ def noise(
     from ppbench.run.sweep.progress import display_for
 
     view = View.of(columns, sort)
-    figures = ["num_launches", "deviation", "deviation_low", "deviation_high"]
+    spread = ["deviation", "deviation_low", "deviation_high"]
     display, settings = display_for(Console(stderr=True)), overrides or []
     with going_on():
         result = measure(
             file, launches=launches, overrides=settings, results=results, display=display
         )
     drifts = ["num_sessions", "drift", "drift_low", "drift_high"] if result.has_drift else []
-    shown = [*(result.axes or WORKLOAD), *figures, *drifts, "floor", "detectable_change"]
+    counts = ["num_launches", *(["num_discounted"] if result.num_discounted else [])]
+    shown = [
+        *(result.axes or WORKLOAD),
+        *counts,
+        *spread,
+        *drifts,
+        "floor",
+        "detectable_change",
+    ]
     for text in result.notes:
         note(f"note: {text}")
     print("" if result.frame.empty else render(result.frame, how, shown, view))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from pathlib import Path
 import pandas as pd
 
 from ppbench.commits.bench import SILENT, Bench, Progress, Target, commit_values, read_tracked
-from ppbench.commits.launches import Launches
+from ppbench.commits.launches import Launch, Launches
 from ppbench.comparison.known import known_of
 from ppbench.comparison.launches import fingerprint_of
 from ppbench.comparison.lines import read_metrics
@@ -41,13 +42,24 @@ from ppbench.statistics.bisection import (
     search_first_bad,
 )
 from ppbench.statistics.noise import measure_noise
-from ppbench.statistics.slowdowns import is_disturbed
+from ppbench.statistics.slowdowns import Slowdown, is_disturbed
 from ppbench.statistics.until_decided import Stop
-from ppbench.statistics.verdicts import Noise
+from ppbench.statistics.verdicts import DiscountReason, Metric, Noise
 from ppbench.store.noise import read_noise
 
 MOST_FRUITLESS = 2
 """Starts of a commit without any figure after which it counts as not running."""
+
+
+@dataclass(frozen=True)
+class Discounted:
+    """A launch that counts for nothing, since something slowed it."""
+
+    commit: int  # its place among the targets
+    launch: int
+    run_id: str
+    reason: DiscountReason
+    slowdown: Slowdown  # of its machine
 
 
 @dataclass(frozen=True, repr=False)
@@ -86,10 +98,22 @@ class BisectionResult:
         return sum(launches.num_ok(0) for launches in self.launches)
 
     @property
-    def num_disturbed(self) -> int:
-        """Those of them whose machine was disturbed."""
-        by_commit = (launches.slowdowns(0, self.metric) for launches in self.launches)
-        return sum(sum(map(is_disturbed, slowdowns)) for slowdowns in by_commit)
+    def discounted(self) -> list[Discounted]:
+        """Those of them that count for nothing, by commit and launch."""
+        return [
+            Discounted(commit, number, row.run_id, reason, row.slowdown)
+            for commit, launches in enumerate(self.launches)
+            for number, row in launches.measured(0, self.metric).items()
+            if (reason := self._reason(commit, number, launches)) is not None
+        ]
+
+    def _reason(self, commit: int, number: int, launches: Launches) -> DiscountReason | None:
+        """Why a launch does not count; None if it does."""
+        counting = _counting(launches, 0, METRICS[self.metric])
+        if number not in counting:
+            return DiscountReason.reference
+        is_apart = list(counting).index(number) in self.search.apart[commit]
+        return DiscountReason.apart if is_apart else None
 
     @property
     def candidates(self) -> list[Target]:
@@ -104,7 +128,7 @@ class BisectionResult:
     @property
     def frame(self) -> pd.DataFrame:
         """One row per commit that was measured, or tried."""
-        rows = []
+        rows, discounted = [], Counter(one.commit for one in self.discounted)
         for place, (target, launches) in enumerate(zip(self.targets, self.launches, strict=True)):
             figures = launches.figures(0, self.metric)
             failure = launches.failure(0)
@@ -113,7 +137,7 @@ class BisectionResult:
                     {
                         **commit_values(target.commit),
                         "num_launches": len(figures),
-                        "num_disturbed": sum(map(is_disturbed, launches.slowdowns(0, self.metric))),
+                        "num_discounted": discounted[place],
                         "status": failure.status if failure else "ok",
                         self.metric: statistics.median(figures) if figures else None,
                         "chance": self.search.chances[place],
@@ -264,8 +288,11 @@ class _Bisection:
         """The state of the search in a case, from its launches so far."""
         self._check_runs(0, place)
         self._check_runs(-1, place)
-        figures = [launches.figures(place, self.metric) for launches in self.launches]
-        runs = self._runs(place)
+        metric, runs = METRICS[self.metric], self._runs(place)
+        figures = [
+            [row.figures[self.metric] for row in _counting(launches, place, metric).values()]
+            for launches in self.launches
+        ]
         if ends_only:
             figures, runs = [figures[0], figures[-1]], [True, True]
         return search_first_bad(
@@ -273,8 +300,8 @@ class _Bisection:
             runs,
             self._noise(place),
             confidence=self.confidence,
-            in_points=METRICS[self.metric].in_points,
-            slow_sign=METRICS[self.metric].slow_sign,
+            in_points=metric.in_points,
+            slow_sign=metric.slow_sign,
         )
 
     def _noise(self, place: int) -> Noise | None:
@@ -335,6 +362,15 @@ class _Bisection:
             return "the ends are measured first"
         last = self.targets[search.latest].label
         return f"likeliest so far: {last} ({search.confidence:.0%})".replace("%", " %")
+
+
+def _counting(launches: Launches, case: int, metric: Metric) -> dict[int, Launch]:
+    """The launches of a case whose machine was not slow, by number; of memory all that have it."""
+    return {
+        number: row
+        for number, row in launches.measured(case, metric.name).items()
+        if not (metric.slow_sign and is_disturbed(row.slowdown))
+    }
 
 
 def _distance(search: Search) -> float:

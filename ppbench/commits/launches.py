@@ -64,13 +64,15 @@ class Launches:
 
     def figures(self, case: int, metric: str) -> tuple[float, ...]:
         """A metric of the launches of a case that are `ok`, in order."""
-        rows = (row for row in self.of_case(case) if row.status == "ok")
-        return tuple(row.figures[metric] for row in rows if metric in row.figures)
+        return tuple(row.figures[metric] for row in self.measured(case, metric).values())
 
-    def slowdowns(self, case: int, metric: str) -> tuple[Slowdown, ...]:
-        """The slowdown of the machine beside each of `figures`."""
-        rows = (row for row in self.of_case(case) if row.status == "ok")
-        return tuple(row.slowdown for row in rows if metric in row.figures)
+    def measured(self, case: int, metric: str) -> dict[int, Launch]:
+        """The launches of a case that are `ok` and have the metric, by their number, in order."""
+        return {
+            launch: row
+            for (place, launch), row in sorted(self.rows.items())
+            if place == case and row.status == "ok" and metric in row.figures
+        }
 
     def num_done(self, case: int) -> int:
         """How many launches are finished: ok, or failed for a reason of their own."""

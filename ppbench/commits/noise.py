@@ -20,7 +20,7 @@ from ppbench.comparison.sessions import BREAK
 from ppbench.comparison.slowdowns import recorded, slowdowns_by_run
 from ppbench.config.reader import read_sweep
 from ppbench.display.cases import case_text, without_not_finite
-from ppbench.display.changes import slowdown_text
+from ppbench.display.changes import discount_text
 from ppbench.display.metrics import METRICS
 from ppbench.errors import ExitCode
 from ppbench.run.machine.environment import default_device
@@ -30,8 +30,8 @@ from ppbench.run.sweep.progress import Display
 from ppbench.statistics.noise import NoiseLevel, detectable_change, measure_noise
 from ppbench.statistics.sessions import Drift
 from ppbench.statistics.significance import FEWEST_LAUNCHES
-from ppbench.statistics.slowdowns import NOT_KNOWN, is_disturbed
-from ppbench.statistics.verdicts import FLOOR, SPEED, Metric, effective_floor
+from ppbench.statistics.slowdowns import NOT_KNOWN, Slowdown, is_disturbed
+from ppbench.statistics.verdicts import FLOOR, SPEED, DiscountReason, Metric, effective_floor
 from ppbench.store import Store, check_writable
 from ppbench.store.noise import StoredNoise, write_noise
 
@@ -60,6 +60,11 @@ class NoiseResult:
         return not self.frame.empty and bool(self.frame["drift"].notna().any())
 
     @property
+    def num_discounted(self) -> int:
+        """Launches that are no part of the noise, since something slowed them."""
+        return 0 if self.frame.empty else int(self.frame["num_discounted"].sum())
+
+    @property
     def exit_code(self) -> ExitCode:
         if self.num_ok < self.num_planned:
             return ExitCode.failed_runs
@@ -85,17 +90,19 @@ def noise(
     done = run_sweep(read, store, Choice(), display, to_repeat=to_repeat)
     runs = without_not_finite(done.frame)
     good = runs[runs["status"] == "ok"]
-    rows = [
-        _store_noise(store.folder, of_case)
+    slowdowns = slowdowns_by_run(recorded(store, set(good["fingerprint"])))
+    measured = [
+        _measure(of_case, slowdowns)
         for _, of_case in good.groupby("case_id", sort=False)
         if len(of_case) >= FEWEST_LAUNCHES
     ]
+    rows = [_store_noise(store.folder, each) for each in measured]
     rows = [{**row, **_drift_values(drift_like(row, store))} for row in rows]
     remedy = sweep_command(str(sweep), settings, store.folder)
     texts = (
         (
             *cautions(good),
-            *_slowed(good, store, read.axes),
+            *_left_out(measured, slowdowns, read.axes),
             *_large_floors(rows, read.axes),
             *_unknown_drift(rows, remedy),
         )
@@ -105,14 +112,46 @@ def noise(
     return NoiseResult(pd.DataFrame(rows), tuple(read.axes), len(done.plan.items), len(good), texts)
 
 
-def _slowed(runs: pd.DataFrame, store: Store, axes: Sequence[str]) -> Iterable[str]:
-    """Name the launches whose machine was disturbed: the noise includes them."""
-    slowdowns = slowdowns_by_run(recorded(store, set(runs["fingerprint"])))
-    for row in runs.to_dict("records"):
-        slowdown = slowdowns.get(str(row["run_id"]), NOT_KNOWN)
-        if is_disturbed(slowdown):
-            why = slowdown_text(slowdown)
-            yield f"{case_text(pd.Series(row), axes)}, launch {row['launch']}: {why}"
+@dataclass(frozen=True)
+class _Measured:
+    """The noise of one case."""
+
+    runs: pd.DataFrame
+    levels: Mapping[str, NoiseLevel | None]  # by metric; None: a run lacks it
+    left_out: Mapping[str, DiscountReason]  # why launches do not count for the speed, by run
+
+
+def _measure(runs: pd.DataFrame, slowdowns: Mapping[str, Slowdown]) -> _Measured:
+    """Measure a case's noise without the launches that comparisons would discount.
+
+    Those whose machine was slow count if too few others are left.
+    """
+    is_slow = [is_disturbed(slowdowns.get(str(run_id), NOT_KNOWN)) for run_id in runs["run_id"]]
+    slow = runs[is_slow] if len(runs) - sum(is_slow) >= FEWEST_LAUNCHES else runs.iloc[:0]
+    usual = runs.drop(slow.index)
+    levels = {
+        name: _level(metric, usual if metric.slow_sign else runs)
+        for name, metric in METRICS.items()
+    }
+    speed = levels[SPEED]
+    assert speed is not None  # a run that is ok has a speed
+    (apart,) = speed.left_out
+    left_out = dict.fromkeys(map(str, slow["run_id"]), DiscountReason.reference)
+    left_out |= dict.fromkeys(map(str, usual["run_id"].iloc[list(apart)]), DiscountReason.apart)
+    return _Measured(runs, levels, left_out)
+
+
+def _left_out(
+    cases: Iterable[_Measured], slowdowns: Mapping[str, Slowdown], axes: Sequence[str]
+) -> Iterable[str]:
+    """Name the launches that are no part of the noise, and why."""
+    for each in cases:
+        for row in each.runs.to_dict("records"):
+            run_id = str(row["run_id"])
+            if reason := each.left_out.get(run_id):
+                why = discount_text(reason, slowdowns.get(run_id, NOT_KNOWN))
+                launch = f"{case_text(pd.Series(row), axes)}, launch {row['launch']}"
+                yield f"{launch} is no part of the noise: {why}"
 
 
 def _large_floors(rows: Sequence[Mapping[Hashable, Any]], axes: Sequence[str]) -> Iterable[str]:
@@ -148,10 +187,10 @@ def _unknown_drift(rows: Sequence[Mapping[Hashable, Any]], remedy: str) -> Itera
         )
 
 
-def _store_noise(results: Path, runs: pd.DataFrame) -> dict[Hashable, Any]:
+def _store_noise(results: Path, measured: _Measured) -> dict[Hashable, Any]:
     """Store the noise of one case's runs, and return its row."""
+    runs, levels = measured.runs, measured.levels
     last = runs.iloc[-1]
-    levels = {name: _level(metric, runs) for name, metric in METRICS.items()}
     known = {name: level.noise.deviation for name, level in levels.items() if level is not None}
     commit = None if pd.isna(last["commit"]) else str(last["commit"])
     when = datetime.now(UTC).isoformat(timespec="seconds")
@@ -162,6 +201,7 @@ def _store_noise(results: Path, runs: pd.DataFrame) -> dict[Hashable, Any]:
     return {
         **last,
         "num_launches": len(runs),
+        "num_discounted": len(measured.left_out),
         "deviation": speed.noise.deviation,
         "deviation_low": speed.low,
         "deviation_high": speed.high,

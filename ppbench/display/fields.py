@@ -493,11 +493,12 @@ COMPUTED: dict[str, dict[str, Field]] = {
             "commits between the first and last that are not measured",
             is_number=True,
         ),
-        "num_disturbed": number(
-            "disturbed",
+        "num_discounted": number(
+            "discounted",
             ".0f",
             direction=lower,
-            meaning="launches whose machine was slower than usual, beyond 5 % and its variation",
+            meaning="launches that count for nothing: their machine was slow, or they lie far from "
+            "the others on the slow side",
         ),
         "slowdown": number(
             "slowdown",

@@ -80,6 +80,7 @@ class Search:
     ratio: Ratio | None  # bad / good, by the ends; None for a figure in points
     difference: Ratio | None  # bad - good, of a figure in points
     between: int | None = None  # of several changes: a commit with changes before and after it
+    apart: tuple[tuple[int, ...], ...] = ()  # of each commit: places of the launches left out
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class _Question:
     runs: tuple[bool, ...]
     noise: Noise | None
     in_points: bool
+    apart: tuple[tuple[int, ...], ...]  # of each commit: places of launches that do not count
 
     @functools.cached_property
     def chances(self) -> Values:
@@ -164,16 +166,16 @@ def _question(
             "first and the last measurable"
         )
     values = tuple(additive(figures, in_points=in_points) for figures in launches)
-    if slow_sign:
-        values = _undisturbed(values, slow_sign)
-    return _Question(values, tuple(runs), noise, in_points)
+    apart = _apart(values, slow_sign) if slow_sign else ((),) * len(values)
+    kept = (np.delete(each, list(places)) for each, places in zip(values, apart, strict=True))
+    return _Question(tuple(kept), tuple(runs), noise, in_points, apart)
 
 
-def _undisturbed(launches: Sequence[Values], slow_sign: int) -> tuple[Values, ...]:
-    """The launches of each commit without those that lie apart from all around them."""
-    usual = ~disturbed_in_series(slow_sign * np.concatenate(launches))
-    parts = np.split(usual, np.cumsum([len(each) for each in launches])[:-1])
-    return tuple(each[part] for each, part in zip(launches, parts, strict=True))
+def _apart(launches: Sequence[Values], slow_sign: int) -> tuple[tuple[int, ...], ...]:
+    """The places of each commit's launches that lie apart from all around them."""
+    found = disturbed_in_series(slow_sign * np.concatenate(launches))
+    parts = np.split(found, np.cumsum([len(each) for each in launches])[:-1])
+    return tuple(tuple(np.flatnonzero(part).tolist()) for part in parts)
 
 
 def _num_at_ends(question: _Question) -> int:
@@ -312,4 +314,5 @@ def _search(
         ratio=None if ends is None or question.in_points else ratio_of_logs(ends),
         difference=None if ends is None or not question.in_points else ends.interval,
         between=between,
+        apart=question.apart,
     )

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ppbench.statistics.disturbances import without_disturbed
-from ppbench.statistics.significance import Group, additive, group, t_quantile
+from ppbench.statistics.significance import additive, group, t_quantile
 from ppbench.statistics.step_times import CONFIDENCE
 from ppbench.statistics.verdicts import FLOOR, RULE, Noise, Rule, effective_floor
 
@@ -33,6 +33,7 @@ class NoiseLevel:
     low: float
     high: float
     num_cases: int  # with at least two launches
+    left_out: tuple[tuple[int, ...], ...] = ()  # of each case: places of launches that lie apart
 
 
 def measure_noise(
@@ -46,23 +47,28 @@ def measure_noise(
     of a normal distribution's deviation, by chi-square. Raises ValueError without a case of two
     launches, and for figures that have no logarithm.
     """
-    known = [case for case in cases if len(case) > 1]
-    if not known:
+    values = [additive(case, in_points=in_points) for case in cases]
+    left_out = tuple(_apart(case, slow_sign) for case in values)
+    groups = [
+        group(np.delete(case, list(apart)))
+        for case, apart in zip(values, left_out, strict=True)
+        if len(case) > 1
+    ]
+    if not groups:
         raise ValueError(f"{len(cases)} cases; expected at least one with two launches")
-    groups = [_usual(additive(case, in_points=in_points), slow_sign) for case in known]
     freedom = sum(case.freedom for case in groups)
     squares = sum(case.squares for case in groups)
     low, high = (math.sqrt(squares / _chi_square(freedom, end)) for end in _ENDS)
     noise = Noise(math.sqrt(squares / freedom), freedom + 1)
-    return NoiseLevel(noise, low, high, len(known))
+    return NoiseLevel(noise, low, high, len(groups), left_out)
 
 
-def _usual(values: npt.NDArray[np.float64], slow_sign: int) -> Group:
-    """The launches of a case without those that something slowed."""
-    if not slow_sign:
-        return group(values)
+def _apart(values: npt.NDArray[np.float64], slow_sign: int) -> tuple[int, ...]:
+    """The places of a case's launches that something slowed, as far as their figures show."""
+    if not slow_sign or len(values) < 2:
+        return ()
     (side,) = without_disturbed([slow_sign * values])
-    return group(side.kept)
+    return tuple(sorted(side.places[side.num_kept :].tolist()))
 
 
 def detectable_change(

@@ -7,19 +7,20 @@ y2  a strip below: failed launches, and the number of unmeasured commits in betw
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
+from ppbench.display.changes import discount_text
 from ppbench.display.colors import GREEN, MEDIUM_BLUE, PURPLE, VERMILLION, translucent
 from ppbench.display.fields import field_of, figure
 from ppbench.display.units import MEBIBYTES, PERCENT, TOKENS_PER_S, counted, size_unit
 from ppbench.errors import shortened
 from ppbench.report.charts.canvas import NEUTRAL, PLAIN
 from ppbench.report.charts.panels import figure_text
-from ppbench.statistics.series import Point, Series, SeriesAnalysis, Step
-from ppbench.statistics.verdicts import Metric
+from ppbench.statistics.series import Point, Series, SeriesAnalysis, Step, discounts_of
+from ppbench.statistics.verdicts import DiscountReason, Metric
 
 HEIGHT_PX = 330
 SHORT = 9
@@ -47,6 +48,7 @@ def history_chart(analysis: SeriesAnalysis, metric: Metric) -> go.Figure:
     """
     series = analysis.series
     scale = _scale_of(metric.name, [value for point in series.points for value in point.figures])
+    discounts = discounts_of(series, metric)
     low, high = _range_of(series, metric, scale)
     chart = go.Figure(layout=_layout(analysis, scale, (low, high)))
     chart.add_traces(
@@ -54,7 +56,8 @@ def history_chart(analysis: SeriesAnalysis, metric: Metric) -> go.Figure:
             _band(analysis, scale),
             _levels(analysis, scale),
             _launches(series, scale),
-            _medians(series, metric, scale),
+            _medians(series, metric, scale, discounts),
+            _discounted(series, scale, discounts),
             _dirty(series, metric, scale),
             _failures(series),
             _gaps(series),
@@ -227,13 +230,43 @@ def _launches(series: Series, scale: _Scale) -> go.Scatter:
     )
 
 
-def _medians(series: Series, metric: Metric, scale: _Scale) -> go.Scatter:
+def _discounted(
+    series: Series, scale: _Scale, discounts: Mapping[str, DiscountReason]
+) -> go.Scatter:
+    """Return a ring around each launch that counts for no level and no change."""
+    drawn = [
+        (place, point, launch, launch.value * scale.factor)
+        for place, point in enumerate(series.points)
+        for launch in point.launches
+        if launch.run_id in discounts and launch.value is not None
+    ]
+    return _clickable(
+        [(place, point) for place, point, _, _ in drawn],
+        [value for *_, value in drawn],
+        [
+            f"{heading(point)}<br>run {launch.run_id} counts for no level and no change: "
+            f"{discount_text(discounts[launch.run_id], launch.slowdown)}"
+            for _, point, launch, _ in drawn
+        ],
+        name="discounted",
+        marker={
+            "size": 14,
+            "symbol": "circle-open",
+            "color": NEUTRAL,
+            "line": {"width": 1.5, "color": NEUTRAL},
+        },
+    )
+
+
+def _medians(
+    series: Series, metric: Metric, scale: _Scale, discounts: Mapping[str, DiscountReason]
+) -> go.Scatter:
     drawn = [(n, point) for n, point in enumerate(series.points) if point.value is not None]
     symbols = ["circle" if point.is_known else "circle-open" for _, point in drawn]
     return _clickable(
         drawn,
         [(point.value or 0.0) * scale.factor for _, point in drawn],
-        [_median_text(series, place, metric) for place, _ in drawn],
+        [_median_text(series, place, metric, discounts) for place, _ in drawn],
         name="median",
         marker={"size": 8, "color": MEDIUM_BLUE, "symbol": symbols, "line": {"width": 1}},
     )
@@ -355,10 +388,14 @@ def heading(point: Point) -> str:
     return f"{first}<br>{figure_text(subject)}" if subject else first
 
 
-def _median_text(series: Series, place: int, metric: Metric) -> str:
+def _median_text(
+    series: Series, place: int, metric: Metric, discounts: Mapping[str, DiscountReason]
+) -> str:
     point = series.points[place]
     change = difference_text(series, place, metric)
     lines = [heading(point), _figure_text(point, metric), change]
+    if num := sum(launch.run_id in discounts for launch in point.launches):
+        lines.append(f"{counted(num, 'launch')} discounted")
     if not point.is_known:
         lines.append("not in the repository: placed by its date")
     return "<br>".join(line for line in lines if line)

@@ -88,8 +88,23 @@ def test_as_data_it_has_the_commit_its_chance_and_the_commands(repository):
     assert found["commands"]["compare"].startswith(f"ppbench compare {shas[3]} {shas[4]}")
     table = asked(repository, repository[0] / "sweep.toml", Format.csv).text
     assert table.splitlines()[0].startswith(
-        "author_date,commit,subject,num_launches,num_disturbed,status"
+        "author_date,commit,subject,num_launches,num_discounted,status"
     )
+
+
+def test_a_launch_that_does_not_count_is_named_with_the_reason(repository):
+    _, shas = repository
+    figures = levels(GOOD, GOOD, GOOD, GOOD, BAD, BAD, BAD)
+    figures[2][1] = 0.7 * GOOD
+    file = measured(repository, figures)
+    outcome = asked(repository, file)
+    assert f"first bad commit: {shas[4]} " in outcome.text
+    assert (
+        f"discounted: {shas[2][:9]} Number 3, launch 1: it lies far from the others, on the slow"
+    ) in outcome.text
+    found = json.loads(asked(repository, file, Format.json).text)
+    assert [(one["launch"], one["reason"]) for one in found["discounts"]] == [(1, "apart")]
+    assert [row["num_discounted"] for row in found["commits"]] == [0, 0, 1, 0, 0, 0, 0]
 
 
 def test_commits_that_do_not_run_make_the_answer_a_range(repository):

@@ -45,6 +45,14 @@ def test_disturbed_launches_and_a_large_floor_are_noted(tmp_path, monkeypatch, s
     assert len(floors) == (spread > 1)
 
 
+def test_a_launch_that_is_no_part_of_the_noise_is_named_with_the_reason(tmp_path, monkeypatch):
+    notes = notes_of(tmp_path, [*STEADY[:-1], 0.7 * STEADY[-1]], monkeypatch)
+    (told,) = [note for note in notes if "no part of the noise" in note]
+    assert told.endswith(
+        "launch 4 is no part of the noise: it lies far from the others, on the slow side"
+    )
+
+
 def test_the_drift_between_sessions_stands_beside_the_noise_of_launches(tmp_path, monkeypatch):
     store = store_in(tmp_path)
     for day, level in ((1, 1.0), (3, 1.03), (5, 0.97)):

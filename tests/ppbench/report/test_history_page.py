@@ -20,6 +20,7 @@ from ppbench.report.pages.history import HistoryPage, render_history, write_hist
 from ppbench.report.pages.provenance import read_about
 from ppbench.report.pages.templates import render_index
 from ppbench.statistics.series import Launch, Point, Series, analyse
+from ppbench.statistics.slowdowns import NOT_KNOWN, Slowdown
 from ppbench.statistics.verdicts import Metric
 
 TOKENS = METRICS["tokens_per_s"]
@@ -194,6 +195,23 @@ def test_a_change_is_marked_with_its_size_and_the_commits_that_may_have_made_it(
     assert list(chart["change"].marker.symbol) == ["triangle-up"]
     [shade] = chart["figure"].layout.shapes
     assert (shade.x0, shade.x1) == (4.5, 5.5)
+
+
+def test_a_ring_is_around_a_launch_that_does_not_count_and_says_why() -> None:
+    levels = [1000.0 + number % 3 for number in range(12)]
+    levels[6], slowed = 700.0, {8: Slowdown(0.2)}
+    points = tuple(
+        Point(sha(n), launches=(Launch(f"r{n}", "ok", level, slowed.get(n, NOT_KNOWN)),))
+        for n, level in enumerate(levels)
+    )
+    chart = traces(history_chart(analyse(Series("c", "case", "f", points), TOKENS), TOKENS))
+    ring = chart["discounted"]
+    assert (list(ring.customdata), list(ring.y)) == ([6, 8], [levels[6], levels[8]])
+    assert "r6 counts for no level and no change: it lies far from the others" in ring.hovertext[0]
+    assert "its reference ran 20 % slower than usual" in ring.hovertext[1]
+    assert ["1 launch discounted" in text for text in chart["median"].hovertext] == [
+        n in (6, 8) for n in range(12)
+    ]
 
 
 def test_the_same_change_is_worse_where_less_is_better() -> None:

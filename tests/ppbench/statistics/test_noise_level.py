@@ -98,3 +98,5 @@ def test_disturbed_launches_are_no_noise(share):
 def test_launches_that_do_not_count_are_not_counted():
     level = measure_noise([[1.0, 1.001, 1.002, 0.999, 1.3]], slow_sign=1)
     assert level.noise.num_launches == 4
+    assert level.left_out == ((4,),)
+    assert measure_noise([[5.0], [1.0, 1.3]], slow_sign=1).left_out == ((), ())
