@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -29,7 +29,7 @@ def reference_figures(ranks: Sequence[ReferenceTimes | None]) -> dict[str, objec
     if not known or len(known) < len(ranks):
         return dict.fromkeys(("reference", "reference_ns", "reference_spread", "reference_share"))
     places = list(zip(*(rank.times_ns for rank in known), strict=True))
-    typical = min if known[0].sleeps else statistics.median
+    typical: Callable[[Sequence[int]], float] = min if known[0].sleeps else statistics.median
     slowest_ns = [max(map(typical, place)) for place in places]
     return {
         "reference": known[0].name,
