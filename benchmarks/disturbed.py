@@ -61,7 +61,7 @@ device = "{device}"
 world_size = 2
 schedule = "1f1b"
 data.source = "synthetic"
-measure = {{warmup_steps = 1, steps = {steps}, launches = LAUNCHES}}
+measure = {{warmup_steps = 1, max_warmup_steps = 2, steps = {steps}, launches = LAUNCHES}}
 """
 STAGE_MS = (4.0, 4.2)
 EMULATED = (
