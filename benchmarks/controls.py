@@ -89,14 +89,17 @@ W_ms = 5
 """,
 }
 _BURN = """\
-import sys, time
-share = float(sys.argv[1])
+import os, sys, time
+share, urgent_core = float(sys.argv[1]), int(sys.argv[2])
+if urgent_core >= 0:
+    os.sched_setaffinity(0, {urgent_core})
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
 while True:
     began_s = time.perf_counter()
     sum(range(200_000))
     time.sleep((time.perf_counter() - began_s) * (1 / share - 1))
 """
-"""Takes this share of a core's time."""
+"""Takes this share of a core's time; before all others, if a core is named."""
 
 
 def main() -> None:
@@ -146,19 +149,24 @@ def burning(
     num_processes: int = 1,
     burns_s: float = BURNS_S,
     rests_s: float = RESTS_S,
-    least_share: float = 1.0,
+    shares: tuple[float, float] = (1.0, 1.0),
+    *,
+    is_urgent: bool = False,
 ) -> Iterator[None]:
     """Burn so many cores now and then, at random, until the block ends.
 
-    Each time they burn a share of the cores' time that is drawn, `least_share` or more.
+    Each time they burn a share of the cores' time between these two. What is urgent comes before
+    all other processes, which takes the rights of root.
     """
     over, draw = threading.Event(), random.Random(seed)
 
     def burn() -> None:
         while not over.wait(draw.expovariate(1 / rests_s)):
-            share = draw.uniform(least_share, 1.0)
-            command = [sys.executable, "-c", _BURN, str(share)]
-            processes = [subprocess.Popen(command) for _ in range(num_processes)]
+            command = [sys.executable, "-c", _BURN, str(draw.uniform(*shares))]
+            processes = [
+                subprocess.Popen([*command, str(place if is_urgent else -1)])
+                for place in range(num_processes)
+            ]
             over.wait(draw.expovariate(1 / burns_s))
             for process in processes:
                 process.kill()

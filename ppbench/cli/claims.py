@@ -9,7 +9,6 @@ from pathlib import Path
 import pandas as pd
 
 from ppbench.cli.comparison import as_code, details
-from ppbench.commits.apart import ON_ONE_SESSION
 from ppbench.commits.claim_check import Judged, Recheck
 from ppbench.commits.claim_file import write_claim
 from ppbench.commits.claims import (
@@ -22,6 +21,7 @@ from ppbench.commits.claims import (
     estimate_of,
     replications_of,
 )
+from ppbench.comparison.notes import ON_ONE_SESSION
 from ppbench.comparison.sessions import BREAK
 from ppbench.display.changes import change_text, figure_text, verdict_text
 from ppbench.display.claims import claim_words, detectable_words

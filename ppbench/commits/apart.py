@@ -14,24 +14,20 @@ import pandas as pd
 
 from ppbench.comparison.launches import COLUMNS, MEASURED_ALIKE, keys_of
 from ppbench.comparison.lines import Line, Pairing, S, listed, of_keys
+from ppbench.comparison.notes import one_session
 from ppbench.comparison.sessions import (
     UNKNOWN,
     are_shared,
     drift_in,
     moments_of,
     number_sessions,
-    sessions_of,
     shares_apart,
 )
 from ppbench.display.metrics import METRICS
 from ppbench.statistics.drift import with_drift, without_drift
 from ppbench.statistics.sessions import Drift
-from ppbench.statistics.verdicts import SPEED, Metric, Verdict
+from ppbench.statistics.verdicts import SPEED, Metric
 from ppbench.store import Condition, Store
-
-ON_ONE_SESSION = "rests on one session"
-"""The beginning of the note on verdicts that were seen in one session only."""
-_DECIDED = (Verdict.faster, Verdict.slower, Verdict.same)
 
 
 @dataclass(frozen=True)
@@ -83,7 +79,7 @@ def include_drift(
     by_series = {pairing.series: _sessions(pairing) for pairing in pairings}
     apart = {series: one for series, one in by_series.items() if one.apart}
     if not apart:
-        return list(lines), list(_rests_on_one(lines, pairings))
+        return list(lines), list(one_session(lines, pairings))
     drifts = _drifts(lines, pairings, apart, list(dict.fromkeys(stores)))
     wider = [
         _wider(line, drifts.get((line.series, line.metric)), by_series, len(pairings))
@@ -180,20 +176,3 @@ def _drift_text(
             unit = "points" if metric.in_points else "%"
             size = f"{drift.deviation * 100:.2g} {unit}"
             yield f"{metric.name} {size} in {drift.num_sessions} sessions"
-
-
-def _rests_on_one(lines: Sequence[Line[S]], pairings: Sequence[Pairing[S]]) -> Iterable[str]:
-    """Name the verdicts that were seen in a single session, and when that was."""
-    decided = {line.series for line in lines if line.change.verdict in _DECIDED}
-    found = {
-        pairing.series: sessions_of(moments_of(pd.concat([pairing.base, pairing.head])))
-        for pairing in pairings
-        if pairing.series in decided
-    }
-    alone = {series: sessions[0] for series, sessions in found.items() if len(sessions) == 1}
-    if not alone:
-        return
-    days = {str(session) for session in alone.values()}
-    when = f", {days.pop()}" if len(days) == 1 else " each"
-    which = "" if len(alone) == len(found) else f" ({listed([one.text for one in alone])})"
-    yield f"{ON_ONE_SESSION}{which}{when}: what drifts between sessions is not in it"

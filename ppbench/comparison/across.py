@@ -284,6 +284,7 @@ def _notes(
         yield from notes.outliers(runs, discounted=known)
         yield from notes.discounted(lines)
         yield from notes.cautions(runs)
+        yield from notes.one_session(lines, pairings)
 
 
 def _texts_of_failed(chosen: Chosen) -> dict[str, str]:

@@ -12,7 +12,8 @@ import pandas as pd
 
 from ppbench.cautions import Caution
 from ppbench.comparison.launches import FRESH_S, keys_of
-from ppbench.comparison.lines import DiscountedLaunch, Line, listed
+from ppbench.comparison.lines import DiscountedLaunch, Line, Pairing, S, listed
+from ppbench.comparison.sessions import moments_of, sessions_of
 from ppbench.display.cases import cautions_of
 from ppbench.display.changes import discount_text, figure_text
 from ppbench.display.fields import field_of
@@ -21,7 +22,10 @@ from ppbench.statistics.significance import FEWEST_LAUNCHES
 from ppbench.statistics.step_times import is_outlier
 from ppbench.statistics.verdicts import LEVEL, SPEED, Change, Doubt, Verdict
 
+ON_ONE_SESSION = "rests on one session"
+"""The beginning of the note on verdicts that were seen in one session only."""
 _USUAL_LAUNCHES = 5
+_DECIDED = (Verdict.faster, Verdict.slower, Verdict.same)
 OUTLYING = 0.05
 """Relative distance from its side's median beyond which a launch is reported."""
 
@@ -201,6 +205,23 @@ def _is_clear_alone(change: Change) -> bool:
     else:
         return False
     return beyond > change.floor and not interval.low <= middle <= interval.high
+
+
+def one_session(lines: Sequence[Line[S]], pairings: Sequence[Pairing[S]]) -> Iterable[str]:
+    """Name the verdicts that were seen in a single session, and when that was."""
+    decided = {line.series for line in lines if line.change.verdict in _DECIDED}
+    found = {
+        pairing.series: sessions_of(moments_of(pd.concat([pairing.base, pairing.head])))
+        for pairing in pairings
+        if pairing.series in decided
+    }
+    alone = {series: sessions[0] for series, sessions in found.items() if len(sessions) == 1}
+    if not alone:
+        return
+    days = {str(session) for session in alone.values()}
+    when = f", {days.pop()}" if len(days) == 1 else " each"
+    which = "" if len(alone) == len(found) else f" ({listed([one.text for one in alone])})"
+    yield f"{ON_ONE_SESSION}{which}{when}: what drifts between sessions is not in it"
 
 
 def gap_between(base: pd.DataFrame, head: pd.DataFrame) -> str:

@@ -34,8 +34,8 @@ VERSION = 2
 """Raised when the work changes: times of two versions do not compare."""
 SHARE = 0.02
 """Share of the measured steps' time that the reference is planned to take."""
-FEWEST, FEWEST_SLEEPS, MOST = 1, 3, 100
-"""Bounds of the repetitions that are kept at each place; one before them is not."""
+FEWEST, FEWEST_SLEEPS, MOST = 1, 2, 100
+"""Bounds of the repetitions that are kept at each place."""
 SLEEPS_MS = (1, 2, 5, 10, 20)
 """Lengths of an emulated rank's sleep: it takes the longest that its forwards reach."""
 BYTES = 9_000_000
@@ -84,21 +84,22 @@ class Reference:
     def _repeat(self, budget_ns: float) -> tuple[int, ...]:
         """Repeat the work until the budget is spent; on a GPU without room for it, not at all.
 
-        The first repetition is not kept: it finds its memory and the caches cold. The next one is
-        expected to take as long as the longest so far.
+        The first repetition that computes is not kept: it finds its memory and the caches cold. The
+        next one is expected to take as long as the longest so far.
         """
         began_ns = self._clock_ns()
         try:
             work = work_of(self._case, self._device)
         except torch.OutOfMemoryError:
             return ()
-        fewest = FEWEST_SLEEPS if self._case.is_emulated else FEWEST
-        times_ns = [self._time(work)]
-        while len(times_ns) <= fewest or (
-            len(times_ns) <= MOST and self._clock_ns() - began_ns + max(times_ns) < budget_ns
+        num_cold, fewest = (0, FEWEST_SLEEPS) if self._case.is_emulated else (1, FEWEST)
+        times_ns = list[int]()
+        while len(times_ns) < num_cold + fewest or (
+            len(times_ns) < num_cold + MOST
+            and self._clock_ns() - began_ns + max(times_ns) < budget_ns
         ):
             times_ns.append(self._time(work))
-        return tuple(times_ns[1:])
+        return tuple(times_ns[num_cold:])
 
     def _time(self, work: Callable[[], None]) -> int:
         began_ns = self._clock_ns()
