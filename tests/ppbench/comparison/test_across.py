@@ -67,7 +67,8 @@ def test_each_pair_of_cases_that_differ_in_the_axis_alone_has_a_line_per_figure(
     assert verdicts(result, "bubble_fraction") == dict.fromkeys(
         ("2 ranks", "4 ranks"), Verdict.faster
     )
-    assert result.notes == ()
+    (note,) = result.notes
+    assert note.startswith("rests on one session, ")
     assert repr(result) == "<Comparison across schedule (afab, 1f1b): 3 faster, 3 same>"
     frame = result.frame
     assert list(frame["case"].unique()) == ["2 ranks", "4 ranks"]
@@ -81,7 +82,7 @@ def test_runs_that_differ_in_more_are_named_with_what_they_differ_in(store):
     add(store, replace(CASE, world_size=4), fingerprint="f9")
     add(store, replace(AFAB, world_size=4))
     notes = across(store).notes
-    assert len(notes) == 3
+    assert len(notes) == 4
     assert notes[0].startswith("not compared: zb_h1, 2 ranks, 4 microbatches, 64 tokens: ")
     assert notes[0].endswith("the nearest case with afab differs in microbatches and seq len too")
     assert "1f1b, 4 ranks" in notes[1]
@@ -112,7 +113,7 @@ def test_of_an_edited_program_file_the_newest_content_is_compared(store):
         add(store, case)
     result = across(store, "schedule", "mine")
     assert pairs(result) == ["1f1b -> csv:mine.csv"]
-    assert result.notes == ("csv:mine.csv was edited: 5 runs of its older content left out",)
+    assert result.notes[0] == "csv:mine.csv was edited: 5 runs of its older content left out"
     assert result.pairings[result.series()[0]].head["program_digest"].unique() == ["ne3"]
     edits = across(store, "program_digest", "mine", base="0ld")
     assert not any("was edited" in note for note in edits.notes)
