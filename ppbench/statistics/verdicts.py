@@ -16,8 +16,9 @@ half of all comparisons of a commit with itself. Nor is the interval a bootstrap
 launches a side, its 95 % interval holds the true ratio in 88 % of cases, Welch's in 95 %
 (`benchmarks/tracking.py` measures both).
 
-The gate alarms on `slower` only: falsely in at most 1 % of comparisons of a commit with itself,
-whatever the noise, as long as launches of both sides alternate. In either direction, 1.1 to 1.9 %
+The gate alarms on `slower` only: falsely in at most 1 % of comparisons of a commit with itself, as
+long as launches of both sides alternate, under every noise that was tried but one: where half of
+the launches, by chance, are 3 % slower than the others, it is 1.1 %. In either direction, 1.1 to 1.9 %
 of them have a false verdict where no noise was measured.
 
 Five launches say little about the spread between them. A measured noise of the machine counts as
