@@ -18,8 +18,8 @@ launches a side, its 95 % interval holds the true ratio in 88 % of cases, Welch'
 
 The gate alarms on `slower` only: falsely in at most 1 % of comparisons of a commit with itself, as
 long as launches of both sides alternate, under every noise that was tried but one: where half of
-the launches, by chance, are 3 % slower than the others, it is 1.1 %. In either direction, 1.1 to 1.9 %
-of them have a false verdict where no noise was measured.
+the launches, by chance, are 3 % slower than the others, it is 1.1 %. In either direction, 1.1 to
+1.9 % of them have a false verdict where no noise was measured.
 
 Five launches say little about the spread between them. A measured noise of the machine counts as
 that many further launches (Smyth's moderated t, 2004), so that a change of 2 % is found in more
