@@ -107,7 +107,7 @@ def test_a_case_has_the_same_peaks_alone_and_last(living, world_size):
 def test_each_run_has_a_reference_beside_its_steps_on_every_rank(living):
     store = Store(living / "results")
     runs = store.runs()
-    names = [f"train, version 1, {num_ranks} x 1" for num_ranks in runs["world_size"]]
+    names = [f"train, version 2, {num_ranks} x 1" for num_ranks in runs["world_size"]]
     assert runs["reference"].tolist() == names
     assert (runs["reference_ns"] > 0).all()
     assert (runs["reference_share"] > 0).all()
