@@ -251,7 +251,7 @@ def figures(sides: Sides) -> Iterator[Figure]:
 
 
 def _deviation(figures: Sequence[float]) -> float:
-    """The standard deviation that a normal distribution with this upper half would have."""
+    """The standard deviation that a normal distribution with this faster half would have."""
     logs = np.log(figures)
     return float(np.quantile(np.median(logs) - logs, 0.841))
 

@@ -100,20 +100,20 @@ class BisectionResult:
     @property
     def discounted(self) -> list[Discounted]:
         """Those of them that count for nothing, by commit and launch."""
-        return [
-            Discounted(commit, number, row.run_id, reason, row.slowdown)
-            for commit, launches in enumerate(self.launches)
-            for number, row in launches.measured(0, self.metric).items()
-            if (reason := self._reason(commit, number, launches)) is not None
-        ]
-
-    def _reason(self, commit: int, number: int, launches: Launches) -> DiscountReason | None:
-        """Why a launch does not count; None if it does."""
-        counting = _counting(launches, 0, METRICS[self.metric])
-        if number not in counting:
-            return DiscountReason.reference
-        is_apart = list(counting).index(number) in self.search.apart[commit]
-        return DiscountReason.apart if is_apart else None
+        result = []
+        for commit, (launches, apart) in enumerate(
+            zip(self.launches, self.search.apart, strict=True)
+        ):
+            measured = launches.measured(0, self.metric)
+            counting = list(_counting(launches, 0, METRICS[self.metric]))
+            reasons = dict.fromkeys(measured.keys() - counting, DiscountReason.reference)
+            reasons |= dict.fromkeys((counting[place] for place in apart), DiscountReason.apart)
+            result += [
+                Discounted(commit, number, row.run_id, reasons[number], row.slowdown)
+                for number, row in measured.items()
+                if number in reasons
+            ]
+        return result
 
     @property
     def candidates(self) -> list[Target]:

@@ -10,9 +10,11 @@ from repositories import commits, make_repository
 from tracked import in_one_file
 
 from ppbench.commits import bisect
+from ppbench.commits.launches import StoredLaunches
 from ppbench.display.formats import Format
 from ppbench.errors import LaunchError, UsageError
 from ppbench.run.machine.environment import read_environment
+from ppbench.statistics.slowdowns import Slowdown
 from ppbench.store import Store
 from ppbench.store.noise import StoredNoise, write_noise
 
@@ -105,6 +107,22 @@ def test_a_launch_that_does_not_count_is_named_with_the_reason(repository):
     found = json.loads(asked(repository, file, Format.json).text)
     assert [(one["launch"], one["reason"]) for one in found["discounts"]] == [(1, "apart")]
     assert [row["num_discounted"] for row in found["commits"]] == [0, 0, 1, 0, 0, 0, 0]
+
+
+def test_a_launch_on_a_slow_machine_does_not_count_whatever_its_figure(repository, monkeypatch):
+    folder, shas = repository
+    file = measured(repository, USUAL)
+    in_one_file(Store(folder / "results"))
+    runs = Store(folder / "results").runs(["commit", "run_id", "launch"])
+    (slowed,) = runs[(runs["commit"] == shas[1]) & (runs["launch"] == 2)]["run_id"]
+    slowdowns = {str(slowed): Slowdown(0.2)}
+    monkeypatch.setattr(StoredLaunches, "_slowdowns", lambda _: slowdowns)
+    outcome = asked(repository, file)
+    assert f"first bad commit: {shas[4]} " in outcome.text
+    assert (
+        f"discounted: {shas[1][:9]} Number 2, launch 2: its reference ran 20 % slower than usual"
+    ) in outcome.text
+    assert outcome.text.count("discounted: ") == 1
 
 
 def test_commits_that_do_not_run_make_the_answer_a_range(repository):

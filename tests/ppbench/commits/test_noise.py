@@ -8,6 +8,7 @@ import pytest
 from tracked import CASE, STEADY, add_launches, store_in
 
 from ppbench.commits import noise
+from ppbench.statistics.slowdowns import Slowdown
 
 SWEEP = 'name = "demo"\ndevice = "cpu"\n'
 
@@ -47,10 +48,24 @@ def test_disturbed_launches_and_a_large_floor_are_noted(tmp_path, monkeypatch, s
 
 def test_a_launch_that_is_no_part_of_the_noise_is_named_with_the_reason(tmp_path, monkeypatch):
     notes = notes_of(tmp_path, [*STEADY[:-1], 0.7 * STEADY[-1]], monkeypatch)
-    (told,) = [note for note in notes if "no part of the noise" in note]
-    assert told.endswith(
-        "launch 4 is no part of the noise: it lies far from the others, on the slow side"
-    )
+    (note,) = [text for text in notes if "no part of the noise" in text]
+    reason = "it lies far from the others, on the slow side"
+    assert note.endswith(f"launch 4 is no part of the noise: {reason}")
+
+
+@pytest.mark.parametrize(("num_slow", "num_left_out"), [(2, 2), (3, 0)])
+def test_a_slow_machine_is_no_part_of_the_noise_while_three_others_are_left(
+    tmp_path, monkeypatch, num_slow, num_left_out
+):
+    def slowdowns_by_run(runs):
+        ids = sorted(runs["run_id"])
+        return {run_id: Slowdown(0.2) for run_id in ids[:num_slow]}
+
+    monkeypatch.setattr(noise, "slowdowns_by_run", slowdowns_by_run)
+    notes = notes_of(tmp_path, STEADY, monkeypatch)
+    named = [note for note in notes if "no part of the noise" in note]
+    assert len(named) == num_left_out
+    assert all(note.endswith("its reference ran 20 % slower than usual") for note in named)
 
 
 def test_the_drift_between_sessions_stands_beside_the_noise_of_launches(tmp_path, monkeypatch):
