@@ -108,7 +108,7 @@ class Level(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """A run's slices and counters, from which both forms are written. Times are the store's, in ns.
+    """A run's slices and counters. Times are the store's, in ns.
 
     `slice_rows` has a column for each field of `Slice`, track by track in order of time;
     `level_rows` for each of `Level`, rank by rank.

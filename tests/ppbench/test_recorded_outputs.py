@@ -147,10 +147,7 @@ OTHERS: dict[str, tuple[str, list[Command]]] = {
         Command("export --format parquet --table steps -o s.parquet", ["s.parquet"]),
         Command("export --format csv --table ranks -o ranks.csv", ["ranks.csv"]),
     ]),
-    "export-for-trackers": ("history", [
-        *commands("export --format bencher", "export --format github", "export --format otava"),
-        Command("export --format otava -o otava.csv", ["otava.csv"]),
-    ]),
+    "export-for-bencher": ("history", commands("export --format bencher")),
     "timeline-in-terminal": ("swept", commands(
         "timeline last --terminal",
         f"timeline {MEASURED} --terminal --step slowest",
@@ -164,10 +161,6 @@ OTHERS: dict[str, tuple[str, list[Command]]] = {
     "trace": ("swept", [
         Command("trace last -o trace.json", ["trace.json"]),
         Command(f"trace {MEASURED} --step median -o small.json.gz", ["small.json.gz"]),
-    ]),
-    "trace-for-perfetto": ("swept", [
-        Command("trace last --perfetto -o trace.pftrace", ["trace.pftrace"]),
-        Command(f"trace {MEASURED} --perfetto --step median -o real.pftrace", ["real.pftrace"]),
     ]),
     **{
         f"figure-{name}": ("swept", [

@@ -38,7 +38,6 @@ from ppbench.errors import (
     LaunchError,
     StoreError,
     SweepInterruptedError,
-    limit_in,
     printable,
 )
 from ppbench.files import Lock
@@ -198,10 +197,8 @@ def start_workers(
 
 
 def _why_none_ended(launch: LocalLaunch, folder: Path) -> str:
-    """Describe the limit of the machine that the workers met, else the end of their log."""
+    """Return the end of the workers' log."""
     lines = launch.last_lines()
-    if limit := limit_in("\n".join(lines)):
-        return f"the workers could not be started: {limit}. All logs: {folder}"
     log = printable("\n".join([*(line[:MOST_OF_MESSAGE] for line in lines), f"All logs: {folder}"]))
     return f"the workers ended without finishing the sweep.\n{log}"
 

@@ -15,7 +15,7 @@ from ppbench.cli.explain import explain
 from ppbench.cli.report import timeline
 from ppbench.cli.runs import show
 from ppbench.errors import UsageError
-from ppbench.export.trackers import name_of
+from ppbench.export.bencher import name_of
 from ppbench.external.clocks import clocks_of
 from ppbench.external.traces import import_traces
 from ppbench.report.pages.report import report_runs

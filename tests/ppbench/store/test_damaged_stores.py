@@ -137,7 +137,6 @@ def commands(run: str, other: str, table: str, out: Path) -> list[Words]:
         ("timeline", run, "--terminal"),
         ("timeline", run, "--planned", "--terminal"),
         ("trace", run, "-o", str(out / "trace.json")),
-        ("trace", run, "--perfetto", "-o", str(out / "trace.pftrace")),
         *(("figure", name, "-o", str(out / "figure.json")) for name in figures),
         ("figure", "timeline", run, "-o", str(out / "figure.json")),
         ("figure", "levels_of_memory", run, "-o", str(out / "figure.json")),
