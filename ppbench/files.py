@@ -142,11 +142,13 @@ def write_file(path: Path, pieces: Iterable[str | bytes]) -> None:
     Raises StoreError.
     """
     with whole_file(path, "-o") as file:
+        is_zipped = path.name.endswith(GZIPPED)
         # Without a name and a time of 0, the same content would give other bytes each time.
-        zipped = gzip.GzipFile("", "wb", _LEVEL, file, mtime=0)
-        with zipped if path.name.endswith(GZIPPED) else contextlib.nullcontext(file) as target:
-            for piece in pieces:
-                target.write(piece.encode() if isinstance(piece, str) else piece)
+        target = gzip.GzipFile("", "wb", _LEVEL, file, mtime=0) if is_zipped else file
+        for piece in pieces:
+            target.write(piece.encode() if isinstance(piece, str) else piece)
+        if is_zipped:
+            target.close()
 
 
 POLL_S = 0.2
