@@ -75,8 +75,9 @@ def _exit_code_of(command: Callable[[], int], interrupts: _Interrupts) -> int:
         return ExitCode.interrupted
     except PpbenchError as error:
         cause = error.__cause__
-        has_none = isinstance(cause, OSError) and "; " not in str(error)
-        _say(f"error: {printable(str(error))}{fix_of(cause.errno) if has_none else ''}")
+        lacks_fix = "; " not in str(error)
+        fix = fix_of(cause.errno) if lacks_fix and isinstance(cause, OSError) else ""
+        _say(f"error: {printable(str(error))}{fix}")
         return error.exit_code
     except Exception as error:
         if interrupts.num_received:  # a library turned KeyboardInterrupt into another exception
