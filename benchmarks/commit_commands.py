@@ -1,20 +1,16 @@
 """Commands of this work tree and of another commit in turns: what a change costs whoever runs them.
 
-    python -m benchmarks.commit_commands COMMIT [--rounds 12] [--overheads 6] [--runs 20000]
+    python -m benchmarks.commit_commands COMMIT [--rounds 12] [--runs 20000]
 
 Both sides read the same store, run the same sweep and draw the same runs, as whole processes from
 their start to their end. The sweep is emulated and its actions take a millisecond, so that what is
 compared is the cost of a case beside its steps. A command may take at most 5 % longer.
-
-The overhead of recording is a ratio by itself, of steps with spans over steps without: here each
-side's is measured in turns, by its own `ppbench overhead`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import subprocess
 import sys
@@ -26,7 +22,7 @@ from benchmarks.commit_steps import work_tree
 from benchmarks.outcome import Goal, Ratio, parser, write
 from benchmarks.store import make_compacted
 from benchmarks.surroundings import ROOT, read_surroundings
-from benchmarks.turns import Turns, in_turns, timed_in_turns
+from benchmarks.turns import Turns, timed_in_turns
 
 MOST = Goal(at_most=1.05)
 PPBENCH = "from ppbench.cli import main; main()"
@@ -53,16 +49,12 @@ steps = 3
 schedule = ["afab", "1f1b"]
 num_microbatches = [2, 4]
 """
-OVERHEAD = ["overhead", "sweeps/1f1b_vs_afab.toml", "--rounds", "24", "--format", "json"]
-OVERHEAD += ["--set", "world_size=2", "--set", "num_microbatches=8", "--set", "seq_len=128"]
-OVERHEAD += ["--set", "schedule=1f1b"]
 
 
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("commit", help="the commit that this work tree is compared with")
     options.add_argument("--rounds", type=int, default=12)
-    options.add_argument("--overheads", type=int, default=6, help="rounds of `ppbench overhead`")
     options.add_argument("--runs", type=int, default=20_000, help="runs of the large store")
     settings, surroundings = options.parse_args(), read_surroundings()
     compared: dict[str, Turns] = {}
@@ -79,12 +71,6 @@ def main() -> None:
             }
             compared[name] = timed_in_turns(arms, settings.rounds)
             print(_ratio(name, compared[name]), flush=True)
-        overheads = {
-            f"overhead of spans, {side}": functools.partial(_overhead, tree, folder)
-            for side, tree in sides.items()
-        }
-        if settings.overheads:
-            compared["overhead of spans"] = in_turns(overheads, settings.overheads, unit="")
     ratios = [_ratio(name, turns) for name, turns in compared.items()]
     figures = [figure for turns in compared.values() for figure in turns.figures()]
     write("commit_commands", settings, surroundings, ratios, figures)
@@ -118,13 +104,6 @@ def run_command(tree: Path, folder: Path, *words: str) -> str:
         env={**os.environ, "PYTHONPATH": str(tree)},
     )
     return done.stdout
-
-
-def _overhead(tree: Path, folder: Path) -> float:
-    """Median of the steps with spans over those without, as `ppbench overhead` measures it."""
-    words = [str(tree / word) if word.startswith("sweeps/") else word for word in OVERHEAD]
-    (case,) = json.loads(run_command(tree, folder, *words))
-    return float(case["spans_ratio"])
 
 
 if __name__ == "__main__":
