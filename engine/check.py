@@ -69,8 +69,10 @@ def _compare(name: str, tiny: Tiny, fabric: Fabric) -> Check:
     with tempfile.TemporaryDirectory() as folder:
         tiny.config.save_pretrained(folder)
         model = ModelSpec(folder, dtype)
-        two_stages = {"schedule": "interleaved_1f1b", "world_size": 1, "stages_per_rank": 2}
-        trainer = Trainer(TrainerConfig(model, DATA, **two_stages), fabric)
+        config = TrainerConfig(
+            model, DATA, world_size=1, schedule="interleaved_1f1b", stages_per_rank=2
+        )
+        trainer = Trainer(config, fabric)
     try:
         loss = trainer.compute_gradients(0)
         state, gradients = _state_and_gradients(trainer)

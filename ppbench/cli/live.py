@@ -110,8 +110,7 @@ def reporting(
             text = render_report(store, runs, **facts, assets=assets, live=live)
         else:
             about = About(kind=REPORT, title=read.name)
-            facts = {"title": read.name, "command": command}
-            text = render("waiting.html", **facts, about=about, live=live)
+            text = render("waiting.html", title=read.name, command=command, about=about, live=live)
         write_page(path, text, "--reports", assets)
 
     def write_live(run_ids: Sequence[str], done: str) -> None:

@@ -27,6 +27,8 @@ preset = "llama-tiny"
 
 [emulated]
 F_ms = 20
+I_ms = 1
+W_ms = 1
 
 [measure]
 warmup_steps = 1
