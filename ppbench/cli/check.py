@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ppbench.cli.compare import CLAIM_ENDINGS
+from ppbench.cli.compare import SAVED
 from ppbench.cli.options import (
     RESULTS,
     Columns,
@@ -16,9 +16,7 @@ from ppbench.cli.options import (
     IsRun,
     Metrics,
     MostLaunches,
-    NewSession,
     NumLaunches,
-    Replicate,
     Results,
     Sort,
     check_store_of,
@@ -29,7 +27,7 @@ from ppbench.cli.options import (
 )
 from ppbench.display.formats import Format
 from ppbench.display.tables import View
-from ppbench.errors import ExitCode, UsageError
+from ppbench.errors import UsageError
 
 if TYPE_CHECKING:
     from ppbench.commits.gate import GateResult
@@ -38,8 +36,9 @@ if TYPE_CHECKING:
 HeadsSweep = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[SWEEP | CLAIM]",
-        help="Sweep file; default: that of head's runs. Or a claim (.json), to check again.",
+        metavar="[SWEEP | COMPARISON]",
+        help="Sweep file; default: that of head's runs. Or a saved comparison (.json), which is "
+        "judged anew by newer launches.",
     ),
 ]
 
@@ -68,8 +67,6 @@ def check(
     is_run: IsRun = False,
     launches: NumLaunches = None,
     most: MostLaunches = None,
-    replicate: Replicate = False,
-    new_session: NewSession = False,
     summary: Summary = None,
     results: Results = RESULTS,
     how: HowToPrint = Format.table,
@@ -81,12 +78,21 @@ def check(
     from ppbench.commits.check import check as check_sides
 
     view = View.of(columns, sort)
-    if file is not None and file.suffix in CLAIM_ENDINGS:
-        gate = (base, head, threshold, metrics, summary, most)
-        measuring = ((launches or 5) if is_run or replicate else None, replicate, new_session)
-        raise typer.Exit(_check_claim(file, gate, measuring, results, how, view))
-    if replicate or new_session:
-        raise UsageError("--replicate: measures a claim again; name its file, CLAIM.json")
+    if file is not None and file.suffix == SAVED:
+        from ppbench.cli.saved import check_saved_file
+
+        of_gate = {
+            "--base": base,
+            "--head": head != "worktree",
+            "--threshold": threshold,
+            "--metric": metrics,
+            "--summary": summary,
+            "--max-launches": most,
+        }
+        for name in (name for name, value in of_gate.items() if value):
+            raise UsageError(f"{name}: is for the gate; a comparison says itself what is compared")
+        num = (launches or 5) if is_run else None
+        raise typer.Exit(check_saved_file(file, num, results, how, view))
     largest = _share(threshold)
     check_store_of(results, [head, base or ""], measures=is_run)
     launches, most = num_and_most(launches, most, is_run=is_run)
@@ -117,24 +123,6 @@ def _print(result: GateResult, again: str, summary: Path | None, how: Format, vi
     if summary is not None:
         _write(summary, gate_text(result, breakdowns, Format.markdown, again))
     print_text(gate_text(result, breakdowns, how, again, view), how)
-
-
-def _check_claim(
-    file: Path,
-    gate: tuple[object, ...],
-    measuring: tuple[int | None, bool, bool],
-    results: Path,
-    how: Format,
-    view: View,
-) -> ExitCode:
-    """Check a claim; raises UsageError for options of the gate, as a claim has its own sides."""
-    from ppbench.cli.replicating import check_claim_file
-
-    names = ("--base", "--head", "--threshold", "--metric", "--summary", "--max-launches")
-    for name, value in zip(names, gate, strict=True):
-        if value and (name, value) != ("--head", "worktree"):
-            raise UsageError(f"{name}: is for the gate; a claim says itself what is compared")
-    return check_claim_file(file, measuring, results, how, view)
 
 
 def _again(

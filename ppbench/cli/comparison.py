@@ -16,6 +16,7 @@ import pandas as pd
 from ppbench.analysis.breakdown import Moved
 from ppbench.commits.comparison import Comparison, Series
 from ppbench.commits.gate import NOT_DECIDED, NOTHING, GatedLine, GateResult, entry_text
+from ppbench.commits.saved import identity_values, lasting_revision
 from ppbench.commits.sides import SHORT, Side
 from ppbench.comparison.across import Across, Contrast
 from ppbench.comparison.axes import key_of
@@ -484,6 +485,7 @@ def _comparison_values(
     return {
         "base": _side_values(comparison.base),
         "head": _side_values(comparison.head),
+        **identity_values(comparison),
         **_looks_values(comparison),
         "changes": _records(comparison.frame),
         "moved": [
@@ -539,6 +541,7 @@ def _side_values(side: Side) -> dict[str, object]:
         "name": side.name,
         "title": side.title,
         "commit": side.commit,
+        "revision": lasting_revision(side),
         "num_runs": len(side.runs),
         "num_failed": len(side.failed),
     }

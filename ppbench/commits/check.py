@@ -14,7 +14,6 @@ from ppbench.commits.comparison import (
     at_look,
     compare_sides,
     judge_of,
-    noise_folders,
     of_sweep,
     places_of,
 )
@@ -133,9 +132,8 @@ class _Request:
         accepted, notes = _accepted(planned, places, first, last)
         last = replace(last, notes=(*last.notes, *notes))
         limits = limits_of(planned, self.threshold, accepted, has_all=self.sweep is not None)
-        folders = noise_folders(self.results, first, last)
         compared = compare_sides(
-            *(first, last, self.shown, folders, limits.floor_of),
+            *(first, last, self.shown, limits.floor_of),
             again=self.again(planned),
             judge=judge_of(look),
         )

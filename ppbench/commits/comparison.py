@@ -38,18 +38,16 @@ from ppbench.comparison.lines import (
     of_keys,
     read_metrics,
 )
-from ppbench.comparison.slowdowns import recorded, slowdowns_by_run
+from ppbench.comparison.noise import noises_of, slowdowns_and_launches
 from ppbench.config.case import TIMES
 from ppbench.config.sweep import Sweep
 from ppbench.display.cases import case_text, varying_axes
 from ppbench.errors import UsageError
 from ppbench.run.sweep.progress import Display
 from ppbench.statistics import verdicts
-from ppbench.statistics.slowdowns import Slowdown
 from ppbench.statistics.until_decided import Look
 from ppbench.statistics.verdicts import FLOOR, SPEED, Metric
 from ppbench.store import Store
-from ppbench.store.noise import StoredNoise, read_noise
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,6 @@ def compare_sides(
     base: Side,
     head: Side,
     metrics: Sequence[Metric],
-    noise_folders: Sequence[Path],
     floor_of: FloorOf = lambda _: FLOOR,
     *,
     again: str = COMPARE,
@@ -95,19 +92,22 @@ def compare_sides(
 ) -> Comparison:
     """Compare every case that both sides have, in the order of the head's sweep.
 
-    `noise_folders` are the stores that may hold the machine's noise, and `again` is the command
-    that measures both sides; `judge` gives the verdicts. Raises StoreError.
+    `again` is the command that measures both sides; `judge` gives the verdicts. Raises StoreError.
     """
     axes, texts = _texts(base, head)
     in_order = head.runs.sort_values("position", kind="stable")
     known = set(keys_of(base.runs))
     shared = _series([key for key in dict.fromkeys(keys_of(in_order)) if key in known], texts)
-    noises, unused = _noises(noise_folders, shared, (base, head))
-    slowdowns = _slowdowns(base, head)
+    # What is usual, and the noise, are found among all runs of the sides' stores.
+    machines = {str(name) for side in (base, head) for name in side.runs["fingerprint"].dropna()}
+    slowdowns, launches = slowdowns_and_launches((base.store, head.store), machines, metrics)
+    compared = pd.concat([base.runs, head.runs])
+    keys = [series.key for series in shared]
+    noises = noises_of(keys, metrics, launches, slowdowns, compared)
     pairings = [
         dataclasses.replace(
             _pairing(series, base, head),
-            noise=noises.get(series),
+            noises=noises[series.key],
             floor=floor_of(series),
             slowdowns=slowdowns,
         )
@@ -119,7 +119,6 @@ def compare_sides(
         *base.notes,
         *head.notes,
         *_notes(base, head, shared, texts, lines),
-        *unused,
         *_few(lines, again),
         *of_sessions,
     ]
@@ -132,13 +131,6 @@ def compare_sides(
         lines=tuple(lines),
         notes=tuple(dict.fromkeys(found)),
     )
-
-
-def _slowdowns(*sides: Side) -> dict[str, Slowdown]:
-    """The slowdown of each run; what is usual is found among all runs of the sides' stores."""
-    machines = {str(name) for side in sides for name in side.runs["fingerprint"].dropna()}
-    stores = {side.store.folder: side.store for side in sides}
-    return slowdowns_by_run(*(recorded(store, machines) for store in stores.values()))
 
 
 def _series(keys: Sequence[Key], texts: Mapping[str, str]) -> list[Series]:
@@ -184,31 +176,6 @@ def _pairing(series: Series, base: Side, head: Side) -> Pairing[Series]:
 
 def of_series(runs: pd.DataFrame, series: Series) -> pd.DataFrame:
     return of_keys(runs, keys_of(runs), series.key)
-
-
-def _noises(
-    folders: Sequence[Path], shared: Sequence[Series], sides: tuple[Side, Side]
-) -> tuple[dict[Series, StoredNoise], list[str]]:
-    """Return the machine's noise, but not from launches that are compared: they would count twice.
-
-    The second value is a note on the noise that was ignored.
-    """
-    compared = {str(run_id) for side in sides for run_id in side.runs["run_id"]}
-    usable: dict[Series, StoredNoise] = {}
-    unused = []
-    for series in shared:
-        read = [read_noise(folder, series.fingerprint, series.case_id) for folder in folders]
-        stored = [noise for noise in read if noise is not None]
-        others = [n for n in stored if n.run_ids is not None and compared.isdisjoint(n.run_ids)]
-        if others:
-            usable[series] = others[0]
-        elif stored:
-            unused.append(series.text)
-    text = (
-        f"the stored noise of {listed(unused)} is ignored: it was measured from the launches "
-        "compared here, or does not say from which; measure it with others: ppbench noise SWEEP"
-    )
-    return usable, [text] if unused else []
 
 
 def break_down(comparison: Comparison, wanted: Iterable[Series]) -> list[Breakdown[Series]]:
@@ -416,9 +383,8 @@ class _Request:
         is_one = first.revision == last.revision  # two runs of a commit: no two sides to measure
         measurable = (None, None) if is_one else (first.revision, last.revision)
         again = compare_command(*measurable, sweep_file_of(first, last, sweep_file), self.results)
-        folders = noise_folders(self.results, first, last)
         judge = judge_of(look)
-        return compare_sides(first, last, self.metrics, folders, again=again, judge=judge)
+        return compare_sides(first, last, self.metrics, again=again, judge=judge)
 
 
 def _compare_until_decided(
@@ -467,8 +433,3 @@ def places_of(sweep: Sweep | None, results: Path) -> Places:
 def of_sweep(side: Side, sweep: Sweep | None) -> Side:
     """The side with the cases of a sweep only, if there is one."""
     return side if sweep is None else side.of_cases(case.case_id for case, _ in sweep.cases)
-
-
-def noise_folders(results: Path, *sides: Side) -> list[Path]:
-    """The stores in which the machine's noise may be kept, the named one first."""
-    return list(dict.fromkeys([results, *(side.store.folder for side in sides)]))

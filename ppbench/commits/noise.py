@@ -1,11 +1,10 @@
-"""Measures how much launches of one case differ on this machine, and stores it for verdicts."""
+"""Measures how much launches of one case differ on this machine."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +30,8 @@ from ppbench.statistics.noise import NoiseLevel, detectable_change, measure_nois
 from ppbench.statistics.sessions import Drift
 from ppbench.statistics.significance import FEWEST_LAUNCHES
 from ppbench.statistics.slowdowns import NOT_KNOWN, Slowdown, is_disturbed
-from ppbench.statistics.verdicts import FLOOR, SPEED, DiscountReason, Metric, effective_floor
+from ppbench.statistics.verdicts import FLOOR, SPEED, DiscountReason, effective_floor
 from ppbench.store import Store, check_writable
-from ppbench.store.noise import StoredNoise, write_noise
 
 NUM_LAUNCHES = 5
 """Launches per side assumed for the detectable change."""
@@ -41,7 +39,7 @@ NUM_LAUNCHES = 5
 
 @dataclass(frozen=True, repr=False)
 class NoiseResult:
-    """The noise of a sweep's cases, as it was stored."""
+    """The noise of a sweep's cases, as it was measured."""
 
     frame: pd.DataFrame  # a row per case: its last run, and the noise of its throughput
     axes: tuple[str, ...]  # settings in which the cases differ
@@ -79,7 +77,7 @@ def noise(
     results: Path | str = Path("results"),
     display: Display | None = None,
 ) -> NoiseResult:
-    """Launch every case of a sweep file so often, and store by how much its launches differ.
+    """Launch every case of a sweep file so often, and say by how much its launches differ.
 
     Raises what running a sweep raises.
     """
@@ -96,7 +94,7 @@ def noise(
         for _, of_case in good.groupby("case_id", sort=False)
         if len(of_case) >= FEWEST_LAUNCHES
     ]
-    rows = [_store_noise(store.folder, each) for each in measured]
+    rows = [_row(each) for each in measured]
     rows = [{**row, **_drift_values(drift_like(row, store))} for row in rows]
     remedy = sweep_command(str(sweep), settings, store.folder)
     texts = (
@@ -114,10 +112,10 @@ def noise(
 
 @dataclass(frozen=True)
 class _Measured:
-    """The noise of one case."""
+    """The noise of one case's throughput."""
 
     runs: pd.DataFrame
-    levels: Mapping[str, NoiseLevel | None]  # by metric; None: a run lacks it
+    level: NoiseLevel
     left_out: Mapping[str, DiscountReason]  # why launches do not count for the speed, by run
 
 
@@ -129,16 +127,12 @@ def _measure(runs: pd.DataFrame, slowdowns: Mapping[str, Slowdown]) -> _Measured
     is_slow = [is_disturbed(slowdowns.get(str(run_id), NOT_KNOWN)) for run_id in runs["run_id"]]
     slow = runs[is_slow] if len(runs) - sum(is_slow) >= FEWEST_LAUNCHES else runs.iloc[:0]
     usual = runs.drop(slow.index)
-    levels = {
-        name: _level(metric, usual if metric.slow_sign else runs)
-        for name, metric in METRICS.items()
-    }
-    speed = levels[SPEED]
-    assert speed is not None  # a run that is ok has a speed
-    (apart,) = speed.left_out
+    speed = METRICS[SPEED]
+    level = measure_noise([usual[SPEED].tolist()], slow_sign=speed.slow_sign)
+    (apart,) = level.left_out
     left_out = dict.fromkeys(map(str, slow["run_id"]), DiscountReason.reference)
     left_out |= dict.fromkeys(map(str, usual["run_id"].iloc[list(apart)]), DiscountReason.apart)
-    return _Measured(runs, levels, left_out)
+    return _Measured(runs, level, left_out)
 
 
 def _left_out(
@@ -187,20 +181,12 @@ def _unknown_drift(rows: Sequence[Mapping[Hashable, Any]], remedy: str) -> Itera
         )
 
 
-def _store_noise(results: Path, measured: _Measured) -> dict[Hashable, Any]:
-    """Store the noise of one case's runs, and return its row."""
-    runs, levels = measured.runs, measured.levels
-    last = runs.iloc[-1]
-    known = {name: level.noise.deviation for name, level in levels.items() if level is not None}
-    commit = None if pd.isna(last["commit"]) else str(last["commit"])
-    when = datetime.now(UTC).isoformat(timespec="seconds")
-    facts = (str(last["case_id"]), str(last["fingerprint"]), when, commit, len(runs), known)
-    write_noise(results, StoredNoise(*facts, run_ids=list(map(str, runs["run_id"]))))
-    speed = levels[SPEED]
-    assert speed is not None  # a run that is ok has a speed
+def _row(measured: _Measured) -> dict[Hashable, Any]:
+    """The last run of a case, with the noise of its runs."""
+    speed = measured.level
     return {
-        **last,
-        "num_launches": len(runs),
+        **measured.runs.iloc[-1],
+        "num_launches": len(measured.runs),
         "num_discounted": len(measured.left_out),
         "deviation": speed.noise.deviation,
         "deviation_low": speed.low,
@@ -208,11 +194,3 @@ def _store_noise(results: Path, measured: _Measured) -> dict[Hashable, Any]:
         "floor": effective_floor(FLOOR, speed.noise),
         "detectable_change": detectable_change(speed.noise, NUM_LAUNCHES),
     }
-
-
-def _level(metric: Metric, runs: pd.DataFrame) -> NoiseLevel | None:
-    """The noise of a metric; None if any run lacks it."""
-    if runs[metric.name].isna().any():
-        return None
-    launches = [runs[metric.name].tolist()]
-    return measure_noise(launches, in_points=metric.in_points, slow_sign=metric.slow_sign)

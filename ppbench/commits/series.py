@@ -49,9 +49,8 @@ from ppbench.statistics.series import (
     discounts_of,
 )
 from ppbench.statistics.slowdowns import NOT_KNOWN, Slowdown
-from ppbench.statistics.verdicts import FLOOR, DiscountReason, Metric, effective_floor
+from ppbench.statistics.verdicts import DiscountReason, Metric
 from ppbench.store import TABLES, Condition, Store, read_conditions
-from ppbench.store.noise import read_noise
 
 _NUMBERS = ("int64", "double")
 _NO_FIGURES = (
@@ -219,7 +218,6 @@ def read_history(
             _series(str(case_id), str(fingerprint), (clean, dirty), slowdowns, metric, order),
             case=texts.get(str(case_id), str(case_id)),  # its row may be damaged
             machine=machines[str(fingerprint)],
-            floor=_floor(store, str(fingerprint), str(case_id), metric),
         )
         for case_id, fingerprint in _keys(every)
     ]
@@ -341,12 +339,6 @@ def _note_machines(machines: Mapping[str, str], notes: list[str]) -> None:
             f"results of {len(machines)} fingerprints, which cannot be compared: each case has a "
             f"series for each ({listed})"
         )
-
-
-def _floor(store: Store, fingerprint: str, case_id: str, metric: Metric) -> float:
-    """The smallest change that counts: 1 %, or the stored noise of the case on the machine."""
-    stored = read_noise(store.folder, fingerprint, case_id)
-    return effective_floor(FLOOR, None if stored is None else stored.of_metric(metric.name))
 
 
 def _series(

@@ -22,8 +22,6 @@ from ppbench.statistics.significance import FEWEST_LAUNCHES
 from ppbench.statistics.step_times import is_outlier
 from ppbench.statistics.verdicts import LEVEL, SPEED, Change, Doubt, Verdict
 
-ON_ONE_SESSION = "rests on one session"
-"""The beginning of the note on verdicts that were seen in one session only."""
 _USUAL_LAUNCHES = 5
 _DECIDED = (Verdict.faster, Verdict.slower, Verdict.same)
 OUTLYING = 0.05
@@ -67,10 +65,7 @@ def outliers(runs: pd.DataFrame, of: str = "", discounted: Collection[str] = ())
 
 
 def discounted(lines: Sequence[Line[Any]]) -> Iterable[str]:
-    """Name the launches that count for less than others, and why.
-
-    A launch that counts little in several metrics is named once, with the least of its weights.
-    """
+    """Name the launches that do not count, and why; each once, whatever the number of metrics."""
     num_series = len({line.series for line in lines})
     launches: dict[tuple[Any, str, str], list[tuple[DiscountedLaunch, Line[Any]]]] = {}
     for line in lines:
@@ -82,16 +77,12 @@ def discounted(lines: Sequence[Line[Any]]) -> Iterable[str]:
         num_metrics = sum(line.series == series for line in lines)
         of = [field_of(line.metric.name).label for _, line in parts]
         metrics = "" if len(parts) == num_metrics else f" in {', '.join(of)}"
-        launch = min((launch for launch, _ in parts), key=lambda launch: launch.weight)
-        yield f"{where}{_discount_sentence(launch, metrics)}"
-
-
-def _discount_sentence(launch: DiscountedLaunch, metrics: str) -> str:
-    """`launch 3 of base counts little (10 %): its reference ran 18 % slower than usual (run …)`."""
-    little = f"little{metrics} ({launch.weight:.0%})".replace("%", " %")
-    much = little if launch.weight else f"nothing{metrics}"
-    why = discount_text(launch.reason, launch.slowdown)
-    return f"launch {launch.launch} of {launch.side} counts for {much}: {why} (run {launch.run_id})"
+        launch, _ = parts[0]
+        why = discount_text(launch.reason, launch.slowdown)
+        yield (
+            f"{where}launch {launch.launch} of {launch.side} counts for nothing{metrics}: {why} "
+            f"(run {launch.run_id})"
+        )
 
 
 def cautions(runs: pd.DataFrame) -> Iterable[str]:
@@ -221,7 +212,7 @@ def one_session(lines: Sequence[Line[S]], pairings: Sequence[Pairing[S]]) -> Ite
     days = {str(session) for session in alone.values()}
     when = f", {days.pop()}" if len(days) == 1 else " each"
     which = "" if len(alone) == len(found) else f" ({listed([one.text for one in alone])})"
-    yield f"{ON_ONE_SESSION}{which}{when}: what drifts between sessions is not in it"
+    yield f"rests on one session{which}{when}: what drifts between sessions is not in it"
 
 
 def gap_between(base: pd.DataFrame, head: pd.DataFrame) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 
 import pandas as pd
 
@@ -34,9 +34,15 @@ def slowdowns_by_run(*tables: pd.DataFrame) -> dict[str, Slowdown]:
     return dict(zip(map(str, runs["run_id"]), by_place, strict=True))
 
 
-def recorded(store: Store, fingerprints: Collection[str] | None = None) -> pd.DataFrame:
-    """The runs of these machines in a store, or of all, with what shows how each was slowed."""
-    runs = store.runs(["run_id", "status", "case_id", "fingerprint", *CONTROLS])
+def recorded(
+    store: Store, fingerprints: Collection[str] | None = None, columns: Iterable[str] = ()
+) -> pd.DataFrame:
+    """The runs of these machines in a store, or of all, with what shows how each was slowed.
+
+    `columns` are read too.
+    """
+    needed = ["run_id", "status", "case_id", "fingerprint", *CONTROLS, *columns]
+    runs = store.runs(list(dict.fromkeys(needed)))
     return runs if fingerprints is None else runs[runs["fingerprint"].isin(set(fingerprints))]
 
 
