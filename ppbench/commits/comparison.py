@@ -9,7 +9,7 @@ Sides are given by name, and can be measured first.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -106,7 +106,7 @@ def compare_sides(
     noises = noises_of(keys, metrics, launches, slowdowns, compared)
     pairings = [
         dataclasses.replace(
-            _pairing(series, base, head),
+            Pairing(series, of_series(base.runs, series), of_series(head.runs, series)),
             noises=noises[series.key],
             floor=floor_of(series),
             slowdowns=slowdowns,
@@ -115,11 +115,14 @@ def compare_sides(
     ]
     own_lines = lines_of(metrics, on_one_level(pairings, metrics), judge)
     lines, of_sessions = include_drift(own_lines, pairings, (base.store, head.store))
+    remedy = f"measure more with: {again} --launches {notes.launches_wanted(lines)}"
     found = [
         *base.notes,
         *head.notes,
         *_notes(base, head, shared, texts, lines),
-        *_few(lines, again),
+        *notes.too_few(lines, (" at base", " at head"), remedy),
+        *notes.opposed(lines),
+        *notes.undecided(lines, remedy),
         *of_sessions,
     ]
     return Comparison(
@@ -170,10 +173,6 @@ def _texts(base: Side, head: Side) -> tuple[tuple[str, ...], dict[str, str]]:
     return axes, {str(row["case_id"]): case_text(row, axes) for _, row in cases.iterrows()}
 
 
-def _pairing(series: Series, base: Side, head: Side) -> Pairing[Series]:
-    return Pairing(series, of_series(base.runs, series), of_series(head.runs, series))
-
-
 def of_series(runs: pd.DataFrame, series: Series) -> pd.DataFrame:
     return of_keys(runs, keys_of(runs), series.key)
 
@@ -201,9 +200,20 @@ def _notes(
         yield from notes.failures(side.failed, texts, f" at {word}")
         yield from notes.outliers(_of_any(side.runs, shared), f" of {word}", known)
     yield from notes.discounted(lines)
-    yield from _codes(base, head)
-    yield from _time_between(base, head, shared)
-    yield from _cautions(base, head, shared)
+    codes = [sorted(set(side.runs["code"].dropna())) for side in (base, head)]
+    if all(codes) and codes[0] != codes[1]:
+        old, new = (", ".join(hashes) for hashes in codes)
+        yield (
+            f"base was measured by another ppbench (code {old}) than head ({new}): unless ppbench "
+            "itself is tracked, measure both with one version: ppbench compare --run"
+        )
+    if gap := notes.gap_between(*(_of_any(side.runs, shared) for side in (base, head))):
+        yield (
+            f"base and head were measured {gap} from each other: the difference includes drift of "
+            "the machine; interleave the launches with: ppbench compare --run"
+        )
+    runs = [of_series(side.runs, series) for side in (base, head) for series in shared]
+    yield from notes.cautions(pd.concat(runs or [base.runs]))
 
 
 def _one_sided(base: Side, head: Side, texts: Mapping[str, str]) -> Iterable[str]:
@@ -241,39 +251,9 @@ def _other_settings(base: Side, head: Side, texts: Mapping[str, str]) -> Iterabl
                 )
 
 
-def _codes(base: Side, head: Side) -> Iterable[str]:
-    codes = [sorted(set(side.runs["code"].dropna())) for side in (base, head)]
-    if all(codes) and codes[0] != codes[1]:
-        old, new = (", ".join(hashes) for hashes in codes)
-        yield (
-            f"base was measured by another ppbench (code {old}) than head ({new}): unless ppbench "
-            "itself is tracked, measure both with one version: ppbench compare --run"
-        )
-
-
-def _time_between(base: Side, head: Side, shared: Sequence[Series]) -> Iterable[str]:
-    if gap := notes.gap_between(*(_of_any(side.runs, shared) for side in (base, head))):
-        yield (
-            f"base and head were measured {gap} from each other: the difference includes drift of "
-            "the machine; interleave the launches with: ppbench compare --run"
-        )
-
-
 def _of_any(runs: pd.DataFrame, shared: Sequence[Series]) -> pd.DataFrame:
     """The runs of the series, series after series."""
     return pd.concat([runs[:0], *(of_series(runs, series) for series in shared)])
-
-
-def _cautions(base: Side, head: Side, shared: Sequence[Series]) -> Iterable[str]:
-    runs = [of_series(side.runs, series) for side in (base, head) for series in shared]
-    return notes.cautions(pd.concat(runs or [base.runs]))
-
-
-def _few(lines: Sequence[Line[Series]], again: str) -> Iterable[str]:
-    remedy = f"measure more with: {again} --launches {notes.launches_wanted(lines)}"
-    yield from notes.too_few(lines, (" at base", " at head"), remedy)
-    yield from notes.opposed(lines)
-    yield from notes.undecided(lines, remedy)
 
 
 @overload
@@ -350,7 +330,15 @@ def compare(
     first = None if base is None else str(base)
     if max_launches is not None:
         deciding = set(metrics or (SPEED,))
-        return _compare_until_decided(request, first, head, max_launches, deciding, progress)
+        with rounds_of(request.sweep, first, head, request.results, progress) as rounds:
+            result, looks = judge_until_decided(
+                rounds,
+                max_launches,
+                lambda look: request.compared(*rounds.names, is_fresh=True, look=look),
+                lambda compared: compared,
+                deciding,
+            )
+        return dataclasses.replace(result, looks=looks)
     if launches is not None:
         names = measure_sides(request.sweep, first, head, launches, request.results, progress)
         return request.compared(*names, is_fresh=True)
@@ -385,26 +373,6 @@ class _Request:
         again = compare_command(*measurable, sweep_file_of(first, last, sweep_file), self.results)
         judge = judge_of(look)
         return compare_sides(first, last, self.metrics, again=again, judge=judge)
-
-
-def _compare_until_decided(
-    request: _Request,
-    base: str | None,
-    head: str,
-    most_launches: int,
-    deciding: Collection[str],
-    progress: Progress,
-) -> Comparison:
-    """Launch both sides until the verdicts of some metrics are decided."""
-    with rounds_of(request.sweep, base, head, request.results, progress) as rounds:
-        result, looks = judge_until_decided(
-            rounds,
-            most_launches,
-            lambda look: request.compared(*rounds.names, is_fresh=True, look=look),
-            lambda compared: compared,
-            deciding,
-        )
-    return dataclasses.replace(result, looks=looks)
 
 
 def at_look(look: Look | None, *sides: Side) -> Iterable[Side]:

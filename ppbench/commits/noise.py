@@ -27,7 +27,6 @@ from ppbench.run.sweep.control import run_sweep
 from ppbench.run.sweep.plan import Choice
 from ppbench.run.sweep.progress import Display
 from ppbench.statistics.noise import NoiseLevel, detectable_change, measure_noise
-from ppbench.statistics.sessions import Drift
 from ppbench.statistics.significance import FEWEST_LAUNCHES
 from ppbench.statistics.slowdowns import NOT_KNOWN, Slowdown, is_disturbed
 from ppbench.statistics.verdicts import FLOOR, SPEED, DiscountReason, effective_floor
@@ -94,20 +93,19 @@ def noise(
         for _, of_case in good.groupby("case_id", sort=False)
         if len(of_case) >= FEWEST_LAUNCHES
     ]
-    rows = [_row(each) for each in measured]
-    rows = [{**row, **_drift_values(drift_like(row, store))} for row in rows]
-    remedy = sweep_command(str(sweep), settings, store.folder)
-    texts = (
-        (
-            *cautions(good),
-            *_left_out(measured, slowdowns, read.axes),
-            *_large_floors(rows, read.axes),
-            *_unknown_drift(rows, remedy),
-        )
-        if rows
-        else ()
-    )
-    return NoiseResult(pd.DataFrame(rows), tuple(read.axes), len(done.plan.items), len(good), texts)
+    rows = [_row(each, store) for each in measured]
+    texts: list[str] = []
+    if rows:
+        texts += cautions(good)
+        texts += _left_out(measured, slowdowns, read.axes)
+        texts += _large_floors(rows, read.axes)
+        if all(row["drift"] is None for row in rows):
+            texts.append(
+                "the drift between sessions is not known: it takes launches of one commit in two; "
+                f"after a break of {BREAK.total_seconds() / 3600:.0f} hours: {to_repeat} --rerun"
+            )
+    planned = len(done.plan.items)
+    return NoiseResult(pd.DataFrame(rows), tuple(read.axes), planned, len(good), tuple(texts))
 
 
 @dataclass(frozen=True)
@@ -162,30 +160,12 @@ def _large_floors(rows: Sequence[Mapping[Hashable, Any]], axes: Sequence[str]) -
         )
 
 
-def _drift_values(drift: Drift | None) -> dict[Hashable, Any]:
-    """The drift between sessions as columns of a row; missing where it is not known."""
+def _row(measured: _Measured, store: Store) -> dict[Hashable, Any]:
+    """The last run of a case, with the noise of its runs, and the drift as far as it is known."""
+    speed, last = measured.level, measured.runs.iloc[-1]
+    drift = drift_like(dict(last), store)
     return {
-        "num_sessions": 1 if drift is None else drift.num_sessions,
-        "drift": None if drift is None else drift.deviation,
-        "drift_low": None if drift is None else drift.low,
-        "drift_high": None if drift is None or math.isinf(drift.high) else drift.high,
-    }
-
-
-def _unknown_drift(rows: Sequence[Mapping[Hashable, Any]], remedy: str) -> Iterable[str]:
-    """Say how the drift between sessions can be known."""
-    if all(row["drift"] is None for row in rows):
-        yield (
-            "the drift between sessions is not known: it takes launches of one commit in two; "
-            f"after a break of {BREAK.total_seconds() / 3600:.0f} hours: {remedy} --rerun"
-        )
-
-
-def _row(measured: _Measured) -> dict[Hashable, Any]:
-    """The last run of a case, with the noise of its runs."""
-    speed = measured.level
-    return {
-        **measured.runs.iloc[-1],
+        **last,
         "num_launches": len(measured.runs),
         "num_discounted": len(measured.left_out),
         "deviation": speed.noise.deviation,
@@ -193,4 +173,8 @@ def _row(measured: _Measured) -> dict[Hashable, Any]:
         "deviation_high": speed.high,
         "floor": effective_floor(FLOOR, speed.noise),
         "detectable_change": detectable_change(speed.noise, NUM_LAUNCHES),
+        "num_sessions": 1 if drift is None else drift.num_sessions,
+        "drift": None if drift is None else drift.deviation,
+        "drift_low": None if drift is None else drift.low,
+        "drift_high": None if drift is None or math.isinf(drift.high) else drift.high,
     }

@@ -23,6 +23,13 @@ from ppbench.statistics.step_times import is_outlier
 from ppbench.statistics.verdicts import LEVEL, SPEED, Change, Doubt, Verdict
 
 _USUAL_LAUNCHES = 5
+_DOUBTS = {
+    Doubt.two_levels: "both sides have launches on two levels, which chance may have shared out "
+    "in this way",
+    Doubt.lopsided: "many more launches lie apart on one side than on the other, and the change "
+    "may be what slows them",
+}
+"""Why the launches of both sides may differ for another reason than the change."""
 _DECIDED = (Verdict.faster, Verdict.slower, Verdict.same)
 OUTLYING = 0.05
 """Relative distance from its side's median beyond which a launch is reported."""
@@ -147,12 +154,6 @@ def _is_opposed(line: Line[Any]) -> bool:
 
 def undecided(lines: Sequence[Line[Any]], remedy: str) -> Iterable[str]:
     """Say why a change is unclear although its interval alone would decide."""
-    yield from _tested_together(lines, remedy)
-    yield from _doubtful(lines, remedy)
-
-
-def _tested_together(lines: Sequence[Line[Any]], remedy: str) -> Iterable[str]:
-    """Name the changes whose interval leaves the floor and zero out."""
     names = [
         f"{field_of(line.metric.name).heading} of {line.series.text}"
         for line in lines
@@ -166,17 +167,6 @@ def _tested_together(lines: Sequence[Line[Any]], remedy: str) -> Iterable[str]:
             f"must be sure to {1 - LEVEL:.0%} for all cases together (Holm's correction); {remedy}"
         )
 
-
-_DOUBTS = {
-    Doubt.two_levels: "both sides have launches on two levels, which chance may have shared out "
-    "in this way",
-    Doubt.lopsided: "many more launches lie apart on one side than on the other, and the change "
-    "may be what slows them",
-}
-
-
-def _doubtful(lines: Sequence[Line[Any]], remedy: str) -> Iterable[str]:
-    """Name the sides whose launches may differ for another reason than the change."""
     for doubt, reason in _DOUBTS.items():
         names = [
             f"{field_of(line.metric.name).heading} of {line.series.text}"

@@ -23,8 +23,8 @@ from ppbench.store import Store
 def slowdowns_by_run(*tables: pd.DataFrame) -> dict[str, Slowdown]:
     """The slowdown of each run of these tables, by its id; NaN where it is unknown.
 
-    What is usual is found among the runs that are ok, of all tables together. Runs of versions
-    without a reference have what their counters say, if they have these.
+    What is usual is found among the runs that are ok, of all tables together. Runs without a
+    reference have what their counters say, if they have these.
     """
     runs = pd.concat([table for table in tables if len(table)] or [tables[0]])
     if runs.empty:
