@@ -93,7 +93,9 @@ def check(
             raise UsageError(f"{name}: is for the gate; a comparison says itself what is compared")
         num = (launches or 5) if is_run else None
         raise typer.Exit(check_saved_file(file, num, results, how, view))
-    largest = _share(threshold)
+    from ppbench.config.sweep import read_share
+
+    largest = None if threshold is None else read_share("--threshold", threshold)
     check_store_of(results, [head, base or ""], measures=is_run)
     launches, most = num_and_most(launches, most, is_run=is_run)
     with going_on(), LiveProgress(is_shown=is_run) as progress:
@@ -117,11 +119,14 @@ def _print(result: GateResult, again: str, summary: Path | None, how: Format, vi
     """Print what the gate found; write it as markdown too, if there is a file for it."""
     from ppbench.cli.comparison import gate_text, note_aside
     from ppbench.commits.comparison import break_down
+    from ppbench.files import whole_file
 
     breakdowns = break_down(result.comparison, result.comparison.changed())
     note_aside(result.comparison, how)
     if summary is not None:
-        _write(summary, gate_text(result, breakdowns, Format.markdown, again))
+        text = gate_text(result, breakdowns, Format.markdown, again)
+        with whole_file(summary, "--summary") as page:
+            page.write(f"{text}\n".encode())
     print_text(gate_text(result, breakdowns, how, again, view), how)
 
 
@@ -145,20 +150,6 @@ def _again(
         launches=launches,
         max_launches=most,
     )
-
-
-def _share(threshold: str | None) -> float | None:
-    """The largest regression that passes. Raises UsageError."""
-    from ppbench.config.sweep import read_share
-
-    return None if threshold is None else read_share("--threshold", threshold)
-
-
-def _write(summary: Path, text: str) -> None:
-    from ppbench.files import whole_file
-
-    with whole_file(summary, "--summary") as page:
-        page.write(f"{text}\n".encode())
 
 
 def _lasting_name(side: Side) -> str:

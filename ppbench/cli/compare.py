@@ -102,7 +102,16 @@ def compare(
     check_store_of(results, words, measures=is_run or not is_named)
     result: Comparison | Across
     if across is None:
-        _check_has_no_axis(words, base_value, all_pairs=all_pairs)
+        for option, value in (("--base", base_value), ("--all-pairs", all_pairs)):
+            if value:
+                raise UsageError(
+                    f"{option}: chooses values of a setting; name it with --across AXIS"
+                )
+        if not words:
+            raise UsageError(
+                "compare: nothing is named; give BASE [HEAD], two commits for example, or compare "
+                "the last sweep along a setting with --across schedule"
+            )
         result, text = _sides(words, metrics, numbers, results, how, view, output)
     else:
         options = (base_value, all_pairs, metrics)
@@ -113,17 +122,6 @@ def compare(
         print(f"{word}: {output}", file=sys.stdout if how is Format.table else sys.stderr)
     is_answered = result.has_verdict and not result.is_open
     raise typer.Exit(ExitCode.ok if is_answered else ExitCode.insufficient)
-
-
-def _check_has_no_axis(names: Sequence[str], base_value: str | None, *, all_pairs: bool) -> None:
-    for option, value in (("--base", base_value), ("--all-pairs", all_pairs)):
-        if value:
-            raise UsageError(f"{option}: chooses values of a setting; name it with --across AXIS")
-    if not names:
-        raise UsageError(
-            "compare: nothing is named; give BASE [HEAD], two commits for example, or compare the "
-            "last sweep along a setting with --across schedule"
-        )
 
 
 def _sides(

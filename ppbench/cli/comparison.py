@@ -210,7 +210,10 @@ def gate_text(
         _table(rows, lines, how, view),
         *(section.text(how) for section in sections),
         _to_paste(result, how),
-        *((_again(command), _details_of(result)) if is_page else ()),
+        *([f"**How to reproduce**\n\n```sh\n{command}\n```"] if is_page else []),
+        details("Details", render(result.frame, Format.markdown, _DETAILS))
+        if is_page and not result.frame.empty
+        else "",
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -275,6 +278,7 @@ def as_code(text: str) -> str:
 
 def _row(line: Line[Any]) -> dict[str, str]:
     metric, change = line.metric, line.change
+    discounts = f" ({len(line.discounted)} discounted)" if line.discounted else ""
     return {
         "case": line.series.text,
         "fingerprint": line.series.fingerprint,
@@ -283,13 +287,8 @@ def _row(line: Line[Any]) -> dict[str, str]:
         "head": figure_text(metric, change.head),
         "change_text": change_text(metric, change),
         "verdict": verdict_text(metric, change.verdict),
-        "launches": f"{change.num_base}, {change.num_head}{_discounts(line)}",
+        "launches": f"{change.num_base}, {change.num_head}{discounts}",
     }
-
-
-def _discounts(line: Line[Any]) -> str:
-    num = len(line.discounted)
-    return f" ({num} discounted)" if num else ""
 
 
 def _gate_cells(gated: GatedLine) -> dict[str, str]:
@@ -453,16 +452,6 @@ def _to_paste(result: GateResult, how: Format) -> str:
     if how is Format.markdown:
         return details("Is it intended?", f"{advice}\n\n```toml\n{entries}\n```")
     return f"{advice}\n\n{entries}"
-
-
-def _again(command: str) -> str:
-    return f"**How to reproduce**\n\n```sh\n{command}\n```"
-
-
-def _details_of(result: GateResult) -> str:
-    if result.frame.empty:
-        return ""
-    return details("Details", render(result.frame, Format.markdown, _DETAILS))
 
 
 def details(title: str, body: str) -> str:

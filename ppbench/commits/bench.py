@@ -273,8 +273,12 @@ class Bench:
 
     def _start(self, target: Target, num_launches: int) -> str | None:
         """Run the sweep on a target; return the error, or None."""
-        try:
-            tree = self._tree_of(target)  # git's own failures are not the commit's
+        try:  # git's own failures are not the commit's
+            tree = (
+                self.repository.root
+                if target.commit.is_dirty
+                else self.checkouts.of(target.commit.commit)
+            )
         except SetupError as error:
             return str(error)
         folder = tree / _place_in(self.repository.root)
@@ -284,19 +288,11 @@ class Bench:
             raise KeyboardInterrupt
         if ended.exit_code == 0:
             return None
-        text = ended.error_text()
-        if self._is_of_store(text):  # not the commit's fault
-            raise StoreError(text)
+        text, store = ended.error_text(), str(self._store.folder)
+        line = first_line(text)
+        if line.startswith(store) and not line.startswith(f"{store}/worktrees"):
+            raise StoreError(text)  # not the commit's fault
         return text
-
-    def _is_of_store(self, error: str) -> bool:
-        line, folder = first_line(error), str(self._store.folder)
-        return line.startswith(folder) and not line.startswith(f"{folder}/worktrees")
-
-    def _tree_of(self, target: Target) -> Path:
-        if target.commit.is_dirty:
-            return self.repository.root
-        return self.checkouts.of(target.commit.commit)
 
     def _command(self, tree: Path, num_launches: int) -> list[str]:
         settings = [
@@ -386,15 +382,12 @@ class Rounds:
         """Bring a side to so many launches; disturbed ones are made again, so often at most."""
         stored = self.bench.measure_afresh(side, count)
         for _ in range(most_repeats(count)):
-            if not self._is_repeat_due(stored, count):
+            cases = map(stored.disturbed, range(len(self.bench.sweep.cases)))
+            if not any(any(disturbed) and is_lacking(disturbed, count) for disturbed in cases):
                 break
             self.bench.progress.say("  its machine was disturbed: launched once more")
             stored = self.bench.measure_afresh(side, count)
         return stored
-
-    def _is_repeat_due(self, stored: Launches, count: int) -> bool:
-        cases = map(stored.disturbed, range(len(self.bench.sweep.cases)))
-        return any(any(disturbed) and is_lacking(disturbed, count) for disturbed in cases)
 
 
 @contextmanager

@@ -38,7 +38,6 @@ from ppbench.statistics.verdicts import (
     FLOOR,
     SPEED,
     Change,
-    Discount,
     Metric,
     Noise,
     Pair,
@@ -240,25 +239,22 @@ def lines_of(
 def _lines(metric: Metric, pairings: Sequence[Pairing[S]], judge: Judge) -> list[Line[S] | None]:
     pairs = [_pair(metric, pairing) for pairing in pairings]
     changes = iter(judge(metric, [pair for pair in pairs if pair]))
-    return [
-        _line(pairing, metric, next(changes), pair.noise) if pair else None
-        for pairing, pair in zip(pairings, pairs, strict=True)
-    ]
-
-
-def _line(pairing: Pairing[S], metric: Metric, change: Change, noise: Noise | None) -> Line[S]:
-    sides = {"base": _with(pairing.base, metric), "head": _with(pairing.head, metric)}
-    discounted = tuple(
-        _discounted(discount, sides[discount.side].iloc[discount.index], pairing)
-        for discount in change.discounts
-    )
-    return Line(pairing.series, metric, change, noise, discounted)
-
-
-def _discounted(discount: Discount, run: pd.Series, pairing: Pairing[S]) -> DiscountedLaunch:
-    run_id = str(run["run_id"])
-    facts = (str(discount.reason), pairing.slowdowns.get(run_id, NOT_KNOWN))
-    return DiscountedLaunch(discount.side, run_id, int(run["launch"]), *facts)
+    lines: list[Line[S] | None] = []
+    for pairing, pair in zip(pairings, pairs, strict=True):
+        if pair is None:
+            lines.append(None)
+            continue
+        change = next(changes)
+        sides = {"base": _with(pairing.base, metric), "head": _with(pairing.head, metric)}
+        discounted = []
+        for discount in change.discounts:
+            run = sides[discount.side].iloc[discount.index]
+            run_id, reason = str(run["run_id"]), str(discount.reason)
+            slowdown = pairing.slowdowns.get(run_id, NOT_KNOWN)
+            launch = DiscountedLaunch(discount.side, run_id, int(run["launch"]), reason, slowdown)
+            discounted.append(launch)
+        lines.append(Line(pairing.series, metric, change, pair.noise, tuple(discounted)))
+    return lines
 
 
 def _pair(metric: Metric, pairing: Pairing[S]) -> Pair | None:

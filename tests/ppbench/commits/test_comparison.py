@@ -37,7 +37,7 @@ def compared(store: Store, *metrics: str) -> Comparison:
     in_one_file(store)
     places = Places(store, store.folder)
     base, head = (find_side(sha[:8], places) for sha in (BASE, HEAD))
-    return compare_sides(base, head, read_metrics(metrics), [store.folder])
+    return compare_sides(base, head, read_metrics(metrics))
 
 
 def printed_by(store: Store, *names: str, how: Format = Format.table) -> Printed:
@@ -131,10 +131,10 @@ def test_the_noise_of_other_launches_is_the_floor(store):
     assert line.change.verdict is not Verdict.slower
 
 
-@pytest.mark.parametrize("others", [{"commit": "0" * 40, "case_id": "another"}, {"commit": BASE}])
-def test_launches_that_are_compared_or_of_another_case_are_no_noise(store, others):
+@pytest.mark.parametrize(("commit", "changes"), [("0" * 40, {"case_id": "another"}), (BASE, {})])
+def test_launches_that_are_compared_or_of_another_case_are_no_noise(store, commit, changes):
     add_launches(store, STEADY, BASE)
-    add_launches(store, scattered(0.05), others["commit"], **others)
+    add_launches(store, scattered(0.05), commit, **changes)
     add_launches(store, slower(0.04), HEAD)
     line = compared(store).lines[0]
     assert (line.noise, line.change.floor) == (None, 0.01)
