@@ -38,7 +38,7 @@ class CostSet:
     """The costs of a model in some settings, of a link, and where they come from.
 
     `optimizer` and `device` are names, such as `adamw` and `cpu`; `device_name` is that of the
-    hardware, where it is known. `origin` is `measured`, `run <run id>` or `file <name>`.
+    hardware, where it is known. `origin` is `measured` or `file <name>`.
     """
 
     model: str
