@@ -219,10 +219,15 @@ def problems_of_plan(sweep: Sweep) -> Iterator[Problem]:
         yield Problem("seq_len", 'is "variable"; a plan needs a number of tokens, such as 128')
     if case.is_emulated:
         yield Problem("device", '"emulated" has no layers to plan for; expected cpu, cuda or xpu')
-    yield from _ambiguities(sweep)
+    num_ranks = len({case.world_size for case, _ in sweep.cases})
+    if not settings.ranks and num_ranks > 1:
+        yield Problem("plan.ranks", f"is left out, and the grid has {num_ranks}; give them here")
+    num_batches = len({batch_of(case, settings) for case, _ in sweep.cases})
+    if num_batches > 1:
+        text = f"is left out, and the grid has {num_batches}; a plan is for one: give it here"
+        yield Problem("plan.global_batch", text)
+    yield from _problems_of_replicas(sweep)
     batch, sizes = batch_of(case, settings) // case.replicas, settings.microbatch_sizes
-    if case.replicas > 1:
-        yield from _problems_of_replicas(sweep, batch_of(case, settings))
     if sizes and not any(batch % size == 0 for size in sizes):
         listed = ", ".join(map(str, sizes))
         text = f"{listed}: none divides the global batch of {batch} sequences"
@@ -231,25 +236,15 @@ def problems_of_plan(sweep: Sweep) -> Iterator[Problem]:
         yield Problem("plan.recompute", '"all" is not possible with train.compile')
 
 
-def _problems_of_replicas(sweep: Sweep, batch: int) -> Iterator[Problem]:
+def _problems_of_replicas(sweep: Sweep) -> Iterator[Problem]:
     case = case_of(sweep)
-    for one in _by_policy(sweep).values():
-        if found := unplanned(sharding_of(one), max(sweep.plan.stages_per_rank)):
+    if case.replicas == 1:
+        return
+    for own in _by_policy(sweep).values():
+        if found := unplanned(sharding_of(own), max(sweep.plan.stages_per_rank)):
             yield Problem(*found)
-    if batch % case.replicas:
+    if (batch := batch_of(case, sweep.plan)) % case.replicas:
         text = f"{batch} sequences cannot be shared by {case.replicas} replicas; give a multiple"
-        yield Problem("plan.global_batch", text)
-
-
-def _ambiguities(sweep: Sweep) -> Iterator[Problem]:
-    """What `[plan]` leaves to the cases, which do not agree on it."""
-    settings = sweep.plan
-    ranks = {case.world_size for case, _ in sweep.cases}
-    if not settings.ranks and len(ranks) > 1:
-        yield Problem("plan.ranks", f"is left out, and the grid has {len(ranks)}; give them here")
-    batches = {batch_of(case, settings) for case, _ in sweep.cases}
-    if len(batches) > 1:
-        text = f"is left out, and the grid has {len(batches)}; a plan is for one: give it here"
         yield Problem("plan.global_batch", text)
 
 
