@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -249,30 +248,6 @@ class IssueClock:
     @property
     def error_ns(self) -> int:
         return self._clock.error_ns
-
-
-class FakeClock:
-    """Hands out the given times in order: tests of timing become exact."""
-
-    def __init__(self, times_ns: Sequence[int]) -> None:
-        self._times = iter(times_ns)
-
-    def begin_step(self) -> None:
-        pass
-
-    def mark(self) -> int:
-        return next(self._times)
-
-    def end_step(self) -> None:
-        pass
-
-    def read_ns(self, mark: Mark) -> int:
-        assert isinstance(mark, int)
-        return mark
-
-    @property
-    def error_ns(self) -> int:
-        return 0
 
 
 def clock_for(device: torch.device) -> Clock:

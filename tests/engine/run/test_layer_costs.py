@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from fake_clock import FakeClock
 from pipeline import config
 
 from engine.configuration import model_of
@@ -14,7 +15,7 @@ from engine.model.spec import ModelSpec
 from engine.model.split import open_model
 from engine.plan.model_costs import ModelCosts
 from engine.run import layer_costs
-from engine.run.clock import FakeClock, HostClock
+from engine.run.clock import HostClock
 from engine.run.layer_bytes import measure_bytes
 from engine.run.layer_costs import measure_model_costs
 from engine.run.layer_times import PartTimes, run_round
