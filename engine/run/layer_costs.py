@@ -100,9 +100,9 @@ def measure_model_costs(
         if on_progress is not None:
             on_progress(len(measuring.measured), model.num_layers + 2)
     measured = [part for _, part in sorted(measuring.measured.items())]
-    added = _added_ns(measured, measuring.num_together, measuring.together)
+    added = added_ns_of(measured, measuring.num_together, measuring.together)
     of_ends = PartTimes(*(max(0.0, ns) for ns in added))
-    before, *layers, after = zip(measured, _pooled(measured), strict=True)
+    before, *layers, after = zip(measured, pooled_samples(measured), strict=True)
     return ModelCosts(
         _layer_costs(*before, of_ends),
         tuple(_layer_costs(*layer, added) for layer in layers),
@@ -134,8 +134,8 @@ class _Measuring:
         self._model, self._conditions, self._budget_s = model, conditions, budget_s
         self._clock = clock_for(conditions.device)
         self._parts = Parts(model, _each_alone(model), conditions)
-        self.num_together = _num_together(model.costs)
-        self.groups = _groups(model.costs, self.num_together)
+        self.num_together = num_together_of(model.costs)
+        self.groups = groups_of(model.costs, self.num_together)
         self.measured: dict[int, _Measured] = {}
         self.together: list[PartTimes] = []
 
@@ -157,7 +157,7 @@ class _Measuring:
             self.measured[index] = _Measured(times, size, part.message_bytes, part.kind)
 
 
-def _num_together(parameters: Costs) -> int:
+def num_together_of(parameters: Costs) -> int:
     """How many layers are run together, so that they fit; 0 where only one would."""
     num, kept = 0, 0.0
     for count in parameters.layers[:MOST_TOGETHER]:
@@ -166,7 +166,7 @@ def _num_together(parameters: Costs) -> int:
     return num if num > 1 else 0
 
 
-def _groups(parameters: Costs, num_together: int) -> list[list[int]]:
+def groups_of(parameters: Costs, num_together: int) -> list[list[int]]:
     """The parts that are kept at a time: those first that are run together."""
     counts = [parameters.before, *parameters.layers, parameters.after]
     first = list(range(1, num_together + 1))
@@ -183,7 +183,7 @@ def _groups(parameters: Costs, num_together: int) -> list[list[int]]:
     return [sorted(group) for group in groups]
 
 
-def _added_ns(
+def added_ns_of(
     measured: Sequence[_Measured], num_together: int, together: Sequence[PartTimes]
 ) -> PartTimes:
     """Return what a stage's call adds to each action; below 0 where layers slow each other down.
@@ -215,7 +215,7 @@ def _beyond_error(values: Sequence[float]) -> float:
     return median * max(0.0, 1 - (error / median) ** 2) if median else 0.0
 
 
-def _pooled(measured: Sequence[_Measured]) -> list[list[PartTimes]]:
+def pooled_samples(measured: Sequence[_Measured]) -> list[list[PartTimes]]:
     """Each part's samples, which are those of all equal layers where these cannot be told apart.
 
     Layers that hold other bytes are not equal, whatever few samples say.

@@ -172,7 +172,7 @@ class _Inbox:
         slot_bytes = sum(_room_of(spec) for spec in message)
         self._memory = os.memfd_create("engine")
         self._reads, self._writes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        _make_room(self._writes, num_slots, 8 * _num_numbers(message))
+        make_room(self._writes, num_slots, 8 * _num_numbers(message))
         paths = _path_of(self._memory), _path_of(self._writes)
         self.address = _Address(*paths, num_slots, slot_bytes)
         self._slots = _Slots(self._memory, num_slots, slot_bytes)
@@ -184,7 +184,7 @@ class _Inbox:
         return MemoryChannel(self._slots, self._reads, sender, is_spinning=is_spinning)
 
 
-def _make_room(pipe: int, num_headers: int, header_bytes: int) -> None:
+def make_room(pipe: int, num_headers: int, header_bytes: int) -> None:
     """Have a pipe hold a header for every slot. Raises TransferError where the system forbids it.
 
     A page holds whole headers only: the system does not split a write between two.
