@@ -319,9 +319,9 @@ def _plannable(name: str) -> str:
 def _costs_origin(value: object) -> object:
     if isinstance(value, str):
         kind, _, name = value.partition(":")
-        if value == "measure" or (kind in ("run", "file") and name):
+        if value == "measure" or (kind == "file" and name):
             return value
-    raise ValueError('expected "measure", "run:ID" or "file:PATH"')
+    raise ValueError('expected "measure" or "file:PATH"')
 
 
 Schedule = Kind(str, _known_schedule)

@@ -617,48 +617,6 @@ FLIGHT: tuple[Column, ...] = (
     _REPLICA,
 )
 """Only failed runs have rows here; their `spans` hold what was finished of their last steps."""
-COSTS: tuple[Column, ...] = (
-    Column(RUN_ID, pa.string(), "identifies the set of costs; sorts by time; no run has it"),
-    _VERSION,
-    Column("model_preset", pa.string(), "model: preset, hub id, checkpoint folder or factory"),
-    Column("model_dtype", pa.string(), "dtype of its parameters and activations"),
-    Column("seq_len", pa.int64(), "tokens of a sequence"),
-    Column("train_optimizer", pa.string(), "name of the optimizer"),
-    Column("device", pa.string(), "`cpu` or `cuda`, or as a costs file calls it"),
-    Column("device_name", pa.string(), "name of the hardware; null: unknown"),
-    Column("origin", pa.string(), "`measured`, or the run or file that the costs come from"),
-    Column("created_at", pa.string(), "when they were stored, ISO 8601, UTC"),
-    Column("fingerprint", pa.string(), "hash of the machine that they were measured on"),
-    Column("code", pa.string(), "hash of the measuring code, without its comments"),
-    Column("train_microbatch_size", pa.int64(), "sequences of a microbatch"),
-    Column("train_recompute", pa.bool_(), "whether layers are recomputed"),
-    Column("place", pa.string(), "`before` (what stands before the layers), `layer` or `after`"),
-    Column("layer", pa.int64(), "index of the layer; null for what is before or after"),
-    Column("forward_ns", pa.float64(), "time of F for one microbatch"),
-    Column("backward_ns", pa.float64(), "time of a whole backward, B"),
-    Column("input_ns", pa.float64(), "time of I, with what F takes longer before a split backward"),
-    Column("weight_ns", pa.float64(), "time of W"),
-    Column("optimizer_ns", pa.float64(), "time of its share of the optimizer, once in a step"),
-    Column("relative_error", pa.float64(), "relative standard error of each of these times"),
-    Column(
-        "held_after_forward_bytes",
-        pa.int64(),
-        "bytes that one microbatch keeps from F on, its input included",
-    ),
-    Column(
-        "held_after_input_bytes", pa.int64(), "bytes that one microbatch keeps after I, until W"
-    ),
-    Column("transient_bytes", pa.int64(), "bytes that an action takes at most besides"),
-    Column("static_bytes", pa.int64(), "parameters, gradients, optimizer state and buffers"),
-    Column("message_bytes", pa.int64(), "bytes of its output, sent where a stage ends with it"),
-    Column("action_ns", pa.float64(), "time that the runtime adds to each action of a stage"),
-    Column("link_latency_ns", pa.float64(), "time of a message without its bytes"),
-    Column("link_bytes_per_s", pa.float64(), "bandwidth of a link; null: without limit"),
-    Column("link_relative_error", pa.float64(), "relative standard error of both"),
-)
-"""Costs of a model's layers, for planning: a row for each part of the model in each setting."""
-OF_NO_RUN = frozenset({"costs"})
-"""Tables whose rows belong to no run; their `run_id` identifies what was stored together."""
 TABLES: dict[str, tuple[Column, ...]] = {
     "runs": RUNS,
     "steps": STEPS,
@@ -671,7 +629,6 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "memory": MEMORY,
     "telemetry": TELEMETRY,
     "flight": FLIGHT,
-    "costs": COSTS,
 }
 
 

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from ppbench.errors import StoreError
 from ppbench.files import whole_file
-from ppbench.store.columns import OF_NO_RUN, RUN_ID, TABLES, schema_of
+from ppbench.store.columns import RUN_ID, TABLES, schema_of
 from ppbench.store.damage import DamagedError, Skip
 from ppbench.store.parquet import WRITE_OPTIONS, TableFile, check_own, damage_in, rows_of, seal
 from ppbench.store.reader import Reader, bounds_of, has_between
@@ -217,7 +217,7 @@ class _Table:
         single = [
             (path.stem, path)
             for path in files.single
-            if self._is_finished(path) and path not in self._apart
+            if path.stem in self._finished and path not in self._apart
         ]
         many = [
             (span[0], path)
@@ -228,10 +228,6 @@ class _Table:
         ]
         found = sorted(single + many)
         return [path for _, path in found] if single or len(many) > 1 else []
-
-    def _is_finished(self, path: Path) -> bool:
-        """Whether a file's run is complete; what belongs to no run has this file alone."""
-        return self._name in OF_NO_RUN or path.stem in self._finished
 
     def _merge(self, sources: list[Path]) -> list[Path]:
         """Merge as many files as one may hold; returns the others."""

@@ -134,7 +134,6 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "memory": ("rank", "time_ns", "num_bytes"),
     "telemetry": ("time_ns", "hostname", "device"),
     "flight": ("rank",),
-    "costs": ("model_preset", "train_microbatch_size", "train_recompute", "place", "forward_ns"),
 }
 """Columns besides `run_id` that every version of a table has and that are never null."""
 _KEYS: dict[str, tuple[str, ...]] = {
@@ -149,7 +148,6 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "memory": (),  # a sample may be recorded twice
     "telemetry": (),
     "flight": (RUN_ID, "replica", "rank"),
-    "costs": (RUN_ID, "train_microbatch_size", "train_recompute", "place", "layer"),
 }
 """Columns that are unique together."""
 _CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
@@ -157,7 +155,6 @@ _CHOICES: dict[str, dict[str, tuple[str, ...]]] = {
     "spans": {"op": tuple(Op), "lane": tuple(Lane)},
     "collectives": {"op": (Op.UNSHARD, Op.REDUCE_GRAD)},
     "planned": {"op": tuple(Op), "lane": tuple(Lane)},
-    "costs": {"place": ("before", "layer", "after")},
 }
 _LOSSES = frozenset({"loss", "first_loss", "last_loss"})  # may be infinite: training diverged
 _MAY_BE_NEGATIVE = frozenset(

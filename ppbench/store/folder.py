@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ppbench.errors import StoreError, UsageError, no_runs_in
-from ppbench.store.columns import OF_NO_RUN, RUN_ID, SCHEMA_VERSION, TABLES
+from ppbench.store.columns import RUN_ID, SCHEMA_VERSION, TABLES
 from ppbench.store.compaction import Compacted, compact
 from ppbench.store.conditions import Condition
 from ppbench.store.damage import ConsoleNote, DamagedFile, Skip
@@ -106,21 +106,6 @@ class Store:
                 with contextlib.suppress(OSError):
                     path.unlink()
             raise
-
-    def write_rows(self, name: str, rows: pd.DataFrame) -> str:
-        """Store rows of a table that belongs to no run, together or not at all; returns their id.
-
-        Raises StoreError.
-        """
-        assert name in OF_NO_RUN
-        row_id = new_run_id()
-        owned = rows.assign(run_id=row_id, schema_version=SCHEMA_VERSION)
-        write_parquet(as_table(owned, name), self.folder / name / f"{row_id}.parquet")
-        return row_id
-
-    def every_row(self, name: str) -> pd.DataFrame:
-        """All rows of a table, in the order of their ids."""
-        return as_frame(self._reader.every_row(name), name)
 
     @property
     def damaged(self) -> list[DamagedFile]:

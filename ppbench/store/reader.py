@@ -276,23 +276,6 @@ class Reader:
             self.find_missing(name, set(rows[RUN_ID].unique().to_pylist()), missing)
         return rows
 
-    def every_row(self, name: str) -> pa.Table:
-        """All rows of a table, in the order of their ids, each id's from one file."""
-
-        def look() -> pa.Table:
-            files, parts = self.files(name), [schema_of(name).empty_table()]
-            seen: list[str] = []
-            for path in (*files.single, *files.compacted):
-                is_own = path in files.single
-                rows = self.own_rows(path, name) if is_own else self.many_rows(path, name)
-                if rows is not None:
-                    parts.append(rows.filter(pc.invert(_is_of(rows, seen))))
-                    seen += rows[RUN_ID].unique().to_pylist()
-            table = pa.concat_tables(parts)
-            return table.take(pc.sort_indices(table[RUN_ID]))  # stable
-
-        return read_consistently(self._folder, look)
-
     def rows_in(
         self, paths: Iterable[Path], name: str, run_ids: Iterable[str], columns: Columns = None
     ) -> pa.Table:

@@ -83,8 +83,7 @@ def test_a_limit_that_nothing_keeps_within_is_refused_with_the_least_that_would_
 def test_only_recomputed_stages_have_whole_backwards(costs_known):
     program = found(2, 4, recompute=(True, False))
     ops = [{str(action.op) for action in row} for row in program.actions]
-    assert ops[0] == {"F", "B"}
-    assert {"F", "I", "W"} <= ops[1] | {"I", "W"}
+    assert ops == [{"F", "B"}, {"F", "I", "W"}]
     assert sorted(costs_known) == [False, True]
 
 
@@ -99,10 +98,7 @@ def test_two_stages_per_rank_are_a_v_where_that_is_faster():
 
 def test_a_rank_alone_measures_nothing_without_a_limit(costs_known):
     program = found(1, 3)
-    assert [str(a) for a in program.actions[0]][:3] in (
-        ["0F0", "0I0", "0W0"],
-        ["0F0", "0B0", "0F1"],
-    )
+    assert [str(a) for a in program.actions[0]][:3] == ["0F0", "0I0", "0W0"]
     assert costs_known == []
 
 
