@@ -32,8 +32,6 @@ from ppbench.display.colors import OP_COLORS, ink_on, schedule_colors
 from ppbench.display.units import held
 from ppbench.errors import StoreError, UsageError
 from ppbench.report import charts
-from ppbench.report.pages.captions import captions
-from ppbench.report.pages.judgement import judge
 from ppbench.report.pages.report import render_report, write_report
 from ppbench.report.pages.tables import failures, filters, flight_of, summary, value_text
 from ppbench.report.pages.timeline import write_timeline
@@ -224,6 +222,16 @@ def test_a_report_shows_runs_failures_cautions_charts_and_how_to_reproduce(page:
     rows = [attrs for tag, attrs in page.tags if tag == "tr"]
     assert len([row for row in rows if row.get("class") == "detail"]) == 6  # of the ok runs
     assert len([row for row in rows if "data-cases" in row]) == 7 + 6  # runs; definitions
+
+
+def test_the_page_has_the_stored_throughput_bubble_and_peak_of_every_run(
+    demo: Store, page: _Page
+) -> None:
+    runs = demo.runs()
+    for _, run in runs[runs["status"] == "ok"].iterrows():
+        assert f"{run['tokens_per_s']:,.0f}" in page.text
+        assert f"{100 * run['bubble_fraction']:.1f} %" in page.text
+        assert f"{run['peak_memory_bytes'] / 2**20:,.1f}" in page.text
 
 
 def test_a_figure_of_a_run_is_in_the_page_once_and_packed(page: _Page) -> None:
@@ -458,15 +466,6 @@ def test_many_schedules_are_compared_with_the_first_in_one_sentence():
     text = " ".join(concluded(runs).comparisons)
     assert "as a multiple of afab's, over one pair of cases" in text
     assert "zb_h2 4.00, zb_h1 3.00, 1f1b 2.00" in text
-
-
-def test_emulated_ranks_beyond_the_cores_do_not_hide_how_the_others_scale():
-    cases = [Case(world_size=1), Case(world_size=2), Case(world_size=4, device="emulated")]
-    runs = pd.DataFrame(
-        [run_row(n, case, tokens_per_s=1000.0 * (n + 1)) for n, case in enumerate(cases)]
-    )
-    said = captions(runs, judge(runs, varying_axes(runs)), "")["scaling"]
-    assert said == "On 2 ranks the efficiency is 100.0 %."
 
 
 def test_a_report_says_and_shows_who_slows_the_replicas_down(tmp_path: Path) -> None:
