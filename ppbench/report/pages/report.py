@@ -95,11 +95,13 @@ def _content(
     judged = judge(runs, axes)
     conclusions = conclude(judged, runs, measured_by)
     answers, picture = _idle_answers(store, ok_runs(runs), judged)
+    peaks = runs.loc[runs["mfu"].notna(), "mfu_peak"].dropna()
     return {
         "about": about_report(title, runs, conclusions.sentence.text),
         "subtitle": origin(runs),
         "conclusions": conclusions,
-        "measures_peak": _measures_peak(runs),
+        # An MFU may refer to a peak that was measured, which differs from launch to launch.
+        "measures_peak": any(str(peak).startswith("measured") for peak in peaks),
         "pictures": _pictures(store, runs, judged),
         "filters": filters(runs, axes),
         "cases": case_list(runs, axes),
@@ -180,12 +182,6 @@ def _sweep_text(runs: pd.DataFrame) -> str | None:
         return Path(files[0]).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return None
-
-
-def _measures_peak(runs: pd.DataFrame) -> bool:
-    """Whether an MFU refers to a peak that was measured, which differs from launch to launch."""
-    sources = runs.loc[runs["mfu"].notna(), "mfu_peak"].dropna()
-    return any(str(source).startswith("measured") for source in sources)
 
 
 def _idle_answers(

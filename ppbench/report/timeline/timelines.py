@@ -234,7 +234,13 @@ def _steps_of_failed(store: Store, run: pd.Series, name: str) -> _RunSteps:
     where = "" if is_missing(run["error_rank"]) else f" at rank {int(run['error_rank'])}"
     which = "" if last is None else f" · step {last}"
     title = f"failed{where}{which}{whose}"
-    text = " · ".join([title, *_failure_facts(run, step)])
+    parts = [title, first_line(run["error"])]
+    if step.ended_ns > step.end_ns:
+        quiet_ns = step.ended_ns - step.last_change_ns
+        is_short = quiet_ns < NS_PER_S
+        quiet = milliseconds(quiet_ns) if is_short else f"{quiet_ns / NS_PER_S:,.1f} s"
+        parts.append(f"ended {quiet} after the last event, beyond the right edge")
+    text = " · ".join(filter(None, parts))
     return _RunSteps(run, name, text, (replace(step, title=f"{name} · {title}"),))
 
 
@@ -245,19 +251,6 @@ def failed_replica(flight: pd.DataFrame) -> int:
         if len(rows):
             return int(rows["replica"].iloc[0])
     return 0
-
-
-def _failure_facts(run: pd.Series, step: Step) -> list[str]:
-    """Return the error, and how much of the wait at the end is not drawn."""
-    parts = [first_line(run["error"])]
-    if step.ended_ns > step.end_ns:
-        quiet = _duration(step.ended_ns - step.last_change_ns)
-        parts.append(f"ended {quiet} after the last event, beyond the right edge")
-    return [part for part in parts if part]
-
-
-def _duration(ns: int) -> str:
-    return milliseconds(ns) if ns < NS_PER_S else f"{ns / NS_PER_S:,.1f} s"
 
 
 def _drawn(runs: Sequence[_RunSteps], explanations: Mapping[str, str]) -> Timeline:
