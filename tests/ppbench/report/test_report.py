@@ -28,7 +28,7 @@ from stored_runs import (
 from engine.plan.action import Op
 from ppbench.config.case import Case
 from ppbench.display.cases import axis_text, by_case, varying_axes
-from ppbench.display.colors import OP_COLORS, ink_on, schedule_colors
+from ppbench.display.colors import OP_COLORS, ink_on
 from ppbench.display.units import held
 from ppbench.errors import StoreError, UsageError
 from ppbench.report import charts
@@ -121,12 +121,6 @@ def test_every_op_has_its_own_colour_and_readable_ink() -> None:
     assert len(set(OP_COLORS.values())) == len(Op)
     assert ink_on("#0072B2") == "#ffffff"
     assert ink_on("#F0E442") == "#000000"
-
-
-def test_a_schedule_keeps_its_colour_whatever_else_is_shown() -> None:
-    alone, together = schedule_colors(["1f1b"]), schedule_colors(["zz", "1f1b", "aa"])
-    assert alone["1f1b"] == together["1f1b"]
-    assert len({together[name] for name in ("afab", "1f1b", "aa", "zz")}) == 4
 
 
 def test_a_variable_length_is_a_word_in_every_label(tmp_path: Path) -> None:
@@ -438,17 +432,6 @@ def test_a_rank_is_named_where_the_error_does_not(tmp_path: Path) -> None:
     store = store_with(tmp_path, rows)
     (failure,) = failures(store, store.runs(), ())
     assert (failure.rank, failure.headline, failure.error) == ("rank 3", "no such file", "")
-
-
-def test_emulated_cases_are_never_compared_with_measured_ones():
-    real, emulated = Case(schedule="1f1b"), Case(schedule="zbv", device="emulated")
-    runs = pd.DataFrame(
-        [run_row(0, real), run_row(1, emulated, tokens_per_s=9e9, peak_memory_bytes=None)]
-    )
-    conclusions = concluded(runs)
-    assert conclusions.sentence.text.startswith("Nothing to compare. 1f1b")
-    assert "Judged on their own: 1 emulated case" in " ".join(conclusions.notes)
-    assert "zbv" not in conclusions.sentence.text
 
 
 def test_held_is_told_in_shares_of_a_rank_however_many_stages_it_has():
