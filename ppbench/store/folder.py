@@ -112,11 +112,6 @@ class Store:
         """The files found damaged so far, entirely or in part."""
         return self._reader.damage.files
 
-    def report_damage(self, found: Iterable[DamagedFile]) -> None:
-        """Report what another process found damaged, unless it is known."""
-        for damage in found:
-            self._reader.damage.report(damage)
-
     def damage_to(self, run_id: str, table: str) -> DamagedFile | None:
         """The damage that explains missing rows of a run in a table; None if there is none.
 
