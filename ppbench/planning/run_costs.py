@@ -28,7 +28,6 @@ from ppbench.config.case import EMULATED, UNKNOWN, VARIABLE
 from ppbench.errors import UsageError
 from ppbench.planning.cost_set import CostSet, Setting, problem_of
 from ppbench.store import Store, check_ok
-from ppbench.store.recovery import edges_of_run
 
 LEAST_ERROR = 0.01
 """The least relative error: launches differ by so much, however many actions one had."""
@@ -56,7 +55,7 @@ def costs_of_run(store: Store, name: str) -> CostSet:
     run = store.find(name)
     ranks = store.table("ranks", [run["run_id"]]).sort_values("rank")
     _check(run, ranks)
-    edges = edges_of_run(store, run)
+    edges = store.table("edges", [run["run_id"]])
     if edges.empty:
         raise _refused(run, "the sizes and times of its messages cannot be read")
     costs = stored_costs(run, edges)

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from ppbench.files import whole_file
 from ppbench.statistics.verdicts import Noise
-from ppbench.store.damage import ConsoleNote, DamagedError, DamagedFile, Skip
-from ppbench.store.parquet import damage_in, regular_bytes
+from ppbench.store.damage import ConsoleNote, DamagedFile, Skip, brief
 
 
 @dataclass(frozen=True)
@@ -64,13 +63,12 @@ def read_noise(
     """
     path = _path(folder, fingerprint, case_id)
     try:
-        with damage_in(path):
-            return _noise_in(json.loads(regular_bytes(path)), fingerprint, case_id)
+        return _noise_in(json.loads(path.read_bytes()), fingerprint, case_id)
     except FileNotFoundError:
         return None
-    except DamagedError as error:
+    except (OSError, ValueError, TypeError) as error:
         fix = "delete it, and measure again with: ppbench noise"
-        (on_skip or ConsoleNote())(str(DamagedFile(path, "noise", str(error), fix=fix)))
+        (on_skip or ConsoleNote())(str(DamagedFile(path, "noise", brief(error), fix=fix)))
         return None
 
 

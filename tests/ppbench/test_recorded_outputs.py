@@ -33,7 +33,6 @@ REAL = "20261122T222656 20261122T222659 20261122T2227008 20261122T2227023"
 
 LISTINGS = {
     "ls": ("swept", "ls"),
-    "ls-versions": ("versions", "ls --limit 2"),
     "ls-empty": ("empty", "ls"),
     "query": (
         "swept",
@@ -86,16 +85,6 @@ OTHERS: dict[str, tuple[str, list[Command]]] = {
         "ls --limit 0 --format markdown",
     )),
     "show": ("swept", commands(f"show {OOM}", "show 20261122T222714")),
-    "show-versions": ("versions", commands(
-        "show 20261121T235216582-727737", "show 20261122T001927385-6ada23",
-        "show 20261122T025325287-359c7d", "show 20261122T025325287-359c7d --format csv",
-    )),
-    "explain-versions": ("versions", commands(
-        "explain 20261121T235216582-727737", "explain 20261122T025325287-359c7d",
-    )),
-    "query-versions": ("versions", commands(
-        "query 'SELECT schema_version, rank, stages, num_layers FROM ranks ORDER BY run_id, rank'",
-    )),
     "compare": ("tracked", commands(
         "compare HEAD~1 worktree demo.toml --metric step_ns",
     )),
@@ -131,7 +120,7 @@ OTHERS: dict[str, tuple[str, list[Command]]] = {
         f"sweep {path.name} --dry-run" + ("" if "emulated" in path.stem else " --set device=cpu")
         for path in sorted(SWEEPS.glob("*.toml"))
     ))),
-    "compact": ("versions", commands(
+    "compact": ("by_hand", commands(
         "ls --format csv", "compact", "compact --format csv", "ls --format csv",
     )),
     **{
@@ -156,10 +145,6 @@ OTHERS: dict[str, tuple[str, list[Command]]] = {
         f"timeline {MEASURED} --terminal --step slowest",
         "timeline last 20261122T222716 --terminal --planned",
         f"timeline {HUNG} --terminal",
-    )),
-    "timeline-in-terminal-of-versions": ("versions", commands(
-        "timeline 20261121T235216582 20261122T025325287 --terminal --step 7",
-        "timeline 20261122T025325287 --terminal",
     )),
     "trace": ("swept", [
         Command("trace last -o trace.json", ["trace.json"]),
@@ -198,9 +183,6 @@ OTHERS: dict[str, tuple[str, list[Command]]] = {
         Command(f"timeline {HUNG}", ["reports/index.html"]),
     ]),
     "report-by-hand": ("by_hand", [Command("report -o page.html", ["page.html"])]),
-    "report-of-versions": ("versions", [
-        Command("report 20261121T235216582 -o page.html", ["page.html"]),
-    ]),
     "timeline": ("swept", [
         Command(f"timeline last {MEASURED} --planned -o page.html", ["page.html"]),
     ]),
