@@ -61,10 +61,10 @@ def as_table(frame: pd.DataFrame, name: str) -> pa.Table:
     schema = schema_of(name)
     unknown = set(frame.columns) - set(schema.names)
     assert not unknown, f"undocumented columns: {sorted(unknown)}"
-    absent: dict[str, object] = {c: v for c, v in absent_in(name).items() if c not in frame}
-    if "seq_len" in frame:
-        absent["seq_len"] = frame["seq_len"].map(stored_seq_len)
+    absent = {column: v for column, v in absent_in(name).items() if column not in frame}
     frame = frame.assign(**absent)
+    if "seq_len" in frame:
+        frame = frame.assign(seq_len=frame["seq_len"].map(stored_seq_len))
     return pa.Table.from_pandas(
         frame.reindex(columns=schema.names), schema=schema, preserve_index=False
     )
