@@ -10,18 +10,8 @@ import pyarrow as pa
 from engine.plan.spans import COLUMNS as SPAN_COLUMNS
 from ppbench.config.case import Case, Measure, settings_in
 
-SCHEMA_VERSION = 6
-"""Version of the columns.
-
-    1  presets and fixed sequence lengths only
-    2  `model_preset` may name any model; `seq_len` may be 0
-    3  several stages per rank; `device` may be `emulated`; memory figures may be null
-    4  where the idle time went: columns, and the tables attribution, planned and edges
-    5  failed runs have the rank at fault and the last action of every rank
-    6  the commit's date, parent and subject, and the hash of uncommitted changes
-
-Settings and figures added later are absent from older files.
-"""
+SCHEMA_VERSION = 1
+"""Version of the columns; a store of another version is not read."""
 RUN_ID = "run_id"
 
 
@@ -32,7 +22,7 @@ class Column:
     name: str
     type: pa.DataType
     meaning: str
-    absent: int | None = None  # value in rows that are stored without it, or older than it
+    absent: int | None = None  # value in rows that are stored without it
 
 
 _ARROW = {bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
@@ -53,9 +43,7 @@ def _columns_of(owner: type, prefix: str = "") -> list[Column]:
 
 _RUN_ID = Column(RUN_ID, pa.string(), "identifies the run; sorts by time")
 _VERSION = Column("schema_version", pa.int64(), "version of this table's columns")
-_REPLICA = Column(
-    "replica", pa.int32(), "replica of the pipeline, from 0; 0 in older files", absent=0
-)
+_REPLICA = Column("replica", pa.int32(), "replica of the pipeline, from 0", absent=0)
 
 RUNS: tuple[Column, ...] = (
     _RUN_ID,
@@ -314,11 +302,6 @@ RUNS: tuple[Column, ...] = (
         "package of the runtime, its version and a hash of its sources; null for ppbench's own",
     ),
     Column("ppbench_version", pa.string(), "version of ppbench that wrote the row"),
-    Column(
-        "tables",
-        pa.string(),
-        "tables that have rows of the run, comma-separated; null in older files",
-    ),
 )
 STEPS: tuple[Column, ...] = (
     _RUN_ID,

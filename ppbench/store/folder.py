@@ -26,7 +26,7 @@ from ppbench.store.compaction import Compacted, compact
 from ppbench.store.conditions import Condition
 from ppbench.store.damage import ConsoleNote, DamagedFile, Skip
 from ppbench.store.parquet import as_frame, as_table, row_as_table, storable, write_parquet
-from ppbench.store.reader import TABLES_STORED, Reader
+from ppbench.store.reader import Reader
 from ppbench.store.sweeps import NOTED, SweepNote, last_sweep_in
 
 LAST = "last"
@@ -87,9 +87,7 @@ class Store:
         for name in TABLES.keys() - tables.keys() - {"runs"}:
             with contextlib.suppress(OSError):
                 (self.folder / name / f"{run_id}.parquet").unlink()
-        stored = ",".join(sorted(name for name, frame in tables.items() if len(frame)))
-        row = {**storable(run), TABLES_STORED: stored, RUN_ID: run_id}
-        row["schema_version"] = SCHEMA_VERSION
+        row = {**storable(run), RUN_ID: run_id, "schema_version": SCHEMA_VERSION}
         written: list[Path] = []
         try:
             for name in (*tables, "runs"):
@@ -109,7 +107,7 @@ class Store:
 
     @property
     def damaged(self) -> list[DamagedFile]:
-        """The files found damaged so far, entirely or in part."""
+        """The files that could not be read so far."""
         return self._reader.damage.files
 
     def damage_to(self, run_id: str, table: str) -> DamagedFile | None:

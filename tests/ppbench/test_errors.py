@@ -9,7 +9,6 @@ import sys
 import time
 import unicodedata
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from command import output_of
@@ -121,17 +120,12 @@ def test_what_the_system_refused_is_found_behind_the_error_of_a_library():
 
 @pytest.fixture
 def flooded(tmp_path):
-    """A store with a run whose error is long and nasty; as this version writes it, and an older."""
+    """A store with a run whose error is long and nasty."""
     demo_store(tmp_path)
     error = NASTY + "\n" + "y" * 10**7 + "\nthe end"
     new = run_row(8, Case(seq_len=1024), status="error", error=error, error_rank=1)
     store = Store(tmp_path)
     store.write_run(new, {})
-    path = tmp_path / "runs" / f"{new['run_id']}.parquet"
-    table, old_id = pq.read_table(path), f"old-{new['run_id']}"
-    for name, value in (("error", error.replace("\ud800", "")), ("run_id", old_id)):
-        table = table.set_column(table.schema.get_field_index(name), name, pa.array([value]))
-    pq.write_table(table, path.with_name(f"{old_id}.parquet"))
     return tmp_path, new["run_id"]
 
 
@@ -144,14 +138,8 @@ def test_an_error_is_bounded_and_printable_in_the_file_that_holds_it(flooded):
     assert error.endswith("the end")
 
 
-@pytest.mark.parametrize(
-    "which",
-    [pytest.param("", marks=pytest.mark.thorough), "old-"],
-    ids=["this version's", "an older version's"],
-)
-def test_an_error_is_bounded_and_printable_wherever_it_is_shown(flooded, which):
+def test_an_error_is_bounded_and_printable_wherever_it_is_shown(flooded):
     folder, run_id = flooded
-    run_id = which + run_id
     texts = [output_of(show, run_id, folder, how) for how in Format]
     texts += [output_of(list_runs, [], None, folder, how) for how in Format]
     for how in (ExportFormat.csv, ExportFormat.markdown):

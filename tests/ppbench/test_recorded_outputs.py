@@ -33,7 +33,6 @@ HUNG, OOM, ZBV, MEASURED = "20260102", "20260101", "20261122T222717", "20261122T
 REAL = "20261122T222656 20261122T222659 20261122T2227008 20261122T2227023"
 
 LISTINGS = {
-    "ls-versions": ("versions", "ls --limit 2"),
     "ls-empty": ("empty", "ls"),
     "query": (
         "swept",
@@ -88,16 +87,6 @@ OTHERS: dict[str, tuple[str, list[Command]]] = {
         "ls --limit 0 --format markdown",
     )),
     "show": ("swept", commands(f"show {OOM}", "show 20261122T222714")),
-    "show-versions": ("versions", commands(
-        "show 20261121T235216582-727737", "show 20261122T001927385-6ada23",
-        "show 20261122T025325287-359c7d", "show 20261122T025325287-359c7d --format csv",
-    )),
-    "explain-versions": ("versions", commands(
-        "explain 20261121T235216582-727737", "explain 20261122T025325287-359c7d",
-    )),
-    "query-versions": ("versions", commands(
-        "query 'SELECT schema_version, rank, stages, num_layers FROM ranks ORDER BY run_id, rank'",
-    )),
     "compare": ("tracked", commands(
         "compare HEAD~1 worktree demo.toml --metric step_ns",
     )),
@@ -134,9 +123,8 @@ OTHERS: dict[str, tuple[str, list[Command]]] = {
         f"sweep {path.name} --dry-run" + ("" if "emulated" in path.stem else " --set device=cpu")
         for path in sorted(SWEEPS.glob("*.toml"))
     ))),
-    "compact": ("versions", commands(
-        "ls --limit 2 --format table", "compact", "compact --format csv",
-        "ls --limit 2 --format table",
+    "compact": ("by_hand", commands(
+        "ls --format csv", "compact", "compact --format csv", "ls --format csv",
     )),
     **{
         f"export-{table}": ("swept", commands(f"export --format csv --table {table} {run}"))
@@ -157,10 +145,6 @@ OTHERS: dict[str, tuple[str, list[Command]]] = {
         "timeline last 20261122T222716 --terminal --planned",
         f"timeline {HUNG} --terminal",
     )),
-    "timeline-in-terminal-of-versions": ("versions", commands(
-        "timeline 20261121T235216582 20261122T025325287 --terminal --step 7",
-        "timeline 20261122T025325287 --terminal",
-    )),
     "trace": ("swept", commands(
         "trace last -o trace.json", f"trace {MEASURED} --step median -o small.json.gz",
     )),
@@ -176,7 +160,6 @@ OTHERS: dict[str, tuple[str, list[Command]]] = {
         f"report {REAL} {HUNG} {OOM} -o page.html", "report",
         f"timeline last {MEASURED} --planned -o page.html", f"timeline {HUNG}",
     )),
-    "pages-of-versions": ("versions", commands("report 20261121T235216582 -o page.html")),
     "history-page": ("history", commands("history")),
     "check-summary": ("tracked", [
         Command("check --summary summary.md", ["summary.md"]),

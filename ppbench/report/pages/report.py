@@ -46,7 +46,6 @@ from ppbench.report.scripts import Picture
 from ppbench.report.timeline.timelines import rivalry, timelines
 from ppbench.store import Store
 from ppbench.store.once import ReadOnce
-from ppbench.store.recovery import collectives_of_run, edges_of_run
 from ppbench.store.sweeps import find_sweep_note
 
 _FRONT_PX = 210
@@ -194,9 +193,9 @@ def _idle_answers(
     if not cases:
         return [], None
     run = median_run(explained, cases[0])
-    edges = edges_of_run(store, run)
+    edges, moved = (store.table(name, [run["run_id"]]) for name in ("edges", "collectives"))
     first = f"{case_text(run, judged.axes)}: {headline(run, edges)}"
-    answers = [first, *what_if(run, edges, collectives_of_run(store, run))]
+    answers = [first, *what_if(run, edges, moved)]
     if int(run["replicas"]) == 1:
         return answers, None
     try:

@@ -33,7 +33,6 @@ from ppbench.report.timeline.gantt import gantt_with_detail
 from ppbench.report.timeline.marks import Step
 from ppbench.report.timeline.overview import Detail
 from ppbench.store import Store, check_ok, missing_spans
-from ppbench.store.recovery import edges_of_run, steps_of_run
 
 OK = "ok"
 NS_PER_S = 1e9
@@ -177,7 +176,7 @@ def _steps_of_run(
     if run["status"] != OK:
         _check_only_last(run, choice, has_plan=has_plan)
         return _steps_of_failed(store, run, f"{name}: {run['status']}")
-    if (steps := steps_of_run(store, run)).empty:
+    if (steps := store.table("steps", [run["run_id"]])).empty:
         raise missing_spans(store, run)
     number = chosen_step(steps, choice)
     step = steps[steps["step"] == number].iloc[0]
@@ -272,7 +271,7 @@ def _drawn(runs: Sequence[_RunSteps], explanations: Mapping[str, str]) -> Timeli
 def _explanation(store: Store, run: pd.Series) -> str:
     if not has_parts(run):
         return ""
-    return headline(run, edges_of_run(store, run))
+    return headline(run, store.table("edges", [run["run_id"]]))
 
 
 def planned(spans: pd.DataFrame, name: str, facts: str) -> Timeline:
