@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from engine import device_variables
 from engine.cli.launch import Launch, RefusedError, is_known
 from engine.cli.options import Options
-from engine.cli.preparation import Job, checked_checkpoint, fabric_of, prepare
+from engine.cli.preparation import Job, fabric_of, prepare
 from engine.cli.training import Display, Training
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ def _run(launch: Launch) -> int:
     try:
         job = launch.attempt(lambda: prepare(sys.argv[1:], launch))
         if job is not None:
-            train(job, launch, checked_checkpoint(job, launch))
+            checkpoint = launch.gather(job.checkpoint)[0]  # ranks may see different latest ones
+            train(job, launch, checkpoint)
         launch.close()
     except RefusedError:
         return REFUSED
@@ -81,7 +82,7 @@ def _explain(error: Exception, launch: Launch) -> int:
 
 
 def train(job: Job, launch: Launch, checkpoint: Path | None) -> None:
-    """Build the trainer and run it to the end, from a checkpoint that is whole. Collective."""
+    """Build the trainer and run it to the end, from a checkpoint if there is one. Collective."""
     from engine.run.heap import keep_freed_memory
     from engine.trainer import Progress, Trainer, connect
 
@@ -91,7 +92,7 @@ def train(job: Job, launch: Launch, checkpoint: Path | None) -> None:
     trainer = launch.attempt(lambda: Trainer(config, fabric))
     progress = Progress()
     if checkpoint is not None:
-        progress = launch.attempt(lambda: trainer.resume(checkpoint, is_checked=True))
+        progress = launch.attempt(lambda: trainer.resume(checkpoint))
     first_step = progress.step
     is_shown = launch.rank == trainer.lowered.placement.ranks[-1]
     display = launch.attempt(lambda: Display(job.options, first_step, is_shown=is_shown))

@@ -84,8 +84,7 @@ class Options:
         str,
         _data(
             metavar="SOURCE",
-            help="stdlib, synthetic, text:PATH, json:PATH, parquet:PATH or "
-            "hf:NAME?config=…&split=…&revision=…",
+            help="stdlib, synthetic, text:PATH, files:PATH or hf:NAME?config=…&split=…&revision=…",
         ),
     ] = "stdlib"
     tokenizer: Annotated[

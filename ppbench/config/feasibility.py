@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from engine.model.descriptions import Facts, Identity, Problem
-from engine.model.local_files import LOCAL_KINDS, local_files, why_no_file
+from engine.model.local_files import LOCAL_KINDS, local_files
 from engine.model.partition import Costs, PartitionError, balance, partition_layers
 from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy
 from engine.plan.program import Program
@@ -49,7 +49,7 @@ from ppbench.runtimes import ENGINE
 
 NUM_BYTE_VALUES = 256
 _TIMES_GIVEN = "--set emulated.F_ms=2 --set emulated.I_ms=2 --set emulated.W_ms=2"
-_NEED_DATASETS = ("json", "parquet", "hf")
+_NEED_DATASETS = ("files", "hf")
 
 
 def problems_of_settings(
@@ -276,7 +276,7 @@ def look_at_files(source: str) -> tuple[str, int]:
             file.open("rb").close()
     except OSError as error:
         return f"{printable(str(error.filename))}: cannot be read: {error.strerror}", 0
-    reason = "" if files else f"{why_no_file(source)}: {printable(source.partition(':')[2])}"
+    reason = "" if files else f"no such file: {printable(source.partition(':')[2])}"
     return reason, sum(file.stat().st_size for file in files)
 
 
