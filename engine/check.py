@@ -136,18 +136,6 @@ def _unsplit(
     return total, whole
 
 
-def _check_all(out: Path, names: list[str], fabric: Fabric) -> None:
-    for name in names:
-        _append(out, {"architecture": name, "status": "planned"})
-    for name in names:
-        _append(out, {"architecture": name, "status": "started"})
-        try:
-            result = check_architecture(name, fabric)
-        except Exception as error:
-            result = Check(name, "error", reason=f"{type(error).__name__}: {error}"[:500])
-        _append(out, asdict(result))
-
-
 def _append(out: Path, line: dict[str, object]) -> None:
     if dist.get_rank() == 0:
         with out.open("a") as file:
@@ -159,20 +147,25 @@ def main(arguments: list[str]) -> None:
     known = architectures()
     if unknown := [name for name in names if name not in known]:
         message = f'no architecture "{unknown[0]}" with a plan; there are {", ".join(known)}'
-        sys.exit(_refuse(message))
+        print(message, file=sys.stderr)
+        sys.exit(2)
     warnings.simplefilter("ignore")
     logging.set_verbosity_error()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=PATIENCE)
     fabric = Fabric(torch.device("cpu"), HostClock(), is_device_shared=False)
-    _check_all(out, names or known, fabric)
+    names = names or known
+    for name in names:
+        _append(out, {"architecture": name, "status": "planned"})
+    for name in names:
+        _append(out, {"architecture": name, "status": "started"})
+        try:
+            result = check_architecture(name, fabric)
+        except Exception as error:
+            result = Check(name, "error", reason=f"{type(error).__name__}: {error}"[:500])
+        _append(out, asdict(result))
     dist.barrier()
     dist.destroy_process_group()
-
-
-def _refuse(message: str) -> int:
-    print(message, file=sys.stderr)
-    return 2
 
 
 if __name__ == "__main__":

@@ -66,9 +66,20 @@ class Checkpoints:
         """
         target = snapshot.folder_of(folder, progress.step)
         optimizer = self.config.optimizer
-        updates = {
-            name: count for counts in self.gather(self._updates()) for name, count in counts.items()
+        state = {} if self.optimizer is None else self.optimizer.state
+        ours = {  # how often the optimizer has updated what this rank trains, where it counts
+            name: state[piece.own]["step"].cpu()
+            for name, parameter in self._restored().parameters.items()
+            for piece in self.pieces_of(parameter)
+            if "step" in state.get(piece.own, {})
         }
+        updates = {name: count for counts in self.gather(ours) for name, count in counts.items()}
+
+        def write_configuration_files(target: Path) -> None:
+            write_configuration(self.model, target)
+            if self.tokenizer is not None:
+                self.tokenizer.save_pretrained(target)
+
         snapshot.save(
             target,
             (self._part(stage, updates) for stage in self.modules),
@@ -80,7 +91,7 @@ class Checkpoints:
                 momentum=optimizer.momentum if optimizer.name == "sgd" else None,
                 tokenizer=self._tokenizer_identity() if self.rank == 0 else None,
             ),
-            write_configuration=self._write_configuration,
+            write_configuration=write_configuration_files,
             gather=self.gather,
             is_first_rank=self.rank == 0,
         )
@@ -144,16 +155,6 @@ class Checkpoints:
             return None
         return "bytes" if self.tokenizer is None else identity_of(self.tokenizer)
 
-    def _updates(self) -> dict[str, Tensor]:
-        """How often the optimizer has updated what this rank trains, by name, where it counts."""
-        state = {} if self.optimizer is None else self.optimizer.state
-        return {
-            name: state[piece.own]["step"].cpu()
-            for name, parameter in self._restored().parameters.items()
-            for piece in self.pieces_of(parameter)
-            if "step" in state.get(piece.own, {})
-        }
-
     def _part(self, stage: int, updates: Mapping[str, Tensor]) -> snapshot.Part:
         """Return what this stage adds to a checkpoint; a shared weight is its first owner's.
 
@@ -187,8 +188,3 @@ class Checkpoints:
             found = {f"{name}/{entry}": whole[p] for name, p in parameters.items()}
             state |= {key: value for key, value in found.items() if value is not None}
         return state
-
-    def _write_configuration(self, folder: Path) -> None:
-        write_configuration(self.model, folder)
-        if self.tokenizer is not None:
-            self.tokenizer.save_pretrained(folder)

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 from engine import device_variables
 from engine.cli.launch import Launch, RefusedError, is_known
-from engine.cli.options import Options
 from engine.cli.preparation import Job, fabric_of, prepare
 from engine.cli.training import Display, Training
 
@@ -98,7 +97,10 @@ def train(job: Job, launch: Launch, checkpoint: Path | None) -> None:
     display = launch.attempt(lambda: Display(job.options, first_step, is_shown=is_shown))
     display.note(_description(job, launch, trainer))
     display.note(*_bare_stages(job.config, trainer))
-    display.note(*_where_it_begins(job.options, checkpoint, first_step))
+    if checkpoint is not None:
+        display.note(f"resumed from {checkpoint}, after step {first_step}")
+    elif job.options.resume is not None:
+        display.note(f"no checkpoint in {job.options.save}: a fresh start")
     training = Training(job.options, launch, trainer, display, progress)
     try:
         try:
@@ -134,12 +136,6 @@ def _bare_stages(asked: TrainerConfig, trainer: Trainer) -> list[str]:
     stages = f"stage {bare[0]} has" if len(bare) == 1 else f"stages {', '.join(bare)} have"
     remedy = "use fewer ranks, another --partition or other --split-points"
     return [f"{stages} no parameters: nothing is trained there; {remedy}"]
-
-
-def _where_it_begins(options: Options, checkpoint: Path | None, first_step: int) -> list[str]:
-    if checkpoint is None:
-        return [] if options.resume is None else [f"no checkpoint in {options.save}: a fresh start"]
-    return [f"resumed from {checkpoint}, after step {first_step}"]
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ every machine reads the same text.
 from __future__ import annotations
 
 import glob
+import os
 from pathlib import Path
 
 LOCAL_KINDS = ("text", "files")
@@ -32,3 +33,9 @@ def local_files(source: str) -> list[Path]:
     # A name that is too long or has a null byte; a pattern of a thousand folders.
     except (OSError, ValueError, RecursionError):
         return []
+
+
+def why_no_file(source: str) -> str:
+    """Say what is wrong with a local source that has no files."""
+    is_folder = os.path.isdir(source.partition(":")[2])  # noqa: PTH112  # False for what is no path
+    return "no file in the folder" if is_folder else "no such file"

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from engine.model.local_files import local_files
+from engine.model.local_files import local_files, why_no_file
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -257,7 +257,9 @@ def _files_of(source: str) -> list[Path]:
     files = local_files(source)
     if not files:
         kind = source.partition(":")[0]
-        raise DataError(f'data source "{source}": no such file; expected {_EXPECTED[kind]}')
+        raise DataError(
+            f'data source "{source}": {why_no_file(source)}; expected {_EXPECTED[kind]}'
+        )
     return files
 
 
@@ -281,32 +283,44 @@ def _load(source: str, text_column: str, tokenizer: PreTrainedTokenizerBase | No
         ) from error
     with _quiet(), _turn(source):
         dataset = datasets.load_dataset(**_load_arguments(source))
-        _check_column(source, text_column, dataset)
-        return _tokenise(dataset, text_column, tokenizer)
-
-
-def _tokenise(
-    dataset: Dataset, text_column: str, tokenizer: PreTrainedTokenizerBase | None
-) -> Dataset:
-    from datasets import Features, Value
-    from datasets import Sequence as Each
-
-    kind = Value("uint8" if tokenizer is None else "int32")
-    return dataset.map(
-        _encode,
-        batched=True,
-        input_columns=[text_column],
-        remove_columns=dataset.column_names,
-        fn_kwargs={"tokenizer": tokenizer, "version": _ENCODING_VERSION},
-        features=Features({"tokens": Each(kind)}),
-    )
+        names = ", ".join(dataset.column_names)
+        if text_column not in dataset.column_names:
+            raise DataError(
+                f'data source "{source}" has no column "{text_column}"; '
+                f"set text_column to one of: {names}"
+            )
+        feature = dataset.features[text_column]
+        if getattr(feature, "dtype", None) not in ("string", "large_string"):
+            raise DataError(
+                f'data source "{source}": column "{text_column}" holds {feature}, '
+                f"expected text; the columns are: {names}"
+            )
+        kind = datasets.Value("uint8" if tokenizer is None else "int32")
+        return dataset.map(
+            _encode,
+            batched=True,
+            input_columns=[text_column],
+            remove_columns=dataset.column_names,
+            fn_kwargs={"tokenizer": tokenizer, "version": _ENCODING_VERSION},
+            features=datasets.Features({"tokens": datasets.Sequence(kind)}),
+        )
 
 
 def _load_arguments(source: str) -> dict[str, str | list[str]]:
     """What `datasets.load_dataset` is called with."""
     kind, _, place = source.partition(":")
     if kind == "hf":
-        return {**_hub_arguments(source, place)}
+        name, _, query = place.partition("?")
+        arguments: dict[str, str | list[str]] = {"path": name, "split": "train"}
+        for option in filter(None, query.split("&")):
+            key, _, value = option.partition("=")
+            if key not in _HUB_OPTIONS or not value:
+                raise DataError(
+                    f'data source "{source}": unknown option "{option}"; '
+                    "expected hf:NAME?config=CONFIG&split=SPLIT&revision=REVISION"
+                )
+            arguments[_HUB_OPTIONS[key]] = value
+        return arguments
     if "://" in place:
         return {"path": _format_of(source, [place]), "data_files": place, "split": "train"}
     files = _files_of(source)
@@ -338,34 +352,6 @@ def _format_of(source: str, names: Sequence[str]) -> str:
     return formats.pop()
 
 
-def _hub_arguments(source: str, place: str) -> dict[str, str]:
-    name, _, query = place.partition("?")
-    arguments = {"path": name, "split": "train"}
-    for option in filter(None, query.split("&")):
-        key, _, value = option.partition("=")
-        if key not in _HUB_OPTIONS or not value:
-            raise DataError(
-                f'data source "{source}": unknown option "{option}"; '
-                "expected hf:NAME?config=CONFIG&split=SPLIT&revision=REVISION"
-            )
-        arguments[_HUB_OPTIONS[key]] = value
-    return arguments
-
-
-def _check_column(source: str, column: str, dataset: Dataset) -> None:
-    if column not in dataset.column_names:
-        raise DataError(
-            f'data source "{source}" has no column "{column}"; '
-            f"set text_column to one of: {', '.join(dataset.column_names)}"
-        )
-    kind = getattr(dataset.features[column], "dtype", None)
-    if kind not in ("string", "large_string"):
-        raise DataError(
-            f'data source "{source}": column "{column}" holds {dataset.features[column]}, '
-            f"expected text; the columns are: {', '.join(dataset.column_names)}"
-        )
-
-
 def _encode(
     texts: list[str | None],
     tokenizer: PreTrainedTokenizerBase | None,
@@ -378,13 +364,11 @@ def _encode(
     # Not verbose: it would warn of documents longer than the model's context, which are cut later.
     encoded = tokenizer(present, return_attention_mask=False, verbose=False)["input_ids"]
     end = tokenizer.eos_token_id
-    pairs = zip(present, encoded, strict=True)
-    return {"tokens": [_close(tokens, end) if text else [] for text, tokens in pairs]}
-
-
-def _close(tokens: list[int], end: int | None) -> list[int]:
-    """Some tokenizers close a text themselves."""
-    return tokens if end is None or tokens[-1:] == [end] else [*tokens, end]
+    documents = []
+    for text, tokens in zip(present, encoded, strict=True):
+        is_closed = end is None or tokens[-1:] == [end]  # some tokenizers close a text themselves
+        documents.append((tokens if is_closed else [*tokens, end]) if text else [])
+    return {"tokens": documents}
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from engine.model.descriptions import Facts, Identity, Problem
-from engine.model.local_files import LOCAL_KINDS, local_files
+from engine.model.local_files import LOCAL_KINDS, local_files, why_no_file
 from engine.model.partition import Costs, PartitionError, balance, partition_layers
 from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy
 from engine.plan.program import Program
@@ -276,7 +276,7 @@ def look_at_files(source: str) -> tuple[str, int]:
             file.open("rb").close()
     except OSError as error:
         return f"{printable(str(error.filename))}: cannot be read: {error.strerror}", 0
-    reason = "" if files else f"no such file: {printable(source.partition(':')[2])}"
+    reason = "" if files else f"{why_no_file(source)}: {printable(source.partition(':')[2])}"
     return reason, sum(file.stat().st_size for file in files)
 
 
