@@ -246,7 +246,12 @@ class CausalLM:
         needed = {source for name, source in self._sources.items() if name in owned}
         self._cut(model, layers, needed, is_first=is_first, is_last=is_last)
         self._fill(model)
-        self._tie(model)
+        # Every name of a shared weight is to have the one that was filled.
+        present = dict(model.named_parameters(remove_duplicate=False))
+        for target, source in self._sources.items():
+            if target in present and source in present:
+                module, _, name = target.rpartition(".")
+                setattr(model.get_submodule(module), name, present[source])
         self._cut(model, layers, set(), is_first=is_first, is_last=is_last)
         nn.Module.to(model, device)
         model.train()
@@ -274,14 +279,6 @@ class CausalLM:
             self._drop(base, self.plan.after, self._base, needed)
             self._drop(model, _outside_base(model), "", needed)
 
-    def _tie(self, model: PreTrainedModel) -> None:
-        """Let every name of a shared weight have the one that was filled."""
-        present = dict(model.named_parameters(remove_duplicate=False))
-        for target, source in self._sources.items():
-            if target in present and source in present:
-                module, _, name = target.rpartition(".")
-                setattr(model.get_submodule(module), name, present[source])
-
     @staticmethod
     def _drop(parent: nn.Module, names: tuple[str, ...], prefix: str, needed: set[str]) -> None:
         for name in names:
@@ -294,20 +291,21 @@ def _has_any(prefix: str, names: Collection[str]) -> bool:
 
 
 def with_plain_attention(model: PreTrainedModel) -> PreTrainedModel:
-    """The same model without masks, where its layers' masks say no more than "causal"."""
-    if model.config._attn_implementation == "sdpa" and _has_causal_masks_only(model.config):
-        model.set_attn_implementation(CAUSAL)
-    return model
+    """The same model without masks, where its layers' masks say no more than "causal".
 
-
-def _has_causal_masks_only(config: PreTrainedConfig) -> bool:
-    """Whether nothing in the configuration speaks of windows, chunks or looking ahead."""
+    They do where nothing in the configuration speaks of windows, chunks or looking ahead.
+    """
+    config = model.config
+    if config._attn_implementation != "sdpa":
+        return model
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     marks = ("sliding", "window_size", "attention_chunk", "bidirectional", "block_size")
     is_marked = any(
         value for name, value in config.to_dict().items() if any(mark in name for mark in marks)
     )
-    return kinds == {"full_attention"} and not is_marked
+    if kinds == {"full_attention"} and not is_marked:
+        model.set_attn_implementation(CAUSAL)
+    return model
 
 
 def plan_of(model: PreTrainedModel) -> Plan:

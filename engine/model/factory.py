@@ -109,7 +109,8 @@ class Factory:
         for tensor in (*module.parameters(), *module.buffers()):
             with self.fake:
                 value = torch.empty_like(tensor.detach(), memory_format=torch.preserve_format)
-            fakes[id(tensor)] = _like(tensor, value)
+            is_parameter = isinstance(tensor, nn.Parameter)
+            fakes[id(tensor)] = nn.Parameter(value, tensor.requires_grad) if is_parameter else value
         _replace(module, fakes)
         return module
 
@@ -395,11 +396,6 @@ def _replace(module: nn.Module, replacements: dict[int, Tensor]) -> None:
         for name, tensor in own:
             if id(tensor) in replacements:
                 setattr(inner, name, replacements[id(tensor)])
-
-
-def _like(tensor: Tensor, value: Tensor) -> Tensor:
-    is_parameter = isinstance(tensor, nn.Parameter)
-    return nn.Parameter(value, tensor.requires_grad) if is_parameter else value
 
 
 @contextlib.contextmanager

@@ -239,10 +239,7 @@ def _initialise_below(
             _initialise_below(child, full_name, inner, seed, done)
     with torch.random.fork_rng(devices=[]):
         # `torch.manual_seed` seeds GPUs too, and formats the stack for each that is not in use.
-        torch.default_generator.manual_seed(_seed_of(name, seed))
+        digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+        own_seed = int.from_bytes(digest[:8], "little", signed=True)
+        torch.default_generator.manual_seed(own_seed)
         owner._init_weights(module)
-
-
-def _seed_of(name: str, seed: int) -> int:
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    return int.from_bytes(digest[:8], "little", signed=True)
