@@ -573,27 +573,6 @@ COMPUTED: dict[str, dict[str, Field]] = {
             "smallest change that 5 launches a side detect in 4 of 5 comparisons",
         ),
     },
-    "Overhead (`overhead`)": {
-        "num_rounds": number("rounds", ".0f", meaning="steps of each kind"),
-        "step_off_ns": number(
-            "all off", ",.2f", MS, lower, "median step without flight record, spans and profiler"
-        ),
-        **{
-            f"{kind}_ratio{end}": number(
-                f"{label}/off{word}", ".4f", direction=lower, meaning=f"{meaning}{part}"
-            )
-            for kind, label, meaning in (
-                ("flight", "flight", "step with the flight record over one without"),
-                ("spans", "on", "step with flight record and spans over one without"),
-                ("profiler", "profiler", "step under torch.profiler over one without"),
-            )
-            for end, word, part in (
-                ("", "", ", median"),
-                ("_low", ", low", ", lower end of the 95 % interval"),
-                ("_high", ", high", ", upper end of the 95 % interval"),
-            )
-        },
-    },
     "Models (`models check`)": {
         "architecture": words("architecture", "architecture of the model"),
         "dtype": words("dtype", "data type of the weights"),

@@ -75,7 +75,7 @@ ELSEWHERE = (
     "torchrun --nproc-per-node 2 train.py",
 )
 """What needs other machines or the network, or is run by tests/test_docs.py."""
-MEASURES = ("noise", "overhead", "bisect", "models check", "plan")
+MEASURES = ("noise", "bisect", "models check", "plan")
 INSUFFICIENT = "compare --across"
 """What ends with 3 in `swept`, which has one launch of each case."""
 _RUN_ID = re.compile(r"\b\d{8}T\d{9}-[0-9a-f]{6}\b|\bRUN\b")
