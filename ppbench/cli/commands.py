@@ -32,8 +32,7 @@ COMMANDS = [
     ),
     Entry(
         *(MEASURE, "noise", "noise:noise"),
-        sentence="Measure launch-to-launch noise on this machine, and store it as the floor for "
-        "comparisons.",
+        sentence="Measure launch-to-launch noise on this machine, the floor for comparisons.",
     ),
     Entry(
         *(MEASURE, "models", "models:commands"),

@@ -459,10 +459,10 @@ COMPUTED: dict[str, dict[str, Field]] = {
         ),
         "num_base": number("launches of base", ".0f", meaning="launches of base with the metric"),
         "num_head": number("launches of head", ".0f", meaning="launches of head with the metric"),
-        "noise": number("noise", ".2f", PERCENT, lower, "stored noise that the verdict uses"),
+        "noise": number("noise", ".2f", PERCENT, lower, "noise that the verdict uses"),
         "discounts": words(
             "discounts",
-            "launches that count for less, JSON list: side, run, launch, weight, reason (`apart`: "
+            "launches that do not count, JSON list: side, run, launch, reason (`apart`: "
             "far from the others on the slow side; `reference`: its machine was slow), slowdown, "
             "and what shows it (`reference`, `steal`, `quota`, `cores`, `clock`)",
         ),
