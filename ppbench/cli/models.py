@@ -19,7 +19,7 @@ commands = typer.Typer(
 )
 COLUMNS = [
     *("architecture", "status", "dtype", "loss_difference", "gradient_difference"),
-    *("num_parameters", "seconds", "synchronises", "reason"),
+    *("num_parameters", "seconds", "reason"),
 ]
 
 
@@ -33,10 +33,7 @@ def check(
     columns: Columns = None,
     sort: Sort = None,
 ) -> None:
-    """Train every architecture in two stages and unsplit, and compare loss and gradients.
-
-    The column `synchronises` has the first line of its code that makes the host wait for a GPU.
-    """
+    """Train every architecture in two stages and unsplit, and compare loss and gradients."""
     import pandas as pd
 
     from ppbench.run.sweep.model_check import check_architectures
