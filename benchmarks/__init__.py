@@ -23,7 +23,6 @@ BENCHMARKS: tuple[str, ...] = (
     "replica_memory",
     "without_replicas",
     "report",
-    "reports",
     "timeline",
     "starting",
     "store",
@@ -32,5 +31,5 @@ BENCHMARKS: tuple[str, ...] = (
 )
 """The benchmarks in the order in which they run and are shown on the page. Each is a module of this
 package with a `main()` that needs no argument and writes `results/NAME.json`."""
-MEASURED_ON: tuple[str, ...] = ("runtimes", "limit", "reports")
+MEASURED_ON: tuple[str, ...] = ("runtimes", "limit")
 """Those that measure further rounds while a goal is not decided."""

@@ -37,8 +37,8 @@ from benchmarks.outcome import Figure, Goal, Ratio, parser, write
 from benchmarks.surroundings import ROOT, read_surroundings
 from benchmarks.turns import results_in_turns
 from engine.flight import Record, read_record
-from ppbench.run.failures.evidence import node_folder
 from ppbench.run.failures.watchdog import flight_path
+from ppbench.run.job import noted_node_folders
 from ppbench.store import Store
 
 WORLD_SIZE = 2
@@ -225,9 +225,10 @@ class _Watched:
     def _look(self) -> None:
         while not self._is_over.wait(LOOK_S):
             for launch in (self._folder / "results" / "launches").glob("*"):
-                record = read_record(flight_path(node_folder(launch.name), 0))
-                if record is not None and record.number is not None:
-                    self._records[record.number] = record
+                for folder in noted_node_folders(launch):
+                    record = read_record(flight_path(folder, 0))
+                    if record is not None and record.number is not None:
+                        self._records[record.number] = record
 
     def spent_s(self) -> dict[str, float]:
         """Seconds in each phase over all cases; the actions of steps are one phase."""

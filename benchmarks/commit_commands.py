@@ -1,20 +1,17 @@
 """Commands of this work tree and of another commit in turns: what a change costs whoever runs them.
 
-    python -m benchmarks.commit_commands COMMIT [--rounds 12] [--overheads 6] [--runs 20000]
+    python -m benchmarks.commit_commands COMMIT [--rounds 12] [--runs 20000]
 
-Both sides read the same store, run the same sweep and draw the same runs, as whole processes from
-their start to their end. The sweep is emulated and its actions take a millisecond, so that what is
-compared is the cost of a case beside its steps. A command may take at most 5 % longer.
-
-The overhead of recording is a ratio by itself, of steps with spans over steps without: here each
-side's is measured in turns, by its own `ppbench overhead`.
+Both sides have a store of their own with the same runs, run the same sweep and draw the same runs,
+as whole processes from their start to their end. The sweep is emulated and its actions take a
+millisecond, so that what is compared is the cost of a case beside its steps. A command may take at
+most 2 % longer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import subprocess
 import sys
@@ -24,11 +21,10 @@ from pathlib import Path
 
 from benchmarks.commit_steps import work_tree
 from benchmarks.outcome import Goal, Ratio, parser, write
-from benchmarks.store import make_compacted
 from benchmarks.surroundings import ROOT, read_surroundings
-from benchmarks.turns import Turns, in_turns, timed_in_turns
+from benchmarks.turns import Turns, timed_in_turns
 
-MOST = Goal(at_most=1.05)
+MOST = Goal(at_most=1.02)
 PPBENCH = "from ppbench.cli import main; main()"
 SWEEP = """\
 name = "short"
@@ -53,38 +49,34 @@ steps = 3
 schedule = ["afab", "1f1b"]
 num_microbatches = [2, 4]
 """
-OVERHEAD = ["overhead", "sweeps/1f1b_vs_afab.toml", "--rounds", "24", "--format", "json"]
-OVERHEAD += ["--set", "world_size=2", "--set", "num_microbatches=8", "--set", "seq_len=128"]
-OVERHEAD += ["--set", "schedule=1f1b"]
+LARGE = "import sys; from pathlib import Path; from benchmarks.store import make_compacted; "
+LARGE += "make_compacted(Path(sys.argv[1]), int(sys.argv[2]))"
 
 
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("commit", help="the commit that this work tree is compared with")
     options.add_argument("--rounds", type=int, default=12)
-    options.add_argument("--overheads", type=int, default=6, help="rounds of `ppbench overhead`")
     options.add_argument("--runs", type=int, default=20_000, help="runs of the large store")
     settings, surroundings = options.parse_args(), read_surroundings()
     compared: dict[str, Turns] = {}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         sides = {"new": ROOT, "old": stack.enter_context(work_tree(settings.commit))}
-        (folder / "short.toml").write_text(SWEEP, encoding="utf-8")
-        make_compacted(folder / "large", settings.runs)
-        run_command(sides["old"], folder, "sweep", "short.toml", "--no-report")
+        for side, tree in sides.items():
+            (folder / side).mkdir()
+            (folder / side / "short.toml").write_text(SWEEP, encoding="utf-8")
+            run_python(tree, folder / side, LARGE, "large", str(settings.runs))
+            run_python(tree, folder / side, PPBENCH, "sweep", "short.toml", "--no-report")
         for name, words in _commands().items():
             arms: dict[str, Callable[[], object]] = {
-                f"{name}, {side}": functools.partial(run_command, tree, folder, *words)
+                f"{name}, {side}": functools.partial(
+                    run_python, tree, folder / side, PPBENCH, *words
+                )
                 for side, tree in sides.items()
             }
             compared[name] = timed_in_turns(arms, settings.rounds)
             print(_ratio(name, compared[name]), flush=True)
-        overheads = {
-            f"overhead of spans, {side}": functools.partial(_overhead, tree, folder)
-            for side, tree in sides.items()
-        }
-        if settings.overheads:
-            compared["overhead of spans"] = in_turns(overheads, settings.overheads, unit="")
     ratios = [_ratio(name, turns) for name, turns in compared.items()]
     figures = [figure for turns in compared.values() for figure in turns.figures()]
     write("commit_commands", settings, surroundings, ratios, figures)
@@ -107,24 +99,16 @@ def _commands() -> dict[str, list[str]]:
     }
 
 
-def run_command(tree: Path, folder: Path, *words: str) -> str:
-    """Run a command of a work tree; returns what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-c", PPBENCH, *words],
+def run_python(tree: Path, folder: Path, code: str, *words: str) -> None:
+    """Run Python code of a work tree in a folder, with these arguments."""
+    subprocess.run(
+        [sys.executable, "-c", code, *words],
         check=True,
         capture_output=True,
         text=True,
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(tree)},
     )
-    return done.stdout
-
-
-def _overhead(tree: Path, folder: Path) -> float:
-    """Median of the steps with spans over those without, as `ppbench overhead` measures it."""
-    words = [str(tree / word) if word.startswith("sweeps/") else word for word in OVERHEAD]
-    (case,) = json.loads(run_command(tree, folder, *words))
-    return float(case["spans_ratio"])
 
 
 if __name__ == "__main__":

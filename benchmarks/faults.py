@@ -33,9 +33,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from engine.flight import Phase, read_record
-from ppbench.run.failures.evidence import node_folder
 from ppbench.run.failures.watchdog import flight_path
-from ppbench.run.job import Event, Journal
+from ppbench.run.job import Event, Journal, noted_node_folders
 from ppbench.store import TABLES, Store
 
 SCHEDULES = ("afab", "1f1b", "zb_h1", "interleaved_1f1b", "zbv")
@@ -278,8 +277,8 @@ class Campaign:
     def _phase(self) -> str:
         """The phase that rank 0 is in, in words."""
         launches = self._launches()
-        folder = node_folder(launches[-1].name) if launches else None
-        record = None if folder is None else read_record(flight_path(folder, 0))
+        folders = noted_node_folders(launches[-1]) if launches else []
+        record = read_record(flight_path(folders[0], 0)) if folders else None
         if record is None:
             return "starts"
         last = record.entries[-1] if record.entries else None
@@ -333,8 +332,7 @@ class Campaign:
         for launch in self._launches():
             if (launch / "running").exists():
                 yield f"{launch.name}/running is left"
-            beside = node_folder(launch.name).parent  # what is collected is hidden there
-            yield from (f"{path} is left" for path in beside.glob(f"*{launch.name}-*"))
+            yield from (f"{folder.parent} is left" for folder in noted_node_folders(launch))
 
     def _names_left(self) -> list[str]:
         with self._processes(None) as left:

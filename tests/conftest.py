@@ -47,7 +47,6 @@ LONGEST = (
     "test_report",
     "test_not_finite",
     "test_bisect",
-    "test_private_folder",
     "test_registry",
     "test_runtimes",
     "test_measuring_code",

@@ -10,8 +10,8 @@ import torch
 
 from benchmarks.gpu.findings import Bound, Finding
 from benchmarks.outcome import Ratio
+from benchmarks.overhead import measure_overhead
 from ppbench.config.reader import read_sweep
-from ppbench.run.sweep.overhead import Rounds, measure_overhead
 
 NUM_ROUNDS = 24
 SWEEP = """\
@@ -62,12 +62,10 @@ def judge(measured: Measurements) -> list[Finding]:
 
 def measure(device: torch.device, num_rounds: int = NUM_ROUNDS) -> Measurements:
     preset, dtype, seq_len, size = MODELS[device.type]
-    cases: list[Rounds] = []
     with tempfile.TemporaryDirectory(prefix="ppbench-gpu-") as folder:
         path = Path(folder) / "overhead.toml"
         model = {"device": device.type, "preset": preset, "dtype": dtype}
         path.write_text(SWEEP.format(**model, seq_len=seq_len, microbatch_size=size))
         sweep = read_sweep(path, [], device.type)
-        measure_overhead(sweep, num_rounds, lambda _place, _count: None, cases.append)
-    (rounds,) = cases
+        (rounds,) = measure_overhead(sweep, num_rounds)
     return Measurements(tuple(rounds.on_ns), tuple(rounds.off_ns))

@@ -35,7 +35,6 @@ from ppbench.errors import first_line
 if TYPE_CHECKING:
     from ppbench.commits.bench import Target
     from ppbench.commits.bisect import BisectionResult
-    from ppbench.commits.launches import Launches
 
 
 def bisect(
@@ -105,15 +104,19 @@ def bisection_text(
     table = render(result.frame, how, columns, view, ["commit", "chance"])
     if how is Format.csv:
         return table
-    case = [f"case: {', '.join(result.conditions)}"] if result.conditions else []
-    commands = [f"{name}: {command}" for name, command in _commands(result, results).items()]
-    lines = [
-        *case,
-        *_verdict(result, good, bad),
-        *_skipped(result),
-        *_discounted(result),
-        *commands,
-    ]
+    from ppbench.display.changes import discount_text
+
+    lines = [f"case: {', '.join(result.conditions)}"] if result.conditions else []
+    lines += _verdict(result, good, bad)
+    for target, launches, runs in zip(result.targets, result.launches, result.runs, strict=True):
+        if not runs:
+            failure = launches.last_failure(0)  # it may have had launches that were ok
+            why = f"{failure.status}: {first_line(failure.error)}" if failure else "no figure"
+            lines.append(f"skipped: {target.label}: {why}")
+    for launch in result.discounted:
+        where = f"{result.targets[launch.commit].label}, launch {launch.launch}"
+        lines.append(f"discounted: {where}: {discount_text(launch.reason, launch.slowdown)}")
+    lines += [f"{name}: {command}" for name, command in _commands(result, results).items()]
     return "\n".join([table, "", *lines])
 
 
@@ -123,15 +126,31 @@ def _verdict(result: BisectionResult, good: str, bad: str) -> list[str]:
     launches = f"{result.num_launches} launches ({result.num_made} made now)"
     match result.search.finding:
         case Finding.found:
+            commits = [
+                f"{each.commit.commit} {each.commit.author_date} {each.commit.subject}"
+                for each in result.candidates
+            ]
+            first = [f"first bad commit: {commits[0]}"]
+            if (num := len(commits)) > 1:
+                first = [f"first bad commit: one of {num}; only the last of them runs", *commits]
             return [
-                *_first_bad(result),
+                *first,
+                f"change: {_change(result)}{_direction(result)}",
                 f"confidence {_percent(result.search.confidence)}, {launches}",
             ]
         case Finding.no_difference:
             ends = f"{result.targets[0].label} and {result.targets[-1].label}"
             return [f"no difference between {ends} beyond noise: {_change(result)}, {launches}"]
         case Finding.several:
-            return _several(result, good, bad)
+            search, targets = result.search, result.targets
+            between = search.latest if search.between is None else search.between
+            middle = targets[between].commit.commit
+            level = f"{middle[:9]} has neither the good nor the bad level"
+            pairs = itertools.pairwise(
+                [targets[0].commit.commit, middle, targets[-1].commit.commit]
+            )
+            commands = [_search_command(good, bad, *pair) for pair in pairs]
+            return [f"several commits changed it: {level}. Search on each side of it:", *commands]
         case Finding.searching:
             likeliest = result.targets[result.search.latest].label
             known = f"likeliest: {likeliest} ({_percent(result.search.confidence)})"
@@ -139,29 +158,6 @@ def _verdict(result: BisectionResult, good: str, bad: str) -> list[str]:
                 f"undecided after {launches}, --max-launches reached; {known}",
                 f"go on with: {typed_command()}",
             ]
-
-
-def _first_bad(result: BisectionResult) -> list[str]:
-    commits = [_in_full(target) for target in result.candidates]
-    head = [f"first bad commit: {commits[0]}"]
-    if len(commits) > 1:
-        head = [f"first bad commit: one of {len(commits)}; only the last of them runs", *commits]
-    return [*head, f"change: {_change(result)}{_direction(result)}"]
-
-
-def _in_full(target: Target) -> str:
-    commit = target.commit
-    return f"{commit.commit} {commit.author_date} {commit.subject}"
-
-
-def _several(result: BisectionResult, good: str, bad: str) -> list[str]:
-    """Say that several commits changed the metric, with commands that search each range."""
-    search, targets = result.search, result.targets
-    middle = targets[search.latest if search.between is None else search.between].commit.commit
-    level = f"{middle[:9]} has neither the good nor the bad level"
-    ends = [targets[0].commit.commit, middle, targets[-1].commit.commit]
-    commands = [_search_command(good, bad, *pair) for pair in itertools.pairwise(ends)]
-    return [f"several commits changed it: {level}. Search on each side of it:", *commands]
 
 
 def _search_command(good: str, bad: str, new_good: str, new_bad: str) -> str:
@@ -195,31 +191,6 @@ def _direction(result: BisectionResult) -> str:
     if is_higher == METRICS[result.metric].higher_is_better:
         return ", for the better: the bad end is the better one here"
     return ""
-
-
-def _skipped(result: BisectionResult) -> list[str]:
-    commits = zip(result.targets, result.launches, result.runs, strict=True)
-    return [
-        f"skipped: {target.label}: {_why(launches)}"
-        for target, launches, runs in commits
-        if not runs
-    ]
-
-
-def _discounted(result: BisectionResult) -> list[str]:
-    """Name the launches that count for nothing, and why."""
-    from ppbench.display.changes import discount_text
-
-    return [
-        f"discounted: {result.targets[one.commit].label}, launch {one.launch}: "
-        f"{discount_text(one.reason, one.slowdown)}"
-        for one in result.discounted
-    ]
-
-
-def _why(launches: Launches) -> str:
-    failure = launches.last_failure(0)  # a commit that fails now may have had launches that were ok
-    return "no figure" if failure is None else f"{failure.status}: {first_line(failure.error)}"
 
 
 def _commands(result: BisectionResult, results: Path) -> dict[str, str]:

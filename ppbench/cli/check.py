@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ppbench.cli.compare import CLAIM_ENDINGS
+from ppbench.cli.compare import SAVED
 from ppbench.cli.options import (
     RESULTS,
     Columns,
@@ -16,9 +16,7 @@ from ppbench.cli.options import (
     IsRun,
     Metrics,
     MostLaunches,
-    NewSession,
     NumLaunches,
-    Replicate,
     Results,
     Sort,
     check_store_of,
@@ -29,7 +27,7 @@ from ppbench.cli.options import (
 )
 from ppbench.display.formats import Format
 from ppbench.display.tables import View
-from ppbench.errors import ExitCode, UsageError
+from ppbench.errors import UsageError
 
 if TYPE_CHECKING:
     from ppbench.commits.gate import GateResult
@@ -38,8 +36,9 @@ if TYPE_CHECKING:
 HeadsSweep = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[SWEEP | CLAIM]",
-        help="Sweep file; default: that of head's runs. Or a claim (.json), to check again.",
+        metavar="[SWEEP | COMPARISON]",
+        help="Sweep file; default: that of head's runs. Or a saved comparison (.json), which is "
+        "judged anew by newer launches.",
     ),
 ]
 
@@ -68,8 +67,6 @@ def check(
     is_run: IsRun = False,
     launches: NumLaunches = None,
     most: MostLaunches = None,
-    replicate: Replicate = False,
-    new_session: NewSession = False,
     summary: Summary = None,
     results: Results = RESULTS,
     how: HowToPrint = Format.table,
@@ -81,13 +78,24 @@ def check(
     from ppbench.commits.check import check as check_sides
 
     view = View.of(columns, sort)
-    if file is not None and file.suffix in CLAIM_ENDINGS:
-        gate = (base, head, threshold, metrics, summary, most)
-        measuring = ((launches or 5) if is_run or replicate else None, replicate, new_session)
-        raise typer.Exit(_check_claim(file, gate, measuring, results, how, view))
-    if replicate or new_session:
-        raise UsageError("--replicate: measures a claim again; name its file, CLAIM.json")
-    largest = _share(threshold)
+    if file is not None and file.suffix == SAVED:
+        from ppbench.cli.saved import check_saved_file
+
+        of_gate = {
+            "--base": base,
+            "--head": head != "worktree",
+            "--threshold": threshold,
+            "--metric": metrics,
+            "--summary": summary,
+            "--max-launches": most,
+        }
+        for name in (name for name, value in of_gate.items() if value):
+            raise UsageError(f"{name}: is for the gate; a comparison says itself what is compared")
+        num = (launches or 5) if is_run else None
+        raise typer.Exit(check_saved_file(file, num, results, how, view))
+    from ppbench.config.sweep import read_share
+
+    largest = None if threshold is None else read_share("--threshold", threshold)
     check_store_of(results, [head, base or ""], measures=is_run)
     launches, most = num_and_most(launches, most, is_run=is_run)
     with going_on(), LiveProgress(is_shown=is_run) as progress:
@@ -111,30 +119,15 @@ def _print(result: GateResult, again: str, summary: Path | None, how: Format, vi
     """Print what the gate found; write it as markdown too, if there is a file for it."""
     from ppbench.cli.comparison import gate_text, note_aside
     from ppbench.commits.comparison import break_down
+    from ppbench.files import whole_file
 
     breakdowns = break_down(result.comparison, result.comparison.changed())
     note_aside(result.comparison, how)
     if summary is not None:
-        _write(summary, gate_text(result, breakdowns, Format.markdown, again))
+        text = gate_text(result, breakdowns, Format.markdown, again)
+        with whole_file(summary, "--summary") as page:
+            page.write(f"{text}\n".encode())
     print_text(gate_text(result, breakdowns, how, again, view), how)
-
-
-def _check_claim(
-    file: Path,
-    gate: tuple[object, ...],
-    measuring: tuple[int | None, bool, bool],
-    results: Path,
-    how: Format,
-    view: View,
-) -> ExitCode:
-    """Check a claim; raises UsageError for options of the gate, as a claim has its own sides."""
-    from ppbench.cli.replicating import check_claim_file
-
-    names = ("--base", "--head", "--threshold", "--metric", "--summary", "--max-launches")
-    for name, value in zip(names, gate, strict=True):
-        if value and (name, value) != ("--head", "worktree"):
-            raise UsageError(f"{name}: is for the gate; a claim says itself what is compared")
-    return check_claim_file(file, measuring, results, how, view)
 
 
 def _again(
@@ -157,20 +150,6 @@ def _again(
         launches=launches,
         max_launches=most,
     )
-
-
-def _share(threshold: str | None) -> float | None:
-    """The largest regression that passes. Raises UsageError."""
-    from ppbench.config.sweep import read_share
-
-    return None if threshold is None else read_share("--threshold", threshold)
-
-
-def _write(summary: Path, text: str) -> None:
-    from ppbench.files import whole_file
-
-    with whole_file(summary, "--summary") as page:
-        page.write(f"{text}\n".encode())
 
 
 def _lasting_name(side: Side) -> str:

@@ -31,13 +31,8 @@ COMMANDS = [
         "Run every case of a sweep file and write a report.",
     ),
     Entry(
-        *(MEASURE, "overhead", "overhead:overhead"),
-        "Measure the overhead of the flight recorder, of spans and of torch.profiler.",
-    ),
-    Entry(
         *(MEASURE, "noise", "noise:noise"),
-        sentence="Measure launch-to-launch noise on this machine, and store it as the floor for "
-        "comparisons.",
+        sentence="Measure launch-to-launch noise on this machine, the floor for comparisons.",
     ),
     Entry(
         *(MEASURE, "models", "models:commands"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,9 +17,7 @@ from ppbench.cli.options import (
     IsRun,
     Metrics,
     MostLaunches,
-    NewSession,
     NumLaunches,
-    Replicate,
     Results,
     Sort,
     check_store_of,
@@ -30,10 +28,8 @@ from ppbench.cli.options import (
 )
 from ppbench.display.formats import Format
 from ppbench.errors import ExitCode, UsageError
-from ppbench.files import check_suffix
 
 if TYPE_CHECKING:
-    from ppbench.cli.replicating import Asked
     from ppbench.commits.comparison import Comparison
     from ppbench.comparison.across import Across
     from ppbench.display.tables import View
@@ -71,18 +67,15 @@ AllPairs = Annotated[
 ]
 Page = Annotated[
     Path | None,
-    typer.Option("-o", "--output", metavar="FILE", help="Also write the comparison as a page."),
-]
-CLAIM_ENDINGS = (".json", ".md")
-"""Endings of the files in which a claim is written, and of those that `check` takes for one."""
-Claims = Annotated[
-    list[Path] | None,
     typer.Option(
-        "--claim",
+        "-o",
+        "--output",
         metavar="FILE",
-        help="Also write the result as a claim: .json to check it again, .md for a pull request.",
+        help="Also write the comparison: as a page, or as .json, which `check` judges anew.",
     ),
 ]
+SAVED = ".json"
+"""The ending of a saved comparison."""
 
 
 def compare(
@@ -94,9 +87,6 @@ def compare(
     is_run: IsRun = False,
     launches: NumLaunches = None,
     most: MostLaunches = None,
-    replicate: Replicate = False,
-    new_session: NewSession = False,
-    claims: Claims = None,
     output: Page = None,
     results: Results = RESULTS,
     how: HowToPrint = Format.table,
@@ -107,86 +97,31 @@ def compare(
     from ppbench.display.tables import View
 
     words, view = names or [], View.of(columns, sort)
-    numbers = num_and_most(launches, most, is_run=is_run or replicate)
+    numbers = num_and_most(launches, most, is_run=is_run)
     is_named = across is not None or any(not word.endswith(".toml") for word in words)
     check_store_of(results, words, measures=is_run or not is_named)
     result: Comparison | Across
-    asked = (metrics or (), launches or 5, results)
-    files = _claim_files(claims, across, replicate=replicate, new_session=new_session)
     if across is None:
-        _check_has_no_axis(words, base_value, all_pairs=all_pairs)
-    if replicate:
-        others = {"--run": is_run, "--output": output is not None, "--max-launches": bool(most)}
-        raise typer.Exit(_replicate(words, asked, files, how, view, others, new_session))
-    if across is None:
+        for option, value in (("--base", base_value), ("--all-pairs", all_pairs)):
+            if value:
+                raise UsageError(
+                    f"{option}: chooses values of a setting; name it with --across AXIS"
+                )
+        if not words:
+            raise UsageError(
+                "compare: nothing is named; give BASE [HEAD], two commits for example, or compare "
+                "the last sweep along a setting with --across schedule"
+            )
         result, text = _sides(words, metrics, numbers, results, how, view, output)
     else:
         options = (base_value, all_pairs, metrics)
         result, text = _along(across, words, options, numbers, results, how, view, output)
     print_text(text, how)
-    if files:
-        _write_claim(result, words, asked, files, how)
     if output is not None:
-        print(f"page: {output}", file=sys.stdout if how is Format.table else sys.stderr)
+        word = "saved" if output.suffix == SAVED else "page"
+        print(f"{word}: {output}", file=sys.stdout if how is Format.table else sys.stderr)
     is_answered = result.has_verdict and not result.is_open
     raise typer.Exit(ExitCode.ok if is_answered else ExitCode.insufficient)
-
-
-def _claim_files(
-    claims: Sequence[Path] | None,
-    across: str | None,
-    *,
-    replicate: bool,
-    new_session: bool,
-) -> list[Path]:
-    """The files of the claim. Raises UsageError for options that contradict each other."""
-    files = list(claims or ())
-    for file in files:
-        check_suffix(file, CLAIM_ENDINGS, ", by which --claim writes it")
-    if across is not None and (files or replicate):
-        option = "--claim" if files else "--replicate"
-        raise UsageError(f"{option}: is about two sides, BASE and HEAD; leave out --across")
-    if new_session and not replicate:
-        raise UsageError("--new-session: says when to replicate; give it with --replicate")
-    return files
-
-
-def _replicate(
-    words: Sequence[str],
-    asked: Asked,
-    files: Sequence[Path],
-    how: Format,
-    view: View,
-    others: Mapping[str, bool],
-    new_session: bool,
-) -> ExitCode:
-    """Measure both sides in another session; raises UsageError for `others` that are given."""
-    from ppbench.cli.replicating import replicate_sides
-
-    for option in (option for option, is_given in others.items() if is_given):
-        raise UsageError(
-            f"--replicate: measures both sides itself, --launches times each; leave out {option}"
-        )
-    return replicate_sides(split_names(words), asked, files, how, view, is_forced=new_session)
-
-
-def _write_claim(
-    result: object, words: Sequence[str], asked: Asked, files: Sequence[Path], how: Format
-) -> None:
-    from ppbench.cli.replicating import write_claim_of
-
-    write_claim_of(result, split_names(words), asked, files, how)
-
-
-def _check_has_no_axis(names: Sequence[str], base_value: str | None, *, all_pairs: bool) -> None:
-    for option, value in (("--base", base_value), ("--all-pairs", all_pairs)):
-        if value:
-            raise UsageError(f"{option}: chooses values of a setting; name it with --across AXIS")
-    if not names:
-        raise UsageError(
-            "compare: nothing is named; give BASE [HEAD], two commits for example, or compare the "
-            "last sweep along a setting with --across schedule"
-        )
 
 
 def _sides(
@@ -204,6 +139,7 @@ def _sides(
     from ppbench.commits.comparison import break_down
     from ppbench.commits.comparison import compare as compare_sides
     from ppbench.commits.sides import WORKTREE
+    from ppbench.files import whole_file
 
     base, head, sweep = split_names(words)
     launches, most = asked
@@ -220,7 +156,10 @@ def _sides(
         )
     wanted = result.series() if how is Format.json else result.changed()
     breakdowns = break_down(result, wanted)
-    if output is not None:
+    if output is not None and output.suffix == SAVED:
+        with whole_file(output, "--output") as saved:
+            saved.write(f"{comparison_text(result, breakdowns, Format.json)}\n".encode())
+    elif output is not None:
         again = command("compare", *words, metric=metrics, results=results, output=output)
         _write(output, page_of_sides(result, break_down(result, result.changed()), again))
     note_aside(result, how)
@@ -243,6 +182,8 @@ def _along(
     from ppbench.commits.comparison import compare as compare_sides
 
     base, all_pairs, metrics = options
+    if output is not None and output.suffix == SAVED:
+        raise UsageError(f"-o {output}: keeps two sides, BASE and HEAD; write a page: FILE.html")
     with going_on():
         result = compare_sides(
             across=axis,

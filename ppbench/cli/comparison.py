@@ -16,6 +16,7 @@ import pandas as pd
 from ppbench.analysis.breakdown import Moved
 from ppbench.commits.comparison import Comparison, Series
 from ppbench.commits.gate import NOT_DECIDED, NOTHING, GatedLine, GateResult, entry_text
+from ppbench.commits.saved import identity_values, lasting_revision
 from ppbench.commits.sides import SHORT, Side
 from ppbench.comparison.across import Across, Contrast
 from ppbench.comparison.axes import key_of
@@ -209,7 +210,10 @@ def gate_text(
         _table(rows, lines, how, view),
         *(section.text(how) for section in sections),
         _to_paste(result, how),
-        *((_again(command), _details_of(result)) if is_page else ()),
+        *([f"**How to reproduce**\n\n```sh\n{command}\n```"] if is_page else []),
+        details("Details", render(result.frame, Format.markdown, _DETAILS))
+        if is_page and not result.frame.empty
+        else "",
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -274,6 +278,7 @@ def as_code(text: str) -> str:
 
 def _row(line: Line[Any]) -> dict[str, str]:
     metric, change = line.metric, line.change
+    discounts = f" ({len(line.discounted)} discounted)" if line.discounted else ""
     return {
         "case": line.series.text,
         "fingerprint": line.series.fingerprint,
@@ -282,13 +287,8 @@ def _row(line: Line[Any]) -> dict[str, str]:
         "head": figure_text(metric, change.head),
         "change_text": change_text(metric, change),
         "verdict": verdict_text(metric, change.verdict),
-        "launches": f"{change.num_base}, {change.num_head}{_discounts(line)}",
+        "launches": f"{change.num_base}, {change.num_head}{discounts}",
     }
-
-
-def _discounts(line: Line[Any]) -> str:
-    num = len(line.discounted)
-    return f" ({num} discounted)" if num else ""
 
 
 def _gate_cells(gated: GatedLine) -> dict[str, str]:
@@ -454,16 +454,6 @@ def _to_paste(result: GateResult, how: Format) -> str:
     return f"{advice}\n\n{entries}"
 
 
-def _again(command: str) -> str:
-    return f"**How to reproduce**\n\n```sh\n{command}\n```"
-
-
-def _details_of(result: GateResult) -> str:
-    if result.frame.empty:
-        return ""
-    return details("Details", render(result.frame, Format.markdown, _DETAILS))
-
-
 def details(title: str, body: str) -> str:
     return f"<details><summary>{title}</summary>\n\n{body}\n\n</details>"
 
@@ -484,6 +474,7 @@ def _comparison_values(
     return {
         "base": _side_values(comparison.base),
         "head": _side_values(comparison.head),
+        **identity_values(comparison),
         **_looks_values(comparison),
         "changes": _records(comparison.frame),
         "moved": [
@@ -539,6 +530,7 @@ def _side_values(side: Side) -> dict[str, object]:
         "name": side.name,
         "title": side.title,
         "commit": side.commit,
+        "revision": lasting_revision(side),
         "num_runs": len(side.runs),
         "num_failed": len(side.failed),
     }

@@ -8,11 +8,10 @@ from typing import Annotated
 import typer
 
 from ppbench.cli.options import Columns, Command, Group, HowToPrint, Sort
-from ppbench.cli.progress import live_status
 from ppbench.console import note
 from ppbench.display.formats import Format
 from ppbench.display.tables import View, render
-from ppbench.errors import ExitCode
+from ppbench.errors import ExitCode, UsageError
 
 commands = typer.Typer(
     cls=Group, no_args_is_help=True, help="Check which architectures can be split exactly."
@@ -35,15 +34,27 @@ def check(
 ) -> None:
     """Train every architecture in two stages and unsplit, and compare loss and gradients."""
     import pandas as pd
-
-    from ppbench.run.sweep.model_check import check_architectures
+    from rich.console import Console
 
     view = View.of(columns, sort)
     view.check(COLUMNS)
-    with live_status() as show:
-        checks = check_architectures(
-            architectures or [], lambda progress: show(progress.text, progress.text)
-        )
+    console, checks = Console(stderr=True), []
+    with console.status("importing the models") as status:
+        from engine.check import architectures as known_architectures
+        from engine.check import check_architectures
+
+        known = known_architectures()
+        names = list(dict.fromkeys(architectures or known))
+        if unknown := [name for name in names if name not in known]:
+            raise UsageError(
+                f'no architecture "{unknown[0]}" with a plan; there are {", ".join(known)}'
+            )
+        for check in check_architectures(names):
+            checks.append(check)
+            text = f"{len(checks)} of {len(names)}: {check.architecture} {check.status}"
+            status.update(text)
+            if not console.is_terminal:
+                note(text)
     print(render(pd.DataFrame(map(asdict, checks)), how, COLUMNS, view))
     verdict = f"{sum(check.status == 'exact' for check in checks)} of {len(checks)} exact"
     if how is Format.table:

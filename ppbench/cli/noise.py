@@ -33,7 +33,7 @@ def noise(
     columns: Columns = None,
     sort: Sort = None,
 ) -> None:
-    """Measure launch-to-launch noise on this machine, and store it as the floor for comparisons.
+    """Measure launch-to-launch noise on this machine, the floor for comparisons.
 
     Shows the drift between sessions beside it, once launches of one commit in two are stored.
     """

@@ -180,20 +180,6 @@ MostLaunches = Annotated[
         help="With --run: most launches of each side, if it is not decided earlier; default: 12.",
     ),
 ]
-Replicate = Annotated[
-    bool,
-    typer.Option(
-        "--replicate",
-        help="Measure both sides again in another session, and say whether the result held.",
-    ),
-]
-NewSession = Annotated[
-    bool,
-    typer.Option(
-        "--new-session",
-        help="With --replicate: begin another session now, though the newest is not over.",
-    ),
-]
 ScheduleName = Annotated[
     str,
     typer.Argument(

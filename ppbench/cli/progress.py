@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from rich.console import Console
 from rich.markup import escape
 
-from ppbench.console import note, wrapped
+from ppbench.console import wrapped
 from ppbench.display.units import counted, duration
 
 _SHOWN = ("waiting for ", "warning: ", "setup: ")
@@ -71,23 +69,3 @@ class LiveProgress:
             return f", {counted(num_left, 'start')} left with this one"
         seconds = sum(self._seconds) / len(self._seconds) * num_left
         return f", {counted(num_left, 'start')} left with this one, about {duration(seconds)}"
-
-
-class ShowStatus(Protocol):
-    """Shows `text` on a terminal; elsewhere prints `line`, if there is one."""
-
-    def __call__(self, text: str, line: str = "") -> None: ...
-
-
-@contextmanager
-def live_status() -> Iterator[ShowStatus]:
-    """Show a status on standard error, which begins with the start of the ranks."""
-    console = Console(stderr=True)
-    with console.status("starting the ranks") as status:
-
-        def show(text: str, line: str = "") -> None:
-            status.update(text)
-            if line and not console.is_terminal:
-                note(line)
-
-        yield show

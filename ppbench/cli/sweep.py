@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -198,7 +198,10 @@ def _sweep_here(
     with contextlib.ExitStack() as held:
         live: Display = display
         if reports is not None and is_live:
-            live = held.enter_context(_live(display, asked, reports, again, assets, open_it))
+            from ppbench.cli.live import reporting
+
+            opens = open_page if open_it else lambda _: None
+            live = held.enter_context(reporting(display, asked, reports, again, assets, opens))
         done = run_sweep(*asked, live, again)
     path = None
     if reports is not None:
@@ -242,31 +245,11 @@ def _name_page(path: Path, how: Format, *, is_to_open: bool) -> None:
         open_page(path)
 
 
-@contextlib.contextmanager
-def _live(
-    display: Display,
-    asked: tuple[Sweep, Store, Choice],
-    reports: Path,
-    command: str,
-    assets: Assets,
-    opens: bool,
-) -> Iterator[Display]:
-    """Have the report written while the sweep runs; it is opened at once, if at all."""
-    from ppbench.cli.live import live_page, reporting
-
-    page, run_ids = live_page(*asked, reports, command, assets)
-    with reporting(display, page, run_ids) as live:
-        if opens:
-            open_page(Path(page.path))
-        yield live
-
-
 def _write_page(
     reports: Path, store: Store, done: SweepResult, command: str, assets: Assets
 ) -> Path:
     """Write the report of all runs of the sweep, and the index of reports."""
     from ppbench.cli.live import report_path
-    from ppbench.report.pages.live import forget
     from ppbench.report.pages.report import write_report
     from ppbench.report.pages.templates import update_index
 
@@ -276,7 +259,6 @@ def _write_page(
     write_report(
         path, store, done.frame, title=read.name, command=command, sweep_text=text, assets=assets
     )
-    forget(path)
     update_index(reports, note)
     return path
 

@@ -52,20 +52,19 @@ class _Sessions:
 
 def on_one_level(pairings: Sequence[Pairing[S]], metrics: Sequence[Metric]) -> list[Pairing[S]]:
     """The pairings with the figures of shared sessions moved to one level, for their verdicts."""
-    return [_on_one_level(pairing, _sessions(pairing), metrics) for pairing in pairings]
-
-
-def _on_one_level(
-    pairing: Pairing[S], sessions: _Sessions, metrics: Sequence[Metric]
-) -> Pairing[S]:
-    if len(set(sessions.base)) < 2 or not are_shared(sessions.base, sessions.head):
-        return pairing
-    base, head = pairing.base.copy(), pairing.head.copy()
-    numbers = (sessions.base, sessions.head)
-    for metric in metrics:
-        figures = (base[metric.name].tolist(), head[metric.name].tolist())
-        base[metric.name], head[metric.name] = without_drift(metric, figures, numbers)
-    return replace(pairing, base=base, head=head)
+    moved = []
+    for pairing in pairings:
+        sessions = _sessions(pairing)
+        if len(set(sessions.base)) < 2 or not are_shared(sessions.base, sessions.head):
+            moved.append(pairing)
+            continue
+        base, head = pairing.base.copy(), pairing.head.copy()
+        numbers = (sessions.base, sessions.head)
+        for metric in metrics:
+            figures = (base[metric.name].tolist(), head[metric.name].tolist())
+            base[metric.name], head[metric.name] = without_drift(metric, figures, numbers)
+        moved.append(replace(pairing, base=base, head=head))
+    return moved
 
 
 def include_drift(
@@ -81,10 +80,14 @@ def include_drift(
     if not apart:
         return list(lines), list(one_session(lines, pairings))
     drifts = _drifts(lines, pairings, apart, list(dict.fromkeys(stores)))
-    wider = [
-        _wider(line, drifts.get((line.series, line.metric)), by_series, len(pairings))
-        for line in lines
-    ]
+    wider = []
+    for line in lines:
+        drift = drifts.get((line.series, line.metric))
+        change = line.change
+        if drift is not None:
+            share = by_series[line.series].apart
+            change = with_drift(line.metric, change, drift, share, len(pairings))
+        wider.append(replace(line, change=change))
     return wider, list(_never_shared(apart, drifts))
 
 
@@ -137,15 +140,6 @@ def _launches_like(launch: pd.DataFrame, stores: Sequence[Store]) -> pd.DataFram
     return of_keys(rows, keys_of(rows), key)
 
 
-def _wider(
-    line: Line[S], drift: Drift | None, sessions: Mapping[S, _Sessions], num_pairs: int
-) -> Line[S]:
-    if drift is None:
-        return line
-    apart = sessions[line.series].apart
-    return replace(line, change=with_drift(line.metric, line.change, drift, apart, num_pairs))
-
-
 def _never_shared(
     apart: Mapping[S, _Sessions], drifts: Mapping[tuple[S, Metric], Drift | None]
 ) -> Iterable[str]:
@@ -158,7 +152,13 @@ def _never_shared(
     ]
     known = [series.text for series in alone if series.text not in unknown]
     if known:
-        sizes = "; ".join(dict.fromkeys(_drift_text(apart, drifts)))
+        texts = [
+            f"{metric.name} {drift.deviation * 100:.2g} {'points' if metric.in_points else '%'} in "
+            f"{drift.num_sessions} sessions"
+            for (series, metric), drift in drifts.items()
+            if drift is not None and apart[series].are_never_shared
+        ]
+        sizes = "; ".join(dict.fromkeys(texts))
         yield f"{begin}their difference and in its interval ({sizes}): {listed(known)}"
     if unknown:
         yield (
@@ -166,13 +166,3 @@ def _never_shared(
             "launches of one commit in two sessions, or measure both sides in turn: ppbench "
             "compare --run"
         )
-
-
-def _drift_text(
-    apart: Mapping[S, _Sessions], drifts: Mapping[tuple[S, Metric], Drift | None]
-) -> Iterable[str]:
-    for (series, metric), drift in drifts.items():
-        if drift is not None and apart[series].are_never_shared:
-            unit = "points" if metric.in_points else "%"
-            size = f"{drift.deviation * 100:.2g} {unit}"
-            yield f"{metric.name} {size} in {drift.num_sessions} sessions"

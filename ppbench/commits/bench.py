@@ -19,7 +19,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -28,7 +27,7 @@ import pandas as pd
 from ppbench.commits.launches import Launches, StoredLaunches
 from ppbench.commits.sides import WORKTREE
 from ppbench.commits.worktrees import Checkouts, SetupError
-from ppbench.comparison.repeats import FindDisturbed, is_lacking, most_repeats
+from ppbench.comparison.repeats import is_lacking, most_repeats
 from ppbench.config.case import setting_of
 from ppbench.config.reader import read_sweep
 from ppbench.config.schema import known_keys
@@ -131,15 +130,13 @@ class Bench:
         metrics: Sequence[str] = (SPEED,),
         retries_failed: bool = False,
         is_fresh: bool = False,
-        find_disturbed: FindDisturbed | None = None,
-        now: datetime | None = None,
+        after: str = "",
     ) -> None:
         """`overrides` are those that the sweep was read with.
 
-        With `is_fresh` only launches count that were made just now, by the same code; `now` may be
-        named, to leave older ones out. Those that `find_disturbed` finds are made again by
-        `measure_afresh`, a few times. Raises
-        UsageError for a sweep that cannot be used, RepositoryError without a repository.
+        With `is_fresh` only launches count that were made just now, by the same code, and `after`
+        this run. Raises UsageError for a sweep that cannot be used, RepositoryError without a
+        repository.
         """
         check_devices(sweep)
         check_writable(results, "--results")
@@ -150,7 +147,7 @@ class Bench:
         self._store = Store(results.resolve())
         self._overrides, self._metrics = tuple(overrides), tuple(metrics)
         self._only: tuple[str, ...] = ()
-        self._is_fresh, self._now, self._find_disturbed = is_fresh, now, find_disturbed
+        self._is_fresh, self._after = is_fresh, after
         self._stored = self._look_up()
         self._retries_failed = retries_failed
         self._tried: dict[str, int] = {}  # target -> most launches that were asked for
@@ -172,8 +169,7 @@ class Bench:
             self._metrics,
             is_fresh=self._is_fresh,
             code=code,
-            find_disturbed=self._find_disturbed,
-            now=self._now,
+            after=self._after,
         )
 
     def select(self, only: Sequence[str]) -> None:
@@ -277,8 +273,12 @@ class Bench:
 
     def _start(self, target: Target, num_launches: int) -> str | None:
         """Run the sweep on a target; return the error, or None."""
-        try:
-            tree = self._tree_of(target)  # git's own failures are not the commit's
+        try:  # git's own failures are not the commit's
+            tree = (
+                self.repository.root
+                if target.commit.is_dirty
+                else self.checkouts.of(target.commit.commit)
+            )
         except SetupError as error:
             return str(error)
         folder = tree / _place_in(self.repository.root)
@@ -288,19 +288,11 @@ class Bench:
             raise KeyboardInterrupt
         if ended.exit_code == 0:
             return None
-        text = ended.error_text()
-        if self._is_of_store(text):  # not the commit's fault
-            raise StoreError(text)
+        text, store = ended.error_text(), str(self._store.folder)
+        line = first_line(text)
+        if line.startswith(store) and not line.startswith(f"{store}/worktrees"):
+            raise StoreError(text)  # not the commit's fault
         return text
-
-    def _is_of_store(self, error: str) -> bool:
-        line, folder = first_line(error), str(self._store.folder)
-        return line.startswith(folder) and not line.startswith(f"{folder}/worktrees")
-
-    def _tree_of(self, target: Target) -> Path:
-        if target.commit.is_dirty:
-            return self.repository.root
-        return self.checkouts.of(target.commit.commit)
 
     def _command(self, tree: Path, num_launches: int) -> list[str]:
         settings = [
@@ -390,15 +382,12 @@ class Rounds:
         """Bring a side to so many launches; disturbed ones are made again, so often at most."""
         stored = self.bench.measure_afresh(side, count)
         for _ in range(most_repeats(count)):
-            if not self._is_repeat_due(stored, count):
+            cases = map(stored.disturbed, range(len(self.bench.sweep.cases)))
+            if not any(any(disturbed) and is_lacking(disturbed, count) for disturbed in cases):
                 break
             self.bench.progress.say("  its machine was disturbed: launched once more")
             stored = self.bench.measure_afresh(side, count)
         return stored
-
-    def _is_repeat_due(self, stored: Launches, count: int) -> bool:
-        cases = map(stored.disturbed, range(len(self.bench.sweep.cases)))
-        return any(any(disturbed) and is_lacking(disturbed, count) for disturbed in cases)
 
 
 @contextmanager
@@ -408,22 +397,20 @@ def rounds_of(
     head: str,
     results: Path,
     progress: Progress = SILENT,
-    find_disturbed: FindDisturbed | None = None,
-    now: datetime | None = None,
+    after: str = "",
 ) -> Iterator[Rounds]:
     """Two commits to be measured in turns; their work trees are removed at the end.
 
     Older launches do not count: between sessions a machine drifts by more than launches differ, and
     that would fall on one side. Launches of the last hour do count, so that a measurement that was
-    stopped goes on.
+    stopped goes on, but only those `after` this run.
 
     A head with uncommitted changes is measured in place. Without a base it is the repository's
     default. Raises PpbenchError.
     """
     if sweep is None:
         raise UsageError("--run: needs SWEEP, the sweep file to be measured")
-    bench = Bench(sweep, results, progress, is_fresh=True, now=now, find_disturbed=find_disturbed)
-    with bench:
+    with Bench(sweep, results, progress, is_fresh=True, after=after) as bench:
         rounds = Rounds(bench, *_targets(bench, base, head))
         _note_fresh(bench, rounds.base, rounds.head)
         try:
@@ -442,13 +429,14 @@ def measure_sides(
     launches: int,
     results: Path,
     progress: Progress = SILENT,
-    now: datetime | None = None,
+    *,
+    after: str = "",
 ) -> tuple[str, str]:
     """Measure two commits in interleaved launches, so many of each, and return their names.
 
-    Launches of the hour before `now` count.
+    Launches of the last hour count, if they were made `after` this run.
     """
-    with rounds_of(sweep, base, head, results, progress, now=now) as rounds:
+    with rounds_of(sweep, base, head, results, progress, after) as rounds:
         rounds.bring_to(launches)
         return rounds.names
 

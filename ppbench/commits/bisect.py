@@ -22,8 +22,9 @@ import pandas as pd
 from ppbench.commits.bench import SILENT, Bench, Progress, Target, commit_values, read_tracked
 from ppbench.commits.launches import Launch, Launches
 from ppbench.comparison.known import known_of
-from ppbench.comparison.launches import fingerprint_of
+from ppbench.comparison.launches import Key, key_of
 from ppbench.comparison.lines import read_metrics
+from ppbench.comparison.noise import noises_of, slowdowns_and_launches
 from ppbench.config.sweep import read_share
 from ppbench.display.metrics import METRICS
 from ppbench.display.units import counted, duration, percent
@@ -45,7 +46,7 @@ from ppbench.statistics.noise import measure_noise
 from ppbench.statistics.slowdowns import Slowdown, is_disturbed
 from ppbench.statistics.until_decided import Stop
 from ppbench.statistics.verdicts import DiscountReason, Metric, Noise
-from ppbench.store.noise import read_noise
+from ppbench.store import Store
 
 MOST_FRUITLESS = 2
 """Starts of a commit without any figure after which it counts as not running."""
@@ -206,6 +207,7 @@ class _Bisection:
         self.fruitless = [0] * len(self.targets)  # starts in a row without a figure, by commit
         self.is_retry_due = [self.retries_failed] * len(self.targets)
         self.launches: list[Launches] = self.bench.launches(self.targets)
+        self.noises = self._noises_of_others()
         self.num_made = 0
         self.is_reach_said = False
 
@@ -234,7 +236,7 @@ class _Bisection:
         )
 
     def _say_beforehand(self) -> None:
-        """Say how long a launch takes, and which change the ends show if a noise is stored."""
+        """Say how long a launch takes, and which change the ends show if the noise is known."""
         known = known_of(self.bench.sweep, self.bench.results, num_sides=1)
         say = self.bench.progress.say
         fewest = fewest_launches(len(self.targets) - 1)
@@ -245,9 +247,9 @@ class _Bisection:
             )
         say(text)
         if known.noise is None:
-            say("no noise is stored: which change can be found is said after some launches")
+            say("no noise is known yet: which change can be found is said after some launches")
         else:
-            self._say_reach(known.noise, "stored noise")
+            self._say_reach(known.noise, "noise of stored launches")
 
     def _say_reach(self, noise: Noise, origin: str) -> None:
         """Say once which change between the ends is found with how many launches of each."""
@@ -259,7 +261,7 @@ class _Bisection:
         self.is_reach_said = True
 
     def _say_reach_of_launches(self) -> None:
-        """Say it by the noise of the launches so far, if no noise was stored."""
+        """Say it by the noise of the launches so far, if none was known."""
         cases = range(len(self.bench.sweep.cases))
         ends = (self.launches[0], self.launches[-1])
         figures = [end.figures(place, self.metric) for place in cases for end in ends]
@@ -305,10 +307,20 @@ class _Bisection:
         )
 
     def _noise(self, place: int) -> Noise | None:
-        """The stored noise of a case on this machine."""
-        case, _ = self.bench.sweep.cases[place]
-        stored = read_noise(self.bench.results, fingerprint_of(case), case.case_id)
-        return None if stored is None else stored.of_metric(self.metric)
+        """The noise of a case on this machine, by launches of commits that are not searched."""
+        return self.noises.get(key_of(*self.bench.sweep.cases[place]))
+
+    def _noises_of_others(self) -> dict[Key, Noise]:
+        if not self.bench.results.exists():
+            return {}
+        metric, keys = METRICS[self.metric], [key_of(*each) for each in self.bench.sweep.cases]
+        machines = {key[1] for key in keys}
+        store = Store(self.bench.results)
+        slowdowns, launches = slowdowns_and_launches([store], machines, [metric])
+        searched = {target.commit.commit for target in self.targets}
+        others = launches[~launches["commit"].isin(searched)]
+        noises = noises_of(keys, [metric], others, slowdowns)
+        return {key: own[metric.name] for key, own in noises.items() if metric.name in own}
 
     def _runs(self, place: int) -> list[bool]:
         return [self._runs_at(commit, place) for commit in range(len(self.targets))]

@@ -9,12 +9,11 @@ from functools import partial
 from pathlib import Path
 
 from ppbench.commits.advice import check_command
-from ppbench.commits.bench import SILENT, Progress, Rounds, read_tracked, rounds_of
+from ppbench.commits.bench import SILENT, Progress, read_tracked, rounds_of
 from ppbench.commits.comparison import (
     at_look,
     compare_sides,
     judge_of,
-    noise_folders,
     of_sweep,
     places_of,
 )
@@ -80,24 +79,19 @@ def check(
     with rounds_of(request.sweep, base, head, request.results, progress) as rounds:
         try:
             if max_launches is not None:
-                return _judge_until_decided(request, rounds, max_launches)
+                result, looks = judge_until_decided(
+                    rounds,
+                    max_launches,
+                    lambda look: request.judged(*rounds.names, is_fresh=True, look=look),
+                    lambda judged: judged.comparison,
+                    {metric.name for metric in request.gated},
+                )
+                return replace(result, comparison=replace(result.comparison, looks=looks))
             rounds.bring_to(launches or 0)
         except LaunchError as error:  # it has rows, and is a failure like any other
             note(f"warning: {error}")
             return request.judged(base, head, is_fresh=True)
         return request.judged(*rounds.names, is_fresh=True)
-
-
-def _judge_until_decided(request: _Request, rounds: Rounds, most_launches: int) -> GateResult:
-    """Launch both sides until the verdicts that the gate needs are decided."""
-    result, looks = judge_until_decided(
-        rounds,
-        most_launches,
-        lambda look: request.judged(*rounds.names, is_fresh=True, look=look),
-        lambda judged: judged.comparison,
-        {metric.name for metric in request.gated},
-    )
-    return replace(result, comparison=replace(result.comparison, looks=looks))
 
 
 @dataclass(frozen=True)
@@ -133,9 +127,8 @@ class _Request:
         accepted, notes = _accepted(planned, places, first, last)
         last = replace(last, notes=(*last.notes, *notes))
         limits = limits_of(planned, self.threshold, accepted, has_all=self.sweep is not None)
-        folders = noise_folders(self.results, first, last)
         compared = compare_sides(
-            *(first, last, self.shown, folders, limits.floor_of),
+            *(first, last, self.shown, limits.floor_of),
             again=self.again(planned),
             judge=judge_of(look),
         )

@@ -9,7 +9,7 @@ Sides are given by name, and can be measured first.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,18 +38,16 @@ from ppbench.comparison.lines import (
     of_keys,
     read_metrics,
 )
-from ppbench.comparison.slowdowns import recorded, slowdowns_by_run
+from ppbench.comparison.noise import noises_of, slowdowns_and_launches
 from ppbench.config.case import TIMES
 from ppbench.config.sweep import Sweep
 from ppbench.display.cases import case_text, varying_axes
 from ppbench.errors import UsageError
 from ppbench.run.sweep.progress import Display
 from ppbench.statistics import verdicts
-from ppbench.statistics.slowdowns import Slowdown
 from ppbench.statistics.until_decided import Look
 from ppbench.statistics.verdicts import FLOOR, SPEED, Metric
 from ppbench.store import Store
-from ppbench.store.noise import StoredNoise, read_noise
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,6 @@ def compare_sides(
     base: Side,
     head: Side,
     metrics: Sequence[Metric],
-    noise_folders: Sequence[Path],
     floor_of: FloorOf = lambda _: FLOOR,
     *,
     again: str = COMPARE,
@@ -95,19 +92,22 @@ def compare_sides(
 ) -> Comparison:
     """Compare every case that both sides have, in the order of the head's sweep.
 
-    `noise_folders` are the stores that may hold the machine's noise, and `again` is the command
-    that measures both sides; `judge` gives the verdicts. Raises StoreError.
+    `again` is the command that measures both sides; `judge` gives the verdicts. Raises StoreError.
     """
     axes, texts = _texts(base, head)
     in_order = head.runs.sort_values("position", kind="stable")
     known = set(keys_of(base.runs))
     shared = _series([key for key in dict.fromkeys(keys_of(in_order)) if key in known], texts)
-    noises, unused = _noises(noise_folders, shared, (base, head))
-    slowdowns = _slowdowns(base, head)
+    # What is usual, and the noise, are found among all runs of the sides' stores.
+    machines = {str(name) for side in (base, head) for name in side.runs["fingerprint"].dropna()}
+    slowdowns, launches = slowdowns_and_launches((base.store, head.store), machines, metrics)
+    compared = pd.concat([base.runs, head.runs])
+    keys = [series.key for series in shared]
+    noises = noises_of(keys, metrics, launches, slowdowns, compared)
     pairings = [
         dataclasses.replace(
-            _pairing(series, base, head),
-            noise=noises.get(series),
+            Pairing(series, of_series(base.runs, series), of_series(head.runs, series)),
+            noises=noises[series.key],
             floor=floor_of(series),
             slowdowns=slowdowns,
         )
@@ -115,12 +115,14 @@ def compare_sides(
     ]
     own_lines = lines_of(metrics, on_one_level(pairings, metrics), judge)
     lines, of_sessions = include_drift(own_lines, pairings, (base.store, head.store))
+    remedy = f"measure more with: {again} --launches {notes.launches_wanted(lines)}"
     found = [
         *base.notes,
         *head.notes,
         *_notes(base, head, shared, texts, lines),
-        *unused,
-        *_few(lines, again),
+        *notes.too_few(lines, (" at base", " at head"), remedy),
+        *notes.opposed(lines),
+        *notes.undecided(lines, remedy),
         *of_sessions,
     ]
     return Comparison(
@@ -132,13 +134,6 @@ def compare_sides(
         lines=tuple(lines),
         notes=tuple(dict.fromkeys(found)),
     )
-
-
-def _slowdowns(*sides: Side) -> dict[str, Slowdown]:
-    """The slowdown of each run; what is usual is found among all runs of the sides' stores."""
-    machines = {str(name) for side in sides for name in side.runs["fingerprint"].dropna()}
-    stores = {side.store.folder: side.store for side in sides}
-    return slowdowns_by_run(*(recorded(store, machines) for store in stores.values()))
 
 
 def _series(keys: Sequence[Key], texts: Mapping[str, str]) -> list[Series]:
@@ -178,37 +173,8 @@ def _texts(base: Side, head: Side) -> tuple[tuple[str, ...], dict[str, str]]:
     return axes, {str(row["case_id"]): case_text(row, axes) for _, row in cases.iterrows()}
 
 
-def _pairing(series: Series, base: Side, head: Side) -> Pairing[Series]:
-    return Pairing(series, of_series(base.runs, series), of_series(head.runs, series))
-
-
 def of_series(runs: pd.DataFrame, series: Series) -> pd.DataFrame:
     return of_keys(runs, keys_of(runs), series.key)
-
-
-def _noises(
-    folders: Sequence[Path], shared: Sequence[Series], sides: tuple[Side, Side]
-) -> tuple[dict[Series, StoredNoise], list[str]]:
-    """Return the machine's noise, but not from launches that are compared: they would count twice.
-
-    The second value is a note on the noise that was ignored.
-    """
-    compared = {str(run_id) for side in sides for run_id in side.runs["run_id"]}
-    usable: dict[Series, StoredNoise] = {}
-    unused = []
-    for series in shared:
-        read = [read_noise(folder, series.fingerprint, series.case_id) for folder in folders]
-        stored = [noise for noise in read if noise is not None]
-        others = [n for n in stored if n.run_ids is not None and compared.isdisjoint(n.run_ids)]
-        if others:
-            usable[series] = others[0]
-        elif stored:
-            unused.append(series.text)
-    text = (
-        f"the stored noise of {listed(unused)} is ignored: it was measured from the launches "
-        "compared here, or does not say from which; measure it with others: ppbench noise SWEEP"
-    )
-    return usable, [text] if unused else []
 
 
 def break_down(comparison: Comparison, wanted: Iterable[Series]) -> list[Breakdown[Series]]:
@@ -234,9 +200,20 @@ def _notes(
         yield from notes.failures(side.failed, texts, f" at {word}")
         yield from notes.outliers(_of_any(side.runs, shared), f" of {word}", known)
     yield from notes.discounted(lines)
-    yield from _codes(base, head)
-    yield from _time_between(base, head, shared)
-    yield from _cautions(base, head, shared)
+    codes = [sorted(set(side.runs["code"].dropna())) for side in (base, head)]
+    if all(codes) and codes[0] != codes[1]:
+        old, new = (", ".join(hashes) for hashes in codes)
+        yield (
+            f"base was measured by another ppbench (code {old}) than head ({new}): unless ppbench "
+            "itself is tracked, measure both with one version: ppbench compare --run"
+        )
+    if gap := notes.gap_between(*(_of_any(side.runs, shared) for side in (base, head))):
+        yield (
+            f"base and head were measured {gap} from each other: the difference includes drift of "
+            "the machine; interleave the launches with: ppbench compare --run"
+        )
+    runs = [of_series(side.runs, series) for side in (base, head) for series in shared]
+    yield from notes.cautions(pd.concat(runs or [base.runs]))
 
 
 def _one_sided(base: Side, head: Side, texts: Mapping[str, str]) -> Iterable[str]:
@@ -274,39 +251,9 @@ def _other_settings(base: Side, head: Side, texts: Mapping[str, str]) -> Iterabl
                 )
 
 
-def _codes(base: Side, head: Side) -> Iterable[str]:
-    codes = [sorted(set(side.runs["code"].dropna())) for side in (base, head)]
-    if all(codes) and codes[0] != codes[1]:
-        old, new = (", ".join(hashes) for hashes in codes)
-        yield (
-            f"base was measured by another ppbench (code {old}) than head ({new}): unless ppbench "
-            "itself is tracked, measure both with one version: ppbench compare --run"
-        )
-
-
-def _time_between(base: Side, head: Side, shared: Sequence[Series]) -> Iterable[str]:
-    if gap := notes.gap_between(*(_of_any(side.runs, shared) for side in (base, head))):
-        yield (
-            f"base and head were measured {gap} from each other: the difference includes drift of "
-            "the machine; interleave the launches with: ppbench compare --run"
-        )
-
-
 def _of_any(runs: pd.DataFrame, shared: Sequence[Series]) -> pd.DataFrame:
     """The runs of the series, series after series."""
     return pd.concat([runs[:0], *(of_series(runs, series) for series in shared)])
-
-
-def _cautions(base: Side, head: Side, shared: Sequence[Series]) -> Iterable[str]:
-    runs = [of_series(side.runs, series) for side in (base, head) for series in shared]
-    return notes.cautions(pd.concat(runs or [base.runs]))
-
-
-def _few(lines: Sequence[Line[Series]], again: str) -> Iterable[str]:
-    remedy = f"measure more with: {again} --launches {notes.launches_wanted(lines)}"
-    yield from notes.too_few(lines, (" at base", " at head"), remedy)
-    yield from notes.opposed(lines)
-    yield from notes.undecided(lines, remedy)
 
 
 @overload
@@ -383,7 +330,15 @@ def compare(
     first = None if base is None else str(base)
     if max_launches is not None:
         deciding = set(metrics or (SPEED,))
-        return _compare_until_decided(request, first, head, max_launches, deciding, progress)
+        with rounds_of(request.sweep, first, head, request.results, progress) as rounds:
+            result, looks = judge_until_decided(
+                rounds,
+                max_launches,
+                lambda look: request.compared(*rounds.names, is_fresh=True, look=look),
+                lambda compared: compared,
+                deciding,
+            )
+        return dataclasses.replace(result, looks=looks)
     if launches is not None:
         names = measure_sides(request.sweep, first, head, launches, request.results, progress)
         return request.compared(*names, is_fresh=True)
@@ -416,29 +371,8 @@ class _Request:
         is_one = first.revision == last.revision  # two runs of a commit: no two sides to measure
         measurable = (None, None) if is_one else (first.revision, last.revision)
         again = compare_command(*measurable, sweep_file_of(first, last, sweep_file), self.results)
-        folders = noise_folders(self.results, first, last)
         judge = judge_of(look)
-        return compare_sides(first, last, self.metrics, folders, again=again, judge=judge)
-
-
-def _compare_until_decided(
-    request: _Request,
-    base: str | None,
-    head: str,
-    most_launches: int,
-    deciding: Collection[str],
-    progress: Progress,
-) -> Comparison:
-    """Launch both sides until the verdicts of some metrics are decided."""
-    with rounds_of(request.sweep, base, head, request.results, progress) as rounds:
-        result, looks = judge_until_decided(
-            rounds,
-            most_launches,
-            lambda look: request.compared(*rounds.names, is_fresh=True, look=look),
-            lambda compared: compared,
-            deciding,
-        )
-    return dataclasses.replace(result, looks=looks)
+        return compare_sides(first, last, self.metrics, again=again, judge=judge)
 
 
 def at_look(look: Look | None, *sides: Side) -> Iterable[Side]:
@@ -467,8 +401,3 @@ def places_of(sweep: Sweep | None, results: Path) -> Places:
 def of_sweep(side: Side, sweep: Sweep | None) -> Side:
     """The side with the cases of a sweep only, if there is one."""
     return side if sweep is None else side.of_cases(case.case_id for case, _ in sweep.cases)
-
-
-def noise_folders(results: Path, *sides: Side) -> list[Path]:
-    """The stores in which the machine's noise may be kept, the named one first."""
-    return list(dict.fromkeys([results, *(side.store.folder for side in sides)]))

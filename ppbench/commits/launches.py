@@ -6,26 +6,21 @@ files of the tree and the code that measures, which differ between the commits t
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 import pandas as pd
 
 from ppbench.comparison.launches import (
     COLUMNS,
-    SETTINGS,
-    Key,
-    fingerprint_of,
     fresh,
+    key_of,
     key_text,
     keys_of,
     newest_launches,
 )
-from ppbench.comparison.repeats import FindDisturbed
 from ppbench.comparison.slowdowns import recorded, slowdowns_by_run
-from ppbench.config.case import Case, Measure
 from ppbench.config.sweep import Sweep
 from ppbench.display.cases import NOT_FINITE
 from ppbench.git import Commit
@@ -45,7 +40,11 @@ class Launch:
     error: str
     figures: Mapping[str, float]  # by metric; what is null is left out
     slowdown: Slowdown = NOT_KNOWN  # of its machine
-    is_disturbed: bool = False  # by something else on its machine
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether something else on its machine slowed it."""
+        return is_disturbed(self.slowdown)
 
 
 @dataclass(frozen=True)
@@ -109,9 +108,10 @@ class Launches:
 class StoredLaunches:
     """Looks launches up in a store: of any age, or with `is_fresh` only those just made.
 
+    Fresh ones count if they were made `after` this run.
+
     `code` is the code that will measure; None where each commit has its own, which then is that of
-    the newest launch. Without `find_disturbed`, the references beside launches say which were
-    disturbed.
+    the newest launch.
     """
 
     def __init__(
@@ -122,15 +122,14 @@ class StoredLaunches:
         *,
         is_fresh: bool = False,
         code: str | None = None,
-        find_disturbed: FindDisturbed | None = None,
-        now: datetime | None = None,
+        after: str = "",
     ) -> None:
         self._store, self._is_fresh, self._code = store, is_fresh, code
-        self._find_disturbed = find_disturbed
+        self._after = after
         # Later launches stay fresh, however long measuring takes.
-        self._begun = now or datetime.now(UTC)
+        self._begun = datetime.now(UTC)
         self._metrics = list(dict.fromkeys(metrics))
-        self._places = {_key_of(*planned): place for place, planned in enumerate(sweep.cases)}
+        self._places = {key_of(*planned): place for place, planned in enumerate(sweep.cases)}
 
     def of(self, commit: Commit) -> Launches:
         """The launches of a commit with the same uncommitted changes."""
@@ -168,19 +167,18 @@ class StoredLaunches:
         rows = self._of_state(runs, commit)
         if self._is_fresh:
             rows = fresh(self._of_code(rows), self._begun)
+            rows = rows[rows["run_id"] > self._after]
         rows = newest_launches(rows)
-        found = [slowdowns.get(str(run_id), NOT_KNOWN) for run_id in rows["run_id"]]
-        disturbed = (
-            [is_disturbed(slowdown) for slowdown in found]
-            if self._find_disturbed is None
-            else self._find_disturbed(rows)
-        )
         return Launches(
             {
-                (self._places[key], int(row["launch"])): self._launch(row, slowdown, is_disturbed)
-                for key, row, slowdown, is_disturbed in zip(
-                    keys_of(rows), rows.to_dict("records"), found, disturbed, strict=True
+                (self._places[key], int(row["launch"])): Launch(
+                    str(row["run_id"]),
+                    str(row["status"]),
+                    key_text(row["error"]),
+                    {name: float(row[name]) for name in self._metrics if not pd.isna(row[name])},
+                    slowdowns.get(str(row["run_id"]), NOT_KNOWN),
                 )
+                for key, row in zip(keys_of(rows), rows.to_dict("records"), strict=True)
             }
         )
 
@@ -194,16 +192,3 @@ class StoredLaunches:
             return runs
         codes = runs["code"].map(key_text)
         return runs[codes == (codes.iloc[-1] if self._code is None else self._code)]
-
-    def _launch(
-        self, row: Mapping[Hashable, Any], slowdown: Slowdown, is_disturbed: bool
-    ) -> Launch:
-        figures = {name: float(row[name]) for name in self._metrics if not pd.isna(row[name])}
-        status, error = str(row["status"]), key_text(row["error"])
-        return Launch(str(row["run_id"]), status, error, figures, slowdown, is_disturbed)
-
-
-def _key_of(case: Case, measure: Measure) -> Key:
-    """The values of `MEASURED_ALIKE` of a case on this machine, as text."""
-    measured = (getattr(measure, name.removeprefix("measure_")) for name in SETTINGS)
-    return (case.case_id, fingerprint_of(case), *map(str, measured))

@@ -1,11 +1,10 @@
-"""Measures how much launches of one case differ on this machine, and stores it for verdicts."""
+"""Measures how much launches of one case differ on this machine."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,10 @@ from ppbench.run.sweep.control import run_sweep
 from ppbench.run.sweep.plan import Choice
 from ppbench.run.sweep.progress import Display
 from ppbench.statistics.noise import NoiseLevel, detectable_change, measure_noise
-from ppbench.statistics.sessions import Drift
 from ppbench.statistics.significance import FEWEST_LAUNCHES
 from ppbench.statistics.slowdowns import NOT_KNOWN, Slowdown, is_disturbed
-from ppbench.statistics.verdicts import FLOOR, SPEED, DiscountReason, Metric, effective_floor
+from ppbench.statistics.verdicts import FLOOR, SPEED, DiscountReason, effective_floor
 from ppbench.store import Store, check_writable
-from ppbench.store.noise import StoredNoise, write_noise
 
 NUM_LAUNCHES = 5
 """Launches per side assumed for the detectable change."""
@@ -41,7 +38,7 @@ NUM_LAUNCHES = 5
 
 @dataclass(frozen=True, repr=False)
 class NoiseResult:
-    """The noise of a sweep's cases, as it was stored."""
+    """The noise of a sweep's cases, as it was measured."""
 
     frame: pd.DataFrame  # a row per case: its last run, and the noise of its throughput
     axes: tuple[str, ...]  # settings in which the cases differ
@@ -79,7 +76,7 @@ def noise(
     results: Path | str = Path("results"),
     display: Display | None = None,
 ) -> NoiseResult:
-    """Launch every case of a sweep file so often, and store by how much its launches differ.
+    """Launch every case of a sweep file so often, and say by how much its launches differ.
 
     Raises what running a sweep raises.
     """
@@ -96,28 +93,27 @@ def noise(
         for _, of_case in good.groupby("case_id", sort=False)
         if len(of_case) >= FEWEST_LAUNCHES
     ]
-    rows = [_store_noise(store.folder, each) for each in measured]
-    rows = [{**row, **_drift_values(drift_like(row, store))} for row in rows]
-    remedy = sweep_command(str(sweep), settings, store.folder)
-    texts = (
-        (
-            *cautions(good),
-            *_left_out(measured, slowdowns, read.axes),
-            *_large_floors(rows, read.axes),
-            *_unknown_drift(rows, remedy),
-        )
-        if rows
-        else ()
-    )
-    return NoiseResult(pd.DataFrame(rows), tuple(read.axes), len(done.plan.items), len(good), texts)
+    rows = [_row(each, store) for each in measured]
+    texts: list[str] = []
+    if rows:
+        texts += cautions(good)
+        texts += _left_out(measured, slowdowns, read.axes)
+        texts += _large_floors(rows, read.axes)
+        if all(row["drift"] is None for row in rows):
+            texts.append(
+                "the drift between sessions is not known: it takes launches of one commit in two; "
+                f"after a break of {BREAK.total_seconds() / 3600:.0f} hours: {to_repeat} --rerun"
+            )
+    planned = len(done.plan.items)
+    return NoiseResult(pd.DataFrame(rows), tuple(read.axes), planned, len(good), tuple(texts))
 
 
 @dataclass(frozen=True)
 class _Measured:
-    """The noise of one case."""
+    """The noise of one case's throughput."""
 
     runs: pd.DataFrame
-    levels: Mapping[str, NoiseLevel | None]  # by metric; None: a run lacks it
+    level: NoiseLevel
     left_out: Mapping[str, DiscountReason]  # why launches do not count for the speed, by run
 
 
@@ -129,16 +125,12 @@ def _measure(runs: pd.DataFrame, slowdowns: Mapping[str, Slowdown]) -> _Measured
     is_slow = [is_disturbed(slowdowns.get(str(run_id), NOT_KNOWN)) for run_id in runs["run_id"]]
     slow = runs[is_slow] if len(runs) - sum(is_slow) >= FEWEST_LAUNCHES else runs.iloc[:0]
     usual = runs.drop(slow.index)
-    levels = {
-        name: _level(metric, usual if metric.slow_sign else runs)
-        for name, metric in METRICS.items()
-    }
-    speed = levels[SPEED]
-    assert speed is not None  # a run that is ok has a speed
-    (apart,) = speed.left_out
+    speed = METRICS[SPEED]
+    level = measure_noise([usual[SPEED].tolist()], slow_sign=speed.slow_sign)
+    (apart,) = level.left_out
     left_out = dict.fromkeys(map(str, slow["run_id"]), DiscountReason.reference)
     left_out |= dict.fromkeys(map(str, usual["run_id"].iloc[list(apart)]), DiscountReason.apart)
-    return _Measured(runs, levels, left_out)
+    return _Measured(runs, level, left_out)
 
 
 def _left_out(
@@ -168,51 +160,21 @@ def _large_floors(rows: Sequence[Mapping[Hashable, Any]], axes: Sequence[str]) -
         )
 
 
-def _drift_values(drift: Drift | None) -> dict[Hashable, Any]:
-    """The drift between sessions as columns of a row; missing where it is not known."""
-    return {
-        "num_sessions": 1 if drift is None else drift.num_sessions,
-        "drift": None if drift is None else drift.deviation,
-        "drift_low": None if drift is None else drift.low,
-        "drift_high": None if drift is None or math.isinf(drift.high) else drift.high,
-    }
-
-
-def _unknown_drift(rows: Sequence[Mapping[Hashable, Any]], remedy: str) -> Iterable[str]:
-    """Say how the drift between sessions can be known."""
-    if all(row["drift"] is None for row in rows):
-        yield (
-            "the drift between sessions is not known: it takes launches of one commit in two; "
-            f"after a break of {BREAK.total_seconds() / 3600:.0f} hours: {remedy} --rerun"
-        )
-
-
-def _store_noise(results: Path, measured: _Measured) -> dict[Hashable, Any]:
-    """Store the noise of one case's runs, and return its row."""
-    runs, levels = measured.runs, measured.levels
-    last = runs.iloc[-1]
-    known = {name: level.noise.deviation for name, level in levels.items() if level is not None}
-    commit = None if pd.isna(last["commit"]) else str(last["commit"])
-    when = datetime.now(UTC).isoformat(timespec="seconds")
-    facts = (str(last["case_id"]), str(last["fingerprint"]), when, commit, len(runs), known)
-    write_noise(results, StoredNoise(*facts, run_ids=list(map(str, runs["run_id"]))))
-    speed = levels[SPEED]
-    assert speed is not None  # a run that is ok has a speed
+def _row(measured: _Measured, store: Store) -> dict[Hashable, Any]:
+    """The last run of a case, with the noise of its runs, and the drift as far as it is known."""
+    speed, last = measured.level, measured.runs.iloc[-1]
+    drift = drift_like(dict(last), store)
     return {
         **last,
-        "num_launches": len(runs),
+        "num_launches": len(measured.runs),
         "num_discounted": len(measured.left_out),
         "deviation": speed.noise.deviation,
         "deviation_low": speed.low,
         "deviation_high": speed.high,
         "floor": effective_floor(FLOOR, speed.noise),
         "detectable_change": detectable_change(speed.noise, NUM_LAUNCHES),
+        "num_sessions": 1 if drift is None else drift.num_sessions,
+        "drift": None if drift is None else drift.deviation,
+        "drift_low": None if drift is None else drift.low,
+        "drift_high": None if drift is None or math.isinf(drift.high) else drift.high,
     }
-
-
-def _level(metric: Metric, runs: pd.DataFrame) -> NoiseLevel | None:
-    """The noise of a metric; None if any run lacks it."""
-    if runs[metric.name].isna().any():
-        return None
-    launches = [runs[metric.name].tolist()]
-    return measure_noise(launches, in_points=metric.in_points, slow_sign=metric.slow_sign)

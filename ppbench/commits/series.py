@@ -49,9 +49,8 @@ from ppbench.statistics.series import (
     discounts_of,
 )
 from ppbench.statistics.slowdowns import NOT_KNOWN, Slowdown
-from ppbench.statistics.verdicts import FLOOR, DiscountReason, Metric, effective_floor
+from ppbench.statistics.verdicts import DiscountReason, Metric
 from ppbench.store import TABLES, Condition, Store, read_conditions
-from ppbench.store.noise import read_noise
 
 _NUMBERS = ("int64", "double")
 _NO_FIGURES = (
@@ -121,15 +120,11 @@ def history(
     )
     notes = (*read.notes, *_notes_on(read.series), *_disturbed(read))
     if not read.has_figures:
-        notes = (*notes, _nothing(read, store.folder))
+        num_failed = sum(series.num_failures for series in read.series)
+        failed = f"; {counted(num_failed, 'run')} failed: ppbench ls, ppbench show RUN"
+        where = f"no commit has {read.metric.name} in {store.folder}"
+        notes = (*notes, f"nothing to show: {where}{failed if read.series else ''}")
     return replace(read, notes=notes)
-
-
-def _nothing(read: History, results: Path) -> str:
-    num_failed = sum(series.num_failures for series in read.series)
-    failed = f"; {counted(num_failed, 'run')} failed: ppbench ls, ppbench show RUN"
-    where = f"no commit has {read.metric.name} in {results}"
-    return f"nothing to show: {where}{failed if read.series else ''}"
 
 
 def _notes_on(series: Sequence[Series]) -> Iterator[str]:
@@ -169,21 +164,16 @@ def _in(numbers: Sequence[int], series: Sequence[Series]) -> str:
 
 def metric_called(name: str) -> Metric:
     """Return a column of `runs` that holds a figure. Raises UsageError."""
-    known = _figures()
-    if name not in known:
-        raise UsageError(f'--metric: no figure is called "{name}"{nearest(name, known)}')
-    return metric_of(name)
-
-
-def _figures() -> list[str]:
-    """The columns of numbers, except settings and counters."""
-    return [
+    known = [
         column.name
         for column in TABLES["runs"]
         if str(column.type) in _NUMBERS
         and column.name not in _NO_FIGURES
         and not column.name.startswith("measure_")
     ]
+    if name not in known:
+        raise UsageError(f'--metric: no figure is called "{name}"{nearest(name, known)}')
+    return metric_of(name)
 
 
 def read_history(
@@ -213,13 +203,17 @@ def read_history(
         return History(metric, (), tuple(notes), order.line)
     texts = _case_texts(store, every["run_id"].groupby(every["case_id"]).last())
     machines = _machines(store, every["run_id"].groupby(every["fingerprint"]).last())
-    _note_machines(machines, notes)
+    if len(machines) > 1:
+        named = "; ".join(f"{name}: {text}" for name, text in machines.items())
+        notes.append(
+            f"results of {len(machines)} fingerprints, which cannot be compared: each case has a "
+            f"series for each ({named})"
+        )
     series = [
         replace(
             _series(str(case_id), str(fingerprint), (clean, dirty), slowdowns, metric, order),
             case=texts.get(str(case_id), str(case_id)),  # its row may be damaged
             machine=machines[str(fingerprint)],
-            floor=_floor(store, str(fingerprint), str(case_id), metric),
         )
         for case_id, fingerprint in _keys(every)
     ]
@@ -332,21 +326,6 @@ def _machine(run: pd.Series) -> str:
         facts.get("num_cores") and f"{facts['num_cores']} cores",
     ]
     return ", ".join([str(run["device"]), *(str(word) for word in words if word)])
-
-
-def _note_machines(machines: Mapping[str, str], notes: list[str]) -> None:
-    if len(machines) > 1:
-        listed = "; ".join(f"{name}: {text}" for name, text in machines.items())
-        notes.append(
-            f"results of {len(machines)} fingerprints, which cannot be compared: each case has a "
-            f"series for each ({listed})"
-        )
-
-
-def _floor(store: Store, fingerprint: str, case_id: str, metric: Metric) -> float:
-    """The smallest change that counts: 1 %, or the stored noise of the case on the machine."""
-    stored = read_noise(store.folder, fingerprint, case_id)
-    return effective_floor(FLOOR, None if stored is None else stored.of_metric(metric.name))
 
 
 def _series(

@@ -30,14 +30,13 @@ from ppbench.comparison.lines import (
     of_keys,
     read_metrics,
 )
+from ppbench.comparison.noise import Noises, noises_of, slowdowns_and_launches
 from ppbench.comparison.rows import Grid, num_pairs, pairs_of
 from ppbench.comparison.runs import Chosen, choose_runs
-from ppbench.comparison.slowdowns import recorded, slowdowns_by_run
 from ppbench.display.cases import axis_text
 from ppbench.errors import UsageError
 from ppbench.statistics import verdicts
 from ppbench.store import Store
-from ppbench.store.noise import StoredNoise, read_noise
 
 PROGRAM = "program_digest"
 """The setting whose values are contents of a program file."""
@@ -186,10 +185,19 @@ def compare_along(
         raise UsageError(_too_few_values(setting, values, chosen))
     compared_with = _base_of(question, grid, values)
     pairings = _pairings(grid, values, compared_with, chosen)
-    noises = _noises(pairings, question.results)
     machines = set(chosen.runs["fingerprint"].dropna())
-    slowdowns = slowdowns_by_run(recorded(chosen.store, machines))
-    pairings = [replace(p, noise=noises.get(p.series), slowdowns=slowdowns) for p in pairings]
+    slowdowns, launches = slowdowns_and_launches([chosen.store], machines, chosen_metrics)
+    if pairings:
+        keys = {key for p in pairings for key in (p.series.base_key, p.series.head_key)}
+        noises = noises_of(keys, chosen_metrics, launches, slowdowns, _runs_of(pairings))
+        pairings = [
+            replace(
+                pairing,
+                noises=_larger(noises[pairing.series.base_key], noises[pairing.series.head_key]),
+                slowdowns=slowdowns,
+            )
+            for pairing in pairings
+        ]
     lines = lines_of(chosen_metrics, pairings, judge) if pairings else []
     more = _more_launches(chosen, lines)
     found = [
@@ -241,28 +249,10 @@ def _pairings(
     return made
 
 
-def _noises(pairings: Sequence[Pairing[Contrast]], folder: Path) -> dict[Contrast, StoredNoise]:
-    """Return the machine's noise of each pair: the larger one of its two cases.
-
-    Noise from launches that are compared would count twice, and is left out.
-    """
-    if not pairings:
-        return {}
-    compared = set(_runs_of(pairings)["run_id"])
-    noises = {}
-    for pairing in pairings:
-        contrast = pairing.series
-        read = [
-            read_noise(folder, key[1], key[0]) for key in (contrast.base_key, contrast.head_key)
-        ]
-        usable = [
-            noise
-            for noise in read
-            if noise and noise.run_ids is not None and compared.isdisjoint(noise.run_ids)
-        ]
-        if len(usable) == len(read):
-            noises[contrast] = max(usable, key=lambda noise: max(noise.deviations.values()))
-    return noises
+def _larger(base: Noises, head: Noises) -> Noises:
+    """The larger noise of two cases; none where that of one is not known."""
+    both = [name for name in base if name in head]
+    return {name: max(base[name], head[name], key=lambda noise: noise.deviation) for name in both}
 
 
 def _notes(

@@ -29,7 +29,6 @@ from ppbench.run.machine.environment import default_device
 from ppbench.run.sweep.control import run_sweep
 from ppbench.run.sweep.plan import Choice
 from ppbench.run.sweep.progress import Display
-from ppbench.statistics.until_decided import Look
 from ppbench.statistics.verdicts import SPEED
 from ppbench.store import Store, check_writable
 
@@ -52,31 +51,23 @@ def measure_across(
         )
     check_writable(question.results, "--results")
     sweep = read_sweep(Path(names[0]), [], default_device())
-    rounds = SweepRounds(sweep, Store(question.results), _an_hour_ago(), display)
+    an_hour_ago = (
+        f"{datetime.now(UTC) - timedelta(seconds=FRESH_S):%Y%m%dT%H%M%S}"  # as run ids are
+    )
+    rounds = SweepRounds(sweep, Store(question.results), an_hour_ago, display)
     if max_launches is None:
         rounds.bring_to(launches or 0)
         return compare_along(question, rounds.first(names, launches or 0))
     result, looks = measure_until_decided(
         looks_of(max_launches),
         rounds.bring_to,
-        lambda look: _judged(question, rounds, names, look),
+        lambda look: compare_along(question, rounds.first(names, look.num_launches), look.judge),
         lambda across: across,
         set(question.metrics or (SPEED,)),
         known_of(sweep, question.results, num_sides=1),
         say,
     )
     return replace(result, looks=looks)
-
-
-def _judged(
-    question: AxisQuestion, rounds: SweepRounds, names: Sequence[str], look: Look
-) -> Across:
-    return compare_along(question, rounds.first(names, look.num_launches), look.judge)
-
-
-def _an_hour_ago() -> str:
-    """The beginning of the ids of runs that were begun an hour ago."""
-    return f"{datetime.now(UTC) - timedelta(seconds=FRESH_S):%Y%m%dT%H%M%S}"
 
 
 @dataclass

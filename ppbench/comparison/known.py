@@ -1,4 +1,4 @@
-"""What a store knows of cases before they are launched: their noise, and how long they take."""
+"""What a store says of cases before they are launched: their noise, and how long they take."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from ppbench.comparison.launches import FRESH_S, fingerprint_of
+from ppbench.comparison.launches import FRESH_S, fingerprint_of, key_of
+from ppbench.comparison.noise import noises_of, slowdowns_and_launches
 from ppbench.config.sweep import Sweep
+from ppbench.display.metrics import METRICS
 from ppbench.statistics.verdicts import SPEED, Noise
 from ppbench.store import Store
-from ppbench.store.noise import read_noise
 
 _RUN_ID_TIME = "%Y%m%dT%H%M%S"
 
@@ -32,14 +33,18 @@ def known_of(sweep: Sweep, results: Path, num_sides: int) -> Known:
     In a round all cases are launched, so often each as there are sides to them.
     """
     fingerprints = {case.case_id: fingerprint_of(case) for case, _ in sweep.cases}
-    stored = [read_noise(results, machine, case_id) for case_id, machine in fingerprints.items()]
-    noises = [noise.of_metric(SPEED) for noise in stored if noise is not None]
+    if not results.exists():
+        return Known(len(fingerprints))
+    store, metrics = Store(results), [METRICS[SPEED]]
+    slowdowns, launches = slowdowns_and_launches([store], set(fingerprints.values()), metrics)
+    keys = [key_of(*planned) for planned in sweep.cases]
+    noises = noises_of(keys, metrics, launches, slowdowns).values()
     noisiest = max(
-        (noise for noise in noises if noise is not None),
+        (by_metric[SPEED] for by_metric in noises if SPEED in by_metric),
         key=lambda noise: noise.deviation,
         default=None,
     )
-    launch_s = _launch_s(Store(results), fingerprints) if results.exists() else None
+    launch_s = _launch_s(store, fingerprints)
     return Known(len(fingerprints), noisiest, None if launch_s is None else num_sides * launch_s)
 
 

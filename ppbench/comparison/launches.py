@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 import pandas as pd
 
-from ppbench.config.case import Case
+from ppbench.config.case import Case, Measure
 from ppbench.display.cases import WHERE_NOT_FINITE, without_not_finite
 from ppbench.display.units import is_missing
 from ppbench.run.machine.environment import fingerprint_here
@@ -55,6 +55,18 @@ def newest_launches(runs: pd.DataFrame, *, by_state: bool = False) -> pd.DataFra
 def keys_of(runs: pd.DataFrame) -> list[Key]:
     """Return the values of `MEASURED_ALIKE` of each row, as text; empty where null."""
     columns = (map(key_text, runs[name]) for name in MEASURED_ALIKE)
+    return list(zip(*columns, strict=True))
+
+
+def key_of(case: Case, measure: Measure) -> Key:
+    """The values of `MEASURED_ALIKE` of a case on this machine, as text."""
+    measured = (getattr(measure, name.removeprefix("measure_")) for name in SETTINGS)
+    return (case.case_id, fingerprint_of(case), *map(str, measured))
+
+
+def states_of(runs: pd.DataFrame) -> list[Key]:
+    """What was measured in each row, and how: the tree, the code that measured, the settings."""
+    columns = (map(key_text, runs[name]) for name in (*STATE, "code", *MEASURED_ALIKE))
     return list(zip(*columns, strict=True))
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
+import numpy as np
 import pandas as pd
 
 from ppbench.analysis.breakdown import (
@@ -37,14 +38,12 @@ from ppbench.statistics.verdicts import (
     FLOOR,
     SPEED,
     Change,
-    Discount,
     Metric,
     Noise,
     Pair,
     Verdict,
 )
 from ppbench.store import Store
-from ppbench.store.noise import StoredNoise
 
 SHOWN = ("tokens_per_s", "bubble_fraction", "peak_memory_bytes")
 """The metrics that are compared by default."""
@@ -81,19 +80,18 @@ class Pairing(Generic[S]):
     series: S
     base: pd.DataFrame
     head: pd.DataFrame
-    noise: StoredNoise | None = None
+    noises: Mapping[str, Noise] = field(default_factory=dict)  # by metric, as far as known
     floor: float = FLOOR
     slowdowns: Mapping[str, Slowdown] = field(default_factory=dict)  # by run, as far as known
 
 
 @dataclass(frozen=True)
 class DiscountedLaunch:
-    """A launch that counts for less in a verdict."""
+    """A launch that does not count in a verdict."""
 
     side: str  # `base` or `head`
     run_id: str
     launch: int
-    weight: float  # 1 is that of an undisturbed launch
     reason: str  # of `statistics.verdicts.DiscountReason`
     slowdown: Slowdown  # of its machine
 
@@ -104,7 +102,6 @@ class DiscountedLaunch:
             "side": self.side,
             "run_id": self.run_id,
             "launch": self.launch,
-            "weight": self.weight,
             "reason": self.reason,
             "slowdown": self.slowdown.fraction if is_known else None,
             "cause": str(self.slowdown.cause) if is_known else None,
@@ -242,32 +239,29 @@ def lines_of(
 def _lines(metric: Metric, pairings: Sequence[Pairing[S]], judge: Judge) -> list[Line[S] | None]:
     pairs = [_pair(metric, pairing) for pairing in pairings]
     changes = iter(judge(metric, [pair for pair in pairs if pair]))
-    return [
-        _line(pairing, metric, next(changes), pair.noise) if pair else None
-        for pairing, pair in zip(pairings, pairs, strict=True)
-    ]
-
-
-def _line(pairing: Pairing[S], metric: Metric, change: Change, noise: Noise | None) -> Line[S]:
-    sides = {"base": _with(pairing.base, metric), "head": _with(pairing.head, metric)}
-    discounted = tuple(
-        _discounted(discount, sides[discount.side].iloc[discount.index], pairing)
-        for discount in change.discounts
-    )
-    return Line(pairing.series, metric, change, noise, discounted)
-
-
-def _discounted(discount: Discount, run: pd.Series, pairing: Pairing[S]) -> DiscountedLaunch:
-    run_id = str(run["run_id"])
-    facts = (discount.weight, str(discount.reason), pairing.slowdowns.get(run_id, NOT_KNOWN))
-    return DiscountedLaunch(discount.side, run_id, int(run["launch"]), *facts)
+    lines: list[Line[S] | None] = []
+    for pairing, pair in zip(pairings, pairs, strict=True):
+        if pair is None:
+            lines.append(None)
+            continue
+        change = next(changes)
+        sides = {"base": _with(pairing.base, metric), "head": _with(pairing.head, metric)}
+        discounted = []
+        for discount in change.discounts:
+            run = sides[discount.side].iloc[discount.index]
+            run_id, reason = str(run["run_id"]), str(discount.reason)
+            slowdown = pairing.slowdowns.get(run_id, NOT_KNOWN)
+            launch = DiscountedLaunch(discount.side, run_id, int(run["launch"]), reason, slowdown)
+            discounted.append(launch)
+        lines.append(Line(pairing.series, metric, change, pair.noise, tuple(discounted)))
+    return lines
 
 
 def _pair(metric: Metric, pairing: Pairing[S]) -> Pair | None:
     sides = [_with(runs, metric) for runs in (pairing.base, pairing.head)]
     base, head = (tuple(map(float, runs[metric.name])) for runs in sides)
     slowed = (in_order(runs, pairing.slowdowns) for runs in sides)
-    noise = None if pairing.noise is None else pairing.noise.of_metric(metric.name)
+    noise = pairing.noises.get(metric.name)
     return Pair(base, head, noise, pairing.floor, *slowed) if base or head else None
 
 
@@ -307,4 +301,4 @@ def listed(words: Sequence[str], most: int = 4) -> str:
 
 def of_keys(runs: pd.DataFrame, keys: Iterable[object], wanted: object) -> pd.DataFrame:
     """The rows whose key, one of `keys` per row, is the wanted one."""
-    return runs[[key == wanted for key in keys]]
+    return runs[np.array([key == wanted for key in keys], dtype=bool)]

@@ -4,7 +4,8 @@
     each look    how many verdicts are decided
     at the end   why no more launches are made
 
-The noise is the stored one, else that of the launches until the first look; so is the time.
+The noise is that of stored launches, else that of the launches until the first look; so is the
+time.
 """
 
 from __future__ import annotations
@@ -99,12 +100,12 @@ def reach_text(noise: Noise, planned: Sequence[int], num_cases: int) -> str:
 def _beforehand(known: Known, planned: Sequence[int]) -> Iterator[str]:
     if known.noise is None:
         yield (
-            "no noise is stored for these cases: which change can be found is said after "
+            "no noise of these cases is known yet: which change can be found is said after "
             f"{planned[0]} launches of each side"
         )
     else:
         reach = reach_text(known.noise, planned, known.num_cases)
-        yield f"{reach} (stored noise {percent(known.noise.deviation)})"
+        yield f"{reach} (noise of stored launches {percent(known.noise.deviation)})"
     if known.round_s is not None:
         yield _time_text(known.round_s, planned)
 

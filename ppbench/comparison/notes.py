@@ -22,9 +22,14 @@ from ppbench.statistics.significance import FEWEST_LAUNCHES
 from ppbench.statistics.step_times import is_outlier
 from ppbench.statistics.verdicts import LEVEL, SPEED, Change, Doubt, Verdict
 
-ON_ONE_SESSION = "rests on one session"
-"""The beginning of the note on verdicts that were seen in one session only."""
 _USUAL_LAUNCHES = 5
+_DOUBTS = {
+    Doubt.two_levels: "both sides have launches on two levels, which chance may have shared out "
+    "in this way",
+    Doubt.lopsided: "many more launches lie apart on one side than on the other, and the change "
+    "may be what slows them",
+}
+"""Why the launches of both sides may differ for another reason than the change."""
 _DECIDED = (Verdict.faster, Verdict.slower, Verdict.same)
 OUTLYING = 0.05
 """Relative distance from its side's median beyond which a launch is reported."""
@@ -67,10 +72,7 @@ def outliers(runs: pd.DataFrame, of: str = "", discounted: Collection[str] = ())
 
 
 def discounted(lines: Sequence[Line[Any]]) -> Iterable[str]:
-    """Name the launches that count for less than others, and why.
-
-    A launch that counts little in several metrics is named once, with the least of its weights.
-    """
+    """Name the launches that do not count, and why; each once, whatever the number of metrics."""
     num_series = len({line.series for line in lines})
     launches: dict[tuple[Any, str, str], list[tuple[DiscountedLaunch, Line[Any]]]] = {}
     for line in lines:
@@ -82,16 +84,12 @@ def discounted(lines: Sequence[Line[Any]]) -> Iterable[str]:
         num_metrics = sum(line.series == series for line in lines)
         of = [field_of(line.metric.name).label for _, line in parts]
         metrics = "" if len(parts) == num_metrics else f" in {', '.join(of)}"
-        launch = min((launch for launch, _ in parts), key=lambda launch: launch.weight)
-        yield f"{where}{_discount_sentence(launch, metrics)}"
-
-
-def _discount_sentence(launch: DiscountedLaunch, metrics: str) -> str:
-    """`launch 3 of base counts little (10 %): its reference ran 18 % slower than usual (run …)`."""
-    little = f"little{metrics} ({launch.weight:.0%})".replace("%", " %")
-    much = little if launch.weight else f"nothing{metrics}"
-    why = discount_text(launch.reason, launch.slowdown)
-    return f"launch {launch.launch} of {launch.side} counts for {much}: {why} (run {launch.run_id})"
+        launch, _ = parts[0]
+        why = discount_text(launch.reason, launch.slowdown)
+        yield (
+            f"{where}launch {launch.launch} of {launch.side} counts for nothing{metrics}: {why} "
+            f"(run {launch.run_id})"
+        )
 
 
 def cautions(runs: pd.DataFrame) -> Iterable[str]:
@@ -156,12 +154,6 @@ def _is_opposed(line: Line[Any]) -> bool:
 
 def undecided(lines: Sequence[Line[Any]], remedy: str) -> Iterable[str]:
     """Say why a change is unclear although its interval alone would decide."""
-    yield from _tested_together(lines, remedy)
-    yield from _doubtful(lines, remedy)
-
-
-def _tested_together(lines: Sequence[Line[Any]], remedy: str) -> Iterable[str]:
-    """Name the changes whose interval leaves the floor and zero out."""
     names = [
         f"{field_of(line.metric.name).heading} of {line.series.text}"
         for line in lines
@@ -175,17 +167,6 @@ def _tested_together(lines: Sequence[Line[Any]], remedy: str) -> Iterable[str]:
             f"must be sure to {1 - LEVEL:.0%} for all cases together (Holm's correction); {remedy}"
         )
 
-
-_DOUBTS = {
-    Doubt.two_levels: "both sides have launches on two levels, which chance may have shared out "
-    "in this way",
-    Doubt.lopsided: "many more launches lie apart on one side than on the other, and the change "
-    "may be what slows them",
-}
-
-
-def _doubtful(lines: Sequence[Line[Any]], remedy: str) -> Iterable[str]:
-    """Name the sides whose launches may differ for another reason than the change."""
     for doubt, reason in _DOUBTS.items():
         names = [
             f"{field_of(line.metric.name).heading} of {line.series.text}"
@@ -221,7 +202,7 @@ def one_session(lines: Sequence[Line[S]], pairings: Sequence[Pairing[S]]) -> Ite
     days = {str(session) for session in alone.values()}
     when = f", {days.pop()}" if len(days) == 1 else " each"
     which = "" if len(alone) == len(found) else f" ({listed([one.text for one in alone])})"
-    yield f"{ON_ONE_SESSION}{which}{when}: what drifts between sessions is not in it"
+    yield f"rests on one session{which}{when}: what drifts between sessions is not in it"
 
 
 def gap_between(base: pd.DataFrame, head: pd.DataFrame) -> str:

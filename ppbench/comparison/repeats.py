@@ -3,20 +3,15 @@
     launches of a side    ok   disturbed   ok   ok       three launches count in full, the fourth
                            1       -        2    3       replaces the second
 
-A disturbed launch stays: it counts for less (`statistics.verdicts`), and is shown. It is recognised
+A disturbed launch stays: it does not count (`statistics.verdicts`), and is shown. It is recognised
 by what was measured beside it, never by its own figure: to repeat launches that look wrong would
 make any two sides equal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
-
-import pandas as pd
-
-FindDisturbed = Callable[[pd.DataFrame], Sequence[bool]]
-"""Whether each of some rows of `runs` was measured on a disturbed machine."""
 
 
 def most_repeats(num_launches: int) -> int:

@@ -12,16 +12,17 @@ count at the time that it showed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import pandas as pd
 
-from ppbench.comparison.launches import STATE, key_text, keys_of
+from ppbench.comparison.launches import states_of
 from ppbench.statistics.drift import pool_drifts
+from ppbench.statistics.noise import measure_noise
 from ppbench.statistics.sessions import Drift, measure_drift
-from ppbench.statistics.verdicts import Metric
+from ppbench.statistics.verdicts import Metric, Noise
 
 BREAK = timedelta(hours=4)
 """The longest break between two launches of one session."""
@@ -29,8 +30,9 @@ LONGEST = timedelta(hours=12)
 """The longest time between the first launch of a session and its last."""
 UNKNOWN = -1
 """The session of a launch whose time is not known."""
+FEWEST_FOR_NOISE = 10
+"""Launches of one commit and session that show a noise on which verdicts may rest."""
 _FEWEST_SHARED = 2
-_CODE = (*STATE, "code")
 
 
 @dataclass(frozen=True)
@@ -47,25 +49,13 @@ class Session:
         return f"{self.begin:%Y-%m-%d %H:%M} to {end} UTC"
 
 
-def number_sessions(
-    moments: Sequence[datetime | None], begins: Iterable[datetime] = ()
-) -> list[int]:
-    """The number of each moment's session, from 0 in the order of time; the order given is free.
-
-    `begins` are moments at which a session was begun on purpose, without a break before it.
-    """
+def number_sessions(moments: Sequence[datetime | None]) -> list[int]:
+    """The number of each moment's session, from 0 in the order of time; the order given is free."""
     known = sorted({moment for moment in moments if moment is not None})
-    forced = sorted(begins)
     numbers: dict[datetime | None, int] = {None: UNKNOWN}
     number, first, last = -1, None, None
     for moment in known:
-        is_new = (
-            first is None
-            or last is None
-            or moment - last > BREAK
-            or moment - first > LONGEST
-            or any(last < begin <= moment for begin in forced)
-        )
+        is_new = first is None or last is None or moment - last > BREAK or moment - first > LONGEST
         if is_new:
             number, first = number + 1, moment
         numbers[moment], last = number, moment
@@ -78,15 +68,13 @@ def moments_of(runs: pd.DataFrame) -> list[datetime | None]:
     return [None if pd.isna(moment) else moment.to_pydatetime().astimezone(UTC) for moment in made]
 
 
-def sessions_of(
-    moments: Sequence[datetime | None], begins: Iterable[datetime] = ()
-) -> list[Session]:
+def sessions_of(moments: Sequence[datetime | None]) -> list[Session]:
     """The sessions in which these launches were made, in the order of time."""
-    found: dict[int, list[datetime]] = {}
-    for number, moment in zip(number_sessions(moments, begins), moments, strict=True):
+    by_session: dict[int, list[datetime]] = {}
+    for number, moment in zip(number_sessions(moments), moments, strict=True):
         if moment is not None:
-            found.setdefault(number, []).append(moment)
-    return [Session(min(some), max(some), len(some)) for _, some in sorted(found.items())]
+            by_session.setdefault(number, []).append(moment)
+    return [Session(min(some), max(some), len(some)) for _, some in sorted(by_session.items())]
 
 
 def shares_apart(base: Sequence[int], head: Sequence[int]) -> float:
@@ -118,24 +106,40 @@ def drift_in(runs: pd.DataFrame, metric: Metric) -> Drift | None:
     Launches of one state of the code are compared with each other; what several states say is
     pooled. None where no state was measured in two sessions.
     """
+    by_state = _figures_by_state(runs, metric)
+    drifts = [
+        measure_drift(
+            list(sessions.values()), in_points=metric.in_points, slow_sign=metric.slow_sign
+        )
+        for sessions in by_state
+    ]
+    numbers = {number for sessions in by_state for number in sessions}
+    return pool_drifts([drift for drift in drifts if drift is not None], len(numbers))
+
+
+def noise_in(runs: pd.DataFrame, metric: Metric) -> Noise | None:
+    """The noise between launches, from launches of one case that are ok, on one machine.
+
+    Launches of one state of the code and one session are compared with each other; what they say
+    is pooled. None where that is worth less than `FEWEST_FOR_NOISE` launches.
+    """
+    by_state = _figures_by_state(runs, metric)
+    groups = [figures for sessions in by_state for figures in sessions.values()]
+    if not any(len(figures) > 1 for figures in groups):
+        return None
+    level = measure_noise(groups, in_points=metric.in_points, slow_sign=metric.slow_sign)
+    return level.noise if level.noise.num_launches >= FEWEST_FOR_NOISE else None
+
+
+def _figures_by_state(runs: pd.DataFrame, metric: Metric) -> list[dict[int, list[float]]]:
+    """The figures of each state of the code, by session; those of unknown times are left out."""
     usable = runs[runs[metric.name].notna()]
     if not metric.in_points:
         usable = usable[usable[metric.name] > 0]
-    if usable.empty:
-        return None
-    numbers = number_sessions(moments_of(usable))
-    known = usable.assign(session=numbers)
-    known = known[known["session"] != UNKNOWN]
-    states = list(zip(*(map(key_text, known[name]) for name in _CODE), keys_of(known), strict=True))
-    by_state: Mapping[object, pd.DataFrame] = {
-        state: known[[other == state for other in states]] for state in dict.fromkeys(states)
-    }
-    drifts = [
-        measure_drift(
-            [some[metric.name].tolist() for _, some in rows.groupby("session")],
-            in_points=metric.in_points,
-            slow_sign=metric.slow_sign,
-        )
-        for rows in by_state.values()
-    ]
-    return pool_drifts([drift for drift in drifts if drift is not None], known["session"].nunique())
+    by_state: dict[object, dict[int, list[float]]] = {}
+    for number, state, figure in zip(
+        number_sessions(moments_of(usable)), states_of(usable), usable[metric.name], strict=True
+    ):
+        if number != UNKNOWN:
+            by_state.setdefault(state, {}).setdefault(number, []).append(float(figure))
+    return list(by_state.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 
 import pandas as pd
 
@@ -23,8 +23,8 @@ from ppbench.store import Store
 def slowdowns_by_run(*tables: pd.DataFrame) -> dict[str, Slowdown]:
     """The slowdown of each run of these tables, by its id; NaN where it is unknown.
 
-    What is usual is found among the runs that are ok, of all tables together. Runs of versions
-    without a reference have what their counters say, if they have these.
+    What is usual is found among the runs that are ok, of all tables together. Runs without a
+    reference have what their counters say, if they have these.
     """
     runs = pd.concat([table for table in tables if len(table)] or [tables[0]])
     if runs.empty:
@@ -34,9 +34,15 @@ def slowdowns_by_run(*tables: pd.DataFrame) -> dict[str, Slowdown]:
     return dict(zip(map(str, runs["run_id"]), by_place, strict=True))
 
 
-def recorded(store: Store, fingerprints: Collection[str] | None = None) -> pd.DataFrame:
-    """The runs of these machines in a store, or of all, with what shows how each was slowed."""
-    runs = store.runs(["run_id", "status", "case_id", "fingerprint", *CONTROLS])
+def recorded(
+    store: Store, fingerprints: Collection[str] | None = None, columns: Iterable[str] = ()
+) -> pd.DataFrame:
+    """The runs of these machines in a store, or of all, with what shows how each was slowed.
+
+    `columns` are read too.
+    """
+    needed = ["run_id", "status", "case_id", "fingerprint", *CONTROLS, *columns]
+    runs = store.runs(list(dict.fromkeys(needed)))
     return runs if fingerprints is None else runs[runs["fingerprint"].isin(set(fingerprints))]
 
 

@@ -459,10 +459,10 @@ COMPUTED: dict[str, dict[str, Field]] = {
         ),
         "num_base": number("launches of base", ".0f", meaning="launches of base with the metric"),
         "num_head": number("launches of head", ".0f", meaning="launches of head with the metric"),
-        "noise": number("noise", ".2f", PERCENT, lower, "stored noise that the verdict uses"),
+        "noise": number("noise", ".2f", PERCENT, lower, "noise that the verdict uses"),
         "discounts": words(
             "discounts",
-            "launches that count for less, JSON list: side, run, launch, weight, reason (`apart`: "
+            "launches that do not count, JSON list: side, run, launch, reason (`apart`: "
             "far from the others on the slow side; `reference`: its machine was slow), slowdown, "
             "and what shows it (`reference`, `steal`, `quota`, `cores`, `clock`)",
         ),
@@ -572,27 +572,6 @@ COMPUTED: dict[str, dict[str, Field]] = {
             lower,
             "smallest change that 5 launches a side detect in 4 of 5 comparisons",
         ),
-    },
-    "Overhead (`overhead`)": {
-        "num_rounds": number("rounds", ".0f", meaning="steps of each kind"),
-        "step_off_ns": number(
-            "all off", ",.2f", MS, lower, "median step without flight record, spans and profiler"
-        ),
-        **{
-            f"{kind}_ratio{end}": number(
-                f"{label}/off{word}", ".4f", direction=lower, meaning=f"{meaning}{part}"
-            )
-            for kind, label, meaning in (
-                ("flight", "flight", "step with the flight record over one without"),
-                ("spans", "on", "step with flight record and spans over one without"),
-                ("profiler", "profiler", "step under torch.profiler over one without"),
-            )
-            for end, word, part in (
-                ("", "", ", median"),
-                ("_low", ", low", ", lower end of the 95 % interval"),
-                ("_high", ", high", ", upper end of the 95 % interval"),
-            )
-        },
     },
     "Models (`models check`)": {
         "architecture": words("architecture", "architecture of the model"),

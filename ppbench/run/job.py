@@ -8,6 +8,8 @@ Both are in one folder per launch, beside the workers' logs.
                                  journal.jsonl
                                  program-0.json       of run 0, where it was found for it
                                  running              exists, locked, while runs are left
+                                 nodes.jsonl          folders of its nodes, outside the store
+                                 shown                a byte for each row that was shown
                                  logs/                standard output and error of each worker
 """
 
@@ -16,7 +18,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator
+import platform
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +28,7 @@ from typing import Any, Literal
 from engine.plan.program import Program, from_json, to_json
 from ppbench.config.case import Case, Measure
 from ppbench.errors import StoreError
-from ppbench.files import whole_file
+from ppbench.files import POLL_S, whole_file
 from ppbench.git import Commit
 
 Event = dict[str, str | int | float | None]
@@ -54,6 +58,7 @@ class Job:
     sweep_file: str
     commit: Commit | None
     items: tuple[PlannedRun, ...]
+    is_shown_first: bool = False  # whether each row is shown before the next case begins
 
 
 def write_job(folder: Path, job: Job) -> Path:
@@ -146,12 +151,14 @@ class LaunchState:
     is_open: tuple[Attempt, ...]  # begun and without a row
     attempts: dict[int, int]  # item -> how often it has begun
     statuses: dict[int, str]  # item -> status of its newest row
+    num_rows: int
 
 
 def read_state(folder: Path) -> LaunchState:
     begun: dict[str, Attempt] = {}
     attempts: dict[int, int] = {}
     statuses: dict[int, str] = {}
+    num_rows = 0
     for event in Journal(folder).new_events():
         if event["event"] == "case":
             index = int(event["index"] or 0)
@@ -160,4 +167,37 @@ def read_state(folder: Path) -> LaunchState:
         elif event["event"] == "row":
             begun.pop(str(event["run_id"]), None)
             statuses[int(event["index"] or 0)] = str(event["status"])
-    return LaunchState(tuple(begun.values()), attempts, statuses)
+            num_rows += 1
+    return LaunchState(tuple(begun.values()), attempts, statuses, num_rows)
+
+
+_SHOWN, _NODES = "shown", "nodes.jsonl"
+
+
+def note_shown(folder: Path) -> None:
+    """Note that one more row has been shown, by the controller of a launch."""
+    with contextlib.suppress(OSError), (folder / _SHOWN).open("ab") as file:
+        file.write(b".")
+
+
+def wait_until_shown(folder: Path) -> None:
+    """Block until the controller has shown every row that the journal has."""
+    num_rows = read_state(folder).num_rows
+    while num_rows > 0:
+        with contextlib.suppress(FileNotFoundError):
+            if (folder / _SHOWN).stat().st_size >= num_rows:
+                return
+        time.sleep(POLL_S)
+
+
+def note_node_folders(launch: Path, folders: Iterable[tuple[str, Path]]) -> None:
+    """Note a launch's folders, each with its host, in the launch's folder in the store."""
+    for host, folder in folders:
+        Journal(launch, _NODES).add({"host": host, "folder": str(folder)})
+
+
+def noted_node_folders(launch: Path) -> list[Path]:
+    """Return the launch's folders on this machine that are still there."""
+    notes = list(Journal(launch, _NODES).new_events())
+    here = {Path(str(note["folder"])) for note in notes if note["host"] == platform.node()}
+    return sorted(folder for folder in here if folder.parent.is_dir())

@@ -196,20 +196,6 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
     return Ratio(estimate, low, high)
 
 
-def launch_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
-    """numerator / denominator of figures of separate, unpaired launches.
-
-    The ratio of geometric means, with Welch's interval on the logarithms: the launches of one side
-    may scatter more than those of the other. Raises ValueError for fewer than `FEWEST_LAUNCHES`.
-    """
-    if min(len(numerators), len(denominators)) < FEWEST_LAUNCHES:
-        raise ValueError(
-            f"{len(numerators)} and {len(denominators)} launches; expected at least "
-            f"{FEWEST_LAUNCHES} of each"
-        )
-    return ratio_of_logs(welch(*(group(np.log(side)) for side in (numerators, denominators))))
-
-
 def ratio_of_logs(difference: Difference) -> Ratio:
     """The ratio that a difference of logarithms means; an end may be 0 or infinite."""
     with np.errstate(over="ignore"):

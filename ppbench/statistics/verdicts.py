@@ -142,7 +142,7 @@ class Pair:
 
 
 class DiscountReason(StrEnum):
-    """Why a launch counts for less than the others of its side."""
+    """Why a launch does not count."""
 
     apart = "apart"  # it lies far from the others, on the slow side
     reference = "reference"  # the fixed reference beside it was slow
@@ -150,11 +150,10 @@ class DiscountReason(StrEnum):
 
 @dataclass(frozen=True)
 class Discount:
-    """A launch that counts for less than the others of its side."""
+    """A launch that does not count."""
 
     side: Literal["base", "head"]
     index: int  # in `Pair.base` or `Pair.head`
-    weight: float  # 1 is that of an undisturbed launch
     reason: DiscountReason
 
 
@@ -178,7 +177,7 @@ class Change:
     num_head: int
     floor: float  # the one used: the noise if that is larger than the one asked for
     difference: Ratio | None = None  # head - base, of a metric in points
-    discounts: tuple[Discount, ...] = ()  # launches that count for less
+    discounts: tuple[Discount, ...] = ()  # launches that do not count
     doubt: Doubt | None = None
 
 
@@ -304,7 +303,7 @@ def _slowed(metric: Metric, pair: Pair) -> tuple[Discount, ...]:
         ("head", len(pair.head), head),
     )
     return tuple(
-        Discount(name, place, 0.0, DiscountReason.reference)
+        Discount(name, place, DiscountReason.reference)
         for name, num, usual in sides
         for place in range(num)
         if place not in usual
@@ -395,9 +394,9 @@ def _of_side(
     apart = set(usual[side.places[side.num_kept :]].tolist())
     for place in range(num):
         if place in apart:
-            yield Discount(name, place, 0.0, DiscountReason.apart)
+            yield Discount(name, place, DiscountReason.apart)
         elif place not in usual:
-            yield Discount(name, place, 0.0, DiscountReason.reference)
+            yield Discount(name, place, DiscountReason.reference)
 
 
 def _change(

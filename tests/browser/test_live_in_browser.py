@@ -11,8 +11,8 @@ from chromium import Browser, Tab
 from screens import DESK, keep, needs_browser
 
 from ppbench.config.case import Case
-from ppbench.report.pages.live import LivePage, forget, write_live
-from ppbench.report.pages.report import write_report
+from ppbench.report.pages.report import render_report
+from ppbench.report.pages.templates import Live, write_page
 from ppbench.store import Store
 
 sys.path.append(str(Path(__file__).parent.parent / "ppbench"))
@@ -50,8 +50,12 @@ def test_an_open_page_shows_each_state_keeps_its_place_and_ends_with_the_sweep(
 ) -> None:
     runs = store.runs()
     path = store.folder.parent / "page.html"
-    page = LivePage(str(path), str(store.folder), "demo", "ppbench sweep", "text", "inline")
-    write_live(page, list(runs["run_id"][:2]), "2 of 3 cases")
+
+    def write(num: int, live: Live | None) -> None:
+        facts = {"title": "demo", "command": "ppbench sweep", "sweep_text": "text"}
+        write_page(path, render_report(store, runs.head(num), **facts, live=live))
+
+    write(2, Live("2 of 3 cases", "10:00:00"))
     tab = Tab(browser, path, DESK, "light")
     shown = "document.getElementById('live')?.textContent ?? ''"
     until(tab, f"{shown}.startsWith('2 of 3 cases, running')")
@@ -60,27 +64,11 @@ def test_an_open_page_shows_each_state_keeps_its_place_and_ends_with_the_sweep(
     box = "[...document.querySelectorAll('#filters input')].find((one) => one.value === 'afab')"
     tab.evaluate(f"{box}.click()")
     tab.evaluate("scrollTo(0, 400)")
-    write_live(page, list(runs["run_id"]), "3 of 3 cases")
+    write(3, Live("3 of 3 cases", "10:00:01"))
     until(tab, f"{shown}.startsWith('3 of 3 cases, running')")
     until(tab, "document.readyState === 'complete'")
     assert tab.evaluate(f"{box}.checked")
     until(tab, "Math.abs(scrollY - 400) < 80")
-    write_report(path, store, runs, title="demo", command="ppbench sweep", sweep_text="text")
-    forget(path)
+    write(3, None)
     until(tab, "document.readyState === 'complete' && !document.getElementById('live')")
-    names = [name.split("/")[-1].split("?")[0] for name in tab.requests()]
-    assert set(names) <= {path.name, "page.live.js"}
-
-
-def test_a_page_whose_sweep_was_killed_says_so_and_looks_no_more(
-    browser: Browser, store: Store
-) -> None:
-    path = store.folder.parent / "killed.html"
-    page = LivePage(str(path), str(store.folder), "demo", "ppbench sweep", "text", "inline")
-    write_live(page, [], "0 cases")
-    forget(path)
-    tab = Tab(browser, path, DESK, "dark")
-    until(
-        tab,
-        "document.getElementById('live').textContent === 'The sweep was stopped after 0 cases.'",
-    )
+    assert {name.split("/")[-1].split("?")[0] for name in tab.requests()} <= {path.name}

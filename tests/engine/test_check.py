@@ -7,18 +7,10 @@ import sys
 import pytest
 from models import configuration_folder
 
-from engine.check import architectures
+from engine.check import architectures, check_architectures
+from engine.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
-
-
-def check(tmp_path, *names, num_ranks=2):
-    out = tmp_path / "out.jsonl"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(num_ranks), "-m", "engine.check", str(out), *names]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    lines = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-    return done, lines
 
 
 def test_every_causal_lm_with_a_plan_is_known():
@@ -27,25 +19,24 @@ def test_every_causal_lm_with_a_plan_is_known():
     assert {"llama", "qwen3", "gemma2", "gpt_neox", "phi3", "olmo2", "mixtral"} <= set(known)
 
 
-def test_an_architecture_is_exact_or_refused_with_its_own_reason(tmp_path):
-    done, lines = check(tmp_path, "qwen3", "qwen3_moe", "gemma4_text", "gemma2")
-    assert done.returncode == 0, done.stderr
-    results = {line["architecture"]: line for line in lines}
-    assert [results[name]["status"] for name in results] == ["exact", "exact", "refused", "exact"]
-    assert results["qwen3"]["dtype"] == "float64"
-    assert results["qwen3"]["gradient_difference"] < 1e-10
-    assert results["qwen3_moe"]["gradient_difference"] < 1e-5
-    assert (
-        '"embed_tokens_per_layer" belongs, which has parameters' in results["gemma4_text"]["reason"]
-    )
-    assert [line["status"] for line in lines[:5]] == ["planned"] * 4 + ["started"]
+def test_an_architecture_is_exact_or_refused_with_its_own_reason():
+    names = ["qwen3", "qwen3_moe", "gemma4_text", "gemma2"]
+    results = {check.architecture: check for check in check_architectures(names)}
+    assert [results[name].status for name in names] == ["exact", "exact", "refused", "exact"]
+    assert results["qwen3"].dtype == "float64"
+    assert results["qwen3"].gradient_difference < 1e-10
+    assert results["qwen3_moe"].gradient_difference < 1e-5
+    assert '"embed_tokens_per_layer" belongs, which has parameters' in results["gemma4_text"].reason
 
 
-def test_an_unknown_architecture_is_refused(tmp_path):
-    done, lines = check(tmp_path, "llamma", num_ranks=1)
-    assert done.returncode != 0
-    assert 'no architecture "llamma" with a plan' in done.stderr
-    assert not lines
+def test_an_architecture_that_fails_costs_itself_alone(monkeypatch):
+    def broken(*_):
+        raise RuntimeError("no such luck")
+
+    monkeypatch.setattr(Trainer, "compute_gradients", broken)
+    first, second = check_architectures(["llama", "nothing"])
+    assert (first.status, first.reason) == ("error", "RuntimeError: no such luck")
+    assert (second.status, second.has_failed) == ("error", True)
 
 
 def request(model, **changes):

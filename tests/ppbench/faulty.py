@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from engine.flight import read_record
 from engine.run.p2p.channel import TransferError
 from engine.run.p2p.shared_memory import MemoryChannel
-from ppbench.run.failures.evidence import node_folder
+from ppbench.run.machine.node_folder import node_folder_of_rank
 
 AT = 6  # of the forwards so far, four in each step
 NO_LIMIT = 10**6
@@ -251,9 +251,5 @@ def broken():
 
 
 def _sibling(rank):
-    """The process of a rank of the same launch, by its flight record."""
-    for path in node_folder("").parent.glob("*/flight-rank0"):
-        own, other = read_record(path), read_record(path.with_name(f"flight-rank{rank}"))
-        if own is not None and own.pid == os.getpid():
-            return other.pid
-    raise AssertionError("there is no such rank")
+    """The process of another rank of the launch, by its flight record."""
+    return read_record(node_folder_of_rank() / f"flight-rank{rank}").pid

@@ -84,8 +84,6 @@ ERRORS: dict[str, tuple[str, list[Command]]] = {
         "sweep quick.toml --launcher torchrun --dry-run --set launch.torchrun.nodes=2",
         "sweep quick.toml --results quick.toml",
         "sweep quick.toml --reports quick.toml",
-        "overhead quick.toml --rounds 5",
-        "overhead none.toml",
         "noise quick.toml --launches 2",
         "noise none.toml",
     )),

@@ -31,7 +31,6 @@ pytestmark = pytest.mark.usefixtures("warm_starts")
 SCENES = {
     "howto/ci-gate.md": "empty",
     "howto/compare-a-setting.md": "tracked",
-    "howto/claims.md": "tracked",
     "howto/history.md": "history",
     "howto/compare-commits.md": "tracked",
     "howto/past-commits.md": "bisected",
@@ -40,7 +39,6 @@ SCENES = {
 """Where the commands of a page run; by default in `swept`."""
 WORDS = {
     "howto/compare-commits.md": {"pipeline.toml": "demo.toml"},
-    "howto/claims.md": {"pipeline.toml": "demo.toml"},
     "howto/past-commits.md": {
         "v1.0": "main~6", "HEAD~2": "main~2", "HEAD": "main", "pipeline.toml": "sweep.toml",
     },
@@ -75,7 +73,7 @@ ELSEWHERE = (
     "torchrun --nproc-per-node 2 train.py",
 )
 """What needs other machines or the network, or is run by tests/test_docs.py."""
-MEASURES = ("noise", "overhead", "bisect", "models check", "plan")
+MEASURES = ("noise", "bisect", "models check", "plan")
 INSUFFICIENT = "compare --across"
 """What ends with 3 in `swept`, which has one launch of each case."""
 _RUN_ID = re.compile(r"\b\d{8}T\d{9}-[0-9a-f]{6}\b|\bRUN\b")
@@ -180,7 +178,7 @@ def _check(step: Line, text: str, folder: Path) -> None:
 
 
 def _check_ppbench(step: Line, words: Sequence[str], folder: Path) -> None:
-    if " ".join(words).startswith(MEASURES) or {"--run", "--replicate"} & set(words):
+    if " ".join(words).startswith(MEASURES) or "--run" in words:
         _parse(words)
         return
     lists = ["--dry-run"] if words[0] in ("sweep", "backfill") and "--dry-run" not in words else []

@@ -14,6 +14,13 @@ from ppbench.store import Store
 CASE = Case()
 STEADY = (1000.0, 1004.0, 997.0, 1002.0, 999.0)
 """Tokens/s of five launches: they differ by 0.3 %."""
+
+
+def scattered(deviation: float, middle: float = 1000.0) -> tuple[float, ...]:
+    """Twelve launches with about this relative deviation, none of them apart from the others."""
+    return tuple(middle * (1 + deviation * (n - 5.5) / 3.6) for n in range(12))
+
+
 SWEEP = """name = "demo"
 [grid]
 schedule = ["1f1b", "afab"]

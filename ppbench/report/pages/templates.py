@@ -57,13 +57,7 @@ class Live:
     """What a page says of its sweep while that is running."""
 
     done: str  # `3 of 8 cases`
-    stamp: str  # differs between any two writes
-    beside: str  # the name of the file beside the page
-
-    @property
-    def written(self) -> str:
-        """The time of the write, UTC."""
-        return self.stamp[11:19]
+    written: str  # the time of the write, UTC
 
 
 def render(template: str, *, assets: Assets = Assets.inline, **values: object) -> str:

@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import os
 import platform
 import shutil
 import signal
@@ -24,7 +23,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from engine.flight import RECORD_BYTES, Entry, Phase, Record, read_record
+from engine.flight import Entry, Phase, Record, read_record
 from engine.plan.action import NO_INDEX, Action, Op
 from engine.plan.program import Program
 from engine.plan.spans import COLUMNS, Span, lane_of
@@ -51,17 +50,7 @@ from ppbench.run.failures.post_mortem import (
 )
 from ppbench.run.failures.watchdog import WatchdogReport, read_report
 from ppbench.run.launch.local import Exit, last_words, read_ends, signal_name
-from ppbench.run.machine.private_folder import (
-    SHARED_MEMORY,
-    Claim,
-    Place,
-    aside_path,
-    bases,
-    choose_place,
-    kept_folders,
-    lock_path,
-    remove_folder,
-)
+from ppbench.run.machine.node_folder import collected_path
 
 PEER_LOST = "crash"
 """Status of a rank that failed because another had died. If no rank reports more, one crashed."""
@@ -111,89 +100,6 @@ class Diagnosis:
     spans: pd.DataFrame  # computations that the ranks had finished in their last steps
 
 
-def node_folder(launch_id: str, node: int = 0) -> Path:
-    """Return a launch's folder on this machine, in shared memory if possible. It may not exist.
-
-    `node` counts agents, of which a machine may have several.
-    """
-    name = f"{launch_id}-{node}"
-    folders = [base / name for base in bases()] or [SHARED_MEMORY / name]
-    return next((folder for folder in folders if _is_there(folder)), folders[0])
-
-
-def _is_there(folder: Path) -> bool:
-    """Whether the folder is in use: its lock exists until the folder is removed."""
-    return any(path.exists() for path in (lock_path(folder), folder, aside_path(folder)))
-
-
-def node_folders(launch_id: str, launch: Path) -> list[Path]:
-    """Return a launch's folders on this machine, including those that were collected.
-
-    `launch` is the launch's folder in the store; it may hold copies made by a sweep into another
-    store.
-    """
-    kept = kept_folders(launch)
-    names = {path.name for path in kept}
-    present = [
-        path.with_name(path.name.removeprefix("."))
-        for base in bases()
-        for pattern in (f"{launch_id}-*", f".{launch_id}-*")
-        for path in base.glob(pattern)
-        if path.is_dir()
-    ]
-    return sorted({*kept, *(path for path in present if path.name not in names)})
-
-
-SAMPLES_BYTES = 8 * 2**20
-"""Room for a node's samples, which lie in its folder."""
-
-_RANK_BYTES = RECORD_BYTES + 64 * 1024  # its record, its error, where it crashed
-
-
-@contextlib.contextmanager
-def claimed_node_folder(
-    launch_id: str, num_ranks: int, marker: Path | None = None
-) -> Iterator[Path]:
-    """Hold a launch's folder on this machine meanwhile; the ranks make it.
-
-    `marker`: see Claim. Raises StoreError if there is no place.
-    """
-    folder = place_for(num_ranks).base / f"{launch_id}-0"
-    claim = Claim(folder, marker)
-    try:
-        yield folder
-    finally:
-        if not folder.exists() and not aside_path(folder).exists():
-            remove_folder(folder)  # its lock
-        claim.release()
-
-
-def claim_node_folder(launch_id: str, node: int, num_ranks: int) -> list[str]:
-    """Find a place for the folder of an agent's ranks, by the first of them; return notes on it.
-
-    The agent is this process's parent. A folder that it has begun to use is kept. Raises
-    StoreError.
-    """
-    folder, notes = node_folder(launch_id, node), []
-    if not _is_there(folder):
-        place = place_for(num_ranks)
-        folder, notes = place.base / folder.name, notes_on(place)
-    Claim(folder, agent_pid=os.getppid())  # until this process ends
-    return notes
-
-
-def place_for(num_ranks: int) -> Place:
-    """Choose a place for this many ranks' folder. Raises StoreError if there is none."""
-    return choose_place(SAMPLES_BYTES + num_ranks * _RANK_BYTES)
-
-
-def notes_on(place: Place) -> list[str]:
-    """Say why the folder is not in shared memory; nothing if it is."""
-    if not place.problems:
-        return []
-    return [f"{'; '.join(place.problems)}; flight records go to {place.base} instead"]
-
-
 def fault_path(folder: Path, rank: int) -> Path:
     """Return the file for the stack that Python's fault handler writes in a crash."""
     return folder / f"fault-rank{rank}"
@@ -238,10 +144,10 @@ def _read_error(path: Path) -> RankError | None:
 def collect(folder: Path, launch: Path) -> CrashReport:
     """Read a node's folder, and the exits that the agent noted in the launch's.
 
-    The folder is moved aside, so that it is not mistaken for the next one; see `remove_folder`.
+    The folder is moved aside, so that it is not mistaken for the next one.
     """
     # It is aside already if the process that collected it was killed.
-    source = folder if folder.exists() else aside_path(folder)
+    source = folder if folder.exists() else collected_path(folder)
     errors = [_read_error(path) for path in source.glob("error-rank*.json")]
     records = [read_record(path) for path in sorted(source.glob("flight-rank*"))]
     faults = {
@@ -261,9 +167,9 @@ def collect(folder: Path, launch: Path) -> CrashReport:
         {rank: readable(last_words(launch, ended)) for rank, ended in exits.items()},
     )
     if source == folder:
-        shutil.rmtree(aside_path(folder), ignore_errors=True)
+        shutil.rmtree(collected_path(folder), ignore_errors=True)
         with contextlib.suppress(OSError):
-            folder.rename(aside_path(folder))
+            folder.rename(collected_path(folder))
     return crash
 
 

@@ -25,7 +25,7 @@ from engine import device_variables
 from engine.model.presets import PRESETS
 from ppbench.errors import LaunchError
 from ppbench.run.launch import lifetime
-from ppbench.run.machine.private_folder import SHARED_MEMORY
+from ppbench.run.machine.node_folder import SHARED_MEMORY, VARIABLE
 
 AGENT = "ppbench.run.launch.agent"
 WORKER = "ppbench.run.worker"
@@ -50,14 +50,19 @@ class LocalLaunch:
         threads_per_rank: int,
         max_restarts: int,
         preloaded: str,
+        node_folder: Path | None = None,
     ) -> None:
         """Start the agent. Raises LaunchError if this machine cannot start any worker.
 
         `program` is run by each worker: a module's name and its arguments. `preloaded` names
         modules whose import takes long, separated by commas; workers are forked once these are
-        imported.
+        imported. `node_folder` is handed down to them.
         """
         check_semaphores()
+        environ = {**os.environ, "OMP_NUM_THREADS": str(threads_per_rank)}
+        device_variables.prepare(environ)
+        if node_folder is not None:
+            environ[VARIABLE] = str(node_folder)
         self._folder = folder
         self._log = (folder / "agent.log").open("wb")
         self._agent = subprocess.Popen(
@@ -67,7 +72,7 @@ class LocalLaunch:
             stdout=self._log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env=_environment(threads_per_rank),
+            env=environ,
             start_new_session=True,  # Ctrl-C reaches the controller alone, which stops the agent
         )
 
@@ -140,13 +145,6 @@ def preloaded_for(models: Iterable[str]) -> str:
     if not names.isdisjoint(PRESETS):
         modules.append(_LLAMA)
     return ",".join(modules)
-
-
-def _environment(threads_per_rank: int) -> dict[str, str]:
-    """Return the workers' environment, with the variables that their devices need."""
-    environ = {**os.environ, "OMP_NUM_THREADS": str(threads_per_rank)}
-    device_variables.prepare(environ)
-    return environ
 
 
 EXITS = "exits.jsonl"

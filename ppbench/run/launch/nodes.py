@@ -13,6 +13,7 @@ interface.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import platform
@@ -45,6 +46,8 @@ from engine.interfaces import (
     refuse_unspecified,
 )
 from engine.rank_store import reach, serve
+from ppbench.errors import StoreError
+from ppbench.run.machine.node_folder import VARIABLE, make_node_folder
 
 BACKEND = "c10d"
 DEFAULT_PORT = 29400
@@ -165,7 +168,17 @@ def main() -> None:
     registry = rendezvous_handler_registry._registry  # which lets nothing be registered twice
     registry[BACKEND], registry["static"] = create, _refuse_static
     dynamic_rendezvous.get_method_name = _caller
-    run.main()
+    try:
+        folder = make_node_folder()
+    except StoreError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(error.exit_code)
+    os.environ[VARIABLE] = str(folder)
+    try:
+        run.main()
+    finally:
+        with contextlib.suppress(OSError):  # what the ranks left is read by the next sweep
+            folder.parent.rmdir()
 
 
 if __name__ == "__main__":

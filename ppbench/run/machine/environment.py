@@ -6,6 +6,7 @@ from the same facts.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -18,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ppbench.run.machine.accelerators.registry import Accelerators, open_accelerators
+from ppbench.run.machine.accelerators.nvidia import open_gpus
 from ppbench.run.machine.placement import num_machines
 from ppbench.runtimes import entry_of
 
@@ -165,8 +166,7 @@ def _hash_of(places: Iterable[Path]) -> str:
 def default_device() -> str:
     """Return the device that `device = "auto"` means here."""
     environment = read_environment()
-    has_build = environment.cuda or environment.rocm
-    return "cuda" if environment.gpus and has_build else "cpu"
+    return "cuda" if environment.gpus and environment.cuda else "cpu"
 
 
 def _cpu_model() -> str:
@@ -178,40 +178,26 @@ def _cpu_model() -> str:
 
 
 def _read_gpus() -> tuple[tuple[Gpu, ...], str | None, str | None]:
-    """Read visible GPUs, driver version and interconnect; empty without a driver."""
-    found = open_accelerators()
-    gpus = tuple(Gpu(device.name, device.memory_bytes) for device in found.devices)
-    return (gpus, *_of_nvidia(found)) if gpus else ((), None, None)
-
-
-def _of_nvidia(found: Accelerators) -> tuple[str | None, str | None]:
-    """Read the driver's version and the interconnect of NVIDIA's GPUs; None for others."""
+    """Read visible GPUs of NVIDIA, driver version and interconnect; empty without a driver."""
+    devices = open_gpus().devices
+    if not devices:
+        return (), None, None
     import pynvml
 
-    uuids = [device.parent or device.uuid for device in found.devices]
+    gpus = tuple(Gpu(device.name, device.memory_bytes) for device in devices)
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
+        handles = [pynvml.nvmlDeviceGetHandleByUUID(d.parent or d.uuid) for d in devices]
         driver = pynvml.nvmlSystemGetDriverVersion()
     except pynvml.NVMLError:
-        return None, None
-    links = min((_num_nvlinks(handle) for handle in handles), default=0)
-    return _text(driver), f"{links} NVLink" if links else "PCIe"
-
-
-def _num_nvlinks(handle: object) -> int:
-    import pynvml
-
-    count = 0
-    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        try:
-            count += pynvml.nvmlDeviceGetNvLinkState(handle, link)
-        except pynvml.NVMLError:
-            break
-    return count
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+        return gpus, None, None
+    counts = []
+    for handle in handles:
+        counts.append(0)
+        with contextlib.suppress(pynvml.NVMLError):  # it has no more links
+            for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+                counts[-1] += pynvml.nvmlDeviceGetNvLinkState(handle, link)
+    version = driver.decode() if isinstance(driver, bytes) else driver
+    return gpus, version, f"{min(counts)} NVLink" if min(counts) else "PCIe"
 
 
 def _version(package: str) -> str | None:

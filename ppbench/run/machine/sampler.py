@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ppbench.run.machine.accelerators.devices import GpuReading
-from ppbench.run.machine.accelerators.registry import open_accelerators
+from ppbench.run.machine.accelerators.nvidia import open_gpus
 from ppbench.run.machine.counters import Host, HostReading
 from ppbench.run.machine.environment import available_cores
 
@@ -183,7 +183,7 @@ class _Source:
     """Takes samples in the sampling process."""
 
     def __init__(self, root_pid: int, devices: Sequence[str]) -> None:
-        self._gpus, self._devices = open_accelerators(), devices
+        self._gpus, self._devices = open_gpus(), devices
         self._host = Host({root_pid, os.getpid()}, _cores_of(root_pid))
         without = {"gpu": self._gpus.absent} if self._gpus.absent else {}
         self._absent = self._host.absent | without

@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import json
 import os
+import platform
 import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -43,17 +44,20 @@ from ppbench.errors import (
 )
 from ppbench.files import Lock
 from ppbench.results import Results
-from ppbench.run.failures.evidence import (
-    claimed_node_folder,
-    collect,
-    notes_on,
-    place_for,
-    store_error,
+from ppbench.run.failures.evidence import collect, store_error
+from ppbench.run.job import (
+    Event,
+    Job,
+    Journal,
+    PlannedRun,
+    note_node_folders,
+    note_shown,
+    read_state,
+    write_job,
 )
-from ppbench.run.job import Event, Job, Journal, PlannedRun, read_state, write_job
 from ppbench.run.launch.local import WORKER, LocalLaunch, check_semaphores, preloaded_for
 from ppbench.run.machine.environment import default_device
-from ppbench.run.machine.private_folder import remove_folder
+from ppbench.run.machine.node_folder import make_node_folder, remove_node_folder
 from ppbench.run.sweep.open_runs import RUNNING, close_open_runs, running_note, take_marker
 from ppbench.run.sweep.phases import PhaseWatch
 from ppbench.run.sweep.plan import (
@@ -81,8 +85,6 @@ def run_plan(plan: SweepPlan, store: Store, display: Display, *, reruns: bool = 
     """
     if plan.missing:
         check_semaphores()
-        for text in notes_on(place_for(num_ranks_of(plan.missing))):
-            note(f"note: {text}")
     if reruns:
         note_rerun(plan, store)
     display.begin(list(plan.missing), plan.sweep.axes)
@@ -103,11 +105,11 @@ def _run_launch(plan: SweepPlan, indices: list[int], store: Store, display: Disp
     """
     left = indices
     while left:
-        statuses = _run_job(job_of(plan, left, store), store, _Shown(left, display, store))
+        statuses = _run_job(job_of(plan, left, store, display), left, store, display)
         left = [index for position, index in enumerate(left) if position not in statuses]
 
 
-def job_of(plan: SweepPlan, indices: list[int], store: Store) -> Job:
+def job_of(plan: SweepPlan, indices: list[int], store: Store, display: Display) -> Job:
     """Return the job of a launch; `indices` are the positions of its items in `plan.missing`."""
     return Job(
         new_run_id(),
@@ -117,25 +119,8 @@ def job_of(plan: SweepPlan, indices: list[int], store: Store) -> Job:
         plan.sweep.file,
         plan.commit,
         tuple(plan.missing[index] for index in indices),
+        is_shown_first=display.is_waited_for,
     )
-
-
-@dataclass(frozen=True)
-class _Shown:
-    """Puts the events of a job on a display; `indices` are the places of its items there."""
-
-    indices: list[int]
-    display: Display
-    store: Store
-
-    def event(self, event: Event) -> None:
-        if event["event"] == "row" and event["status"] == "ok":
-            summary = figures_of_run(self.store, str(event["run_id"])) or event["summary"]
-            event = {**event, "summary": summary}
-        show_event(self.indices, self.display, event)
-
-    def phase(self, phase: Phase) -> None:
-        self.display.phase_begins(phase)
 
 
 def figures_of_run(store: Store, run_id: str) -> str:
@@ -153,26 +138,41 @@ def figures_of_run(store: Store, run_id: str) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _run_job(job: Job, store: Store, shown: _Shown) -> dict[int, str]:
-    """Start the agent once; return the status of each item that has a row when it has ended."""
+def _run_job(job: Job, indices: list[int], store: Store, display: Display) -> dict[int, str]:
+    """Start the agent once; return the status of each item that has a row when it has ended.
+
+    `indices` are the places of the job's items on the display.
+    """
     folder = store.folder / "launches" / job.launch_id
+
+    def show(event: Event) -> None:
+        if event["event"] == "row" and event["status"] == "ok":
+            summary = figures_of_run(store, str(event["run_id"])) or event["summary"]
+            event = {**event, "summary": summary}
+        show_event(indices, display, event)
+        if event["event"] == "row" and job.is_shown_first:
+            note_shown(folder)
+
     max_restarts = sum(2 + item.measure.retry for item in job.items)
-    with claimed_node_folder(job.launch_id, num_ranks_of(job.items), folder / RUNNING) as local:
-        program = [WORKER, str(write_job(folder, job))]
+    program, local = [WORKER, str(write_job(folder, job))], make_node_folder(job.launch_id)
+    launch = None
+    try:
+        note_node_folders(folder, [(platform.node(), local)])
         marker = Lock(folder / RUNNING)
         marker.try_to_hold(shared=True, note=running_note(f"process {os.getpid()}"))
-        launch = start_workers(folder, program, job.items, max_restarts)
-        try:
-            follow(launch, folder, shown.event, local, shown.phase)
-        except KeyboardInterrupt:
+        launch = start_workers(folder, program, job.items, max_restarts, local)
+        follow(launch, folder, show, local, display.phase_begins)
+    except KeyboardInterrupt:
+        if launch is not None:
             launch.stop()
-            _close(job, folder, local, marker, shown.event, is_interrupted=True)
-            raise
-        finally:
+            _close(job, folder, local, marker, show, is_interrupted=True)
+        raise
+    finally:
+        if launch is not None:
             launch.stop()
-            if not folder.is_dir():  # no other sweep would find it
-                remove_folder(local)
-        _close(job, folder, local, marker, shown.event, is_interrupted=False)
+        if launch is None or not folder.is_dir():  # no other sweep would find it
+            remove_node_folder(local)
+    _close(job, folder, local, marker, show, is_interrupted=False)
     if statuses := read_state(folder).statuses:
         return statuses
     raise LaunchError(_why_none_ended(launch, folder))
@@ -184,7 +184,11 @@ def num_ranks_of(items: Iterable[PlannedRun]) -> int:
 
 
 def start_workers(
-    folder: Path, program: Sequence[str], items: Sequence[PlannedRun], max_restarts: int
+    folder: Path,
+    program: Sequence[str],
+    items: Sequence[PlannedRun],
+    max_restarts: int,
+    node_folder: Path,
 ) -> LocalLaunch:
     """Start as many workers as the largest case needs. Raises LaunchError."""
     return LocalLaunch(
@@ -194,6 +198,7 @@ def start_workers(
         threads_per_rank=max(item.case.launch_threads_per_rank for item in items),
         max_restarts=max_restarts,
         preloaded=preloaded_for(item.case.model_preset for item in items),
+        node_folder=node_folder,
     )
 
 
@@ -221,7 +226,7 @@ def _close(
     nodes = [collect(local, folder)]
     for event in close_open_runs(job, folder, nodes, is_interrupted=is_interrupted):
         on_event(event)
-    remove_folder(local)
+    remove_node_folder(local)
     marker.path.unlink(missing_ok=True)
     marker.release()
 

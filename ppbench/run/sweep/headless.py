@@ -86,7 +86,7 @@ class Headless:
         """Begin the first launch that has a run missing."""
         first = plan.missing[0].launch if plan.missing else 0
         indices = [i for i, item in enumerate(plan.missing) if item.launch == first]
-        job = job_of(plan, indices, self._store)
+        job = job_of(plan, indices, self._store, self._display)
         if indices:
             folder = self.folder_of(job)
             write_job(folder, job)

@@ -18,9 +18,18 @@ from ppbench.config.case import Case
 from ppbench.config.programs import check_file_unchanged, lowered_of
 from ppbench.errors import StoreError, first_line
 from ppbench.files import POLL_S, Lock
-from ppbench.run.failures.evidence import CrashReport, collect, diagnose, node_folders
-from ppbench.run.job import Attempt, Event, Job, Journal, kept_program, read_job, read_state
-from ppbench.run.machine.private_folder import KEPT, remove_folder
+from ppbench.run.failures.evidence import CrashReport, collect, diagnose
+from ppbench.run.job import (
+    Attempt,
+    Event,
+    Job,
+    Journal,
+    kept_program,
+    noted_node_folders,
+    read_job,
+    read_state,
+)
+from ppbench.run.machine.node_folder import remove_node_folder
 from ppbench.run.records import write_failure
 from ppbench.run.verification.exchange import FOLDER
 from ppbench.store import Store
@@ -115,14 +124,13 @@ def take_marker(marker: Lock) -> bool:
 def _close_launch(folder: Path) -> None:
     try:
         job = read_job(folder / "job.json")
-    except (OSError, ValueError, TypeError, KeyError):  # killed before it was written, or older
+    except (OSError, ValueError, TypeError, KeyError):  # killed before it was written
         return
-    folders = node_folders(job.launch_id, folder)
+    folders = noted_node_folders(folder)
     nodes = [collect(local, folder) for local in folders]
     # A path in the job is relative to where that sweep was started.
     here = dataclasses.replace(job, results=str(folder.parents[1]))
     close_open_runs(here, folder, nodes, is_interrupted=True)
     for local in folders:
-        remove_folder(local)
-    for left in (KEPT, FOLDER):
-        shutil.rmtree(folder / left, ignore_errors=True)
+        remove_node_folder(local)
+    shutil.rmtree(folder / FOLDER, ignore_errors=True)

@@ -22,8 +22,6 @@ WORDS = {
     Phase.STORES: "storing",
 }
 """The phases that are shown. Steps are not among them: they are events of their own."""
-QUIET = frozenset((Phase.CONNECTS, Phase.BUILDS, Phase.GATHERS, Phase.STORES))
-"""The phases in which nothing is measured."""
 
 
 class PhaseWatch:

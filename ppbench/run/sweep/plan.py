@@ -44,7 +44,6 @@ from ppbench.run.machine.environment import (
     runtime_code,
 )
 from ppbench.run.machine.measuring_code import ROOT, code_hash
-from ppbench.run.machine.private_folder import remove_dead
 from ppbench.run.sweep.open_runs import close_abandoned
 from ppbench.runtimes import ENGINE
 from ppbench.store import Store, new_run_id, newest_of, write_sweep_note
@@ -249,10 +248,11 @@ def check_devices(sweep: Sweep) -> None:
         return
     if (problem := device_variables.refused(os.environ)) is not None:
         raise UsageError(f"{sweep.file}: device: {problem}")
-    if any(case.device == "cuda" for case, _ in sweep.cases) and not environment.gpus:
+    has_gpu = environment.gpus or environment.rocm  # AMD's GPUs are torch's to find
+    if any(case.device == "cuda" for case, _ in sweep.cases) and not has_gpu:
         raise UsageError(
-            f'{sweep.file}: device: "cuda" needs an NVIDIA GPU and its driver, or an AMD GPU and '
-            'amdsmi, and none was found here; use device = "cpu" or --set device=cpu'
+            f'{sweep.file}: device: "cuda" needs an NVIDIA GPU and its driver, or torch for ROCm, '
+            'and neither was found here; use device = "cpu" or --set device=cpu'
         )
 
 
@@ -323,7 +323,6 @@ def exclusive_plan(
     path = store.folder / "locks" / f"host-{platform.node()}.lock"
     with hold_lock(path, lock_note(f"sweep {sweep.name}"), on_wait):
         close_abandoned(store, ours)
-        remove_dead()  # after this store's own dead launches have been collected
         commit = read_commit(sweep.track.repo)
         sweep_id = sweep_id_of(sweep, items_of(sweep, commit), _measured_alone(commit))
         path = store.folder / "locks" / f"sweep-{sweep_id}.lock"

@@ -30,6 +30,9 @@ from ppbench.run.sweep.pulse import Pulse
 class Display:
     """Shows the events of a sweep, in order; a method that is not overridden shows nothing."""
 
+    is_waited_for = False
+    """Whether the ranks wait, after each case, until its end has been shown."""
+
     def doing(self, what: str) -> AbstractContextManager[None]:  # noqa: ARG002  # for those that show it
         """Show what is done meanwhile, before the first case or after the last."""
         return nullcontext()

@@ -13,11 +13,13 @@ import torch
 import torch.distributed as dist
 
 from engine.run.device import is_accelerator
-from ppbench.run.failures.evidence import SAMPLES_BYTES
 from ppbench.run.failures.watchdog import start_watchdog
 from ppbench.run.machine.placement import Place, ranks_on_devices
 from ppbench.run.machine.sampler import Sample, read_samples, samples_path, start_sampler
 from ppbench.run.machine.telemetry import Figures, Summary, sample_rows, summarize
+
+SAMPLES_BYTES = 8 * 2**20
+"""Most bytes of a node's samples, which lie in its folder."""
 
 
 @dataclass

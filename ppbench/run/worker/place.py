@@ -11,7 +11,7 @@ from engine import device_variables
 from engine.run import device as devices
 from ppbench.config.case import Case
 from ppbench.run.machine.accelerators.devices import find
-from ppbench.run.machine.accelerators.registry import open_accelerators
+from ppbench.run.machine.accelerators.nvidia import open_gpus
 from ppbench.run.machine.environment import ON_GPUS, available_cores
 from ppbench.run.machine.placement import Place, machine_id
 from ppbench.run.runtimes.runtime import RefusalError, id_of
@@ -42,5 +42,5 @@ def own_place(cases: Iterable[Case]) -> Place:
         uuid = id_of(own_device(kind))
     except (RuntimeError, RefusalError):
         return Place(machine, num_cores)
-    known = find(open_accelerators().everything, uuid)
+    known = find(open_gpus().everything, uuid)
     return Place(machine, num_cores, uuid, "" if known is None else known.pci)

@@ -49,10 +49,8 @@ from ppbench.run.failures.evidence import (
     PEER_LOST,
     STORE_FAILED,
     CrashReport,
-    claim_node_folder,
     collect,
     fault_path,
-    node_folder,
     write_rank_error,
 )
 from ppbench.run.failures.watchdog import flight_path
@@ -64,13 +62,15 @@ from ppbench.run.job import (
     Journal,
     PlannedRun,
     keep_program,
+    note_node_folders,
     read_job,
     read_state,
+    wait_until_shown,
 )
 from ppbench.run.launch.lifetime import die_with_parent
 from ppbench.run.machine.environment import ON_GPUS
+from ppbench.run.machine.node_folder import node_folder_of_rank, remove_node_folder
 from ppbench.run.machine.placement import Place, needs_host_memory, on_cores
-from ppbench.run.machine.private_folder import make_folder, remove_dead, remove_folder
 from ppbench.run.records import write_result
 from ppbench.run.runtimes.emulated import EmulatedRuntime
 from ppbench.run.runtimes.runtime import Factory, RankContext, RefusalError, Runtime, trainer_config
@@ -145,7 +145,6 @@ def _run_headless(arguments: Sequence[str]) -> None:
 
     try:
         job = broadcast(plan)
-        _claim_place(job)
     except PpbenchError as error:
         if dist.get_rank() == 0:
             print(f"error: {error}", file=sys.stderr, flush=True)
@@ -154,38 +153,21 @@ def _run_headless(arguments: Sequence[str]) -> None:
     folder = Path(job.results) / "launches" / job.launch_id
     show = headless[0].show if headless else lambda _job, _event: None
     if job.items:
+        places: list[tuple[str, Path]] = [("", folder)] * dist.get_world_size()
+        dist.all_gather_object(places, (platform.node(), node_folder_of_rank()))
+        if headless:
+            note_node_folders(folder, sorted(set(places)))
         _work(job, folder, _run_remaining, functools.partial(show, job))
     if headless:
         headless[0].close(job)
-    _part(job)
-
-
-def _claim_place(job: Job) -> None:
-    """Find a place for each node's folder, on its first rank.
-
-    Collective; raises StoreError on all ranks.
-    """
-    problem: str | None = None
-    if job.items and os.environ["LOCAL_RANK"] == "0":
-        try:
-            if dist.get_rank() > 0:
-                remove_dead()  # on the first node, rank 0 has done it
-            node, num_ranks = int(os.environ["GROUP_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-            for note in claim_node_folder(job.launch_id, node, num_ranks):
-                print(f"note: {note}", file=sys.stderr, flush=True)
-        except StoreError as error:
-            problem = f"{platform.node()}: {error}"
-    problems: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(problems, problem)
-    if stated := [text for text in problems if text is not None]:
-        raise StoreError(stated[0])
+    _part()
 
 
 def take_part(job_file: Path, work: Callable[[Worker], None]) -> None:
     """Do this rank's work for a controller's job, among the other ranks."""
     job = read_job(job_file)
     _work(job, job_file.parent, work, lambda _: None)
-    _part(job)
+    _part()
 
 
 def _run_remaining(worker: Worker) -> None:
@@ -197,7 +179,7 @@ def _work(
     job: Job, folder: Path, work: Callable[[Worker], None], on_event: Callable[[Event], None]
 ) -> None:
     """Do the work of this rank; an error is written to the node's folder and ends the process."""
-    local = _local_folder(job)
+    local = node_folder_of_rank()
     keep_freed_memory()
     # They are closed before an error is written, which takes some descriptors.
     spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(NUM_SPARE)]
@@ -215,15 +197,11 @@ def _work(
         os._exit(1)  # tearing communicators down waits for peers that wait for this rank
 
 
-def _local_folder(job: Job) -> Path:
-    return node_folder(job.launch_id, int(os.environ.get("GROUP_RANK", "0")))
-
-
-def _part(job: Job) -> None:
+def _part() -> None:
     dist.barrier()
     dist.destroy_process_group()
     if os.environ["LOCAL_RANK"] == "0":
-        remove_folder(_local_folder(job))
+        remove_node_folder(node_folder_of_rank())
 
 
 def _status_of(error: BaseException, message: str) -> str:
@@ -261,7 +239,8 @@ class Worker:
         if self._rank == 0:
             self._marker.try_to_hold(shared=True)  # until this process is gone
         self._evidence = self._collect(local)
-        make_folder(local)
+        with contextlib.suppress(FileExistsError):
+            local.mkdir(0o700, parents=True)
         faulthandler.enable(fault_path(local, self._rank).open("w"))
         self.flight = _new_record(flight_path(local, self._rank), self._rank)
         self.flight.enter(Phase.WAITS)
@@ -301,6 +280,8 @@ class Worker:
 
     def run_item(self, index: int, attempt: int) -> None:
         """Make one run, from its beginning to its row. Collective."""
+        if self._rank == 0 and self.job.is_shown_first:
+            wait_until_shown(self._folder)
         item, begun = self.job.items[index], Attempt(index, broadcast(new_run_id), attempt)
         self._node.look_after()
         self.flight.begin_case(index, item.measure.timeout_s)

@@ -5,18 +5,16 @@ import shutil
 
 import pytest
 from command import printed
-from measured import FAILS, SWEEP, TWO_CASES, add_line, around, sweep_in
+from measured import FAILS, SWEEP, TWO_CASES, add_line, add_measured, around, sweep_in
 from repositories import commits, make_repository
-from tracked import in_one_file
+from tracked import in_one_file, scattered
 
 from ppbench.commits import bisect
 from ppbench.commits.launches import StoredLaunches
 from ppbench.display.formats import Format
 from ppbench.errors import LaunchError, UsageError
-from ppbench.run.machine.environment import read_environment
 from ppbench.statistics.slowdowns import Slowdown
 from ppbench.store import Store
-from ppbench.store.noise import StoredNoise, write_noise
 
 GOOD, BAD = 1000.0, 930.0
 
@@ -176,18 +174,15 @@ def test_commits_that_failed_are_tried_again_when_it_is_asked_for(repository):
 
 
 def test_it_says_beforehand_what_it_can_find_and_at_the_end_why_it_stopped(repository, capsys):
-    folder, _ = repository
+    folder, shas = repository
     file = measured(repository, [around(GOOD, 4), *[[]] * 5, around(BAD, 4)])
-    case_id = Store(folder / "results").runs(["case_id"])["case_id"].iloc[0]
-    machine = read_environment().fingerprint("cpu", 2, 1)
-    noise = StoredNoise(case_id, machine, "", None, 10, {"tokens_per_s": 0.005})
-    write_noise(folder / "results", noise)
+    add_measured(file, shas[0], scattered(0.005), commit="0" * 40)
     sweep_in(folder, FAILS)
     asked(repository, file, Format.table, "--max-launches", 1)
     said = capsys.readouterr().err
     assert "at least 7 launches for 6 commits" in said
     assert "launches of each end show, in 80 % of searches, a change of " in said
-    assert "(stored noise 0.5 %)" in said
+    assert "(noise of stored launches 0.4 %)" in said  # of all twenty
     found = json.loads(asked(repository, file, Format.json, "--confidence", "99.9%").text)
     assert found["stop"] == "most launches reached"
 
@@ -248,19 +243,14 @@ def test_two_changes_in_the_range_are_searched_one_by_one(repository):
     assert commands[1].startswith(f"ppbench bisect {middle} {shas[-1]} ")
 
 
-def test_the_machine_s_stored_noise_is_taken_into_account(repository):
-    folder, _ = repository
+@pytest.mark.parametrize(("deviation", "may_be_noise"), [(0.0005, False), (0.05, True)])
+def test_the_noise_of_other_commits_is_taken_into_account(repository, deviation, may_be_noise):
     figures = [[GOOD, 1001.0], [], [], [], [], [], [BAD, 931.0]]
     file = measured(repository, figures)
-    case_id = Store(folder / "results").runs(["case_id"])["case_id"].iloc[0]
-    machine = read_environment().fingerprint("cpu", 2, 1)
-    ratios = []
-    for deviation in (0.0005, 0.05):
-        noise = StoredNoise(case_id, machine, "", None, 10, {"tokens_per_s": deviation})
-        write_noise(folder / "results", noise)
-        ratios.append(json.loads(asked(repository, file, Format.json).text)["ratio"])
-    assert ratios[0]["high"] < 0.95
-    assert ratios[1]["high"] > 1  # that may as well be noise
+    add_measured(file, repository[1][0], scattered(deviation), commit="0" * 40)
+    ratio = json.loads(asked(repository, file, Format.json).text)["ratio"]
+    assert (ratio["high"] > 1) == may_be_noise
+    assert (ratio["high"] > 0.95) == may_be_noise
 
 
 @pytest.mark.parametrize(

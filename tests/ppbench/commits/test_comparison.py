@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command import Printed, printed
 from repositories import commits, make_repository
-from tracked import CASE, STEADY, add_launches, in_one_file, slower, store_in
+from tracked import CASE, STEADY, add_launches, in_one_file, scattered, slower, store_in
 
 from ppbench.cli.compare import split_names
 from ppbench.commits.comparison import Comparison, break_down, compare, compare_sides
@@ -20,7 +20,6 @@ from ppbench.display.metrics import METRICS
 from ppbench.errors import UsageError
 from ppbench.statistics.verdicts import Verdict
 from ppbench.store import Store
-from ppbench.store.noise import StoredNoise, read_noise, write_noise
 
 AFAB = replace(CASE, schedule="afab")
 BASE, HEAD = "ba5e" * 10, "4ead" * 10
@@ -38,7 +37,7 @@ def compared(store: Store, *metrics: str) -> Comparison:
     in_one_file(store)
     places = Places(store, store.folder)
     base, head = (find_side(sha[:8], places) for sha in (BASE, HEAD))
-    return compare_sides(base, head, read_metrics(metrics), [store.folder])
+    return compare_sides(base, head, read_metrics(metrics))
 
 
 def printed_by(store: Store, *names: str, how: Format = Format.table) -> Printed:
@@ -123,42 +122,22 @@ def test_more_launches_are_advised_with_the_names_that_are_known(store):
     assert f" --run --results {store.folder} --launches 5" in note
 
 
-def test_stored_noise_is_the_floor(store):
+def test_the_noise_of_other_launches_is_the_floor(store):
+    add_launches(store, scattered(0.05), "0" * 40)
     add_launches(store, STEADY, BASE)
     add_launches(store, slower(0.04), HEAD)
-    assert compared(store).lines[0].change.verdict is Verdict.slower
-    write_noise(
-        store.folder,
-        StoredNoise(
-            CASE.case_id, "f1f2", "2026-01-01", None, 50, {"tokens_per_s": 0.05}, ["other"]
-        ),
-    )
     line = compared(store).lines[0]
+    assert line.change.floor == line.noise.deviation == pytest.approx(0.05, rel=0.01)
     assert line.change.verdict is not Verdict.slower
-    assert line.change.floor == 0.05
 
 
-def test_noise_from_the_launches_that_are_compared_is_not_used(store):
-    base = add_launches(store, STEADY, BASE)
+@pytest.mark.parametrize(("commit", "changes"), [("0" * 40, {"case_id": "another"}), (BASE, {})])
+def test_launches_that_are_compared_or_of_another_case_are_no_noise(store, commit, changes):
+    add_launches(store, STEADY, BASE)
+    add_launches(store, scattered(0.05), commit, **changes)
     add_launches(store, slower(0.04), HEAD)
-    for run_ids in (base[:3], None):
-        facts = (CASE.case_id, "f1f2", "2026-01-01", None, 3, {"tokens_per_s": 0.05})
-        write_noise(store.folder, StoredNoise(*facts, run_ids))
-        result = compared(store)
-        assert (result.lines[0].noise, result.lines[0].change.floor) == (None, 0.01)
-        assert result.notes[0].startswith("the stored noise of 1f1b, 2 ranks")
-
-
-@pytest.mark.parametrize(
-    "told", ["null", '{"step_ns": null}', '{"step_ns": NaN}', '{"step_ns": -1}']
-)
-def test_a_file_of_noise_that_holds_no_numbers_is_named_and_left_out(store, told):
-    write_noise(store.folder, StoredNoise("c", "f", "", None, 3, {}))
-    file = store.folder / "noise" / "f-c.json"
-    file.write_text(file.read_text().replace("{}", told))
-    problems = []
-    assert read_noise(store.folder, "f", "c", problems.append) is None
-    assert re.search(r"f-c\.json: damaged, .*; delete it, and measure", problems[0])
+    line = compared(store).lines[0]
+    assert (line.noise, line.change.floor) == (None, 0.01)
 
 
 def test_a_figure_that_no_run_has_makes_no_line(store):

@@ -79,9 +79,10 @@ def test_a_clear_change_takes_the_first_launches_alone(repository):
 
 
 def test_it_is_said_beforehand_which_change_is_found_and_how_long_that_takes(repository):
-    said, named = options(repository, stored(repository, around(1000), around(930)))
+    few = (around(1000, num=4), around(930, num=4))
+    said, named = options(repository, stored(repository, *few))
     compare(**named)
-    assert said.lines[0].startswith("no noise is stored for these cases: which change can be found")
+    assert said.lines[0].startswith("no noise of these cases is known yet: which change can be")
     assert "launches of each side find, in 80 % of comparisons, a change of " in said.lines[-3]
     assert said.lines[-3].endswith("(noise so far 0.2 %)")
 
@@ -201,13 +202,11 @@ def test_launches_that_are_lacking_are_made_for_both_sides_in_turn(repository):
 
 def test_a_disturbed_launch_is_made_again(repository):
     folder, shas = repository
-    file = stored(repository, around(1000, num=4), around(930, num=4), FAILS)
-    first = set(Store(folder / "results").runs(["run_id"])["run_id"].sort_values()[:1])
-
-    def find_disturbed(runs):
-        return runs["run_id"].isin(first).tolist()
-
-    sides = (shas[0], shas[1], folder / "results")
-    with rounds_of(read_tracked(file), *sides, find_disturbed=find_disturbed) as rounds:
+    file = sweep_in(folder, FAILS)
+    for sha, level, works in ((shas[0], 1000, (2e6, 1e6, 1e6, 1e6)), (shas[1], 930, [1e6] * 4)):
+        for launch, (speed, work) in enumerate(zip(around(level, num=4), works, strict=True)):
+            recorded = {"reference": "train", "reference_ns": work, "launch": launch}
+            add_measured(file, sha, [speed], **recorded, **now())
+    with rounds_of(read_tracked(file), shas[0], shas[1], folder / "results") as rounds:
         assert rounds.bring_to(3) == 0  # the fourth of base replaces the first
         assert rounds.bring_to(4) == 0.5  # base has no fifth to replace it again

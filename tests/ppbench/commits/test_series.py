@@ -8,13 +8,10 @@ from pathlib import Path
 import pytest
 from histories import CASE, OTHER, CommitFacts, Runs, five, repository
 from repositories import git
-from stored_runs import run_row
 
 from ppbench.commits.series import History, history, metric_called, read_history
 from ppbench.errors import RepositoryError, UsageError
-from ppbench.statistics.verdicts import FLOOR
 from ppbench.store import read_conditions
-from ppbench.store.noise import StoredNoise, write_noise
 
 TOKENS = metric_called("tokens_per_s")
 
@@ -262,16 +259,6 @@ def test_costs_that_are_code_under_test_do_not_part_a_case(runs: Runs) -> None:
     runs.add(CommitFacts("1" * 40, 1), replace(CASE, device="emulated", world_size=4), 1000.0)
     history = asked(runs)
     assert sorted(len(one.points) for one in history.series) == [1, 2]
-
-
-def test_the_noise_that_was_measured_is_the_floor(runs: Runs) -> None:
-    for number in range(2):
-        runs.add(CommitFacts(f"{number}" * 40, number), CASE, 1000.0)
-    assert asked(runs).series[0].floor == FLOOR
-    fingerprint = str(run_row(1, CASE)["fingerprint"])
-    noise = StoredNoise(CASE.case_id, fingerprint, "", None, 10, {"tokens_per_s": 0.03})
-    write_noise(runs.store.folder, noise)
-    assert asked(runs).series[0].floor == 0.03
 
 
 def test_a_metric_is_a_column_with_figures() -> None:

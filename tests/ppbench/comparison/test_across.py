@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 from command import printed
-from tracked import CASE, STEADY, add_launches, in_one_file, num_written, slower, store_in
+from tracked import (
+    CASE,
+    STEADY,
+    add_launches,
+    in_one_file,
+    num_written,
+    scattered,
+    slower,
+    store_in,
+)
 
 import ppbench
 from ppbench.comparison.across import Across, compare_across
@@ -16,7 +25,6 @@ from ppbench.display.changes import BY_AXIS, moved_sentences
 from ppbench.errors import UsageError
 from ppbench.statistics.verdicts import Verdict
 from ppbench.store import Store
-from ppbench.store.noise import StoredNoise, write_noise
 
 COMMIT = "c0de" * 10
 AFAB = replace(CASE, schedule="afab")
@@ -277,10 +285,9 @@ def test_noise_of_both_cases_is_the_floor_and_of_one_is_none(store):
     for case, by in ((AFAB, 0), (CASE, 0.04)):
         add(store, case, slower(by))
     for num, case in enumerate((AFAB, CASE)):
-        facts = (case.case_id, "f1f2", "2026-01-01", None, 50, {"tokens_per_s": 0.03 + num / 50})
-        write_noise(store.folder, StoredNoise(*facts, ["other"]))
-        floor = across(store).lines[0].change.floor
-        assert floor == pytest.approx(0.05 if num else 0.01)
+        add(store, case, scattered(0.03 + num / 50), "0" * 40, sweep_id="other")
+        floor = across(store, "schedule", "5eed").lines[0].change.floor
+        assert floor == pytest.approx(0.05 if num else 0.01, rel=0.01)
 
 
 def test_what_moved_is_told_by_stage_and_over_all_where_stages_differ(store):

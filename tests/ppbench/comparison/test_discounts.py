@@ -55,7 +55,7 @@ def with_a_slow_launch(store: Store) -> list[str]:
 def compared(store: Store):
     places = Places(store, store.folder)
     base, head = (find_side(sha[:8], places) for sha in (BASE, HEAD))
-    return compare_sides(base, head, read_metrics(["tokens_per_s"]), [store.folder])
+    return compare_sides(base, head, read_metrics(["tokens_per_s"]))
 
 
 def test_a_launch_whose_reference_was_slow_is_discounted_and_named(store):
@@ -103,7 +103,7 @@ def test_memory_is_not_discounted_for_a_slow_machine(store):
     with_a_slow_launch(store)
     places = Places(store, store.folder)
     base, head = (find_side(sha[:8], places) for sha in (BASE, HEAD))
-    (line,) = compare_sides(base, head, read_metrics(["peak_memory_bytes"]), [store.folder]).lines
+    (line,) = compare_sides(base, head, read_metrics(["peak_memory_bytes"])).lines
     assert (line.change.num_head, line.discounted) == (5, ())
 
 

@@ -16,6 +16,7 @@ from ppbench.comparison.sessions import (
     UNKNOWN,
     drift_in,
     moments_of,
+    noise_in,
     number_sessions,
     sessions_of,
     shares_apart,
@@ -77,12 +78,6 @@ def test_a_launch_whose_time_is_not_known_is_in_no_session():
     assert sessions_of([None]) == []
 
 
-def test_a_session_can_be_begun_on_purpose():
-    moments, begin = after(0, 0.5, 1.0, 1.5), START + timedelta(hours=0.7)
-    assert number_sessions(moments, [begin]) == [0, 0, 1, 1]
-    assert number_sessions(moments, [START - timedelta(days=1)]) == [0, 0, 0, 0]
-
-
 @pytest.mark.parametrize(
     ("base", "head", "apart"),
     [
@@ -107,6 +102,21 @@ def test_drift_is_estimated_within_states_of_the_code_and_not_between_them(tmp_p
     assert found is not None
     assert 0.01 < found.deviation < 0.04
     assert (found.num_sessions, found.num_launches) == (3, 30)
+
+
+def test_noise_is_pooled_within_states_and_sessions_once_it_is_worth_ten_launches(tmp_path):
+    store = store_in(tmp_path)
+    for sha, level in (("ba5e" * 10, 0.0), ("4ead" * 10, 0.3)):
+        for day, drift in ((1, 0.0), (2, 0.02)):
+            at = f"2026-01-{day:02d}T09:00:00+00:00"
+            add_launches(store, slower(level + drift), sha, CASE, created_at=at)
+    runs = store.runs()
+    noise = noise_in(runs, SPEED)
+    assert noise is not None
+    assert 0.001 < noise.deviation < 0.004  # neither 2 % of drift nor 30 % of change
+    assert noise.num_launches == 17  # four groups of five have a mean each
+    assert noise_in(runs[:10], SPEED) is None
+    assert noise_in(runs[:0], SPEED) is None
 
 
 def test_one_session_says_nothing_of_the_drift(tmp_path):

@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from ppbench.cli import explain, export, history, models, overhead, runs, schedules, simulate, sweep
+from ppbench.cli import explain, export, history, models, runs, schedules, simulate, sweep
 from ppbench.commits.noise import NUM_LAUNCHES
 from ppbench.config.case import Case, Measure, settings_in
 from ppbench.display.fields import (
@@ -50,7 +50,6 @@ LISTED = {
     "history, series": history.SERIES,
     "history, changes": history.STEPS,
     "models check": models.COLUMNS,
-    "overhead": overhead.COLUMNS,
     "schedules list": schedules.COLUMNS,
     "simulate": simulate.COMPARED,
     "sweep": sweep.FIGURES,
@@ -104,9 +103,7 @@ def test_every_column_has_one_meaning() -> None:
     assert [name for name in SETTINGS if not meaning_of(name)] == []
 
 
-@pytest.mark.parametrize(
-    "listing", sorted({*LISTED} - {"ls", "export", "overhead", "history, changes"})
-)
+@pytest.mark.parametrize("listing", sorted({*LISTED} - {"ls", "export", "history, changes"}))
 def test_headings_leave_room_for_the_values(listing: str) -> None:
     columns = [name for name in LISTED[listing] if not name.startswith("gpu_") or "GPU" in listing]
     frame = pd.DataFrame([dict.fromkeys(columns, 0)])

@@ -18,7 +18,7 @@ from scenes import make_scene
 from stored_runs import run_row, store_with
 from typer.testing import CliRunner
 
-from ppbench.cli import models, overhead, runs
+from ppbench.cli import models, runs
 from ppbench.cli.app import app
 from ppbench.config.case import Case
 from ppbench.display.fields import WORKLOAD
@@ -194,14 +194,13 @@ def test_a_column_is_taken_by_its_heading_too():
     "columns",
     [
         ["case_id", *AXES],
-        [*AXES, *overhead.COLUMNS],
         [*AXES, "num_launches", "deviation", "deviation_low", "deviation_high", "floor"],
         models.COLUMNS,
         ["run_id", *AXES, "status", "tokens_per_s", "step_ns", "bubble_fraction", "cautions"],
         runs.GPU_COLUMNS,
         runs.MACHINE_COLUMNS,
     ],
-    ids=["cases", "overhead", "noise", "models", "sweep", "gpu", "machine"],
+    ids=["cases", "noise", "models", "sweep", "gpu", "machine"],
 )
 def test_the_tables_of_what_measures_fit(columns, width):
     values = [{name: f"{name} of row {n}" if n else LONG for name in columns} for n in range(3)]

@@ -1,8 +1,5 @@
 """Reads the accelerators of a machine without torch: which there are, and their counters.
 
-    devices.py     what is known of a device, and which devices a setting leaves visible
-    nvidia.py      NVML          amd.py      amdsmi
-    registry.py    which library speaks for which vendor
-
-A new vendor is a file and a line in the registry.
+devices.py     what is known of a device, and which devices a setting leaves visible
+nvidia.py      NVML
 """

@@ -2,6 +2,7 @@
 
 What a driver does not support is None. A part of a GPU (MIG) has memory of its own, but shares the
 sensors of its GPU: power and energy are those of all parts together, so none is given for one.
+Accelerators of other vendors have the figures of torch alone.
 """
 
 from __future__ import annotations
@@ -194,6 +195,12 @@ class NvidiaGpus:
             return int(query())
         except self._nvml.NVMLError:
             return None
+
+
+def open_gpus() -> NvidiaGpus:
+    import pynvml
+
+    return NvidiaGpus(pynvml)
 
 
 def reason_names(bits: int) -> tuple[str, ...]:

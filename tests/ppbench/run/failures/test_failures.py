@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from engine.flight import read_record
-from ppbench.run.failures.evidence import node_folder
-from ppbench.run.job import read_job
+from ppbench.run.job import noted_node_folders, read_job
 from ppbench.run.launch.local import read_exits
 from ppbench.store import Store
 
@@ -363,7 +362,8 @@ def sweep_in_long_case(folder, *arguments):
 
 def launch_in_long_case(folder, known):
     for launch in set((folder / "results" / "launches").glob("*")) - known:
-        record = read_record(node_folder(launch.name) / "flight-rank0")
+        (*folders,) = noted_node_folders(launch)
+        record = read_record(folders[0] / "flight-rank0") if folders else None
         if record is not None and record.number is not None and record.entries:
             case = read_job(launch / "job.json").items[record.number].case
             if record.entries[-1].index is not None and case.emulated_F_ms == (LONG_MS,):
@@ -424,7 +424,7 @@ def test_a_rerun_that_is_stopped_goes_on_where_it_was(tmp_path, is_thorough):
         assert f"Go on with: ppbench sweep {file} --rerun\n" in stderr
         assert "Traceback" not in stderr
         assert processes_of(launch) == []
-        assert not node_folder(launch.name).exists()
+        assert noted_node_folders(launch) == []
     finished = ppbench("sweep", file, "--rerun", "--no-report", folder=tmp_path)
     assert finished.returncode == 0, finished.stderr
     runs = Store(tmp_path / "results").runs()

@@ -14,7 +14,7 @@ import pytest
 
 from engine.flight import read_record
 from engine.plan.action import Op
-from ppbench.run.failures.evidence import node_folder
+from ppbench.run.job import noted_node_folders
 from ppbench.store import Store
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
@@ -61,7 +61,8 @@ def record_of(folder, rank, is_there):
     until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
         for launch in (folder / "results" / "launches").glob("*"):
-            record = read_record(node_folder(launch.name) / f"flight-rank{rank}")
+            folders = noted_node_folders(launch)
+            record = read_record(folders[0] / f"flight-rank{rank}") if folders else None
             if record is not None and is_there(record):
                 return record
         time.sleep(0.01)

@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from machines import Gpu, Part, StandInForAmdSmi, StandInForNvml
+from machines import Gpu, Part, StandInForNvml
 
-from ppbench.run.machine.accelerators.amd import AmdGpus
 from ppbench.run.machine.accelerators.devices import Device, GpuReading, find, visible
 from ppbench.run.machine.accelerators.nvidia import OF_A_SLICE, NvidiaGpus, reason_names
-from ppbench.run.machine.accelerators.registry import NO_LIBRARY, open_accelerators
 
 FULL = GpuReading(
     *(250.5, 7.5, 0.87, 1980, 2619, 61, ("sw_power_cap", "hw_thermal_slowdown"), 5, "GPU-aa1")
@@ -184,35 +182,3 @@ def test_reasons_have_nvmls_names():
     assert reason_names(0) == ()
     assert reason_names(0x9) == ("gpu_idle", "hw_slowdown")
     assert reason_names(0x4000) == ("0x4000",)
-
-
-def test_amds_gpus_are_read_and_what_is_not_measured_is_none():
-    first, second = AmdGpus(StandInForAmdSmi()).read(["0000:c0:00.0", "uuid-1"])
-    assert first.energy_j == pytest.approx(2_000_000 * 15.259e-6)
-    assert (first.power_w, first.utilization, first.sm_mhz) == (300, 0.5, 1700)
-    assert (first.memory_used_bytes, first.uuid) == (100 << 20, "uuid-0")
-    assert (second.power_w, second.energy_j, second.temperature_c) == (None, None, 60)
-
-
-def loader(**libraries):
-    def load(name):
-        if name not in libraries:
-            raise ImportError(name)
-        return libraries[name]
-
-    return load
-
-
-def test_the_library_of_the_vendor_that_is_here_is_used():
-    without = StandInForNvml(problem="no driver")
-    found = open_accelerators(loader(pynvml=without, amdsmi=StandInForAmdSmi()))
-    assert [gpu.name for gpu in found.devices] == ["AMD Instinct MI250X"] * 2
-    absent = StandInForAmdSmi(problem="no ROCm")
-    assert open_accelerators(loader(pynvml=StandInForNvml(), amdsmi=absent)).absent == ""
-
-
-def test_without_devices_nothing_is_claimed_and_the_reason_is_stated():
-    nothing = open_accelerators(loader())
-    assert (nothing.absent, nothing.devices, nothing.read(["a"])) == (NO_LIBRARY, (), ())
-    broken = open_accelerators(loader(pynvml=StandInForNvml(problem="x")))
-    assert broken.absent == "no NVIDIA driver: x"

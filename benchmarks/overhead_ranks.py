@@ -1,6 +1,6 @@
-"""Measures the overhead of recording, on one rank: steps that record more and more, in turns.
+"""The ranks of `benchmarks.overhead`: steps that record more and more, in turns.
 
-    python -m ppbench.run.launch.agent ... ppbench.run.worker.overhead JOB.json
+    python -m ppbench.run.launch.agent ... benchmarks.overhead_ranks JOB.json
 
 All arms run in one process, on one trainer: two processes differ by more than the overhead. An
 item's `measure.steps` is its number of rounds; rank 0 notes each in the journal.

@@ -1,0 +1,261 @@
+"""A saved comparison, judged anew by launches that it has not seen.
+
+    comparison.json ---sides, cases---> newer launches of the store ---compare---> Recheck
+                                        (with --run made first)        held, not held, not decided
+
+What holds is the verdict: new launches that are `slower` again confirm `slower`, any other decided
+verdict contradicts it. The launches of the comparison itself never count a second time: they were
+chosen because they showed something.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from ppbench.commits.advice import near
+from ppbench.commits.bench import SILENT, Progress, measure_sides, read_tracked
+from ppbench.commits.comparison import (
+    Comparison,
+    Series,
+    compare_sides,
+    places_of,
+    sweep_file_of,
+)
+from ppbench.commits.sides import SHORT, WORKTREE, Places, Side, both_fresh, find_side
+from ppbench.comparison.lines import Line
+from ppbench.display.metrics import METRICS
+from ppbench.errors import ExitCode, NotMeasuredError, UsageError
+from ppbench.statistics.significance import Ratio
+from ppbench.statistics.verdicts import Change, Metric, Verdict
+
+_CHANGES = (Verdict.faster, Verdict.slower)
+_DECIDED = (*_CHANGES, Verdict.same)
+
+
+class Outcome(StrEnum):
+    """What new launches say of a stated change."""
+
+    held = "held"
+    not_decided = "not decided"
+    not_held = "not held"
+
+
+_CODES = {
+    Outcome.held: ExitCode.ok,
+    Outcome.not_held: ExitCode.regression,
+    Outcome.not_decided: ExitCode.insufficient,
+}
+
+
+@dataclass(frozen=True)
+class Stated:
+    """A change of one figure of a case, as a saved comparison has it."""
+
+    case_id: str
+    case: str
+    fingerprint: str
+    metric: Metric
+    change: Change
+
+
+@dataclass(frozen=True)
+class SavedSide:
+    """A side of a saved comparison."""
+
+    name: str
+    title: str
+    revision: str | None  # by which it can be measured; None where it is no commit
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A saved comparison."""
+
+    base: SavedSide
+    head: SavedSide
+    sweep_file: str | None
+    last_run: str  # its newest run
+    stated: tuple[Stated, ...]  # the changes, or if nothing changed, that it did not
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A stated change, and what the new launches say of it."""
+
+    stated: Stated
+    again: Line[Series] | None  # None: not measured again
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Recheck:
+    """What new launches say of all that a comparison states."""
+
+    comparison: Comparison  # of the new launches alone
+    judged: tuple[Judged, ...]
+
+    @property
+    def outcome(self) -> Outcome:
+        """Any that is not held, then any that is not decided."""
+        outcomes = [each.outcome for each in self.judged]
+        for outcome in (Outcome.not_held, Outcome.not_decided):
+            if outcome in outcomes:
+                return outcome
+        return Outcome.held if outcomes else Outcome.not_decided
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """The code of the outcome, or that runs failed and so nothing was measured again."""
+        is_missing = any(each.again is None for each in self.judged)
+        has_failed = any(len(side.failed) for side in (self.comparison.base, self.comparison.head))
+        if is_missing and has_failed and self.outcome is Outcome.not_decided:
+            return ExitCode.failed_runs
+        return _CODES[self.outcome]
+
+
+def identity_values(comparison: Comparison) -> dict[str, object]:
+    """What a saved comparison needs beside its changes to be measured again."""
+    file = sweep_file_of(comparison.base, comparison.head, None)
+    return {
+        "sweep_file": None if file is None else near(file),
+        "last_run": max(comparison.run_ids, default=""),
+    }
+
+
+def lasting_revision(side: Side) -> str | None:
+    """The name by which a side can be measured again, whatever HEAD is by then."""
+    if side.is_clean:
+        return side.commit
+    return WORKTREE if side.name == WORKTREE else side.revision and side.commit
+
+
+def read_saved(file: Path) -> Saved:
+    """Read a saved comparison of two sides. Raises UsageError for any other file."""
+    try:
+        return _saved(json.loads(file.read_bytes()))
+    except OSError as error:
+        why = error.strerror or "cannot be read"
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        why = "is no saved comparison of two sides"
+    raise UsageError(
+        f"{file}: {why}; expected what this writes: ppbench compare BASE HEAD SWEEP -o {file}"
+    )
+
+
+def _saved(content: Mapping[str, Any]) -> Saved:
+    rows = [_stated(row) for row in content["changes"]]
+    changes = [row for row in rows if row.change.verdict in _CHANGES]
+    same = [row for row in rows if row.change.verdict is Verdict.same]
+    file, last = content["sweep_file"], content["last_run"]
+    if not isinstance(last, str) or not isinstance(file, str | None):
+        raise TypeError
+    base, head = (
+        SavedSide(side["name"], side["title"], side["revision"])
+        for side in (content["base"], content["head"])
+    )
+    return Saved(base, head, file, last, tuple(changes or same))
+
+
+def _stated(row: Mapping[str, Any]) -> Stated:
+    ratio, difference = (
+        None
+        if row[name] is None
+        else Ratio(float(row[name]), float(row[f"{name}_low"]), float(row[f"{name}_high"]))
+        for name in ("ratio", "difference")
+    )
+    change = Change(
+        *(row["base"], row["head"], ratio, row["p"], Verdict(row["verdict"])),
+        *(int(row["num_base"]), int(row["num_head"]), float(row["floor"])),
+        difference=difference,
+    )
+    names = (str(row["case_id"]), str(row["case"]), str(row["fingerprint"]))
+    return Stated(*names, METRICS[row["metric"]], change)
+
+
+def check_saved(
+    file: Path,
+    *,
+    launches: int | None = None,
+    results: Path = Path("results"),
+    progress: Progress = SILENT,
+) -> Recheck:
+    """Judge what a saved comparison states by launches that are newer than its own.
+
+    With `launches` so many of each side are made first. Raises UsageError, NotMeasuredError,
+    StoreError, LaunchError and SweepInterruptedError.
+    """
+    saved, begun = read_saved(file), datetime.now(UTC)
+    is_here = saved.sweep_file is not None and Path(saved.sweep_file).is_file()
+    sweep = read_tracked(saved.sweep_file or "") if is_here else None
+    places = places_of(sweep, results)
+    for side in (saved.base, saved.head):
+        _check_is_same_tree(side, places)
+    if launches is not None:
+        base, head = saved.base.revision, saved.head.revision
+        if sweep is None or base is None or head is None:
+            what = "its sweep file is not here" if sweep is None else "a side is no commit"
+            raise UsageError(
+                f"--run: {file}: {what}, so it cannot be measured again; leave out --run to judge "
+                "by newer launches of the store"
+            )
+        measure_sides(sweep, base, head, launches, results, progress, after=saved.last_run)
+    first, last = (
+        _newer(find_side(side.revision or side.name, places), saved)
+        for side in (saved.base, saved.head)
+    )
+    if launches is not None:
+        first, last = both_fresh(first, last, begun)
+    for word, measured in (("base", first), ("head", last)):
+        if measured.runs.empty and measured.failed.empty:
+            raise NotMeasuredError(
+                f"{word} {measured.title}: has no launches in {measured.store.folder} that are "
+                f"newer than those of {file}; make some with: ppbench check {file} --run"
+            )
+    metrics = list(dict.fromkeys(each.metric for each in saved.stated))
+    comparison = compare_sides(first, last, metrics, again=f"ppbench check {file} --run")
+    judged = tuple(_judged(each, comparison) for each in saved.stated)
+    return Recheck(comparison, judged)
+
+
+def _check_is_same_tree(side: SavedSide, places: Places) -> None:
+    """Raises UsageError unless the work tree has the changes that were compared."""
+    if side.revision != WORKTREE:
+        return
+    state = places.repository().state()
+    title = f"{WORKTREE} = {state.commit[:SHORT]} with changes {state.changes or 'none'}"
+    if title != side.title:
+        raise UsageError(
+            f"{title}: expected {side.title}, which was compared; check out that commit and apply "
+            "the changes"
+        )
+
+
+def _newer(side: Side, saved: Saved) -> Side:
+    """The launches of a side, of the stated cases, that the saved comparison has not seen."""
+    runs, failed = (rows[rows["run_id"] > saved.last_run] for rows in (side.runs, side.failed))
+    return replace(side, runs=runs, failed=failed).of_cases(each.case_id for each in saved.stated)
+
+
+def _judged(stated: Stated, comparison: Comparison) -> Judged:
+    lines = [
+        line
+        for line in comparison.lines
+        if line.metric == stated.metric and line.series.case_id == stated.case_id
+    ]
+    alike = sorted(
+        lines,
+        key=lambda line: (
+            line.series.fingerprint != stated.fingerprint,
+            line.series.text != stated.case,
+        ),
+    )
+    if not alike or alike[0].change.verdict not in _DECIDED:
+        return Judged(stated, alike[0] if alike else None, Outcome.not_decided)
+    is_held = alike[0].change.verdict is stated.change.verdict
+    return Judged(stated, alike[0], Outcome.held if is_held else Outcome.not_held)
