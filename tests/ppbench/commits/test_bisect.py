@@ -182,7 +182,7 @@ def test_it_says_beforehand_what_it_can_find_and_at_the_end_why_it_stopped(repos
     said = capsys.readouterr().err
     assert "at least 7 launches for 6 commits" in said
     assert "launches of each end show, in 80 % of searches, a change of " in said
-    assert "(noise of stored launches 0.5 %)" in said
+    assert "(noise of stored launches 0.4 %)" in said  # of all twenty
     found = json.loads(asked(repository, file, Format.json, "--confidence", "99.9%").text)
     assert found["stop"] == "most launches reached"
 
