@@ -45,12 +45,32 @@ def found_program(
     recomputed = recomputed_stages(config, len(partition))
     # What recomputes has nothing to keep for a later half, and what is compiled is left whole.
     whole = {stage for stage, is_on in enumerate(recomputed) if is_on or config.compile}
-    if config.world_size == 1 and config.limit_bytes is None:
+    limit = config.limit_bytes
+    if config.world_size == 1 and limit is None:
         costs = [_EQUAL] * len(partition)  # a rank alone waits for nobody
     else:
         costs = _measured(config, model, partition, recomputed, device)
-    placements = placements_of(config.world_size, stages_per_rank_of(config))
-    problems = _problems(config, costs, whole, placements)
+    problems, least = [], []
+    for placement in placements_of(config.world_size, stages_per_rank_of(config)):
+        fixed = []  # what each rank needs besides activations: its stages' own, an action's most
+        for rank in range(config.world_size):
+            own = [costs[stage] for stage in placement.stages_of(rank)]
+            static_bytes = sum(stage.static_bytes for stage in own)
+            fixed.append(static_bytes + max(stage.transient_bytes for stage in own))
+        problem = _problem(costs, whole, placement, config.data.num_microbatches, limit, fixed)
+        needs = [own + held for own, held in zip(fixed, problem.least_limits, strict=True)]
+        if limit is None or max(needs) <= limit:
+            problems.append(problem)
+        least.append((max(needs), needs.index(max(needs)), fixed))
+    if not problems:
+        assert limit is not None
+        needed, rank, fixed = min(least)
+        raise MemoryLimitError(
+            f"memory_limit {size_text(limit)}: no program keeps within it; the least that would do "
+            f"is {size_text(needed)}: rank {rank} needs {size_text(fixed[rank])} whatever it "
+            f"holds, and {size_text(needed - fixed[rank])} for one microbatch. Recompute, take "
+            "smaller microbatches or more ranks, or raise the limit"
+        )
     return with_whole_backwards(best_program(problems), whole)
 
 
@@ -75,40 +95,6 @@ def _measured(
 
 
 _EQUAL = StageCosts(1, 2, 1, 1, 1, 1, 0, 0, 0, 0)
-
-
-def _problems(
-    config: TrainerConfig,
-    costs: Sequence[StageCosts],
-    whole: set[int],
-    placements: Sequence[Placement],
-) -> list[Problem]:
-    """The step on each placement that keeps within the limit. Raises MemoryLimitError."""
-    limit, num_microbatches = config.limit_bytes, config.data.num_microbatches
-    problems, least = [], []
-    for placement in placements:
-        fixed = [_fixed_bytes(costs, placement, rank) for rank in range(config.world_size)]
-        problem = _problem(costs, whole, placement, num_microbatches, limit, fixed)
-        needs = [own + one for own, one in zip(fixed, problem.least_limits, strict=True)]
-        if limit is None or max(needs) <= limit:
-            problems.append(problem)
-        least.append((max(needs), needs.index(max(needs)), fixed))
-    if not problems:
-        assert limit is not None
-        needed, rank, fixed = min(least)
-        raise MemoryLimitError(
-            f"memory_limit {size_text(limit)}: no program keeps within it; the least that would do "
-            f"is {size_text(needed)}: rank {rank} needs {size_text(fixed[rank])} whatever it "
-            f"holds, and {size_text(needed - fixed[rank])} for one microbatch. Recompute, take "
-            "smaller microbatches or more ranks, or raise the limit"
-        )
-    return problems
-
-
-def _fixed_bytes(costs: Sequence[StageCosts], placement: Placement, rank: int) -> int:
-    """Return what a rank needs besides activations: its stages' own, and an action's most."""
-    own = [costs[stage] for stage in placement.stages_of(rank)]
-    return sum(one.static_bytes for one in own) + max(one.transient_bytes for one in own)
 
 
 def _problem(

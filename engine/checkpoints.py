@@ -66,9 +66,20 @@ class Checkpoints:
         """
         target = snapshot.folder_of(folder, progress.step)
         optimizer = self.config.optimizer
-        updates = {
-            name: count for counts in self.gather(self._updates()) for name, count in counts.items()
+        state = {} if self.optimizer is None else self.optimizer.state
+        ours = {  # how often the optimizer has updated what this rank trains, where it counts
+            name: state[piece.own]["step"].cpu()
+            for name, parameter in self._restored().parameters.items()
+            for piece in self.pieces_of(parameter)
+            if "step" in state.get(piece.own, {})
         }
+        updates = {name: count for counts in self.gather(ours) for name, count in counts.items()}
+
+        def write_configuration_files(target: Path) -> None:
+            write_configuration(self.model, target)
+            if self.tokenizer is not None:
+                self.tokenizer.save_pretrained(target)
+
         snapshot.save(
             target,
             (self._part(stage, updates) for stage in self.modules),
@@ -80,35 +91,37 @@ class Checkpoints:
                 momentum=optimizer.momentum if optimizer.name == "sgd" else None,
                 tokenizer=self._tokenizer_identity() if self.rank == 0 else None,
             ),
-            write_configuration=self._write_configuration,
+            write_configuration=write_configuration_files,
             gather=self.gather,
             is_first_rank=self.rank == 0,
         )
         return target
 
-    def resume(self, folder: Path, *, is_checked: bool = False) -> Progress:
+    def resume(self, folder: Path) -> Progress:
         """Go on from a checkpoint, of whatever world size; returns how far it had come.
 
-        `is_checked`: its checksums were compared before, which is otherwise done here. Collective;
-        blocks. Raises SnapshotError on every rank alike when the checkpoint is not whole or of
-        another model; then nothing has changed.
+        Collective; blocks. Raises SnapshotError on every rank alike when the checkpoint does not
+        open or is of another model; then nothing has changed.
         """
-        target = self._restored()
-        choose = restoring.none if is_checked else restoring.read_for(folder, target)
-        checked = self._together(lambda: restoring.check(folder, choose))
-        names = self.gather((set(target.model), set(target.parameters)))
-        model, parameters = (set[str]().union(*kind) for kind in zip(*names, strict=True))
-        self._together(lambda: self._check_settings(folder, checked.state))
-        spec = self.config.optimizer
-        saved = self._together(lambda: restoring.read(folder, target, spec, checked.state))
-        self._together(lambda: restoring.check_names(folder, model, parameters))
-        self._together(lambda: self._check_configuration(folder))
-        updates = self.gather(saved.updates)
-        if not checked.has_checksums:
-            restoring.check_updates(folder, checked.state, updates)
+        target, spec = self._restored(), self.config.optimizer
+        names = set[str]().union(*self.gather(set(target.model)))
+        tokenizer = self._tokenizer_identity() if self.rank == 0 else None
+
+        def read() -> tuple[State, restoring.Saved]:
+            state = restoring.read_state(folder)
+            restoring.check_settings(folder, state, spec, tokenizer)
+            restoring.check_names(folder, names)
+            saved = restoring.read(folder, target, spec)
+            try:
+                check_configuration(self.model, folder)
+            except ModelError as error:
+                raise SnapshotError(str(error)) from error
+            return state, saved
+
+        state, saved = self._together(read)
         with contextlib.nullcontext() if self.shards is None else self.shards.written_whole():
             saved.put(target, self.optimizer, self.pieces_of)
-        return Progress(checked.state.step, checked.state.num_tokens)
+        return Progress(state.step, state.num_tokens)
 
     def _restored(self) -> restoring.Target:
         """Return what this rank takes from a checkpoint, by name in the unsplit model."""
@@ -119,16 +132,6 @@ class Checkpoints:
             state |= {names.get(n, n): t for n, t in module.own_state().items()}
             parameters |= {names.get(n, n): p for n, p in module.own_parameters().items()}
         return restoring.Target(state, parameters)
-
-    def _check_settings(self, folder: Path, state: State) -> None:
-        tokenizer = self._tokenizer_identity() if self.rank == 0 else None
-        restoring.check_settings(folder, state, self.config.optimizer, tokenizer)
-
-    def _check_configuration(self, folder: Path) -> None:
-        try:
-            check_configuration(self.model, folder)
-        except ModelError as error:
-            raise SnapshotError(str(error)) from error
 
     def _together(self, work: Callable[[], Result]) -> Result:
         """Do what may fail on one rank: then it fails on every rank alike. Collective."""
@@ -152,16 +155,6 @@ class Checkpoints:
             return None
         return "bytes" if self.tokenizer is None else identity_of(self.tokenizer)
 
-    def _updates(self) -> dict[str, Tensor]:
-        """How often the optimizer has updated what this rank trains, by name, where it counts."""
-        state = {} if self.optimizer is None else self.optimizer.state
-        return {
-            name: state[piece.own]["step"].cpu()
-            for name, parameter in self._restored().parameters.items()
-            for piece in self.pieces_of(parameter)
-            if "step" in state.get(piece.own, {})
-        }
-
     def _part(self, stage: int, updates: Mapping[str, Tensor]) -> snapshot.Part:
         """Return what this stage adds to a checkpoint; a shared weight is its first owner's.
 
@@ -180,8 +173,7 @@ class Checkpoints:
             state = self._gathered_state(stage, parameters, updates)
         if self.shards is not None and self.shards.replica > 0:
             return snapshot.Part(stage, {}, {})
-        trained = {key.rpartition("/")[0] for key in state}
-        return snapshot.Part(stage, own, state, tuple(parameters.keys() - trained))
+        return snapshot.Part(stage, own, state)
 
     def _gathered_state(
         self, stage: int, parameters: Mapping[str, nn.Parameter], updates: Mapping[str, Tensor]
@@ -196,8 +188,3 @@ class Checkpoints:
             found = {f"{name}/{entry}": whole[p] for name, p in parameters.items()}
             state |= {key: value for key, value in found.items() if value is not None}
         return state
-
-    def _write_configuration(self, folder: Path) -> None:
-        write_configuration(self.model, folder)
-        if self.tokenizer is not None:
-            self.tokenizer.save_pretrained(folder)

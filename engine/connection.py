@@ -110,23 +110,18 @@ def ranks_of(stages: Iterable[int], ranks: tuple[int, ...]) -> Ranks:
 
 def broadcast(decide: Callable[[], Decided]) -> Decided:
     """Return rank 0's decision, or raise its exception, on every rank. Blocks until then."""
-    told: list[Decided | Exception | None] = [None]
+    decided: list[Decided | Exception | None] = [None]
     if dist.get_rank() == 0:
         try:
-            told = [decide()]
+            decided = [decide()]
         except Exception as error:
-            told = [_as_told(error)]
-    dist.broadcast_object_list(told, src=0)
-    if isinstance(told[0], Exception):
-        raise told[0]
-    assert told[0] is not None
-    return told[0]
-
-
-def _as_told(error: Exception) -> Exception:
-    """The exception, or its words where it cannot travel."""
-    try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301  # our own
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
+            decided = [error]
+            try:
+                pickle.loads(pickle.dumps(error))  # noqa: S301  # our own
+            except Exception:  # it cannot travel: its words can
+                decided = [RuntimeError(f"{type(error).__name__}: {error}")]
+    dist.broadcast_object_list(decided, src=0)
+    if isinstance(decided[0], Exception):
+        raise decided[0]
+    assert decided[0] is not None
+    return decided[0]

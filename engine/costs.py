@@ -16,7 +16,6 @@ told on standard error.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import multiprocessing
@@ -24,7 +23,6 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -37,7 +35,7 @@ from engine.interfaces import keep_to_loopback
 from engine.model.descriptions import CostRequest, Identity
 from engine.model.facts import spec_of
 from engine.model.split import open_model
-from engine.model.stage_module import Model, ModelError
+from engine.model.stage_module import ModelError
 from engine.plan.model_costs import LinkCosts, ModelCosts
 from engine.run import device as devices
 from engine.run.clock import clock_for
@@ -88,7 +86,12 @@ def _measured(
     shape = (size, request.seq_len)
     model = open_model(spec_of(request.identity), shape, device)
     force_ieee()
-    _check_length(model, request)
+    if model.max_positions is not None and request.seq_len > model.max_positions:
+        raise ModelError(
+            f"seq_len is {request.seq_len}, more than the {model.max_positions} positions of "
+            f"{request.identity.model}; at most {model.max_positions}",
+            "seq_len",
+        )
     name = f"{request.identity.model}, microbatches of {size}{', recomputed' * recompute}"
 
     def tell(done: int, total: int) -> None:
@@ -104,15 +107,6 @@ def _measured(
         budget_s=request.budget_s,
         on_progress=tell,
     )
-
-
-def _check_length(model: Model, request: CostRequest) -> None:
-    if model.max_positions is not None and request.seq_len > model.max_positions:
-        raise ModelError(
-            f"seq_len is {request.seq_len}, more than the {model.max_positions} positions of "
-            f"{request.identity.model}; at most {model.max_positions}",
-            "seq_len",
-        )
 
 
 def _device(kind: str, rank: int) -> torch.device:
@@ -153,17 +147,10 @@ def _measure_as(rank: int, kind: str, folder: str) -> LinkCosts | None:
     torch.set_num_threads(1)
     device = _device(kind, rank)
     is_shared = devices.is_accelerator(device) and devices.count() < 2
-    with _group(rank, folder):
-        return measure_link(Fabric(device, clock_for(device), is_shared))
-
-
-@contextlib.contextmanager
-def _group(rank: int, folder: str) -> Iterator[None]:
-    """The default process group of two ranks, who meet in a file."""
     meeting = f"file://{folder}/meeting"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2, timeout=PATIENCE)
     try:
-        yield
+        return measure_link(Fabric(device, clock_for(device), is_shared))
     finally:
         dist.destroy_process_group()
 

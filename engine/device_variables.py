@@ -97,7 +97,8 @@ def refused(environ: Mapping[str, str]) -> str | None:
     """Say which variable is set to a value that a rank cannot have; None if none is."""
     for variable in DEVICE_VARIABLES:
         found = environ.get(variable.name)
-        if found is None or found.lower() in map(str.lower, _accepted(variable)):
+        accepted = variable.equal if variable.value is None else (variable.value, *variable.equal)
+        if found is None or found.lower() in map(str.lower, accepted):
             continue
         remedy = "" if variable.value is None else f", or set it to {variable.value}"
         return f'{variable.name} is "{found}": {variable.reason}; unset it{remedy}'
@@ -114,7 +115,3 @@ def recorded(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that are set, with their values."""
     names = (variable.name for variable in DEVICE_VARIABLES)
     return {name: environ[name] for name in names if name in environ}
-
-
-def _accepted(variable: DeviceVariable) -> tuple[str, ...]:
-    return (*variable.equal, *([] if variable.value is None else [variable.value]))

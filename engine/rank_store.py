@@ -7,7 +7,6 @@ already, though (`master_listen_fd`).
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public
@@ -50,7 +49,10 @@ def store_of_ranks(timeout: timedelta) -> TCPStore:
     if missing := [name for name in _VARIABLES if name not in environ]:
         raise InterfaceError(f"{missing[0]}: not set; start the ranks with torchrun, or set it")
     host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
-    is_near, is_far = _distance(environ)
+    # Whether all ranks are known to be on this machine, and whether some are known not to be.
+    is_by_torchrun = "LOCAL_WORLD_SIZE" in environ
+    is_near = is_by_torchrun and int(environ["LOCAL_WORLD_SIZE"]) >= int(environ["WORLD_SIZE"])
+    is_far = is_by_torchrun and not is_near
     if is_near:
         keep_to_loopback(environ)
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
@@ -64,11 +66,3 @@ def store_of_ranks(timeout: timedelta) -> TCPStore:
         return serve(place.address, port, timeout)
     except OSError as error:
         raise InterfaceError(f"{place.address}:{port}: cannot be listened on: {error}") from error
-
-
-def _distance(environ: Mapping[str, str]) -> tuple[bool, bool]:
-    """Whether all ranks are known to be on this machine, and whether some are known not to be."""
-    if "LOCAL_WORLD_SIZE" not in environ:  # not started by torchrun
-        return False, False
-    is_near = int(environ["LOCAL_WORLD_SIZE"]) >= int(environ["WORLD_SIZE"])
-    return is_near, not is_near

@@ -45,9 +45,21 @@ class Shared:
         rank: int,
     ) -> None:
         """`ranks` has the rank of each stage."""
-        self._weights, self._modules, self._rank = weights, modules, rank
-        self._unite()
-        self._summed = self._find_summed(ranks)
+        self._weights, self._modules = weights, modules
+        for weight in weights:  # stages of this rank that share one hold one parameter
+            held = [(modules[stage], name) for stage, name in weight.owners if stage in modules]
+            for module, name in held[1:]:
+                _replace(module, name, held[0][0].own_parameters()[held[0][1]])
+        # What other ranks own as well, in one order on all ranks.
+        self._summed: list[_Summed] = []
+        for weight in weights:
+            owners = ranks_of((stage for stage, _ in weight.owners), ranks)
+            if len(owners) < 2 or rank not in owners:
+                continue
+            stage, name = next(owner for owner in weight.owners if owner[0] in modules)
+            parameter = modules[stage].own_parameters()[name]
+            if parameter.requires_grad:
+                self._summed.append(_Summed(parameter, owners, rank == owners[0]))
 
     def sum_gradients(self, sum_over: SumOver, pieces_of: PiecesOf) -> None:
         """Blocks until the other owners are here. All end with the same sum, bit for bit."""
@@ -83,26 +95,6 @@ class Shared:
         return {
             name for weight in self._weights for owner, name in weight.owners[1:] if owner == stage
         }
-
-    def _unite(self) -> None:
-        """Make stages of this rank that share a weight hold one parameter: it trains as one."""
-        for weight in self._weights:
-            owners = [(self._modules[s], name) for s, name in weight.owners if s in self._modules]
-            for module, name in owners[1:]:
-                _replace(module, name, owners[0][0].own_parameters()[owners[0][1]])
-
-    def _find_summed(self, ranks: Ranks) -> list[_Summed]:
-        """Return this rank's parameters that other ranks own as well, in one order on all ranks."""
-        summed = []
-        for weight in self._weights:
-            owners = ranks_of((stage for stage, _ in weight.owners), ranks)
-            if len(owners) < 2 or self._rank not in owners:
-                continue
-            stage, name = next(o for o in weight.owners if o[0] in self._modules)
-            parameter = self._modules[stage].own_parameters()[name]
-            if parameter.requires_grad:
-                summed.append(_Summed(parameter, owners, self._rank == owners[0]))
-        return summed
 
 
 def _sum_of_gradients(parameter: nn.Parameter, ranks: Ranks, sum_over: SumOver) -> Tensor | None:

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 
 from engine import device_variables
 from engine.cli.launch import Launch, RefusedError, is_known
-from engine.cli.options import Options
-from engine.cli.preparation import Job, checked_checkpoint, fabric_of, prepare
+from engine.cli.preparation import Job, fabric_of, prepare
 from engine.cli.training import Display, Training
 
 if TYPE_CHECKING:
@@ -49,7 +48,8 @@ def _run(launch: Launch) -> int:
     try:
         job = launch.attempt(lambda: prepare(sys.argv[1:], launch))
         if job is not None:
-            train(job, launch, checked_checkpoint(job, launch))
+            checkpoint = launch.gather(job.checkpoint)[0]  # ranks may see different latest ones
+            train(job, launch, checkpoint)
         launch.close()
     except RefusedError:
         return REFUSED
@@ -81,7 +81,7 @@ def _explain(error: Exception, launch: Launch) -> int:
 
 
 def train(job: Job, launch: Launch, checkpoint: Path | None) -> None:
-    """Build the trainer and run it to the end, from a checkpoint that is whole. Collective."""
+    """Build the trainer and run it to the end, from a checkpoint if there is one. Collective."""
     from engine.run.heap import keep_freed_memory
     from engine.trainer import Progress, Trainer, connect
 
@@ -91,13 +91,16 @@ def train(job: Job, launch: Launch, checkpoint: Path | None) -> None:
     trainer = launch.attempt(lambda: Trainer(config, fabric))
     progress = Progress()
     if checkpoint is not None:
-        progress = launch.attempt(lambda: trainer.resume(checkpoint, is_checked=True))
+        progress = launch.attempt(lambda: trainer.resume(checkpoint))
     first_step = progress.step
     is_shown = launch.rank == trainer.lowered.placement.ranks[-1]
     display = launch.attempt(lambda: Display(job.options, first_step, is_shown=is_shown))
     display.note(_description(job, launch, trainer))
     display.note(*_bare_stages(job.config, trainer))
-    display.note(*_where_it_begins(job.options, checkpoint, first_step))
+    if checkpoint is not None:
+        display.note(f"resumed from {checkpoint}, after step {first_step}")
+    elif job.options.resume is not None:
+        display.note(f"no checkpoint in {job.options.save}: a fresh start")
     training = Training(job.options, launch, trainer, display, progress)
     try:
         try:
@@ -133,12 +136,6 @@ def _bare_stages(asked: TrainerConfig, trainer: Trainer) -> list[str]:
     stages = f"stage {bare[0]} has" if len(bare) == 1 else f"stages {', '.join(bare)} have"
     remedy = "use fewer ranks, another --partition or other --split-points"
     return [f"{stages} no parameters: nothing is trained there; {remedy}"]
-
-
-def _where_it_begins(options: Options, checkpoint: Path | None, first_step: int) -> list[str]:
-    if checkpoint is None:
-        return [] if options.resume is None else [f"no checkpoint in {options.save}: a fresh start"]
-    return [f"resumed from {checkpoint}, after step {first_step}"]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ is the same all the same, which is what makes runners comparable.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -36,7 +35,7 @@ from engine.configuration import (
 from engine.connection import autocast_of, connect
 from engine.flight import NO_FLIGHT, Flight, Phase
 from engine.model.data import StepBatch
-from engine.model.stage_module import StageModule, gradient_message, message_bytes
+from engine.model.stage_module import gradient_message, message_bytes
 from engine.plan.action import NO_INDEX, Action, Op
 from engine.plan.footprint import Messages
 from engine.plan.program import Program
@@ -115,9 +114,19 @@ class Trainer:
         self._shared = Shared(self.shared_weights, self.modules, placement.ranks, self.rank)
         share = share or shards_of
         self.shards = share(self, self._shared, flight) if config.replicas > 1 else None
-        _prepared(config, self.modules, len(self.partition))
-        self._progress = _progress_of(flight, self.device)
-        _rehearse_whole(self, build)
+        recomputed = recomputed_stages(config, len(self.partition))
+        for stage, module in self.modules.items():
+            if recomputed[stage]:
+                recompute_layers(module)
+            if config.compile:
+                compile_layers(module)
+        self._progress: DeviceProgress | None = None  # the host is no further than the CPU
+        if flight is not NO_FLIGHT and devices.is_accelerator(self.device):
+            self._progress = DeviceProgress(flight, self.device)
+            self._progress.watch()
+        if build is not None and config.replicas == 1 and _rehearses(self):
+            # Another runner's backward may be split by torch itself: stages are rehearsed whole.
+            _rehearse(self, {s: _stage_of(self, s, is_whole=True) for s in self.modules})
         self.runner: Runner = (build or _Executing)(self, self._progress or flight)
         self._optimizer = build_optimizer(config.optimizer, list(self.trained().values()))
         self._gradient_norm: Tensor | None = None
@@ -179,9 +188,22 @@ class Trainer:
     def measure_memory(self, step: int) -> MemoryUse:
         """The memory of one more step of training, run under the device's memory accounting."""
         self._zero_gradients()
+        messages = self.runner.messages
+        shared = NOTHING_SHARED if self.shards is None else self.shards.bytes_shared()
+        plan = None
+        if messages is not None and shared is not None:
+            plan = Plan(self.runner.lowered, self.rank, messages, shared)
+
+        def owned() -> Owned:
+            parameters = [*self.parameters().values(), *self.trained().values()]
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            states = [] if self._optimizer is None else list(self._optimizer.state.values())
+            state = [v for values in states for v in values.values() if isinstance(v, Tensor)]
+            buffers = [b for module in self.modules.values() for b in module.buffers()]
+            return Owned(parameters, gradients, state, buffers, list(self.runner.held_tensors()))
+
         with self.runner.timed_by(IssueClock(self.fabric.clock)):
-            owned = functools.partial(_owned_by, self, self._optimizer)
-            return measure_memory(self.device, lambda: self.step(step).spans, owned, _plan_of(self))
+            return measure_memory(self.device, lambda: self.step(step).spans, owned, plan)
 
     def batch(self, step: int) -> StepBatch:
         """This replica's inputs and targets of a step, on the rank's device.
@@ -225,14 +247,13 @@ class Trainer:
         """
         return self._checkpoints.save(folder, progress)
 
-    def resume(self, folder: Path, *, is_checked: bool = False) -> Progress:
+    def resume(self, folder: Path) -> Progress:
         """Go on from a checkpoint, of whatever world size; returns how far it had come.
 
-        `is_checked`: its checksums were compared before, which is otherwise done here. Collective;
-        blocks. Raises SnapshotError on every rank alike when the checkpoint is not whole or of
-        another model; then nothing has changed.
+        Collective; blocks. Raises SnapshotError on every rank alike when the checkpoint does not
+        open or is of another model; then nothing has changed.
         """
-        return self._checkpoints.resume(folder, is_checked=is_checked)
+        return self._checkpoints.resume(folder)
 
     @property
     def peak_held(self) -> int:
@@ -254,7 +275,7 @@ class Trainer:
         # Dropout is drawn anew for each step and rank, and the same when a run is resumed.
         is_cpu = self.device.type == "cpu"  # seeding a GPU too takes long where there is none
         seed = torch.default_generator.manual_seed if is_cpu else torch.manual_seed
-        seed(_seed_of(self.config.model.seed, step, self.ranks[self.rank]))
+        seed(seed_of(self.config.model.seed, step, self.ranks[self.rank]))
         loss = self.runner.run(step, batch, recording)
         self.runner.enter(Phase.SUMS)
         if self.shards is not None:
@@ -291,7 +312,8 @@ class Trainer:
     def _update(self, rate: float) -> None:
         if self._optimizer is not None:
             if self._gradient_norm is not None:
-                _clip(self.trained().values(), self.config.optimizer.clip_norm, self._gradient_norm)
+                largest, norm = self.config.optimizer.clip_norm, self._gradient_norm.squeeze()
+                torch.nn.utils.clip_grads_with_norm_(list(self.trained().values()), largest, norm)
             for group in self._optimizer.param_groups:
                 group["lr"] = rate
             self._optimizer.step()
@@ -318,37 +340,6 @@ class Trainer:
         if len(self.everyone) == 1:
             return [ours]
         return self.fabric.gather_objects(ours, self.everyone)
-
-
-def _clip(trained: Iterable[nn.Parameter], largest: float, norm: Tensor) -> None:
-    torch.nn.utils.clip_grads_with_norm_(list(trained), largest, norm.squeeze())
-
-
-def _prepared(config: TrainerConfig, modules: dict[int, StageModule], num_stages: int) -> None:
-    recomputed = recomputed_stages(config, num_stages)
-    for stage, module in modules.items():
-        if recomputed[stage]:
-            recompute_layers(module)
-        if config.compile:
-            compile_layers(module)
-
-
-def _owned_by(trainer: Trainer, optimizer: torch.optim.Optimizer | None) -> Owned:
-    trained = trainer.trained().values()
-    parameters = [*trainer.parameters().values(), *trained]
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    values = [] if optimizer is None else list(optimizer.state.values())
-    state = [value for one in values for value in one.values() if isinstance(value, Tensor)]
-    buffers = [b for module in trainer.modules.values() for b in module.buffers()]
-    return Owned(parameters, gradients, state, buffers, list(trainer.runner.held_tensors()))
-
-
-def _plan_of(trainer: Trainer) -> Plan | None:
-    messages = trainer.runner.messages
-    shared = NOTHING_SHARED if trainer.shards is None else trainer.shards.bytes_shared()
-    if messages is None or shared is None:
-        return None
-    return Plan(trainer.runner.lowered, trainer.rank, messages, shared)
 
 
 class _Executing(Executor):
@@ -379,7 +370,14 @@ class _Executing(Executor):
             trainer.replica,
             LookAhead(trainer.device, config.issue_ahead) if is_ahead else None,
         )
-        self.messages = None if config.data.is_variable else _held_messages(trainer)
+        self.messages: Messages | None = None
+        if not config.data.is_variable:  # else the first microbatch does not tell what others cost
+            self.messages = Messages(
+                [message_bytes(m) for m in trainer.messages],
+                [message_bytes(gradient_message(m)) for m in trainer.messages],
+                is_posted=fabric.transport not in ("memory", "gloo via host memory"),
+                is_queued=fabric.transport == "gloo",
+            )
 
     def held_tensors(self) -> Iterable[Tensor]:
         return ()
@@ -392,13 +390,6 @@ class _Executing(Executor):
 def _rehearses(trainer: Trainer) -> bool:
     asked = trainer.config.rehearses
     return devices.is_accelerator(trainer.device) if asked is None else asked
-
-
-def _rehearse_whole(trainer: Trainer, build: Build | None) -> None:
-    """Rehearse for another runner than the engine's, whose backward torch may split by itself."""
-    if build is not None and trainer.config.replicas == 1 and _rehearses(trainer):
-        stages = {index: _stage_of(trainer, index, is_whole=True) for index in trainer.modules}
-        _rehearse(trainer, stages)
 
 
 def _rehearse(trainer: Trainer, stages: Mapping[int, Stage]) -> None:
@@ -452,15 +443,6 @@ def _collected(trainer: Trainer, step: int) -> list[Span]:
     return spans
 
 
-def _progress_of(flight: Flight, device: torch.device) -> DeviceProgress | None:
-    """What notes where the device is; None on the CPU, where the host is no further."""
-    if flight is NO_FLIGHT or not devices.is_accelerator(device):
-        return None
-    progress = DeviceProgress(flight, device)
-    progress.watch()
-    return progress
-
-
 def _stage_of(trainer: Trainer, index: int, *, is_whole: bool = False) -> Stage:
     config, module = trainer.config, trainer.modules[index]
     row = trainer.lowered.actions[trainer.rank]
@@ -472,19 +454,7 @@ def _stage_of(trainer: Trainer, index: int, *, is_whole: bool = False) -> Stage:
     return Stage(module, sends, autocast, receives=receives, is_split=is_split)
 
 
-def _held_messages(trainer: Trainer) -> Messages:
-    """Not for shapes that vary: there the first microbatch does not tell what others cost."""
-    forward_bytes = [message_bytes(m) for m in trainer.messages]
-    backward_bytes = [message_bytes(gradient_message(m)) for m in trainer.messages]
-    transport = trainer.fabric.transport
-    return Messages(
-        forward_bytes,
-        backward_bytes,
-        is_posted=transport not in ("memory", "gloo via host memory"),
-        is_queued=transport == "gloo",
-    )
-
-
-def _seed_of(seed: int, step: int, rank: int) -> int:
+def seed_of(seed: int, step: int, rank: int) -> int:
+    """The seed of the random numbers that a rank draws in a step."""
     digest = hashlib.sha256(f"{seed}:{step}:{rank}".encode()).digest()
     return int.from_bytes(digest[:7], "little")

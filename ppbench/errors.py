@@ -11,14 +11,11 @@
 
 A message says what, where, what was expected and the fix, in that order.
 
-The text of any exception is made safe to store and to show:
+The text of any exception is bounded and printable before it is stored or shown:
 
-    describe(error)       "RuntimeError: not today", even if the exception's own `__str__` fails
-    trace_of(error)       the whole traceback
+    describe(error)       "RuntimeError: not today", with the causes that it names
     readable(text, most)  head and tail of a long text, with every control character escaped
     system_problem(error) what the system refused, on one line, with the fix
-
-An exception's `__str__` is the user's code: it may raise, never return, or return ten megabytes.
 """
 
 from __future__ import annotations
@@ -28,10 +25,7 @@ import errno
 import itertools
 import os
 import re
-import resource
-import threading
-import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 
 LONGEST_WORD = 100
@@ -127,11 +121,8 @@ MOST_OF_MESSAGE = 4_000
 MOST_OF_TRACE = 8_000
 MOST_OF_ERROR = 40_000
 """Most characters stored of an exception's message, of its traceback, of a run's whole error."""
-PATIENCE_S = 2.0
-"""Time limit of an exception's `__str__`."""
 _MOST_CAUSES = 3
 _MOST_OF_CAUSE = 500
-_MOST_OF_NAME = 200
 _NOTICE = 200
 
 _UNSAFE = re.compile(
@@ -180,53 +171,8 @@ def readable(text: str, most: int = MOST_OF_MESSAGE, log: str = "") -> str:
     return bounded(printable(bounded(text, most, log)), most, log)
 
 
-def type_name(error: BaseException) -> str:
-    """The name of the exception's class, without calling its metaclass."""
-    name = type.__dict__["__name__"].__get__(type(error))
-    return printable(str(name)[:_MOST_OF_NAME])
-
-
 def describe(error: BaseException, log: str = "") -> str:
-    """`Type: message`, with the members of an exception group and the explicit causes.
-
-    Returns within some seconds and never raises.
-    """
-    text = _within(PATIENCE_S, lambda: _described(error, log))
-    if text is None:
-        return f"{type_name(error)}: (its message was not made within {PATIENCE_S:g} s)"
-    return bounded(printable(text), 3 * MOST_OF_MESSAGE, log)
-
-
-def trace_of(error: BaseException) -> str:
-    """The traceback as Python prints it, or without messages if they cannot be made."""
-    text = _within(PATIENCE_S, lambda: "".join(traceback.format_exception(error)))
-    if text is None:
-        places = traceback.format_tb(error.__traceback__)
-        text = "".join(["Traceback (most recent call last):\n", *places, type_name(error), "\n"])
-    return text
-
-
-def _within(seconds: float, call: Callable[[], str]) -> str | None:
-    """The result of a call to user code; None if it raises or exceeds the time limit."""
-    results: list[str] = []
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except BaseException:
-            results.clear()
-
-    thread = threading.Thread(target=run, daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:  # no more threads may be started
-        run()
-    else:
-        thread.join(seconds)
-    return results[0] if results else None
-
-
-def _described(error: BaseException, log: str) -> str:
+    """`Type: message`, with the members of an exception group and the explicit causes."""
     text = _message(error, MOST_OF_MESSAGE, log)
     if isinstance(error, BaseExceptionGroup):
         leaves = list(_leaves(error))
@@ -234,15 +180,12 @@ def _described(error: BaseException, log: str) -> str:
         rest = [f"and {len(leaves) - _MOST_CAUSES} more"] if len(leaves) > _MOST_CAUSES else []
         text = f"{text}: {'; '.join([*members, *rest])}"
     causes = itertools.islice(explicit_causes(error), _MOST_CAUSES)
-    return "; caused by ".join([text, *(_message(cause, _MOST_OF_CAUSE) for cause in causes)])
+    text = "; caused by ".join([text, *(_message(cause, _MOST_OF_CAUSE) for cause in causes)])
+    return bounded(printable(text), 3 * MOST_OF_MESSAGE, log)
 
 
 def _message(error: BaseException, most: int, log: str = "") -> str:
-    name = type_name(error)
-    try:
-        text = str.__str__(str(error))  # the plain text, if it is of a subclass of str
-    except BaseException as problem:  # user code may raise anything, even SystemExit
-        return f"{name}: (its message cannot be shown: {type_name(problem)} in __str__)"
+    name, text = type(error).__name__, str(error)
     return f"{name}: {bounded(text, most, log)}" if text else name
 
 
@@ -289,12 +232,8 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
         pending += filter(None, (*members, first.__cause__, context))
 
 
-_MEMORY = "free some memory, or raise the limit with: ulimit -v unlimited"
 _FIXES = {
-    errno.ENFILE: "the machine has no more; raise fs.file-max",
-    errno.EFBIG: "raise the limit on file sizes with: ulimit -f unlimited",
-    errno.ENOMEM: _MEMORY,
-    errno.EAGAIN: "end some of this user's processes, or raise the limit with: ulimit -u",
+    errno.EMFILE: "raise the limit with: ulimit -n 65536",
     errno.ENOSPC: "make room on the disk, or choose another place",
     errno.EDQUOT: "make room within the quota, or choose another place",
     errno.EACCES: "change its permissions, or choose another place",
@@ -303,57 +242,22 @@ _FIXES = {
     errno.ENAMETOOLONG: "choose a shorter path",
     errno.ENOTDIR: "a part of the path is a file; choose another place",
 }
-_LIMITS = {
-    "Too many open files": errno.EMFILE,
-    "File too large": errno.EFBIG,
-    "No space left on device": errno.ENOSPC,
-    "Cannot allocate memory": errno.ENOMEM,
-    "failed to map segment": errno.ENOMEM,
-    "can't start new thread": errno.EAGAIN,
-    "Resource temporarily unavailable": errno.EAGAIN,
-}
-"""Phrases by which a library's exception or a log reports a limit of the system."""
 
 
 def fix_of(number: int | None) -> str:
-    """`; raise the limit with: ulimit -n 65536`, to end a message with; empty if none is known."""
-    if number == errno.EMFILE:
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return f"; a process may have {soft:,} open here; raise the limit with: ulimit -n 65536"
+    """`; choose a shorter path`, to end a message with; empty if no fix is known."""
     fix = _FIXES.get(number or 0)
     return "" if fix is None else f"; {fix}"
-
-
-def limit_in(text: str) -> str | None:
-    """`Too many open files; raise ...` if a log or message reports such a limit; else None."""
-    number = _limit_of(text)
-    return None if number is None else f"{os.strerror(number)}{fix_of(number)}"
-
-
-def fix_in(text: str) -> str:
-    """The fix alone, as `fix_of` words it, for a message that already names the limit."""
-    return fix_of(_limit_of(text))
-
-
-def _limit_of(text: str) -> int | None:
-    return next((number for words, number in _LIMITS.items() if words in text), None)
 
 
 def system_problem(error: BaseException) -> str | None:
     """What the system refused, where, and the fix; None for an error of another kind."""
     for linked in chain_of(error):
         if isinstance(linked, OSError) and linked.errno is not None:
-            return _refused(linked)
+            words = f"{linked.strerror or os.strerror(linked.errno)}{fix_of(linked.errno)}"
+            if linked.filename is None or isinstance(linked.filename, int):
+                return words
+            return f"{os.fsdecode(linked.filename)}: {words}"
         if isinstance(linked, MemoryError):
-            return f"out of memory; {_MEMORY}"
-        limit = limit_in(_message(linked, MOST_OF_MESSAGE))  # a library may raise its own type
-        if limit is not None:
-            return limit
+            return "out of memory; free some"
     return None
-
-
-def _refused(error: OSError) -> str:
-    words = error.strerror or os.strerror(error.errno or 0)
-    if error.filename is None or isinstance(error.filename, int):
-        return f"{words}{fix_of(error.errno)}"
-    return f"{os.fsdecode(error.filename)}: {words}{fix_of(error.errno)}"

@@ -16,12 +16,11 @@ from pathlib import Path
 import pandas as pd
 
 from engine.plan.program import Program
-from ppbench.analysis.attribution import PHASES, REPLICA_PARTS, figures_of, parts_in
+from ppbench.analysis.attribution import PHASES, REPLICA_PARTS, parts_in
 from ppbench.analysis.costs import slow_link, slow_stage, stored_costs
 from ppbench.analysis.job_times import times_of
 from ppbench.analysis.policy_whatif import POLICY_NOTE, other_sharing
 from ppbench.analysis.stragglers import Stragglers, stragglers_of
-from ppbench.analysis.transfers import edges as edges_of
 from ppbench.analysis.whatif import (
     HALVES_NOTE,
     LIKE_OTHERS,
@@ -35,20 +34,13 @@ from ppbench.analysis.whatif import (
 )
 from ppbench.console import note
 from ppbench.display.cases import cautions_of, is_time_sliced, settings_text, usual_axes
-from ppbench.display.explanation import PART_NAMES, has_parts, parts_of
+from ppbench.display.explanation import PART_NAMES, parts_of
 from ppbench.display.explanation import explain as sentences_of
 from ppbench.display.tables import as_records
 from ppbench.display.units import counted, is_missing, milliseconds, percent
 from ppbench.errors import StoreError, UsageError
 from ppbench.store import Store, missing_spans
 from ppbench.store.programs import modelled_run, program_of_run
-from ppbench.store.recovery import (
-    attribution_of_run,
-    collectives_of_run,
-    edges_of_run,
-    is_complete,
-    steps_of_run,
-)
 
 _IN_TITLE = ("schedule", "world_size", "num_microbatches")
 
@@ -272,17 +264,15 @@ def stored_job(store: Store, name: str) -> tuple[str, pd.DataFrame, Program, int
 
 def _explained(store: Store, run: pd.Series) -> Explanation:
     _check_ok(run)
-    if has_parts(run):
-        rows, edges = _stored_rows(store, run), edges_of_run(store, run)
-        if rows.empty or not is_complete(run, edges):
-            raise StoreError(
-                f"run {run['run_id']}: its tables attribution and edges are not both in the store, "
-                "nor the spans that they follow from (missing or unreadable); measure it again "
-                "with: ppbench sweep FILE --rerun"
-            )
-    else:
-        run, rows, edges = _attributed_now(store, run)
-    model = modelled_run(run, edges, collectives_of_run(store, run))
+    tables = ("attribution", "edges", "collectives")
+    rows, edges, moved = (store.table(name, [run["run_id"]]) for name in tables)
+    is_sent, is_shared = int(run["world_size"]) > 1, int(run["replicas"]) > 1
+    if rows.empty or (is_sent and edges.empty) or (is_shared and moved.empty):
+        raise StoreError(
+            f"run {run['run_id']}: its tables attribution, edges and collectives are not all in "
+            "the store (missing or unreadable); measure it again with: ppbench sweep FILE --rerun"
+        )
+    model = modelled_run(run, edges, moved)
     others = [*other_sharing(model), *other_schedules(model)]
     return Explanation(
         run,
@@ -322,31 +312,7 @@ def _check_ok(run: pd.Series) -> None:
         )
 
 
-def _stored_rows(store: Store, run: pd.Series) -> pd.DataFrame:
-    """Idle time by step and rank: stored, else computed from the spans; empty without either."""
-    rows = store.table("attribution", [run["run_id"]])
-    if len(rows):
-        return rows
-    made = attribution_of_run(store, run)
-    return rows if made is None else made.rows
-
-
 def _of_its_parts(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows without the parts of replicas where there are none."""
     others = [part for part in REPLICA_PARTS if part not in parts_in(rows)]
     return rows.drop(columns=others, errors="ignore")
-
-
-def _attributed_now(store: Store, run: pd.Series) -> tuple[pd.Series, pd.DataFrame, pd.DataFrame]:
-    """The run of an older version, its idle time and its edges, computed from the spans."""
-    spans, steps = store.table("spans", [run["run_id"]]), steps_of_run(store, run)
-    attribution = attribution_of_run(store, run)
-    if attribution is None:
-        raise missing_spans(store, run)
-    step_ns = steps.set_index("step")["step_ns"]
-    spans = spans[spans["step"].isin(steps["step"])]
-    figures = figures_of(attribution, spans, step_ns)
-    complete = run.astype(object)
-    for column, value in figures.items():
-        complete[column] = value
-    return complete, attribution.rows, edges_of(attribution.messages)

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import IO, cast
+from typing import IO
 
 from ppbench.errors import StoreError, UsageError
 
@@ -43,13 +43,16 @@ def whole_file(path: Path, option: str = "") -> Iterator[IO[bytes]]:
         with _opened(path) as file:
             yield file
     except OSError as error:
-        raise StoreError(f"{path}: cannot be written: {_reason(error)}{_fix(option)}") from error
+        reason = "its reader has gone" if error.errno == errno.EPIPE else error.strerror or error
+        fix = f"; choose another path with {option} FILE" if option else ""
+        raise StoreError(f"{path}: cannot be written: {reason}{fix}") from error
 
 
 def is_stream(path: Path) -> bool:
     """Whether the path is a device, a pipe or a descriptor rather than a file or folder."""
     try:
-        return _descriptor_of(path) is not None or not _is_file_or_folder(path.stat().st_mode)
+        mode = path.stat().st_mode
+        return _descriptor_of(path) is not None or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
     except OSError:
         return False
 
@@ -57,15 +60,16 @@ def is_stream(path: Path) -> bool:
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
     """Raises OSError."""
-    if not path.name:
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     descriptor = _descriptor_of(path)
     if descriptor is not None:
         sys.stdout.flush()
         with os.fdopen(os.dup(descriptor), "wb") as file:
             yield file
         return
-    held = _status(path)
+    try:
+        held = path.stat()
+    except FileNotFoundError:  # also a dangling link, whose target is made
+        held = None
     if held is None or stat.S_ISREG(held.st_mode):
         with _replacing(path, held) as file:
             yield file
@@ -87,27 +91,14 @@ def _replacing(path: Path, held: os.stat_result | None) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             if held is not None:
-                _keep_rights(file.fileno(), held)
+                with contextlib.suppress(OSError):  # of another owner, where that is not permitted
+                    os.fchown(file.fileno(), held.st_uid, held.st_gid)
+                os.fchmod(file.fileno(), stat.S_IMODE(held.st_mode))
             os.fsync(file.fileno())
         aside.replace(target)
     finally:
         with contextlib.suppress(OSError):
             aside.unlink()
-
-
-def _keep_rights(handle: int, held: os.stat_result) -> None:
-    """Give a file the mode of the one it replaces, and its owner where that is permitted."""
-    with contextlib.suppress(OSError):
-        os.fchown(handle, held.st_uid, held.st_gid)
-    os.fchmod(handle, stat.S_IMODE(held.st_mode))
-
-
-def _status(path: Path) -> os.stat_result | None:
-    """The status of a path's target; None if there is none, as for a dangling link."""
-    try:
-        return path.stat()
-    except FileNotFoundError:
-        return None
 
 
 def _descriptor_of(path: Path) -> int | None:
@@ -124,20 +115,6 @@ def _descriptor_of(path: Path) -> int | None:
         except OSError:  # not a link, or an unreadable one, which opening it will report
             return None
     return None
-
-
-def _is_file_or_folder(mode: int) -> bool:
-    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
-
-
-def _reason(error: OSError) -> str:
-    if error.errno == errno.EPIPE:
-        return "its reader has gone"
-    return error.strerror or str(error)
-
-
-def _fix(option: str) -> str:
-    return f"; choose another path with {option} FILE" if option else ""
 
 
 GZIPPED = ".gz"
@@ -165,17 +142,13 @@ def write_file(path: Path, pieces: Iterable[str | bytes]) -> None:
     Raises StoreError.
     """
     with whole_file(path, "-o") as file:
-        if not path.name.endswith(GZIPPED):
-            _copy(file, pieces)
-            return
+        is_zipped = path.name.endswith(GZIPPED)
         # Without a name and a time of 0, the same content would give other bytes each time.
-        with gzip.GzipFile("", "wb", _LEVEL, file, mtime=0) as zipped:
-            _copy(cast("IO[bytes]", zipped), pieces)
-
-
-def _copy(file: IO[bytes], pieces: Iterable[str | bytes]) -> None:
-    for piece in pieces:
-        file.write(piece.encode() if isinstance(piece, str) else piece)
+        target = gzip.GzipFile("", "wb", _LEVEL, file, mtime=0) if is_zipped else file
+        for piece in pieces:
+            target.write(piece.encode() if isinstance(piece, str) else piece)
+        if is_zipped:
+            target.close()
 
 
 POLL_S = 0.2
@@ -211,16 +184,11 @@ class Lock:
             ) from error
         self._file = file
         if note:
-            self._write(note)
+            with contextlib.suppress(OSError):  # a full disk: the lock is held in any case
+                file.truncate(0)
+                file.write(note)
+                file.flush()
         return True
-
-    def _write(self, note: str) -> None:
-        """Write the note if the disk takes it; the lock is held in any case."""
-        assert self._file is not None
-        with contextlib.suppress(OSError):
-            self._file.truncate(0)
-            self._file.write(note)
-            self._file.flush()
 
     def release(self) -> None:
         if self._file is not None:

@@ -22,7 +22,7 @@ from ppbench.config.case import unknown_settings
 from ppbench.config.synonyms import SYNONYMS, column_named
 from ppbench.display.tables import as_records
 from ppbench.errors import UsageError, nearest
-from ppbench.store import LAST, OF_NO_RUN, TABLES, Store, in_order, last_sweep_in, newest_of
+from ppbench.store import LAST, TABLES, Store, in_order, last_sweep_in, newest_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,14 +74,9 @@ class Results:
         return self.table("spans")
 
     def table(self, name: str, runs: str | Iterable[str] | None = None) -> pd.DataFrame:
-        """A table of the store, for all these runs or for those of the given ids or prefixes.
-
-        Of a table that belongs to no run, all rows.
-        """
+        """A table of the store, for all these runs or for those of the given ids or prefixes."""
         if name not in TABLES:
             raise UsageError(f'table: unknown "{name}"{nearest(name, TABLES)}')
-        if name in OF_NO_RUN:
-            return self.store.every_row(name)
         chosen = self if runs is None else self.named(runs)
         if name == "runs":
             return chosen.runs

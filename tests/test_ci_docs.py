@@ -54,8 +54,9 @@ def test_ppbench_is_installed_from_its_repository():
     """Its name on PyPI belongs to another project."""
     run = [step["run"] for step in STEPS if "pip install" in step.get("run", "")]
     job = [line for line in GITLAB["performance"]["script"] if "pip install" in line]
-    small_torch = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
-    assert run == job == [small_torch, 'pip install "ppbench @ git+URL@TAG"']
+    assert run == job
+    assert "--index-url https://download.pytorch.org/whl/cpu" in run[0]
+    assert 'pip install "ppbench @ git+' in run[1]
 
 
 def test_they_check_the_sweep_file_of_the_page():

@@ -100,8 +100,6 @@ def test_the_page_on_the_library_names_every_function():
 def test_the_page_on_the_store_names_the_version_that_is_written():
     page = (ROOT / "results" / "README.md").read_text()
     assert f"`schema_version` is {SCHEMA_VERSION}. " in page
-    for version in range(2, SCHEMA_VERSION + 1):
-        assert re.search(rf"\b[Vv]ersions? {version}\b", page), version
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -18,10 +18,7 @@ from engine.plan.schedules.registry import AUTO, CSV_PREFIX, find_schedule
 
 if TYPE_CHECKING:
     from engine.configuration import TrainerConfig
-    from engine.model.data import DataSpec
-    from engine.model.spec import ModelSpec
     from engine.plan.collectives import CollectivePolicy
-    from engine.run.optimizer import OptimizerSpec
 
 LATEST: Final = "latest"
 VARIABLE: Final = "variable"
@@ -84,8 +81,7 @@ class Options:
         str,
         _data(
             metavar="SOURCE",
-            help="stdlib, synthetic, text:PATH, json:PATH, parquet:PATH or "
-            "hf:NAME?config=…&split=…&revision=…",
+            help="stdlib, synthetic, text:PATH, files:PATH or hf:NAME?config=…&split=…&revision=…",
         ),
     ] = "stdlib"
     tokenizer: Annotated[
@@ -237,13 +233,6 @@ class Options:
             raise OptionError(
                 f'--seq-len is "{self.seq_len}"; expected a number of tokens or "{VARIABLE}"'
             )
-        self._check_batch()
-        self._check_checkpoints()
-        self._check_recomputation()
-        if self.schedule != AUTO and not self.schedule.startswith(CSV_PREFIX):
-            find_schedule(self.schedule)
-
-    def _check_batch(self) -> None:
         whole, part = self.global_batch_size, self.microbatch_size
         if whole % part:
             raise OptionError(
@@ -255,6 +244,16 @@ class Options:
                 f"--global-batch-size {whole} has {whole // part} microbatches, which --replicas "
                 f"{self.replicas} does not divide; expected a multiple of {part * self.replicas}"
             )
+        if self.save is None and self.save_every is not None:
+            raise OptionError("--save-every needs a folder to save in; give --save FOLDER")
+        if self.save is None and self.resume == LATEST:
+            raise OptionError(
+                "--resume latest means the latest checkpoint in the folder of --save; "
+                "give --save FOLDER, or name a checkpoint"
+            )
+        self._check_recomputation()
+        if self.schedule != AUTO and not self.schedule.startswith(CSV_PREFIX):
+            find_schedule(self.schedule)
 
     def _check_recomputation(self) -> None:
         words = self.recompute_stages.split(",") if self.recompute_stages else []
@@ -264,15 +263,6 @@ class Options:
             raise OptionError(
                 f'--recompute-stages has "{unknown[0]}"; expected true or false for each stage, '
                 "with commas between"
-            )
-
-    def _check_checkpoints(self) -> None:
-        if self.save is None and self.save_every is not None:
-            raise OptionError("--save-every needs a folder to save in; give --save FOLDER")
-        if self.save is None and self.resume == LATEST:
-            raise OptionError(
-                "--resume latest means the latest checkpoint in the folder of --save; "
-                "give --save FOLDER, or name a checkpoint"
             )
 
     @property
@@ -323,67 +313,16 @@ def read_options(arguments: Sequence[str]) -> Options | None:
 def configuration(options: Options, world_size: int) -> TrainerConfig:
     """The trainer's configuration, of the replicas on all processes. Raises OptionError."""
     from engine.configuration import TrainerConfig
+    from engine.model.data import DataSpec
+    from engine.model.spec import DTYPES, ModelSpec
+    from engine.plan import collectives
+    from engine.run.optimizer import OptimizerSpec
 
     if world_size % options.replicas:
         raise OptionError(
             f"--replicas {options.replicas} does not divide the {world_size} processes; start a "
             f"multiple of it: torchrun --nproc-per-node {options.replicas}"
         )
-    try:
-        return TrainerConfig(
-            model=_model_spec(options),
-            data=_data_spec(options),
-            schedule=options.schedule,
-            world_size=world_size // options.replicas,
-            stages_per_rank=options.stages_per_rank,
-            optimizer=_optimizer_spec(options),
-            autocast=options.autocast,
-            recompute=options.recomputed,
-            compile=options.compile,
-            memory_limit=options.memory_limit,
-            replicas=options.replicas,
-            sharding=_sharding(options.sharding),
-        )
-    except ValueError as error:
-        raise OptionError(str(error)) from None
-
-
-def _model_spec(options: Options) -> ModelSpec:
-    from engine.model.spec import DTYPES, ModelSpec
-
-    _check_choice("dtype", options.dtype, DTYPES)
-    return ModelSpec(
-        name=options.model,
-        dtype=options.dtype,
-        partition=_partition(options.partition),
-        seed=options.seed,
-        weights=options.weights,
-        trust_remote_code=options.trust_remote_code,
-        split=options.split,
-        split_points=tuple(filter(None, options.split_points.split(","))),
-    )
-
-
-def _data_spec(options: Options) -> DataSpec:
-    from engine.model.data import DataSpec
-
-    return DataSpec(
-        source=options.data,
-        seq_len=options.length,
-        microbatch_size=options.microbatch_size,
-        num_microbatches=options.global_batch_size // options.microbatch_size // options.replicas,
-        seed=options.seed,
-        tokenizer=options.tokenizer,
-        text_column=options.text_column,
-        max_seq_len=options.max_seq_len,
-        shuffle=options.shuffle,
-        num_workers=options.data_workers,
-    )
-
-
-def _sharding(name: str) -> CollectivePolicy:
-    from engine.plan import collectives
-
     policies: dict[str, CollectivePolicy] = {
         "none": collectives.NoCollectives(),
         "ddp": collectives.DataParallel(),
@@ -392,32 +331,62 @@ def _sharding(name: str) -> CollectivePolicy:
         "zero3": collectives.Zero3(),
         "torch": collectives.TorchWindow(),
     }
-    return policies[name]
-
-
-def _partition(text: str) -> str | tuple[int, ...]:
-    parts = text.split(",")
-    return tuple(map(int, parts)) if all(part.strip().isdecimal() for part in parts) else text
-
-
-def _optimizer_spec(options: Options) -> OptimizerSpec:
-    from engine.run.optimizer import OptimizerSpec
-
+    parts = options.partition.split(",")
+    is_list = all(part.strip().isdecimal() for part in parts)
     decay_steps = options.lr_decay_steps
-    if decay_steps is None and options.lr_schedule == "cosine":
-        decay_steps = options.num_steps
-        if decay_steps is None:
-            raise OptionError(
-                "the cosine has no end: the number of steps in --max-tokens is unknown with "
-                "sequences of variable length; give --lr-decay-steps or --max-steps"
-            )
-    return OptimizerSpec(
-        name=options.optimizer,
-        learning_rate=options.learning_rate,
-        weight_decay=options.weight_decay,
-        momentum=options.momentum,
-        lr_schedule=options.lr_schedule,
-        lr_warmup_steps=options.lr_warmup_steps,
-        lr_decay_steps=decay_steps or 0,
-        clip_norm=options.clip_norm,
-    )
+    try:
+        _check_choice("dtype", options.dtype, DTYPES)
+        if decay_steps is None and options.lr_schedule == "cosine":
+            decay_steps = options.num_steps
+            if decay_steps is None:
+                raise OptionError(
+                    "the cosine has no end: the number of steps in --max-tokens is unknown with "
+                    "sequences of variable length; give --lr-decay-steps or --max-steps"
+                )
+        return TrainerConfig(
+            model=ModelSpec(
+                name=options.model,
+                dtype=options.dtype,
+                partition=tuple(map(int, parts)) if is_list else options.partition,
+                seed=options.seed,
+                weights=options.weights,
+                trust_remote_code=options.trust_remote_code,
+                split=options.split,
+                split_points=tuple(filter(None, options.split_points.split(","))),
+            ),
+            data=DataSpec(
+                source=options.data,
+                seq_len=options.length,
+                microbatch_size=options.microbatch_size,
+                num_microbatches=(
+                    options.global_batch_size // options.microbatch_size // options.replicas
+                ),
+                seed=options.seed,
+                tokenizer=options.tokenizer,
+                text_column=options.text_column,
+                max_seq_len=options.max_seq_len,
+                shuffle=options.shuffle,
+                num_workers=options.data_workers,
+            ),
+            schedule=options.schedule,
+            world_size=world_size // options.replicas,
+            stages_per_rank=options.stages_per_rank,
+            optimizer=OptimizerSpec(
+                name=options.optimizer,
+                learning_rate=options.learning_rate,
+                weight_decay=options.weight_decay,
+                momentum=options.momentum,
+                lr_schedule=options.lr_schedule,
+                lr_warmup_steps=options.lr_warmup_steps,
+                lr_decay_steps=decay_steps or 0,
+                clip_norm=options.clip_norm,
+            ),
+            autocast=options.autocast,
+            recompute=options.recomputed,
+            compile=options.compile,
+            memory_limit=options.memory_limit,
+            replicas=options.replicas,
+            sharding=policies[options.sharding],
+        )
+    except ValueError as error:
+        raise OptionError(str(error)) from None

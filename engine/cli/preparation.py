@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from engine import device_variables
 from engine.cli.launch import Launch
@@ -28,7 +26,7 @@ class Job:
     options: Options
     config: TrainerConfig
     device: torch.device
-    checkpoint: Path | None  # to resume from, before it has been checked
+    checkpoint: Path | None  # to resume from
 
 
 def prepare(arguments: Sequence[str], launch: Launch) -> Job | None:
@@ -86,7 +84,7 @@ def _check(config: TrainerConfig, device: torch.device) -> None:
 
 
 def _checkpoint(options: Options) -> Path | None:
-    from engine.run import snapshot
+    from engine.run import restoring, snapshot
 
     if options.resume is None:
         _check_unused(options.save)
@@ -96,48 +94,9 @@ def _checkpoint(options: Options) -> Path | None:
         return snapshot.latest(options.save)
     folder = Path(options.resume)
     snapshot.latest(folder.parent)  # restores a checkpoint whose replacement was interrupted
-    return snapshot.latest(folder) or folder  # it may be a folder of checkpoints
-
-
-def checked_checkpoint(job: Job, launch: Launch) -> Path | None:
-    """The checkpoint to resume from, verified; None for a fresh start. Blocks; collective.
-
-    Every byte is read once on each machine, its ranks sharing the work. A damaged checkpoint is
-    refused on all ranks, naming the newest intact one: to skip it silently would repeat training,
-    and hide a disk that damages files.
-    """
-    from engine.run import restoring
-    from engine.run.snapshot import SnapshotError
-
-    folder = launch.gather(job.checkpoint)[0]  # ranks may have seen different latest ones
-    if folder is None:
-        return None
-    choose = restoring.share_of(launch.local_rank, launch.local_world_size)
-    problem = None
-    try:
-        has_checksums = restoring.check(folder, choose).has_checksums
-    except SnapshotError as error:
-        problem, has_checksums = str(error), False
-    first_problem = next(filter(None, launch.gather(problem)), None)
-    if first_problem is not None:
-        whole = launch.attempt(lambda: restoring.newest_whole(folder) if launch.rank == 0 else None)
-        remedy = launch.gather(_how_to_resume(whole))[0]
-        launch.attempt(lambda: _refuse(f"{first_problem}; {remedy}"))
-    if launch.rank == 0 and not has_checksums and not job.options.quiet:
-        print(f"{folder} has no checksums: its files were not verified", file=sys.stderr)
-    return folder
-
-
-def _how_to_resume(whole: Path | None) -> str:
-    if whole is None:
-        return "no other checkpoint beside it is whole"
-    return f"the newest whole one is {whole}: --resume {shlex.quote(str(whole))}"
-
-
-def _refuse(problem: str) -> NoReturn:
-    from engine.run.snapshot import SnapshotError
-
-    raise SnapshotError(problem)
+    found = snapshot.latest(folder) or folder  # it may be a folder of checkpoints
+    restoring.read_state(found)
+    return found
 
 
 def _check_unused(folder: Path | None) -> None:

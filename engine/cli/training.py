@@ -37,7 +37,16 @@ class Training:
         if self._share_done >= 1:
             self._display.note(f"step {self._step} has reached the end: nothing to do")
         while self._share_done < 1:
-            self._train_one_step()
+            started = time.perf_counter()
+            result = self._trainer.step(self._step)
+            seconds = time.perf_counter() - started
+            self._step += 1
+            self._tokens += result.num_tokens
+            self._display.show(self._step, self._tokens, seconds, result)
+            if not self._is_cautioned:
+                is_lost = result.loss is not None and not math.isfinite(result.loss)
+                loss = f"the loss, {result.loss}," if is_lost else None
+                self._caution(loss or self._trainer.find_not_finite())
             is_due = options.save_every is not None and self._step % options.save_every == 0
             if options.save is not None and (is_due or self._share_done >= 1):
                 self._save(options.save)
@@ -56,16 +65,6 @@ class Training:
     @property
     def _share_done(self) -> float:
         return self._options.share_done(self._step, self._tokens)
-
-    def _train_one_step(self) -> None:
-        started = time.perf_counter()
-        result = self._trainer.step(self._step)
-        seconds = time.perf_counter() - started
-        self._step += 1
-        self._tokens += result.num_tokens
-        self._display.show(self._step, self._tokens, seconds, result)
-        if not self._is_cautioned:
-            self._caution(_not_finite_in(result) or self._trainer.find_not_finite())
 
     def _caution(self, what: str | None) -> None:
         """Print, at most once on this rank, that a number is no longer finite."""
@@ -88,11 +87,6 @@ class Training:
             lambda: self._trainer.save(folder, Progress(self._step, self._tokens))
         )
         self._display.note(f"saved {saved}")
-
-
-def _not_finite_in(result: StepResult) -> str | None:
-    is_wrong = result.loss is not None and not math.isfinite(result.loss)
-    return f"the loss, {result.loss}," if is_wrong else None
 
 
 @dataclass(frozen=True)
@@ -146,7 +140,13 @@ class Display:
         if self._bar is not None:
             self._bar.show(record, share, self._options.num_steps)
         if step % self._options.log_every == 0 or share >= 1:
-            self._print_line(record)
+            num_tokens, seconds = self._unprinted
+            self._unprinted = (0, 0.0)
+            print(
+                f"step {record.step} | loss {record.loss:.4f} | {record.tokens:,} tokens | "
+                f"{num_tokens / seconds:,.0f} tokens/s",
+                flush=True,
+            )
 
     def note(self, *lines: str) -> None:
         if not self._options.quiet:
@@ -163,15 +163,6 @@ class Display:
             self._bar.close()
         if self._log is not None:
             self._log.close()
-
-    def _print_line(self, record: Record) -> None:
-        num_tokens, seconds = self._unprinted
-        self._unprinted = (0, 0.0)
-        print(
-            f"step {record.step} | loss {record.loss:.4f} | {record.tokens:,} tokens | "
-            f"{num_tokens / seconds:,.0f} tokens/s",
-            flush=True,
-        )
 
 
 class _Bar:

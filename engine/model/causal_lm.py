@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from engine.model.factory import check_hooks, hook_on
 from engine.model.partition import Costs
 from engine.model.stage_module import (
     Message,
@@ -161,15 +162,26 @@ class CausalLM:
         self._names = [name for name, _ in skeleton.named_parameters(remove_duplicate=False)]
         buffers = first_names(skeleton.named_buffers(remove_duplicate=False))
         self._shared_buffers = {name: first for name, first in buffers.items() if name != first}
-        self._hooked, self._hooks = frozenset(hooked), _hooks_of(skeleton, self.plan)
         layers = getattr(skeleton.base_model, self.plan.layers)
+        self._hooked = frozenset(hooked)
+        # Where a cut goes through: on the model, its base model and the last layer.
+        last = f"{self._base}{self.plan.layers}.{len(layers) - 1}"
+        cut = {n: skeleton.get_submodule(n) for n in ("", skeleton.base_model_prefix, last)}
+        hooks = {name or self.architecture: hook_on(module) for name, module in cut.items()}
+        self._hooks = {name: what for name, what in hooks.items() if what}
         _check_cache(skeleton, f"{self._base}{self.plan.layers}.")
         self.num_layers = len(layers)
         self.num_parameters = _num_parameters(skeleton)
         self.vocab_size = int(self.config.vocab_size)
         self.max_positions: int | None = getattr(self.config, "max_position_embeddings", None)
         self.dtype = skeleton.dtype
-        self._costs = _parameter_costs(skeleton, self.plan)
+        sizes = [_num_parameters(layer) for layer in layers]
+        before, after = (
+            sum(_num_parameters(getattr(skeleton.base_model, name)) for name in names)
+            for names in (self.plan.before, self.plan.after)
+        )
+        head = sum(_num_parameters(getattr(skeleton, name)) for name in _outside_base(skeleton))
+        self._costs = Costs(tuple(sizes), before, after + head)  # tied weights count on both
 
     @property
     def costs(self) -> Costs:
@@ -183,8 +195,22 @@ class CausalLM:
         """Raises ModelError for what is shared, or hooked, in a way that no cut can keep."""
         if len(partition) == 1:
             return []
-        self._check_buffers(partition)
-        self._check_hooks(partition)
+        for name, first in self._shared_buffers.items():
+            stages = self._stage_of(first, partition), self._stage_of(name, partition)
+            if stages[0] != stages[1]:
+                raise ModelError(
+                    f"{self.architecture}: the buffers {first} and {name} are one tensor, but on "
+                    f"the stages {stages[0]} and {stages[1]}; keep their layers on one stage "
+                    "(partition), or give each its own"
+                )
+        for name, what in self._hooks.items():
+            is_end = name == f"{self._base}{self.plan.layers}.{self.num_layers - 1}"
+            if not is_end or not (partition[-1] or "backward" not in what):
+                raise ModelError(
+                    f"{self.architecture}: {name} has a {what}, which would see only a stage's "
+                    "part of the model; register it on a layer that is not cut, or train on one "
+                    "stage"
+                )
         aliases: dict[str, list[str]] = {}
         for name in self._names:
             aliases.setdefault(self._sources.get(name, name), []).append(name)
@@ -195,7 +221,7 @@ class CausalLM:
                 owners.setdefault(self._stage_of(name, partition), name)
             if len(owners) > 1:
                 shared.append(SharedWeight(source, tuple(owners.items())))
-        self._check_weight_hooks(shared)
+        check_hooks(self.architecture, self._hooked, shared)
         return shared
 
     def _stage_of(self, name: str, partition: Partition) -> int:
@@ -207,36 +233,6 @@ class CausalLM:
             return 0
         layer = int(rest.partition(".")[0])
         return next(stage for stage, layers in enumerate(partition) if layer in layers)
-
-    def _check_buffers(self, partition: Partition) -> None:
-        for name, first in self._shared_buffers.items():
-            stages = self._stage_of(first, partition), self._stage_of(name, partition)
-            if stages[0] != stages[1]:
-                raise ModelError(
-                    f"{self.architecture}: the buffers {first} and {name} are one tensor, but on "
-                    f"the stages {stages[0]} and {stages[1]}; keep their layers on one stage "
-                    "(partition), or give each its own"
-                )
-
-    def _check_hooks(self, partition: Partition) -> None:
-        for name, what in self._hooks.items():
-            is_end = name == f"{self._base}{self.plan.layers}.{self.num_layers - 1}"
-            if is_end and (partition[-1] or "backward" not in what):
-                continue
-            raise ModelError(
-                f"{self.architecture}: {name} has a {what}, which would see only a stage's part of "
-                "the model; register it on a layer that is not cut, or train on one stage"
-            )
-
-    def _check_weight_hooks(self, shared: list[SharedWeight]) -> None:
-        for weight in shared:
-            names = {name for _, name in weight.owners}
-            if self._hooked & {weight.name, *names}:
-                raise ModelError(
-                    f"{self.architecture}: {' and '.join(sorted(names))} are one weight with a "
-                    "hook on its gradient, of which each stage has only a part; keep its uses on "
-                    "one stage (partition), or remove the hook"
-                )
 
     def messages(self, partition: Partition, batch: int, seq_len: int) -> list[Message]:
         hidden = TensorSpec((batch, seq_len, int(self.config.hidden_size)), self.dtype)
@@ -250,7 +246,12 @@ class CausalLM:
         needed = {source for name, source in self._sources.items() if name in owned}
         self._cut(model, layers, needed, is_first=is_first, is_last=is_last)
         self._fill(model)
-        self._tie(model)
+        # Every name of a shared weight is to have the one that was filled.
+        present = dict(model.named_parameters(remove_duplicate=False))
+        for target, source in self._sources.items():
+            if target in present and source in present:
+                module, _, name = target.rpartition(".")
+                setattr(model.get_submodule(module), name, present[source])
         self._cut(model, layers, set(), is_first=is_first, is_last=is_last)
         nn.Module.to(model, device)
         model.train()
@@ -278,14 +279,6 @@ class CausalLM:
             self._drop(base, self.plan.after, self._base, needed)
             self._drop(model, _outside_base(model), "", needed)
 
-    def _tie(self, model: PreTrainedModel) -> None:
-        """Let every name of a shared weight have the one that was filled."""
-        present = dict(model.named_parameters(remove_duplicate=False))
-        for target, source in self._sources.items():
-            if target in present and source in present:
-                module, _, name = target.rpartition(".")
-                setattr(model.get_submodule(module), name, present[source])
-
     @staticmethod
     def _drop(parent: nn.Module, names: tuple[str, ...], prefix: str, needed: set[str]) -> None:
         for name in names:
@@ -298,20 +291,21 @@ def _has_any(prefix: str, names: Collection[str]) -> bool:
 
 
 def with_plain_attention(model: PreTrainedModel) -> PreTrainedModel:
-    """The same model without masks, where its layers' masks say no more than "causal"."""
-    if model.config._attn_implementation == "sdpa" and _has_causal_masks_only(model.config):
-        model.set_attn_implementation(CAUSAL)
-    return model
+    """The same model without masks, where its layers' masks say no more than "causal".
 
-
-def _has_causal_masks_only(config: PreTrainedConfig) -> bool:
-    """Whether nothing in the configuration speaks of windows, chunks or looking ahead."""
+    They do where nothing in the configuration speaks of windows, chunks or looking ahead.
+    """
+    config = model.config
+    if config._attn_implementation != "sdpa":
+        return model
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     marks = ("sliding", "window_size", "attention_chunk", "bidirectional", "block_size")
     is_marked = any(
         value for name, value in config.to_dict().items() if any(mark in name for mark in marks)
     )
-    return kinds == {"full_attention"} and not is_marked
+    if kinds == {"full_attention"} and not is_marked:
+        model.set_attn_implementation(CAUSAL)
+    return model
 
 
 def plan_of(model: PreTrainedModel) -> Plan:
@@ -364,24 +358,6 @@ def _check_cache(model: PreTrainedModel, layers: str) -> None:
             )
 
 
-def _hooks_of(model: PreTrainedModel, plan: Plan) -> dict[str, str]:
-    """Hooks where a cut goes through: on the model, its base model and the last layer."""
-    num_layers = len(getattr(model.base_model, plan.layers))
-    last = f"{model.base_model_prefix}.{plan.layers}.{num_layers - 1}"
-    kinds = {
-        "_forward_pre_hooks": "forward pre-hook",
-        "_forward_hooks": "forward hook",
-        "_backward_pre_hooks": "backward pre-hook",
-        "_backward_hooks": "backward hook",
-    }
-    return {
-        name or type(model).__name__: what
-        for name in ("", model.base_model_prefix, last)
-        for attribute, what in kinds.items()
-        if getattr(model.get_submodule(name), attribute)
-    }
-
-
 def _outside_base(model: PreTrainedModel) -> tuple[str, ...]:
     """What a causal LM has besides its base model: the head."""
     return tuple(name for name, child in model.named_children() if child is not model.base_model)
@@ -389,13 +365,3 @@ def _outside_base(model: PreTrainedModel) -> tuple[str, ...]:
 
 def _num_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
-
-
-def _parameter_costs(model: PreTrainedModel, plan: Plan) -> Costs:
-    """A tied weight counts on both stages: both hold it."""
-    base = model.base_model
-    layers = tuple(_num_parameters(layer) for layer in getattr(base, plan.layers))
-    before = sum(_num_parameters(getattr(base, name)) for name in plan.before)
-    after = sum(_num_parameters(getattr(base, name)) for name in plan.after)
-    head = sum(_num_parameters(getattr(model, name)) for name in _outside_base(model))
-    return Costs(layers, before, after + head)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from engine.model.factory import Caster, Factory
+from engine.model.factory import Caster, Factory, check_hooks, hook_on
 from engine.model.partition import Costs
 from engine.model.stage_module import (
     Message,
@@ -174,7 +174,13 @@ class Chain:
         self.num_layers = len(pieces)
         self.num_parameters = sum(p.numel() for p in factory.skeleton.parameters())
         self.max_positions: int | None = None
-        self.vocab_size = _vocab_size(factory)
+        modules = factory.skeleton.modules()
+        embedding = next((m for m in modules if isinstance(m, nn.Embedding)), None)
+        if embedding is None:
+            raise ModelError(
+                f'"{factory.name}": has no nn.Embedding, so its vocabulary is not known'
+            )
+        self.vocab_size = embedding.num_embeddings
         sizes = [sum(p.numel() for p in set(piece.tensors().values())) for piece in pieces]
         self._costs = Costs(tuple(sizes))
 
@@ -194,7 +200,7 @@ class Chain:
             for name in sorted(self._names(layers)):
                 owners.setdefault(name, []).append((stage, name))
         shared = [SharedWeight(n, tuple(o)) for n, o in sorted(owners.items()) if len(o) > 1]
-        check_hooks(self._factory, shared)
+        check_hooks(self._factory.name, self._factory.hooked, shared)
         return shared
 
     def messages(self, partition: Partition, batch: int, seq_len: int) -> list[Message]:
@@ -234,8 +240,13 @@ class Chain:
                 seen = survey(
                     self._pieces, values, lambda index: self._pieces[index].memory(), self._run_fake
                 )
-            self._check_output(seen.values[OUTPUT], (batch, seq_len))
-            self._check_trained(seen.values[OUTPUT])
+            logits = seen.values[OUTPUT]
+            self._check_output(logits, (batch, seq_len))
+            if not logits.requires_grad:
+                raise self._error(
+                    "the logits depend on no parameter that requires a gradient, so there is "
+                    "nothing to train; do not detach what they are computed from, or freeze less"
+                )
             self._surveys[batch, seq_len] = seen
         return self._surveys[batch, seq_len]
 
@@ -243,7 +254,8 @@ class Chain:
         try:
             self._pieces[index].run(values)
         except Exception as error:
-            raise self._error(f"{self._called(index)} fails: {_line(error)}") from error
+            what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            raise self._error(f"{self._called(index)} fails: {what}") from error
 
     def _error(self, message: str) -> ModelError:
         return ModelError(f'"{self._factory.name}": {message}')
@@ -254,18 +266,10 @@ class Chain:
     def _check_output(self, logits: object, shape: tuple[int, int]) -> None:
         if isinstance(logits, Tensor) and logits.dim() == 3 and logits.shape[:2] == shape:
             return
-        given = f"a {type(logits).__name__}"
-        if isinstance(logits, Tensor):
-            given = f"a tensor {list(logits.shape)}"
+        is_tensor = isinstance(logits, Tensor)
+        given = f"a tensor {list(logits.shape)}" if is_tensor else f"a {type(logits).__name__}"
         expected = f"logits [{shape[0]}, {shape[1]}, vocabulary]"
         raise self._error(f"returns {given}; expected {expected} for ids {list(shape)}")
-
-    def _check_trained(self, logits: Tensor) -> None:
-        if not logits.requires_grad:
-            raise self._error(
-                "the logits depend on no parameter that requires a gradient, so there is nothing "
-                "to train; do not detach what they are computed from, or freeze less"
-            )
 
     def _check_links(self, seen: Survey, stage_of: list[int]) -> None:
         """Refuse what would be missing on a stage, or be there only as a fake tensor."""
@@ -321,11 +325,14 @@ class Chain:
 
     def _check_sendable(self, name: str, value: object) -> None:
         for leaf in tree_flatten(value)[0]:
-            if leaf is None or (isinstance(leaf, Tensor) and _is_plain(leaf)):
+            if leaf is None:
+                continue
+            if isinstance(leaf, Tensor) and leaf.layout == torch.strided and not leaf.is_complex():
                 continue
             what = str(leaf.dtype) if isinstance(leaf, Tensor) else type(leaf).__name__
+            maker = next((i for i, piece in enumerate(self._pieces) if name in piece.gives), 0)
             raise self._error(
-                f"{self._called(self._maker(name))} returns {what}, which cannot be sent to the "
+                f"{self._called(maker)} returns {what}, which cannot be sent to the "
                 "next stage; cut elsewhere (partition), or return dense real tensors"
             )
 
@@ -343,9 +350,6 @@ class Chain:
                         f"another value too, across a cut after {self._called(cut - 1)}; cut "
                         "elsewhere (partition), or do not write in place"
                     )
-
-    def _maker(self, name: str) -> int:
-        return next((i for i, piece in enumerate(self._pieces) if name in piece.gives), 0)
 
     def _needed(self, seen: Survey, cut: int) -> set[tuple[str, int]]:
         """The tensors, by value and place, for which a gradient comes back over the cut."""
@@ -419,12 +423,6 @@ def sequential(factory: Factory, dtype: torch.dtype) -> Chain:
 
 
 _RUN_BY = ("forward", "__call__", "_call_impl", "_wrapped_call_impl", "__iter__")
-_HOOKS = {
-    "_forward_pre_hooks": "forward pre-hook",
-    "_forward_hooks": "forward hook",
-    "_backward_pre_hooks": "backward pre-hook",
-    "_backward_hooks": "backward hook",
-}
 _OR_TRACE = 'or set split = "trace" with split_points'
 
 
@@ -438,13 +436,12 @@ def _check_plain(name: str, skeleton: nn.Sequential) -> None:
                 f"nn.Sequential, {_OR_TRACE}",
                 "model.split",
             )
-    for attribute, what in _HOOKS.items():
-        if getattr(skeleton, attribute):
-            raise ModelError(
-                f'"{name}": the nn.Sequential has a {what}, but stages run its children only; '
-                f"register it on a child, {_OR_TRACE}",
-                "model.split",
-            )
+    if what := hook_on(skeleton):
+        raise ModelError(
+            f'"{name}": the nn.Sequential has a {what}, but stages run its children only; '
+            f"register it on a child, {_OR_TRACE}",
+            "model.split",
+        )
     if not len(skeleton):
         raise ModelError(f'"{name}": the nn.Sequential has no children')
     for child, module in skeleton._modules.items():
@@ -464,35 +461,6 @@ def _check_plain(name: str, skeleton: nn.Sequential) -> None:
         )
 
 
-def check_hooks(factory: Factory, shared: list[SharedWeight]) -> None:
-    """Refuse hooks that would see parts of a weight's gradient, one on each stage."""
-    for weight in shared:
-        if weight.name in factory.hooked:
-            stages = " and ".join(str(stage) for stage, _ in weight.owners)
-            raise ModelError(
-                f'"{factory.name}": {weight.name} has a hook on its gradient and is shared by '
-                f"stages {stages}, where each has only a part of that gradient; keep its uses on "
-                "one stage (partition), or remove the hook"
-            )
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    return tensor.layout == torch.strided and not tensor.is_complex()
-
-
 def _places(seen: Survey, names: tuple[str, ...]) -> list[tuple[str, int]]:
     """The name and place of each tensor of some values, in the order in which they are sent."""
     return [(n, place) for n in names for place, _ in enumerate(tensors_of(seen.values[n]))]
-
-
-def _line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}"
-
-
-def _vocab_size(factory: Factory) -> int:
-    """Return the size of the first embedding's vocabulary."""
-    for module in factory.skeleton.modules():
-        if isinstance(module, nn.Embedding):
-            return module.num_embeddings
-    raise ModelError(f'"{factory.name}": has no nn.Embedding, so its vocabulary is not known')

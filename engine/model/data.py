@@ -118,8 +118,17 @@ class Data:
         a missing column, `datasets` not installed, or more kinds of tokens than the vocabulary has.
         Raises MemoryError when a step has no room.
         """
-        _check(spec)
-        _check_memory(spec)
+        if not isinstance(spec.seq_len, int) and spec.seq_len != VARIABLE:
+            raise DataError(f'seq_len = "{spec.seq_len}"; expected a number or "{VARIABLE}"')
+        length = "max_seq_len" if spec.is_variable else "seq_len"
+        least = {length: 1, "microbatch_size": 1, "num_microbatches": 1}
+        for name, minimum in {**least, "seed": 0, "num_workers": 0}.items():
+            if getattr(spec, name) < minimum:
+                raise DataError(f"{name} = {getattr(spec, name)}; expected at least {minimum}")
+        if not spec.is_variable:
+            # MemoryError at once, rather than after minutes of reading sequences one by one.
+            # Nothing is touched, so nothing is really allocated.
+            np.empty((spec.sequences_per_step, spec.longest + 1), np.int64)
         self._spec = spec
         self._sequences = _open_sequences(spec, vocab_size, tokenizer)
         self._order = Order(self._sequences.num_sequences, spec.seed, shuffle=spec.shuffle)
@@ -141,23 +150,9 @@ class Data:
         inputs, targets = batch.split()
         return StepBatch(inputs, targets, batch.num_tokens)
 
-    def _start(self, step: int) -> Iterator[FlatBatch]:
-        try:
-            return iter(self._loader(step))
-        except OSError as error:
-            raise DataError(
-                f"num_workers = {self._spec.num_workers}: the loader's processes cannot be "
-                f"started: {error.strerror}; they share memory under /dev/shm: make room there, "
-                "or set num_workers = 0"
-            ) from error
-
-    def close(self) -> None:
-        """End the loader's processes. Another `step` would start them again."""
-        self._batches = None
-
-    def _loader(self, first_step: int) -> DataLoader[FlatBatch]:
+    def _start(self, first_step: int) -> Iterator[FlatBatch]:
         spec = self._spec
-        return DataLoader(
+        loader: DataLoader[FlatBatch] = DataLoader(
             self._sequences,  # type: ignore[arg-type]  # collate turns its arrays into the batch
             batch_sampler=self._rows(first_step),
             num_workers=spec.num_workers,
@@ -167,6 +162,18 @@ class Data:
             # what a resumed run draws next, such as dropout.
             generator=torch.Generator(),
         )
+        try:
+            return iter(loader)
+        except OSError as error:
+            raise DataError(
+                f"num_workers = {spec.num_workers}: the loader's processes cannot be "
+                f"started: {error.strerror}; they share memory under /dev/shm: make room there, "
+                "or set num_workers = 0"
+            ) from error
+
+    def close(self) -> None:
+        """End the loader's processes. Another `step` would start them again."""
+        self._batches = None
 
     def _rows(self, first_step: int) -> Iterator[list[int]]:
         """The rows of the sequences of each step, without end."""
@@ -175,46 +182,22 @@ class Data:
             yield [self._order.row(number) for number in range(step * size, (step + 1) * size)]
 
 
-def _check(spec: DataSpec) -> None:
-    if not isinstance(spec.seq_len, int) and spec.seq_len != VARIABLE:
-        raise DataError(f'seq_len = "{spec.seq_len}"; expected a number or "{VARIABLE}"')
-    length = "max_seq_len" if spec.is_variable else "seq_len"
-    least = {length: 1, "microbatch_size": 1, "num_microbatches": 1, "seed": 0, "num_workers": 0}
-    for name, minimum in least.items():
-        if getattr(spec, name) < minimum:
-            raise DataError(f"{name} = {getattr(spec, name)}; expected at least {minimum}")
-
-
-def _check_memory(spec: DataSpec) -> None:
-    """Raises MemoryError when the machine cannot give a step's token ids their room at all.
-
-    At once, rather than after minutes of reading sequences one by one. Nothing is touched, so
-    nothing is really allocated.
-    """
-    if not spec.is_variable:
-        np.empty((spec.sequences_per_step, spec.longest + 1), np.int64)
-
-
 def _open_sequences(
     spec: DataSpec, vocab_size: int, tokenizer: PreTrainedTokenizerBase | None
 ) -> Sequences:
     if spec.source == "synthetic":
         shortest = min(2, spec.longest) if spec.is_variable else spec.longest
         return SyntheticSequences(vocab_size, spec.seed, shortest, spec.longest)
-    _check_vocabulary(vocab_size, None if spec.source == "stdlib" else tokenizer)
+    if tokenizer is None or spec.source == "stdlib":
+        if vocab_size < BYTE_VOCABULARY:
+            raise DataError(f"byte-level text needs a vocabulary of 256, got {vocab_size}")
+    else:
+        needed = max(tokenizer.get_vocab().values()) + 1  # ids may have gaps
+        if vocab_size < needed:
+            raise DataError(
+                f'the tokenizer "{tokenizer.name_or_path}" needs a vocabulary of {needed}, '
+                f"the model's has {vocab_size}; choose a tokenizer that fits the model"
+            )
     tokens = open_tokens(spec.source, tokenizer, spec.text_column)
     kind = DocumentSequences if spec.is_variable else PackedSequences
     return kind(tokens, spec.longest, spec.source)
-
-
-def _check_vocabulary(vocab_size: int, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    if tokenizer is None:
-        if vocab_size < BYTE_VOCABULARY:
-            raise DataError(f"byte-level text needs a vocabulary of 256, got {vocab_size}")
-        return
-    needed = max(tokenizer.get_vocab().values()) + 1  # ids may have gaps: their number is no bound
-    if vocab_size < needed:
-        raise DataError(
-            f'the tokenizer "{tokenizer.name_or_path}" needs a vocabulary of {needed}, '
-            f"the model's has {vocab_size}; choose a tokenizer that fits the model"
-        )

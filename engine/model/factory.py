@@ -18,7 +18,7 @@ import importlib
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -31,7 +31,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
-from engine.model.stage_module import ModelError
+from engine.model.stage_module import ModelError, SharedWeight
 from engine.model.storages import first_names, overlapping
 
 Description = dict[str, tuple[str, tuple[int, ...]]]
@@ -109,7 +109,8 @@ class Factory:
         for tensor in (*module.parameters(), *module.buffers()):
             with self.fake:
                 value = torch.empty_like(tensor.detach(), memory_format=torch.preserve_format)
-            fakes[id(tensor)] = _like(tensor, value)
+            is_parameter = isinstance(tensor, nn.Parameter)
+            fakes[id(tensor)] = nn.Parameter(value, tensor.requires_grad) if is_parameter else value
         _replace(module, fakes)
         return module
 
@@ -279,6 +280,35 @@ def own_torch_numbers() -> AbstractContextManager[None]:
     return torch.random.fork_rng(devices=used, device_type=accelerator.type)
 
 
+_HOOKS = {
+    "_forward_pre_hooks": "forward pre-hook",
+    "_forward_hooks": "forward hook",
+    "_backward_pre_hooks": "backward pre-hook",
+    "_backward_hooks": "backward hook",
+}
+
+
+def hook_on(module: nn.Module) -> str:
+    """The kind of hook that is registered on this module itself; empty for none."""
+    return next((what for name, what in _HOOKS.items() if getattr(module, name)), "")
+
+
+def check_hooks(name: str, hooked: Collection[str], shared: list[SharedWeight]) -> None:
+    """Refuse hooks that would see parts of a weight's gradient, one on each stage.
+
+    `hooked`: the weights with hooks. Raises ModelError.
+    """
+    for weight in shared:
+        names = {own for _, own in weight.owners} | {weight.name}
+        if not names.isdisjoint(hooked):
+            stages = " and ".join(str(stage) for stage, _ in weight.owners)
+            raise ModelError(
+                f'"{name}": {" and ".join(sorted(names))} has a hook on its gradient and is shared '
+                f"by stages {stages}, where each has only a part of that gradient; keep its uses "
+                "on one stage (partition), or remove the hook"
+            )
+
+
 def find_factory(name: str) -> Callable[[], nn.Module]:
     """The callable of `package.module:factory`. Raises ModelError when there is none."""
     module_name, _, attribute = name.partition(":")
@@ -366,11 +396,6 @@ def _replace(module: nn.Module, replacements: dict[int, Tensor]) -> None:
         for name, tensor in own:
             if id(tensor) in replacements:
                 setattr(inner, name, replacements[id(tensor)])
-
-
-def _like(tensor: Tensor, value: Tensor) -> Tensor:
-    is_parameter = isinstance(tensor, nn.Parameter)
-    return nn.Parameter(value, tensor.requires_grad) if is_parameter else value
 
 
 @contextlib.contextmanager

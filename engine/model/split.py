@@ -37,34 +37,25 @@ def open_model(
     `shape` is that of a microbatch's token ids, `[batch, seq]`: what a traced module is traced
     for. `device`: where it will run. Raises ModelError.
     """
-    if spec.split == "trace":
-        return _trace(spec, shape)
-    if spec.split_points:
+    if spec.split != "trace" and spec.split_points:
         raise ModelError('split points are for split = "trace" only', "model.split_points")
-    if spec.is_factory:
-        return _from_factory(spec, is_tried)
-    from engine.model.pretrained import from_name
-
-    return from_name(spec, is_tried)
-
-
-def _trace(spec: ModelSpec, shape: tuple[int, int]) -> Model:
-    from engine.model.traced import traced  # the tracer takes half a second to import
-
     if not spec.is_factory:
-        raise ModelError(
-            f'split = "trace" cuts what a factory returns ("package.module:factory"); '
-            f'"{spec.name}" is none',
-            "model.split",
-        )
-    if not spec.split_points:
+        if spec.split == "trace":
+            raise ModelError(
+                f'split = "trace" cuts what a factory returns ("package.module:factory"); '
+                f'"{spec.name}" is none',
+                "model.split",
+            )
+        from engine.model.pretrained import from_name
+
+        return from_name(spec, is_tried)
+    if spec.split == "trace" and not spec.split_points:
         raise ModelError('split = "trace" needs split points', "model.split_points")
     factory = Factory(spec.name, find_factory(spec.name), spec.seed)
-    return traced(factory, spec.split_points, spec.torch_dtype, shape)
+    if spec.split == "trace":
+        from engine.model.traced import traced  # the tracer takes half a second to import
 
-
-def _from_factory(spec: ModelSpec, is_tried: bool) -> Model:
-    factory = Factory(spec.name, find_factory(spec.name), spec.seed)
+        return traced(factory, spec.split_points, spec.torch_dtype, shape)
     if isinstance(factory.skeleton, nn.Sequential):
         return sequential(factory, spec.torch_dtype)
     from transformers import PreTrainedModel

@@ -6,7 +6,7 @@ memory are not: each has a gradient of its own, and whatever casts or moves them
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import combinations
 
 import torch
@@ -38,25 +38,15 @@ def sources_of(module: nn.Module, declared: Mapping[str, str]) -> dict[str, str]
 def overlapping(module: nn.Module) -> tuple[str, str] | None:
     """The names of a parameter and of another tensor that lies in its memory; None if none does."""
     places: dict[int, list[tuple[str, Tensor]]] = {}
-    for name, tensor in _tensors(module):
-        places.setdefault(address(tensor), []).append((name, tensor))
-    for neighbours in places.values():
-        for (name, tensor), (other_name, other) in combinations(neighbours, 2):
-            if isinstance(tensor, nn.Parameter) and _overlap(tensor, other):
-                return name, other_name
-    return None
-
-
-def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, then buffers, each once; nothing that is empty."""
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if tensor.layout == torch.strided and tensor.numel():
-            yield name, tensor
-
-
-def _overlap(one: Tensor, other: Tensor) -> bool:
-    first, second = sorted((_range_of(one), _range_of(other)))
-    return second[0] < first[1]
+            places.setdefault(address(tensor), []).append((name, tensor))
+    for neighbours in places.values():
+        for (name, tensor), (other_name, other) in combinations(neighbours, 2):
+            first, second = sorted((_range_of(tensor), _range_of(other)))
+            if isinstance(tensor, nn.Parameter) and second[0] < first[1]:
+                return name, other_name
+    return None
 
 
 def _range_of(tensor: Tensor) -> tuple[int, int]:

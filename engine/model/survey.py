@@ -126,7 +126,7 @@ def _survey_piece(
     state = [*piece.module.parameters(), *piece.module.buffers()]
     state_versions = [tensor._version for tensor in state]
     local = dict(given)
-    with watch, saved_tensors_hooks(watch.save, _unpack):
+    with watch, saved_tensors_hooks(watch.save, lambda saved: saved):
         run(index, local)
     pairs = zip(inputs, versions, strict=True)
     result.written[index] = {name for (name, t), version in pairs if t._version != version}
@@ -140,30 +140,21 @@ def _survey_piece(
     result.values |= {name: local[name] for name in piece.gives}
 
 
-def _unpack(tensor: Tensor) -> Tensor:
-    return tensor
-
-
 def _flows(leaves: list[Tensor], outputs: list[Tensor]) -> set[tuple[int, int]]:
     nodes = [get_gradient_edge(t).node if t.requires_grad else None for t in leaves]
     found = set()
     for place, output in enumerate(outputs):
-        reached = set(_nodes_below(output)) if output.requires_grad else set()
+        reached: set[torch.autograd.graph.Node] = set()
+        waiting = [get_gradient_edge(output).node] if output.requires_grad else []
+        while waiting:
+            below = waiting.pop()
+            if below not in reached:
+                reached.add(below)
+                waiting.extend(node for node, _ in below.next_functions if node is not None)
         found |= {
             (place, i) for i, node in enumerate(nodes) if node is not None and node in reached
         }
     return found
-
-
-def _nodes_below(output: Tensor) -> Iterator[torch.autograd.graph.Node]:
-    waiting = [get_gradient_edge(output).node]
-    seen = set()
-    while waiting:
-        node = waiting.pop()
-        if node not in seen:
-            seen.add(node)
-            yield node
-            waiting.extend(below for below, _ in node.next_functions if below is not None)
 
 
 class _Watch(TorchDispatchMode):

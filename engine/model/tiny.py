@@ -75,28 +75,36 @@ def tiny_config(config: PreTrainedConfig) -> PreTrainedConfig:
     Raises whatever the configuration's own validation raises on the shrunk values.
     """
     attributes = config.to_dict()
-    changes = {
-        **_shrunk_widths(config, attributes),
-        **_shrunk_layer_lists(attributes),
-        **_without_noise(attributes),
-        **_small_token_ids(attributes),
-    }
-    kind: Any = type(config)
-    small: PreTrainedConfig = kind(**{**_own_settings(config, attributes), **changes})
-    return small
-
-
-def _own_settings(config: PreTrainedConfig, attributes: Mapping[str, object]) -> dict[str, object]:
-    """What this configuration sets otherwise than its class; tables are left to the class."""
     defaults = type(config)().to_dict()
     derived = ("transformers_version", "architectures", "model_type", "_name_or_path", "dtype")
-    return {
+    own = {  # what it sets otherwise than its class; tables are left to the class
         name: value
         for name, value in attributes.items()
         if isinstance(value, bool | int | float | str)
         and name not in derived
         and value != defaults.get(name)
     }
+    # Whatever is random in training would differ between the split and the unsplit model.
+    quiet = {
+        name: 0.0
+        for name, value in attributes.items()
+        if isinstance(value, int | float)
+        and any(word in name for word in ("dropout", "jitter", "pdrop"))
+    }
+    token_ids = {
+        name: value % VOCAB_SIZE
+        for name, value in attributes.items()
+        if name.endswith("token_id") and isinstance(value, int)
+    }
+    changes = {
+        **_shrunk_widths(config, attributes),
+        **_shrunk_layer_lists(attributes),
+        **quiet,
+        **token_ids,
+    }
+    kind: Any = type(config)
+    small: PreTrainedConfig = kind(**{**own, **changes})
+    return small
 
 
 def _shrunk_widths(config: PreTrainedConfig, attributes: Mapping[str, object]) -> dict[str, object]:
@@ -121,27 +129,8 @@ def _shrunk_layer_lists(attributes: Mapping[str, object]) -> dict[str, object]:
         for name, value in attributes.items()
         if isinstance(value, list) and len(value) == num_layers
     }
-    return {name: _one_of_each(value) for name, value in lists.items()}
-
-
-def _one_of_each(values: list[object]) -> list[object]:
-    kinds = [value for index, value in enumerate(values) if value not in values[:index]]
-    return [kinds[layer % len(kinds)] for layer in range(NUM_LAYERS)]
-
-
-def _without_noise(attributes: Mapping[str, object]) -> dict[str, object]:
-    """Whatever is random in training would differ between the split and the unsplit model."""
-    return {
-        name: 0.0
-        for name, value in attributes.items()
-        if isinstance(value, int | float)
-        and any(word in name for word in ("dropout", "jitter", "pdrop"))
-    }
-
-
-def _small_token_ids(attributes: Mapping[str, object]) -> dict[str, object]:
-    return {
-        name: value % VOCAB_SIZE
-        for name, value in attributes.items()
-        if name.endswith("token_id") and isinstance(value, int)
-    }
+    shrunk: dict[str, object] = {}
+    for name, values in lists.items():
+        kinds = [value for index, value in enumerate(values) if value not in values[:index]]
+        shrunk[name] = [kinds[layer % len(kinds)] for layer in range(NUM_LAYERS)]
+    return shrunk

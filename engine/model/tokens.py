@@ -3,12 +3,12 @@
 A source is one long stream cut into documents; what is trained on (windows, single documents) is
 cut from it in `sequences.py`. Nothing holds a data set's tokens in memory: files are mapped, and
 Hugging Face `datasets` keeps what it tokenised in an Arrow file, which is mapped as well.
-Reading JSON, Parquet and text through that library too, rather than by hand, gives all of them its
-cache: tokenised once, by whichever process comes first.
+Reading local files through that library too, rather than by hand, gives all of them its cache:
+tokenised once, by whichever process comes first.
 
     stdlib                      file ──────────────────────────────────────► ByteTokens
     text with bytes             files ─────────────────────────────────────► FileTokens
-    json, parquet, hf, text     file or hub ─► data set ─► map(tokenizer) ──► ArrowTokens
+    files, hf, text             file or hub ─► data set ─► map(tokenizer) ──► ArrowTokens
 """
 
 from __future__ import annotations
@@ -35,13 +35,21 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.int64]
 
-SOURCES = '"stdlib", "synthetic", "text:PATH", "json:PATH", "parquet:PATH" or "hf:DATASET"'
+SOURCES = '"stdlib", "synthetic", "text:PATH", "files:PATH" or "hf:DATASET"'
 _EXPECTED = {
     "text": "the path of a text file in UTF-8, a folder of them, or a glob",
-    "json": "the path of a file of JSON objects, one per line or in a list, a folder, or a glob",
-    "parquet": "the path of a Parquet file, a folder of them, or a glob",
+    "files": "the path of a .json, .jsonl, .parquet, .csv or .txt file, a folder, or a glob",
     "hf": "a data set on the hub that can be reached, or a local folder of data files",
 }
+FORMATS = {
+    ".json": "json",
+    ".jsonl": "json",
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".txt": "text",
+}
+"""How `datasets` calls what a file holds, by the end of its name."""
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _HUB_OPTIONS = {"config": "name", "split": "split", "revision": "revision"}
 _BLANK_LINES = re.compile(rb"^(?:[^\S\n]*(?:\n|\Z))+", re.MULTILINE)
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
@@ -157,8 +165,8 @@ def open_tokens(
 
     - `stdlib`: the sources of the standard library; always bytes, whatever the tokenizer.
     - `text:PATH`: without a tokenizer the bytes of its files; with one, a document per line.
-    - `json:PATH`, `parquet:PATH`: a document per row of `text_column`. PATH is a file, a folder or
-      a glob; see `local_files`.
+    - `files:PATH`: a document per row of `text_column`, in the format that the files' names end in.
+      PATH is a file, a folder, a glob (see `local_files`) or a URL.
     - `hf:NAME`, a hub id or a local folder that `datasets.load_dataset` understands, with options:
       `hf:NAME?config=CONFIG&split=SPLIT&revision=REVISION`. The split is "train" if not given.
 
@@ -246,12 +254,9 @@ def _stdlib_text() -> bytes:
 
 def _files_of(source: str) -> list[Path]:
     """The files of a local source. Raises DataError if there are none."""
-    kind = source.partition(":")[0]
-    try:
-        files = local_files(source)
-    except OSError as error:
-        raise DataError(f'data source "{source}": {_failure(error)}') from error
+    files = local_files(source)
     if not files:
+        kind = source.partition(":")[0]
         raise DataError(
             f'data source "{source}": {why_no_file(source)}; expected {_EXPECTED[kind]}'
         )
@@ -264,11 +269,7 @@ def _map_file(source: str, path: Path) -> npt.NDArray[np.uint8]:
             return np.empty(0, dtype=np.uint8)
         return np.memmap(path, dtype=np.uint8, mode="r")
     except OSError as error:
-        raise DataError(f'data source "{source}": {_failure(error)}') from error
-
-
-def _failure(error: OSError) -> str:
-    return f"{error.filename}: {error.strerror}"
+        raise DataError(f'data source "{source}": {error.filename}: {error.strerror}') from error
 
 
 def _load(source: str, text_column: str, tokenizer: PreTrainedTokenizerBase | None) -> Dataset:
@@ -282,72 +283,73 @@ def _load(source: str, text_column: str, tokenizer: PreTrainedTokenizerBase | No
         ) from error
     with _quiet(), _turn(source):
         dataset = datasets.load_dataset(**_load_arguments(source))
-        _check_column(source, text_column, dataset)
-        return _tokenise(dataset, text_column, tokenizer)
-
-
-def _tokenise(
-    dataset: Dataset, text_column: str, tokenizer: PreTrainedTokenizerBase | None
-) -> Dataset:
-    from datasets import Features, Value
-    from datasets import Sequence as Each
-
-    kind = Value("uint8" if tokenizer is None else "int32")
-    return dataset.map(
-        _encode,
-        batched=True,
-        input_columns=[text_column],
-        remove_columns=dataset.column_names,
-        fn_kwargs={"tokenizer": tokenizer, "version": _ENCODING_VERSION},
-        features=Features({"tokens": Each(kind)}),
-    )
+        names = ", ".join(dataset.column_names)
+        if text_column not in dataset.column_names:
+            raise DataError(
+                f'data source "{source}" has no column "{text_column}"; '
+                f"set text_column to one of: {names}"
+            )
+        feature = dataset.features[text_column]
+        if getattr(feature, "dtype", None) not in ("string", "large_string"):
+            raise DataError(
+                f'data source "{source}": column "{text_column}" holds {feature}, '
+                f"expected text; the columns are: {names}"
+            )
+        kind = datasets.Value("uint8" if tokenizer is None else "int32")
+        return dataset.map(
+            _encode,
+            batched=True,
+            input_columns=[text_column],
+            remove_columns=dataset.column_names,
+            fn_kwargs={"tokenizer": tokenizer, "version": _ENCODING_VERSION},
+            features=datasets.Features({"tokens": datasets.Sequence(kind)}),
+        )
 
 
 def _load_arguments(source: str) -> dict[str, str | list[str]]:
     """What `datasets.load_dataset` is called with."""
     kind, _, place = source.partition(":")
     if kind == "hf":
-        return {**_hub_arguments(source, place)}
+        name, _, query = place.partition("?")
+        arguments: dict[str, str | list[str]] = {"path": name, "split": "train"}
+        for option in filter(None, query.split("&")):
+            key, _, value = option.partition("=")
+            if key not in _HUB_OPTIONS or not value:
+                raise DataError(
+                    f'data source "{source}": unknown option "{option}"; '
+                    "expected hf:NAME?config=CONFIG&split=SPLIT&revision=REVISION"
+                )
+            arguments[_HUB_OPTIONS[key]] = value
+        return arguments
     if "://" in place:
-        return {"path": kind, "data_files": place, "split": "train"}
+        return {"path": _format_of(source, [place]), "data_files": place, "split": "train"}
     files = _files_of(source)
     if not any(file.stat().st_size for file in files):
         what = "the file is empty" if len(files) == 1 else "all files are empty"
         raise DataError(f'data source "{source}": {what}; expected {_EXPECTED[kind]}')
     # Escaped: `datasets` takes every path for a pattern.
     return {
-        "path": kind,
+        "path": _format_of(source, [file.name for file in files]),
         "data_files": [glob.escape(str(file)) for file in files],
         "split": "train",
     }
 
 
-def _hub_arguments(source: str, place: str) -> dict[str, str]:
-    name, _, query = place.partition("?")
-    arguments = {"path": name, "split": "train"}
-    for option in filter(None, query.split("&")):
-        key, _, value = option.partition("=")
-        if key not in _HUB_OPTIONS or not value:
-            raise DataError(
-                f'data source "{source}": unknown option "{option}"; '
-                "expected hf:NAME?config=CONFIG&split=SPLIT&revision=REVISION"
-            )
-        arguments[_HUB_OPTIONS[key]] = value
-    return arguments
-
-
-def _check_column(source: str, column: str, dataset: Dataset) -> None:
-    if column not in dataset.column_names:
+def _format_of(source: str, names: Sequence[str]) -> str:
+    """The format in which `datasets` reads the files of a source. Raises DataError."""
+    if source.startswith("text:"):
+        return "text"
+    ends = set()
+    for name in names:
+        path = Path(name)
+        ends.add(Path(path.stem).suffix if path.suffix in _COMPRESSED else path.suffix)
+    formats = {FORMATS.get(end, "") for end in ends}
+    if len(formats) > 1 or "" in formats:
         raise DataError(
-            f'data source "{source}" has no column "{column}"; '
-            f"set text_column to one of: {', '.join(dataset.column_names)}"
+            f'data source "{source}": the files end in {", ".join(sorted(map(repr, ends)))}; '
+            f"expected one format: {', '.join(FORMATS)}; choose files by a pattern such as *.json"
         )
-    kind = getattr(dataset.features[column], "dtype", None)
-    if kind not in ("string", "large_string"):
-        raise DataError(
-            f'data source "{source}": column "{column}" holds {dataset.features[column]}, '
-            f"expected text; the columns are: {', '.join(dataset.column_names)}"
-        )
+    return formats.pop()
 
 
 def _encode(
@@ -362,13 +364,11 @@ def _encode(
     # Not verbose: it would warn of documents longer than the model's context, which are cut later.
     encoded = tokenizer(present, return_attention_mask=False, verbose=False)["input_ids"]
     end = tokenizer.eos_token_id
-    pairs = zip(present, encoded, strict=True)
-    return {"tokens": [_close(tokens, end) if text else [] for text, tokens in pairs]}
-
-
-def _close(tokens: list[int], end: int | None) -> list[int]:
-    """Some tokenizers close a text themselves."""
-    return tokens if end is None or tokens[-1:] == [end] else [*tokens, end]
+    documents = []
+    for text, tokens in zip(present, encoded, strict=True):
+        is_closed = end is None or tokens[-1:] == [end]  # some tokenizers close a text themselves
+        documents.append((tokens if is_closed else [*tokens, end]) if text else [])
+    return {"tokens": documents}
 
 
 @contextmanager

@@ -71,8 +71,20 @@ def traced(
     `shape` is that of a microbatch's token ids, `[batch, seq]`; the traced pieces take no other.
     Raises ModelError for an unknown split point or a module that cannot be traced exactly.
     """
-    _check_points(factory, split_points)
-    _check_backward_hooks(factory.skeleton)
+    names = [name for name, _ in factory.skeleton.named_modules(remove_duplicate=False) if name]
+    for point in split_points:
+        if point not in names:
+            raise refusal(
+                f'split point "{point}" is no submodule of {factory.name}; '
+                f"it has {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}"
+            )
+    for name, module in factory.skeleton.named_modules():
+        if module._backward_hooks or module._backward_pre_hooks:
+            raise ModelError(
+                f'submodule "{name}" has a backward hook, which a traced module would not call; '
+                "remove the hook, or use an nn.Sequential without split",
+                "model.split",
+            )
     factory.cast_skeleton(dtype)
     with factory.fake:
         assigned: list[str] = []
@@ -81,8 +93,11 @@ def traced(
         pieces = cut_graph(
             program,
             Marks(_CUT, _ASSIGNED, assigned),
-            factory.canonical | _canonical_buffers(factory.skeleton),
-            _tensors_of(factory.skeleton),
+            factory.canonical | factory.canonical_buffers,
+            {
+                **dict(factory.skeleton.named_parameters(remove_duplicate=False)),
+                **dict(factory.skeleton.named_buffers(remove_duplicate=False)),
+            },
             _logits(factory.name, program, shape),
         )
     if len(pieces) != len(split_points) + 1:
@@ -91,26 +106,6 @@ def traced(
             "forward, which cannot be cut; choose a submodule that is called outside of it"
         )
     return Chain(factory, pieces, _realise, dtype)
-
-
-def _check_points(factory: Factory, split_points: tuple[str, ...]) -> None:
-    names = [name for name, _ in factory.skeleton.named_modules(remove_duplicate=False) if name]
-    for point in split_points:
-        if point not in names:
-            raise refusal(
-                f'split point "{point}" is no submodule of {factory.name}; '
-                f"it has {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}"
-            )
-
-
-def _check_backward_hooks(skeleton: nn.Module) -> None:
-    for name, module in skeleton.named_modules():
-        if module._backward_hooks or module._backward_pre_hooks:
-            raise ModelError(
-                f'submodule "{name}" has a backward hook, which a traced module would not call; '
-                "remove the hook, or use an nn.Sequential without split",
-                "model.split",
-            )
 
 
 def _exported(
@@ -328,7 +323,11 @@ def _logits(name: str, program: ExportedProgram, shape: tuple[int, int]) -> Node
     spec = program.call_spec.out_spec
     assert spec is not None
     leaves = list(output.args[0])
-    result = leaves[0] if len(leaves) == 1 else _named_logits(tree_unflatten(leaves, spec))
+    result = leaves[0]
+    if len(leaves) > 1:
+        returned = tree_unflatten(leaves, spec)
+        is_dict = isinstance(returned, dict)
+        result = returned.get("logits") if is_dict else getattr(returned, "logits", None)
     if not isinstance(result, Node):
         kind = getattr(spec.type, "__name__", "value")
         raise _loss(
@@ -343,26 +342,6 @@ def _logits(name: str, program: ExportedProgram, shape: tuple[int, int]) -> Node
             f"return logits of shape [{shape[0]}, {shape[1]}, vocabulary]",
         )
     return result
-
-
-def _named_logits(result: object) -> object:
-    if isinstance(result, dict):
-        return result.get("logits")
-    return getattr(result, "logits", None)
-
-
-def _canonical_buffers(skeleton: nn.Module) -> dict[str, str]:
-    """Every name of a buffer -> the name that `named_buffers` gives it."""
-    names = {id(buffer): name for name, buffer in skeleton.named_buffers()}
-    every = skeleton.named_buffers(remove_duplicate=False)
-    return {name: names[id(buffer)] for name, buffer in every}
-
-
-def _tensors_of(skeleton: nn.Module) -> dict[str, Tensor]:
-    return {
-        **dict(skeleton.named_parameters(remove_duplicate=False)),
-        **dict(skeleton.named_buffers(remove_duplicate=False)),
-    }
 
 
 def _realise(built: nn.Module, owned: list[Piece]) -> list[Piece]:

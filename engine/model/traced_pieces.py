@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -155,16 +155,16 @@ def _register(piece: nn.Module, slot: Slot, tensor: Tensor) -> None:
 
 def _move(code: GraphModule, device: torch.device) -> None:
     """Let the nodes make their tensors on another device than that of the traced run."""
+
+    def moved(argument: object) -> object:
+        return device if isinstance(argument, torch.device) else argument
+
     for module in code.modules():
         if isinstance(module, GraphModule):
             for node in module.graph.nodes:
-                node.args = tree_map(lambda a: _moved(a, device), node.args)
-                node.kwargs = tree_map(lambda a: _moved(a, device), node.kwargs)
+                node.args = tree_map(moved, node.args)
+                node.kwargs = tree_map(moved, node.kwargs)
             module.recompile()
-
-
-def _moved(argument: object, device: torch.device) -> object:
-    return device if isinstance(argument, torch.device) else argument
 
 
 def cut_graph(
@@ -182,6 +182,7 @@ def cut_graph(
     flow = _Flow(program, marks, canonical, output)
     _check_crossing(flow)
     _check_writes(flow)
+    _check_strides(flow)
     cutter = _Cutter(flow, program, tensors)
     return [cutter.piece(index) for index in range(flow.num_pieces)]
 
@@ -401,13 +402,7 @@ def _check_writes(flow: _Flow) -> None:
                     "(views of each other) pass a split point; write out of place there, or "
                     "clone() one of them"
                 )
-    _check_assigned(flow)
-    _check_strides(flow)
-
-
-def _check_assigned(flow: _Flow) -> None:
-    """A buffer that becomes another tensor belongs to one piece alone."""
-    for buffer, slot in flow.slots.items():
+    for buffer, slot in flow.slots.items():  # one that becomes another tensor is of one piece
         if slot in flow.assigned and len(flow.used_by[buffer]) > 1:
             _refuse_state(flow.assigned[slot][1], slot.name, flow.used_by[buffer])
 
@@ -479,7 +474,11 @@ class _Cutter:
         assigned = [s for s, (piece, _) in self._flow.assigned.items() if piece == index]
         gives = self._add_outputs(draft, index, assigned)
         code = GraphModule(self._root, draft.graph)
-        _forget_traced_values(code)
+        for part in code.modules():  # every node refers to the fake tensors of the traced run
+            if isinstance(part, GraphModule):
+                for node in part.graph.nodes:
+                    node.meta.clear()
+                part.recompile()
         shape = tuple(self._flow.ids.meta["val"].shape) if draft.takes[:1] == [INPUT] else None
         tensors = {slot: self._fake(slot) for slot in draft.slots}
         module = TracedPiece(code, draft.slots, tensors, assigned, shape)
@@ -561,15 +560,6 @@ def _copied(draft: _Draft, node: Node, *, is_written: bool) -> Node:
     return made
 
 
-def _forget_traced_values(code: GraphModule) -> None:
-    """Let go of the fake tensors of the traced run, which every node refers to."""
-    for module in code.modules():
-        if isinstance(module, GraphModule):
-            for node in module.graph.nodes:
-                node.meta.clear()
-            module.recompile()
-
-
 def real_tensors(piece: TracedPiece, built: nn.Module) -> dict[Slot, Tensor]:
     """A built module's tensors for a piece. Raises ModelError for a constant that has no value."""
     parameters = dict(built.named_parameters(remove_duplicate=False))
@@ -587,7 +577,9 @@ def real_tensors(piece: TracedPiece, built: nn.Module) -> dict[Slot, Tensor]:
 
 def _constant(slot: Slot, built: nn.Module, traced: Tensor) -> Tensor:
     """The attribute of that name, or the value with which the traced run has made it."""
-    attribute = _attribute(built, slot.name.split("."))
+    attribute: object = built
+    for name in slot.name.split("."):
+        attribute = getattr(attribute, name, None)
     if isinstance(attribute, Tensor):
         return attribute.detach()
     if isinstance(traced, FakeTensor):
@@ -598,9 +590,3 @@ def _constant(slot: Slot, built: nn.Module, traced: Tensor) -> Tensor:
             )
         return traced.constant
     return traced
-
-
-def _attribute(holder: object, path: Iterable[str]) -> object:
-    for name in path:
-        holder = getattr(holder, name, None)
-    return holder

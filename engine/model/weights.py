@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
@@ -22,7 +21,7 @@ from transformers.core_model_loading import convert_and_load_state_dict_in_model
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging
 
-from engine.model.checkpoint import shown
+from engine.model.checkpoint import open_tensors
 from engine.model.factory import Factory
 from engine.model.stage_module import ModelError
 from engine.model.storages import sources_of
@@ -88,19 +87,6 @@ def _unite(folder: Path, slices: dict[str, Any], sources: Mapping[str, str]) -> 
                 "different ones; if it is config.json that ties them, set tie_word_embeddings to "
                 "false there"
             )
-
-
-@contextlib.contextmanager
-def open_tensors(file: Path) -> Iterator[safe_open]:
-    """A safetensors file. Raises ModelError for one that safetensors itself refuses to open."""
-    try:
-        opened = safe_open(file, framework="pt")
-    except SafetensorError as error:
-        raise ModelError(f"{file}: corrupt: {shown(str(error))}") from error
-    except OSError as error:
-        raise ModelError(f"{file}: cannot be read: {error.strerror or error}") from error
-    with opened:
-        yield opened
 
 
 @contextlib.contextmanager
@@ -253,10 +239,7 @@ def _initialise_below(
             _initialise_below(child, full_name, inner, seed, done)
     with torch.random.fork_rng(devices=[]):
         # `torch.manual_seed` seeds GPUs too, and formats the stack for each that is not in use.
-        torch.default_generator.manual_seed(_seed_of(name, seed))
+        digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+        own_seed = int.from_bytes(digest[:8], "little", signed=True)
+        torch.default_generator.manual_seed(own_seed)
         owner._init_weights(module)
-
-
-def _seed_of(name: str, seed: int) -> int:
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    return int.from_bytes(digest[:8], "little", signed=True)

@@ -1,23 +1,18 @@
 """Predicts what D replicas of a program would do, from costs of computations and collectives.
 
 As `engine.plan.simulate` for one. Each replica has durations of its own, so that what a slow one
-costs the others can be asked. While a collective of a rank moves bytes, the rank may compute more
-slowly: with a slow-down of 0.2, what takes 10 ns alone takes 12.
+costs the others can be asked.
 """
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 
-from engine.arrays import Ints
 from engine.plan.action import CODES, COMPUTE_OPS, NO_INDEX, SEND_OPS, Action, Op
 from engine.plan.collectives import CollectivePolicy, Zero2, most_unsharded, with_collectives
 from engine.plan.joined import JoinedReplay, ReplicaTimes, joining, replay_joined
-from engine.plan.kernels import W
 from engine.plan.lower import counterpart, lower
 from engine.plan.program import Program
 from engine.plan.replay import of_kinds
@@ -28,15 +23,10 @@ from engine.plan.spans import Lane, Span, lane_of
 
 @dataclass(frozen=True)
 class CollectiveModel:
-    """How long gathering a stage's parameters and summing its gradients moves bytes, by stage.
-
-    `slowdown`: the part by which a computation takes longer while a collective of its rank moves
-    bytes.
-    """
+    """How long gathering a stage's parameters and summing its gradients moves bytes, by stage."""
 
     gather_ns: tuple[int, ...]
     reduce_ns: tuple[int, ...]
-    slowdown: float = 0.0
 
 
 def ring_ns(
@@ -172,10 +162,7 @@ def simulate_joined(
         raise ValueError(f"expected the times of collectives of {num_stages} stages")
     moving = array("q", [_moving_ns(a, collectives) for lane in joining(lowered) for a in lane])
     times = [ReplicaTimes(_took(lowered, one, transfers), moving) for one in durations]
-    replay = replay_joined(lowered, times)
-    if collectives.slowdown:
-        replay = _slowed(lowered, times, replay, collectives.slowdown)
-    return JoinedSimulation(replay, transfers.message_bytes)
+    return JoinedSimulation(replay_joined(lowered, times), transfers.message_bytes)
 
 
 def _moving_ns(action: Action, collectives: CollectiveModel) -> int:
@@ -191,58 +178,3 @@ def _took(lowered: Program, durations: Durations, transfers: TransferModel) -> a
         first = CODES[op] * num_stages
         by_kind[first : first + num_stages] = [transfers.duration_ns] * num_stages
     return of_kinds(lowered, by_kind)
-
-
-def _slowed(
-    lowered: Program, times: Sequence[ReplicaTimes], replay: JoinedReplay, slowdown: float
-) -> JoinedReplay:
-    """Run again with computations that take longer beside collectives, until nothing changes.
-
-    When a computation ends depends on what went on until then alone. So each time at least the
-    earliest event that was wrong is right, and it comes to an end.
-    """
-    before: list[array[int]] = []
-    while True:
-        slowed = [
-            _beside_collectives(lowered, one.took, replay, replica, slowdown)
-            for replica, one in enumerate(times)
-        ]
-        if slowed == before:
-            return replay
-        before = slowed
-        pairs = zip(slowed, times, strict=True)
-        replay = replay_joined(
-            lowered, [ReplicaTimes(took, one.collectives) for took, one in pairs]
-        )
-
-
-def _beside_collectives(
-    lowered: Program, alone: Ints, replay: JoinedReplay, replica: int, slowdown: float
-) -> array[int]:
-    """How long each action of a replica takes from its start on, beside what its lane moves."""
-    took, table = array("q", alone), lowered.table
-    starts = replay.starts_ns[replica]
-    moves = list(
-        zip(replay.collective_ready_ns[replica], replay.collective_ends_ns[replica], strict=True)
-    )
-    begun = 0
-    for rank, lane in enumerate(joining(lowered)):
-        own, begun = moves[begun : begun + len(lane)], begun + len(lane)
-        for at in range(table.offset[rank], table.offset[rank + 1]):
-            if table.op[at] <= W and took[at]:
-                took[at] = _slow_ns(starts[at], took[at], own, slowdown)
-    return took
-
-
-def _slow_ns(start: int, alone: int, moves: Sequence[tuple[int, int]], slowdown: float) -> int:
-    """How long what takes `alone` takes from a start on, beside moves that follow each other."""
-    now, left = float(start), float(alone)
-    for begin, end in moves[bisect_right(moves, start, key=itemgetter(1)) :]:
-        if round(now + left) <= begin:  # rounded, as what its end issues must not slow it
-            break
-        left -= max(0.0, begin - now)
-        now = max(now, begin)
-        if round(now + left * (1 + slowdown)) <= end:
-            return round(now + left * (1 + slowdown)) - start
-        now, left = float(end), left - (end - now) / (1 + slowdown)
-    return round(now + left) - start

@@ -36,8 +36,10 @@ def exact_text(num_bytes: int) -> str:
 
 
 def size_text(num_bytes: int) -> str:
-    """Bytes in the largest of B, KiB, MiB, GiB and TiB that leaves 1 or more; rounded up."""
-    power = max(0, min(4, (max(1, num_bytes).bit_length() - 1) // 10))
-    unit = ("B", "KiB", "MiB", "GiB", "TiB")[power]
-    hundredths = -(-num_bytes * 100 // 1024**power)
-    return f"{hundredths / 100:g} {unit}" if power else f"{num_bytes} B"
+    """Bytes, rounded up, in the largest of B, KiB, MiB, GiB and TiB in which that is 1 or more."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        hundredths = -(-num_bytes * 100 // 1024**power)
+        lower_hundredths = -(-num_bytes * 100 // 1024 ** (power - 1))
+        if lower_hundredths >= 1024 * 100:
+            return f"{hundredths / 100:g} {unit}"
+    return f"{num_bytes} B"

@@ -38,7 +38,11 @@ def costs_of(
     `timeline` and `spans` are of one clock; `blocks` tell which memory outlives the spans.
     """
     compute = sorted((s for s in spans if s.lane is Lane.COMPUTE), key=lambda span: span.start_ns)
-    chosen = _first_two(compute)
+    chosen: dict[StageOp, list[int]] = {}  # the first two of each; of F, which are alike, the first
+    for position, span in enumerate(compute):
+        positions = chosen.setdefault((span.stage, span.op), [])
+        if len(positions) < (1 if span.op is Op.F else 2):
+            positions.append(position)
     handed = _handed_bytes(blocks, compute)
     first, later = (
         {
@@ -50,16 +54,6 @@ def costs_of(
     )
     later |= {key: cost for key, cost in first.items() if key[1] is Op.F}
     return _level_at(timeline, compute[0].start_ns), Costs(first, later)
-
-
-def _first_two(compute: Sequence[Span]) -> dict[StageOp, list[int]]:
-    """Positions of the first two spans of each kind; of F, all of which are alike, the first."""
-    chosen: dict[StageOp, list[int]] = {}
-    for position, span in enumerate(compute):
-        positions = chosen.setdefault((span.stage, span.op), [])
-        if len(positions) < (1 if span.op is Op.F else 2):
-            positions.append(position)
-    return chosen
 
 
 def _handed_bytes(blocks: Iterable[Block], compute: Sequence[Span]) -> list[int]:

@@ -50,7 +50,9 @@ def estimate_offset(pings: Sequence[Ping]) -> Offset:
     have drifted since. Where that leaves nothing in common, they drift faster than is taken for
     possible: the narrowest ping decides, and what parts the others is added to the error.
     """
-    narrowest = min(pings, key=_width_ns)
+    narrowest = min(
+        pings, key=lambda p: (p.returned_ns - p.sent_ns) - (p.answered_ns - p.received_ns)
+    )
     at_ns = (narrowest.sent_ns + narrowest.returned_ns) // 2
     intervals = [_interval(ping, at_ns) for ping in pings]
     low_ns, high_ns = max(low for low, _ in intervals), min(high for _, high in intervals)
@@ -58,10 +60,6 @@ def estimate_offset(pings: Sequence[Ping]) -> Offset:
     if parted_ns:
         low_ns, high_ns = _interval(narrowest, at_ns)
     return Offset(at_ns, (low_ns + high_ns) // 2, (high_ns - low_ns + 1) // 2 + parted_ns)
-
-
-def _width_ns(ping: Ping) -> int:
-    return (ping.returned_ns - ping.sent_ns) - (ping.answered_ns - ping.received_ns)
 
 
 def _interval(ping: Ping, at_ns: int) -> tuple[int, int]:

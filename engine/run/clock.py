@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -86,13 +85,9 @@ def line_through(before: Tie, after: Tie) -> Line:
         (before.first_ns + after.first_ns) // 2,
         (before.second_ns + after.second_ns) // 2,
         min(max(gained_ns / max(elapsed_ns, 1), -steepest), steepest),
-        _on_either_clock(error_ns) + _ROUNDING_NS,
+        # An error measured on one clock is a little longer on another that runs faster.
+        -(-error_ns * _BILLION // (_BILLION - MAX_DRIFT_PPB)) + _ROUNDING_NS,
     )
-
-
-def _on_either_clock(error_ns: int) -> int:
-    """An error measured on one clock is a little longer on another that runs faster."""
-    return -(-error_ns * _BILLION // (_BILLION - MAX_DRIFT_PPB))
 
 
 class Clock(Protocol):
@@ -218,15 +213,14 @@ class DeviceClock:
     def _tied_event(self) -> tuple[torch.Event, Bracket]:
         """An event and the host times just before and after it: of several, the narrowest."""
         devices.wait_for_all(self._device)
-        tries = [self._bracketed_event() for _ in range(_NUM_TRIES)]
-        return min(tries, key=lambda one: one[1].width_ns)
-
-    def _bracketed_event(self) -> tuple[torch.Event, Bracket]:
-        event = self._events.take()
-        before_ns = time.monotonic_ns()
-        event.record()
-        event.synchronize()
-        return event, Bracket(before_ns, time.monotonic_ns())
+        tries = []
+        for _ in range(_NUM_TRIES):
+            event = self._events.take()
+            before_ns = time.monotonic_ns()
+            event.record()
+            event.synchronize()
+            tries.append((event, Bracket(before_ns, time.monotonic_ns())))
+        return min(tries, key=lambda tried: tried[1].width_ns)
 
 
 class IssueClock:
@@ -254,30 +248,6 @@ class IssueClock:
     @property
     def error_ns(self) -> int:
         return self._clock.error_ns
-
-
-class FakeClock:
-    """Hands out the given times in order: tests of timing become exact."""
-
-    def __init__(self, times_ns: Sequence[int]) -> None:
-        self._times = iter(times_ns)
-
-    def begin_step(self) -> None:
-        pass
-
-    def mark(self) -> int:
-        return next(self._times)
-
-    def end_step(self) -> None:
-        pass
-
-    def read_ns(self, mark: Mark) -> int:
-        assert isinstance(mark, int)
-        return mark
-
-    @property
-    def error_ns(self) -> int:
-        return 0
 
 
 def clock_for(device: torch.device) -> Clock:

@@ -141,22 +141,19 @@ class HostLane:
     def _do_in_order(self) -> None:
         while (job := self._jobs.get()) is not None:
             if self._error is None:
-                self._do(job)
+                action = None if job.transfer is None else job.transfer.action
+                self._flight.join(action)
+                start = self._clock.mark()
+                try:
+                    assert job.work is not None
+                    job.work()
+                except Exception as error:  # raised again by the rank's own thread
+                    self._error = CollectiveError(self._rank, self._replica, action, str(error))
+                else:
+                    if job.transfer is not None:
+                        job.transfer.start, job.transfer.end = start, self._clock.mark()
+                    self._flight.join(None)
             job.done.set()
-
-    def _do(self, job: Job) -> None:
-        action = None if job.transfer is None else job.transfer.action
-        self._flight.join(action)
-        start = self._clock.mark()
-        try:
-            assert job.work is not None
-            job.work()
-        except Exception as error:  # raised again by the rank's own thread
-            self._error = CollectiveError(self._rank, self._replica, action, str(error))
-            return
-        if job.transfer is not None:
-            job.transfer.start, job.transfer.end = start, self._clock.mark()
-        self._flight.join(None)
 
 
 class StreamLane:

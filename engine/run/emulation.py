@@ -133,7 +133,8 @@ class EmulatedCollectives:
 
     def begin(self, action: Action) -> None:
         if action.op is not Op.RESHARD:
-            job = self._lane.issue(action, functools.partial(self._move, action))
+            took_ns = self._plan.collective_ns(action)
+            job = self._lane.issue(action, lambda: _sleep_until(self._meet() + took_ns))
             if action.op is Op.UNSHARD:
                 self._unsharding[action.stage] = job
 
@@ -146,9 +147,6 @@ class EmulatedCollectives:
 
     def close(self) -> None:
         self._lane.close()
-
-    def _move(self, action: Action) -> None:
-        _sleep_until(self._meet() + self._plan.collective_ns(action))
 
 
 def _sleep_until(end_ns: int) -> None:

@@ -137,7 +137,13 @@ class Executor:
         """
         self._batch = batch
         self._losses.clear()
-        self._begin_recording(recording)
+        self._recording = recording
+        self._flight = self._record if recording.has_flight else NO_FLIGHT
+        self._timed.clear()
+        for channel in self._channels.values():
+            channel.is_timed = recording.has_spans
+        if recording.has_spans:
+            self._clock.begin_step()  # ties its marks, which may synchronise the device
         self._flight.begin_step(step)
         for stage in self._stages.values():
             stage.begin_step(batch.num_tokens)
@@ -147,16 +153,6 @@ class Executor:
         if self._collectives is not None:
             self._joined = self._collectives.finish_step()
         return torch.stack(self._losses).sum() if self._losses else None
-
-    def _begin_recording(self, recording: Recording) -> None:
-        """Begin recording. With spans, tie the clock's marks, which may synchronise the device."""
-        self._recording = recording
-        self._flight = self._record if recording.has_flight else NO_FLIGHT
-        self._timed.clear()
-        for channel in self._channels.values():
-            channel.is_timed = recording.has_spans
-        if recording.has_spans:
-            self._clock.begin_step()
 
     def perform(
         self, action: Action, work: Callable[[*Arguments], Result], *arguments: *Arguments
@@ -199,13 +195,12 @@ class Executor:
         timed = [(action, start, end, 0) for action, start, end in self._timed]
         transfers += self._joined if self._recording.has_spans else []
         timed += [(t.action, t.start, t.end, t.num_bytes) for t in transfers if t.end is not None]
-        return [self._span(step, *one) for one in timed]
-
-    def _span(self, step: int, action: Action, start: Mark, end: Mark, num_bytes: int) -> Span:
-        stage, op, microbatch = action
-        start_ns, end_ns = self._clock.read_ns(start), self._clock.read_ns(end)
-        what = lane_of(op), stage, op, microbatch
-        return Span(step, self._rank, *what, start_ns, end_ns, num_bytes, self._replica)
+        spans = []
+        for (stage, op, microbatch), start, end, num_bytes in timed:
+            what = lane_of(op), stage, op, microbatch
+            start_ns, end_ns = self._clock.read_ns(start), self._clock.read_ns(end)
+            spans.append(Span(step, self._rank, *what, start_ns, end_ns, num_bytes, self._replica))
+        return spans
 
     def _with_collectives(self, collectives: Collectives) -> dict[Op, Callable[[Action], None]]:
         """The operations that a program with collectives has besides, or other than without."""

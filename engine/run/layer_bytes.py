@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine.run.allocations import Change, record
+from engine.run.allocations import record
 from engine.run.lone_stage import LoneStage
 from engine.run.memory import own_changes
 
@@ -45,8 +45,38 @@ def measure_bytes(parts: Sequence[LoneStage], device: torch.device) -> list[Part
 
     Raises RuntimeError where the device's allocator keeps no history.
     """
-    _, recording = record(device, lambda: _walk(parts, device))
-    segments = [] if recording.changes is None else _segments(own_changes(recording.changes))
+
+    def walk() -> None:
+        """Run each part's microbatches, with a point before each action and message."""
+        for part in parts:
+            for is_split in (False, True):
+                part.use(is_split=is_split)
+                _mark(device)
+                part.prepare_forward()
+                part.forward()
+                _mark(device)
+                part.send()
+                _mark(device)
+                part.prepare_backward()
+                (part.backward_input if is_split else part.backward)()
+                _mark(device)
+                part.send()
+            _mark(device)
+            part.backward_weight()
+            _mark(device)
+
+    _, recording = record(device, walk)
+    sizes = [change.num_bytes for change in own_changes(recording.changes or ())]
+    between: list[list[int]] = [[]]  # before the first point, between each two, after the last
+    at = 0
+    while at < len(sizes):
+        if sizes[at : at + len(_POINT)] == _POINT:
+            between.append([])
+            at += len(_POINT)
+        else:
+            between[-1].append(sizes[at])
+            at += 1
+    segments = [_Segment(max(itertools.accumulate(b, initial=0)), sum(b)) for b in between]
     if len(segments) != _POINTS_OF_PART * len(parts) + 1:
         raise RuntimeError(
             f"{device}: the bytes of layers cannot be measured, since their allocations were not "
@@ -60,44 +90,9 @@ def measure_bytes(parts: Sequence[LoneStage], device: torch.device) -> list[Part
     ]
 
 
-def _walk(parts: Sequence[LoneStage], device: torch.device) -> None:
-    """Run each part's microbatches, with a point before each action and message, and at the end."""
-    for part in parts:
-        for is_split in (False, True):
-            part.use(is_split=is_split)
-            _mark(device)
-            part.prepare_forward()
-            part.forward()
-            _mark(device)
-            part.send()
-            _mark(device)
-            part.prepare_backward()
-            (part.backward_input if is_split else part.backward)()
-            _mark(device)
-            part.send()
-        _mark(device)
-        part.backward_weight()
-        _mark(device)
-
-
 def _mark(device: torch.device) -> None:
     for _ in range(len(_POINT) // 2):
         torch.empty(_POINT_BYTES, dtype=torch.uint8, device=device)
-
-
-def _segments(changes: Sequence[Change]) -> list[_Segment]:
-    """The changes before the first point, between each two, and after the last."""
-    sizes = [change.num_bytes for change in changes]
-    parts: list[list[int]] = [[]]
-    at = 0
-    while at < len(sizes):
-        if sizes[at : at + len(_POINT)] == _POINT:
-            parts.append([])
-            at += len(_POINT)
-        else:
-            parts[-1].append(sizes[at])
-            at += 1
-    return [_Segment(max(itertools.accumulate(p, initial=0)), sum(p)) for p in parts]
 
 
 def _bytes_of(segments: Sequence[_Segment], static_bytes: int) -> PartBytes:

@@ -13,7 +13,7 @@ is in it. So a few layers are also run as one stage, from which follows what eac
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -33,7 +33,7 @@ from engine.run.layer_times import (
     run_whole,
     sample,
 )
-from engine.run.lone_stage import Conditions, LoneStage, Parts
+from engine.run.lone_stage import Conditions, Parts
 from engine.run.optimizer import OptimizerSpec
 
 REPEATS = 5
@@ -99,7 +99,16 @@ def measure_model_costs(
         measuring.measure(group)
         if on_progress is not None:
             on_progress(len(measuring.measured), model.num_layers + 2)
-    return _model_costs(measuring)
+    measured = [part for _, part in sorted(measuring.measured.items())]
+    added = added_ns_of(measured, measuring.num_together, measuring.together)
+    of_ends = PartTimes(*(max(0.0, ns) for ns in added))
+    before, *layers, after = zip(measured, pooled_samples(measured), strict=True)
+    return ModelCosts(
+        _layer_costs(*before, of_ends),
+        tuple(_layer_costs(*layer, added) for layer in layers),
+        _layer_costs(*after, of_ends),
+        max(0.0, (added.forward + added.backward) / 2),
+    )
 
 
 def _each_alone(model: Model) -> list[range]:
@@ -125,8 +134,8 @@ class _Measuring:
         self._model, self._conditions, self._budget_s = model, conditions, budget_s
         self._clock = clock_for(conditions.device)
         self._parts = Parts(model, _each_alone(model), conditions)
-        self.num_together = _num_together(model.costs)
-        self.groups = _groups(model.costs, self.num_together)
+        self.num_together = num_together_of(model.costs)
+        self.groups = groups_of(model.costs, self.num_together)
         self.measured: dict[int, _Measured] = {}
         self.together: list[PartTimes] = []
 
@@ -134,7 +143,11 @@ class _Measuring:
         """Build the parts of a group, run them and drop them; the first group's also as one."""
         is_first = not self.measured and self.num_together > 0
         built = [self._parts.build(index) for index in group]
-        run = [*built, self._built_together()] if is_first else built
+        run = built
+        if is_first:
+            alone, num = _each_alone(self._model), self.num_together
+            partition = [alone[0], range(num), *alone[num + 1 :]]
+            run = [*built, Parts(self._model, partition, self._conditions).build(1)]
         share = len(group) / (self._model.num_layers + 2)
         samples = sample(run, self._clock, self._budget_s * share)
         if is_first:
@@ -143,14 +156,8 @@ class _Measuring:
         for index, part, times, size in zip(group, built, samples, sizes, strict=True):
             self.measured[index] = _Measured(times, size, part.message_bytes, part.kind)
 
-    def _built_together(self) -> LoneStage:
-        """The first layers as one stage."""
-        alone, num = _each_alone(self._model), self.num_together
-        partition = [alone[0], range(num), *alone[num + 1 :]]
-        return Parts(self._model, partition, self._conditions).build(1)
 
-
-def _num_together(parameters: Costs) -> int:
+def num_together_of(parameters: Costs) -> int:
     """How many layers are run together, so that they fit; 0 where only one would."""
     num, kept = 0, 0.0
     for count in parameters.layers[:MOST_TOGETHER]:
@@ -159,7 +166,7 @@ def _num_together(parameters: Costs) -> int:
     return num if num > 1 else 0
 
 
-def _groups(parameters: Costs, num_together: int) -> list[list[int]]:
+def groups_of(parameters: Costs, num_together: int) -> list[list[int]]:
     """The parts that are kept at a time: those first that are run together."""
     counts = [parameters.before, *parameters.layers, parameters.after]
     first = list(range(1, num_together + 1))
@@ -176,20 +183,7 @@ def _groups(parameters: Costs, num_together: int) -> list[list[int]]:
     return [sorted(group) for group in groups]
 
 
-def _model_costs(measuring: _Measuring) -> ModelCosts:
-    measured = [part for _, part in sorted(measuring.measured.items())]
-    added = _added_ns(measured, measuring.num_together, measuring.together)
-    of_ends = PartTimes(*(max(0.0, ns) for ns in added))
-    before, *layers, after = zip(measured, _pooled(measured), strict=True)
-    return ModelCosts(
-        _layer_costs(*before, of_ends),
-        tuple(_layer_costs(*layer, added) for layer in layers),
-        _layer_costs(*after, of_ends),
-        max(0.0, (added.forward + added.backward) / 2),
-    )
-
-
-def _added_ns(
+def added_ns_of(
     measured: Sequence[_Measured], num_together: int, together: Sequence[PartTimes]
 ) -> PartTimes:
     """Return what a stage's call adds to each action; below 0 where layers slow each other down.
@@ -202,7 +196,10 @@ def _added_ns(
         return PartTimes(*[0.0] * len(PartTimes._fields))
     rounds = zip(*(part.samples for part in measured[1 : num_together + 1]), strict=True)
     added = [
-        [_excess(of_alone, whole) for *of_alone, whole in zip(*singles, both, strict=True)]
+        [
+            (sum(of_alone) - whole) / (len(of_alone) - 1)
+            for *of_alone, whole in zip(*singles, both, strict=True)
+        ]
         for singles, both in zip(rounds, together, strict=True)
     ]
     least = map(min, zip(*(median_times(part.samples) for part in measured), strict=True))
@@ -218,11 +215,7 @@ def _beyond_error(values: Sequence[float]) -> float:
     return median * max(0.0, 1 - (error / median) ** 2) if median else 0.0
 
 
-def _excess(alone_ns: Sequence[float], together_ns: float) -> float:
-    return (sum(alone_ns) - together_ns) / (len(alone_ns) - 1)
-
-
-def _pooled(measured: Sequence[_Measured]) -> list[list[PartTimes]]:
+def pooled_samples(measured: Sequence[_Measured]) -> list[list[PartTimes]]:
     """Each part's samples, which are those of all equal layers where these cannot be told apart.
 
     Layers that hold other bytes are not equal, whatever few samples say.
@@ -235,14 +228,10 @@ def _pooled(measured: Sequence[_Measured]) -> list[list[PartTimes]]:
     for equal in by_kind.values():
         totals = [[times.total_ns for times in measured[index].samples] for index in equal]
         if len(equal) > 1 and not are_told_apart(totals):
-            together = _flat(measured[index].samples for index in equal)
+            together = [times for index in equal for times in measured[index].samples]
             for index in equal:
                 pooled[index] = together
     return pooled
-
-
-def _flat(lists: Iterable[list[PartTimes]]) -> list[PartTimes]:
-    return [times for of_part in lists for times in of_part]
 
 
 def _layer_costs(part: _Measured, samples: Sequence[PartTimes], added: PartTimes) -> LayerCosts:

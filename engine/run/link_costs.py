@@ -21,7 +21,6 @@ from engine.plan.action import Action, Op
 from engine.plan.lower import Edge
 from engine.plan.model_costs import LinkCosts
 from engine.run import device as devices
-from engine.run.p2p.channel import Channel
 from engine.run.p2p.fabric import Fabric
 
 SIZES_BYTES = (2**10, 2**14, 2**17, 2**20, 2**22)
@@ -80,52 +79,27 @@ def _one_way_ns(fabric: Fabric, num_bytes: int) -> list[float]:
         [_FORTH, _BACK], _RANKS, [message], NUM_ROUND_TRIPS, with_shapes=False
     )
     tensors = (torch.zeros(num_bytes // 4, device=fabric.device),)
-    work = _ask if dist.get_rank() == 0 else _answer
-    took = [
-        work(channels, microbatch, tensors, message, fabric.device)
-        for microbatch in range(NUM_ROUND_TRIPS)
-    ]
+    is_accelerator, took = devices.is_accelerator(fabric.device), []
+    for microbatch in range(NUM_ROUND_TRIPS):
+        if dist.get_rank() == 0:
+            receive = Action(0, Op.RECV_B, microbatch)
+            if is_accelerator:
+                devices.wait_for_all(fabric.device)
+            start_ns = time.monotonic_ns()
+            channels[_BACK].post(receive, message)
+            channels[_FORTH].send(Action(0, Op.SEND_F, microbatch), tensors)
+            channels[_BACK].take(receive)
+            if is_accelerator:
+                devices.wait_for_all(fabric.device)
+            took.append((time.monotonic_ns() - start_ns) / 2)
+        else:
+            receive = Action(1, Op.RECV_F, microbatch)
+            channels[_FORTH].post(receive, message)
+            received = channels[_FORTH].take(receive)
+            channels[_BACK].send(Action(1, Op.SEND_B, microbatch), received)
     for channel in channels.values():
         channel.finish_step()
     fabric.gather_objects(None, _RANKS)  # the other has all of ours
     for channel in channels.values():
         channel.close()
     return took[_NUM_TO_WARM_UP:]
-
-
-def _ask(
-    channels: Mapping[Edge, Channel],
-    microbatch: int,
-    tensors: tuple[torch.Tensor, ...],
-    message: tuple[TensorSpec, ...],
-    device: torch.device,
-) -> float:
-    """Send a message and wait for the answer."""
-    receive = Action(0, Op.RECV_B, microbatch)
-    _synchronize(device)
-    start_ns = time.monotonic_ns()
-    channels[_BACK].post(receive, message)
-    channels[_FORTH].send(Action(0, Op.SEND_F, microbatch), tensors)
-    channels[_BACK].take(receive)
-    _synchronize(device)
-    return (time.monotonic_ns() - start_ns) / 2
-
-
-def _answer(
-    channels: Mapping[Edge, Channel],
-    microbatch: int,
-    _tensors: tuple[torch.Tensor, ...],
-    message: tuple[TensorSpec, ...],
-    _device: torch.device,
-) -> float:
-    """Wait for a message and send it back."""
-    receive = Action(1, Op.RECV_F, microbatch)
-    channels[_FORTH].post(receive, message)
-    received = channels[_FORTH].take(receive)
-    channels[_BACK].send(Action(1, Op.SEND_B, microbatch), received)
-    return 0.0
-
-
-def _synchronize(device: torch.device) -> None:
-    if devices.is_accelerator(device):
-        devices.wait_for_all(device)

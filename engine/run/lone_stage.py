@@ -96,7 +96,10 @@ class LoneStage:
         }
         for stage in (self._whole, self._split):
             stage.begin_step(ids.numel())
-        self._optimizer = _still_optimizer(conditions.optimizer, list(self._parameters()))
+        spec = conditions.optimizer
+        self._optimizer = None if spec is None else build_optimizer(spec, self._parameters())
+        for group in [] if self._optimizer is None else self._optimizer.param_groups:
+            group["lr"] = 0.0
         self._inputs: Tensors = ()
         self._gradients: Tensors | None = None
         self._made: Tensors = ()
@@ -168,15 +171,6 @@ class LoneStage:
 
     def _parameters(self) -> list[nn.Parameter]:
         return list(self.module.parameters())
-
-
-def _still_optimizer(
-    spec: OptimizerSpec | None, parameters: list[nn.Parameter]
-) -> torch.optim.Optimizer | None:
-    optimizer = None if spec is None else build_optimizer(spec, parameters)
-    for group in optimizer.param_groups if optimizer is not None else ():
-        group["lr"] = 0.0
-    return optimizer
 
 
 def _replaced_forwards(module: nn.Module) -> dict[nn.Module, object]:

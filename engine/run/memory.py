@@ -120,28 +120,20 @@ def measure_memory(
     gc.collect()  # a tensor that dies during the step should be the step's
     if devices.is_accelerator(device):
         spans, account = _on_device(device, step)
-    else:
-        before = owned()
-        alive_bytes = sum(storages([*_all_of(before), *before.held], device).values())
-        held = storages(before.held, device)
-        del before  # what the step lets go of is not to be held here
-        spans, account = _on_cpu(device, step, alive_bytes, held)
-    return use_of(account, spans, owned(), device, plan, process_bytes)
-
-
-def _on_cpu(
-    device: torch.device,
-    step: Callable[[], Sequence[Span]],
-    alive_bytes: int,
-    held: Mapping[int, int],
-) -> tuple[Sequence[Span], Account]:
+        return use_of(account, spans, owned(), device, plan, process_bytes)
+    before = owned()
+    stays = (before.parameters, before.gradients, before.optimizer_state, before.buffers)
+    every = itertools.chain(*stays, before.held)
+    alive_bytes, held = sum(storages(every, device).values()), storages(before.held, device)
+    del before, stays, every  # what the step lets go of is not to be held here
     spans, recording = record(device, step)
     if recording.changes is None:
         raise RuntimeError("the profiler has recorded no allocations; is another one running?")
     changes = own_changes(recording.changes, held)
     start = Level(recording.start_ns, alive_bytes)
     peak_bytes = max(level.num_bytes for level in _levels(start, changes))
-    return spans, Account(start, changes, peak_bytes, None)
+    account = Account(start, changes, peak_bytes, None)
+    return use_of(account, spans, owned(), device, plan, process_bytes)
 
 
 def _on_device(
@@ -181,14 +173,21 @@ def use_of(
     changes = account.changes or ()
     levels = _levels(account.alive, changes)
     peak_at = max(range(len(levels)), key=lambda position: levels[position].num_bytes)
-    is_known, last_made = account.changes is not None, _last_made(changes)
+    is_known = account.changes is not None
+    last_made = {c.address: at for at, c in enumerate(changes, start=1) if c.num_bytes > 0}
+    predicted = None
+    if is_known and plan is not None:
+        start_bytes, costs = costs_of(levels, _blocks(changes), spans)
+        lowered, rank, messages, shared = plan.lowered, plan.rank, plan.messages, plan.shared
+        start_bytes -= there_before_computing(lowered, rank, messages, shared)
+        predicted = predict_peak(lowered, rank, start_bytes, costs, messages, shared)
     return MemoryUse(
         account.peak_bytes,
         account.reserved_bytes,
         process_bytes,
         envelope(levels, MAX_LEVELS) if is_known else (),
         _split(account.peak_bytes, owned, device, lambda made: last_made.get(made, 0) <= peak_at),
-        _predicted(plan, levels, changes, spans) if is_known and plan is not None else None,
+        predicted,
         account.active_bytes,
         account.in_flight_bytes,
         account.outside_bytes,
@@ -253,20 +252,11 @@ def envelope(levels: Sequence[Level], max_levels: int) -> tuple[Level, ...]:
     return tuple(levels[position] for position in sorted(kept))
 
 
-def _all_of(owned: Owned) -> list[Tensor]:
-    return [*owned.parameters, *owned.gradients, *owned.optimizer_state, *owned.buffers]
-
-
 def _levels(start: Level, changes: Iterable[Change]) -> list[Level]:
     levels = [start]
     for change in changes:
         levels.append(Level(change.time_ns, levels[-1].num_bytes + change.num_bytes))
     return levels
-
-
-def _last_made(changes: Iterable[Change]) -> dict[int, int]:
-    """Return, by address, the position in the levels at which it was last allocated."""
-    return {c.address: at for at, c in enumerate(changes, start=1) if c.num_bytes > 0}
 
 
 def _split(
@@ -285,15 +275,6 @@ def _split(
     parameters, gradients, state, buffers = map(new_bytes, kinds)
     rest = peak_bytes - parameters - gradients - state - buffers
     return MemorySplit(parameters, gradients, state, buffers, rest)
-
-
-def _predicted(
-    plan: Plan, levels: Sequence[Level], changes: Iterable[Change], spans: Sequence[Span]
-) -> int:
-    start_bytes, costs = costs_of(levels, _blocks(changes), spans)
-    lowered, rank, messages, shared = plan.lowered, plan.rank, plan.messages, plan.shared
-    static_bytes = start_bytes - there_before_computing(lowered, rank, messages, shared)
-    return predict_peak(lowered, rank, static_bytes, costs, messages, shared)
 
 
 def _blocks(changes: Iterable[Change]) -> list[Block]:

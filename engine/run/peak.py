@@ -37,29 +37,23 @@ def measured_peak_flops(device: torch.device, dtype: torch.dtype) -> float:
     repeats = REPEATS if devices.is_accelerator(device) else 1
 
     def prepare(size: int) -> Callable[[], None]:
-        return _products(size, dtype, device, repeats)
+        left, right = (torch.rand(size, size, dtype=dtype, device=device) for _ in range(2))
+        product = torch.empty_like(left)
+
+        def multiply() -> None:
+            for _ in range(repeats):
+                torch.mm(left, right, out=product)
+            if devices.is_accelerator(device):
+                devices.wait_for_all(device)
+
+        multiply()  # makes room, threads and handles, and brings clocks up
+        return multiply
 
     with torch.no_grad():
         if devices.is_accelerator(device):
             size = largest_with_room(prepare, LARGE)
             return repeats * rate_of_size(prepare, size, now_ns)
         return sustained_rate(prepare, LARGEST, now_ns)
-
-
-def _products(
-    size: int, dtype: torch.dtype, device: torch.device, repeats: int
-) -> Callable[[], None]:
-    left, right = (torch.rand(size, size, dtype=dtype, device=device) for _ in range(2))
-    product = torch.empty_like(left)
-
-    def multiply() -> None:
-        for _ in range(repeats):
-            torch.mm(left, right, out=product)
-        if devices.is_accelerator(device):
-            devices.wait_for_all(device)
-
-    multiply()  # makes room, threads and handles, and brings clocks up
-    return multiply
 
 
 def largest_with_room(prepare: Prepare, largest: int) -> int:

@@ -62,15 +62,27 @@ class DeviceProgress:
     def catch_up(self) -> None:
         """Make every note whose event is done."""
         with self._lock:
-            while self._notes and self._is_done(self._notes[0][0]):
-                event, note = self._notes.popleft()
+            while self._notes:
+                event, note = self._notes[0]
                 if event is not None:
+                    if not event.query():
+                        break
                     self._events.give_back(event)
+                self._notes.popleft()
                 note()
 
     def watch(self) -> None:
         """Let a thread catch up every `INTERVAL_S`, until the end."""
-        threading.Thread(target=self._watch, daemon=True).start()
+
+        def look() -> None:
+            devices.make_current(self._device)
+            while not self._is_over.wait(INTERVAL_S):
+                try:
+                    self.catch_up()
+                except RuntimeError:  # the device has failed: the rank's own thread raises it too
+                    return
+
+        threading.Thread(target=look, daemon=True).start()
 
     def close(self) -> None:
         """Let the thread end; the record is not written by it again."""
@@ -84,15 +96,3 @@ class DeviceProgress:
                 event.record()
             self._has_issued = False
             self._notes.append((event, note))
-
-    @staticmethod
-    def _is_done(event: torch.Event | None) -> bool:
-        return event is None or bool(event.query())
-
-    def _watch(self) -> None:
-        devices.make_current(self._device)
-        while not self._is_over.wait(INTERVAL_S):
-            try:
-                self.catch_up()
-            except RuntimeError:  # the device has failed: the rank's own thread raises it too
-                return

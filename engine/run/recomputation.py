@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from engine.model.stage_module import ModelError, StageModule
 
@@ -53,8 +53,14 @@ class _Recomputed:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return checkpoint(self._forward, *args, use_reentrant=False, **kwargs)
-        before, kept = self._states(), self._kept_buffers()
-        result = self._checkpointed(kept, *args, **kwargs)
+        before = self._states()
+        may_change = before if self._changing is None else self._changing
+        kept = {(m, name): getattr(m, name).detach().clone() for m, name in may_change}
+        forward, contexts = self._forward, noop_context_fn
+        if self._writes is not False or self._changing != []:
+            forward = forward if self._writes is False else self._on_clones
+            contexts = functools.partial(_contexts, kept)
+        result = checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
         changed = [key for key, state in self._states().items() if state != before.get(key)]
         if self._changing is None:  # not every kernel counts what it writes, such as BatchNorm's
             others = [key for key in kept if key not in changed]
@@ -68,13 +74,6 @@ class _Recomputed:
                 "train.recompute",
             )
         return result
-
-    def _checkpointed(self, kept: Buffers, *args: Any, **kwargs: Any) -> Any:
-        if self._writes is False and self._changing == []:
-            return checkpoint(self._forward, *args, use_reentrant=False, **kwargs)
-        forward = self._forward if self._writes is False else self._on_clones
-        contexts = functools.partial(_contexts, kept)
-        return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
     def _on_clones(self, *args: Any, **kwargs: Any) -> Any:
         """The layer on clones of its inputs, which stay as they were for the second forward."""
@@ -91,11 +90,6 @@ class _Recomputed:
         if self._writes is None:
             self._writes = versions != [tensor._version for tensor in clones.values()]
         return result
-
-    def _kept_buffers(self) -> Buffers:
-        """Clones of the buffers that a forward changes; of all as long as these are not known."""
-        keys = self._states() if self._changing is None else self._changing
-        return {(m, name): getattr(m, name).detach().clone() for m, name in keys}
 
     def _states(self) -> dict[tuple[nn.Module, str], tuple[int, int]]:
         """Return the tensor of each buffer, and how often it has been written to."""

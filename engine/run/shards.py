@@ -213,18 +213,17 @@ class Bucket:
                 torch.add(parameter.grad, 0.0, out=view)  # -0.0 + 0.0 is 0.0
                 parameter.grad = None
                 self._used.add(index)
-        if not self._kept.gradients:
-            return lambda: self._add_whole(flat)
-        shard = self._filled(self._shard_size, 0.0)
-        return lambda: self._add_shard(shard, flat)
+        shard = self._filled(self._shard_size, 0.0) if self._kept.gradients else None
 
-    def _add_whole(self, flat: Tensor) -> None:
-        self._group.sum(flat)
-        self._sum = flat if self._sum is None else self._sum.add_(flat)
+        def add() -> None:
+            if shard is None:
+                self._group.sum(flat)
+            else:
+                self._group.sum_shard(shard, flat)
+            own = flat if shard is None else shard
+            self._sum = own if self._sum is None else self._sum.add_(own)
 
-    def _add_shard(self, shard: Tensor, flat: Tensor) -> None:
-        self._group.sum_shard(shard, flat)
-        self._sum = shard if self._sum is None else self._sum.add_(shard)
+        return add
 
     def hand_out(self) -> None:
         """Put the sums in `.grad` of what the optimizer trains. Blocks only for unused ones."""
@@ -328,7 +327,14 @@ class Shards:
         """
         buckets = self._of_stage[action.stage]
         if action.op is Op.UNSHARD:
-            self._unsharding[action.stage] = self._unshard(action, buckets)
+            missing = [bucket for bucket in buckets if not bucket.num_users]
+            for bucket in buckets:
+                bucket.num_users += 1
+            for bucket in missing:
+                bucket.make_room()
+            works = _all([bucket.gather for bucket in missing])
+            num_bytes = sum(bucket.num_bytes for bucket in missing)
+            self._unsharding[action.stage] = self._lane.issue(action, works, num_bytes)
         elif action.op is Op.RESHARD:
             self._lane.wait(self._unsharding.pop(action.stage))
             for bucket in buckets:
@@ -345,15 +351,6 @@ class Shards:
     def finish_step(self) -> list[Transfer]:
         """Block until the lane is empty."""
         return self._lane.finish()
-
-    def _unshard(self, action: Action, buckets: Sequence[Bucket]) -> Job:
-        missing = [bucket for bucket in buckets if not bucket.num_users]
-        for bucket in buckets:
-            bucket.num_users += 1
-        for bucket in missing:
-            bucket.make_room()
-        works = [bucket.gather for bucket in missing]
-        return self._lane.issue(action, _all(works), sum(b.num_bytes for b in missing))
 
     @torch.no_grad()
     def _reduce(self, action: Action | None, buckets: Sequence[Bucket]) -> None:

@@ -6,7 +6,6 @@
         model-00001-of-00002.safetensors ...               one per stage that owns something
         optimizer.safetensors.index.json, optimizer-...    the same for the optimizer's state
         trainer.json                                       the step reached, and what trained it
-        checkpoint.sha256                                  checksums of all of these
 
 Every rank writes its stages' files into a folder beside, which is renamed when all are done and on
 the disk: a checkpoint exists wholly or not at all. Tensors go by their names in the unsplit model,
@@ -30,11 +29,12 @@ from safetensors.torch import save as to_bytes
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from engine.model.checksums import digest_of, write_checksums
-
 TRAINER = "trainer.json"
 KINDS = ("model", "optimizer")
 _DIGITS = 6
+
+TensorFiles = dict[str, dict[str, str]]
+"""Of each kind: tensor -> file."""
 
 
 class SnapshotError(RuntimeError):
@@ -48,23 +48,18 @@ class Part:
     stage: int
     model: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
-    stateless: tuple[str, ...] = ()  # parameters that the optimizer has no state of
 
 
 @dataclass(frozen=True)
 class State:
-    """The content of `trainer.json`: the run's progress, and what must be the same to go on.
-
-    What is None was not noted by the version that saved it.
-    """
+    """The content of `trainer.json`: the run's progress, and what must be the same to go on."""
 
     step: int
     num_tokens: int
     world_size: int
     optimizer: str
-    momentum: float | None = None
-    tokenizer: str | None = None  # `bytes`, or a hash of the tokenizer's vocabulary
-    stateless: tuple[str, ...] | None = None  # parameters without optimizer state: never trained
+    momentum: float | None  # None but with sgd
+    tokenizer: str | None  # `bytes`, or a hash of the tokenizer's vocabulary; None without text
 
 
 def folder_of(root: Path, step: int) -> Path:
@@ -75,47 +70,29 @@ def index_name(kind: str) -> str:
     return f"{kind}.safetensors.index.json"
 
 
-def step_of(folder: Path) -> int | None:
-    """The step that a checkpoint's name says; None if its name is of another kind."""
-    match = re.fullmatch(r"step-(\d+)", folder.name)
-    return int(match[1]) if match else None
-
-
 def latest(root: Path) -> Path | None:
-    """The checkpoint of the latest step in a folder of them, whole or not; None if there is none.
+    """The checkpoint of the latest step in a folder of them; None if there is none.
 
-    What a kill has left is no checkpoint: a folder that was being written has another name.
+    What a kill has left is no checkpoint: a folder that was being written has another name. One
+    that a kill kept from being replaced is brought back. Raises SnapshotError when the folder
+    cannot be read.
     """
-    return next(iter(newest_first(root)), None)
-
-
-def newest_first(root: Path) -> list[Path]:
-    """The checkpoints in a folder of them. Raises SnapshotError when it cannot be read."""
-    _undo_replacing(root)
-    try:
-        found = [path for path in root.iterdir() if step_of(path) is not None and _has_files(path)]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise SnapshotError(f"{root}: cannot be read: {error.strerror}") from error
-    return sorted(found, key=lambda path: (step_of(path) or 0, path.name), reverse=True)
-
-
-def _has_files(folder: Path) -> bool:
-    try:
-        return any(True for _ in folder.iterdir())
-    except NotADirectoryError:
-        return False
-    except OSError:
-        return True  # it cannot be read: not nothing
-
-
-def _undo_replacing(root: Path) -> None:
-    """Bring back a checkpoint that a kill kept from being replaced."""
     for old in root.glob(".step-*.old"):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # of several ranks one does it
             if not (root / old.name[1:-4]).exists():
                 old.rename(root / old.name[1:-4])
+    try:
+        found = [
+            (int(match[1]), path)
+            for path in root.iterdir()
+            if (match := re.fullmatch(r"step-(\d+)", path.name)) and path.is_dir()
+            if any(path.iterdir())
+        ]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise SnapshotError(f"{error.filename}: cannot be read: {error.strerror}") from error
+    return max(found)[1] if found else None
 
 
 def save(
@@ -130,22 +107,25 @@ def save(
 ) -> None:
     """Write a checkpoint. Collective over the ranks of `gather`; blocks until it is on the disk.
 
-    `gather` gives every rank all ranks' objects. `stateless` of `state` is filled in here. An
-    existing folder is replaced. Raises SnapshotError on every rank when one of them cannot write;
-    then what was there before is untouched.
+    `gather` gives every rank all ranks' objects. An existing folder is replaced. Raises
+    SnapshotError on every rank when one of them cannot write; then what was there before is
+    untouched.
     """
     aside = folder.with_name(f".{folder.name}.partial")
     problems = gather(_attempt(lambda: _clear(aside)) if is_first_rank else None)
     _raise_first(problems)
-    written = _Written()
+    written: TensorFiles = {kind: {} for kind in KINDS}
     parts = iter(parts)
     problem = _attempt(lambda: _write_parts(aside, parts, num_stages, written))
     for _ in parts:  # which replicas put together, also where one of them could not write
         pass
-    gathered: list[tuple[str | None, _Written]] = gather((problem, written))
+    gathered: list[tuple[str | None, TensorFiles]] = gather((problem, written))
     problem = next((problem for problem, _ in gathered if problem), None)
     if is_first_rank and problem is None:
-        everything = _joined([ours for _, ours in gathered])
+        everything: TensorFiles = {kind: {} for kind in KINDS}
+        for _, files in gathered:
+            for kind in KINDS:
+                everything[kind] |= dict(sorted(files[kind].items()))
         problem = _attempt(lambda: _finish(aside, folder, everything, state, write_configuration))
     if is_first_rank and problem is not None:
         shutil.rmtree(aside, ignore_errors=True)  # a full disk is not left full
@@ -163,25 +143,6 @@ def check_storable(tensors: Mapping[str, Tensor]) -> None:
                 f"{name} is {dtype}, which safetensors cannot store; choose another --dtype, or "
                 "leave out --save"
             ) from error
-
-
-class _Written:
-    """What was written: tensor -> file for each kind, the files' checksums, who has no state."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, dict[str, str]] = {kind: {} for kind in KINDS}
-        self.digests: dict[str, str] = {}
-        self.stateless: set[str] = set()
-
-
-def _joined(parts: list[_Written]) -> _Written:
-    whole = _Written()
-    for part in parts:
-        for kind in KINDS:
-            whole.files[kind] |= dict(sorted(part.files[kind].items()))
-        whole.digests |= part.digests
-        whole.stateless |= part.stateless
-    return whole
 
 
 def _attempt(work: Callable[[], None]) -> str | None:
@@ -205,35 +166,30 @@ def _clear(aside: Path) -> None:
     aside.mkdir(parents=True)
 
 
-def _write_parts(aside: Path, parts: Iterable[Part], num_stages: int, written: _Written) -> None:
+def _write_parts(aside: Path, parts: Iterable[Part], num_stages: int, written: TensorFiles) -> None:
     for part in parts:
-        written.stateless |= set(part.stateless)
         for kind, tensors in (("model", part.model), ("optimizer", part.optimizer)):
             if tensors:
                 name = f"{kind}-{part.stage + 1:05d}-of-{num_stages:05d}.safetensors"
                 own = {key: t.detach().cpu().contiguous() for key, t in tensors.items()}
                 save_file(own, aside / name, metadata={"format": "pt"})
                 _flush(aside / name)
-                written.files[kind] |= dict.fromkeys(own, name)
-                written.digests[name] = digest_of(aside / name)
+                written[kind] |= dict.fromkeys(own, name)
 
 
 def _finish(
     aside: Path,
     folder: Path,
-    written: _Written,
+    written: TensorFiles,
     state: State,
     write_configuration: Callable[[Path], None],
 ) -> None:
-    for kind, files in written.files.items():
+    for kind, files in written.items():
         size = sum((aside / name).stat().st_size for name in set(files.values()))
         index = {"metadata": {"total_size": size}, "weight_map": files}
         (aside / index_name(kind)).write_text(json.dumps(index, indent=1))
     write_configuration(aside)
-    noted = {**asdict(state), "stateless": sorted(written.stateless)}
-    (aside / TRAINER).write_text(json.dumps(noted, indent=1))
-    names = [str(p.relative_to(aside)) for p in aside.rglob("*") if p.is_file()]
-    write_checksums(aside, {n: written.digests.get(n) or digest_of(aside / n) for n in names})
+    (aside / TRAINER).write_text(json.dumps(asdict(state), indent=1))
     for path in (*aside.rglob("*"), aside):
         _flush(path)
     _swap(aside, folder)

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.functional import cross_entropy
 
@@ -97,14 +97,11 @@ class Stage:
             assert targets is not None
             outputs = (loss_of(outputs[0], targets, self._tokens_per_step),)
         else:
-            outputs = self._as_agreed(outputs)
+            assert self._sends is not None
+            outputs = tuple(o.to(spec.dtype) for o, spec in zip(outputs, self._sends, strict=True))
         edges = tuple(get_gradient_edge(o) if o.requires_grad else None for o in outputs)
         self._held[microbatch] = _Held(inputs, edges)
         return tuple(output.detach() for output in outputs)
-
-    def _as_agreed(self, outputs: Tensors) -> Tensors:
-        assert self._sends is not None
-        return tuple(o.to(spec.dtype) for o, spec in zip(outputs, self._sends, strict=True))
 
     def backward(self, microbatch: int, output_gradients: Tensors | None) -> Tensors:
         """B: accumulate parameter gradients and release the microbatch.
@@ -135,10 +132,10 @@ class Stage:
         if edges:
             torch.autograd.backward(edges, gradients)
         input_gradients = () if self.module.is_first else self._gradients_of(held.leaves)
-        self._separate(
-            [p for p in without if p.grad is not None],
-            (*input_gradients, *(output_gradients or ())),
-        )
+        first = [p for p in without if p.grad is not None]
+        if first:  # their gradients are parted from what will be read after the next backward
+            queued = (gradient for *_, gradient in self._deferral.products or ())
+            separate_gradients(first, [*input_gradients, *(output_gradients or ()), *queued])
         return input_gradients
 
     def _to_follow(
@@ -182,12 +179,6 @@ class Stage:
                     "after that layer (partition)",
                     "model.partition",
                 )
-
-    def _separate(self, parameters: list[nn.Parameter], messages: Tensors) -> None:
-        """Part the parameters' first gradients from what will be read after the next backward."""
-        if parameters:
-            queued = (gradient for *_, gradient in self._deferral.products or ())
-            separate_gradients(parameters, [*messages, *queued])
 
 
 def loss_of(logits: Tensor, targets: Tensor, tokens_per_step: int) -> Tensor:

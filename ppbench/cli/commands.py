@@ -114,7 +114,7 @@ COMMANDS = [
     ),
     Entry(
         *(EXCHANGE, "export", "export:export"),
-        "Export a table of the store, or figures for a benchmark tracker.",
+        "Export a table of the store, or figures for Bencher.",
     ),
     Entry(
         *(EXCHANGE, "trace", "export:trace"),

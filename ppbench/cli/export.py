@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ppbench.cli import completion
 from ppbench.cli.options import REPORTS, RESULTS, Run, StoredResults, print_path
 from ppbench.console import note
-from ppbench.display.formats import TRACKERS, ExportFormat, Format
+from ppbench.display.formats import ExportFormat, Format
 from ppbench.display.tables import render
 from ppbench.errors import UsageError, nearest
 from ppbench.files import check_suffix, is_stream, write_file
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 CHROME_SUFFIXES = (".json.gz", ".json")
-PERFETTO_SUFFIXES = (".pftrace", ".pftrace.gz")
 RUN_COLUMNS = [
     *("run_id", "sweep_name", "status", "device", "model_preset", "schedule"),
     *("world_size", "stages_per_rank", "num_microbatches", "seq_len", "launch"),
@@ -38,26 +34,19 @@ def trace(
     step: Annotated[
         str, typer.Option("--step", metavar="K|median|slowest|all", help="The steps to write.")
     ] = "all",
-    perfetto: Annotated[
-        bool, typer.Option("--perfetto", help="Write Perfetto's protobuf, FILE.pftrace.")
-    ] = False,
     results: StoredResults = RESULTS,
 ) -> None:
     """Write a run as a Chrome trace, for Perfetto and other viewers."""
     from ppbench.export.chrome import chrome_trace
-    from ppbench.export.perfetto import perfetto_trace
     from ppbench.export.trace import trace_of_run
     from ppbench.store import Store
 
     store = Store(results)
     row = store.find(run)
-    suffixes = PERFETTO_SUFFIXES if perfetto else CHROME_SUFFIXES
-    path = output or REPORTS / f"trace-{row['run_id']}{suffixes[0]}"
-    hint = "; leave --perfetto out for Chrome's JSON" if perfetto else ", or add --perfetto"
+    path = output or REPORTS / f"trace-{row['run_id']}{CHROME_SUFFIXES[0]}"
     if not is_stream(path):
-        check_suffix(path, suffixes, hint)
-    made = trace_of_run(store, row, step)
-    write_file(path, perfetto_trace(made) if perfetto else chrome_trace(made))
+        check_suffix(path, CHROME_SUFFIXES)
+    write_file(path, chrome_trace(trace_of_run(store, row, step)))
     print_path(path)
 
 
@@ -86,10 +75,10 @@ def export(
     ] = None,
     results: StoredResults = RESULTS,
 ) -> None:
-    """Export a table of the store, or figures for a benchmark tracker."""
+    """Export a table of the store, or figures for Bencher."""
     text = (
-        _for_tracker(runs or [], table, how, output, results)
-        if how in TRACKERS
+        _for_bencher(runs or [], table, results)
+        if how is ExportFormat.bencher
         else _table(runs or [], table or "runs", how, output, results)
     )
     if output is None:
@@ -113,40 +102,24 @@ def _table(
     every = Chosen(store, store.every_run())
     frame = (every.named(names) if names else every).table(table)
     if how is not ExportFormat.parquet:
-        return _as_text(frame, table, Format(how.value))
+        names = RUN_COLUMNS if table == "runs" else [column.name for column in TABLES[table]]
+        filled = [n for n in names if n != "schema_version" and frame[n].notna().any()]
+        return render(frame, Format(how.value), filled or names)
     if output is None:
         raise UsageError("--format parquet: is binary; write it to a file with -o FILE")
     write_rows(table, frame, output, "-o")
     return None
 
 
-def _as_text(frame: pd.DataFrame, table: str, how: Format) -> str:
-    """The table in a text format, without empty columns for people."""
-    from ppbench.store import TABLES
-
-    candidates = RUN_COLUMNS if table == "runs" else [column.name for column in TABLES[table]]
-    filled = [n for n in candidates if n != "schema_version" and frame[n].notna().any()]
-    return render(frame, how, filled or candidates)
-
-
-def _for_tracker(
-    names: list[str], table: str | None, how: ExportFormat, output: Path | None, results: Path
-) -> str:
-    """The figures of the named runs; default: of the last sweep, and for otava's history of all."""
-    from ppbench.export import trackers
+def _for_bencher(names: list[str], table: str | None, results: Path) -> str:
+    """The figures of the named runs, by default of the last sweep."""
+    from ppbench.export.bencher import bencher, commit_text, of_one_commit
     from ppbench.store import Store
 
     if table is not None:
-        raise UsageError(f"--table {table}: {how} takes figures of runs and no table; leave it out")
+        raise UsageError(f"--table {table}: bencher takes figures of runs, no table; leave it out")
     store = Store(results)
-    if how is ExportFormat.otava:
-        runs = store.named(names) if names else store.every_run()
-        made = trackers.otava_history(runs, "FILE.csv" if output is None else str(output))
-        if made.left_out:
-            note(f"left out, since otava takes no gaps: {made.left_out}")
-        note(f"# otava.yaml, to be read with: otava analyze ppbench\n{made.config}")
-        return made.text
-    runs = trackers.of_one_commit(store.named(names) if names else store.last_sweep().runs, how)
-    if commit := trackers.commit_text(runs):
+    runs = of_one_commit(store.named(names) if names else store.last_sweep().runs)
+    if commit := commit_text(runs):
         note(f"figures of commit {commit}")
-    return trackers.bencher(runs) if how is ExportFormat.bencher else trackers.github(runs)
+    return bencher(runs)

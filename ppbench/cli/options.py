@@ -216,8 +216,7 @@ CollectiveTimes = Annotated[
         "--collectives",
         metavar="gather=S,reduce=S",
         help="Seconds of a stage's UNSHARD and REDUCE_GRAD, or bytes=N,bandwidth=B,latency=S of a "
-        "stage and of the link; slowdown=0.1: computations take a tenth longer meanwhile. "
-        "Default: 0.",
+        "stage and of the link. Default: 0.",
     ),
 ]
 ReplicaFactors = Annotated[

@@ -1,6 +1,5 @@
 """Runs every command of the command line as a process: its streams, signals and exit code.
 
-a closed stream      is opened on /dev/null, before another file can take its number
 a closed pipe        drops what is still printed; the command runs on to its own exit code
 a narrow encoding    gets escapes for what it cannot encode
 Ctrl-C, SIGTERM      unwind the command; the exit code is 130
@@ -14,7 +13,6 @@ import errno
 import gc
 import io
 import os
-import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -26,7 +24,6 @@ from ppbench.console import wrapped
 from ppbench.errors import (
     ExitCode,
     PpbenchError,
-    UsageError,
     encodable,
     fix_of,
     printable,
@@ -41,11 +38,9 @@ RARELY = 50_000
 again and again takes a tenth of a command's time."""
 _PATIENCE = 3
 """Signals while a command unwinds, after which it ends at once."""
-_LEAST_COLUMNS = 20
-_LEAST_BYTES = 256 * 2**20
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _CLOSED = (errno.EPIPE, errno.ECONNRESET, errno.ESHUTDOWN)
-_NUMBERS = {"stdin": 0, "stdout": 1, "stderr": 2}
+_STDOUT, _STDERR = 1, 2
 
 
 def run(command: Callable[[], int]) -> NoReturn:
@@ -55,10 +50,8 @@ def run(command: Callable[[], int]) -> NoReturn:
     code: int = ExitCode.interrupted
     try:
         interrupts.raise_from_now_on()
-        _open_closed_descriptors()
-        _forget_odd_sizes()
-        sys.stdout = _forgiving(sys.stdout, "stdout")
-        sys.stderr = _forgiving(sys.stderr, "stderr")
+        sys.stdout = _forgiving(sys.stdout, _STDOUT)
+        sys.stderr = _forgiving(sys.stderr, _STDERR)
         code = _exit_code_of(command, interrupts)
         interrupts.end_from_now_on()
     except KeyboardInterrupt:  # a second one, while the first was handled
@@ -68,8 +61,6 @@ def run(command: Callable[[], int]) -> NoReturn:
 
 def _exit_code_of(command: Callable[[], int], interrupts: _Interrupts) -> int:
     try:
-        _check_working_directory()
-        _check_memory_limit()
         try:
             code = command()
         except SystemExit as end:  # raised by the library that parses arguments
@@ -83,51 +74,24 @@ def _exit_code_of(command: Callable[[], int], interrupts: _Interrupts) -> int:
         _say("stopped")
         return ExitCode.interrupted
     except PpbenchError as error:
-        _say(f"error: {printable(str(error))}{_fix_for(error)}")
+        cause = error.__cause__
+        lacks_fix = "; " not in str(error)
+        fix = fix_of(cause.errno) if lacks_fix and isinstance(cause, OSError) else ""
+        _say(f"error: {printable(str(error))}{fix}")
         return error.exit_code
     except Exception as error:
         if interrupts.num_received:  # a library turned KeyboardInterrupt into another exception
             _say("stopped")
             return ExitCode.interrupted
-        problem = system_problem(error) or _odd_argument()
+        problem = system_problem(error)
+        if odd := [word for word in map(encodable, sys.argv[1:]) if word not in sys.argv]:
+            problem = problem or f'argument "{odd[0]}": is not UTF-8'  # only paths may be so
         if problem is None:  # a bug of ppbench
             sys.__excepthook__(type(error), error, error.__traceback__)
         else:
             _say(f"error: {printable(problem)}")
         return ExitCode.usage
     return code
-
-
-def _odd_argument() -> str | None:
-    """The message for an argument that is not UTF-8, which only paths may be."""
-    odd = next((word for word in sys.argv[1:] if encodable(word) != word), None)
-    return None if odd is None else f'argument "{encodable(odd)}": is not UTF-8'
-
-
-def _fix_for(error: PpbenchError) -> str:
-    """The fix for a limit of the system, if the message has none."""
-    cause = error.__cause__
-    if not isinstance(cause, OSError) or "; " in str(error):
-        return ""
-    return fix_of(cause.errno)
-
-
-def _check_working_directory() -> None:
-    """Raises UsageError if the working directory was deleted."""
-    try:
-        Path.cwd()
-    except OSError as error:
-        raise UsageError("the working directory was deleted; change into another one") from error
-
-
-def _check_memory_limit() -> None:
-    """Raises UsageError for a limit so low that a library would end the process unexplained."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit != resource.RLIM_INFINITY and limit < _LEAST_BYTES:
-        raise UsageError(
-            f"a process may have {limit / 2**20:,.0f} MiB of memory here, and ppbench needs "
-            f"{_LEAST_BYTES / 2**20:,.0f} at least; raise the limit with: ulimit -v unlimited"
-        )
 
 
 def _say(text: str) -> None:
@@ -187,23 +151,6 @@ def _leave(_number: int, _frame: FrameType | None) -> None:
     os._exit(ExitCode.interrupted)
 
 
-def _open_closed_descriptors() -> None:
-    """Open closed standard streams: else the next opened file would take the place of one."""
-    for number in sorted(_NUMBERS.values()):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
-
-
-def _forget_odd_sizes() -> None:
-    """Drop COLUMNS and LINES from the environment if nothing can be drawn in that size."""
-    for name, least in (("COLUMNS", _LEAST_COLUMNS), ("LINES", 1)):
-        value = os.environ.get(name, str(least))
-        if not value.isdecimal() or int(value[:_LEAST_COLUMNS]) < least:
-            del os.environ[name]
-
-
 class _Stream(io.BufferedWriter):
     """A standard stream that drops what is written once its reader has gone.
 
@@ -227,33 +174,19 @@ class _Stream(io.BufferedWriter):
 
     def _drop_or_raise(self, error: OSError) -> None:
         """Redirect the stream to /dev/null if its reader has gone; else raise the error."""
-        has_hung_up = error.errno == errno.EIO and self._is_error
+        has_hung_up = error.errno == errno.EIO and self.isatty()
         if error.errno not in _CLOSED and not has_hung_up:
             raise OSError(error.errno, error.strerror, "standard output") from error
         sink = os.open(os.devnull, os.O_WRONLY)
         os.dup2(sink, self.fileno())
         os.close(sink)
 
-    @property
-    def _is_error(self) -> bool:
-        return self.fileno() == _NUMBERS["stderr"] or self.isatty()
 
-
-def _forgiving(stream: TextIO | None, name: str) -> TextIO:
+def _forgiving(stream: TextIO, number: int) -> TextIO:
     """A stream that encodes any text and outlives its reader, in place of a standard one."""
-    number = _NUMBERS[name]
-    if stream is not None and not _is_plain(stream, number):
+    if not isinstance(stream, io.TextIOWrapper) or stream.fileno() != number:
         return stream  # of a test or a notebook
-    encoding = "utf-8" if stream is None else stream.encoding
-    if stream is not None:
-        stream.flush()
+    stream.flush()
     buffer = _Stream(io.FileIO(number, "w", closefd=False))
-    is_by_line = name == "stderr" or buffer.isatty()
-    return io.TextIOWrapper(buffer, encoding, "backslashreplace", line_buffering=is_by_line)
-
-
-def _is_plain(stream: TextIO, number: int) -> bool:
-    try:
-        return isinstance(stream, io.TextIOWrapper) and stream.fileno() == number
-    except (OSError, ValueError):
-        return False
+    is_by_line = number == _STDERR or buffer.isatty()
+    return io.TextIOWrapper(buffer, stream.encoding, "backslashreplace", line_buffering=is_by_line)

@@ -94,7 +94,7 @@ def import_traces(
 
 
 def _said_of(done: Imported) -> Iterator[str]:
-    """Sentences on what was imported, and on what was left out or moved."""
+    """Sentences on what was imported, what was left out, and how far clocks were moved."""
     replicated = f"{done.num_replicas} replicas of " if done.num_replicas > 1 else ""
     yield (
         f"imported {done.num_steps} steps of {replicated}{done.world_size} ranks, schedule "
@@ -105,20 +105,12 @@ def _said_of(done: Imported) -> Iterator[str]:
             f"the job had {done.job_size} ranks: its other pipelines are not looked at, and if "
             f"this one has more than {done.world_size} ranks, files are missing"
         )
-    if done.odd_collectives:
-        yield f"collectives are left out: {done.odd_collectives}"
-    if corrected := _corrections(done):
-        yield corrected
-
-
-def _corrections(done: Imported) -> str | None:
-    """A sentence on how far the clocks of ranks were moved, with the error; None if none was."""
+    yield from done.notes
     moved = [
         f"{done.name_of(rank)} by {clock.offset_ns / 1e3:,.1f} us, error at most "
         f"{clock.error_ns / 1e3:,.1f} us"
         for rank, clock in enumerate(done.clocks)
         if not clock.is_shared
     ]
-    if not moved:
-        return None
-    return f"clocks of other hosts were aligned by their messages: {'; '.join(moved)}"
+    if moved:
+        yield f"clocks of other hosts were aligned by their messages: {'; '.join(moved)}"

@@ -431,7 +431,7 @@ class PlanSettings:
         "layers that recompute: of the stages that would not fit, of none, of all",
     )
     costs: str = setting(
-        "measure", CostsOrigin, 'where costs are from: "measure" here, "run:ID", "file:PATH"'
+        "measure", CostsOrigin, 'where costs are from: "measure" here, or "file:PATH"'
     )
 
     @property

@@ -49,7 +49,7 @@ from ppbench.runtimes import ENGINE
 
 NUM_BYTE_VALUES = 256
 _TIMES_GIVEN = "--set emulated.F_ms=2 --set emulated.I_ms=2 --set emulated.W_ms=2"
-_NEED_DATASETS = ("json", "parquet", "hf")
+_NEED_DATASETS = ("files", "hf")
 
 
 def problems_of_settings(

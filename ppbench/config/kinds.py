@@ -32,7 +32,7 @@ MAX_STAGES_PER_RANK = 1024
 MIN_MS, MAX_MS = 0.001, 3_600_000
 MOST_FACTOR = 1000
 _PARTITIONS = ("uniform", "parameters", "measured")
-_SOURCES = ("stdlib", "synthetic", "text:PATH", "json:PATH", "parquet:PATH", "hf:DATASET")
+_SOURCES = ("stdlib", "synthetic", "text:PATH", "files:PATH", "hf:DATASET")
 _OPTION = re.compile(r"[a-z][a-z0-9_-]*")
 _HOST_AND_PORT = re.compile(r"[\w.-]+:[1-9]\d{0,4}|\[[0-9a-fA-F:.]+\]:[1-9]\d{0,4}", re.ASCII)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -152,7 +152,7 @@ def _recompute(value: object) -> object:
 def _source(value: object) -> object:
     if isinstance(value, str) and value not in ("stdlib", "synthetic"):
         kind, _, name = value.partition(":")
-        if kind not in ("text", "json", "parquet", "hf") or not name:
+        if kind not in ("text", "files", "hf") or not name:
             raise ValueError(f"unknown data source {brief(value)}{nearest(value, _SOURCES)}")
     return value
 
@@ -319,9 +319,9 @@ def _plannable(name: str) -> str:
 def _costs_origin(value: object) -> object:
     if isinstance(value, str):
         kind, _, name = value.partition(":")
-        if value == "measure" or (kind in ("run", "file") and name):
+        if value == "measure" or (kind == "file" and name):
             return value
-    raise ValueError('expected "measure", "run:ID" or "file:PATH"')
+    raise ValueError('expected "measure" or "file:PATH"')
 
 
 Schedule = Kind(str, _known_schedule)

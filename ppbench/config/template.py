@@ -87,7 +87,7 @@ partition = "uniform"          # layers to stages; or "parameters", "measured", 
 
 [data]
 source    = "stdlib"           # Python's own sources as bytes; or "synthetic", "text:PATH",
-                               # "json:PATH", "parquet:PATH", "hf:NAME?split=train"
+                               # "files:PATH", "hf:NAME?split=train"
 tokenizer = "auto"             # the model's own, else bytes; or "bytes", a hub id or a folder
 
 [train]

@@ -99,7 +99,11 @@ def moved_sentences(parts: Sequence[Moved], why: str = BY_COMMIT) -> list[str]:
     causes = [part for part in moved if part.of.kind is not Kind.waiting]
     waits = [part for part in moved if part.of.kind is Kind.waiting]
     if not any(part.is_tested for part in parts):
-        return _untested(parts)
+        groups = _by_place(
+            [part for part in parts if part.of.kind is not Kind.waiting][:_MOST_NAMED]
+        )
+        first = "not tested, which takes 3 launches per side; the largest differences:"
+        return [first, *(_cause_sentence(group, "differs") for group in groups)]
     sentences = [_cause_sentence(group) for group in _by_place(causes)]
     unclear = [part for part in parts if part.may_have_moved and part.of.kind is not Kind.waiting]
     if not causes and unclear:
@@ -108,14 +112,11 @@ def moved_sentences(parts: Sequence[Moved], why: str = BY_COMMIT) -> list[str]:
         return sentences + ([f"idle time changed; {_idle_text(waits)}"] if waits else [])
     if not causes:
         sentences = ["no compute, optimizer, transfer or collective time changed"]
-    return sentences + ([_waiting_sentence(waits, why if not causes else "")] if waits else [])
-
-
-def _untested(moved: Sequence[Moved]) -> list[str]:
-    causes = [part for part in moved if part.of.kind is not Kind.waiting]
-    groups = _by_place(causes[:_MOST_NAMED])
-    first = "not tested, which takes 3 launches per side; the largest differences:"
-    return [first, *(_cause_sentence(group, "differs") for group in groups)]
+    if not waits:
+        return sentences
+    is_alone = not causes and why
+    reason = f"only idle time changed, {why}" if is_alone else "idle time changed as a consequence"
+    return [*sentences, f"{reason}; {_idle_text(waits)}"]
 
 
 def _by_place(causes: Sequence[Moved]) -> list[list[Moved]]:
@@ -180,22 +181,14 @@ def _unclear_text(part: Moved) -> str:
     return f"{name}, {times}, {change.verdict}"
 
 
-def _rank(part: Moved) -> str:
-    return "all ranks" if part.of.place == EVERYWHERE else f"rank {part.of.place}"
-
-
-def _waiting_sentence(waits: Sequence[Moved], why: str) -> str:
-    idle = _idle_text(waits)
-    if why:
-        return f"only idle time changed, {why}; {idle}"
-    return f"idle time changed as a consequence; {idle}"
-
-
 def _idle_text(waits: Sequence[Moved]) -> str:
     ordered = sorted(waits, key=lambda part: part.of.place)
+    ranks = (
+        "all ranks" if part.of.place == EVERYWHERE else f"rank {part.of.place}" for part in ordered
+    )
     times = (
-        f"{_rank(part)} {ms_text(part.change.base)} -> {ms_text(part.change.head)}"
-        for part in ordered
+        f"{rank} {ms_text(part.change.base)} -> {ms_text(part.change.head)}"
+        for rank, part in zip(ranks, ordered, strict=True)
     )
     idle = f"idle ms per step: {', '.join(itertools.islice(times, _MOST_NAMED))}"
     if len(waits) > _MOST_NAMED:

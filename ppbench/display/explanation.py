@@ -79,7 +79,7 @@ def what_if(run: pd.Series, edges: pd.DataFrame, collectives: pd.DataFrame) -> l
         return []
     model = modelled_run(run, edges, collectives)
     has_sends = any(action.op in SEND_OPS for row in model.lowered.actions for action in row)
-    if edges.empty and has_sends:
+    if (edges.empty and has_sends) or (collectives.empty and run["replicas"] > 1):
         return ["What if: the messages are no longer in the store, so nothing can be modelled."]
     balanced, free, _ = same_program(model)
     shared = [other for other in other_sharing(model) if isinstance(other, WhatIf)]

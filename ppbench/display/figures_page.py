@@ -36,7 +36,6 @@ _TITLES = {
     "memory": "Memory over time: the table `memory`",
     "telemetry": "The machine over time: the table `telemetry`",
     "flight": "Failed runs: the table `flight`",
-    "costs": "Costs of layers: the table `costs`",
 }
 
 

@@ -15,17 +15,12 @@ class Format(StrEnum):
 
 
 class ExportFormat(StrEnum):
-    """How the store is exported: as a table, or as figures for a benchmark tracker."""
+    """How the store is exported: as a table, or as figures for Bencher."""
 
     csv = "csv"
     parquet = "parquet"
     markdown = "markdown"
     bencher = "bencher"
-    github = "github"
-    otava = "otava"
-
-
-TRACKERS = (ExportFormat.bencher, ExportFormat.github, ExportFormat.otava)
 
 
 class Assets(StrEnum):

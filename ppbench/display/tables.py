@@ -108,7 +108,9 @@ def render(
     and are the last to be left out.
     """
     known = list(map(str, frame.columns))
-    frame, asked = _sorted(frame, view, known), view.names(known)
+    column, asked = view.order(known), view.names(known)
+    if column is not None:
+        frame = sort_rows(frame, column, is_descending=view.sort.startswith("-"))
     given = columns if isinstance(columns, Mapping) else {name: field_of(name) for name in columns}
     fields = {name: given.get(name) or field_of(name) for name in asked} if asked else given
     match how:
@@ -117,16 +119,15 @@ def render(
         case Format.csv:
             return frame[asked or known].to_csv(index=False).rstrip("\n")
         case Format.markdown:
-            return _markdown(frame, fields)
+            rules = ("---:" if field.is_number else "---" for field in fields.values())
+            lines = [
+                "| " + " | ".join(field.heading for field in fields.values()) + " |",
+                "|" + "|".join(rules) + "|",
+            ]
+            lines += ["| " + " | ".join(map(escaped, row)) + " |" for row in _cells(frame, fields)]
+            return "\n".join(lines)
         case Format.table:
             return _table(frame, fields, view, [*essential, *asked])
-
-
-def _sorted(frame: pd.DataFrame, view: View, known: Sequence[str]) -> pd.DataFrame:
-    column = view.order(known)
-    if column is None:
-        return frame
-    return sort_rows(frame, column, is_descending=view.sort.startswith("-"))
 
 
 def sort_rows(frame: pd.DataFrame, column: str, *, is_descending: bool) -> pd.DataFrame:
@@ -164,15 +165,6 @@ def _cells(frame: pd.DataFrame, fields: Mapping[str, Field]) -> list[list[str]]:
         ]
         for row in frame[list(fields)].itertuples(index=False)
     ]
-
-
-def _markdown(frame: pd.DataFrame, fields: Mapping[str, Field]) -> str:
-    lines = [
-        "| " + " | ".join(field.heading for field in fields.values()) + " |",
-        "|" + "|".join("---:" if field.is_number else "---" for field in fields.values()) + "|",
-    ]
-    lines += ["| " + " | ".join(map(escaped, row)) + " |" for row in _cells(frame, fields)]
-    return "\n".join(lines)
 
 
 def escaped(cell: str) -> str:
@@ -343,32 +335,25 @@ def facts(values: Mapping[str, object], how: Format) -> str:
         return json.dumps(values, indent=2, allow_nan=False)
     import pandas as pd
 
-    texts = {key: _plain(value) for key, value in values.items()}
-    if how is Format.table:
-        return _list_of_facts(texts)
-    return render(pd.DataFrame({"key": list(texts), "value": list(texts.values())}), how, _FACT)
-
-
-_FACT = ["key", "value"]
-
-
-def _list_of_facts(texts: Mapping[str, str]) -> str:
+    texts = {
+        key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()
+    }
+    if how is not Format.table:
+        frame = pd.DataFrame({"key": list(texts), "value": list(texts.values())})
+        return render(frame, how, ["key", "value"])
     widest = max((len(key) for key in texts), default=0)
     room = max(page_width() - widest - 4, _LEAST_VALUE)
     lines = []
     for key, text in texts.items():
-        parts = [part for line in printable(text).splitlines() for part in _folded(line, room)]
+        parts = [
+            part
+            for line in printable(text).splitlines()
+            for part in textwrap.wrap(line, room, break_on_hyphens=False, drop_whitespace=False)
+            or [""]
+        ]
         names = [key, *[""] * (len(parts) - 1)]
         lines += [
             f" {name:<{widest}}   {part}".rstrip()
             for name, part in zip(names, parts or [""], strict=True)
         ]
     return "\n".join(lines)
-
-
-def _folded(line: str, room: int) -> list[str]:
-    return textwrap.wrap(line, room, break_on_hyphens=False, drop_whitespace=False) or [""]
-
-
-def _plain(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

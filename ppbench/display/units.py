@@ -88,15 +88,15 @@ def held(run: pd.Series) -> str:
 
 
 def size(num_bytes: object) -> str:
-    """Format a size in MiB, or in GiB from 1 GiB on."""
-    if is_missing(num_bytes) or float(str(num_bytes)) < GIB:
+    """Format a size in MiB, or in GiB where it would be 1,024.0 MiB or more."""
+    if is_missing(num_bytes) or round(float(str(num_bytes)) / MIB, 1) < GIB / MIB:
         return written(num_bytes, ",.1f", "MiB", 1 / MIB)
     return written(num_bytes, ",.2f", "GiB", 1 / GIB)
 
 
 def rounded_size(num_bytes: float) -> float:
     """Round a size, in bytes, to the digits that `size` prints."""
-    unit, digits = (GIB, 2) if num_bytes >= GIB else (MIB, 1)
+    unit, digits = (GIB, 2) if round(num_bytes / MIB, 1) >= GIB / MIB else (MIB, 1)
     return round(num_bytes / unit, digits) * unit
 
 

@@ -1,1 +1,1 @@
-"""A run in the forms that other tools read: Chrome's trace events, Perfetto's protobuf."""
+"""Runs in the forms that other tools read: Chrome's trace events, Bencher's metrics."""

@@ -35,7 +35,6 @@ from ppbench.analysis.collectives import JOINING
 from ppbench.analysis.metrics import chosen_step
 from ppbench.analysis.transfers import message_numbers, waiting_ns
 from ppbench.store import Store, check_ok, missing_spans
-from ppbench.store.recovery import steps_of_run
 
 ALL_STEPS = "all"
 _FACTS = (
@@ -108,7 +107,7 @@ class Level(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """A run's slices and counters, from which both forms are written. Times are the store's, in ns.
+    """A run's slices and counters. Times are the store's, in ns.
 
     `slice_rows` has a column for each field of `Slice`, track by track in order of time;
     `level_rows` for each of `Level`, rank by rank.
@@ -136,8 +135,8 @@ def trace_of_run(store: Store, run: pd.Series, step: str) -> Trace:
     """
     check_ok(run, "spans")
     ids = [run["run_id"]]
-    spans, ranks, memory = (store.table(name, ids) for name in ("spans", "ranks", "memory"))
-    steps = steps_of_run(store, run)
+    names = ("spans", "ranks", "memory", "steps")
+    spans, ranks, memory, steps = (store.table(name, ids) for name in names)
     if spans.empty or steps.empty:
         raise missing_spans(store, run)
     every = [int(number) for number in steps["step"]]

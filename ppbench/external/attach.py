@@ -14,7 +14,7 @@ Two rules hold. No error in here may end the training: it becomes one warning, a
 takes part in what the others wait for. And ranks communicate only at fixed points: in `attach`,
 where they agree on the steps to record, and in calls of `schedule.step`, before the first
 chosen step and after the last. With an optimizer to record, the last one is over when the next step
-begins or `close` is called.
+begins, `close` is called or the script ends.
 """
 
 from __future__ import annotations
@@ -291,7 +291,12 @@ class Attachment:
             self._restore_step()
 
     def _at_exit(self) -> None:
-        """Detach when the process ends before the last chosen step; other ranks may be gone."""
+        """Store the run where only its last optimizer was awaited; else say what is missing."""
+        if self._has_begun and not self._is_over and self._count > self._request.last:
+            self.close()
+            if self._members.rank == 0 and self.run_id is None:
+                _warn("call close() at the end of the training: not all ranks wait at exit")
+            return
         self._warn_unfinished()
         self._detach()
 

@@ -14,15 +14,19 @@ Names of ranges that are recognized:
     a pattern                   any other names
 
 A file is read by the first of these forms that occurs in it, or by the pattern if there is one.
+A file may hold several ranks, such as merged traces or ppbench's own: each of its processes that
+has actions is a rank.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import re
 import zlib
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,11 +37,14 @@ from ppbench.errors import UsageError
 from ppbench.external.collectives import Collective, Event, collectives_of, kind_of
 
 _GPU_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
-_LAUNCHES = ("cuda_runtime", "cuda_driver")
+_LAUNCHES = ("_runtime", "_driver")
+"""How the categories of launches end, such as `cuda_runtime` and `xpu_driver`."""
+_EARLIEST_NS = 100_000
+"""A kernel may seem to begin so much before its launch: device and host have their own clocks."""
 _OPERATOR = "cpu_op"
 _MESSAGES = ("c10d::send", "c10d::recv_")
-_NOT_RANGES = (*_GPU_WORK, *_LAUNCHES, _OPERATOR, "gpu_user_annotation", "overhead", "Trace")
-_RANK_IN_NAME = re.compile(r"rank[_\-.]?(\d+)", re.IGNORECASE)
+_NOT_RANGES = (*_GPU_WORK, _OPERATOR, "gpu_user_annotation", "overhead", "Trace")
+_RANK_IN_NAME = re.compile(r"rank[_\-. ]?(\d+)", re.IGNORECASE)
 _GZIP = b"\x1f\x8b"
 
 
@@ -60,7 +67,7 @@ class Kernel(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """The trace of one rank, from one file."""
+    """The trace of one rank, from a file or from one process of it."""
 
     path: Path
     rank: int | None  # in its job, from the trace or the file's name
@@ -73,6 +80,8 @@ class Trace:
     kernels: list[Kernel]  # by launch
     collectives: list[Collective]  # by launch
     groups: Mapping[str, tuple[int, ...]]  # ranks of the job's process groups that it is in
+    accelerator: str = "cuda"  # the kind of device that its kernels ran on
+    doubts: tuple[str, ...] = ()  # what is wrong with its kernels
 
     def operators_in(self, outer: Interval) -> Sequence[Interval]:
         """Return the operators that begin in a range, on any thread: backward may have its own."""
@@ -90,34 +99,94 @@ class Trace:
         return self.kernels[first : bisect_right(self.kernels, (outer.end_ns,))]
 
 
-def read_trace(path: Path) -> Trace:
-    """Read a file, compressed by gzip or not. Raises UsageError."""
+def read_traces(path: Path, pattern: re.Pattern[str] | None) -> list[Trace]:
+    """Read the ranks of a file, compressed by gzip or not: mostly it is one.
+
+    Processes without actions, such as those that load data, are no ranks where others have some.
+    Raises UsageError.
+    """
     data = _read_json(path)
     events = data.get("traceEvents") if isinstance(data, dict) else data
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         raise UsageError(f"{path}: is not a Chrome trace: it has no list of traceEvents")
     facts: Mapping[str, object] = data if isinstance(data, dict) else {}
+    complete = [event for event in events if event.get("ph") == "X" and "ts" in event]
+    processes = list(dict.fromkeys(str(e.get("pid")) for e in complete if _is_range(e)))
+    try:
+        whole = _trace_of(path, facts, complete)
+        if len(processes) < 2:
+            return [whole]
+        launches = [event for event in complete if _is_launch(event)]
+        parts = {
+            process: [
+                event
+                for event in complete
+                if str(event.get("pid")) == process or event.get("cat") in _GPU_WORK
+            ]
+            for process in processes
+        }
+        traces = {process: _trace_of(path, facts, part) for process, part in parts.items()}
+    except (TypeError, ValueError, KeyError) as error:
+        raise UsageError(f"{path}: has an event that cannot be read: {error!r}") from None
+    ranks = {process: trace for process, trace in traces.items() if _has_actions(trace, pattern)}
+    if len(ranks) < 2:
+        return [whole]
+    by_correlation: dict[int | None, set[str]] = {}
+    for event in launches:
+        by_correlation.setdefault(_correlation(event), set()).add(str(event.get("pid")))
+    if any(len(launching & ranks.keys()) > 1 for launching in by_correlation.values()):
+        raise UsageError(
+            f"{path}: holds {len(ranks)} ranks whose kernels cannot be told apart: their launches "
+            "have the same numbers; give the files of the ranks, before they were merged"
+        )
+    names = {
+        str(event.get("pid")): str(event["args"].get("name"))
+        for event in events
+        if event.get("name") == "process_name" and isinstance(event.get("args"), dict)
+    }
+    found = {process: _RANK_IN_NAME.findall(names.get(process, "")) for process in ranks}
+    numbers = [int(number[-1]) if number else None for number in found.values()]
+    if None in numbers or len(set(numbers)) < len(numbers):
+        in_order = sorted(ranks, key=lambda process: (len(process), process))
+        numbers = [in_order.index(process) for process in ranks]
+    return [
+        dataclasses.replace(trace, rank=number)
+        for trace, number in zip(ranks.values(), numbers, strict=True)
+    ]
+
+
+def _trace_of(
+    path: Path, facts: Mapping[str, object], complete: Sequence[Mapping[str, object]]
+) -> Trace:
     info = facts.get("distributedInfo")
     distributed: Mapping[str, object] = info if isinstance(info, dict) else {}
     hostname, backend = facts.get("host_name"), distributed.get("backend")
-    try:
-        base_ns = int(str(facts.get("baseTimeNanoseconds", 0)))
-        complete = [event for event in events if event.get("ph") == "X" and "ts" in event]
-        return Trace(
-            path,
-            _rank_of(path, distributed),
-            int(str(distributed["world_size"])) if "world_size" in distributed else None,
-            None if hostname is None else str(hostname),
-            _gpus(facts),
-            None if backend is None else str(backend),
-            sorted(_interval(e, base_ns) for e in complete if e.get("cat") not in _NOT_RANGES),
-            sorted(_interval(e, base_ns) for e in complete if e.get("cat") == _OPERATOR),
-            _kernels(complete, base_ns),
-            _collectives(complete, base_ns, groups := _groups_of(distributed)),
-            groups,
-        )
-    except (TypeError, ValueError, KeyError) as error:
-        raise UsageError(f"{path}: has an event that cannot be read: {error!r}") from None
+    base_ns = int(str(facts.get("baseTimeNanoseconds", 0)))
+    launches = sorted({str(e.get("cat")).rpartition("_")[0] for e in complete if _is_launch(e)})
+    kernels, doubts = _kernels(complete, base_ns)
+    return Trace(
+        path,
+        _rank_of(path, distributed),
+        int(str(distributed["world_size"])) if "world_size" in distributed else None,
+        None if hostname is None else str(hostname),
+        _gpus(facts),
+        None if backend is None else str(backend),
+        sorted(_interval(e, base_ns) for e in complete if _is_range(e)),
+        sorted(_interval(e, base_ns) for e in complete if e.get("cat") == _OPERATOR),
+        kernels,
+        _collectives(complete, base_ns, groups := _groups_of(distributed)),
+        groups,
+        launches[0] if launches else "cuda",
+        doubts,
+    )
+
+
+def _is_launch(event: Mapping[str, object]) -> bool:
+    return str(event.get("cat")).endswith(_LAUNCHES)
+
+
+def _is_range(event: Mapping[str, object]) -> bool:
+    return event.get("cat") not in _NOT_RANGES and not _is_launch(event)
 
 
 def _read_json(path: Path) -> object:
@@ -158,14 +227,67 @@ def _times(event: Mapping[str, object], base_ns: int) -> tuple[int, int]:
     return start_ns, start_ns + round(duration_us * 1000)
 
 
-def _kernels(events: Sequence[Mapping[str, object]], base_ns: int) -> list[Kernel]:
-    """Match kernels with their launches by correlation; one without a launch has no range."""
+def _kernels(
+    events: Sequence[Mapping[str, object]], base_ns: int
+) -> tuple[list[Kernel], tuple[str, ...]]:
+    """Match kernels with their launches by correlation; one without a launch has no range.
+
+    Also return what is wrong with them. A stream runs its kernels in the order of their launches,
+    so the fewest that break it are left out, and those that begin before their launch.
+    """
     launches = _launches(events, base_ns)
-    return sorted(
-        Kernel(launches[correlation], *_times(event, base_ns), _is_communication(event))
-        for event in events
-        if event.get("cat") in _GPU_WORK and (correlation := _correlation(event)) in launches
-    )
+    work = [event for event in events if event.get("cat") in _GPU_WORK]
+    streams: dict[tuple[object, object], list[tuple[Kernel, str]]] = {}
+    wrong: list[str] = []
+    for event in work:
+        if (correlation := _correlation(event)) in launches:
+            name = str(event["name"])
+            kernel = Kernel(
+                launches[correlation], *_times(event, base_ns), _is_communication(event)
+            )
+            if (
+                kernel.start_ns < kernel.launched_ns - _EARLIEST_NS
+                or kernel.end_ns < kernel.start_ns
+            ):
+                wrong.append(name)
+            else:
+                streams.setdefault((event.get("pid"), event.get("tid")), []).append((kernel, name))
+    kernels: list[Kernel] = []
+    for stream in streams.values():
+        stream.sort()
+        kept = _longest_rise([kernel.start_ns for kernel, _ in stream])
+        kernels += [kernel for index, (kernel, _) in enumerate(stream) if index in kept]
+        wrong += [name for index, (_, name) in enumerate(stream) if index not in kept]
+    doubts = []
+    if wrong:
+        names = [f"{count} of {name[:40]}" for name, count in Counter(wrong).most_common(3)]
+        doubts.append(
+            f"{len(wrong)} of its {len(work)} kernels are left out, for they have impossible times "
+            f"({', '.join(names)})"
+        )
+    if work and not kernels:
+        doubts.append(
+            f"its times are the host's, for none of its {len(work)} kernels has a launch and a "
+            "possible time"
+        )
+    return sorted(kernels), tuple(doubts)
+
+
+def _longest_rise(numbers: Sequence[int]) -> set[int]:
+    """Return the indices of the longest subsequence that never falls."""
+    ends: list[int] = []  # the least number at which a rise of each length ends
+    places: list[int] = []  # their indices
+    before: list[int] = []  # by index, that of the number before it in its rise
+    for index, number in enumerate(numbers):
+        length = bisect_right(ends, number)
+        before.append(places[length - 1] if length else -1)
+        ends[length : length + 1], places[length : length + 1] = [number], [index]
+    kept = set()
+    index = places[-1] if places else -1
+    while index >= 0:
+        kept.add(index)
+        index = before[index]
+    return kept
 
 
 def _collectives(
@@ -201,7 +323,7 @@ def _launches(events: Sequence[Mapping[str, object]], base_ns: int) -> dict[int 
     return {
         correlation: _times(event, base_ns)[0]
         for event in events
-        if event.get("cat") in _LAUNCHES and (correlation := _correlation(event)) is not None
+        if _is_launch(event) and (correlation := _correlation(event)) is not None
     }
 
 
@@ -258,6 +380,11 @@ def named_ranges(trace: Trace, pattern: re.Pattern[str] | None) -> list[Named]:
                 actions += _optimizer_ranges(trace)
             return sorted(actions, key=lambda named: named.within)
     raise UsageError(_no_action_in(trace, pattern))
+
+
+def _has_actions(trace: Trace, pattern: re.Pattern[str] | None) -> bool:
+    forms = _FORMS if pattern is None else (_form_of(pattern),)
+    return any(any(form(trace, outer)) for form in forms for outer in trace.ranges)
 
 
 def collective_ranges(trace: Trace) -> list[Named]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from engine.plan.action import Op
 from ppbench.errors import UsageError
-from ppbench.external.kineto import Trace, named_ranges, read_trace
+from ppbench.external.kineto import Trace, named_ranges, read_traces
 from ppbench.external.steps import RankTrace, named_stages
 
 _SUFFIXES = (".json", ".json.gz")
@@ -28,7 +28,7 @@ def pipelines_in(
     paths: Sequence[Path], pattern: re.Pattern[str] | None, num_replicas: int | None
 ) -> list[list[RankTrace]]:
     """Read the traces of files and folders; return them by replica and rank. Raises UsageError."""
-    traces = [read_trace(path) for path in _files_of(paths)]
+    traces = [trace for path in _files_of(paths) for trace in read_traces(path, pattern)]
     _check_ranks(traces)
     _check_num_ranks(traces)
     by_job = sorted(

@@ -65,21 +65,35 @@ class RankTrace:
 
 
 def steps_of(source: RankTrace) -> Steps:
-    """Return all training steps of which the trace has actions. Raises UsageError.
-
-    An evaluation looks like a step without backwards, or with empty ones (torch issues them all).
-    """
+    """Return all steps of which the trace has actions. Raises UsageError."""
     numbered = _by_marks(source)
     if numbered is None or any(map(_has_repeats, numbered.values())):
         numbered = _by_repeats(source)
     ranges = {number: _ranges(source, part) for number, part in numbered.items()}
     timed = {number: _timed(source, part, ranges[number]) for number, part in numbered.items()}
     _add_collectives(source, ranges, timed)
-    return {number: step for number, step in timed.items() if _trains(step)} or timed
+    return timed
 
 
-def _trains(step: Sequence[Timed]) -> bool:
-    return any(t.action.op in _BACKWARD and t.end_ns > t.start_ns for t in step)
+def leave_out_untrained(ranks: Sequence[Steps]) -> dict[int, list[int]]:
+    """Take the steps that do not train out of all ranks; return the ranks where each does not.
+
+    An evaluation looks like a step without backwards, or with empty ones (torch issues them all).
+    A rank that trains in no step leaves none out.
+    """
+    untrained: dict[int, list[int]] = {}
+    for rank, steps in enumerate(ranks):
+        idle = [
+            number
+            for number, step in steps.items()
+            if not any(t.action.op in _BACKWARD and t.end_ns > t.start_ns for t in step)
+        ]
+        for number in idle if len(idle) < len(steps) else ():
+            untrained.setdefault(number, []).append(rank)
+    for number in untrained:
+        for steps in ranks:
+            steps.pop(number, None)
+    return untrained
 
 
 def _by_marks(source: RankTrace) -> dict[int, list[Named]] | None:

@@ -46,6 +46,7 @@ from ppbench.external.steps import (
     chosen_steps,
     computations,
     issued,
+    leave_out_untrained,
     steps_of,
 )
 from ppbench.store import Store, check_writable
@@ -66,7 +67,7 @@ class Imported:
     clocks: list[Clock]
     job_size: int | None  # its ranks, of this pipeline and others
     num_replicas: int
-    odd_collectives: str  # why collectives are left out; empty if they are not
+    notes: list[str]  # sentences on what is left out or doubtful
 
     def name_of(self, number: int) -> str:
         """Name a rank by its number among those of all replicas."""
@@ -97,6 +98,20 @@ def import_traces(
     found = pipelines_in(paths, None if pattern is None else check_pattern(pattern), replicas)
     sources = list(itertools.chain(*found))
     ranks = [steps_of(source) for source in sources]
+    names = [
+        f"rank {source.rank}" + (f" of replica {source.replica}" if len(found) > 1 else "")
+        for source in sources
+    ]
+    notes = [
+        f"{name}: {doubt}"
+        for name, source in zip(names, sources, strict=True)
+        for doubt in source.trace.doubts
+    ]
+    for number, idle in leave_out_untrained(ranks).items():
+        reason = f"{names[idle[0]]} has no backward in it that takes time"
+        if number in steps:
+            raise UsageError(f"step {number}: {reason}; with --step, choose steps that train")
+        notes.append(f"step {number} is left out: {reason}")
     chosen = chosen_steps(ranks, steps)
     check_whole(ranks, chosen)
     size = len(found[0])
@@ -104,7 +119,9 @@ def import_traces(
     program = _program_of(found[0], parts, chosen[0], schedule)
     check_legal(program)
     odd = _odd_collectives(sources, ranks, chosen)
-    if not odd:
+    if odd:
+        notes.append(f"collectives are left out: {odd}")
+    else:
         rows = [tuple(issued(steps[chosen[0]])) for steps in parts[0]]
         program = dataclasses.replace(program, actions=rows)
     clocks = clocks_of([s.trace.hostname for s in sources], _slack(program, parts, chosen))
@@ -116,12 +133,13 @@ def import_traces(
         _facts(sources),
     )
     check_writable(results, "--results")
-    device = {"device": "cuda" if any(source.trace.kernels for source in sources) else "cpu"}
+    devices = [source.trace.accelerator for source in sources if source.trace.kernels]
+    device = {"device": devices[0] if devices else "cpu"}
     metadata = RunMetadata(name, {**device, **known}, tokens_per_step)
     run_id = write_run(recorded, metadata, Store(results))
     job_size = sources[0].trace.world_size
     shape = len(chosen), program.world_size, program.schedule
-    return Imported(run_id, *shape, clocks, job_size, len(parts), odd)
+    return Imported(run_id, *shape, clocks, job_size, len(parts), notes)
 
 
 def _spans_of_all(
@@ -289,7 +307,7 @@ def _rank_row(source: RankTrace, clock: Clock) -> dict[str, object]:
     source_of_clock = "shared with rank 0" if clock.is_shared else "aligned by messages"
     return {
         "hostname": trace.hostname,
-        "device": gpu or ("cuda" if trace.kernels else "cpu"),
+        "device": gpu or (trace.accelerator if trace.kernels else "cpu"),
         "clock": "rank 0" if source.rank == source.replica == 0 else source_of_clock,
         "clock_offset_ns": clock.offset_ns,
         "clock_error_ns": clock.error_ns,

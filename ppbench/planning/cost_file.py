@@ -39,7 +39,6 @@
     backward_ms = 4.0
     static_mib = 8000
 
-Each size can be given in bytes instead: `static_bytes`, `held_after_forward_bytes`, and so on.
 Needed of a layer are its times, `held_after_forward`, `static` and `message`; of the other two
 their times and `static`. Without halves, each is half of the backward; without a backward, it is
 both; without `held_after_input`, a first half leaves all.
@@ -78,7 +77,7 @@ _NAMES = {name: name if name.startswith("held") else f"{name}_bytes" for name in
 """Fields of `LayerCosts`, by the names of their sizes."""
 _OF_PART = (
     *(f"{name}_ms" for name in _TIMES),
-    *(f"{name}_{unit}" for name in _SIZES for unit in ("mib", "bytes")),
+    *(f"{name}_mib" for name in _SIZES),
     "error",
 )
 _TEXTS = ("model", "dtype", "optimizer", "device")
@@ -119,41 +118,48 @@ class _Reader:
 
     def read(self, tree: Tree, origin: str) -> CostSet:
         self._check_keys(tree, (), _TOP)
-        texts = {key: self._text(tree, key) for key in _TEXTS}
+        texts = {}
+        for key in _TEXTS:
+            if key not in tree:
+                raise self._missing((), key)
+            if not isinstance(text := tree[key], str) or not text:
+                raise self._source.error((key,), f"expected a name, got {shown(text)}")
+            texts[key] = text
         seq_len = self._whole(tree, (), "seq_len")
-        link = self._link(self._table(tree, (), "link")) if "link" in tree else LinkCosts()
+        link = LinkCosts()
+        if "link" in tree:
+            table, place = self._table(tree, (), "link"), ("link",)
+            self._check_keys(table, place, ("latency_ms", "gb_per_s", "error"))
+            latency_ms = self._amount(table, place, "latency_ms", 0.0)
+            gb_per_s = self._amount(table, place, "gb_per_s", math.inf)
+            if gb_per_s == 0:
+                problem = "is 0; expected more, or none: no limit"
+                raise self._source.error((*place, "gb_per_s"), problem)
+            error = self._amount(table, place, "error", 0.0)
+            link = LinkCosts(latency_ms * NS_PER_MS, gb_per_s * BYTES_PER_GB, error)
         by_setting: dict[Setting, ModelCosts] = {}
         for index, table in enumerate(self._tables(tree, (), "setting")):
-            place = ("setting", index)
-            setting, costs = self._setting(table, place)
+            at = ("setting", index)
+            setting, costs = self._setting(table, at)
             if setting in by_setting:
-                raise self._source.error(place, f"a second entry for {setting}; leave out one")
-            if (first := next(iter(by_setting.values()), None)) is not None:
-                self._check_number(place, costs, first)
+                raise self._source.error(at, f"a second entry for {setting}; leave out one")
+            first = next(iter(by_setting.values()), costs)
+            if len(costs.layers) != len(first.layers):
+                raise self._source.error(
+                    (*at, "layers"),
+                    f"{len(costs.layers)} layers, but the first setting has {len(first.layers)}; "
+                    "expected the same model in every setting",
+                )
             by_setting[setting] = costs
-        name = str(tree.get("device_name", ""))
+        device_name = str(tree.get("device_name", ""))
         return CostSet(
-            *(texts["model"], texts["dtype"], seq_len, texts["optimizer"], texts["device"]),
-            *(origin, by_setting, link, name),
+            **texts,
+            seq_len=seq_len,
+            origin=origin,
+            by_setting=by_setting,
+            link=link,
+            device_name=device_name,
         )
-
-    def _check_number(self, place: Place, costs: ModelCosts, first: ModelCosts) -> None:
-        if len(costs.layers) != len(first.layers):
-            raise self._source.error(
-                (*place, "layers"),
-                f"{len(costs.layers)} layers, but the first setting has {len(first.layers)}; "
-                "expected the same model in every setting",
-            )
-
-    def _link(self, table: Tree) -> LinkCosts:
-        place = ("link",)
-        self._check_keys(table, place, ("latency_ms", "gb_per_s", "error"))
-        latency_ms = self._amount(table, place, "latency_ms", 0.0)
-        gb_per_s = self._amount(table, place, "gb_per_s", math.inf)
-        if gb_per_s == 0:
-            raise self._source.error((*place, "gb_per_s"), "is 0; expected more, or none: no limit")
-        error = self._amount(table, place, "error", 0.0)
-        return LinkCosts(latency_ms * NS_PER_MS, gb_per_s * BYTES_PER_GB, error)
 
     def _setting(self, table: Tree, place: Place) -> tuple[Setting, ModelCosts]:
         self._check_keys(table, place, _OF_SETTING)
@@ -166,30 +172,27 @@ class _Reader:
             self._part(self._table(table, place, name), (*place, name), is_layer=False)
             for name in ("before", "after")
         )
-        layers = tuple(self._layers(table, place))
-        action_ms = self._amount(table, place, "action_ms", 0.0)
-        costs = ModelCosts(before, layers, after, action_ms * NS_PER_MS)
-        return Setting(size, recompute), costs
-
-    def _layers(self, table: Tree, place: Place) -> Iterator[LayerCosts]:
-        num_layers = 0
+        layers: list[LayerCosts] = []
         for index, layer in enumerate(self._tables(table, place, "layers")):
             at = (*place, "layers", index)
             repeat = self._whole(layer, at, "repeat", 1)
-            num_layers += repeat
-            if num_layers > MOST_LAYERS:
+            if len(layers) + repeat > MOST_LAYERS:
                 problem = f"more than {MOST_LAYERS:,} layers; expected fewer"
                 raise self._source.error((*at, "repeat"), problem)
-            part = {key: value for key, value in layer.items() if key != "repeat"}
-            yield from [self._part(part, at, is_layer=True)] * repeat
+            layers += [self._part(layer, at, is_layer=True)] * repeat
+        action_ms = self._amount(table, place, "action_ms", 0.0)
+        costs = ModelCosts(before, tuple(layers), after, action_ms * NS_PER_MS)
+        return Setting(size, recompute), costs
 
     def _part(self, table: Tree, place: Place, *, is_layer: bool) -> LayerCosts:
         self._check_keys(table, place, (*_OF_PART, *(["repeat"] * is_layer)))
         needed = ("held_after_forward", "static", "message") if is_layer else ("static",)
-        sizes = {name: self._size(table, place, name, name in needed) for name in _SIZES}
-        if sizes["held_after_input"] is None:
-            sizes["held_after_input"] = sizes["held_after_forward"]
-        kept = {name: size or 0 for name, size in sizes.items()}
+        sizes: dict[str, int] = {}
+        for name in _SIZES:
+            if name in needed and f"{name}_mib" not in table:
+                raise self._missing(place, f"{name}_mib")
+            usual = sizes["held_after_forward"] / MIB if name == "held_after_input" else 0.0
+            sizes[name] = round(self._amount(table, place, f"{name}_mib", usual) * MIB)
         times = self._times(table, place)
         if is_layer and not any(times.values()):
             raise self._source.error((*place, "forward_ms"), "the layer takes no time at all")
@@ -199,11 +202,7 @@ class _Reader:
             input_ns=times["input"] * NS_PER_MS,
             weight_ns=times["weight"] * NS_PER_MS,
             error=self._amount(table, place, "error", 0.0),
-            held_after_forward=kept["held_after_forward"],
-            held_after_input=kept["held_after_input"],
-            transient_bytes=kept["transient"],
-            static_bytes=kept["static"],
-            message_bytes=kept["message"],
+            **{_NAMES[name]: size for name, size in sizes.items()},
             optimizer_ns=times["optimizer"] * NS_PER_MS,
         )
 
@@ -227,18 +226,6 @@ class _Reader:
         given["optimizer"] = max(0.0, given["optimizer"])
         return given
 
-    def _size(self, table: Tree, place: Place, name: str, is_needed: bool) -> int | None:
-        in_mib, in_bytes = f"{name}_mib", f"{name}_bytes"
-        if in_mib in table and in_bytes in table:
-            raise self._source.error((*place, in_bytes), f"is given as {in_mib} too; leave out one")
-        if in_bytes in table:
-            return self._whole(table, place, in_bytes, least=0)
-        if in_mib in table:
-            return round(self._amount(table, place, in_mib, 0.0) * MIB)
-        if is_needed:
-            raise self._missing(place, in_mib)
-        return None
-
     def _amount(self, table: Tree, place: Place, key: str, default: float) -> float:
         if key not in table:
             return default
@@ -250,9 +237,7 @@ class _Reader:
             raise self._source.error((*place, key), problem)
         return float(value)
 
-    def _whole(
-        self, table: Tree, place: Place, key: str, default: int | None = None, *, least: int = 1
-    ) -> int:
+    def _whole(self, table: Tree, place: Place, key: str, default: int | None = None) -> int:
         if key not in table and default is not None:
             return default
         if key not in table:
@@ -260,16 +245,9 @@ class _Reader:
         value = table[key]
         if isinstance(value, bool) or not isinstance(value, int):
             raise self._source.error((*place, key), f"expected an integer, got {shown(value)}")
-        if not least <= value <= 2**62:
-            problem = f"{shown(value)} is out of range; expected at least {least}"
+        if not 1 <= value <= 2**62:
+            problem = f"{shown(value)} is out of range; expected at least 1"
             raise self._source.error((*place, key), problem)
-        return value
-
-    def _text(self, table: Tree, key: str) -> str:
-        if key not in table:
-            raise self._missing((), key)
-        if not isinstance(value := table[key], str) or not value:
-            raise self._source.error((key,), f"expected a name, got {shown(value)}")
         return value
 
     def _table(self, table: Tree, place: Place, key: str) -> Tree:
@@ -322,7 +300,7 @@ def _lines_of_part(part: LayerCosts) -> Iterator[str]:
     for name in _TIMES:
         yield f"{name}_ms = {_ms(getattr(part, f'{name}_ns'))}"
     for name in _SIZES:
-        yield f"{name}_bytes = {getattr(part, _NAMES[name])}"
+        yield f"{name}_mib = {as_toml(getattr(part, _NAMES[name]) / MIB)}"
     yield f"error = {as_toml(part.error)}"
 
 

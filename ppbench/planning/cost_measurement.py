@@ -10,7 +10,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import IO, Any
+from typing import Any
 
 from engine.model.descriptions import CostRequest
 from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
@@ -47,7 +47,23 @@ def measure_costs(request: CostRequest, on_progress: OnProgress | None = None) -
             f"{name}: costs cannot be measured in any setting: {reasons}; ask for smaller "
             "microbatches, or give costs in a file"
         )
-    costs = _cost_set(request, answer)
+    by_setting = {
+        Setting(measured["microbatch_size"], measured["recompute"]): model_costs_of(
+            measured["costs"]
+        )
+        for measured in answer["costs"]
+    }
+    costs = CostSet(
+        name,
+        request.identity.dtype,
+        request.seq_len,
+        str(request.optimizer.get("name", "adamw")),
+        request.device,
+        MEASURED,
+        by_setting,
+        LinkCosts() if answer["link"] is None else LinkCosts(**answer["link"]),
+        str(answer.get("device_name", "")),
+    )
     if (found := problem_of(costs)) is not None:
         raise UsageError(f"{name}: measured costs cannot be used: {found}; measure again")
     return costs
@@ -60,25 +76,6 @@ def model_costs_of(data: Mapping[str, Any]) -> ModelCosts:
     return ModelCosts(before, layers, after, data["action_ns"])
 
 
-def _cost_set(request: CostRequest, answer: Mapping[str, Any]) -> CostSet:
-    by_setting = {
-        Setting(one["microbatch_size"], one["recompute"]): model_costs_of(one["costs"])
-        for one in answer["costs"]
-    }
-    link = LinkCosts() if answer["link"] is None else LinkCosts(**answer["link"])
-    return CostSet(
-        request.identity.model,
-        request.identity.dtype,
-        request.seq_len,
-        str(request.optimizer.get("name", "adamw")),
-        request.device,
-        MEASURED,
-        by_setting,
-        link,
-        str(answer.get("device_name", "")),
-    )
-
-
 def _answer_to(request: CostRequest, tell: OnProgress) -> dict[str, Any]:
     """Run the process; its notes are passed on, and the last of them explain its failure."""
     with subprocess.Popen(
@@ -88,7 +85,16 @@ def _answer_to(request: CostRequest, tell: OnProgress) -> dict[str, Any]:
         assert process.stdout is not None
         assert process.stderr is not None
         notes: deque[str] = deque(maxlen=_NUM_LINES)
-        reader = threading.Thread(target=_pass_on, args=(process.stderr, notes, tell))
+        notes_of = process.stderr
+
+        def pass_on() -> None:
+            for line in notes_of:
+                if text := line.strip():
+                    notes.append(text)
+                    if not text.startswith(_NOISE):
+                        tell(text)
+
+        reader = threading.Thread(target=pass_on)
         reader.start()
         try:
             with contextlib.suppress(BrokenPipeError), process.stdin:  # it may end at once
@@ -108,11 +114,3 @@ def _answer_to(request: CostRequest, tell: OnProgress) -> dict[str, Any]:
         )
     result: dict[str, Any] = json.loads(lines[-1])
     return result
-
-
-def _pass_on(notes_of: IO[str], notes: deque[str], tell: OnProgress) -> None:
-    for line in notes_of:
-        if text := line.strip():
-            notes.append(text)
-            if not text.startswith(_NOISE):
-                tell(text)

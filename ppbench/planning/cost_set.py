@@ -12,14 +12,6 @@ from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
 from ppbench.errors import UsageError
 
 MEASURED = "measured"
-TIMES = ("forward_ns", "backward_ns", "input_ns", "weight_ns", "optimizer_ns")
-SIZES = (
-    "held_after_forward",
-    "held_after_input",
-    "transient_bytes",
-    "static_bytes",
-    "message_bytes",
-)
 
 
 class Setting(NamedTuple):
@@ -38,7 +30,7 @@ class CostSet:
     """The costs of a model in some settings, of a link, and where they come from.
 
     `optimizer` and `device` are names, such as `adamw` and `cpu`; `device_name` is that of the
-    hardware, where it is known. `origin` is `measured`, `run <run id>` or `file <name>`.
+    hardware, where it is known. `origin` is `measured` or `file <name>`.
     """
 
     model: str
@@ -101,8 +93,8 @@ def _problem_of_model(costs: ModelCosts) -> str | None:
         for field, value in dataclasses.asdict(part).items():
             if not _is_amount(value):
                 return f"{name}: {field} must be finite and not negative, got {value}"
-    for name, layer in list(parts_of(costs).items())[1:-1]:
-        if layer.forward_ns + layer.backward_ns + layer.input_ns + layer.weight_ns <= 0:
+        times = part.forward_ns + part.backward_ns + part.input_ns + part.weight_ns
+        if times <= 0 and name not in ("before", "after"):
             return f"{name}: takes no time, forward or backward"
     return None
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from engine.plan.program import Program, from_csv, to_csv
 from engine.plan.schedules.registry import AUTO, CSV_PREFIX
-from ppbench.config.case import Case
 from ppbench.config.programs import program_of
 from ppbench.config.reader import read_sweep
 from ppbench.config.toml import as_toml, key_text
@@ -95,109 +94,110 @@ def write_handover(chosen: Chosen, folder: Path, name: str, head: str = HEAD) ->
     working directory. `head` is what torchtitan's model calls its output projection. Raises
     UsageError for a folder that cannot be written, SweepFileError for settings that cannot be run.
     """
-    _make(folder)
-    program = folder / f"{name}.csv"
-    placement, ranks = chosen.program.placement, chosen.program.world_size
-    written = [
-        _form("program", program, lambda: program_text(chosen.program)),
-        _form("sweep", folder / f"{name}.toml", lambda: sweep_text(chosen, name, program)),
-        _form(
-            "megatron", folder / f"{name}.layout", lambda: megatron_layout(chosen.layers, placement)
-        ),
-        _form(
-            "torchtitan",
-            folder / f"{name}.modules.json",
-            lambda: torchtitan_modules(chosen.layers, head),
-        ),
-    ]
-    handover = Handover(tuple(written), _schedule_or_nothing(chosen))
-    _check_sweep(chosen, folder / f"{name}.toml")
-    layout, modules = handover.form("megatron"), handover.form("torchtitan")
-    assert layout.refusal or layers_in_layout(layout.text, ranks) == chosen.layers
-    assert layers_in_modules(modules.text, head) == chosen.layers
-    return handover
-
-
-def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"{folder}: cannot be made: {error.strerror}; name another") from None
+    files = {
+        form: folder / f"{name}.{ending}"
+        for form, ending in (
+            ("program", "csv"),
+            ("sweep", "toml"),
+            ("megatron", "layout"),
+            ("torchtitan", "modules.json"),
+        )
+    }
+    placement = chosen.program.placement
+    makers: dict[str, Callable[[], str]] = {
+        "program": lambda: program_text(chosen.program),
+        "sweep": lambda: sweep_text(chosen, name, files["program"]),
+        "megatron": lambda: megatron_layout(chosen.layers, placement),
+        "torchtitan": lambda: torchtitan_modules(chosen.layers, head),
+    }
+    forms = []
+    for form, make in makers.items():
+        try:
+            text = make()
+        except HandoverError as error:
+            files[form].unlink(missing_ok=True)  # no older file of the name is left
+            forms.append(Form(form, None, "", str(error)))
+            continue
+        write_file(files[form], [text if text.endswith("\n") else f"{text}\n"])
+        forms.append(Form(form, files[form], text))
+    try:
+        schedule = torchtitan_schedule(placement)
+    except HandoverError:
+        schedule = ""
+    handover = Handover(tuple(forms), schedule)
+
+    ((case, _),) = read_sweep(files["sweep"], [], "cpu").cases  # as `ppbench sweep` does
+    program, compute = program_of(case), chosen.program.compute_only()
+    recompute = case.recompute
+    if isinstance(recompute, bool):
+        recompute = (recompute,) * program.num_stages
+    checks = [
+        ("sweep", "program", _table_of(program), _table_of(compute)),
+        ("sweep", "microbatch size", case.train_microbatch_size, chosen.microbatch_size),
+        ("sweep", "stages that recompute", recompute, chosen.recompute),
+        (
+            "torchtitan",
+            "layers by stage",
+            layers_in_modules(handover.form("torchtitan").text, head),
+            chosen.layers,
+        ),
+    ]
+    if layout := handover.form("megatron").text:
+        read = layers_in_layout(layout, placement.world_size)
+        checks.append(("megatron", "layers by stage", read, chosen.layers))
+    for form, what, read_back, expected in checks:
+        if read_back != expected:
+            raise _changed(str(files[form]), what, read_back, expected)
+    return handover
+
+
+def _table_of(program: Program) -> str:
+    return f"stages on ranks {program.placement.ranks}\n{to_csv(program).rstrip()}"
+
+
+def _changed(where: str, what: str, read_back: object, expected: object) -> UsageError:
+    """The error for a form that says something else than what was chosen."""
+    return UsageError(
+        f"{where}: its {what}, read back, is {read_back}; expected {expected}; do not use it: "
+        "choose another pipeline, and report this fault of ppbench"
+    )
 
 
 def program_text(program: Program) -> str:
-    """The program's computations as CSV in torch's form, read back."""
+    """The program's computations as CSV in torch's form, read back. Raises UsageError."""
     compute = program.compute_only()
     text = to_csv(compute)
     read = from_csv(text, program.schedule)
-    assert (read.actions, read.placement) == (compute.actions, compute.placement)
+    if (read.actions, read.placement) != (compute.actions, compute.placement):
+        raise _changed("CSV in torch's form", "program", _table_of(read), _table_of(compute))
     return text
 
 
 def sweep_text(chosen: Chosen, name: str, program: Path) -> str:
-    """A sweep file of the one case; `program` is the file of a program that has no name."""
-    keys = _keys(chosen, program)
-    top = {key: value for key, value in keys.items() if "." not in key}
-    sections: dict[str, dict[str, object]] = {}
-    for key, value in keys.items():
-        section, _, inner = key.partition(".")
-        if inner:
-            sections.setdefault(section, {})[inner] = value
-    lines = [f"name = {as_toml(name)}", *_lines(top)]
-    for section, settings in sections.items():
-        lines += ["", f"[{section}]", *_lines(settings)]
-    return "\n".join(lines) + "\n"
+    """A sweep file of the one case; `program` is the file of a program that has no name.
 
-
-def _keys(chosen: Chosen, program: Path) -> dict[str, object]:
-    """Every key of the sweep file with its value; `settings` do not change the pipeline."""
-    made: dict[str, object] = {
+    The settings of `chosen` do not change the pipeline.
+    """
+    keys: dict[str, object] = {
         "schedule": chosen.schedule or f"{CSV_PREFIX}{program}",
         "world_size": chosen.program.world_size,
         "num_microbatches": chosen.program.num_microbatches,
     }
     if chosen.schedule:
-        made["stages_per_rank"] = chosen.program.num_stages // chosen.program.world_size
+        keys["stages_per_rank"] = chosen.program.num_stages // chosen.program.world_size
     if chosen.settings.get("model.split") != "trace":  # whose stages are cut at split points
-        made["model.partition"] = chosen.layers
-    made["train.microbatch_size"] = chosen.microbatch_size
+        keys["model.partition"] = chosen.layers
+    keys["train.microbatch_size"] = chosen.microbatch_size
     is_uniform = len(set(chosen.recompute)) == 1
-    made["train.recompute"] = chosen.recompute[0] if is_uniform else chosen.recompute
-    return {**made, **{key: v for key, v in chosen.settings.items() if key not in made}}
-
-
-def _lines(settings: Mapping[str, object]) -> list[str]:
-    return [f"{key_text(key)} = {as_toml(value)}" for key, value in settings.items()]
-
-
-def _form(name: str, path: Path, make: Callable[[], str]) -> Form:
-    """Write a form, or note why it cannot be written; then no older file of the name is left."""
-    try:
-        text = make()
-    except HandoverError as error:
-        path.unlink(missing_ok=True)
-        return Form(name, None, "", str(error))
-    write_file(path, [text if text.endswith("\n") else f"{text}\n"])
-    return Form(name, path, text)
-
-
-def _schedule_or_nothing(chosen: Chosen) -> str:
-    try:
-        return torchtitan_schedule(chosen.program.placement)
-    except HandoverError:
-        return ""
-
-
-def _check_sweep(chosen: Chosen, file: Path) -> None:
-    """Read the sweep file as `ppbench sweep` does. Raises SweepFileError."""
-    ((case, _),) = read_sweep(file, [], "cpu").cases
-    program = program_of(case)
-    compute = chosen.program.compute_only()
-    assert (program.actions, program.placement) == (compute.actions, compute.placement)
-    assert case.train_microbatch_size == chosen.microbatch_size
-    assert _recomputed(case, program.num_stages) == chosen.recompute
-
-
-def _recomputed(case: Case, num_stages: int) -> tuple[bool, ...]:
-    given = case.recompute
-    return (given,) * num_stages if isinstance(given, bool) else given
+    keys["train.recompute"] = chosen.recompute[0] if is_uniform else chosen.recompute
+    sections: dict[str, list[str]] = {"": [f"name = {as_toml(name)}"]}
+    keys |= {key: value for key, value in chosen.settings.items() if key not in keys}
+    for key, value in keys.items():
+        section, _, inner = key.partition(".") if "." in key else ("", "", key)
+        lines = sections.setdefault(section, ["", f"[{section}]"])
+        lines.append(f"{key_text(inner)} = {as_toml(value)}")
+    return "\n".join([line for lines in sections.values() for line in lines]) + "\n"

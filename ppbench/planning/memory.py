@@ -33,7 +33,9 @@ class Rows:
     def __init__(self, program: Program) -> None:
         """Read the table of a program without transfers."""
         table, placement = program.table, program.placement
-        place = [placement.stages_of(rank).index(stage) for stage, rank in _stages(placement)]
+        place = [
+            placement.stages_of(rank).index(stage) for stage, rank in enumerate(placement.ranks)
+        ]
         op = np.frombuffer(table.op, np.int8).astype(np.int64)
         stage = np.array(place, np.int64)[np.frombuffer(table.stage, np.int32)]
         self._kind = [
@@ -51,10 +53,6 @@ class Rows:
         after = np.cumsum(change[kind])
         during = after - change[kind] + rise[kind]
         return int(during.max(initial=0))
-
-
-def _stages(placement: Placement) -> list[tuple[int, int]]:
-    return list(enumerate(placement.ranks))
 
 
 def _by_kind(own: Sequence[StageCosts]) -> tuple[Array, Array]:

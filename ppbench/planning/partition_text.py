@@ -33,7 +33,8 @@ def megatron_layout(layers: Sequence[int], placement: Placement) -> str:
     `*n` repeats. Raises HandoverError for a placement other than loops over all ranks: stage s
     belongs to rank s mod p there.
     """
-    _check_counts(layers, placement)
+    if len(layers) != placement.num_stages:
+        raise ValueError(f"{len(layers)} counts of layers for {placement.num_stages} stages")
     p, num_stages = placement.world_size, placement.num_stages
     if num_stages % p or placement != loop_placement(p, num_stages // p):
         loops = (stage % p for stage in range(num_stages))
@@ -43,10 +44,19 @@ def megatron_layout(layers: Sequence[int], placement: Placement) -> str:
             f"{num_stages} belongs to rank {stage % p} (loops over {p} ranks, as many stages on "
             f"each), here to rank {placement.ranks[stage]}; choose a schedule with loop placement"
         )
-    texts = [_layers_text(count) for count in layers]
+    texts = ["t" * count if count < 2 else f"t*{count}" for count in layers]
     texts[0] = f"E{texts[0]}"
     texts[-1] = f"{texts[-1]}L"
-    return _with_repeats([f"{text}|" for text in texts[:-1]]) + texts[-1]
+    stages = [f"{text}|" for text in texts[:-1]]
+    # At each place the repeat that saves most is taken, in parentheses, which cannot be nested.
+    # The comma after a repeat means nothing and parts its number from what follows.
+    parts, begin = [], 0
+    while begin < len(stages):
+        period, times = _best_repeat(stages, begin)
+        pattern = "".join(stages[begin : begin + period])
+        parts.append(pattern if times == 1 else f"({pattern})*{times},")
+        begin += period * times
+    return "".join([*parts, texts[-1]])
 
 
 def torchtitan_modules(layers: Sequence[int], head: str = HEAD) -> str:
@@ -81,30 +91,6 @@ def torchtitan_schedule(placement: Placement) -> str:
         "torchtitan cannot place these stages: it has loops over all ranks, and a V of two stages "
         f"per rank; here stages are on ranks {', '.join(map(str, placement.ranks))}"
     )
-
-
-def _check_counts(layers: Sequence[int], placement: Placement) -> None:
-    if len(layers) != placement.num_stages:
-        raise ValueError(f"{len(layers)} counts of layers for {placement.num_stages} stages")
-
-
-def _layers_text(count: int) -> str:
-    return "t" * count if count < 2 else f"t*{count}"
-
-
-def _with_repeats(stages: Sequence[str]) -> str:
-    """The texts of stages, one after another; those that repeat in parentheses, once.
-
-    At each place the repeat that saves most is taken. Megatron-LM knows no nested parentheses. The
-    comma after a repeat means nothing and parts its number from what follows.
-    """
-    parts, begin = [], 0
-    while begin < len(stages):
-        period, times = _best_repeat(stages, begin)
-        pattern = "".join(stages[begin : begin + period])
-        parts.append(pattern if times == 1 else f"({pattern})*{times},")
-        begin += period * times
-    return "".join(parts)
 
 
 def _best_repeat(stages: Sequence[str], begin: int) -> tuple[int, int]:

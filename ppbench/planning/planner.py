@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from engine.plan.bounds import lower_bound
-from engine.plan.model_costs import LinkCosts, StageCosts
+from engine.plan.model_costs import LinkCosts
 from engine.plan.simulate import Simulation, simulate, simulate_all
 from engine.plan.sizes import exact_text, size_text
 from ppbench.display.units import milliseconds
@@ -57,27 +57,34 @@ def make_plan(
         search.found.append(least)
     others = list(candidates_elsewhere(search))
     search.found += others
-    chosen = _best_of_shapes([one for one in search.found if search.fits(one)])
+    by_shape: dict[Shape, Candidate] = {}
+    for candidate in sorted(filter(search.fits, search.found), key=preference):
+        by_shape.setdefault(candidate.shape, candidate)
+    chosen = list(by_shape.values())  # the best of each shape, the best first
     finisher = _Finisher(search)
     proposals = []
     for done, candidate in enumerate(chosen[:NUM_PROPOSALS]):
         on_progress("drawing costs from their errors", done, NUM_PROPOSALS)
         proposals.append(finisher.proposal(candidate))
-    registered = _registered(chosen, proposals, finisher)
-    baseline = _baseline(search, proposals, finisher)
+    registered = None  # the best that needs no program of its own
+    for place, candidate in enumerate(chosen):
+        if candidate.shape.schedule != AUTO:
+            is_made = place < len(proposals)
+            registered = proposals[place] if is_made else finisher.proposal(candidate)
+            break
     frontier = frontier_of(search.found)
-    more = _more_memory(search, chosen[0], frontier)
-    faster = _half_as_slow(costs.link)
+    link = costs.link
+    faster = replace(link, latency_ns=link.latency_ns / 2, bytes_per_s=link.bytes_per_s * 2)
     return Plan(
         request,
         costs,
         tuple(proposals),
         frontier,
         registered,
-        baseline,
+        _baseline(search, proposals, finisher),
         _losses(chosen[0], search, frontier),
-        more,
-        min(_step_with(one, faster) for one in chosen[:NUM_PROPOSALS]),
+        _more_memory(search, chosen[0], frontier),
+        min(_step_with(candidate, faster) for candidate in chosen[:NUM_PROPOSALS]),
         _notes(request, costs),
     )
 
@@ -225,24 +232,6 @@ def _computing_ns(candidate: Candidate) -> int:
     return sum(count * ns for count, ns in zip(counts, took, strict=True))
 
 
-def _best_of_shapes(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The best of each shape, the best first."""
-    by_shape: dict[Shape, Candidate] = {}
-    for candidate in sorted(candidates, key=preference):
-        by_shape.setdefault(candidate.shape, candidate)
-    return list(by_shape.values())
-
-
-def _registered(
-    chosen: Sequence[Candidate], proposals: Sequence[Proposal], finisher: _Finisher
-) -> Proposal | None:
-    """The best that needs no program of its own; `chosen` begins with the proposals."""
-    for place, candidate in enumerate(chosen):
-        if candidate.shape.schedule != AUTO:
-            return proposals[place] if place < len(proposals) else finisher.proposal(candidate)
-    return None
-
-
 def _baseline(
     search: Search, proposals: Sequence[Proposal], finisher: _Finisher
 ) -> Proposal | None:
@@ -273,10 +262,6 @@ def _more_memory(
     return next(point for point in better if point.step_ns <= goal)
 
 
-def _half_as_slow(link: LinkCosts) -> LinkCosts:
-    return replace(link, latency_ns=link.latency_ns / 2, bytes_per_s=link.bytes_per_s * 2)
-
-
 def _step_with(candidate: Candidate, link: LinkCosts) -> int:
     """The step of a candidate's program with another link."""
     transfers = transfers_of(link, candidate.stages)
@@ -293,7 +278,10 @@ def _losses(
     of any candidate that is placed alike.
     """
     link, step_ns = search.costs.link, first.step_ns
-    stages = _equalled(first.stages)
+    num = len(first.stages)
+    names = ("forward_ns", "backward_ns", "input_ns", "weight_ns", "optimizer_ns")
+    means = {name: sum(getattr(stage, name) for stage in first.stages) // num for name in names}
+    stages = tuple(replace(stage, **means) for stage in first.stages)  # each as long as their mean
     programs = {id(first.program): first.program}
     for one in filter(search.fits, search.found):
         is_alike = one.shape[1:] == first.shape[1:]
@@ -305,24 +293,12 @@ def _losses(
 
     optimizer_ns = slowest_optimizer_ns(stages, first.shape.placement.ranks)
     free = LinkCosts()
+    ideal_ns = _computing_ns(first) // first.shape.ranks  # all ranks compute all the time
     without = {
-        "schedule": step_ns - max(0, makespan_ns(free) - _ideal_ns(first)),
+        "schedule": step_ns - max(0, makespan_ns(free) - ideal_ns),
         "imbalance": makespan_ns(link) + optimizer_ns,
         "link": _step_with(first, free),
         "memory": min(point.step_ns for point in frontier),
     }
     losses = [Loss(cause, min(step_ns, without_ns)) for cause, without_ns in without.items()]
     return tuple(sorted(losses, key=lambda loss: loss.step_ns))
-
-
-def _equalled(stages: Sequence[StageCosts]) -> tuple[StageCosts, ...]:
-    """The stages, each as long as their mean."""
-    num = len(stages)
-    names = ("forward_ns", "backward_ns", "input_ns", "weight_ns", "optimizer_ns")
-    means = {name: sum(getattr(stage, name) for stage in stages) // num for name in names}
-    return tuple(replace(stage, **means) for stage in stages)
-
-
-def _ideal_ns(candidate: Candidate) -> int:
-    """The makespan in which all ranks compute all the time."""
-    return _computing_ns(candidate) // candidate.shape.ranks

@@ -123,7 +123,14 @@ class Search:
         """A shape with its program, built once; for the solver, that which needs least memory."""
         key = shape.schedule, shape.placement, shape.num_microbatches
         if key not in self._programs:
-            self._programs[key] = _program_of(shape)
+            num_microbatches = shape.num_microbatches
+            self._programs[key] = (
+                one_by_one(shape.placement, num_microbatches)
+                if shape.schedule == AUTO
+                else build_program(
+                    shape.schedule, shape.ranks, num_microbatches, shape.stages_per_rank
+                )
+            )
         table = self.table(shape.microbatch_size)
         return Fit(shape, self._programs[key], table, self.costs.link, self.request.recompute)
 
@@ -240,12 +247,6 @@ class Search:
             one = solved(shape, layout, table, self.costs.link, memory, effort * self.effort)
             found += [one] if one is not None else []
         return found
-
-
-def _program_of(shape: Shape) -> Program:
-    if shape.schedule == AUTO:
-        return one_by_one(shape.placement, shape.num_microbatches)
-    return build_program(shape.schedule, shape.ranks, shape.num_microbatches, shape.stages_per_rank)
 
 
 def preference(candidate: Candidate) -> tuple[int, bool, int]:

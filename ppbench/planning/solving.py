@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from operator import add
 
 from engine.plan.action import Action, Op
 from engine.plan.model_costs import LinkCosts, StageCosts
@@ -42,32 +41,25 @@ def problem_of(
     if is_cautious:
         forward = list(map(max, forward, after_input))
     placement = shape.placement
+    limits = []
+    for rank, besides in enumerate(bytes_besides(placement, stages)):
+        own = [stages[stage] for stage in placement.stages_of(rank)]
+        held = (max(stage.held_after_forward, stage.held_after_input) for stage in own)
+        limit = everything = shape.num_microbatches * sum(held)
+        if memory_bytes is not None:
+            transients = [stage.transient_bytes for stage in own]
+            reserved = besides + (min(transients) if is_for_bound else max(transients))
+            limit = min(everything, memory_bytes - reserved)
+        limits.append(limit)
     return Problem(
         placement,
         shape.num_microbatches,
         durations_of(stages),
-        _limits(shape, stages, memory_bytes, is_for_bound=is_for_bound),
+        tuple(limits),
         tuple(forward),
         tuple(map(min, forward, after_input)),
         transfers_of(link, stages),
     )
-
-
-def _limits(
-    shape: Shape, stages: Sequence[StageCosts], memory_bytes: int | None, *, is_for_bound: bool
-) -> tuple[int, ...]:
-    """By rank, the bytes that activations may take; without a limit, what all of them take."""
-    limits = []
-    besides = bytes_besides(shape.placement, stages)
-    transients = _transients(shape.placement, stages, is_least=is_for_bound)
-    reserved = list(map(add, besides, transients))
-    for rank in range(shape.ranks):
-        own = [stages[stage] for stage in shape.placement.stages_of(rank)]
-        held = (max(stage.held_after_forward, stage.held_after_input) for stage in own)
-        everything = shape.num_microbatches * sum(held)
-        limit = everything if memory_bytes is None else memory_bytes - reserved[rank]
-        limits.append(min(limit, everything))
-    return tuple(limits)
 
 
 def bytes_besides(placement: Placement, stages: Sequence[StageCosts]) -> list[int]:
@@ -77,15 +69,6 @@ def bytes_besides(placement: Placement, stages: Sequence[StageCosts]) -> list[in
         static_bytes([stages[stage] for stage in placement.stages_of(rank)]) + most
         for rank, (_, most) in enumerate(messages)
     ]
-
-
-def _transients(placement: Placement, stages: Sequence[StageCosts], *, is_least: bool) -> list[int]:
-    """By rank, what an action takes while it runs: the most of any stage, or the least."""
-    of_ranks = (
-        [stages[stage].transient_bytes for stage in placement.stages_of(rank)]
-        for rank in range(placement.world_size)
-    )
-    return [min(own) if is_least else max(own) for own in of_ranks]
 
 
 def least_memory(placement: Placement, stages: Sequence[StageCosts]) -> int:

@@ -100,12 +100,10 @@ def least_makespan_ns(shape: Shape, model: ModelCosts) -> float:
     All microbatches pass the heaviest rank, which bears at least the mean of all ranks, and at
     least the heaviest layer.
     """
-    alone = [_one_ns(layer) for layer in (model.before, *model.layers, model.after)]
+    alone = [  # a forward and a backward, whole or in halves, whichever is quicker
+        layer.forward_ns + min(layer.backward_ns, layer.input_ns + layer.weight_ns)
+        for layer in (model.before, *model.layers, model.after)
+    ]
     share = (sum(alone) + 2 * model.action_ns * shape.placement.num_stages) / shape.ranks
     heaviest = max(share, *alone) if alone else share
     return shape.num_microbatches * heaviest
-
-
-def _one_ns(layer: LayerCosts) -> float:
-    """A forward and a backward, whole or in halves, whichever is quicker."""
-    return layer.forward_ns + min(layer.backward_ns, layer.input_ns + layer.weight_ns)

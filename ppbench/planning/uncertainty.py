@@ -49,32 +49,29 @@ class Draws:
 
     def table(self, index: int) -> StageTable:
         """The costs of a draw, the first ones made first."""
-        while len(self._tables) <= index:
-            kinds: dict[LayerCosts, LayerCosts] = {}
-            drawn = {on: self._drawn(model, kinds) for on, model in self._models.items()}
-            self._tables.append(StageTable(drawn))
-        return self._tables[index]
-
-    def _drawn(self, model: ModelCosts, kinds: dict[LayerCosts, LayerCosts]) -> ModelCosts:
-        """A model with each of its types of layers drawn once."""
-
-        def of(layer: LayerCosts) -> LayerCosts:
-            if layer not in kinds:
-                kinds[layer] = self._layer(layer)
-            return kinds[layer]
-
-        return replace(
-            model,
-            before=of(model.before),
-            layers=tuple(map(of, model.layers)),
-            after=of(model.after),
-        )
-
-    def _layer(self, layer: LayerCosts) -> LayerCosts:
         times = ("forward_ns", "backward_ns", "input_ns", "weight_ns", "optimizer_ns")
-        factors = [max(0.0, 1 + layer.error * self._random.gauss(0, 1)) for _ in times]
-        scaled = {name: getattr(layer, name) * by for name, by in zip(times, factors, strict=True)}
-        return replace(layer, **scaled)
+        while len(self._tables) <= index:
+            kinds: dict[LayerCosts, LayerCosts] = {}  # each type of layers is drawn once
+
+            def drawn(layer: LayerCosts, kinds: dict[LayerCosts, LayerCosts] = kinds) -> LayerCosts:
+                if layer not in kinds:
+                    factors = [max(0.0, 1 + layer.error * self._random.gauss(0, 1)) for _ in times]
+                    pairs = zip(times, factors, strict=True)
+                    scaled = {name: getattr(layer, name) * by for name, by in pairs}
+                    kinds[layer] = replace(layer, **scaled)
+                return kinds[layer]
+
+            models = {
+                is_on: replace(
+                    model,
+                    before=drawn(model.before),
+                    layers=tuple(map(drawn, model.layers)),
+                    after=drawn(model.after),
+                )
+                for is_on, model in self._models.items()
+            }
+            self._tables.append(StageTable(models))
+        return self._tables[index]
 
 
 def interval_of(candidate: Candidate, draws: Draws, link: LinkCosts) -> Interval:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -86,18 +85,81 @@ def row_of(proposal: Proposal) -> dict[str, object]:
 
 def sentences_of(plan: Plan) -> list[str]:
     """What to run, what that gains, what limits it, what more would bring, what was left out."""
-    parts = _choice, _places, _gain, _registered, _left, _limit, _more
-    return [*itertools.chain.from_iterable(part(plan) for part in parts), *plan.notes]
+    return [*_choice(plan), *_limits(plan), *plan.notes]
 
 
 def _choice(plan: Plan) -> Iterator[str]:
-    first = plan.first
-    one = first.configuration
+    """The first choice: what it is, what it gains on 1F1B, how near a registered schedule comes."""
+    first, one = plan.first, plan.first.configuration
     yield (
         f"Run {pipeline_text(one)}: a step of {milliseconds(first.step_ns)} (with 90 % probability "
         f"{milliseconds(first.step_low_ns)} to {milliseconds(first.step_high_ns)}), "
         f"{first.tokens_per_s:,.0f} tokens/s, at most {size(max(first.peak_high_bytes))} on a rank."
     )
+
+    if one.ranks > MOST_RANKS:
+        is_v = one.placement != loop_placement(one.ranks, one.stages_per_rank)
+        yield f"Stages go {'down the ranks and back up' if is_v else 'round the ranks'}."
+    elif one.ranks > 1:
+        yield " ".join(f"Rank {rank}: {_owned(one, rank)}." for rank in range(one.ranks))
+
+    gain = plan.gain
+    if gain is None or plan.baseline is None:
+        yield "No 1F1B fits into this memory."
+    elif plan.baseline == first or gain < LEAST_LOSS:
+        yield "That is as good as any other: nothing found gains on the best 1F1B."
+    else:
+        yield (
+            f"It trains {gain:.1%} faster than the best 1F1B within the same memory, whose step "
+            f"takes {milliseconds(plan.baseline.step_ns)}."
+        ).replace("%", " %")
+
+    loss = plan.registered_loss
+    if one.schedule == AUTO and plan.registered and loss is not None:
+        longer = f"{percent(loss)} longer" if loss >= LEAST_SAID else "as long"
+        name, need = plan.registered.configuration.schedule, max(plan.registered.peak_high_bytes)
+        yield f"{name}, which needs no program of its own, takes {longer}, in {size(need)}."
+        if plan.registered.step_low_ns <= first.step_high_ns:
+            yield "The errors of the costs are larger than what is between these two."
+
+
+def _limits(plan: Plan) -> Iterator[str]:
+    """How far the first choice is from the best possible, why, and what more would bring."""
+    first, step_ns = plan.first, plan.first.step_ns
+
+    def changed(to_ns: int) -> str:
+        return f"{milliseconds(to_ns)} ({100 * (1 - to_ns / step_ns):.1f} % less)"
+
+    if plan.most_left < LEAST_SAID:
+        yield "No program of these layers on these stages can be quicker."
+    else:
+        yield (
+            "No program of these layers on these stages can be quicker than "
+            f"{milliseconds(first.bound_ns)}: at most {percent(plan.most_left)} are left."
+        )
+
+    largest = plan.losses[0]
+    if 1 - largest.step_ns / step_ns < LEAST_LOSS:
+        yield "Nothing limits it but the computation itself."
+    else:
+        others = [each for each in plan.losses[1:] if 1 - each.step_ns / step_ns >= LEAST_LOSS]
+        words = [f"{WITHOUT[each.cause]} {changed(each.step_ns)}" for each in (largest, *others)]
+        yield (
+            f"What limits it most is {CAUSES[largest.cause]}: the step would be {'; '.join(words)}."
+        )
+
+    if plan.more_memory is not None:
+        more = plan.more_memory
+        yield (
+            f"With {size(more.memory_bytes)} per rank it would be {changed(more.step_ns)}, as "
+            f"{more.configuration.schedule}."
+        )
+    elif plan.request.memory_bytes is not None:
+        yield "Up to twice the memory would bring nothing that was found."
+    if 1 - plan.faster_link_ns / step_ns >= LEAST_LOSS:
+        yield f"A link twice as fast would make it {changed(plan.faster_link_ns)}."
+    else:
+        yield "A faster link would bring nothing."
 
 
 def pipeline_text(one: Configuration) -> str:
@@ -118,16 +180,6 @@ def pipeline_text(one: Configuration) -> str:
     return f"{text}, of which stages {', '.join(recomputed)} recompute" if recomputed else text
 
 
-def _places(plan: Plan) -> Iterator[str]:
-    """Which rank has which layers; of many ranks, how the stages lie on them."""
-    one = plan.first.configuration
-    if one.ranks > MOST_RANKS:
-        is_v = one.placement != loop_placement(one.ranks, one.stages_per_rank)
-        yield f"Stages go {'down the ranks and back up' if is_v else 'round the ranks'}."
-    elif one.ranks > 1:
-        yield " ".join(f"Rank {rank}: {_owned(one, rank)}." for rank in range(one.ranks))
-
-
 def _owned(one: Configuration, rank: int) -> str:
     """The stages of a rank, with what is on each."""
     last = len(one.layers) - 1
@@ -142,77 +194,6 @@ def _owned(one: Configuration, rank: int) -> str:
         parts += ["head"] * (stage == last)
         texts.append(f"stage {stage} ({', '.join(parts)})")
     return ", ".join(texts)
-
-
-def _gain(plan: Plan) -> Iterator[str]:
-    gain = plan.gain
-    if gain is None:
-        yield "No 1F1B fits into this memory."
-    elif plan.baseline == plan.first or gain < LEAST_LOSS:
-        yield "That is as good as any other: nothing found gains on the best 1F1B."
-    else:
-        assert plan.baseline is not None
-        yield (
-            f"It trains {gain:.1%} faster than the best 1F1B within the same memory, whose step "
-            f"takes {milliseconds(plan.baseline.step_ns)}."
-        ).replace("%", " %")
-
-
-def _registered(plan: Plan) -> Iterator[str]:
-    """How near a registered schedule comes to a program of the solver."""
-    loss = plan.registered_loss
-    if plan.first.configuration.schedule == AUTO and plan.registered and loss is not None:
-        longer = f"{percent(loss)} longer" if loss >= LEAST_SAID else "as long"
-        name, need = plan.registered.configuration.schedule, max(plan.registered.peak_high_bytes)
-        yield f"{name}, which needs no program of its own, takes {longer}, in {size(need)}."
-        if plan.registered.step_low_ns <= plan.first.step_high_ns:
-            yield "The errors of the costs are larger than what is between these two."
-
-
-def _left(plan: Plan) -> Iterator[str]:
-    """How far the first choice can be from the best possible."""
-    if plan.most_left < LEAST_SAID:
-        yield "No program of these layers on these stages can be quicker."
-    else:
-        yield (
-            "No program of these layers on these stages can be quicker than "
-            f"{milliseconds(plan.first.bound_ns)}: at most {percent(plan.most_left)} are left."
-        )
-
-
-def _limit(plan: Plan) -> Iterator[str]:
-    step, first = plan.first.step_ns, plan.losses[0]
-    if 1 - first.step_ns / step < LEAST_LOSS:
-        yield "Nothing limits it but the computation itself."
-        return
-    others = [loss for loss in plan.losses[1:] if 1 - loss.step_ns / step >= LEAST_LOSS]
-    words = [
-        f"{WITHOUT[loss.cause]} {milliseconds(loss.step_ns)} ({_less(loss.step_ns, step)})"
-        for loss in (first, *others)
-    ]
-    yield f"What limits it most is {CAUSES[first.cause]}: the step would be {'; '.join(words)}."
-
-
-def _more(plan: Plan) -> Iterator[str]:
-    step, more = plan.first.step_ns, plan.more_memory
-    if more is not None:
-        yield (
-            f"With {size(more.memory_bytes)} per rank it would be {milliseconds(more.step_ns)} "
-            f"({_less(more.step_ns, step)}), as {more.configuration.schedule}."
-        )
-    elif plan.request.memory_bytes is not None:
-        yield "Up to twice the memory would bring nothing that was found."
-    if 1 - plan.faster_link_ns / step >= LEAST_LOSS:
-        yield (
-            f"A link twice as fast would make it {milliseconds(plan.faster_link_ns)} "
-            f"({_less(plan.faster_link_ns, step)})."
-        )
-    else:
-        yield "A faster link would bring nothing."
-
-
-def _less(step_ns: int, than_ns: int) -> str:
-    return f"{100 * (1 - step_ns / than_ns):.1f} % less"
 
 
 def as_dict(plan: Plan) -> dict[str, object]:

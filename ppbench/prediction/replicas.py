@@ -35,9 +35,7 @@ from engine.plan.joined_simulation import (
     ring,
     simulate_joined,
 )
-from engine.plan.lower import lower
 from engine.plan.program import Program
-from engine.plan.replicas import prove_replicas_join
 from engine.plan.rules import ProgramError, peak_activations
 from engine.plan.schedules.formulae import Times
 from engine.plan.schedules.registry import read_csv
@@ -74,7 +72,6 @@ class Replication:
     factors: tuple[Fraction, ...]  # of the computations of each replica
     gather_s: Fraction = Fraction(0)  # that an UNSHARD of a stage moves bytes
     reduce_s: Fraction = Fraction(0)  # and a REDUCE_GRAD
-    slowdown: Fraction = Fraction(0)  # of computations while bytes move: 0.1 is a tenth longer
 
     @property
     def replicas(self) -> int:
@@ -170,7 +167,6 @@ class JoinedPrediction:
             "message_bytes": self.transfers.message_bytes,
             "gather": number(replication.gather_s),
             "reduce": number(replication.reduce_s),
-            "slowdown": number(replication.slowdown),
             "replica_factors": [number(factor) for factor in replication.factors],
             **self.figures(),
         }
@@ -191,8 +187,6 @@ def predict_joined(
     of_stages = [cost * share * f for cost in costs for f in (*replication.factors, *alike.factors)]
     others = transfers.duration_s, replication.gather_s, replication.reduce_s
     ticks_per_s = math.lcm(*(time.denominator for time in (*of_stages, *others)))
-    if replication.slowdown:  # by which computations take no whole number of those
-        ticks_per_s = math.lcm(ticks_per_s, NS_PER_S)
 
     def simulated(one: Replication) -> JoinedSimulation:
         def ticks(seconds: Fraction) -> int:
@@ -206,7 +200,6 @@ def predict_joined(
         moving = CollectiveModel(
             (ticks(one.gather_s),) * every,
             (ticks(one.reduce_s),) * every,
-            float(one.slowdown),
         )
         model = TransferModel(
             latency_ns=ticks(transfers.duration_s), message_bytes=transfers.message_bytes
@@ -215,20 +208,14 @@ def predict_joined(
 
     try:
         if program.has_collectives:
-            _check_written(program, replication.policy)
+            # As it is written: positions in an error are those of the file.
+            check_collectives(program, replication.policy)
         steps = [simulated(one) for one in (free, alike, replication)]
     except ProgramError as error:
         raise UsageError(str(error)) from None
     ends = [Fraction(step.makespan_ns, ticks_per_s) for step in steps]
     added = ends[1] - ends[0], ends[2] - ends[1]
     return JoinedPrediction(steps[-1], replication, costs, transfers, ticks_per_s, *added)
-
-
-def _check_written(program: Program, policy: CollectivePolicy) -> None:
-    """Raise ProgramError where a file's own collectives break the policy, or could hang."""
-    check_collectives(program, policy)  # as it is written: positions are those of the file
-    lowered = with_collectives(lower(program), program, policy)
-    prove_replicas_join([lowered] * 2)  # further ones are alike
 
 
 def collectives_of_file(path: Path, sharding: str | None) -> int:
@@ -242,7 +229,7 @@ def collectives_of_file(path: Path, sharding: str | None) -> int:
         if not program.has_collectives:
             raise UsageError(f"--sharding: {path} has no collectives; leave the option out")
         try:
-            _check_written(program, policy)
+            check_collectives(program, policy)
         except ProgramError as error:
             raise UsageError(str(error)) from None
     return sum(action.op in COLLECTIVE_OPS for row in program.rows for action in row)
@@ -316,20 +303,18 @@ def sharding_text(policy: CollectivePolicy) -> str:
 
 _TIMES = {"gather": "seconds", "reduce": "seconds"}
 _OF_LINK = {"bytes": "bytes", "bandwidth": "bytes per second", "latency": "seconds"}
-_SLOWDOWN = {"slowdown": "times as long, less 1"}
 
 
 def _read_collectives(text: str) -> dict[str, Fraction]:
     given: dict[str, Fraction] = {}
-    units = {**_TIMES, **_OF_LINK, **_SLOWDOWN}
+    units = {**_TIMES, **_OF_LINK}
     for part in text.split(","):
         key, _, value = (word.strip() for word in part.partition("="))
         if key not in units or key in given:
             raise UsageError(
                 f'--collectives: "{part.strip()}" is not one of gather=S and reduce=S, or '
-                "bytes=N, bandwidth=B and latency=S, and slowdown=X; expected the seconds of a "
-                "stage's UNSHARD and REDUCE_GRAD, or its bytes and the link, such as "
-                "gather=0.5,reduce=1"
+                "bytes=N, bandwidth=B and latency=S; expected the seconds of a stage's UNSHARD "
+                "and REDUCE_GRAD, or its bytes and the link, such as gather=0.5,reduce=1"
             )
         given[key] = read_quantity(f"--collectives: {key}", value, units[key])
     if _TIMES.keys() & given.keys() and _OF_LINK.keys() & given.keys():
@@ -343,17 +328,16 @@ def _read_collectives(text: str) -> dict[str, Fraction]:
 
 def _moving_s(
     given: dict[str, Fraction], policy: CollectivePolicy, replicas: int
-) -> tuple[Fraction, Fraction, Fraction]:
-    """How long a gather and a sum take, and how much slower computations are meanwhile."""
+) -> tuple[Fraction, Fraction]:
+    """How many seconds a gather and a sum take."""
     none = Fraction(0)
-    slowdown = given.get("slowdown", none)
     if "bytes" not in given:
-        return given.get("gather", none), given.get("reduce", none), slowdown
+        return given.get("gather", none), given.get("reduce", none)
     num_bytes, latency = int(given["bytes"]), round(given.get("latency", none) * NS_PER_S)
     of_stage = [num_bytes], [num_bytes]
     model = ring(*of_stage, replicas, policy, float(given["bandwidth"]), latency)
     gather, reduce = model.gather_ns[0], model.reduce_ns[0]
-    return Fraction(gather, NS_PER_S), Fraction(reduce, NS_PER_S), slowdown
+    return Fraction(gather, NS_PER_S), Fraction(reduce, NS_PER_S)
 
 
 def _read_factors(text: str | None, replicas: int) -> tuple[Fraction, ...]:

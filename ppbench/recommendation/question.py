@@ -5,7 +5,7 @@
     plan.frame                      # the best few, and 1F1B
     plan.sentences                  # the same in words
 
-The costs are measured here, layer by layer, or are those of a run, or in a file.
+The costs are measured here, layer by layer, or are read from a file.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from engine.model.descriptions import CostRequest, Problem
+from engine.plan.model_costs import ModelCosts
 from ppbench.config.case import Case, Measure, PlanSettings, setting_of
 from ppbench.config.programs import identity_of, is_plain_preset, sharding_of
 from ppbench.config.reader import read_sweep
@@ -25,16 +26,9 @@ from ppbench.config.sweep import Sweep
 from ppbench.config.toml import line_of, read_text
 from ppbench.display.units import milliseconds, size
 from ppbench.errors import SweepFileError
-from ppbench.planning.costs import (
-    CostSet,
-    Setting,
-    Wanted,
-    costs_of_run,
-    measure_costs,
-    read_costs_file,
-    store_costs,
-    stored_cost_set,
-)
+from ppbench.planning.cost_file import read_costs_file, write_costs_file
+from ppbench.planning.cost_measurement import measure_costs
+from ppbench.planning.cost_set import MEASURED, CostSet, Setting
 from ppbench.planning.handover import Handover, chosen_from, write_handover
 from ppbench.planning.plan import NoPlanError, Plan
 from ppbench.planning.planner import make_plan
@@ -44,7 +38,7 @@ from ppbench.planning.search import OnProgress
 from ppbench.recommendation.trials import chosen_case
 from ppbench.run.machine.environment import default_device, fingerprint_here
 from ppbench.run.machine.measuring_code import code_hash
-from ppbench.store import Store, check_writable
+from ppbench.store import check_writable
 
 SIZES = (1, 2, 4, 8)
 """Microbatch sizes that are measured where none are asked for."""
@@ -78,7 +72,7 @@ def plan(
     """The best pipelines for the model of a sweep file, within what its `[plan]` says.
 
     `overrides` are `KEY=VALUE`, as of `--set`; `effort` is proportional to the time of the search.
-    Measures the costs of the model's layers here, and stores them in the folder `results`, unless
+    Measures the costs of the model's layers here, and keeps them in the folder `results`, unless
     that has them (then only with `remeasure`), or `plan.costs` says where they are from.
     Raises SweepFileError for what cannot be, with the place, also where nothing fits: then with
     the least memory that would do.
@@ -114,7 +108,7 @@ def answer(
 ) -> Plan:
     """Make the plan of a sweep file that was read with these overrides, as `plan` does."""
     request = request_of(sweep)
-    costs = costs_of(sweep, request, Store(Path(results)), on_progress, remeasure=remeasure)
+    costs = costs_of(sweep, request, Path(results), on_progress, remeasure=remeasure)
     plans, errors = dict[str, Plan](), list[NoPlanError]()
     for policy, case in _by_policy(sweep).items():
         num_states = 2 if case.train_optimizer == "adamw" else int(case.train_momentum > 0)
@@ -225,10 +219,15 @@ def problems_of_plan(sweep: Sweep) -> Iterator[Problem]:
         yield Problem("seq_len", 'is "variable"; a plan needs a number of tokens, such as 128')
     if case.is_emulated:
         yield Problem("device", '"emulated" has no layers to plan for; expected cpu, cuda or xpu')
-    yield from _ambiguities(sweep)
+    num_ranks = len({case.world_size for case, _ in sweep.cases})
+    if not settings.ranks and num_ranks > 1:
+        yield Problem("plan.ranks", f"is left out, and the grid has {num_ranks}; give them here")
+    num_batches = len({batch_of(case, settings) for case, _ in sweep.cases})
+    if num_batches > 1:
+        text = f"is left out, and the grid has {num_batches}; a plan is for one: give it here"
+        yield Problem("plan.global_batch", text)
+    yield from _problems_of_replicas(sweep)
     batch, sizes = batch_of(case, settings) // case.replicas, settings.microbatch_sizes
-    if case.replicas > 1:
-        yield from _problems_of_replicas(sweep, batch_of(case, settings))
     if sizes and not any(batch % size == 0 for size in sizes):
         listed = ", ".join(map(str, sizes))
         text = f"{listed}: none divides the global batch of {batch} sequences"
@@ -237,32 +236,22 @@ def problems_of_plan(sweep: Sweep) -> Iterator[Problem]:
         yield Problem("plan.recompute", '"all" is not possible with train.compile')
 
 
-def _problems_of_replicas(sweep: Sweep, batch: int) -> Iterator[Problem]:
+def _problems_of_replicas(sweep: Sweep) -> Iterator[Problem]:
     case = case_of(sweep)
-    for one in _by_policy(sweep).values():
-        if found := unplanned(sharding_of(one), max(sweep.plan.stages_per_rank)):
+    if case.replicas == 1:
+        return
+    for own in _by_policy(sweep).values():
+        if found := unplanned(sharding_of(own), max(sweep.plan.stages_per_rank)):
             yield Problem(*found)
-    if batch % case.replicas:
+    if (batch := batch_of(case, sweep.plan)) % case.replicas:
         text = f"{batch} sequences cannot be shared by {case.replicas} replicas; give a multiple"
-        yield Problem("plan.global_batch", text)
-
-
-def _ambiguities(sweep: Sweep) -> Iterator[Problem]:
-    """What `[plan]` leaves to the cases, which do not agree on it."""
-    settings = sweep.plan
-    ranks = {case.world_size for case, _ in sweep.cases}
-    if not settings.ranks and len(ranks) > 1:
-        yield Problem("plan.ranks", f"is left out, and the grid has {len(ranks)}; give them here")
-    batches = {batch_of(case, settings) for case, _ in sweep.cases}
-    if len(batches) > 1:
-        text = f"is left out, and the grid has {len(batches)}; a plan is for one: give it here"
         yield Problem("plan.global_batch", text)
 
 
 def costs_of(
     sweep: Sweep,
     request: PlanRequest,
-    store: Store,
+    results: Path,
     on_progress: OnProgress,
     *,
     remeasure: bool = False,
@@ -272,29 +261,34 @@ def costs_of(
     kind, _, name = sweep.plan.costs.partition(":")
     if kind == "file":
         costs = read_costs_file(Path(name))
-    elif kind == "run":
-        costs = costs_of_run(store, name)
     else:
-        costs = _measured(case, request, store, on_progress, remeasure=remeasure)
+        costs = _measured(case, request, results, on_progress, remeasure=remeasure)
     costs.check_is_of(case.model_preset, case.model_dtype, request.seq_len, case.train_optimizer)
     return costs
 
 
 def _measured(
-    case: Case, request: PlanRequest, store: Store, on_progress: OnProgress, *, remeasure: bool
+    case: Case, request: PlanRequest, results: Path, on_progress: OnProgress, *, remeasure: bool
 ) -> CostSet:
-    """Costs measured here, by this code on such a machine: stored ones, or new ones, stored."""
+    """Costs measured here by this code: of an earlier plan, or new ones, kept in a costs file.
+
+    The file's name has a hash of all that costs depend on besides their settings. The sizes and
+    times of the files of a model in a folder count: another model may get the same name.
+    """
     wanted = _cost_request(case, request)
+    model = Path(wanted.identity.model)
+    files = sorted(model.glob("*")) if not is_plain_preset(wanted.identity) else []
+    states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     machine = fingerprint_here(case.device, 1, case.launch_threads_per_rank)
-    stored = Wanted(
-        *(case.model_preset, case.model_dtype, request.seq_len, case.train_optimizer, case.device),
-        settings=tuple(Setting(*setting) for setting in wanted.settings),
-        fingerprint=machine,
-        code=_way_of(wanted),
-    )
-    if not remeasure and (costs := stored_cost_set(store, stored)) is not None:
-        return costs
-    check_writable(store.folder, "--results")  # before the work of measuring
+    way = code_hash(), machine, states, replace(wanted, settings=())
+    kept_in = results / "costs" / f"{model.name}-{sha256(repr(way).encode()).hexdigest()[:12]}.toml"
+    kept: Mapping[Setting, ModelCosts] = {}
+    if kept_in.exists() and not remeasure:
+        costs = read_costs_file(kept_in)
+        kept = costs.by_setting
+        if set(wanted.settings) <= set(kept):
+            return replace(costs, origin=MEASURED)
+    check_writable(results, "--results")  # before the work of measuring
     on_progress("measuring the costs of layers", 0, 1)
     lines = 0
 
@@ -304,21 +298,9 @@ def _measured(
         on_progress(line, lines, 0)
 
     costs = measure_costs(wanted, tell)
-    store_costs(store, costs, fingerprint=machine, code=stored.code)
+    together = {**kept, **costs.by_setting}
+    write_costs_file(replace(costs, by_setting=together), kept_in, "--results")
     return costs
-
-
-def _way_of(wanted: CostRequest) -> str:
-    """A short hash of all that costs depend on and no column of theirs says: code and options.
-
-    Of a model in a folder, its files' sizes and times count: it may be another one under that name.
-    """
-    folder = Path(wanted.identity.model)
-    files = sorted(folder.glob("*")) if not is_plain_preset(wanted.identity) else []
-    states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    options = sorted(wanted.optimizer.items())
-    everything = code_hash(), wanted.identity, states, wanted.autocast, options, wanted.num_threads
-    return sha256(repr(everything).encode()).hexdigest()[:12]
 
 
 def _cost_request(case: Case, request: PlanRequest) -> CostRequest:

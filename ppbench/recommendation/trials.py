@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 
 from engine.plan.schedules.registry import CSV_PREFIX
-from ppbench.comparison.known import Known, known_of
+from ppbench.comparison.known import known_of
 from ppbench.config.case import Case, Measure
 from ppbench.config.programs import digest_of
 from ppbench.config.sweep import Sweep
@@ -91,7 +91,9 @@ class Trials:
         if regret.rival is None:
             others = ": the others failed or are" if steps.isna().any() else "; the others are"
             return f"Measured, the first choice is the best of {num}, {first}{others} slower."
-        by = f"{percent(regret.estimate)}{_range(regret)}"
+        by = f"{percent(regret.estimate)}, with an unknown error"
+        if math.isfinite(regret.high):
+            by = f"{percent(regret.estimate)} ({percent(regret.low)} to {percent(regret.high)})"
         rival = name_of(self.frame, regret.rival)
         theirs = milliseconds(steps[regret.rival])
         match regret.finding:
@@ -122,12 +124,6 @@ class Trials:
         ]
         if parts:
             yield f"Mind the cautions of launches of {'; of '.join(parts)}."
-
-
-def _range(regret: Regret) -> str:
-    if not math.isfinite(regret.high):
-        return ", with an unknown error"
-    return f" ({percent(regret.low)} to {percent(regret.high)})"
 
 
 def name_of(frame: pd.DataFrame, arm: int) -> str:
@@ -165,12 +161,19 @@ def measure(
     known = known_of(trial, folder, num_sides=1)
     for text in forecast_texts(known.noise, "stored noise", known.round_s, len(cases), most):
         note(text)
+
+    def note_forecast(steps: Steps) -> None:
+        """Note what could not be said beforehand, now that there are launches."""
+        noise = noise_of(steps) if known.noise is None else None
+        for text in forecast_texts(noise, "noise so far", rounds.round_s, len(steps), most):
+            note(text)
+
     outcome = race(
         rounds.steps,
         len(cases),
         most,
         lambda one: note(set_aside_text(frame, one)),
-        lambda steps: _note_after_first_rounds(known, steps, rounds.round_s, most),
+        note_forecast,
     )
     note(stop_text(outcome, most))
     if outcome.is_over(most):  # else the workers could not go on, and the same command can
@@ -193,13 +196,6 @@ def forecast_texts(
             f"one launch of each takes about {duration(round_s)}: at most "
             f"{duration(most * round_s)} for {counted(most, 'launch')} of each"
         )
-
-
-def _note_after_first_rounds(known: Known, steps: Steps, round_s: float | None, most: int) -> None:
-    """Note what could not be said beforehand, now that there are launches."""
-    noise = noise_of(steps) if known.noise is None else None
-    for text in forecast_texts(noise, "noise so far", round_s, len(steps), most):
-        note(text)
 
 
 def stop_of(outcome: Outcome, most: int) -> Stop:

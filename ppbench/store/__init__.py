@@ -4,13 +4,12 @@ results/runs/<run_id>.parquet    one row: the workload, its figures, its circums
 results/steps/<run_id>.parquet   a row per measured step
 results/ranks/<run_id>.parquet   a row per rank
 results/spans/<run_id>.parquet   a row per timed action
-results/costs/<id>.parquet       costs of a model's layers, of no run
+results/costs/<model>-<hash>.toml  measured costs of a model's layers, for plans
 results/.../<run_id>.parquet     further tables: see TABLES
 results/profiles/<run_id>/       Chrome traces of extra steps, where requested
 """
 
 from ppbench.store.columns import (
-    OF_NO_RUN,
     RUNS,
     SCHEMA_VERSION,
     SPANS,
@@ -35,7 +34,6 @@ from ppbench.store.sweeps import last_sweep_in, write_sweep_note
 
 __all__ = [
     "LAST",
-    "OF_NO_RUN",
     "RUNS",
     "SCHEMA_VERSION",
     "SPANS",

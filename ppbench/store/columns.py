@@ -10,18 +10,8 @@ import pyarrow as pa
 from engine.plan.spans import COLUMNS as SPAN_COLUMNS
 from ppbench.config.case import Case, Measure, settings_in
 
-SCHEMA_VERSION = 6
-"""Version of the columns.
-
-    1  presets and fixed sequence lengths only
-    2  `model_preset` may name any model; `seq_len` may be 0
-    3  several stages per rank; `device` may be `emulated`; memory figures may be null
-    4  where the idle time went: columns, and the tables attribution, planned and edges
-    5  failed runs have the rank at fault and the last action of every rank
-    6  the commit's date, parent and subject, and the hash of uncommitted changes
-
-Settings and figures added later are absent from older files.
-"""
+SCHEMA_VERSION = 1
+"""Version of the columns; a store of another version is not read."""
 RUN_ID = "run_id"
 
 
@@ -32,7 +22,7 @@ class Column:
     name: str
     type: pa.DataType
     meaning: str
-    absent: int | None = None  # value in rows that are stored without it, or older than it
+    absent: int | None = None  # value in rows that are stored without it
 
 
 _ARROW = {bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
@@ -53,9 +43,7 @@ def _columns_of(owner: type, prefix: str = "") -> list[Column]:
 
 _RUN_ID = Column(RUN_ID, pa.string(), "identifies the run; sorts by time")
 _VERSION = Column("schema_version", pa.int64(), "version of this table's columns")
-_REPLICA = Column(
-    "replica", pa.int32(), "replica of the pipeline, from 0; 0 in older files", absent=0
-)
+_REPLICA = Column("replica", pa.int32(), "replica of the pipeline, from 0", absent=0)
 
 RUNS: tuple[Column, ...] = (
     _RUN_ID,
@@ -314,11 +302,6 @@ RUNS: tuple[Column, ...] = (
         "package of the runtime, its version and a hash of its sources; null for ppbench's own",
     ),
     Column("ppbench_version", pa.string(), "version of ppbench that wrote the row"),
-    Column(
-        "tables",
-        pa.string(),
-        "tables that have rows of the run, comma-separated; null in older files",
-    ),
 )
 STEPS: tuple[Column, ...] = (
     _RUN_ID,
@@ -617,48 +600,6 @@ FLIGHT: tuple[Column, ...] = (
     _REPLICA,
 )
 """Only failed runs have rows here; their `spans` hold what was finished of their last steps."""
-COSTS: tuple[Column, ...] = (
-    Column(RUN_ID, pa.string(), "identifies the set of costs; sorts by time; no run has it"),
-    _VERSION,
-    Column("model_preset", pa.string(), "model: preset, hub id, checkpoint folder or factory"),
-    Column("model_dtype", pa.string(), "dtype of its parameters and activations"),
-    Column("seq_len", pa.int64(), "tokens of a sequence"),
-    Column("train_optimizer", pa.string(), "name of the optimizer"),
-    Column("device", pa.string(), "`cpu` or `cuda`, or as a costs file calls it"),
-    Column("device_name", pa.string(), "name of the hardware; null: unknown"),
-    Column("origin", pa.string(), "`measured`, or the run or file that the costs come from"),
-    Column("created_at", pa.string(), "when they were stored, ISO 8601, UTC"),
-    Column("fingerprint", pa.string(), "hash of the machine that they were measured on"),
-    Column("code", pa.string(), "hash of the measuring code, without its comments"),
-    Column("train_microbatch_size", pa.int64(), "sequences of a microbatch"),
-    Column("train_recompute", pa.bool_(), "whether layers are recomputed"),
-    Column("place", pa.string(), "`before` (what stands before the layers), `layer` or `after`"),
-    Column("layer", pa.int64(), "index of the layer; null for what is before or after"),
-    Column("forward_ns", pa.float64(), "time of F for one microbatch"),
-    Column("backward_ns", pa.float64(), "time of a whole backward, B"),
-    Column("input_ns", pa.float64(), "time of I, with what F takes longer before a split backward"),
-    Column("weight_ns", pa.float64(), "time of W"),
-    Column("optimizer_ns", pa.float64(), "time of its share of the optimizer, once in a step"),
-    Column("relative_error", pa.float64(), "relative standard error of each of these times"),
-    Column(
-        "held_after_forward_bytes",
-        pa.int64(),
-        "bytes that one microbatch keeps from F on, its input included",
-    ),
-    Column(
-        "held_after_input_bytes", pa.int64(), "bytes that one microbatch keeps after I, until W"
-    ),
-    Column("transient_bytes", pa.int64(), "bytes that an action takes at most besides"),
-    Column("static_bytes", pa.int64(), "parameters, gradients, optimizer state and buffers"),
-    Column("message_bytes", pa.int64(), "bytes of its output, sent where a stage ends with it"),
-    Column("action_ns", pa.float64(), "time that the runtime adds to each action of a stage"),
-    Column("link_latency_ns", pa.float64(), "time of a message without its bytes"),
-    Column("link_bytes_per_s", pa.float64(), "bandwidth of a link; null: without limit"),
-    Column("link_relative_error", pa.float64(), "relative standard error of both"),
-)
-"""Costs of a model's layers, for planning: a row for each part of the model in each setting."""
-OF_NO_RUN = frozenset({"costs"})
-"""Tables whose rows belong to no run; their `run_id` identifies what was stored together."""
 TABLES: dict[str, tuple[Column, ...]] = {
     "runs": RUNS,
     "steps": STEPS,
@@ -671,7 +612,6 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "memory": MEMORY,
     "telemetry": TELEMETRY,
     "flight": FLIGHT,
-    "costs": COSTS,
 }
 
 

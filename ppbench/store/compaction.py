@@ -26,9 +26,9 @@ import pyarrow.parquet as pq
 
 from ppbench.errors import StoreError
 from ppbench.files import whole_file
-from ppbench.store.columns import OF_NO_RUN, RUN_ID, TABLES, schema_of
+from ppbench.store.columns import RUN_ID, TABLES, schema_of
 from ppbench.store.damage import DamagedError, Skip
-from ppbench.store.parquet import WRITE_OPTIONS, TableFile, check_own, damage_in, rows_of, seal
+from ppbench.store.parquet import WRITE_OPTIONS, TableFile, damage_in
 from ppbench.store.reader import Reader, bounds_of, has_between
 from ppbench.store.snapshot import COMPACTED, LOCKS, Listed, change_token, files_of
 
@@ -176,7 +176,7 @@ class _Table:
             ):
                 try:
                     with TableFile(path, self._name) as file:
-                        counts = file.raw_rows([RUN_ID])[RUN_ID].value_counts().to_pylist()
+                        counts = file.rows([RUN_ID])[RUN_ID].value_counts().to_pylist()
                 except DamagedError as error:
                     self._leave(path, error)
                     continue
@@ -187,7 +187,7 @@ class _Table:
         """The first and the last run of a file of many runs; None, reported, if unreadable."""
         try:
             with TableFile(path, self._name) as file, damage_in(path):
-                bounds = bounds_of(file.footer.metadata)
+                bounds = bounds_of(file.footer)
         except DamagedError as error:
             self._leave(path, error)
             return None
@@ -217,7 +217,7 @@ class _Table:
         single = [
             (path.stem, path)
             for path in files.single
-            if self._is_finished(path) and path not in self._apart
+            if path.stem in self._finished and path not in self._apart
         ]
         many = [
             (span[0], path)
@@ -229,19 +229,16 @@ class _Table:
         found = sorted(single + many)
         return [path for _, path in found] if single or len(many) > 1 else []
 
-    def _is_finished(self, path: Path) -> bool:
-        """Whether a file's run is complete; what belongs to no run has this file alone."""
-        return self._name in OF_NO_RUN or path.stem in self._finished
-
     def _merge(self, sources: list[Path]) -> list[Path]:
         """Merge as many files as one may hold; returns the others."""
         path = self._place / f"{sources[0].stem.partition('.')[0]}.{secrets.token_hex(6)}.parquet"
         schema = schema_of(self._name)
-        with whole_file(path) as file:
-            with pq.ParquetWriter(file, schema, **WRITE_OPTIONS) as writer:
-                batch = _Batch(file, writer, _ROWS_IN_GROUP.get(self._name, _MOST_ROWS_IN_GROUP))
-                num_taken = self._fill(batch, sources)
-            seal(file)
+        with (
+            whole_file(path) as file,
+            pq.ParquetWriter(file, schema, **WRITE_OPTIONS) as writer,
+        ):
+            batch = _Batch(file, writer, _ROWS_IN_GROUP.get(self._name, _MOST_ROWS_IN_GROUP))
+            num_taken = self._fill(batch, sources)
         self._replace(batch, path)
         return sources[num_taken:]
 
@@ -277,8 +274,8 @@ class _Table:
             return None if rows is None else [rows]
         try:
             with TableFile(path, self._name) as file:
-                groups = range(file.footer.metadata.num_row_groups)
-                return [self._whole(file, file.raw_rows(groups=[group])) for group in groups]
+                groups = range(file.footer.num_row_groups)
+                return [file.rows(groups=[group]) for group in groups]
         except DamagedError as error:
             self._leave(path, error)
             return None
@@ -287,25 +284,10 @@ class _Table:
         """The rows of a run's own file; None, reported, if they cannot be copied completely."""
         try:
             with TableFile(path, self._name) as file:
-                rows = self._whole(file, file.raw_rows())
-            check_own(path, rows)
+                return file.rows()
         except DamagedError as error:
             self._leave(path, error)
             return None
-        return rows
-
-    def _whole(self, file: TableFile, table: pa.Table) -> pa.Table:
-        """Documented rows. Raises DamagedError for damage, and where columns would be lost."""
-        known = {column.name for column in TABLES[self._name]}
-        if unknown := sorted(set(table.column_names) - known):
-            raise DamagedError(f"it has columns of a later version: {', '.join(unknown)}")
-        with damage_in(file.path):
-            rows = rows_of(table, self._name)
-        if rows.num_rows != table.num_rows:
-            raise DamagedError("it has rows without a run")
-        for flaw in file.flaws(rows):
-            raise DamagedError(flaw.reason)
-        return rows
 
     def _leave(self, path: Path, reason: object) -> None:
         self._apart.add(path)
@@ -316,7 +298,7 @@ def _check_rows(path: Path, num_rows: int) -> None:
     """Raise StoreError for a new file that does not read back."""
     try:
         with TableFile(path, path.parents[1].name) as file:
-            if file.footer.metadata.num_rows == num_rows:
+            if file.footer.num_rows == num_rows:
                 return
     except DamagedError:
         pass  # handled like a wrong number of rows

@@ -21,12 +21,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ppbench.errors import StoreError, UsageError, no_runs_in
-from ppbench.store.columns import OF_NO_RUN, RUN_ID, SCHEMA_VERSION, TABLES
+from ppbench.store.columns import RUN_ID, SCHEMA_VERSION, TABLES
 from ppbench.store.compaction import Compacted, compact
 from ppbench.store.conditions import Condition
 from ppbench.store.damage import ConsoleNote, DamagedFile, Skip
 from ppbench.store.parquet import as_frame, as_table, row_as_table, storable, write_parquet
-from ppbench.store.reader import TABLES_STORED, Reader
+from ppbench.store.reader import Reader
 from ppbench.store.sweeps import NOTED, SweepNote, last_sweep_in
 
 LAST = "last"
@@ -87,9 +87,7 @@ class Store:
         for name in TABLES.keys() - tables.keys() - {"runs"}:
             with contextlib.suppress(OSError):
                 (self.folder / name / f"{run_id}.parquet").unlink()
-        stored = ",".join(sorted(name for name, frame in tables.items() if len(frame)))
-        row = {**storable(run), TABLES_STORED: stored, RUN_ID: run_id}
-        row["schema_version"] = SCHEMA_VERSION
+        row = {**storable(run), RUN_ID: run_id, "schema_version": SCHEMA_VERSION}
         written: list[Path] = []
         try:
             for name in (*tables, "runs"):
@@ -107,30 +105,10 @@ class Store:
                     path.unlink()
             raise
 
-    def write_rows(self, name: str, rows: pd.DataFrame) -> str:
-        """Store rows of a table that belongs to no run, together or not at all; returns their id.
-
-        Raises StoreError.
-        """
-        assert name in OF_NO_RUN
-        row_id = new_run_id()
-        owned = rows.assign(run_id=row_id, schema_version=SCHEMA_VERSION)
-        write_parquet(as_table(owned, name), self.folder / name / f"{row_id}.parquet")
-        return row_id
-
-    def every_row(self, name: str) -> pd.DataFrame:
-        """All rows of a table, in the order of their ids."""
-        return as_frame(self._reader.every_row(name), name)
-
     @property
     def damaged(self) -> list[DamagedFile]:
-        """The files found damaged so far, entirely or in part."""
+        """The files that could not be read so far."""
         return self._reader.damage.files
-
-    def report_damage(self, found: Iterable[DamagedFile]) -> None:
-        """Report what another process found damaged, unless it is known."""
-        for damage in found:
-            self._reader.damage.report(damage)
 
     def damage_to(self, run_id: str, table: str) -> DamagedFile | None:
         """The damage that explains missing rows of a run in a table; None if there is none.

@@ -10,7 +10,6 @@ import pandas as pd
 from ppbench.store.columns import RUN_ID
 from ppbench.store.folder import Store
 
-_Held = dict[str, tuple[pd.DataFrame, Mapping[str, np.ndarray]]]
 _OF_MOST_RUNS = frozenset({"steps", "ranks", "edges"})
 """Small tables, in which nearly every run has rows."""
 
@@ -18,28 +17,20 @@ _OF_MOST_RUNS = frozenset({"steps", "ranks", "edges"})
 class ReadOnce(Store):
     """A store that reads a small table of all these runs when one is first asked for."""
 
-    def __init__(self, store: Store, run_ids: Iterable[str], held: _Held | None = None) -> None:
+    def __init__(self, store: Store, run_ids: Iterable[str]) -> None:
         self.folder, self._reader = store.folder, store._reader
         self._ids = list(dict.fromkeys(run_ids))
-        self._held: _Held = {} if held is None else held
-
-    def aside(self) -> ReadOnce:
-        """The same for another process, which records damage and tells nobody."""
-        return ReadOnce(Store(self.folder, on_skip=lambda _: None), self._ids, self._held)
-
-    def hold(self, name: str) -> None:
-        """Read a table now, unless that was done."""
-        if name not in self._held:
-            rows = super().table(name, self._ids)
-            places = rows.groupby(RUN_ID, sort=False).indices
-            self._held[name] = rows, {str(run): np.asarray(own) for run, own in places.items()}
+        self._held: dict[str, tuple[pd.DataFrame, Mapping[str, np.ndarray]]] = {}
 
     def table(self, name: str, run_ids: Iterable[str]) -> pd.DataFrame:
         """The rows of the given runs in a table, in the order of the ids."""
         wanted = list(dict.fromkeys(run_ids))
         if name not in _OF_MOST_RUNS or not set(wanted) <= set(self._ids):
             return super().table(name, wanted)
-        self.hold(name)
+        if name not in self._held:
+            rows = super().table(name, self._ids)
+            of_runs = rows.groupby(RUN_ID, sort=False).indices
+            self._held[name] = rows, {str(run): np.asarray(own) for run, own in of_runs.items()}
         rows, places = self._held[name]
         own = [places[run_id] for run_id in wanted if run_id in places]
         return rows.iloc[np.concatenate([np.empty(0, int), *own])].reset_index(drop=True)

@@ -1,4 +1,4 @@
-"""Both forms of a trace, opened in Perfetto's own trace processor, against the store."""
+"""A trace, opened in Perfetto's own trace processor, against the store."""
 
 from __future__ import annotations
 
@@ -25,10 +25,8 @@ LANES = {"compute": "compute", "send": "send", "receive": "recv"}
 SLICES = """
     select slice.id, pid - 1 as rank, ifnull(thread.name, process_track.name) as track,
         ts as start_ns, dur as duration_ns, slice.name as action, depth,
-        ifnull(extract_arg(slice.arg_set_id, 'args.step'),
-               extract_arg(slice.arg_set_id, 'debug.step')) as step,
-        ifnull(extract_arg(slice.arg_set_id, 'args.bytes'),
-               extract_arg(slice.arg_set_id, 'debug.bytes')) as num_bytes
+        extract_arg(slice.arg_set_id, 'args.step') as step,
+        extract_arg(slice.arg_set_id, 'args.bytes') as num_bytes
     from slice
         left join thread_track on track_id = thread_track.id left join thread using (utid)
         left join process_track on track_id = process_track.id
@@ -71,16 +69,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return store
 
 
-@pytest.fixture(scope="module", params=["trace.json.gz", "trace.pftrace"])
+@pytest.fixture(scope="module")
 def opened(
-    request: pytest.FixtureRequest,
     browser: Browser,
     store: Store,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[TraceProcessor]:
-    path = tmp_path_factory.mktemp("traces") / request.param
-    is_perfetto = path.suffix == ".pftrace"
-    trace("last", path, "all", perfetto=is_perfetto, results=store.folder)
+    path = tmp_path_factory.mktemp("traces") / "trace.json.gz"
+    trace("last", path, "all", results=store.folder)
     with Bridge(browser) as bridge, TraceProcessor(str(path), addr=bridge.address) as processor:
         yield processor
 

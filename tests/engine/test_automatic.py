@@ -84,25 +84,21 @@ def test_only_recomputed_stages_have_whole_backwards(costs_known):
     program = found(2, 4, recompute=(True, False))
     ops = [{str(action.op) for action in row} for row in program.actions]
     assert ops[0] == {"F", "B"}
-    assert {"F", "I", "W"} <= ops[1] | {"I", "W"}
+    assert ops[1] == {"F", "I", "W"}
     assert sorted(costs_known) == [False, True]
 
 
 @pytest.mark.usefixtures("costs_known")
 def test_two_stages_per_rank_may_be_a_v():
-    """With a microbatch or two, only a V has no rank that waits for the others to turn back."""
-    program = found(2, 4, stages_per_rank=2)
-    assert program.num_stages == 4
-    assert program.placement in (v_placement(2), automatic.placements_of(2, 2)[0])
+    """With one microbatch, only a V has no rank that waits for the others to turn back."""
+    program = found(2, 1, stages_per_rank=2)
+    assert program.placement == v_placement(2)
     check(program)
 
 
 def test_a_rank_alone_measures_nothing_without_a_limit(costs_known):
     program = found(1, 3)
-    assert [str(a) for a in program.actions[0]][:3] in (
-        ["0F0", "0I0", "0W0"],
-        ["0F0", "0B0", "0F1"],
-    )
+    assert [str(a) for a in program.actions[0]][:3] == ["0F0", "0I0", "0W0"]
     assert costs_known == []
 
 

@@ -26,7 +26,7 @@ from engine.model.data import Data
 from engine.model.stage_module import ModelError
 from engine.plan.collectives import DataParallel, Zero1, Zero2, Zero3
 from engine.run.optimizer import OptimizerSpec
-from engine.trainer import Trainer, TrainerConfig, _seed_of
+from engine.trainer import Trainer, TrainerConfig, seed_of
 
 NUM_STEPS = 2
 SCHEDULES = {1: "afab", 2: "1f1b", 3: "zb_h1"}
@@ -97,7 +97,7 @@ def unsplit(
     data = Data(settings.data, awkward_models.VOCABULARY)
     for step in range(NUM_STEPS):
         module.zero_grad()
-        torch.manual_seed(_seed_of(seed, step, 0))
+        torch.manual_seed(seed_of(seed, step, 0))
         with contextlib.nullcontext() if around is None else around(module, step):
             trained.losses.append(accumulate(module, data.step(step)))
         if settings.optimizer.clip_norm:
@@ -366,7 +366,7 @@ class _Streams:
                 if rank in states:
                     torch.set_rng_state(states[rank])
                 else:
-                    torch.manual_seed(_seed_of(self._seed, step, rank))
+                    torch.manual_seed(seed_of(self._seed, step, rank))
 
             return before
 

@@ -1,22 +1,14 @@
-"""Damaged checkpoints are refused by name before anything trains; whole ones go on exactly."""
+"""Checkpoints that do not open or do not fit are refused on all ranks before anything changes."""
 
 from __future__ import annotations
 
-import json
-import random
 import shutil
-import subprocess
 
 import pytest
 import torch
-from corruptions import CHECKSUMS, LIST, mutate
 from pipeline import config
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from engine.model.spec import ModelSpec
-from engine.model.split import open_model
-from engine.model.stage_module import ModelError
-from engine.run import restoring
 from engine.run.clock import HostClock
 from engine.run.optimizer import OptimizerSpec
 from engine.run.p2p.fabric import Fabric
@@ -49,18 +41,16 @@ def settings_for(world_size, **rest):
 
 @pytest.fixture(scope="module")
 def saved(ranks, tmp_path_factory):
-    """A folder of the checkpoints of steps 1 and 2 of two ranks, and the loss of step 2."""
+    """The checkpoint of step 2 of two ranks."""
     folder = tmp_path_factory.mktemp("saved")
     ranks.run(2, run, settings_for(2), 0, 2, folder)
-    losses = ranks.run(2, run, settings_for(2), 0, 3)
-    return folder, losses[-1][2]
+    return folder / "step-000002"
 
 
 @pytest.fixture
 def checkpoint(saved, tmp_path):
-    """A copy of the newest, beside a copy of the other."""
-    shutil.copytree(saved[0], tmp_path / "copy")
-    return tmp_path / "copy" / "step-000002"
+    """A copy of it."""
+    return shutil.copytree(saved, tmp_path / "copy" / saved.name)
 
 
 @pytest.fixture(scope="module")
@@ -77,69 +67,74 @@ def state_of(trainer):
     return [p.detach().clone() for p in trainer.parameters().values()], optimizer
 
 
-@pytest.mark.parametrize("name", LIST)
-def test_a_damaged_checkpoint_is_refused_by_name_and_nothing_changes(name, checkpoint, alone):
+def without(file):
+    return lambda folder: (folder / file).unlink()
+
+
+def cut(file):
+    return lambda folder: (folder / file).write_bytes((folder / file).read_bytes()[:-1])
+
+
+def with_text(file, text):
+    return lambda folder: (folder / file).write_text(text)
+
+
+def with_tensors(file, change):
+    def damage(folder):
+        held = load_file(folder / file)
+        change(held)
+        save_file(held, folder / file, metadata={"format": "pt"})
+
+    return damage
+
+
+MODEL, MOMENTS = (f"{kind}-00001-of-00002.safetensors" for kind in ("model", "optimizer"))
+MOMENT = "model.layers.0.mlp.up_proj.weight/exp_avg"
+UNFIT = {
+    "no state": (without("trainer.json"), "no checkpoint to resume from: it has no trainer.json"),
+    "state is no JSON": (with_text("trainer.json", "{"), "trainer.json: not readable as JSON"),
+    "state is empty": (with_text("trainer.json", "{}"), "trainer.json: holds no state"),
+    "no weights": (without(MODEL), f"{MODEL}: cannot be read: "),
+    "weights cut short": (cut(MODEL), f"{MODEL}: corrupt: "),
+    "moments cut short": (cut(MOMENTS), f"{MOMENTS}: corrupt: "),
+    "no optimizer": (without("optimizer.safetensors.index.json"), "index.json: cannot be read: "),
+    "index is no index": (
+        with_text("model.safetensors.index.json", '{"weight_map": ["a"]}'),
+        "index.json: not a readable index",
+    ),
+    "a moment of another shape": (
+        with_tensors(MOMENTS, lambda held: held.update({MOMENT: held[MOMENT].flatten()})),
+        "up_proj.weight: exp_avg has shape",
+    ),
+    "a moment is not there": (
+        with_tensors(MOMENTS, lambda held: held.pop(MOMENT)),
+        f"{MOMENTS}: is not as its index says: ",
+    ),
+    "another model's configuration": (
+        lambda folder: with_text(
+            "config.json", (folder / "config.json").read_text().replace("silu", "gelu")
+        )(folder),
+        'config.json: hidden_act is "gelu", the model\'s "silu"',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_a_checkpoint_that_does_not_open_or_fit_is_refused_and_nothing_changes(
+    name, checkpoint, alone
+):
+    damage, words = UNFIT[name]
     before, moments = state_of(alone)
-    says = LIST[name](checkpoint)
+    damage(checkpoint)
     with pytest.raises(SnapshotError) as refusal:
         alone.resume(checkpoint)
     message = str(refusal.value)
-    assert says in message
-    assert str(checkpoint) in message
-    assert message.isprintable()
-    assert len(message) < 1000
+    assert words in message
+    assert message.startswith(str(checkpoint))
+    assert "\n" not in message
     after, moments_after = state_of(alone)
     assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
     assert moments.keys() == moments_after.keys()
-
-
-def test_random_damage_is_refused_or_provably_harmless(saved, tmp_path, alone, is_thorough):
-    whole = saved[0] / "step-000002"
-    expected = {
-        name: tensor for f in whole.glob("m*.safetensors") for name, tensor in load_file(f).items()
-    }
-    refused = 0
-    for seed in range(200 if is_thorough else 40):
-        draw = random.Random(seed)
-        folder = tmp_path / "step-000002"
-        shutil.copytree(whole, folder)
-        done = mutate(folder, saved[0] / "step-000001", draw)
-        try:
-            assert alone.resume(folder) == Progress(2, 128), done
-        except SnapshotError as error:
-            assert any(path.name in str(error) for path in whole.iterdir()), (done, error)
-            assert str(error).isprintable(), done
-            refused += 1
-        else:  # nothing that is read was changed
-            ours = alone._checkpoints._restored().model
-            assert all(torch.equal(ours[name], expected[name]) for name in expected), done
-            assert done.split()[1] == CHECKSUMS or done.startswith("swapped"), done
-        shutil.rmtree(folder)
-    assert refused > 30
-
-
-def test_coreutils_agrees_with_the_checksums(checkpoint):
-    done = subprocess.run(
-        ["sha256sum", "--strict", "-c", CHECKSUMS],
-        cwd=checkpoint,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    files = {path.name for path in checkpoint.iterdir()} - {CHECKSUMS}
-    assert {line.removesuffix(": OK") for line in done.stdout.splitlines()} == files
-
-
-def test_a_checkpoint_of_an_older_version_goes_on_unchecked(ranks, saved, checkpoint):
-    """The checkpoint is as an older version wrote it: four facts, and no checksums."""
-    (checkpoint / CHECKSUMS).unlink()
-    state = json.loads((checkpoint / "trainer.json").read_text())
-    old = {name: state[name] for name in ("step", "num_tokens", "world_size", "optimizer")}
-    (checkpoint / "trainer.json").write_text(json.dumps(old))
-    assert not restoring.check(checkpoint).has_checksums
-    losses = ranks.run(2, run, settings_for(2), 2, 3, None, checkpoint)
-    assert losses[-1] == [saved[1]]
 
 
 def test_files_of_the_user_and_links_do_no_harm(saved, checkpoint, alone):
@@ -147,7 +142,7 @@ def test_files_of_the_user_and_links_do_no_harm(saved, checkpoint, alone):
     (checkpoint / "model.safetensors").write_bytes(b"no safetensors")
     weights = checkpoint / "model-00001-of-00002.safetensors"
     weights.unlink()
-    weights.symlink_to(saved[0] / "step-000002" / weights.name)
+    weights.symlink_to(saved / weights.name)
     link = checkpoint.parent / "best"
     link.symlink_to(checkpoint)
     assert alone.resume(link) == Progress(2, 128)
@@ -189,9 +184,7 @@ def test_a_model_of_fewer_layers_does_not_take_some_of_a_larger_ones(checkpoint)
 
 def test_damage_on_one_rank_is_refused_on_all(ranks, checkpoint):
     weights = checkpoint / "model-00002-of-00002.safetensors"  # of the second rank
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1
-    weights.write_bytes(bytes(content))
+    cut(weights.name)(checkpoint)
     messages = ranks.run(2, refusals, settings_for(2), checkpoint)
     assert messages[0] == messages[1]
     assert weights.name in messages[0]
@@ -219,19 +212,3 @@ def test_sgd_goes_on_with_its_momentum_and_is_held_to_it(ranks, tmp_path):
     plain = settings_for(1, optimizer=OptimizerSpec("sgd"))
     (message,) = ranks.run(1, refusals, plain, source)
     assert "was trained with momentum 0.9" in message
-
-
-def test_a_model_folder_of_ours_is_checked_and_one_of_others_is_not(checkpoint):
-    def opened():
-        spec = ModelSpec(str(checkpoint), "float32", "uniform")
-        return open_model(spec, (1, 16), CPU)
-
-    assert opened().num_layers == 4
-    weights = checkpoint / "model-00001-of-00002.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1
-    weights.write_bytes(bytes(content))
-    with pytest.raises(ModelError, match=f"{weights.name}: corrupt"):
-        opened()
-    (checkpoint / CHECKSUMS).unlink()
-    assert opened().num_layers == 4

@@ -208,7 +208,7 @@ def test_dropout_and_random_operations_draw_as_the_authors_do(ranks, monkeypatch
 def _seed_of_step_0(_ranks: object) -> int:
     from engine import trainer
 
-    return trainer._seed_of(0, 0, 0)
+    return trainer.seed_of(0, 0, 0)
 
 
 @pytest.mark.parametrize(("name", "message"), REFUSED.items())

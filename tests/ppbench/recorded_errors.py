@@ -42,7 +42,7 @@ SWEEP_FILES = (
     "[model]\npartition = [3, 6]\n",
     '[model]\nsplit_points = ["a"]\n',
     '[data]\nsource = "text:no/such"\n',
-    '[data]\nsource = "jsn:x"\n',
+    '[data]\nsource = "fils:x"\n',
     'device = "emulated"\n',
     EMULATED.replace("2]", "2, 3]"),
     f"{EMULATED}jitter = 2.0\n",

@@ -2,18 +2,15 @@
 
 A recording is a transcript: each command as it is typed, what it prints, its exit code if that is
 not 0, and the files that it was asked to write. Everything in it is there byte for byte, but for
-what `normalised` puts a placeholder for, and for the line breaks that `readable` adds.
+what `normalised` puts a placeholder for, and for line breaks in long JSON.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import difflib
 import functools
 import gc
-import gzip
-import hashlib
 import io
 import itertools
 import json
@@ -21,10 +18,8 @@ import os
 import re
 import shlex
 import signal
-import struct
 import sys
 import time
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -35,7 +30,6 @@ import pytest
 import typer.main
 
 from ppbench.cli import main
-from ppbench.report.scripts import library
 
 RECORDED = Path(__file__).parent / "recorded"
 STORE = RECORDED / "store"
@@ -57,13 +51,8 @@ _MADE_BY_HAND = ("20260101T", "f1f2")  # how the ids of such runs begin, and the
 _JUST_NOW = timedelta(minutes=10)
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00")
 _RUN_ID = re.compile(r"(\d{8}T\d{6})\d{3}-[0-9a-f]{6}")
-_DTYPES = {"i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "f4": "f", "f8": "d"}
-_TYPED = re.compile(r'\{"dtype":\s?"(\w\d)",\s?"bdata":\s?"([^"]*)"')
-_PACKED = re.compile(r">(eN[A-Za-z0-9+/]{40,}={0,2})<")
-_LONG_NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d{9,}(?:e[+-]\d+)?(?![\w.])")
-_INLINE = re.compile(r"(<(?:style|script)>)(.*?)(</(?:style|script)>)", re.DOTALL)
-_DATA = re.compile(r'(<script type="application/[^>]*>)(.*?)(</script>)', re.DOTALL)
 _BREAKS = re.compile(r'(?<=,)(?= ?")|(?<=[\]}],)(?= ?[\[{])')
+_LONG_NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d{9,}(?:e[+-]\d+)?(?![\w.])")
 
 
 _command = functools.cache(typer.main.get_command)
@@ -205,62 +194,20 @@ def _rounded(number: re.Match[str]) -> str:
 
 
 def readable(path: Path) -> str:
-    """A file's content as text in lines, each difference in it a difference there."""
-    data = path.read_bytes()
-    if path.suffix == ".gz":
-        data = gzip.decompress(data)
-    if path.suffix == ".parquet":
-        return _parquet(path)
-    if path.suffix == ".pftrace":
-        return f"{len(data)} bytes, sha256 {hashlib.sha256(data).hexdigest()}\n"
-    text = data.decode()
-    if path.suffix == ".html":
-        return _page(text)
-    return _as_lines(text)
-
-
-def _page(text: str) -> str:
-    """HTML with its data unpacked, a name for plotly.js and a hash for scripts and styles."""
-    text = text.replace(library(), "[plotly.js]")
-    text = _INLINE.sub(lambda m: f"{m[1]}{_hashed(m[2])}{m[3]}", text)
-    text = _PACKED.sub(lambda m: f">[unpacked]\n{_unpacked(m[1])}\n<", text)
-    return _DATA.sub(lambda m: f"{m[1]}{_as_lines(m[2])}{m[3]}", text)
-
-
-def _hashed(text: str) -> str:
-    if len(text) < 2000:
-        return text
-    return f"[{len(text)} characters, sha256 {hashlib.sha256(text.encode()).hexdigest()}]"
-
-
-def _unpacked(text: str) -> str:
-    data = zlib.decompress(base64.b64decode(text))
-    try:
-        return _as_lines(data.decode())
-    except UnicodeDecodeError:
-        return f"{len(data)} bytes, sha256 {hashlib.sha256(data).hexdigest()}"
-
-
-def _as_lines(text: str) -> str:
-    """JSON in one long line broken at its keys, and its packed arrays as numbers."""
-    if len(text) < 1000 or not text.lstrip().startswith(("{", "[")) or text.count("\n") > 5:
-        return text
-    return _BREAKS.sub("\n", _TYPED.sub(_numbers, text))
-
-
-def _numbers(found: re.Match[str]) -> str:
-    data = base64.b64decode(json.loads(f'"{found[2]}"'), validate=True)
-    count = len(data) // int(found[1][1:])
-    numbers = struct.unpack(f"<{count}{_DTYPES[found[1]]}", data)
-    return f'{{"dtype":"{found[1]}","bdata":{json.dumps(numbers)}'
-
-
-def _parquet(path: Path) -> str:
-    """The columns, then the rows: how they are packed is the library's."""
+    """A file's content as text in lines; of parquet the columns, then the rows."""
+    if path.suffix != ".parquet":
+        return path.read_text()
     table = pq.read_table(path)
     names = [f"{column.name}: {column.type}" for column in table.schema]
     rows = [json.dumps(row, default=str) for row in table.to_pylist()]
     return "\n".join([*names, *rows, ""])
+
+
+def _as_lines(text: str) -> str:
+    """JSON in one long line broken at its keys."""
+    if len(text) < 1000 or not text.lstrip().startswith(("{", "[")) or text.count("\n") > 5:
+        return text
+    return _BREAKS.sub("\n", text)
 
 
 def difference(name: str, recorded: str, now: str) -> str:

@@ -1,7 +1,6 @@
 """Folders in which commands are run to be recorded: every number, name and date in them is chosen.
 
 `swept`      two small sweeps that were run once, of four and three cases; runs that failed
-`versions`   a run of every version of the store
 `by_hand`    seven runs of two schedules on one, two and four ranks; one ran out of memory
 `tracked`    two commits, one of which is slower; noise, thresholds, an accepted change
 `history`    eight commits, of which one makes a case slower
@@ -27,7 +26,6 @@ from traces import two_ranks
 from tracked import STEADY, SWEEP, add_launches, slower, store_in
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"
-VERSIONS = sorted((Path(__file__).parent / "stores").glob("v*"))
 GOOD, BAD = 1000.0, 930.0
 FEW = STEADY[:3]
 
@@ -38,11 +36,6 @@ def swept(folder: Path) -> None:
     hung = {**run_row(1, CASE), "run_id": "20260102T000000001-abcdef", "resume_key": "hung"}
     store_failed(runs.store, hung)
     runs.add(CommitFacts("c0ffee", 1), OTHER, None, error=f"{NASTY}\nits trace", status="oom")
-
-
-def versions(folder: Path) -> None:
-    for version in VERSIONS:
-        shutil.copytree(version, folder / "results", dirs_exist_ok=True)
 
 
 def by_hand(folder: Path) -> None:
@@ -127,7 +120,7 @@ def compacted(folder: Path) -> None:
 
 SCENES = {
     scene.__name__: scene
-    for scene in (swept, versions, by_hand, tracked, history, bisected, traces, empty, sweeps)
+    for scene in (swept, by_hand, tracked, history, bisected, traces, empty, sweeps)
 }
 HAS_MANY_RUNS = ("tracked", "history", "bisected")
 OF_THIS_MACHINE = ("bisected", "traces")

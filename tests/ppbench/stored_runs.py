@@ -28,7 +28,6 @@ from ppbench.run.failures.post_mortem import PostMortem, RankState, flight_rows,
 from ppbench.store import TABLES, Store
 from ppbench.store.columns import RUN_ID, SCHEMA_VERSION
 from ppbench.store.parquet import as_table, row_as_table, storable, write_parquet
-from ppbench.store.reader import TABLES_STORED
 from ppbench.store.snapshot import COMPACTED
 
 MS = 1_000_000
@@ -119,7 +118,7 @@ def store_together(store: Store, runs: Sequence[tuple[dict, Mapping[str, pd.Data
     for run, tables in runs:
         own = {RUN_ID: str(run[RUN_ID]), "schema_version": SCHEMA_VERSION}
         own_tables = {name: frame for name, frame in tables.items() if len(frame)}
-        row = {**storable(run), TABLES_STORED: ",".join(sorted(own_tables)), **own}
+        row = {**storable(run), **own}
         parts["runs"].append(row_as_table(row, "runs"))
         for name, frame in own_tables.items():
             parts[name].append(as_table(frame.assign(**own), name))

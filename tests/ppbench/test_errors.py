@@ -9,7 +9,6 @@ import sys
 import time
 import unicodedata
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from command import output_of
@@ -74,70 +73,6 @@ def test_bounded_text_keeps_head_and_tail_and_tells_how_much_is_missing_and_wher
     assert readable(readable(NASTY * 10**4)) == readable(NASTY * 10**4)
 
 
-class RaisingError(Exception):
-    def __str__(self):
-        raise ValueError("no")
-
-    __repr__ = __str__
-
-
-class LeavingError(Exception):
-    def __str__(self) -> str:  # noqa: PLE0307  # it does not return
-        sys.exit(0)
-
-
-class InterruptingError(Exception):
-    def __str__(self):
-        raise KeyboardInterrupt
-
-
-class RecursiveError(Exception):
-    def __str__(self):
-        return str(self)
-
-
-class NumberError(Exception):
-    def __str__(self):
-        return 7  # noqa: PLE0307  # as wrong as can be
-
-
-class SlowError(Exception):
-    def __str__(self):
-        for _ in range(10**6):
-            time.sleep(0.01)
-        return "at last"
-
-
-class HugeError(Exception):
-    def __str__(self):
-        return "x" * 10**7
-
-
-class Shy(str):
-    __slots__ = ()
-
-    def __len__(self):
-        raise ValueError("no")
-
-    def __getitem__(self, key):
-        raise ValueError("no")
-
-
-class ShyError(Exception):
-    def __str__(self):
-        return Shy("after all")
-
-
-class Nameless(type):
-    @property
-    def __name__(cls):
-        raise ValueError("no")
-
-
-class NamelessError(Exception, metaclass=Nameless):
-    pass
-
-
 def caught(error, cause=None):
     """The error as it is when it has been raised."""
     try:
@@ -146,29 +81,14 @@ def caught(error, cause=None):
         return error
 
 
-ODD = [
-    RaisingError,
-    LeavingError,
-    InterruptingError,
-    RecursiveError,
-    NumberError,
-    SlowError,
-    HugeError,
-    ShyError,
-    NamelessError,
-]
-
-
-@pytest.mark.parametrize("kind", ODD, ids=type.__dict__["__name__"].__get__)
-def test_an_exception_is_named_by_its_type_whatever_its_str_does(tmp_path, kind):
-    name = type.__dict__["__name__"].__get__(kind)
-    error = caught(kind())
-    write_rank_error(tmp_path, 3, error, lambda _error, _message: "error", "the.log")
+def test_the_error_of_a_rank_is_written_with_its_type_message_and_traceback(tmp_path):
+    write_rank_error(
+        tmp_path, 3, caught(ValueError("x" * 10**7)), lambda _error, _message: "error", "the.log"
+    )
     left = json.loads((tmp_path / "error-rank3.json").read_text())
     assert (left["rank"], left["status"]) == (3, "error")
-    assert left["message"].startswith(name)
+    assert left["message"].startswith("ValueError: xxx")
     assert "test_errors.py" in left["traceback"]
-    assert name in left["traceback"]
     assert len(left["message"]) + len(left["traceback"]) < 30_000
 
 
@@ -192,27 +112,20 @@ def test_a_first_line_is_short():
     assert first_line("") == ""
 
 
-def test_a_limit_of_the_system_is_found_where_a_library_hides_it():
-    error = ImportError("libx.so: cannot open shared object file: Too many open files")
-    assert "ulimit -n" in (system_problem(error) or "")
-    hidden = caught(ValueError("not written"), OSError(27, "File too large", "/some/where"))
-    assert (system_problem(hidden) or "").startswith("/some/where: File too large; raise")
+def test_what_the_system_refused_is_found_behind_the_error_of_a_library():
+    hidden = caught(ValueError("not written"), OSError(28, "No space left", "/some/where"))
+    assert (system_problem(hidden) or "").startswith("/some/where: No space left; make room")
     assert system_problem(ValueError("a fault of the program")) is None
 
 
 @pytest.fixture
 def flooded(tmp_path):
-    """A store with a run whose error is long and nasty; as this version writes it, and an older."""
+    """A store with a run whose error is long and nasty."""
     demo_store(tmp_path)
     error = NASTY + "\n" + "y" * 10**7 + "\nthe end"
     new = run_row(8, Case(seq_len=1024), status="error", error=error, error_rank=1)
     store = Store(tmp_path)
     store.write_run(new, {})
-    path = tmp_path / "runs" / f"{new['run_id']}.parquet"
-    table, old_id = pq.read_table(path), f"old-{new['run_id']}"
-    for name, value in (("error", error.replace("\ud800", "")), ("run_id", old_id)):
-        table = table.set_column(table.schema.get_field_index(name), name, pa.array([value]))
-    pq.write_table(table, path.with_name(f"{old_id}.parquet"))
     return tmp_path, new["run_id"]
 
 
@@ -225,14 +138,8 @@ def test_an_error_is_bounded_and_printable_in_the_file_that_holds_it(flooded):
     assert error.endswith("the end")
 
 
-@pytest.mark.parametrize(
-    "which",
-    [pytest.param("", marks=pytest.mark.thorough), "old-"],
-    ids=["this version's", "an older version's"],
-)
-def test_an_error_is_bounded_and_printable_wherever_it_is_shown(flooded, which):
+def test_an_error_is_bounded_and_printable_wherever_it_is_shown(flooded):
     folder, run_id = flooded
-    run_id = which + run_id
     texts = [output_of(show, run_id, folder, how) for how in Format]
     texts += [output_of(list_runs, [], None, folder, how) for how in Format]
     for how in (ExportFormat.csv, ExportFormat.markdown):

@@ -28,12 +28,11 @@ from scenes import OF_THIS_MACHINE, SWEEPS, make_scene
 from ppbench.cli.app import app
 
 FORMATS = ("table", "json", "csv", "markdown")
+LONG_LISTING_FORMATS = FORMATS[:2]
 HUNG, OOM, ZBV, MEASURED = "20260102", "20260101", "20261122T222717", "20261122T222659"
 REAL = "20261122T222656 20261122T222659 20261122T2227008 20261122T2227023"
 
 LISTINGS = {
-    "ls": ("swept", "ls"),
-    "ls-versions": ("versions", "ls --limit 2"),
     "ls-empty": ("empty", "ls"),
     "query": (
         "swept",
@@ -43,13 +42,9 @@ LISTINGS = {
         ),
     ),
     "show-emulated": ("swept", "show last"),
-    "show-real": ("swept", f"show {MEASURED}"),
-    "show-hung": ("swept", f"show {HUNG}"),
     "explain-emulated": ("swept", "explain last"),
-    "explain-real": ("swept", f"explain {MEASURED}"),
     "stragglers": ("swept", f"stragglers {MEASURED}"),
     "compare": ("tracked", "compare HEAD~1 HEAD"),
-    "compare-across": ("tracked", "compare --across schedule"),
     "check": ("tracked", "check"),
     "history": ("history", "history --no-page"),
     "backfill-plan": ("bisected", "backfill main~6.. sweep.toml --dry-run"),
@@ -60,49 +55,45 @@ LISTINGS = {
     "import": ("traces", "import rank0.json rank1.json --name mine --tokens-per-step 1000"),
     "schedules-list": ("empty", "schedules list"),
     "simulate": ("empty", "simulate --schedule zbv -p 4 -m 8 --cost F=1,I=1.1,W=0.7"),
+    "cases": ("sweeps", "sweep quick.toml --dry-run --set device=cpu"),
+}  # fmt: skip
+"""What takes `--format`: a name, where it is run, and what."""
+LONG_LISTINGS = {
+    "show-real": ("swept", f"show {MEASURED}"),
+    "show-hung": ("swept", f"show {HUNG}"),
+    "explain-real": ("swept", f"explain {MEASURED}"),
+    "compare-across": ("tracked", "compare --across schedule"),
     "simulate-all": (
         "empty",
         "simulate --schedule all -p 4 -m 8 --latency 0.1 --bandwidth 1e3 --message-bytes 100",
     ),
-    "cases": ("sweeps", "sweep quick.toml --dry-run --set device=cpu"),
-    "cases-emulated": ("sweeps", "sweep schedules_emulated.toml --dry-run --only world_size=4"),
 }  # fmt: skip
-"""What takes `--format`: a name, where it is run, and what."""
+"""More of the same commands, in the formats that do not only repeat the rows of another."""
 
 TABLES = {
-    **dict.fromkeys(("runs", "steps", "ranks", "spans", "planned", "attribution", "edges"), ZBV),
-    "memory": MEASURED,
+    **dict.fromkeys(("runs", "steps", "ranks", "attribution", "edges"), ZBV),
     "telemetry": MEASURED,
     "flight": HUNG,
 }
-"""Each with a run that has rows of it."""
+"""Each short one with a run that has rows of it."""
 CHARTS = ("throughput", "scaling", "bubble", "idle", "memory", "pareto", "steps")
 
 OTHERS: dict[str, tuple[str, list[Command]]] = {
     "version": ("empty", commands("--version")),
+    "ls": ("swept", commands("ls --format table")),
     "ls-where": ("by_hand", commands(
         "ls --where 'status=ok and world_size>=2' --where schedule=1f1b",
         "ls --where 'tokens_per_s>1000'",
         "ls --limit 0 --format markdown",
     )),
     "show": ("swept", commands(f"show {OOM}", "show 20261122T222714")),
-    "show-versions": ("versions", commands(
-        "show 20261121T235216582-727737", "show 20261122T001927385-6ada23",
-        "show 20261122T025325287-359c7d", "show 20261122T025325287-359c7d --format csv",
-    )),
-    "explain-versions": ("versions", commands(
-        "explain 20261121T235216582-727737", "explain 20261122T025325287-359c7d",
-    )),
-    "query-versions": ("versions", commands(
-        "query 'SELECT schema_version, rank, stages, num_layers FROM ranks ORDER BY run_id, rank'",
-    )),
     "compare": ("tracked", commands(
         "compare HEAD~1 worktree demo.toml --metric step_ns",
     )),
-    "compare-page": ("tracked", [
-        Command("compare HEAD~1 HEAD demo.toml -o page.html", ["page.html"]),
-        Command("compare --across schedule demo.toml -o page.html", ["page.html"]),
-    ]),
+    "compare-page": ("tracked", commands(
+        "compare HEAD~1 HEAD demo.toml -o page.html",
+        "compare --across schedule demo.toml -o page.html",
+    )),
     "compare-runs": ("swept", commands(
         f"compare 20261122T2227008 {MEASURED}",
         f"compare {MEASURED} {MEASURED} --format markdown",
@@ -127,11 +118,12 @@ OTHERS: dict[str, tuple[str, list[Command]]] = {
     "bisect": ("bisected", commands(
         "bisect main~6 main sweep.toml --only schedule=afab --max-launches 1",
     )),
-    "cases": ("sweeps", commands(*(
+    "cases": ("sweeps", commands(
+        "sweep schedules_emulated.toml --dry-run --only world_size=4 --format table", *(
         f"sweep {path.name} --dry-run" + ("" if "emulated" in path.stem else " --set device=cpu")
         for path in sorted(SWEEPS.glob("*.toml"))
     ))),
-    "compact": ("versions", commands(
+    "compact": ("by_hand", commands(
         "ls --format csv", "compact", "compact --format csv", "ls --format csv",
     )),
     **{
@@ -143,71 +135,32 @@ OTHERS: dict[str, tuple[str, list[Command]]] = {
     ))),
     "export-all-runs": ("by_hand", commands("export --format markdown", "export --format csv")),
     "export-to-files": ("by_hand", [
-        Command("export --format parquet -o runs.parquet", ["runs.parquet"]),
         Command("export --format parquet --table steps -o s.parquet", ["s.parquet"]),
         Command("export --format csv --table ranks -o ranks.csv", ["ranks.csv"]),
     ]),
-    "export-for-trackers": ("history", [
-        *commands("export --format bencher", "export --format github", "export --format otava"),
-        Command("export --format otava -o otava.csv", ["otava.csv"]),
-    ]),
+    "export-for-bencher": ("history", commands("export --format bencher")),
     "timeline-in-terminal": ("swept", commands(
         "timeline last --terminal",
         f"timeline {MEASURED} --terminal --step slowest",
         "timeline last 20261122T222716 --terminal --planned",
         f"timeline {HUNG} --terminal",
     )),
-    "timeline-in-terminal-of-versions": ("versions", commands(
-        "timeline 20261121T235216582 20261122T025325287 --terminal --step 7",
-        "timeline 20261122T025325287 --terminal",
+    "trace": ("swept", commands(
+        "trace last -o trace.json", f"trace {MEASURED} --step median -o small.json.gz",
     )),
-    "trace": ("swept", [
-        Command("trace last -o trace.json", ["trace.json"]),
-        Command(f"trace {MEASURED} --step median -o small.json.gz", ["small.json.gz"]),
-    ]),
-    "trace-for-perfetto": ("swept", [
-        Command("trace last --perfetto -o trace.pftrace", ["trace.pftrace"]),
-        Command(f"trace {MEASURED} --perfetto --step median -o real.pftrace", ["real.pftrace"]),
-    ]),
-    **{
-        f"figure-{name}": ("swept", [
-            Command(f"figure {name} -o light.json {REAL}", ["light.json"]),
-        ])
-        for name in CHARTS
-    },
-    "figure-of-the-last-sweep": ("swept", [
-        Command("figure bubble --theme dark --width 700 -o dark.json", ["dark.json"]),
-        Command("figure idle --height 300 -o idle.html", ["idle.html"]),
-    ]),
-    "figure-by-hand": ("by_hand", [
-        Command(f"figure {name} -o {name}.json 2026", [f"{name}.json"])
-        for name in ("throughput", "memory")
-    ]),
-    "figure-timeline": ("swept", [
-        Command("figure timeline --planned --path -o t.json", ["t.json"]),
-        Command(f"figure timeline --step slowest -o s.json {MEASURED}", ["s.json"]),
-    ]),
-    "figure-levels_of_memory": ("swept", [
-        Command(f"figure levels_of_memory -o m.json {MEASURED}", ["m.json"]),
-    ]),
-    "report": ("swept", [
-        Command(f"report {REAL} {HUNG} {OOM} -o page.html", ["page.html"]),
-    ]),
-    "report-of-the-last-sweep": ("swept", [
-        Command("report", ["reports/emulated-586e575b06a4.html"]),
-        Command(f"timeline {HUNG}", ["reports/index.html"]),
-    ]),
-    "report-by-hand": ("by_hand", [Command("report -o page.html", ["page.html"])]),
-    "report-of-versions": ("versions", [
-        Command("report 20261121T235216582 -o page.html", ["page.html"]),
-    ]),
-    "timeline": ("swept", [
-        Command(f"timeline last {MEASURED} --planned -o page.html", ["page.html"]),
-    ]),
-    "timeline-of-what-hung": ("swept", [Command(f"timeline {HUNG} -o page.html", ["page.html"])]),
-    "history-page": ("history", [
-        Command("history", ["reports/history-tokens_per_s.html", "reports/index.html"]),
-    ]),
+    "figures": ("swept", commands(
+        *(f"figure {name} -o light.json {REAL}" for name in CHARTS),
+        "figure bubble --theme dark --width 700 -o dark.json",
+        "figure idle --height 300 -o idle.html",
+        "figure timeline --planned --path -o t.json",
+        f"figure timeline --step slowest -o s.json {MEASURED}",
+        f"figure levels_of_memory -o m.json {MEASURED}",
+    )),
+    "pages": ("swept", commands(
+        f"report {REAL} {HUNG} {OOM} -o page.html", "report",
+        f"timeline last {MEASURED} --planned -o page.html", f"timeline {HUNG}",
+    )),
+    "history-page": ("history", commands("history")),
     "check-summary": ("tracked", [
         Command("check --summary summary.md", ["summary.md"]),
         Command(
@@ -234,8 +187,7 @@ OTHERS: dict[str, tuple[str, list[Command]]] = {
             )
         ),
         Command("schedules draw zb_h1 -p 2 -m 3 --cost F=1,I=1,W=0"),
-        Command("schedules draw 1f1b -p 2 -m 3 --cost F=1,I=1.5,W=0.25 --html page.html",
-                ["page.html"]),
+        Command("schedules draw 1f1b -p 2 -m 3 --cost F=1,I=1.5,W=0.25 --html page.html"),
     ]),
     "schedules-export": ("empty", [
         *commands(
@@ -282,6 +234,13 @@ RECORDS: dict[str, tuple[str, list[Command]]] = {
     **{
         f"listings/{name}": (scene, commands(*(f"{words} --format {how}" for how in FORMATS)))
         for name, (scene, words) in LISTINGS.items()
+    },
+    **{
+        f"listings/{name}": (
+            scene,
+            commands(*(f"{words} --format {how}" for how in LONG_LISTING_FORMATS)),
+        )
+        for name, (scene, words) in LONG_LISTINGS.items()
     },
     **{f"outputs/{name}": one for name, one in OTHERS.items()},
     **{f"errors/{name}": one for name, one in ERRORS.items()},

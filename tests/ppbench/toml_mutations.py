@@ -134,7 +134,7 @@ VALUES = (
     *('"""\na\nb"""', "'''\n'''", '"""a\\\n   b"""', '""""quoted""""', '"\\u0000"', '"\\u001b[2J"'),
     *('"\\ud800"', '"\\U0010FFFF"', '"\\U00110000"', '"\\x41"', '"\u202e"', '"\u2028"'),
     *('"' + "x" * 5000 + '"', '"text:' + "a/*/" * 2000 + '"', '"text:/"', '"text:.."', '"text:["'),
-    *('"text:**x"', '"text:a\\u0000"', '"json:no"', '"parquet:"', '"hf:"', '"hf:a/b"', '"text:"'),
+    *('"text:**x"', '"text:a\\u0000"', '"files:no"', '"files:"', '"hf:"', '"hf:a/b"', '"text:"'),
     *('"csv:no.csv"', '"csv:"', '"csv:."', '"csv:a\\u0000b"', '"csv:sweep.toml"', '"text:*.toml"'),
     *('"a/b"', '"a.b:c"', '"./none"', '"."', '"/"', '"variable"', '"auto"', '"cuda"', '"emulated"'),
     *('"trace"', '"cosine"', '"measured"', '"just_in_time"', '"gpipe"', '"zbv"', '"1F1B"'),

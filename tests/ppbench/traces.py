@@ -19,12 +19,26 @@ def operator(name, start, end, tid=7):
     return complete(name, start, end, "cpu_op", tid)
 
 
-def launch(correlation, at, tid=7):
-    return complete("cudaLaunchKernel", at, at + 1, "cuda_runtime", tid, correlation=correlation)
+def launch(correlation, at, tid=7, cat="cuda_runtime"):
+    return complete("cudaLaunchKernel", at, at + 1, cat, tid, correlation=correlation)
 
 
 def kernel(name, correlation, start, end):
-    return complete(name, start, end, "kernel", 20, correlation=correlation)
+    """NCCL has a stream of its own."""
+    stream = 21 if name.startswith("nccl") else 20
+    return complete(name, start, end, "kernel", stream, correlation=correlation)
+
+
+def on_device(rank, cat="cuda_runtime", num_steps=1):
+    """A rank's steps in which the host is done at once and a kernel takes each action's time."""
+    events = []
+    for step in range(num_steps):
+        for number, (name, (begin, end)) in enumerate(ONE_STEP[rank].items(), 10 * step):
+            at = STEP_US * step
+            events.append(complete(name, at + begin, at + begin + 2))
+            events.append(launch(number, at + begin, cat=cat))
+            events.append(kernel("gemm", number, at + begin, at + end))
+    return events
 
 
 def trace(folder: Path, rank: int | None, events, host="vm", name=None, **facts) -> Path:

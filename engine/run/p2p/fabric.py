@@ -87,12 +87,15 @@ class Fabric:
             check_streams(edges, ranks)
         if self._is_direct:
             links = [link for p in pipelines for link in links_of(edges, ranks, p)]
-            self._free_unused(links, [*sums, *across])
-            self._connect_links(links)
+            self._connect_links(links, [*sums, *across])
         for some in [*pipelines, *across]:
-            self._connect_hosts(some)
+            if some not in self._host_groups:
+                self._host_groups[some] = dist.new_group(list(some), backend="gloo")
         for some in [*sums, *across]:
-            self._connect_sum(some)
+            if some not in self._sum_groups:
+                self._sum_groups[some] = self._new_group(some, is_edge=False)
+                if dist.get_rank() in some:  # as for edges: ready before anything is timed
+                    self.sum_over(torch.zeros(1, device=self.device), some)
 
     def mesh_of(self, replica: Ranks, pipeline: Ranks, everyone: Ranks) -> DeviceMesh:
         """The processes as torch's mesh of the communicators that `connect` has made.
@@ -107,16 +110,6 @@ class Fabric:
             mesh_dim_names=("replica", "pipeline"),
         )
 
-    def _connect_hosts(self, ranks: Ranks) -> None:
-        if ranks not in self._host_groups:
-            self._host_groups[ranks] = dist.new_group(list(ranks), backend="gloo")
-
-    def _connect_sum(self, ranks: Ranks) -> None:
-        if ranks not in self._sum_groups:
-            self._sum_groups[ranks] = self._new_group(ranks, is_edge=False)
-            if dist.get_rank() in ranks:  # as for edges: ready before anything is timed
-                self.sum_over(torch.zeros(1, device=self.device), ranks)
-
     def _new_group(self, ranks: Sequence[int], *, is_edge: bool) -> dist.ProcessGroup:
         """A communicator for tensors of the device. Collective over the default group."""
         more: dict[str, Any] = {}
@@ -126,8 +119,8 @@ class Fabric:
         group: dist.ProcessGroup = dist.new_group(list(ranks), backend=self._backend, **more)
         return group
 
-    def _free_unused(self, links: Sequence[Link], sums: Sequence[Ranks]) -> None:
-        """Free the communicators that only earlier cases used.
+    def _connect_links(self, links: Sequence[Link], sums: Sequence[Ranks]) -> None:
+        """Make the communicators of edges, after freeing what only earlier cases used.
 
         Each holds memory of the device, and its stream is one of a pool.
         """
@@ -135,8 +128,6 @@ class Fabric:
             _free(self._links.pop(link))
         for some in [some for some in self._sum_groups if some not in sums]:
             _free(self._sum_groups.pop(some))
-
-    def _connect_links(self, links: Sequence[Link]) -> None:
         for link in links:
             if link not in self._links:
                 self._links[link] = self._connected(link)

@@ -57,8 +57,18 @@ def can_share_memory(gather: Gather) -> bool:
     Tried out, and not between network namespaces: those stand for hosts.
     """
     with _offered() as mine:
-        offers: list[_Offer | None] = gather(mine)
-        return all(gather(all(_sees(mine, theirs) for theirs in offers)))
+        sees_all = True
+        for theirs in gather(mine):
+            try:
+                sees_all &= (
+                    mine is not None
+                    and theirs is not None
+                    and mine.place == theirs.place
+                    and Path(theirs.path).read_bytes() == theirs.token
+                )
+            except OSError:
+                sees_all = False
+        return all(gather(sees_all))
 
 
 class _Offer(NamedTuple):
@@ -87,15 +97,6 @@ def _offered() -> Iterator[_Offer | None]:
         os.close(memory)
 
 
-def _sees(mine: _Offer | None, theirs: _Offer | None) -> bool:
-    if mine is None or theirs is None or mine.place != theirs.place:
-        return False
-    try:
-        return Path(theirs.path).read_bytes() == theirs.token
-    except OSError:
-        return False
-
-
 def _path_of(descriptor: int) -> str:
     return f"/proc/{os.getpid()}/fd/{descriptor}"
 
@@ -113,32 +114,33 @@ def open_channels(
     `messages[stage]` is what a stage sends to the next, at its longest.
     """
     crossing = [edge for edge in edges if ranks[edge.source] != ranks[edge.target]]
-    inboxes = {
-        edge: _Inbox(num_microbatches, _message_of(edge, messages))
-        for edge in crossing
-        if ranks[edge.target] == me
-    }
+    inboxes = {}
+    for edge in crossing:
+        if ranks[edge.target] == me:
+            is_forward = edge.source < edge.target
+            message = (
+                messages[edge.source] if is_forward else gradient_message(messages[edge.target])
+            )
+            inboxes[edge] = _Inbox(num_microbatches, message)
     addresses = {
         edge: address
         for theirs in gather({edge: inbox.address for edge, inbox in inboxes.items()})
         for edge, address in theirs.items()
     }
     is_spinning = len(set(ranks)) <= len(os.sched_getaffinity(0))
-    channels = {
-        edge: _open_sender(addresses[edge], ranks[edge.target])
-        for edge in crossing
-        if ranks[edge.source] == me
-    }
+    channels = {}
+    for edge in crossing:
+        if ranks[edge.source] == me:
+            address = addresses[edge]
+            memory = os.open(address.memory, os.O_RDWR)
+            slots = _Slots(memory, address.num_slots, address.slot_bytes)
+            os.close(memory)
+            pipe = os.open(address.pipe, os.O_WRONLY | os.O_NONBLOCK)
+            channels[edge] = MemoryChannel(slots, pipe, ranks[edge.target])
     gather(None)  # every inbox has its sender
     for edge, inbox in inboxes.items():
         channels[edge] = inbox.open(ranks[edge.source], is_spinning=is_spinning)
     return channels
-
-
-def _message_of(edge: Edge, messages: Sequence[Message]) -> Message:
-    if edge.source < edge.target:
-        return messages[edge.source]
-    return gradient_message(messages[edge.target])
 
 
 def _num_numbers(message: Message) -> int:
@@ -170,7 +172,7 @@ class _Inbox:
         slot_bytes = sum(_room_of(spec) for spec in message)
         self._memory = os.memfd_create("engine")
         self._reads, self._writes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        _make_room(self._writes, num_slots, 8 * _num_numbers(message))
+        make_room(self._writes, num_slots, 8 * _num_numbers(message))
         paths = _path_of(self._memory), _path_of(self._writes)
         self.address = _Address(*paths, num_slots, slot_bytes)
         self._slots = _Slots(self._memory, num_slots, slot_bytes)
@@ -182,7 +184,7 @@ class _Inbox:
         return MemoryChannel(self._slots, self._reads, sender, is_spinning=is_spinning)
 
 
-def _make_room(pipe: int, num_headers: int, header_bytes: int) -> None:
+def make_room(pipe: int, num_headers: int, header_bytes: int) -> None:
     """Have a pipe hold a header for every slot. Raises TransferError where the system forbids it.
 
     A page holds whole headers only: the system does not split a write between two.
@@ -197,14 +199,6 @@ def _make_room(pipe: int, num_headers: int, header_bytes: int) -> None:
         f"{num_headers} microbatches: their headers need a pipe of {needed} bytes, which this "
         "system refuses; give fewer microbatches, or raise /proc/sys/fs/pipe-max-size"
     )
-
-
-def _open_sender(address: _Address, receiver: int) -> MemoryChannel:
-    memory = os.open(address.memory, os.O_RDWR)
-    slots = _Slots(memory, address.num_slots, address.slot_bytes)
-    os.close(memory)
-    pipe = os.open(address.pipe, os.O_WRONLY | os.O_NONBLOCK)
-    return MemoryChannel(slots, pipe, receiver)
 
 
 class _Slots:
@@ -299,7 +293,11 @@ class MemoryChannel:
 
     def _receive(self, posted: _Posted, began_ns: int) -> Tensors:
         """Copy the next message out, and free its slot. Blocks until it is there."""
-        slot, sent_ns, microbatch, *sizes = self._next_header(posted.message)
+        num_numbers = _num_numbers(posted.message)
+        header = self._read(8 * num_numbers)
+        if not header:
+            raise TransferError(f"receive from rank {self._peer}: it is gone")
+        slot, sent_ns, microbatch, *sizes = struct.unpack(f"{num_numbers}q", header)
         if microbatch != posted.action.microbatch:
             raise TransferError(
                 f"receive from rank {self._peer}: microbatch {microbatch} came where "
@@ -330,14 +328,6 @@ class MemoryChannel:
     def _note(self, action: Action, tensors: Tensors, start_ns: int, end_ns: int) -> None:
         if self.is_timed:
             self._transfers.append(Transfer(action, num_bytes_of(tensors), start_ns, end_ns))
-
-    def _next_header(self, message: Message) -> tuple[int, ...]:
-        """Blocks until there is one."""
-        num_numbers = _num_numbers(message)
-        header = self._read(8 * num_numbers)
-        if not header:
-            raise TransferError(f"receive from rank {self._peer}: it is gone")
-        return struct.unpack(f"{num_numbers}q", header)
 
     def _read(self, num_bytes: int) -> bytes:
         """What was written at once, which no other write comes between; nothing at the end."""

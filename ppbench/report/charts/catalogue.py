@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pandas as pd
 
@@ -16,33 +15,23 @@ from ppbench.store import Store
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure over all cases, with its heading and a note on how to read it.
-
-    `caption` says what it shows, in a sentence; empty if there is nothing to say.
-    """
+    """A figure over all cases, with its heading and a note on how to read it."""
 
     name: str
     heading: str
     explanation: str
     figure: Picture
-    caption: str = ""
 
 
-def charts_of(
-    store: Store,
-    runs: pd.DataFrame,
-    cases: pd.DataFrame,
-    axes: Axes,
-    captions: Mapping[str, str] | None = None,
-) -> list[Chart]:
+def charts_of(store: Store, runs: pd.DataFrame, cases: pd.DataFrame, axes: Axes) -> list[Chart]:
     """Return the charts for which these runs (rows of `store.runs()`) have data.
 
-    `cases` are their rows of `by_case`; `captions` has captions by the name of their chart.
+    `cases` are their rows of `by_case`.
     """
     measured = ok_runs(runs)
     if measured.empty:
         return []
-    drawn = [
+    return [
         _throughput(cases, axes),
         *_scaling(cases, axes),
         _bubble(cases, axes),
@@ -50,7 +39,6 @@ def charts_of(
         *_idle(measured, cases, axes),
         *_steps(store, measured, cases, axes),
     ]
-    return [replace(chart, caption=(captions or {}).get(chart.name, "")) for chart in drawn]
 
 
 def _throughput(cases: pd.DataFrame, axes: Axes) -> Chart:

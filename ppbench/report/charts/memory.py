@@ -157,8 +157,13 @@ def _points(panels: Panels, unit: str, axes: Axes) -> Iterator[Trace]:
 
 def _fronts(panels: Panels, axes: Axes) -> Iterator[Trace]:
     """Yield a stepped line per panel: the highest tokens/s within a given memory."""
+    middle = panels.cases["x"].max() / 2
     for panel in range(len(panels.titles)):
-        cases = _front(panels.cases[panels.cases["panel"] == panel])
+        own = panels.cases[panels.cases["panel"] == panel]
+        finite = own[~own["is_not_finite"]]
+        sound = finite[~finite["is_oversubscribed"]]
+        pool = finite if sound.empty else sound
+        cases = pool.iloc[pareto_front(pool["x"].tolist(), pool["tokens_per_s"].tolist())]
         has_labels = len(cases) <= MOST_LABELS
         yield scatter(
             x=cases["x"].to_list(),
@@ -172,33 +177,20 @@ def _fronts(panels: Panels, axes: Axes) -> Iterator[Trace]:
             line={"color": NEUTRAL, "width": 1.5, "shape": "hv"},
             marker={"symbol": "circle-open", "size": 17, "color": NEUTRAL, "line": {"width": 1.5}},
             text=_labels(cases, axes) if has_labels else [],
-            textposition=_label_positions(cases["x"], panels.cases["x"].max()),
+            # Labels point away from the nearer side, and up, where no better case can be.
+            textposition=["top right" if x < middle else "top left" for x in cases["x"]],
             textfont={"size": 11},
             meta={"isFront": True},
             hoverinfo="skip",
         )
 
 
-def _label_positions(memory: pd.Series, largest: float) -> list[str]:
-    """Point labels away from the nearer side, and up, where no better case can be."""
-    return ["top right" if x < largest / 2 else "top left" for x in memory]
-
-
-def _front(cases: pd.DataFrame) -> pd.DataFrame:
-    finite = cases[~cases["is_not_finite"]]
-    sound = finite[~finite["is_oversubscribed"]]
-    pool = finite if sound.empty else sound
-    return pool.iloc[pareto_front(pool["x"].tolist(), pool["tokens_per_s"].tolist())]
-
-
 def _labels(cases: pd.DataFrame, axes: Axes) -> list[str]:
     knobs = [axis for axis in axes if axis in KNOBS] or ["schedule"]
-    return [_label(case, knobs) for case in cases[knobs].to_dict("records")]
-
-
-def _label(case: Mapping[Hashable, Any], knobs: Sequence[str]) -> str:
-    settings = [settings_text(case, [knob]) for knob in knobs]
-    return figure_lines(", ".join(elided(setting) for setting in settings if setting))
+    settings = (
+        [settings_text(case, [knob]) for knob in knobs] for case in cases[knobs].to_dict("records")
+    )
+    return [figure_lines(", ".join(elided(one) for one in own if one)) for own in settings]
 
 
 def _sizes(cases: pd.DataFrame) -> list[int]:

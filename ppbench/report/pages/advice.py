@@ -59,7 +59,12 @@ def advice(judgement: Judgement, runs: pd.DataFrame, command: str) -> tuple[str,
     if num is None and not cautions:
         return TOO_SMALL, ""
     settings = dict(_settings(cautions, runs))
-    deeds = [*_deeds(cautions), *(f"set {key} to {value}" for key, value in settings.items())]
+    known_deeds = (
+        _DEEDS.get(name, "") if name in Caution.__members__ else "see the cautions below"
+        for name in cautions
+    )
+    deeds = list(dict.fromkeys(filter(None, known_deeds)))
+    deeds += [f"set {key} to {value}" for key, value in settings.items()]
     is_done_here = all(name in Caution.__members__ for name in cautions)
     is_done_here = is_done_here and not set(cautions).intersection(_OTHER_CASES)
     if num is not None:
@@ -69,7 +74,8 @@ def advice(judgement: Judgement, runs: pd.DataFrame, command: str) -> tuple[str,
         deeds.append("measure again")
     options = ["--rerun"] if set(cautions).intersection(_PASSING) else []
     again = repeated(command, settings, options) if is_done_here else ""
-    return f"To decide it, {_joined(deeds)}{':' if again else '.'}", again
+    what = " and ".join(filter(None, [", ".join(deeds[:-1]), *deeds[-1:]]))
+    return f"To decide it, {what}{':' if again else '.'}", again
 
 
 def repeated(command: str, settings: Mapping[str, str], options: Sequence[str]) -> str:
@@ -106,15 +112,6 @@ def _launches(judgement: Judgement) -> int | None:
     return max(judgement.needed or _ADVISED, fewest + 2, _ADVISED)
 
 
-def _deeds(cautions: Sequence[str]) -> list[str]:
-    """Return what to do beside measuring, each thing once."""
-    deeds = [
-        _DEEDS.get(name, "") if name in Caution.__members__ else "see the cautions below"
-        for name in cautions
-    ]
-    return list(dict.fromkeys(filter(None, deeds)))
-
-
 def _settings(cautions: Sequence[str], runs: pd.DataFrame) -> Iterator[tuple[str, str]]:
     """Yield the settings that the cautions ask for, with values."""
     if Caution.unsettled_steps.name in cautions:
@@ -125,7 +122,3 @@ def _settings(cautions: Sequence[str], runs: pd.DataFrame) -> Iterator[tuple[str
         yield "measure.steps", str(MIN_STEPS)
     if Caution.no_warmup.name in cautions:
         yield "measure.warmup_steps", "1"
-
-
-def _joined(deeds: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(deeds[:-1]), *deeds[-1:]]))

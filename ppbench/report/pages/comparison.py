@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from ppbench.analysis.breakdown import DURATION, Moved
+from ppbench.analysis.breakdown import DURATION
 from ppbench.comparison.lines import Breakdown, Compared, Line
 from ppbench.display.changes import (
     change_text,
@@ -120,6 +120,7 @@ def render_comparison(page: ComparisonPage) -> str:
 def _cell(line: Line[Any], scale: Scale) -> _Cell:
     metric, change = line.metric, line.change
     base, head = (figure_text(metric, value) for value in (change.base, change.head))
+    discounts = f", {len(line.discounted)} discounted" if line.discounted else ""
     return _Cell(
         field_of(metric.name).heading,
         change_text(metric, change),
@@ -127,13 +128,8 @@ def _cell(line: Line[Any], scale: Scale) -> _Cell:
         _COLORS.get(change.verdict, str(change.verdict)),
         mark_of(metric, change, scale),
         f"{base} → {head}",
-        f"{change.num_base} and {counted(change.num_head, 'launch')}{_discounts(line)}",
+        f"{change.num_base} and {counted(change.num_head, 'launch')}{discounts}",
     )
-
-
-def _discounts(line: Line[Any]) -> str:
-    num = len(line.discounted)
-    return f", {num} discounted" if num else ""
 
 
 def _panel(metric: Metric, scale: Scale) -> _Panel:
@@ -148,14 +144,10 @@ def _panel(metric: Metric, scale: Scale) -> _Panel:
 
 def _answer(page: ComparisonPage) -> list[str]:
     """A sentence per pair of sides: in how many cases head is faster, and by how much."""
-    of_speed = [
-        (sides, line)
-        for sides, line in zip(page.sides, page.compared.lines, strict=True)
-        if line.metric.name == SPEED
-    ]
     by_sides: dict[tuple[str, str], list[Line[Any]]] = {}
-    for sides, line in of_speed:
-        by_sides.setdefault(sides, []).append(line)
+    for sides, line in zip(page.sides, page.compared.lines, strict=True):
+        if line.metric.name == SPEED:
+            by_sides.setdefault(sides, []).append(line)
     return [_sentence(*sides, lines) for sides, lines in by_sides.items()]
 
 
@@ -204,20 +196,18 @@ def _part(breakdown: Breakdown[Any], page: ComparisonPage) -> _Part:
     return _Part(
         breakdown.series.text,
         moved_sentences(breakdown.moved, page.why),
-        [_moved_row(part) for part in moved],
+        [
+            (
+                span_name(part),
+                part.of.op or MISSING,
+                ms_text(part.change.base),
+                ms_text(part.change.head),
+                change_text(DURATION, part.change),
+                f"{part.contribution_ns / 1e6:+z,.2f}",
+            )
+            for part in moved
+        ],
         f"ppbench timeline {' '.join(ids)}" if ids else "",
-    )
-
-
-def _moved_row(part: Moved) -> tuple[str, ...]:
-    change = part.change
-    return (
-        span_name(part),
-        part.of.op or MISSING,
-        ms_text(change.base),
-        ms_text(change.head),
-        change_text(DURATION, change),
-        f"{part.contribution_ns / 1e6:+z,.2f}",
     )
 
 

@@ -6,9 +6,9 @@ fastest; without that, the sentence says why and what to do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import combinations
 
 import pandas as pd
 
@@ -96,7 +96,14 @@ def conclude(judged: Judged, runs: pd.DataFrame, command: str = "") -> Conclusio
     """
     first = judged.first
     if first is None:
-        return Conclusions(_nothing(judged, runs), (), tuple(_left_out(judged)), (), (), ())
+        if len(judged.not_finite):
+            why = "Every loss or gradient was NaN or infinite, so that the speed means nothing."
+        elif ok_runs(runs).empty:
+            why = "No run succeeded; the errors are listed below."
+        else:
+            why = "No run has a stored throughput."
+        nothing = Sentence(NOTHING_COMPARABLE, "", "", why, "", "")
+        return Conclusions(nothing, (), tuple(_left_out(judged)), (), (), ())
     others = [judgement for judgement in judged.judgements[1:] if judgement.leads]
     return Conclusions(
         sentence(first, runs, command),
@@ -136,43 +143,27 @@ def tiles(judgement: Judgement) -> Iterator[Tile]:
     """Yield throughput, peak memory and bubble of the best case, each with its rival's."""
     best, rival = judgement.best, judgement.rival
     name = "" if rival is None else judgement.name(rival)
-    for title, texts in _TILES.items():
+
+    def bubble(case: pd.Series) -> tuple[str, str]:
+        theory = case["bubble_fraction_theory"]
+        detail = "" if is_missing(theory) else f"theory {percent(theory)}"
+        return percent(case["bubble_fraction"]), detail
+
+    def memory(case: pd.Series) -> tuple[str, str]:
+        num_bytes = case["peak_memory_bytes"]
+        return "not measured" if is_missing(num_bytes) else size(num_bytes), ""
+
+    def throughput(case: pd.Series) -> tuple[str, str]:
+        return figure("tokens_per_s", case["tokens_per_s"]), ""
+
+    for title, texts in (
+        ("Throughput", throughput),
+        ("Peak memory of the fullest rank", memory),
+        ("Bubble", bubble),
+    ):
         value, detail = texts(best)
         beside = "" if rival is None else ", ".join(text for text in texts(rival) if text)
         yield Tile(title, value, detail, f"{name}: {beside}" if name else "")
-
-
-def _throughput(case: pd.Series) -> tuple[str, str]:
-    return figure("tokens_per_s", case["tokens_per_s"]), ""
-
-
-def _memory(case: pd.Series) -> tuple[str, str]:
-    is_known = not is_missing(case["peak_memory_bytes"])
-    return (size(case["peak_memory_bytes"]), "") if is_known else ("not measured", "")
-
-
-def _bubble(case: pd.Series) -> tuple[str, str]:
-    theory = case["bubble_fraction_theory"]
-    return percent(case["bubble_fraction"]), "" if is_missing(
-        theory
-    ) else f"theory {percent(theory)}"
-
-
-_TILES: dict[str, Callable[[pd.Series], tuple[str, str]]] = {
-    "Throughput": _throughput,
-    "Peak memory of the fullest rank": _memory,
-    "Bubble": _bubble,
-}
-
-
-def _nothing(judged: Judged, runs: pd.DataFrame) -> Sentence:
-    if len(judged.not_finite):
-        why = "Every loss or gradient was NaN or infinite, so that the speed means nothing."
-    elif ok_runs(runs).empty:
-        why = "No run succeeded; the errors are listed below."
-    else:
-        why = "No run has a stored throughput."
-    return Sentence(NOTHING_COMPARABLE, "", "", why, "", "")
 
 
 def _percent_more(ratio: float) -> str:
@@ -226,19 +217,11 @@ def _why(judgement: Judgement) -> str:
     if judgement.has_several_machines:
         return "they were measured on different machines"
     if judgement.fewest_launches < FEWEST_LAUNCHES:
-        return _too_few(judgement)
+        if judgement.fewest_launches == 1:
+            return "a single launch cannot decide it"
+        return f"{judgement.fewest_launches} launches cannot decide it"
     if judgement.doubtful is not None:
         return f"it cannot be told from {judgement.name(judgement.doubtful)}"
-    return _overlap(judgement)
-
-
-def _too_few(judgement: Judgement) -> str:
-    if judgement.fewest_launches == 1:
-        return "a single launch cannot decide it"
-    return f"{judgement.fewest_launches} launches cannot decide it"
-
-
-def _overlap(judgement: Judgement) -> str:
     lead = judgement.lead
     assert lead is not None
     assert lead.interval is not None
@@ -254,36 +237,26 @@ def _counted(judgement: Judgement, judged: Judged) -> Iterator[str]:
         yield (
             "No two cases do the same work, so their throughputs do not compare."
             if many
-            else ("There is only one case.")
+            else "There is only one case."
         )
         return
     common = f", all with {judgement.where}" if judgement.where else ""
-    yield (
-        f"The answer compares {num} cases that do the same work{common}. They differ in "
-        f"{_listed(judgement.axes)}."
-    )
-    yield _launches_text(judgement)
-    if judgement.num_left_out:
-        left = counted(judgement.num_left_out, "oversubscribed case")
-        yield f"Left out: {left}, in which ranks shared cores."
-
-
-def _launches_text(judgement: Judgement) -> str:
+    words = [axis.removeprefix("model_").replace("_", " ") for axis in judgement.axes]
+    axes = " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+    yield f"The answer compares {num} cases that do the same work{common}. They differ in {axes}."
     numbers = sorted({int(num) for num in judgement.cases["num_launches"]})
     each = " to ".join(str(num) for num in dict.fromkeys((numbers[0], numbers[-1])))
     word = "launch" if each == "1" else "launches"
-    rule = (
+    yield (
+        f"Each case has {each} {word}; figures are medians over launches. "
         f"Decided means: at least {FEWEST_LAUNCHES} launches of each, a lead over 1 % against "
         "every other case in Welch's test at 2 %, and no caution that forbids a verdict. Leaning "
         "means: the same test at 20 % or, by a single launch, a lead over 5 % whose intervals over "
         "steps do not overlap."
     )
-    return f"Each case has {each} {word}; figures are medians over launches. {rule}"
-
-
-def _listed(axes: Sequence[str]) -> str:
-    words = [axis.removeprefix("model_").replace("_", " ") for axis in axes]
-    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+    if judgement.num_left_out:
+        left = counted(judgement.num_left_out, "oversubscribed case")
+        yield f"Left out: {left}, in which ranks shared cores."
 
 
 def _left_out(judged: Judged) -> Iterator[str]:
@@ -309,10 +282,15 @@ def _under_memory(judgement: Judgement) -> Iterator[str]:
     peaks = cases["peak_memory_bytes"].map(rounded_size)  # as printed, so that steps are visible
     memory, speed = peaks.tolist(), cases["tokens_per_s"].tolist()
     front = cases.assign(peak_memory_bytes=peaks).iloc[pareto_front(memory, speed)[::-1]]
+    smaller, last = [], front.iloc[0]
+    for _, case in front.iloc[1:].iterrows():  # each that saves enough over the one before
+        if case["peak_memory_bytes"] <= (1 - LEAST_SAVED) * last["peak_memory_bytes"]:
+            smaller.append(case)
+            last = case
     clauses = [
         f"{judgement.name(case)} needs {size(case['peak_memory_bytes'])} and measured "
-        f"{_slower(case, judgement.best)}"
-        for case in _steps_down(front)
+        f"{percent(1 - case['tokens_per_s'] / judgement.best['tokens_per_s'])} fewer tokens/s"
+        for case in smaller
     ]
     if clauses:
         yield f"With less memory: {'; '.join(clauses[:MOST_SMALLER])}."
@@ -321,21 +299,6 @@ def _under_memory(judgement: Judgement) -> Iterator[str]:
             f"No case that does the same work needs much less memory than "
             f"{judgement.name(judgement.best)}."
         )
-
-
-def _steps_down(front: pd.DataFrame) -> Iterator[pd.Series]:
-    """Yield each case of the front that saves enough memory over the one before."""
-    cases = [case for _, case in front.iterrows()]
-    last = cases[0]
-    for _, case in pairwise(cases):
-        if case["peak_memory_bytes"] <= (1 - LEAST_SAVED) * last["peak_memory_bytes"]:
-            yield case
-            last = case
-
-
-def _slower(case: pd.Series, best: pd.Series) -> str:
-    share = 1 - case["tokens_per_s"] / best["tokens_per_s"]
-    return f"{percent(share)} fewer tokens/s"
 
 
 # Schedules and runtimes, pair by pair

@@ -107,7 +107,14 @@ def write_history(path: Path, store: Store, page: HistoryPage) -> None:
 
 def render_history(store: Store, page: HistoryPage) -> str:
     """Return the page as HTML. Timelines that are not in the store are left out."""
-    run_ids = _run_ids(page.analyses)
+    run_ids = [
+        launch.run_id
+        for analysis in page.analyses
+        for point in (*analysis.series.points, *analysis.series.dirty)
+        for launch in point.launches
+    ]
+    newest = [point.commit for analysis in page.analyses for point in analysis.series.points[-1:]]
+    states = Counter(analysis.state for analysis in page.analyses)
     panels = [_panels(analysis, page.metric) for analysis in page.analyses]
     embedded, num_left_out = _embedded(store, _pairs(page.analyses))
     sections = [
@@ -125,13 +132,13 @@ def render_history(store: Store, page: HistoryPage) -> str:
             store.table("runs", [max(run_ids)]),
             num_runs=len(run_ids),
             num_cases=_num_cases(page.analyses),
-            newest=_newest(page.analyses),
+            newest=newest[0] if newest else "",
         ),
         subtitle=_subtitle(page),
         answer=_answer(page),
         notes=page.notes,
         series=sections,
-        states=_states(page.analyses),
+        states=[(state.value, states[state]) for state in State if state in states],
         timelines=list(embedded.values()),
         num_left_out=num_left_out,
         has_direction=page.metric.higher_is_better is not None,
@@ -139,22 +146,8 @@ def render_history(store: Store, page: HistoryPage) -> str:
     )
 
 
-def _run_ids(analyses: Sequence[SeriesAnalysis]) -> list[str]:
-    return [
-        launch.run_id
-        for analysis in analyses
-        for point in (*analysis.series.points, *analysis.series.dirty)
-        for launch in point.launches
-    ]
-
-
 def _num_cases(analyses: Sequence[SeriesAnalysis]) -> int:
     return len({analysis.series.case_id for analysis in analyses})
-
-
-def _newest(analyses: Sequence[SeriesAnalysis]) -> str:
-    points = [point for analysis in analyses for point in analysis.series.points[-1:]]
-    return points[0].commit if points else ""
 
 
 def _subtitle(page: HistoryPage) -> str:
@@ -200,12 +193,6 @@ def _date_of(series: Series, step: Step) -> str:
     return series.points[step.first].author_date or ""
 
 
-def _states(analyses: Sequence[SeriesAnalysis]) -> list[tuple[str, int]]:
-    """Count the series in each state that occurs."""
-    counts = Counter(analysis.state for analysis in analyses)
-    return [(state.value, counts[state]) for state in State if state in counts]
-
-
 def _section(
     number: int,
     analysis: SeriesAnalysis,
@@ -233,14 +220,13 @@ def _data(panel: _Panel, options: str, embedded: Mapping[_Pair, _Embedded]) -> d
         "subject": panel.subject,
         "sentences": panel.sentences,
         "facts": panel.facts,
-        "commands": [(name, _with(options, text)) for name, text in panel.commands],
+        "commands": [
+            (name, f"{text} {options}" if options and text.startswith("ppbench ") else text)
+            for name, text in panel.commands
+        ],
         "figure": None if drawn is None else drawn.name,
         "height": None if drawn is None else drawn.height,
     }
-
-
-def _with(options: str, text: str) -> str:
-    return f"{text} {options}" if options and text.startswith("ppbench ") else text
 
 
 def _panels(analysis: SeriesAnalysis, metric: Metric) -> dict[str, _Panel]:
@@ -323,7 +309,7 @@ def _of_step(series: Series, step: Step, metric: Metric) -> _Panel:
         ]
     facts = [
         ("change", f"{size_text(step, metric)}, {interval_text(step, metric)}"),
-        ("by chance alone", _chance(step.p)),
+        ("by chance alone", "p < 0.001" if step.p < 0.001 else f"p = {step.p:.2g}"),
         ("author date", (first.author_date or "").replace("T", " ")[:16]),
     ]
     before = series.before(step.first)
@@ -340,10 +326,6 @@ def _of_step(series: Series, step: Step, metric: Metric) -> _Panel:
         [*commands, *_timeline_command(pair)],
         pair,
     )
-
-
-def _chance(p: float) -> str:
-    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
 
 
 def backfill_command(series: Series, step: Step) -> str:

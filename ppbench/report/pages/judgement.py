@@ -238,7 +238,9 @@ def _judgement(
     )
     rows = [case for _, case in compared.iterrows()]
     leads = tuple(evidence.lead(rows[0], other) for other in rows[1:])
-    rival = _rival_place(rows)
+    # The best other case that takes the same step, or else the next case.
+    same = (n for n, row in enumerate(rows[1:], 1) if (row[_STEP] == rows[0][_STEP]).all())
+    rival = next(same, min(1, len(rows) - 1))
     pivot = _pivot(leads, rival)
     cautions, most = _caution_limit(rows, rival, evidence)
     machines = frozenset().union(*(evidence.machines[str(row["case_id"])] for row in rows))
@@ -257,12 +259,6 @@ def _judgement(
         needed=evidence.needed(rows[0], rows[pivot]) if leads else None,
         num_left_out=len(cases) - len(compared),
     )
-
-
-def _rival_place(rows: Sequence[pd.Series]) -> int:
-    """Return the place of the best other case that takes the same step, or of the next case."""
-    same = (n for n, row in enumerate(rows[1:], 1) if (row[_STEP] == rows[0][_STEP]).all())
-    return next(same, min(1, len(rows) - 1))
 
 
 def _pivot(leads: Sequence[Lead], rival: int) -> int:

@@ -64,7 +64,8 @@ def render_plan(page: PlanPage) -> str:
     first, *others = sentences_of(plan)
     proposals = list(plan.proposals)
     baseline = plan.baseline
-    if baseline is not None and baseline.configuration not in _configurations(proposals):
+    configurations = [proposal.configuration for proposal in proposals]
+    if baseline is not None and baseline.configuration not in configurations:
         proposals.append(baseline)
     return render(
         "plan.html",
@@ -80,10 +81,6 @@ def render_plan(page: PlanPage) -> str:
         commands=page.commands,
         command=page.command,
     )
-
-
-def _configurations(proposals: Sequence[Proposal]) -> list[Configuration]:
-    return [proposal.configuration for proposal in proposals]
 
 
 def _tiles(plan: Plan) -> list[Tile]:
@@ -143,10 +140,11 @@ def _strips(steps: Sequence[tuple[Proposal, Simulation]]) -> Strips | None:
 
 def _row(proposal: Proposal, plan: Plan) -> _Row:
     configuration = proposal.configuration
+    low, high = (f"{ns / NS_PER_MS:,.1f}" for ns in (proposal.step_low_ns, proposal.step_high_ns))
     return _Row(
         name_of(configuration),
         pipeline_text(configuration),
-        _interval_text(proposal),
+        f"{milliseconds(proposal.step_ns)} [{low}, {high}]",
         f"{proposal.tokens_per_s:,.0f}",
         percent(proposal.bubble_fraction),
         ", ".join(map(size, proposal.peak_high_bytes)),
@@ -164,11 +162,6 @@ def name_of(configuration: Configuration) -> str:
         f"{counted(configuration.num_microbatches, 'microbatch')} of {each}",
     ]
     return ", ".join(part for part in parts if part != "1 stages per rank")
-
-
-def _interval_text(proposal: Proposal) -> str:
-    low, high = (f"{ns / NS_PER_MS:,.1f}" for ns in (proposal.step_low_ns, proposal.step_high_ns))
-    return f"{milliseconds(proposal.step_ns)} [{low}, {high}]"
 
 
 def _facts(page: PlanPage) -> list[tuple[str, str]]:

@@ -19,8 +19,6 @@ from ppbench.explanation import stragglers_of_run
 from ppbench.report import charts
 from ppbench.report.charts.catalogue import charts_of
 from ppbench.report.charts.stragglers import heat_map
-from ppbench.report.pages.beside import drawn_beside
-from ppbench.report.pages.captions import captions
 from ppbench.report.pages.conclusions import conclude
 from ppbench.report.pages.judgement import Judged, judge
 from ppbench.report.pages.provenance import (
@@ -45,10 +43,9 @@ from ppbench.report.pages.tables import (
 )
 from ppbench.report.pages.templates import Live, listed, render, write_page
 from ppbench.report.scripts import Picture
-from ppbench.report.timeline.timelines import rivalry
+from ppbench.report.timeline.timelines import rivalry, timelines
 from ppbench.store import Store
 from ppbench.store.once import ReadOnce
-from ppbench.store.recovery import collectives_of_run, edges_of_run
 from ppbench.store.sweeps import find_sweep_note
 
 _FRONT_PX = 210
@@ -70,9 +67,8 @@ def render_report(
     """
     axes, store = varying_axes(runs), ReadOnce(store, runs["run_id"])
     facts = {"title": title, "command": command, "sweep_text": sweep_text, "live": live}
-    with drawn_beside(store, runs, axes) as drawn:
-        content = _content(store, runs, axes, title, _measured_by(store, runs, command))
-        lines = drawn()
+    content = _content(store, runs, axes, title, _measured_by(store, runs, command))
+    lines = timelines(store, runs, axes)
     values = {**facts, **content, "timelines": lines.by_run, "groups": lines.groups}
     damaged = [str(damage) for damage in store.damaged]  # after all reading of the store
     shown = {**values, "damaged": damaged, "contents": _contents(values, damaged)}
@@ -97,14 +93,15 @@ def _content(
     """Return what the page shows but for its timelines."""
     judged = judge(runs, axes)
     conclusions = conclude(judged, runs, measured_by)
-    texts = captions(runs, judged, conclusions.sentence.text)
     answers, picture = _idle_answers(store, ok_runs(runs), judged)
+    peaks = runs.loc[runs["mfu"].notna(), "mfu_peak"].dropna()
     return {
         "about": about_report(title, runs, conclusions.sentence.text),
         "subtitle": origin(runs),
         "conclusions": conclusions,
-        "measures_peak": _measures_peak(runs),
-        "pictures": _pictures(store, runs, judged, texts),
+        # An MFU may refer to a peak that was measured, which differs from launch to launch.
+        "measures_peak": any(str(peak).startswith("measured") for peak in peaks),
+        "pictures": _pictures(store, runs, judged),
         "filters": filters(runs, axes),
         "cases": case_list(runs, axes),
         "cautions": cautioned(runs, axes),
@@ -113,7 +110,7 @@ def _content(
         "failures": failure_groups(failures(store, runs, axes)),
         "failure_counts": failure_counts(runs),
         "summary": summary(runs, axes),
-        "charts": charts_of(store, runs, judged.of_runs, axes, texts),
+        "charts": charts_of(store, runs, judged.of_runs, axes),
         "idle_parts": idle_parts(ok_runs(runs), axes),
         "idle_answers": answers,
         "stragglers": picture,
@@ -186,12 +183,6 @@ def _sweep_text(runs: pd.DataFrame) -> str | None:
         return None
 
 
-def _measures_peak(runs: pd.DataFrame) -> bool:
-    """Whether an MFU refers to a peak that was measured, which differs from launch to launch."""
-    sources = runs.loc[runs["mfu"].notna(), "mfu_peak"].dropna()
-    return any(str(source).startswith("measured") for source in sources)
-
-
 def _idle_answers(
     store: Store, runs: pd.DataFrame, judged: Judged
 ) -> tuple[list[str], Picture | None]:
@@ -202,9 +193,9 @@ def _idle_answers(
     if not cases:
         return [], None
     run = median_run(explained, cases[0])
-    edges = edges_of_run(store, run)
+    edges, moved = (store.table(name, [run["run_id"]]) for name in ("edges", "collectives"))
     first = f"{case_text(run, judged.axes)}: {headline(run, edges)}"
-    answers = [first, *what_if(run, edges, collectives_of_run(store, run))]
+    answers = [first, *what_if(run, edges, moved)]
     if int(run["replicas"]) == 1:
         return answers, None
     try:
@@ -221,21 +212,18 @@ class Pictures:
 
     front: Picture | None  # throughput against memory
     strips: Strips | None
-    caption: str  # of the front, for screen readers
 
 
-def _pictures(
-    store: Store, runs: pd.DataFrame, judged: Judged, captions: Mapping[str, str]
-) -> Pictures:
+def _pictures(store: Store, runs: pd.DataFrame, judged: Judged) -> Pictures:
     first = judged.first
     if first is None:
-        return Pictures(None, None, "")
+        return Pictures(None, None)
     own = ok_runs(runs)
     own = own[own["case_id"].isin(first.case_ids) & own["peak_memory_bytes"].notna()]
     front = None
     if len(own["case_id"].unique()) > 1:
         front = charts.pareto(by_case(own, first.axes), first.axes, panel_px=_FRONT_PX)
-    return Pictures(front, strips(store, runs, first), captions.get("pareto", ""))
+    return Pictures(front, strips(store, runs, first))
 
 
 def _contents(values: Mapping[str, Any], damaged: Sequence[str]) -> list[tuple[str, str]]:

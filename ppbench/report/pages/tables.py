@@ -146,14 +146,9 @@ def cautioned(runs: pd.DataFrame, axes: Axes) -> list[Cautioned]:
             carriers.setdefault(name, {})[case] = None
     order = [caution.name for caution in Caution]
     names = sorted(carriers, key=lambda name: order.index(name) if name in order else len(order))
-    return [Cautioned(name, _remedy(name), tuple(carriers[name])) for name in names]
-
-
-def _remedy(name: str) -> str:
-    known = Caution.__members__.get(name)
-    return (
-        known.remedy if known else "Unknown to this version of ppbench; a newer version wrote it."
-    )
+    unknown = "Unknown to this version of ppbench; a newer version wrote it."
+    remedies = {caution.name: caution.remedy for caution in Caution}
+    return [Cautioned(n, remedies.get(n, unknown), tuple(carriers[n])) for n in names]
 
 
 def _table(columns: Sequence[Column], runs: pd.DataFrame) -> Table:
@@ -286,23 +281,24 @@ class Failure:
 
 def failures(store: Store, runs: pd.DataFrame, axes: Axes) -> list[Failure]:
     """Return the runs whose status is not `ok`."""
-    return [_failure(store, run, axes) for _, run in runs[runs["status"] != "ok"].iterrows()]
-
-
-def _failure(store: Store, run: pd.Series, axes: Axes) -> Failure:
-    error = "" if is_missing(run["error"]) else str(run["error"]).strip()
-    headline = first_line(error) or "no error was recorded"
-    rank = "" if is_missing(run["error_rank"]) else f"rank {int(run['error_rank'])}"
-    return Failure(
-        str(run["run_id"]),
-        str(run["case_id"]),
-        case_text(run, axes),
-        str(run["status"]),
-        "" if rank in headline else rank,
-        headline,
-        error if error != headline else "",
-        flight_of(store, run),
-    )
+    failed = []
+    for _, run in runs[runs["status"] != "ok"].iterrows():
+        error = "" if is_missing(run["error"]) else str(run["error"]).strip()
+        headline = first_line(error) or "no error was recorded"
+        rank = "" if is_missing(run["error_rank"]) else f"rank {int(run['error_rank'])}"
+        failed.append(
+            Failure(
+                str(run["run_id"]),
+                str(run["case_id"]),
+                case_text(run, axes),
+                str(run["status"]),
+                "" if rank in headline else rank,
+                headline,
+                error if error != headline else "",
+                flight_of(store, run),
+            )
+        )
+    return failed
 
 
 @dataclass(frozen=True)
@@ -350,10 +346,9 @@ def flight_of(store: Store, run: pd.Series) -> Flight | None:
 
 def _flight_rows(texts: pd.DataFrame, is_in: pd.Series) -> tuple[tuple[str, ...], ...]:
     return tuple(
-        tuple(_flight_cell(str(name), value) for name, value in row.items())
+        tuple(
+            MISSING if is_missing(value) or value is pd.NA else field_of(str(name)).cell(value)
+            for name, value in row.items()
+        )
         for row in texts[is_in].to_dict("records")
     )
-
-
-def _flight_cell(name: str, value: object) -> str:
-    return MISSING if is_missing(value) or value is pd.NA else field_of(name).cell(value)

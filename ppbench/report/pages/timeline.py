@@ -67,10 +67,14 @@ def write_timeline(
         else _RunSection(name, texts.get(str(run["run_id"]), ""), _facts(run))
         for name, run in zip(names, rows, strict=True)
     ]
-    charts = [(name, _memory(store, run)) for name, run in zip(names, rows, strict=True)]
+    memories: list[tuple[str, Picture]] = []
+    for name, run in zip(names, rows, strict=True):
+        run_ids = [str(run["run_id"])]
+        levels = store.table("memory", run_ids)
+        if not levels.empty:
+            memories.append((name, memory_over_time(levels, store.table("ranks", run_ids))))
     about = about_timeline(line.name, runs)
     damaged = [str(damage) for damage in store.damaged]  # after all reading of the store
-    memories = [(name, chart) for name, chart in charts if chart is not None]
     text = _page(line, about, sections, memories, damaged, assets)
     write_page(path, text, assets=assets)
 
@@ -91,18 +95,14 @@ def timeline_of_runs(
     """
     runs = store.named(names)
     ids = [str(run_id) for run_id in runs["run_id"]]
-    path = output or reports / f"timeline-{_file_name(ids, choice, has_plan)}.html"
+    name = ids[0]
+    if len(ids) > 1 or choice != MEDIAN or has_plan:  # whatever else was chosen is in a hash
+        chosen = json.dumps([ids, choice, has_plan])
+        name += f"-{hashlib.sha256(chosen.encode()).hexdigest()[:6]}"
+    path = output or reports / f"timeline-{name}.html"
     with listed(path, reports):
         write_timeline(path, store, runs, choice=choice, has_plan=has_plan, assets=assets)
     return path
-
-
-def _file_name(ids: Sequence[str], choice: str, has_plan: bool) -> str:
-    """The first run's id, and a hash of whatever else was chosen."""
-    if len(ids) == 1 and choice == MEDIAN and not has_plan:
-        return ids[0]
-    chosen = json.dumps([ids, choice, has_plan])
-    return f"{ids[0]}-{hashlib.sha256(chosen.encode()).hexdigest()[:6]}"
 
 
 def run_names(runs: pd.DataFrame) -> list[str]:
@@ -137,23 +137,9 @@ def _page(
     return render("timeline.html", assets=assets, about=about, damaged=damaged, **shown)
 
 
-def _memory(store: Store, run: pd.Series) -> Picture | None:
-    run_ids = [str(run["run_id"])]
-    table = store.table("memory", run_ids)
-    if table.empty:
-        return None
-    return memory_over_time(table, store.table("ranks", run_ids))
-
-
 def _failed_section(store: Store, run: pd.Series, name: str) -> _RunSection:
     error = "" if is_missing(run["error"]) else str(run["error"]).strip()
-    return _RunSection(
-        f"{name}: {run['status']}", "", _failed_facts(run), flight_of(store, run), error
-    )
-
-
-def _failed_facts(run: pd.Series) -> Facts:
-    return [
+    facts = [
         ("status", str(run["status"])),
         ("at rank", written(run["error_rank"], ".0f")),
         ("try", written(run["attempt"], ".0f")),
@@ -161,6 +147,7 @@ def _failed_facts(run: pd.Series) -> Facts:
         ("device", str(run["device"])),
         ("run", str(run["run_id"])),
     ]
+    return _RunSection(f"{name}: {run['status']}", "", facts, flight_of(store, run), error)
 
 
 def _facts(run: pd.Series) -> Facts:

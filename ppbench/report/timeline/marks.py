@@ -304,16 +304,12 @@ def _idle_of(step: Step, cause: Cause, pieces: Gaps) -> Marks:
     name, colors = CAUSE_WORDS[cause], [IDLE_COLORS[cause]]
     kind = Kind(name, Lane.COMPUTE, colors, _hover(lines), is_idle=True)
     numbers = {"rank": (pieces.rank, 1.0), "microbatch": (microbatch, 1.0)}
-    reasons = _reasons(step, cause, following)
-    return _marks(kind, step, pieces, numbers, np.zeros(len(following), np.int64), reasons)
-
-
-def _reasons(step: Step, cause: Cause, following: Spans) -> Phrases:
-    """Explain why a rank idles before each of these computations."""
     zeros = np.zeros(len(following), np.int64)
     if cause in _AFTER_ALL:
-        return Phrases([_AFTER_ALL[cause]], zeros, zeros)
-    return Phrases(*_phrases_of(step, cause, following), zeros)
+        reasons = Phrases([_AFTER_ALL[cause]], zeros, zeros)
+    else:
+        reasons = Phrases(*_phrases_of(step, cause, following), zeros)
+    return _marks(kind, step, pieces, numbers, zeros, reasons)
 
 
 def _phrases_of(step: Step, cause: Cause, waiting: Spans) -> tuple[list[str], Ints]:
@@ -342,11 +338,12 @@ def _reason(step: Step, cause: Cause, op: Op, stage: int) -> str:
 def _computations(step: Step) -> list[Marks]:
     shades = _shades(step.waits.spans)
     by_op = [_computations_of(step, op, shades) for op in Op if op in COMPUTE_OPS]
-    return [*by_op, _optimizer(step, _by_rank(step.columns.at(step.columns.are([Op.OPT]))))]
-
-
-def _by_rank(spans: Spans) -> Spans:
-    return spans.at(np.lexsort((spans.start_ns, spans.rank)))
+    bars = step.columns.at(step.columns.are([Op.OPT]))
+    bars = bars.at(np.lexsort((bars.start_ns, bars.rank)))
+    lines = [f"<b>{OP_WORDS[Op.OPT]}</b>", "rank %{customdata[0]}", *_times(1)]
+    kind = Kind(OP_WORDS[Op.OPT], Lane.COMPUTE, [OP_COLORS[Op.OPT]], _hover(lines), op=Op.OPT.value)
+    numbers = {"rank": (bars.rank, 1.0)}
+    return [*by_op, _marks(kind, step, bars, numbers, np.zeros(len(bars), np.int64))]
 
 
 def _shades(compute: Spans) -> Ints:
@@ -398,17 +395,13 @@ def _gap_before(step: Step, at: Ints) -> Phrases:
     return Phrases(words, codes, gap)
 
 
-def _optimizer(step: Step, bars: Spans) -> Marks:
-    lines = [f"<b>{OP_WORDS[Op.OPT]}</b>", "rank %{customdata[0]}", *_times(1)]
-    kind = Kind(OP_WORDS[Op.OPT], Lane.COMPUTE, [OP_COLORS[Op.OPT]], _hover(lines), op=Op.OPT.value)
-    numbers = {"rank": (bars.rank, 1.0)}
-    return _marks(kind, step, bars, numbers, np.zeros(len(bars), np.int64))
-
-
 def _transfers(step: Step, unit: SizeUnit) -> list[Marks]:
     is_transfer = step.columns.are(MOVING)
     spans = step.columns.at(is_transfer)
-    waited = _waited_ns(step)[is_transfer]
+    stored = step.spans.get("waiting_ns")
+    if stored is None or stored[is_transfer].isna().any():  # both ends of a message tell it
+        stored = waiting_ns(step.spans)
+    waited = stored.fillna(0).to_numpy(np.int64)[is_transfer]
     began = spans.start_ns + waited
     shown_from = np.minimum(np.maximum(spans.start_ns, step.origin_ns), began)
     waiting = replace(spans, start_ns=shown_from, end_ns=began)
@@ -423,14 +416,6 @@ def _transfers(step: Step, unit: SizeUnit) -> list[Marks]:
                 _of_transfer(step, op, bars.at(rows), waited[rows], unit, is_waiting=is_waiting)
             )
     return marks
-
-
-def _waited_ns(step: Step) -> Ints:
-    """Return how long each span waited, as it is stored or else by both ends of its message."""
-    spans = step.spans
-    if "waiting_ns" in spans and spans.loc[step.columns.are(MOVING), "waiting_ns"].notna().all():
-        return spans["waiting_ns"].fillna(0).to_numpy(np.int64)
-    return waiting_ns(spans).to_numpy(np.int64)
 
 
 def _of_transfer(

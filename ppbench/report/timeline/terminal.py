@@ -143,13 +143,10 @@ def replicas_facts(prediction: JoinedPrediction) -> list[tuple[str, str]]:
     """What replicas share, what their collectives take, and what both cost the step."""
     replication = prediction.replication
     gather, reduce = amount(replication.gather_s), amount(replication.reduce_s)
-    by, slower = replication.slowdown, ""
-    if by:
-        slower = f"; beside them computations take {amount(1 + by)} times as long"
     return [
         ("replicas", f"{replication.replicas}, sharding {sharding_text(replication.policy)}"),
         ("replica factors", ", ".join(map(amount, replication.factors))),
-        ("collectives", f"gather {gather} s, reduce {reduce} s{slower}"),
+        ("collectives", f"gather {gather} s, reduce {reduce} s"),
         ("exposed collective", f"{amount(prediction.collective_s)} s"),
         ("replica skew", f"{amount(prediction.skew_s)} s"),
     ]

@@ -33,7 +33,6 @@ from ppbench.report.timeline.gantt import gantt_with_detail
 from ppbench.report.timeline.marks import Step
 from ppbench.report.timeline.overview import Detail
 from ppbench.store import Store, check_ok, missing_spans
-from ppbench.store.recovery import edges_of_run, steps_of_run
 
 OK = "ok"
 NS_PER_S = 1e9
@@ -177,7 +176,7 @@ def _steps_of_run(
     if run["status"] != OK:
         _check_only_last(run, choice, has_plan=has_plan)
         return _steps_of_failed(store, run, f"{name}: {run['status']}")
-    if (steps := steps_of_run(store, run)).empty:
+    if (steps := store.table("steps", [run["run_id"]])).empty:
         raise missing_spans(store, run)
     number = chosen_step(steps, choice)
     step = steps[steps["step"] == number].iloc[0]
@@ -234,7 +233,13 @@ def _steps_of_failed(store: Store, run: pd.Series, name: str) -> _RunSteps:
     where = "" if is_missing(run["error_rank"]) else f" at rank {int(run['error_rank'])}"
     which = "" if last is None else f" · step {last}"
     title = f"failed{where}{which}{whose}"
-    text = " · ".join([title, *_failure_facts(run, step)])
+    parts = [title, first_line(run["error"])]
+    if step.ended_ns > step.end_ns:
+        quiet_ns = step.ended_ns - step.last_change_ns
+        is_short = quiet_ns < NS_PER_S
+        quiet = milliseconds(quiet_ns) if is_short else f"{quiet_ns / NS_PER_S:,.1f} s"
+        parts.append(f"ended {quiet} after the last event, beyond the right edge")
+    text = " · ".join(filter(None, parts))
     return _RunSteps(run, name, text, (replace(step, title=f"{name} · {title}"),))
 
 
@@ -245,19 +250,6 @@ def failed_replica(flight: pd.DataFrame) -> int:
         if len(rows):
             return int(rows["replica"].iloc[0])
     return 0
-
-
-def _failure_facts(run: pd.Series, step: Step) -> list[str]:
-    """Return the error, and how much of the wait at the end is not drawn."""
-    parts = [first_line(run["error"])]
-    if step.ended_ns > step.end_ns:
-        quiet = _duration(step.ended_ns - step.last_change_ns)
-        parts.append(f"ended {quiet} after the last event, beyond the right edge")
-    return [part for part in parts if part]
-
-
-def _duration(ns: int) -> str:
-    return milliseconds(ns) if ns < NS_PER_S else f"{ns / NS_PER_S:,.1f} s"
 
 
 def _drawn(runs: Sequence[_RunSteps], explanations: Mapping[str, str]) -> Timeline:
@@ -279,7 +271,7 @@ def _drawn(runs: Sequence[_RunSteps], explanations: Mapping[str, str]) -> Timeli
 def _explanation(store: Store, run: pd.Series) -> str:
     if not has_parts(run):
         return ""
-    return headline(run, edges_of_run(store, run))
+    return headline(run, store.table("edges", [run["run_id"]]))
 
 
 def planned(spans: pd.DataFrame, name: str, facts: str) -> Timeline:
@@ -351,79 +343,50 @@ class Timelines:
     groups: Sequence[Group]
 
 
-@dataclass(frozen=True)
-class Rivals:
-    """Runs that differ only in `rivalry` or launch, and those of them that share a figure.
-
-    These are the launches of median throughput of each case.
-    """
-
-    title: str
-    runs: pd.DataFrame
-    together: pd.DataFrame
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """The timelines of rivals: of each that has spans, and of those that share a figure."""
-
-    by_run: Mapping[str, Timeline]
-    together: Timeline | None
-
-
-def timelines(store: Store, runs: pd.DataFrame, axes: Axes) -> Timelines:
-    """Draw the median step of each run by itself and beside its rivals.
-
-    Runs without stored spans are left out.
-    """
-    rivals = rivals_of(runs, axes)
-    return joined(rivals, [draw_rivals(store, own, axes) for own in rivals])
-
-
 def rivalry(axes: Axes) -> str:
     """Return the setting in which rivals differ: the schedule or, of one schedule, the policy."""
     return "sharding_policy" if "sharding_policy" in axes and "schedule" not in axes else "schedule"
 
 
-def rivals_of(runs: pd.DataFrame, axes: Axes) -> list[Rivals]:
-    """Return the runs by their rivals, those that are most worth comparing first."""
-    others = [axis for axis in axes if axis != rivalry(axes)]
+def timelines(store: Store, runs: pd.DataFrame, axes: Axes) -> Timelines:
+    """Draw the median step of each run by itself and beside its rivals; its marks are made once.
+
+    Rivals are runs that differ only in `rivalry` or launch. Of each case the launch of median
+    throughput is drawn beside the others; the groups most worth comparing come first, and the
+    first ones are open. Runs without stored spans are left out.
+    """
+    rival_axis = rivalry(axes)
+    others = [axis for axis in axes if axis != rival_axis]
     settings = runs[["case_id", *others]].to_dict("records")
     titles = np.array([settings_text(run, others) for run in settings], object)
     is_ok = (runs["status"] == "ok").to_numpy(bool)
     speeds = runs[is_ok].groupby("case_id", sort=False)["tokens_per_s"]
     is_median = is_ok.copy()
     is_median[is_ok] = speeds.transform(_is_median).to_numpy(bool)
-    rivals = [
-        Rivals(title, runs[titles == title], runs[(titles == title) & is_median])
-        for title in dict.fromkeys([*titles[is_median], *titles])
-    ]
-    return sorted(rivals, key=lambda own: _worth_of(own.together), reverse=True)
-
-
-def draw_rivals(store: Store, rivals: Rivals, axes: Axes) -> Drawn:
-    """Draw the median step of each run by itself and beside its rivals; its marks are made once."""
-    drawable: dict[str, _RunSteps] = {}
-    for _, run in rivals.runs.iterrows():
-        with contextlib.suppress(StoreError, UsageError):
-            steps = _steps_of_run(store, run, case_text(run, axes), MEDIAN, has_plan=False)
-            drawable[steps.run_id] = steps
-    explanations = {run_id: _explanation(store, own.run) for run_id, own in drawable.items()}
-    by_run = {run_id: _drawn([own], explanations) for run_id, own in drawable.items()}
-    axis = rivalry(axes)
-    beside = zip(rivals.together["run_id"], rivals.together[axis], strict=True)
-    own = [drawable[i].named(axis_text(axis, name)) for i, name in beside if i in drawable]
-    return Drawn(by_run, _drawn(own, explanations) if own else None)
-
-
-def joined(rivals: Sequence[Rivals], drawn: Sequence[Drawn]) -> Timelines:
-    """Return the timelines of all rivals; the first groups are open."""
-    by_run = {run_id: line for each in drawn for run_id, line in each.by_run.items()}
-    pairs = zip(rivals, drawn, strict=True)
-    groups = [(own.title, each.together) for own, each in pairs if each.together is not None]
-    return Timelines(
-        by_run, [Group(title, line, n < NUM_OPEN) for n, (title, line) in enumerate(groups)]
+    titles_in_order = sorted(
+        dict.fromkeys([*titles[is_median], *titles]),
+        key=lambda title: _worth_of(runs[(titles == title) & is_median]),
+        reverse=True,
     )
+    by_run: dict[str, Timeline] = {}
+    groups: list[Group] = []
+    for title in titles_in_order:
+        drawable: dict[str, _RunSteps] = {}
+        for _, run in runs[titles == title].iterrows():
+            with contextlib.suppress(StoreError, UsageError):
+                steps = _steps_of_run(store, run, case_text(run, axes), MEDIAN, has_plan=False)
+                drawable[steps.run_id] = steps
+        explanations = {run_id: _explanation(store, own.run) for run_id, own in drawable.items()}
+        by_run |= {run_id: _drawn([own], explanations) for run_id, own in drawable.items()}
+        members = runs[(titles == title) & is_median]
+        beside = zip(members["run_id"], members[rival_axis], strict=True)
+        together = [
+            drawable[i].named(axis_text(rival_axis, name)) for i, name in beside if i in drawable
+        ]
+        if together:
+            line = _drawn(together, explanations)
+            groups.append(Group(title, line, is_open=len(groups) < NUM_OPEN))
+    return Timelines(by_run, groups)
 
 
 def _is_median(values: pd.Series) -> pd.Series:

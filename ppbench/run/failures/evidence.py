@@ -17,6 +17,7 @@ import platform
 import shutil
 import signal
 import time
+import traceback
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,14 +30,9 @@ from engine.plan.program import Program
 from engine.plan.spans import COLUMNS, Span, lane_of
 from ppbench.errors import (
     MOST_OF_TRACE,
-    PpbenchError,
     describe,
     first_line,
-    fix_in,
-    limit_in,
     readable,
-    trace_of,
-    type_name,
 )
 from ppbench.run.failures.post_mortem import (
     ALIVE,
@@ -114,20 +110,12 @@ def write_rank_error(
 ) -> None:
     """Write the exception that ended a rank; `status_of` takes it and its message.
 
-    Its type is written first, alone: a user's `__str__` may end this process, or take longer than
-    the process has left. `log` names the place of the whole message, should it be too long.
+    `log` names the place of the whole message, should it be too long.
     """
-    at_ns, name = time.monotonic_ns(), f"{type_name(error)}: (it came to say no more)"
-    if not isinstance(error, PpbenchError):  # those have messages of our own
-        _write_error(folder, RankError(rank, at_ns, status_of(error, ""), name, ""))
     message = describe(error, log)
-    trace = readable(trace_of(error), MOST_OF_TRACE, log)
-    status, fix = status_of(error, message), fix_in(message)
-    _write_error(folder, RankError(rank, at_ns, status, f"{message}{fix}", trace))
-
-
-def _write_error(folder: Path, record: RankError) -> None:
-    path = folder / f"error-rank{record.rank}.json"
+    trace = readable("".join(traceback.format_exception(error)), MOST_OF_TRACE, log)
+    record = RankError(rank, time.monotonic_ns(), status_of(error, message), message, trace)
+    path = folder / f"error-rank{rank}.json"
     aside = path.with_suffix(".partial")  # the agent may end this process at any moment
     aside.write_text(json.dumps(dataclasses.asdict(record)))
     aside.replace(path)
@@ -384,9 +372,7 @@ def _death(
     if first.is_killed_for_memory and first.rank not in first.node.faults:
         words = "was killed by the kernel, which had run out of memory"
         return "oom", f"{name(first.rank)} {words}", first.rank
-    limit = limit_in(first.last_words)
-    words = f"{name(first.rank)} {first.how}"
-    return PEER_LOST, f"{words}: {limit}" if limit else words, first.rank
+    return PEER_LOST, f"{name(first.rank)} {first.how}", first.rank
 
 
 def _last_seen(

@@ -19,6 +19,7 @@ import os
 import platform
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
@@ -43,7 +44,7 @@ from engine.run.precision import force_ieee
 from engine.run.streams import TooManyEdgesError
 from ppbench.config.case import Case
 from ppbench.config.programs import check_file_unchanged, program_of
-from ppbench.errors import PpbenchError, StoreError, UsageError, chain_of, led_to, trace_of
+from ppbench.errors import PpbenchError, StoreError, UsageError, chain_of, led_to
 from ppbench.files import Lock
 from ppbench.run.failures.evidence import (
     PEER_LOST,
@@ -192,7 +193,7 @@ def _work(
             os.close(descriptor)
         with contextlib.suppress(OSError):  # no room: the log has it all the same
             write_rank_error(local, dist.get_rank(), error, _status_of, f"{folder}/logs")
-        sys.stderr.write(trace_of(error))
+        traceback.print_exception(error)
         sys.stderr.flush()
         os._exit(1)  # tearing communicators down waits for peers that wait for this rank
 

@@ -55,13 +55,17 @@ def sources(datasets_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> d
     rows = "".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(TEXTS))
     (folder / "a.json").write_text(rows)
     datasets.Dataset.from_dict({"text": TEXTS}).to_parquet(str(folder / "a.parquet"))
+    datasets.Dataset.from_dict({"id": range(len(TEXTS)), "text": TEXTS}).to_csv(
+        str(folder / "a.csv")
+    )
     (folder / "a.txt").write_text("\n".join(TEXTS))
     (folder / "hub").mkdir()
     (folder / "hub" / "train.jsonl").write_text(rows)
     (folder / "hub" / "test.jsonl").write_text('{"id": 0, "text": "only this"}\n')
     return {
-        "json": f"json:{folder}/a.json",
-        "parquet": f"parquet:{folder}/a.parquet",
+        "json": f"files:{folder}/a.json",
+        "parquet": f"files:{folder}/a.parquet",
+        "csv": f"files:{folder}/a.csv",
         "text": f"text:{folder}/a.txt",
         "hf": f"hf:{folder}/hub",
     }

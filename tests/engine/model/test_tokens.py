@@ -9,7 +9,7 @@ from texts import END, TEXTS
 
 from engine.model.tokens import ByteTokens, DataError, identity_of, load_tokenizer, open_tokens
 
-KINDS = ["json", "parquet", "text", "hf"]
+KINDS = ["json", "parquet", "csv", "text", "hf"]
 
 
 def _stream(tokens):
@@ -32,7 +32,7 @@ def test_documents_are_the_tokenizers_own_output_closed_by_its_end_token(kind, s
     assert _stream(tokens) == [token for document in expected for token in document]
 
 
-@pytest.mark.parametrize("kind", ["json", "parquet", "hf"])
+@pytest.mark.parametrize("kind", ["json", "parquet", "csv", "hf"])
 def test_without_a_tokenizer_rows_are_their_utf8_bytes(kind, sources):
     assert _documents(open_tokens(sources[kind], None)) == [list(t.encode()) for t in TEXTS]
 
@@ -73,7 +73,7 @@ def test_windows_cross_the_chunks_of_the_arrow_file(datasets_cache, tmp_path):
     texts = [str(number) for number in range(3000)]  # `map` writes a chunk per 1000 rows
     path = tmp_path / "long.json"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    tokens = open_tokens(f"json:{path}", None)
+    tokens = open_tokens(f"files:{path}", None)
     stream = "".join(texts).encode()
     assert bytes(_stream(tokens)) == stream
     assert bytes(tokens.read(1000, 9000).tolist()) == stream[1000:9000]
@@ -97,13 +97,13 @@ def test_a_configuration_of_a_data_set_can_be_named(datasets_cache, tmp_path):
 def test_a_path_may_be_a_glob(datasets_cache, tmp_path):
     for name in "ab":
         (tmp_path / f"{name}.json").write_text(json.dumps({"text": name}) + "\n")
-    assert bytes(_stream(open_tokens(f"json:{tmp_path}/*.json", None))) == b"ab"
+    assert bytes(_stream(open_tokens(f"files:{tmp_path}/*.json", None))) == b"ab"
 
 
 def test_another_column_can_be_named_and_empty_rows_are_empty_documents(datasets_cache, tmp_path):
     path = tmp_path / "rows.json"
     path.write_text('{"body": "x"}\n{"body": null}\n{"body": "y"}\n')
-    assert _documents(open_tokens(f"json:{path}", None, "body")) == [[120], [], [121]]
+    assert _documents(open_tokens(f"files:{path}", None, "body")) == [[120], [], [121]]
 
 
 def test_special_tokens_of_the_tokenizers_own_are_kept_and_the_end_is_not_doubled(
@@ -143,7 +143,7 @@ def test_nothing_is_printed_and_progress_bars_are_as_before(
     before = are_progress_bars_disabled()
     path = tmp_path / "rows.json"
     path.write_text(json.dumps({"text": "word " * 5000}) + "\n")
-    open_tokens(f"json:{path}", tokenizer)
+    open_tokens(f"files:{path}", tokenizer)
     assert capfd.readouterr() == ("", "")
     assert are_progress_bars_disabled() == before
 
@@ -182,12 +182,12 @@ def test_documents_of_bytes_are_paragraphs(text, paragraphs):
 
 BAD_SOURCES = [
     ("nonsense", 'unknown data source "nonsense"; expected "stdlib", "synthetic"'),
-    ("json:", 'unknown data source "json:"'),
+    ("files:", 'unknown data source "files:"'),
     ("synthetics:1", "unknown data source"),
     ("text:no/such/file", 'data source "text:no/such/file": no such file'),
     (
-        "json:no/such/file",
-        'data source "json:no/such/file": no such file; expected the path of',
+        "files:no/such/file",
+        'data source "files:no/such/file": no such file; expected the path of',
     ),
     ("hf:./no/such", 'data source "hf:./no/such": .*no/such.*; expected a data set'),
     ("hf:x?splt=train", 'unknown option "splt=train"; expected hf:NAME.config=CONFIG'),
@@ -204,16 +204,24 @@ def test_a_source_that_cannot_be_had_says_why(datasets_cache, source, message):
 def test_a_broken_file_is_named_with_what_is_wrong_in_it(datasets_cache, tmp_path):
     path = tmp_path / "broken.json"
     path.write_text("{nonsense")
-    with pytest.raises(DataError, match=f'data source "json:{path}": .*JSON'):
-        open_tokens(f"json:{path}", None)
+    with pytest.raises(DataError, match=f'data source "files:{path}": .*JSON'):
+        open_tokens(f"files:{path}", None)
 
 
-@pytest.mark.parametrize("kind", ["json", "parquet", "text"])
+@pytest.mark.parametrize("kind", ["files", "text"])
 def test_an_empty_file_is_refused_as_empty(datasets_cache, tokenizer, tmp_path, kind):
-    path = tmp_path / "empty"
+    path = tmp_path / "empty.json"
     path.touch()
     with pytest.raises(DataError, match=f'data source "{kind}:{path}": the file is empty'):
         open_tokens(f"{kind}:{path}", tokenizer)
+
+
+@pytest.mark.parametrize("names", [["a.json", "b.parquet"], ["a.json", "notes.md"], ["a"]])
+def test_files_that_are_not_of_one_format_are_refused(datasets_cache, tmp_path, names):
+    for name in names:
+        (tmp_path / name).write_text("x")
+    with pytest.raises(DataError, match=r"the files end in .*; expected one format: .json, .jsonl"):
+        open_tokens(f"files:{tmp_path}", None)
 
 
 def test_an_unknown_split_is_answered_with_those_there_are(sources):

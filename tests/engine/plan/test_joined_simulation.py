@@ -1,12 +1,9 @@
-"""Replicas in time: formulae by hand, the simulation of one as oracle, rates summed up again."""
-
-import random
+"""Replicas in time: formulae by hand, and the simulation of one as oracle."""
 
 import pytest
 
-from engine.plan.action import COMPUTE_OPS, NO_INDEX, Op
+from engine.plan.action import NO_INDEX, Op
 from engine.plan.collectives import DataParallel, NoCollectives, Zero1, Zero2, Zero3
-from engine.plan.joined import joining
 from engine.plan.joined_simulation import CollectiveModel, ring, simulate_joined
 from engine.plan.rules import ProgramError
 from engine.plan.schedules.registry import SCHEDULES, build_program
@@ -30,7 +27,7 @@ def test_equal_replicas_with_free_collectives_are_one_simulation(name):
     v = 1 if SCHEDULES[name].stages_per_rank.most == 1 else 2
     program = build_program(name, 2, 4, v)
     durations = uniform(program.placement, 12 * v, 18 * v, 6 * v)
-    free = CollectiveModel((0,) * 2 * v, (0,) * 2 * v, slowdown=0.5)
+    free = CollectiveModel((0,) * 2 * v, (0,) * 2 * v)
     alone = simulate(program, durations)
     for policy in (NoCollectives(), DataParallel(), Zero3()):
         joined = simulate_joined(program, [durations] * 3, policy, free)
@@ -74,38 +71,6 @@ def test_messages_move_in_their_time_at_both_ends():
     assert Span(0, 0, Lane.SEND, 0, Op.SEND_F, 0, 10, 10 + took, 4) in spans
     assert Span(0, 1, Lane.RECV, 1, Op.RECV_F, 0, 10, 10 + took, 4) in spans
     assert joined.makespan_ns == simulate(program, durations, transfers).makespan_ns
-
-
-@pytest.mark.parametrize("slowdown", [0.25, 1.0])
-def test_beside_what_moves_a_computation_does_less_and_its_work_adds_up(slowdown, is_thorough):
-    chance, num_slowed = random.Random(slowdown), 0
-    for _ in range(200 if is_thorough else 20):
-        program = build_program(chance.choice(["interleaved_1f1b", "zbv", "looped_bfs"]), 2, 4, 2)
-        costs = [
-            Durations(*(tuple(chance.randint(0, 10**6) for _ in range(4)) for _ in "FIW"))
-            for _ in range(chance.randint(1, 3))
-        ]
-        moving = [tuple(chance.randint(0, 10**6) for _ in range(4)) for _ in "gr"]
-        policy = chance.choice([DataParallel(), Zero2(), Zero3(1, 0), Zero3(2, 1)])
-        model = CollectiveModel(*moving, slowdown)
-        replay = simulate_joined(program, costs, policy, model).replay
-        lowered = replay.program
-        for d, durations in enumerate(costs):
-            moves = iter(
-                zip(replay.collective_ready_ns[d], replay.collective_ends_ns[d], strict=True)
-            )
-            lanes = [[next(moves) for _ in lane] for lane in joining(lowered)]
-            times = zip(replay.starts_ns[d], replay.ends_ns[d], strict=True)
-            for rank, row in enumerate(lowered.actions):
-                for action, (start, end) in zip(row, times, strict=False):
-                    if action.op in COMPUTE_OPS:
-                        beside = sum(max(0, min(end, e) - max(start, b)) for b, e in lanes[rank])
-                        work = end - start - beside + beside / (1 + slowdown)
-                        assert work == pytest.approx(
-                            durations.by_op()[action.op][action.stage], abs=1
-                        )
-                        num_slowed += beside > 0
-    assert num_slowed > 100
 
 
 def test_what_cannot_be_simulated_is_refused():

@@ -55,3 +55,11 @@ def test_a_size_that_is_told_is_never_less_than_it_is():
     rng = random.Random(3)
     for drawn in (rng.randrange(2**45) for _ in range(500)):
         assert drawn <= bytes_of(size_text(drawn)) <= 1.011 * drawn + 1
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(2**20 - 1, "1 MiB"), (2**20 - 1024, "1023 KiB"), (2**30 - 1, "1 GiB"), (2**40 - 1, "1 TiB")],
+)
+def test_the_unit_is_that_of_the_rounded_number(num_bytes, text):
+    assert size_text(num_bytes) == text

@@ -1,6 +1,7 @@
 """Timing is exact under a fake clock; transfers are what the program says."""
 
 import torch
+from fake_clock import FakeClock
 from pipeline import config
 from ranks import Ranks
 
@@ -8,7 +9,7 @@ from engine.model.data import DataSpec
 from engine.model.spec import ModelSpec
 from engine.plan.action import NO_INDEX, Op
 from engine.plan.spans import Lane, Span
-from engine.run.clock import FakeClock, HostClock
+from engine.run.clock import HostClock
 from engine.run.p2p.fabric import Fabric
 from engine.trainer import Trainer, TrainerConfig, connect
 

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from fake_clock import FakeClock
 from pipeline import config
 
 from engine.configuration import model_of
@@ -14,7 +15,7 @@ from engine.model.spec import ModelSpec
 from engine.model.split import open_model
 from engine.plan.model_costs import ModelCosts
 from engine.run import layer_costs
-from engine.run.clock import FakeClock, HostClock
+from engine.run.clock import HostClock
 from engine.run.layer_bytes import measure_bytes
 from engine.run.layer_costs import measure_model_costs
 from engine.run.layer_times import PartTimes, run_round
@@ -162,11 +163,13 @@ def test_equal_layers_have_equal_times():
 
     in_turns = [[measured, slower] * 5, [slower, measured] * 5]
     ends = part([measured] * 10, "end")
-    pooled = layer_costs._pooled([ends, *(part(samples, "layer") for samples in in_turns), ends])
+    pooled = layer_costs.pooled_samples(
+        [ends, *(part(samples, "layer") for samples in in_turns), ends]
+    )
     assert pooled[1] is pooled[2]
     assert len(pooled[1]) == 20
     apart = [ends, part([measured] * 10, "layer"), part([slower] * 10, "layer"), ends]
-    assert layer_costs._pooled(apart) == [one.samples for one in apart]
+    assert layer_costs.pooled_samples(apart) == [one.samples for one in apart]
 
 
 SIZES = layer_costs.PartBytes(0, 0, 0, 0)
@@ -183,20 +186,20 @@ def parts_taking(*alone_ns):
 def test_what_a_call_adds_is_in_each_action_and_not_in_the_layers():
     """Four layers of 100 alone and 370 together: a call takes 10."""
     parts = parts_taking(50.0, 100.0, 100.0, 100.0, 100.0, 60.0)
-    added = layer_costs._added_ns(parts, 4, same_times(370.0))
+    added = layer_costs.added_ns_of(parts, 4, same_times(370.0))
     assert added == PartTimes(*[10.0] * 6)
     assert layer_costs._layer_costs(parts[1], parts[1].samples, added).forward_ns == 90
 
 
 def test_a_call_adds_no_more_than_the_smallest_part_takes():
     parts = parts_taking(4.0, 100.0, 100.0, 60.0)
-    assert layer_costs._added_ns(parts, 2, same_times(170.0)).forward == 4
+    assert layer_costs.added_ns_of(parts, 2, same_times(170.0)).forward == 4
 
 
 def test_what_a_call_adds_is_nothing_where_chance_explains_it():
     parts = parts_taking(50.0, 100.0, 100.0, 60.0)
     together = [PartTimes(*[ns] * 6) for ns in (150.0, 190.0, 199.0, 215.0, 260.0)]
-    assert layer_costs._added_ns(parts, 2, together).forward == 0
+    assert layer_costs.added_ns_of(parts, 2, together).forward == 0
 
 
 def test_what_a_forward_takes_longer_before_a_split_backward_is_the_latters():
@@ -213,7 +216,7 @@ def test_what_a_forward_takes_longer_before_a_split_backward_is_the_latters():
 
 def test_layers_that_slow_each_other_down_have_longer_times():
     parts = parts_taking(50.0, 100.0, 100.0, 60.0)
-    added = layer_costs._added_ns(parts, 2, same_times(220.0))
+    added = layer_costs.added_ns_of(parts, 2, same_times(220.0))
     assert layer_costs._layer_costs(parts[1], parts[1].samples, added).forward_ns == 120
 
 
@@ -228,9 +231,9 @@ def test_layers_that_slow_each_other_down_have_longer_times():
     ],
 )
 def test_every_part_is_measured_once_and_no_more_are_kept_than_fit(parameters, together):
-    num = layer_costs._num_together(parameters)
+    num = layer_costs.num_together_of(parameters)
     assert num == together
-    groups = layer_costs._groups(parameters, num)
+    groups = layer_costs.groups_of(parameters, num)
     counts = [parameters.before, *parameters.layers, parameters.after]
     assert sorted(itertools.chain(*groups)) == list(range(len(counts)))
     assert set(range(1, num + 1)) <= set(groups[0])

@@ -573,9 +573,9 @@ PLANTS = [
     ),
     Plant(
         "the flight record tells what was issued",
-        *(progress, DeviceProgress, "_is_done"),
-        "event is None or bool(event.query())",
-        "True",
+        *(progress, DeviceProgress, "catch_up"),
+        "not event.query()",
+        "False",
         check_progress,
     ),
 ]

@@ -5,6 +5,7 @@ import json
 import re
 
 import torch
+from fake_clock import FakeClock
 from pipeline import config
 from ranks import Ranks
 from torch.profiler import ProfilerActivity, profile
@@ -14,7 +15,6 @@ from engine.emulated import EmulatedTrainer
 from engine.plan.lower import lower
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import uniform
-from engine.run.clock import FakeClock
 from engine.run.emulation import Emulation
 from engine.run.p2p.fabric import Fabric
 from engine.run.recording import Recording

@@ -17,7 +17,7 @@ from engine.model.stage_module import TensorSpec
 from engine.plan.action import Action, Op
 from engine.plan.lower import Edge
 from engine.run.p2p.channel import TransferError
-from engine.run.p2p.shared_memory import _make_room, can_share_memory, open_channels
+from engine.run.p2p.shared_memory import can_share_memory, make_room, open_channels
 from engine.trainer import Trainer, connect
 
 EDGE = Edge(0, 1)
@@ -142,7 +142,7 @@ def test_thousands_of_messages_may_wait_at_once(ranks: Ranks):
 def test_more_messages_than_the_system_lets_wait_are_refused_before_training():
     reads, writes = os.pipe()
     with pytest.raises(TransferError, match="give fewer microbatches, or raise"):
-        _make_room(writes, 2**27, 48)
+        make_room(writes, 2**27, 48)
     os.close(reads)
     os.close(writes)
 

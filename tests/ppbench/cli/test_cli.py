@@ -11,6 +11,7 @@ import sys
 
 import pytest
 import recordings
+import torch
 from command import PATIENCE_S, inside, ppbench
 
 from engine.plan.lower import lower
@@ -244,11 +245,8 @@ def test_bad_arguments_exit_with_2_and_no_traceback(tmp_path, arguments):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_cuda_without_a_gpu_is_refused_before_anything_starts(tmp_path):
-    import torch
-
-    if torch.cuda.is_available():
-        return  # there is nothing to refuse here
     (tmp_path / "tiny.toml").write_text(TINY)
     done = recordings.ppbench(["sweep", "tiny.toml", "--set", "device=cuda"], tmp_path)
     assert done.exit_code == 2

@@ -432,8 +432,8 @@ def test_a_case_id_depends_on_the_workload():
         ("microbatch_size = 1", 'compile = "yes"', "7: train.compile", "true or false"),
         ('name = "trial"', 'seq_len = "varying"', "1: seq_len", 'or "variable"; got "varying"'),
         ('name = "trial"', "seq_len = 0", "1: seq_len", "got 0 (an integer)"),
-        ('name = "trial"', 'data.source = "jsn:x"', "1: data.source", 'mean "json:PATH"'),
-        ('name = "trial"', 'data.source = "json:no"', "1: data.source", "no such file: no"),
+        ('name = "trial"', 'data.source = "fils:x"', "1: data.source", 'mean "files:PATH"'),
+        ('name = "trial"', 'data.source = "files:no"', "1: data.source", "no such file: no"),
         ('name = "trial"', 'data.tokenizer = ""', "1: data.tokenizer", "at least 1 character"),
         ('name = "trial"', "model = 3", "3", "not valid TOML"),
         ('name = "trial"', "seq_len = 4096", "1: seq_len", "longer than the 2048 positions"),
@@ -479,18 +479,13 @@ def test_files_that_are_no_text_are_refused(tmp_path):
         read_sweep(tmp_path / "binary", [], "cpu")
 
 
-@pytest.mark.parametrize(
-    ("kind", "lacks"),
-    [("text", "no file, such as one ending in .txt,"), ("json", "no file that ends in .json")],
-)
-def test_a_folder_without_a_file_of_the_kind_is_said_to_be_there(tmp_path, kind, lacks):
+@pytest.mark.parametrize("kind", ["text", "files"])
+def test_a_folder_without_a_file_is_said_to_be_there(tmp_path, kind):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / ".hidden.txt").write_text("text")
     with pytest.raises(SweepFileError) as error:
         read(tmp_path, f'[data]\nsource = "{kind}:{tmp_path}/empty"')
-    assert f":2: data.source: {lacks}" in str(error.value)
-    assert f" in the folder: {tmp_path}/empty (" in str(error.value)
-    assert "no such file" not in str(error.value)
+    assert f":2: data.source: no file in the folder: {tmp_path}/empty (" in str(error.value)
 
 
 def test_a_missing_text_source_is_found_before_anything_runs(tmp_path):

@@ -23,7 +23,9 @@ def test_every_sweep_of_the_repository_ships_and_is_found_by_its_name(tmp_path, 
     assert find_sweep(Path("quick")) == Path("sweeps/quick.toml")
 
 
-def test_the_wheel_has_them_inside_the_package(tmp_path, monkeypatch):
+def test_sweeps_inside_an_installed_package_are_found_where_the_wheel_is_told_to_put_them(
+    tmp_path, monkeypatch
+):
     built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     assert built["targets"]["wheel"]["force-include"] == {"sweeps": "ppbench/sweeps"}
     (tmp_path / "site" / "ppbench" / "sweeps").mkdir(parents=True)

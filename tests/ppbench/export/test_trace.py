@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
 from collections import defaultdict
 from decimal import Decimal
 from pathlib import Path
@@ -12,7 +11,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from command import output_of
-from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 from stored_runs import MS, demo_store, run_row, spans, store_of_replicas, store_with
 
 from ppbench.cli.export import trace
@@ -50,7 +48,7 @@ def stored(results: Path, steps=(1, 2, 3)) -> dict:
 
 def written(results: Path, step: str = "all") -> str:
     path = results.parent / "trace.json.gz"
-    trace("last", path, step, perfetto=False, results=results)
+    trace("last", path, step, results=results)
     return gzip.decompress(path.read_bytes()).decode()
 
 
@@ -210,54 +208,13 @@ def test_steps_are_chosen_by_number_or_by_what_they_are(results, step, shown):
     assert {event["args"]["step"] for event in slices(chrome(results, step))} == shown
 
 
-def perfetto(results: Path, name: str = "trace.pftrace") -> perfetto_trace_pb2.Trace:
-    path = results.parent / name
-    trace("last", path, "all", perfetto=True, results=results)
-    content = path.read_bytes()
-    read = gzip.decompress(content) if path.suffix == ".gz" else content
-    return perfetto_trace_pb2.Trace.FromString(read)
-
-
-def test_perfetto_has_the_same_spans_on_tracks_under_each_rank(results):
-    pb = perfetto_trace_pb2
-    read = perfetto(results, "trace.pftrace.gz")
-    described = [p.track_descriptor for p in read.packet if p.HasField("track_descriptor")]
-    processes = {d.uuid: d.process.process_name for d in described if d.HasField("process")}
-    tracks = {d.uuid: (d.parent_uuid, d.name) for d in described if d.parent_uuid}
-    assert list(processes.values()) == ['rank 0 (a "b", cpu)', "rank 1 (ü, cuda:1)"]
-    by_track, opened = defaultdict(list), {}
-    timed = [packet for packet in read.packet if packet.HasField("track_event")]
-    for packet in sorted(timed, key=lambda packet: packet.timestamp):
-        event = packet.track_event
-        if event.type == pb.TrackEvent.TYPE_SLICE_BEGIN:
-            assert event.track_uuid not in opened  # one at a time, none within another
-            opened[event.track_uuid] = packet.timestamp
-        elif event.type == pb.TrackEvent.TYPE_SLICE_END:
-            process, name = tracks[event.track_uuid]
-            lane = (list(processes).index(process), name.split()[0])
-            by_track[lane].append(packet.timestamp - opened.pop(event.track_uuid))
-    assert {key: sorted(values) for key, values in by_track.items()} == stored(results)
-
-
-def test_perfetto_has_an_arrow_for_each_message_and_bytes_as_counters(results):
-    pb = perfetto_trace_pb2
-    read = [p for p in perfetto(results).packet if p.HasField("track_event")]
-    begun = [flow for p in read for flow in p.track_event.flow_ids]
-    ended = [flow for p in read for flow in p.track_event.terminating_flow_ids]
-    assert sorted(begun) == sorted(ended) == list(range(1, 7))
-    counters = [p for p in read if p.track_event.type == pb.TrackEvent.TYPE_COUNTER]
-    levels = [(p.timestamp, p.track_event.counter_value) for p in counters]
-    assert levels == [(5 * MS, 10), (5 * MS + 7001, 20), (5 * MS + 5, 30)]
-
-
 def test_the_same_run_gives_the_same_bytes(results, tmp_path):
-    for name, is_perfetto in (("a.json.gz", False), ("a.pftrace.gz", True)):
-        contents = set()
-        for folder in ("one", "two"):
-            path = tmp_path / folder / name
-            trace("last", path, "all", perfetto=is_perfetto, results=results)
-            contents.add(path.read_bytes())
-        assert len(contents) == 1
+    contents = set()
+    for folder in ("one", "two"):
+        path = tmp_path / folder / "a.json.gz"
+        trace("last", path, "all", results=results)
+        contents.add(path.read_bytes())
+    assert len(contents) == 1
 
 
 def test_the_default_file_is_named_by_the_run(results, tmp_path, monkeypatch):
@@ -267,42 +224,23 @@ def test_the_default_file_is_named_by_the_run(results, tmp_path, monkeypatch):
     assert gzip.decompress(path.read_bytes()).startswith(b'{"displayTimeUnit":"ms"')
 
 
-@pytest.mark.parametrize(
-    ("name", "is_perfetto", "said"),
-    [
-        (
-            "t.html",
-            False,
-            r"t\.html: unknown .* expected \.json\.gz or \.json, or add --perfetto",
-        ),
-        ("t.json", True, r"t\.json: unknown .* expected \.pftrace or \.pftrace\.gz"),
-    ],
-)
-def test_a_file_of_another_name_is_refused(results, tmp_path, name, is_perfetto, said):
-    with pytest.raises(UsageError, match=said):
-        trace("last", tmp_path / name, "all", perfetto=is_perfetto, results=results)
-
-
-def test_without_the_extra_the_way_to_install_it_is_told(results, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "perfetto.protos.perfetto.trace", None)
-    with pytest.raises(UsageError, match=r"pip install -e '\.\[perfetto\]'"):
-        trace("last", tmp_path / "a.pftrace", "all", perfetto=True, results=results)
-    assert not (tmp_path / "a.pftrace").exists()
-    trace("last", tmp_path / "a.json", "all", perfetto=False, results=results)
+def test_a_file_of_another_name_is_refused(results, tmp_path):
+    with pytest.raises(UsageError, match=r"t\.html: unknown .* expected \.json\.gz or \.json"):
+        trace("last", tmp_path / "t.html", "all", results=results)
 
 
 def test_what_cannot_be_traced_is_an_error_that_says_why(results, tmp_path):
     with pytest.raises(UsageError, match=r"--step 9: .* median, slowest, all or one of 1 to 3"):
-        trace("last", None, "9", perfetto=False, results=results)
+        trace("last", None, "9", results=results)
     failed = store_with(tmp_path / "failed", [run_row(1, Case(), status="oom")])
     with pytest.raises(UsageError, match="status is oom; it has no spans"):
-        trace("last", None, "all", perfetto=False, results=failed.folder)
+        trace("last", None, "all", results=failed.folder)
     bare = demo_store(tmp_path / "bare")
     for path in (bare.folder / "spans").iterdir():
         path.unlink()
     name = bare.runs()["run_id"].iloc[0]
     with pytest.raises(StoreError, match="its spans are not in the store"):
-        trace(name, None, "all", perfetto=False, results=bare.folder)
+        trace(name, None, "all", results=bare.folder)
 
 
 def _no_rows(*columns: str) -> pd.DataFrame:

@@ -279,10 +279,15 @@ def test_pipelines_that_end_together_are_launches_of_their_own(ranks, tmp_path):
     assert runs["case_id"].nunique() == 1
 
 
-def test_the_documented_script_leaves_a_run(tmp_path):
+@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "ends without close()"])
+def test_the_documented_script_leaves_a_run(tmp_path, is_closed):
     page = (ROOT / "docs" / "howto" / "attach-to-a-training.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     (script,) = (block for block in blocks if "init_process_group" in block)
+    if not is_closed:
+        script = script.replace("with ppbench.attach(", "ppbench.attach(").replace(
+            "\n):", "\n)\nif 1:"
+        )
     (tmp_path / "train.py").write_text(script)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py"]
     done = subprocess.run(

@@ -122,7 +122,7 @@ def collectives(spans, step=0):
 def test_a_folder_of_all_replicas_is_one_run_with_their_collectives(tmp_path, order):
     files(tmp_path / "traces", order)
     done, run, spans = imported([tmp_path / "traces"], tmp_path)
-    assert (done.num_replicas, done.world_size, done.odd_collectives) == (2, 2, "")
+    assert (done.num_replicas, done.world_size, done.notes) == (2, 2, [])
     assert (run["replicas"], run["world_size"], run["schedule"]) == (2, 2, "1f1b")
     assert [[str(action) for action in row] for row in from_json(run["program"]).rows] == [
         ["0UNSHARD", "0F0", "0F1", "0B0", "0B1", "0REDUCE_GRAD", "0RESHARD"],
@@ -189,7 +189,8 @@ def test_other_collectives_in_some_step_are_left_out_with_a_reason(tmp_path):
 
     files(tmp_path / "traces", events=odd)
     done, run, spans = imported([tmp_path / "traces"], tmp_path)
-    assert "rank 0 of replica 1 has others in step 1" in done.odd_collectives
+    (left_out,) = done.notes
+    assert "rank 0 of replica 1 has others in step 1" in left_out
     assert run["replicas"] == 2
     assert "collective" not in set(spans["lane"])
 

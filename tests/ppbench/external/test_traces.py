@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from command import output_of
-from traces import complete, kernel, launch, one_step, operator, trace, two_ranks
+from traces import complete, kernel, launch, on_device, one_step, operator, trace, two_ranks
 
 from engine.plan.program import from_json
 from engine.plan.schedules.registry import build_program
@@ -15,7 +15,7 @@ from ppbench.cli.explain import explain
 from ppbench.cli.report import timeline
 from ppbench.cli.runs import show
 from ppbench.errors import UsageError
-from ppbench.export.trackers import name_of
+from ppbench.export.bencher import name_of
 from ppbench.external.clocks import clocks_of
 from ppbench.external.traces import import_traces
 from ppbench.report.pages.report import report_runs
@@ -209,6 +209,89 @@ def test_with_kernels_an_action_takes_from_its_first_to_its_last(tmp_path):
     assert (measured["1SEND_B0"], measured["0RECV_B0"]) == ((71, 80), (31, 80))
     assert run["device"] == "cuda"
     assert tables["ranks"]["device"].tolist() == ["NVIDIA H100"] * 2
+
+
+@pytest.mark.parametrize(
+    "category", ["cuda_driver", "xpu_runtime", "mtia_runtime", "privateuse1_runtime"]
+)
+def test_kernels_of_every_runtime_are_matched_with_their_launches(tmp_path, category):
+    paths = [trace(tmp_path, rank, on_device(rank, category)) for rank in (0, 1)]
+    run, tables = imported(paths, tmp_path)
+    assert times(tables["spans"])["1B1"] == (52, 72)
+    assert run["bubble_fraction"] == pytest.approx(1 - (60 + 60) / 200)
+    assert run["device"] == category.partition("_")[0]
+
+
+def test_host_times_in_place_of_kernels_are_said(tmp_path):
+    paths = [trace(tmp_path, rank, on_device(rank, "unknown")) for rank in (0, 1)]
+    notes = import_traces(paths, "mine", tmp_path / "results").notes
+    assert [note.partition(":")[0] for note in notes] == ["rank 0", "rank 1"]
+    assert "its times are the host's, for none of its 5 kernels has a launch" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("start", "end"), [(-1_000_000, -999_990), (-1_000_000, 30), (900, 910), (30, 20)]
+)
+def test_kernels_with_impossible_times_are_left_out_and_named(tmp_path, start, end):
+    """Kernels that failed to be timed begin at 0, or in another order than their stream's."""
+    first = [*on_device(0, num_steps=2), launch(99, 11), kernel("untimed", 99, start, end)]
+    paths = [trace(tmp_path, 0, first), trace(tmp_path, 1, on_device(1, num_steps=2))]
+    done = import_traces(paths, "mine", tmp_path / "results")
+    assert done.notes == [
+        "rank 0: 1 of its 11 kernels are left out, for they have impossible times (1 of untimed)"
+    ]
+    spans = Store(tmp_path / "results").table("spans", [done.run_id])
+    assert times(spans)["0F1"] == (10, 20)
+    assert times(spans, 1)["0B1"] == (80, 100)
+
+
+def test_a_step_that_does_not_train_is_left_out_and_named(tmp_path):
+    """The second step's kernels have no times, and its backwards none either."""
+    events = [on_device(rank, num_steps=3) for rank in (0, 1)]
+    events[1] = [
+        event for event in events[1] if not (event["cat"] == "kernel" and 200 <= event["ts"] < 400)
+    ]
+    paths = [trace(tmp_path, rank, events[rank]) for rank in (0, 1)]
+    done = import_traces(paths, "mine", tmp_path / "results")
+    assert done.notes == ["step 1 is left out: rank 1 has no backward in it that takes time"]
+    assert Store(tmp_path / "results").table("steps", [done.run_id])["step"].tolist() == [0, 2]
+    assert "step 1: rank 1 has no backward" in refused(paths, tmp_path / "x", steps=(1,))
+
+
+def merged(folder, events, names=("", "")):
+    """One file of two ranks: a process each, and one that only loads data."""
+    for rank, of_rank in enumerate(events):
+        for event in of_rank:
+            event["pid"] = f"{9 + rank}" if event["cat"] != "kernel" else "0"
+    called = [
+        {"ph": "M", "name": "process_name", "pid": str(9 + rank), "args": {"name": name}}
+        for rank, name in enumerate(names)
+    ]
+    loader = operator("aten::load", 0, 5) | {"cat": "user_annotation", "pid": "500"}
+    return trace(folder, None, [*called, loader, *events[0], *events[1]], name="merged.json")
+
+
+def test_each_process_of_a_file_is_a_rank(tmp_path):
+    for names, order in ((("", ""), (0, 1)), (("trainer rank 1", "trainer rank 0"), (1, 0))):
+        path = merged(tmp_path, [one_step(rank) for rank in order], names)
+        run, tables = imported([path], tmp_path)
+        assert (run["world_size"], run["schedule"]) == (2, "1f1b")
+        assert run["bubble_fraction"] == pytest.approx(1 - (60 + 60) / 200)
+        assert times(tables["spans"])["1B1"] == (52, 72)
+
+
+def test_merged_kernels_that_cannot_be_told_apart_are_refused(tmp_path):
+    path = merged(tmp_path, [on_device(rank) for rank in (0, 1)])
+    assert "holds 2 ranks whose kernels cannot be told apart" in refused([path], tmp_path)
+
+
+def test_a_trace_that_ppbench_wrote_is_imported_with_its_ranks(tmp_path):
+    run, tables = imported(two_ranks(tmp_path), tmp_path)
+    exporting.trace("last", tmp_path / "ours.json", "all", results=tmp_path / "results")
+    again, others = imported([tmp_path / "ours.json"], tmp_path)
+    assert again["program"] == run["program"]
+    assert again["bubble_fraction"] == pytest.approx(run["bubble_fraction"])
+    assert others["steps"]["step_ns"].tolist() == tables["steps"]["step_ns"].tolist()
 
 
 def test_a_forward_and_a_backward_in_one_range_are_parted_where_autograd_begins(tmp_path):

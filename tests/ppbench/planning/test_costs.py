@@ -12,14 +12,9 @@ from engine.model.descriptions import CostRequest, Identity
 from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
 from ppbench.errors import SweepFileError, UsageError
 from ppbench.planning import cost_measurement
-from ppbench.planning.costs import (
-    CostSet,
-    Setting,
-    measure_costs,
-    problem_of,
-    read_costs_file,
-    write_costs_file,
-)
+from ppbench.planning.cost_file import read_costs_file, write_costs_file
+from ppbench.planning.cost_measurement import measure_costs
+from ppbench.planning.cost_set import CostSet, Setting, problem_of
 
 FILE = """\
 model = "mine"
@@ -46,7 +41,7 @@ forward_ms = 10
 input_ms = 12
 weight_ms = 7
 held_after_forward_mib = 1.5
-static_bytes = 4096
+static_mib = 12
 message_mib = 2
 error = 0.03
 
@@ -87,7 +82,7 @@ def test_a_file_has_its_costs_in_nanoseconds_and_bytes(tmp_path):
     held = 3 * MIB // 2
     assert first == second == third
     assert first == LayerCosts(
-        *(10 * MS, 19 * MS, 12 * MS, 7 * MS, 0.03, held, held, 0, 4096, 2 * MIB, 0)
+        *(10 * MS, 19 * MS, 12 * MS, 7 * MS, 0.03, held, held, 0, 12 * MIB, 2 * MIB, 0)
     )
     assert last == LayerCosts(
         *(20 * MS, 30 * MS, 15 * MS, 15 * MS, 0.0),
@@ -163,14 +158,8 @@ FAULTS = [
     ("weight_ms = 7\n", "", 19, "setting.layers.weight_ms: is missing"),
     ("held_after_forward_mib = 1.5\n", "", 19, "setting.layers.held_after_forward_mib: is missing"),
     ("message_mib = 2\nerror", "error", 19, "setting.layers.message_mib: is missing"),
-    ("static_bytes = 4096", "static_bytes = -4", 25, "setting.layers.static_bytes: -4"),
-    ("static_bytes = 4096", "static_bytes = 1.5", 25, "setting.layers.static_bytes: expected an"),
-    (
-        "static_bytes = 4096",
-        "static_bytes = 1\nstatic_mib = 1",
-        25,
-        "setting.layers.static_bytes: is given as static_mib too",
-    ),
+    ("static_mib = 12", "static_mib = -4", 25, "setting.layers.static_mib: -4 (an integer) is out"),
+    ("static_mib = 12", "static_bytes = 12", 25, "setting.layers.static_bytes: unknown key"),
     ("transient_mib = 0.25", "transient = 1", 34, "setting.layers.transient: unknown key"),
     ("[setting.after]", "[setting.behind]", 39, "setting.behind: unknown key"),
 ]

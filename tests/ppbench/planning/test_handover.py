@@ -146,3 +146,10 @@ def test_the_configuration_of_a_plan_is_handed_over(tmp_path, schedule):
     assert (case.schedule == "interleaved_1f1b") == (schedule != "auto")
     assert program_of(case).actions == program.actions
     assert (case.train_microbatch_size, case.recompute, case.seq_len) == (3, recompute, 64)
+
+
+def test_a_file_that_says_another_pipeline_than_the_chosen_one_is_an_error(tmp_path):
+    given = chosen("1f1b", 2, (4, 4))
+    other = Chosen(build_program("afab", 2, 4), given.layers, given.recompute, 2, "1f1b", SETTINGS)
+    with pytest.raises(UsageError, match=r"best\.toml: its program, read back, is stages on"):
+        write_handover(other, tmp_path, "best")

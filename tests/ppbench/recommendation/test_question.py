@@ -9,13 +9,8 @@ from command import inside
 import ppbench
 from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
 from ppbench.errors import StoreError, SweepFileError, UsageError
-from ppbench.planning.costs import (
-    MEASURED,
-    CostSet,
-    Setting,
-    read_costs_file,
-    write_costs_file,
-)
+from ppbench.planning.cost_file import read_costs_file, write_costs_file
+from ppbench.planning.cost_set import MEASURED, CostSet, Setting
 from ppbench.planning.words import as_dict
 from ppbench.recommendation import question
 
@@ -74,7 +69,7 @@ def test_the_command_prints_a_table_and_sentences_or_json_or_csv(folder):
         ('"1f1b", ', '"1f1c", ', 'mine.toml:8: plan.schedules: unknown schedule "1f1c"'),
         ("ranks = [2]", "ranks = [0]", "mine.toml:6: plan.ranks: expected a whole number"),
         ("ranks = [2]", "ranks = [16]", "stages_per_rank: no schedule of 1f1b, zb_h1 has"),
-        ("file:costs", "files:costs", 'plan.costs: expected "measure", "run:ID" or "file:PATH"'),
+        ("file:costs", "files:costs", 'plan.costs: expected "measure" or "file:PATH"'),
         ("ranks = [2]", "microbatch_sizes = [3]", "none divides the global batch of 8"),
         ("ranks = [2]", "microbatch_sizes = [2]", "no costs for microbatches of 2, only for"),
         ("ranks = [2]", "ranks = 2\nrnks = 2", "mine.toml:7: plan.rnks: unknown key"),
@@ -188,9 +183,33 @@ def test_costs_are_measured_again_for_another_way_to_train(folder, monkeypatch):
 
     monkeypatch.setattr(question, "measure_costs", measured)
     for override in ([], [], ["train.autocast=bfloat16"], ["train.momentum=0.5"], []):
-        ppbench.plan("mine.toml", ["plan.microbatch_sizes=[1]", *override], effort=0.05)
+        plan = ppbench.plan("mine.toml", ["plan.microbatch_sizes=[1]", *override], effort=0.05)
+        assert plan.costs.origin == MEASURED
     assert [(one.autocast, one.optimizer["momentum"]) for one in asked] == [
         ("none", 0.0),
         ("bfloat16", 0.0),
         ("none", 0.5),
     ]
+    ppbench.plan("mine.toml", ["plan.microbatch_sizes=[1]"], effort=0.05, remeasure=True)
+    assert len(asked) == 4
+
+
+def test_costs_are_kept_in_a_file_that_gains_the_settings_of_later_plans(folder, monkeypatch):
+    (folder / "mine.toml").write_text(TEXT.replace("file:costs.toml", "measure"))
+    costs, asked = read_costs_file(folder / "costs.toml"), []
+
+    def measured(wanted, _tell):
+        asked.append(wanted.settings)
+        models = {Setting(*one): costs.by_setting[1, False] for one in wanted.settings}
+        return replace(costs, origin=MEASURED, by_setting=models)
+
+    monkeypatch.setattr(question, "measure_costs", measured)
+    for sizes in ("[1]", "[2]", "[1,2]", "[1]"):
+        overrides = [f"plan.microbatch_sizes={sizes}", "plan.recompute=none"]
+        ppbench.plan("mine.toml", overrides, effort=0.05)
+    assert asked == [((1, False),), ((2, False),)]
+    (kept,) = (folder / "results/costs").iterdir()
+    assert kept.name.startswith("llama-tiny-")
+    assert set(read_costs_file(kept).by_setting) == {(1, False), (2, False)}
+    again = ["plan.microbatch_sizes=[1,2]", f"plan.costs=file:{kept}"]
+    assert ppbench.plan("mine.toml", again, effort=0.05).costs.origin == f"file {kept.name}"

@@ -307,6 +307,7 @@ def test_emulated_cases_are_judged_on_their_own_after_measured_ones() -> None:
     assert conclusions.sentence.text.startswith(
         "Decided. With 2 ranks, cpu: 1f1b is fastest: 1,201"
     )
+    assert any("Judged on their own: 2 emulated cases" in note for note in conclusions.notes)
     (emulated,) = conclusions.others
     assert emulated.text.startswith("Decided. With 4 ranks, emulated: 1f1b is fastest: 10,809")
 

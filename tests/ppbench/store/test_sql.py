@@ -5,7 +5,6 @@ import sys
 import pandas as pd
 import pytest
 from command import output_of
-from stored_runs import demo_store
 
 from ppbench.cli.runs import query as answer_to
 from ppbench.display.formats import Format
@@ -58,15 +57,6 @@ def test_files_that_cannot_be_read_are_named_and_the_rest_answers(demo):
     assert (found["runs"], found["spans"]) == (7, 0)
     for name in ("x.parquet", "y.parquet", path.name):
         assert sum(name in text for text in told) == 1
-
-
-def test_settings_that_older_versions_did_not_know_are_what_was_in_force(tmp_path):
-    store = demo_store(tmp_path)
-    store.write_run({"run_id": "x", "status": "ok"}, {})
-    found = ask(
-        store, "SELECT train_momentum m, launch_bind b, model_preset p FROM runs WHERE run_id = 'x'"
-    )
-    assert found.to_dict("records") == [{"m": 0.0, "b": False, "p": "llama-8m"}]
 
 
 @pytest.mark.parametrize(

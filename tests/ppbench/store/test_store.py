@@ -1,4 +1,3 @@
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -79,38 +78,6 @@ def test_files_hold_exactly_the_documented_columns(tmp_path):
         assert schema.types == [column.type for column in columns]
 
 
-NEW_SINCE_VERSION_1 = (
-    "model_split_points",
-    "data_shuffle",
-    "train_lr_warmup_steps",
-    "train_weight_decay",
-    "parameters_per_stage",
-    "stage_shares",
-    "num_tokens",
-)
-
-
-def drop_new_columns(folder):
-    """Make the files what an older version wrote."""
-    for path in folder.rglob("*.parquet"):
-        table = pq.read_table(path)
-        known = [name for name in table.column_names if name not in NEW_SINCE_VERSION_1]
-        pq.write_table(table.select(known), path)
-
-
-def test_older_files_have_the_settings_of_their_time_and_no_later_figures(tmp_path):
-    store = Store(tmp_path)
-    write(store, "a", **Case().settings())
-    drop_new_columns(tmp_path)
-    write(store, "b", **Case(train_weight_decay=0.5, data_shuffle=False).settings())
-    old, new = store.runs().to_dict("records")
-    assert {name: old[name] for name in Case().settings()} == Case().settings()
-    assert (new["train_weight_decay"], new["data_shuffle"]) == (0.5, False)
-    assert pd.isna(old["parameters_per_stage"])
-    assert pd.isna(old["stage_shares"])
-    assert store.table("steps", ["a", "b"])["num_tokens"].isna().all()
-
-
 def test_a_variable_length_is_0_in_the_file_and_a_word_everywhere_else(tmp_path):
     store = Store(tmp_path)
     write(store, "a", **Case(seq_len="variable").settings())
@@ -188,24 +155,12 @@ def test_a_file_of_another_kind_is_named_and_the_rest_is_read(tmp_path):
         ("mistyped", {"run_id": ["x"], "status": ["ok"], "launch": ["first"]}),
         ("nested", {"run_id": ["x"], "status": [["ok"]]}),
     ):
-        pd.DataFrame(frame).to_parquet(runs / f"{name}.parquet")
-    shutil.copy(tmp_path / "steps" / "a.parquet", runs / "steps.parquet")
+        pd.DataFrame(frame).assign(schema_version=1).to_parquet(runs / f"{name}.parquet")
     problems = []
     assert list(Store(tmp_path, problems.append).runs()["run_id"]) == ["a"]
     told = [Path(problem.partition(": damaged, ")[0]).stem for problem in problems]
-    assert told == ["foreign", "mistyped", "nested", "steps"]
+    assert told == ["foreign", "mistyped", "nested"]
     assert "it has no column run_id" in problems[0]
-
-
-def test_what_a_later_version_adds_and_rows_of_no_run_are_left_out(tmp_path):
-    write(Store(tmp_path), "a")
-    later = {"run_id": ["b", None], "status": ["ok", "ok"], "colour": ["red", "blue"]}
-    pd.DataFrame(later).to_parquet(tmp_path / "runs" / "b.parquet")
-    problems = []
-    runs = Store(tmp_path, problems.append).runs()
-    assert list(runs["run_id"]) == ["a", "b"]
-    assert list(runs) == [column.name for column in TABLES["runs"]]
-    assert problems == []
 
 
 def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path):
@@ -218,3 +173,17 @@ def test_run_ids_sort_by_time_and_differ():
     ids = [new_run_id() for _ in range(20)]
     assert [i[:18] for i in ids] == sorted(i[:18] for i in ids)
     assert len(set(ids)) == 20
+
+
+@pytest.mark.parametrize("version", [SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
+def test_a_store_of_another_version_says_so_in_one_line(tmp_path, version):
+    for run_id in ("a", "b"):
+        write(Store(tmp_path), run_id)
+        path = tmp_path / "runs" / f"{run_id}.parquet"
+        rows = pq.read_table(path)
+        index = rows.column_names.index("schema_version")
+        pq.write_table(rows.set_column(index, "schema_version", pa.array([version])), path)
+    problems = []
+    with pytest.raises(StoreError, match=f"another version of ppbench wrote it .schema {version}"):
+        Store(tmp_path, problems.append).runs()
+    assert problems == []
