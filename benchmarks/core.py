@@ -1,7 +1,7 @@
 """The walks over programs as arrays, over those of an earlier commit and over their goals.
 
     python -m benchmarks.core [--actions 1000000] [--rounds 6] [--before 4f56b36]
-                              [--generated 10000000] [--given 100000000]
+                              [--generated 10000000]
 
 Each turn is a process of its own, ours and that of the earlier commit alternated. It makes a plan
 of `interleaved_zb` on 8 ranks, and times, after one turn that is not counted (it loads the machine
@@ -11,9 +11,8 @@ costs for a plan of 10⁴ computations. Machine code is compiled into an empty f
 turn, and read from there in all others: what the first simulation takes longer than the next one is
 what a user waits for it.
 
-Two more processes tell what memory plans take (benchmarks.core_memory): one generates, checks,
-lowers and simulates a plan of `--generated` computations; one simulates a plan of `--given`
-computations that it has as arrays, and tells what these and both times of each take in the end.
+One more process tells what memory a plan takes (benchmarks.core_memory): it generates, checks,
+lowers and simulates a plan of `--generated` computations.
 """
 
 from __future__ import annotations
@@ -77,7 +76,6 @@ def main() -> None:
     options.add_argument("--actions", type=int, default=1_000_000)
     options.add_argument("--rounds", type=int, default=6)
     options.add_argument("--generated", type=int, default=10_000_000)
-    options.add_argument("--given", type=int, default=100_000_000)
     options.add_argument("--before", default="4f56b36", help="The commit to compare with.")
     settings, surroundings = options.parse_args(), read_surroundings()
     with tempfile.TemporaryDirectory(prefix="ppbench-core-") as name:
@@ -112,24 +110,21 @@ def main() -> None:
         for arm, of_arm in (("ours", ours), ("before", before))
         for what, values in of_arm.items()
     ]
-    more = [_memory(settings.generated, "generated", 4e9), _memory(settings.given, "given", 48)]
-    ratios += [ratio for ratio, _ in more]
-    figures += [figure for _, figure in more]
+    ratio, figure = _memory(settings.generated, 4e9)
+    ratios.append(ratio)
+    figures.append(figure)
     write("core", settings, surroundings, ratios, figures)
 
 
-def _memory(num_actions: int, what: str, most: float) -> tuple[Ratio, Figure]:
-    """The memory that a plan takes, over the most that it may: bytes, of one `given` by action."""
-    command = [sys.executable, "-m", "benchmarks.core_memory", what, str(num_actions)]
+def _memory(num_actions: int, most: float) -> tuple[Ratio, Figure]:
+    """The bytes that a process takes for a plan, over the most that it may."""
+    command = [sys.executable, "-m", "benchmarks.core_memory", str(num_actions)]
     done = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True)
     taken: Taken = json.loads(done.stdout)
-    size, unit = taken["bytes"], ""
-    if what == "given":
-        size, unit = size / num_actions, " per computation"
-    name = f"bytes{unit}, {num_actions:,} computations {what}, over {most:,.0f}"
+    name = f"bytes, {num_actions:,} computations generated, over {most:,.0f}"
     return (
-        Ratio(name, (size / most,), goal=Goal(at_most=1, is_exact=True)),
-        Figure(f"{num_actions:,} computations {what}", (taken["s"],), "s"),
+        Ratio(name, (taken["bytes"] / most,), goal=Goal(at_most=1, is_exact=True)),
+        Figure(f"{num_actions:,} computations generated", (taken["s"],), "s"),
     )
 
 

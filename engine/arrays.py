@@ -11,39 +11,25 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import mmap
 from array import array
 from collections.abc import Callable, Iterable, Iterator, MutableSequence
 from functools import cache
 from types import FunctionType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 Ints = MutableSequence[int]
-"""An `array` or a view of memory; a list where numbers are too large for one."""
+"""An `array`; a list where numbers are too large for one."""
 Arrays = tuple[Ints, ...]
 
 
-def filled(value: int, length: int, kind: str = "q") -> array[int]:
-    """An array of `length` times `value`; `kind` is that of `array`, by default 64 bits."""
-    return array(kind, [value]) * length
+def filled(value: int, length: int) -> array[int]:
+    """An array of `length` times `value`, in 64 bits."""
+    return array("q", [value]) * length
 
 
-def listed(value: int, length: int, _: str = "q") -> list[int]:
+def listed(value: int, length: int) -> list[int]:
     """As `filled`, for Python alone: quicker there, and for numbers of any size."""
     return [value] * length
-
-
-def zeros(length: int) -> Ints:
-    """64-bit zeros; many of them in huge pages, where the system has them: quicker to get."""
-    if length < _IN_HUGE_PAGES:
-        return filled(0, length)
-    memory = mmap.mmap(-1, 8 * length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(AttributeError, OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return cast("Ints", memoryview(memory).cast("q"))
-
-
-_IN_HUGE_PAGES = 2**19
 
 
 def packed(numbers: Ints) -> Ints:
@@ -187,9 +173,8 @@ def _announce_compiling() -> None:
 
 def _view(argument: object) -> object:
     """An array as numpy's, of the same memory; anything else as it is."""
-    if isinstance(argument, (array, memoryview)):
+    if isinstance(argument, array):
         import numpy as np
 
-        kind = argument.typecode if isinstance(argument, array) else argument.format
-        return np.frombuffer(argument, kind) if argument else np.empty(0, kind)
+        return np.frombuffer(argument, np.int64) if argument else np.empty(0, np.int64)
     return tuple(map(_view, argument)) if isinstance(argument, tuple) else argument

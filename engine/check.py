@@ -23,13 +23,11 @@ from transformers.utils import logging
 from engine.configuration import TrainerConfig
 from engine.model.data import DataSpec
 from engine.model.descriptions import Check
-from engine.model.partition import partition_layers
 from engine.model.probe import TOLERANCE, Tiny, largest_difference, tiny_of
 from engine.model.spec import ModelSpec
 from engine.model.stage_module import ModelError
 from engine.run.clock import HostClock
 from engine.run.p2p.fabric import Fabric
-from engine.run.synchronising import synchronisations_of
 from engine.trainer import Trainer
 
 _SEQ_LEN = 24
@@ -92,21 +90,7 @@ def _compare(name: str, tiny: Tiny, fabric: Fabric) -> Check:
         of_loss,
         sum(p.numel() for p in whole.parameters()),
         reason=reason,
-        synchronises=_first_synchronisation(tiny),
     )
-
-
-def _first_synchronisation(tiny: Tiny) -> str:
-    """The first line at which a stage of the model waits for its device; empty without any.
-
-    Where that cannot be found out, why: it is no reason to call the architecture inexact.
-    """
-    partition = partition_layers("uniform", tiny.model.num_layers, 2)
-    try:
-        found = synchronisations_of(tiny.model, partition, (DATA.microbatch_size, _SEQ_LEN))
-    except Exception as error:
-        return f"not known: {type(error).__name__}: {error}"[:200]
-    return str(found[0]) if found else ""
 
 
 def _state_and_gradients(trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, Tensor | None]]:

@@ -1,7 +1,7 @@
 """A pipeline on GPUs that are almost full: it ends, or says that memory is out, and never hangs.
 
-What is out of memory synchronises the device, under receives that are open
-(`engine.plan.synchronisation`). AFAB and zbv have places at which that hangs.
+What is out of memory synchronises the device, under receives that are open. AFAB and zbv have
+places at which that hangs.
 """
 
 from __future__ import annotations

@@ -49,8 +49,7 @@ class Check:
     """The result of checking an architecture.
 
     `status`: `exact`; `refused`, with the error that a user gets before any rank starts; `wrong`;
-    or `error`. Differences are relative to the largest element. `synchronises` is the first line of
-    code that makes the host wait for its device, empty without any.
+    or `error`. Differences are relative to the largest element.
     """
 
     architecture: str
@@ -61,7 +60,6 @@ class Check:
     num_parameters: int | None = None
     seconds: float | None = None
     reason: str = ""
-    synchronises: str = ""
 
     @property
     def has_failed(self) -> bool:

@@ -9,7 +9,7 @@ most, and the same with one stage of look-ahead:
     residency 2   0UNSHARD 2UNSHARD 0F0 2F0 2B0 2REDUCE_GRAD 2RESHARD 0B0 0REDUCE_GRAD 0RESHARD
 
 UNSHARD and REDUCE_GRAD only begin what they name. A rank's collectives are done in its order, by
-the same rank of all replicas: `engine.plan.replicas` proves that these cannot hang.
+the same rank of all replicas. As all replicas have one program, none waits for another in a circle.
 
 ZeRO's stages are those of arXiv 1910.02054; DDP is arXiv 2006.15704, FSDP arXiv 2304.11277.
 """

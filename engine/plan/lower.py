@@ -109,14 +109,13 @@ def lower(
 def _with_transfers(program: Program, ahead: int) -> Table:
     table, width, links = program.table, program.num_microbatches, num_links(program)
     kinds = kinds_of(program.placement, width)
-    sent = filled(0, links * width, "i"), filled(0, links * width, "i")  # in which order
+    sent = filled(0, links * width), filled(0, links * width)  # in which order
     num_sent = filled(0, links)
     run(table.num_actions, kernels.order_messages, table.arrays, kinds, width, num_sent, *sent)
     crossings = zip(program.num_of_kind, kinds.edge, strict=True)
     num_messages = sum(num for num, edge in crossings if edge != kernels.NONE)
     size = table.num_actions + 2 * num_messages
-    columns = (filled(0, size, kind) for kind in Table.KINDS[1:])
-    out = Table(filled(0, len(table) + 1), *columns)
+    out = Table(filled(0, len(table) + 1), *(filled(0, size) for _ in range(3)))
     arguments = table.arrays, kinds, width, ahead, sent, filled(0, links), out.arrays
     run(table.num_actions, kernels.insert_transfers, *arguments)
     return out
@@ -153,8 +152,8 @@ def prove_no_deadlock(lowered: Program, sharing: Sharing = Sharing.STAGE_EDGE) -
     position = lowered.table.offset[:-1]
     walk = position, filled(kernels.NONE, num_ranks), array("q", range(num_ranks))
     first, last, todo = (filled(kernels.NONE, num_lines) for _ in range(3))
-    line = first, last, filled(kernels.NONE, num_actions, "i"), todo, filled(0, num_lines, "b")
-    is_there = filled(0, num_links(lowered) * width, "b")
+    line = first, last, filled(kernels.NONE, num_actions), todo, filled(0, num_lines)
+    is_there = filled(0, num_links(lowered) * width)
     arguments = arrays, kinds_of(lowered.placement, width), lines, walk, line, is_there
     index = run(num_actions, kernels.meet, *arguments)
     if index != kernels.NONE:
@@ -311,7 +310,7 @@ def _check_places_of_transfers(lowered: Program, arrays: Arrays, width: int) -> 
     """Check that each occurs once, a SEND after its producer, a RECV before its consumer."""
     kinds, ranks = kinds_of(lowered.placement, width), array("q", lowered.placement.ranks)
     links = num_links(lowered)
-    marks = (filled(0, size * width, "b") for size in (len(kinds.edge), links, links))
+    marks = (filled(0, size * width) for size in (len(kinds.edge), links, links))
     arguments = arrays, kinds, ranks, width, tuple(marks)
     wrong, index = run(lowered.table.num_actions, kernels.misplaced_transfer, *arguments)
     if wrong == kernels.UNSENT:

@@ -29,8 +29,6 @@ from engine.plan.action import (
 )
 from engine.plan.table import Table
 
-_COMPUTE_CODES = bytes(CODES[op] for op in COMPUTE_OPS)
-
 
 @dataclass(frozen=True)
 class Placement:
@@ -118,7 +116,11 @@ class Program:
     @cached_property
     def num_computations(self) -> int:
         """The number of actions that are not transfers."""
-        return self.table.num_actions - len(self.table.op.tobytes().translate(None, _COMPUTE_CODES))
+        codes = (CODES[op] for op in COMPUTE_OPS)
+        return sum(
+            sum(self.num_of_kind[code * self.num_stages : (code + 1) * self.num_stages])
+            for code in codes
+        )
 
     @property
     def has_transfers(self) -> bool:
@@ -138,7 +140,7 @@ class Program:
         offset, *columns = self.table.arrays
         kept = bytes(code <= kernels.W for code in columns[0])
         ends = (kept[begin:end].count(1) for begin, end in itertools.pairwise(offset))
-        arrays = (array(column.typecode, itertools.compress(column, kept)) for column in columns)
+        arrays = (array("q", itertools.compress(column, kept)) for column in columns)
         return replace(
             self, actions=Table(array("q", itertools.accumulate(ends, initial=0)), *arrays)
         )

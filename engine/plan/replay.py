@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from engine.arrays import Ints, filled, run, run_all, zeros
+from engine.arrays import Ints, filled, run, run_all
 from engine.plan import kernels
 from engine.plan.action import COMPUTE_OPS, SEND_OPS, Action, Op
 from engine.plan.lower import counterpart
@@ -131,7 +131,7 @@ def replay_all(lowered: Program, times: Sequence[Ints]) -> Iterator[Replay]:
         blocked, stack = filled(kernels.NONE, num_ranks), array("q", range(num_ranks))
         walk = lowered.table.offset[:-1], filled(0, num_ranks), blocked, stack, filled(0, links)
         message = filled(kernels.NONE, links * width), filled(kernels.NONE, links * width)
-        return arrays, kinds, took, walk, message, *(zeros(num_actions) for _ in "se")
+        return arrays, kinds, took, walk, message, *(filled(0, num_actions) for _ in "se")
 
     for *_, (position, *_), _, starts, ends in run_all(
         num_actions * len(times), kernels.replay, map(call, times)

@@ -99,13 +99,6 @@ class Rows:
                 row.append(2 * num_stages + stage)
         return row
 
-    def in_order(self, begins: list[int]) -> array[int]:
-        """The rows of actions that start at some times, by kind and microbatch."""
-        ranks, m = self.problem.placement.ranks, self.width
-        of_kind = [ranks[kind % self.num_stages] for kind in range(3 * self.num_stages)]
-        order = sorted(range(len(begins)), key=lambda at: (of_kind[at // m], begins[at]))
-        return array("q", [at // m for at in order])
-
     def annealed(
         self, row: array[int], settings: tuple[int, int, int, int], seed: int
     ) -> Candidate:
@@ -152,7 +145,7 @@ class Rows:
     def program_of(self, row: array[int]) -> Program:
         """The program of some rows, its microbatches numbered; `engine.plan.search` says how."""
         num_stages, offset, split = self.num_stages, array("q", [0]), self._split_places(row)
-        op, stage, microbatch = array("b"), array("i"), array("i")
+        op, stage, microbatch = array("q"), array("q"), array("q")
         for begin, end in itertools.pairwise(self.shape[3]):
             count = [0] * num_stages * 2
             waiting: list[deque[int]] = [deque() for _ in range(num_stages)]

@@ -29,7 +29,7 @@ from functools import lru_cache
 from operator import ne, sub
 from typing import Any, NamedTuple
 
-from engine.arrays import Arrays, Ints, Maker, filled, listed, maker, packed, run, run_all, zeros
+from engine.arrays import Arrays, Ints, Maker, filled, listed, maker, packed, run, run_all
 from engine.plan import kernels
 from engine.plan.action import CODES, OPS, Action, Op
 from engine.plan.drawing import draw
@@ -135,11 +135,12 @@ def check_facts(compute: Program) -> None:
     if table.legal_in == (compute.placement, width):
         return
     made_by = maker(table.num_actions)
-    done = made_by(0, 3 * compute.num_stages * width, "b")  # F, then I, then W
+    done = made_by(0, 3 * compute.num_stages * width)  # F, then I, then W
     index = _find_illegal(compute, table.made_by(made_by), width, done)
     if index != kernels.NONE:
         raise ProgramError(compute, *table.place(index), _why_illegal(compute, index))
-    if (missing := bytes(done).find(0)) >= 0:
+    if 0 in done:
+        missing = done.index(0)
         half, cell = divmod(missing, compute.num_stages * width)
         fact = Action(cell // width, _OF_HALF[half], cell % width)
         rank = compute.placement.ranks[fact.stage]
@@ -187,10 +188,10 @@ def columns_of(program: Program, *, is_proved: bool = False) -> tuple[Arrays, in
     """
     program = program.without_collectives()
     table, arrays, width = program.table, program.table.arrays, program.num_microbatches
-    nothing = filled(0, 0, "b")
+    nothing = filled(0, 0)
     if _find_illegal(program, arrays, width, nothing) != kernels.NONE:
         column = {m: column for column, m in enumerate(sorted(set(table.microbatch)))}
-        columns = array("i", map(column.__getitem__, table.microbatch))
+        columns = array("q", map(column.__getitem__, table.microbatch))
         arrays, width = (*arrays[:3], columns), len(column)
         index = _find_illegal(program, arrays, width, nothing) if is_proved else kernels.NONE
         if index != kernels.NONE:
@@ -255,7 +256,7 @@ def _call_of(
     ready[:width] = made_by(0, width)
     walk = arrays[0][:-1], now, blocked, stack, made_by(0, links)
     costs = list(took) if made_by is listed else array("q", took)
-    times = ([0] * size if made_by is listed else zeros(size) for _ in "se")
+    times = (made_by(0, size) for _ in "se")
     kinds = kinds_of(compute.placement, width, made_by)
     return arrays, kinds, costs, transfer_ns, overlaps, walk, ready, *times
 

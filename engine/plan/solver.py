@@ -2,7 +2,6 @@
 
     rules      rows filled in order of time, by several keys and flows        rows.Rows.filled_by
     families   the registry's schedules that fit                              rows.Rows.of_program
-    patterns   the way of a microbatch, repeated as memory allows             pattern.find_pattern
     changes    the best of these, changed around their longest path           search.anneal
     wholes     backwards made whole where that costs nothing                  rows.Rows.with_wholes
 
@@ -16,11 +15,9 @@ import itertools
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from operator import add, itemgetter
+from operator import itemgetter
 
-from engine.arrays import filled, run
 from engine.plan.bounds import Chain, lower_bound
-from engine.plan.pattern import find_pattern, let_in
 from engine.plan.problem import Problem
 from engine.plan.program import Program
 from engine.plan.rows import Candidate, Filling, Flow, Rows
@@ -42,12 +39,6 @@ PACES = (50, 60, 70, 80, 90, 100, 110, 120)
 
 PATIENCE = (50, 100)
 """Percent of an action's time that a rank would rather wait for a more urgent one."""
-
-PERIODS = (100, 102, 104, 107, 110, 115, 120, 127, 135, 145, 160, 180)
-"""Percent of the work of the busiest rank for a microbatch: the periods that patterns have."""
-
-FEWEST_TRIES = 300
-"""Changes of a pattern with a period."""
 
 RULED = 300_000_000
 """Actions times ranks that rules go through at least: for large problems and little effort, some
@@ -110,7 +101,7 @@ class _Search:
         self.num_wholes = sorted({0, part, m}) if any(self.rows.gains) else [0]
 
     def candidates(self) -> Iterator[Candidate]:
-        """Rows of every rule, of every family that fits, and of patterns."""
+        """Rows of every family that fits, and of every rule."""
         yield from self.families()
         found: list[tuple[int, Filling]] = []
         keys = list(self.keys())
@@ -122,8 +113,6 @@ class _Search:
         best = sorted(found, key=itemgetter(0))[:NUM_PATIENT]
         for (_, filling), patience in itertools.product(best, PATIENCE):
             yield self.rows.filled_by(filling._replace(patience=patience))
-        if self.budget:
-            yield from self.patterns()
 
     def keys(self) -> Iterator[array[int]]:
         """Rules of what is urgent: the lower the key of an action, the sooner it is started.
@@ -152,29 +141,6 @@ class _Search:
             row = self.rows.of_program(program)
             if self.rows.fits(row):
                 yield Candidate(self.rows.played(row), row)
-
-    def patterns(self) -> Iterator[Candidate]:
-        """Rows in which all microbatches take the same way, for each of the periods."""
-        problem, chain, rows, m = self.problem, self.chain, self.rows, self.rows.width
-        held = problem.limits, problem.held_after_forward, problem.held_after_input
-        times = array("q", chain.busy), array("q", chain.delay)
-        memory, num_kinds = tuple(array("q", column) for column in held), len(chain.busy)
-        num_tries = FEWEST_TRIES + self.budget // 10 // len(PERIODS) // (20 * num_kinds)
-        work = max(
-            sum(chain.busy[kind] for kind in chain.kinds_of(rank)) for rank in range(rows.num_ranks)
-        )
-        for percent in PERIODS if work else ():
-            period, push, start = work * percent // 100, filled(0, num_kinds), filled(0, num_kinds)
-            arguments = rows.shape, times, memory, period, num_tries, push, start, array("q", [1])
-            if not run(self.budget, find_pattern, *arguments):
-                continue
-            reach = (max(map(add, start, chain.busy)) - min(start)) // period + 2
-            upto, slots = filled(0, m * (reach + 1) + 2), filled(0, m)
-            run(self.budget, let_in, rows.shape, times[0], memory, period, start, upto, slots)
-            begins = [begin + slot * period for begin in start for slot in slots]
-            row = rows.in_order(begins)
-            if rows.fits(row) and (makespan := rows.played(row)) >= 0:
-                yield Candidate(makespan, row)
 
     def improve(self, found: list[Candidate]) -> Candidate:
         """The best that the first of the candidates become by changes."""

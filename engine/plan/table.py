@@ -1,4 +1,4 @@
-"""The actions of a program as arrays of small integers: 9 bytes for an action.
+"""The actions of a program as arrays of integers.
 
     offset        0         3              the rows of rank 0, then those of rank 1
     op            F  F  B   F  B  F  ...   as a code, see `engine.plan.action.OPS`
@@ -18,7 +18,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from operator import gt, itemgetter
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from engine.arrays import Arrays, Maker, listed
@@ -35,8 +35,6 @@ class Placed(NamedTuple):
 class Table(Sequence[tuple[Action, ...]]):
     """The rows of all ranks; those of rank r are at `offset[r]` to `offset[r + 1]`."""
 
-    KINDS = ("q", "b", "i", "i")  # of the arrays, in their order
-
     def __init__(
         self, offset: array[int], op: array[int], stage: array[int], microbatch: array[int]
     ) -> None:
@@ -47,7 +45,7 @@ class Table(Sequence[tuple[Action, ...]]):
     @classmethod
     def of(cls, rows: Iterable[Sequence[Action]]) -> Table:
         """The table of some rows of actions."""
-        table = cls(array("q", [0]), array("b"), array("i"), array("i"))
+        table = cls(array("q", [0]), array("q"), array("q"), array("q"))
         collectives = []
         for given in rows:
             row, placed = _without_collectives(given)
@@ -59,24 +57,6 @@ class Table(Sequence[tuple[Action, ...]]):
         if any(collectives):
             table.collectives = tuple(collectives)
         return table
-
-    @classmethod
-    def from_memory(cls, *views: memoryview) -> Table:
-        """A copy of the four arrays, such as numpy's, of 64, 8, 32 and 32 bits in this order.
-
-        Raises ValueError where they are not of one table.
-        """
-        arrays = [array(kind) for kind in cls.KINDS]
-        for mine, given in zip(arrays, views, strict=True):
-            mine.frombytes(given.cast("B"))
-        offset, op, *_ = arrays
-        if not offset or offset[0] or any(map(gt, offset, offset[1:])):
-            raise ValueError("offsets must begin with 0 and never fall")
-        if any(len(column) != offset[-1] for column in arrays[1:]):
-            raise ValueError(f"the offsets are of {offset[-1]} actions; the columns are not")
-        if op and not 0 <= min(op) <= max(op) < len(OPS):
-            raise ValueError(f"ops are codes from 0 to {len(OPS) - 1}")
-        return cls(*arrays)
 
     @property
     def arrays(self) -> tuple[array[int], ...]:

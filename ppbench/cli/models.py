@@ -18,7 +18,7 @@ commands = typer.Typer(
 )
 COLUMNS = [
     *("architecture", "status", "dtype", "loss_difference", "gradient_difference"),
-    *("num_parameters", "seconds", "synchronises", "reason"),
+    *("num_parameters", "seconds", "reason"),
 ]
 
 
@@ -32,10 +32,7 @@ def check(
     columns: Columns = None,
     sort: Sort = None,
 ) -> None:
-    """Train every architecture in two stages and unsplit, and compare loss and gradients.
-
-    The column `synchronises` has the first line of its code that makes the host wait for a GPU.
-    """
+    """Train every architecture in two stages and unsplit, and compare loss and gradients."""
     import pandas as pd
     from rich.console import Console
 

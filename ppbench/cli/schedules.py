@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
     from engine.plan.lower import Policy
     from engine.plan.program import Program
     from engine.plan.schedules.registry import Schedule
-    from engine.plan.synchronisation import SynchronisationHang
     from ppbench.prediction import Prediction
     from ppbench.prediction.replicas import JoinedPrediction
 
@@ -246,14 +243,6 @@ def check(
     microbatches: Microbatches = None,
     stages_per_rank: StagesPerRank = None,
     max_held: MaxHeld = None,
-    synchronise: Annotated[
-        bool,
-        typer.Option(
-            "--synchronise", help="Also name where a device-wide synchronisation would hang."
-        ),
-    ] = False,
-    policy: PolicyName = None,
-    look_ahead: LookAhead = None,
     sharding: Annotated[
         str | None,
         typer.Option(
@@ -263,24 +252,17 @@ def check(
         ),
     ] = None,
 ) -> None:
-    """Check a program, and prove that it cannot hang.
-
-    With --synchronise, also where it can hang if a GPU waits for all of its work, as it does at
-    the first call of a kernel or where its allocator runs out of memory.
-    """
+    """Check a program, and prove that it cannot hang."""
     from ppbench.prediction import with_transfers
 
     if max_held is not None and max_held < 1:
         raise UsageError(f"--max-held: must be at least 1, got {max_held}")
-    chosen = _communication(policy, look_ahead, "--synchronise", is_wanted=synchronise)
     program = _checked(name, ranks, microbatches, stages_per_rank, max_held)
     num_collectives = _num_collectives(name, sharding)
-    lowered = with_transfers(program, *chosen)
+    lowered = with_transfers(program)
     print_text(_counts_text(program, lowered, num_collectives))
     if num_collectives and sharding is None:
         print_text(f"Its collectives are not checked: add --sharding POLICY, one of {_policies()}.")
-    if synchronise:
-        print_text(_synchronisations_text(lowered))
 
 
 def _policies() -> str:
@@ -359,52 +341,6 @@ def _refuse_shape(*shape: int | None) -> None:
             raise UsageError(f"{option}: a file has its own; leave it out")
 
 
-MOST_NAMED = 6
-
-
-def _synchronisations_text(lowered: Program) -> str:
-    """The places at which device-wide synchronisations hang a program, and what avoids that."""
-    from engine.plan.synchronisation import (
-        computations,
-        first_computations,
-        joint_hang,
-        synchronisation_hangs,
-    )
-
-    hangs, everywhere = synchronisation_hangs(lowered), computations(lowered)
-    if not hangs:
-        joint = joint_hang(lowered, at=everywhere)
-        if joint is None:
-            return "a device-wide synchronisation hangs nowhere, however many there are"
-        return (
-            "one device-wide synchronisation hangs nowhere; where several ranks synchronise in one "
-            f"step they can hang, such as {joint}\n{_AVOIDED}"
-        )
-    first = set(first_computations(lowered))
-    num_first = sum((hang.rank, hang.position) in first for hang in hangs)
-    places = "; ".join(
-        f"rank {rank}: {_named(list(of_rank))}"
-        for rank, of_rank in itertools.groupby(hangs, lambda hang: hang.rank)
-    )
-    return (
-        f"a device-wide synchronisation hangs at {len(hangs)} of {len(everywhere)} computations, "
-        f"{num_first} of them the first of their kind (op and stage): {places}\n"
-        f"for example {hangs[0]}\n{_AVOIDED}"
-    )
-
-
-def _named(hangs: Sequence[SynchronisationHang]) -> str:
-    named = ", ".join(str(hang.action) for hang in hangs[:MOST_NAMED])
-    return named if len(hangs) <= MOST_NAMED else f"{named} and {len(hangs) - MOST_NAMED} more"
-
-
-_AVOIDED = (
-    "It is avoided if nothing synchronises within a step: kernels are loaded and tuned before "
-    "step 0, and memory does not run out. With --policy just_in_time receives are open for less "
-    "time."
-)
-
-
 @commands.command("export", cls=Command)
 def export(
     name: ScheduleName,
@@ -436,9 +372,7 @@ def export(
     from ppbench.prediction import ProgramRequest, program_of, with_transfers
     from ppbench.prediction.replicas import with_sharding
 
-    chosen = _communication(
-        policy, look_ahead, "--with-communication", is_wanted=with_communication
-    )
+    chosen = _communication(policy, look_ahead, is_wanted=with_communication)
     request = ProgramRequest(name, ranks, microbatches, stages_per_rank)
     written = program_of(request, is_replicated=True)
     program = with_transfers(written, *chosen) if with_communication else written
@@ -452,14 +386,14 @@ def export(
 
 
 def _communication(
-    policy: str | None, look_ahead: int | None, only_with: str, *, is_wanted: bool
+    policy: str | None, look_ahead: int | None, *, is_wanted: bool
 ) -> tuple[Policy, int]:
     """How to add transfers. Raises UsageError where an option is unknown or has no effect."""
     from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy
 
     for option, value in {"--policy": policy, "--look-ahead": look_ahead}.items():
         if value is not None and not is_wanted:
-            raise UsageError(f"{option}: applies only with {only_with}; add it")
+            raise UsageError(f"{option}: applies only with --with-communication; add it")
     policies = [known.value for known in Policy]
     if policy is not None and policy not in policies:
         raise UsageError(f'--policy: unknown policy "{policy}"{nearest(policy, policies)}')

@@ -51,7 +51,6 @@ from engine.plan.lower import Policy, edge_of, lower
 from engine.plan.problem import counted
 from engine.plan.program import Program
 from engine.plan.replay import of_kinds, replay_all
-from engine.plan.replicas import prove_replicas_join
 from engine.plan.rules import check
 from engine.plan.schedules.registry import (
     AUTO,
@@ -222,7 +221,6 @@ def prove(program: Program, case: Case) -> None:
     if lowered.has_collectives:
         # Those of a file as they are written: positions in an error are then the file's.
         check_collectives(program if program.has_collectives else lowered, sharding_of(case))
-        prove_replicas_join([lowered] * min(2, case.replicas))  # further ones are alike
 
 
 def planned_step_ns(case: Case, lowered: Program) -> int:

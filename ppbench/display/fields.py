@@ -572,10 +572,6 @@ COMPUTED: dict[str, dict[str, Field]] = {
             meaning="largest relative difference of a gradient from the unsplit model's",
         ),
         "seconds": number("time", ",.1f", SECONDS, lower, "duration"),
-        "synchronises": words(
-            "waits for the GPU in",
-            "first line of its code that makes the host wait for a GPU; empty where none does",
-        ),
     },
     "The store (`compact`)": {
         "table": words("table", "table of the store"),

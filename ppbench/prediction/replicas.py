@@ -35,9 +35,7 @@ from engine.plan.joined_simulation import (
     ring,
     simulate_joined,
 )
-from engine.plan.lower import lower
 from engine.plan.program import Program
-from engine.plan.replicas import prove_replicas_join
 from engine.plan.rules import ProgramError, peak_activations
 from engine.plan.schedules.formulae import Times
 from engine.plan.schedules.registry import read_csv
@@ -210,20 +208,14 @@ def predict_joined(
 
     try:
         if program.has_collectives:
-            _check_written(program, replication.policy)
+            # As it is written: positions in an error are those of the file.
+            check_collectives(program, replication.policy)
         steps = [simulated(one) for one in (free, alike, replication)]
     except ProgramError as error:
         raise UsageError(str(error)) from None
     ends = [Fraction(step.makespan_ns, ticks_per_s) for step in steps]
     added = ends[1] - ends[0], ends[2] - ends[1]
     return JoinedPrediction(steps[-1], replication, costs, transfers, ticks_per_s, *added)
-
-
-def _check_written(program: Program, policy: CollectivePolicy) -> None:
-    """Raise ProgramError where a file's own collectives break the policy, or could hang."""
-    check_collectives(program, policy)  # as it is written: positions are those of the file
-    lowered = with_collectives(lower(program), program, policy)
-    prove_replicas_join([lowered] * 2)  # further ones are alike
 
 
 def collectives_of_file(path: Path, sharding: str | None) -> int:
@@ -237,7 +229,7 @@ def collectives_of_file(path: Path, sharding: str | None) -> int:
         if not program.has_collectives:
             raise UsageError(f"--sharding: {path} has no collectives; leave the option out")
         try:
-            _check_written(program, policy)
+            check_collectives(program, policy)
         except ProgramError as error:
             raise UsageError(str(error)) from None
     return sum(action.op in COLLECTIVE_OPS for row in program.rows for action in row)

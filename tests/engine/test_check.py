@@ -27,8 +27,6 @@ def test_an_architecture_is_exact_or_refused_with_its_own_reason():
     assert results["qwen3"].gradient_difference < 1e-10
     assert results["qwen3_moe"].gradient_difference < 1e-5
     assert '"embed_tokens_per_layer" belongs, which has parameters' in results["gemma4_text"].reason
-    assert [results[name].synchronises == "" for name in names] == [True, True, True, False]
-    assert "masking_utils.py" in results["gemma2"].synchronises
 
 
 def test_an_architecture_that_fails_costs_itself_alone(monkeypatch):

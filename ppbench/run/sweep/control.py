@@ -174,7 +174,9 @@ def _run_job(job: Job, indices: list[int], store: Store, display: Display) -> di
     _close(job, folder, local, marker, show, is_interrupted=False)
     if statuses := read_state(folder).statuses:
         return statuses
-    raise LaunchError(_why_none_ended(launch, folder))
+    lines = launch.last_lines()
+    log = printable("\n".join([*(line[:MOST_OF_MESSAGE] for line in lines), f"All logs: {folder}"]))
+    raise LaunchError(f"the workers ended without finishing the sweep.\n{log}")
 
 
 def num_ranks_of(items: Iterable[PlannedRun]) -> int:
@@ -199,13 +201,6 @@ def start_workers(
         preloaded=preloaded_for(item.case.model_preset for item in items),
         node_folder=node_folder,
     )
-
-
-def _why_none_ended(launch: LocalLaunch, folder: Path) -> str:
-    """Return the end of the workers' log."""
-    lines = launch.last_lines()
-    log = printable("\n".join([*(line[:MOST_OF_MESSAGE] for line in lines), f"All logs: {folder}"]))
-    return f"the workers ended without finishing the sweep.\n{log}"
 
 
 def _close(
@@ -247,8 +242,15 @@ def follow(
     while True:
         exit_code = launch.poll()
         phases = watch.new_phases()
-        events = list(journal.new_events())
-        _pass_on(events, phases, on_event, on_phase)
+        events = list(journal.new_events())  # read after the phases
+        for phase in phases:
+            if phase is not Phase.ALIGNS:
+                on_phase(phase)
+        for event in events:
+            on_event(event)
+        # Clocks are aligned after the last warm-up step, whose event must come before.
+        if Phase.ALIGNS in phases and all(event["event"] != "case" for event in events):
+            on_phase(Phase.ALIGNS)
         has_begun = has_begun or bool(events)
         problem = store_error(local)  # read before the folder: one that is gone causes others
         if not folder.is_dir():
@@ -264,25 +266,6 @@ def follow(
         if not has_begun and launch.num_starts() > MAX_FRUITLESS_STARTS:
             return False
         time.sleep(POLL_S)
-
-
-def _pass_on(
-    events: Sequence[Event],
-    phases: Sequence[Phase],
-    on_event: Callable[[Event], None],
-    on_phase: Callable[[Phase], None],
-) -> None:
-    """Pass on phases, which were read first, and then events.
-
-    Clocks are aligned after the last warm-up step, whose event must come before.
-    """
-    for phase in phases:
-        if phase is not Phase.ALIGNS:
-            on_phase(phase)
-    for event in events:
-        on_event(event)
-    if Phase.ALIGNS in phases and all(event["event"] != "case" for event in events):
-        on_phase(Phase.ALIGNS)
 
 
 def show_event(indices: list[int], display: Display, event: Event) -> None:
@@ -419,13 +402,9 @@ class _Quiet(Display):
 def choice_options(choice: Choice) -> list[str]:
     """Return the command line options that make this choice."""
     words = ["--rerun"] * choice.reruns + ["--retry-failed"] * choice.retries_failed
-    return [*words, *_only_options(choice.only.allowed)]
-
-
-def _only_options(allowed: Iterable[tuple[str, Iterable[object]]]) -> list[str]:
-    return [
+    return words + [
         word
-        for key, values in allowed
+        for key, values in choice.only.allowed
         for value in values
         for word in ("--only", f"{key}={value if isinstance(value, str) else json.dumps(value)}")
     ]

@@ -4,12 +4,10 @@ import os
 import random
 import subprocess
 import sys
-from array import array
 from collections import Counter
 from dataclasses import replace
 
 import numba
-import numpy as np
 import pytest
 from brute_force import delivers_all, is_legal, naive_times
 from hypothesis import given, settings
@@ -148,23 +146,6 @@ def test_what_does_not_fit_a_program_is_refused_before_it_is_walked(pays_from, m
     assert sum(astray.num_of_kind) == 0
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({0: [0, 3, 2]}, "never fall"),
-        ({0: [0, 1, 9]}, "offsets are of 9"),
-        ({1: [0, 1, 99]}, "codes from 0 to 8"),
-        ({1: [0, -1, 0]}, "codes from 0 to 8"),
-        ({2: [0, 1]}, "the columns are not"),
-    ],
-)
-def test_memory_that_is_no_table_is_refused(change, reason):
-    values = {0: [0, 2, 3], 1: [0, 1, 0], 2: [0, 0, 1], 3: [0, 0, 0], **change}
-    views = [memoryview(array(kind, values[n])) for n, kind in enumerate(Table.KINDS)]
-    with pytest.raises(ValueError, match=reason):
-        Table.from_memory(*views)
-
-
 @pytest.mark.parametrize("pays_from", [0, 10**9])
 def test_many_simulations_come_in_the_order_of_their_costs(pays_from, monkeypatch):
     program = PROGRAMS[1]
@@ -182,15 +163,13 @@ def test_times_too_large_for_64_bits_are_exact(monkeypatch):
     assert many.makespan_ns == large * one.makespan_ns
 
 
-def test_a_table_is_made_of_rows_or_of_memory_and_gives_the_rows_back():
+def test_a_table_is_made_of_rows_and_gives_them_back():
     rows = PROGRAMS[0].actions
     table = Table.of(rows)
-    again = Table.from_memory(*(memoryview(np.array(values)) for values in table.arrays))
-    assert table == again == tuple(rows)
+    assert table == tuple(rows)
     assert table.part(1, 2, 4) == rows[1][2:4]
     assert table.at(table.offset[2] + 5) == rows[2][5]
     assert table.place(table.offset[2] + 5) == (2, 5)
-    assert filled(3, 2).tolist() == [3, 3]
 
 
 def test_small_programs_are_played_without_the_compiler():

@@ -409,36 +409,12 @@ def test_export_and_check_from_the_command_line(tmp_path):
     assert printed.stdout == (tmp_path / "zbv.csv").read_text()
 
 
-def test_check_names_where_a_synchronisation_hangs(tmp_path):
-    text = output_of(planning.check, "afab", 4, 8, synchronise=True)
-    assert "hangs at 3 of 64 computations, 0 of them the first of their kind" in text
-    assert "rank 0: 0F7; rank 1: 1F7; rank 2: 2F7" in text
-    assert "waits for 0RECV_B0, whose other end comes after 1F7 on rank 1" in text
-    path = tmp_path / "afab.csv"
-    output_of(planning.export, "afab", path, 4, 8)
-    assert output_of(planning.check, str(path), synchronise=True) == text
-
-
-def test_check_says_what_several_synchronisations_do():
-    text = output_of(planning.check, "1f1b", 4, 8, synchronise=True)
-    assert "one device-wide synchronisation hangs nowhere; where several ranks" in text
-    chosen = {"synchronise": True, "policy": "just_in_time"}
-    text = output_of(planning.check, "1f1b", 4, 8, **chosen)
-    assert "hangs nowhere, however many there are" in text
-
-
-def test_check_names_some_of_many_places():
-    text = output_of(planning.check, "zbv", 4, 8, synchronise=True)
-    assert "rank 0: 7F0, 7I0, 7W0, 7F1, 7I1, 7W1 and 2 more; rank 1: 6F1," in text
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["afab", "-p", "4"], "--microbatches: is missing"),
         (["mine.csv", "-p", "4"], "--ranks: a file has its own; leave it out"),
         (["afab", "-p", "2", "-m", "2", "--max-held", "1"], "at most 1 are allowed"),
-        (["afab", "-p", "2", "-m", "2", "--policy", "early"], "applies only with --synchronise"),
     ],
 )
 def test_check_refuses_what_it_cannot_do(tmp_path, arguments, words):

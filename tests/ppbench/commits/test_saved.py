@@ -34,7 +34,7 @@ def shas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def measure(shas: list[str], base: list[float], head: list[float], at: str, **changes) -> None:
     for sha, speeds in zip(shas, (base, head), strict=True):
-        facts = {"created_at": at, "code": code_hash(), **changes}
+        facts = {"created_at": at, "code": code_hash(), "sweep_file": "sweep.toml", **changes}
         add_measured(Path("sweep.toml"), sha, speeds, **facts)
 
 
