@@ -266,8 +266,9 @@ class Chain:
     def _check_output(self, logits: object, shape: tuple[int, int]) -> None:
         if isinstance(logits, Tensor) and logits.dim() == 3 and logits.shape[:2] == shape:
             return
-        is_tensor = isinstance(logits, Tensor)
-        given = f"a tensor {list(logits.shape)}" if is_tensor else f"a {type(logits).__name__}"
+        given = f"a {type(logits).__name__}"
+        if isinstance(logits, Tensor):
+            given = f"a tensor {list(logits.shape)}"
         expected = f"logits [{shape[0]}, {shape[1]}, vocabulary]"
         raise self._error(f"returns {given}; expected {expected} for ids {list(shape)}")
 
