@@ -264,10 +264,10 @@ class Chain:
         return self._pieces[index].prefix.rstrip(".") or f"traced piece {index}"
 
     def _check_output(self, logits: object, shape: tuple[int, int]) -> None:
-        if isinstance(logits, Tensor) and logits.dim() == 3 and logits.shape[:2] == shape:
-            return
         given = f"a {type(logits).__name__}"
         if isinstance(logits, Tensor):
+            if logits.dim() == 3 and logits.shape[:2] == shape:
+                return
             given = f"a tensor {list(logits.shape)}"
         expected = f"logits [{shape[0]}, {shape[1]}, vocabulary]"
         raise self._error(f"returns {given}; expected {expected} for ids {list(shape)}")

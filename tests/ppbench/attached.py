@@ -309,6 +309,15 @@ def _closed_half_way(script, _rank, options):
     return [attachment]
 
 
+def _never_closed(script, _rank, options):
+    """The process ends right after the last chosen step and its optimizer's."""
+    attachment = ppbench.attach(script.schedule, [0, 1], optimizer=script.optimizer, **options)
+    script.step()
+    script.step()
+    attachment._at_exit()
+    return [attachment]
+
+
 def _no_optimizer(script, _rank, options):
     return [ppbench.attach(script.schedule, [0], optimizer="adamw", **options)]
 
@@ -338,6 +347,7 @@ MISTAKES = {
     "mistake of one rank": _mistake_of_one_rank,
     "one rank alone": _one_rank_alone,
     "closed before": _closed_before,
+    "never closed": _never_closed,
     "closed half way": _closed_half_way,
     "no optimizer": _no_optimizer,
     "no schedule": _no_schedule,
