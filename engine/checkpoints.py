@@ -110,8 +110,8 @@ class Checkpoints:
         def read() -> tuple[State, restoring.Saved]:
             state = restoring.read_state(folder)
             restoring.check_settings(folder, state, spec, tokenizer)
-            restoring.check_names(folder, names)
             saved = restoring.read(folder, target, spec)
+            restoring.check_names(folder, names)
             try:
                 check_configuration(self.model, folder)
             except ModelError as error:

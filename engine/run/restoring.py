@@ -2,8 +2,8 @@
 
 1 `read_state`      how far the saved run had come, and what must be the same to go on
 2 `check_settings`  optimizer and tokenizer are those that trained
-3 `check_names`     the checkpoint has the tensors of the whole model and no others
-4 `read`            this rank's tensors have its shapes and dtypes
+3 `read`            this rank's tensors are there, and have its shapes and dtypes
+4 `check_names`     the checkpoint has the tensors of the whole model and no others
 5 `Saved.put`       only now anything changes
 """
 
@@ -118,6 +118,8 @@ def read(folder: Path, target: Target, spec: OptimizerSpec) -> Saved:
     """
     model = _read(folder, "model", lambda name: name in target.model)
     for name, tensor in target.model.items():
+        if name not in model:
+            raise SnapshotError(f"{folder}: has no tensor {name}: it is of another model")
         _check_same(f"{folder}: {name}", model[name], tensor)
     trained = {name: p for name, p in target.parameters.items() if p.requires_grad}
     moments: dict[str, dict[str, Tensor]] = {name: {} for name in target.parameters}

@@ -184,8 +184,9 @@ class _Stream(io.BufferedWriter):
 
 def _forgiving(stream: TextIO, number: int) -> TextIO:
     """A stream that encodes any text and outlives its reader, in place of a standard one."""
-    if not isinstance(stream, io.TextIOWrapper) or stream.fileno() != number:
-        return stream  # of a test or a notebook
+    own = sys.__stdout__ if number == _STDOUT else sys.__stderr__
+    if not isinstance(stream, io.TextIOWrapper) or stream is not own:
+        return stream  # of a test or a notebook, and it may have no number
     stream.flush()
     buffer = _Stream(io.FileIO(number, "w", closefd=False))
     is_by_line = number == _STDERR or buffer.isatty()

@@ -41,7 +41,7 @@ _LEAST_SHARE = 0.005  # of rank-time that is worth a sentence
 
 
 def has_parts(run: pd.Series) -> bool:
-    """Whether the causes of the run's idle time are stored; older versions did not store them."""
+    """Whether the causes of the run's idle time are stored: a run that failed has none."""
     return not is_missing(run.get("bubble_structure"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -243,7 +244,7 @@ RUNS: tuple[Column, ...] = (
         "verified",
         pa.string(),
         "how training was compared with the author's unsplit module; `no: ` and the reason where "
-        "it was not; null in older files",
+        "it was not",
     ),
     Column(
         "verified_difference",
@@ -617,7 +618,11 @@ TABLES: dict[str, tuple[Column, ...]] = {
 
 def schema_of(name: str, columns: Iterable[str] | None = None) -> pa.Schema:
     """The arrow schema of a table: all columns, or `run_id` and the given ones."""
-    wanted = None if columns is None else {RUN_ID, *columns}
+    return _schema_of(name, None if columns is None else frozenset({RUN_ID, *columns}))
+
+
+@functools.cache
+def _schema_of(name: str, wanted: frozenset[str] | None) -> pa.Schema:
     return pa.schema(
         [(one.name, one.type) for one in TABLES[name] if wanted is None or one.name in wanted]
     )

@@ -26,6 +26,8 @@ from stored_runs import (
 )
 
 from engine.plan.action import Op
+from ppbench.analysis.collectives import collective_figures, collectives
+from ppbench.analysis.transfers import edges, messages
 from ppbench.config.case import Case
 from ppbench.display.cases import axis_text, by_case, varying_axes
 from ppbench.display.colors import OP_COLORS, ink_on
@@ -463,7 +465,9 @@ def test_a_report_says_and_shows_who_slows_the_replicas_down(tmp_path: Path) -> 
         "model_residual": 0.0,
     }
     run = dict(store.runs().iloc[0]) | figures | modelled
-    store.write_run(run, {"spans": store.table("spans", [run["run_id"]])})
+    spans = store.table("spans", [run["run_id"]])
+    moved = collective_figures(collectives(spans))
+    store.write_run(run, {"spans": spans, "edges": edges(messages(spans)), "collectives": moved})
     text = render(store)
     assert f"Replica {SLOW} is slow: with its times like the others" in text
     assert f"ppbench stragglers {run['run_id']}" in text
