@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from ppbench.run.sweep.control import SweepResult
     from ppbench.run.sweep.plan import Choice
     from ppbench.run.sweep.progress import Display
-    from ppbench.store import Store
 
 FIGURES = [
     *("tokens_per_s", "step_ns", "planned_step_ns", "bubble_fraction", "bubble_fraction_theory"),
@@ -97,12 +95,19 @@ def sweep(
     from ppbench.run.machine.environment import default_device
     from ppbench.run.sweep.plan import Choice
     from ppbench.run.sweep.progress import doing
+    from ppbench.store import TABLES
 
-    view = View.of(columns, sort) if dry_run else _view_of_runs(columns, sort)
+    view = View.of(columns, sort)
+    if not dry_run:  # refused before anything is measured
+        view.check([column.name for column in TABLES["runs"]])
     choice = Choice(rerun, retry_failed, parse_only(only or []))
     writes_page = reports != REPORTS or no_report or open_it or is_live
-    if writes_page or how is not Format.table:
-        _check_prints(launcher)
+    if launcher is not Launcher.local and (writes_page or how is not Format.table):
+        raise UsageError(
+            f"--launcher {launcher.value}: writes no report and prints no table of runs; leave "
+            "--reports, --no-report, --open, --live and --format out; use `ppbench report` and "
+            "`ppbench ls` afterwards"
+        )
     if no_report and (open_it or is_live):
         option = "--open: opens" if open_it else "--live: rewrites"
         raise UsageError(f"{option} the report, which --no-report leaves out; drop one")
@@ -117,25 +122,6 @@ def sweep(
         asked = (file, read, overrides, results, None if no_report else reports, choice)
         shown = (how, assets, view)
         raise typer.Exit(_sweep_here(*asked, shown, open_it=open_it, is_live=is_live))
-
-
-def _view_of_runs(columns: Sequence[str] | None, sort: str | None) -> View:
-    """The view of a table of runs. Raises UsageError before anything is measured."""
-    from ppbench.store import TABLES
-
-    view = View.of(columns, sort)
-    view.check([column.name for column in TABLES["runs"]])
-    return view
-
-
-def _check_prints(launcher: Launcher) -> None:
-    """Raise UsageError for a launcher that has no use for options of the report and the table."""
-    if launcher is not Launcher.local:
-        raise UsageError(
-            f"--launcher {launcher.value}: writes no report and prints no table of runs; leave "
-            "--reports, --no-report, --open, --live and --format out; use `ppbench report` and "
-            "`ppbench ls` afterwards"
-        )
 
 
 def list_cases(read: Sweep, choice: Choice, how: Format, view: View = EVERYTHING) -> None:
@@ -206,23 +192,41 @@ def _sweep_here(
     path = None
     if reports is not None:
         with display.doing("writing the report"):
-            path = _write_page(reports, store, done, again, assets)
-    _print_runs(done, how, view, again)
-    if path is not None:
-        _name_page(path, how, is_to_open=open_it and not is_live)
-    return ExitCode.ok if done.is_ok else ExitCode.failed_runs
+            from ppbench.cli.live import report_path
+            from ppbench.report.pages.report import write_report
+            from ppbench.report.pages.templates import update_index
 
-
-def _print_runs(done: SweepResult, how: Format, view: View, command: str) -> None:
-    """Print the table of all runs; for people, the answer below it."""
-    import dataclasses
-
+            path = report_path(reports, read, done.plan.sweep_id)
+            write_report(
+                path,
+                store,
+                done.frame,
+                title=read.name,
+                command=again,
+                sweep_text=Path(read.file).read_text(encoding="utf-8"),
+                assets=assets,
+            )
+            update_index(reports, note)
     if how is Format.table:
-        view = dataclasses.replace(view, short_ids=done.store.short_ids())
+        view = dataclasses.replace(view, short_ids=store.short_ids())
     has_failed = bool((done.frame["status"] != "ok").any())
-    print(render(done.frame, how, _shown_columns(done), view, ["status"] if has_failed else []))
-    if how is Format.table and (answer := _answer(done, command)):
+    is_repeated = any(measure.launches > 1 for _, measure in read.cases)
+    figures = [
+        name
+        for name in FIGURES
+        if (done.frame[name].notna() & done.frame[name].ne("")).any()
+        and (done.is_emulated or name != "planned_step_ns")
+    ]
+    axes = [*_axes_of(read), *(["launch"] if is_repeated else [])]
+    shown_columns = ["run_id", *axes, "status", *figures]
+    print(render(done.frame, how, shown_columns, view, ["status"] if has_failed else []))
+    if how is Format.table and (answer := _answer(done, again)):
         print_text(f"\n{answer}\n")
+    if path is not None:
+        print(f"report: {path}", file=sys.stdout if how is Format.table else sys.stderr)
+        if open_it and not is_live:
+            open_page(path)
+    return ExitCode.ok if done.is_ok else ExitCode.failed_runs
 
 
 def _answer(done: SweepResult, command: str) -> str:
@@ -237,43 +241,6 @@ def _answer(done: SweepResult, command: str) -> str:
         return ""
     sentence = conclude(judged, done.frame, command).sentence
     return "\n".join(filter(None, [sentence.text, sentence.advice, sentence.command]))
-
-
-def _name_page(path: Path, how: Format, *, is_to_open: bool) -> None:
-    print(f"report: {path}", file=sys.stdout if how is Format.table else sys.stderr)
-    if is_to_open:
-        open_page(path)
-
-
-def _write_page(
-    reports: Path, store: Store, done: SweepResult, command: str, assets: Assets
-) -> Path:
-    """Write the report of all runs of the sweep, and the index of reports."""
-    from ppbench.cli.live import report_path
-    from ppbench.report.pages.report import write_report
-    from ppbench.report.pages.templates import update_index
-
-    read = done.plan.sweep
-    path = report_path(reports, read, done.plan.sweep_id)
-    text = Path(read.file).read_text(encoding="utf-8")
-    write_report(
-        path, store, done.frame, title=read.name, command=command, sweep_text=text, assets=assets
-    )
-    update_index(reports, note)
-    return path
-
-
-def _shown_columns(done: SweepResult) -> list[str]:
-    sweep = done.plan.sweep
-    is_repeated = any(measure.launches > 1 for _, measure in sweep.cases)
-    figures = [
-        name
-        for name in FIGURES
-        if (done.frame[name].notna() & done.frame[name].ne("")).any()
-        and (done.is_emulated or name != "planned_step_ns")
-    ]
-    axes = [*_axes_of(sweep), *(["launch"] if is_repeated else [])]
-    return ["run_id", *axes, "status", *figures]
 
 
 def _sweep_elsewhere(

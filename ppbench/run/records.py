@@ -134,20 +134,34 @@ class Rows:
 def rows_of(finished: FinishedRun) -> Rows:
     """Make the rows of a run from its spans and its program."""
     case, program = finished.case, finished.program
-    spans, origin_ns = _spans_of(finished)
+    spans = finished.spans.copy()
+    origin_ns = int(spans["start_ns"].min())
+    spans[["start_ns", "end_ns"]] -= origin_ns
+    spans["end_ns"] = corrected_end_ns(spans, finished.early)
+    spans["end_ns"] = reconciled_end_ns(
+        spans, completion_seen_on_wait=finished.completion_seen_on_wait
+    )
     moved = messages(spans)
-    steps = _steps_of(spans, finished)
+    steps = step_figures(spans, case.world_size, finished.num_tokens)
+    steps["loss"] = [finished.losses.get(step) for step in steps["step"]]
+    steps["loss"] = steps["loss"].astype(float)
+    steps["is_outlier"] = is_outlier(steps["step_with_optimizer_ns"].tolist())
     step_ns = steps.set_index("step")["step_ns"]
     ranks = pd.DataFrame(finished.ranks).assign(**rank_figures(spans, step_ns, case.world_size))
     figures = run_figures(steps)
     attribution = attribute(spans, finished.lowered, step_ns, moved)
+    first = finished.not_finite
     run = {
         **finished.facts,
         **figures,
-        **_intervals(steps),
+        "num_outliers": int(steps["is_outlier"].sum()),
         **figures_of(attribution, spans, steps["step_ns"]),
         **_peaks(ranks),
-        **_not_finite_columns(finished),
+        # All null where nothing was computed or its loss is not known.
+        "is_finite": None if finished.first_loss is None else first is None,
+        "not_finite_step": None if first is None else first.step,
+        "not_finite_rank": None if first is None else first.rank,
+        "not_finite_what": None if first is None else first.what,
         "first_loss": finished.first_loss,
         "last_loss": finished.last_loss,
         "program": to_json(program),
@@ -155,8 +169,13 @@ def rows_of(finished: FinishedRun) -> Rows:
         "planned_step_ns": finished.planned_step_ns,
         "cautions": _cautions(finished, figures, moved),
     }
-    if finished.is_time_sliced:
-        _withdraw_bubbles(run, steps, ranks)
+    for name in ("step_ns", "tokens_per_s"):
+        low, high = median_interval(steps[name]) or (None, None)
+        run |= {f"{name}_low": low, f"{name}_high": high}
+    if finished.is_time_sliced:  # ranks took turns on a GPU: how long one was idle is not known
+        run |= {column: None for column in run if _is_of_idle_time(column)}
+        for table in (steps, ranks):
+            table[[name for name in table.columns if _is_of_idle_time(str(name))]] = float("nan")
     planned = pd.DataFrame(attribution.modelled_spans(), columns=list(COLUMNS))
     joined = collective_figures(attribution.collectives)
     tables = {
@@ -171,45 +190,9 @@ def rows_of(finished: FinishedRun) -> Rows:
     return Rows(run, tables, origin_ns)
 
 
-def _withdraw_bubbles(run: dict[str, object], *tables: pd.DataFrame) -> None:
-    """Leave out what a run cannot say whose ranks took turns on a GPU: how long one was idle."""
-    run |= {column: None for column in run if _is_of_idle_time(column)}
-    for table in tables:
-        table[[name for name in table.columns if _is_of_idle_time(str(name))]] = float("nan")
-
-
 def _is_of_idle_time(column: str) -> bool:
     is_measured = column.startswith("bubble_") and column != "bubble_fraction_theory"
     return is_measured or column in ("modelled_bubble_fraction", "idle_fraction")
-
-
-def _spans_of(finished: FinishedRun) -> tuple[pd.DataFrame, int]:
-    """Return the spans with corrected ends, counted from the first start, and that start."""
-    spans = finished.spans.copy()
-    origin_ns = int(spans["start_ns"].min())
-    spans[["start_ns", "end_ns"]] -= origin_ns
-    spans["end_ns"] = corrected_end_ns(spans, finished.early)
-    spans["end_ns"] = reconciled_end_ns(
-        spans, completion_seen_on_wait=finished.completion_seen_on_wait
-    )
-    return spans, origin_ns
-
-
-def _steps_of(spans: pd.DataFrame, finished: FinishedRun) -> pd.DataFrame:
-    steps = step_figures(spans, finished.case.world_size, finished.num_tokens)
-    steps["loss"] = [finished.losses.get(step) for step in steps["step"]]
-    steps["loss"] = steps["loss"].astype(float)
-    steps["is_outlier"] = is_outlier(steps["step_with_optimizer_ns"].tolist())
-    return steps
-
-
-def _intervals(steps: pd.DataFrame) -> dict[str, object]:
-    """Return the confidence intervals of the medians, and the number of outliers."""
-    columns: dict[str, object] = {"num_outliers": int(steps["is_outlier"].sum())}
-    for name in ("step_ns", "tokens_per_s"):
-        low, high = median_interval(steps[name]) or (None, None)
-        columns |= {f"{name}_low": low, f"{name}_high": high}
-    return columns
 
 
 def _peaks(ranks: pd.DataFrame) -> dict[str, object]:
@@ -225,7 +208,10 @@ def _peaks(ranks: pd.DataFrame) -> dict[str, object]:
 
 def _cautions(finished: FinishedRun, figures: Mapping[str, float], moved: pd.DataFrame) -> str:
     errors = [int(str(rank.get("clock_error_ns", 0))) for rank in finished.ranks]
-    planned_ns = finished.planned_step_ns
+    planned_ns, p = finished.planned_step_ns, finished.case.world_size
+    # Within a rank times are exact: its clock's offset does not matter.
+    ends = zip(moved["replica"], moved["source_rank"], moved["target_rank"], strict=True)
+    error_ns = [errors[d * p + source] + errors[d * p + target] for d, source, target in ends]
     cautions = cautions_for(
         is_not_finite=finished.not_finite is not None,
         is_oversubscribed=finished.is_oversubscribed,
@@ -235,24 +221,12 @@ def _cautions(finished: FinishedRun, figures: Mapping[str, float], moved: pd.Dat
         relative_deviation=figures["step_relative_deviation"],
         has_settled=finished.has_settled,
         over_plan=figures["step_ns"] / planned_ns if planned_ns else 1.0,
-        has_coarse_clock=_has_coarse_clock(moved, errors, finished.case.world_size),
+        has_coarse_clock=bool((moved["end_ns"] - moved["recv_start_ns"] < error_ns).any()),
         is_busy_machine=finished.is_busy_machine,
         is_throttled=finished.is_throttled,
         has_bare_stage=finished.has_bare_stage,
     )
     return ",".join(caution.name for caution in cautions)
-
-
-def _has_coarse_clock(moved: pd.DataFrame, errors: Sequence[int], p: int) -> bool:
-    """Whether some transfer's span is shorter than its two ranks' clocks may differ.
-
-    Within a rank times are exact: its clock's offset does not matter. `errors` are the
-    `clock_error_ns` of all ranks, replica by replica of `p` ranks.
-    """
-    ends = zip(moved["replica"], moved["source_rank"], moved["target_rank"], strict=True)
-    error_ns = [errors[d * p + source] + errors[d * p + target] for d, source, target in ends]
-    spans_ns = moved["end_ns"] - moved["recv_start_ns"]
-    return bool((spans_ns < error_ns).any())
 
 
 def write_result(job: Job, planned: PlannedRun, attempt: Attempt, result: CaseResult) -> float:
@@ -261,7 +235,12 @@ def write_result(job: Job, planned: PlannedRun, attempt: Attempt, result: CaseRe
     Raises DisagreementError for a run whose losses are wrong.
     """
     case, store = planned.case, Store(Path(job.results))
-    program = _program_of(case, result)
+    if result.lowered and must_agree(case):  # the case alone does not say it
+        program = result.lowered
+    elif result.lowered and case.is_automatic:
+        program = result.lowered.compute_only()
+    else:
+        program = program_of(case)
     finished = _finished(planned, result, program)
     if result.expected_loss is not None:
         check_first_loss(case, finished.first_loss, result.expected_loss)
@@ -269,13 +248,18 @@ def write_result(job: Job, planned: PlannedRun, attempt: Attempt, result: CaseRe
     rows = rows_of(finished)
     ranks, num_tokens = rows.tables["ranks"], rows.tables["steps"]["num_tokens"]
     tokens_per_s = float(str(rows.run["tokens_per_s"]))
+    peaks = [rank.peak for rank in result.ranks if rank.peak is not None]
+    mfu = mfu_figures(result.flops, case.seq_len, tokens_per_s, peaks)
+    nodes = [(str(rank.facts.get("hostname")), rank.summary) for rank in result.ranks]
     run = {
         **_row_of(job, planned),
         **rows.run,
-        **_mfu(case, result, tokens_per_s, is_claimed=not finished.is_time_sliced),
+        **mfu,
+        "mfu": None if finished.is_time_sliced else mfu["mfu"],
         **_energy(case, ranks, int(num_tokens.sum())),
         **reference_figures([rank.reference for rank in result.ranks]),
-        **_machine(case, result),
+        # Emulated ranks sleep, and want no core.
+        **node_figures(nodes, 0 if case.is_emulated else case.launch_threads_per_rank),
         "run_id": attempt.run_id,
         "attempt": attempt.attempt,
         "status": "ok",
@@ -285,25 +269,30 @@ def write_result(job: Job, planned: PlannedRun, attempt: Attempt, result: CaseRe
         "num_warmup_steps": len(result.warmup_step_ns),
         "warmup_step_ns": json.dumps(result.warmup_step_ns),
     }
-    telemetry, memory = _samples(result, rows.origin_ns), _memory_timelines(result, case.world_size)
+    samples = [
+        {**row, "hostname": rank.facts.get("hostname")}
+        for rank in result.ranks
+        for row in rank.telemetry
+    ]
+    telemetry = pd.DataFrame(samples, columns=["hostname", *ROW_COLUMNS])
+    telemetry["time_ns"] -= rows.origin_ns
+    levels = [
+        (*divmod(number, case.world_size), *level)
+        for number, rank in enumerate(result.ranks)
+        for level in rank.memory
+    ]
+    memory = pd.DataFrame(levels, columns=["replica", "rank", "time_ns", "num_bytes"])
+    memory["time_ns"] -= memory["time_ns"].min() if levels else 0
     store.write_run(run, {**rows.tables, "telemetry": telemetry, "memory": memory})
     return tokens_per_s
-
-
-def _program_of(case: Case, result: CaseResult) -> Program:
-    """The program that was run, where the case alone does not say it; else the case's."""
-    if result.lowered and must_agree(case):
-        return result.lowered
-    if result.lowered and case.is_automatic:
-        return result.lowered.compute_only()
-    return program_of(case)
 
 
 def _finished(planned: PlannedRun, result: CaseResult, program: Program) -> FinishedRun:
     """Join the measurements of a case's ranks."""
     case, measure = planned.case, planned.measure
     ranks, warmup = result.ranks, result.warmup_step_ns
-    losses = _losses_by_step(result)
+    with_loss = (rank.losses for rank in ranks if rank.losses[0] is not None)
+    losses = next(with_loss, ranks[0].losses)  # of the last stage's rank, where any is computed
     lowered = result.lowered or lowered_of(case, program)
     return FinishedRun(
         case,
@@ -335,38 +324,6 @@ def _finished(planned: PlannedRun, result: CaseResult, program: Program) -> Fini
     )
 
 
-def _samples(result: CaseResult, origin_ns: int) -> pd.DataFrame:
-    """Return the telemetry of all nodes, with times from the same origin as the spans."""
-    rows = [
-        {**row, "hostname": rank.facts.get("hostname")}
-        for rank in result.ranks
-        for row in rank.telemetry
-    ]
-    samples = pd.DataFrame(rows, columns=["hostname", *ROW_COLUMNS])
-    samples["time_ns"] -= origin_ns
-    return samples
-
-
-def _memory_timelines(result: CaseResult, world_size: int) -> pd.DataFrame:
-    """Return the memory over the extra step; times count from the first rank's start."""
-    rows = [
-        (*divmod(number, world_size), *level)
-        for number, ours in enumerate(result.ranks)
-        for level in ours.memory
-    ]
-    levels = pd.DataFrame(rows, columns=["replica", "rank", "time_ns", "num_bytes"])
-    levels["time_ns"] -= levels["time_ns"].min() if rows else 0
-    return levels
-
-
-def _mfu(
-    case: Case, result: CaseResult, tokens_per_s: float, *, is_claimed: bool
-) -> dict[str, object]:
-    peaks = [rank.peak for rank in result.ranks if rank.peak is not None]
-    figures = mfu_figures(result.flops, case.seq_len, tokens_per_s, peaks)
-    return {**figures, "mfu": figures["mfu"] if is_claimed else None}
-
-
 def _energy(case: Case, ranks: pd.DataFrame, num_tokens: int) -> dict[str, object]:
     """Return joules per token over the measured steps: of the GPUs if known, else of the CPUs.
 
@@ -381,20 +338,11 @@ def _energy(case: Case, ranks: pd.DataFrame, num_tokens: int) -> dict[str, objec
     return {"energy_per_token_j": None, "energy_source": None}
 
 
-def _machine(case: Case, result: CaseResult) -> dict[str, object]:
-    """Return the columns of `runs` about the nodes; emulated ranks sleep, and want no core."""
-    ranks = [(str(rank.facts.get("hostname")), rank.summary) for rank in result.ranks]
-    return dict(node_figures(ranks, 0 if case.is_emulated else case.launch_threads_per_rank))
-
-
-def _losses_by_step(result: CaseResult) -> list[float | None]:
-    """Return the losses of the rank that has the last stage; all None where none is computed."""
-    with_loss = (rank.losses for rank in result.ranks if rank.losses[0] is not None)
-    return next(with_loss, result.ranks[0].losses)
-
-
 def write_failure(job: Job, planned: PlannedRun, attempt: Attempt, diagnosis: Diagnosis) -> None:
     """Store the failure of a run whose ranks died. Raises StoreError."""
+    case, rank = planned.case, diagnosis.rank
+    if rank is not None and rank < case.num_processes:  # else it takes no part in the case
+        rank %= case.world_size
     run = {
         **_row_of(job, planned),
         "run_id": attempt.run_id,
@@ -402,7 +350,7 @@ def write_failure(job: Job, planned: PlannedRun, attempt: Attempt, diagnosis: Di
         "status": diagnosis.status,
         "verified": "no: the run failed",
         "error": diagnosis.error,
-        "error_rank": _within_replica(diagnosis.rank, planned.case),
+        "error_rank": rank,
         "last_actions": json.dumps(diagnosis.last_actions),
         "cautions": "",
     }
@@ -411,11 +359,6 @@ def write_failure(job: Job, planned: PlannedRun, attempt: Attempt, diagnosis: Di
         flight = flight_rows(diagnosis.post_mortem, diagnosis.at_ns)
         tables = {"flight": flight, "spans": diagnosis.spans}
     Store(Path(job.results)).write_run(run, tables)
-
-
-def _within_replica(rank: int | None, case: Case) -> int | None:
-    """The rank of a process; one that takes no part in the case has its own number."""
-    return rank if rank is None or rank >= case.num_processes else rank % case.world_size
 
 
 def _row_of(job: Job, planned: PlannedRun) -> dict[str, object]:
@@ -490,14 +433,3 @@ def first_loss_not_finite(losses: Mapping[int, float], rank: int) -> NotFinite |
     """
     wrong = (step for step, loss in sorted(losses.items()) if not math.isfinite(loss))
     return next((NotFinite(step, rank, LOSS) for step in wrong), None)
-
-
-def _not_finite_columns(finished: FinishedRun) -> dict[str, object]:
-    """Return columns of `runs`; all null where nothing was computed or its loss is not known."""
-    first = finished.not_finite
-    return {
-        "is_finite": None if finished.first_loss is None else first is None,
-        "not_finite_step": None if first is None else first.step,
-        "not_finite_rank": None if first is None else first.rank,
-        "not_finite_what": None if first is None else first.what,
-    }

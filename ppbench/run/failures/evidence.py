@@ -18,7 +18,7 @@ import shutil
 import signal
 import time
 import traceback
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -143,7 +143,9 @@ def collect(folder: Path, launch: Path) -> CrashReport:
         for path in source.glob("fault-rank*")
         if (text := path.read_text(errors="replace").strip())
     }
-    exits = _exits(launch, {record.pid for record in records if record is not None})
+    pids = {record.pid for record in records if record is not None}
+    # The agent notes no worker that it ended itself. The first end of a rank counts.
+    exits = {ended.rank: ended for ended in reversed(read_ends(launch)) if ended.pid in pids}
     crash = CrashReport(
         platform.node(),
         time.time_ns() - time.monotonic_ns(),
@@ -159,11 +161,6 @@ def collect(folder: Path, launch: Path) -> CrashReport:
         with contextlib.suppress(OSError):
             folder.rename(collected_path(folder))
     return crash
-
-
-def _exits(launch: Path, pids: Container[int]) -> dict[int, Exit]:
-    """Return, by rank, how those of these processes ended that the agent did not end itself."""
-    return {ended.rank: ended for ended in reversed(read_ends(launch)) if ended.pid in pids}
 
 
 STORE_FAILED = "store"
@@ -220,7 +217,9 @@ def diagnose(
         status, error, rank = INTERRUPTED, "the sweep was stopped, or killed, before its end", None
     frame = pd.DataFrame(spans, columns=list(COLUMNS))
     frame[["start_ns", "end_ns"]] -= origin_ns
-    return Diagnosis(status, error, rank, _last_actions(seen, num_ranks), finding, at_ns, frame)
+    words = {s.rank: s.phase if s.action is None else action_text(s.action) for s in seen}
+    last_actions = [words.get(number) for number in range(num_ranks)]  # None: it left no record
+    return Diagnosis(status, error, rank, last_actions, finding, at_ns, frame)
 
 
 def _ended_ns(node: CrashReport) -> int:
@@ -334,8 +333,11 @@ def _cause(
     lines = [] if finding is None else [finding.verdict, *(r.account for r in finding.ranks)]
     states = "\n".join(line for line in lines if line)
     first = _first_end(nodes)
-    if first is not None and first.error is not None:
-        return _of_error(first.error, states, name)
+    if first is not None and (error := first.error) is not None:
+        if error.status == STORE_FAILED:
+            return INTERRUPTED, f"it could not be stored: {error.message}", error.rank
+        text = f"{name(error.rank)}: {error.message}\n{states}\n{error.traceback}"
+        return error.status, text, error.rank
     timeouts = [node for node in nodes if node.report is not None and node.report.has_timed_out]
     if timeouts and (first is None or first.at_ns >= min(map(_ended_ns, timeouts))):
         words = f"not over after measure.timeout_s = {timeout_s:g} s"
@@ -346,18 +348,6 @@ def _cause(
     complaints = [f"{name(e.rank)}: {e.message}\n{e.traceback}" for e in errors[:1]]
     texts = [words, states, trace, *complaints]
     return status, "\n".join(text for text in texts if text), rank
-
-
-def _of_error(
-    error: RankError, states: str, name: Callable[[int], str]
-) -> tuple[str, str, int | None]:
-    if error.status == STORE_FAILED:
-        return INTERRUPTED, f"it could not be stored: {error.message}", error.rank
-    return (
-        error.status,
-        f"{name(error.rank)}: {error.message}\n{states}\n{error.traceback}",
-        error.rank,
-    )
 
 
 def _death(
@@ -379,6 +369,11 @@ def _last_seen(
     node: CrashReport, record: Record, lowered: Program | None, number: int
 ) -> RankState:
     """Return the last state of a rank; its times count from the epoch."""
+    if node.report is not None:  # else the rank or the agent says whether it is dead
+        process = node.report.processes.get(record.rank, ALIVE)
+    else:
+        has_error = record.rank in [error.rank for error in node.errors[:1]]
+        process = DEAD if record.rank in node.exits or has_error else ALIVE
     position = collective = None
     if record.entries and record.number == number:
         last = record.entries[-1]
@@ -394,7 +389,7 @@ def _last_seen(
     return RankState(
         record.rank,
         node.hostname,
-        _state(node, record.rank),
+        process,
         STEPS if phase is None or action is not None else phase.words,
         step,
         action,
@@ -405,14 +400,6 @@ def _last_seen(
     )
 
 
-def _state(node: CrashReport, rank: int) -> str:
-    """Return the state of a rank as the watchdog saw it, else from the rank or the agent."""
-    if node.report is not None:
-        return node.report.processes.get(rank, ALIVE)
-    is_dead = rank in node.exits or rank in [error.rank for error in node.errors[:1]]
-    return DEAD if is_dead else ALIVE
-
-
 def _action(entry: Entry, rank: int, lowered: Program | None) -> Action | None:
     """Return the action that an entry is about; None in other phases."""
     if entry.phase is Phase.UPDATES and entry.works_ns is not None:
@@ -421,12 +408,6 @@ def _action(entry: Entry, rank: int, lowered: Program | None) -> Action | None:
         return None
     row = lowered.rows[rank % lowered.world_size]
     return row[entry.index] if entry.index < len(row) else None
-
-
-def _last_actions(seen: Sequence[RankState], num_ranks: int) -> list[str | None]:
-    """Describe the last action or phase of each rank; None if it left no record."""
-    words = {s.rank: s.phase if s.action is None else action_text(s.action) for s in seen}
-    return [words.get(rank) for rank in range(num_ranks)]
 
 
 def _spans(node: CrashReport, record: Record, lowered: Program | None) -> list[Span]:

@@ -115,11 +115,20 @@ def post_mortem(
     """
     waits = _Waits(seen, lowered, replicas)
     culprit = _culprit(waits, at_ns)
-    accounts = tuple(
-        _account(waits, rank, culprit.rank, at_ns) for rank in waits.ranks if rank in waits.seen
-    )
+    accounts = []
+    for rank in waits.ranks:
+        if rank not in waits.seen:
+            continue
+        wait = waits.by_rank[rank]
+        peer: int | None = None
+        action: Action | None = None
+        if wait is not None and wait.ranks:
+            peer = culprit.rank if culprit.rank in wait.ranks else wait.ranks[0]
+            action = wait.action if peer == wait.ranks[0] else None
+        state = _state(waits, rank, at_ns)
+        accounts.append(RankAccount(waits.seen[rank], peer, action, state))
     world_size = lowered.world_size
-    return PostMortem(culprit.rank, culprit.verdict, accounts, culprit.action, world_size)
+    return PostMortem(culprit.rank, culprit.verdict, tuple(accounts), culprit.action, world_size)
 
 
 def name_of(rank: int, world_size: int, replicas: int) -> str:
@@ -138,7 +147,9 @@ def flight_rows(diagnosed: PostMortem, at_ns: int) -> pd.DataFrame:
             "rank": account.seen.rank % size,
             "action": _text_or_none(account.seen.action),
             "until_ns": at_ns,
-            "waits_for_rank": _within(account.waits_for_rank, size),
+            "waits_for_rank": None
+            if account.waits_for_rank is None
+            else account.waits_for_rank % size,
             "waits_for_action": _text_or_none(account.waits_for_action),
             "account": account.account,
         }
@@ -146,10 +157,6 @@ def flight_rows(diagnosed: PostMortem, at_ns: int) -> pd.DataFrame:
     ]
     frame = pd.DataFrame(rows, columns=_FLIGHT_COLUMNS)
     return frame.astype({"step": "Int64", "waits_for_rank": "Int64"})
-
-
-def _within(rank: int | None, world_size: int) -> int | None:
-    return None if rank is None else rank % world_size
 
 
 def in_words(flight: pd.DataFrame) -> pd.DataFrame:
@@ -164,16 +171,14 @@ def in_words(flight: pd.DataFrame) -> pd.DataFrame:
     shown = rows[[*which, "rank", *where, "process", "phase", "step", "action"]].astype(
         {"step": "Int64"}
     )
-    waits_for = [_waits_for(row) for _, row in rows.iterrows()]
+    waits_for: list[str | None] = []
+    for _, row in rows.iterrows():
+        rank = None if pd.isna(row["waits_for_rank"]) else f"rank {int(row['waits_for_rank'])}"
+        if rank is not None and not pd.isna(row["waits_for_action"]):
+            rank = f"{row['waits_for_action']} of {rank}"
+        waits_for.append(rank)
     since_s = (rows["until_ns"] - rows["since_ns"]).clip(lower=0) / 1e9
     return shown.assign(waits_for=pd.Series(waits_for, dtype=object), since_s=since_s)
-
-
-def _waits_for(row: pd.Series) -> str | None:
-    if pd.isna(row["waits_for_rank"]):
-        return None
-    rank = f"rank {int(row['waits_for_rank'])}"
-    return rank if pd.isna(row["waits_for_action"]) else f"{row['waits_for_action']} of {rank}"
 
 
 def _text_or_none(action: Action | None) -> str | None:
@@ -233,11 +238,13 @@ class _Waits:
     def _wait_of(self, seen: RankState) -> _Wait | None:
         """Return None for a rank at work."""
         if self.is_in_collective(seen):
-            absent = tuple(
-                other
-                for other in range(seen.rank % self._world_size, self._num_ranks, self._world_size)
-                if other != seen.rank and self._is_elsewhere(other, seen.collective)
-            )
+            fellows = range(seen.rank % self._world_size, self._num_ranks, self._world_size)
+            there = {
+                rank
+                for rank, state in self.seen.items()
+                if not self.is_gone(rank) and state.collective == seen.collective
+            }
+            absent = tuple(rank for rank in fellows if rank != seen.rank and rank not in there)
             return _Wait(absent, seen.collective) if absent else None
         if seen.action is None:
             if seen.phase == DRAINS:
@@ -264,10 +271,6 @@ class _Waits:
         gathered = [at for at, one in enumerate(before) if one == (seen.action.stage, *_UNSHARD)]
         begun = [at for at, one in enumerate(before) if one == seen.collective]
         return seen.is_waiting and bool(gathered and begun) and begun[-1] <= gathered[-1]
-
-    def _is_elsewhere(self, rank: int, collective: Action | None) -> bool:
-        seen = self.seen.get(rank)
-        return seen is None or self.is_gone(rank) or seen.collective != collective
 
     @property
     def _world_size(self) -> int:
@@ -372,11 +375,26 @@ class _Culprit:
 
 
 def _culprit(waits: _Waits, at_ns: int) -> _Culprit:
-    if any(waits.is_gone(rank) for rank in waits.ranks):
-        return _first_gone(waits, at_ns)
+    if gone := {rank for rank in waits.ranks if waits.is_gone(rank)}:
+        # The rank is blamed that waits for no other gone rank: those that lose a peer may end too.
+        alone = [rank for rank in sorted(gone) if not waits.reached[rank] & gone - {rank}]
+        if len(alone) != 1:
+            states = "; ".join(_state(waits, rank, at_ns) for rank in sorted(gone))
+            return _Culprit(None, f"the rank that died first is unknown: {states}")
+        verdict = _state(waits, alone[0], at_ns) + _who_wait(waits, waits.waiting_for(alone[0]))
+        return _Culprit(alone[0], verdict, waits.seen[alone[0]].action)
     ends = _ends(waits)
-    if not ends:
-        return _deadlock(waits)
+    if not ends:  # each rank waits for another, so every chain comes back to itself
+        chain: list[int] = []
+        rank = waits.ranks[0]
+        while rank not in chain:
+            chain.append(rank)
+            wait = waits.by_rank[rank]
+            assert wait is not None  # else it would be one of `ends`
+            rank = wait.ranks[0]
+        circle = chain[chain.index(rank) :]
+        words = "; ".join(_waits_in_words(waits, rank, None) for rank in circle)
+        return _Culprit(None, f"deadlock: {words}")
     lost = [end for end in ends if end.cause is _Cause.LOST]
     most = max(len(end.waiting) for end in lost or ends)
     ends = [end for end in lost or ends if len(end.waiting) == most]
@@ -390,18 +408,6 @@ def _culprit(waits: _Waits, at_ns: int) -> _Culprit:
         states = "; ".join(_state(waits, end.rank, at_ns) for end in ends[:_MOST_NAMED])
         return _Culprit(None, f"the rank at fault is unknown: {states}")
     return _Culprit(first.rank, _verdict(waits, first, at_ns), first.action)
-
-
-def _first_gone(waits: _Waits, at_ns: int) -> _Culprit:
-    """Blame the rank that waits for no other gone rank: those that lose a peer may end as well."""
-    gone = {rank for rank in waits.ranks if waits.is_gone(rank)}
-    first = [rank for rank in sorted(gone) if not waits.reached[rank] & gone - {rank}]
-    if len(first) != 1:
-        states = "; ".join(_state(waits, rank, at_ns) for rank in sorted(gone))
-        return _Culprit(None, f"the rank that died first is unknown: {states}")
-    rank = first[0]
-    verdict = _state(waits, rank, at_ns) + _who_wait(waits, waits.waiting_for(rank))
-    return _Culprit(rank, verdict, waits.seen[rank].action)
 
 
 def _ends(waits: _Waits) -> list[_End]:
@@ -421,24 +427,6 @@ def _ends(waits: _Waits) -> list[_End]:
     return ends
 
 
-def _deadlock(waits: _Waits) -> _Culprit:
-    """Report a deadlock: each rank waits for another, so every chain comes back to itself."""
-    waits_in_words = "; ".join(_waits_in_words(waits, rank, None) for rank in _circle(waits))
-    return _Culprit(None, f"deadlock: {waits_in_words}")
-
-
-def _circle(waits: _Waits) -> list[int]:
-    """Return the ranks of a circle, where none is gone, at work or without a known wait."""
-    chain: list[int] = []
-    rank = waits.ranks[0]
-    while rank not in chain:
-        chain.append(rank)
-        wait = waits.by_rank[rank]
-        assert wait is not None  # else it would be one of `_ends`
-        rank = wait.ranks[0]
-    return chain[chain.index(rank) :]
-
-
 def _verdict(waits: _Waits, end: _End, at_ns: int) -> str:
     if end.cause is not _Cause.LOST:
         return _state(waits, end.rank, at_ns) + _who_wait(waits, end.waiting)
@@ -450,15 +438,6 @@ def _verdict(waits: _Waits, end: _End, at_ns: int) -> str:
         f"{waits.name(end.rank)} has it behind it, and {waits.name(receiver.rank)} waits for it in "
         f"{_where(waits, receiver)}, since {_age(receiver, at_ns)}"
     )
-
-
-def _account(waits: _Waits, rank: int, culprit: int | None, at_ns: int) -> RankAccount:
-    seen, wait = waits.seen[rank], waits.by_rank[rank]
-    if wait is None or not wait.ranks:
-        return RankAccount(seen, None, None, _state(waits, rank, at_ns))
-    peer = culprit if culprit in wait.ranks else wait.ranks[0]
-    action = wait.action if peer == wait.ranks[0] else None
-    return RankAccount(seen, peer, action, _state(waits, rank, at_ns))
 
 
 def _state(waits: _Waits, rank: int, at_ns: int) -> str:

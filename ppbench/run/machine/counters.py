@@ -13,7 +13,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -105,33 +105,28 @@ class ProcessTree:
 
     def ticks(self) -> int | None:
         """Return the time used so far by the living processes and the children they waited for."""
-        self._find_new()
+        try:
+            names = os.listdir(self._proc)  # noqa: PTH208  # names are all that is wanted, five times a second
+        except OSError:
+            names = []
+        present = {int(name) for name in names if name.isdigit()}
+        self._belongs = {pid: known for pid, known in self._belongs.items() if pid in present}
+        stats = {pid: self._stat(pid) for pid in present - self._belongs.keys()}
+        parents = {pid: int(stat[1]) for pid, stat in stats.items() if stat}
+        descends = {}
+        for pid in parents:
+            oldest = pid
+            while oldest in parents:
+                oldest = parents[oldest]
+            descends[pid] = self._belongs.get(oldest, False)
+        self._belongs |= descends
         own = (self._stat(pid) for pid, belongs in self._belongs.items() if belongs)
         counts = [sum(int(ticks) for ticks in stat[11:15]) for stat in own if stat]
         return sum(counts) if counts else None
 
-    def _find_new(self) -> None:
-        present = {int(name) for name in _names_in(self._proc) if name.isdigit()}
-        self._belongs = {pid: known for pid, known in self._belongs.items() if pid in present}
-        stats = {pid: self._stat(pid) for pid in present - self._belongs.keys()}
-        parents = {pid: int(stat[1]) for pid, stat in stats.items() if stat}
-        self._belongs |= {pid: self._descends(pid, parents) for pid in parents}
-
-    def _descends(self, pid: int, parents: Mapping[int, int]) -> bool:
-        while pid in parents:
-            pid = parents[pid]
-        return self._belongs.get(pid, False)
-
     def _stat(self, pid: int) -> list[str]:
         """Return the fields from `state` on (man 5 proc_pid_stat); none if the process is gone."""
         return _text(f"{self._proc}/{pid}/stat").rpartition(")")[2].split()
-
-
-def _names_in(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)  # noqa: PTH208  # names are all that is wanted, five times a second
-    except OSError:
-        return []
 
 
 class PackageEnergy:
@@ -142,7 +137,11 @@ class PackageEnergy:
         self._packages = [zone for zone in zones if _text(zone / "name").startswith("package")]
         self._last_uj: dict[Path, int] = {}
         self._total_uj = 0
-        self.absent = self._why_absent(powercap)
+        self.absent = ""
+        if not self._packages:
+            self.absent = f"no CPU energy: {powercap} has no packages"
+        elif not all(_text(package / "energy_uj") for package in self._packages):
+            self.absent = f"no CPU energy: {self._packages[0] / 'energy_uj'} may not be read"
 
     def joules(self) -> float | None:
         """Return the energy since the first reading."""
@@ -156,13 +155,6 @@ class PackageEnergy:
                 self._total_uj += passed_uj if passed_uj >= 0 else passed_uj + range_uj + 1
                 self._last_uj[package] = now_uj
         return self._total_uj / 1e6
-
-    def _why_absent(self, powercap: Path) -> str:
-        if not self._packages:
-            return f"no CPU energy: {powercap} has no packages"
-        if not all(_text(package / "energy_uj") for package in self._packages):
-            return f"no CPU energy: {self._packages[0] / 'energy_uj'} may not be read"
-        return ""
 
 
 def cgroups_of(proc_self_cgroup: str, mount: Path) -> list[Path]:

@@ -11,6 +11,7 @@ into that store reads them and removes them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -31,13 +32,10 @@ def make_node_folder(launch_id: str = "") -> Path:
     Raises StoreError where no folder can be made.
     """
     prefix = f"ppbench-{launch_id}-"
-    try:
-        if shutil.disk_usage(SHARED_MEMORY).free >= ROOM_BYTES and os.access(
-            SHARED_MEMORY, os.W_OK
-        ):
-            memory = SHARED_MEMORY
-    except OSError:  # there is none
-        memory = None
+    memory = None
+    with contextlib.suppress(OSError):  # there is none
+        has_room = shutil.disk_usage(SHARED_MEMORY).free >= ROOM_BYTES
+        memory = SHARED_MEMORY if has_room and os.access(SHARED_MEMORY, os.W_OK) else None
     try:
         return Path(tempfile.mkdtemp(prefix=prefix, dir=memory)) / "current"
     except OSError as error:
@@ -51,8 +49,9 @@ def node_folder_of_rank() -> Path:
     """Return where this rank and the others of its node keep their files."""
     if folder := os.environ.get(VARIABLE):
         return Path(folder)
-    # Plain torchrun: FOLDER/attempt_<n>/<rank>/error.json, with a folder of the agent's own.
-    return Path(os.environ["TORCHELASTIC_ERROR_FILE"]).parents[2] / "ppbench" / "current"
+    # Plain torchrun hands down no folder; its agent is the parent of each rank, also of later ones.
+    job = f"{os.environ['TORCHELASTIC_RUN_ID']}-{os.getppid()}"
+    return Path(tempfile.gettempdir()) / f"ppbench-{job}" / "current"
 
 
 def collected_path(current: Path) -> Path:

@@ -76,19 +76,13 @@ def is_disturbed(summary: Summary) -> bool:
 def is_throttled(summary: Summary) -> bool:
     """Whether the GPU slowed down, or the hypervisor or a quota held the CPU back."""
     reasons = {name for name in (summary.gpu_throttle_reasons or "").split(",") if name}
+    stolen, window_s = summary.steal_fraction or 0.0, summary.load_window_s or 0.0
+    stolen_s = stolen * window_s * (summary.watched_cores or 1)
     return (
         bool(reasons - HARMLESS_REASONS)
-        or _has_stolen(summary)
+        or (stolen > MAX_STEAL and stolen_s >= FEWEST_TICKS * TICK_S)
         or (summary.cpu_throttled_fraction or 0) > MAX_CPU_THROTTLED
     )
-
-
-def _has_stolen(summary: Summary) -> bool:
-    stolen, window_s = summary.steal_fraction, summary.load_window_s
-    if stolen is None or window_s is None:
-        return False
-    stolen_s = stolen * window_s * (summary.watched_cores or 1)
-    return stolen > MAX_STEAL and stolen_s >= FEWEST_TICKS * TICK_S
 
 
 def node_figures(ranks: Sequence[tuple[str, Summary]], cores_per_rank: int) -> Figures:
@@ -98,7 +92,12 @@ def node_figures(ranks: Sequence[tuple[str, Summary]], cores_per_rank: int) -> F
     that the launch may use, over the ranks' own.
     """
     num_ranks = collections.Counter(node for node, _ in ranks)
-    short = [_short(summary, num_ranks[node] * cores_per_rank) for node, summary in ranks]
+    short = []
+    for node, summary in ranks:
+        load, cores = summary.other_load_cores, summary.watched_cores
+        num_wanted = num_ranks[node] * cores_per_rank
+        if load is not None and cores is not None and num_wanted > 0:
+            short.append(max(0.0, min(load, load + num_wanted - cores)) / num_wanted)
     return {
         "cores_short": _highest(short),
         "steal_fraction": _highest(summary.steal_fraction for _, summary in ranks),
@@ -106,13 +105,6 @@ def node_figures(ranks: Sequence[tuple[str, Summary]], cores_per_rank: int) -> F
         "cpu_mhz": _lowest(summary.cpu_mhz for _, summary in ranks),
         "gpu_sm_mhz": _lowest(summary.gpu_sm_mhz for _, summary in ranks),
     }
-
-
-def _short(summary: Summary, num_wanted: int) -> float | None:
-    load, cores = summary.other_load_cores, summary.watched_cores
-    if load is None or cores is None or num_wanted == 0:
-        return None
-    return max(0.0, min(load, load + num_wanted - cores)) / num_wanted
 
 
 def summarize(
@@ -128,50 +120,66 @@ def summarize(
         return Summary(telemetry_note="no samples of this time: the sampler did not run")
     inside = [s for s in around if s.time_ns > begin_ns] or around
     window_s = (end_ns - begin_ns) / NS_PER_S
-    loaded = _long_enough(samples, around)
-    notes = [*_load_notes(loaded, around), *_absences(around[-1], gpu)]
+    # Samples from before the window make it `MIN_LOAD_NS` long for loads. Much older ones are left
+    # out: between them and the window another sampler may have ended.
+    last_ns = around[-1].time_ns
+    oldest_ns = around[0].time_ns - LOOK_BACK_NS
+    recent = [s for s in samples if oldest_ns <= s.time_ns <= last_ns]
+    loaded = samples_around(recent, min(around[0].time_ns, last_ns - MIN_LOAD_NS), last_ns)
+    loaded_ns = loaded[-1].time_ns - loaded[0].time_ns
+    notes = []
+    if loaded_ns < MIN_RATE_NS:
+        notes.append("no CPU load: the samples are too close together")
+    elif len(loaded) > len(around):
+        notes.append(
+            f"CPU load is of the {loaded_ns / NS_PER_S:.2f} s that end with a shorter window"
+        )
+    notes += around[-1].absent.values()
+    if gpu is None and "gpu" not in around[-1].absent:
+        notes.append("no GPU figures: this rank computes on the CPU")
     host: Figures = {
         **_loads(loaded),
-        "load_window_s": (loaded[-1].time_ns - loaded[0].time_ns) / NS_PER_S,
+        "load_window_s": loaded_ns / NS_PER_S,
         "watched_cores": around[-1].host.num_cores,
         "cpu_mhz": _mean(s.host.mhz for s in inside),
         "cpu_energy_j": _times(_host_rate(around, "energy_j"), window_s),
     }
     of_gpu: Figures = {}
     if gpu is not None and "gpu" not in around[-1].absent:
-        readings = _readings(around, gpu)
-        of_gpu = _gpu_figures(readings, _readings(inside, gpu), window_s / num_sharing)
-        notes += _gpu_notes(readings, gpu, end_ns - begin_ns, num_sharing)
+        timed = _readings(around, gpu)
+        readings = [reading for _, reading in _readings(inside, gpu)]
+        counted = [(t, r.energy_j) for t, r in timed if r.energy_j is not None]
+        power_w = _rate(counted)
+        if power_w is None:
+            power_w = _mean_over_time([(t, r.power_w) for t, r in timed if r.power_w is not None])
+        reasons = [r.throttle_reasons for r in readings if r.throttle_reasons is not None]
+        of_gpu = {
+            "gpu_power_w": _mean(reading.power_w for reading in readings),
+            "gpu_energy_j": _times(power_w, window_s / num_sharing),
+            "gpu_utilization": _mean(reading.utilization for reading in readings),
+            "gpu_sm_mhz": _mean(reading.sm_mhz for reading in readings),
+            "gpu_temperature_c": _highest(reading.temperature_c for reading in readings),
+            "gpu_throttle_reasons": _names(reasons) if reasons else None,
+            "gpu_memory_used_bytes": _highest(reading.memory_used_bytes for reading in readings),
+        }
+        if not timed:
+            notes.append(f"no figures of GPU {gpu}: the library of its vendor does not see it")
+        elif timed[-1][1].note:
+            notes.append(timed[-1][1].note)
+        else:
+            if num_sharing > 1:
+                notes.append(
+                    f"GPU energy is the part of one of {num_sharing} ranks that share the GPU"
+                )
+            if end_ns - begin_ns < GPU_AVERAGING_NS:
+                notes.append(
+                    "the window was short: GPU power and utilisation are means over up to a "
+                    "second, and reasons for a lower clock are those at its end"
+                )
+            if len(counted) < 2:
+                notes.append("GPU energy is the integral of sampled power")
     figures = {**host, **of_gpu, "telemetry_note": "; ".join(notes)}
     return Summary(**figures)  # type: ignore[arg-type]  # named as its fields
-
-
-def _long_enough(samples: Sequence[Sample], around: Sequence[Sample]) -> list[Sample]:
-    """Add samples from before the window that make it `MIN_LOAD_NS` long, if there are any.
-
-    Much older ones are left out: between them and the window another sampler may have ended.
-    """
-    last_ns = around[-1].time_ns
-    oldest_ns = around[0].time_ns - LOOK_BACK_NS
-    recent = [s for s in samples if oldest_ns <= s.time_ns <= last_ns]
-    begin_ns = min(around[0].time_ns, last_ns - MIN_LOAD_NS)
-    return samples_around(recent, begin_ns, last_ns)
-
-
-def _load_notes(loaded: Sequence[Sample], around: Sequence[Sample]) -> list[str]:
-    span_ns = loaded[-1].time_ns - loaded[0].time_ns
-    if span_ns < MIN_RATE_NS:
-        return ["no CPU load: the samples are too close together"]
-    if len(loaded) > len(around):
-        return [f"CPU load is of the {span_ns / NS_PER_S:.2f} s that end with a shorter window"]
-    return []
-
-
-def _absences(sample: Sample, gpu: str | None) -> list[str]:
-    absent = list(sample.absent.values())
-    if gpu is None and "gpu" not in sample.absent:
-        absent.append("no GPU figures: this rank computes on the CPU")
-    return absent
 
 
 def _loads(samples: Sequence[Sample]) -> Figures:
@@ -188,51 +196,9 @@ def _loads(samples: Sequence[Sample]) -> Figures:
     }
 
 
-def _gpu_figures(
-    around: Sequence[tuple[int, GpuReading]],
-    inside: Sequence[tuple[int, GpuReading]],
-    counted_s: float,
-) -> Figures:
-    """Return the figures of a GPU; its energy is that of `counted_s` of the window."""
-    readings = [reading for _, reading in inside]
-    power = _mean(reading.power_w for reading in readings)
-    counted_w = _rate([(t, r.energy_j) for t, r in around if r.energy_j is not None])
-    sampled_w = _mean_over_time([(t, r.power_w) for t, r in around if r.power_w is not None])
-    reasons = [r.throttle_reasons for r in readings if r.throttle_reasons is not None]
-    return {
-        "gpu_power_w": power,
-        "gpu_energy_j": _times(sampled_w if counted_w is None else counted_w, counted_s),
-        "gpu_utilization": _mean(reading.utilization for reading in readings),
-        "gpu_sm_mhz": _mean(reading.sm_mhz for reading in readings),
-        "gpu_temperature_c": _highest(reading.temperature_c for reading in readings),
-        "gpu_throttle_reasons": _names(reasons) if reasons else None,
-        "gpu_memory_used_bytes": _highest(reading.memory_used_bytes for reading in readings),
-    }
-
-
 def _readings(samples: Sequence[Sample], gpu: str) -> list[tuple[int, GpuReading]]:
     found = ((sample.time_ns, find_reading(sample.gpus, gpu)) for sample in samples)
     return [(time_ns, reading) for time_ns, reading in found if reading is not None]
-
-
-def _gpu_notes(
-    readings: Sequence[tuple[int, GpuReading]], gpu: str, window_ns: int, num_sharing: int
-) -> list[str]:
-    if not readings:
-        return [f"no figures of GPU {gpu}: the library of its vendor does not see it"]
-    if note := readings[-1][1].note:
-        return [note]
-    notes = []
-    if num_sharing > 1:
-        notes.append(f"GPU energy is the part of one of {num_sharing} ranks that share the GPU")
-    if window_ns < GPU_AVERAGING_NS:
-        notes.append(
-            "the window was short: GPU power and utilisation are means over up to a second, and "
-            "reasons for a lower clock are those at its end"
-        )
-    if sum(reading.energy_j is not None for _, reading in readings) < 2:
-        notes.append("GPU energy is the integral of sampled power")
-    return notes
 
 
 def _names(seen: Iterable[Iterable[str]]) -> str:
@@ -309,35 +275,32 @@ def sample_rows(samples: Sequence[Sample], begin_ns: int, end_ns: int) -> list[F
     rows: list[Figures] = []
     times_ns = [sample.time_ns for sample in samples]
     for sample in samples:
-        if begin_ns <= sample.time_ns <= end_ns:
-            num_old = bisect.bisect_right(times_ns, sample.time_ns - MIN_RATE_NS)
-            rows.append(_host_row(sample, [samples[max(0, num_old - 1)], sample]))
-            rows += [_gpu_row(sample.time_ns, i, gpu) for i, gpu in enumerate(sample.gpus)]
+        if not begin_ns <= sample.time_ns <= end_ns:
+            continue
+        num_old = bisect.bisect_right(times_ns, sample.time_ns - MIN_RATE_NS)
+        pair = [samples[max(0, num_old - 1)], sample]
+        host: Figures = {
+            **_loads(pair),
+            "time_ns": sample.time_ns,
+            "device": "cpu",
+            "utilization": _ratio(_host_rate(pair, "busy_s"), sample.host.num_cores),
+            "power_w": _host_rate(pair, "energy_j"),
+            "clock_mhz": sample.host.mhz,
+            "memory_used_bytes": sample.host.memory_used_bytes,
+        }
+        rows.append(host)
+        for index, gpu in enumerate(sample.gpus):
+            reasons = gpu.throttle_reasons
+            of_gpu: Figures = {
+                "time_ns": sample.time_ns,
+                "device": f"gpu{index}",
+                "utilization": gpu.utilization,
+                "power_w": gpu.power_w,
+                "clock_mhz": gpu.sm_mhz,
+                "memory_clock_mhz": gpu.memory_mhz,
+                "temperature_c": gpu.temperature_c,
+                "throttle_reasons": None if reasons is None else _names([reasons]),
+                "memory_used_bytes": gpu.memory_used_bytes,
+            }
+            rows.append(of_gpu)
     return [dict.fromkeys(ROW_COLUMNS) | row for row in rows]
-
-
-def _host_row(sample: Sample, pair: Sequence[Sample]) -> Figures:
-    return {
-        **_loads(pair),
-        "time_ns": sample.time_ns,
-        "device": "cpu",
-        "utilization": _ratio(_host_rate(pair, "busy_s"), sample.host.num_cores),
-        "power_w": _host_rate(pair, "energy_j"),
-        "clock_mhz": sample.host.mhz,
-        "memory_used_bytes": sample.host.memory_used_bytes,
-    }
-
-
-def _gpu_row(time_ns: int, index: int, gpu: GpuReading) -> Figures:
-    reasons = gpu.throttle_reasons
-    return {
-        "time_ns": time_ns,
-        "device": f"gpu{index}",
-        "utilization": gpu.utilization,
-        "power_w": gpu.power_w,
-        "clock_mhz": gpu.sm_mhz,
-        "memory_clock_mhz": gpu.memory_mhz,
-        "temperature_c": gpu.temperature_c,
-        "throttle_reasons": None if reasons is None else _names([reasons]),
-        "memory_used_bytes": gpu.memory_used_bytes,
-    }

@@ -90,22 +90,15 @@ def run_plan(plan: SweepPlan, store: Store, display: Display, *, reruns: bool = 
     try:
         for launch in sorted({item.launch for item in plan.missing}):
             indices = [i for i, item in enumerate(plan.missing) if item.launch == launch]
-            _run_launch(plan, indices, store, display)
+            # The workers are started anew when the agent itself has died, as long as each start
+            # finishes some runs.
+            while indices:
+                job = job_of(plan, indices, store, display)
+                statuses = _run_job(job, indices, store, display)
+                indices = [at for place, at in enumerate(indices) if place not in statuses]
     finally:
         display.end()
     forget_rerun(plan, store)
-
-
-def _run_launch(plan: SweepPlan, indices: list[int], store: Store, display: Display) -> None:
-    """Run one launch's items; `indices` are their positions among the missing runs.
-
-    The workers are started anew when the agent itself has died, as long as each start finishes
-    some runs.
-    """
-    left = indices
-    while left:
-        statuses = _run_job(job_of(plan, left, store, display), left, store, display)
-        left = [index for position, index in enumerate(left) if position not in statuses]
 
 
 def job_of(plan: SweepPlan, indices: list[int], store: Store, display: Display) -> Job:
@@ -122,21 +115,6 @@ def job_of(plan: SweepPlan, indices: list[int], store: Store, display: Display) 
     )
 
 
-def figures_of_run(store: Store, run_id: str) -> str:
-    """Return the throughput, bubble and memory of a run that has just ended, in words."""
-    runs = store.table("runs", [run_id])
-    if runs.empty:
-        return ""
-    row = runs.iloc[0]
-    parts = [
-        figure("tokens_per_s", row["tokens_per_s"]),
-        f"bubble {figure('bubble_fraction', row['bubble_fraction'])}",
-        "" if is_missing(row["peak_memory_bytes"]) else f"peak {size(row['peak_memory_bytes'])}",
-        ", ".join(cautions_of(row)),
-    ]
-    return ", ".join(part for part in parts if part)
-
-
 def _run_job(job: Job, indices: list[int], store: Store, display: Display) -> dict[int, str]:
     """Start the agent once; return the status of each item that has a row when it has ended.
 
@@ -146,8 +124,17 @@ def _run_job(job: Job, indices: list[int], store: Store, display: Display) -> di
 
     def show(event: Event) -> None:
         if event["event"] == "row" and event["status"] == "ok":
-            summary = figures_of_run(store, str(event["run_id"])) or event["summary"]
-            event = {**event, "summary": summary}
+            runs = store.table("runs", [str(event["run_id"])])
+            if not runs.empty:
+                row = runs.iloc[0]
+                peak = row["peak_memory_bytes"]
+                parts = [
+                    figure("tokens_per_s", row["tokens_per_s"]),
+                    f"bubble {figure('bubble_fraction', row['bubble_fraction'])}",
+                    "" if is_missing(peak) else f"peak {size(peak)}",
+                    ", ".join(cautions_of(row)),
+                ]
+                event = {**event, "summary": ", ".join(part for part in parts if part)}
         show_event(indices, display, event)
         if event["event"] == "row" and job.is_shown_first:
             note_shown(folder)
@@ -359,44 +346,46 @@ def run_sweep(
     When the workers cannot go on, a note says so, and finished runs are kept. Raises
     SweepInterruptedError, which says how to go on if `command` is the command of this sweep.
     """
-    display = display or _Quiet()
+    display = display or Display()  # which shows nothing
+
+    def note_holder(holder: str) -> None:
+        note(
+            f"waiting for {holder or 'another sweep'}, which measures into the same results; "
+            "two at once would disturb each other, or do the same twice"
+        )
+
     with display.doing("planning the sweep"):
         plan = plan_sweep(read, store, choice)
     try:
         with contextlib.ExitStack() as held:
             with display.doing("waiting for the store"):
-                plan = held.enter_context(exclusive_plan(read, store, choice, _note_holder))
+                plan = held.enter_context(exclusive_plan(read, store, choice, note_holder))
             if not choice.since:  # else the caller asked for more of them
-                _note_done(plan, to_repeat)
+                prefix = f"{to_repeat} " if to_repeat else ""
+                num_failed, num_chosen = sum(plan.failed.values()), len(plan.chosen)
+                if num_done := num_chosen - len(plan.missing) - num_failed:
+                    note(
+                        f"{num_done} of {num_chosen} runs are done already; {prefix}--rerun runs "
+                        "them again"
+                    )
+                if plan.failed:
+                    kinds = ", ".join(f"{count} {status}" for status, count in plan.failed.items())
+                    note(
+                        f"{num_failed} failed before ({kinds}); {prefix}--retry-failed runs them "
+                        "again"
+                    )
             note_sweep(plan, store, command)
             run_plan(plan, store, display, reruns=choice.reruns)
     except LaunchError as error:
         note(f"error: {error}")
     except KeyboardInterrupt:
-        raise SweepInterruptedError(_stopped(plan, store, choice, command)) from None
+        num_done = int((runs_of(plan, store)["status"] == "ok").sum())
+        text = f"stopped; {num_done} of {len(plan.items)} runs are done, and kept"
+        if command is not None:
+            whole = f"{command} {shlex.join(choice_options(choice))}".strip()
+            text += f". Go on with: {whole}\nReport on what is done with: ppbench report"
+        raise SweepInterruptedError(text) from None
     return SweepResult(plan, store)
-
-
-def _note_holder(holder: str) -> None:
-    note(
-        f"waiting for {holder or 'another sweep'}, which measures into the same results; "
-        "two at once would disturb each other, or do the same twice"
-    )
-
-
-def _note_done(plan: SweepPlan, to_repeat: str) -> None:
-    prefix = f"{to_repeat} " if to_repeat else ""
-    num_failed = sum(plan.failed.values())
-    num_chosen = len(plan.chosen)
-    if num_done := num_chosen - len(plan.missing) - num_failed:
-        note(f"{num_done} of {num_chosen} runs are done already; {prefix}--rerun runs them again")
-    if plan.failed:
-        kinds = ", ".join(f"{count} {status}" for status, count in plan.failed.items())
-        note(f"{num_failed} failed before ({kinds}); {prefix}--retry-failed runs them again")
-
-
-class _Quiet(Display):
-    """A display that shows nothing."""
 
 
 def choice_options(choice: Choice) -> list[str]:
@@ -408,12 +397,3 @@ def choice_options(choice: Choice) -> list[str]:
         for value in values
         for word in ("--only", f"{key}={value if isinstance(value, str) else json.dumps(value)}")
     ]
-
-
-def _stopped(plan: SweepPlan, store: Store, choice: Choice, command: str | None) -> str:
-    num_done = int((runs_of(plan, store)["status"] == "ok").sum())
-    kept = f"stopped; {num_done} of {len(plan.items)} runs are done, and kept"
-    if command is None:
-        return kept
-    whole = f"{command} {shlex.join(choice_options(choice))}".strip()
-    return f"{kept}. Go on with: {whole}\nReport on what is done with: ppbench report"

@@ -102,7 +102,24 @@ def plan_sweep(sweep: Sweep, store: Store, choice: Choice) -> SweepPlan:
     statuses = dict(zip(runs["resume_key"], runs["status"], strict=True))
     final = () if choice.retries_failed else FINAL
     cases = set(choice.only.select(sweep.cases))
-    chosen = [item for item in _shuffled(items) if (item.case, item.measure) in cases]
+    # Each launch is in random order, so that drift favours no case.
+    shuffled: list[PlannedRun] = []
+    for launch, of_launch in itertools.groupby(items, lambda item: item.launch):
+        order = list(of_launch)
+        random.Random(f"{order[0].measure.order_seed}:{launch}").shuffle(order)  # noqa: S311  # no secret
+        if launch == 0:
+            # The engine's case comes before the first run of the same workload by any runtime: the
+            # losses of the others are compared with its own (`verification.losses`).
+            places = {(item.case, item.measure): at for at, item in enumerate(order)}
+            first: dict[tuple[Case, Measure], int] = {}
+            for at, item in enumerate(order):
+                first.setdefault((dataclasses.replace(item.case, runtime=ENGINE), item.measure), at)
+            drawn = tuple(order)
+            for reference, at in first.items():
+                own = places.get(reference, at)
+                order[at], order[own] = drawn[own], drawn[at]
+        shuffled += order
+    chosen = [item for item in shuffled if (item.case, item.measure) in cases]
     missing = [item for item in chosen if statuses.get(item.resume_key) not in ("ok", *final)]
     missing.sort(key=lambda item: (item.launch, item.resume_key in statuses))  # untried ones first
     counts = collections.Counter(statuses.get(item.resume_key) for item in chosen)
@@ -142,31 +159,25 @@ def items_of(sweep: Sweep, commit: Commit | None) -> tuple[PlannedRun, ...]:
         for case, measure in sweep.cases
         if launch < measure.launches
     ]
-    tracked = _tracked_state(sweep.track.repo, commit)
-    references = {pair: _references(*pair, tracked) for pair in sweep.cases}
+    tracked: object = None  # the state of the tracked repository, as far as it distinguishes runs
+    if commit is not None:
+        own = _own_repository(sweep.track.repo)
+        tracked = commit.commit, commit.changes
+        if own is not None:
+            tracked = own.hash_of_files(commit, excluded=NO_WORKLOAD)
+    references: dict[tuple[Case, Measure], tuple[str, ...]] = {}
+    for case, measure in sweep.cases:
+        same, launches = dataclasses.replace(case, runtime=ENGINE), range(measure.launches)
+        references[case, measure] = (
+            ()
+            if case.runtime == ENGINE or case.is_emulated
+            else tuple(_resume_key(same, measure, launch, tracked) for launch in launches)
+        )
     return tuple(
         PlannedRun(case, measure, launch, key, position, references[case, measure])
         for position, (case, measure, launch) in enumerate(planned)
         for key in [_resume_key(case, measure, launch, tracked)]
     )
-
-
-def _references(case: Case, measure: Measure, tracked: object) -> tuple[str, ...]:
-    """Return the resume keys of the engine's runs, of all launches, whose loss a run must have."""
-    if case.runtime == ENGINE or case.is_emulated:
-        return ()
-    same = dataclasses.replace(case, runtime=ENGINE)
-    return tuple(_resume_key(same, measure, launch, tracked) for launch in range(measure.launches))
-
-
-def _tracked_state(folder: Path, commit: Commit | None) -> object:
-    """Return the state of the tracked repository, as far as it distinguishes runs."""
-    if commit is None:
-        return None
-    own = _own_repository(folder)
-    if own is None:
-        return commit.commit, commit.changes
-    return own.hash_of_files(commit, excluded=NO_WORKLOAD)
 
 
 def _own_repository(folder: Path) -> Repository | None:
@@ -181,32 +192,6 @@ def _own_repository(folder: Path) -> Repository | None:
 def _measured_alone(commit: Commit | None) -> Commit | None:
     """Return the commit if runs of others do not count as its own."""
     return commit if EACH_COMMIT in os.environ else None
-
-
-def _shuffled(items: tuple[PlannedRun, ...]) -> list[PlannedRun]:
-    """Order the runs by launch, each launch at random, so that drift favours no case."""
-    ordered = []
-    for launch, of_launch in itertools.groupby(items, lambda item: item.launch):
-        runs = list(of_launch)
-        random.Random(f"{runs[0].measure.order_seed}:{launch}").shuffle(runs)  # noqa: S311  # no secret
-        ordered += _references_first(runs) if launch == 0 else runs
-    return ordered
-
-
-def _references_first(items: list[PlannedRun]) -> list[PlannedRun]:
-    """Swap the engine's case with the first run of the same workload by any runtime.
-
-    The losses of the others are compared with its own (`verification.losses`).
-    """
-    ordered = list(items)
-    places = {(item.case, item.measure): at for at, item in enumerate(items)}
-    first: dict[tuple[Case, Measure], int] = {}
-    for at, item in enumerate(items):
-        first.setdefault((dataclasses.replace(item.case, runtime=ENGINE), item.measure), at)
-    for reference, at in first.items():
-        own = places.get(reference, at)
-        ordered[at], ordered[own] = items[own], items[at]
-    return ordered
 
 
 def note_sweep(plan: SweepPlan, store: Store, command: str | None) -> None:

@@ -35,48 +35,30 @@ from ppbench.run.verification.module import author_module, initial_weights, trai
 
 def main(arguments: list[str]) -> None:
     folder = Path(arguments[0])
-    request = _read_request(folder)
-    sys.path += [place for place in request.search_path if place not in sys.path]
-    way, failures = _first_that_runs(request)
-    if way is None:
-        exchange.write(folder / exchange.TRIAL, {"way": None, "failures": failures})
-        return
-    exchange.write(folder / exchange.TRIAL, {"way": asdict(way), "failures": failures})
-    training = _read_training(exchange.wait_for(folder / exchange.TRAINING, lambda: None))
-    exchange.write(folder / exchange.VERDICT, asdict(verdict_of(folder, request, way, training)))
-
-
-def _read_request(folder: Path) -> Request:
     content = json.loads((folder / exchange.REQUEST).read_text())
     ways = tuple(Way(**way) for way in content.pop("ways"))
     content["split_points"] = tuple(content["split_points"])
-    return Request(**content, ways=ways)
-
-
-def _read_training(content: dict[str, Any]) -> exchange.Training:
-    forwards = {int(stage): order for stage, order in content.pop("forwards").items()}
-    return exchange.Training(**content, forwards=forwards)
-
-
-def _first_that_runs(request: Request) -> tuple[Way | None, list[str]]:
-    """Return the first way in which a step can be computed, and why those before it cannot."""
+    request = Request(**content, ways=ways)
+    sys.path += [place for place in request.search_path if place not in sys.path]
     failures = []
-    for way in request.ways:
+    for way in request.ways:  # the first in which a step can be computed
         try:
-            _try(request, way)
+            cut = slice(way.batch), slice(way.seq_len)
+            ids = torch.tensor(request.ids, device=way.device)[cut]
+            targets = torch.tensor(request.targets, device=way.device)[cut]
+            train_step(author_module(request, way), [ids], [targets], [[]])
         except Exception as error:  # a user's module may raise anything
             failures.append(f"{type(error).__name__}: {_line(error)}")
         else:
-            return way, failures
-    return None, failures
-
-
-def _try(request: Request, way: Way) -> None:
-    module = author_module(request, way)
-    cut = slice(way.batch), slice(way.seq_len)
-    ids = torch.tensor(request.ids, device=way.device)[cut]
-    targets = torch.tensor(request.targets, device=way.device)[cut]
-    train_step(module, [ids], [targets], [[]])
+            break
+    else:
+        exchange.write(folder / exchange.TRIAL, {"way": None, "failures": failures})
+        return
+    exchange.write(folder / exchange.TRIAL, {"way": asdict(way), "failures": failures})
+    content = exchange.wait_for(folder / exchange.TRAINING, lambda: None)
+    forwards = {int(stage): order for stage, order in content.pop("forwards").items()}
+    training = exchange.Training(**content, forwards=forwards)
+    exchange.write(folder / exchange.VERDICT, asdict(verdict_of(folder, request, way, training)))
 
 
 def _pieces(request: Request, way: Way) -> list[str]:
@@ -103,7 +85,19 @@ def verdict_of(
 ) -> exchange.Verdict:
     worst, error = Worst(), ""
     try:
-        _compare(folder, request, way, training, worst)
+        module = author_module(request, way)
+        author = Author(module, way.dtype)
+        parts = _read_parts(folder, training.world_size, exchange.BEFORE)
+        check_names(author, parts)
+        check_initial(author, parts, initial_weights(request, way, module))
+        load(author, parts)
+        batches = torch.load(folder / exchange.BATCHES, weights_only=True)
+        check_batches(batches)
+        pieces = functools.partial(_pieces, request, way)
+        comparison = Comparison(author, training, worst, pieces)
+        for step in range(exchange.NUM_STEPS):
+            after = _read_parts(folder, training.world_size, str(step))
+            comparison.step(step, batches[step], after)
     except VerificationError as problem:
         error = str(problem)
     except (MemoryError, torch.OutOfMemoryError) as problem:
@@ -111,24 +105,6 @@ def verdict_of(
     except Incomparable as problem:
         worst.notes.insert(0, f"no: {problem}")
     return exchange.Verdict(error, worst.difference, worst.num_gradients, worst.notes)
-
-
-def _compare(
-    folder: Path, request: Request, way: Way, training: exchange.Training, worst: Worst
-) -> None:
-    module = author_module(request, way)
-    author = Author(module, way.dtype)
-    parts = _read_parts(folder, training.world_size, exchange.BEFORE)
-    check_names(author, parts)
-    check_initial(author, parts, initial_weights(request, way, module))
-    load(author, parts)
-    batches = torch.load(folder / exchange.BATCHES, weights_only=True)
-    check_batches(batches)
-    pieces = functools.partial(_pieces, request, way)
-    comparison = Comparison(author, training, worst, pieces)
-    for step in range(exchange.NUM_STEPS):
-        after = _read_parts(folder, training.world_size, str(step))
-        comparison.step(step, batches[step], after)
 
 
 def _read_parts(folder: Path, world_size: int, phase: str) -> list[Any]:

@@ -165,10 +165,19 @@ class Comparison:
         inputs = [ids.to(device) for ids in batch["inputs"]]
         targets = [ids.to(device) for ids in batch["targets"]]
         before = {name: t.detach().clone() for name, t in self._author.tensors.items()}
-        places = self._named(places_of(parts, self._training, len(inputs)))
+        places = places_of(parts, self._training, len(inputs))
+        if any(place.entrance.startswith("#") for some in places for place in some):
+            # The ranks number the pieces of a chain, which have names here.
+            names = {f"#{index}": name for index, name in enumerate(self._pieces())}
+            places = [
+                [Place(names.get(place.entrance, place.entrance), place.state) for place in some]
+                for some in places
+            ]
         step = train_step(self._author.module, inputs, targets, places)
         self._check_drawing(number, step, parts)
-        norm = self._clip()
+        norm, clip_norm = None, self._training.clip_norm
+        if clip_norm:
+            norm = float(nn.utils.clip_grad_norm_(self._author.module.parameters(), clip_norm))
         where = f"in step {number}"
         worst = self._check_gradients(parts, where)
         self._check_number("loss", step.loss, self._training.losses[number], where, worst)
@@ -176,19 +185,14 @@ class Comparison:
             self._check_number("gradient norm", norm, self._training.norms[number], where, worst)
         if worst:
             raise VerificationError(worst)
-        self._adopt_gradients(parts)
+        # The ranks' gradients, which differ by rounding only, are taken for the update: AdamW
+        # divides by their size, so the rounding of one near 0 would become as large as a step.
+        for held, gradient in entries(parts, "gradients"):
+            parameter = self._author.tensors[held.name]
+            if gradient is not None:
+                parameter.grad = gradient.to(parameter.device, parameter.dtype).clone()
         self._optimizer.step()
         self._check_update(parts, before, where)
-
-    def _named(self, places: list[list[Place]]) -> list[list[Place]]:
-        """Replace the numbers of pieces by names of submodules."""
-        if not any(place.entrance.startswith("#") for some in places for place in some):
-            return places
-        names = {f"#{index}": name for index, name in enumerate(self._pieces())}
-        return [
-            [Place(names.get(place.entrance, place.entrance), place.state) for place in some]
-            for some in places
-        ]
 
     def _check_drawing(self, number: int, step: Step, parts: Sequence[Part]) -> None:
         draws = any(drawn["has_drawn"] for part in parts for drawn in part["draws"])
@@ -205,13 +209,6 @@ class Comparison:
             )
         for rank, part in enumerate(parts):
             _check_stream(rank, number, part["draws"], self._training.seed)
-
-    def _clip(self) -> float | None:
-        """Clip the author's gradients where the ranks do; returns their norm."""
-        if not self._training.clip_norm:
-            return None
-        norm = nn.utils.clip_grad_norm_(self._author.module.parameters(), self._training.clip_norm)
-        return float(norm)
 
     def _check_number(
         self, what: str, expected: float, number: float | None, where: str, worst: str
@@ -242,23 +239,17 @@ class Comparison:
                 continue
             num_wrong += 1
             if difference > most:
-                most, text = (
-                    difference,
-                    _gradients_differ(held, where, gradient, theirs, difference),
-                )
+                most, text = difference, f"gradient of {held} {where}"
+                if gradient is None or theirs is None:
+                    sides = ("the rank", "the author's module")
+                    has, lacks = sides[:: 1 if theirs is None else -1]
+                    text += f": {has} has one, {lacks} has none"
+                elif gradient.shape != theirs.shape:
+                    text += f" has shape {list(gradient.shape)}, not {list(theirs.shape)}"
+                else:
+                    text += f" is {difference:.1e} away: {_both(gradient, theirs)}"
         rest = f" ({num_wrong - 1} more gradients differ)" if num_wrong > 1 else ""
         return f"{text}{rest}; at most {author.tolerance:g} is rounding" if text else ""
-
-    def _adopt_gradients(self, parts: Sequence[Part]) -> None:
-        """Take the ranks' gradients, which differ by rounding only, for the update.
-
-        AdamW divides by their size, so the rounding of a gradient near 0 would become as large as a
-        step.
-        """
-        for held, gradient in entries(parts, "gradients"):
-            parameter = self._author.tensors[held.name]
-            if gradient is not None:
-                parameter.grad = gradient.to(parameter.device, parameter.dtype).clone()
 
     def _check_update(
         self, parts: Sequence[Part], before: Mapping[str, Tensor], where: str
@@ -268,10 +259,14 @@ class Comparison:
             expected = self._author.tensors[held.name].detach()
             is_buffer = not isinstance(self._author.tensors[held.name], nn.Parameter)
             if is_buffer and held.stage in unordered:
-                self._note(f"{held.name} depends on the order of microbatches and is not compared")
+                note = f"{held.name} depends on the order of microbatches and is not compared"
+                if note not in self._worst.notes:
+                    self._worst.notes.append(note)
                 continue
             change = _largest(_widened(expected) - _widened(before[held.name]))
-            rounding = 8 * _epsilon(expected) * _largest(expected)
+            is_whole = not (expected.is_floating_point() or expected.is_complex())
+            epsilon = 0.0 if is_whole else torch.finfo(expected.dtype).eps
+            rounding = 8 * epsilon * _largest(expected)
             difference = _largest(_widened(tensor.to(expected.device)) - _widened(expected))
             if not difference <= self._author.tolerance * change + rounding and not is_same(
                 tensor, expected
@@ -281,10 +276,6 @@ class Comparison:
                     f"module's, which the step has changed by {change:g}: "
                     f"{_both(tensor, expected)}"
                 )
-
-    def _note(self, text: str) -> None:
-        if text not in self._worst.notes:
-            self._worst.notes.append(text)
 
 
 class Incomparable(Exception):  # noqa: N818  # it is not an error of the run
@@ -319,7 +310,13 @@ def _check_stream(rank: int, step: int, draws: Sequence[Mapping[str, Any]], seed
     """Check that random numbers begin with the step's seed and go on from forward to forward."""
     if not any(draw["has_drawn"] for draw in draws):
         return
-    expected = _seeded_state(seed_of(seed, step, rank), draws[0]["begin"])
+    first_seed = seed_of(seed, step, rank)
+    if draws[0]["begin"].numel() == _CUDA_STATE_BYTES:  # the seed and the count of numbers drawn
+        expected = torch.tensor([first_seed, 0]).view(torch.uint8)
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(first_seed)
+            expected = torch.get_rng_state()
     for index, draw in enumerate(draws):
         begin = draw["begin"]
         if not torch.equal(begin, expected):
@@ -329,15 +326,6 @@ def _check_stream(rank: int, step: int, draws: Sequence[Mapping[str, Any]], seed
                 f"(stage {draw['stage']}) do not follow {since}"
             )
         expected = draw["end"]
-
-
-def _seeded_state(seed: int, example: Tensor) -> Tensor:
-    """Return torch's state after seeding; a GPU's is the seed and the count of numbers drawn."""
-    if example.numel() == _CUDA_STATE_BYTES:
-        return torch.tensor([seed, 0]).view(torch.uint8)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return torch.get_rng_state()
 
 
 def seed_of(seed: int, step: int, rank: int) -> int:
@@ -371,17 +359,6 @@ def _difference(ours: Tensor | None, theirs: Tensor | None, least: float) -> flo
     return difference if difference == difference else float("inf")  # noqa: PLR0124  # NaN
 
 
-def _gradients_differ(
-    held: Held, where: str, ours: Tensor | None, theirs: Tensor | None, difference: float
-) -> str:
-    if ours is None or theirs is None:
-        has, lacks = ("the rank", "the author's module")[:: 1 if theirs is None else -1]
-        return f"gradient of {held} {where}: {has} has one, {lacks} has none"
-    if ours.shape != theirs.shape:
-        return f"gradient of {held} {where} has shape {list(ours.shape)}, not {list(theirs.shape)}"
-    return f"gradient of {held} {where} is {difference:.1e} away: {_both(ours, theirs)}"
-
-
 def _both(ours: Tensor, theirs: Tensor) -> str:
     """Describe the element that differs most, on both sides."""
     if ours.shape != theirs.shape:
@@ -402,8 +379,3 @@ def _largest(tensor: Tensor) -> float:
     if held.dtype == torch.bool:
         held = held.byte()  # torch computes no magnitude of bool
     return float(held.abs().max()) if held.numel() else 0.0
-
-
-def _epsilon(tensor: Tensor) -> float:
-    is_whole = not (tensor.is_floating_point() or tensor.is_complex())
-    return 0.0 if is_whole else torch.finfo(tensor.dtype).eps

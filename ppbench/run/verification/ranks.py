@@ -105,12 +105,30 @@ class Verifier:
             return NOTHING_IS_COMPUTED
         try:
             with own_torch_numbers():
-                verified = self._verify(_one_replica_of(case), measure, hands)
-                return verified if case.replicas == 1 else _of_one_replica(verified)
+                if case.replicas == 1:
+                    return self._verify(case, measure, hands)
+                # An author's module can be asked for the whole gradients of one replica alone.
+                alone = dataclasses.replace(
+                    case,
+                    replicas=1,
+                    sharding_policy=Case.sharding_policy,
+                    sharding_residency=Case.sharding_residency,
+                    sharding_look_ahead=Case.sharding_look_ahead,
+                    sharding_every_backward=Case.sharding_every_backward,
+                    sharding_max_active_stages=Case.sharding_max_active_stages,
+                )
+                verified = self._verify(alone, measure, hands)
+                if verified.how.startswith("no: "):
+                    return verified
+                how = f"one replica of them: {verified.how}"
+                return dataclasses.replace(verified, how=how)
         except NoRoomError as error:  # raised on every rank alike
             return _not_possible(str(error), is_asked=measure.verify)
         finally:
-            self._close()
+            if self._author is not None:
+                self._author.stop()
+                self._author = None
+                shutil.rmtree(self._folder, ignore_errors=True)
 
     def _verify(self, case: Case, measure: Measure, hands: Hands) -> Verified:
         for_author = max(measure.timeout_s, AUTHOR_S) if measure.timeout_s else 0.0
@@ -143,11 +161,6 @@ class Verifier:
         ways, reason = _ways(case, self._results, is_full=is_full)
         if not ways:
             return Plan(_not_possible(reason, is_asked=is_full))
-        return self._tried(case, num_microbatches, ways, key, is_full=is_full)
-
-    def _tried(
-        self, case: Case, num_microbatches: int, ways: list[Way], key: str, *, is_full: bool
-    ) -> Plan:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
         author = self._author = AuthorProcess(self._folder, request_of(case, ways))
@@ -178,36 +191,17 @@ class Verifier:
             raise VerificationError(f"verification: {verdict.error}")
         if verdict.notes and verdict.notes[0].startswith("no: "):
             return _not_possible(verdict.notes[0].removeprefix("no: "), is_asked=is_full)
-        verified = Verified(_how(plan.case, plan.way, verdict), verdict.difference)
+        case, way, num_steps = plan.case, plan.way, exchange.NUM_STEPS
+        author = "the factory's module" if ":" in case.model_preset else "transformers' module"
+        notes = "".join(f"; {note}" for note in verdict.notes)
+        how = (
+            f"against {author}, unsplit: weights, loss and {verdict.num_gradients // num_steps} "
+            f"gradients of {num_steps} steps of {case.num_microbatches} x {way.batch} x "
+            f"{way.seq_len} tokens in {way.dtype}{notes}"
+        )
+        verified = Verified(how, verdict.difference)
         write_verified(self._results, plan.key, verified)
         return verified
-
-    def _close(self) -> None:
-        if self._author is not None:
-            self._author.stop()
-            self._author = None
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _one_replica_of(case: Case) -> Case:
-    """The case without replicas, whose whole gradients an author's module can be asked for."""
-    if case.replicas == 1:
-        return case
-    return dataclasses.replace(
-        case,
-        replicas=1,
-        sharding_policy=Case.sharding_policy,
-        sharding_residency=Case.sharding_residency,
-        sharding_look_ahead=Case.sharding_look_ahead,
-        sharding_every_backward=Case.sharding_every_backward,
-        sharding_max_active_stages=Case.sharding_max_active_stages,
-    )
-
-
-def _of_one_replica(verified: Verified) -> Verified:
-    if verified.how.startswith("no: "):
-        return verified
-    return dataclasses.replace(verified, how=f"one replica of them: {verified.how}")
 
 
 def _not_possible(reason: str, *, is_asked: bool) -> Verified:
@@ -263,11 +257,14 @@ def _ways(case: Case, results: Path, *, is_full: bool) -> tuple[list[Way], str]:
     shapes = [full] if is_full or small == full else [small, full]
     config = trainer_config(case)
     num_parameters = model_of(config, torch.device(case.device)).num_parameters
+    free_bytes = _free_host_bytes()
+    if case.device == devices.kind():
+        free_bytes = min(devices.free_bytes(torch.device(case.device)), free_bytes)
     ways, reason = [], ""
     for dtype in ("float64", "float32", case.model_dtype):
         size = getattr(torch, dtype).itemsize
         rooms = (
-            ("memory", _COPIES, _free_bytes(case.device)),
+            ("memory", _COPIES, free_bytes),
             ("the results' disk", _WRITTEN, shutil.disk_usage(results).free),
         )
         lacking = [
@@ -281,12 +278,6 @@ def _ways(case: Case, results: Path, *, is_full: bool) -> tuple[list[Way], str]:
             continue
         ways += [Way(dtype, case.device, *shape) for shape in shapes]
     return list(dict.fromkeys(ways)), reason
-
-
-def _free_bytes(device: str) -> int:
-    if device == devices.kind():
-        return min(devices.free_bytes(torch.device(device)), _free_host_bytes())
-    return _free_host_bytes()
 
 
 def _free_host_bytes() -> int:
@@ -347,17 +338,6 @@ def training_of(case: Case, steps: list[StepResult], lowered: Program) -> exchan
     )
 
 
-def _how(case: Case, way: Way, verdict: exchange.Verdict) -> str:
-    author = "the factory's module" if ":" in case.model_preset else "transformers' module"
-    notes = "".join(f"; {note}" for note in verdict.notes)
-    num_steps = exchange.NUM_STEPS
-    return (
-        f"against {author}, unsplit: weights, loss and {verdict.num_gradients // num_steps} "
-        f"gradients of {num_steps} steps of {case.num_microbatches} x {way.batch} x {way.seq_len} "
-        f"tokens in {way.dtype}{notes}"
-    )
-
-
 def take_steps(member: RankContext, plan: Plan) -> Taken | None:
     """Train two steps, and write the state before and after each into files.
 
@@ -377,7 +357,8 @@ def take_steps(member: RankContext, plan: Plan) -> Taken | None:
         results.append(dataclasses.replace(result, spans=[]))
     everyone: list[list[StepResult]] = _gathered(member, results)
     steps = [
-        _with_loss([of_rank[step] for of_rank in everyone]) for step in range(exchange.NUM_STEPS)
+        next((result for result in of_step if result.loss is not None), of_step[0])
+        for of_step in zip(*everyone, strict=True)
     ]
     return steps, member.runtime.lowered
 
@@ -387,10 +368,6 @@ def _gathered(member: RankContext, ours: Any) -> list[Any]:
     theirs: list[Any] = [None] * len(member.ranks)
     dist.all_gather_object(theirs, ours, group=member.group)
     return theirs
-
-
-def _with_loss(results: list[StepResult]) -> StepResult:
-    return next((result for result in results if result.loss is not None), results[0])
 
 
 def _held(modules: Mapping[int, StageModule], *, with_flags: bool = False) -> dict[str, Any]:
@@ -426,16 +403,14 @@ class _Writer:
         """Write a part. Collective over the case's ranks."""
         if self._is_visible:
             torch.save(part, exchange.part_file(self._folder, self._rank, phase))
-        ours = None if self._is_visible else _as_bytes(part)
+        ours = None
+        if not self._is_visible:
+            buffer = io.BytesIO()
+            torch.save(part, buffer)
+            ours = buffer.getvalue()
         for rank, sent in enumerate(_gathered(self._member, ours)):
             if sent is not None and self._rank == 0:
                 exchange.part_file(self._folder, rank, phase).write_bytes(sent)
-
-
-def _as_bytes(part: dict[str, Any]) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(part, buffer)
-    return buffer.getvalue()
 
 
 class _Drawing:

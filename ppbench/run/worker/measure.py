@@ -28,7 +28,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from engine.flight import Phase
 from engine.plan.spans import COLUMNS, Span
 from engine.run import device as devices
-from engine.run.alignment import Alignment, align, measure_offset
+from engine.run.alignment import align, measure_offset
 from engine.run.heap import give_back_freed_memory
 from engine.run.memory import MemoryUse, reset_process_peak
 from engine.run.precision import float32_precision
@@ -56,7 +56,9 @@ def measure(
     """Run the case; return its result on rank 0. Profiles, if any, are written to a folder."""
     runtime, flight = member.runtime, member.flight
     flight.enter(Phase.VERIFIES)
-    expected_loss = _expected_loss(member)
+    expected_loss = None
+    if dist.get_rank() == 0 and has_known_first_loss(member.case):
+        expected_loss = unsplit_loss(member.config, member.fabric.device)
     member.wait()  # ranks that share cores measure their peaks together
     flight.enter(Phase.PEAK)
     peak = runtime.peak()
@@ -72,56 +74,12 @@ def measure(
     window = steps.measure(node)
     flight.enter(Phase.ALIGNS)
     alignment = align(before, measure_offset(member.fabric, member.ranks))
-    ours = _result_of(member, steps, alignment, node, window, reference.process_peak_bytes)
-    flight.enter(Phase.REFERENCE_AGAIN)
-    reference.run(window.end_ns - window.begin_ns)
-    facts = {**ours.facts, "reference_times_ns": json.dumps(reference.times().times_ns)}
-    ours = dataclasses.replace(ours, peak=peak, facts=facts, reference=reference.times())
-    if item.measure.profile_steps:
-        flight.enter(Phase.PROFILES)
-        first = steps.num_done + 1  # after the step for memory
-        numbers = range(first, first + item.measure.profile_steps)
-        profile_steps(runtime, member.case.device, numbers, member.group, profiles)
-    runtime.close()
-    flight.enter(Phase.GATHERS)
-    results = _gathered(ours, member)
-    if not results:
-        return None
-    flops = runtime.flop_facts()
-    facts = {
-        **runtime.run_facts(),
-        "float32_precision": None if member.case.is_emulated else float32_precision(),
-    }
-    done = (results, facts, steps.warmup_ns, flops, runtime.lowered, expected_loss)
-    return CaseResult(*done, member.places)
-
-
-def _expected_loss(member: RankContext) -> float | None:
-    """Return the unsplit model's first loss on rank 0, if losses are compared; else None."""
-    if dist.get_rank() > 0 or not has_known_first_loss(member.case):
-        return None
-    return unsplit_loss(member.config, member.fabric.device)
-
-
-def _result_of(
-    member: RankContext,
-    steps: _Steps,
-    alignment: Alignment,
-    node: Node,
-    window: Window,
-    earlier_peak_bytes: int | None,
-) -> RankResult:
-    """Join this rank's measurements; measure its memory in one more step.
-
-    `earlier_peak_bytes` is the process's high-water mark before it was last reset.
-    """
-    runtime = member.runtime
     summary = node.summary(window, member.fabric.device, member.places)
-    member.flight.enter(Phase.MEMORY)
+    flight.enter(Phase.MEMORY)
     memory = runtime.measure_memory(steps.num_done)
-    facts = {
+    rank_facts = {
         **runtime.rank_facts(),
-        **_memory_facts(memory, earlier_peak_bytes),
+        **_memory_facts(memory, reference.process_peak_bytes),
         **clock_facts(dist.get_rank(), alignment, steps.clock_error_ns),
         **dataclasses.asdict(summary),
         "peak_held_microbatches": runtime.peak_held,
@@ -132,28 +90,43 @@ def _result_of(
         {**row, "time_ns": alignment.to_rank_0(int(str(row["time_ns"])))}
         for row in node.rows(window)
     ]
-    spans = _columns(alignment.apply(steps.spans))
+    spans = alignment.apply(steps.spans)
     levels = [] if memory is None else memory.timeline
-    timeline = [(alignment.to_rank_0(time_ns), num_bytes) for time_ns, num_bytes in levels]
-    return RankResult(
-        facts,
-        spans,
+    flight.enter(Phase.REFERENCE_AGAIN)
+    reference.run(window.end_ns - window.begin_ns)
+    ours = RankResult(
+        {**rank_facts, "reference_times_ns": json.dumps(reference.times().times_ns)},
+        {name: [span[i] for span in spans] for i, name in enumerate(COLUMNS)},
         steps.losses,
         steps.num_tokens,
         samples,
         summary,
-        timeline,
+        [(alignment.to_rank_0(time_ns), num_bytes) for time_ns, num_bytes in levels],
+        peak,
         early=steps.early,
         not_finite=steps.not_finite,
+        reference=reference.times(),
     )
-
-
-def _gathered(ours: RankResult, member: RankContext) -> list[RankResult]:
-    """Return the results of all ranks, in their order, on rank 0; nothing elsewhere."""
+    if item.measure.profile_steps:
+        flight.enter(Phase.PROFILES)
+        first = steps.num_done + 1  # after the step for memory
+        numbers = range(first, first + item.measure.profile_steps)
+        profile_steps(runtime, member.case.device, numbers, member.group, profiles)
+    runtime.close()
+    flight.enter(Phase.GATHERS)
     gathered: list[RankResult | None] = [None] * len(member.ranks)
     is_first = dist.get_rank() == 0
     dist.gather_object(ours, gathered if is_first else None, dst=0, group=member.group)
-    return [result for result in gathered if result is not None]
+    if not is_first:
+        return None
+    results = [result for result in gathered if result is not None]
+    flops = runtime.flop_facts()
+    facts = {
+        **runtime.run_facts(),
+        "float32_precision": None if member.case.is_emulated else float32_precision(),
+    }
+    done = (results, facts, steps.warmup_ns, flops, runtime.lowered, expected_loss)
+    return CaseResult(*done, member.places)
 
 
 class _Steps:
@@ -182,21 +155,20 @@ class _Steps:
 
     def warm_up(self) -> None:
         """Run the warm-up steps, and more of them while they get faster, up to the bound."""
-        while self.num_done < self._plan.warmup_steps or self._goes_on():
+        plan = self._plan
+        while True:
+            if self.num_done >= plan.warmup_steps:
+                if not plan.has_adaptive_warmup or self.num_done >= plan.max_warmup_steps:
+                    return
+                goes_on = [not has_settled(self.warmup_ns)]  # rank 0 decides for all
+                dist.broadcast_object_list(goes_on, src=0, group=self._member.group)
+                if not goes_on[0]:
+                    return
             began_ns = time.monotonic_ns()
             result = self._step()
             self._member.wait()
             self.warmup_ns.append(time.monotonic_ns() - began_ns)
             self._look(result)
-
-    def _goes_on(self) -> bool:
-        """Whether another warm-up step follows; rank 0 decides for all."""
-        plan = self._plan
-        if not plan.has_adaptive_warmup or self.num_done >= plan.max_warmup_steps:
-            return False
-        goes_on = [not has_settled(self.warmup_ns)]
-        dist.broadcast_object_list(goes_on, src=0, group=self._member.group)
-        return goes_on[0]
 
     def measure(self, node: Node) -> Window:
         """Run the measured steps; return their window. Blocks until all ranks have run them."""
@@ -246,7 +218,10 @@ def release_memory() -> None:
 
 
 def _memory_facts(memory: MemoryUse | None, earlier_peak_bytes: int | None) -> dict[str, object]:
-    """Return the columns of `ranks` about memory; null where nothing is allocated."""
+    """Return the columns of `ranks` about memory; null where nothing is allocated.
+
+    `earlier_peak_bytes` is the process's high-water mark before it was last reset.
+    """
     if memory is None:
         return {"peak_memory_bytes": None, "predicted_peak_memory_bytes": None}
     peaks = [peak for peak in (memory.process_peak_bytes, earlier_peak_bytes) if peak is not None]
@@ -260,10 +235,6 @@ def _memory_facts(memory: MemoryUse | None, earlier_peak_bytes: int | None) -> d
         "process_peak_bytes": max(peaks, default=None),
         **dataclasses.asdict(memory.at_peak),
     }
-
-
-def _columns(spans: list[Span]) -> dict[str, list[object]]:
-    return {name: [span[i] for span in spans] for i, name in enumerate(COLUMNS)}
 
 
 def profiler_for(device: str) -> profile:

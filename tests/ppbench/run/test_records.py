@@ -21,7 +21,7 @@ from ppbench.explanation import explanation_of
 from ppbench.report.charts.memory import memory_over_time
 from ppbench.run.job import Attempt, Job, PlannedRun
 from ppbench.run.machine.placement import Place
-from ppbench.run.records import CaseResult, RankResult, _finished, _spans_of, write_result
+from ppbench.run.records import CaseResult, RankResult, _finished, rows_of, write_result
 from ppbench.store import Store
 
 NS_OF_STEP = 1000
@@ -172,9 +172,11 @@ def test_a_receive_that_nobody_waited_for_ends_before_it_was_taken(tmp_path):
     early = [dataclasses.replace(both[0], early={(4, 0, Op.RECV_B, 0)}), both[1]]
     origin_ns, taken_ns = 90, 1580
     for ranks, end_ns in ((both, taken_ns), (early, 1410 + 30)):
-        item = PlannedRun(Case(), Measure(warmup_steps=3, steps=1), 0, "key")
+        item = PlannedRun(
+            Case(schedule="afab", num_microbatches=1), Measure(warmup_steps=3, steps=1), 0, "key"
+        )
         measured = dataclasses.replace(result, ranks=ranks)
-        found, _ = _spans_of(_finished(item, measured, program_of(item.case)))
+        found = rows_of(_finished(item, measured, program_of(item.case))).tables["spans"]
         ends = found[found["op"] == "RECV_B"].set_index("step")["end_ns"] + origin_ns
         assert dict(ends) == {4: end_ns, 5: 440}
 
