@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from ppbench.errors import first_line
 from ppbench.run.verification import exchange
 from ppbench.run.verification.comparison import (
     Author,
@@ -65,7 +66,7 @@ def _first_that_runs(request: Request) -> tuple[Way | None, list[str]]:
         try:
             _try(request, way)
         except Exception as error:  # a user's module may raise anything
-            failures.append(f"{type(error).__name__}: {_line(error)}")
+            failures.append(f"{type(error).__name__}: {first_line(error)}")
         else:
             return way, failures
     return None, failures
@@ -107,7 +108,7 @@ def verdict_of(
     except VerificationError as problem:
         error = str(problem)
     except (MemoryError, torch.OutOfMemoryError) as problem:
-        worst.notes.insert(0, f"no: the unsplit module ran out of memory: {_line(problem)}")
+        worst.notes.insert(0, f"no: the unsplit module ran out of memory: {first_line(problem)}")
     except Incomparable as problem:
         worst.notes.insert(0, f"no: {problem}")
     return exchange.Verdict(error, worst.difference, worst.num_gradients, worst.notes)
@@ -134,11 +135,6 @@ def _compare(
 def _read_parts(folder: Path, world_size: int, phase: str) -> list[Any]:
     files: Iterable[Path] = (exchange.part_file(folder, rank, phase) for rank in range(world_size))
     return [torch.load(file, weights_only=True, mmap=True, map_location="cpu") for file in files]
-
-
-def _line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else ""
 
 
 if __name__ == "__main__":
