@@ -35,7 +35,7 @@ from engine.interfaces import keep_to_loopback
 from engine.model.descriptions import CostRequest, Identity
 from engine.model.facts import spec_of
 from engine.model.split import open_model
-from engine.model.stage_module import ModelError
+from engine.model.stage_module import ModelError, first_line
 from engine.plan.model_costs import LinkCosts, ModelCosts
 from engine.run import device as devices
 from engine.run.clock import clock_for
@@ -65,7 +65,7 @@ def answer_to(request: CostRequest) -> Answer:
                 if not _is_for_memory(error):
                     raise
                 devices.empty_cache()
-                reason = f"no room for it: {str(error).splitlines()[0][:200]}"
+                reason = f"no room for it: {first_line(error)}"
                 answer["left_out"].append({**setting, "reason": reason})
             else:
                 answer["costs"].append({**setting, "costs": dataclasses.asdict(costs)})

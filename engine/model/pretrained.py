@@ -29,7 +29,7 @@ from engine.model.factory import Factory
 from engine.model.presets import PRESETS
 from engine.model.probe import check_splits
 from engine.model.spec import ModelSpec
-from engine.model.stage_module import Model, ModelError
+from engine.model.stage_module import Model, ModelError, first_line
 from engine.model.weights import (
     cast_parameters,
     copy_tensors,
@@ -185,7 +185,7 @@ def _nothing_there(name: str) -> str:
 
 
 def _first_sentence(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+    return first_line(error) or type(error).__name__
 
 
 def write_configuration_of(model: Model, folder: Path) -> None:

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from engine.model.causal_lm import CausalLM, plan_of, with_plain_attention
 from engine.model.partition import partition_layers
-from engine.model.stage_module import ModelError
+from engine.model.stage_module import ModelError, first_line
 from engine.model.tiny import VOCAB_SIZE, tiny_config
 from engine.model.weights import initialise
 
@@ -194,5 +194,4 @@ def next_token_loss(logits: Tensor) -> Tensor:
 
 
 def _line(error: Exception) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0][:200] if text else ''}"
+    return f"{type(error).__name__}: {first_line(error)}"

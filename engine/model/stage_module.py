@@ -20,6 +20,11 @@ Partition = Sequence[range]
 """The layers of each stage, in order."""
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, cut to a readable length."""
+    return str(error).strip().partition("\n")[0].rstrip()[:300]
+
+
 class ModelError(ValueError):
     """The model cannot be had, or not as asked. `key` is the setting at fault."""
 

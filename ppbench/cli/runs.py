@@ -6,7 +6,7 @@ These commands import nothing that draws, simulates or launches: listings are fa
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -196,7 +196,17 @@ def show(
     known = [*details.row, *(str(name) for frame in frames for name in frame)]
     asked = view.names(list(dict.fromkeys(known)))
     if asked:
-        print("\n\n".join(_asked(details, how, asked)))
+        facts_of_run = {name: details.row[name] for name in asked if name in details.row}
+        parts = []
+        if facts_of_run:
+            parts.append(facts(facts_of_run if how in PROGRAMS else _readable(facts_of_run), how))
+        ranks = ["replica", "rank"] if details.row["replicas"] not in (None, 1) else ["rank"]
+        for frame, keys in zip(frames, (["stage"], ranks, ["step"]), strict=True):
+            shown = [name for name in asked if name in frame and name not in facts_of_run]
+            if shown and not frame.empty:
+                shown = list(dict.fromkeys([*keys, *shown]))
+                parts.append(render(frame[shown], how, shown))
+        print("\n\n".join(parts))
     elif how is Format.json:
         tables = {"ranks": details.ranks, "steps": details.steps, "flight": details.flight}
         data = {
@@ -208,23 +218,6 @@ def show(
         print(facts(details.row, how))
     else:
         print_text("\n\n".join(_details(details, how)), how)
-
-
-def _asked(details: RunDetails, how: Format, names: Sequence[str]) -> Iterator[str]:
-    """The facts and the tables of a run, of the asked columns alone."""
-    facts_of_run = {name: details.row[name] for name in names if name in details.row}
-    if facts_of_run:
-        yield facts(facts_of_run if how in PROGRAMS else _readable(facts_of_run), how)
-    ranks = ["replica", "rank"] if details.row["replicas"] not in (None, 1) else ["rank"]
-    for frame, keys in (
-        (details.stages, ["stage"]),
-        (details.ranks, ranks),
-        (details.steps, ["step"]),
-    ):
-        shown = [name for name in names if name in frame and name not in facts_of_run]
-        if shown and not frame.empty:
-            shown = list(dict.fromkeys([*keys, *shown]))
-            yield render(frame[shown], how, shown)
 
 
 def _details(details: RunDetails, how: Format) -> list[str]:

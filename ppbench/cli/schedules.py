@@ -160,12 +160,9 @@ def draw(
     """Draw a schedule over time in the terminal, or as a page."""
     from rich.console import Console
 
-    from ppbench.prediction import (
-        ProgramRequest,
-        predict,
-        program_of,
-        read_costs,
-    )
+    from engine.plan.drawing import draw as draw_order
+    from engine.plan.schedules.registry import CSV_PREFIX, read_csv
+    from ppbench.prediction import ProgramRequest, predict, program_of, read_costs
     from ppbench.prediction.replicas import predict_joined, read_replication
     from ppbench.report.timeline import terminal
 
@@ -184,21 +181,13 @@ def draw(
     if html is not None:
         _write_page(html, prediction)
     print(text)
-    if replication is None and (listed := _collectives_of(name)):
-        print(f"\nwith the collectives of replicas, in order:\n{listed}")
+    if replication is None and (name.startswith(CSV_PREFIX) or name.endswith(".csv")):
+        in_file = read_csv(Path(name.removeprefix(CSV_PREFIX)))
+        if in_file.has_collectives:
+            listed = draw_order(in_file)
+            print(f"\nwith the collectives of replicas, in order:\n{listed}")
     if html is not None:
         print(html)
-
-
-def _collectives_of(name: str) -> str:
-    """Draw the order of a file's actions if collectives are among them; empty where none are."""
-    from engine.plan.drawing import draw
-    from engine.plan.schedules.registry import CSV_PREFIX, read_csv
-
-    if not name.startswith(CSV_PREFIX) and not name.endswith(".csv"):
-        return ""
-    program = read_csv(Path(name.removeprefix(CSV_PREFIX)))
-    return draw(program) if program.has_collectives else ""
 
 
 def _write_page(path: Path, prediction: Prediction | JoinedPrediction) -> None:
@@ -253,46 +242,24 @@ def check(
     ] = None,
 ) -> None:
     """Check a program, and prove that it cannot hang."""
-    from ppbench.prediction import with_transfers
+    from engine.plan.schedules.registry import CSV_PREFIX, known_names
+    from ppbench.prediction import UNIT_COSTS, placement_word, predict, with_transfers
+    from ppbench.prediction.replicas import POLICIES, collectives_of_file
+    from ppbench.report.timeline.terminal import peaks_text
 
     if max_held is not None and max_held < 1:
         raise UsageError(f"--max-held: must be at least 1, got {max_held}")
     program = _checked(name, ranks, microbatches, stages_per_rank, max_held)
-    num_collectives = _num_collectives(name, sharding)
-    lowered = with_transfers(program)
-    print_text(_counts_text(program, lowered, num_collectives))
-    if num_collectives and sharding is None:
-        print_text(f"Its collectives are not checked: add --sharding POLICY, one of {_policies()}.")
-
-
-def _policies() -> str:
-    from ppbench.prediction.replicas import POLICIES
-
-    return ", ".join(POLICIES)
-
-
-def _num_collectives(name: str, sharding: str | None) -> int:
-    """Count the collectives of a file, and check them by a policy. Raises UsageError."""
-    from engine.plan.schedules.registry import CSV_PREFIX, known_names
-    from ppbench.prediction.replicas import collectives_of_file
-
+    num_collectives = 0
     if name not in known_names():
-        return collectives_of_file(Path(name.removeprefix(CSV_PREFIX)), sharding)
-    if sharding is not None:
+        num_collectives = collectives_of_file(Path(name.removeprefix(CSV_PREFIX)), sharding)
+    elif sharding is not None:
         raise UsageError(
             f"--sharding: checks the collectives of a file, and {name} is a schedule; to add "
             f"collectives to it: ppbench schedules export {name} --sharding {sharding} -o FILE.csv"
         )
-    return 0
-
-
-def _counts_text(program: Program, lowered: Program, num_collectives: int) -> str:
-    """The numbers of ranks, stages and actions of a legal program, and its peaks."""
-    from ppbench.prediction import UNIT_COSTS, placement_word, predict
-    from ppbench.report.timeline.terminal import peaks_text
-
     num_actions = program.num_computations
-    num_transfers = lowered.table.num_actions - num_actions
+    num_transfers = with_transfers(program).table.num_actions - num_actions
     counts = [
         counted(program.world_size, "rank"),
         f"{counted(program.num_stages, 'stage')} ({placement_word(program)} placement)",
@@ -302,10 +269,13 @@ def _counts_text(program: Program, lowered: Program, num_collectives: int) -> st
         *([counted(num_collectives, "collective")] if num_collectives else []),
     ]
     peaks = peaks_text(predict(program, UNIT_COSTS).peaks)
-    return (
+    print_text(
         f"ok: {', '.join(counts)}; deadlock-free; peak activations by rank: {peaks} "
         "(microbatches of a rank's share)"
     )
+    if num_collectives and sharding is None:
+        policies = ", ".join(POLICIES)
+        print_text(f"Its collectives are not checked: add --sharding POLICY, one of {policies}.")
 
 
 def _checked(
@@ -322,7 +292,10 @@ def _checked(
     from ppbench.prediction import ProgramRequest, program_of, program_of_file
 
     if name not in known_names():
-        _refuse_shape(ranks, microbatches, stages_per_rank)
+        shape = {"ranks": ranks, "microbatches": microbatches, "stages-per-rank": stages_per_rank}
+        for option, value in shape.items():
+            if value is not None:
+                raise UsageError(f"--{option}: a file has its own; leave it out")
         return program_of_file(Path(name.removeprefix(CSV_PREFIX)), max_held)
     program = program_of(ProgramRequest(name, ranks, microbatches, stages_per_rank))
     try:
@@ -330,15 +303,6 @@ def _checked(
     except ProgramError as error:
         raise UsageError(str(error)) from None
     return program
-
-
-def _refuse_shape(*shape: int | None) -> None:
-    """Raise UsageError where a shape is given, although a file has its own."""
-    for option, value in zip(
-        ("--ranks", "--microbatches", "--stages-per-rank"), shape, strict=True
-    ):
-        if value is not None:
-            raise UsageError(f"{option}: a file has its own; leave it out")
 
 
 @commands.command("export", cls=Command)

@@ -99,15 +99,22 @@ def simulate(
     )
     view = View.of(columns, sort)
     request = ProgramRequest(schedule, ranks, microbatches, stages_per_rank)
-    if held:
-        _check_held(how, conditions)
+    if held and how is not Format.json:
+        raise UsageError("--held: is printed only with --format json; add it")
+    if held and conditions.replication is not None:
+        raise UsageError("--held: is for one pipeline; leave --replicas out")
     if schedule != ALL and view != EVERYTHING:
         raise UsageError("--columns, --sort: are for --schedule all; leave them out")
     if schedule == ALL:
         print(_compared(request, conditions, how, view, has_held=held))
         return
     program = program_of(request, is_replicated=conditions.replication is not None)
-    print(_written(conditions.predict(program), how, has_held=held))
+    prediction = conditions.predict(program)
+    if how in (Format.table, Format.markdown):
+        print(facts(_for_people(prediction), how))
+        return
+    everything = _as_dict(prediction, has_held=held)
+    print(_as_json(everything) if how is Format.json else facts(everything, how))
 
 
 class _Conditions(NamedTuple):
@@ -124,20 +131,6 @@ class _Conditions(NamedTuple):
         if self.replication is None:
             return predict(program, self.costs, self.transfers)
         return predict_joined(program, self.costs, self.replication, self.transfers)
-
-
-def _check_held(how: Format, conditions: _Conditions) -> None:
-    if how is not Format.json:
-        raise UsageError("--held: is printed only with --format json; add it")
-    if conditions.replication is not None:
-        raise UsageError("--held: is for one pipeline; leave --replicas out")
-
-
-def _written(prediction: Prediction | JoinedPrediction, how: Format, *, has_held: bool) -> str:
-    if how in (Format.table, Format.markdown):
-        return facts(_for_people(prediction), how)
-    everything = _as_dict(prediction, has_held=has_held)
-    return _as_json(everything) if how is Format.json else facts(everything, how)
 
 
 def _as_dict(prediction: Prediction | JoinedPrediction, *, has_held: bool) -> dict[str, object]:
@@ -157,9 +150,12 @@ def _for_people(prediction: Prediction | JoinedPrediction) -> dict[str, object]:
     figures = prediction.figures()
     bubbles = {name: f"{figures[name]:.4f}" for name in figures if name.startswith("bubble")}
     takes = f"{amount(transfers.duration_s)} s, {overlap}" if transfers.duration_s else "free"
-    of_replicas, path = {}, {}
+    of_replicas, path_facts = {}, {}
     if isinstance(prediction, Prediction):
-        path = _path_for_people(prediction)
+        path = prediction.critical_path()
+        more = f" … {path[-1]}" if len(path) > SHOWN_OF_PATH else ""
+        words = f"{' '.join(path[:SHOWN_OF_PATH])}{more} ({counted(len(path), 'action')})"
+        path_facts = {"critical path": words}
     else:
         of_replicas = dict(replicas_facts(prediction)[1:])
     return {
@@ -171,15 +167,8 @@ def _for_people(prediction: Prediction | JoinedPrediction) -> dict[str, object]:
         **bubbles,
         "peak activations by rank": peaks_text(prediction.peaks),
         "actions": f"{figures['num_actions']:,}",
-        **path,
+        **path_facts,
     }
-
-
-def _path_for_people(prediction: Prediction) -> dict[str, object]:
-    path = prediction.critical_path()
-    more = f" … {path[-1]}" if len(path) > SHOWN_OF_PATH else ""
-    words = f"{' '.join(path[:SHOWN_OF_PATH])}{more} ({counted(len(path), 'action')})"
-    return {"critical path": words}
 
 
 def _compared(
@@ -205,7 +194,7 @@ def _compared(
             prediction = conditions.predict(program_of(named))
         except UsageError as error:
             refusals.append(error)
-            rows.append(_refused(named, error))
+            rows.append({**named._asdict(), "reason": str(error)})
             continue
         row = _as_dict(prediction, has_held=has_held) if is_json else _row(prediction, how)
         rows.append(row)
@@ -226,16 +215,6 @@ def _row(prediction: Prediction | JoinedPrediction, how: Format) -> dict[str, ob
     peaks = figures["peak_activations"]
     shown = json.dumps(peaks) if how is Format.csv else number(max(prediction.peaks))
     return {**figures, "peak_activations": shown, "reason": None}
-
-
-def _refused(request: ProgramRequest, error: UsageError) -> dict[str, object]:
-    return {
-        "schedule": request.schedule,
-        "ranks": request.ranks,
-        "microbatches": request.microbatches,
-        "stages_per_rank": request.stages_per_rank,
-        "reason": str(error),
-    }
 
 
 def _as_json(values: Mapping[str, object]) -> str:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 
 from engine.plan.action import RECV_OPS, SEND_OPS, Op
-from ppbench.export.trace import Level, Slice, Trace
+from ppbench.export.trace import Slice, Trace
 
 _COLORS: dict[str, str] = {  # names that viewers reserve, nearest to ppbench's palette
     Op.F: "rail_response",
@@ -39,7 +39,15 @@ def chrome_trace(trace: Trace) -> Iterator[str]:
 
 
 def _events(trace: Trace) -> Iterator[str]:
-    threads = _thread_ids(trace)
+    # A rank's first track is its main thread, which has the process's id.
+    firsts = {track.rank: track.number for track in reversed(trace.tracks)}
+    others = len(trace.processes) + 1
+    threads = {
+        track.number: _process_id(track.rank)
+        if firsts[track.rank] == track.number
+        else others + track.number
+        for track in trace.tracks
+    }
     yield from _names(trace, threads)
     for row in trace.slices():
         yield _slice(row, threads[row.track])
@@ -48,7 +56,8 @@ def _events(trace: Trace) -> Iterator[str]:
             if row.has_flow and row.op in ops:
                 yield _end_of_arrow(row, threads[row.track])
     for level in trace.levels():
-        yield _level(level)
+        where = f'"pid":{_process_id(level.rank)},"ts":{_us(level.time_ns)}'
+        yield f'{{"ph":"C",{where},"name":"memory","args":{{"bytes":{level.num_bytes}}}}}'
 
 
 def _names(trace: Trace, threads: Mapping[int, int]) -> Iterator[str]:
@@ -83,26 +92,9 @@ def _end_of_arrow(row: Slice, thread: int) -> str:
     return f'{{{kind},{what},{_place(row, thread)},"ts":{_us(time_ns)}}}'
 
 
-def _level(level: Level) -> str:
-    where = f'"pid":{_process_id(level.rank)},"ts":{_us(level.time_ns)}'
-    return f'{{"ph":"C",{where},"name":"memory","args":{{"bytes":{level.num_bytes}}}}}'
-
-
 def _process_id(rank: int) -> int:
     """Process ids count from 1: to viewers process 0 is the idle task."""
     return rank + 1
-
-
-def _thread_ids(trace: Trace) -> dict[int, int]:
-    """Thread ids by track; a rank's first track is its main thread, which has the process's id."""
-    firsts = {track.rank: track.number for track in reversed(trace.tracks)}
-    others = len(trace.processes) + 1
-    return {
-        track.number: _process_id(track.rank)
-        if firsts[track.rank] == track.number
-        else others + track.number
-        for track in trace.tracks
-    }
 
 
 def _place(row: Slice, thread: int) -> str:

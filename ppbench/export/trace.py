@@ -172,13 +172,21 @@ def _in_job(rows: pd.DataFrame, size: int) -> pd.DataFrame:
 
 
 def _complete(spans: pd.DataFrame) -> pd.DataFrame:
-    """The spans with `waiting_ns` (older versions stored none), `name`, `flow` and `kind`."""
+    """The spans with `waiting_ns` (older versions stored none), `name`, `flow` and `kind`.
+
+    Names are actions as text, `2F0`; the optimizer belongs to no stage.
+    """
     spans = spans.reset_index(drop=True)
     waits = waiting_ns(spans)
+    columns = (spans["stage"], spans["op"], spans["microbatch"])
+    names = [
+        op if op == Op.OPT else str(Action(stage, Op(op), microbatch))
+        for stage, op, microbatch in zip(*columns, strict=True)
+    ]
     stored = spans["waiting_ns"] if "waiting_ns" in spans else pd.Series(index=spans.index)
     return spans.assign(
         waiting_ns=stored.where(stored.notna(), waits).astype("int64"),
-        name=_names(spans),
+        name=names,
         flow=_flows(spans),
         kind=spans["op"].map({op.value: _ORDER.index(name) for op, name in _TRACK_NAMES.items()}),
     )
@@ -195,15 +203,6 @@ def _flows(spans: pd.DataFrame) -> pd.Series:
     ended = spans["end_ns"].reindex(numbers.index).mask(is_send).groupby(numbers)
     is_drawn = ended.transform("max") > begun.transform("max")
     return numbers.where(is_drawn, _NO_FLOW).reindex(spans.index, fill_value=_NO_FLOW)
-
-
-def _names(spans: pd.DataFrame) -> list[str]:
-    """Actions as text, `2F0`; the optimizer belongs to no stage."""
-    columns = (spans["stage"], spans["op"], spans["microbatch"])
-    return [
-        op if op == Op.OPT else str(Action(stage, Op(op), microbatch))
-        for stage, op, microbatch in zip(*columns, strict=True)
-    ]
 
 
 def _processes(spans: pd.DataFrame, ranks: pd.DataFrame, size: int) -> dict[int, str]:

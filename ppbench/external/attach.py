@@ -361,8 +361,12 @@ def attach(
     Never raises: an error becomes an `AttachWarning`.
     """
     try:
-        if (members := _recorded_members(schedule, every_pipeline=every_pipeline)) is None:
+        stages = stages_of(schedule)
+        replicas, group = replica_ranks(stages), stages[0].group
+        has_rank_0 = group is None or 0 in dist.get_process_group_ranks(group)
+        if replicas is None and not (every_pipeline or has_rank_0):
             return _Inert()
+        members = members_of(stages[0], replicas)
     except Exception as error:
         return _refuse(name, error)
     try:
@@ -383,15 +387,6 @@ def attach(
     except Exception as error:
         return _refuse(name, error)
     return attachment
-
-
-def _recorded_members(schedule: Any, *, every_pipeline: bool) -> Members | None:
-    """The ranks of this one's run; None where its pipeline is not recorded."""
-    stages = stages_of(schedule)
-    replicas = replica_ranks(stages)
-    if replicas is None and not (every_pipeline or _has_rank_0(schedule)):
-        return None
-    return members_of(stages[0], replicas)
 
 
 def _refuse(name: str, error: Exception) -> Attachment:
@@ -444,11 +439,6 @@ def _checked_optimizers(optimizer: Any) -> tuple[Any, ...]:
                 f"optimizer={type(candidate).__name__}: expected a torch.optim.Optimizer or several"
             )
     return optimizers
-
-
-def _has_rank_0(schedule: Any) -> bool:
-    group = stages_of(schedule)[0].group
-    return group is None or 0 in dist.get_process_group_ranks(group)
 
 
 def _warn(text: str) -> None:

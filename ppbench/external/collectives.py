@@ -51,15 +51,11 @@ class Collective(NamedTuple):
         return len(ours) > 1 and (ours <= theirs or theirs <= ours)
 
 
-Times = tuple[int, int]
-"""Start and end in nanoseconds."""
-
-
 class Event(NamedTuple):
     """What a trace has of one collective, in one place."""
 
     name: str
-    times: Times
+    times: tuple[int, int]  # start and end in nanoseconds
     details: Mapping[str, object]
 
 
@@ -103,9 +99,9 @@ def _by_kind(events: Iterable[Event]) -> dict[Op, list[Event]]:
 
 
 def _collective(
-    launched: Times,
+    launched: tuple[int, int],
     event: Event,
-    times: Times,
+    times: tuple[int, int],
     groups: Mapping[str, tuple[int, ...]],
     *,
     is_kernel: bool = False,
@@ -113,25 +109,15 @@ def _collective(
     op = kind_of(event.name)
     if op is None:
         return None
-    ranks, num_bytes = _ranks_of(event.details, groups), _bytes_of(event.details)
+    text = str(event.details.get("Process Group Ranks", ""))
+    ranks = groups.get(str(event.details.get("Process Group Name", "")))
+    if re.fullmatch(r"\[\d+(, *\d+)*\]", text):  # a long one is cut
+        ranks = tuple(map(int, re.findall(r"\d+", text)))
+    counts = (str(event.details.get(f"{way} msg nelems", "")) for way in ("In", "Out"))
+    most = max((int(count) for count in counts if count.isdecimal()), default=0)
+    num_bytes = most * _ELEMENT_BYTES.get(str(event.details.get("dtype")), 4)
     is_scatter = bool(_SCATTERS.search(event.name))
     return Collective(*launched, *times, op, num_bytes, ranks, is_scatter, is_kernel)
-
-
-def _ranks_of(
-    details: Mapping[str, object], groups: Mapping[str, tuple[int, ...]]
-) -> tuple[int, ...] | None:
-    text = str(details.get("Process Group Ranks", ""))
-    if re.fullmatch(r"\[\d+(, *\d+)*\]", text):  # a long one is cut
-        return tuple(map(int, re.findall(r"\d+", text)))
-    return groups.get(str(details.get("Process Group Name", "")))
-
-
-def _bytes_of(details: Mapping[str, object]) -> int:
-    """Return the larger of what went in and what came out."""
-    counts = (str(details.get(f"{way} msg nelems", "")) for way in ("In", "Out"))
-    most = max((int(count) for count in counts if count.isdecimal()), default=0)
-    return most * _ELEMENT_BYTES.get(str(details.get("dtype")), 4)
 
 
 class Range(NamedTuple):
@@ -176,17 +162,14 @@ def placed(ranges: Sequence[Range], collectives: Sequence[Collective]) -> list[P
         within = ranges[index] if index >= 0 and one.launched_ns < ranges[index].end_ns else None
         if within is None and not (one.is_scatter and len(stages) == 1):
             continue
-        if within is None or _may_begin(within.action.op, one.op):
+        outer = None if within is None else within.action.op
+        # A forward sums no gradients.
+        if outer in (None, Op.B, Op.W, *COLLECTIVE_OPS) or one.op is Op.UNSHARD:
             stage = min(stages) if within is None else within.action.stage
             action = Action(stage, one.op, NO_INDEX)
             times = one.start_ns, one.end_ns
             found.append(Placed(action, *times, one.num_bytes, within, one))
     return sorted(_joined(found), key=lambda one: (one.issue, one.start_ns))
-
-
-def _may_begin(outer: Op, op: Op) -> bool:
-    """Whether a range of some op may begin a collective; a forward sums no gradients."""
-    return outer in COLLECTIVE_OPS or op is Op.UNSHARD or outer in (Op.B, Op.W)
 
 
 def _joined(found: Iterable[Placed]) -> Iterator[Placed]:

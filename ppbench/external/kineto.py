@@ -105,7 +105,16 @@ def read_traces(path: Path, pattern: re.Pattern[str] | None) -> list[Trace]:
     Processes without actions, such as those that load data, are no ranks where others have some.
     Raises UsageError.
     """
-    data = _read_json(path)
+    try:
+        raw = path.read_bytes()
+        data = json.loads(gzip.decompress(raw) if raw.startswith(_GZIP) else raw)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, EOFError, zlib.error, RecursionError) as error:
+        raise UsageError(
+            f"{path}: is not a Chrome trace: {error}; expected JSON as torch.profiler's "
+            "export_chrome_trace writes it, compressed by gzip or not"
+        ) from None
     events = data.get("traceEvents") if isinstance(data, dict) else data
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         raise UsageError(f"{path}: is not a Chrome trace: it has no list of traceEvents")
@@ -128,7 +137,12 @@ def read_traces(path: Path, pattern: re.Pattern[str] | None) -> list[Trace]:
         traces = {process: _trace_of(path, facts, part) for process, part in parts.items()}
     except (TypeError, ValueError, KeyError) as error:
         raise UsageError(f"{path}: has an event that cannot be read: {error!r}") from None
-    ranks = {process: trace for process, trace in traces.items() if _has_actions(trace, pattern)}
+    forms = _FORMS if pattern is None else (_form_of(pattern),)
+    ranks = {
+        process: trace
+        for process, trace in traces.items()
+        if any(any(form(trace, outer)) for form in forms for outer in trace.ranges)
+    }
     if len(ranks) < 2:
         return [whole]
     by_correlation: dict[int | None, set[str]] = {}
@@ -160,21 +174,33 @@ def _trace_of(
 ) -> Trace:
     info = facts.get("distributedInfo")
     distributed: Mapping[str, object] = info if isinstance(info, dict) else {}
+    in_name = _RANK_IN_NAME.findall(path.name)[-1:]
+    rank = distributed["rank"] if "rank" in distributed else next(iter(in_name), None)
+    devices, listed = facts.get("deviceProperties"), distributed.get("pg_config")
+    groups = {
+        str(group.get("pg_name")): tuple(map(int, group["ranks"]))
+        for group in (listed if isinstance(listed, list) else [])
+        if isinstance(group, dict) and isinstance(group.get("ranks"), list)
+    }
     hostname, backend = facts.get("host_name"), distributed.get("backend")
     base_ns = int(str(facts.get("baseTimeNanoseconds", 0)))
     launches = sorted({str(e.get("cat")).rpartition("_")[0] for e in complete if _is_launch(e)})
     kernels, doubts = _kernels(complete, base_ns)
     return Trace(
         path,
-        _rank_of(path, distributed),
+        None if rank is None else int(str(rank)),
         int(str(distributed["world_size"])) if "world_size" in distributed else None,
         None if hostname is None else str(hostname),
-        _gpus(facts),
+        tuple(
+            str(gpu.get("name", "GPU"))
+            for gpu in (devices if isinstance(devices, list) else [])
+            if isinstance(gpu, dict)
+        ),
         None if backend is None else str(backend),
         sorted(_interval(e, base_ns) for e in complete if _is_range(e)),
         sorted(_interval(e, base_ns) for e in complete if e.get("cat") == _OPERATOR),
         kernels,
-        _collectives(complete, base_ns, groups := _groups_of(distributed)),
+        _collectives(complete, base_ns, groups),
         groups,
         launches[0] if launches else "cuda",
         doubts,
@@ -187,33 +213,6 @@ def _is_launch(event: Mapping[str, object]) -> bool:
 
 def _is_range(event: Mapping[str, object]) -> bool:
     return event.get("cat") not in _NOT_RANGES and not _is_launch(event)
-
-
-def _read_json(path: Path) -> object:
-    try:
-        raw = path.read_bytes()
-        return json.loads(gzip.decompress(raw) if raw.startswith(_GZIP) else raw)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (ValueError, EOFError, zlib.error, RecursionError) as error:
-        raise UsageError(
-            f"{path}: is not a Chrome trace: {error}; expected JSON as torch.profiler's "
-            "export_chrome_trace writes it, compressed by gzip or not"
-        ) from None
-
-
-def _rank_of(path: Path, distributed: Mapping[str, object]) -> int | None:
-    if "rank" in distributed:
-        return int(str(distributed["rank"]))
-    numbers = _RANK_IN_NAME.findall(path.name)
-    return int(numbers[-1]) if numbers else None
-
-
-def _gpus(facts: Mapping[str, object]) -> tuple[str, ...]:
-    devices = facts.get("deviceProperties")
-    if not isinstance(devices, list):
-        return ()
-    return tuple(str(gpu.get("name", "GPU")) for gpu in devices if isinstance(gpu, dict))
 
 
 def _interval(event: Mapping[str, object], base_ns: int) -> Interval:
@@ -309,15 +308,6 @@ def _collectives(
     )
 
 
-def _groups_of(distributed: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
-    listed = distributed.get("pg_config")
-    return {
-        str(group.get("pg_name")): tuple(map(int, group["ranks"]))
-        for group in (listed if isinstance(listed, list) else [])
-        if isinstance(group, dict) and isinstance(group.get("ranks"), list)
-    }
-
-
 def _launches(events: Sequence[Mapping[str, object]], base_ns: int) -> dict[int | None, int]:
     """Return when the host launched each kernel, by correlation."""
     return {
@@ -344,7 +334,6 @@ _OF_GPIPE = re.compile(r"(Forward|Backward) (\d+)", re.ASCII)
 _OF_STAGES = re.compile(
     r".*pipelining/stage\.py\(\d+\): (forward|backward|backward_weight)_one_chunk"
 )
-_TORCH_OPTIMIZER = re.compile(r"Optimizer\.step#.*")
 _AUTOGRAD = "autograd::engine::"
 _WORDS = {
     Op.F: ("f", "fwd", "forward"),
@@ -377,14 +366,21 @@ def named_ranges(trace: Trace, pattern: re.Pattern[str] | None) -> list[Named]:
         actions = [named for outer in trace.ranges for named in form(trace, outer)]
         if any(named.op is not Op.OPT for named in actions):
             if not any(named.op is Op.OPT for named in actions):
-                actions += _optimizer_ranges(trace)
+                actions += [
+                    Named(outer, Op.OPT, NO_INDEX, NO_INDEX, may_wait=False)
+                    for outer in trace.ranges
+                    if outer.name.startswith("Optimizer.step#")
+                ]
             return sorted(actions, key=lambda named: named.within)
-    raise UsageError(_no_action_in(trace, pattern))
-
-
-def _has_actions(trace: Trace, pattern: re.Pattern[str] | None) -> bool:
-    forms = _FORMS if pattern is None else (_form_of(pattern),)
-    return any(any(form(trace, outer)) for form in forms for outer in trace.ranges)
+    names = list(dict.fromkeys(outer.name for outer in trace.ranges))
+    shown = ", ".join(f'"{name[:40]}"' for name in names[:12]) or "no ranges at all"
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    expected = "that the pattern matches" if pattern else 'such as "2F0", "PP:2F0" or "Forward 0"'
+    raise UsageError(
+        f"{trace.path}: no range is an action of a pipeline {expected}; it has {shown}{more}. "
+        "Other names are read with --pattern; torch's Schedule1F1B names its actions only if the "
+        "profiler has with_stack=True"
+    )
 
 
 def collective_ranges(trace: Trace) -> list[Named]:
@@ -429,25 +425,18 @@ def _of_actions(trace: Trace, outer: Interval) -> Iterator[Named]:
     except ValueError:
         return
     actions = [action for action in cell if action.op not in COLLECTIVE_OPS]
-    parts = _split(trace, outer) if len(actions) == 2 else [outer] * len(actions)
+    parts = [outer] * len(actions)
+    if len(actions) == 2:  # backward begins with the first operator of autograd, on any thread
+        operators = trace.operators_in(outer)
+        at_ns = next((o.start_ns for o in operators if o.name.startswith(_AUTOGRAD)), None)
+        if at_ns is None:
+            raise UsageError(
+                f'{trace.path}: range "{outer.name}" holds a forward and a backward, and no '
+                "operators of autograd to separate them; profile with ProfilerActivity.CPU"
+            )
+        parts = [outer._replace(end_ns=at_ns), outer._replace(start_ns=at_ns)]
     for within, action in zip(parts, actions, strict=True):
         yield Named(within, action.op, action.stage, action.microbatch, may_wait=is_torch)
-
-
-def _split(trace: Trace, outer: Interval) -> list[Interval]:
-    """Split a range with a forward and a backward where the first operator of autograd begins.
-
-    It may be on any thread. Raises UsageError if there is none.
-    """
-    operators = trace.operators_in(outer)
-    starts_ns = (o.start_ns for o in operators if o.name.startswith(_AUTOGRAD))
-    at_ns = next(starts_ns, None)
-    if at_ns is None:
-        raise UsageError(
-            f'{trace.path}: range "{outer.name}" holds a forward and a backward, and no operators '
-            "of autograd to separate them; profile with ProfilerActivity.CPU"
-        )
-    return [outer._replace(end_ns=at_ns), outer._replace(start_ns=at_ns)]
 
 
 def _of_gpipe(_trace: Trace, outer: Interval) -> Iterator[Named]:
@@ -472,44 +461,22 @@ def _form_of(pattern: re.Pattern[str]) -> Form:
                     f'{trace.path}: range "{outer.name}": op is "{groups["op"]}"; expected one '
                     f"of {', '.join(_OPS)}"
                 )
-            stage, microbatch = (_number(trace, outer, groups, n) for n in ("stage", "microbatch"))
-            yield Named(outer, op, stage, microbatch, may_wait=False)
+            numbers: dict[str, int | None] = {}
+            for name in ("stage", "microbatch"):
+                text = groups.get(name)
+                try:
+                    numbers[name] = None if text is None else int(text)
+                except ValueError:
+                    raise UsageError(
+                        f'{trace.path}: range "{outer.name}": {name} is "{text}"; expected a number'
+                    ) from None
+            yield Named(outer, op, numbers["stage"], numbers["microbatch"], may_wait=False)
 
     return read
-
-
-def _number(trace: Trace, outer: Interval, groups: dict[str, str | None], name: str) -> int | None:
-    text = groups.get(name)
-    if text is None:
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        raise UsageError(
-            f'{trace.path}: range "{outer.name}": {name} is "{text}"; expected a number'
-        ) from None
 
 
 _FORMS: tuple[Form, ...] = (_of_actions, _of_gpipe, _of_stages)
 
 
-def _optimizer_ranges(trace: Trace) -> Iterator[Named]:
-    for outer in trace.ranges:
-        if _TORCH_OPTIMIZER.fullmatch(outer.name):
-            yield Named(outer, Op.OPT, NO_INDEX, NO_INDEX, may_wait=False)
-
-
 def is_transfer(op: Op) -> bool:
     return op in SEND_OPS or op in RECV_OPS
-
-
-def _no_action_in(trace: Trace, pattern: re.Pattern[str] | None) -> str:
-    names = list(dict.fromkeys(outer.name for outer in trace.ranges))
-    shown = ", ".join(f'"{name[:40]}"' for name in names[:12]) or "no ranges at all"
-    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    expected = "that the pattern matches" if pattern else 'such as "2F0", "PP:2F0" or "Forward 0"'
-    return (
-        f"{trace.path}: no range is an action of a pipeline {expected}; it has {shown}{more}. "
-        "Other names are read with --pattern; torch's Schedule1F1B names its actions only if the "
-        "profiler has with_stack=True"
-    )

@@ -106,20 +106,16 @@ def _fields(option: str, settings: Iterable[tuple[str, object]]) -> dict[str, ob
 
 def named_program(program: Program, name: str | None = None) -> Program:
     """Return the program under the given name, or that of the registered schedule it equals."""
-    if name is None:
-        names = (known for known in SCHEDULES if _is_schedule(program, known))
-        name = next(names, program.schedule)
-    return dataclasses.replace(program, schedule=name)
-
-
-def _is_schedule(program: Program, name: str) -> bool:
-    try:
-        known = build_program(
-            name, program.world_size, program.num_microbatches, _stages_per_rank(program)
-        )
-    except ScheduleError:
-        return False
-    return (known.placement, known.actions) == (program.placement, program.actions)
+    shape = program.world_size, program.num_microbatches, _stages_per_rank(program)
+    for registered in SCHEDULES if name is None else ():
+        try:
+            known = build_program(registered, *shape)
+        except ScheduleError:
+            continue
+        if (known.placement, known.actions) == (program.placement, program.actions):
+            name = registered
+            break
+    return dataclasses.replace(program, schedule=program.schedule if name is None else name)
 
 
 def _stages_per_rank(program: Program) -> int:
@@ -150,7 +146,10 @@ def write_run(recorded: RecordedRun, metadata: RunMetadata, store: Store) -> str
         "num_warmup_steps": recorded.num_warmup_steps,
         "measure_steps": len(rows.tables["steps"]),
     }
-    store.write_run(run, {**rows.tables, "edges": _with_known_sizes(rows.tables["edges"])})
+    edges = rows.tables["edges"]
+    is_known = edges["num_bytes"] > 0
+    known = {column: edges[column].where(is_known) for column in ("num_bytes", "bytes_per_s")}
+    store.write_run(run, {**rows.tables, "edges": edges.assign(**known)})
     return run_id
 
 
@@ -198,13 +197,6 @@ def _ranks_of(recorded: RecordedRun) -> list[dict[str, object]]:
     ]
 
 
-def _with_known_sizes(edges: pd.DataFrame) -> pd.DataFrame:
-    """Replace the size and speed of messages whose size is not known by null."""
-    is_known = edges["num_bytes"] > 0
-    columns = ("num_bytes", "bytes_per_s")
-    return edges.assign(**{column: edges[column].where(is_known) for column in columns})
-
-
 def _case_of(recorded: RecordedRun, metadata: RunMetadata) -> Case:
     """Return the case with the known settings; the others are as described in the module."""
     program = recorded.program
@@ -219,17 +211,11 @@ def _case_of(recorded: RecordedRun, metadata: RunMetadata) -> Case:
         **metadata.settings,
     }
     unknown = {
-        name: _unknown(default)
+        name: UNKNOWN if isinstance(default, str) else type(default)()
         for name, default in _CASE_FIELDS.items()
         if not name.startswith(_LOWERING)
     }
     return Case(**{**unknown, "seq_len": UNKNOWN, **known})  # type: ignore[arg-type]  # as declared
-
-
-def _unknown(default: object) -> object:
-    if isinstance(default, tuple):
-        return ()
-    return UNKNOWN if isinstance(default, str) else type(default)()
 
 
 def _identity(
@@ -240,6 +226,7 @@ def _identity(
     sweep_id = _digest(recorded.origin, metadata.name)
     same = [Condition("sweep_id", "=", sweep_id), Condition("case_id", "=", case_id)]
     launches = store.runs(["launch"], same)["launch"]
+    replicas = ["replicas"] if recorded.num_replicas > 1 else []
     return {
         "run_id": run_id,
         "sweep_id": sweep_id,
@@ -251,17 +238,12 @@ def _identity(
         "attempt": 1,
         "status": "ok",
         "origin": recorded.origin,
-        "settings_told": json.dumps(_known_settings(recorded, metadata)),
+        "settings_told": json.dumps(sorted({*_RECORDED, *replicas, *metadata.settings})),
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         **case.settings(),
         "code": code_hash(),
         "ppbench_version": __version__,
     }
-
-
-def _known_settings(recorded: RecordedRun, metadata: RunMetadata) -> list[str]:
-    replicas = ["replicas"] if recorded.num_replicas > 1 else []
-    return sorted({*_RECORDED, *replicas, *metadata.settings})
 
 
 def _digest(*parts: str) -> str:

@@ -163,6 +163,15 @@ def rank_facts(
     """Return columns of `ranks`."""
     stages = stages_of(schedule)
     device = torch.device(stages[0].device)
+    memory: dict[str, object] = {"peak_memory_bytes": None}
+    if devices.is_accelerator(device):
+        # The allocator's peak since the script began or last reset it; ppbench never resets.
+        peaks = devices.peaks_of(device)
+        memory = {
+            "peak_memory_bytes": peaks.allocated_bytes,
+            "active_bytes": peaks.active_bytes,
+            "reserved_bytes": peaks.reserved_bytes,
+        }
     parameters = {id(p): p for stage in stages for p in stage.submod.parameters()}
     return {
         "hostname": platform.node(),
@@ -170,19 +179,7 @@ def rank_facts(
         "num_parameters": sum(p.numel() for p in parameters.values()),
         "process_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         **clock_facts(members.rank, alignment, clock.error_ns),
-        **_memory_facts(device),
-    }
-
-
-def _memory_facts(device: torch.device) -> dict[str, object]:
-    """Return the allocator's peak since the script began or last reset it; ppbench never resets."""
-    if not devices.is_accelerator(device):
-        return {"peak_memory_bytes": None}
-    peaks = devices.peaks_of(device)
-    return {
-        "peak_memory_bytes": peaks.allocated_bytes,
-        "active_bytes": peaks.active_bytes,
-        "reserved_bytes": peaks.reserved_bytes,
+        **memory,
     }
 
 

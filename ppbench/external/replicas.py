@@ -30,7 +30,6 @@ def pipelines_in(
     """Read the traces of files and folders; return them by replica and rank. Raises UsageError."""
     traces = [trace for path in _files_of(paths) for trace in read_traces(path, pattern)]
     _check_ranks(traces)
-    _check_num_ranks(traces)
     by_job = sorted(
         enumerate(traces), key=lambda item: item[0] if item[1].rank is None else item[1].rank
     )
@@ -125,7 +124,10 @@ def _joined(columns: Sequence[Sequence[RankTrace]]) -> list[list[RankTrace]]:
 
 
 def _check_ranks(traces: Sequence[Trace]) -> None:
-    """Check that each file is of another rank, and that all or none name their rank."""
+    """Check that each file is of another rank, that all or none name theirs, and none is missing.
+
+    Not every form of ranges names its stage.
+    """
     seen: dict[int, Path] = {}
     for trace in traces:
         if trace.rank is None:
@@ -142,10 +144,6 @@ def _check_ranks(traces: Sequence[Trace]) -> None:
             f"{unnamed}: does not name its rank, though others do; put it into the file's name, "
             "such as rank3.json"
         )
-
-
-def _check_num_ranks(traces: Sequence[Trace]) -> None:
-    """Check that there is a file of each rank: not every form of ranges names its stage."""
     given, sizes = len(traces), {trace.world_size for trace in traces} - {None}
     if len(sizes) > 1:
         listed = " and ".join(sorted(map(str, sizes)))

@@ -67,7 +67,11 @@ class RankTrace:
 def steps_of(source: RankTrace) -> Steps:
     """Return all steps of which the trace has actions. Raises UsageError."""
     numbered = _by_marks(source)
-    if numbered is None or any(map(_has_repeats, numbered.values())):
+    counts = (
+        Counter(_key(n) for n in part if n.op is not Op.OPT and n.microbatch is not None)
+        for part in (numbered or {}).values()
+    )
+    if numbered is None or any(max(count.values(), default=0) > 1 for count in counts):
         numbered = _by_repeats(source)
     ranges = {number: _ranges(source, part) for number, part in numbered.items()}
     timed = {number: _timed(source, part, ranges[number]) for number, part in numbered.items()}
@@ -117,13 +121,6 @@ def _key(named: Named) -> tuple[Op, int | None, int | None]:
     return named.op, named.stage, named.microbatch
 
 
-def _has_repeats(part: Sequence[Named]) -> bool:
-    counts = Counter(
-        _key(named) for named in part if named.op is not Op.OPT and named.microbatch is not None
-    )
-    return any(count > 1 for count in counts.values())
-
-
 def _by_repeats(source: RankTrace) -> dict[int, list[Named]]:
     """End a step where an action of it occurs again; an optimizer's range still belongs to it."""
     if any(named.microbatch is None for named in source.named):
@@ -169,8 +166,13 @@ def _timed(source: RankTrace, part: Sequence[Named], ranges: Sequence[Range]) ->
         timed.append(_time_of(source.trace, named, action, free_ns))
         if not is_transfer(named.op):
             free_ns = timed[-1].end_ns
-    optimizers = [named for named in part if named.op is Op.OPT]
-    return timed + _optimizer(source.trace, optimizers, free_ns)
+    optimizers = [
+        _time_of(source.trace, named, OPTIMIZER, free_ns) for named in part if named.op is Op.OPT
+    ]
+    if optimizers:  # there may be one for each of the rank's stages
+        start_ns, end_ns = min(t.start_ns for t in optimizers), max(t.end_ns for t in optimizers)
+        timed.append(Timed(OPTIMIZER, start_ns, end_ns, all(t.is_seen for t in optimizers)))
+    return timed
 
 
 def _add_collectives(
@@ -251,15 +253,6 @@ def _without_collectives(
     return timed._replace(start_ns=start_ns, end_ns=max(start_ns, end_ns))
 
 
-def _optimizer(trace: Trace, ranges: Sequence[Named], free_ns: int) -> list[Timed]:
-    """Join a rank's optimizers: there may be one for each of its stages."""
-    times = [_time_of(trace, named, OPTIMIZER, free_ns) for named in ranges]
-    if not times:
-        return []
-    start_ns, end_ns = min(t.start_ns for t in times), max(t.end_ns for t in times)
-    return [Timed(OPTIMIZER, start_ns, end_ns, all(t.is_seen for t in times))]
-
-
 def _time_of(trace: Trace, named: Named, action: Action, free_ns: int) -> Timed:
     within = named.within
     is_message = is_transfer(named.op)
@@ -287,14 +280,14 @@ def _work_ns(trace: Trace, named: Named) -> tuple[int, int]:
     operators = trace.operators_in(named.within)
     receives = [i for i, operator in enumerate(operators) if _RECEIVE in operator.name]
     after = operators[receives[-1] + 1 :] if receives else operators
-    sends = [operator.start_ns for operator in after if _is_message(operator)]
+    sends = [
+        operator.start_ns
+        for operator in after
+        if operator.name.startswith(_COMMUNICATION) and kind_of(operator.name) is None
+    ]
     if sends:
         after, end_ns = [o for o in after if o.start_ns < sends[0]], sends[0]
     return (after[0].start_ns if after else end_ns), end_ns
-
-
-def _is_message(operator: Interval) -> bool:
-    return operator.name.startswith(_COMMUNICATION) and kind_of(operator.name) is None
 
 
 def chosen_steps(ranks: Sequence[Steps], wanted: Iterable[int]) -> list[int]:
@@ -321,9 +314,11 @@ def check_whole(ranks: Sequence[Steps], chosen: Sequence[int]) -> None:
         every = dict.fromkeys(action for row in rows.values() for action in row)
         for number, row in rows.items():
             if missing := [str(action) for action in every if action not in set(row)]:
+                more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
                 raise UsageError(
-                    f"step {number}: rank {rank} lacks {_some(missing)}, which it has in others; "
-                    "perhaps the trace begins or ends within it: choose whole steps with --step"
+                    f"step {number}: rank {rank} lacks {', '.join(missing[:8])}{more}, which it "
+                    "has in others; perhaps the trace begins or ends within it: choose whole steps "
+                    "with --step"
                 )
         first = chosen[0]
         for number, row in rows.items():
@@ -332,11 +327,6 @@ def check_whole(ranks: Sequence[Steps], chosen: Sequence[int]) -> None:
                     f"rank {rank}: its actions have another order in step {number} than in step "
                     f"{first}; import steps of one program at a time, with --step"
                 )
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return ", ".join(names[:8]) + more
 
 
 def computations(step: Sequence[Timed]) -> list[Action]:

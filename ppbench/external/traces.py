@@ -125,10 +125,13 @@ def import_traces(
         rows = [tuple(issued(steps[chosen[0]])) for steps in parts[0]]
         program = dataclasses.replace(program, actions=rows)
     clocks = clocks_of([s.trace.hostname for s in sources], _slack(program, parts, chosen))
+    spans: list[Span] = []
+    for replica, part in enumerate(parts):
+        spans += _spans(program, part, chosen, clocks[replica * len(part) :], replica)
     recorded = RecordedRun(
         IMPORTED,
         program,
-        _spans_of_all(program, parts, chosen, clocks),
+        pd.DataFrame(spans, columns=list(COLUMNS)),
         [_rank_row(source, clock) for source, clock in zip(sources, clocks, strict=True)],
         _facts(sources),
     )
@@ -140,18 +143,6 @@ def import_traces(
     job_size = sources[0].trace.world_size
     shape = len(chosen), program.world_size, program.schedule
     return Imported(run_id, *shape, clocks, job_size, len(parts), notes)
-
-
-def _spans_of_all(
-    program: Program,
-    parts: Sequence[Sequence[Steps]],
-    steps: Sequence[int],
-    clocks: Sequence[Clock],
-) -> pd.DataFrame:
-    spans: list[Span] = []
-    for replica, part in enumerate(parts):
-        spans += _spans(program, part, steps, clocks[replica * len(part) :], replica)
-    return pd.DataFrame(spans, columns=list(COLUMNS))
 
 
 def _program_of(
@@ -190,10 +181,6 @@ def _needs(program: Program) -> Iterator[tuple[int, Action, int, Action]]:
                 yield makers[maker], maker, rank, action
 
 
-def _times(step: Sequence[Timed]) -> dict[Action, Timed]:
-    return {timed.action: timed for timed in step}
-
-
 def _odd_collectives(
     sources: Sequence[RankTrace], ranks: Sequence[Steps], chosen: Sequence[int]
 ) -> str:
@@ -222,23 +209,19 @@ def _slack(
     for number in chosen:
         for replica, part in enumerate(parts):
             offset = replica * size
-            times = [_times(steps[number]) for steps in part]
+            times = [{timed.action: timed for timed in steps[number]} for steps in part]
             for maker, made, taker, taken in needs:
                 slack_ns = times[taker][taken].start_ns - times[maker][made].end_ns
                 note(offset + maker, offset + taker, slack_ns)
             for rank in range(size) if replica else ():
-                for ours, theirs in _met(part[rank][number], parts[replica - 1][rank][number]):
+                steps_of_both = part[rank][number], parts[replica - 1][rank][number]
+                met = [[t for t in step if t.action.op in _MEETINGS] for step in steps_of_both]
+                if [t.action for t in met[0]] != [t.action for t in met[1]]:
+                    continue
+                for ours, theirs in zip(*met, strict=True):
                     note(offset + rank, offset - size + rank, theirs.end_ns - ours.start_ns)
                     note(offset - size + rank, offset + rank, ours.end_ns - theirs.start_ns)
     return least
-
-
-def _met(ours: Sequence[Timed], theirs: Sequence[Timed]) -> list[tuple[Timed, Timed]]:
-    """Return the collectives of a step on the same rank of two replicas, if both have the same."""
-    both = [[t for t in step if t.action.op in _MEETINGS] for step in (ours, theirs)]
-    if [t.action for t in both[0]] != [t.action for t in both[1]]:
-        return []
-    return list(zip(*both, strict=True))
 
 
 def _spans(
@@ -277,7 +260,11 @@ def _messages(
     program: Program, times: Mapping[Action, tuple[int, Timed]]
 ) -> Iterator[tuple[int, Timed]]:
     """Yield both ends of each message: as seen on devices, else while its receiver waited."""
-    idle_from = _idle_from(program, times)
+    idle_from = {  # for each computation but a rank's first, when the one before it ended
+        action: times[before][1].end_ns
+        for row in program.actions
+        for before, action in itertools.pairwise(row)
+    }
     for maker, made, taker, taken in _needs(program):
         send, receive = outgoing(made, program), incoming(taken, program)
         assert send is not None
@@ -290,15 +277,6 @@ def _messages(
         waits_ns = min(idle_from.get(taken, sent_ns), went_on_ns)
         yield maker, Timed(send, sent_ns, max(sent_ns, went_on_ns), is_seen=False)
         yield taker, Timed(receive, waits_ns, max(waits_ns, went_on_ns), is_seen=False)
-
-
-def _idle_from(program: Program, times: Mapping[Action, tuple[int, Timed]]) -> dict[Action, int]:
-    """Return, for each computation but a rank's first, when the one before it ended."""
-    return {
-        action: times[before][1].end_ns
-        for row in program.actions
-        for before, action in itertools.pairwise(row)
-    }
 
 
 def _rank_row(source: RankTrace, clock: Clock) -> dict[str, object]:

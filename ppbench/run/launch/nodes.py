@@ -46,7 +46,7 @@ from engine.interfaces import (
     refuse_unspecified,
 )
 from engine.rank_store import reach, serve
-from ppbench.errors import StoreError
+from ppbench.errors import StoreError, first_line
 from ppbench.run.machine.node_folder import VARIABLE, make_node_folder
 
 BACKEND = "c10d"
@@ -114,8 +114,7 @@ def create(params: RendezvousParameters) -> RendezvousHandler:
         host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
         store, place = _open_store(host, port, params)
     except (RuntimeError, ValueError) as error:  # also torch's, of a store that is not reached
-        problem = str(error).partition("\n")[0]
-        _refuse(f"--rdzv-endpoint {params.endpoint}: {problem}")
+        _refuse(f"--rdzv-endpoint {params.endpoint}: {first_line(error)}")
     print(f"{platform.node()}: listens on {place.address} ({place.name}) alone", file=sys.stderr)
     keep_to(place.name, os.environ)
     backend = C10dRendezvousBackend(store, params.run_id)

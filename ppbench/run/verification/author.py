@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from ppbench.errors import first_line
 from ppbench.run.verification import exchange
 from ppbench.run.verification.comparison import (
     Author,
@@ -48,7 +49,7 @@ def main(arguments: list[str]) -> None:
             targets = torch.tensor(request.targets, device=way.device)[cut]
             train_step(author_module(request, way), [ids], [targets], [[]])
         except Exception as error:  # a user's module may raise anything
-            failures.append(f"{type(error).__name__}: {_line(error)}")
+            failures.append(f"{type(error).__name__}: {first_line(error)}")
         else:
             break
     else:
@@ -101,7 +102,7 @@ def verdict_of(
     except VerificationError as problem:
         error = str(problem)
     except (MemoryError, torch.OutOfMemoryError) as problem:
-        worst.notes.insert(0, f"no: the unsplit module ran out of memory: {_line(problem)}")
+        worst.notes.insert(0, f"no: the unsplit module ran out of memory: {first_line(problem)}")
     except Incomparable as problem:
         worst.notes.insert(0, f"no: {problem}")
     return exchange.Verdict(error, worst.difference, worst.num_gradients, worst.notes)
@@ -110,11 +111,6 @@ def verdict_of(
 def _read_parts(folder: Path, world_size: int, phase: str) -> list[Any]:
     files: Iterable[Path] = (exchange.part_file(folder, rank, phase) for rank in range(world_size))
     return [torch.load(file, weights_only=True, mmap=True, map_location="cpu") for file in files]
-
-
-def _line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else ""
 
 
 if __name__ == "__main__":
