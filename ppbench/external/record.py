@@ -29,7 +29,9 @@ from ppbench.run.machine.measuring_code import code_hash
 from ppbench.run.records import FinishedRun, first_loss_not_finite, rows_of
 from ppbench.store import Condition, Store, new_run_id
 
-_CASE_FIELDS = {case_field.name: case_field.default for case_field in dataclasses.fields(Case)}
+_CASE_FIELDS: dict[str, object] = {
+    case_field.name: case_field.default for case_field in dataclasses.fields(Case)
+}
 _RECORDED = ("schedule", "world_size", "num_microbatches", "stages_per_rank")
 _NOT_SETTABLE = (*_RECORDED, "replicas", "device", "runtime")
 _NAMES = ("model.preset", "data.source")
