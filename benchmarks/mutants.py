@@ -3,6 +3,8 @@
     python -m benchmarks.mutants before.json                        # about 200 faults
     python -m benchmarks.mutants after.json --again before.json
 
+`mutants.json` beside this file has those of d33be92, of the rooms down to `ppbench/config`.
+
 A mutant is one changed expression: a flipped comparison, a dropped call, a number off by one, two
 swapped arguments, a value that is not returned. It is planted in a copy of the repository. There
 the tests of the mirrored folder run until one fails, the module's own first. A mutant survives if
@@ -180,6 +182,7 @@ def main() -> None:
     parser.add_argument("file", type=Path, help="where the mutants and their fates are written")
     parser.add_argument("--again", type=Path, metavar="FILE", help="plant the mutants of this file")
     parser.add_argument("--per-room", type=int, default=10)
+    parser.add_argument("--rooms", nargs="+", help="folders to plant mutants in; default: all")
     parser.add_argument("--exclude", nargs="*", default=[], help="words of files to leave out")
     parser.add_argument("--limit", type=float, default=150.0, help="seconds of tests for a mutant")
     parser.add_argument("--jobs", type=int, default=2)
@@ -189,7 +192,8 @@ def main() -> None:
     if asked.again:
         mutants = [Mutant(**fields) for fields in json.loads(asked.again.read_text())]
     else:
-        each = [drawn(r, asked.per_room, asked.exclude, asked.seed) for r in sorted(rooms)]
+        rooms = asked.rooms or sorted(rooms)
+        each = [drawn(room, asked.per_room, asked.exclude, asked.seed) for room in rooms]
         mutants = [mutant for mutants_of_room in each for mutant in mutants_of_room]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(asked.jobs) as pool:
         copies: SimpleQueue[Path] = SimpleQueue()
