@@ -36,8 +36,8 @@ class Rows:
         place = [
             placement.stages_of(rank).index(stage) for stage, rank in enumerate(placement.ranks)
         ]
-        op = np.frombuffer(table.op, np.int8).astype(np.int64)
-        stage = np.array(place, np.int64)[np.frombuffer(table.stage, np.int32)]
+        op = np.frombuffer(table.op, np.int64)
+        stage = np.array(place, np.int64)[np.frombuffer(table.stage, np.int64)]
         self._kind = [
             op[begin:end] * len(placement.stages_of(rank)) + stage[begin:end]
             for rank, (begin, end) in enumerate(itertools.pairwise(table.offset))

@@ -3,7 +3,6 @@
 import json
 
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 from command import output_of
 from stored_runs import NASTY, run_row, store_failed, store_with
@@ -37,17 +36,6 @@ def test_a_run_shows_its_partition_and_what_each_stage_has_of_it(results):
     assert ["0", "3", "3,000", "37.5", "%"] in lines
     assert ["1", "5", "5,500", "62.5", "%"] in lines
     assert ["3", "1,234", "0.0"] in lines  # the step
-
-
-def test_a_run_of_an_older_version_shows_the_stages_that_it_knows(results):
-    for path in results.rglob("*.parquet"):
-        later = ("parameters_per_stage", "stage_shares", "num_tokens", "train_compile")
-        pq.write_table(pq.read_table(path).drop_columns(
-            [name for name in later if name in pq.read_schema(path).names]
-        ), path)  # fmt: skip
-    lines = [line.split() for line in output_of(runs.show, "last", results).splitlines()]
-    assert ["1", "5"] in lines
-    assert ["train_compile", "false"] in lines
 
 
 def test_a_variable_length_is_a_word_in_every_listing(results):
