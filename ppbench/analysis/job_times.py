@@ -57,7 +57,9 @@ def _as_seen(spans: pd.DataFrame, lowered: Program) -> Program:
     Each stands before the first computation that starts after it.
     """
     replica = spans["replica"] if "replica" in spans else 0 * spans["step"]
-    first = spans[(spans["step"] == spans["step"].min()) & (replica == 0)].sort_values("start_ns")
+    first = spans[(spans["step"] == spans["step"].min()) & (replica == 0)].sort_values(
+        "start_ns", kind="stable"
+    )
     rows: list[list[Action]] = [[] for _ in range(lowered.world_size)]
     taken = {str(op): op for op in (*COMPUTE_OPS, *JOINED)}
     for row in first[first["op"].isin(taken)].itertuples():

@@ -111,7 +111,7 @@ def _strip(name: str, step: Step, facts: str, end_ns: int) -> Strip:
 def _path(spans: pd.DataFrame, origin_ns: int, end_ns: int, row_px: int) -> str:
     """Return the outline of the bars of one op in the syntax of SVG, merged where they are tiny."""
     parts = []
-    for rank, own in spans.sort_values("start_ns").groupby("rank"):
+    for rank, own in spans.sort_values("start_ns", kind="stable").groupby("rank"):
         starts, ends = (
             (own[column].to_numpy() - origin_ns) / end_ns * WIDTH
             for column in ("start_ns", "end_ns")
