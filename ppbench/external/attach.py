@@ -302,19 +302,11 @@ class Attachment:
 
     def _warn_unfinished(self) -> None:
         if self._members.rank == 0:
-            if self._count > self._request.last:
-                self._warn(
-                    f"close() is missing: all steps were recorded, {min(self._request.steps)} to "
-                    f"{self._request.last}, and the optimizer's span of the last one ends with the "
-                    "next step; call close() at the end of the training, or use attach(...) in a "
-                    "with statement"
-                )
-            else:
-                self._warn(
-                    f"it ended when schedule.step had been called {self._count} times, before the "
-                    f"end of the chosen steps, {min(self._request.steps)} to {self._request.last}; "
-                    "choose earlier ones, or call close() at the end of the training"
-                )
+            self._warn(
+                f"it ended when schedule.step had been called {self._count} times, before the end "
+                f"of the chosen steps, {min(self._request.steps)} to {self._request.last}; choose "
+                "earlier ones, or call close() at the end of the training"
+            )
 
     def _warn(self, why: str) -> None:
         _warn(f"run {self._request.metadata.name} is not stored: {why}")

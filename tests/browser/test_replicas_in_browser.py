@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from chromium import Browser, Tab
 from screens import DESK, PHONE, keep, needs_browser
@@ -67,7 +68,10 @@ def page(tmp_path_factory: pytest.TempPathFactory, shape: Shape) -> Path:
         "program": to_json(shape.lowered),
     }
     store = Store(folder / "results")
-    store.write_run(run, {"spans": spans.assign(waiting_ns=waiting_ns(spans))})
+    of_step = spans.groupby("step")
+    took = of_step["end_ns"].max() - of_step["start_ns"].min()
+    steps = pd.DataFrame({"step": took.index, "step_ns": took, "step_with_optimizer_ns": took})
+    store.write_run(run, {"spans": spans.assign(waiting_ns=waiting_ns(spans)), "steps": steps})
     write_timeline(folder / "replicas.html", store, store.runs(), choice="0")
     return folder / "replicas.html"
 

@@ -254,7 +254,7 @@ def test_an_error_of_ours_in_a_watched_step_ends_the_watching_only(ranks, tmp_pa
             [False],
         ),
         ("closed before", ["called 1 times, before the end of the chosen steps", None], [False]),
-        ("never closed", ["close() is missing: all steps were recorded, 0 to 1", None], [False]),
+        ("never closed", [None, None], [True]),
         ("closed half way", [None, None], [True]),
         ("no optimizer", ["optimizer=str: expected a torch.optim.Optimizer"] * 2, [False]),
         ("no schedule", ["str has no stages; expected a schedule"] * 2, [False]),
