@@ -84,8 +84,12 @@ def test_other_ways_to_write_the_same_are_accepted(environ):
     check(environ)
 
 
-def test_the_agent_on_this_machine_starts_its_workers_with_them(bare):
-    assert local._environment(1).items() >= SET.items()
+def test_the_agent_on_this_machine_starts_its_workers_with_them(bare, tmp_path):
+    started = []
+    bare.setattr(subprocess, "Popen", lambda *_, env, **__: started.append(env))
+    options = {"num_ranks": 1, "threads_per_rank": 1, "max_restarts": 0, "preloaded": ""}
+    local.LocalLaunch(tmp_path, ["module"], **options)
+    assert started[0].items() >= SET.items()
 
 
 def test_the_process_of_the_authors_module_has_them(bare):
