@@ -3,7 +3,7 @@
     python -m benchmarks.mutants before.json                        # about 200 faults
     python -m benchmarks.mutants after.json --again before.json
 
-`mutants.json` beside this file has those of d33be92, of the rooms down to `ppbench/config`.
+`mutants.json` beside this file has those of d33be92, of the rooms before `ppbench/export`.
 
 A mutant is one changed expression: a flipped comparison, a dropped call, a number off by one, two
 swapped arguments, a value that is not returned. It is planted in a copy of the repository. There

@@ -159,7 +159,9 @@ def measure(
     rounds = Rounds(trial, store, rerun_since(store, whole.sweep_id), display)
     frame = table_of(proposals)
     known = known_of(trial, folder, num_sides=1)
-    for text in forecast_texts(known.noise, "stored noise", known.round_s, len(cases), most):
+    for text in forecast_texts(
+        known.noise, "noise of stored launches", known.round_s, len(cases), most
+    ):
         note(text)
 
     def note_forecast(steps: Steps) -> None:

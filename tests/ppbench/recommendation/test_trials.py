@@ -110,9 +110,9 @@ def test_a_first_choice_that_failed_has_no_regret():
 
 
 def test_a_line_says_which_regret_is_decided_and_how_long_that_takes():
-    reach, took = trials.forecast_texts(Noise(0.01, 10), "stored noise", 30.0, 2, 6)
+    reach, took = trials.forecast_texts(Noise(0.01, 10), "noise of stored launches", 30.0, 2, 6)
     assert "a regret that is above 2 % by " in reach
-    assert reach.endswith(" with 6 (stored noise 1.0 %)")
+    assert reach.endswith(" with 6 (noise of stored launches 1.0 %)")
     assert took == "one launch of each takes about 0:30: at most 3:00 for 6 launches of each"
     assert list(trials.forecast_texts(None, "", None, 2, 6)) == []
 
