@@ -51,6 +51,7 @@ Maker = Callable[..., Ints]
 PAYS_FROM = 200_000
 """Actions that take Python as long as loading the compiler takes."""
 
+COMPILING = "compiling the simulator, once on this machine: takes some seconds"
 AT_ONCE = 64
 """Calls whose arguments are made at once."""
 
@@ -162,8 +163,7 @@ def _announce_compiling() -> None:
             is_ours = event.data["dispatcher"].__module__.startswith("engine.")
             if is_ours and not self.is_announced:
                 self.is_announced = True
-                text = "compiling the simulator, once on this machine: takes some seconds"
-                logging.getLogger("engine").info(text)
+                logging.getLogger("engine").info(COMPILING)
 
         def on_end(self, event: Any) -> None:
             """Nothing is said."""

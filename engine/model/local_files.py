@@ -11,15 +11,22 @@ every machine reads the same text.
 
 from __future__ import annotations
 
+import errno
 import glob
+import itertools
 import os
 from pathlib import Path
 
 LOCAL_KINDS = ("text", "files")
+MOST_PATHS = 100_000
+"""The root of a machine, or of a dataset in a million files, is not listed to its end."""
 
 
 def local_files(source: str) -> list[Path]:
-    """The files of a source, in order of path; empty if none matches or the source is not local."""
+    """The files of a source, in order of path; empty if none matches or the source is not local.
+
+    Raises OSError where more than `MOST_PATHS` files and folders match.
+    """
     kind, _, name = source.partition(":")
     if kind not in LOCAL_KINDS or not name or "://" in name:
         return []
@@ -28,11 +35,16 @@ def local_files(source: str) -> list[Path]:
             return [Path(name)]
         # `Path.glob` has another meaning of a final ** in every version of Python.
         pattern = f"{glob.escape(name)}/**" if Path(name).is_dir() else name
-        matches = map(Path, glob.glob(pattern, recursive=True))  # noqa: PTH207
-        return sorted(match for match in matches if match.is_file())
+        names = glob.iglob(pattern, recursive=True)  # noqa: PTH207
+        matches = [Path(match) for match in itertools.islice(names, MOST_PATHS + 1)]
+        files = sorted(match for match in matches[:MOST_PATHS] if match.is_file())
     # A name that is too long or has a null byte; a pattern of a thousand folders.
     except (OSError, ValueError, RecursionError):
         return []
+    if len(matches) > MOST_PATHS:
+        problem = f"has more than {MOST_PATHS:,} files; join them, or name fewer by a pattern"
+        raise OSError(errno.E2BIG, problem, name)
+    return files
 
 
 def why_no_file(source: str) -> str:

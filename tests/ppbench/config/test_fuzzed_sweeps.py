@@ -118,7 +118,7 @@ def test_the_installed_command_refuses_with_exit_code_2(folder):
     ("content", "what"),
     [
         (b"[emulated]\nF_ms = " + b"9" * 400, ":2: emulated.F_ms: expected milliseconds"),
-        (b'\n[data]\nsource="text:/"', ":3: data.source: no such file: /"),
+        (b'\n[data]\nsource="text:/"', ":3: data.source: /: cannot be read: has more than"),
         (b'data.source="text:' + b"a/*/" * 2000 + b'"', ":1: data.source: no such file: a/*/"),
         (b'name = "a\\nb"', r':1: name: "a\nb" (a string) may hold'),
         (b'"a\\nb" = "\\u001b[2J"', r':1: "a\nb": unknown key, set to "\u001b[2J"'),
