@@ -30,12 +30,11 @@ import torch
 from benchmarks.gpu import CHECKS, TIME_LIMIT_S, Check
 from benchmarks.gpu.findings import Finding
 from benchmarks.gpu.page import page_of
-from benchmarks.outcome import RESULTS
 from benchmarks.surroundings import ROOT, Surroundings, read_surroundings
 from engine.run import device as devices
 
 PAGE = ROOT / "benchmarks" / "gpu.md"
-RESULT = RESULTS / "gpu.json"
+RESULT = ROOT / "benchmarks" / "gpu.json"
 LAST_CHARACTERS = 300
 
 Measure = Callable[[Check, float], object]
@@ -58,13 +57,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     names = options.only or [check.name for check in CHECKS]
     checks = [check for check in CHECKS if check.name in names]
-    began, surroundings = time.monotonic(), read_surroundings()
+    began, machine = time.monotonic(), machine_in_words(num_gpus, read_surroundings())
     measure = functools.partial(measure_aside, device=devices.kind() or "cpu")
-    findings = []
+    findings: list[Finding] = []
     for finding in findings_of(checks, num_gpus, measure, time.monotonic):
         findings.append(finding)
-        print(f"{finding.check}: {finding.name}: {finding.verdict} {finding.note}", flush=True)
-    write(machine_in_words(num_gpus, surroundings), findings)
+        print(f"{time.monotonic() - began:4.0f} s  {finding.in_words()}", flush=True)
+        reached = {finding.check for finding in findings}
+        missing = [
+            Finding.not_run(
+                check.name,
+                "left out by --only" if check not in checks else "the run ended before it",
+            )
+            for check in CHECKS
+            if check.name not in reached
+        ]
+        write(machine, [*findings, *missing])  # what is known is kept, whatever happens next
     print(f"wrote {PAGE.name} in {time.monotonic() - began:.0f} s")
     return 0
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from benchmarks.outcome import number
+
 
 class Verdict(StrEnum):
     """Whether a figure keeps its bound."""
@@ -80,6 +82,19 @@ class Finding:
     @classmethod
     def undecided(cls, check: str, name: str, why: str) -> Finding:
         return cls(check, name, Verdict.NOT_DECIDED, note=why)
+
+    @property
+    def amount(self) -> str:
+        """The value with its error and unit; empty without one."""
+        if self.value is None:
+            return ""
+        error = f" ± {number(self.error)}" if self.error else ""
+        return f"{number(self.value)}{error} {self.unit}".rstrip()
+
+    def in_words(self) -> str:
+        bound = f"({self.bound})" if self.bound else ""
+        words = [f"{self.check}: {self.name}:", self.amount, bound, self.verdict, self.note]
+        return " ".join(filter(None, words))
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Finding:

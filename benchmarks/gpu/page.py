@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from benchmarks.gpu.findings import Finding, Verdict
-from benchmarks.outcome import number
 
 HEAD = """\
 # On a GPU
 
-This page is made by `make gpu` from `results/gpu.json`; do not edit it. Every figure has a bound:
+This page is made by `make gpu` from `gpu.json`; do not edit it. Every figure has a bound:
 `held` or `missed`; `not decided` where the figure is not known well enough, or has no bound here;
 `not run` where the machine lacks something, or a check ended without a figure.
 """
@@ -28,19 +27,12 @@ def _row(finding: Finding) -> str:
     cells = [
         finding.check,
         finding.name,
-        _value(finding),
+        finding.amount,
         "" if finding.bound is None else str(finding.bound),
         _marked(finding.verdict),
         finding.note,
     ]
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
-
-
-def _value(finding: Finding) -> str:
-    if finding.value is None:
-        return ""
-    error = f" ± {number(finding.error)}" if finding.error else ""
-    return f"{number(finding.value)}{error} {finding.unit}".rstrip()
 
 
 def _marked(verdict: Verdict) -> str:

@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.clock import wait_for
 from benchmarks.gpu.findings import Bound, Finding
-from benchmarks.gpu.training import trainer_on
+from benchmarks.gpu.training import BUSY, trainer_on
 from engine.plan.spans import Lane, Span
 from engine.trainer import Trainer
 
@@ -53,7 +53,7 @@ def judge_kernels(measured: Measurements) -> Finding:
 
 
 def measure(device: torch.device) -> Measurements:
-    trainer = trainer_on(device, "1f1b", NUM_MICROBATCHES)
+    trainer = trainer_on(device, "1f1b", NUM_MICROBATCHES, times_size=BUSY)
     for step in range(2):
         trainer.step(step)
     timed = [_timed(trainer, 2 + step, device) for step in range(NUM_STEPS)]

@@ -15,19 +15,24 @@ SHAPES = {"cuda": (512, 16), "cpu": (32, 1)}
 """Tokens of a sequence, and sequences of a microbatch, by type of device."""
 
 
+BUSY = 4
+"""With microbatches so many times as large, the device takes longer than the host to issue them."""
+
+
 def trainer_on(
-    device: torch.device, schedule: str, num_microbatches: int, stages_per_rank: int | None = None
+    device: torch.device, schedule: str, num_microbatches: int, *, times_size: int = 1
 ) -> Trainer:
-    """One rank with all stages on the device."""
+    """One rank with all stages on the device; microbatches so many times the usual size."""
     seq_len, microbatch_size = SHAPES[device.type]
     config = TrainerConfig(
         PRESETS[device.type],
         DataSpec(
-            seq_len=seq_len, microbatch_size=microbatch_size, num_microbatches=num_microbatches
+            seq_len=seq_len,
+            microbatch_size=times_size * microbatch_size,
+            num_microbatches=num_microbatches,
         ),
         schedule,
         1,
-        stages_per_rank=stages_per_rank,
     )
     fabric = Fabric(device, clock_for(device), is_device_shared=False)
     return Trainer(connect(config, fabric), fabric)

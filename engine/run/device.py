@@ -87,8 +87,12 @@ def new_stream(device: torch.device) -> torch.Stream:
 
 
 def wait_for_all(device: torch.device) -> None:
-    """Block the host until the device has done all that was issued."""
-    torch.accelerator.synchronize(device)
+    """Block the host until the device has done all that was issued.
+
+    `torch.accelerator.synchronize` returns at once in a process that has made no tensor there, even
+    where kernels and events were issued.
+    """
+    torch.get_device_module(device).synchronize(device)
 
 
 def keep_until_done(tensor: Tensor, stream: torch.Stream) -> None:
