@@ -137,7 +137,7 @@ STAGE_LISTS = {
 }
 """A column of the table of stages, and the run's column that holds it as a list."""
 NOT_VERIFIED = "no: nothing is recorded"
-"""Shown as the verification of older runs, and of training that ppbench did not start."""
+"""Shown as the verification of training that ppbench did not start."""
 
 
 @dataclass(frozen=True)

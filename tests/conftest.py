@@ -10,10 +10,14 @@ from collections.abc import Generator, Iterator
 from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
+import hypothesis
 import pytest
 import warm
 
 from ppbench.console import print_notes
+
+hypothesis.settings.register_profile("unhurried", deadline=None)  # others may keep the cores busy
+hypothesis.settings.load_profile("unhurried")
 
 LONGEST = (
     "test_real_repository",

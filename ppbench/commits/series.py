@@ -38,7 +38,6 @@ from ppbench.display.changes import discount_text
 from ppbench.display.metrics import metric_of
 from ppbench.display.units import counted, is_missing
 from ppbench.errors import UsageError, nearest
-from ppbench.git import Commit
 from ppbench.statistics.series import (
     Launch,
     Point,
@@ -369,13 +368,12 @@ def _point(
     """The point of one commit, whose runs are `rows`."""
     run = rows.iloc[-1]
     commit = str(run["commit"])
-    known = _described(commit, run, order)
     statuses = zip(rows["run_id"], rows["status"], rows[metric.name], strict=True)
     changes = "" if not is_dirty else _text(run["changes"]) or "unknown"
     return Point(
         commit,
-        known.author_date,
-        known.subject,
+        _text(run["author_date"]),
+        _text(run["subject"]),
         tuple(
             Launch(
                 str(run_id),
@@ -388,14 +386,6 @@ def _point(
         is_known=order.repository is None or commit in order.places,
         changes=changes,
     )
-
-
-def _described(commit: str, run: pd.Series, order: Order) -> Commit:
-    """The commit as its run recorded it; older runs recorded its hash only."""
-    date, subject = _text(run["author_date"]), _text(run["subject"])
-    if date is None and order.repository is not None and commit in order.places:
-        return order.repository.describe(commit)
-    return Commit(commit, author_date=date, subject=subject)
 
 
 def _text(value: object) -> str | None:

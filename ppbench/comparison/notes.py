@@ -96,9 +96,9 @@ def cautions(runs: pd.DataFrame) -> Iterable[str]:
     """Count the runs with each caution, and say its remedy."""
     counts = Counter(name for _, row in runs.iterrows() for name in cautions_of(row))
     for name, num in counts.items():
-        remedy = Caution[name].remedy if name in Caution.__members__ else "unknown to this version"
         who = "the only run" if len(runs) == 1 else f"{num} of {len(runs)} runs"
-        yield f"{who} {'carries' if num == 1 else 'carry'} the caution {name}: {remedy}"
+        carry = "carries" if num == 1 else "carry"
+        yield f"{who} {carry} the caution {name}: {Caution[name].remedy}"
 
 
 def launches_wanted(lines: Sequence[Line[Any]]) -> int:

@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
 import pandas as pd
 from pandas.api.types import is_bool
 
@@ -201,7 +200,7 @@ def by_case(runs: pd.DataFrame, axes: Axes) -> pd.DataFrame:
     `spread` says), `is_oversubscribed` and `is_not_finite` (any launch), `num_launches`, and
     `text`, the name of the case.
     """
-    measured = _with_interval(ok_runs(runs))
+    measured = ok_runs(runs)
     groups = measured.groupby("case_id", sort=False)
     cases = groups[list(SETTINGS)].first()
     cases[list(FIGURES)] = groups[list(FIGURES)].median()
@@ -213,12 +212,6 @@ def by_case(runs: pd.DataFrame, axes: Axes) -> pd.DataFrame:
     cases[["low", "high", "spread"]] = _spreads(measured)
     cases["text"] = [case_text(row, axes) for row in cases.to_dict("records")]
     return cases.reset_index()
-
-
-def _with_interval(runs: pd.DataFrame) -> pd.DataFrame:
-    """Add the columns of the interval of tokens/s, which older versions did not store."""
-    absent = [name for name in INTERVAL if name not in runs]
-    return runs.assign(**dict.fromkeys(absent, np.nan))
 
 
 def _spreads(runs: pd.DataFrame) -> pd.DataFrame:

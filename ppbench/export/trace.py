@@ -172,7 +172,7 @@ def _in_job(rows: pd.DataFrame, size: int) -> pd.DataFrame:
 
 
 def _complete(spans: pd.DataFrame) -> pd.DataFrame:
-    """The spans with `waiting_ns` (older versions stored none), `name`, `flow` and `kind`.
+    """The spans with `waiting_ns`, computed where it is not stored, `name`, `flow` and `kind`.
 
     Names are actions as text, `2F0`; the optimizer belongs to no stage.
     """

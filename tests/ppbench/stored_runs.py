@@ -90,6 +90,8 @@ def run_row(number: int, case: Case, **changes: object) -> dict:
         "created_at": "2026-01-01T00:00:00+00:00",
         **case.settings(),
         "tokens_per_s": 1000.0,
+        "tokens_per_s_low": None,
+        "tokens_per_s_high": None,
         "step_ns": 56.0 * MS,
         "bubble_fraction": 0.25,
         "bubble_idle_over_ideal": 1 / 3,

@@ -6,7 +6,7 @@ import pytest
 
 from ppbench.console import wrapped
 
-TEXT = "note: the stored noise is ignored: it was measured from the launches compared here"
+TEXT = "note: the launches of before are from another machine, so no noise is known from them"
 
 
 class Terminal(io.StringIO):

@@ -203,7 +203,7 @@ def step_times(cases: pd.DataFrame, runs: pd.DataFrame, steps: pd.DataFrame, axe
 def _step_times_of(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """Return `case_id`, `launch`, `step`, `ms` and `is_outlier` of every step."""
     owned = steps.merge(runs[["run_id", "case_id", "launch"]], on="run_id")
-    is_outlier = owned["is_outlier"].eq(True)  # null in runs of older versions
+    is_outlier = owned["is_outlier"].eq(True)  # null where it was not asked
     ms = owned["step_with_optimizer_ns"] / NS_PER_MS
     return owned.assign(ms=ms, is_outlier=is_outlier).dropna(subset=["ms"])
 

@@ -98,8 +98,8 @@ def _planned_step(store: Store, run: pd.Series, title: str, measured: Step) -> S
     spans = spans[spans["replica"].eq(measured.replica)]
     if spans.empty:
         raise UsageError(
-            f"run {run['run_id']}: an older version of ppbench measured it and stored no plan; "
-            "leave --planned out, or measure it again with: ppbench sweep FILE --rerun"
+            f"run {run['run_id']} stored no plan; leave --planned out, or measure it again with: "
+            "ppbench sweep FILE --rerun"
         )
     sizes = measured.spans.drop_duplicates(_ACTION).set_index(_ACTION)["num_bytes"]
     actions = pd.MultiIndex.from_frame(spans[_ACTION])

@@ -44,7 +44,7 @@ def every_partition(num_layers, num_stages):
 costs = st.integers(0, 50)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(costs, max_size=7), costs, costs, st.integers(1, 4))
 @example([2, 6, 1], 4, 7, 4)  # the head costs most, whatever the others do
 def test_balancing_is_as_good_as_trying_every_partition(layers, before, after, num_stages):

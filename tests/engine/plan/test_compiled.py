@@ -110,7 +110,7 @@ def test_on_every_schedule_machine_code_python_and_brute_force_agree(monkeypatch
 def test_machine_code_python_and_brute_force_agree_on_what_is_legal(monkeypatch, is_thorough):
     verdicts = Counter()
 
-    @settings(max_examples=3000 if is_thorough else 150, deadline=None, derandomize=True)
+    @settings(max_examples=3000 if is_thorough else 150, derandomize=True)
     @given(mutated_programs(), mutated_transfers(), st.sampled_from(Sharing))
     def agree(program, lowered, sharing):
         order, hangs = (

@@ -47,7 +47,7 @@ def test_the_path_of_every_schedule_leaves_no_slack(name, v, p, transfers):
         assert_leaves_no_slack(simulate(program, uniform(program.placement, *costs), transfers))
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, derandomize=True)
 @given(simulations())
 def test_the_path_leaves_no_slack_whatever_stages_and_messages_cost(simulation):
     assert_leaves_no_slack(simulate(*simulation))

@@ -301,7 +301,7 @@ def test_afab_needs_one_channel_per_rank_if_no_receive_is_posted_early():
 def test_a_legal_program_never_hangs_with_a_channel_per_stage_edge(is_thorough):
     num_legal, num_examples = Counter(), 400 if is_thorough else 200
 
-    @settings(max_examples=num_examples, deadline=None, derandomize=True)
+    @settings(max_examples=num_examples, derandomize=True)
     @given(mutated_programs(), st.sampled_from(POSTINGS))
     def lowers(program, posting):
         try:
@@ -315,7 +315,7 @@ def test_a_legal_program_never_hangs_with_a_channel_per_stage_edge(is_thorough):
     assert num_legal["all"] > num_examples / 2
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(lowered_programs(), st.sampled_from(Sharing))
 def test_the_proof_agrees_with_a_plain_rendezvous_however_channels_are_shared(lowered, sharing):
     assert is_safe(lowered, sharing) == delivers_all(lowered, sharing)
@@ -324,7 +324,7 @@ def test_the_proof_agrees_with_a_plain_rendezvous_however_channels_are_shared(lo
 def test_what_is_proved_with_a_line_per_rank_edge_is_delivered_in_order_between_ranks():
     verdicts = Counter()
 
-    @settings(max_examples=300, deadline=None, derandomize=True)
+    @settings(max_examples=300, derandomize=True)
     @given(lowered_programs(st.integers(2, 3)), st.randoms())
     def is_delivered(lowered, chance):
         row = list(chance.choice(lowered.actions))
@@ -352,7 +352,7 @@ def test_mutated_transfers_are_refused_exactly_when_a_plain_rendezvous_goes_wron
 ):
     verdicts, num_examples = Counter(), 400 if is_thorough else 160
 
-    @settings(max_examples=num_examples, deadline=None, derandomize=True)
+    @settings(max_examples=num_examples, derandomize=True)
     @given(mutated_transfers())
     def agree(lowered):
         is_accepted = is_safe(lowered, sharing)

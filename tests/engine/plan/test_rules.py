@@ -144,7 +144,7 @@ def test_the_memory_rule_refuses_one_less_than_the_peak(name, v, p):
 def test_a_mutated_program_is_refused_exactly_when_it_cannot_run():
     verdicts = Counter()
 
-    @settings(max_examples=600, deadline=None, derandomize=True)
+    @settings(max_examples=600, derandomize=True)
     @given(mutated_programs())
     def agree(program):
         try:

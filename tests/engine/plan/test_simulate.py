@@ -127,7 +127,7 @@ def test_a_program_that_never_finishes_has_no_times():
         simulate(program, uniform(program.placement, 1, 1, 1))
 
 
-@settings(max_examples=250, deadline=None, derandomize=True)
+@settings(max_examples=250, derandomize=True)
 @given(simulations())
 def test_times_are_those_of_a_plain_simulation(simulation):
     program, durations, model = simulation

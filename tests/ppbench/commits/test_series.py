@@ -218,16 +218,6 @@ def test_the_repository_is_the_one_around_here_or_that_of_the_sweep(
     assert asked(runs).line == "first-parent line of main"
 
 
-def test_runs_of_older_versions_have_their_commit_described_by_the_repository(
-    runs: Runs, tmp_path: Path
-) -> None:
-    shas = made(tmp_path / "repo", 1)
-    runs.add(CommitFacts(shas[0], 9), CASE, 1000.0, author_date=None, subject=None)
-    [point] = asked(runs, tmp_path / "repo").series[0].points
-    assert point.subject == "change 0"
-    assert str(point.author_date).startswith("2026-01-01T00:00:00")
-
-
 def test_runs_without_a_commit_or_without_the_figure_are_left_out_and_counted(runs: Runs) -> None:
     runs.add(CommitFacts("a" * 40, 0), CASE, 1000.0)
     runs.add(CommitFacts("a" * 40, 0), CASE, 1000.0, commit=None)

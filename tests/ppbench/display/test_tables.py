@@ -77,7 +77,7 @@ def frames(draw):
     return pd.DataFrame({name: pd.Series(draw(kinds), dtype=object) for name in columns})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(frames(), st.sampled_from(WIDTHS))
 def test_any_table_fits_and_no_row_is_wrapped(frame, number):
     with as_terminal(number):
@@ -89,7 +89,7 @@ def test_any_table_fits_and_no_row_is_wrapped(frame, number):
     assert len(below[:note]) == len(frame)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.tuples(st.integers(0, 200), st.booleans(), st.booleans()), min_size=1, max_size=15),
     st.integers(20, 150),

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 from stored_runs import (
     MS,
@@ -149,16 +148,6 @@ def test_settings_are_called_by_words(tmp_path: Path) -> None:
     assert axis_text("train_recompute", np.True_) == "recompute"
     assert axis_text("train_compile", value=False) == "no compile"
     assert axis_text("model_split_points", '["a.1"]') == 'split points ["a.1"]'
-
-
-def test_runs_of_an_older_version_and_newer_ones_make_one_report(tmp_path: Path) -> None:
-    store = store_with(tmp_path, [run_row(1, Case(schedule="afab")), run_row(2, Case())])
-    added = {"model_split", "data_shuffle", "train_clip_norm", "num_tokens", "stage_shares"}
-    for path in tmp_path.glob("*/2026010000000000001*.parquet"):
-        table = pq.read_table(path)
-        pq.write_table(table.select([n for n in table.column_names if n not in added]), path)
-    assert varying_axes(store.runs()) == ("schedule",)
-    assert "Not decided." in _Page(render(store)).text
 
 
 # The answer in words

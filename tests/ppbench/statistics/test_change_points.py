@@ -162,7 +162,7 @@ def test_the_order_of_launches_within_a_commit_does_not_matter():
         assert one.ratio == other.ratio
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 1000), st.sampled_from([1e-6, 3.0, 1e9]))
 def test_the_unit_does_not_matter(seed, unit):
     series = made(seed, 40)
@@ -173,7 +173,7 @@ def test_the_unit_does_not_matter(seed, unit):
         assert other.ratio.estimate == pytest.approx(one.ratio.estimate)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 1000))
 def test_the_inverse_figure_changes_at_the_same_places_inversely(seed):
     series = made(seed, 40)

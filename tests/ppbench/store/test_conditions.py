@@ -78,7 +78,6 @@ def test_what_cannot_be_used_is_refused_with_what_can(text, message):
     assert "\n" not in str(error.value)
 
 
-@settings(deadline=None)
 @given(st.text())
 def test_any_text_is_read_or_refused(text):
     try:
@@ -92,13 +91,11 @@ TEXTS = st.text(st.characters(blacklist_characters="\"'[]", blacklist_categories
 )
 
 
-@settings(deadline=None)
 @given(st.sampled_from(["error", "commit", "cautions"]), OPERATORS, TEXTS)
 def test_quoted_text_is_taken_as_it_is(column, compare, text):
     assert read(f'{column}{compare}"{text}"') == [Condition(column, compare, text)]
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(NUMBERS), OPERATORS, st.integers(-(2**63), 2**63 - 1))))
 def test_whole_numbers_read_back(wanted):
     text = " and ".join(f"{column} {compare} {value}" for column, compare, value in wanted)
@@ -119,7 +116,7 @@ def stored(store):
     return store.runs()
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     st.sampled_from(["world_size", "num_microbatches", "tokens_per_s", "step_ns"]),
     OPERATORS,
