@@ -92,6 +92,7 @@ class Finding:
         return f"{number(self.value)}{error} {self.unit}".rstrip()
 
     def in_words(self) -> str:
+        """The finding as a line of a terminal."""
         bound = f"({self.bound})" if self.bound else ""
         words = [f"{self.check}: {self.name}:", self.amount, bound, self.verdict, self.note]
         return " ".join(filter(None, words))

@@ -16,7 +16,7 @@ SHAPES = {"cuda": (512, 16), "cpu": (32, 1)}
 
 
 BUSY = 4
-"""With microbatches so many times as large, the device takes longer than the host to issue them."""
+"""How many times as large microbatches are where the device is to be busy all the time."""
 
 
 def trainer_on(

@@ -19,7 +19,7 @@ from pathlib import Path
 
 LOCAL_KINDS = ("text", "files")
 MOST_PATHS = 100_000
-"""The root of a machine, or of a dataset in a million files, is not listed to its end."""
+"""A source that has more is refused: the root of a machine would take hours to list."""
 
 
 def local_files(source: str) -> list[Path]:

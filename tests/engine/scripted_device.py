@@ -268,7 +268,7 @@ class ScriptedDevice:
         self.peaks = {}
         self._raise_peaks()
 
-    # ---- what torch.accelerator answers
+    # ---- what torch.accelerator and the device's own module answer
 
     def synchronize(self, device=None):
         self.note("host waits for the device")
@@ -301,7 +301,6 @@ class ScriptedDevice:
             device_count=lambda: 1,
             current_accelerator=lambda check_available=False: DEVICE,
             current_stream=lambda device=None: self.stream,
-            synchronize=self.synchronize,
             memory_allocated=lambda device: (self.settle(), self.allocated)[1],
             memory_reserved=lambda device: self.reserved,
             max_memory_allocated=lambda device: self._peak("allocated"),
@@ -326,10 +325,13 @@ class Torch:
         self.accelerator, self.Stream = device.accelerator(), device.draw_stream
         self.Event, self.Tensor, self.device = device.make_event, torch.Tensor, torch.device
         self.empty = torch.empty
+        self._own = types.SimpleNamespace(
+            Event=lambda blocking: device.make_event(blocking=blocking),
+            synchronize=device.synchronize,
+        )
 
     def get_device_module(self, device):
-        event = self.Event
-        return types.SimpleNamespace(Event=lambda blocking: event(blocking=blocking))
+        return self._own
 
 
 class Tensors(TorchDispatchMode):

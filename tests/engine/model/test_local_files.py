@@ -182,3 +182,15 @@ def test_what_may_not_be_read_is_named_before_and_on_the_ranks(open_folder):
         with pytest.raises(SweepFileError, match=f"{closed}: cannot be read: Permission denied"):
             read_sweep(open_folder / "sweep.toml", [], "cpu")
     place.chmod(0o755)
+
+
+def test_a_source_of_too_many_files_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("engine.model.local_files.MOST_PATHS", 4)  # the folder is one of them
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text("a")
+    assert len(local_files(f"text:{tmp_path}")) == 3
+    for number in range(3, 5):
+        (tmp_path / f"{number}.txt").write_text("a")
+    for end in ("", "/*", "/**"):
+        with pytest.raises(OSError, match="has more than 4 files"):
+            local_files(f"text:{tmp_path}{end}")

@@ -19,7 +19,7 @@ from ppbench.store import Store
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
-PATIENCE_S = 300
+PATIENCE_S = 120
 TIMEOUT_S = 20
 NUM_EARLY = 2  # first entries of a step: the first microbatch's forward, and what it needs
 SWEEP = """\
@@ -150,7 +150,7 @@ def test_a_replica_that_stops_is_named_when_the_time_is_up(tmp_path):
     run = ended(process, tmp_path)
     took_s = time.monotonic_ns() / 1e9 - stopped.began_ns / 1e9
     print(f"ended {took_s - TIMEOUT_S:.2f} s after measure.timeout_s")
-    assert TIMEOUT_S <= took_s < TIMEOUT_S + PATIENCE_S  # a bound on hangs, not a measurement
+    assert TIMEOUT_S <= took_s < TIMEOUT_S + 60
     assert (run["status"], run["error_rank"]) == ("timeout", 0)
     assert "rank 0 of replica 1 is stopped (SIGSTOP or a debugger)" in run["error"]
     assert "rank 0 of replica 0 waits in 0REDUCE_GRAD of step" in run["error"]
