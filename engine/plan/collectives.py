@@ -89,6 +89,17 @@ class TorchWindow:
 CollectivePolicy = NoCollectives | DataParallel | Zero1 | Zero2 | Zero3 | TorchWindow
 
 
+POLICIES: dict[str, type[CollectivePolicy]] = {
+    "none": NoCollectives,
+    "ddp": DataParallel,
+    "zero1": Zero1,
+    "zero2": Zero2,
+    "zero3": Zero3,
+    "torch": TorchWindow,
+}
+"""By their names in commands and sweep files; their fields are the other settings."""
+
+
 def most_unsharded(policy: CollectivePolicy) -> int | None:
     """How many stages of a rank may be unsharded at once; None if parameters are never sharded."""
     match policy:
