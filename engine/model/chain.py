@@ -7,7 +7,8 @@ module has skip connections; a value that skips a stage travels through it.
     ids -> [ piece 0, piece 1 ] -- hidden, skip --> [ piece 2 ] -- hidden, skip --> [ piece 3 ] ->
 
 A value may be a tuple, list or dict; its tensors are sent one by one and put together again. What
-passes between pieces beside the values cannot be sent, so it is looked for (`survey`) and refused.
+a cut would change without any error (a weight that a forward changes on one of its stages only) is
+looked for on fake tensors (`survey`) and refused.
 """
 
 from __future__ import annotations
@@ -207,7 +208,6 @@ class Chain:
         """Raises ModelError for a partition that would cut what cannot be sent."""
         seen = self._survey(batch, seq_len)
         stage_of = [stage for stage, layers in enumerate(partition) for _ in layers]
-        self._check_links(seen, stage_of)
         self._check_state(seen, stage_of)
         return [self._message(seen, layers.stop) for layers in partition[:-1]]
 
@@ -237,9 +237,7 @@ class Chain:
         if (batch, seq_len) not in self._surveys:
             with self._factory.fake:
                 values = {INPUT: torch.zeros(batch, seq_len, dtype=torch.int64)}
-                seen = survey(
-                    self._pieces, values, lambda index: self._pieces[index].memory(), self._run_fake
-                )
+                seen = survey(self._pieces, values, self._run_fake)
             logits = seen.values[OUTPUT]
             self._check_output(logits, (batch, seq_len))
             if not logits.requires_grad:
@@ -272,45 +270,19 @@ class Chain:
         expected = f"logits [{shape[0]}, {shape[1]}, vocabulary]"
         raise self._error(f"returns {given}; expected {expected} for ids {list(shape)}")
 
-    def _check_links(self, seen: Survey, stage_of: list[int]) -> None:
-        """Refuse what would be missing on a stage, or be there only as a fake tensor."""
-        for index in seen.kept_outside:
-            raise self._error(
-                f"{self._called(index)} reads a tensor that an earlier call has left outside the "
-                "module (a global, a cached function); keep it in a buffer"
-            )
-        for link in seen.links:
-            if stage_of[link.user] == stage_of[link.source]:
-                continue
-            user, source = self._called(link.user), self._called(link.source)
-            if link.name:
-                raise self._error(
-                    f"{user} uses {link.name} of {source}, which is on another stage, without "
-                    "having it registered; make it a parameter or buffer of both, or keep both "
-                    "on one stage (partition)"
-                )
-            raise self._error(
-                f"{user} reads a tensor that {source} has kept aside, which is on another stage; "
-                "return it as part of the output, or keep both on one stage (partition)"
-            )
-
     def _check_state(self, seen: Survey, stage_of: list[int]) -> None:
         """Refuse weights and buffers that a forward changes where others must see the change."""
-        for memory, changer in (seen.statistics | seen.changed).items():
-            name, users = seen.names[memory], seen.users.get(memory, set())
-            elsewhere = sorted(u for u in users if stage_of[u] != stage_of[changer])
-            if elsewhere:
-                raise self._error(
-                    f"the forward of {self._called(changer)} changes {name}, which "
-                    f"{self._called(elsewhere[0])} on another stage uses too; keep both on one "
-                    "stage (partition)"
-                )
-            if memory in seen.saved and memory in seen.changed and stage_of[-1] > 0:
-                raise self._error(
-                    f"the forward of {self._called(changer)} changes {name}, which the backward "
-                    "of an earlier microbatch still needs; train it on one stage, or let the "
-                    "forward use a clone of it"
-                )
+        for index, state in enumerate(seen.state):
+            for memory in map(address, state.values()):
+                changer = seen.changed.get(memory, index)
+                if stage_of[changer] != stage_of[index]:
+                    names = seen.state[changer].items()
+                    name = next(name for name, tensor in names if address(tensor) == memory)
+                    raise self._error(
+                        f"the forward of {self._called(changer)} changes {name}, which "
+                        f"{self._called(index)} on another stage uses too; keep both on one "
+                        "stage (partition)"
+                    )
 
     def _message(self, seen: Survey, cut: int) -> Message:
         names = self._crossing(cut)
