@@ -90,33 +90,6 @@ def test_messages_come_whole_and_in_order_whatever_their_shapes(ranks: Ranks):
         assert ours.action.microbatch == theirs.action.microbatch
 
 
-def run_ahead(fabric, is_member):
-    """A sender is done before anything is taken. Returns what the receiver got."""
-    if not is_member:
-        fabric.connect([EDGE], (0, 1), [])
-        return None
-    message = (TensorSpec((MIB,), torch.uint8),)
-    channel, me = opened(fabric, message, num_slots=64)
-    for number in range(64 if me == 0 else 0):
-        channel.send(send(number), (torch.full((MIB,), number, dtype=torch.uint8),))
-    fabric.gather_objects(None, (0, 1))
-    values = []
-    for number in range(64 if me == 1 else 0):
-        channel.post(receive(number), message)
-        values.append(int(channel.take(receive(number))[0][-1]))
-    fabric.gather_objects(None, (0, 1))
-    if me == 0:  # everything was taken: there is room again
-        channel.send(send(0), (torch.zeros(MIB, dtype=torch.uint8),))
-    fabric.gather_objects(None, (0, 1))
-    channel.close()
-    return values
-
-
-def test_a_step_s_messages_may_all_wait_at_once(ranks: Ranks):
-    _, values = ranks.run(2, run_ahead)
-    assert values == list(range(64))
-
-
 def run_far_ahead(fabric, is_member):
     """More messages wait than a pipe has room for headers, unless it is made larger."""
     if not is_member:
