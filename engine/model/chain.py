@@ -235,11 +235,25 @@ class Chain:
 
     def _survey(self, batch: int, seq_len: int) -> Survey:
         if (batch, seq_len) not in self._surveys:
+
+            def run(index: int, values: Values) -> None:
+                try:
+                    self._pieces[index].run(values)
+                except Exception as error:
+                    what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                    raise self._error(f"{self._called(index)} fails: {what}") from error
+
             with self._factory.fake:
                 values = {INPUT: torch.zeros(batch, seq_len, dtype=torch.int64)}
-                seen = survey(self._pieces, values, self._run_fake)
+                seen = survey(self._pieces, values, run)
             logits = seen.values[OUTPUT]
-            self._check_output(logits, (batch, seq_len))
+            is_tensor = isinstance(logits, Tensor)
+            if not is_tensor or logits.dim() != 3 or logits.shape[:2] != (batch, seq_len):
+                kind = type(logits).__name__
+                given = f"tensor {list(logits.shape)}" if is_tensor else kind
+                expected = f"logits [{batch}, {seq_len}, vocabulary]"
+                ids = [batch, seq_len]
+                raise self._error(f"returns a {given}; expected {expected} for ids {ids}")
             if not logits.requires_grad:
                 raise self._error(
                     "the logits depend on no parameter that requires a gradient, so there is "
@@ -248,27 +262,11 @@ class Chain:
             self._surveys[batch, seq_len] = seen
         return self._surveys[batch, seq_len]
 
-    def _run_fake(self, index: int, values: Values) -> None:
-        try:
-            self._pieces[index].run(values)
-        except Exception as error:
-            what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            raise self._error(f"{self._called(index)} fails: {what}") from error
-
     def _error(self, message: str) -> ModelError:
         return ModelError(f'"{self._factory.name}": {message}')
 
     def _called(self, index: int) -> str:
         return self._pieces[index].prefix.rstrip(".") or f"traced piece {index}"
-
-    def _check_output(self, logits: object, shape: tuple[int, int]) -> None:
-        given = f"a {type(logits).__name__}"
-        if isinstance(logits, Tensor):
-            if logits.dim() == 3 and logits.shape[:2] == shape:
-                return
-            given = f"a tensor {list(logits.shape)}"
-        expected = f"logits [{shape[0]}, {shape[1]}, vocabulary]"
-        raise self._error(f"returns {given}; expected {expected} for ids {list(shape)}")
 
     def _check_state(self, seen: Survey, stage_of: list[int]) -> None:
         """Refuse weights and buffers that a forward changes where others must see the change."""
@@ -289,7 +287,12 @@ class Chain:
         for name in names:
             self._check_sendable(name, seen.values[name])
         self._check_apart(seen, names, cut)
-        needed = self._needed(seen, cut)
+        # The tensors, by value and place, for which a gradient comes back over the cut.
+        needed = {(OUTPUT, 0)}
+        for index in reversed(range(cut, self.num_layers)):
+            piece = self._pieces[index]
+            given, taken = _places(seen, piece.gives), _places(seen, piece.takes)
+            needed |= {taken[i] for o, i in seen.flows[index] if given[o] in needed}
         return tuple(
             TensorSpec(tuple(tensor.shape), tensor.dtype, (name, place) in needed)
             for name in names
@@ -323,15 +326,6 @@ class Chain:
                         f"another value too, across a cut after {self._called(cut - 1)}; cut "
                         "elsewhere (partition), or do not write in place"
                     )
-
-    def _needed(self, seen: Survey, cut: int) -> set[tuple[str, int]]:
-        """The tensors, by value and place, for which a gradient comes back over the cut."""
-        needed = {(OUTPUT, 0)}
-        for index in reversed(range(cut, self.num_layers)):
-            piece = self._pieces[index]
-            given, taken = _places(seen, piece.gives), _places(seen, piece.takes)
-            needed |= {taken[i] for o, i in seen.flows[index] if given[o] in needed}
-        return needed
 
     def build_stage(self, partition: Partition, stage: int, device: torch.device) -> StageModule:
         layers = partition[stage]
