@@ -1,17 +1,21 @@
 """Ranks' clocks against rank 0's: by hand exact; by any pings, real ones too, within the bound."""
 
+import time
+import types
 from dataclasses import dataclass
 from fractions import Fraction
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import example, given
 from hypothesis import strategies as st
-from namespaces import monotonic_offset_ns, reason_against_namespaces, run_apart
-from pipeline import config
+from pipeline import config, over_gloo
 
 from engine.plan.action import Op
 from engine.plan.spans import Lane, Span
+from engine.run import alignment as alignment_room
+from engine.run import clock
 from engine.run.alignment import (
     SAME_CLOCK,
     Alignment,
@@ -166,7 +170,7 @@ def test_pings_over_gloo_bound_an_offset_that_is_nought(ranks):
 
 @dataclass
 class Apart:
-    """The spans of a step on a rank in its own time namespace, before and after alignment."""
+    """The spans of a step on a rank with a clock of its own, before and after alignment."""
 
     true_offset_ns: int
     alignment: Alignment
@@ -174,16 +178,24 @@ class Apart:
     aligned: list[Span]
 
 
-def step_apart(fabric, settings) -> Apart:
+def step_apart(fabric, is_member, settings) -> Apart | None:
+    """Train on ranks whose clocks are set ahead by some seconds."""
     settings = connect(settings, fabric)
-    ranks = tuple(range(settings.world_size))
-    trainer = Trainer(settings, fabric)
-    before = measure_offset(fabric, ranks)
-    trainer.step(0)
-    spans = trainer.step(1).spans
-    alignment = align(before, measure_offset(fabric, ranks))
-    trainer.close()
-    return Apart(monotonic_offset_ns(), alignment, spans, alignment.apply(spans))
+    if not is_member:
+        return None
+    ranks, rank = tuple(range(settings.world_size)), dist.get_rank()
+    offset_ns = (0, 5 * 10**9, -3 * 10**9, 10**6)[rank]
+    ahead = types.SimpleNamespace(monotonic_ns=lambda: time.monotonic_ns() + offset_ns)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clock, "time", ahead)
+        patch.setattr(alignment_room, "clock_identity", lambda: str(rank))
+        trainer = Trainer(settings, fabric)
+        before = measure_offset(fabric, ranks)
+        trainer.step(0)
+        spans = trainer.step(1).spans
+        alignment = align(before, measure_offset(fabric, ranks))
+        trainer.close()
+    return Apart(offset_ns, alignment, spans, alignment.apply(spans))
 
 
 def broken_orders(outcomes: list[Apart], spans: list[list[Span]]) -> list[Span]:
@@ -208,14 +220,9 @@ def broken_orders(outcomes: list[Apart], spans: list[list[Span]]) -> list[Span]:
     return broken
 
 
-NO_NAMESPACES = reason_against_namespaces()
-
-
-@pytest.mark.skipif(NO_NAMESPACES is not None, reason=str(NO_NAMESPACES))
-def test_clocks_that_truly_differ_are_recovered_and_a_step_falls_into_place():
-    outcomes = run_apart([0, 5, -3, 0], step_apart, config("1f1b", 4, 4))
-    assert [one.true_offset_ns for one in outcomes] == [0, 5 * 10**9, -3 * 10**9, 0]
-    assert [one.alignment.is_shared for one in outcomes] == [True, False, False, True]
+def test_clocks_that_differ_are_recovered_and_a_step_falls_into_place(ranks):
+    outcomes = ranks.run(4, over_gloo, step_apart, config("1f1b", 4, 4))
+    assert [one.alignment.is_shared for one in outcomes] == [True, False, False, False]
     for one in outcomes:
         off_ns = one.alignment.offset_ns - one.true_offset_ns
         assert abs(off_ns) <= one.alignment.error_ns
