@@ -115,14 +115,6 @@ def had_no_memory():
     return model(act)
 
 
-def opens_too_much():
-    def act():
-        files = [Path(os.devnull).open() for _ in range(10**6)]  # noqa: SIM115  # until it cannot
-        raise AssertionError(len(files))
-
-    return model(act)
-
-
 def blames_another():
     """Rank 1 is killed; what rank 0 makes of that is an error of its own."""
 

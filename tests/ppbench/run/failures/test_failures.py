@@ -49,7 +49,6 @@ FAULTS = {  # status, rank, what its row says
     "floods": ("error", 1, "characters left out; the whole is in results/launches/"),
     "fails_together": ("error", 1, "both (2 sub-exceptions): ValueError: one; KeyError: 'other'"),
     "had_no_memory": ("oom", 1, "RuntimeError: the layer failed; caused by MemoryError"),
-    "opens_too_much": ("error", 1, "raise the limit with: ulimit -n"),
     "blames_another": ("crash", 1, "rank 1 was killed by SIGKILL"),
     "exits": ("error", 1, "SystemExit: 0"),
     "is_killed": ("crash", 1, "rank 1 was killed by SIGKILL"),
