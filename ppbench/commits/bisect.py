@@ -43,8 +43,8 @@ from ppbench.statistics.bisection import (
     search_first_bad,
 )
 from ppbench.statistics.noise import measure_noise
+from ppbench.statistics.sequential import Stop
 from ppbench.statistics.slowdowns import Slowdown, is_disturbed
-from ppbench.statistics.until_decided import Stop
 from ppbench.statistics.verdicts import DiscountReason, Metric, Noise
 from ppbench.store import Store
 
@@ -216,7 +216,8 @@ class _Bisection:
         if self._may_launch():
             self._say_beforehand()
         if len(self.bench.sweep.cases) > 1:
-            self.bench.select_case(self._case_that_differs_most())
+            place = self._case_that_differs_most()
+            self.bench.select(self.bench.conditions_of_case(place))
             self.launches = self.bench.launches(self.targets)
         search = self._search(0)
         while search.next_commit is not None and self._may_launch():

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 from ppbench.commits.advice import check_command
 from ppbench.commits.bench import SILENT, Progress, read_tracked, rounds_of
 from ppbench.commits.comparison import (
-    at_look,
     compare_sides,
-    judge_of,
     of_sweep,
     places_of,
 )
@@ -27,7 +24,6 @@ from ppbench.commits.gate import (
     limits_of,
     read_accepted,
 )
-from ppbench.commits.sequence import judge_until_decided
 from ppbench.commits.sides import (
     SHORT,
     WORKTREE,
@@ -42,8 +38,7 @@ from ppbench.config.sweep import Sweep, read_share
 from ppbench.console import note
 from ppbench.errors import LaunchError, NotMeasuredError, UsageError
 from ppbench.git import Repository
-from ppbench.statistics.until_decided import Look
-from ppbench.statistics.verdicts import Metric
+from ppbench.statistics.sequential import Look
 
 
 def check(
@@ -65,102 +60,61 @@ def check(
     measured first, so often each, and with `max_launches` until the verdicts are decided. Raises
     UsageError, NotMeasuredError, StoreError and SweepInterruptedError.
     """
-    request = _Request(
-        None if sweep is None else read_tracked(sweep),
-        None if threshold is None else read_share("--threshold", threshold),
-        tuple(read_metrics(metrics, GATED)),
-        tuple(read_metrics([*metrics, *SHOWN])),
-        Path(results),
-        datetime.now(UTC),
-        partial(_again, base, head, Path(results)),
-    )
+    begun, folder = datetime.now(UTC), Path(results)
+    tracked = None if sweep is None else read_tracked(sweep)
+    default = None if threshold is None else read_share("--threshold", threshold)
+    gated, shown = read_metrics(metrics, GATED), read_metrics([*metrics, *SHOWN])
+
+    def again(planned: Sweep | None) -> str:
+        """The check that measures both sides first."""
+        file = None if planned is None else planned.file
+        return check_command(file, base, None if head == WORKTREE else head, folder)
+
+    def judged(
+        base: str | None, head: str, *, is_fresh: bool = False, look: Look | None = None
+    ) -> GateResult:
+        """Judge two sides, with `is_fresh` by their launches of the last hour."""
+        planned = tracked
+        places = replace(places_of(planned, folder), check=again(planned))
+        last = find_side(head, places)
+        if planned is None:
+            planned, notes = _sweep_of(last)
+            last = replace(last, notes=(*last.notes, *notes))
+            places = replace(places_of(planned, folder), check=again(planned))
+        first = _base(base, last, places)
+        if set(first.runs["run_id"]) & set(last.runs["run_id"]):
+            raise UsageError(
+                f"base ({first.title}) and head ({last.title}): are the same runs; name two"
+            )
+        if is_fresh:
+            first, last = both_fresh(first, last, begun)
+        # The file that was found may have other cases by now: only a named one chooses cases.
+        first, last = of_sweep(first, tracked), of_sweep(last, tracked)
+        accepted, notes_on_accepted = _accepted(planned, places, first, last)
+        last = replace(last, notes=(*last.notes, *notes_on_accepted))
+        limits = limits_of(planned, default, accepted, has_all=tracked is not None)
+        compared = compare_sides(
+            first, last, shown, limits.floor_of, again=again(planned), look=look
+        )
+        return judge(compared, gated, limits)
+
     if launches is None and max_launches is None:
-        return request.judged(base, head)
-    with rounds_of(request.sweep, base, head, request.results, progress) as rounds:
+        return judged(base, head)
+    with rounds_of(tracked, base, head, folder, progress) as rounds:
         try:
             if max_launches is not None:
-                result, looks = judge_until_decided(
-                    rounds,
+                result, looks = rounds.until_decided(
                     max_launches,
-                    lambda look: request.judged(*rounds.names, is_fresh=True, look=look),
-                    lambda judged: judged.comparison,
-                    {metric.name for metric in request.gated},
+                    lambda look: judged(*rounds.names, is_fresh=True, look=look),
+                    lambda result: result.comparison,
+                    {metric.name for metric in gated},
                 )
                 return replace(result, comparison=replace(result.comparison, looks=looks))
             rounds.bring_to(launches or 0)
         except LaunchError as error:  # it has rows, and is a failure like any other
             note(f"warning: {error}")
-            return request.judged(base, head, is_fresh=True)
-        return request.judged(*rounds.names, is_fresh=True)
-
-
-@dataclass(frozen=True)
-class _Request:
-    """What the gate judges, and by which thresholds, whatever its sides are."""
-
-    sweep: Sweep | None
-    threshold: float | None
-    gated: tuple[Metric, ...]
-    shown: tuple[Metric, ...]
-    results: Path
-    begun: datetime
-    again: Callable[[Sweep | None], str]  # the check that measures both sides first
-
-    def judged(
-        self,
-        base: str | None,
-        head: str,
-        *,
-        is_fresh: bool = False,
-        look: Look | None = None,
-    ) -> GateResult:
-        """Judge two sides, with `is_fresh` by their launches of the last hour.
-
-        At a `look` they are the first so many of these, and the verdicts are those of that look.
-        """
-        first, last, planned, places = _sides(self.sweep, base, head, self.results, self.again)
-        if is_fresh:
-            first, last = both_fresh(first, last, self.begun)
-        # The file that was found may have other cases by now: only a named one chooses cases.
-        first, last = of_sweep(first, self.sweep), of_sweep(last, self.sweep)
-        first, last = at_look(look, first, last)
-        accepted, notes = _accepted(planned, places, first, last)
-        last = replace(last, notes=(*last.notes, *notes))
-        limits = limits_of(planned, self.threshold, accepted, has_all=self.sweep is not None)
-        compared = compare_sides(
-            *(first, last, self.shown, limits.floor_of),
-            again=self.again(planned),
-            judge=judge_of(look),
-        )
-        return judge(compared, self.gated, limits)
-
-
-def _again(base: str | None, head: str, results: Path, sweep: Sweep | None) -> str:
-    """The check that measures both sides first."""
-    named = None if head == WORKTREE else head
-    return check_command(None if sweep is None else sweep.file, base, named, results)
-
-
-def _sides(
-    named: Sweep | None,
-    base: str | None,
-    head: str,
-    results: Path,
-    again: Callable[[Sweep | None], str],
-) -> tuple[Side, Side, Sweep | None, Places]:
-    """Both sides, the sweep whose thresholds hold, and where names are looked up."""
-    sweep, places = named, replace(places_of(named, results), check=again(named))
-    last = find_side(head, places)
-    if sweep is None:
-        sweep, notes = _sweep_of(last)
-        last = replace(last, notes=(*last.notes, *notes))
-        places = replace(places_of(sweep, results), check=again(sweep))
-    first = _base(base, last, places)
-    if set(first.runs["run_id"]) & set(last.runs["run_id"]):
-        raise UsageError(
-            f"base ({first.title}) and head ({last.title}): are the same runs; name two"
-        )
-    return first, last, sweep, places
+            return judged(base, head, is_fresh=True)
+        return judged(*rounds.names, is_fresh=True)
 
 
 def _sweep_of(head: Side) -> tuple[Sweep | None, tuple[str, ...]]:

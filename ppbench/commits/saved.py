@@ -25,7 +25,6 @@ from ppbench.commits.comparison import (
     Series,
     compare_sides,
     places_of,
-    sweep_file_of,
 )
 from ppbench.commits.sides import SHORT, WORKTREE, Places, Side, both_fresh, find_side
 from ppbench.comparison.lines import Line
@@ -121,7 +120,7 @@ class Recheck:
 
 def identity_values(comparison: Comparison) -> dict[str, object]:
     """What a saved comparison needs beside its changes to be measured again."""
-    file = sweep_file_of(comparison.base, comparison.head, None)
+    file = comparison.sweep_file
     return {
         "sweep_file": None if file is None else near(file),
         "last_run": max(comparison.run_ids, default=""),

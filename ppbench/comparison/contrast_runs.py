@@ -8,7 +8,7 @@ since a machine drifts by more than launches differ.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,7 +18,7 @@ import pandas as pd
 from ppbench.comparison.across import Across, AxisQuestion, compare_along
 from ppbench.comparison.known import known_of
 from ppbench.comparison.launches import FRESH_S
-from ppbench.comparison.measurement import Say, looks_of, measure_until_decided
+from ppbench.comparison.measurement import measure_until_decided
 from ppbench.comparison.repeats import is_lacking, num_taken
 from ppbench.comparison.runs import Chosen, choose_runs
 from ppbench.comparison.slowdowns import finder
@@ -38,7 +38,7 @@ def measure_across(
     names: Sequence[str],
     launches: int | None,
     max_launches: int | None,
-    say: Say,
+    say: Callable[[str], None],
     display: Display | None = None,
 ) -> Across:
     """Launch the cases of a sweep file, so often each or until decided, and compare them.
@@ -59,7 +59,7 @@ def measure_across(
         rounds.bring_to(launches or 0)
         return compare_along(question, rounds.first(names, launches or 0))
     result, looks = measure_until_decided(
-        looks_of(max_launches),
+        max_launches,
         rounds.bring_to,
         lambda look: compare_along(question, rounds.first(names, look.num_launches), look.judge),
         lambda across: across,

@@ -31,9 +31,9 @@ from ppbench.comparison.slowdowns import in_order
 from ppbench.display.metrics import METRICS
 from ppbench.errors import UsageError, nearest
 from ppbench.statistics import verdicts
+from ppbench.statistics.sequential import Looks
 from ppbench.statistics.significance import Ratio
 from ppbench.statistics.slowdowns import NOT_KNOWN, Slowdown
-from ppbench.statistics.until_decided import Looks
 from ppbench.statistics.verdicts import (
     FLOOR,
     SPEED,

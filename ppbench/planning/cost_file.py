@@ -65,7 +65,7 @@ from ppbench.config.toml import (
 )
 from ppbench.errors import UsageError
 from ppbench.files import whole_file
-from ppbench.planning.cost_set import CostSet, Setting, problem_of
+from ppbench.planning.cost_set import CostSet, Setting
 
 NS_PER_MS = 1_000_000
 MIB = 2**20
@@ -95,10 +95,7 @@ def read_costs_file(file: Path) -> CostSet:
         tree = parse(file, text)
     except UsageError as error:
         raise UsageError(str(error).replace("sweep file", "costs file")) from None
-    costs = _Reader(Source(str(file), text, frozenset())).read(tree, f"file {file.name}")
-    if (problem := problem_of(costs)) is not None:
-        raise UsageError(f"{file}: {problem}")
-    return costs
+    return _Reader(Source(str(file), text, frozenset())).read(tree, f"file {file.name}")
 
 
 def write_costs_file(costs: CostSet, file: Path, option: str = "") -> None:
@@ -193,8 +190,19 @@ class _Reader:
                 raise self._missing(place, f"{name}_mib")
             usual = sizes["held_after_forward"] / MIB if name == "held_after_input" else 0.0
             sizes[name] = round(self._amount(table, place, f"{name}_mib", usual) * MIB)
-        times = self._times(table, place)
-        if is_layer and not any(times.values()):
+        times = {name: self._amount(table, place, f"{name}_ms", -1.0) for name in _TIMES}
+        if times["forward"] < 0:
+            raise self._missing(place, "forward_ms")
+        lacking = [name for name in ("input", "weight") if times[name] < 0]
+        if len(lacking) == 1 or (lacking and times["backward"] < 0):
+            key = "backward_ms" if len(lacking) == 2 else f"{lacking[0]}_ms"
+            raise self._missing(place, key)
+        if lacking:
+            times["input"] = times["weight"] = times["backward"] / 2
+        elif times["backward"] < 0:
+            times["backward"] = times["input"] + times["weight"]
+        times["optimizer"] = max(0.0, times["optimizer"])
+        if is_layer and not any(ms for name, ms in times.items() if name != "optimizer"):
             raise self._source.error((*place, "forward_ms"), "the layer takes no time at all")
         return LayerCosts(
             forward_ns=times["forward"] * NS_PER_MS,
@@ -205,26 +213,6 @@ class _Reader:
             **{_NAMES[name]: size for name, size in sizes.items()},
             optimizer_ns=times["optimizer"] * NS_PER_MS,
         )
-
-    def _times(self, table: Tree, place: Place) -> dict[str, float]:
-        """Milliseconds by action; the backward from its halves, or these from it."""
-        given = {n: self._amount(table, place, f"{n}_ms", -1.0) for n in _TIMES}
-        halves = [given["input"], given["weight"]]
-        if given["forward"] < 0:
-            raise self._missing(place, "forward_ms")
-        if given["backward"] < 0:
-            lacking = [name for name in ("input", "weight") if given[name] < 0]
-            if lacking:
-                key = "backward_ms" if len(lacking) == 2 else f"{lacking[0]}_ms"
-                raise self._missing(place, key)
-            given["backward"] = sum(halves)
-        elif max(halves) < 0:
-            given["input"] = given["weight"] = given["backward"] / 2
-        elif min(halves) < 0:
-            lacking = ["input" if given["input"] < 0 else "weight"]
-            raise self._missing(place, f"{lacking[0]}_ms")
-        given["optimizer"] = max(0.0, given["optimizer"])
-        return given
 
     def _amount(self, table: Tree, place: Place, key: str, default: float) -> float:
         if key not in table:

@@ -178,17 +178,16 @@ class Fit:
         if num > MOST_CHOSEN_FREELY:
             yield from (tuple(at >= num - n for at in range(num)) for n in range(1, num + 1))
             return
-        more = [self._more_ns(stage, partition) for stage in self.owned[rank]]
+        more = []  # the time that a stage's backward takes more where it recomputes
+        for stage in self.owned[rank]:
+            place = {"is_first": stage == 0, "is_last": stage == len(partition) - 1}
+            with_it, without = (
+                self.table.of(partition[stage], is_on, **place) for is_on in (True, False)
+            )
+            later = with_it.backward_ns - without.backward_ns, with_it.input_ns - without.input_ns
+            more.append(max(later))
         choices = list(itertools.product((False, True), repeat=num))[1:]
         yield from sorted(choices, key=lambda choice: sum(itertools.compress(more, choice)))
-
-    def _more_ns(self, stage: int, partition: Partition) -> int:
-        """The time that a stage's backward takes more where it recomputes."""
-        place = {"is_first": stage == 0, "is_last": stage == len(partition) - 1}
-        with_it, without = (
-            self.table.of(partition[stage], is_on, **place) for is_on in (True, False)
-        )
-        return max(with_it.backward_ns - without.backward_ns, with_it.input_ns - without.input_ns)
 
     def _needs(self, rank: int, own: tuple[StageCosts, ...]) -> int:
         """The bytes of a rank at its peak, without messages."""

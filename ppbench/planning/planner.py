@@ -6,6 +6,7 @@ request, costs --Search--> candidates --intervals, bounds--> proposals
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -53,10 +54,19 @@ def make_plan(
     if search.best() is None:
         least = least_of(search)
         if least is None or not search.fits(least):
-            raise _nothing_fits(search, least)
+            text = f"no pipeline fits into {exact_text(request.memory_bytes or 0)} per rank"
+            if least is None:
+                raise NoPlanError("memory", f"{text}; raise it")
+            point = point_of(least)
+            raise NoPlanError(
+                "memory",
+                f"{text}; the least that would do is {size_text(point.memory_bytes)}, for "
+                f"{least.shape.schedule} with a step of {milliseconds(least.step_ns)}; raise it, "
+                "or allow more ranks",
+                point,
+            )
         search.found.append(least)
-    others = list(candidates_elsewhere(search))
-    search.found += others
+    search.found += list(candidates_elsewhere(search))
     by_shape: dict[Shape, Candidate] = {}
     for candidate in sorted(filter(search.fits, search.found), key=preference):
         by_shape.setdefault(candidate.shape, candidate)
@@ -73,6 +83,12 @@ def make_plan(
             registered = proposals[place] if is_made else finisher.proposal(candidate)
             break
     frontier = frontier_of(search.found)
+    notes, sizes = [], sizes_of(request, costs)  # what was left out for want of costs
+    wanted = [size for size in request.microbatch_sizes if request.global_batch % size == 0]
+    if missing := ", ".join(str(size) for size in wanted if size not in sizes):
+        notes.append(f"There are no costs for microbatches of {missing}: left out.")
+    if request.recompute == AUTO and not any((size, True) in costs.by_setting for size in sizes):
+        notes.append("There are no costs with recomputation: nothing is recomputed.")
     link = costs.link
     faster = replace(link, latency_ns=link.latency_ns / 2, bytes_per_s=link.bytes_per_s * 2)
     return Plan(
@@ -85,7 +101,7 @@ def make_plan(
         _losses(chosen[0], search, frontier),
         _more_memory(search, chosen[0], frontier),
         min(_step_with(candidate, faster) for candidate in chosen[:NUM_PROPOSALS]),
-        _notes(request, costs),
+        tuple(notes),
     )
 
 
@@ -124,13 +140,7 @@ def check_request(request: PlanRequest, costs: Costs) -> None:
             f"{' or '.join(map(str, request.stages_per_rank))} stages per rank for a model of "
             f"{layers} layers and a global batch of {request.global_batch}; allow others",
         )
-    for size in sizes_of(request, costs):
-        _check_amounts(request, costs, size)
-
-
-def _check_amounts(request: PlanRequest, costs: Costs, size: int) -> None:
-    """Raise NoPlanError for costs with which no step can be computed in whole ns and bytes."""
-    for recompute in (False, True):
+    for size, recompute in itertools.product(sizes_of(request, costs), (False, True)):
         if (model := costs.by_setting.get((size, recompute))) is None:
             continue
         num, parts = request.global_batch // size, (model.before, *model.layers, model.after)
@@ -161,39 +171,6 @@ def _check_amounts(request: PlanRequest, costs: Costs, size: int) -> None:
         ):
             if is_wrong:
                 raise NoPlanError("costs", f"{what} for microbatches of {size}; correct the costs")
-
-
-def _notes(request: PlanRequest, costs: Costs) -> tuple[str, ...]:
-    """What was left out for want of costs."""
-    notes = []
-    sizes = sizes_of(request, costs)
-    missing = [
-        size
-        for size in request.microbatch_sizes
-        if size not in sizes and request.global_batch % size == 0
-    ]
-    if missing:
-        listed = ", ".join(map(str, missing))
-        notes.append(f"There are no costs for microbatches of {listed}: left out.")
-    if request.recompute == AUTO and not any((size, True) in costs.by_setting for size in sizes):
-        notes.append("There are no costs with recomputation: nothing is recomputed.")
-    return tuple(notes)
-
-
-def _nothing_fits(search: Search, least: Candidate | None) -> NoPlanError:
-    """The error with the least memory that would do, and what it costs."""
-    memory = search.request.memory_bytes or 0
-    text = f"no pipeline fits into {exact_text(memory)} per rank"
-    if least is None:
-        return NoPlanError("memory", f"{text}; raise it")
-    point = point_of(least)
-    step = milliseconds(least.step_ns)
-    return NoPlanError(
-        "memory",
-        f"{text}; the least that would do is {size_text(point.memory_bytes)}, for "
-        f"{least.shape.schedule} with a step of {step}; raise it, or allow more ranks",
-        point,
-    )
 
 
 class _Finisher:

@@ -43,7 +43,7 @@ from ppbench.statistics.regret import (
     race,
     reach,
 )
-from ppbench.statistics.until_decided import Stop
+from ppbench.statistics.sequential import Stop
 from ppbench.statistics.verdicts import Noise
 from ppbench.store import Store
 

@@ -14,7 +14,7 @@ from ppbench.commits.check import check
 from ppbench.commits.comparison import compare
 from ppbench.errors import ExitCode, SweepInterruptedError, UsageError
 from ppbench.run.machine.measuring_code import code_hash
-from ppbench.statistics.until_decided import Stop
+from ppbench.statistics.sequential import Stop
 from ppbench.statistics.verdicts import Verdict
 from ppbench.store import Store
 
@@ -164,12 +164,13 @@ def test_open_answers_end_the_commands_with_3(repository, monkeypatch):
     [
         (["--run", "--launches", 5, "--max-launches", 9], "give one"),
         (["--max-launches", 9], "--max-launches: is a number of launches to make; add --run"),
+        (["--run", "--max-launches", 2], "--max-launches 2 launches; a verdict needs 3 launches"),
     ],
 )
 def test_numbers_that_contradict_are_refused(repository, words, message):
     folder, shas = repository
     with pytest.raises(UsageError, match=message):
-        printed("compare", *shas, sweep_in(folder), *words, "--results", folder)
+        printed("compare", *shas, sweep_in(folder), *words, "--results", folder / "results")
 
 
 def test_an_interruption_says_how_far_it_came(repository, monkeypatch):
