@@ -94,7 +94,13 @@ def check(
         last = replace(last, notes=(*last.notes, *notes_on_accepted))
         limits = limits_of(planned, default, accepted, has_all=tracked is not None)
         compared = compare_sides(
-            first, last, shown, limits.floor_of, again=again(planned), look=look
+            first,
+            last,
+            shown,
+            limits.floor_of,
+            again=again(planned),
+            look=look,
+            sweep_file=None if tracked is None else tracked.file,
         )
         return judge(compared, gated, limits)
 

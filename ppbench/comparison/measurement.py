@@ -19,7 +19,7 @@ from ppbench.comparison.lines import Compared
 from ppbench.display.units import counted, duration, percent
 from ppbench.errors import UsageError
 from ppbench.statistics import sequential
-from ppbench.statistics.noise import measure_noise
+from ppbench.statistics.noise import noise_of
 from ppbench.statistics.sequential import LEVEL, Look, Looks, Stop
 from ppbench.statistics.significance import FEWEST_LAUNCHES
 from ppbench.statistics.verdicts import FLOOR, SPEED, Noise
@@ -67,8 +67,12 @@ def measure_until_decided(
         result = judged(look)
         compared = compared_of(result)
         if place == 0:  # what could not be said beforehand
-            noise = noise_of(compared) if known.noise is None else None
-            if noise is not None:
+            sides = [
+                side[SPEED].dropna().tolist()
+                for pairing in compared.pairings.values()
+                for side in (pairing.base, pairing.head)
+            ]
+            if known.noise is None and (noise := noise_of(sides)) is not None:
                 reach = reach_text(noise, planned, known.num_cases)
                 say(f"{reach} (noise so far {percent(noise.deviation)})")
             if num_rounds and len(planned) > 1:
@@ -111,13 +115,3 @@ def _time_text(round_s: float, planned: Sequence[int]) -> str:
         f"one launch of both sides takes about {duration(round_s)}: {least} until the first "
         f"look, at most {most} for {planned[-1]}"
     )
-
-
-def noise_of(compared: Compared[Any]) -> Noise | None:
-    """The noise of the launches that are compared, around the mean of each case and side."""
-    sides = [
-        side[SPEED].dropna().tolist()
-        for pairing in compared.pairings.values()
-        for side in (pairing.base, pairing.head)
-    ]
-    return measure_noise(sides).noise if any(len(side) > 1 for side in sides) else None

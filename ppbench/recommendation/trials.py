@@ -32,6 +32,7 @@ from ppbench.planning.request import AUTO
 from ppbench.run.sweep.control import run_sweep
 from ppbench.run.sweep.plan import Choice, forget_rerun, note_rerun, plan_sweep, rerun_since
 from ppbench.run.sweep.progress import Display
+from ppbench.statistics.noise import noise_of
 from ppbench.statistics.regret import (
     Finding,
     Outcome,
@@ -39,7 +40,6 @@ from ppbench.statistics.regret import (
     SetAside,
     Steps,
     interval_of,
-    noise_of,
     race,
     reach,
 )
@@ -178,9 +178,10 @@ def measure(
         note_forecast,
     )
     note(stop_text(outcome, most))
-    if outcome.is_over(most):  # else the workers could not go on, and the same command can
+    stop = outcome.stop(most)
+    if outcome.regret is None or stop is not Stop.failed:  # else the same command can go on
         forget_rerun(whole, store)
-    return replace(trials_of(frame, outcome, rounds.runs), stop=stop_of(outcome, most))
+    return replace(trials_of(frame, outcome, rounds.runs), stop=stop)
 
 
 def forecast_texts(
@@ -200,19 +201,10 @@ def forecast_texts(
         )
 
 
-def stop_of(outcome: Outcome, most: int) -> Stop:
-    """Why no more launches are made."""
-    if outcome.regret is None:
-        return Stop.failed
-    if outcome.regret.finding is not Finding.undecided:
-        return Stop.decided
-    return Stop.most if max(map(len, outcome.steps)) >= most else Stop.failed
-
-
 def stop_text(outcome: Outcome, most: int) -> str:
     """Why no more launches are made, in a line."""
     num = counted(max(map(len, outcome.steps)), "launch")
-    match stop_of(outcome, most):
+    match outcome.stop(most):
         case Stop.decided:
             return f"stopped: decided after {num} of each"
         case Stop.most:

@@ -13,6 +13,7 @@ from ppbench.statistics.regret import (
     reach,
     regret_of,
 )
+from ppbench.statistics.sequential import Stop
 from ppbench.statistics.verdicts import Noise
 
 
@@ -98,7 +99,7 @@ def test_one_that_failed_is_set_aside_and_a_failed_first_choice_ends_it():
     assert (done.set_aside[0].arm, done.set_aside[0].longer) == (1, None)
     failed = race(lambda *_: [[], [100, 101]], 2, 6)
     assert failed.regret is None
-    assert failed.is_over(6)
+    assert failed.stop(6) is Stop.failed
     assert failed.set_aside == ()
 
 
@@ -112,8 +113,7 @@ def test_launches_that_cannot_be_made_end_it_without_a_decision():
     done = race(measured, 2, 6)
     assert done.regret.finding is Finding.undecided
     assert calls == [2, 3]
-    assert not done.is_over(6)
-    assert done.is_over(2)
+    assert (done.stop(6), done.stop(2)) == (Stop.failed, Stop.most)
 
 
 def test_one_launch_of_each_decides_nothing():
