@@ -254,7 +254,17 @@ class Bench:
         if error is not None and after.run_ids <= stored.run_ids:
             self._write_failures(target, missing, num_launches, error)
             after = self._stored.of(target.commit)
-        self.progress.end(self._outcome(after))
+        num_cases = len(self.sweep.cases)
+        failures = [row for place in range(num_cases) if (row := after.failure(place))]
+        if failures:
+            more = f" ({len(failures)} of {num_cases} cases)" if num_cases > 1 else ""
+            outcome = f"{failures[0].status}{more}: {first_line(failures[0].error)}"
+        elif num_cases > 1:
+            outcome = f"ok, {num_cases} cases"
+        else:
+            figures = ", ".join(f"{speed:,.0f}" for speed in after.figures(0, SPEED))
+            outcome = f"ok, {figures} tokens/s"
+        self.progress.end(outcome)
         return after
 
     def _missing(
@@ -285,7 +295,19 @@ class Bench:
             return str(error)
         here, root = Path.cwd().resolve(), self.repository.root.resolve()
         folder = tree / (here.relative_to(root) if here.is_relative_to(root) else Path())
-        command = self._command(tree, num_launches)
+        settings = [
+            *self._overrides,
+            f"measure.launches={num_launches}",
+            f"track.repo={json.dumps(str(tree), ensure_ascii=False)}",
+        ]
+        words = [word for setting in settings for word in ("--set", setting)]
+        words += [word for condition in self._only for word in ("--only", condition)]
+        words += ["--no-report", "--results", str(self._store.folder)]
+        words += ["--retry-failed"] * self._retries_failed
+        program = _PROGRAM.format(
+            each_commit=EACH_COMMIT, lifetime=lifetime.__file__, parent=os.getpid()
+        )
+        command = [sys.executable, "-c", program, "sweep", self.sweep.file, *words]
         ended = self.checkouts.run(command, tree, folder if folder.is_dir() else tree)
         if ended.exit_code == ExitCode.interrupted:
             raise KeyboardInterrupt
@@ -296,21 +318,6 @@ class Bench:
         if line.startswith(store) and not line.startswith(f"{store}/worktrees"):
             raise StoreError(text)  # not the commit's fault
         return text
-
-    def _command(self, tree: Path, num_launches: int) -> list[str]:
-        settings = [
-            *self._overrides,
-            f"measure.launches={num_launches}",
-            f"track.repo={json.dumps(str(tree), ensure_ascii=False)}",
-        ]
-        words = [word for setting in settings for word in ("--set", setting)]
-        program = _PROGRAM.format(
-            each_commit=EACH_COMMIT, lifetime=lifetime.__file__, parent=os.getpid()
-        )
-        words += [word for condition in self._only for word in ("--only", condition)]
-        options = [*words, "--no-report", "--results", str(self._store.folder)]
-        retry = ["--retry-failed"] * self._retries_failed
-        return [sys.executable, "-c", program, "sweep", self.sweep.file, *options, *retry]
 
     def _write_failures(
         self, target: Target, missing: list[tuple[int, int]], num_launches: int, error: str
@@ -328,16 +335,6 @@ class Bench:
         for place, launch in missing:
             index = launch * len(cases) + place  # items are in this order
             write_failure(job, items[index], Attempt(index, new_run_id(), 1), judgement)
-
-    def _outcome(self, stored: Launches) -> str:
-        """The figures of the one case, or how many cases are ok; else the first failure."""
-        num_cases = len(self.sweep.cases)
-        failures = [row for place in range(num_cases) if (row := stored.failure(place))]
-        if failures:
-            more = f" ({len(failures)} of {num_cases} cases)" if num_cases > 1 else ""
-            return f"{failures[0].status}{more}: {first_line(failures[0].error)}"
-        figures = ", ".join(f"{speed:,.0f}" for speed in stored.figures(0, SPEED))
-        return f"ok, {num_cases} cases" if num_cases > 1 else f"ok, {figures} tokens/s"
 
 
 @dataclass

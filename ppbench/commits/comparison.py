@@ -24,7 +24,13 @@ from ppbench.commits.sides import WORKTREE, Places, Side, both_fresh, find_side
 from ppbench.comparison import notes
 from ppbench.comparison.across import Across, AxisQuestion, compare_across
 from ppbench.comparison.contrast_runs import measure_across
-from ppbench.comparison.launches import MEASURED_ALIKE, SETTINGS, Key, keys_of
+from ppbench.comparison.launches import (
+    MEASURED_ALIKE,
+    SETTINGS,
+    Key,
+    keys_of,
+    without_times_of_files,
+)
 from ppbench.comparison.lines import (
     Breakdown,
     Compared,
@@ -37,7 +43,6 @@ from ppbench.comparison.lines import (
     read_metrics,
 )
 from ppbench.comparison.noise import noises_of, slowdowns_and_launches
-from ppbench.config.case import TIMES
 from ppbench.config.sweep import Sweep
 from ppbench.display.cases import case_text, varying_axes
 from ppbench.errors import UsageError
@@ -160,13 +165,9 @@ def _differing_settings(key: Key, others: Sequence[Key]) -> list[str]:
 
 
 def _texts(base: Side, head: Side) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the settings in which cases differ, and the name of each case.
-
-    The times from a file of costs are not part of a case.
-    """
+    """Return the settings in which cases differ, and the name of each case."""
     every = pd.concat([head.runs, head.failed, base.runs, base.failed])
-    cases = every.drop_duplicates("case_id").copy()
-    cases.loc[cases["emulated_costs"].fillna("") != "", list(TIMES)] = "[]"
+    cases = without_times_of_files(every.drop_duplicates("case_id"))
     axes = varying_axes(cases) if len(cases) else ()
     return axes, {str(row["case_id"]): case_text(row, axes) for _, row in cases.iterrows()}
 

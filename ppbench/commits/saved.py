@@ -26,7 +26,7 @@ from ppbench.commits.comparison import (
     compare_sides,
     places_of,
 )
-from ppbench.commits.sides import SHORT, WORKTREE, Places, Side, both_fresh, find_side
+from ppbench.commits.sides import SHORT, WORKTREE, Side, both_fresh, find_side
 from ppbench.comparison.lines import Line
 from ppbench.display.metrics import METRICS
 from ppbench.errors import ExitCode, NotMeasuredError, UsageError
@@ -194,7 +194,14 @@ def check_saved(
     sweep = read_tracked(saved.sweep_file or "") if is_here else None
     places = places_of(sweep, results)
     for side in (saved.base, saved.head):
-        _check_is_same_tree(side, places)
+        if side.revision == WORKTREE:
+            state = places.repository().state()
+            title = f"{WORKTREE} = {state.commit[:SHORT]} with changes {state.changes or 'none'}"
+            if title != side.title:
+                raise UsageError(
+                    f"{title}: expected {side.title}, which was compared; check out that commit "
+                    "and apply the changes"
+                )
     if launches is not None:
         base, head = saved.base.revision, saved.head.revision
         if sweep is None or base is None or head is None:
@@ -220,19 +227,6 @@ def check_saved(
     comparison = compare_sides(first, last, metrics, again=f"ppbench check {file} --run")
     judged = tuple(_judged(each, comparison) for each in saved.stated)
     return Recheck(comparison, judged)
-
-
-def _check_is_same_tree(side: SavedSide, places: Places) -> None:
-    """Raises UsageError unless the work tree has the changes that were compared."""
-    if side.revision != WORKTREE:
-        return
-    state = places.repository().state()
-    title = f"{WORKTREE} = {state.commit[:SHORT]} with changes {state.changes or 'none'}"
-    if title != side.title:
-        raise UsageError(
-            f"{title}: expected {side.title}, which was compared; check out that commit and apply "
-            "the changes"
-        )
 
 
 def _newer(side: Side, saved: Saved) -> Side:

@@ -22,8 +22,7 @@ import pandas as pd
 from ppbench.commits.advice import COMPARE, SWEEP
 from ppbench.commits.launches import FINAL
 from ppbench.comparison.launches import SIDE_COLUMNS, fresh, keys_of, newest_launches
-from ppbench.comparison.repeats import num_taken
-from ppbench.comparison.slowdowns import finder
+from ppbench.comparison.slowdowns import first_launches
 from ppbench.display.units import counted
 from ppbench.errors import NotMeasuredError, RepositoryError, UsageError
 from ppbench.git import Commit, Repository
@@ -67,20 +66,7 @@ class Side:
         """
         failed = self.failed[self.failed["status"].isin(FINAL)]
         every = pd.concat([self.runs, failed]).sort_values("run_id")
-        rows = pd.DataFrame(
-            {
-                "run_id": every["run_id"].tolist(),
-                "key": keys_of(every),
-                "is_disturbed": list(finder(self.store)(every)),
-            }
-        )
-        ids = {
-            run_id
-            for _, launches in rows.groupby("key", sort=False)
-            for run_id in launches["run_id"][
-                : num_taken(launches["is_disturbed"].tolist(), num_launches)
-            ]
-        }
+        ids = first_launches(self.store, every, keys_of(every), num_launches)
         is_later = self.failed["status"].isin(FINAL) & ~self.failed["run_id"].isin(ids)
         runs = self.runs[self.runs["run_id"].isin(ids)]
         return replace(self, runs=runs, failed=self.failed[~is_later])

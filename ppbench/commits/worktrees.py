@@ -59,7 +59,11 @@ class Checkouts:
 
         Raises RepositoryError, SetupError, StoreError.
         """
-        self._take_lock()
+        if not self._has_lock:
+            note = lock_note("measuring commits")
+            self._held.enter_context(hold_lock(self._lock, note, self._show_holder))
+            self._has_lock = True
+            self._repository.clear_worktrees(self._folder)
         if sha not in self._kept:
             while len(self._kept) >= MOST_KEPT:
                 self._kept.popitem(last=False)[1].close()
@@ -71,14 +75,6 @@ class Checkouts:
                 raise
         self._kept.move_to_end(sha)
         return self._folder / sha[:12]
-
-    def _take_lock(self) -> None:
-        if self._has_lock:
-            return
-        note = lock_note("measuring commits")
-        self._held.enter_context(hold_lock(self._lock, note, self._show_holder))
-        self._has_lock = True
-        self._repository.clear_worktrees(self._folder)
 
     def _show_holder(self, holder: str) -> None:
         self._on_line(f"waiting for {holder or 'another process'}, which uses the same results")
@@ -150,14 +146,11 @@ class Ended:
         starts = [n for n, line in enumerate(self.lines) if line.startswith("error: ")]
         if starts:
             return "\n".join(self.lines[starts[-1] :]).removeprefix("error: ")
-        return "\n".join([self._headline(), *self.lines])
-
-    def _headline(self) -> str:
         how = f"ended with exit code {self.exit_code}"
         if self.exit_code < 0:
             how = f"was killed by signal {-self.exit_code}"
         last = next((line.strip() for line in reversed(self.lines) if line.strip()), "")
-        return last or f"it {how}, and printed nothing"
+        return "\n".join([last or f"it {how}, and printed nothing", *self.lines])
 
 
 def run(
@@ -186,19 +179,15 @@ def run(
             on_line(lines[-1])
         return Ended(child.wait(), tuple(lines))
     except BaseException:
-        _end(child)
+        # End the command and all that it started: with SIGTERM first, then SIGKILL.
+        _signal_all(child, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+            child.wait(PATIENCE_S)
+        _signal_all(child, signal.SIGKILL)
+        child.wait()
         raise
     finally:
         child.stdout.close()
-
-
-def _end(child: subprocess.Popen[str]) -> None:
-    """End a command and all that it started: with SIGTERM first, then SIGKILL."""
-    _signal_all(child, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
-        child.wait(PATIENCE_S)
-    _signal_all(child, signal.SIGKILL)
-    child.wait()
 
 
 def _signal_all(child: subprocess.Popen[str], number: signal.Signals) -> None:

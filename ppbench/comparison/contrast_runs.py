@@ -19,9 +19,9 @@ from ppbench.comparison.across import Across, AxisQuestion, compare_along
 from ppbench.comparison.known import known_of
 from ppbench.comparison.launches import FRESH_S
 from ppbench.comparison.measurement import measure_until_decided
-from ppbench.comparison.repeats import is_lacking, num_taken
+from ppbench.comparison.repeats import is_lacking
 from ppbench.comparison.runs import Chosen, choose_runs
-from ppbench.comparison.slowdowns import finder
+from ppbench.comparison.slowdowns import find_disturbed, first_launches
 from ppbench.config.reader import read_sweep
 from ppbench.config.sweep import Sweep
 from ppbench.errors import UsageError
@@ -105,7 +105,7 @@ class SweepRounds:
         """The cases with a disturbed launch that is to be made again."""
         lacking = []
         made = self._made()
-        made["is_disturbed"] = list(finder(self.store)(made))
+        made["is_disturbed"] = find_disturbed(self.store, made)
         for case_id, runs in made.groupby("case_id", sort=False):
             disturbed = runs["is_disturbed"].tolist()
             is_full = len(disturbed) >= self.num_planned[str(case_id)]
@@ -124,10 +124,5 @@ class SweepRounds:
         chosen = choose_runs(names, self.store)
         runs, failed = (rows[rows["run_id"] > self.since] for rows in (chosen.runs, chosen.failed))
         in_order = runs.sort_values("launch")
-        in_order["is_disturbed"] = list(finder(self.store)(in_order))
-        first = [
-            of_case[: num_taken(of_case["is_disturbed"].tolist(), num_launches)]
-            for _, of_case in in_order.groupby("case_id", sort=False)
-        ]
-        kept = pd.concat([runs[:0], *first])
-        return replace(chosen, runs=runs[runs["run_id"].isin(kept["run_id"])], failed=failed)
+        ids = first_launches(self.store, in_order, in_order["case_id"], num_launches)
+        return replace(chosen, runs=runs[runs["run_id"].isin(ids)], failed=failed)

@@ -207,16 +207,12 @@ def one_session(lines: Sequence[Line[S]], pairings: Sequence[Pairing[S]]) -> Ite
 
 def gap_between(base: pd.DataFrame, head: pd.DataFrame) -> str:
     """`3 days`, if the runs of both sides were made over an hour apart; else empty."""
-    times = [_moments(runs) for runs in (base, head)]
-    if any(moments.empty for moments in times):
+    times = [[moment for moment in moments_of(runs) if moment] for runs in (base, head)]
+    if not all(times):
         return ""
-    (first, last), (other_first, other_last) = ((m.min(), m.max()) for m in times)
+    (first, last), (other_first, other_last) = ((min(own), max(own)) for own in times)
     between_s = max(other_first - last, first - other_last).total_seconds()
     if between_s <= FRESH_S:
         return ""
     days, hours = between_s / 86400, between_s / 3600
     return f"{days:.0f} days" if days >= 2 else f"{hours:.1f} hours"
-
-
-def _moments(runs: pd.DataFrame) -> pd.Series:
-    return pd.to_datetime(runs["created_at"], utc=True, format="ISO8601", errors="coerce").dropna()

@@ -134,14 +134,6 @@ def test_commits_that_do_not_run_make_the_answer_a_range(repository):
     assert f"skipped: {shas[3][:9]} Number 4: error: RuntimeError: made by hand" in outcome.text
 
 
-def test_a_commit_that_does_not_run_far_from_the_change_is_skipped(repository):
-    _, shas = repository
-    file = measured(repository, levels(GOOD, None, GOOD, GOOD, BAD, None, BAD))
-    outcome = asked(repository, file)
-    assert f"first bad commit: {shas[4]} " in outcome.text
-    assert outcome.text.count("skipped: ") == 2
-
-
 def test_ends_that_do_not_differ_are_said_not_to(repository):
     outcome = asked(repository, measured(repository, levels(*[GOOD] * 7)))
     assert outcome.exit_code == 3

@@ -16,7 +16,6 @@ from ppbench.commits.sides import Places, find_side
 from ppbench.comparison.lines import SHOWN, read_metrics
 from ppbench.display.changes import moved_sentences
 from ppbench.display.formats import Format
-from ppbench.display.metrics import METRICS
 from ppbench.errors import UsageError
 from ppbench.statistics.verdicts import Verdict
 from ppbench.store import Store
@@ -225,12 +224,6 @@ def test_what_moved_is_told_of_a_case_whose_step_changed(store):
         add_launches(store, STEADY[:1], HEAD, step_ns=ns, fingerprint="f1f2", launch=int(ns))
     assert [one.case_id for one in compared(store, "step_ns").changed()] == [CASE.case_id]
     assert compared(store, "bubble_fraction").changed() == []
-
-
-def test_metrics_are_chosen_by_name():
-    assert read_metrics(["step_ns"]) == [METRICS["step_ns"]]
-    with pytest.raises(UsageError, match='unknown metric "tokens"; did you mean "tokens_per_s"'):
-        read_metrics(["tokens"])
 
 
 def test_names_and_a_sweep_file_are_told_apart():

@@ -65,14 +65,6 @@ def test_commits_that_were_not_measured_are_among_those_that_may_have_made_a_cha
     assert [(level.first, level.last) for level in told.levels] == [(0, 6), (7, 11)]
 
 
-def test_a_commit_that_did_not_run_before_the_change_may_have_made_it() -> None:
-    levels = falling(7)
-    levels[6] = []
-    [step] = analyse(series(levels), TOKENS).steps
-    assert (step.good, step.first, step.last) == (5, 7, 7)
-    assert (step.num_commits, step.num_unmeasured) == (2, 1)
-
-
 def test_a_lower_bubble_is_better_and_its_change_is_in_points() -> None:
     levels = [[value / 4000 for value in values] for values in falling(7)]
     [step] = analyse(series(levels), BUBBLE).steps
@@ -179,11 +171,6 @@ def test_csv_has_a_row_per_launch_and_per_change(here: Path) -> None:
     assert (kinds.count("launch"), kinds.count("change")) == (11 * 3 + 1 + 4 * 3, 1)
     [failed] = [row for row in rows if row["status"] == "error"]
     assert failed["value"] == ""
-
-
-def test_markdown_is_two_tables(here: Path) -> None:
-    text = told_by(Format.markdown).text
-    assert text.count("\n|---") == 2
 
 
 def test_a_condition_leaves_the_series_that_meet_it(here: Path) -> None:

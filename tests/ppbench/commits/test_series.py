@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from histories import CASE, OTHER, CommitFacts, Runs, five, repository
+from histories import CASE, OTHER, CommitFacts, Runs, repository
 from repositories import git
 
 from ppbench.commits.series import History, history, metric_called, read_history
@@ -259,11 +259,6 @@ def test_a_metric_is_a_column_with_figures() -> None:
     for name in ("commit", "num_microbatches", "measure_steps", "launch"):
         with pytest.raises(UsageError, match="no figure is called"):
             metric_called(name)
-
-
-def test_the_made_up_launches_have_a_steady_level() -> None:
-    levels = [sum(five(1000.0, number)) / 5 for number in range(20)]
-    assert max(levels) / min(levels) < 1.004
 
 
 def test_runs_that_do_not_count_are_named(runs: Runs, tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from tracked import (
     store_in,
 )
 
-import ppbench
 from ppbench.comparison.across import Across, compare_across
 from ppbench.comparison.axes import find_axis, ordered
 from ppbench.display.changes import BY_AXIS, moved_sentences
@@ -301,14 +300,6 @@ def test_what_moved_is_told_by_stage_and_over_all_where_stages_differ(store):
     )
     assert one[0].startswith("compute of stage 1 changed: B 12.0 -> 13.2 ms per microbatch")
     assert other[0].startswith("compute of all stages changed: B 32.0 -> 33.2 ms per step")
-
-
-def test_it_is_a_function_of_the_package(store):
-    for case in (AFAB, CASE):
-        add(store, case)
-    result = ppbench.compare(across="schedule", base="1f1b", results=store.folder)
-    assert isinstance(result, Across)
-    assert set(result.frame["head_value"]) == {"afab"}
 
 
 def test_the_command_prints_a_narrow_table_and_every_format(store, monkeypatch):

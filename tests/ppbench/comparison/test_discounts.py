@@ -19,7 +19,7 @@ from ppbench.commits.gate import judge, limits_of
 from ppbench.commits.series import history
 from ppbench.commits.sides import Places, find_side
 from ppbench.comparison.lines import read_metrics
-from ppbench.comparison.slowdowns import finder, recorded, slowdowns_by_run
+from ppbench.comparison.slowdowns import find_disturbed, recorded, slowdowns_by_run
 from ppbench.errors import ExitCode
 from ppbench.statistics.verdicts import Verdict
 from ppbench.store import Store
@@ -166,8 +166,8 @@ def test_disturbed_launches_are_found_by_all_that_the_store_has_of_the_machine(s
     ids = with_a_slow_launch(store)
     runs = store.runs(["run_id", "fingerprint"])
     of_head = runs[runs["run_id"].isin(ids)]
-    assert finder(store)(of_head) == [False, False, False, True, False]
-    assert finder(store)(of_head.head(0)) == []
+    assert find_disturbed(store, of_head) == [False, False, False, True, False]
+    assert find_disturbed(store, of_head.head(0)) == []
 
 
 def test_runs_that_failed_show_nothing_of_what_is_usual(store):

@@ -61,10 +61,6 @@ def test_the_level_spent_grows_to_the_whole_of_it():
     }
 
 
-def test_a_single_look_has_the_whole_level():
-    assert _levels((5,), 0.01) == pytest.approx((0.01,))
-
-
 def test_the_first_look_spends_its_share():
     first = _levels((3, 6, 12), 0.01)[0]
     assert first == pytest.approx(0.01 * (3 / 12) ** SPENDING)
@@ -139,12 +135,6 @@ def test_intervals_are_wider_than_those_of_a_single_look():
     (first,) = judge(STEP, [pair], 0, looks(12))
     (single,) = judge(STEP, [pair], 0, (3,))
     assert first.ratio.low < single.ratio.low < single.ratio.high < first.ratio.high
-
-
-def test_paired_steps_of_one_launch_a_side_are_no_evidence():
-    (change,) = judge(STEP, [Pair((1.0,), (1.0104,))], 0, looks(12))
-    assert change.verdict is Verdict.insufficient
-    assert not is_decided([change])
 
 
 def test_all_verdicts_are_needed():
