@@ -191,8 +191,21 @@ def _notes(
     texts: Mapping[str, str],
     lines: Sequence[Line[Series]],
 ) -> Iterable[str]:
-    yield from _one_sided(base, head, texts)
-    yield from _other_machines(base, head, texts)
+    ids = [set(side.runs["case_id"]) | set(side.failed["case_id"]) for side in (base, head)]
+    for only, word in ((ids[0] - ids[1], "base"), (ids[1] - ids[0], "head")):
+        if only:
+            yield f"only {word} has {listed(sorted(texts[str(case_id)] for case_id in only))}"
+    machines = [{key[:2] for key in keys_of(side.runs)} for side in (base, head)]
+    cases = {case for case, _ in machines[0]} & {case for case, _ in machines[1]}
+    for only, word in ((machines[0] - machines[1], "base"), (machines[1] - machines[0], "head")):
+        for machine in sorted({fingerprint for case, fingerprint in only if case in cases}):
+            names = sorted(
+                texts[case] for case, other in only if other == machine and case in cases
+            )
+            yield (
+                f"only {word} was measured on the machine {machine} ({listed(names)}): these runs "
+                "are not compared, since machines differ in more than the code"
+            )
     yield from _other_settings(base, head, texts)
     known = {launch.run_id for line in lines for launch in line.discounted}
     for side, word in ((base, "base"), (head, "head")):
@@ -213,28 +226,6 @@ def _notes(
         )
     runs = [of_series(side.runs, series) for side in (base, head) for series in shared]
     yield from notes.cautions(pd.concat(runs or [base.runs]))
-
-
-def _one_sided(base: Side, head: Side, texts: Mapping[str, str]) -> Iterable[str]:
-    ids = [set(side.runs["case_id"]) | set(side.failed["case_id"]) for side in (base, head)]
-    for only, word in ((ids[0] - ids[1], "base"), (ids[1] - ids[0], "head")):
-        if only:
-            yield f"only {word} has {listed(sorted(texts[str(case_id)] for case_id in only))}"
-
-
-def _other_machines(base: Side, head: Side, texts: Mapping[str, str]) -> Iterable[str]:
-    keys = [{key[:2] for key in keys_of(side.runs)} for side in (base, head)]
-    cases = {case for case, _ in keys[0]} & {case for case, _ in keys[1]}
-    for only, word in ((keys[0] - keys[1], "base"), (keys[1] - keys[0], "head")):
-        prints = sorted({fingerprint for case, fingerprint in only if case in cases})
-        for machine in prints:
-            names = sorted(
-                texts[case] for case, other in only if other == machine and case in cases
-            )
-            yield (
-                f"only {word} was measured on the machine {machine} ({listed(names)}): these runs "
-                "are not compared, since machines differ in more than the code"
-            )
 
 
 def _other_settings(base: Side, head: Side, texts: Mapping[str, str]) -> Iterable[str]:

@@ -71,17 +71,51 @@ def make_plan(
     for candidate in sorted(filter(search.fits, search.found), key=preference):
         by_shape.setdefault(candidate.shape, candidate)
     chosen = list(by_shape.values())  # the best of each shape, the best first
-    finisher = _Finisher(search)
+    link, all_draws = costs.link, dict[int, Draws]()
+
+    def proposed(candidate: Candidate) -> Proposal:
+        """A candidate with its interval, bound and figures."""
+        shape, step_ns = candidate.shape, candidate.step_ns
+        if shape.microbatch_size not in all_draws:
+            models = search.table(shape.microbatch_size).models
+            all_draws[shape.microbatch_size] = Draws(models, link)
+        problem = problem_of(shape, candidate.stages, link, request.memory_bytes, is_for_bound=True)
+        tokens = request.replicas * request.global_batch * request.seq_len
+        return Proposal(
+            candidate.configuration,
+            candidate.program,
+            step_ns,
+            *interval_of(candidate, all_draws[shape.microbatch_size], link),
+            min(lower_bound(problem) + candidate.optimizer_ns, step_ns),
+            candidate.peak_bytes,
+            candidate.peak_high_bytes,
+            1 - _computing_ns(candidate) / (shape.ranks * candidate.makespan_ns),
+            tokens / step_ns * 1e9,
+        )
+
     proposals = []
     for done, candidate in enumerate(chosen[:NUM_PROPOSALS]):
         on_progress("drawing costs from their errors", done, NUM_PROPOSALS)
-        proposals.append(finisher.proposal(candidate))
+        proposals.append(proposed(candidate))
     registered = None  # the best that needs no program of its own
     for place, candidate in enumerate(chosen):
         if candidate.shape.schedule != AUTO:
             is_made = place < len(proposals)
-            registered = proposals[place] if is_made else finisher.proposal(candidate)
+            registered = proposals[place] if is_made else proposed(candidate)
             break
+    # The best 1F1B that fits into the same memory, with layers and recomputation as good.
+    is_baseline = (one for one in proposals if one.configuration.schedule == BASELINE)
+    baseline = next(is_baseline, None)
+    if baseline is None:
+        alone = Search(
+            replace(request, schedules=(BASELINE,), stages_per_rank=(1,)),
+            costs,
+            on_progress,
+            effort,
+        )
+        alone.run()
+        best = alone.best()
+        baseline = None if best is None else proposed(best)
     frontier = frontier_of(search.found)
     notes, sizes = [], sizes_of(request, costs)  # what was left out for want of costs
     wanted = [size for size in request.microbatch_sizes if request.global_batch % size == 0]
@@ -89,7 +123,6 @@ def make_plan(
         notes.append(f"There are no costs for microbatches of {missing}: left out.")
     if request.recompute == AUTO and not any((size, True) in costs.by_setting for size in sizes):
         notes.append("There are no costs with recomputation: nothing is recomputed.")
-    link = costs.link
     faster = replace(link, latency_ns=link.latency_ns / 2, bytes_per_s=link.bytes_per_s * 2)
     return Plan(
         request,
@@ -97,7 +130,7 @@ def make_plan(
         tuple(proposals),
         frontier,
         registered,
-        _baseline(search, proposals, finisher),
+        baseline,
         _losses(chosen[0], search, frontier),
         _more_memory(search, chosen[0], frontier),
         min(_step_with(candidate, faster) for candidate in chosen[:NUM_PROPOSALS]),
@@ -173,54 +206,11 @@ def check_request(request: PlanRequest, costs: Costs) -> None:
                 raise NoPlanError("costs", f"{what} for microbatches of {size}; correct the costs")
 
 
-class _Finisher:
-    """Makes proposals of candidates: their intervals, bounds and figures."""
-
-    def __init__(self, search: Search) -> None:
-        self.search = search
-        self._draws: dict[int, Draws] = {}
-
-    def proposal(self, candidate: Candidate) -> Proposal:
-        request, link = self.search.request, self.search.costs.link
-        shape, step_ns = candidate.shape, candidate.step_ns
-        if shape.microbatch_size not in self._draws:
-            models = self.search.table(shape.microbatch_size).models
-            self._draws[shape.microbatch_size] = Draws(models, link)
-        interval = interval_of(candidate, self._draws[shape.microbatch_size], link)
-        problem = problem_of(shape, candidate.stages, link, request.memory_bytes, is_for_bound=True)
-        tokens = request.replicas * request.global_batch * request.seq_len
-        return Proposal(
-            candidate.configuration,
-            candidate.program,
-            step_ns,
-            *interval,
-            min(lower_bound(problem) + candidate.optimizer_ns, step_ns),
-            candidate.peak_bytes,
-            candidate.peak_high_bytes,
-            1 - _computing_ns(candidate) / (shape.ranks * candidate.makespan_ns),
-            tokens / step_ns * 1e9,
-        )
-
-
 def _computing_ns(candidate: Candidate) -> int:
     """The time that all ranks compute in a step, its optimizer left out."""
     took = durations_of(candidate.stages).by_kind(len(candidate.stages))
     counts = candidate.program.compute_only().num_of_kind
     return sum(count * ns for count, ns in zip(counts, took, strict=True))
-
-
-def _baseline(
-    search: Search, proposals: Sequence[Proposal], finisher: _Finisher
-) -> Proposal | None:
-    """The best 1F1B that fits into the same memory, with layers and recomputation as good."""
-    for proposal in proposals:
-        if proposal.configuration.schedule == BASELINE:
-            return proposal
-    request = replace(search.request, schedules=(BASELINE,), stages_per_rank=(1,))
-    alone = Search(request, search.costs, search.say, search.effort)
-    alone.run()
-    best = alone.best()
-    return None if best is None else finisher.proposal(best)
 
 
 def _more_memory(

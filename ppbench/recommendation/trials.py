@@ -73,7 +73,15 @@ class Trials:
         """What the trials say about the first choice."""
         if self.regret is None:
             return "The first choice was not measured: its runs failed; see: ppbench ls"
-        return " ".join([self._finding(self.regret), *self._warnings(self.regret)])
+        # The cautions of launches that the finding stands on.
+        concerned = [0] if self.regret.rival is None else [0, self.regret.rival]
+        parts = [
+            f"{name_of(self.frame, at)}: {', '.join(f'{n} {name}' for name, n in found.items())}"
+            for at, found in enumerate(self.cautions)
+            if found and at in concerned
+        ]
+        mind = f" Mind the cautions of launches of {'; of '.join(parts)}." if parts else ""
+        return f"{self._finding(self.regret)}{mind}"
 
     def as_dict(self) -> dict[str, object]:
         """The table and the finding, as JSON has them; an unknown end of an interval is None."""
@@ -113,17 +121,6 @@ class Trials:
             f"and {rival} {theirs}; a regret of {by}. More launches would help: --max-launches "
             f"{max(2 * launches, 6)}."
         )
-
-    def _warnings(self, regret: Regret) -> Iterator[str]:
-        """What is wrong with launches that the finding stands on."""
-        concerned = [0] if regret.rival is None else [0, regret.rival]
-        parts = [
-            f"{name_of(self.frame, at)}: {', '.join(f'{n} {name}' for name, n in found.items())}"
-            for at, found in enumerate(self.cautions)
-            if found and at in concerned
-        ]
-        if parts:
-            yield f"Mind the cautions of launches of {'; of '.join(parts)}."
 
 
 def name_of(frame: pd.DataFrame, arm: int) -> str:

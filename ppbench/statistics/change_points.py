@@ -191,11 +191,23 @@ def levels(
     size = smallest_difference(floor, in_points=in_points)
     is_shared = launches_are_correlated(launches.groups, cuts, size)
     figures = launches.means if is_shared else launches
-    return [
-        _level(launches, figures, first, behind)
-        for first, behind in itertools.pairwise([0, *starts, len(series)])
-        if first < behind
-    ]
+    found = []
+    for first, behind in itertools.pairwise([0, *starts, len(series)]):
+        if first == behind:
+            continue
+        num, values = len(launches.of(first, behind)), figures.of(first, behind)
+        estimate: float | None = None
+        interval: tuple[float, float] | None = None
+        if num:
+            summary = group(values)
+            estimate = summary.mean if in_points else float(np.exp(summary.mean))
+            if summary.freedom:
+                error = np.sqrt(summary.variance / summary.num)
+                difference = Difference(summary.mean, error, summary.freedom)
+                ends = difference.interval() if in_points else ratio_of_logs(difference)
+                interval = ends.low, ends.high
+        found.append(Level(first, behind - 1, num, estimate, interval))
+    return found
 
 
 def disturbed_launches(
@@ -370,24 +382,6 @@ def _described(launches: _Launches, cuts: Sequence[int]) -> list[ChangePoint]:
             )
         )
     return points
-
-
-def _level(launches: _Launches, figures: _Launches, first: int, behind: int) -> Level:
-    """The level of the commits from `first` up to `behind`; `figures` may be their means."""
-    num, values = len(launches.of(first, behind)), figures.of(first, behind)
-    if not num:
-        return Level(first, behind - 1, 0, None, None)
-    summary = group(values)
-    estimate = summary.mean if launches.in_points else float(np.exp(summary.mean))
-    if not summary.freedom:
-        return Level(first, behind - 1, num, estimate, None)
-    error = np.sqrt(summary.variance / summary.num)
-    ends = Difference(summary.mean, error, summary.freedom).ends()
-    if launches.in_points:
-        return Level(first, behind - 1, num, estimate, ends)
-    with np.errstate(over="ignore"):
-        low, high = np.exp(ends).tolist()
-    return Level(first, behind - 1, num, estimate, (low, high))
 
 
 SHARED = 0.05

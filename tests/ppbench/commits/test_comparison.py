@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command import Printed, printed
 from repositories import commits, make_repository
-from tracked import CASE, STEADY, add_launches, in_one_file, scattered, slower, store_in
+from tracked import CASE, STEADY, add_launches, in_one_file, scattered, slower
 
 from ppbench.cli.compare import split_names
 from ppbench.commits.comparison import Comparison, break_down, compare, compare_sides
@@ -25,11 +25,6 @@ BASE, HEAD = "ba5e" * 10, "4ead" * 10
 ONE_SESSION = (
     "rests on one session, 2026-01-01 00:00 to 00:00 UTC: what drifts between sessions is not in it"
 )
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return store_in(tmp_path)
 
 
 def compared(store: Store, *metrics: str) -> Comparison:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from command import Printed, printed
 from repositories import commit, commits, git, make_repository
-from tracked import CASE, STEADY, SWEEP, add_launches, in_one_file, slower, store_in
+from tracked import CASE, STEADY, SWEEP, add_launches, in_one_file, slower
 
 from ppbench.commits.check import check
 from ppbench.display.formats import Format
@@ -40,11 +40,6 @@ def root(_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = Path(shutil.copytree(_root, tmp_path / "repository"))
     monkeypatch.chdir(folder)
     return folder
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return store_in(tmp_path)
 
 
 def sha_of(root: Path, name: str) -> str:

@@ -1,21 +1,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
-import pytest
-from tracked import CASE, STEADY, add_launches, store_in
+from tracked import CASE, STEADY, add_launches
 
 from ppbench.comparison.launches import MEASURED_ALIKE, fresh, keys_of, newest_launches
 from ppbench.store import Store
 
 ONE, OTHER = "0e" * 20, "07" * 20
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return store_in(tmp_path)
 
 
 def newest(store: Store, **how: bool) -> list[str]:

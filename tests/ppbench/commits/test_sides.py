@@ -6,22 +6,16 @@ from pathlib import Path
 
 import pytest
 from repositories import commits, git, make_repository
-from tracked import CASE, STEADY, add_launches, store_in
+from tracked import CASE, STEADY, add_launches
 
 from ppbench.commits.sides import Places, Side, both_fresh, find_side
 from ppbench.errors import NotMeasuredError, RepositoryError, UsageError
 from ppbench.git import Repository
-from ppbench.store import Store
 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     return make_repository(tmp_path / "repository")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return store_in(tmp_path)
 
 
 def ids(side: Side) -> list[str]:

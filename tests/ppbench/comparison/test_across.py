@@ -15,7 +15,6 @@ from tracked import (
     num_written,
     scattered,
     slower,
-    store_in,
 )
 
 from ppbench.comparison.across import Across, compare_across
@@ -29,11 +28,6 @@ COMMIT = "c0de" * 10
 AFAB = replace(CASE, schedule="afab")
 INTERLEAVED = replace(CASE, schedule="interleaved_1f1b", stages_per_rank=2)
 SWEEP = 'name = "mine"\ndevice = "cpu"\n[grid]\nschedule = ["1f1b", "afab"]\n'
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return store_in(tmp_path)
 
 
 def add(store: Store, case, speeds=STEADY, commit=COMMIT, **changes: object) -> list[str]:

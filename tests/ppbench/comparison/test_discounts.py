@@ -7,12 +7,11 @@ import io
 import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import pandas as pd
 import pytest
 from command import printed
-from tracked import STEADY, add_launches, slower, store_in
+from tracked import STEADY, add_launches, slower
 
 from ppbench.commits.comparison import compare_sides
 from ppbench.commits.gate import judge, limits_of
@@ -27,11 +26,6 @@ from ppbench.store import Store
 BASE, HEAD = "ba5e" * 10, "4ead" * 10
 WORK = "train, version 1, 2 x 1"
 QUIET_NS, SLOW_NS = 2_000_000.0, 2_360_000.0
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return store_in(tmp_path)
 
 
 def add(
