@@ -23,7 +23,7 @@ from typing import Any
 
 from engine.plan.action import COMPUTE_OPS, SEND_OPS
 from engine.plan.lower import edge_of, lower
-from engine.plan.replay import replay
+from engine.plan.replay import ReplicaTimes, replay
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import Durations
 from engine.run.emulation import Emulation
@@ -70,8 +70,10 @@ def idle_ns(
     moving = {send: round(link_ms.get(min(edge_of(send)), 0) * MS) for send in sends}
 
     def of_step(step: int) -> int:
-        compute = {a: plan.duration_ns(a, step) for a in ACTIONS if a.op in COMPUTE_OPS}
-        return sum(replay(LOWERED, compute, moving).idle_ns())
+        took = [
+            plan.duration_ns(a, step) if a.op in COMPUTE_OPS else moving.get(a, 0) for a in ACTIONS
+        ]
+        return sum(map(sum, replay(LOWERED, [ReplicaTimes(took)]).idle_ns()))
 
     return mean(map(of_step, steps))
 

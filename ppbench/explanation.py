@@ -140,11 +140,17 @@ class Explanation:
 
     def as_dict(self) -> dict[str, object]:
         """All values, as JSON has them; parts are whole nanoseconds, summed over ranks."""
-        return {**self._facts(), **self._totals(), **self._answers()}
-
-    def _facts(self) -> dict[str, object]:
-        run = self.run
+        run, rows, parts = self.run, self.frame, parts_of(self.run)
         low, high = run["step_ns_low"], run["step_ns_high"]
+        # The largest cause other than the schedule, and a stage or link that alone is slow.
+        cause = max((name for name in parts if name != "structure"), key=lambda name: parts[name])
+        slow = {"imbalance": slow_stage, "transfer": slow_link}
+        costs = stored_costs(run, self.edges)
+        standout = slow[cause](costs) if cause in slow else None
+        totals = {
+            column: int(rows[column].sum()) for column in ("idle_ns", *parts_in(rows), *PHASES)
+        }
+        by_step = rows.drop(columns=["rank", "replica"]).groupby("step", as_index=False).sum()
         return {
             "run_id": run["run_id"],
             "schema_version": int(run["schema_version"]),
@@ -153,60 +159,38 @@ class Explanation:
             "schedule": run["schedule"],
             "world_size": int(run["world_size"]),
             "num_microbatches": int(run["num_microbatches"]),
-            "num_steps": int(self.frame["step"].nunique()),
+            "num_steps": int(rows["step"].nunique()),
             "num_outliers": None if is_missing(run["num_outliers"]) else int(run["num_outliers"]),
             "cautions": cautions_of(run),
             "step_ns": float(run["step_ns"]),
             "step_ns_interval": None if is_missing(low) else [float(low), float(high)],
             "bubble_fraction": float(run["bubble_fraction"]),
             "bubble_mean": float(run["bubble_mean"]),
-            "cause": self._cause(),
+            "cause": {
+                "part": cause,
+                "share_of_rank_time": parts[cause],
+                "stage_or_link": None if standout is None else standout.index,
+                "ns": None if standout is None else standout.ns,
+                "others_ns": None if standout is None else standout.others_ns,
+            },
             "sentences": self.sentences,
-        }
-
-    def _totals(self) -> dict[str, object]:
-        rows = self.frame
-        by_step = rows.drop(columns=["rank", "replica"]).groupby("step", as_index=False).sum()
-        totals = {
-            column: int(rows[column].sum()) for column in ("idle_ns", *parts_in(rows), *PHASES)
-        }
-        return {
             "parts": {
                 name: {"share_of_rank_time": share, "total_ns": totals[f"{name}_ns"]}
-                for name, share in parts_of(self.run).items()
+                for name, share in parts.items()
             },
             "all_steps": totals,
             "by_step": as_records(by_step),
             "by_step_and_rank": as_records(rows),
-        }
-
-    def _answers(self) -> dict[str, object]:
-        return {
-            "op_costs_ns": json.loads(self.run["op_costs_ns"]),
-            "op_variation": float(self.run["op_variation"]),
+            "op_costs_ns": json.loads(run["op_costs_ns"]),
+            "op_variation": float(run["op_variation"]),
             "edges": as_records(self.edges),
-            "modelled": {**asdict(self.model), "residual": float(self.run["model_residual"])},
+            "modelled": {**asdict(self.model), "residual": float(run["model_residual"])},
             "what_if": [
                 {**asdict(answer), "change": answer.step_ns / self.model.step_ns - 1}
                 for answer in self.answers
             ],
             "not_asked": [asdict(question) for question in self.not_asked],
             "notes": self.notes,
-        }
-
-    def _cause(self) -> dict[str, object]:
-        """The largest cause other than the schedule, and a stage or link that alone is slow."""
-        parts = parts_of(self.run)
-        costs = stored_costs(self.run, self.edges)
-        slow = {"imbalance": slow_stage, "transfer": slow_link}
-        part = max((name for name in parts if name != "structure"), key=lambda name: parts[name])
-        standout = slow[part](costs) if part in slow else None
-        return {
-            "part": part,
-            "share_of_rank_time": parts[part],
-            "stage_or_link": None if standout is None else standout.index,
-            "ns": None if standout is None else standout.ns,
-            "others_ns": None if standout is None else standout.others_ns,
         }
 
 
@@ -274,9 +258,15 @@ def _explained(store: Store, run: pd.Series) -> Explanation:
         )
     model = modelled_run(run, edges, moved)
     others = [*other_sharing(model), *other_schedules(model)]
+    # Parts of replicas that the run does not have are left out.
+    unused = [part for part in REPLICA_PARTS if part not in parts_in(rows)]
+    notes = [HALVES_NOTE] if needs_halves(model.costs.mean) else []
+    if is_shared:
+        more = f"Who of its replicas and ranks is slow: ppbench stragglers {run['run_id']}"
+        notes += [POLICY_NOTE, more]
     return Explanation(
         run,
-        _of_its_parts(rows).drop(columns=["run_id", "schema_version"], errors="ignore"),
+        rows.drop(columns=["run_id", "schema_version", *unused], errors="ignore"),
         edges.drop(columns=["run_id", "schema_version"], errors="ignore"),
         as_modelled(model),
         [
@@ -285,18 +275,8 @@ def _explained(store: Store, run: pd.Series) -> Explanation:
             *(o for o in others if isinstance(o, WhatIf)),
         ],
         [o for o in others if isinstance(o, Inapplicable)],
-        [*([HALVES_NOTE] if needs_halves(model.costs.mean) else []), *_advice(run)],
+        notes,
     )
-
-
-def _advice(run: pd.Series) -> list[str]:
-    """What is assumed of a run with replicas, and what else to ask of it."""
-    if int(run["replicas"]) == 1:
-        return []
-    return [
-        POLICY_NOTE,
-        f"Who of its replicas and ranks is slow: ppbench stragglers {run['run_id']}",
-    ]
 
 
 def _check_ok(run: pd.Series) -> None:
@@ -310,9 +290,3 @@ def _check_ok(run: pd.Series) -> None:
             f"run {run['run_id']}: its ranks shared a GPU, which computes for one process at a "
             "time, so nobody's idle time is known; use no more ranks on a machine than it has GPUs"
         )
-
-
-def _of_its_parts(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows without the parts of replicas where there are none."""
-    others = [part for part in REPLICA_PARTS if part not in parts_in(rows)]
-    return rows.drop(columns=others, errors="ignore")

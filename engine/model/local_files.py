@@ -35,13 +35,13 @@ def local_files(source: str) -> list[Path]:
             return [Path(name)]
         # `Path.glob` has another meaning of a final ** in every version of Python.
         pattern = f"{glob.escape(name)}/**" if Path(name).is_dir() else name
-        names = glob.iglob(pattern, recursive=True)  # noqa: PTH207
-        matches = [Path(match) for match in itertools.islice(names, MOST_PATHS + 1)]
-        files = sorted(match for match in matches[:MOST_PATHS] if match.is_file())
+        matches = list(itertools.islice(glob.iglob(pattern, recursive=True), MOST_PATHS + 1))  # noqa: PTH207
+        too_many = len(matches) > MOST_PATHS
+        files = [] if too_many else sorted(path for path in map(Path, matches) if path.is_file())
     # A name that is too long or has a null byte; a pattern of a thousand folders.
     except (OSError, ValueError, RecursionError):
         return []
-    if len(matches) > MOST_PATHS:
+    if too_many:
         problem = f"has more than {MOST_PATHS:,} files; join them, or name fewer by a pattern"
         raise OSError(errno.E2BIG, problem, name)
     return files

@@ -140,18 +140,6 @@ def move_messages(
             before[at], last[here] = last[here], at
 
 
-def find_makespan(offset: Ints, op: Ints, start: Ints, end: Ints, busy: Ints) -> int:
-    """From the first start to the last end of a computation; `busy` is the time in it, by rank."""
-    first, last = NONE, 0
-    for rank in range(len(offset) - 1):
-        for at in range(offset[rank], offset[rank + 1]):
-            if op[at] <= W:
-                busy[rank] += end[at] - start[at]
-                first = start[at] if first < 0 else min(first, start[at])
-                last = max(last, end[at])
-    return last - max(first, 0)
-
-
 def find_makers(table: Arrays, made: Ints, maker: Ints) -> None:
     """The index of the computation that makes each link."""
     _, op, stage, column = table
@@ -383,52 +371,106 @@ def _complete(
 def replay(
     table: Arrays,
     kinds: Arrays,
-    took: Ints,
+    lanes: Arrays,
+    times: Arrays,
     walk: Arrays,
     message: Arrays,
-    start: Ints,
-    end: Ints,
+    meeting: Arrays,
 ) -> None:
-    """When each action starts and ends; a transfer, at both ends, when its message moves.
+    """When each action of D replicas starts and ends; a transfer, when its message moves.
 
-    `took` is of each action; of a message at its SEND. `message` is, by link, the end that was
-    ready first and when the message has arrived: NONE before.
+    What each replica has of its own lies behind that of the replica before. A rank of a replica is
+    one of D x p walkers. The collectives of a rank are numbered from `first[rank]` on, in the order
+    of its row: its lane. As replicas have the same row, the last of them to come to a collective
+    finds the ones before it on the lane done.
+
+    `lanes`: the first of each rank, where each stands, and what each action waits for. `times`: how
+    long actions take and collectives move bytes; starts and ends. `message`: by link, the end that
+    was ready first, and when it has arrived. `meeting`: how many replicas have come; by replica,
+    when each collective begins, is ready and ends. All are NONE before.
     """
     offset, op, stage, column = table
     needed, _, receives, edge, user = kinds
-    position, now, blocked, stack, channel_free = walk
+    first, before, awaits = lanes
+    took, moving, start, end = times
+    position, now, blocked, turn, stack, channel_free = walk
     posted, arrived = message
-    num_stages, top = len(needed) // (OPT + 1), len(stack)
+    over, num_ranks, top = meeting[3], len(offset) - 1, len(stack)
+    num_stages, size = len(needed) // (OPT + 1), len(position) // num_ranks  # D
+    num_links, num_edges = len(arrived) // size, len(channel_free) // size
     while top > 0:
-        top -= 1
-        rank = stack[top]
-        at, free = position[rank], now[rank]
-        while at < offset[rank + 1]:
+        top, walker = top - 1, stack[top - 1]
+        replica, rank = walker // num_ranks, walker % num_ranks
+        at, free, own = position[walker], now[walker], replica * len(op)
+        while True:
+            if turn[walker] < first[rank + 1] and before[turn[walker]] <= at:
+                top = _begin(at, walker, free, lanes, moving, walk, meeting, top)
+            if at == offset[rank + 1]:
+                break
             kind = op[at] * num_stages + stage[at]
-            link = needed[kind] + column[at]
+            link = replica * num_links + needed[kind] + column[at]
             if op[at] <= W:
-                if receives[kind]:
-                    if arrived[link] < 0:
-                        blocked[rank] = link
-                        break
-                    free = max(free, arrived[link])
-                start[at] = free
-                free += took[at]
-                end[at] = free
+                here = replica * len(before) + awaits[at]
+                is_sharded = awaits[at] >= 0 and over[here] < 0
+                if is_sharded or (receives[kind] and arrived[link] < 0):
+                    blocked[walker] = NONE - 1 - awaits[at] if is_sharded else link
+                    break
+                free = max(free, over[here]) if awaits[at] >= 0 else free
+                free = max(free, arrived[link]) if receives[kind] else free
+                start[own + at] = free
+                end[own + at] = free = free + took[own + at]
             elif posted[link] < 0:
-                posted[link], start[at] = at, free
+                posted[link], start[own + at] = own + at, free
             else:
-                other, channel = posted[link], edge[kind]
-                begin = max(start[other], free, channel_free[channel])
-                over = begin + took[at if op[at] in (SEND_F, SEND_B) else other]
-                start[at] = start[other] = begin
-                end[at] = end[other] = channel_free[channel] = arrived[link] = over
-                if blocked[user[kind]] == link:
-                    blocked[user[kind]] = NONE
-                    stack[top] = user[kind]
-                    top += 1
+                other, channel = posted[link], replica * num_edges + edge[kind]
+                moved = max(start[other], free, channel_free[channel])
+                there = moved + took[own + at if op[at] in (SEND_F, SEND_B) else other]
+                start[own + at] = start[other] = moved
+                end[own + at] = end[other] = channel_free[channel] = arrived[link] = there
+                top = _wake(replica * num_ranks + user[kind], link, blocked, stack, top)
             at += 1
-        position[rank], now[rank] = at, free
+        position[walker], now[walker] = at, free
+
+
+def _begin(
+    at: int,
+    walker: int,
+    free: int,
+    lanes: Arrays,
+    moving: Ints,
+    walk: Arrays,
+    meeting: Arrays,
+    top: int,
+) -> int:
+    """Note that a replica has come to the collectives before an action; the last lets them be."""
+    (first, before, _), (num_come, begin, ready, over) = lanes, meeting
+    blocked, turn, stack = walk[2], walk[3], walk[4]
+    size, num_ranks = len(before), len(first) - 1
+    replica, rank = walker // num_ranks, walker % num_ranks
+    while turn[walker] < first[rank + 1] and before[turn[walker]] <= at:
+        here = turn[walker]
+        begin[replica * size + here] = free
+        num_come[here] += 1
+        turn[walker] += 1
+        if num_come[here] * size < len(begin):
+            continue
+        latest = 0
+        for each in range(here, len(begin), size):
+            if here > first[rank]:
+                begin[each] = max(begin[each], over[each - 1])
+            latest = max(latest, begin[each])
+        for each in range(here, len(begin), size):
+            ready[each], over[each] = latest, latest + moving[each]
+            top = _wake(each // size * num_ranks + rank, NONE - 1 - here, blocked, stack, top)
+    return top
+
+
+def _wake(walker: int, awaited: int, blocked: Ints, stack: Ints, top: int) -> int:
+    """Put a walker on the stack if it is blocked on just this; returns how many are on it."""
+    if blocked[walker] != awaited:
+        return top
+    blocked[walker], stack[top] = NONE, walker
+    return top + 1
 
 
 # memory

@@ -29,34 +29,27 @@ from __future__ import annotations
 import itertools
 import json
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from engine.plan.action import CODES, OPS, Op
-from engine.plan.joined import JoinedReplay, ReplicaTimes, replay_joined_all
+from engine.plan.action import Op
 from engine.plan.program import Program
-from engine.plan.replay import Replay, of_kinds, replay_all
-from engine.plan.spans import Span
+from engine.plan.replay import Replay, ReplicaTimes, joining, of_kinds, replay_all
 from ppbench.analysis.collectives import collectives
 from ppbench.analysis.costs import Costs, measured_costs, variation
-from ppbench.analysis.metrics import compute_spans, num_replicas, step_starts
-from ppbench.analysis.replicas import (
-    ReplicaCosts,
-    joined_spans,
-    no_moving,
-    own_moving,
-    replica_costs,
-)
+from ppbench.analysis.job_times import times_in
+from ppbench.analysis.metrics import compute_spans, step_starts
+from ppbench.analysis.metrics import num_replicas as count_replicas
+from ppbench.analysis.replicas import ReplicaCosts, replica_costs
 from ppbench.analysis.transfers import messages
 
 PARTS = ("structure_ns", "imbalance_ns", "transfer_ns", "jitter_ns", "launch_gap_ns")
 REPLICA_PARTS = (*PARTS[:3], "collective_ns", "skew_ns", *PARTS[3:])
 """The parts for runs with replicas."""
 PHASES = ("warmup_ns", "steady_ns", "cooldown_ns")
-_NONE = -1
 
 
 @dataclass(frozen=True)
@@ -69,15 +62,10 @@ class Attribution:
 
     rows: pd.DataFrame
     costs: Costs
-    modelled: Replay | JoinedReplay  # with mean costs, transfers and collectives
+    modelled: Replay  # with mean costs, transfers and collectives
     messages: pd.DataFrame  # see `ppbench.analysis.transfers.messages`
     collectives: pd.DataFrame  # see `ppbench.analysis.collectives.collectives`
     replicas: ReplicaCosts | None = None
-
-    def modelled_spans(self) -> Iterator[Span]:
-        """The spans of the modelled step."""
-        modelled = self.modelled
-        return modelled.spans() if isinstance(modelled, Replay) else joined_spans(modelled)
 
 
 def parts_in(rows: pd.DataFrame) -> tuple[str, ...]:
@@ -100,62 +88,62 @@ def attribute(
     """
     moved = messages(spans) if moved is None else moved
     costs, joined = measured_costs(spans, moved, lowered.num_stages), collectives(spans)
-    own, steps = _own_times(spans, moved, lowered), [int(str(step)) for step in step_ns.index]
-    chain = _chain(costs, lowered)
-    if num_replicas(spans) == 1 and not lowered.has_collectives:
-        alone = list(replay_all(lowered, [*chain, *(own[step, 0] for step in steps)]))
-        rows = _rows_of_steps(spans, step_ns, PARTS, [[each.idle_ns()] for each in alone])
-        return Attribution(rows, costs, alone[len(chain) - 1], moved, joined)
-    replicas = replica_costs(costs, spans, moved, joined)
-    moving, nothing = own_moving(joined, lowered), no_moving(lowered)
-    count = range(len(replicas.own))
-    times = [
-        *([ReplicaTimes(took, nothing) for _ in count] for took in chain),
-        replicas.alike().times(lowered),
-        replicas.times(lowered),
-        *(
-            [ReplicaTimes(own[step, d], moving.get((step, d), nothing)) for d in count]
-            for step in steps
-        ),
-    ]
-    replays = list(replay_joined_all(lowered, times))
-    idle_ns = [each.idle_ns() for each in replays]
-    rows = _rows_of_steps(spans, step_ns, REPLICA_PARTS, idle_ns)
-    return Attribution(rows, costs, replays[-len(steps) - 1], moved, joined, replicas)
-
-
-def _chain(costs: Costs, lowered: Program) -> list[array[int]]:
-    """The times of actions that lead from equal stages to the mean costs."""
+    num_replicas, num_collectives = count_replicas(spans), sum(map(len, joining(lowered)))
     no_message = Costs(costs.by_stage, {})
-    by_kind = (Costs(costs.balanced().by_stage, {}), no_message, costs)
-    return [of_kinds(lowered, one.by_kind(lowered)) for one in by_kind]
+    chain = [
+        [ReplicaTimes(of_kinds(lowered, each.by_kind(lowered)), [0] * num_collectives)]
+        * num_replicas
+        for each in (Costs(costs.balanced().by_stage, {}), no_message, costs)
+    ]
+    parts, replicas = PARTS, None
+    if num_replicas > 1 or lowered.has_collectives:
+        replicas, parts = replica_costs(costs, spans, moved, joined), REPLICA_PARTS
+        chain += [replicas.alike().times(lowered), replicas.times(lowered)]
+    job = times_in(spans, lowered, num_replicas)[0]
+    places = {int(step): place for place, step in enumerate(sorted(spans["step"].unique()))}
+    num_actions = job.columns.num_actions
+    own = [
+        [
+            ReplicaTimes(*(array("q", part.tobytes()) for part in np.split(ns, [num_actions])))
+            for ns in job.ns[places[int(str(step))]]
+        ]
+        for step in step_ns.index
+    ]
+    replays = list(replay_all(lowered, [*chain, *own]))
+    idle_ns = [each.idle_ns() for each in replays]
+    rows = _rows(spans, step_ns, parts, idle_ns[: len(chain)], idle_ns[len(chain) :])
+    return Attribution(rows, costs, replays[len(chain) - 1], moved, joined, replicas)
 
 
-def _idle_ns(replayed: Replay | JoinedReplay) -> list[list[int]]:
-    """Idle time by replica and rank."""
-    return [replayed.idle_ns()] if isinstance(replayed, Replay) else replayed.idle_ns()
-
-
-def _rows_of_steps(
+def _rows(
     spans: pd.DataFrame,
     step_ns: pd.Series,
-    parts: Sequence[str],
-    idle_ns: Sequence[Sequence[Sequence[int]]],
+    names: Sequence[str],
+    chain: Sequence[Sequence[Sequence[int]]],
+    exact: Sequence[Sequence[Sequence[int]]],
 ) -> pd.DataFrame:
     """One row per step, replica and rank.
 
-    `idle_ns` has the idle times of replays, by replica and rank: first of those before the parts
-    but the last two, then of each step.
+    `chain` and `exact` have the idle times of replays, by replica and rank: of those before the
+    parts but the last two, and of each step.
     """
-    by_step = {int(str(step)): of_step for step, of_step in compute_spans(spans).groupby("step")}
-    began = step_starts(spans)
-    chain, exact = idle_ns[: len(parts) - 2], idle_ns[len(parts) - 2 :]
-    rows: list[dict[str, int]] = []
-    for (step, duration_ns), own in zip(step_ns.items(), exact, strict=True):
-        number = int(str(step))
-        bounds = int(began[number]), int(duration_ns)
-        rows += _rows(number, bounds, by_step[number], parts, [*chain, own])
-    return pd.DataFrame(rows, columns=["step", "rank", "idle_ns", *parts, *PHASES, "replica"])
+    by_worker = dict(iter(compute_spans(spans).groupby(["step", "replica", "rank"])))
+    began, rows = step_starts(spans), []
+    for (step, duration_ns), own_idle_ns in zip(step_ns.items(), exact, strict=True):
+        number, took_ns = int(str(step)), int(duration_ns)
+        for replica, of_replica in enumerate(zip(*chain, own_idle_ns, strict=True)):
+            for rank, replayed in enumerate(zip(*of_replica, strict=True)):
+                own = by_worker.get((number, replica, rank), spans.iloc[:0])
+                idle_ns = took_ns - _total(own)
+                parts = (
+                    later - earlier
+                    for earlier, later in itertools.pairwise([0, *replayed, idle_ns])
+                )
+                phases = _phases(own, int(began[number]), took_ns, idle_ns)
+                named = dict(zip((*names, *PHASES), (*parts, *phases), strict=True))
+                place = {"step": number, "rank": rank, "replica": replica}
+                rows.append({**place, "idle_ns": idle_ns, **named})
+    return pd.DataFrame(rows, columns=["step", "rank", "idle_ns", *names, *PHASES, "replica"])
 
 
 def figures_of(
@@ -166,7 +154,10 @@ def figures_of(
     `spans` and `step_ns` are those that were attributed.
     """
     rows, modelled, costs = attribution.rows, attribution.modelled, attribution.costs
-    num_ranks, modelled_ns = num_replicas(spans) * modelled.program.world_size, modelled.makespan_ns
+    num_ranks, modelled_ns = (
+        count_replicas(spans) * modelled.program.world_size,
+        modelled.makespan_ns,
+    )
     capacity_ns = int(step_ns.sum()) * num_ranks
     own = attribution.replicas
     return {
@@ -176,72 +167,12 @@ def figures_of(
         },
         "bubble_mean": rows["idle_ns"].sum() / capacity_ns,
         "modelled_step_ns": modelled_ns,
-        "modelled_bubble_fraction": sum(map(sum, _idle_ns(modelled))) / (num_ranks * modelled_ns),
+        "modelled_bubble_fraction": sum(map(sum, modelled.idle_ns())) / (num_ranks * modelled_ns),
         "model_residual": float(step_ns.mean()) / modelled_ns - 1,
         "op_costs_ns": json.dumps({str(op): ns for op, ns in costs.by_stage.items()}),
         "op_variation": variation(spans, costs),
         **({} if own is None else {"replica_costs_ns": own.own_as_json()}),
     }
-
-
-def _own_times(
-    spans: pd.DataFrame, moved: pd.DataFrame, lowered: Program
-) -> dict[tuple[int, int], array[int]]:
-    """Nanoseconds of each action, of a SEND those of its message, by step and replica."""
-    compute, table = compute_spans(spans), lowered.table
-    taken = compute.assign(ns=compute["end_ns"] - compute["start_ns"])
-    sent = moved.assign(
-        op="SEND_" + moved["direction"], stage=moved["source"], ns=moved["moving_ns"]
-    )
-    columns = ["step", "replica", "op", "stage", "microbatch", "ns"]
-    timed = pd.concat([taken[columns].astype({"op": str}), sent[columns]])
-    shape = len(OPS), lowered.num_stages, lowered.num_microbatches
-    index = np.full(shape, _NONE)
-    index[np.array(table.op), np.array(table.stage), np.array(table.microbatch)] = np.arange(
-        table.num_actions
-    )
-    code = timed["op"].map({op.value: code for op, code in CODES.items()})
-    places = np.array([code, timed["stage"], timed["microbatch"]], np.int64).T
-    known = ((places >= 0) & (places < shape)).all(axis=1)  # others are of no program's action
-    at = np.full(len(timed), _NONE)
-    at[known] = index[tuple(places[known].T)]
-    own, is_computation = {}, np.array(table.op) < CODES[Op.SEND_F]
-    for place, rows in timed.groupby(["step", "replica"]).indices.items():
-        step, replica = map(int, np.array(place))
-        chosen = rows[at[rows] != _NONE]
-        ns, is_missing = np.zeros(table.num_actions, np.int64), is_computation.copy()
-        ns[at[chosen]], is_missing[at[chosen]] = timed["ns"].to_numpy()[chosen], False
-        if is_missing.any():
-            raise KeyError(table.at(int(is_missing.argmax())))
-        own[step, replica] = array("q", ns.tobytes())
-    return own
-
-
-def _rows(
-    step: int,
-    bounds: tuple[int, int],
-    compute: pd.DataFrame,
-    names: Sequence[str],
-    chain: Sequence[Sequence[Sequence[int]]],
-) -> list[dict[str, int]]:
-    """One row per replica and rank; `chain` has the idle time of each replay by both.
-
-    `bounds`: when the step began, and how long it took.
-    """
-    began_ns, step_ns = bounds
-    by_rank = dict(iter(compute.groupby(["replica", "rank"])))
-    rows = []
-    for replica, of_replica in enumerate(zip(*chain, strict=True)):
-        for rank, replayed in enumerate(zip(*of_replica, strict=True)):
-            own = by_rank.get((replica, rank), compute.iloc[:0])
-            idle_ns = step_ns - int((own["end_ns"] - own["start_ns"]).sum())
-            totals = [0, *replayed, idle_ns]
-            parts = (later - earlier for earlier, later in itertools.pairwise(totals))
-            phases = _phases(own, began_ns, step_ns, idle_ns)
-            named = dict(zip((*names, *PHASES), (*parts, *phases), strict=True))
-            place = {"step": step, "rank": rank, "replica": replica}
-            rows.append({**place, "idle_ns": idle_ns, **named})
-    return rows
 
 
 def _phases(own: pd.DataFrame, began_ns: int, step_ns: int, idle_ns: int) -> tuple[int, int, int]:

@@ -17,9 +17,8 @@ from collections.abc import Mapping
 import pandas as pd
 
 from engine.plan.action import Op
+from engine.plan.replay import JOINING_OPS
 
-JOINING = (Op.UNSHARD.value, Op.REDUCE_GRAD.value)
-"""The ops in which replicas wait for each other."""
 _SAME = ["step", "rank", "op", "stage", "number"]
 """Columns that a collective has in common on all replicas."""
 
@@ -33,7 +32,9 @@ def collectives(spans: pd.DataFrame) -> pd.DataFrame:
     Columns: those of `spans`, `number` (from 0, among those of its rank, stage and op in a step),
     `ready_ns`, `waiting_ns` and `moving_ns`, which add up to the span.
     """
-    taking_part = spans[spans["op"].isin(JOINING)].sort_values("start_ns", kind="stable")
+    taking_part = spans[spans["op"].isin([op.value for op in JOINING_OPS])].sort_values(
+        "start_ns", kind="stable"
+    )
     own = ["step", "replica", "rank", "op", "stage"]
     numbered = taking_part.assign(number=taking_part.groupby(own, observed=True).cumcount())
     latest = numbered.groupby(_SAME, observed=True)["start_ns"].transform("max")

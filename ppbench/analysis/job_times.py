@@ -6,26 +6,146 @@
 A message's time is at its SEND: from when both ends are ready, and the message before it is over,
 to its end (see `ppbench.analysis.transfers`). A collective's is from when it has begun on all
 replicas to its end, so that waiting for a slow replica is no time of the others.
+
+`engine.plan.replay` replays one step of some replicas. An analysis asks for tens of thousands, all
+of one program; and since its rows fix what waits for what, `Columns.steps_ns` goes through all in
+one order, one action after another, each time being an array over steps and replicas. That is
+quicker than compiled loops over single steps.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
+from graphlib import TopologicalSorter
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from engine.plan.action import CODES, COMPUTE_OPS, OPS, SEND_OPS, Action, Op
+from engine.plan.action import CODES, COMPUTE_OPS, OPS, RECV_OPS, SEND_OPS, Action, Op
 from engine.plan.collectives import NoCollectives, with_collectives
-from engine.plan.lower import counterpart, edge_of
+from engine.plan.lower import Edge, counterpart, edge_of, incoming
 from engine.plan.program import Program
+from engine.plan.replay import JOINING_OPS, joining
 from engine.plan.table import Table
-from ppbench.analysis.joint_walk import JOINED, Columns, Ns
 
+Ns = npt.NDArray[np.int64]
+Chosen = npt.NDArray[np.bool_]
+"""By column, whether it is meant."""
 _NONE = -1
 _NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """What each column is of; a message is of the rank that sends it."""
+
+    program: Program
+
+    @cached_property
+    def actions(self) -> list[Action]:
+        return [
+            a for rows in (self.program.actions, joining(self.program)) for row in rows for a in row
+        ]
+
+    @property
+    def num_actions(self) -> int:
+        """How many columns are of the table's actions; collectives follow."""
+        return self.program.table.num_actions
+
+    @cached_property
+    def rank(self) -> npt.NDArray[np.int64]:
+        ranks = range(self.program.world_size)
+        lengths = [*map(len, self.program.actions), *map(len, joining(self.program))]
+        return np.repeat([*ranks, *ranks], lengths)
+
+    @cached_property
+    def stage(self) -> npt.NDArray[np.int64]:
+        return np.array([action.stage for action in self.actions])
+
+    @cached_property
+    def microbatch(self) -> npt.NDArray[np.int64]:
+        return np.array([action.microbatch for action in self.actions])
+
+    @cached_property
+    def link(self) -> npt.NDArray[np.int64]:
+        """The first stage of a SEND's link; nothing takes the place of other columns."""
+        ends = (min(edge_of(a)) if a.op in SEND_OPS else _NONE for a in self.actions)
+        return np.fromiter(ends, np.int64)
+
+    @cached_property
+    def is_compute(self) -> Chosen:
+        return self.of_ops(COMPUTE_OPS)
+
+    def of_ops(self, ops: Iterable[Op]) -> Chosen:
+        wanted = frozenset(ops)
+        return np.array([action.op in wanted for action in self.actions])
+
+    @cached_property
+    def kinds(self) -> list[tuple[Op, int, npt.NDArray[np.int64]]]:
+        """Each op and stage that takes time, with its columns."""
+        of_kind: dict[tuple[Op, int], list[int]] = {}
+        for at, action in enumerate(self.actions):
+            if action.op not in RECV_OPS:
+                of_kind.setdefault((action.op, action.stage), []).append(at)
+        return [(op, stage, np.array(at)) for (op, stage), at in of_kind.items()]
+
+    @cached_property
+    def _waits(self) -> dict[int, list[int]]:
+        """By column, the columns at whose ends it can begin: all that is before it anywhere."""
+        places = {action: at for at, action in enumerate(self.actions)}
+        waits: dict[int, list[int]] = {}
+        posted: dict[Action, list[int]] = {}
+        collectives = iter(range(self.num_actions, len(self.actions)))
+        for row in self.program.rows:
+            computed: list[int] = []  # the computation before
+            lane: list[int] = []  # the collective before
+            unsharded: dict[int, list[int]] = {}
+            for action in row:
+                if action.op in JOINING_OPS:
+                    at = next(collectives)
+                    waits[at] = computed + lane
+                    lane = [at]
+                    if action.op is Op.UNSHARD:
+                        unsharded[action.stage] = lane
+                elif action.op in COMPUTE_OPS:
+                    receive = incoming(action, self.program)
+                    sent = [] if receive is None else [places[counterpart(receive)]]
+                    waits[places[action]] = computed + unsharded.get(action.stage, []) + sent
+                    computed = [places[action]]
+                elif action.op is not Op.RESHARD:
+                    posted[action] = computed
+        channels: dict[Edge, list[int]] = {}  # the message before
+        for action, before in posted.items():
+            if action.op in SEND_OPS:
+                ends, edge = before + posted[counterpart(action)], edge_of(action)
+                waits[places[action]] = ends + channels.get(edge, [])
+                channels[edge] = [places[action]]
+        return waits
+
+    @cached_property
+    def _order(self) -> list[int]:
+        return list(TopologicalSorter(self._waits).static_order())
+
+    def steps_ns(self, ns: Ns) -> Ns:
+        """From each step's first computation or gather to its end; `ns[step, replica, column]`."""
+        took = np.ascontiguousarray(np.moveaxis(ns, 2, 0))
+        ends = np.zeros_like(took)
+        for column in self._order:
+            end = ends[column]
+            for before in self._waits[column]:
+                np.maximum(end, ends[before], out=end)
+            if column >= self.num_actions:
+                end[:] = end.max(axis=1, keepdims=True)  # ready on all replicas
+            end += took[column]
+        computed = np.flatnonzero(self.is_compute)
+        _, first = np.unique(self.rank[computed], return_index=True)
+        beginning = np.concatenate([computed[first], np.flatnonzero(self.of_ops([Op.UNSHARD]))])
+        begun = (ends - took)[beginning].min(axis=(0, 2))
+        return np.asarray(ends.max(axis=(0, 2)) - begun)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +166,8 @@ def times_of(spans: pd.DataFrame, lowered: Program, replicas: int = 1) -> JobTim
     some replica lacks in some step.
     """
     for program in (lowered, _as_seen(spans, lowered), lowered.without_collectives()):
-        if (times := _times_of(spans, program, replicas)) is not None:
+        times, is_whole = times_in(spans, program, replicas)
+        if is_whole:
             return times
     raise AssertionError("without collectives, none can be missing")
 
@@ -61,7 +182,7 @@ def _as_seen(spans: pd.DataFrame, lowered: Program) -> Program:
         "start_ns", kind="stable"
     )
     rows: list[list[Action]] = [[] for _ in range(lowered.world_size)]
-    taken = {str(op): op for op in (*COMPUTE_OPS, *JOINED)}
+    taken = {str(op): op for op in (*COMPUTE_OPS, *JOINING_OPS)}
     for row in first[first["op"].isin(taken)].itertuples():
         rows[row.rank].append(Action(int(row.stage), taken[row.op], int(row.microbatch)))
     seen = replace(lowered, actions=Table.of(rows))
@@ -70,9 +191,17 @@ def _as_seen(spans: pd.DataFrame, lowered: Program) -> Program:
     return with_collectives(lowered.without_collectives(), seen, NoCollectives())
 
 
-def _times_of(spans: pd.DataFrame, lowered: Program, replicas: int) -> JobTimes | None:
-    """The times, unless the collectives are others than those of the program, where it has any."""
-    op, columns = _numbers_of(spans["op"]), Columns(lowered)
+def times_in(spans: pd.DataFrame, lowered: Program, replicas: int) -> tuple[JobTimes, bool]:
+    """The times of a program's columns, and whether all its collectives are in the spans, alone.
+
+    A collective or message without spans takes no time. Raises what `times_of` raises.
+    """
+    columns = Columns(lowered)
+    numbers = {str(op): code for op, code in CODES.items()}
+    numbers |= {str(op): len(OPS) + code for code, op in enumerate(JOINING_OPS)}
+    names = spans["op"].astype("category")
+    of_names = np.array([numbers.get(str(op), _NONE) for op in names.cat.categories] or [_NONE])
+    op = of_names[names.cat.codes.to_numpy()]
     steps, step = np.unique(spans["step"].to_numpy(), return_inverse=True)
     replica = spans["replica"].to_numpy() if "replica" in spans else np.zeros(len(spans), int)
     column = _columns_of(spans, op, step * replicas + replica, columns)
@@ -83,50 +212,9 @@ def _times_of(spans: pd.DataFrame, lowered: Program, replicas: int) -> JobTimes 
     starts.reshape(-1)[at] = spans["start_ns"].to_numpy()[column != _NONE]
     ends.reshape(-1)[at] = spans["end_ns"].to_numpy()[column != _NONE]
     is_known.reshape(-1)[at] = True
-    is_other = (op >= len(OPS)) & (column == _NONE)
-    if lowered.has_collectives and is_other.any():
-        return None
-    if not np.all(is_known[..., columns.of_ops(JOINED)]):
-        return None
-    return _job(columns, starts, ends, is_known)
-
-
-def _numbers_of(op: pd.Series) -> npt.NDArray[np.int64]:
-    """Ops as numbers: their codes, then those of `JOINED`; nothing for any other."""
-    numbers = {str(one): code for one, code in CODES.items()}
-    numbers |= {str(one): len(OPS) + code for code, one in enumerate(JOINED)}
-    kinds = op.astype("category")
-    of_kind = np.array([numbers.get(str(kind), _NONE) for kind in kinds.cat.categories] or [_NONE])
-    return of_kind[kinds.cat.codes.to_numpy()]
-
-
-def _columns_of(
-    spans: pd.DataFrame, op: npt.NDArray[np.int64], cell: npt.NDArray[np.int64], columns: Columns
-) -> npt.NDArray[np.int64]:
-    """The column of each span; several collectives of one stage and op are told by their order."""
-    stage, number = spans["stage"].to_numpy(), spans["microbatch"].to_numpy(copy=True)
-    joined = np.flatnonzero(op >= len(OPS))
-    order = joined[np.argsort(spans["start_ns"].to_numpy()[joined], kind="stable")]
-    keys = pd.DataFrame({"cell": cell[order], "op": op[order], "stage": stage[order]})
-    number[order] = keys.groupby(list(keys)).cumcount()
-    seen: Counter[tuple[Op, int]] = Counter()
-    shape = len(OPS) + len(JOINED), columns.program.num_stages, number.max(initial=0) + 1
-    index = np.full(shape, _NONE)
-    for at, action in enumerate(columns.actions):
-        kind, of_kind = CODES.get(action.op), action.microbatch
-        if kind is None:
-            kind, of_kind = len(OPS) + JOINED.index(action.op), seen[action.op, action.stage]
-            seen[action.op, action.stage] += 1
-        if of_kind < shape[2]:
-            index[kind, action.stage, of_kind] = at
-    is_of_one = (op != _NONE) & (stage >= 0) & (stage < shape[1]) & (number >= 0)
-    found = np.full(len(spans), _NONE)
-    found[is_of_one] = index[op[is_of_one], stage[is_of_one], number[is_of_one]]
-    return found
-
-
-def _job(columns: Columns, starts: Ns, ends: Ns, is_known: npt.NDArray[np.bool_]) -> JobTimes:
-    is_joined, is_compute = columns.of_ops(JOINED), columns.is_compute
+    has_others = bool(((op >= len(OPS)) & (column == _NONE)).any())
+    is_joined, is_compute = columns.of_ops(JOINING_OPS), columns.is_compute
+    is_whole = np.all(is_known[..., is_joined]) and not (lowered.has_collectives and has_others)
     is_missing = is_compute & ~np.all(is_known, axis=(0, 1))
     if is_missing.any():
         raise KeyError(columns.actions[int(is_missing.argmax())])
@@ -150,6 +238,30 @@ def _job(columns: Columns, starts: Ns, ends: Ns, is_known: npt.NDArray[np.bool_]
     first = np.minimum(
         starts[..., is_compute].min(axis=(1, 2)), gathered.min(axis=1, initial=_NEVER)
     )
-    return JobTimes(
-        columns, np.maximum(ns, 0), ends[..., is_joined | is_compute].max(axis=(1, 2)) - first
-    )
+    measured_ns = ends[..., is_joined | is_compute].max(axis=(1, 2)) - first
+    return JobTimes(columns, np.maximum(ns, 0), measured_ns), bool(is_whole)
+
+
+def _columns_of(
+    spans: pd.DataFrame, op: npt.NDArray[np.int64], cell: npt.NDArray[np.int64], columns: Columns
+) -> npt.NDArray[np.int64]:
+    """The column of each span; several collectives of one stage and op are told by their order."""
+    stage, number = spans["stage"].to_numpy(), spans["microbatch"].to_numpy(copy=True)
+    joined = np.flatnonzero(op >= len(OPS))
+    order = joined[np.argsort(spans["start_ns"].to_numpy()[joined], kind="stable")]
+    keys = pd.DataFrame({"cell": cell[order], "op": op[order], "stage": stage[order]})
+    number[order] = keys.groupby(list(keys)).cumcount()
+    seen: Counter[tuple[Op, int]] = Counter()
+    shape = len(OPS) + len(JOINING_OPS), columns.program.num_stages, number.max(initial=0) + 1
+    index = np.full(shape, _NONE)
+    for at, action in enumerate(columns.actions):
+        kind, of_kind = CODES.get(action.op), action.microbatch
+        if kind is None:
+            kind, of_kind = len(OPS) + JOINING_OPS.index(action.op), seen[action.op, action.stage]
+            seen[action.op, action.stage] += 1
+        if of_kind < shape[2]:
+            index[kind, action.stage, of_kind] = at
+    is_of_one = (op != _NONE) & (stage >= 0) & (stage < shape[1]) & (number >= 0)
+    found = np.full(len(spans), _NONE)
+    found[is_of_one] = index[op[is_of_one], stage[is_of_one], number[is_of_one]]
+    return found

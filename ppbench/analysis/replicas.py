@@ -1,4 +1,4 @@
-"""Costs of replicas that train together, and the replays of their joined steps.
+"""Costs of replicas that train together.
 
 All replicas run one program, so its mean costs are those of all of them; what one replica takes
 more or less than that is skew. A replica's mean differs from that of all by chance too: it is
@@ -10,20 +10,16 @@ from __future__ import annotations
 
 import json
 import statistics
-from array import array
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import pandas as pd
 
-from engine.plan.action import COMPUTE_OPS, NO_INDEX, RECV_OPS, SEND_OPS, Action, Op
-from engine.plan.joined import JoinedReplay, ReplicaTimes, joining
+from engine.plan.action import COMPUTE_OPS, RECV_OPS, SEND_OPS, Action, Op
 from engine.plan.lower import edge_of
 from engine.plan.program import Program
-from engine.plan.replay import Replay, of_kinds
-from engine.plan.spans import Lane, Span
+from engine.plan.replay import ReplicaTimes, joining, of_kinds
 from ppbench.analysis.collectives import Moving, mean_moving
 from ppbench.analysis.costs import Costs, link_ns, share_of_difference, stage_ns
 from ppbench.analysis.metrics import compute_spans
@@ -53,8 +49,7 @@ class ReplicaCosts:
 
     def times(self, lowered: Program) -> list[ReplicaTimes]:
         """The times of each replica's step."""
-        row = (action for actions in joining(lowered) for action in actions)
-        moving = array("q", (self.moving.get((action.op, action.stage), 0) for action in row))
+        moving = [self.moving.get((a.op, a.stage), 0) for row in joining(lowered) for a in row]
         took = {id(each): of_kinds(lowered, each.by_kind(lowered)) for each in _once(self.own)}
         return [ReplicaTimes(took[id(each)], moving) for each in self.own]
 
@@ -171,34 +166,6 @@ def _with_offsets(costs: Costs, computed: _Offsets, sent: _Offsets, replica: int
     return Costs(by_stage, by_channel)
 
 
-def no_moving(lowered: Program) -> array[int]:
-    """The times of collectives that take none."""
-    return array("q", bytes(8 * sum(map(len, joining(lowered)))))
-
-
-def own_moving(joined: pd.DataFrame, lowered: Program) -> dict[tuple[int, int], array[int]]:
-    """Nanoseconds that each collective of a replica moves bytes, by step and replica.
-
-    They are in the order of `engine.plan.joined.joining`; one without a span takes no time.
-    """
-    places: dict[tuple[int, str, int], int] = {}
-    counts: Counter[tuple[int, str]] = Counter()
-    for action in (action for row in joining(lowered) for action in row):
-        key = action.stage, action.op.value
-        places[*key, counts[key]] = len(places)
-        counts[key] += 1
-    own: dict[tuple[int, int], array[int]] = {}
-    columns = ("step", "replica", "stage", "op", "number", "moving_ns")
-    rows = zip(*(joined[name].tolist() for name in columns), strict=True)
-    for step, replica, stage, op, number, ns in rows:
-        if (times := own.get((step, replica))) is None:
-            times = own[step, replica] = no_moving(lowered)
-        place = places.get((stage, str(op), number))
-        if place is not None:
-            times[place] = ns
-    return own
-
-
 def slowest_replica(spans: pd.DataFrame) -> int:
     """The replica with the most time of its own: of computations, and of messages that move.
 
@@ -207,17 +174,3 @@ def slowest_replica(spans: pd.DataFrame) -> int:
     own = spans[spans["op"].isin([*COMPUTE_OPS, *RECV_OPS])]
     took = (own["end_ns"] - own["start_ns"] - own["waiting_ns"]).groupby(own["replica"]).sum()
     return int(str(took.idxmax()))
-
-
-def joined_spans(replayed: JoinedReplay) -> Iterator[Span]:
-    """All spans of a joined step, replica by replica."""
-    program = replayed.program
-    actions = [(rank, one) for rank, row in enumerate(joining(program)) for one in row]
-    for replica, times in enumerate(zip(replayed.starts_ns, replayed.ends_ns, strict=True)):
-        for span in Replay(program, *times).spans():
-            yield span._replace(replica=replica)
-        starts_ns = replayed.collective_starts_ns[replica]
-        ends_ns = replayed.collective_ends_ns[replica]
-        for (rank, (stage, op, _)), *own in zip(actions, starts_ns, ends_ns, strict=True):
-            start_ns, end_ns = own
-            yield Span(0, rank, Lane.COLLECTIVE, stage, op, NO_INDEX, start_ns, end_ns, 0, replica)

@@ -30,8 +30,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from engine.plan.action import COMPUTE_OPS, SEND_OPS, Op
-from ppbench.analysis.job_times import JobTimes
-from ppbench.analysis.joint_walk import JOINED, Chosen, Ns
+from engine.plan.replay import JOINING_OPS
+from ppbench.analysis.job_times import Chosen, JobTimes, Ns
 
 LEAST_COST = 0.01
 """Smallest share of the step that being slow must cost to be reported."""
@@ -222,7 +222,7 @@ class _Analysis:
             yield self._straggler(Kind.LINKS, self._chosen(columns.link == link), None, link)
         if correlation >= CORRELATED:
             yield self._made(Kind.LENGTHS, self._ns / self._length_factors())
-        for op in dict.fromkeys(op for op, *_ in columns.kinds if op in (*SEND_OPS, *JOINED)):
+        for op in dict.fromkeys(op for op, *_ in columns.kinds if op in (*SEND_OPS, *JOINING_OPS)):
             ideal = np.where(columns.of_ops([op]), self._ideal, self._ns)
             yield self._made(Kind.OP, ideal, op=op)
 

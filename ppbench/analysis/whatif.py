@@ -16,10 +16,9 @@ import pandas as pd
 
 from engine.plan.action import Op
 from engine.plan.collectives import CollectivePolicy, NoCollectives, add_collectives
-from engine.plan.joined import JoinedReplay, replay_joined
 from engine.plan.lower import Edge, Policy, lower
 from engine.plan.program import Program, from_json
-from engine.plan.replay import Replay, of_kinds, replay_all
+from engine.plan.replay import replay
 from engine.plan.rules import peak_activations
 from engine.plan.schedules.registry import SCHEDULES, ScheduleError, build_program
 from ppbench.analysis.collectives import Moving
@@ -82,22 +81,14 @@ class Modelled:
         """The same with other costs of computations and messages, for each replica."""
         return replace(self, costs=self.costs.changed(change))
 
-    def replayed(self) -> Replay | JoinedReplay:
-        """One step of it."""
-        lowered, costs = self.lowered, self.costs
-        if len(costs.own) > 1 or lowered.has_collectives:
-            return replay_joined(lowered, costs.times(lowered))
-        return next(replay_all(lowered, [of_kinds(lowered, costs.mean.by_kind(lowered))]))
-
     def answer(self, question: str) -> WhatIf:
         """What its step takes."""
-        replayed = self.replayed()
-        by_rank = replayed.idle_ns() if isinstance(replayed, Replay) else _flat(replayed.idle_ns())
-        program, makespan_ns = self.lowered, replayed.makespan_ns
-        capacity_ns = len(by_rank) * makespan_ns
+        replayed = replay(self.lowered, self.costs.times(self.lowered))
+        by_replica, makespan_ns = replayed.idle_ns(), replayed.makespan_ns
+        program, idle_ns = self.lowered, sum(map(sum, by_replica))
+        capacity_ns = len(by_replica) * program.world_size * makespan_ns
         share = program.world_size / program.num_stages
         held = max(peak_activations(program.compute_only())) * share
-        idle_ns = sum(by_rank)
         return WhatIf(question, makespan_ns, idle_ns, idle_ns / max(1, capacity_ns), held)
 
 
@@ -182,10 +173,6 @@ def other_schedules(run: Modelled) -> Iterator[WhatIf | Inapplicable]:
 def needs_halves(costs: Costs) -> bool:
     """Whether the costs of the backward's halves are unknown (see HALVES_NOTE)."""
     return any(ns is None for ns in costs.by_stage.get(Op.I, (None,)))
-
-
-def _flat(by_replica: Sequence[Sequence[int]]) -> list[int]:
-    return list(itertools.chain.from_iterable(by_replica))
 
 
 def _with_program(run: Modelled, program: Program) -> Modelled:

@@ -149,7 +149,11 @@ def _verdict(result: BisectionResult, good: str, bad: str) -> list[str]:
             pairs = itertools.pairwise(
                 [targets[0].commit.commit, middle, targets[-1].commit.commit]
             )
-            commands = [_search_command(good, bad, *pair) for pair in pairs]
+            commands = []
+            for new_good, new_bad in pairs:  # this command line with other ends
+                words = ["ppbench", *sys.argv[1:]]
+                words[words.index(good)], words[words.index(bad)] = new_good, new_bad
+                commands.append(shlex.join(words))
             return [f"several commits changed it: {level}. Search on each side of it:", *commands]
         case Finding.searching:
             likeliest = result.targets[result.search.latest].label
@@ -158,13 +162,6 @@ def _verdict(result: BisectionResult, good: str, bad: str) -> list[str]:
                 f"undecided after {launches}, --max-launches reached; {known}",
                 f"go on with: {typed_command()}",
             ]
-
-
-def _search_command(good: str, bad: str, new_good: str, new_bad: str) -> str:
-    """This command line with other ends."""
-    words = ["ppbench", *sys.argv[1:]]
-    words[words.index(good)], words[words.index(bad)] = new_good, new_bad
-    return shlex.join(words)
 
 
 def _change(result: BisectionResult) -> str:

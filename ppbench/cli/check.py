@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,7 +29,6 @@ from ppbench.display.tables import View
 from ppbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from ppbench.commits.gate import GateResult
     from ppbench.commits.sides import Side
 
 HeadsSweep = Annotated[
@@ -93,7 +91,10 @@ def check(
             raise UsageError(f"{name}: is for the gate; a comparison says itself what is compared")
         num = (launches or 5) if is_run else None
         raise typer.Exit(check_saved_file(file, num, results, how, view))
+    from ppbench.cli.comparison import gate_text, note_aside
+    from ppbench.commits.comparison import break_down
     from ppbench.config.sweep import read_share
+    from ppbench.files import whole_file
 
     largest = None if threshold is None else read_share("--threshold", threshold)
     check_store_of(results, [head, base or ""], measures=is_run)
@@ -110,17 +111,17 @@ def check(
             results=results,
             progress=progress,
         )
-    again = _again(result, threshold, metrics, results, (launches, most))
-    _print(result, again, summary, how, view)
-    raise typer.Exit(result.exit_code)
-
-
-def _print(result: GateResult, again: str, summary: Path | None, how: Format, view: View) -> None:
-    """Print what the gate found; write it as markdown too, if there is a file for it."""
-    from ppbench.cli.comparison import gate_text, note_aside
-    from ppbench.commits.comparison import break_down
-    from ppbench.files import whole_file
-
+    again = command(
+        *("check", *map(_near, filter(None, [result.sweep_file]))),
+        base=_lasting_name(result.comparison.base),
+        head=_lasting_name(result.comparison.head),
+        threshold=threshold,
+        metric=metrics,
+        results=results,
+        run=is_run,
+        launches=launches,
+        max_launches=most,
+    )
     breakdowns = break_down(result.comparison, result.comparison.changed())
     note_aside(result.comparison, how)
     if summary is not None:
@@ -128,28 +129,7 @@ def _print(result: GateResult, again: str, summary: Path | None, how: Format, vi
         with whole_file(summary, "--summary") as page:
             page.write(f"{text}\n".encode())
     print_text(gate_text(result, breakdowns, how, again, view), how)
-
-
-def _again(
-    result: GateResult,
-    threshold: str | None,
-    metrics: Sequence[str] | None,
-    results: Path,
-    numbers: tuple[int | None, int | None],
-) -> str:
-    """The command that repeats the check; it measures if a number of launches was given."""
-    launches, most = numbers
-    return command(
-        *("check", *map(_near, filter(None, [result.sweep_file]))),
-        base=_lasting_name(result.comparison.base),
-        head=_lasting_name(result.comparison.head),
-        threshold=threshold,
-        metric=metrics,
-        results=results,
-        run=numbers != (None, None),
-        launches=launches,
-        max_launches=most,
-    )
+    raise typer.Exit(result.exit_code)
 
 
 def _lasting_name(side: Side) -> str:

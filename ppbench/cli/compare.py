@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from ppbench.comparison.across import Across
     from ppbench.display.tables import View
     from ppbench.report.pages.comparison import ComparisonPage
-    from ppbench.run.sweep.progress import Display
 
 Names = Annotated[
     list[str] | None,
@@ -184,6 +183,13 @@ def _along(
     base, all_pairs, metrics = options
     if output is not None and output.suffix == SAVED:
         raise UsageError(f"-o {output}: keeps two sides, BASE and HEAD; write a page: FILE.html")
+    display = None
+    if asked != (None, None):
+        from rich.console import Console
+
+        from ppbench.run.sweep.progress import display_for
+
+        display = display_for(Console(stderr=True))
     with going_on():
         result = compare_sides(
             across=axis,
@@ -195,7 +201,7 @@ def _along(
             max_launches=asked[1],
             results=results,
             progress=LiveProgress(is_shown=False),
-            display=_display() if asked != (None, None) else None,
+            display=display,
         )
     wanted = result.series() if how is Format.json else result.changed()
     if output is not None:
@@ -211,15 +217,6 @@ def _along(
         _write(output, page_of_axis(result, result.break_down(result.changed()), again))
     note_aside(result, how)
     return result, across_text(result, result.break_down(wanted), how, view)
-
-
-def _display() -> Display:
-    """Shows how far the sweep is whose cases are compared."""
-    from rich.console import Console
-
-    from ppbench.run.sweep.progress import display_for
-
-    return display_for(Console(stderr=True))
 
 
 def _write(path: Path, page: ComparisonPage) -> None:

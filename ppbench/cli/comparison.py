@@ -76,9 +76,37 @@ def across_text(
 ) -> str:
     """The output of `ppbench compare --across`."""
     if how is Format.json:
-        return _as_json(_across_values(across, breakdowns))
+        return _as_json(
+            {
+                "axis": across.axis,
+                "base": across.base,
+                "values": list(across.axis_values),
+                "runs": across.title,
+                **_looks_values(across),
+                "changes": _records(across.frame),
+                "moved": [
+                    {**breakdown.series.values(), **_moved_values(part)}
+                    for breakdown in breakdowns
+                    for part in breakdown.moved
+                ],
+                "notes": list(across.notes),
+            }
+        )
     if how is Format.csv:
         return render(across.frame, how, [], view)
+    values = [
+        f"{axis_text(across.axis, value)}{' (base)' if value == across.base else ''}"
+        for value in across.axis_values
+    ]
+    launches = {
+        num for line in across.lines for num in (line.change.num_base, line.change.num_head)
+    }
+    each = f", {counted(min(launches), 'launch')} of each case" if len(launches) == 1 else ""
+    heads = [
+        f"across  {key_of(across.axis)}: {', '.join(values)}",
+        f"runs    {_plain(across.title)}{each}",
+        *([f"all     {across.shared}"] if across.shared else []),
+    ]
     moved = [
         _Section(
             ", ".join(["What changed", breakdown.series.pair, *breakdown.series.common]),
@@ -88,28 +116,12 @@ def across_text(
     ]
     empty = f"nothing to compare: no two cases differ in {key_of(across.axis)} alone"
     parts = [
-        _across_heads(across, how),
+        _listed(heads, how),
         _stop(across, how),
         _across_table(across, how, view) or empty,
         *(section.text(how) for section in (*moved, _notes(across))),
     ]
     return "\n\n".join(part for part in parts if part)
-
-
-def _across_heads(across: Across, how: Format) -> str:
-    values = [
-        f"{axis_text(across.axis, value)}{' (base)' if value == across.base else ''}"
-        for value in across.axis_values
-    ]
-    changes = [line.change for line in across.lines]
-    launches = {num for change in changes for num in (change.num_base, change.num_head)}
-    each = f", {counted(min(launches), 'launch')} of each case" if len(launches) == 1 else ""
-    lines = [
-        f"across  {key_of(across.axis)}: {', '.join(values)}",
-        f"runs    {_plain(across.title)}{each}",
-        *([f"all     {across.shared}"] if across.shared else []),
-    ]
-    return "\n".join(f"- {as_code(line)}" if how is Format.markdown else line for line in lines)
 
 
 def _across_table(across: Across, how: Format, view: View) -> str:
@@ -195,11 +207,28 @@ def gate_text(
 ) -> str:
     """The output of `ppbench check`; `command` repeats the check."""
     if how is Format.json:
-        return _as_json(_gate_values(result, breakdowns, command))
+        return _as_json(
+            {
+                "verdict": result.word,
+                "exit_code": result.exit_code,
+                **_comparison_values(result.comparison, breakdowns),
+                "changes": _records(result.frame),
+                "failed": list(result.failed),
+                "missing": list(result.missing),
+                "command": command,
+            }
+        )
     if how is Format.csv:
         return render(result.frame, how, [], view)
     is_page = how is Format.markdown
-    rows = [{**_row(gated.line), **_gate_cells(gated)} for gated in result.lines]
+    rows = []
+    for gated in result.lines:
+        word = "regression" if gated.is_regression else "accepted" if gated.accepted else "ok"
+        if gated.line.change.verdict in (Verdict.unclear, Verdict.insufficient):
+            word = gated.line.change.verdict
+        cells = {"allowed": _allowed(gated), "gate": word}
+        unjudged = {"allowed": "", "gate": "not gated"}
+        rows.append({**_row(gated.line), **(cells if gated.is_gated else unjudged)})
     lines = [gated.line for gated in result.lines]
     comparison = result.comparison
     sections = (*_moved(breakdowns), _reasons(result), _accepted(result, how), _notes(comparison))
@@ -251,6 +280,10 @@ def _heads(comparison: Comparison, how: Format) -> str:
     ]
     if len(only := comparison.series()) == 1:
         lines.append(f"case  {_plain(only[0].text)}")
+    return _listed(lines, how)
+
+
+def _listed(lines: Sequence[str], how: Format) -> str:
     return "\n".join(f"- {as_code(line)}" if how is Format.markdown else line for line in lines)
 
 
@@ -289,15 +322,6 @@ def _row(line: Line[Any]) -> dict[str, str]:
         "verdict": verdict_text(metric, change.verdict),
         "launches": f"{change.num_base}, {change.num_head}{discounts}",
     }
-
-
-def _gate_cells(gated: GatedLine) -> dict[str, str]:
-    if not gated.is_gated:
-        return {"allowed": "", "gate": "not gated"}
-    word = "regression" if gated.is_regression else "accepted" if gated.accepted else "ok"
-    if gated.line.change.verdict in (Verdict.unclear, Verdict.insufficient):
-        word = gated.line.change.verdict
-    return {"allowed": _allowed(gated), "gate": word}
 
 
 def _table(
@@ -490,39 +514,8 @@ def _comparison_values(
     }
 
 
-def _across_values(across: Across, breakdowns: Sequence[Breakdown[Contrast]]) -> dict[str, object]:
-    return {
-        "axis": across.axis,
-        "base": across.base,
-        "values": list(across.axis_values),
-        "runs": across.title,
-        **_looks_values(across),
-        "changes": _records(across.frame),
-        "moved": [
-            {**breakdown.series.values(), **_moved_values(part)}
-            for breakdown in breakdowns
-            for part in breakdown.moved
-        ],
-        "notes": list(across.notes),
-    }
-
-
 def _looks_values(compared: Compared[Any]) -> dict[str, object]:
     return {} if compared.looks is None else {"looks": compared.looks.as_dict()}
-
-
-def _gate_values(
-    result: GateResult, breakdowns: Sequence[Breakdown[Series]], command: str
-) -> dict[str, object]:
-    return {
-        "verdict": result.word,
-        "exit_code": result.exit_code,
-        **_comparison_values(result.comparison, breakdowns),
-        "changes": _records(result.frame),
-        "failed": list(result.failed),
-        "missing": list(result.missing),
-        "command": command,
-    }
 
 
 def _side_values(side: Side) -> dict[str, object]:

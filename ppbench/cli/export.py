@@ -76,50 +76,39 @@ def export(
     results: StoredResults = RESULTS,
 ) -> None:
     """Export a table of the store, or figures for Bencher."""
-    text = (
-        _for_bencher(runs or [], table, results)
-        if how is ExportFormat.bencher
-        else _table(runs or [], table or "runs", how, output, results)
-    )
+    from ppbench.store import TABLES, Store, write_rows
+
+    names, store = runs or [], Store(results)
+    if how is ExportFormat.bencher:
+        from ppbench.export.bencher import bencher, commit_text, of_one_commit
+
+        if table is not None:
+            raise UsageError(
+                f"--table {table}: bencher takes figures of runs, no table; leave it out"
+            )
+        chosen = of_one_commit(store.named(names) if names else store.last_sweep().runs)
+        if commit := commit_text(chosen):
+            note(f"figures of commit {commit}")
+        text = bencher(chosen)
+    else:
+        from ppbench.results import Results as Chosen
+
+        table = table or "runs"
+        if table not in TABLES:
+            raise UsageError(f'--table: unknown table "{table}"{nearest(table, TABLES)}')
+        every = Chosen(store, store.every_run())
+        frame = (every.named(names) if names else every).table(table)
+        if how is ExportFormat.parquet:
+            if output is None:
+                raise UsageError("--format parquet: is binary; write it to a file with -o FILE")
+            write_rows(table, frame, output, "-o")
+            print_path(str(output), output)
+            return
+        columns = RUN_COLUMNS if table == "runs" else [column.name for column in TABLES[table]]
+        filled = [n for n in columns if n != "schema_version" and frame[n].notna().any()]
+        text = render(frame, Format(how.value), filled or columns)
     if output is None:
         print(text)
         return
-    if text is not None:
-        write_file(output, [text, "\n"])
+    write_file(output, [text, "\n"])
     print_path(str(output), output)
-
-
-def _table(
-    names: list[str], table: str, how: ExportFormat, output: Path | None, results: Path
-) -> str | None:
-    """A table of the named runs, or of all; None if it is written already."""
-    from ppbench.results import Results as Chosen
-    from ppbench.store import TABLES, Store, write_rows
-
-    if table not in TABLES:
-        raise UsageError(f'--table: unknown table "{table}"{nearest(table, TABLES)}')
-    store = Store(results)
-    every = Chosen(store, store.every_run())
-    frame = (every.named(names) if names else every).table(table)
-    if how is not ExportFormat.parquet:
-        names = RUN_COLUMNS if table == "runs" else [column.name for column in TABLES[table]]
-        filled = [n for n in names if n != "schema_version" and frame[n].notna().any()]
-        return render(frame, Format(how.value), filled or names)
-    if output is None:
-        raise UsageError("--format parquet: is binary; write it to a file with -o FILE")
-    write_rows(table, frame, output, "-o")
-    return None
-
-
-def _for_bencher(names: list[str], table: str | None, results: Path) -> str:
-    """The figures of the named runs, by default of the last sweep."""
-    from ppbench.export.bencher import bencher, commit_text, of_one_commit
-    from ppbench.store import Store
-
-    if table is not None:
-        raise UsageError(f"--table {table}: bencher takes figures of runs, no table; leave it out")
-    store = Store(results)
-    runs = of_one_commit(store.named(names) if names else store.last_sweep().runs)
-    if commit := commit_text(runs):
-        note(f"figures of commit {commit}")
-    return bencher(runs)

@@ -33,7 +33,7 @@ from ppbench.files import is_stream
 
 if TYPE_CHECKING:
     from ppbench.commits.series import History
-    from ppbench.statistics.series import Point, Series, SeriesAnalysis, Step
+    from ppbench.statistics.series import Series, SeriesAnalysis, Step
     from ppbench.statistics.verdicts import DiscountReason, Metric
 
 SERIES = [
@@ -99,7 +99,9 @@ def history(
     path = None
     if result.has_figures and (page or has_page):
         choice = {"where": where, "all": has_all, "dirty": has_dirty}
-        path = page or reports / _page_name(metric, where or [], has_all, has_dirty)
+        question = " ".join([*(where or []), "--all" * has_all, "--dirty" * has_dirty])
+        mark = f"-{hashlib.sha256(question.encode()).hexdigest()[:6]}" if question.strip() else ""
+        path = page or reports / f"history-{metric}{mark}.html"  # asked later, it shows more
         again = command("history", metric=metric, **choice, repo=repo, results=results)
         shown = (result.metric, result.analyses, result.notes, result.line, again, store_options)
         with listed(path, reports):
@@ -113,13 +115,6 @@ def history(
         is_beside = how is not Format.table or is_stream(path)
         print(f"page: {path}", file=sys.stderr if is_beside else sys.stdout)
     raise typer.Exit(ExitCode.ok if result.has_figures else ExitCode.insufficient)
-
-
-def _page_name(metric: str, where: Sequence[str], has_all: bool, has_dirty: bool) -> str:
-    """One page per question: asked again later, it shows more commits."""
-    question = " ".join([*where, "--all" * has_all, "--dirty" * has_dirty])
-    mark = hashlib.sha256(question.encode()).hexdigest()[:6]
-    return f"history-{metric}{f'-{mark}' if question.strip() else ''}.html"
 
 
 def _backfills(analyses: Sequence[SeriesAnalysis], options: str) -> Iterator[str]:
@@ -195,7 +190,8 @@ def _series_row(number: int, analysis: SeriesAnalysis, metric: Metric) -> dict[s
 def _step_row(number: int, series: Series, step: Step, metric: Metric) -> dict[str, object]:
     size, unit = step.size, "points" if metric.in_points else "%"
     judged = {True: ", better", False: ", worse", None: ""}[step.is_better]
-    points = series.points
+    points, first = series.points, series.points[step.first]
+    subject = shortened(first.subject or "", _LONGEST_SUBJECT)
     return {
         "number": number,
         "change_text": f"{100 * size.estimate:+.1f} {unit}{judged}",
@@ -204,13 +200,10 @@ def _step_row(number: int, series: Series, step: Step, metric: Metric) -> dict[s
         "unmeasured": step.num_unmeasured,
         "since": points[step.good].commit[:_SHORT],
         "last": points[step.last].commit[:_SHORT],
-        "likeliest": _in_words(points[step.first]),
+        "likeliest": " ".join(
+            filter(None, [first.commit[:_SHORT], (first.author_date or "")[:10], subject])
+        ),
     }
-
-
-def _in_words(point: Point) -> str:
-    subject = shortened(point.subject or "", _LONGEST_SUBJECT)
-    return " ".join(filter(None, [point.commit[:_SHORT], (point.author_date or "")[:10], subject]))
 
 
 def _series_values(

@@ -27,20 +27,15 @@ def init(
 
     environment = read_environment()
     num_gpus = len(environment.gpus) if default_device() == "cuda" else 0
-    _write_new(file, sweep_template(file.stem, environment.num_cores, num_gpus))
+    try:
+        with file.open("x", encoding="utf-8") as opened:
+            opened.write(sweep_template(file.stem, environment.num_cores, num_gpus))
+    except FileExistsError:
+        raise UsageError(f"{file}: is there already and is not overwritten; name another") from None
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be written: {error.strerror}") from None
     read = read_sweep(file, [], default_device())
     list_cases(read, Choice(), Format.table)
     launches = counted(read.cases[0][1].launches, "launch")
     print(f"{file}: {counted(len(read.cases), 'case')}, {launches} of each")
     print(f"measure them: {command('sweep', str(file))}")
-
-
-def _write_new(file: Path, text: str) -> None:
-    """Write a file that is not there yet. Raises UsageError."""
-    try:
-        with file.open("x", encoding="utf-8") as opened:
-            opened.write(text)
-    except FileExistsError:
-        raise UsageError(f"{file}: is there already and is not overwritten; name another") from None
-    except OSError as error:
-        raise UsageError(f"{file}: cannot be written: {error.strerror}") from None

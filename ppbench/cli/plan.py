@@ -33,7 +33,6 @@ from ppbench.display.units import MEBIBYTES, MS, PERCENT
 from ppbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from ppbench.config.sweep import Sweep
     from ppbench.planning.plan import Plan
     from ppbench.planning.search import OnProgress
     from ppbench.recommendation.trials import Trials
@@ -105,6 +104,7 @@ def plan(
 ) -> None:
     """Find the best pipeline for a model, devices and memory, and say how sure that is."""
     from ppbench.recommendation.question import answer, read_question
+    from ppbench.recommendation.question import hand_over as write_forms
 
     if open_it and output is None:
         raise UsageError("--open: opens a page; name it with -o plan.html")
@@ -119,14 +119,41 @@ def plan(
             remeasure=remeasure,
             on_progress=on_progress,
         )
-    trials = _trials(found, sweep, run, launches, results) if run else None
+    trials = None
+    if run:
+        from rich.console import Console
+
+        from ppbench.recommendation.trials import measure
+        from ppbench.run.sweep.progress import display_for
+        from ppbench.store import check_writable
+
+        check_writable(results, "--results")
+        display = display_for(Console(stderr=True))
+        with going_on():
+            trials = measure(found, sweep, run, launches, results, display)
     print_text(_text(found, trials, how, view), how)
     aside = sys.stdout if how is Format.table else sys.stderr
     if hand_over is not None:
-        for line in _handed_over(found, sweep, hand_over):
-            print(line, file=aside)
+        written = write_forms(found, sweep, hand_over)
+        for form in written.forms:
+            print(f"{form.name}: {form.path or f'not written: {form.refusal}'}", file=aside)
+        if (path := written.form("sweep").path) is not None:
+            print(f"to train it: ppbench sweep {shlex.quote(str(path))}", file=aside)
     if output is not None:
-        _write_page(found, file, output)
+        from ppbench.planning.planner import simulated
+        from ppbench.report.pages.plan import PlanPage, write_plan
+
+        drawn = [found.first]
+        if found.baseline is not None and found.baseline != found.first:
+            drawn.append(found.baseline)
+        again = f"ppbench plan {shlex.quote(str(file))}"
+        commands = [
+            ("Measure the best two, and 1F1B:", f"{again} --run 2"),
+            ("Write it for a sweep, torchtitan, Megatron-LM:", f"{again} --hand-over chosen"),
+        ]
+        steps = [(proposal, simulated(found, proposal)) for proposal in drawn]
+        origin, title = found.costs.origin, f"Plan of {file.stem}"
+        write_plan(output, PlanPage(title, found, steps, origin, commands, typed_command()))
         print(f"page: {output}", file=aside)
         if open_it:
             open_page(output)
@@ -145,52 +172,6 @@ def _text(found: Plan, trials: Trials | None, how: Format, view: View) -> str:
     if trials is not None:
         parts += [render(trials.frame, how, _TRIED), trials.sentence]
     return "\n\n".join(parts)
-
-
-def _handed_over(found: Plan, sweep: Sweep, folder: Path) -> Iterator[str]:
-    """Write every form of the first choice; yield a line for each."""
-    from ppbench.recommendation.question import hand_over
-
-    handover = hand_over(found, sweep, folder)
-    for form in handover.forms:
-        yield f"{form.name}: {form.path or f'not written: {form.refusal}'}"
-    if (written := handover.form("sweep").path) is not None:
-        yield f"to train it: ppbench sweep {shlex.quote(str(written))}"
-
-
-def _write_page(found: Plan, file: Path, output: Path) -> None:
-    from ppbench.planning.planner import simulated
-    from ppbench.report.pages.plan import PlanPage, write_plan
-
-    drawn = [found.first]
-    if found.baseline is not None and found.baseline != found.first:
-        drawn.append(found.baseline)
-    name = shlex.quote(str(file))
-    commands = [
-        ("Measure the best two, and 1F1B:", f"ppbench plan {name} --run 2"),
-        (
-            "Write it for a sweep, torchtitan, Megatron-LM:",
-            f"ppbench plan {name} --hand-over chosen",
-        ),
-    ]
-    steps = [(proposal, simulated(found, proposal)) for proposal in drawn]
-    origin = found.costs.origin
-    page = PlanPage(f"Plan of {file.stem}", found, steps, origin, commands, typed_command())
-    write_plan(output, page)
-
-
-def _trials(found: Plan, sweep: Sweep, num: int, launches: int, results: Path) -> Trials:
-    """Measure the best proposals and 1F1B."""
-    from rich.console import Console
-
-    from ppbench.recommendation.trials import measure
-    from ppbench.run.sweep.progress import display_for
-    from ppbench.store import check_writable
-
-    check_writable(results, "--results")
-    display = display_for(Console(stderr=True))
-    with going_on():
-        return measure(found, sweep, num, launches, results, display)
 
 
 @contextmanager

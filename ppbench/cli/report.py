@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -65,31 +64,24 @@ def timeline(
     """Write the Gantt timelines of runs as an HTML page, or draw them in the terminal."""
     if terminal and (output or open_it):
         raise UsageError("--terminal: draws here and writes no page; leave -o and --open out")
-    if terminal:
-        _draw(runs, step, planned, results)
-        return
-    from ppbench.report.pages.timeline import timeline_of_runs
+    from ppbench.report.pages.timeline import run_names, timeline_of_runs
     from ppbench.store import Store
 
+    store = Store(results)
+    if terminal:  # as wide and as colourful as it is
+        from rich.console import Console
+
+        from ppbench.report.timeline.terminal import draw_steps
+        from ppbench.report.timeline.timelines import steps_of
+
+        named = store.named(runs)
+        rows = [run for _, run in named.iterrows()]
+        steps = steps_of(store, rows, run_names(named), choice=step, has_plan=planned)
+        print(draw_steps(steps, Console()))
+        return
     path = timeline_of_runs(
-        Store(results), runs, output, REPORTS, choice=step, has_plan=planned, assets=assets
+        store, runs, output, REPORTS, choice=step, has_plan=planned, assets=assets
     )
     print_path(path)
     if open_it:
         open_page(path)
-
-
-def _draw(names: list[str], step: str, has_plan: bool, results: Path) -> None:
-    """Print the timelines, as wide and as colourful as the terminal."""
-    from rich.console import Console
-
-    from ppbench.report.pages.timeline import run_names
-    from ppbench.report.timeline.terminal import draw_steps
-    from ppbench.report.timeline.timelines import steps_of
-    from ppbench.store import Store
-
-    store = Store(results)
-    runs = store.named(names)
-    rows = [run for _, run in runs.iterrows()]
-    steps = steps_of(store, rows, run_names(runs), choice=step, has_plan=has_plan)
-    print(draw_steps(steps, Console()))

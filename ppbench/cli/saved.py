@@ -9,7 +9,7 @@ import pandas as pd
 
 from ppbench.cli.options import going_on, print_text
 from ppbench.cli.progress import LiveProgress
-from ppbench.commits.saved import Judged, Recheck, check_saved
+from ppbench.commits.saved import Recheck, check_saved
 from ppbench.display.changes import change_text, verdict_text
 from ppbench.display.fields import Field, field_of, words
 from ppbench.display.formats import Format
@@ -40,7 +40,33 @@ def check_saved_file(
 
 def recheck_text(recheck: Recheck, how: Format, view: View) -> str:
     """What new launches say of each stated change, and the notes on them."""
-    frame = pd.DataFrame([_raw_row(each) for each in recheck.judged])
+    names = ("ratio", "difference", "verdict", "num_base", "num_head")
+    raw, rows = [], []
+    for judged in recheck.judged:
+        stated, metric = judged.stated, judged.stated.metric
+        values = {} if judged.again is None else judged.again.values()
+        raw.append(
+            {
+                "case_id": stated.case_id,
+                "case": stated.case,
+                "metric": metric.name,
+                "stated_verdict": str(stated.change.verdict),
+                **{f"again_{name}": values.get(name) for name in names},
+                "outcome": str(judged.outcome),
+            }
+        )
+        change = None if judged.again is None else judged.again.change
+        rows.append(
+            {
+                "case": stated.case,
+                "figure": field_of(metric.name).heading,
+                "stated": change_text(metric, stated.change),
+                "again": "–" if change is None else change_text(metric, change),
+                "launches": "–" if change is None else f"{change.num_base}, {change.num_head}",
+                "outcome": str(judged.outcome),
+            }
+        )
+    frame = pd.DataFrame(raw)
     if how is Format.csv:
         return render(frame, how, [], view)
     notes = recheck.comparison.notes
@@ -53,7 +79,6 @@ def recheck_text(recheck: Recheck, how: Format, view: View) -> str:
         }
         return json.dumps(values, indent=2, allow_nan=False)
     is_page = how is Format.markdown
-    rows = [_row(each) for each in recheck.judged]
     table = render(pd.DataFrame(rows), how, _HEADED, view, ["figure", "outcome"]) if rows else ""
     first = _headline(recheck)
     parts = [
@@ -68,48 +93,19 @@ def _headline(recheck: Recheck) -> str:
     """The outcome in one sentence, with the changes that decide it."""
     if not recheck.judged:
         return f"{recheck.outcome}: the comparison states no change that could hold"
-    deciding = [each for each in recheck.judged if each.outcome is recheck.outcome]
-    sentences = [
-        f"{field_of(each.stated.metric.name).label} of {each.stated.case}: {_again(each)}; "
-        f"stated: {_in_words(each.stated.metric, each.stated.change)}"
-        for each in deciding[:_MOST_NAMED]
-    ]
-    more = f"; and {len(deciding) - _MOST_NAMED} more" if len(deciding) > _MOST_NAMED else ""
-    return f"{recheck.outcome}: {'; '.join(sentences)}{more}"
-
-
-def _again(judged: Judged) -> str:
-    if judged.again is None:
-        return "not measured again"
-    return _in_words(judged.stated.metric, judged.again.change)
+    sentences = []
+    for judged in recheck.judged:
+        if judged.outcome is recheck.outcome:
+            metric, again = judged.stated.metric, "not measured again"
+            if judged.again is not None:
+                again = _in_words(metric, judged.again.change)
+            sentences.append(
+                f"{field_of(metric.name).label} of {judged.stated.case}: {again}; "
+                f"stated: {_in_words(metric, judged.stated.change)}"
+            )
+    more = f"; and {len(sentences) - _MOST_NAMED} more" if len(sentences) > _MOST_NAMED else ""
+    return f"{recheck.outcome}: {'; '.join(sentences[:_MOST_NAMED])}{more}"
 
 
 def _in_words(metric: Metric, change: Change) -> str:
     return f"{verdict_text(metric, change.verdict)}, {change_text(metric, change)}"
-
-
-def _row(judged: Judged) -> dict[str, str]:
-    metric = judged.stated.metric
-    change = None if judged.again is None else judged.again.change
-    return {
-        "case": judged.stated.case,
-        "figure": field_of(metric.name).heading,
-        "stated": change_text(metric, judged.stated.change),
-        "again": "–" if change is None else change_text(metric, change),
-        "launches": "–" if change is None else f"{change.num_base}, {change.num_head}",
-        "outcome": str(judged.outcome),
-    }
-
-
-def _raw_row(judged: Judged) -> dict[str, object]:
-    stated, again = judged.stated, judged.again
-    values = {} if again is None else again.values()
-    names = ("ratio", "difference", "verdict", "num_base", "num_head")
-    return {
-        "case_id": stated.case_id,
-        "case": stated.case,
-        "metric": stated.metric.name,
-        "stated_verdict": str(stated.change.verdict),
-        **{f"again_{name}": values.get(name) for name in names},
-        "outcome": str(judged.outcome),
-    }

@@ -22,34 +22,31 @@ _MOST_ROWS = 8
 
 def stragglers(run: Run, results: StoredResults = RESULTS, how: HowToPrint = Format.table) -> None:
     """Say who slows a job down: a worker, stage, replica, link, op type or sequence lengths."""
+    from ppbench.display.stragglers import sentences_of
     from ppbench.explanation import stragglers_of_run
     from ppbench.store import Store
 
     run_id, found = stragglers_of_run(Store(results), run)
     if how is Format.json:
-        print(json.dumps(_as_dict(run_id, found), indent=2, allow_nan=False))
+        values = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
+        names = ("by_op", "by_stage", "by_replica", "by_worker")
+        frames = {name: as_records(values.pop(name)) for name in names}
+        tried, cause = values.pop("tried"), values.pop("cause")
+        facts = {
+            "run_id": run_id,
+            "sentences": list(sentences_of(found)),
+            "cause": cause and dataclasses.asdict(cause),
+            "slowness": found.slowness,
+            "wasted": found.wasted,
+            **values,
+            "tried": [dataclasses.asdict(straggler) for straggler in tried],
+            **frames,
+        }
+        print(json.dumps(facts, indent=2, allow_nan=False))
     elif how is Format.csv:
         print(render(found.by_worker, how, []))
     else:
         print_text("\n\n".join(_paragraphs(run_id, found, how)), how)
-
-
-def _as_dict(run_id: str, found: Stragglers) -> dict[str, object]:
-    from ppbench.display.stragglers import sentences_of
-
-    values = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
-    frames = {name: values.pop(name) for name in ("by_op", "by_stage", "by_replica", "by_worker")}
-    tried, cause = values.pop("tried"), values.pop("cause")
-    return {
-        "run_id": run_id,
-        "sentences": list(sentences_of(found)),
-        "cause": cause and dataclasses.asdict(cause),
-        "slowness": found.slowness,
-        "wasted": found.wasted,
-        **values,
-        "tried": [dataclasses.asdict(one) for one in tried],
-        **{name: as_records(frame) for name, frame in frames.items()},
-    }
 
 
 def _paragraphs(run_id: str, found: Stragglers, how: Format) -> Iterator[str]:

@@ -116,81 +116,40 @@ def sweep(
     if launcher is not Launcher.local:
         options = option_words(set=overrides)
         _sweep_elsewhere(launcher, read, options, results, choice, is_dry_run=dry_run)
-    elif dry_run:
+        return
+    if dry_run:
         list_cases(read, choice, how, view)
-    else:
-        asked = (file, read, overrides, results, None if no_report else reports, choice)
-        shown = (how, assets, view)
-        raise typer.Exit(_sweep_here(*asked, shown, open_it=open_it, is_live=is_live))
-
-
-def list_cases(read: Sweep, choice: Choice, how: Format, view: View = EVERYTHING) -> None:
-    """Print the chosen cases, none of them run."""
+        return
     import dataclasses
-
-    from ppbench.config.sources import notes_on_sources
-    from ppbench.run.sweep.control import note_stages
-    from ppbench.run.sweep.plan import planned_cases
-
-    chosen = dataclasses.replace(read, cases=choice.only.select(read.cases))
-    note_stages(chosen)
-    for text in notes_on_sources((case for case, _ in chosen.cases), chosen.facts):
-        note(f"note: {text}")
-    print(render(planned_cases(chosen), how, ["case_id", *_axes_of(chosen)], view))
-
-
-def _axes_of(sweep: Sweep) -> tuple[str, ...]:
-    """The columns that tell the cases of a sweep apart."""
-    has_replicas = any(case.replicas > 1 for case, _ in sweep.cases)
-    return sweep.axes or (OF_REPLICAS if has_replicas else WORKLOAD)
-
-
-def _sweep_here(
-    file: Path,
-    read: Sweep,
-    overrides: list[str] | None,
-    results: Path,
-    reports: Path | None,
-    choice: Choice,
-    shown: tuple[Format, Assets, View],
-    *,
-    open_it: bool,
-    is_live: bool,
-) -> ExitCode:
-    """Run what is missing, print a table of all runs, and write a report if `reports` is given."""
-    import dataclasses
-
-    from rich.console import Console
 
     from ppbench.run.sweep.control import note_stages, run_sweep
     from ppbench.run.sweep.progress import display_for
     from ppbench.store import Store, check_writable
 
-    how, assets, view = shown
     store, display = Store(results), display_for(Console(stderr=True))
     check_writable(results, "--results")
-    if reports is not None:
+    if not no_report:
         check_writable(reports, "--reports")
     note_stages(dataclasses.replace(read, cases=choice.only.select(read.cases)))
     again = command(
         *("sweep", str(file)),
         set=overrides,
         results=results,
-        reports=reports,
-        no_report=reports is None,
+        reports=None if no_report else reports,
+        no_report=no_report,
         assets=None if assets is Assets.inline else assets,
     )
     asked = (read, store, choice)
     with contextlib.ExitStack() as held:
         live: Display = display
-        if reports is not None and is_live:
+        if is_live:
             from ppbench.cli.live import reporting
 
             opens = open_page if open_it else lambda _: None
             live = held.enter_context(reporting(display, asked, reports, again, assets, opens))
         done = run_sweep(*asked, live, again)
     path = None
-    if reports is not None:
+    if not no_report:
         with display.doing("writing the report"):
             from ppbench.cli.live import report_path
             from ppbench.report.pages.report import write_report
@@ -226,7 +185,28 @@ def _sweep_here(
         print(f"report: {path}", file=sys.stdout if how is Format.table else sys.stderr)
         if open_it and not is_live:
             open_page(path)
-    return ExitCode.ok if done.is_ok else ExitCode.failed_runs
+    raise typer.Exit(ExitCode.ok if done.is_ok else ExitCode.failed_runs)
+
+
+def list_cases(read: Sweep, choice: Choice, how: Format, view: View = EVERYTHING) -> None:
+    """Print the chosen cases, none of them run."""
+    import dataclasses
+
+    from ppbench.config.sources import notes_on_sources
+    from ppbench.run.sweep.control import note_stages
+    from ppbench.run.sweep.plan import planned_cases
+
+    chosen = dataclasses.replace(read, cases=choice.only.select(read.cases))
+    note_stages(chosen)
+    for text in notes_on_sources((case for case, _ in chosen.cases), chosen.facts):
+        note(f"note: {text}")
+    print(render(planned_cases(chosen), how, ["case_id", *_axes_of(chosen)], view))
+
+
+def _axes_of(sweep: Sweep) -> tuple[str, ...]:
+    """The columns that tell the cases of a sweep apart."""
+    has_replicas = any(case.replicas > 1 for case, _ in sweep.cases)
+    return sweep.axes or (OF_REPLICAS if has_replicas else WORKLOAD)
 
 
 def _answer(done: SweepResult, command: str) -> str:

@@ -24,7 +24,6 @@ import itertools
 import json
 import subprocess
 import sys
-from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -46,11 +45,10 @@ from engine.plan.collectives import (
     Zero3,
     with_collectives,
 )
-from engine.plan.joined import ReplicaTimes, joining, replay_joined
 from engine.plan.lower import Policy, edge_of, lower
 from engine.plan.problem import counted
 from engine.plan.program import Program
-from engine.plan.replay import of_kinds, replay_all
+from engine.plan.replay import ReplicaTimes, joining, of_kinds, replay
 from engine.plan.rules import check
 from engine.plan.schedules.registry import (
     AUTO,
@@ -235,25 +233,17 @@ def planned_step_ns(case: Case, lowered: Program) -> int:
             hop = min(edge_of(Action(stage, op, 0)))
             if 0 <= hop < len(links):
                 took[code * num_stages + stage] = links[hop]
-    if case.replicas > 1:
-        return replay_joined(lowered, _times_of_replicas(case, lowered, took)).makespan_ns
-    return next(replay_all(lowered, [of_kinds(lowered, took)])).makespan_ns
-
-
-def _times_of_replicas(case: Case, lowered: Program, took: Sequence[int]) -> list[ReplicaTimes]:
-    """The times of each replica; its factor is of computations, not of messages."""
     gather, reduce = collective_ns_of(case)
-    moving = array("q", bytes(0))
+    moving = []
     for action in itertools.chain.from_iterable(joining(lowered)):
         listed = gather if action.op is Op.UNSHARD else reduce
         moving.append(listed[action.stage] if listed else 0)
-    num_computing = len(COMPUTE_OPS) * lowered.num_stages
-    factors = case.emulated_replica_factors or (1.0,) * case.replicas
-    return [
-        ReplicaTimes(of_kinds(lowered, array("q", [*slowed, *took[num_computing:]])), moving)
-        for factor in factors
-        for slowed in [[round(ns * factor) for ns in took[:num_computing]]]
-    ]
+    num_computing = len(COMPUTE_OPS) * num_stages
+    times = []
+    for factor in case.emulated_replica_factors or (1.0,) * case.replicas:
+        slowed = [round(ns * factor) for ns in took[:num_computing]]  # messages are not slower
+        times.append(ReplicaTimes(of_kinds(lowered, [*slowed, *took[num_computing:]]), moving))
+    return replay(lowered, times).makespan_ns
 
 
 def simulated(case: Case, program: Program | None = None) -> Simulation:

@@ -31,7 +31,7 @@ import numpy as np
 import pandas as pd
 
 from engine.plan.action import NO_INDEX, RECV_OPS, SEND_OPS, Action, Op
-from ppbench.analysis.collectives import JOINING
+from engine.plan.replay import JOINING_OPS
 from ppbench.analysis.metrics import chosen_step
 from ppbench.analysis.transfers import message_numbers, waiting_ns
 from ppbench.store import Store, check_ok, missing_spans
@@ -52,7 +52,7 @@ _TRACK_NAMES: dict[Op, str] = {
     **dict.fromkeys((Op.UNSHARD, Op.RESHARD, Op.REDUCE_GRAD), "collectives"),
 }
 _ORDER = tuple(dict.fromkeys(_TRACK_NAMES.values()))
-_TRANSFERS = frozenset([*(op.value for op in SEND_OPS | RECV_OPS), *JOINING])
+_TRANSFERS = frozenset(op.value for op in SEND_OPS | RECV_OPS | {*JOINING_OPS})
 _NO_FLOW = -1
 
 

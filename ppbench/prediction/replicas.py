@@ -28,14 +28,13 @@ from engine.plan.collectives import (
     add_collectives,
     with_collectives,
 )
-from engine.plan.joined import joining
 from engine.plan.joined_simulation import (
     CollectiveModel,
-    JoinedSimulation,
     ring,
     simulate_joined,
 )
 from engine.plan.program import Program
+from engine.plan.replay import Replay, joining
 from engine.plan.rules import ProgramError, peak_activations
 from engine.plan.schedules.formulae import Times
 from engine.plan.schedules.registry import read_csv
@@ -91,7 +90,7 @@ class Replication:
 class JoinedPrediction:
     """A simulated step of all replicas; its times are in ticks, `ticks_per_s` to a second."""
 
-    simulation: JoinedSimulation
+    simulation: Replay
     replication: Replication
     costs: Times
     transfers: Transfers
@@ -117,7 +116,9 @@ class JoinedPrediction:
     @property
     def frame(self) -> pd.DataFrame:
         """A row per action and replica, in ns: the columns of measured spans."""
-        spans = pd.DataFrame(self.simulation.spans(), columns=list(COLUMNS))
+        spans = pd.DataFrame(
+            self.simulation.spans(self.transfers.message_bytes), columns=list(COLUMNS)
+        )
         for column in ("start_ns", "end_ns"):
             spans[column] = [ticks * NS_PER_S // self.ticks_per_s for ticks in spans[column]]
         return spans
@@ -188,7 +189,7 @@ def predict_joined(
     others = transfers.duration_s, replication.gather_s, replication.reduce_s
     ticks_per_s = math.lcm(*(time.denominator for time in (*of_stages, *others)))
 
-    def simulated(one: Replication) -> JoinedSimulation:
+    def simulated(one: Replication) -> Replay:
         def ticks(seconds: Fraction) -> int:
             return int(seconds * ticks_per_s)
 

@@ -12,9 +12,8 @@ from engine.connection import agree
 from engine.emulated import EmulatedTrainer
 from engine.plan.action import COMPUTE_OPS, SEND_OPS, Action, Op
 from engine.plan.collectives import DataParallel, TorchWindow, Zero2, Zero3
-from engine.plan.joined import ReplicaTimes, joining, replay_joined
 from engine.plan.lower import edge_of, lower
-from engine.plan.replay import replay
+from engine.plan.replay import ReplicaTimes, joining, replay
 from engine.plan.rules import peak_activations
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import simulate, uniform
@@ -80,13 +79,17 @@ def test_a_held_up_link_takes_its_time_from_when_both_ends_are_ready(ranks):
         back = (Action(2, Op.SEND_B, microbatch), Action(1, Op.RECV_B, microbatch))
         for send, receive in ((at[one], at[other]) for one, other in (ends, back)):
             assert receive.end_ns - max(send.start_ns, receive.start_ns) >= 4 * MS
-    sends = [action for row in lower(program).actions for action in row if action.op in SEND_OPS]
-    moving = {send: 4 * MS for send in sends if max(edge_of(send)) == 2}
-    by_op = durations.by_op()
-    compute = {a: by_op[a.op][a.stage] for row in program.actions for a in row}
+    lowered, by_op = lower(program), durations.by_op()
+    took = [
+        by_op[a.op][a.stage]
+        if a.op in COMPUTE_OPS
+        else 4 * MS * (a.op in SEND_OPS and max(edge_of(a)) == 2)
+        for row in lowered.actions
+        for a in row
+    ]
     spans = [span for span in at.values() if span.op in COMPUTE_OPS]
     makespan = max(s.end_ns for s in spans) - min(s.start_ns for s in spans)
-    assert makespan >= replay(lower(program), compute, moving).makespan_ns
+    assert makespan >= replay(lowered, [ReplicaTimes(took)]).makespan_ns
 
 
 def test_jitter_follows_from_seed_step_and_action():
@@ -117,7 +120,7 @@ def joint_step_ns(lowered, emulation, replicas):
         ReplicaTimes(array("q", [round(ns * factor) for ns in computed]), array("q", moving))
         for factor in emulation.factors or (1,) * replicas
     ]
-    return replay_joined(lowered, times).makespan_ns
+    return replay(lowered, times).makespan_ns
 
 
 def kinds_of_actions(lowered):

@@ -98,45 +98,6 @@ def floods():
     return model(act)
 
 
-class UnspeakableError(RuntimeError):
-    def __str__(self):
-        raise ValueError("no words")
-
-
-class TacitError(RuntimeError):
-    """Leaves while it is asked what it says."""
-
-    def __str__(self) -> str:  # noqa: PLE0307  # it does not return
-        os._exit(0)
-
-
-class EndlessError(RuntimeError):
-    def __str__(self) -> str:
-        time.sleep(NO_LIMIT)
-        return "at last"
-
-
-def cannot_say():
-    def act():
-        raise UnspeakableError
-
-    return model(act)
-
-
-def says_nothing():
-    def act():
-        raise TacitError
-
-    return model(act)
-
-
-def never_says():
-    def act():
-        raise EndlessError
-
-    return model(act)
-
-
 def fails_together():
     def act():
         raise ExceptionGroup("both", [ValueError("one"), KeyError("other")])
@@ -150,14 +111,6 @@ def had_no_memory():
             bytearray(2**60)
         except MemoryError as error:
             raise RuntimeError("the layer failed") from error
-
-    return model(act)
-
-
-def opens_too_much():
-    def act():
-        files = [Path(os.devnull).open() for _ in range(10**6)]  # noqa: SIM115  # until it cannot
-        raise AssertionError(len(files))
 
     return model(act)
 

@@ -13,12 +13,11 @@ import pyarrow as pa
 
 from engine.plan.action import COMPUTE_OPS, Op, parse_action
 from engine.plan.collectives import Zero3, with_collectives
-from engine.plan.joined import ReplicaTimes, joining, replay_joined
 from engine.plan.lower import lower
 from engine.plan.program import to_json
+from engine.plan.replay import ReplicaTimes, joining, replay
 from engine.plan.schedules.registry import build_program
 from engine.plan.spans import Span, lane_of
-from ppbench.analysis.replicas import joined_spans
 from ppbench.analysis.transfers import waiting_ns
 from ppbench.config.case import Case
 from ppbench.display.cases import varying_axes
@@ -210,8 +209,8 @@ def store_of_replicas(folder: Path) -> Store:
     actions = [action for row in lowered.actions for action in row]
     moving = [(2 if a.op is Op.UNSHARD else 4) * MS for row in joining(lowered) for a in row]
     took = [[round(10 * MS * f) * (a.op in COMPUTE_OPS) for a in actions] for f in FACTORS]
-    replayed = replay_joined(lowered, [ReplicaTimes(own, moving) for own in took])
-    step = pd.DataFrame(joined_spans(replayed)).assign(step=1)
+    replayed = replay(lowered, [ReplicaTimes(own, moving) for own in took])
+    step = pd.DataFrame(replayed.spans()).assign(step=1)
     case = Case(replicas=4, num_microbatches=4, sharding_policy="zero3")
     store = store_with(folder, [run_row(1, case, program=to_json(program))])
     rewrite(store, store.runs().iloc[0], {"spans": step.assign(waiting_ns=waiting_ns(step))})

@@ -136,6 +136,7 @@ def test_the_errors_that_troubleshooting_explains_are_printed() -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(7200)  # the sweeps of a page are measured as they are written
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_a_page_can_be_followed_to_its_end(
     name: str, scene: Callable[[str, Path], Path], tmp_path: Path

@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from engine.plan.action import COLLECTIVE_OPS, COMPUTE_OPS, OPS, RECV_OPS, SEND_OPS, Op
+from engine.plan.replay import JOINING_OPS
 from engine.plan.spans import Lane, lane_of
-from ppbench.analysis.collectives import JOINING
 from ppbench.analysis.transfers import waiting_ns
 from ppbench.analysis.waits import (
     NONE,
@@ -36,7 +36,7 @@ from ppbench.display.units import NS_PER_MS, size_unit
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-MOVING = SEND_OPS | RECV_OPS | frozenset(map(Op, JOINING))
+MOVING = SEND_OPS | RECV_OPS | frozenset(JOINING_OPS)
 """The ops that move bytes, to another rank or between replicas."""
 WAITING_TINT = 0.55
 """The whiteness of the waiting part of a transfer."""

@@ -42,7 +42,7 @@ from rich.text import Text
 
 from engine.plan.action import Action, Op
 from engine.plan.drawing import label_of
-from engine.plan.joined import joining
+from engine.plan.replay import joining
 from engine.plan.schedules.formulae import Times
 from ppbench.analysis.waits import Cause
 from ppbench.display.colors import OP_COLORS, OP_WORDS, ink_on, tinted

@@ -16,13 +16,12 @@ from mutations import mutated_programs, mutated_transfers, with_rows
 from schedule_grid import families, programs_of
 
 from engine import arrays
-from engine.arrays import filled
-from engine.plan import joined_kernel, kernels
+from engine.plan import kernels
 from engine.plan.action import CODES, COMPUTE_OPS, OPS, Action, Op
 from engine.plan.critical_path import critical_path
 from engine.plan.footprint import Cost, Costs, Messages, predict_peak
 from engine.plan.lower import Sharing, lower, prove_no_deadlock
-from engine.plan.replay import of_kinds, replay_all
+from engine.plan.replay import ReplicaTimes, of_kinds, replay
 from engine.plan.rules import ProgramError, check, peak_activations
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import Durations, TransferModel, simulate, simulate_all, uniform
@@ -51,7 +50,7 @@ def results(program, durations, transfers=SLOW):
     program = fresh(program)
     simulation, lowered = simulate(program, durations, transfers), fresh(lower(program))
     took = of_kinds(lowered, durations.by_kind(program.num_stages))
-    (replayed,) = replay_all(lowered, [took])
+    replayed = replay(lowered, [ReplicaTimes(took)])
     reasons = [
         reason(check, with_rows(program, program.actions[::-1])),
         reason(prove_no_deadlock, lowered, Sharing.RANK),
@@ -60,7 +59,7 @@ def results(program, durations, transfers=SLOW):
     return (
         (simulation.start_ns, simulation.end_ns, simulation.makespan_ns, simulation.compute_ns),
         (lowered.actions, list(simulation.spans()), critical_path(simulation)),
-        (replayed.compute, replayed.messages, replayed.idle_ns(), peak_activations(lowered)),
+        (list(replayed.spans()), replayed.idle_ns(), peak_activations(lowered)),
         predict_peak(lowered, 0, 5, COSTS, Messages([1] * 99, [2] * 99)),
         reasons,
     )
@@ -138,9 +137,9 @@ def test_what_does_not_fit_a_program_is_refused_before_it_is_walked(pays_from, m
     with pytest.raises(ValueError, match=r"stages .* program of 3"):
         simulate(program, Durations((1,) * 3, (1,) * 2, (1,) * 3))
     with pytest.raises(ValueError, match="the times of"):
-        list(replay_all(lower(program), [filled(0, 3)]))
+        replay(lower(program), [ReplicaTimes([0] * 3)])
     astray = replace(program, actions=((Action(9, Op.F, 0),), (), ()))
-    for walk in (check, lower, prove_no_deadlock, lambda one: list(replay_all(one, []))):
+    for walk in (check, lower, prove_no_deadlock, lambda one: replay(one, [ReplicaTimes([0])])):
         with pytest.raises(ProgramError):
             walk(astray)
     assert sum(astray.num_of_kind) == 0
@@ -234,5 +233,3 @@ def test_where_nothing_can_be_compiled_python_gives_the_same(monkeypatch, caplog
 
 def test_kernels_know_the_codes_of_ops():
     assert [getattr(kernels, op.name) for op in OPS] == [CODES[op] for op in OPS]
-    for name in ("W", "SEND_F", "SEND_B", "OPT", "NONE"):
-        assert getattr(joined_kernel, name) == getattr(kernels, name)

@@ -1,81 +1,292 @@
-"""Exact times on hand-written programs; the simulator as oracle for the rest."""
+"""Replicas in time, against queues that are looked at again whenever anything ends."""
+
+import random
+from array import array
+from itertools import compress
 
 import pytest
-from schedule_grid import families, programs_of
+from brute_force import SENDS, receive_of
+from mutations import with_rows
+from schedule_grid import families, programs_of, stages_per_rank
 
+from engine import arrays
 from engine.plan.action import COMPUTE_OPS, SEND_OPS, Action, Op
+from engine.plan.collectives import (
+    DataParallel,
+    NoCollectives,
+    TorchWindow,
+    Zero1,
+    Zero2,
+    Zero3,
+    add_collectives,
+)
+from engine.plan.joined_simulation import CollectiveModel, simulate_joined
 from engine.plan.lower import Policy, lower
-from engine.plan.replay import replay
-from engine.plan.schedules.registry import build_program
+from engine.plan.program import from_csv
+from engine.plan.replay import JOINING_OPS, ReplicaTimes, joining, of_kinds, replay
+from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program
 from engine.plan.simulate import TransferModel, simulate, uniform
 from engine.plan.spans import Lane, Span
 
+FREE = CollectiveModel((0,) * 4, (0,) * 4)
+POLICIES = (
+    *(NoCollectives(), DataParallel(), Zero1(), Zero2(), Zero2(every_backward=False)),
+    *(Zero3(1, 0), Zero3(2, 1), Zero3(3, 1), TorchWindow(1), TorchWindow(2)),
+)
 
-def actions(program, ops):
-    return [action for row in program.actions for action in row if action.op in ops]
+
+class Simulated:
+    """Replicas as rows, lanes and channels; times[d] has the ns of actions and, by rank, lists."""
+
+    def __init__(self, program, times):
+        self.ranks, self.times, self.now = program.placement.ranks, times, 0
+        self.rows = {
+            (d, r): list(row) for d in range(len(times)) for r, row in enumerate(program.rows)
+        }
+        self.busy = dict.fromkeys(self.rows, 0)
+        self.lanes = {walker: [] for walker in self.rows}  # [begun, ready, ended] of each
+        self.awaits = {walker: {} for walker in self.rows}  # the lane's place of a stage's UNSHARD
+        self.posted, self.queues = {}, {}
+        self.computed, self.moved = {}, {}
+        while self.advance():
+            pass
+        assert not any(self.rows.values())
+
+    def advance(self):
+        while any(map(self.step, self.rows)) or self.move() or self.join():
+            pass
+        ends = [end for times in (self.computed, self.moved) for _, end in times.values()]
+        ends += [end for lane in self.lanes.values() for *_, end in lane if end is not None]
+        self.now, before = min((end for end in ends if end > self.now), default=None), self.now
+        return self.now is not None and self.now > before
+
+    def step(self, walker):
+        row, (d, _) = self.rows[walker], walker
+        if not row or self.busy[walker] > self.now or not self.may_go(walker, row[0]):
+            return False
+        action = row.pop(0)
+        if action.op in JOINING_OPS:
+            if action.op is Op.UNSHARD:
+                self.awaits[walker][action.stage] = len(self.lanes[walker])
+            self.lanes[walker].append([None, None, None])
+        elif action.op in COMPUTE_OPS:
+            self.busy[walker] = self.now + self.times[d][0][action]
+            self.computed[d, action] = self.now, self.busy[walker]
+        elif action.op is not Op.RESHARD:
+            self.posted[d, action] = self.now
+            if action.op in SENDS:
+                self.queues.setdefault((d, action.stage, action.op), []).append(action)
+        return True
+
+    def may_go(self, walker, action):
+        if action.op not in COMPUTE_OPS:
+            return True
+        place = self.awaits[walker].get(action.stage)
+        if place is not None:
+            end = self.lanes[walker][place][2]
+            if end is None or end > self.now:
+                return False
+        receive = receive_of(action, self.ranks)
+        if receive is None:
+            return True
+        stage, way, m = receive
+        send = (stage - 1 if way == "F" else stage + 1, f"SEND_{way}", m)
+        return self.moved.get((walker[0], send), (0, self.now + 1))[1] <= self.now
+
+    def move(self):
+        for (d, *_), queue in self.queues.items():
+            for at, send in enumerate(queue):
+                if (d, send) in self.moved:
+                    continue
+                before = self.moved[d, queue[at - 1]][1] if at else 0
+                hop = 1 if send.op is Op.SEND_F else -1
+                receive = (send.stage + hop, f"RECV_{send.op[-1]}", send.microbatch)
+                if before <= self.now and (d, receive) in self.posted:
+                    self.moved[d, send] = self.now, self.now + self.times[d][0][send]
+                    return True
+                break
+        return False
+
+    def join(self):
+        for (d, rank), lane in self.lanes.items():
+            for at, one in enumerate(lane):
+                if one[0] is None:
+                    before = lane[at - 1][2] if at else 0
+                    if before is not None and before <= self.now:
+                        one[0] = self.now
+                        return True
+                    break
+            for at in range(len(lane)):
+                same = [self.lanes[e, rank][at : at + 1] for e in range(len(self.times))]
+                if lane[at][2] is None and all(one and one[0][0] is not None for one in same):
+                    lane[at][1:] = self.now, self.now + self.times[d][1][rank][at]
+                    for e, (one,) in enumerate(same):
+                        one[1:] = self.now, self.now + self.times[e][1][rank][at]
+                    return True
+        return False
 
 
-def costs_of(program, durations):
-    by_op = durations.by_op()
-    return {a: by_op[a.op][a.stage] for a in actions(program, COMPUTE_OPS)}
+def flat(program, times):
+    """Times of actions and of lanes, as the replay takes them."""
+    actions = [action for row in program.actions for action in row]
+    return [
+        ReplicaTimes(
+            array("q", [took.get(action, 0) for action in actions]),
+            array("q", [ns for lane in moving for ns in lane]),
+        )
+        for took, moving in times
+    ]
+
+
+def drawn_times(program, chance, most=40):
+    took = {a: chance.randint(0, most) for row in program.actions for a in row}
+    return took, [[chance.randint(0, most) for _ in lane] for lane in joining(program)]
+
+
+def drawn(chance, name):
+    """A program of a schedule, in some shape, lowered in some way, with some collectives."""
+    while True:
+        p, m = chance.randint(1, 4), chance.randint(1, 8)
+        try:
+            program = build_program(name, p, m, chance.choice(stages_per_rank(name)))
+        except ShapeError:
+            continue
+        lowered = lower(program, chance.choice(list(Policy)), chance.randint(0, 2))
+        return add_collectives(lowered, chance.choice(POLICIES))
+
+
+def with_early_and_late(program, chance):
+    """The program with some REDUCE_GRADs issued later and some UNSHARDs earlier."""
+    rows = [list(row) for row in program.rows]
+    for row in rows:
+        for at in range(len(row)):
+            if row[at].op is Op.REDUCE_GRAD and chance.random() < 0.5:
+                later = next((n for n in range(at + 1, len(row)) if row[n].op in JOINING_OPS), None)
+                row.insert(chance.randint(at, (later or len(row)) - 1), row.pop(at))
+            elif row[at].op is Op.UNSHARD and chance.random() < 0.5:
+                least = max((n for n in range(at) if row[n].op not in COMPUTE_OPS), default=-1)
+                row.insert(chance.randint(least + 1, at), row.pop(at))
+    return with_rows(program, rows)
+
+
+def facts(program, replayed):
+    """The times of a replay, as those of `Simulated`."""
+    actions = [action for row in program.actions for action in row]
+    computed, moved, lanes = {}, {}, {}
+    for d, times in enumerate(zip(replayed.starts_ns, replayed.ends_ns, strict=True)):
+        for action, both in zip(actions, zip(*times, strict=True), strict=True):
+            if action.op in COMPUTE_OPS:
+                computed[d, action] = both
+            elif action.op in SEND_OPS:
+                moved[d, action] = both
+        begun, ready, over = (
+            list(times[d])
+            for times in (
+                replayed.collective_starts_ns,
+                replayed.collective_ready_ns,
+                replayed.collective_ends_ns,
+            )
+        )
+        whole = list(map(list, zip(begun, ready, over, strict=True)))
+        for rank, lane in enumerate(joining(program)):
+            lanes[d, rank], whole = whole[: len(lane)], whole[len(lane) :]
+    return computed, moved, lanes
+
+
+def ready_of_unshards(program, lanes):
+    actions = joining(program)
+    for (_, rank), lane in lanes.items():
+        for action, (_, ready, _) in zip(actions[rank], lane, strict=True):
+            if action.op is Op.UNSHARD:
+                yield ready
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_joined_replicas_do_each_thing_when_queues_do(name, is_thorough, monkeypatch):
+    chance = random.Random(name)
+    for number in range(120 if is_thorough else 8):
+        program = drawn(chance, name)
+        if chance.random() < 0.5:
+            program = with_early_and_late(program, chance)
+        times = [drawn_times(program, chance) for _ in range(chance.randint(1, 4))]
+        monkeypatch.setattr(arrays, "PAYS_FROM", 0 if number % 2 else 10**9)
+        replayed = replay(program, flat(program, times))
+        expected = Simulated(program, times)
+        found = facts(program, replayed)
+        assert found == (expected.computed, expected.moved, expected.lanes)
+        ends = [end for _, end in expected.computed.values()]
+        ends += [end for lane in expected.lanes.values() for *_, end in lane]
+        begun = [start for start, _ in expected.computed.values()]
+        begun += ready_of_unshards(program, expected.lanes)
+        assert replayed.makespan_ns == max(ends) - min(begun)
+        for d, idle in enumerate(replayed.idle_ns()):
+            for rank, row in enumerate(program.actions):
+                busy = sum(times[d][0][action] for action in row if action.op in COMPUTE_OPS)
+                assert idle[rank] == replayed.makespan_ns - busy
 
 
 @pytest.mark.parametrize(("name", "p", "v"), families(ranks=(1, 2, 3, 4)))
 def test_with_free_transfers_a_replay_is_the_simulation(name, p, v):
     for program in programs_of(name, p, v).values():
         durations = uniform(program.placement, 12 * v, 18 * v, 6 * v)
-        simulation = simulate(program, durations)
-        replayed = replay(lower(program), costs_of(program, durations), {})
-        for rank, row in enumerate(program.actions):
-            times = [replayed.compute[action] for action in row]
-            assert [start for start, _ in times] == simulation.start_ns[rank]
-            assert [end for _, end in times] == simulation.end_ns[rank]
+        simulation, lowered = simulate(program, durations), lower(program)
+        took = of_kinds(lowered, durations.by_kind(program.num_stages))
+        replayed = replay(lowered, [ReplicaTimes(took)])
+        is_compute = [a.op in COMPUTE_OPS for row in lowered.actions for a in row]
+        for times, expected in (
+            (replayed.starts_ns[0], simulation.start_ns),
+            (replayed.ends_ns[0], simulation.end_ns),
+        ):
+            assert list(compress(times, is_compute)) == [ns for row in expected for ns in row]
         assert replayed.makespan_ns == simulation.makespan_ns
-        assert sum(replayed.compute_ns()) == simulation.compute_ns
+        assert sum(map(sum, replayed.compute_ns)) == simulation.compute_ns
 
 
 @pytest.mark.parametrize("name", ["afab", "1f1b", "zb_h1"])
 def test_where_receives_are_posted_long_before_equal_transfers_are_the_simulators(name):
     program = build_program(name, 4, 8)
-    durations = uniform(program.placement, 12, 18, 6)
-    lowered = lower(program, look_ahead=100)
-    moving = dict.fromkeys(actions(lowered, SEND_OPS), 5)
-    makespan_ns = simulate(program, durations, TransferModel(latency_ns=5)).makespan_ns
-    assert replay(lowered, costs_of(program, durations), moving).makespan_ns == makespan_ns
-
-
-AFAB = build_program("afab", 2, 2)
-COSTS = dict.fromkeys(actions(AFAB, COMPUTE_OPS), 10)
-SENDS = {Action(0, Op.SEND_F, 0): 25, Action(0, Op.SEND_F, 1): 1}
+    durations, transfers = uniform(program.placement, 12, 18, 6), TransferModel(latency_ns=5)
+    joined = simulate_joined(
+        lower(program, look_ahead=100), [durations], NoCollectives(), FREE, transfers
+    )
+    assert joined.makespan_ns == simulate(program, durations, transfers).makespan_ns
 
 
 def test_a_message_moves_when_both_ends_are_ready_and_the_one_before_is_over():
-    replayed = replay(lower(AFAB), COSTS, SENDS)
-    assert replayed.messages[Action(0, Op.SEND_F, 0)] == (10, 35)
-    assert replayed.messages[Action(0, Op.SEND_F, 1)] == (35, 36)
-    assert replayed.compute[Action(1, Op.F, 0)] == (35, 45)
-    assert replayed.compute[Action(1, Op.F, 1)] == (45, 55)
-    assert replayed.makespan_ns == 85
-    assert replayed.idle_ns() == [85 - 40, 85 - 40]
-
-
-def test_a_receive_posted_just_in_time_exposes_its_message():
-    replayed = replay(lower(AFAB, Policy.JUST_IN_TIME), COSTS, dict.fromkeys(SENDS, 3))
-    assert replayed.messages[Action(0, Op.SEND_F, 0)] == (10, 13)
-    assert replayed.messages[Action(0, Op.SEND_F, 1)] == (23, 26)
-    assert replayed.compute[Action(1, Op.F, 1)] == (26, 36)
-
-
-def test_each_action_takes_its_own_time():
-    costs = {**COSTS, Action(0, Op.F, 1): 100}
-    replayed = replay(lower(AFAB), costs, {})
-    assert replayed.compute[Action(1, Op.F, 1)] == (110, 120)
-    assert replayed.compute_ns() == [130, 40]
-
-
-def test_its_spans_are_those_of_a_run():
-    spans = list(replay(lower(AFAB), COSTS, SENDS).spans())
+    lowered = lower(build_program("afab", 2, 2))
+    ns = {Action(0, Op.SEND_F, 0): 25, Action(0, Op.SEND_F, 1): 1, Action(1, Op.SEND_B, 0): 0}
+    ns[Action(1, Op.SEND_B, 1)] = 0
+    took = [ns.get(action, 10) for row in lowered.actions for action in row]
+    replayed = replay(lowered, [ReplicaTimes(took)])
+    spans = list(replayed.spans(message_bytes=3))
+    assert Span(0, 0, Lane.SEND, 0, Op.SEND_F, 0, 10, 35, 3) in spans
+    assert Span(0, 1, Lane.RECV, 1, Op.RECV_F, 0, 10, 35, 3) in spans
+    assert Span(0, 0, Lane.SEND, 0, Op.SEND_F, 1, 35, 36, 3) in spans
     assert Span(0, 1, Lane.COMPUTE, 1, Op.F, 0, 35, 45, 0) in spans
-    assert Span(0, 0, Lane.SEND, 0, Op.SEND_F, 0, 10, 35, 0) in spans
-    assert Span(0, 1, Lane.RECV, 1, Op.RECV_F, 0, 10, 35, 0) in spans
+    assert Span(0, 1, Lane.COMPUTE, 1, Op.F, 1, 45, 55, 0) in spans
     assert len(spans) == 8 + 2 * 4
+    assert replayed.makespan_ns == 85
+    assert replayed.idle_ns() == [[85 - 40, 85 - 40]]
+
+
+def test_replicas_wait_at_a_collective_for_the_slowest_of_them():
+    program = from_csv("0UNSHARD,0F0,0B0,0REDUCE_GRAD,0RESHARD\n", "one")
+    quick, slow = (
+        ReplicaTimes(array("q", [f, 20]), array("q", moving))
+        for f, moving in [(10, [3, 5]), (40, [4, 6])]
+    )
+    replayed = replay(program, [quick, slow])
+    assert [list(times) for times in replayed.starts_ns] == [[3, 13], [4, 44]]
+    assert [list(times) for times in replayed.collective_starts_ns] == [[0, 33], [0, 64]]
+    assert [list(times) for times in replayed.collective_ready_ns] == [[0, 64]] * 2
+    assert [list(times) for times in replayed.collective_ends_ns] == [[3, 69], [4, 70]]
+    assert replayed.makespan_ns == 70  # from the gather on
+    assert replayed.idle_ns() == [[40], [10]]
+
+
+def test_times_that_do_not_fit_the_program_are_refused():
+    program = add_collectives(lower(build_program("1f1b", 2, 2)), DataParallel())
+    fits = ReplicaTimes(array("q", [1]) * program.table.num_actions, array("q", [1, 1]))
+    for times in ([], [fits, fits._replace(took=array("q"))], [fits._replace(collectives=[1])]):
+        with pytest.raises(ValueError, match="the times of 16 actions and 2 collectives"):
+            replay(program, times)

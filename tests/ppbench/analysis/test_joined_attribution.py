@@ -7,16 +7,15 @@ import pytest
 
 from engine.plan.action import COMPUTE_OPS, SEND_OPS, Op
 from engine.plan.collectives import DataParallel, NoCollectives, Zero2, Zero3, with_collectives
-from engine.plan.joined import ReplicaTimes, joining, replay_joined
 from engine.plan.lower import lower
 from engine.plan.program import from_csv
+from engine.plan.replay import ReplicaTimes, joining, replay
 from engine.plan.schedules.registry import build_program
 from engine.plan.spans import Lane, Span
 from ppbench.analysis.attribution import PHASES, REPLICA_PARTS, attribute, figures_of
 from ppbench.analysis.collectives import collective_figures, collectives
 from ppbench.analysis.job_times import times_of
 from ppbench.analysis.metrics import rank_figures, step_figures
-from ppbench.analysis.replicas import joined_spans
 from ppbench.analysis.transfers import edges, messages, waiting_ns
 from ppbench.analysis.waits import Cause, Spans, gaps, waits
 
@@ -43,7 +42,7 @@ def steps_of(lowered, duration_ns, moving_ns, num_replicas, num_steps=4):
             )
             for d in range(num_replicas)
         ]
-        frame = pd.DataFrame(joined_spans(replay_joined(lowered, times)))
+        frame = pd.DataFrame(replay(lowered, times).spans())
         frames.append(frame.assign(step=step))
     return pd.concat(frames, ignore_index=True)
 

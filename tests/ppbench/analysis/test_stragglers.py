@@ -11,9 +11,8 @@ import pytest
 from benchmarks.made_up_jobs import KINDS, Shape, durations, make, named, walked
 from engine.plan.action import Op
 from engine.plan.collectives import DataParallel, NoCollectives, TorchWindow, Zero2, Zero3
-from engine.plan.joined import ReplicaTimes, replay_joined
-from ppbench.analysis.job_times import times_of
-from ppbench.analysis.joint_walk import Columns
+from engine.plan.replay import ReplicaTimes, replay
+from ppbench.analysis.job_times import Columns, times_of
 from ppbench.analysis.stragglers import Kind, stragglers_of
 
 SMALL = Shape(ranks=4, microbatches=6, replicas=5, num_steps=2)
@@ -42,7 +41,7 @@ def test_all_steps_at_once_take_as_long_as_each_of_them_alone(schedule, policy, 
     ns = np.random.default_rng(1).integers(0, 10**6, size)
 
     alone = [
-        replay_joined(lowered, [_times(one, columns.num_actions) for one in step]).makespan_ns
+        replay(lowered, [_times(one, columns.num_actions) for one in step]).makespan_ns
         for step in ns
     ]
 

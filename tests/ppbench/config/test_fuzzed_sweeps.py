@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from toml_mutations import BASES, Mutation, mutate
 
+from engine.model import local_files
 from ppbench.cli import app as cli
 from ppbench.config import programs as models
 from ppbench.config.reader import read_sweep
@@ -34,6 +35,7 @@ def folder(tmp_path, monkeypatch):
     """The working directory, with a process at hand that knows every model at once."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(models, "COMMAND", (sys.executable, "-S", "-c", ANSWER))
+    monkeypatch.setattr(local_files, "MOST_PATHS", 1000)  # some mutations name the root
     return tmp_path
 
 
