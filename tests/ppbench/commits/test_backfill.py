@@ -131,9 +131,10 @@ def test_a_failure_of_git_is_told_and_not_stored(repository):
     assert not (folder / "results" / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_what_was_measured_otherwise_or_cut_short_does_not_count(repository):
+    folder, shas = repository
+    file = sweep_in(folder)
+    for changes in (
         {"fingerprint": "of another machine"},
         {"changes": "0123456789ab", "is_dirty": True},
         {"measure_steps": 99},
@@ -141,14 +142,10 @@ def test_a_failure_of_git_is_told_and_not_stored(repository):
         {"launch": 1},
         {"status": "crash"},
         {"status": "interrupted"},
-    ],
-)
-def test_what_was_measured_otherwise_or_cut_short_does_not_count(repository, changes):
-    folder, shas = repository
-    file = sweep_in(folder)
-    add_measured(file, shas[4], [1000.0], **changes)
-    rows, _ = listed(folder, file, "HEAD..HEAD", "--dry-run")
-    assert rows[0]["status"] == "to measure"
+    ):
+        add_measured(file, shas[4], [1000.0], **changes)
+        rows, _ = listed(folder, file, "HEAD..HEAD", "--dry-run")
+        assert rows[0]["status"] == "to measure", changes
 
 
 def test_a_commit_counts_as_measured_when_every_case_of_the_sweep_is(repository):

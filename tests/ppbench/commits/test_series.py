@@ -240,17 +240,6 @@ def test_conditions_choose_the_runs(runs: Runs) -> None:
     assert "no run meets the conditions" in none.notes[0]
 
 
-def test_costs_that_are_code_under_test_do_not_part_a_case(runs: Runs) -> None:
-    for number, time_ms in enumerate((1.0, 2.0)):
-        case = replace(
-            CASE, device="emulated", emulated_costs="costs.toml", emulated_F_ms=(time_ms,)
-        )
-        runs.add(CommitFacts(f"{number}" * 40, number), case, 1000.0)
-    runs.add(CommitFacts("1" * 40, 1), replace(CASE, device="emulated", world_size=4), 1000.0)
-    history = asked(runs)
-    assert sorted(len(one.points) for one in history.series) == [1, 2]
-
-
 def test_a_metric_is_a_column_with_figures() -> None:
     assert metric_called("peak_memory_bytes").higher_is_better is False
     assert metric_called("bubble_transfer").in_points

@@ -60,8 +60,8 @@ def test_a_first_choice_that_is_clearly_slower_is_found_out():
 
 @pytest.mark.parametrize(
     ("noise", "more"),
-    [(0.003, {}), (0.02, {}), (0.1, {}), (0.01, {"drift": 0.02}), (0.01, {"disturbed": 0.2})],
-    ids=["quiet", "noisy", "very noisy", "drifting", "disturbed"],
+    [(0.003, {}), (0.02, {}), (0.01, {"drift": 0.02}), (0.01, {"disturbed": 0.2})],
+    ids=["quiet", "noisy", "drifting", "disturbed"],
 )
 def test_equal_ones_have_no_false_regret_in_more_than_5_percent(noise, more):
     some = outcomes([100] * 4, noise, **more)
