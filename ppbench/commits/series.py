@@ -315,8 +315,31 @@ def _series(
         runs[(runs["case_id"] == case_id) & (runs["fingerprint"] == fingerprint)]
         for runs in clean_and_dirty
     )
-    by_commit = own.groupby("commit", sort=False)
-    points = [_point(rows, slowdowns, metric, order) for _, rows in by_commit]
+
+    def point_of(rows: pd.DataFrame, *, is_dirty: bool = False) -> Point:
+        """The point of one commit, whose runs are `rows`."""
+        run = rows.iloc[-1]
+        commit = str(run["commit"])
+        statuses = zip(rows["run_id"], rows["status"], rows[metric.name], strict=True)
+        launches = tuple(
+            Launch(
+                str(run_id),
+                str(status),
+                float(value) if status == "ok" else None,
+                slowdowns.get(str(run_id), NOT_KNOWN),
+            )
+            for run_id, status, value in statuses
+        )
+        return Point(
+            commit,
+            _text(run["author_date"]),
+            _text(run["subject"]),
+            launches,
+            is_known=order.repository is None or commit in order.places,
+            changes="" if not is_dirty else _text(run["changes"]) or "unknown",
+        )
+
+    points = [point_of(rows) for _, rows in own.groupby("commit", sort=False)]
     moments = {str(row["commit"]): _moment(row) for _, row in own.iterrows()}
     placed, last_place = [], None  # each with the unmeasured commits of the line before it
     for point in ordered(points, moments, order):
@@ -326,7 +349,7 @@ def _series(
         last_place = last_place if place is None else place
     num_behind = 0 if last_place is None else len(order.on_line) - 1 - last_place
     by_state = changed.groupby(["commit", "changes"], sort=False, dropna=False)
-    extra = tuple(_point(rows, slowdowns, metric, order, is_dirty=True) for _, rows in by_state)
+    extra = tuple(point_of(rows, is_dirty=True) for _, rows in by_state)
     last = pd.concat([own, changed])["sweep_file"].dropna()
     return Series(
         case_id,
@@ -336,37 +359,6 @@ def _series(
         extra,
         sweep_file=str(last.iloc[-1]) if len(last) else "",
         num_behind=num_behind,
-    )
-
-
-def _point(
-    rows: pd.DataFrame,
-    slowdowns: Mapping[str, Slowdown],
-    metric: Metric,
-    order: Order,
-    *,
-    is_dirty: bool = False,
-) -> Point:
-    """The point of one commit, whose runs are `rows`."""
-    run = rows.iloc[-1]
-    commit = str(run["commit"])
-    statuses = zip(rows["run_id"], rows["status"], rows[metric.name], strict=True)
-    changes = "" if not is_dirty else _text(run["changes"]) or "unknown"
-    return Point(
-        commit,
-        _text(run["author_date"]),
-        _text(run["subject"]),
-        tuple(
-            Launch(
-                str(run_id),
-                str(status),
-                float(value) if status == "ok" else None,
-                slowdowns.get(str(run_id), NOT_KNOWN),
-            )
-            for run_id, status, value in statuses
-        ),
-        is_known=order.repository is None or commit in order.places,
-        changes=changes,
     )
 
 

@@ -9,7 +9,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -153,7 +153,23 @@ def measure(
     if kept := len(whole.items) - len(whole.missing):
         note(f"{counted(kept, 'launch')} of trials that were stopped are kept")
     note_rerun(whole, store)
-    rounds = Rounds(trial, store, rerun_since(store, whole.sweep_id), display)
+    since = rerun_since(store, whole.sweep_id)
+    runs: dict[int, pd.DataFrame] = {}  # that are ok, by the place of their case
+    round_s: float | None = None  # of a launch of each, of those made last
+
+    def steps_of(places: Sequence[int], num_launches: int) -> list[list[float]]:
+        """Bring these cases to so many launches; return the steps of all cases' launches."""
+        nonlocal round_s
+        part = [(cases[place], replace(measured, launches=num_launches)) for place in places]
+        began_s, choice = time.monotonic(), Choice(since=since)
+        result = run_sweep(replace(trial, cases=tuple(part)), store, choice, display)
+        if num_made := len(result.plan.missing):
+            round_s = (time.monotonic() - began_s) * len(places) / num_made
+        good = result.frame[result.frame["status"] == "ok"]
+        for place in places:
+            runs[place] = good[good["case_id"] == cases[place].case_id]
+        return [runs[place][STEP].dropna().tolist() for place in range(len(cases))]
+
     frame = table_of(proposals)
     known = known_of(trial, folder, num_sides=1)
     for text in forecast_texts(
@@ -164,11 +180,11 @@ def measure(
     def note_forecast(steps: Steps) -> None:
         """Note what could not be said beforehand, now that there are launches."""
         noise = noise_of(steps) if known.noise is None else None
-        for text in forecast_texts(noise, "noise so far", rounds.round_s, len(steps), most):
+        for text in forecast_texts(noise, "noise so far", round_s, len(steps), most):
             note(text)
 
     outcome = race(
-        rounds.steps,
+        steps_of,
         len(cases),
         most,
         lambda one: note(set_aside_text(frame, one)),
@@ -178,7 +194,7 @@ def measure(
     stop = outcome.stop(most)
     if outcome.regret is None or stop is not Stop.failed:  # else the same command can go on
         forget_rerun(whole, store)
-    return replace(trials_of(frame, outcome, rounds.runs), stop=stop)
+    return replace(trials_of(frame, outcome, runs), stop=stop)
 
 
 def forecast_texts(
@@ -207,35 +223,6 @@ def stop_text(outcome: Outcome, most: int) -> str:
         case Stop.most:
             return f"stopped: --max-launches {most} reached, and not decided"
     return f"stopped: launches failed after {num} of each, and it is not decided; see: ppbench ls"
-
-
-@dataclass
-class Rounds:
-    """Launches of a sweep's cases, made as they are asked for; only those since a run count."""
-
-    sweep: Sweep
-    store: Store
-    since: str
-    display: Display | None
-    runs: dict[int, pd.DataFrame] = field(default_factory=dict)
-    """The runs that are ok, by the place of their case."""
-    round_s: float | None = None
-    """Seconds of a launch of each, of those made last; None if none was made."""
-
-    def steps(self, places: Sequence[int], num_launches: int) -> list[list[float]]:
-        """Bring these cases to so many launches; return the steps of all cases' launches."""
-        cases = [self.sweep.cases[place] for place in places]
-        planned = tuple((case, replace(own, launches=num_launches)) for case, own in cases)
-        part = replace(self.sweep, cases=planned)
-        began_s = time.monotonic()
-        result = run_sweep(part, self.store, Choice(since=self.since), self.display)
-        frame, num_made = result.frame, len(result.plan.missing)
-        if num_made:
-            self.round_s = (time.monotonic() - began_s) * len(places) / num_made
-        good = frame[frame["status"] == "ok"]
-        for place, (case, _) in zip(places, planned, strict=True):
-            self.runs[place] = good[good["case_id"] == case.case_id]
-        return [self.runs[place][STEP].dropna().tolist() for place in range(len(self.sweep.cases))]
 
 
 def set_aside_text(frame: pd.DataFrame, one: SetAside) -> str:
