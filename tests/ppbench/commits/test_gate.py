@@ -330,9 +330,16 @@ def test_of_a_sweep_that_is_named_every_case_must_be_judged(root, store):
     assert missing() == (3, ["afab: measured with different settings"])
     measure(store, root, "HEAD~1", case=AFAB)
     assert missing() == (0, [])
-    (root / "demo.toml").write_text(SWEEP.replace('"afab"', '"afab", "zb_h1"'))
-    measure(store, root, "HEAD~1", case=replace(CASE, schedule="zb_h1"))
-    assert missing() == (3, ["zb_h1: not measured at head"])
+
+
+def test_a_case_of_the_sweep_that_head_did_not_measure_is_too_little(root, store):
+    for case in (CASE, AFAB):
+        measure(store, root, "HEAD~1", case=case)
+    measure(store, root, "HEAD")
+    assert checked(store).exit_code == 0
+    outcome = checked(store, sweep=Path("demo.toml"))
+    assert outcome.exit_code == 3
+    assert "not enough data: afab: not measured at head" in outcome.text
 
 
 def test_a_case_that_fails_on_both_sides_is_no_worse(root, store):

@@ -1,5 +1,5 @@
 """Bisect, backfill, compare, check and history on one repository of seven commits: the sixth
-makes a stage twice as slow, and the fourth does not run.
+makes a stage take 2.5 times as long, and the fourth does not run.
 
 The ranks are emulated, so that two cores do: the costs of the stages are a file in the repository.
 The change is large against some milliseconds by which a rank may wake up late, so that few short
@@ -52,7 +52,7 @@ PATIENCE_S = 570
 def costs(number: int) -> str:
     if number == BROKEN:
         return "F_ms = [40, oops\n"
-    factor = 2.0 if number >= SLOWER else 1.0
+    factor = 2.5 if number >= SLOWER else 1.0
     halves = {"half": F_MS / 2, "half_slow": F_MS / 2 * factor}
     return COSTS.format(F=F_MS, slow=F_MS * factor, **halves)
 

@@ -164,7 +164,6 @@ def test_open_answers_end_the_commands_with_3(repository, monkeypatch):
     [
         (["--run", "--launches", 5, "--max-launches", 9], "give one"),
         (["--max-launches", 9], "--max-launches: is a number of launches to make; add --run"),
-        (["--run", "--max-launches", 2], "--max-launches 2 launches; a verdict needs 3 launches"),
     ],
 )
 def test_numbers_that_contradict_are_refused(repository, words, message):

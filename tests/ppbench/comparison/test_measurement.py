@@ -9,10 +9,10 @@ from measured import around
 from stored_runs import run_row, store_together
 from tracked import scattered
 
-from ppbench.comparison.known import known_of
-from ppbench.comparison.measurement import reach_text, stop_text
+from ppbench.comparison.known import Known, known_of
+from ppbench.comparison.measurement import measure_until_decided, reach_text, stop_text
 from ppbench.config.reader import read_sweep
-from ppbench.errors import ExitCode
+from ppbench.errors import ExitCode, UsageError
 from ppbench.run.machine.environment import read_environment
 from ppbench.statistics.sequential import LEVEL, Look, Looks, Stop, looks
 from ppbench.statistics.verdicts import Noise
@@ -57,6 +57,11 @@ def test_the_end_says_how_many_looks_it_took_and_what_they_spent():
     last = stop_text(Looks(Look(9, planned), Stop.most))
     reached = "stopped: --max-launches 12 reached, and not decided"
     assert last == f"{reached} (10 looks; {level} of {level} spent on false claims)"
+
+
+def test_too_few_launches_for_a_verdict_are_refused():
+    with pytest.raises(UsageError, match="--max-launches 2 launches; a verdict needs 3"):
+        measure_until_decided(2, pytest.fail, pytest.fail, pytest.fail, (), Known(1), pytest.fail)
 
 
 def test_nothing_is_known_of_cases_that_were_never_launched(sweep, tmp_path):
