@@ -20,7 +20,6 @@ from pathlib import Path
 import pandas as pd
 
 from ppbench.commits.bench import SILENT, Bench, Progress, commit_values, read_tracked
-from ppbench.commits.launches import Launches
 from ppbench.console import note
 from ppbench.errors import ExitCode, SweepInterruptedError, UsageError, first_line
 from ppbench.git import Repository
@@ -101,11 +100,24 @@ def backfill(
                 f"stopped; {num_done} of {len(in_turn)} commits are measured, and kept"
             ) from None
         measured = [targets[place] for place in sorted(order)]
-        rows = [
-            {**commit_values(target.commit), **_case_values(bench, own, place)}
-            for target, own in zip(measured, bench.launches(measured), strict=True)
-            for place in range(len(bench.sweep.cases))
-        ]
+        rows = []
+        for target, own in zip(measured, bench.launches(measured), strict=True):
+            for place, (case, measure) in enumerate(bench.sweep.cases):
+                settings = {**case.settings(), **measure.settings()}
+                speeds, tried = own.figures(place, SPEED), own.of_case(place)
+                failure, num_ok = own.failure(place), own.num_ok(place)
+                status = tried[-1].status if tried else "not measured"
+                rows.append(
+                    {
+                        **commit_values(target.commit),
+                        "case_id": case.case_id,
+                        **{axis: settings[axis] for axis in bench.sweep.axes},
+                        "num_launches": num_ok,
+                        "status": "ok" if num_ok else status,
+                        SPEED: statistics.median(speeds) if speeds else None,
+                        "error": first_line(failure.error) if failure else None,
+                    }
+                )
         axes = tuple(bench.sweep.axes) if len(bench.sweep.cases) > 1 else ()
         return BackfillResult(pd.DataFrame(rows), axes, is_dry_run=False)
 
@@ -141,18 +153,3 @@ def order_of(count: int) -> list[int]:
             for one, other in ((start, middle), (middle, end)):
                 heapq.heappush(gaps, (one - other, count - 1 - other, other))
     return order
-
-
-def _case_values(bench: Bench, launches: Launches, place: int) -> dict[str, object]:
-    case, measure = bench.sweep.cases[place]
-    settings = {**case.settings(), **measure.settings()}
-    figures, rows = launches.figures(place, SPEED), launches.of_case(place)
-    failure = launches.failure(place)
-    return {
-        "case_id": case.case_id,
-        **{axis: settings[axis] for axis in bench.sweep.axes},
-        "num_launches": launches.num_ok(place),
-        "status": "ok" if launches.num_ok(place) else rows[-1].status if rows else "not measured",
-        SPEED: statistics.median(figures) if figures else None,
-        "error": first_line(failure.error) if failure else None,
-    }

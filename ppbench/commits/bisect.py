@@ -213,8 +213,18 @@ class _Bisection:
 
     def run(self) -> BisectionResult:
         """Measure until the answer is known, or no more launches are allowed."""
-        if self._may_launch():
-            self._say_beforehand()
+        if self._may_launch():  # how long a launch takes, and which change the ends show
+            known = known_of(self.bench.sweep, self.bench.results, num_sides=1)
+            say, num_commits = self.bench.progress.say, len(self.targets) - 1
+            fewest = fewest_launches(num_commits)
+            text = f"at least {fewest} launches for {counted(num_commits, 'commit')}"
+            if (took_s := known.round_s) is not None:
+                text += f", {duration(fewest * took_s)}: one takes about {duration(took_s)}"
+            say(text)
+            if known.noise is None:
+                say("no noise is known yet: which change can be found is said after some launches")
+            else:
+                self._say_reach(known.noise, "noise of stored launches")
         if len(self.bench.sweep.cases) > 1:
             place = self._case_that_differs_most()
             self.bench.select(self.bench.conditions_of_case(place))
@@ -240,22 +250,6 @@ class _Bisection:
             search,
             self.num_made,
         )
-
-    def _say_beforehand(self) -> None:
-        """Say how long a launch takes, and which change the ends show if the noise is known."""
-        known = known_of(self.bench.sweep, self.bench.results, num_sides=1)
-        say = self.bench.progress.say
-        fewest = fewest_launches(len(self.targets) - 1)
-        text = f"at least {fewest} launches for {counted(len(self.targets) - 1, 'commit')}"
-        if known.round_s is not None:
-            text += (
-                f", {duration(fewest * known.round_s)}: one takes about {duration(known.round_s)}"
-            )
-        say(text)
-        if known.noise is None:
-            say("no noise is known yet: which change can be found is said after some launches")
-        else:
-            self._say_reach(known.noise, "noise of stored launches")
 
     def _say_reach(self, noise: Noise, origin: str) -> None:
         """Say once which change between the ends is found with how many launches of each."""

@@ -37,7 +37,6 @@ from ppbench.comparison.lines import SHOWN, read_metrics
 from ppbench.config.sweep import Sweep, read_share
 from ppbench.console import note
 from ppbench.errors import LaunchError, NotMeasuredError, UsageError
-from ppbench.git import Repository
 from ppbench.statistics.sequential import Look
 
 
@@ -152,7 +151,14 @@ def _base(name: str | None, head: Side, places: Places) -> Side:
     try:
         return revision_side(sha, sha, repository, places)
     except NotMeasuredError as error:
-        nearest = _nearest(sha, head, repository, places)
+        # Its newest ancestor whose clean runs have a case and machine of head.
+        runs = places.store.runs(["case_id", "fingerprint", "commit", "status", "is_dirty"])
+        is_like = runs["case_id"].isin(head.runs["case_id"])
+        is_like &= runs["fingerprint"].isin(head.runs["fingerprint"])
+        clean = runs[is_like & (runs["status"] == "ok") & ~runs["is_dirty"].eq(True)]
+        order = repository.positions(clean["commit"].dropna().unique())
+        newest_first = sorted(order, key=lambda commit: -order[commit])
+        nearest = next((one for one in newest_first if repository.is_ancestor(one, sha)), None)
         if nearest is None:
             raise NotMeasuredError(f"base {error}") from None
         side = revision_side(nearest, nearest, repository, places)
@@ -161,17 +167,6 @@ def _base(name: str | None, head: Side, places: Places) -> Side:
             "of its ancestors that is"
         )
         return replace(side, notes=(text, *side.notes))
-
-
-def _nearest(sha: str, head: Side, repository: Repository, places: Places) -> str | None:
-    """The newest ancestor of a commit whose clean runs have a case and machine of head."""
-    runs = places.store.runs(["case_id", "fingerprint", "commit", "status", "is_dirty"])
-    is_like = runs["case_id"].isin(head.runs["case_id"])
-    is_like &= runs["fingerprint"].isin(head.runs["fingerprint"])
-    clean = runs[is_like & (runs["status"] == "ok") & ~runs["is_dirty"].eq(True)]
-    order = repository.positions(clean["commit"].dropna().unique())
-    newest_first = sorted(order, key=lambda commit: -order[commit])
-    return next((commit for commit in newest_first if repository.is_ancestor(commit, sha)), None)
 
 
 def _accepted(

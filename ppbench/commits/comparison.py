@@ -101,10 +101,18 @@ def compare_sides(
     if look is not None:
         base, head = (side.first(look.num_launches) for side in (base, head))
     judge = verdicts.compare if look is None else look.judge
-    axes, texts = _texts(base, head)
+    every = pd.concat([head.runs, head.failed, base.runs, base.failed])
+    cases = without_times_of_files(every.drop_duplicates("case_id"))
+    axes = varying_axes(cases) if len(cases) else ()
+    texts = {str(row["case_id"]): case_text(row, axes) for _, row in cases.iterrows()}
     in_order = head.runs.sort_values("position", kind="stable")
     known = set(keys_of(base.runs))
-    shared = _series([key for key in dict.fromkeys(keys_of(in_order)) if key in known], texts)
+    shared_keys = [key for key in dict.fromkeys(keys_of(in_order)) if key in known]
+    shared = []  # measurement settings are named where one case has several
+    for key in shared_keys:
+        alike = [other for other in shared_keys if other[:2] == key[:2]]
+        words = [texts[key[0]], *_differing_settings(key, alike)]
+        shared.append(Series(key[0], key[1], ", ".join(words), key))
     # What is usual, and the noise, are found among all runs of the sides' stores.
     machines = {str(name) for side in (base, head) for name in side.runs["fingerprint"].dropna()}
     slowdowns, launches = slowdowns_and_launches((base.store, head.store), machines, metrics)
@@ -144,17 +152,6 @@ def compare_sides(
     )
 
 
-def _series(keys: Sequence[Key], texts: Mapping[str, str]) -> list[Series]:
-    """Name the series; measurement settings are added where one case has several."""
-    named = []
-    for key in keys:
-        case_id, fingerprint, *_ = key
-        alike = [other for other in keys if other[:2] == key[:2]]
-        words = [texts[case_id], *_differing_settings(key, alike)]
-        named.append(Series(case_id, fingerprint, ", ".join(words), key))
-    return named
-
-
 def _differing_settings(key: Key, others: Sequence[Key]) -> list[str]:
     """The settings of `measure` in which a key differs from any of the others."""
     return [
@@ -162,14 +159,6 @@ def _differing_settings(key: Key, others: Sequence[Key]) -> list[str]:
         for name, value, *values in zip(MEASURED_ALIKE, key, *others, strict=True)
         if name in SETTINGS and set(values) - {value}
     ]
-
-
-def _texts(base: Side, head: Side) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the settings in which cases differ, and the name of each case."""
-    every = pd.concat([head.runs, head.failed, base.runs, base.failed])
-    cases = without_times_of_files(every.drop_duplicates("case_id"))
-    axes = varying_axes(cases) if len(cases) else ()
-    return axes, {str(row["case_id"]): case_text(row, axes) for _, row in cases.iterrows()}
 
 
 def of_series(runs: pd.DataFrame, series: Series) -> pd.DataFrame:

@@ -193,13 +193,13 @@ def check_saved(
     is_here = saved.sweep_file is not None and Path(saved.sweep_file).is_file()
     sweep = read_tracked(saved.sweep_file or "") if is_here else None
     places = places_of(sweep, results)
-    for side in (saved.base, saved.head):
-        if side.revision == WORKTREE:
+    for named in (saved.base, saved.head):
+        if named.revision == WORKTREE:
             state = places.repository().state()
             title = f"{WORKTREE} = {state.commit[:SHORT]} with changes {state.changes or 'none'}"
-            if title != side.title:
+            if title != named.title:
                 raise UsageError(
-                    f"{title}: expected {side.title}, which was compared; check out that commit "
+                    f"{title}: expected {named.title}, which was compared; check out that commit "
                     "and apply the changes"
                 )
     if launches is not None:
@@ -211,10 +211,13 @@ def check_saved(
                 "by newer launches of the store"
             )
         measure_sides(sweep, base, head, launches, results, progress, after=saved.last_run)
-    first, last = (
-        _newer(find_side(side.revision or side.name, places), saved)
-        for side in (saved.base, saved.head)
-    )
+    newer = []  # the launches of the stated cases that the saved comparison has not seen
+    for named in (saved.base, saved.head):
+        side = find_side(named.revision or named.name, places)
+        runs, failed = (rows[rows["run_id"] > saved.last_run] for rows in (side.runs, side.failed))
+        case_ids = (each.case_id for each in saved.stated)
+        newer.append(replace(side, runs=runs, failed=failed).of_cases(case_ids))
+    first, last = newer
     if launches is not None:
         first, last = both_fresh(first, last, begun)
     for word, measured in (("base", first), ("head", last)):
@@ -227,12 +230,6 @@ def check_saved(
     comparison = compare_sides(first, last, metrics, again=f"ppbench check {file} --run")
     judged = tuple(_judged(each, comparison) for each in saved.stated)
     return Recheck(comparison, judged)
-
-
-def _newer(side: Side, saved: Saved) -> Side:
-    """The launches of a side, of the stated cases, that the saved comparison has not seen."""
-    runs, failed = (rows[rows["run_id"] > saved.last_run] for rows in (side.runs, side.failed))
-    return replace(side, runs=runs, failed=failed).of_cases(each.case_id for each in saved.stated)
 
 
 def _judged(stated: Stated, comparison: Comparison) -> Judged:

@@ -145,7 +145,17 @@ def find_side(name: str, places: Places) -> Side:
 def _meanings(name: str, places: Places) -> Iterable[tuple[str, Callable[[], Side]]]:
     """Yield what a name may mean: in words, and a function that reads that side."""
     if _is_folder(name, "runs"):
-        yield "a results folder", lambda: _folder_side(name)
+
+        def folder_side() -> Side:
+            store = Store(Path(name))
+            runs = store.runs(SIDE_COLUMNS)
+            if runs.empty:
+                raise NotMeasuredError(f"{name}: holds no runs; fill it with: ppbench sweep SWEEP")
+            num = runs["commit"].nunique()
+            text = f"{name} holds runs of {num} commits: the newest of each case and launch counts"
+            return _side(name, f"{name}/", store, runs, (text,) if num > 1 else ())
+
+        yield "a results folder", folder_side
     known = places.store.runs(["run_id", "sweep_id", "commit"])
     runs = known["run_id"]
     named = runs.tail(1) if name == LAST else runs[runs.str.startswith(name)]
@@ -211,16 +221,6 @@ def _is_folder(*parts: str) -> bool:
         return Path(*parts).is_dir()
     except (OSError, ValueError):  # a name too long, or with a null byte
         return False
-
-
-def _folder_side(name: str) -> Side:
-    store = Store(Path(name))
-    runs = store.runs(SIDE_COLUMNS)
-    if runs.empty:
-        raise NotMeasuredError(f"{name}: holds no runs; fill it with: ppbench sweep SWEEP")
-    num = runs["commit"].nunique()
-    several = f"{name} holds runs of {num} commits: the newest of each case and launch counts"
-    return _side(name, f"{name}/", store, runs, (several,) if num > 1 else ())
 
 
 def revision_side(name: str, sha: str, repository: Repository, places: Places) -> Side:

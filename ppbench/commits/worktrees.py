@@ -61,7 +61,12 @@ class Checkouts:
         """
         if not self._has_lock:
             note = lock_note("measuring commits")
-            self._held.enter_context(hold_lock(self._lock, note, self._show_holder))
+
+            def show_holder(holder: str) -> None:
+                who = holder or "another process"
+                self._on_line(f"waiting for {who}, which uses the same results")
+
+            self._held.enter_context(hold_lock(self._lock, note, show_holder))
             self._has_lock = True
             self._repository.clear_worktrees(self._folder)
         if sha not in self._kept:
@@ -75,9 +80,6 @@ class Checkouts:
                 raise
         self._kept.move_to_end(sha)
         return self._folder / sha[:12]
-
-    def _show_holder(self, holder: str) -> None:
-        self._on_line(f"waiting for {holder or 'another process'}, which uses the same results")
 
     def _set_up(self, tree: Path) -> None:
         if not self._setup:
@@ -96,12 +98,7 @@ class Checkouts:
             )
 
     def run(self, command: Sequence[str], tree: Path, folder: Path) -> Ended:
-        """Run a command in a folder of a tree, to its end."""
-        environment = self._environment(tree, folder)
-        return run(command, folder, environment, self._on_line)
-
-    def _environment(self, tree: Path, folder: Path) -> Mapping[str, str]:
-        """The environment of this process, with the tree first on Python's module path.
+        """Run a command in a folder of a tree, to its end, with the tree first on Python's path.
 
         Every folder of the repository on the module path, as of an editable install, is replaced by
         the same folder of the tree.
@@ -115,7 +112,8 @@ class Checkouts:
         home = Path(ppbench.__file__).parents[1]  # if not installed, it was found through the path
         homes = [] if home.name in _INSTALLED else [str(home)]
         names = [*(str(path) for path in first if path.is_dir()), *before, *homes]
-        return {**known, "PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, names)))}
+        path = os.pathsep.join(dict.fromkeys(filter(None, names)))
+        return run(command, folder, {**known, "PYTHONPATH": path}, self._on_line)
 
     def close(self) -> None:
         """Remove the work trees."""

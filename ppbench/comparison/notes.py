@@ -20,7 +20,7 @@ from ppbench.display.fields import field_of
 from ppbench.errors import first_line
 from ppbench.statistics.significance import FEWEST_LAUNCHES
 from ppbench.statistics.step_times import is_outlier
-from ppbench.statistics.verdicts import LEVEL, SPEED, Change, Doubt, Verdict
+from ppbench.statistics.verdicts import LEVEL, SPEED, Doubt, Verdict
 
 _USUAL_LAUNCHES = 5
 _DOUBTS = {
@@ -154,13 +154,17 @@ def _is_opposed(line: Line[Any]) -> bool:
 
 def undecided(lines: Sequence[Line[Any]], remedy: str) -> Iterable[str]:
     """Say why a change is unclear although its interval alone would decide."""
-    names = [
-        f"{field_of(line.metric.name).heading} of {line.series.text}"
-        for line in lines
-        if line.change.verdict is Verdict.unclear
-        and line.change.doubt is not Doubt.two_levels
-        and _is_clear_alone(line.change)
-    ]
+    names = []
+    for line in lines:
+        change, interval, middle = line.change, line.change.difference, 0.0
+        if change.verdict is not Verdict.unclear or change.doubt is Doubt.two_levels:
+            continue
+        beyond = 0.0 if interval is None else abs(interval.estimate)
+        if interval is None and change.ratio is not None:
+            interval, middle, beyond = change.ratio, 1.0, abs(math.log(change.ratio.estimate))
+        # The estimate is beyond the floor, and the interval leaves no change out.
+        if interval and beyond > change.floor and not interval.low <= middle <= interval.high:
+            names.append(f"{field_of(line.metric.name).heading} of {line.series.text}")
     if names:
         yield (
             f"unclear although its 95 % interval does not contain 0: {listed(names)}; a verdict "
@@ -175,17 +179,6 @@ def undecided(lines: Sequence[Line[Any]], remedy: str) -> Iterable[str]:
         ]
         if names:
             yield f"unclear: {listed(names)}; {reason}; {remedy}"
-
-
-def _is_clear_alone(change: Change) -> bool:
-    """Whether the estimate is beyond the floor, and the interval leaves no change out."""
-    if change.difference is not None:
-        interval, middle, beyond = change.difference, 0.0, abs(change.difference.estimate)
-    elif change.ratio is not None:
-        interval, middle, beyond = change.ratio, 1.0, abs(math.log(change.ratio.estimate))
-    else:
-        return False
-    return beyond > change.floor and not interval.low <= middle <= interval.high
 
 
 def one_session(lines: Sequence[Line[S]], pairings: Sequence[Pairing[S]]) -> Iterable[str]:

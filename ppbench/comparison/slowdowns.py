@@ -31,7 +31,16 @@ def slowdowns_by_run(*tables: pd.DataFrame) -> dict[str, Slowdown]:
     if runs.empty:
         return {}
     runs = runs[runs["status"] == "ok"].drop_duplicates("run_id").sort_values("run_id")
-    by_place = slowdowns([_control(row) for row in runs.to_dict("records")])
+    controls = []
+    for row in runs.to_dict("records"):
+        work, *numbers = (row.get(name) for name in CONTROLS)
+        known = {
+            name: UNKNOWN if is_missing(value) or value is pd.NA else float(str(value))
+            for name, value in zip(CONTROLS[1:], numbers, strict=True)
+        }
+        machine = (key_text(row.get("fingerprint")), key_text(work))
+        controls.append(Control(machine, key_text(row.get("case_id")), **known))
+    by_place = slowdowns(controls)
     return dict(zip(map(str, runs["run_id"]), by_place, strict=True))
 
 
@@ -76,14 +85,3 @@ def in_order(runs: pd.DataFrame, by_run: Mapping[str, Slowdown]) -> tuple[float,
     """How much beyond what is usual these runs were slowed; None where all are unknown."""
     found = tuple(by_run.get(str(run_id), NOT_KNOWN).beyond_usual for run_id in runs["run_id"])
     return None if all(map(math.isnan, found)) else found
-
-
-def _control(row: Mapping[Hashable, object]) -> Control:
-    work, *numbers = (row.get(name) for name in CONTROLS)
-    known = {name: _number(value) for name, value in zip(CONTROLS[1:], numbers, strict=True)}
-    machine = (key_text(row.get("fingerprint")), key_text(work))
-    return Control(machine, key_text(row.get("case_id")), **known)
-
-
-def _number(value: object) -> float:
-    return UNKNOWN if is_missing(value) or value is pd.NA else float(str(value))

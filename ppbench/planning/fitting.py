@@ -112,7 +112,12 @@ class Fit:
         """The layout with the least recomputation that fits; else with the least memory."""
         recompute = [self.mode == "all"] * len(partition)
         most, total, worst = 0, 0, NO_RANK
-        messages = self._messages(partition)
+        # By rank, the bytes of messages at most; the same for all where all messages are.
+        if (messages := self._same_messages) is None:
+            stages = self.table.of_all(partition, recompute)
+            messages = [most for _, most in message_bytes(self.shape.placement, stages)]
+            if self.table.has_equal_messages:
+                self._same_messages = messages
         for rank, owned in enumerate(self.owned):
             room = None if memory_bytes is None else memory_bytes - messages[rank]
             key = room, rank, *(partition[stage] for stage in owned)
@@ -125,16 +130,6 @@ class Fit:
             if missing > most:
                 most, worst = missing, rank
         return Layout(partition, tuple(recompute)), Shortage(most, total, worst)
-
-    def _messages(self, partition: Partition) -> list[int]:
-        """By rank, the bytes of messages at most; the same for all where all messages are."""
-        if self._same_messages is not None:
-            return self._same_messages
-        stages = self.table.of_all(partition, [self.mode == "all"] * len(partition))
-        messages = [most for _, most in message_bytes(self.shape.placement, stages)]
-        if self.table.has_equal_messages:
-            self._same_messages = messages
-        return messages
 
     def candidate(
         self, layout: Layout, stages: tuple[StageCosts, ...], makespan_ns: int

@@ -117,6 +117,14 @@ def make_plan(
         best = alone.best()
         baseline = None if best is None else proposed(best)
     frontier = frontier_of(search.found)
+    # The least memory with which the most is gained, of up to twice that there is.
+    more_memory, memory = None, request.memory_bytes
+    if memory is not None:
+        enough = (1 - LEAST_GAIN) * chosen[0].step_ns
+        within = [point for point in frontier if memory < point.memory_bytes <= 2 * memory]
+        if better := [point for point in within if point.step_ns <= enough]:
+            goal = min(point.step_ns for point in better) * (1 + LEAST_GAIN)
+            more_memory = next(point for point in better if point.step_ns <= goal)
     notes, sizes = [], sizes_of(request, costs)  # what was left out for want of costs
     wanted = [size for size in request.microbatch_sizes if request.global_batch % size == 0]
     if missing := ", ".join(str(size) for size in wanted if size not in sizes):
@@ -132,7 +140,7 @@ def make_plan(
         registered,
         baseline,
         _losses(chosen[0], search, frontier),
-        _more_memory(search, chosen[0], frontier),
+        more_memory,
         min(_step_with(candidate, faster) for candidate in chosen[:NUM_PROPOSALS]),
         tuple(notes),
     )
@@ -211,22 +219,6 @@ def _computing_ns(candidate: Candidate) -> int:
     took = durations_of(candidate.stages).by_kind(len(candidate.stages))
     counts = candidate.program.compute_only().num_of_kind
     return sum(count * ns for count, ns in zip(counts, took, strict=True))
-
-
-def _more_memory(
-    search: Search, first: Candidate, frontier: Sequence[FrontierPoint]
-) -> FrontierPoint | None:
-    """The least memory with which the most is gained, of up to twice that there is."""
-    memory = search.request.memory_bytes
-    if memory is None:
-        return None
-    within = [point for point in frontier if memory < point.memory_bytes <= 2 * memory]
-    enough = (1 - LEAST_GAIN) * first.step_ns
-    better = [point for point in within if point.step_ns <= enough]
-    if not better:
-        return None
-    goal = min(point.step_ns for point in better) * (1 + LEAST_GAIN)
-    return next(point for point in better if point.step_ns <= goal)
 
 
 def _step_with(candidate: Candidate, link: LinkCosts) -> int:

@@ -249,7 +249,12 @@ def _cuts(launches: _Launches, size: float, level: float) -> list[int]:
     most_p = level / launches.num_tests
     cuts = _merged(launches, _weak_cuts(launches), most_p, size)
     for _ in range(_MOST_ROUNDS):
-        placed = _merged(launches, _placed(launches, cuts), most_p, size)
+        # Each cut moves to its likeliest place between its neighbours, one after the other.
+        bounds = [0, *cuts, len(launches.values)]
+        for place in range(1, len(bounds) - 1):
+            between, chances = _places(launches, bounds, place)
+            bounds[place] = int(between[chances.argmax()])
+        placed = _merged(launches, bounds[1:-1], most_p, size)
         if placed == cuts:
             break
         cuts = placed
@@ -341,15 +346,6 @@ def _groups(launches: _Launches, bounds: Sequence[int], place: int) -> tuple[Gro
     """The launches of the segments before and behind a bound."""
     start, cut, end = bounds[place - 1 : place + 2]
     return group(launches.values[start:cut]), group(launches.values[cut:end])
-
-
-def _placed(launches: _Launches, cuts: Sequence[int]) -> list[int]:
-    """Step 3: each cut at its likeliest place between its neighbours, one after the other."""
-    bounds = [0, *cuts, len(launches.values)]
-    for place in range(1, len(bounds) - 1):
-        between, chances = _places(launches, bounds, place)
-        bounds[place] = int(between[chances.argmax()])
-    return bounds[1:-1]
 
 
 def _places(launches: _Launches, bounds: Sequence[int], place: int) -> tuple[Places, Values]:

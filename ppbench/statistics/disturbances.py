@@ -221,20 +221,16 @@ def disturbed_in_series(values: Values) -> npt.NDArray[np.bool_]:
     disturbed = np.zeros(len(values), dtype=bool)
     for _ in range(_MOST_ROUNDS):
         kept = np.flatnonzero(~disturbed)
-        far = FAR * _deviation(values[kept])
+        # The deviation of normal launches with this median distance between neighbours.
+        far = math.inf
+        if len(kept) >= FEWEST_NEIGHBOURS:
+            far = FAR * float(np.median(np.abs(np.diff(values[kept])))) / _MEDIAN_DISTANCE
         found = values > _levels_around(values, kept) + far
         found = _without_levels(values, found, far)
         if (found == disturbed).all():
             break
         disturbed = found
     return disturbed
-
-
-def _deviation(values: Values) -> float:
-    """Deviation of normal launches with this median distance between neighbours."""
-    if len(values) < FEWEST_NEIGHBOURS:
-        return math.inf
-    return float(np.median(np.abs(np.diff(values)))) / _MEDIAN_DISTANCE
 
 
 _MEDIAN_DISTANCE = 0.6745 * math.sqrt(2)

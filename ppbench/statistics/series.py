@@ -10,12 +10,10 @@ from __future__ import annotations
 import bisect
 import math
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ppbench.statistics.change_points import (
-    ChangePoint,
     Level,
     change_points,
     disturbed_launches,
@@ -177,7 +175,26 @@ def analyse(series: Series, metric: Metric) -> SeriesAnalysis:
         figures.append(tuple(launch.value or 0.0 for launch in _counting(point, metric)))
     in_points, sign = metric.in_points, metric.slow_sign
     changes = change_points(figures, series.floor, in_points=in_points, slow_sign=sign)
-    steps = tuple(_step(series.points, places, change, metric) for change in changes)
+    steps = []
+    for change in changes:
+        good, last = places.index(change.earliest - 1), places.index(change.latest)
+        between = series.points[good + 1 : last + 1]
+        num_commits = change.latest - change.earliest + 1
+        step = Step(
+            good=good,
+            first=places.index(change.index),
+            last=last,
+            num_commits=num_commits,
+            num_unmeasured=num_commits - sum(bool(point.figures) for point in between),
+            ratio=change.ratio,
+            difference=change.difference,
+            p=change.p,
+            is_better=None,
+        )
+        if metric.higher_is_better is not None:
+            is_better = (step.size.estimate > 0) == metric.higher_is_better
+            step = replace(step, is_better=is_better)
+        steps.append(step)
     drawn = levels(figures, changes, series.floor, in_points=in_points, slow_sign=sign)
     placed = tuple(
         replace(
@@ -200,7 +217,7 @@ def analyse(series: Series, metric: Metric) -> SeriesAnalysis:
         low, high = placed[0].interval or (0.0, math.inf)
         is_narrow = high - low <= 2 * series.floor * (1.0 if in_points else low)
         state = State.steady if is_narrow else State.unclear
-    return SeriesAnalysis(series, steps, placed, state)
+    return SeriesAnalysis(series, tuple(steps), placed, state)
 
 
 def discounts_of(series: Series, metric: Metric) -> dict[str, DiscountReason]:
@@ -223,25 +240,3 @@ def _counting(point: Point, metric: Metric) -> tuple[Launch, ...]:
     """The launches with a figure, of a metric of time without those whose machine was slow."""
     measured = (launch for launch in point.launches if launch.value is not None)
     return tuple(one for one in measured if not (metric.slow_sign and one.is_slowed))
-
-
-def _step(
-    points: Sequence[Point], places: Sequence[int], point: ChangePoint, metric: Metric
-) -> Step:
-    good, last = places.index(point.earliest - 1), places.index(point.latest)
-    num_measured = sum(bool(between.figures) for between in points[good + 1 : last + 1])
-    num_commits = point.latest - point.earliest + 1
-    step = Step(
-        good=good,
-        first=places.index(point.index),
-        last=last,
-        num_commits=num_commits,
-        num_unmeasured=num_commits - num_measured,
-        ratio=point.ratio,
-        difference=point.difference,
-        p=point.p,
-        is_better=None,
-    )
-    if metric.higher_is_better is None:
-        return step
-    return replace(step, is_better=(step.size.estimate > 0) == metric.higher_is_better)

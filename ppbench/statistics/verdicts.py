@@ -418,17 +418,12 @@ def _verdict(
     if p < level and abs(difference.estimate) > share:
         is_better = (difference.estimate > 0) == metric.higher_is_better
         return Verdict.faster if is_better else Verdict.slower
-    is_same = (
-        not result.is_lopsided
-        and difference.is_within(wider, rule.confidence)
-        and _odds(difference, limit) >= rule.odds
-    )
-    return Verdict.same if is_same else Verdict.unclear
-
-
-def _odds(difference: Difference, change: float) -> float:
-    """How many times as likely the estimate is without a change as with one of that size."""
+    if result.is_lopsided or not difference.is_within(wider, rule.confidence):
+        return Verdict.unclear
+    # How many times as likely the estimate is without a change as with one of the floor's size.
     if difference.error == 0:
-        return math.inf if abs(difference.estimate) < change / 2 else 0.0
-    exponent = change * (change / 2 - abs(difference.estimate)) / difference.error**2
-    return math.exp(min(max(exponent, -700.0), 700.0))
+        odds = math.inf if abs(difference.estimate) < limit / 2 else 0.0
+    else:
+        exponent = limit * (limit / 2 - abs(difference.estimate)) / difference.error**2
+        odds = math.exp(min(max(exponent, -700.0), 700.0))
+    return Verdict.same if odds >= rule.odds else Verdict.unclear
