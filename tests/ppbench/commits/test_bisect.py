@@ -64,28 +64,6 @@ def asked(repository, file, how=Format.table, *options):
     return printed(*words, "--results", file.parent / "results")
 
 
-def test_the_first_bad_commit_is_named_with_how_sure_it_is_and_how_to_look_at_it(repository):
-    _, shas = repository
-    file = measured(repository, USUAL)
-    outcome = asked(repository, file)
-    assert outcome.exit_code == 0
-    assert f"first bad commit: {shas[4]} 2026-01-06T00:00:00+00:00 Number 5\n" in outcome.text
-    assert "change: tokens_per_s -7.0 % (-7." in outcome.text
-    assert "confidence 99.9 %, 28 launches (0 made now)" in outcome.text
-    assert f"compare: ppbench compare {shas[3]} {shas[4]} --results " in outcome.text
-    runs = Store(repository[0] / "results").runs(["commit", "run_id"])
-    newest = runs.groupby("commit")["run_id"].last()
-    assert f"timelines: ppbench timeline {newest[shas[3]]} {newest[shas[4]]}" in outcome.text
-    found = json.loads(asked(repository, file, Format.json).text)
-    assert (found["finding"], [one["commit"] for one in found["first_bad"]]) == ("found", [shas[4]])
-    assert found["ratio"]["low"] < 0.93 < found["ratio"]["high"]
-    assert [row["commit"] for row in found["commits"]] == shas
-    assert found["commands"]["compare"].startswith(f"ppbench compare {shas[3]} {shas[4]}")
-    table = asked(repository, file, Format.csv).text
-    header = "author_date,commit,subject,num_launches,num_discounted,status"
-    assert table.splitlines()[0].startswith(header)
-
-
 def test_a_launch_that_does_not_count_is_named_with_the_reason(repository):
     _, shas = repository
     figures = levels(GOOD, GOOD, GOOD, GOOD, BAD, BAD, BAD)
@@ -159,20 +137,6 @@ def test_commits_that_failed_are_tried_again_when_it_is_asked_for(repository):
     assert after.count(shas[3]) == 2
 
 
-def test_it_says_beforehand_what_it_can_find_and_at_the_end_why_it_stopped(repository, capsys):
-    folder, shas = repository
-    file = measured(repository, [around(GOOD, 4), *[[]] * 5, around(BAD, 4)])
-    add_measured(file, shas[0], scattered(0.005), commit="0" * 40)
-    sweep_in(folder, FAILS)
-    asked(repository, file, Format.table, "--max-launches", 1)
-    said = capsys.readouterr().err
-    assert "at least 7 launches for 6 commits" in said
-    assert "launches of each end show, in 80 % of searches, a change of " in said
-    assert "(noise of stored launches 0.4 %)" in said  # of all twenty
-    found = json.loads(asked(repository, file, Format.json, "--confidence", "99.9%").text)
-    assert found["stop"] == "most launches reached"
-
-
 def test_an_end_that_does_not_run_is_told_of(repository):
     file = measured(repository, levels(GOOD, GOOD, GOOD, GOOD, BAD, BAD, None))
     with pytest.raises(LaunchError, match=r"Number 7: does not run, .* RuntimeError: made by hand"):
@@ -239,21 +203,6 @@ def test_the_noise_of_other_commits_is_taken_into_account(repository, deviation,
     assert (ratio["high"] > 0.95) == may_be_noise
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--metric", "tokens"), 'unknown metric "tokens"; did you mean "tokens_per_s"'),
-        (("--confidence", "100%"), "expected 50% or more, and less than 100%"),
-        (("--confidence", "sure"), "--confidence sure: expected a fraction"),
-        (("--only", "schedule=gpipe"), "no case has this"),
-    ],
-)
-def test_what_cannot_be_asked_is_refused(repository, options, message):
-    with pytest.raises(UsageError, match=message):
-        asked(repository, sweep_in(repository[0]), Format.table, *options)
-
-
-def test_a_good_commit_that_is_not_before_the_bad_one_is_refused(repository):
-    folder, shas = repository
-    with pytest.raises(UsageError, match=r"is newer than .*; swap them"):
-        printed("bisect", shas[3], shas[1], sweep_in(folder))
+def test_to_be_altogether_sure_is_refused(repository):
+    with pytest.raises(UsageError, match="expected 50% or more, and less than 100%"):
+        asked(repository, sweep_in(repository[0]), Format.table, "--confidence", "100%")

@@ -243,8 +243,6 @@ def test_conditions_choose_the_runs(runs: Runs) -> None:
 def test_a_metric_is_a_column_with_figures() -> None:
     assert metric_called("peak_memory_bytes").higher_is_better is False
     assert metric_called("bubble_transfer").in_points
-    with pytest.raises(UsageError, match='did you mean "tokens_per_s"'):
-        metric_called("token_per_s")
     for name in ("commit", "num_microbatches", "measure_steps", "launch"):
         with pytest.raises(UsageError, match="no figure is called"):
             metric_called(name)
