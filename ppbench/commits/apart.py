@@ -106,7 +106,30 @@ def include_drift(
             share = by_series[line.series].apart
             change = with_drift(line.metric, change, drift, share, len(pairings))
         wider.append(replace(line, change=change))
-    return wider, list(_never_shared(apart, drifts))
+    alone = [series for series, sessions in apart.items() if sessions.are_never_shared]
+    begin = "base and head were never measured in one session, so the drift between sessions is in "
+    unknown = [
+        series.text
+        for series in alone
+        if not any(drift for (other, _), drift in drifts.items() if other == series)
+    ]
+    texts = []
+    if known := [series.text for series in alone if series.text not in unknown]:
+        found = [
+            f"{metric.name} {drift.deviation * 100:.2g} {'points' if metric.in_points else '%'} in "
+            f"{drift.num_sessions} sessions"
+            for (series, metric), drift in drifts.items()
+            if drift is not None and apart[series].are_never_shared
+        ]
+        sizes = "; ".join(dict.fromkeys(found))
+        texts.append(f"{begin}their difference and in its interval ({sizes}): {listed(known)}")
+    if unknown:
+        texts.append(
+            f"{begin}their difference, and its size is not known: {listed(unknown)}; it takes "
+            "launches of one commit in two sessions, or measure both sides in turn: ppbench "
+            "compare --run"
+        )
+    return wider, texts
 
 
 def _sessions(pairing: Pairing[S]) -> _Sessions:
@@ -128,31 +151,3 @@ def _launches_like(launch: pd.DataFrame, stores: Sequence[Store]) -> pd.DataFram
     rows = pd.concat([store.runs(columns, same) for store in stores])
     rows = rows[rows["status"] == "ok"].drop_duplicates("run_id")
     return of_keys(rows, keys_of(rows), key)
-
-
-def _never_shared(
-    apart: Mapping[S, _Sessions], drifts: Mapping[tuple[S, Metric], Drift | None]
-) -> Iterable[str]:
-    alone = [series for series, sessions in apart.items() if sessions.are_never_shared]
-    begin = "base and head were never measured in one session, so the drift between sessions is in "
-    unknown = [
-        series.text
-        for series in alone
-        if not any(drift for (other, _), drift in drifts.items() if other == series)
-    ]
-    known = [series.text for series in alone if series.text not in unknown]
-    if known:
-        texts = [
-            f"{metric.name} {drift.deviation * 100:.2g} {'points' if metric.in_points else '%'} in "
-            f"{drift.num_sessions} sessions"
-            for (series, metric), drift in drifts.items()
-            if drift is not None and apart[series].are_never_shared
-        ]
-        sizes = "; ".join(dict.fromkeys(texts))
-        yield f"{begin}their difference and in its interval ({sizes}): {listed(known)}"
-    if unknown:
-        yield (
-            f"{begin}their difference, and its size is not known: {listed(unknown)}; it takes "
-            "launches of one commit in two sessions, or measure both sides in turn: ppbench "
-            "compare --run"
-        )

@@ -89,8 +89,20 @@ def check(
             first, last = both_fresh(first, last, begun)
         # The file that was found may have other cases by now: only a named one chooses cases.
         first, last = of_sweep(first, tracked), of_sweep(last, tracked)
-        accepted, notes_on_accepted = _accepted(planned, places, first, last)
-        last = replace(last, notes=(*last.notes, *notes_on_accepted))
+        accepted: list[Accepted] = []  # the entries in force between base and head
+        accepting = None if planned is None else accept_file(planned)
+        if accepting is not None:
+            repository = places.repository()
+            entries = read_accepted(accepting, repository)
+            lost = [
+                f"{accepting}: an entry is not in force: {entry.problem}; delete it if its commit "
+                "was squashed or rebased away, or name the new one"
+                for entry in entries
+                if entry.problem
+            ]
+            last = replace(last, notes=(*last.notes, *lost))
+            if first.commit is not None and last.commit is not None:
+                accepted = in_force(entries, repository, first.commit, last.commit)
         limits = limits_of(planned, default, accepted, has_all=tracked is not None)
         compared = compare_sides(
             first,
@@ -167,23 +179,3 @@ def _base(name: str | None, head: Side, places: Places) -> Side:
             "of its ancestors that is"
         )
         return replace(side, notes=(text, *side.notes))
-
-
-def _accepted(
-    sweep: Sweep | None, places: Places, base: Side, head: Side
-) -> tuple[list[Accepted], list[str]]:
-    """The entries in force between base and head, and notes. Raises SweepFileError."""
-    file = None if sweep is None else accept_file(sweep)
-    if file is None:
-        return [], []
-    repository = places.repository()
-    entries = read_accepted(file, repository)
-    notes = [
-        f"{file}: an entry is not in force: {entry.problem}; delete it if its commit was squashed "
-        "or rebased away, or name the new one"
-        for entry in entries
-        if entry.problem
-    ]
-    if base.commit is None or head.commit is None:
-        return [], notes
-    return in_force(entries, repository, base.commit, head.commit), notes

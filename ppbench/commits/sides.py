@@ -101,16 +101,6 @@ class Places:
     compare: str = COMPARE  # measures both sides
     check: str = ""  # the gate that measures both sides, if it is the gate that asks
 
-    def advice_for_commit(self, sha: str) -> str:
-        """The command that measures a commit."""
-        short = sha[:SHORT]
-        backfill = f"ppbench backfill {short}..{short} {self.sweep} --launches 5"
-        return self.check or f"{backfill}, or both sides with: {self.compare}"
-
-    def advice_for_changes(self) -> str:
-        """The command that measures the work tree with its changes."""
-        return self.check or f"ppbench sweep {self.sweep} --set measure.launches=5"
-
     def repository(self) -> Repository:
         """Raises RepositoryError where there is none."""
         return Repository.around(self.folder)
@@ -243,9 +233,11 @@ def _commit_side(
     if newest_launches(clean).empty:
         dirty = len(runs) - len(clean)
         also = f" ({dirty} runs of it had uncommitted changes)" if dirty else ""
+        span = f"{sha[:SHORT]}..{sha[:SHORT]}"
+        backfill = f"ppbench backfill {span} {places.sweep} --launches 5"
+        advice = places.check or f"{backfill}, or both sides with: {places.compare}"
         raise NotMeasuredError(
-            f"{title}: not measured in {places.store.folder}{also}; measure it with: "
-            f"{places.advice_for_commit(sha)}"
+            f"{title}: not measured in {places.store.folder}{also}; measure it with: {advice}"
         )
     return replace(_side(name, title, places.store, clean, notes), is_clean=True)
 
@@ -265,9 +257,9 @@ def worktree_side(places: Places) -> Side:
     mine = runs[runs["changes"] == state.changes]
     title = f"{WORKTREE} = {state.commit[:SHORT]} with changes {state.changes}"
     if newest_launches(mine).empty:
+        advice = places.check or f"ppbench sweep {places.sweep} --set measure.launches=5"
         raise NotMeasuredError(
-            f"{title}: not measured in {places.store.folder}; measure it with: "
-            f"{places.advice_for_changes()}"
+            f"{title}: not measured in {places.store.folder}; measure it with: {advice}"
         )
     return _side(WORKTREE, title, places.store, mine)
 

@@ -74,7 +74,9 @@ class Checkouts:
                 self._kept.popitem(last=False)[1].close()
             self._kept[sha] = stack = contextlib.ExitStack()
             try:
-                self._set_up(stack.enter_context(self._repository.worktree(sha, self._folder)))
+                tree = stack.enter_context(self._repository.worktree(sha, self._folder))
+                if self._setup:
+                    self._set_up(tree)
             except BaseException:
                 self._kept.pop(sha).close()
                 raise
@@ -82,8 +84,6 @@ class Checkouts:
         return self._folder / sha[:12]
 
     def _set_up(self, tree: Path) -> None:
-        if not self._setup:
-            return
         self._on_line(f"setup: {self._setup}")
         ended = self.run(["/bin/sh", "-c", self._setup], tree, tree)
         if ended.exit_code != 0:

@@ -137,7 +137,27 @@ class _Reader:
         by_setting: dict[Setting, ModelCosts] = {}
         for index, table in enumerate(self._tables(tree, (), "setting")):
             at = ("setting", index)
-            setting, costs = self._setting(table, at)
+            self._check_keys(table, at, _OF_SETTING)
+            size = self._whole(table, at, "microbatch_size")
+            recompute = table.get("recompute", False)
+            if not isinstance(recompute, bool):
+                problem = f"expected true or false, got {shown(recompute)}"
+                raise self._source.error((*at, "recompute"), problem)
+            before, after = (
+                self._part(self._table(table, at, name), (*at, name), is_layer=False)
+                for name in ("before", "after")
+            )
+            layers: list[LayerCosts] = []
+            for number, layer in enumerate(self._tables(table, at, "layers")):
+                of_layer = (*at, "layers", number)
+                repeat = self._whole(layer, of_layer, "repeat", 1)
+                if len(layers) + repeat > MOST_LAYERS:
+                    problem = f"more than {MOST_LAYERS:,} layers; expected fewer"
+                    raise self._source.error((*of_layer, "repeat"), problem)
+                layers += [self._part(layer, of_layer, is_layer=True)] * repeat
+            action_ms = self._amount(table, at, "action_ms", 0.0)
+            costs = ModelCosts(before, tuple(layers), after, action_ms * NS_PER_MS)
+            setting = Setting(size, recompute)
             if setting in by_setting:
                 raise self._source.error(at, f"a second entry for {setting}; leave out one")
             first = next(iter(by_setting.values()), costs)
@@ -157,29 +177,6 @@ class _Reader:
             link=link,
             device_name=device_name,
         )
-
-    def _setting(self, table: Tree, place: Place) -> tuple[Setting, ModelCosts]:
-        self._check_keys(table, place, _OF_SETTING)
-        size = self._whole(table, place, "microbatch_size")
-        recompute = table.get("recompute", False)
-        if not isinstance(recompute, bool):
-            problem = f"expected true or false, got {shown(recompute)}"
-            raise self._source.error((*place, "recompute"), problem)
-        before, after = (
-            self._part(self._table(table, place, name), (*place, name), is_layer=False)
-            for name in ("before", "after")
-        )
-        layers: list[LayerCosts] = []
-        for index, layer in enumerate(self._tables(table, place, "layers")):
-            at = (*place, "layers", index)
-            repeat = self._whole(layer, at, "repeat", 1)
-            if len(layers) + repeat > MOST_LAYERS:
-                problem = f"more than {MOST_LAYERS:,} layers; expected fewer"
-                raise self._source.error((*at, "repeat"), problem)
-            layers += [self._part(layer, at, is_layer=True)] * repeat
-        action_ms = self._amount(table, place, "action_ms", 0.0)
-        costs = ModelCosts(before, tuple(layers), after, action_ms * NS_PER_MS)
-        return Setting(size, recompute), costs
 
     def _part(self, table: Tree, place: Place, *, is_layer: bool) -> LayerCosts:
         self._check_keys(table, place, (*_OF_PART, *(["repeat"] * is_layer)))

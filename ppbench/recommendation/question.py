@@ -259,7 +259,27 @@ def _measured(
     The file's name has a hash of all that costs depend on besides their settings. The sizes and
     times of the files of a model in a folder count: another model may get the same name.
     """
-    wanted = _cost_request(case, request)
+    sizes = request.microbatch_sizes or tuple(
+        size
+        for size in SIZES
+        if request.global_batch % size == 0
+        and (size == 1 or request.global_batch // size >= min(request.ranks))
+    )
+    modes = {AUTO: (False, True), "none": (False,), "all": (True,)}[request.recompute]
+    wanted = CostRequest(
+        identity_of(case),
+        request.seq_len,
+        tuple((size, mode) for size in sizes for mode in modes),
+        case.device,
+        case.train_autocast,
+        {
+            "name": case.train_optimizer,
+            "learning_rate": case.train_learning_rate,
+            "weight_decay": case.train_weight_decay,
+            "momentum": case.train_momentum,
+        },
+        case.launch_threads_per_rank,
+    )
     model = Path(wanted.identity.model)
     files = sorted(model.glob("*")) if not is_plain_preset(wanted.identity) else []
     states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
@@ -285,27 +305,3 @@ def _measured(
     together = {**kept, **costs.by_setting}
     write_costs_file(replace(costs, by_setting=together), kept_in, "--results")
     return costs
-
-
-def _cost_request(case: Case, request: PlanRequest) -> CostRequest:
-    sizes = request.microbatch_sizes or tuple(
-        size
-        for size in SIZES
-        if request.global_batch % size == 0
-        and (size == 1 or request.global_batch // size >= min(request.ranks))
-    )
-    modes = {AUTO: (False, True), "none": (False,), "all": (True,)}[request.recompute]
-    return CostRequest(
-        identity_of(case),
-        request.seq_len,
-        tuple((size, mode) for size in sizes for mode in modes),
-        case.device,
-        case.train_autocast,
-        {
-            "name": case.train_optimizer,
-            "learning_rate": case.train_learning_rate,
-            "weight_decay": case.train_weight_decay,
-            "momentum": case.train_momentum,
-        },
-        case.launch_threads_per_rank,
-    )

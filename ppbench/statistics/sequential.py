@@ -38,7 +38,6 @@ from enum import StrEnum
 
 import numpy as np
 
-from ppbench.statistics.disturbances import Values
 from ppbench.statistics.noise import detectable_change
 from ppbench.statistics.significance import FEWEST_LAUNCHES
 from ppbench.statistics.step_times import CONFIDENCE
@@ -196,7 +195,11 @@ def _levels(looks: tuple[int, ...], total: float) -> tuple[float, ...]:
         time = num / looks[-1]  # the share of the launches at this look
         spent = total * (time**SPENDING - (previous / looks[-1]) ** SPENDING)
         deviation = math.sqrt(time - before)
-        bound = _bound(sums, masses, deviation, spent)
+        low, bound = 0.0, _WIDEST  # the distance from 0 that the next sum exceeds with this chance
+        while bound - low > _CLOSE:
+            middle = (low + bound) / 2
+            beyond = ndtr((sums - middle) / deviation) + ndtr((-middle - sums) / deviation)
+            low, bound = (middle, bound) if float(beyond @ masses) > spent else (low, middle)
         levels.append(2 * float(ndtr(-bound / math.sqrt(time))))
         grid, width = np.linspace(-bound, bound, _NUM_POINTS, retstep=True)
         densities = np.exp(-np.square((grid[:, None] - sums) / deviation) / 2)
@@ -204,15 +207,3 @@ def _levels(looks: tuple[int, ...], total: float) -> tuple[float, ...]:
         masses[[0, -1]] /= 2
         sums, before = grid, time
     return tuple(levels)
-
-
-def _bound(sums: Values, masses: Values, deviation: float, spent: float) -> float:
-    """The distance from 0 that the next sum exceeds, either way, with this chance."""
-    from scipy.special import ndtr
-
-    low, high = 0.0, _WIDEST
-    while high - low > _CLOSE:
-        middle = (low + high) / 2
-        beyond = ndtr((sums - middle) / deviation) + ndtr((-middle - sums) / deviation)
-        low, high = (middle, high) if float(beyond @ masses) > spent else (low, middle)
-    return high

@@ -3,9 +3,9 @@ makes a stage take three times as long, and the fourth does not run.
 
 The ranks are emulated, so that two cores do: the costs of the stages are a file in the repository.
 The change is large against some milliseconds by which a rank may wake up late, so that few short
-launches tell, also beside other tests on the same cores. Their median counts,
-so two of the five may be disturbed. Starts take seconds each, so all tests look at one store, and
-no commit is measured more often than need be.
+launches tell, also beside other tests on the same cores. Their median counts, so two of the five
+may be disturbed. Starts take seconds each, so all tests look at one store, and no commit is
+measured more often than need be.
 """
 
 from __future__ import annotations
