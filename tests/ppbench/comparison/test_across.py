@@ -248,7 +248,6 @@ def test_failures_outliers_cautions_and_few_launches_are_noted(store):
     [
         ("seq_len", (64, 128), "seq_len changes the tokens of a step"),
         ("microbatches", (4, 8), "tokens/s are compared, not steps"),
-        ("ranks", (2, 4), "more ranks are more devices"),
         ("model", ("llama-8m", "llama-tiny"), "changes the work of a token"),
     ],
 )
