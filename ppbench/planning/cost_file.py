@@ -1,43 +1,22 @@
 """Costs in a file, so that one can plan for a cluster that one does not have.
 
-    model = "llama-70b"             any name; a plan for a model of this name takes these costs
-    dtype = "bfloat16"
-    seq_len = 4096
-    optimizer = "adamw"
-    device = "cuda"
+`docs/howto/plan.md` shows one. Its tables are:
 
-    [link]                          between two ranks
-    latency_ms = 0.02
-    gb_per_s = 25.0                 1e9 bytes per second; left out: no limit
-    error = 0.05                    relative standard error; 0 where left out
+    [link]              between two ranks: latency_ms, gb_per_s (1e9 bytes per second), error
+    [[setting]]         one for each microbatch_size, recompute or not; action_ms is what the
+                        runtime adds to each action
+    [setting.before]    what stands before the layers: embeddings
+    [[setting.layers]]  one entry for a layer, or for `repeat` equal ones in a row
+    [setting.after]     what follows the layers: final norm, head and loss
 
-    [[setting]]                     one for each size of microbatch, recomputed or not
-    microbatch_size = 1
-    recompute = false
-    action_ms = 0.05                what the runtime adds to each action; 0 where left out
+and the costs of a part are:
 
-    [setting.before]                what stands before the layers: embeddings
-    forward_ms = 0.2
-    backward_ms = 0.3
-    static_mib = 8000
-    message_mib = 64
-
-    [[setting.layers]]              one entry for a layer, or for `repeat` equal ones in a row
-    repeat = 80
-    forward_ms = 10.0
-    backward_ms = 20.0              or the halves, input_ms and weight_ms, or all three
-    held_after_forward_mib = 1500   by one microbatch, from its forward on
-    held_after_input_mib = 900      what a split backward's first half leaves of it
-    transient_mib = 300
-    static_mib = 14000              parameters, gradients, optimizer state, buffers
-    message_mib = 64                the layer's output
-    optimizer_ms = 3.0
-    error = 0.03
-
-    [setting.after]                 what follows the layers: final norm, head and loss
-    forward_ms = 2.0
-    backward_ms = 4.0
-    static_mib = 8000
+    forward_ms, backward_ms   or the halves, input_ms and weight_ms, or all three
+    held_after_forward_mib    by one microbatch, from its forward on
+    held_after_input_mib      what a split backward's first half leaves of it
+    transient_mib             while an action runs
+    static_mib                parameters, gradients, optimizer state, buffers
+    message_mib, optimizer_ms, error (relative standard error)
 
 Needed of a layer are its times, `held_after_forward`, `static` and `message`; of the other two
 their times and `static`. Without halves, each is half of the backward; without a backward, it is
