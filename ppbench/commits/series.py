@@ -341,7 +341,8 @@ def _series(
 
     points = [point_of(rows) for _, rows in own.groupby("commit", sort=False)]
     moments = {str(row["commit"]): _moment(row) for _, row in own.iterrows()}
-    placed, last_place = [], None  # each with the unmeasured commits of the line before it
+    placed: list[Point] = []  # each with the unmeasured commits of the line before it
+    last_place: int | None = None
     for point in ordered(points, moments, order):
         place = order.on_line.get(point.commit)
         num = 0 if place is None or last_place is None else place - last_place - 1

@@ -230,18 +230,16 @@ def lines_of(
     """
     lines: dict[tuple[int, int], Line[S]] = {}  # by the places of the pairing and the metric
     for at, metric in enumerate(metrics):
-        sides, pairs = {}, {}
+        sides: dict[int, list[pd.DataFrame]] = {}
+        pairs: dict[int, Pair] = {}
         for place, pairing in enumerate(pairings):
-            base, head = sides[place] = [
-                runs[runs[metric.name].notna()] for runs in (pairing.base, pairing.head)
-            ]
-            if len(base) or len(head):
-                pairs[place] = Pair(
-                    *(tuple(map(float, runs[metric.name])) for runs in (base, head)),
-                    pairing.noises.get(metric.name),
-                    pairing.floor,
-                    *(in_order(runs, pairing.slowdowns) for runs in (base, head)),
-                )
+            own = [runs[runs[metric.name].notna()] for runs in (pairing.base, pairing.head)]
+            base, head = (tuple(map(float, runs[metric.name])) for runs in own)
+            slowed = (in_order(runs, pairing.slowdowns) for runs in own)
+            noise = pairing.noises.get(metric.name)
+            if base or head:
+                sides[place] = own
+                pairs[place] = Pair(base, head, noise, pairing.floor, *slowed)
         changes = judge(metric, list(pairs.values()))
         for (place, pair), change in zip(pairs.items(), changes, strict=True):
             pairing, discounted = pairings[place], []

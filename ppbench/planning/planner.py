@@ -118,14 +118,15 @@ def make_plan(
         baseline = None if best is None else proposed(best)
     frontier = frontier_of(search.found)
     # The least memory with which the most is gained, of up to twice that there is.
-    more_memory, memory = None, request.memory_bytes
-    if memory is not None:
+    more_memory: FrontierPoint | None = None
+    if (memory := request.memory_bytes) is not None:
         enough = (1 - LEAST_GAIN) * chosen[0].step_ns
         within = [point for point in frontier if memory < point.memory_bytes <= 2 * memory]
         if better := [point for point in within if point.step_ns <= enough]:
             goal = min(point.step_ns for point in better) * (1 + LEAST_GAIN)
             more_memory = next(point for point in better if point.step_ns <= goal)
-    notes, sizes = [], sizes_of(request, costs)  # what was left out for want of costs
+    notes = []  # what was left out for want of costs
+    sizes = sizes_of(request, costs)
     wanted = [size for size in request.microbatch_sizes if request.global_batch % size == 0]
     if missing := ", ".join(str(size) for size in wanted if size not in sizes):
         notes.append(f"There are no costs for microbatches of {missing}: left out.")

@@ -359,7 +359,8 @@ def _places(launches: _Launches, bounds: Sequence[int], place: int) -> tuple[Pla
 
 
 def _described(launches: _Launches, cuts: Sequence[int]) -> list[ChangePoint]:
-    bounds, points = [0, *cuts, len(launches.values)], []
+    bounds = [0, *cuts, len(launches.values)]
+    points = []
     for place in range(1, len(bounds) - 1):
         before, after = _groups(launches, bounds, place)
         difference = student_or_welch(after, before)

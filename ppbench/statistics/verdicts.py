@@ -354,7 +354,9 @@ def _discounts(
         ("head", len(pair.head), usual[1], None if result is None else result.head),
     )
     for name, num, places, side in sides:
-        apart = set() if side is None else set(places[side.places[side.num_kept :]].tolist())
+        apart: set[int] = set()
+        if side is not None:
+            apart = set(places[side.places[side.num_kept :]].tolist())
         for place in range(num):
             if place in apart:
                 yield Discount(name, place, DiscountReason.apart)
