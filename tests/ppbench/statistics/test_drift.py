@@ -41,8 +41,11 @@ def test_a_verdict_stands_only_while_the_drift_leaves_it(head, alone, known, ver
     change = change_of(head)
     wide = with_drift(SPEED, change, known, 2.0)
     assert (change.verdict, wide.verdict) == (alone, verdict)
-    assert wide.ratio.low < change.ratio.low
     assert wide.ratio.estimate == pytest.approx(change.ratio.estimate)
+
+
+def test_a_large_drift_makes_the_interval_wide():
+    assert with_drift(SPEED, change_of(SLOWER), drift(0.05, 6), 2.0).ratio.low < 0.95 * 0.9
 
 
 def test_no_drift_or_a_shared_session_changes_nothing():
