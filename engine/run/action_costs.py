@@ -45,14 +45,14 @@ def costs_of(
             positions.append(position)
     starts = [span.start_ns for span in compute]
 
-    def position(time_ns: int) -> int | None:
+    def place_of(time_ns: int) -> int | None:
         at = bisect.bisect_right(starts, time_ns) - 1
         return at if at >= 0 and time_ns <= compute[at].end_ns else None
 
     handed = [0] * len(compute)  # bytes that each span allocated and that were freed once sent
     for block in blocks:
-        at = position(block.start_ns)
-        if at is not None and block.end_ns is not None and position(block.end_ns) is None:
+        at = place_of(block.start_ns)
+        if at is not None and block.end_ns is not None and place_of(block.end_ns) is None:
             handed[at] += block.num_bytes
 
     def cost(at: int) -> Cost:

@@ -30,8 +30,8 @@ def find_axis(name: str, option: str = "--across") -> str:
     if len(ends) == 1:
         return ends[0]
     if ends:
-        keys = ", ".join(map(key_of, ends))
-        raise UsageError(f"{option} {name}: could be any of {keys}; write one of them")
+        named = ", ".join(map(key_of, ends))
+        raise UsageError(f"{option} {name}: could be any of {named}; write one of them")
     if plain in _OF_A_COMMIT:
         raise UsageError(
             f"{option} {name}: not a setting of a case; commits are compared by: ppbench compare "

@@ -265,10 +265,9 @@ def break_down_pairing(
     for runs, store in zip((pairing.base, pairing.head), stores, strict=True):
         spans = store.table("spans", runs["run_id"]).groupby("run_id", sort=False)
         sides.append([launch_figures(of_run) for _, of_run in spans])
-    base, head = sides
-    if not base or not head:
+    if not all(sides):
         return None
-    base, head = with_whole_backwards(base, head)
+    base, head = with_whole_backwards(*sides)
     if not has_same_stages:
         base, head = ([of_whole_pipeline(figures) for figures in side] for side in (base, head))
     step_ns = float(pairing.base["step_ns"].median())

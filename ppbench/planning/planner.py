@@ -167,10 +167,10 @@ def check_request(request: PlanRequest, costs: Costs) -> None:
                 f"{', '.join(map(str, wanted))}: none divides the global batch of "
                 f"{request.global_batch} sequences; give a divisor of it",
             )
-        recompute = " with recomputation" if request.recompute == "all" else ""
+        where = " with recomputation" if request.recompute == "all" else ""
         raise NoPlanError(
             "microbatch_sizes",
-            f"there are no costs{recompute} for microbatches of {', '.join(map(str, divide))}, "
+            f"there are no costs{where} for microbatches of {', '.join(map(str, divide))}, "
             f"only for those of {', '.join(map(str, known))}; measure them, or choose among these",
         )
     if next(shapes(request, costs), None) is None:
