@@ -13,9 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
@@ -73,8 +71,15 @@ def _compare(name: str, tiny: Tiny, fabric: Fabric) -> Check:
         trainer = Trainer(config, fabric)
     try:
         loss = trainer.compute_gradients(0)
-        state, gradients = _state_and_gradients(trainer)
-        expected, whole = _unsplit(trainer, tiny, state)
+        state = {n: t.detach() for m in trainer.modules.values() for n, t in m.own_state().items()}
+        tied = {name: weight.name for weight in trainer.shared_weights for _, name in weight.owners}
+        gradients = {tied.get(name, name): p.grad for name, p in trainer.parameters().items()}
+        whole, batch, expected = tiny.unsplit(state), trainer.batch(0), 0.0
+        for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
+            logits = whole(input_ids=inputs, use_cache=False).logits
+            unsplit = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+            torch.autograd.backward(unsplit / batch.num_tokens)
+            expected += unsplit.item() / batch.num_tokens
     finally:
         trainer.close()
     assert loss is not None  # its last stage is here
@@ -91,24 +96,3 @@ def _compare(name: str, tiny: Tiny, fabric: Fabric) -> Check:
         sum(p.numel() for p in whole.parameters()),
         reason=reason,
     )
-
-
-def _state_and_gradients(trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, Tensor | None]]:
-    """State and gradients of all stages, by name in the unsplit model."""
-    state = {n: t.detach() for m in trainer.modules.values() for n, t in m.own_state().items()}
-    tied = {name: weight.name for weight in trainer.shared_weights for _, name in weight.owners}
-    gradients = {tied.get(name, name): p.grad for name, p in trainer.parameters().items()}
-    return state, gradients
-
-
-def _unsplit(
-    trainer: Trainer, tiny: Tiny, state: dict[str, Tensor]
-) -> tuple[float, PreTrainedModel]:
-    """Loss and gradients of transformers' own model on the same batch."""
-    whole, batch, total = tiny.unsplit(state), trainer.batch(0), 0.0
-    for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
-        logits = whole(input_ids=inputs, use_cache=False).logits
-        loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-        torch.autograd.backward(loss / batch.num_tokens)
-        total += loss.item() / batch.num_tokens
-    return total, whole

@@ -170,21 +170,13 @@ class Checkpoints:
             if self.shards.kept.parameters:
                 whole = self.shards.gathered([stage], lambda piece: piece)
                 own |= {n: t for n, p in parameters.items() if (t := whole[p]) is not None}
-            state = self._gathered_state(stage, parameters, updates)
+            held = {} if self.optimizer is None else self.optimizer.state
+            state = {f"{name}/step": updates[name] for name in parameters if name in updates}
+            for entry in sorted(restoring.entries_of(self.config.optimizer) - {"step"}):
+                entries_of_pieces = {piece: entries.get(entry) for piece, entries in held.items()}
+                whole = self.shards.gathered([stage], entries_of_pieces.get)
+                gathered = {f"{name}/{entry}": whole[p] for name, p in parameters.items()}
+                state |= {key: value for key, value in gathered.items() if value is not None}
         if self.shards is not None and self.shards.replica > 0:
             return snapshot.Part(stage, {}, {})
         return snapshot.Part(stage, own, state)
-
-    def _gathered_state(
-        self, stage: int, parameters: Mapping[str, nn.Parameter], updates: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
-        """The optimizer's state as `parameter/entry`, of the pieces on all replicas."""
-        assert self.shards is not None
-        held = {} if self.optimizer is None else self.optimizer.state
-        state = {f"{name}/step": updates[name] for name in parameters if name in updates}
-        for entry in sorted(restoring.entries_of(self.config.optimizer) - {"step"}):
-            of = {piece: entries.get(entry) for piece, entries in held.items()}
-            whole = self.shards.gathered([stage], of.get)
-            found = {f"{name}/{entry}": whole[p] for name, p in parameters.items()}
-            state |= {key: value for key, value in found.items() if value is not None}
-        return state

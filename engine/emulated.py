@@ -5,7 +5,6 @@ Rank 0 looks at the model to know the size of every message; no rank holds weigh
 
 from __future__ import annotations
 
-import functools
 import time
 
 import torch
@@ -45,7 +44,7 @@ class EmulatedTrainer:
         self.program = lowered_of(config)
         first = process - self.rank
         ranks = tuple(first + rank for rank in self.program.placement.ranks)
-        edges, self._fabric = edges_of(self.program), fabric
+        edges = edges_of(self.program)
         wake_on_time()  # before the channels' threads, which inherit it
         delays_ns = emulation.delays_ns(edges)
         self.transport = fabric.transport_with(delays_ns)
@@ -68,7 +67,27 @@ class EmulatedTrainer:
             )
             for stage in self.program.placement.stages_of(self.rank)
         }
-        self._collectives = self._met(emulation, flight) if config.replicas > 1 else None
+        self._collectives: EmulatedCollectives | None = None
+        if config.replicas > 1:  # this rank of the other replicas, which meet over gloo
+            everyone = tuple(range(self.rank, config.num_processes, config.world_size))
+            group = fabric.group_of(everyone)
+            clocks: list[str | None] = [None] * config.replicas
+            dist.all_gather_object(clocks, clock_identity(), group=group)
+            is_one_clock = all(is_same(clocks[0], clock) for clock in clocks)
+
+            def meet() -> int:
+                """Block until all of them are here; returns since when they are, on our clock.
+
+                What the message about it takes is no part of a collective's planned time. Where the
+                ranks' clocks are not one, it is: then it is the time at which this rank knows.
+                """
+                latest = torch.tensor(time.monotonic_ns())
+                dist.all_reduce(latest, dist.ReduceOp.MAX, group)
+                known_ns = time.monotonic_ns()
+                return min(int(latest), known_ns) if is_one_clock else known_ns
+
+            lane = HostLane(self.rank, self.replica, flight)
+            self._collectives = EmulatedCollectives(emulation, meet, lane)
         self._executor = Executor(
             self.program,
             self.rank,
@@ -80,7 +99,13 @@ class EmulatedTrainer:
             self._collectives,
             self.replica,
         )
-        self._batch = self._nominal_batch()
+        # Of the right size; the token ids are never read. As in training, the tokens are those of
+        # all replicas.
+        data = config.data
+        microbatch = torch.zeros(data.microbatch_size, data.longest, dtype=torch.int64)
+        microbatches = (microbatch,) * data.num_microbatches
+        num_tokens = config.replicas * data.num_microbatches * microbatch.numel()
+        self._batch = StepBatch(microbatches, microbatches, num_tokens)
 
     def step(self, step: int, recording: Recording = Recording.spans) -> StepResult:
         """One step; returns when this rank's part of it is over. There is no loss."""
@@ -101,37 +126,3 @@ class EmulatedTrainer:
             channel.close()
         if self._collectives is not None:
             self._collectives.close()
-
-    def _met(self, emulation: Emulation, flight: Flight) -> EmulatedCollectives:
-        """The collectives with this rank of the other replicas, which meet over gloo."""
-        config = self.config
-        everyone = range(self.rank, config.num_processes, config.world_size)
-        group = self._fabric.group_of(tuple(everyone))
-        clocks: list[str | None] = [None] * config.replicas
-        dist.all_gather_object(clocks, clock_identity(), group=group)
-        is_one_clock = all(is_same(clocks[0], clock) for clock in clocks)
-        meet = functools.partial(_all_met_ns, group, is_one_clock=is_one_clock)
-        return EmulatedCollectives(emulation, meet, HostLane(self.rank, self.replica, flight))
-
-    def _nominal_batch(self) -> StepBatch:
-        """Return a batch of the right size, whose token ids are never read.
-
-        As in training, the tokens are those of all replicas.
-        """
-        data = self.config.data
-        microbatch = torch.zeros(data.microbatch_size, data.longest, dtype=torch.int64)
-        microbatches = (microbatch,) * data.num_microbatches
-        num_tokens = self.config.replicas * data.num_microbatches * microbatch.numel()
-        return StepBatch(microbatches, microbatches, num_tokens)
-
-
-def _all_met_ns(group: dist.ProcessGroup, *, is_one_clock: bool) -> int:
-    """Block until all ranks of the group are here; returns since when they are, on our clock.
-
-    What the message about it takes is no part of a collective's planned time. Where the ranks'
-    clocks are not one, it is: then it is the time at which this rank knows.
-    """
-    latest = torch.tensor(time.monotonic_ns())
-    dist.all_reduce(latest, dist.ReduceOp.MAX, group)
-    known_ns = time.monotonic_ns()
-    return min(int(latest), known_ns) if is_one_clock else known_ns

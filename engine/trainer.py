@@ -49,7 +49,7 @@ from engine.run.finiteness import first_not_finite
 from engine.run.look_ahead import LookAhead
 from engine.run.memory import MemoryUse, Owned, Plan, measure_memory
 from engine.run.optimizer import build_optimizer, norm_over_ranks
-from engine.run.p2p.fabric import Fabric, Ranks
+from engine.run.p2p.fabric import Fabric
 from engine.run.progress import DeviceProgress
 from engine.run.recomputation import recompute_layers
 from engine.run.recording import Recording
@@ -282,7 +282,13 @@ class Trainer:
             self.shards.sum_gradients()
             if loss is not None:
                 self.fabric.sum_over(loss, self.same_rank)
-        self._sum_shared_gradients()
+        # Blocks until the other owners are here. All end with the same sum, bit for bit.
+        self._shared.sum_gradients(
+            lambda tensor, ranks: self.fabric.sum_over(
+                tensor, tuple(self.ranks[rank] for rank in ranks)
+            ),
+            self._pieces,
+        )
         return loss, batch.num_tokens
 
     def _zero_gradients(self) -> None:
@@ -319,13 +325,6 @@ class Trainer:
             self._optimizer.step()
         if self.shards is not None:
             self.shards.gather_updated()
-
-    def _sum_shared_gradients(self) -> None:
-        """Blocks until the other owners are here. All end with the same sum, bit for bit."""
-        self._shared.sum_gradients(self._sum_over, self._pieces)
-
-    def _sum_over(self, tensor: Tensor, ranks: Ranks) -> None:
-        self.fabric.sum_over(tensor, tuple(self.ranks[rank] for rank in ranks))
 
     def _pieces(self, parameter: nn.Parameter) -> list[Piece]:
         return [Piece.all_of(parameter)] if self.shards is None else self.shards.pieces(parameter)

@@ -7,7 +7,8 @@ module has skip connections; a value that skips a stage travels through it.
     ids -> [ piece 0, piece 1 ] -- hidden, skip --> [ piece 2 ] -- hidden, skip --> [ piece 3 ] ->
 
 A value may be a tuple, list or dict; its tensors are sent one by one and put together again. What
-passes between pieces beside the values cannot be sent, so it is looked for (`survey`) and refused.
+a cut would change without any error (a weight that a forward changes on one of its stages only) is
+looked for on fake tensors (`survey`) and refused.
 """
 
 from __future__ import annotations
@@ -207,7 +208,6 @@ class Chain:
         """Raises ModelError for a partition that would cut what cannot be sent."""
         seen = self._survey(batch, seq_len)
         stage_of = [stage for stage, layers in enumerate(partition) for _ in layers]
-        self._check_links(seen, stage_of)
         self._check_state(seen, stage_of)
         return [self._message(seen, layers.stop) for layers in partition[:-1]]
 
@@ -235,13 +235,25 @@ class Chain:
 
     def _survey(self, batch: int, seq_len: int) -> Survey:
         if (batch, seq_len) not in self._surveys:
+
+            def run(index: int, values: Values) -> None:
+                try:
+                    self._pieces[index].run(values)
+                except Exception as error:
+                    what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                    raise self._error(f"{self._called(index)} fails: {what}") from error
+
             with self._factory.fake:
                 values = {INPUT: torch.zeros(batch, seq_len, dtype=torch.int64)}
-                seen = survey(
-                    self._pieces, values, lambda index: self._pieces[index].memory(), self._run_fake
-                )
+                seen = survey(self._pieces, values, run)
             logits = seen.values[OUTPUT]
-            self._check_output(logits, (batch, seq_len))
+            is_tensor = isinstance(logits, Tensor)
+            if not is_tensor or logits.dim() != 3 or logits.shape[:2] != (batch, seq_len):
+                kind = type(logits).__name__
+                given = f"tensor {list(logits.shape)}" if is_tensor else kind
+                expected = f"logits [{batch}, {seq_len}, vocabulary]"
+                ids = [batch, seq_len]
+                raise self._error(f"returns a {given}; expected {expected} for ids {ids}")
             if not logits.requires_grad:
                 raise self._error(
                     "the logits depend on no parameter that requires a gradient, so there is "
@@ -250,74 +262,37 @@ class Chain:
             self._surveys[batch, seq_len] = seen
         return self._surveys[batch, seq_len]
 
-    def _run_fake(self, index: int, values: Values) -> None:
-        try:
-            self._pieces[index].run(values)
-        except Exception as error:
-            what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            raise self._error(f"{self._called(index)} fails: {what}") from error
-
     def _error(self, message: str) -> ModelError:
         return ModelError(f'"{self._factory.name}": {message}')
 
     def _called(self, index: int) -> str:
         return self._pieces[index].prefix.rstrip(".") or f"traced piece {index}"
 
-    def _check_output(self, logits: object, shape: tuple[int, int]) -> None:
-        given = f"a {type(logits).__name__}"
-        if isinstance(logits, Tensor):
-            if logits.dim() == 3 and logits.shape[:2] == shape:
-                return
-            given = f"a tensor {list(logits.shape)}"
-        expected = f"logits [{shape[0]}, {shape[1]}, vocabulary]"
-        raise self._error(f"returns {given}; expected {expected} for ids {list(shape)}")
-
-    def _check_links(self, seen: Survey, stage_of: list[int]) -> None:
-        """Refuse what would be missing on a stage, or be there only as a fake tensor."""
-        for index in seen.kept_outside:
-            raise self._error(
-                f"{self._called(index)} reads a tensor that an earlier call has left outside the "
-                "module (a global, a cached function); keep it in a buffer"
-            )
-        for link in seen.links:
-            if stage_of[link.user] == stage_of[link.source]:
-                continue
-            user, source = self._called(link.user), self._called(link.source)
-            if link.name:
-                raise self._error(
-                    f"{user} uses {link.name} of {source}, which is on another stage, without "
-                    "having it registered; make it a parameter or buffer of both, or keep both "
-                    "on one stage (partition)"
-                )
-            raise self._error(
-                f"{user} reads a tensor that {source} has kept aside, which is on another stage; "
-                "return it as part of the output, or keep both on one stage (partition)"
-            )
-
     def _check_state(self, seen: Survey, stage_of: list[int]) -> None:
         """Refuse weights and buffers that a forward changes where others must see the change."""
-        for memory, changer in (seen.statistics | seen.changed).items():
-            name, users = seen.names[memory], seen.users.get(memory, set())
-            elsewhere = sorted(u for u in users if stage_of[u] != stage_of[changer])
-            if elsewhere:
-                raise self._error(
-                    f"the forward of {self._called(changer)} changes {name}, which "
-                    f"{self._called(elsewhere[0])} on another stage uses too; keep both on one "
-                    "stage (partition)"
-                )
-            if memory in seen.saved and memory in seen.changed and stage_of[-1] > 0:
-                raise self._error(
-                    f"the forward of {self._called(changer)} changes {name}, which the backward "
-                    "of an earlier microbatch still needs; train it on one stage, or let the "
-                    "forward use a clone of it"
-                )
+        for index, state in enumerate(seen.state):
+            for memory in map(address, state.values()):
+                changer = seen.changed.get(memory, index)
+                if stage_of[changer] != stage_of[index]:
+                    names = seen.state[changer].items()
+                    name = next(name for name, tensor in names if address(tensor) == memory)
+                    raise self._error(
+                        f"the forward of {self._called(changer)} changes {name}, which "
+                        f"{self._called(index)} on another stage uses too; keep both on one "
+                        "stage (partition)"
+                    )
 
     def _message(self, seen: Survey, cut: int) -> Message:
         names = self._crossing(cut)
         for name in names:
             self._check_sendable(name, seen.values[name])
         self._check_apart(seen, names, cut)
-        needed = self._needed(seen, cut)
+        # The tensors, by value and place, for which a gradient comes back over the cut.
+        needed = {(OUTPUT, 0)}
+        for index in reversed(range(cut, self.num_layers)):
+            piece = self._pieces[index]
+            given, taken = _places(seen, piece.gives), _places(seen, piece.takes)
+            needed |= {taken[i] for o, i in seen.flows[index] if given[o] in needed}
         return tuple(
             TensorSpec(tuple(tensor.shape), tensor.dtype, (name, place) in needed)
             for name in names
@@ -351,15 +326,6 @@ class Chain:
                         f"another value too, across a cut after {self._called(cut - 1)}; cut "
                         "elsewhere (partition), or do not write in place"
                     )
-
-    def _needed(self, seen: Survey, cut: int) -> set[tuple[str, int]]:
-        """The tensors, by value and place, for which a gradient comes back over the cut."""
-        needed = {(OUTPUT, 0)}
-        for index in reversed(range(cut, self.num_layers)):
-            piece = self._pieces[index]
-            given, taken = _places(seen, piece.gives), _places(seen, piece.takes)
-            needed |= {taken[i] for o, i in seen.flows[index] if given[o] in needed}
-        return needed
 
     def build_stage(self, partition: Partition, stage: int, device: torch.device) -> StageModule:
         layers = partition[stage]

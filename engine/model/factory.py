@@ -207,27 +207,26 @@ class _Placeholders(TorchDispatchMode):
         if not any(_is_meta(value) for value in tree_iter((args, kwargs))):
             return func(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded in func.tags:
-            real_args, real_kwargs = tree_map(_scratch, (args, kwargs))
+            real_args, real_kwargs = tree_map(
+                lambda v: torch.zeros_like(v, device="cpu") if _is_meta(v) else v, (args, kwargs)
+            )
             func(*real_args, **real_kwargs)
         try:
             result = func(*args, **kwargs)
         except Exception:
             self.was_read = True  # even if the code goes on without
             raise
-        self.was_read |= any(_is_value(value) for value in tree_iter(result))
+        self.was_read |= any(
+            not value.is_meta
+            if isinstance(value, Tensor)
+            else isinstance(value, bool | int | float)
+            for value in tree_iter(result)
+        )
         return result
 
 
 def _is_meta(value: object) -> bool:
     return isinstance(value, Tensor) and value.is_meta
-
-
-def _is_value(value: object) -> bool:
-    return not value.is_meta if isinstance(value, Tensor) else isinstance(value, bool | int | float)
-
-
-def _scratch(value: Any) -> Any:
-    return torch.zeros_like(value, device="cpu") if _is_meta(value) else value
 
 
 def dtype_for(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:

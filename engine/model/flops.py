@@ -31,22 +31,19 @@ def flop_facts(model: Model) -> FlopFacts:
         return FlopFacts(num_multiplying(model.skeleton), note="attention is not known")
     from engine.model.causal_lm import CausalLM  # a chain needs no transformers
 
-    if isinstance(model, CausalLM):
-        return _of_causal_lm(model.skeleton(), model.num_layers)
-    return FlopFacts(None, note=f"not given: a {type(model).__name__} is not known")
-
-
-def _of_causal_lm(model: PreTrainedModel, num_layers: int) -> FlopFacts:
-    if has_experts(model):
+    if not isinstance(model, CausalLM):
+        return FlopFacts(None, note=f"not given: a {type(model).__name__} is not known")
+    skeleton = model.skeleton()
+    if has_experts(skeleton):
         return FlopFacts(None, note="not given: mixture of experts")
-    number = num_multiplying(model)
+    number = num_multiplying(skeleton)
     try:
-        attentions = _attentions(model)
+        attentions = _attentions(skeleton)
     except Exception as error:  # a model's code raises what it likes
         return FlopFacts(number, note=f"attention is not known: {type(error).__name__}")
     if not attentions:
         return FlopFacts(number, note="attention is not known: computed in the model's own way")
-    is_in_all = len(attentions) >= num_layers
+    is_in_all = len(attentions) >= model.num_layers
     return FlopFacts(number, attentions, "" if is_in_all else "L are the layers with attention")
 
 

@@ -45,7 +45,14 @@ def partition_layers(
     Raises PartitionError when a list has the wrong length or sum.
     """
     if partition == "uniform":
-        return _ranges(_uniform_counts(num_layers, num_stages))
+        # What is left over goes to the middle stages: the first also embeds and the last also
+        # computes the head and the loss.
+        counts = [num_layers // num_stages] * num_stages
+        middle = (num_stages - 1) / 2
+        by_distance = sorted(range(num_stages), key=lambda stage: abs(stage - middle))
+        for stage in by_distance[: num_layers % num_stages]:
+            counts[stage] += 1
+        return _ranges(counts)
     if isinstance(partition, str):
         raise PartitionError(
             f'unknown partition "{partition}"; expected one of {", ".join(KNOWN)}, or a list'
@@ -66,12 +73,8 @@ def balance(costs: Costs, num_stages: int) -> list[range]:
     costly stage can cost, then for the squares of stages that cost no more.
     """
     largest, _ = _best_cuts(costs, num_stages, max, math.inf)
-    _, cuts = _best_cuts(costs, num_stages, _with_square, largest)
+    _, cuts = _best_cuts(costs, num_stages, lambda squares, cost: squares + cost * cost, largest)
     return [range(start, end) for start, end in zip((0, *cuts), cuts, strict=False)]
-
-
-def _with_square(squares: float, cost: float) -> float:
-    return squares + cost * cost
 
 
 def _best_cuts(
@@ -85,35 +88,15 @@ def _best_cuts(
     for stage in range(num_stages):
         own = costs.before if stage == 0 else 0.0
         own += costs.after if stage == num_stages - 1 else 0.0
-        best = [
-            min(
-                _extended(best[cut], upto[end] - upto[cut] + own, end, joined, limit)
-                for cut in range(end + 1)
-            )
-            for end in range(num_layers + 1)
-        ]
+        longer: list[tuple[float, tuple[int, ...]]] = []
+        for end in range(num_layers + 1):
+            options = []
+            for cut, (before, cuts) in enumerate(best[: end + 1]):
+                cost = upto[end] - upto[cut] + own
+                options.append((joined(before, cost) if cost <= limit else math.inf, (*cuts, end)))
+            longer.append(min(options))
+        best = longer
     return best[num_layers]
-
-
-def _extended(
-    so_far: tuple[float, tuple[int, ...]], cost: float, end: int, joined: Joined, limit: float
-) -> tuple[float, tuple[int, ...]]:
-    before, cuts = so_far
-    return (joined(before, cost) if cost <= limit else math.inf), (*cuts, end)
-
-
-def _uniform_counts(num_layers: int, num_stages: int) -> list[int]:
-    """Equal counts; what is left over goes to the middle stages.
-
-    The first stage also embeds and the last also computes the head and the loss, so they are the
-    last to be given an extra layer.
-    """
-    counts = [num_layers // num_stages] * num_stages
-    middle = (num_stages - 1) / 2
-    by_distance = sorted(range(num_stages), key=lambda stage: abs(stage - middle))
-    for stage in by_distance[: num_layers % num_stages]:
-        counts[stage] += 1
-    return counts
 
 
 def _ranges(counts: list[int]) -> list[range]:

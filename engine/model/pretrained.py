@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-import functools
 import json
 import re
 from pathlib import Path
@@ -64,7 +63,15 @@ def from_name(spec: ModelSpec, is_tried: bool) -> Model:
     files = [] if preset or spec.weights == "random" else _weight_files(spec.name, config)
 
     def whole() -> PreTrainedModel:
-        return _model_of(config, spec)
+        try:
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                copy.deepcopy(config),
+                dtype=spec.torch_dtype,
+                trust_remote_code=spec.trust_remote_code,
+            )
+        except (ValueError, ImportError) as error:
+            raise ModelError(f'"{spec.name}": {_first_sentence(error)}') from error
+        return model
 
     def build() -> PreTrainedModel:
         with torch.device("meta"):
@@ -79,16 +86,6 @@ def from_name(spec: ModelSpec, is_tried: bool) -> Model:
     model = CausalLM(build, fill)
     if not preset and not is_tried:
         check_splits(config)
-    return model
-
-
-def _model_of(config: PreTrainedConfig, spec: ModelSpec) -> PreTrainedModel:
-    try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            copy.deepcopy(config), dtype=spec.torch_dtype, trust_remote_code=spec.trust_remote_code
-        )
-    except (ValueError, ImportError) as error:
-        raise ModelError(f'"{spec.name}": {_first_sentence(error)}') from error
     return model
 
 
@@ -165,16 +162,16 @@ def _locate(name: str) -> Locate:
         close = difflib.get_close_matches(name, PRESETS, n=1)
         hint = f'; did you mean "{close[0]}"?' if close else ""
         raise ModelError(f"{_nothing_there(name)}{hint}")
-    return functools.partial(_from_hub, name)
 
+    def from_hub(file: str) -> Path | None:
+        """The file in the hub's local cache, fetched if need be; None if there is none."""
+        try:
+            cached = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+        except Exception as error:
+            raise ModelError(f"{_nothing_there(name)} ({_first_sentence(error)})") from error
+        return None if cached is None else Path(cached)
 
-def _from_hub(name: str, file: str) -> Path | None:
-    """The file in the hub's local cache, fetched if need be; None if there is none."""
-    try:
-        found = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
-    except Exception as error:
-        raise ModelError(f"{_nothing_there(name)} ({_first_sentence(error)})") from error
-    return None if found is None else Path(found)
+    return from_hub
 
 
 def _nothing_there(name: str) -> str:

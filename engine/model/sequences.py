@@ -115,12 +115,11 @@ class Order:
         if self._num_sequences is None:
             return number
         epoch, position = divmod(number, self._num_sequences)
-        return self._shuffled(epoch, position) if self._shuffle else position
-
-    def _shuffled(self, epoch: int, position: int) -> int:
+        if not self._shuffle:
+            return position
         if epoch != self._epoch:  # kept: it may be long, and numbers mostly come in order
             generator = np.random.default_rng((self._seed, epoch))
-            self._permutation = generator.permutation(self._num_sequences or 0)
+            self._permutation = generator.permutation(self._num_sequences)
             self._epoch = epoch
         return int(self._permutation[position])
 

@@ -8,7 +8,6 @@ here knows an architecture.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -96,18 +95,6 @@ def tiny_config(config: PreTrainedConfig) -> PreTrainedConfig:
         for name, value in attributes.items()
         if name.endswith("token_id") and isinstance(value, int)
     }
-    changes = {
-        **_shrunk_widths(config, attributes),
-        **_shrunk_layer_lists(attributes),
-        **quiet,
-        **token_ids,
-    }
-    kind: Any = type(config)
-    small: PreTrainedConfig = kind(**{**own, **changes})
-    return small
-
-
-def _shrunk_widths(config: PreTrainedConfig, attributes: Mapping[str, object]) -> dict[str, object]:
     widths: dict[str, object] = {}
     for name, width in _WIDTHS.items():
         with contextlib.suppress(Exception):  # some vary by layer and refuse: left alone
@@ -118,19 +105,13 @@ def _shrunk_widths(config: PreTrainedConfig, attributes: Mapping[str, object]) -
     if "qk_rope_head_dim" in widths:  # latent attention: rotary part's width, a key per head
         latent = {"head_dim": _WIDTHS["qk_rope_head_dim"], "num_key_value_heads": 4}
         widths |= {name: width for name, width in latent.items() if name in widths}
-    return widths
-
-
-def _shrunk_layer_lists(attributes: Mapping[str, object]) -> dict[str, object]:
-    """A value per layer becomes one of each kind in turn."""
     num_layers = attributes.get("num_hidden_layers", attributes.get("num_layers"))
-    lists = {
-        name: value
-        for name, value in attributes.items()
-        if isinstance(value, list) and len(value) == num_layers
-    }
-    shrunk: dict[str, object] = {}
-    for name, values in lists.items():
-        kinds = [value for index, value in enumerate(values) if value not in values[:index]]
-        shrunk[name] = [kinds[layer % len(kinds)] for layer in range(NUM_LAYERS)]
-    return shrunk
+    layer_lists: dict[str, object] = {}  # a value per layer becomes one of each kind in turn
+    for name, values in attributes.items():
+        if isinstance(values, list) and len(values) == num_layers:
+            kinds = [value for index, value in enumerate(values) if value not in values[:index]]
+            layer_lists[name] = [kinds[layer % len(kinds)] for layer in range(NUM_LAYERS)]
+    changes = {**widths, **layer_lists, **quiet, **token_ids}
+    kind: Any = type(config)
+    small: PreTrainedConfig = kind(**{**own, **changes})
+    return small

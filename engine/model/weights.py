@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,11 +52,20 @@ def read_checkpoint(
     if not any(True for _ in model.parameters()):
         initialise(model, 0, rebuild)  # an empty stage
         return
-    sources = sources_of(model, model.all_tied_weights_keys)
+    folder, sources = files[0].parent, sources_of(model, model.all_tied_weights_keys)
     with contextlib.ExitStack() as stack, _no_progress_bar():
         opened = [stack.enter_context(open_tensors(file)) for file in files]
         slices = {name: file.get_slice(name) for file in opened for name in list(file.keys())}
-        _unite(files[0].parent, slices, sources)
+        # A shared weight is found by its first name, whichever of them the checkpoint has.
+        for name, source in sources.items():
+            if name in slices and source not in slices:
+                slices[source] = slices[name]
+            elif name in slices and not torch.equal(slices[name][:], slices[source][:]):
+                raise ModelError(
+                    f"{folder}: the model ties {name} to {source}, but the checkpoint holds two "
+                    "different ones; if it is config.json that ties them, set "
+                    "tie_word_embeddings to false there"
+                )
         mapping = get_model_conversion_mapping(model)
         config = LoadStateDictConfig(
             dtype=model.dtype,
@@ -65,28 +73,34 @@ def read_checkpoint(
             weight_mapping=mapping,  # type: ignore[arg-type]  # stub
         )
         info, _ = convert_and_load_state_dict_in_model(model, slices, config)
-    _check_read(files[0].parent, info, tied=set(sources))
-    _check_tied(files[0].parent, model)
+    missing = sorted(set(getattr(info, "missing_keys", ())) - set(sources))
+    mismatched = sorted(getattr(info, "mismatched_keys", ()))
+    failed = getattr(info, "conversion_errors", {})
+    if missing:
+        more = f" nor for {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelError(f"{folder}: the checkpoint has no tensor for {missing[0]}{more}")
+    if mismatched:
+        name, saved, expected = mismatched[0]
+        raise ModelError(
+            f"{folder}: {name} has shape {list(saved)}, its configuration says {list(expected)}"
+        )
+    if failed:
+        raise ModelError(f"{folder}: cannot be converted: {next(iter(failed.values()))}")
+    # A head that was saved apart and is another: transformers would not tie it either.
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for target, source in model.all_tied_weights_keys.items():
+        ours, theirs = parameters.get(target), parameters.get(source)
+        if ours is None or theirs is None or ours.is_meta or theirs.is_meta:
+            continue
+        if not torch.equal(ours, theirs):
+            raise ModelError(
+                f"{folder}: config.json ties {target} to {source}, but the checkpoint holds two "
+                "different ones; set tie_word_embeddings to false in config.json"
+            )
     allocated = _allocate(model, sources)
     with torch.no_grad(), init.guard_torch_init_functions():  # what was read is marked as set
         _initialise_below(model, "", model, 0)
     _set_from_constructors(model, allocated, rebuild, 0)
-
-
-def _unite(folder: Path, slices: dict[str, Any], sources: Mapping[str, str]) -> None:
-    """Let a shared weight be found by its first name, whichever of them the checkpoint has.
-
-    Raises ModelError where it has two different ones.
-    """
-    for name, source in sources.items():
-        if name in slices and source not in slices:
-            slices[source] = slices[name]
-        elif name in slices and not torch.equal(slices[name][:], slices[source][:]):
-            raise ModelError(
-                f"{folder}: the model ties {name} to {source}, but the checkpoint holds two "
-                "different ones; if it is config.json that ties them, set tie_word_embeddings to "
-                "false there"
-            )
 
 
 @contextlib.contextmanager
@@ -98,37 +112,6 @@ def _no_progress_bar() -> Iterator[None]:
     finally:
         if was_enabled:
             logging.enable_progress_bar()
-
-
-def _check_read(folder: Path, info: object, *, tied: set[str]) -> None:
-    """`info` is transformers' account of what it loaded."""
-    missing = sorted(set(getattr(info, "missing_keys", ())) - tied)
-    mismatched = sorted(getattr(info, "mismatched_keys", ()))
-    failed = getattr(info, "conversion_errors", {})
-    if missing:
-        more = f" nor for {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise ModelError(f"{folder}: the checkpoint has no tensor for {missing[0]}{more}")
-    if mismatched:
-        name, found, expected = mismatched[0]
-        raise ModelError(
-            f"{folder}: {name} has shape {list(found)}, its configuration says {list(expected)}"
-        )
-    if failed:
-        raise ModelError(f"{folder}: cannot be converted: {next(iter(failed.values()))}")
-
-
-def _check_tied(folder: Path, model: PreTrainedModel) -> None:
-    """Refuse a head that was saved apart and is another: transformers would not tie it either."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    for target, source in model.all_tied_weights_keys.items():
-        ours, theirs = parameters.get(target), parameters.get(source)
-        if ours is None or theirs is None or ours.is_meta or theirs.is_meta:
-            continue
-        if not torch.equal(ours, theirs):
-            raise ModelError(
-                f"{folder}: config.json ties {target} to {source}, but the checkpoint holds two "
-                "different ones; set tie_word_embeddings to false in config.json"
-            )
 
 
 def _allocate(model: PreTrainedModel, sources: Mapping[str, str]) -> list[str]:

@@ -43,41 +43,32 @@ def costs_of(
         positions = chosen.setdefault((span.stage, span.op), [])
         if len(positions) < (1 if span.op is Op.F else 2):
             positions.append(position)
-    handed = _handed_bytes(blocks, compute)
-    first, later = (
-        {
-            key: _cost(timeline, compute[i[n]], handed[i[n]])
-            for key, i in chosen.items()
-            if n < len(i)
-        }
-        for n in (0, 1)
-    )
-    later |= {key: cost for key, cost in first.items() if key[1] is Op.F}
-    return _level_at(timeline, compute[0].start_ns), Costs(first, later)
-
-
-def _handed_bytes(blocks: Iterable[Block], compute: Sequence[Span]) -> list[int]:
-    """Return the bytes that each span allocated and that were freed between spans, once sent."""
     starts = [span.start_ns for span in compute]
 
     def position(time_ns: int) -> int | None:
         at = bisect.bisect_right(starts, time_ns) - 1
         return at if at >= 0 and time_ns <= compute[at].end_ns else None
 
-    handed = [0] * len(compute)
+    handed = [0] * len(compute)  # bytes that each span allocated and that were freed once sent
     for block in blocks:
         at = position(block.start_ns)
         if at is not None and block.end_ns is not None and position(block.end_ns) is None:
             handed[at] += block.num_bytes
-    return handed
 
+    def cost(at: int) -> Cost:
+        span = compute[at]
+        start_bytes = _level_at(timeline, span.start_ns)
+        first, stop = (_position(timeline, time_ns) for time_ns in (span.start_ns, span.end_ns))
+        within = [level.num_bytes for level in itertools.islice(timeline, first, stop)]
+        end_bytes = within[-1] if within else start_bytes
+        return Cost(max([start_bytes, *within]) - start_bytes, end_bytes - start_bytes, handed[at])
 
-def _cost(timeline: Sequence[Level], span: Span, handed_bytes: int) -> Cost:
-    start_bytes = _level_at(timeline, span.start_ns)
-    first, stop = (_position(timeline, time_ns) for time_ns in (span.start_ns, span.end_ns))
-    within = [level.num_bytes for level in itertools.islice(timeline, first, stop)]
-    end_bytes = within[-1] if within else start_bytes
-    return Cost(max([start_bytes, *within]) - start_bytes, end_bytes - start_bytes, handed_bytes)
+    first, later = (
+        {key: cost(positions[n]) for key, positions in chosen.items() if n < len(positions)}
+        for n in (0, 1)
+    )
+    later |= {key: cost for key, cost in first.items() if key[1] is Op.F}
+    return _level_at(timeline, compute[0].start_ns), Costs(first, later)
 
 
 def _level_at(timeline: Sequence[Level], time_ns: int) -> int:

@@ -15,9 +15,8 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 import torch
 from torch._C._profiler import _ExtraFields_Allocation
@@ -58,7 +57,8 @@ class Recording:
 
 def record(device: torch.device, work: Callable[[], _Result]) -> tuple[_Result, Recording]:
     """Run `work` and tell what it allocated and freed on the device."""
-    recorder: _Recorder = _History(device) if devices.is_accelerator(device) else _CpuProfile()
+    is_accelerator = devices.is_accelerator(device)
+    recorder: _History | _CpuProfile = _History(device) if is_accelerator else _CpuProfile()
     with recorder:
         first = _mark(device)
         result = work()
@@ -105,17 +105,12 @@ def _offset_ns(marks: list[_Mark], times_ns: list[int]) -> int:
     return (lowest + highest) // 2
 
 
-class _Recorder(AbstractContextManager["_Recorder"], Protocol):
+class _CpuProfile:
     """Records while entered; the changes, by its own clock and in order, are there afterwards."""
 
-    changes: list[Change]
-    in_flight_bytes: int | None  # see `Recording`
-
-
-class _CpuProfile:
     def __init__(self) -> None:
         self.changes: list[Change] = []
-        self.in_flight_bytes: int | None = None
+        self.in_flight_bytes: int | None = None  # see `Recording`
         self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
 
     def __enter__(self) -> Self:
@@ -124,20 +119,17 @@ class _CpuProfile:
 
     def __exit__(self, *raised: object) -> None:
         self._profile.__exit__(*raised)
-        self.changes = sorted(self._allocations(), key=lambda change: change.time_ns)
-
-    def _allocations(self) -> Iterator[Change]:
-        """Yield allocations from the tree of events, since only it has addresses."""
         assert self._profile.profiler is not None
         results = self._profile.profiler.kineto_results
         assert results is not None
-        events = list(results.experimental_event_tree())
+        events = list(results.experimental_event_tree())  # only it has addresses
         while events:
             event = events.pop()
             events += event.children
             _, fields = event.typed
             if isinstance(fields, _ExtraFields_Allocation) and fields.device.type == "cpu":
-                yield Change(event.start_time_ns, fields.ptr, fields.alloc_size)
+                self.changes.append(Change(event.start_time_ns, fields.ptr, fields.alloc_size))
+        self.changes.sort(key=lambda change: change.time_ns)
 
 
 class _History:

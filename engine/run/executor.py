@@ -98,7 +98,14 @@ class Executor:
         """
         self._rank, self._replica, self._row = rank, replica, lowered.rows[rank]
         self._stages, self._channels, self._clock = stages, channels, clock
-        self._routes = _Routes(lowered, self._row, channels)
+        computations = [action for action in self._row if action.op in COMPUTE_OPS]
+        receives = {action: incoming(action, lowered) for action in computations}
+        sends = {action: outgoing(action, lowered) for action in computations}
+        # Looked up once rather than in each step: a computation's messages, their channels.
+        self._receives = {action: r for action, r in receives.items() if r is not None}
+        self._sends = {action: s for action, s in sends.items() if s is not None}
+        transfers = (a for a in self._row if a.op not in COMPUTE_OPS | COLLECTIVE_OPS)
+        self._channel_of = {transfer: channels[edge_of(transfer)] for transfer in transfers}
         self._messages = messages
         self._record = self._flight = flight
         self._operations: dict[Op, Callable[[Action], None]] = {
@@ -113,7 +120,15 @@ class Executor:
         }
         self._collectives = collectives
         if collectives is not None:
-            self._operations |= self._with_collectives(collectives)
+            self._operations |= dict.fromkeys(COLLECTIVE_OPS, collectives.begin)
+            if any(action.op is Op.UNSHARD for action in self._row):
+
+                def unsharded(compute: Callable[[Action], None], action: Action) -> None:
+                    collectives.wait_for(action.stage)
+                    compute(action)
+
+                for op in COMPUTE_OPS:
+                    self._operations[op] = functools.partial(unsharded, self._operations[op])
         if look_ahead is not None:
             for op in COMPUTE_OPS:
                 self._operations[op] = look_ahead.bounded(self._operations[op])
@@ -202,20 +217,6 @@ class Executor:
             spans.append(Span(step, self._rank, *what, start_ns, end_ns, num_bytes, self._replica))
         return spans
 
-    def _with_collectives(self, collectives: Collectives) -> dict[Op, Callable[[Action], None]]:
-        """The operations that a program with collectives has besides, or other than without."""
-        begin: Callable[[Action], None] = collectives.begin
-        operations = dict.fromkeys(COLLECTIVE_OPS, begin)
-        if any(action.op is Op.UNSHARD for action in self._row):
-
-            def unsharded(compute: Callable[[Action], None], action: Action) -> None:
-                collectives.wait_for(action.stage)
-                compute(action)
-
-            for op in COMPUTE_OPS:
-                operations[op] = functools.partial(unsharded, self._operations[op])
-        return operations
-
     def _forward(self, action: Action) -> None:
         """Effect: the stage holds the microbatch. Blocks until its input is there."""
         stage, _, microbatch = action
@@ -249,7 +250,7 @@ class Executor:
 
     def _send(self, action: Action) -> None:
         """Effect: the message is queued. Never blocks; done when the peer has received it."""
-        channel = self._routes.channels[action]
+        channel = self._channel_of[action]
         self._in_range(action, channel.send, action, self._handed_on.pop(action))
 
     def _receive(self, action: Action) -> None:
@@ -258,32 +259,14 @@ class Executor:
             message = self._messages[action.stage - 1]
         else:
             message = gradient_message(self._messages[action.stage])
-        self._in_range(action, self._routes.channels[action].post, action, message)
+        self._in_range(action, self._channel_of[action].post, action, message)
 
     def _hand_on(self, producer: Action, neighbour: Action, tensors: Tensors) -> None:
         """Hand on to the SEND that follows, or to this rank's next stage (I takes what B would)."""
-        self._handed_on[self._routes.sends.get(producer, neighbour)] = tensors
+        self._handed_on[self._sends.get(producer, neighbour)] = tensors
 
     def _take(self, action: Action) -> Tensors:
-        receive = self._routes.receives.get(action)
+        receive = self._receives.get(action)
         if receive is not None:
-            return self._routes.channels[receive].take(receive)
+            return self._channel_of[receive].take(receive)
         return self._handed_on.pop(action._replace(op=Op.B) if action.op is Op.I else action)
-
-
-class _Routes:
-    """The sources and targets of a row's messages, looked up once rather than in each step."""
-
-    def __init__(
-        self, lowered: Program, row: tuple[Action, ...], channels: Mapping[Edge, Channel]
-    ) -> None:
-        computations = [action for action in row if action.op in COMPUTE_OPS]
-        self.receives = _present({a: incoming(a, lowered) for a in computations})
-        self.sends = _present({a: outgoing(a, lowered) for a in computations})
-        transfers = (a for a in row if a.op not in COMPUTE_OPS | COLLECTIVE_OPS)
-        self.channels = {transfer: channels[edge_of(transfer)] for transfer in transfers}
-
-
-def _present(messages: Mapping[Action, Action | None]) -> dict[Action, Action]:
-    """Only the computations that have a message."""
-    return {action: message for action, message in messages.items() if message is not None}

@@ -94,13 +94,28 @@ def measure_model_costs(
     """
     spec = OptimizerSpec() if optimizer is None else optimizer
     conditions = Conditions(shape, device, autocast or nullcontext(), spec, recompute)
-    measuring = _Measuring(model, conditions, budget_s)
-    for group in measuring.groups:
-        measuring.measure(group)
+    clock, alone = clock_for(device), _each_alone(model)
+    parts = Parts(model, alone, conditions)
+    num_together = num_together_of(model.costs)
+    by_part: dict[int, _Measured] = {}
+    together: list[PartTimes] = []
+    for group in groups_of(model.costs, num_together):
+        built = [parts.build(index) for index in group]
+        run = list(built)
+        if is_first := not by_part and num_together > 0:  # the first group also runs as one stage
+            partition = [alone[0], range(num_together), *alone[num_together + 1 :]]
+            run.append(Parts(model, partition, conditions).build(1))
+        samples = sample(run, clock, budget_s * len(group) / len(alone))
+        if is_first:
+            together = samples.pop()
+        sizes = measure_bytes(built, device)
+        for index, part, times, size in zip(group, built, samples, sizes, strict=True):
+            by_part[index] = _Measured(times, size, part.message_bytes, part.kind)
         if on_progress is not None:
-            on_progress(len(measuring.measured), model.num_layers + 2)
-    measured = [part for _, part in sorted(measuring.measured.items())]
-    added = added_ns_of(measured, measuring.num_together, measuring.together)
+            on_progress(len(by_part), len(alone))
+        del built, run, part  # a group is dropped before the next is built
+    measured = [part for _, part in sorted(by_part.items())]
+    added = added_ns_of(measured, num_together, together)
     of_ends = PartTimes(*(max(0.0, ns) for ns in added))
     before, *layers, after = zip(measured, pooled_samples(measured), strict=True)
     return ModelCosts(
@@ -125,36 +140,6 @@ class _Measured:
     sizes: PartBytes
     message_bytes: int
     kind: object
-
-
-class _Measuring:
-    """Measures a model's parts, group by group; a part is its stage in `_each_alone`."""
-
-    def __init__(self, model: Model, conditions: Conditions, budget_s: float) -> None:
-        self._model, self._conditions, self._budget_s = model, conditions, budget_s
-        self._clock = clock_for(conditions.device)
-        self._parts = Parts(model, _each_alone(model), conditions)
-        self.num_together = num_together_of(model.costs)
-        self.groups = groups_of(model.costs, self.num_together)
-        self.measured: dict[int, _Measured] = {}
-        self.together: list[PartTimes] = []
-
-    def measure(self, group: Sequence[int]) -> None:
-        """Build the parts of a group, run them and drop them; the first group's also as one."""
-        is_first = not self.measured and self.num_together > 0
-        built = [self._parts.build(index) for index in group]
-        run = built
-        if is_first:
-            alone, num = _each_alone(self._model), self.num_together
-            partition = [alone[0], range(num), *alone[num + 1 :]]
-            run = [*built, Parts(self._model, partition, self._conditions).build(1)]
-        share = len(group) / (self._model.num_layers + 2)
-        samples = sample(run, self._clock, self._budget_s * share)
-        if is_first:
-            self.together = samples.pop()
-        sizes = measure_bytes(built, self._conditions.device)
-        for index, part, times, size in zip(group, built, samples, sizes, strict=True):
-            self.measured[index] = _Measured(times, size, part.message_bytes, part.kind)
 
 
 def num_together_of(parameters: Costs) -> int:

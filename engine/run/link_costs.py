@@ -48,14 +48,6 @@ def link_through(samples_ns: Mapping[int, Sequence[float]]) -> LinkCosts:
     Neither number is below zero; a link without a slope has no limit to its bandwidth.
     """
     medians = {size: statistics.median(values) for size, values in samples_ns.items()}
-    latency_ns, ns_per_byte = _line(medians)
-    off = [((latency_ns + ns_per_byte * n) / ns - 1) ** 2 for n, ns in medians.items()]
-    error = (sum(off) / max(1, len(off) - 2)) ** 0.5
-    return LinkCosts(latency_ns, 1e9 / ns_per_byte if ns_per_byte else float("inf"), error)
-
-
-def _line(medians: Mapping[int, float]) -> tuple[float, float]:
-    """Latency and nanoseconds per byte, by least squares of relative distances."""
     weights = {size: 1 / ns**2 for size, ns in medians.items()}
     total = sum(weights.values())
     mean_size = sum(w * size for size, w in weights.items()) / total
@@ -64,12 +56,15 @@ def _line(medians: Mapping[int, float]) -> tuple[float, float]:
     products = sum(
         w * (size - mean_size) * (medians[size] - mean_ns) for size, w in weights.items()
     )
-    slope = max(0.0, products / squares)
-    latency_ns = mean_ns - slope * mean_size
-    if latency_ns >= 0:
-        return latency_ns, slope
-    through_zero = sum(w * size * medians[size] for size, w in weights.items())
-    return 0.0, through_zero / sum(w * size**2 for size, w in weights.items())
+    ns_per_byte = max(0.0, products / squares)
+    latency_ns = mean_ns - ns_per_byte * mean_size
+    if latency_ns < 0:
+        through_zero = sum(w * size * medians[size] for size, w in weights.items())
+        latency_ns = 0.0
+        ns_per_byte = through_zero / sum(w * size**2 for size, w in weights.items())
+    off = [((latency_ns + ns_per_byte * n) / ns - 1) ** 2 for n, ns in medians.items()]
+    error = (sum(off) / max(1, len(off) - 2)) ** 0.5
+    return LinkCosts(latency_ns, 1e9 / ns_per_byte if ns_per_byte else float("inf"), error)
 
 
 def _one_way_ns(fabric: Fabric, num_bytes: int) -> list[float]:

@@ -40,15 +40,12 @@ class LookAhead:
 
         def issue(action: Action) -> None:
             while len(self._issued) >= self._most:
-                self._wait_for_oldest()
+                oldest = self._issued.popleft()
+                oldest.synchronize()
+                self._events.give_back(oldest)
             compute(action)
             event = self._events.take()
             event.record()
             self._issued.append(event)
 
         return issue
-
-    def _wait_for_oldest(self) -> None:
-        oldest = self._issued.popleft()
-        oldest.synchronize()
-        self._events.give_back(oldest)

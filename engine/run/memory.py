@@ -114,12 +114,28 @@ def measure_memory(
     """Run `step` once and report its memory; `step` returns its spans as the host issued them.
 
     `owned` is asked before and after; gradients must not be alive before, and all else must stay.
-    Without a plan nothing is predicted.
+    Without a plan nothing is predicted. Synchronises the device before and after the step.
     """
     process_bytes = process_peak_bytes()  # of the steps before: recording takes room of its own
     gc.collect()  # a tensor that dies during the step should be the step's
     if devices.is_accelerator(device):
-        spans, account = _on_device(device, step)
+        # What the allocator counts before must be done: a free that waits for a stream would be
+        # counted in the step.
+        devices.wait_for_all(device)
+        alive_bytes = devices.allocated_bytes(device)
+        devices.reset_peaks(device)
+        spans, recording = record(device, step)
+        devices.wait_for_all(device)
+        peaks = devices.peaks_of(device)
+        account = Account(
+            Level(recording.start_ns, alive_bytes),
+            recording.changes,
+            peaks.allocated_bytes,
+            peaks.reserved_bytes,
+            peaks.active_bytes,
+            recording.in_flight_bytes,
+            max(0, devices.used_bytes(device) - devices.reserved_bytes(device)),
+        )
         return use_of(account, spans, owned(), device, plan, process_bytes)
     before = owned()
     stays = (before.parameters, before.gradients, before.optimizer_state, before.buffers)
@@ -134,31 +150,6 @@ def measure_memory(
     peak_bytes = max(level.num_bytes for level in _levels(start, changes))
     account = Account(start, changes, peak_bytes, None)
     return use_of(account, spans, owned(), device, plan, process_bytes)
-
-
-def _on_device(
-    device: torch.device, step: Callable[[], Sequence[Span]]
-) -> tuple[Sequence[Span], Account]:
-    """Synchronises the device (before and after the step).
-
-    What the allocator counts before must be done: a free that waits for a stream would be counted
-    in the step.
-    """
-    devices.wait_for_all(device)
-    alive_bytes = devices.allocated_bytes(device)
-    devices.reset_peaks(device)
-    spans, recording = record(device, step)
-    devices.wait_for_all(device)
-    peaks = devices.peaks_of(device)
-    return spans, Account(
-        Level(recording.start_ns, alive_bytes),
-        recording.changes,
-        peaks.allocated_bytes,
-        peaks.reserved_bytes,
-        peaks.active_bytes,
-        recording.in_flight_bytes,
-        max(0, devices.used_bytes(device) - devices.reserved_bytes(device)),
-    )
 
 
 def use_of(

@@ -128,44 +128,35 @@ class Stage:
 
     def _propagate(self, held: _Held, output_gradients: Tensors | None) -> Tensors:
         without = [p for p in self._parameters if p.grad is None]
-        edges, gradients = self._to_follow(held.edges, output_gradients)
+        edges = [edge for edge in held.edges if edge is not None]
+        gradients: list[Tensor] | None = None  # with 1, the loss's
+        if output_gradients is not None:
+            # Outputs that the loss does not depend on are left out: zeros would be another thing.
+            # An optimizer leaves alone what has no gradient, and decays what has one of zeros.
+            assert self._sends is not None
+            floating = iter(output_gradients)
+            received = [next(floating) if s.dtype.is_floating_point else None for s in self._sends]
+            begins = [
+                (edge, gradient)
+                for edge, gradient, spec in zip(held.edges, received, self._sends, strict=True)
+                if edge is not None and gradient is not None and spec.has_gradient
+            ]
+            edges, gradients = [edge for edge, _ in begins], [gradient for _, gradient in begins]
         if edges:
             torch.autograd.backward(edges, gradients)
-        input_gradients = () if self.module.is_first else self._gradients_of(held.leaves)
+        input_gradients: Tensors = ()
+        if not self.module.is_first:  # zeros for what has no influence
+            leaves = [leaf for leaf in held.leaves if leaf.is_floating_point()]
+            if any(leaf.grad is None for leaf in leaves):
+                self._check_absent(held.leaves)
+            input_gradients = tuple(
+                torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves
+            )
         first = [p for p in without if p.grad is not None]
         if first:  # their gradients are parted from what will be read after the next backward
             queued = (gradient for *_, gradient in self._deferral.products or ())
             separate_gradients(first, [*input_gradients, *(output_gradients or ()), *queued])
         return input_gradients
-
-    def _to_follow(
-        self, edges: tuple[GradientEdge | None, ...], output_gradients: Tensors | None
-    ) -> tuple[list[GradientEdge], list[Tensor] | None]:
-        """Return where the backward begins, and with which gradients; None: with 1, the loss's.
-
-        Outputs that the loss does not depend on are left out: zeros would be another thing. An
-        optimizer leaves alone what has no gradient, and decays what has one of zeros.
-        """
-        if output_gradients is None:
-            return [edge for edge in edges if edge is not None], None
-        assert self._sends is not None
-        floating = iter(output_gradients)
-        received = [next(floating) if s.dtype.is_floating_point else None for s in self._sends]
-        begins = [
-            (edge, gradient)
-            for edge, gradient, spec in zip(edges, received, self._sends, strict=True)
-            if edge is not None and gradient is not None and spec.has_gradient
-        ]
-        return [edge for edge, _ in begins], [gradient for _, gradient in begins]
-
-    def _gradients_of(self, leaves: Tensors) -> Tensors:
-        """Return the gradients of floating-point inputs; zeros for those without influence."""
-        floating = [leaf for leaf in leaves if leaf.is_floating_point()]
-        gradients = tuple(leaf.grad for leaf in floating if leaf.grad is not None)
-        if len(gradients) == len(floating):
-            return gradients
-        self._check_absent(leaves)
-        return tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in floating)
 
     def _check_absent(self, leaves: Tensors) -> None:
         """Raises ModelError where the stage before was told that a gradient would come back."""

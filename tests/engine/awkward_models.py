@@ -6,7 +6,6 @@ are exact wherever they are cut, and which are refused.
 
 from __future__ import annotations
 
-import copy
 import functools
 import random
 import warnings
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils import parametrizations
 from transformers import LlamaConfig, LlamaForCausalLM
 
 WIDTH = 8
@@ -155,21 +154,6 @@ def spectrally_normed() -> nn.Sequential:
     return chain(parametrizations.spectral_norm(mixer()), nn.Tanh(), old, mixer())
 
 
-def orthogonal() -> nn.Sequential:
-    return chain(parametrizations.orthogonal(mixer()), nn.Tanh(), mixer())
-
-
-class Symmetric(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.triu() + x.triu(1).transpose(-1, -2)
-
-
-def parametrized() -> nn.Sequential:
-    model = chain(mixer(), nn.Tanh(), mixer())
-    parametrize.register_parametrization(model[1], "weight", Symmetric())
-    return model
-
-
 class AddsInPlace(nn.Module):
     """Writes to its input without saying so."""
 
@@ -235,22 +219,6 @@ class Averaging(nn.Module):
 
 def averaging() -> nn.Sequential:
     return chain(Averaging(), mixer(), Averaging())
-
-
-class SavesItsState(nn.Module):
-    """A backward needs the buffer that the next forward changes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("scale", torch.ones(WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.scale.mul_(0.9)
-        return x * self.scale
-
-
-def saves_its_state() -> nn.Sequential:
-    return chain(mixer(), SavesItsState(), mixer())
 
 
 class Fork(nn.Module):
@@ -359,27 +327,6 @@ class Inverse(nn.Module):
 
 def sends_complex() -> nn.Sequential:
     return chain(Fourier(), Inverse())
-
-
-class Cube(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx, gradient):
-        (x,) = ctx.saved_tensors
-        return 2 * x**2 * gradient  # not what autograd would find
-
-
-class Cubed(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return Cube.apply(x)
-
-
-def custom_function() -> nn.Sequential:
-    return chain(mixer(), Cubed(), mixer())
 
 
 class Rotary(nn.Module):
@@ -496,10 +443,6 @@ class Turn(nn.Module):
         return torch.view_as_real(pairs * self.turns).flatten(-2)
 
 
-def complex_weight() -> nn.Sequential:
-    return chain(Turn(), mixer(), Turn())
-
-
 def complex_shared_weight() -> nn.Sequential:
     turn = Turn()
     return chain(turn, mixer(), nn.Tanh(), turn)
@@ -547,10 +490,6 @@ class Half(nn.Module):
         return linear(x.bfloat16(), weight, bias).to(x.dtype)
 
 
-def half_inside() -> nn.Sequential:
-    return chain(Half(), mixer(), Half())
-
-
 def sends_half() -> nn.Sequential:
     return chain(Half(), Narrow(), Wide(), mixer())
 
@@ -563,61 +502,6 @@ class Narrow(nn.Module):
 class Wide(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.double()
-
-
-class Borrower(nn.Module):
-    """Uses another module's weight without having it registered."""
-
-    def __init__(self, lender: nn.Linear) -> None:
-        super().__init__()
-        self.lender = [lender]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.lender[0].weight)
-
-
-def borrowed() -> nn.Sequential:
-    model = chain(mixer(), nn.Tanh())
-    return nn.Sequential(*model[:3], Borrower(model[1]), model[3])
-
-
-class Notes(nn.Module):
-    def __init__(self, notes: dict[str, Tensor]) -> None:
-        super().__init__()
-        self.notes = notes
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.notes["x"] = x * 2
-        return x
-
-
-class Reads(Notes):
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.notes["x"]
-
-
-def notes_aside() -> nn.Sequential:
-    notes: dict[str, Tensor] = {}
-    return chain(Notes(notes), mixer(), Reads(notes))
-
-
-@functools.lru_cache
-def slopes(width: int) -> Tensor:
-    return torch.arange(width) / width
-
-
-class Sloped(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * slopes(x.shape[-1])
-
-
-def cached_aside() -> nn.Sequential:
-    return chain(Sloped(), mixer())
-
-
-def padded() -> nn.Sequential:
-    model = chain(mixer(), nn.Tanh())
-    return nn.Sequential(nn.Embedding(VOCABULARY, WIDTH, padding_idx=3), *model[1:])
 
 
 def renormed() -> nn.Sequential:
@@ -675,11 +559,6 @@ def another_each_time() -> nn.Sequential:
     _CALLS[0] += 1
     inner = WIDTH + _CALLS[0]
     return chain(nn.Linear(WIDTH, inner), nn.Linear(inner, WIDTH))
-
-
-def copied() -> nn.Sequential:
-    first = nn.TransformerEncoderLayer(WIDTH, 2, 16, dropout=0.0, batch_first=True)
-    return chain(first, copy.deepcopy(first), nn.TransformerEncoder(first, 2), nn.LayerNorm(WIDTH))
 
 
 def drawn() -> nn.Sequential:
@@ -758,12 +637,6 @@ def shared_layer_with_cache() -> LlamaForCausalLM:
     return model
 
 
-def shared_last_layers() -> LlamaForCausalLM:
-    model = llama()
-    model.model.layers[2] = model.model.layers[3] = model.model.layers[1]
-    return model
-
-
 def shared_projection() -> LlamaForCausalLM:
     model = llama()
     layers = model.model.layers
@@ -804,13 +677,6 @@ def hooked_whole_llama() -> LlamaForCausalLM:
 def hooked_shared_llama() -> LlamaForCausalLM:
     model = shared_layer()
     model.model.layers[0].mlp.up_proj.weight.register_hook(lambda gradient: gradient * 2)
-    return model
-
-
-def normed_llama() -> LlamaForCausalLM:
-    model = llama()
-    parametrizations.weight_norm(model.model.layers[1].mlp.up_proj)
-    parametrizations.spectral_norm(model.model.layers[2].self_attn.q_proj)
     return model
 
 

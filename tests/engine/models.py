@@ -130,19 +130,6 @@ def changed_llama() -> LlamaForCausalLM:
     return model
 
 
-def inplace_sequential() -> nn.Sequential:
-    """Cut before a piece that writes to its input."""
-    linears = [nn.Linear(WIDTH, WIDTH) for _ in range(2)]
-    return nn.Sequential(
-        nn.Embedding(256, WIDTH),
-        linears[0],
-        nn.ReLU(inplace=True),
-        linears[1],
-        nn.ReLU(inplace=True),
-        nn.Linear(WIDTH, 256),
-    )
-
-
 def big_sequential() -> nn.Sequential:
     """A chain with as many parameters as llama-160m."""
     layers = [nn.Linear(3600, 3600, bias=False) for _ in range(12)]

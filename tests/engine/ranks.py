@@ -13,7 +13,6 @@ import gc
 import multiprocessing
 import os
 import pickle
-import socket
 import tempfile
 import traceback
 import types
@@ -137,13 +136,6 @@ def _received(pipe: Connection) -> tuple[str | None, Any]:
     except (EOFError, ConnectionError):
         return "it has died", None
     return answer
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def seed_without_stacks() -> None:

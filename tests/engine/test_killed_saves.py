@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import os
-import random
-import shutil
 import signal
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -108,29 +104,6 @@ def test_a_save_killed_at_any_operation_leaves_a_whole_checkpoint(tmp_path, step
         assert not list(root.glob(".step-*.partial"))
     assert number > 20
     assert seen == {1.0, 2.0}
-
-
-def test_saves_killed_at_random_times_leave_whole_checkpoints(tmp_path, is_thorough):
-    size, draw = 2**20, random.Random(7)
-    began = time.monotonic()
-    save(tmp_path, 1, 1.0, size)
-    usual_s = time.monotonic() - began
-
-    def endless() -> None:
-        step = int(snapshot.latest(tmp_path).name[5:])
-        while True:
-            step += 1
-            save(tmp_path, step, float(step), size)
-
-    for _ in range(200 if is_thorough else 8):
-        child = in_child(endless)
-        timer = threading.Timer(draw.uniform(0, 2 * usual_s), os.kill, (child, signal.SIGKILL))
-        timer.start()
-        assert was_killed(child)
-        newest = snapshot.latest(tmp_path)
-        assert value_of(newest) == int(newest.name[5:])
-        for folder in set(tmp_path.glob("step-*")) - {newest}:
-            shutil.rmtree(folder)
 
 
 def test_a_disk_that_is_full_leaves_the_last_checkpoint_and_no_rest(tmp_path):

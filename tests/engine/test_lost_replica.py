@@ -57,7 +57,7 @@ def train(process, folder, policy, fatal):
 
 @pytest.mark.parametrize(
     ("policy", "fatal"),
-    [(DataParallel(), Op.REDUCE_GRAD), (Zero3(), Op.UNSHARD), (Zero3(), Op.REDUCE_GRAD)],
+    [(DataParallel(), Op.REDUCE_GRAD), (Zero3(), Op.UNSHARD)],
     ids=str,
 )
 def test_the_replica_that_is_left_names_rank_replica_and_action(tmp_path, policy, fatal):

@@ -97,13 +97,6 @@ def test_a_sequential_with_variable_lengths_is_exact(ranks):
     assert_exact(ranks, settings, build=build(models.sequential))
 
 
-def test_pieces_that_write_to_their_input_are_exact(ranks):
-    settings = config(
-        "1f1b", 3, 3, preset="models:inplace_sequential", partition=(2, 2, 2), optimizer=SGD
-    )
-    assert_exact(ranks, settings, build=build(models.inplace_sequential))
-
-
 SPLITS = {2: ("layers.2",), 3: ("layers.1", "layers.3"), 4: ("layers.1", "layers.2", "norm")}
 
 

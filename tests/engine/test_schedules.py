@@ -13,12 +13,9 @@ THOROUGH = pytest.mark.thorough
 A_LINE_AND_A_V = [
     name if name in ("zb_h1", "dualpipev") else pytest.param(name, marks=THOROUGH) for name in SPLIT
 ]
-OTHERS = [name for name in SCHEDULES if name not in ("afab", "1f1b")]  # those have their own tests
-EVERY_KIND = ("afab", "1f1b", "interleaved_1f1b", "zb_h1", "dualpipev")
-OVER_GLOO = [
-    name if name in EVERY_KIND else pytest.param(name, marks=THOROUGH) for name in SCHEDULES
-]
-"""Messages go the same way in all: by default a schedule of each kind shows it."""
+EVERY_KIND = ("1f1b", "interleaved_1f1b", "zb_h1", "dualpipev")
+A_FEW = [name if name in EVERY_KIND else pytest.param(name, marks=THOROUGH) for name in SCHEDULES]
+"""By default a schedule of each kind, where nothing but its kind matters."""
 
 TWO = pytest.param(2, marks=THOROUGH)  # what four ranks show as well
 FOUR = pytest.param(4, marks=THOROUGH)  # what two ranks show as well, where both tie
@@ -33,7 +30,7 @@ def test_loss_gradients_and_training_equal_the_unsplit_model(ranks, schedule, wo
     assert [outcome.peak_held for outcome in outcomes] == peak_activations(program)
 
 
-@pytest.mark.parametrize("schedule", OVER_GLOO)
+@pytest.mark.parametrize("schedule", A_FEW)
 def test_over_gloo_they_equal_it_as_well(ranks, schedule):
     assert_exact(ranks, config(schedule, 2, 4), run=train_over_gloo)
 
@@ -53,7 +50,7 @@ def test_few_and_odd_numbers_of_microbatches_are_exact(ranks, schedule, num_micr
     assert_exact(ranks, config(schedule, 4, num_microbatches, stages_per_rank=v))
 
 
-@pytest.mark.parametrize("schedule", OTHERS)
+@pytest.mark.parametrize("schedule", A_FEW)
 def test_a_single_rank_needs_no_messages(ranks, schedule):
     assert_exact(ranks, config(schedule, 1, 4))
 
@@ -64,7 +61,7 @@ def test_three_stages_per_rank_are_exact(ranks, schedule):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, FOUR])
-@pytest.mark.parametrize("schedule", SPLIT)
+@pytest.mark.parametrize("schedule", A_LINE_AND_A_V)
 def test_tied_weights_train_as_one_wherever_their_stages_are(ranks, schedule, world_size):
     """In a V both stages are on rank 0; in a loop they are on the first and the last rank."""
     settings = config(schedule, world_size, 2 * world_size, preset="llama-tiny-tied")

@@ -12,7 +12,7 @@ TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 THOROUGH = pytest.mark.thorough
 BETWEEN = pytest.param(2, marks=THOROUGH)  # what one and four show as well
 CHIEFLY_1F1B = [pytest.param("afab", marks=THOROUGH), "1f1b"]
-FEW_AND_MANY = {(1, 3), (3, 1), (3, 8), (4, 3)}
+FEW_AND_MANY = {(1, 3), (3, 1), (3, 8)}
 EVERY = itertools.product((1, 2, 3, 4), (1, 2, 3, 8))
 
 
@@ -32,9 +32,7 @@ def test_loss_gradients_and_training_equal_the_unsplit_model(
         assert [o.peak_held for o in outcomes] == [num_microbatches] * world_size
 
 
-@pytest.mark.parametrize(
-    "partition", [(3, 1), (0, 4), (4, 0), (1, 0, 3), (0, 4, 0), (0, 0, 0, 4), (2, 0, 0, 2)], ids=str
-)
+@pytest.mark.parametrize("partition", [(4, 0), (1, 0, 3), (0, 0, 0, 4), (2, 0, 0, 2)], ids=str)
 @pytest.mark.parametrize("schedule", CHIEFLY_1F1B)
 def test_uneven_and_empty_stages_are_exact(ranks, schedule, partition):
     assert_exact(ranks, config(schedule, len(partition), 3, partition=partition))

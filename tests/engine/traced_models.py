@@ -1,9 +1,8 @@
-"""Modules for split = "trace": small random ones by number, and awkward ones by name."""
+"""Modules for split = "trace", each awkward in its own way."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -91,80 +90,6 @@ class Rotation(nn.Module):
         return torch.view_as_real(pairs * self.phases[: x.shape[1]]).flatten(-2)
 
 
-BLOCKS: tuple[Callable[[], nn.Module], ...] = (
-    lambda: nn.Linear(WIDTH, WIDTH),
-    lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True), nn.LayerNorm(WIDTH)),
-    Norm,
-    Counter,
-    Attention,
-    Rotation,
-    Pair,
-    Named,
-)
-GLUE = ("add", "gate", "mask", "in_place", "weight", "complex", "detached", "split", "reuse")
-
-
-class RandomModule(nn.Module):
-    """A random graph of blocks, skips, second uses, functional uses and writes in place."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        draw = random.Random(number)
-        self.embed = nn.Embedding(VOCABULARY, WIDTH)
-        first = draw.choice(BLOCKS[:2])()  # used in several pieces: no buffers that forward changes
-        others = [draw.choice(BLOCKS)() for _ in range(draw.randint(2, 5))]
-        self.blocks = nn.ModuleList([first, *others])
-        kinds = [("block", index) for index in range(len(self.blocks))]
-        for _ in range(draw.randint(2, 6)):
-            kinds.insert(draw.randint(1, len(kinds)), (draw.choice(GLUE), -1))
-        self.plan = tuple((kind, index, draw.random(), draw.random()) for kind, index in kinds)
-        self.is_tied, self.is_named = draw.random() < 0.4, draw.random() < 0.3
-        self.head = nn.Linear(WIDTH, VOCABULARY, bias=draw.random() < 0.5)
-        if self.is_tied and draw.random() < 0.5:
-            self.head.weight = self.embed.weight
-        if draw.random() < 0.3:
-            self.blocks[0].requires_grad_(False)
-
-    def split_points(self) -> tuple[str, ...]:
-        return tuple(f"blocks.{index}" for index in (1, len(self.blocks) - 1))
-
-    def forward(self, ids: Tensor) -> Tensor | dict[str, Tensor]:
-        values = [self.embed(ids)]
-        for kind, index, first, second in self.plan:
-            x, y = (_pick(values, share) for share in (first, second))
-            values += self._block(index, x, y) if kind == "block" else self._glue(kind, x, y, ids)
-        x = torch.stack(values).sum(0) / len(values)
-        logits = functional.linear(x, self.embed.weight) if self.is_tied else self.head(x)
-        return {"hidden": x, "logits": logits} if self.is_named else logits
-
-    def _block(self, index: int, x: Tensor, y: Tensor) -> list[Tensor]:
-        block = self.blocks[index]
-        result = block(x, other=y) if isinstance(block, Named) else block(x)
-        if isinstance(result, dict):
-            return [result["sum"].masked_fill(result["mask"], 0.5)]
-        return list(result) if isinstance(result, tuple) else [result]
-
-    def _glue(self, kind: str, x: Tensor, y: Tensor, ids: Tensor) -> list[Tensor]:
-        if kind == "reuse":
-            return self._block(0, x, y)
-        made: dict[str, Callable[[], Tensor]] = {
-            "add": lambda: x + y,
-            "gate": lambda: x * torch.sigmoid(y),
-            "mask": lambda: x * (ids % 3 > 0).unsqueeze(-1) + (ids.cumsum(-1) % 5).unsqueeze(-1),
-            "in_place": lambda: (x + y).mul_(0.5).add_(y),
-            "weight": lambda: functional.linear(x, self.embed.weight[:WIDTH]),
-            "complex": lambda: torch.fft.fft(x, dim=-1).mul(1j).real,
-            "detached": lambda: x + y.detach() * torch.tensor(0.5),
-            "split": lambda: torch.cat([x.split(3, -1)[0], y.split(3, -1)[1], y[..., 6:]], -1),
-        }
-        return [made[kind]()]
-
-
-def _pick(values: list[Tensor], share: float) -> Tensor:
-    """Mostly a recent one."""
-    return values[-1 - int(share**2 * len(values))]
-
-
 class Frame(nn.Module):
     """Embeddings, three layers and a head around what a subclass does with them."""
 
@@ -180,6 +105,25 @@ class Frame(nn.Module):
 
     def middle(self, x: Tensor, skip: Tensor) -> Tensor:
         return x + skip
+
+
+class Blocks(Frame):
+    """A block of every kind, before, between and after the split points."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.counter, self.attention = Norm(), Counter(), Attention()
+        self.rotation, self.pair, self.named = Rotation(), Pair(), Named()
+        self.inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True))
+
+    def forward(self, ids: Tensor) -> object:
+        x = self.counter(self.norm(self.first(self.embed(ids))))
+        x = x * (ids % 3 > 0).unsqueeze(-1) + (ids.cumsum(-1) % 5).unsqueeze(-1)
+        y, z = self.pair(self.attention(self.second(x)))
+        y = torch.cat([y.split(3, -1)[0], z.split(3, -1)[1], x[..., 6:]], -1)
+        result = self.named(self.rotation(self.third(y)), other=x)
+        x = result["sum"].masked_fill(result["mask"], 0.5) + y.detach() * torch.tensor(0.5)
+        return functional.linear(self.inner(x), self.embed.weight)
 
 
 class Normalised(Frame):
@@ -363,16 +307,3 @@ class NumberAcross(Frame):
         largest = ids.max().item()
         x = self.second(self.first(self.embed(ids)))
         return self.head(self.third(x)) * largest
-
-
-class Checkpointed(Frame):
-    def middle(self, x: Tensor, skip: Tensor) -> Tensor:
-        return torch.utils.checkpoint.checkpoint(torch.tanh, x, use_reentrant=True) + skip
-
-
-def __getattr__(name: str) -> Callable[[], nn.Module]:
-    """`random_17` is the factory of the random module of that number."""
-    kind, _, number = name.rpartition("_")
-    if kind != "random" or not number.isdigit():
-        raise AttributeError(name)
-    return lambda: RandomModule(int(number))

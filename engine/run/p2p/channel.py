@@ -17,12 +17,13 @@ ranks that share a device, `NcclChannel` between devices.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
-from engine.model.stage_module import Message
+from engine.model.stage_module import Message, TensorSpec
 from engine.plan.action import Action
 from engine.run.clock import Mark
 
@@ -65,6 +66,11 @@ class Channel(Protocol):
 
     def close(self) -> None:
         """Free threads and buffers; the channel is not used again."""
+
+
+def sized(message: Message, sizes: Iterator[int]) -> Message:
+    """Return the message with the next of these sizes for its tensors' dimensions."""
+    return tuple(TensorSpec(tuple(next(sizes) for _ in s.shape), s.dtype) for s in message)
 
 
 def num_bytes_of(tensors: Tensors) -> int:

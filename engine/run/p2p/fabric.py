@@ -122,7 +122,10 @@ class Fabric:
     def _connect_links(self, links: Sequence[Link], sums: Sequence[Ranks]) -> None:
         """Make the communicators of edges, after freeing what only earlier cases used.
 
-        Each holds memory of the device, and its stream is one of a pool.
+        Each holds memory of the device, and its stream is one of a pool. One number goes through
+        each, so that it is ready before any timing: NCCL builds it at first use and blocks the host
+        until both ends are there. Inside a step, with ends used in different orders, that could
+        hang.
         """
         for link in [link for link in self._links if link not in links]:
             _free(self._links.pop(link))
@@ -130,22 +133,13 @@ class Fabric:
             _free(self._sum_groups.pop(some))
         for link in links:
             if link not in self._links:
-                self._links[link] = self._connected(link)
-
-    def _connected(self, link: Link) -> dist.ProcessGroup:
-        """One communicator, and one number through it, so that it is ready before any timing.
-
-        NCCL builds it at first use and blocks the host until both ends are there: inside a step,
-        with ends used in different orders, that could hang.
-        """
-        group = self._new_group(link[:2], is_edge=True)
-        number = torch.zeros(1, device=self.device)
-        if dist.get_rank() == link.source:
-            dist.send(number, link.target, group)
-        elif dist.get_rank() == link.target:
-            dist.recv(number, link.source, group)
-        devices.wait_for_all(self.device)
-        return group
+                group = self._links[link] = self._new_group(link[:2], is_edge=True)
+                number = torch.zeros(1, device=self.device)
+                if dist.get_rank() == link.source:
+                    dist.send(number, link.target, group)
+                elif dist.get_rank() == link.target:
+                    dist.recv(number, link.source, group)
+                devices.wait_for_all(self.device)
 
     def limit(self, timeout_s: float) -> None:
         """Give what the device's backend does from now on so many seconds; 0: as long as it likes.
@@ -208,29 +202,21 @@ class Fabric:
                     range(first, num_tags, 2 * num_edges) for first in (index, num_edges + index)
                 )
                 shapes = Shapes(self._host_group, peer, shape_tags) if with_shapes else None
-                group, delay_ns = self._links.get(links[edge]), (delays_ns or {}).get(edge, 0)
-                position = len(channels)
-                channels[edge] = self._open(group, peer, tags, shapes, delay_ns, position)
+                is_accelerator = devices.is_accelerator(self.device)
+                # The place of the edge among this rank's chooses its stream.
+                stream = self._streams.of_edge(len(channels)) if is_accelerator else None
+                if (group := self._links.get(links[edge])) is not None:
+                    assert stream is not None
+                    channels[edge] = NcclChannel(
+                        group, peer, self.device, self.clock, shapes, stream
+                    )
+                else:
+                    staging = None if stream is None else Staging(self.device, self.clock, stream)
+                    delay_ns = (delays_ns or {}).get(edge, 0)
+                    channels[edge] = GlooChannel(
+                        self._host_group, peer, tags, shapes, delay_ns, staging
+                    )
         return channels
-
-    def _open(
-        self,
-        group: dist.ProcessGroup | None,
-        peer: int,
-        tags: range,
-        shapes: Shapes | None,
-        delay_ns: int,
-        position: int,
-    ) -> Channel:
-        """`position`: of the edge among this rank's, which chooses its stream."""
-        if group is not None:
-            stream = self._streams.of_edge(position)
-            return NcclChannel(group, peer, self.device, self.clock, shapes, stream)
-        assert self._host_group is not None
-        staging = None
-        if devices.is_accelerator(self.device):
-            staging = Staging(self.device, self.clock, self._streams.of_edge(position))
-        return GlooChannel(self._host_group, peer, tags, shapes, delay_ns, staging)
 
     def group_of(self, ranks: Ranks) -> dist.ProcessGroup:
         """The communicator of ranks that have been connected, for the tensors of its device."""
@@ -260,39 +246,31 @@ class Fabric:
         Over gloo, where nothing is timed. Blocks until this rank's are over. Returns the pings that
         it answered: none where it is no peer.
         """
-        group, first, me = self._host_groups[ranks], ranks[0], dist.get_rank()
-        if me in peers:
-            return _answer_pings(first, count, group)
-        if me == first:
+        group, asker, me = self._host_groups[ranks], ranks[0], dist.get_rank()
+        clock, number = HostClock(), torch.zeros(1)
+        times: list[tuple[int, int]] = []
+        if me == asker:
             for peer in peers:
-                _ping(peer, count, group)
-        return []
-
-
-def _ping(peer: int, count: int, group: dist.ProcessGroup) -> None:
-    """Ask `count` times, then tell the peer when each ping was sent and was back."""
-    clock, number, times = HostClock(), torch.zeros(1), []
-    for _ in range(count):
-        sent_ns = clock.mark()
-        dist.send(number, peer, group)
-        dist.recv(number, peer, group)
-        times.append((sent_ns, clock.mark()))
-    dist.send(torch.tensor(times, dtype=torch.int64), peer, group)
-
-
-def _answer_pings(asker: int, count: int, group: dist.ProcessGroup) -> list[Ping]:
-    clock, number, times = HostClock(), torch.zeros(1), []
-    for _ in range(count):
-        dist.recv(number, asker, group)
-        received_ns, answered_ns = clock.mark(), clock.mark()
-        dist.send(number, asker, group)
-        times.append((received_ns, answered_ns))
-    theirs = torch.zeros(count, 2, dtype=torch.int64)
-    dist.recv(theirs, asker, group)
-    return [
-        Ping(sent_ns, *ours, returned_ns)
-        for (sent_ns, returned_ns), ours in zip(theirs.tolist(), times, strict=True)
-    ]
+                times.clear()
+                for _ in range(count):
+                    sent_ns = clock.mark()
+                    dist.send(number, peer, group)
+                    dist.recv(number, peer, group)
+                    times.append((sent_ns, clock.mark()))
+                dist.send(torch.tensor(times, dtype=torch.int64), peer, group)
+        if me not in peers:
+            return []
+        for _ in range(count):
+            dist.recv(number, asker, group)
+            received_ns, answered_ns = clock.mark(), clock.mark()
+            dist.send(number, asker, group)
+            times.append((received_ns, answered_ns))
+        theirs = torch.zeros(count, 2, dtype=torch.int64)
+        dist.recv(theirs, asker, group)
+        return [
+            Ping(sent_ns, *ours, returned_ns)
+            for (sent_ns, returned_ns), ours in zip(theirs.tolist(), times, strict=True)
+        ]
 
 
 def links_of(edges: Sequence[Edge], ranks: Ranks, processes: Sequence[int]) -> list[Link]:

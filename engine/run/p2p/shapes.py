@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from engine.model.stage_module import Message, TensorSpec
+from engine.model.stage_module import Message
 from engine.plan.action import Action
-from engine.run.p2p.channel import Tensors
+from engine.run.p2p.channel import Tensors, sized
 
 
 class Shapes:
@@ -37,10 +37,7 @@ class Shapes:
     def wait(pending: Pending, message: Message) -> Message:
         """The message with the shapes that have arrived. Blocks until they are there."""
         pending.work.wait()
-        sizes = iter(pending.sizes.tolist())
-        return tuple(
-            TensorSpec(tuple(next(sizes) for _ in spec.shape), spec.dtype) for spec in message
-        )
+        return sized(message, iter(pending.sizes.tolist()))
 
 
 @dataclass

@@ -26,8 +26,7 @@ import os
 import select
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +37,7 @@ from engine.model.stage_module import Message, TensorSpec, gradient_message
 from engine.plan.action import Action
 from engine.plan.lower import Edge
 from engine.run.clock import HostClock
-from engine.run.p2p.channel import Tensors, Transfer, TransferError, num_bytes_of
+from engine.run.p2p.channel import Tensors, Transfer, TransferError, num_bytes_of, sized
 
 Gather = Callable[[Any], list[Any]]
 """Every rank's object, in order of rank, on all of them. Blocks until all are here."""
@@ -56,8 +55,17 @@ def can_share_memory(gather: Gather) -> bool:
 
     Tried out, and not between network namespaces: those stand for hosts.
     """
-    with _offered() as mine:
-        sees_all = True
+    mine, memory = None, -1
+    try:
+        place = tuple(str(Path(f"/proc/self/ns/{name}").readlink()) for name in _NAMESPACES)
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        memory, token = os.memfd_create("engine"), os.urandom(16)
+        os.write(memory, token)
+        mine = _Offer((boot, *place), _path_of(memory), token)
+    except (OSError, AttributeError):  # not Linux, or not allowed
+        pass
+    try:
+        sees_all = mine is not None
         for theirs in gather(mine):
             try:
                 sees_all &= (
@@ -69,6 +77,9 @@ def can_share_memory(gather: Gather) -> bool:
             except OSError:
                 sees_all = False
         return all(gather(sees_all))
+    finally:
+        if memory >= 0:
+            os.close(memory)
 
 
 class _Offer(NamedTuple):
@@ -77,24 +88,6 @@ class _Offer(NamedTuple):
     place: tuple[str, ...]
     path: str
     token: bytes
-
-
-@contextlib.contextmanager
-def _offered() -> Iterator[_Offer | None]:
-    """Memory for others to find, while it lasts; None where there can be none."""
-    try:
-        place = tuple(str(Path(f"/proc/self/ns/{name}").readlink()) for name in _NAMESPACES)
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-        memory = os.memfd_create("engine")
-    except (OSError, AttributeError):  # not Linux, or not allowed
-        yield None
-        return
-    try:
-        token = os.urandom(16)
-        os.write(memory, token)
-        yield _Offer((boot, *place), _path_of(memory), token)
-    finally:
-        os.close(memory)
 
 
 def _path_of(descriptor: int) -> str:
@@ -234,15 +227,6 @@ class _Slots:
         return views
 
 
-@dataclass(frozen=True)
-class _Posted:
-    """A message that is expected."""
-
-    action: Action
-    message: Message
-    start_ns: int
-
-
 class MemoryChannel:
     """One end of a directed edge.
 
@@ -260,7 +244,7 @@ class MemoryChannel:
         self._clock = HostClock()
         self.is_timed = True
         self._transfers: list[Transfer] = []
-        self._posted: deque[_Posted] = deque()
+        self._posted: deque[tuple[Action, Message, int]] = deque()  # and since when
         self._waiting: dict[Action, Tensors] = {}  # came before the message that was taken
         self._poll = select.poll()
         self._poll.register(pipe, select.POLLIN)
@@ -281,38 +265,34 @@ class MemoryChannel:
         self._note(action, tensors, start_ns, end_ns)
 
     def post(self, action: Action, message: Message) -> None:
-        self._posted.append(_Posted(action, message, self._now_ns()))
+        self._posted.append((action, message, self._now_ns()))
 
     def take(self, action: Action) -> Tensors:
         if self._waiting and (tensors := self._waiting.pop(action, None)) is not None:
             return tensors
         began_ns = self._now_ns()
-        while (posted := self._posted.popleft()).action != action:
-            self._waiting[posted.action] = self._receive(posted, began_ns)
-        return self._receive(posted, began_ns)
+        while (posted := self._posted.popleft())[0] != action:
+            self._waiting[posted[0]] = self._receive(*posted, began_ns)
+        return self._receive(*posted, began_ns)
 
-    def _receive(self, posted: _Posted, began_ns: int) -> Tensors:
+    def _receive(self, action: Action, message: Message, posted_ns: int, began_ns: int) -> Tensors:
         """Copy the next message out, and free its slot. Blocks until it is there."""
-        num_numbers = _num_numbers(posted.message)
+        num_numbers = _num_numbers(message)
         header = self._read(8 * num_numbers)
         if not header:
             raise TransferError(f"receive from rank {self._peer}: it is gone")
         slot, sent_ns, microbatch, *sizes = struct.unpack(f"{num_numbers}q", header)
-        if microbatch != posted.action.microbatch:
+        if microbatch != action.microbatch:
             raise TransferError(
                 f"receive from rank {self._peer}: microbatch {microbatch} came where "
-                f"{posted.action} was posted; the ranks run different programs"
+                f"{action} was posted; the ranks run different programs"
             )
-        lengths = iter(sizes)
-        message = tuple(
-            TensorSpec(tuple(next(lengths) for _ in spec.shape), spec.dtype)
-            for spec in posted.message
-        )
+        message = sized(message, iter(sizes))
         tensors = tuple(view.clone() for view in self._slots.views(slot, message))
         self._slots.free(slot)
         is_late = sent_ns > began_ns
-        end_ns = self._now_ns() if is_late else max(posted.start_ns, sent_ns)
-        self._note(posted.action, tensors, posted.start_ns, end_ns)
+        end_ns = self._now_ns() if is_late else max(posted_ns, sent_ns)
+        self._note(action, tensors, posted_ns, end_ns)
         return tensors
 
     def finish_step(self) -> list[Transfer]:

@@ -105,15 +105,6 @@ def test_an_epoch_has_every_window_of_the_tokenizers_output_once(sources, tokeni
     assert first != second
 
 
-def test_without_shuffling_documents_come_in_the_order_of_the_file(sources, tokenizer):
-    spec = DataSpec(sources["json"], VARIABLE, num_microbatches=5, shuffle=False)
-    end = tokenizer.eos_token_id
-    documents = [[*tokenizer(text)["input_ids"], end] for text in TEXTS if text]
-    batch = Data(spec, 300, tokenizer).step(0)
-    assert _sequences(batch) == [(document[:-1], document[1:]) for document in documents]
-    assert batch.num_tokens == sum(map(len, documents)) - len(documents)
-
-
 def test_variable_microbatches_are_padded_to_their_own_longest(sources):
     spec = DataSpec(
         sources["json"], VARIABLE, microbatch_size=2, num_microbatches=2, max_seq_len=30
@@ -134,33 +125,8 @@ def test_no_sequence_is_longer_than_the_longest():
     assert (DataSpec().is_variable, DataSpec(seq_len=VARIABLE).is_variable) == (False, True)
 
 
-def test_a_batch_moves_as_a_whole():
-    batch = Data(DataSpec(), 256).step(0).to("meta")
-    assert all(tensor.is_meta for tensor in batch.inputs + batch.targets)
-    assert batch.num_tokens == 4 * 128
-
-
-def test_stdlib_is_real_text():
-    text = bytes(Data(DataSpec(seq_len=4000), 256).step(0).inputs[0][0].tolist())
-    assert b"    " in text
-    assert b"\n" in text
-
-
 def test_stdlib_stays_bytes_whatever_the_tokenizer(tokenizer):
     assert _is_same(Data(DataSpec(), 256).step(0), Data(DataSpec(), 256, tokenizer).step(0))
-
-
-def test_synthetic_covers_the_vocabulary():
-    tokens = Data(DataSpec("synthetic", seq_len=4096), 1000).step(0).inputs[0]
-    assert tokens.min() >= 0
-    assert 990 <= tokens.max() < 1000
-
-
-def test_a_text_file_is_read_as_bytes(tmp_path):
-    path = tmp_path / "text"
-    path.write_bytes(bytes(range(256)))
-    for inputs in Data(DataSpec(f"text:{path}", seq_len=8), 256).step(0).inputs:
-        assert torch.equal(inputs[:, 1:], inputs[:, :-1] + 1)
 
 
 def test_a_sequence_may_be_as_long_as_the_text_allows(tmp_path):
@@ -173,14 +139,6 @@ def test_a_sequence_may_be_as_long_as_the_text_allows(tmp_path):
 def test_bytes_need_a_vocabulary_of_256():
     with pytest.raises(DataError, match="vocabulary of 256, got 100"):
         Data(DataSpec("stdlib"), 100)
-
-
-@pytest.mark.parametrize("content", [b"1234", b""])
-def test_a_text_shorter_than_a_sequence_is_refused(tmp_path, content):
-    path = tmp_path / "text"
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=f"has {len(content)} tokens; a sequence needs 5"):
-        Data(DataSpec(f"text:{path}", seq_len=4), 256)
 
 
 def test_a_vocabulary_smaller_than_the_tokenizers_is_refused_with_both(sources, tokenizer):

@@ -50,34 +50,6 @@ def test_a_pattern_is_what_it_matches_in_the_order_of_paths(books):
     assert _text(f"text:{books}/b/?.txt") == _text(f"text:{books}/b")
 
 
-def test_the_order_does_not_come_from_the_file_system(books, monkeypatch):
-    expected = [local_files(f"text:{books}{end}") for end in ("", "/**")]
-    real = os.scandir
-
-    class Reversed:
-        def __init__(self, place="."):
-            with real(place) as entries:
-                self._entries = iter(list(entries)[::-1])
-
-        def __enter__(self):
-            return self._entries
-
-        def __exit__(self, *_):
-            return None
-
-        def __iter__(self):
-            return self._entries
-
-        def __next__(self):
-            return next(self._entries)
-
-        def close(self):
-            return None
-
-    monkeypatch.setattr(os, "scandir", Reversed)
-    assert [local_files(f"text:{books}{end}") for end in ("", "/**")] == expected
-
-
 def test_a_document_ends_with_its_file(books):
     tokens = open_tokens(f"text:{books}/b", None)
     spans = zip(*tokens.documents(), strict=True)
@@ -131,12 +103,6 @@ def test_a_folder_of_empty_files_is_too_short_before_and_on_the_ranks(tmp_path):
         Data(DataSpec(source, seq_len=8), 256)
     with pytest.raises(SweepFileError, match="has 0 bytes"):
         _read(tmp_path, source)
-
-
-def test_a_dry_run_accepts_a_folder_and_a_pattern(books, tmp_path):
-    (books / "long.txt").write_text("x" * 500)
-    for place in (books, f"{books}/**/*.txt"):
-        assert len(_read(tmp_path, f"text:{place}").cases) == 1
 
 
 def _read(folder, source):

@@ -63,14 +63,6 @@ def test_a_factorys_weights_do_not_depend_on_the_split(name):
             assert torch.equal(parameter, whole[key]), key
 
 
-def test_another_seed_gives_other_weights():
-    first, second = (
-        build_stage(ModelSpec("llama-tiny", seed=seed), 0, 1).own_parameters()["lm_head.weight"]
-        for seed in (0, 1)
-    )
-    assert not torch.equal(first, second)
-
-
 def test_weights_have_the_spread_that_the_configuration_asks_for():
     weight = build_stage(ModelSpec("llama-8m"), 0, 1).own_parameters()["lm_head.weight"].data
     assert float(weight.mean()) == pytest.approx(0, abs=1e-3)
@@ -182,12 +174,6 @@ def test_a_hub_id_is_read_from_the_hubs_local_cache(tmp_path, monkeypatch):
     assert torch.equal(parameters["lm_head.weight"], model.lm_head.weight)
 
 
-def test_a_checkpoints_weights_can_be_left_aside(tmp_path):
-    path, model = checkpoint(tmp_path)
-    stage = build_stage(ModelSpec(str(path), weights="random"), 0, 1)
-    assert not torch.equal(stage.own_parameters()["lm_head.weight"], model.lm_head.weight)
-
-
 def test_a_checkpoint_is_cast_to_the_dtype_asked_for(tmp_path):
     path, _ = checkpoint(tmp_path)
     parameters = build_stage(ModelSpec(str(path), "bfloat16"), 0, 2).own_parameters()
@@ -205,9 +191,7 @@ def peak_while_building(name, stage):
     return process_peak_bytes() - before, sum(p.nbytes for p in built.parameters())
 
 
-@pytest.mark.parametrize(
-    ("kind", "stage"), [("preset", 0), ("preset", 1), ("checkpoint", 0), ("factory", 1)]
-)
+@pytest.mark.parametrize(("kind", "stage"), [("preset", 1), ("checkpoint", 0), ("factory", 1)])
 def test_starting_one_of_two_stages_needs_less_than_60_percent_of_the_whole_model(
     tmp_path, kind, stage
 ):
@@ -242,14 +226,13 @@ def test_a_missing_shard_is_named(tmp_path):
     )
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "header", "text"])
+@pytest.mark.parametrize("damage", ["cut", "header", "text"])
 def test_a_corrupt_shard_is_named(tmp_path, damage):
     path, _ = checkpoint(tmp_path)
     shard = sorted(path.glob("model-*.safetensors"))[1]
     whole = shard.read_bytes()
     damaged = {
         "cut": whole[:-10],
-        "empty": b"",
         "header": whole[:8] + b"x" * 20 + whole[28:],
         "text": b"version https://git-lfs.github.com/spec/v1\n",
     }
@@ -302,11 +285,6 @@ def test_a_tied_head_that_was_saved_apart_and_differs_is_refused(tmp_path, num_s
     (path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
     with pytest.raises(ModelError, match=r"ties lm_head\.weight to model\.embed_tokens\.weight"):
         build_stage(ModelSpec(str(path)), num_stages - 1, num_stages)
-
-
-def test_an_empty_stage_of_a_checkpoint_reads_nothing(tmp_path):
-    path, _ = checkpoint(tmp_path)
-    assert build_stage(ModelSpec(str(path), partition=(2, 0, 2)), 1, 3).own_parameters() == {}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -32,7 +32,7 @@ def test_documents_are_the_tokenizers_own_output_closed_by_its_end_token(kind, s
     assert _stream(tokens) == [token for document in expected for token in document]
 
 
-@pytest.mark.parametrize("kind", ["json", "parquet", "csv", "hf"])
+@pytest.mark.parametrize("kind", ["json", "hf"])
 def test_without_a_tokenizer_rows_are_their_utf8_bytes(kind, sources):
     assert _documents(open_tokens(sources[kind], None)) == [list(t.encode()) for t in TEXTS]
 
@@ -92,12 +92,6 @@ def test_a_configuration_of_a_data_set_can_be_named(datasets_cache, tmp_path):
         (tmp_path / f"{config}.jsonl").write_text(json.dumps({"text": config}) + "\n")
     source = f"hf:{tmp_path}?config=small&split=train"
     assert bytes(_stream(open_tokens(source, None))) == b"small"
-
-
-def test_a_path_may_be_a_glob(datasets_cache, tmp_path):
-    for name in "ab":
-        (tmp_path / f"{name}.json").write_text(json.dumps({"text": name}) + "\n")
-    assert bytes(_stream(open_tokens(f"files:{tmp_path}/*.json", None))) == b"ab"
 
 
 def test_another_column_can_be_named_and_empty_rows_are_empty_documents(datasets_cache, tmp_path):

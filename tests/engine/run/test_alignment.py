@@ -1,17 +1,21 @@
 """Ranks' clocks against rank 0's: by hand exact; by any pings, real ones too, within the bound."""
 
+import time
+import types
 from dataclasses import dataclass
 from fractions import Fraction
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import example, given
 from hypothesis import strategies as st
-from namespaces import monotonic_offset_ns, reason_against_namespaces, run_apart
-from pipeline import config
+from pipeline import config, over_gloo
 
 from engine.plan.action import Op
 from engine.plan.spans import Lane, Span
+from engine.run import alignment as alignment_room
+from engine.run import clock
 from engine.run.alignment import (
     SAME_CLOCK,
     Alignment,
@@ -43,12 +47,6 @@ def test_asymmetric_pings_share_what_is_narrower_than_either():
     assert both == Offset(455, 1001, 12)
 
 
-def test_a_ping_at_another_time_counts_for_less_by_what_may_have_drifted():
-    near, far = Ping(0, 550, 550, 100), Ping(10_000, 10_510, 10_510, 10_020)
-    assert estimate_offset([near, far]).at_ns == 10_010  # the narrower
-    assert estimate_offset([near, far]) == Offset(10_010, 500, 11)
-
-
 def test_pings_with_nothing_in_common_leave_the_narrowest_to_decide_and_widen_its_error():
     wide, narrow = Ping(0, 1100, 1100, 200), Ping(500, 700, 700, 600)
     assert estimate_offset([narrow]) == Offset(550, 150, 51)
@@ -72,12 +70,6 @@ def test_an_alignment_follows_a_drifting_clock():
     assert alignment.to_rank_0(5_000) == 0
     assert alignment.to_rank_0(1_005_100) == 1_000_000
     assert alignment.to_rank_0(5_000 + 100_010) == 100_000
-
-
-def test_a_clock_behind_is_a_negative_offset():
-    alignment = align(Offset(9_000, -7_000, 1), Offset(10_000, -7_000, 1))
-    assert (alignment.offset_ns, alignment.drift_ppb) == (-7_000, 0)
-    assert alignment.to_rank_0(2_500) == 9_500
 
 
 def test_a_shared_clock_is_left_as_it_is():
@@ -178,7 +170,7 @@ def test_pings_over_gloo_bound_an_offset_that_is_nought(ranks):
 
 @dataclass
 class Apart:
-    """The spans of a step on a rank in its own time namespace, before and after alignment."""
+    """The spans of a step on a rank with a clock of its own, before and after alignment."""
 
     true_offset_ns: int
     alignment: Alignment
@@ -186,16 +178,24 @@ class Apart:
     aligned: list[Span]
 
 
-def step_apart(fabric, settings) -> Apart:
+def step_apart(fabric, is_member, settings) -> Apart | None:
+    """Train on ranks whose clocks are set ahead by some seconds."""
     settings = connect(settings, fabric)
-    ranks = tuple(range(settings.world_size))
-    trainer = Trainer(settings, fabric)
-    before = measure_offset(fabric, ranks)
-    trainer.step(0)
-    spans = trainer.step(1).spans
-    alignment = align(before, measure_offset(fabric, ranks))
-    trainer.close()
-    return Apart(monotonic_offset_ns(), alignment, spans, alignment.apply(spans))
+    if not is_member:
+        return None
+    ranks, rank = tuple(range(settings.world_size)), dist.get_rank()
+    offset_ns = (0, 5 * 10**9, -3 * 10**9, 10**6)[rank]
+    ahead = types.SimpleNamespace(monotonic_ns=lambda: time.monotonic_ns() + offset_ns)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clock, "time", ahead)
+        patch.setattr(alignment_room, "clock_identity", lambda: str(rank))
+        trainer = Trainer(settings, fabric)
+        before = measure_offset(fabric, ranks)
+        trainer.step(0)
+        spans = trainer.step(1).spans
+        alignment = align(before, measure_offset(fabric, ranks))
+        trainer.close()
+    return Apart(offset_ns, alignment, spans, alignment.apply(spans))
 
 
 def broken_orders(outcomes: list[Apart], spans: list[list[Span]]) -> list[Span]:
@@ -220,14 +220,9 @@ def broken_orders(outcomes: list[Apart], spans: list[list[Span]]) -> list[Span]:
     return broken
 
 
-NO_NAMESPACES = reason_against_namespaces()
-
-
-@pytest.mark.skipif(NO_NAMESPACES is not None, reason=str(NO_NAMESPACES))
-def test_clocks_that_truly_differ_are_recovered_and_a_step_falls_into_place():
-    outcomes = run_apart([0, 5, -3, 0], step_apart, config("1f1b", 4, 4))
-    assert [one.true_offset_ns for one in outcomes] == [0, 5 * 10**9, -3 * 10**9, 0]
-    assert [one.alignment.is_shared for one in outcomes] == [True, False, False, True]
+def test_clocks_that_differ_are_recovered_and_a_step_falls_into_place(ranks):
+    outcomes = ranks.run(4, over_gloo, step_apart, config("1f1b", 4, 4))
+    assert [one.alignment.is_shared for one in outcomes] == [True, False, False, False]
     for one in outcomes:
         off_ns = one.alignment.offset_ns - one.true_offset_ns
         assert abs(off_ns) <= one.alignment.error_ns

@@ -1,15 +1,15 @@
 """Timing is exact under a fake clock; transfers are what the program says."""
 
+import pytest
 import torch
 from fake_clock import FakeClock
-from pipeline import config
+from pipeline import SEQ_LEN, config
 from ranks import Ranks
 
 from engine.model.data import DataSpec
 from engine.model.spec import ModelSpec
 from engine.plan.action import NO_INDEX, Op
 from engine.plan.spans import Lane, Span
-from engine.run.clock import HostClock
 from engine.run.p2p.fabric import Fabric
 from engine.trainer import Trainer, TrainerConfig, connect
 
@@ -32,14 +32,6 @@ def test_each_action_has_one_span_with_the_clocks_times():
     ]
 
 
-def test_one_rank_needs_no_process_group():
-    assert not torch.distributed.is_initialized()
-    fabric = Fabric(torch.device("cpu"), HostClock(), is_device_shared=False)
-    trainer = Trainer(one_rank(3), fabric)
-    losses = [trainer.step(0).loss for _ in range(5)]
-    assert losses[-1] < losses[0]
-
-
 def spans_of_a_step(fabric: Fabric, is_member: bool, settings: TrainerConfig):
     settings = connect(settings, fabric)
     if not is_member:
@@ -51,9 +43,14 @@ def spans_of_a_step(fabric: Fabric, is_member: bool, settings: TrainerConfig):
     return spans
 
 
-def test_every_action_of_the_program_leaves_one_span(ranks: Ranks):
-    settings = config("1f1b", 3, 4)
-    spans = [span for of_rank in ranks.run(3, spans_of_a_step, settings) for span in of_rank]
+@pytest.fixture(scope="module")
+def spans(ranks: Ranks) -> list[Span]:
+    """What four microbatches leave on three ranks."""
+    by_rank = ranks.run(3, spans_of_a_step, config("1f1b", 3, 4))
+    return [span for of_rank in by_rank for span in of_rank]
+
+
+def test_every_action_of_the_program_leaves_one_span_and_a_transfer_its_bytes(spans):
     done = sorted((s.op, s.stage, s.microbatch) for s in spans if s.op is not Op.OPT)
     stages, middle_and_first, middle_and_last = range(3), range(2), range(1, 3)
     expected = [(op, s, m) for op in (Op.F, Op.B) for s in stages for m in range(4)]
@@ -63,11 +60,12 @@ def test_every_action_of_the_program_leaves_one_span(ranks: Ranks):
         expected += [(op, s, m) for s in middle_and_last for m in range(4)]
     assert done == sorted(expected)
     assert all(span.start_ns <= span.end_ns for span in spans)
+    float64_bytes, hidden = 8, 64
+    moved = {span.num_bytes for span in spans if span.lane is not Lane.COMPUTE}
+    assert moved == {float64_bytes * hidden * SEQ_LEN}
 
 
-def test_measured_spans_obey_the_dependencies_across_ranks(ranks: Ranks):
-    settings = config("1f1b", 3, 4)
-    spans = [span for of_rank in ranks.run(3, spans_of_a_step, settings) for span in of_rank]
+def test_measured_spans_obey_the_dependencies_across_ranks(spans):
     at = {(s.op, s.stage, s.microbatch): s for s in spans}
     for microbatch in range(4):
         for stage in (1, 2):
@@ -77,11 +75,3 @@ def test_measured_spans_obey_the_dependencies_across_ranks(ranks: Ranks):
             assert receive.end_ns <= at[Op.F, stage, microbatch].start_ns
             backward, earlier = at[Op.B, stage, microbatch], at[Op.B, stage - 1, microbatch]
             assert backward.end_ns <= earlier.start_ns
-
-
-def test_a_transfer_counts_the_bytes_of_its_message(ranks: Ranks):
-    settings = config("afab", 2, 2)
-    spans = [span for of_rank in ranks.run(2, spans_of_a_step, settings) for span in of_rank]
-    float64_bytes, hidden, seq_len = 8, 64, settings.data.seq_len
-    moved = {span.num_bytes for span in spans if span.lane is not Lane.COMPUTE}
-    assert moved == {float64_bytes * hidden * seq_len}

@@ -240,9 +240,3 @@ def test_every_part_is_measured_once_and_no_more_are_kept_than_fit(parameters, t
     for group in groups:
         kept = 16 * sum(counts[index] for index in group)
         assert len(group) == 1 or kept <= layer_costs.KEPT_BYTES
-
-
-def test_progress_counts_the_parts():
-    told = []
-    costs_of("llama-tiny", on_progress=lambda done, total: told.append((done, total)))
-    assert told[-1] == (6, 6)

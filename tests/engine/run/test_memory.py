@@ -70,11 +70,6 @@ def test_what_was_alive_before_counts():
     assert memory.at_peak == MemorySplit(0, 0, 0, 5 * MIB, 1 * MIB)
 
 
-def test_what_nobody_counts_may_die_unnoticed():
-    uncounted = [bytes_of(5)]
-    assert use(lambda: (uncounted.clear(), bytes_of(1))).peak_bytes == 1 * MIB
-
-
 def test_a_gradient_counts_from_when_its_memory_was_last_made():
     gradients = []
 
@@ -91,12 +86,6 @@ def test_a_gradient_counts_from_when_its_memory_was_last_made():
 def test_views_of_one_storage_count_once():
     whole = bytes_of(2)
     assert sum(storages([whole, whole[:100], whole.view(2, -1)], CPU).values()) == 2 * MIB
-
-
-def test_a_storage_that_is_two_things_counts_as_the_first():
-    tied = bytes_of(2)
-    memory = use(lambda: None, parameters=[tied], buffers=[tied[:100]])
-    assert memory.at_peak == MemorySplit(2 * MIB, 0, 0, 0, 0)
 
 
 def test_allocations_lie_between_the_marks_around_them():
@@ -281,7 +270,9 @@ POLICIES = (NoCollectives(), DataParallel(), Zero1(), Zero2(), Zero3(1, 0), Torc
 @pytest.mark.parametrize(
     "preset", [pytest.param("llama-8m", marks=pytest.mark.thorough), "llama-tiny"]
 )
-@pytest.mark.parametrize(("name", "p", "v"), [("1f1b", 1, 1), ("zbv", 2, 2)])
+@pytest.mark.parametrize(
+    ("name", "p", "v"), [pytest.param("1f1b", 1, 1, marks=pytest.mark.thorough), ("zbv", 2, 2)]
+)
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_the_program_predicts_the_peak_of_replicas(ranks: Ranks, policy, name, p, v, preset):
     settings = config(
@@ -289,14 +280,6 @@ def test_the_program_predicts_the_peak_of_replicas(ranks: Ranks, policy, name, p
     )
     for memory in ranks.run(2 * p, memory_of, settings):
         assert abs(memory.predicted_peak_bytes / memory.peak_bytes - 1) <= 0.03
-
-
-def test_real_ranks_peaks_are_split_and_exact(peaks):
-    for memories in peaks.values():
-        for memory in memories:
-            assert sum(vars(memory.at_peak).values()) == memory.peak_bytes
-            assert max(level.num_bytes for level in memory.timeline) == memory.peak_bytes
-            assert len(memory.timeline) <= 2000
 
 
 def test_the_process_peak_starts_again_when_reset():

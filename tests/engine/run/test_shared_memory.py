@@ -3,20 +3,20 @@
 import functools
 import gc
 import os
-import re
-import subprocess
-import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from pipeline import config
-from ranks import Ranks, _free_port
+from ranks import Alone, Ranks
 
 from engine.model.stage_module import TensorSpec
 from engine.plan.action import Action, Op
 from engine.plan.lower import Edge
+from engine.run.clock import HostClock
 from engine.run.p2p.channel import TransferError
+from engine.run.p2p.fabric import Fabric
 from engine.run.p2p.shared_memory import can_share_memory, make_room, open_channels
 from engine.trainer import Trainer, connect
 
@@ -90,33 +90,6 @@ def test_messages_come_whole_and_in_order_whatever_their_shapes(ranks: Ranks):
         assert ours.action.microbatch == theirs.action.microbatch
 
 
-def run_ahead(fabric, is_member):
-    """A sender is done before anything is taken. Returns what the receiver got."""
-    if not is_member:
-        fabric.connect([EDGE], (0, 1), [])
-        return None
-    message = (TensorSpec((MIB,), torch.uint8),)
-    channel, me = opened(fabric, message, num_slots=64)
-    for number in range(64 if me == 0 else 0):
-        channel.send(send(number), (torch.full((MIB,), number, dtype=torch.uint8),))
-    fabric.gather_objects(None, (0, 1))
-    values = []
-    for number in range(64 if me == 1 else 0):
-        channel.post(receive(number), message)
-        values.append(int(channel.take(receive(number))[0][-1]))
-    fabric.gather_objects(None, (0, 1))
-    if me == 0:  # everything was taken: there is room again
-        channel.send(send(0), (torch.zeros(MIB, dtype=torch.uint8),))
-    fabric.gather_objects(None, (0, 1))
-    channel.close()
-    return values
-
-
-def test_a_step_s_messages_may_all_wait_at_once(ranks: Ranks):
-    _, values = ranks.run(2, run_ahead)
-    assert values == list(range(64))
-
-
 def run_far_ahead(fabric, is_member):
     """More messages wait than a pipe has room for headers, unless it is made larger."""
     if not is_member:
@@ -147,32 +120,6 @@ def test_more_messages_than_the_system_lets_wait_are_refused_before_training():
     os.close(writes)
 
 
-def touched(fabric, is_member, num_messages):
-    """KiB of a channel's memory that were ever used, when each message is taken at once."""
-    if not is_member:
-        fabric.connect([EDGE], (0, 1), [])
-        return None
-    message = (TensorSpec((MIB,), torch.uint8),)
-    channel, me = opened(fabric, message, num_slots=64)
-    for number in range(num_messages):
-        if me == 0:
-            channel.send(send(number), (torch.zeros(MIB, dtype=torch.uint8),))
-        else:
-            channel.post(receive(number), message)
-            channel.take(receive(number))
-        fabric.gather_objects(None, (0, 1))
-    maps = Path("/proc/self/smaps").read_text()
-    found = re.findall(r"memfd:engine.*\nSize: +(\d+) kB\n(?:.*\n)*?Rss: +(\d+) kB", maps)
-    channel.close()
-    # Of this channel alone: an earlier one may still be mapped, but is smaller.
-    return next(int(rss) for size, rss in found if int(size) * 1024 > 64 * MIB)
-
-
-def test_only_as_much_memory_is_touched_as_messages_wait_at_once(ranks: Ranks):
-    for kib in ranks.run(2, touched, 32):
-        assert MIB <= kib * 1024 < 3 * MIB
-
-
 def held(fabric, is_member, settings):
     """Open files and mappings before trainers were made, and after they were closed."""
     settings = connect(settings, fabric)
@@ -201,61 +148,31 @@ def test_closed_channels_leave_nothing_open(ranks: Ranks):
         assert after == before
 
 
-SCRIPT = """
-import os, sys, time, torch, torch.distributed as dist
-from engine.run.clock import HostClock
-from engine.run.p2p.fabric import Fabric
-from test_shared_memory import LONGEST, message_of, opened, receive, send
-from engine.run.p2p.channel import TransferError
-
-dist.init_process_group("gloo")
-fabric = Fabric(torch.device("cpu"), HostClock(), is_device_shared=False)
-assert fabric.transport == "memory"
-channel, me = opened(fabric)
-dier = int(sys.argv[1])
-if me == dier:
-    os._exit(9)
-try:
-    if me == 1:
-        channel.post(receive(0), LONGEST)
-        channel.take(receive(0))
-    else:
+def exchange_with_who_dies(rank, folder, dier):
+    """What the rank that is left is told."""
+    meeting = f"file://{folder}/meeting"
+    torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+    fabric = Fabric(torch.device("cpu"), HostClock(), is_device_shared=False)
+    assert fabric.transport == "memory"
+    channel, _ = opened(fabric)
+    if rank == dier:
+        os._exit(9)
+    with pytest.raises(TransferError) as lost:
+        if rank == 1:
+            channel.post(receive(0), LONGEST)
+            channel.take(receive(0))
         for number in range(8):
             time.sleep(0.5)
             channel.send(send(number), message_of(number, 4))
-except TransferError as error:
-    print("LOST", error, flush=True)
-os._exit(0)
-"""
+    return str(lost.value)
 
 
 @pytest.mark.parametrize(
-    ("dier", "words"),
-    [(0, "LOST receive from rank 0: it is gone"), (1, "LOST send to rank 1: it is gone")],
+    ("dier", "words"), [(0, "receive from rank 0: it is gone"), (1, "send to rank 1: it is gone")]
 )
-def test_who_waits_for_a_dead_rank_is_told(warm_starts, tmp_path, dier, words):
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-    path = os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")])
-    environment = {
-        **os.environ,
-        "PYTHONPATH": path,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
-        "WORLD_SIZE": "2",
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(dier)],
-            env={**environment, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    said = [process.communicate(timeout=120)[0] for process in processes]
-    assert words in said[1 - dier]
+def test_who_waits_for_a_dead_rank_is_told(tmp_path, dier, words):
+    processes = [Alone(exchange_with_who_dies, rank, tmp_path, dier) for rank in range(2)]
+    assert processes[1 - dier].result() == words
 
 
 def told(change):
