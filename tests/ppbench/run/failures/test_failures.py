@@ -39,16 +39,11 @@ steps = 3
 """
 FAULTS = {  # status, rank, what its row says
     "raises": ("error", 1, "RuntimeError: not today"),
-    "wants_too_much": ("oom", 1, "MemoryError"),
     "allocates_too_much": ("oom", 1, "t allocate memory"),
     "fills_its_cgroup": ("oom", 1, "rank 1 was killed by the kernel, which had run out of memory"),
-    "aborts": ("crash", 1, "rank 1 crashed: Fatal Python error: Aborted (SIGABRT)"),
     "segfaults": ("crash", 1, "rank 1 crashed: Fatal Python error: Segmentation fault (SIGSEGV)"),
     "leaves": ("crash", 1, "rank 1 exited with code 0"),
-    "leaves_with_7": ("crash", 1, "rank 1 exited with code 7"),
     "floods": ("error", 1, "characters left out; the whole is in results/launches/"),
-    "fails_together": ("error", 1, "both (2 sub-exceptions): ValueError: one; KeyError: 'other'"),
-    "had_no_memory": ("oom", 1, "RuntimeError: the layer failed; caused by MemoryError"),
     "blames_another": ("crash", 1, "rank 1 was killed by SIGKILL"),
     "exits": ("error", 1, "SystemExit: 0"),
     "is_killed": ("crash", 1, "rank 1 was killed by SIGKILL"),
@@ -57,7 +52,6 @@ FAULTS = {  # status, rank, what its row says
     "drops": ("timeout", 1, "the message of 1SEND_B2 was lost or never sent"),
     "creeps": ("timeout", None, "no rank is seen to hang"),
     "unbuildable": ("invalid", 1, "no weights today"),
-    "too_big_to_build": ("oom", 1, "MemoryError"),
     "kills_an_idle_rank": ("crash", 1, "rank 1 was killed by SIGKILL"),
 }
 ONE_OF_A_KIND = (
@@ -69,7 +63,7 @@ ONE_OF_A_KIND = (
 What is made of exceptions and exit codes is in `test_errors.py`, too.
 """
 HANGS = ("stops", "sleeps", "drops", "creeps")
-ELSEWHERE = ("unbuildable", "too_big_to_build", "creeps", "drops", "kills_an_idle_rank")
+ELSEWHERE = ("unbuildable", "creeps", "drops", "kills_an_idle_rank")
 IN_A_STEP = [name for name in FAULTS if name not in ELSEWHERE]
 """In 1F2 of step 1."""
 
