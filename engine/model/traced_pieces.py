@@ -250,7 +250,7 @@ class _Flow:
         while self.nodes and self.nodes[-1].target is torch.ops.aten.copy_.default:
             target, value = self.nodes[-1].args[:2]
             slot = self.slots.get(target) if isinstance(target, Node) else None
-            if slot not in assigned or assigned[slot][1] is not value:
+            if slot is None or slot not in assigned or assigned[slot][1] is not value:
                 break
             self.nodes.pop()
         return assigned
