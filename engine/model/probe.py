@@ -78,7 +78,8 @@ def tiny_of(config: PreTrainedConfig, kind: type[PreTrainedModel] | None = None)
     num_parameters = sum(parameter.numel() for parameter in skeleton.parameters())
     if num_parameters > MOST_PARAMETERS:
         raise ModelError(f"{name}: no small model can be made to try it: {num_parameters:,} remain")
-    reason, dtype = "", None
+    reason = ""
+    dtype: torch.dtype | None = None
     for tried in TOLERANCE:  # some mixtures of experts have no float64 kernel
         try:
             ids = tokens(1)[0]
