@@ -18,7 +18,6 @@ from engine.plan.schedules.registry import AUTO, CSV_PREFIX, find_schedule
 
 if TYPE_CHECKING:
     from engine.configuration import TrainerConfig
-    from engine.plan.collectives import CollectivePolicy
 
 LATEST: Final = "latest"
 VARIABLE: Final = "variable"
@@ -251,11 +250,6 @@ class Options:
                 "--resume latest means the latest checkpoint in the folder of --save; "
                 "give --save FOLDER, or name a checkpoint"
             )
-        self._check_recomputation()
-        if self.schedule != AUTO and not self.schedule.startswith(CSV_PREFIX):
-            find_schedule(self.schedule)
-
-    def _check_recomputation(self) -> None:
         words = self.recompute_stages.split(",") if self.recompute_stages else []
         if self.recompute and words:
             raise OptionError("--recompute means all stages; give it or --recompute-stages")
@@ -264,6 +258,8 @@ class Options:
                 f'--recompute-stages has "{unknown[0]}"; expected true or false for each stage, '
                 "with commas between"
             )
+        if self.schedule != AUTO and not self.schedule.startswith(CSV_PREFIX):
+            find_schedule(self.schedule)
 
     @property
     def recomputed(self) -> bool | tuple[bool, ...]:
@@ -315,7 +311,7 @@ def configuration(options: Options, world_size: int) -> TrainerConfig:
     from engine.configuration import TrainerConfig
     from engine.model.data import DataSpec
     from engine.model.spec import DTYPES, ModelSpec
-    from engine.plan import collectives
+    from engine.plan.collectives import POLICIES
     from engine.run.optimizer import OptimizerSpec
 
     if world_size % options.replicas:
@@ -323,14 +319,6 @@ def configuration(options: Options, world_size: int) -> TrainerConfig:
             f"--replicas {options.replicas} does not divide the {world_size} processes; start a "
             f"multiple of it: torchrun --nproc-per-node {options.replicas}"
         )
-    policies: dict[str, CollectivePolicy] = {
-        "none": collectives.NoCollectives(),
-        "ddp": collectives.DataParallel(),
-        "zero1": collectives.Zero1(),
-        "zero2": collectives.Zero2(),
-        "zero3": collectives.Zero3(),
-        "torch": collectives.TorchWindow(),
-    }
     parts = options.partition.split(",")
     is_list = all(part.strip().isdecimal() for part in parts)
     decay_steps = options.lr_decay_steps
@@ -386,7 +374,7 @@ def configuration(options: Options, world_size: int) -> TrainerConfig:
             compile=options.compile,
             memory_limit=options.memory_limit,
             replicas=options.replicas,
-            sharding=policies[options.sharding],
+            sharding=POLICIES[options.sharding](),
         )
     except ValueError as error:
         raise OptionError(str(error)) from None

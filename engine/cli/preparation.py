@@ -87,7 +87,13 @@ def _checkpoint(options: Options) -> Path | None:
     from engine.run import restoring, snapshot
 
     if options.resume is None:
-        _check_unused(options.save)
+        # A folder with checkpoints is refused: those of two runs would be taken for one run's.
+        existing = None if options.save is None else snapshot.latest(options.save)
+        if existing is not None:
+            raise OptionError(
+                f"--save: {existing} exists already; go on from it with --resume latest, or choose "
+                "another folder"
+            )
         return None
     if options.resume == LATEST:
         assert options.save is not None
@@ -97,18 +103,6 @@ def _checkpoint(options: Options) -> Path | None:
     found = snapshot.latest(folder) or folder  # it may be a folder of checkpoints
     restoring.read_state(found)
     return found
-
-
-def _check_unused(folder: Path | None) -> None:
-    """Refuse a folder with checkpoints: those of two runs would be taken for one run's."""
-    from engine.run import snapshot
-
-    existing = None if folder is None else snapshot.latest(folder)
-    if existing is not None:
-        raise OptionError(
-            f"--save: {existing} exists already; go on from it with --resume latest, or choose "
-            "another folder"
-        )
 
 
 def make_folder(option: str, folder: Path) -> None:
@@ -127,13 +121,13 @@ def fabric_of(job: Job, launch: Launch) -> Fabric:
     from engine.run.p2p.fabric import Fabric
 
     kinds = set(launch.gather(job.device.type))
+
+    def refuse() -> None:
+        mixed = " and ".join(sorted(kinds))
+        raise OptionError(f"some ranks have {mixed}; give --device cpu, or use machines with GPUs")
+
     if len(kinds) > 1:
-        launch.attempt(lambda: _refuse_mixed(kinds))
+        launch.attempt(refuse)
     # All ranks need the same answer: both ends of a channel must be of one kind.
     is_shared = any(launch.gather(launch.local_world_size > devices.count()))
     return Fabric(job.device, clock_for(job.device), is_device_shared=is_shared)
-
-
-def _refuse_mixed(kinds: set[str]) -> None:
-    mixed = " and ".join(sorted(kinds))
-    raise OptionError(f"some ranks have {mixed}; give --device cpu, or use machines with GPUs")

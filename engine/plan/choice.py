@@ -35,14 +35,13 @@ def best_program(problems: Sequence[Problem]) -> Program:
 
     It is the same each time. Raises NoProgramError where a problem has no program.
     """
-    solutions = [solve(problem, _effort(problem) / len(problems)) for problem in problems]
+    solutions = []
+    for problem in problems:
+        num_actions = 3 * problem.num_microbatches * problem.placement.num_stages
+        effort = MOST_EFFORT * min(1.0, num_actions / ACTIONS_OF_MOST)
+        solutions.append(solve(problem, effort / len(problems)))
     best = min(solutions, key=lambda solution: solution.makespan_ns)
     return dataclasses.replace(best.program, schedule=AUTO)
-
-
-def _effort(problem: Problem) -> float:
-    num_actions = 3 * problem.num_microbatches * problem.placement.num_stages
-    return MOST_EFFORT * min(1.0, num_actions / ACTIONS_OF_MOST)
 
 
 def with_whole_backwards(program: Program, stages: Collection[int]) -> Program:

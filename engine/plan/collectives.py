@@ -89,6 +89,17 @@ class TorchWindow:
 CollectivePolicy = NoCollectives | DataParallel | Zero1 | Zero2 | Zero3 | TorchWindow
 
 
+POLICIES: dict[str, type[CollectivePolicy]] = {
+    "none": NoCollectives,
+    "ddp": DataParallel,
+    "zero1": Zero1,
+    "zero2": Zero2,
+    "zero3": Zero3,
+    "torch": TorchWindow,
+}
+"""By their names in commands and sweep files; their fields are the other settings."""
+
+
 def most_unsharded(policy: CollectivePolicy) -> int | None:
     """How many stages of a rank may be unsharded at once; None if parameters are never sharded."""
     match policy:
@@ -150,10 +161,17 @@ def _with_those_written(row: Sequence[Action], written: Sequence[Action]) -> lis
 
 def _with_collectives(row: Sequence[Action], policy: CollectivePolicy) -> list[Action]:
     computations = [action for action in row if action.op in COMPUTE_OPS]
-    reductions = _reductions(computations, policy)
-    around = _shards_around([action.stage for action in computations], policy)
+    stages = [action.stage for action in computations]
+    last = {a.stage: at for at, a in enumerate(computations) if a.op in (Op.B, Op.W)}
+    around: Iterator[tuple[list[Action], list[Action]]] = (([], []) for _ in stages)
+    match policy:
+        case Zero3():
+            around = _with_residency(stages, policy.residency, policy.look_ahead)
+        case TorchWindow():
+            around = _in_window(stages, policy.max_active_stages)
     out: list[Action] = []
     waiting: list[Action] = []  # until what the computation made is sent
+    num_done = 0
     for action in row:
         if action.op not in SEND_OPS:
             out += waiting
@@ -161,41 +179,17 @@ def _with_collectives(row: Sequence[Action], policy: CollectivePolicy) -> list[A
         if action.op in COMPUTE_OPS:
             unsharded, resharded = next(around)
             out += unsharded
-            waiting = [*next(reductions), *resharded]
+            is_complete = reduces_every_backward(policy) or last.get(action.stage) == num_done
+            if action.op in (Op.B, Op.W) and is_complete and not isinstance(policy, NoCollectives):
+                waiting.append(_collective(action.stage, Op.REDUCE_GRAD))
+            waiting += resharded
+            num_done += 1
         out.append(action)
     return out + waiting
 
 
-def _reductions(
-    computations: Sequence[Action], policy: CollectivePolicy
-) -> Iterator[tuple[Action, ...]]:
-    """What follows each computation: a REDUCE_GRAD where gradients are complete."""
-    makes_gradients = [action.op in (Op.B, Op.W) for action in computations]
-    stages = [action.stage for action in computations]
-    last = {stage: at for at, stage in enumerate(stages) if makes_gradients[at]}
-    is_every, is_none = reduces_every_backward(policy), isinstance(policy, NoCollectives)
-    for at, stage in enumerate(stages):
-        is_due = makes_gradients[at] and not is_none and (is_every or last[stage] == at)
-        yield (_collective(stage, Op.REDUCE_GRAD),) if is_due else ()
-
-
 def _collective(stage: int, op: Op) -> Action:
     return Action(stage, op, NO_INDEX)
-
-
-_Around = tuple[list[Action], list[Action]]
-"""The collectives before and after a computation."""
-
-
-def _shards_around(stages: Sequence[int], policy: CollectivePolicy) -> Iterator[_Around]:
-    """The UNSHARDs and RESHARDs around each computation of a rank, on these stages."""
-    match policy:
-        case Zero3():
-            return _with_residency(stages, policy.residency, policy.look_ahead)
-        case TorchWindow():
-            return _in_window(stages, policy.max_active_stages)
-        case _:
-            return (([], []) for _ in stages)
 
 
 def _upcoming(stages: Sequence[int]) -> Iterator[list[int]]:
@@ -210,7 +204,10 @@ def _upcoming(stages: Sequence[int]) -> Iterator[list[int]]:
             del uses[stage]
 
 
-def _with_residency(stages: Sequence[int], residency: int, look_ahead: int) -> Iterator[_Around]:
+def _with_residency(
+    stages: Sequence[int], residency: int, look_ahead: int
+) -> Iterator[tuple[list[Action], list[Action]]]:
+    """The collectives before and after each computation of a rank, for `Zero3`."""
     unsharded: set[int] = set()
     last = {stage: at for at, stage in enumerate(stages)}
     for at, upcoming in enumerate(_upcoming(stages)):
@@ -226,7 +223,8 @@ def _with_residency(stages: Sequence[int], residency: int, look_ahead: int) -> I
         yield before, [_collective(stages[at], Op.RESHARD)] if is_over else []
 
 
-def _in_window(stages: Sequence[int], size: int) -> Iterator[_Around]:
+def _in_window(stages: Sequence[int], size: int) -> Iterator[tuple[list[Action], list[Action]]]:
+    """The same for `TorchWindow`."""
     active: set[int] = set()  # whose order depends on what was added and removed, one by one
     for at, upcoming in enumerate(_upcoming(stages)):
         wanted, before = upcoming[:size], []

@@ -68,7 +68,18 @@ class ModelCosts:
         """The costs of a stage that owns some contiguous layers."""
         owned = [self.layers[layer] for layer in layers]
         owned = [self.before] * is_first + owned + [self.after] * is_last
-        return _joined(owned, self.action_ns)
+        return StageCosts(
+            forward_ns=round(self.action_ns + sum(layer.forward_ns for layer in owned)),
+            backward_ns=round(self.action_ns + sum(layer.backward_ns for layer in owned)),
+            input_ns=round(self.action_ns + sum(layer.input_ns for layer in owned)),
+            weight_ns=round(self.action_ns + sum(layer.weight_ns for layer in owned)),
+            held_after_forward=sum(layer.held_after_forward for layer in owned),
+            held_after_input=sum(layer.held_after_input for layer in owned),
+            transient_bytes=max((layer.transient_bytes for layer in owned), default=0),
+            static_bytes=sum(layer.static_bytes for layer in owned),
+            message_bytes=owned[-1].message_bytes if owned else 0,
+            optimizer_ns=round(sum(layer.optimizer_ns for layer in owned)),
+        )
 
     def of_stages(self, partition: Sequence[range]) -> list[StageCosts]:
         """The costs of all stages, in order."""
@@ -89,18 +100,3 @@ class LinkCosts:
 
     def message_ns(self, num_bytes: int) -> int:
         return round(self.latency_ns + num_bytes / self.bytes_per_s * 1e9)
-
-
-def _joined(layers: Sequence[LayerCosts], action_ns: float) -> StageCosts:
-    return StageCosts(
-        forward_ns=round(action_ns + sum(layer.forward_ns for layer in layers)),
-        backward_ns=round(action_ns + sum(layer.backward_ns for layer in layers)),
-        input_ns=round(action_ns + sum(layer.input_ns for layer in layers)),
-        weight_ns=round(action_ns + sum(layer.weight_ns for layer in layers)),
-        held_after_forward=sum(layer.held_after_forward for layer in layers),
-        held_after_input=sum(layer.held_after_input for layer in layers),
-        transient_bytes=max((layer.transient_bytes for layer in layers), default=0),
-        static_bytes=sum(layer.static_bytes for layer in layers),
-        message_bytes=layers[-1].message_bytes if layers else 0,
-        optimizer_ns=round(sum(layer.optimizer_ns for layer in layers)),
-    )

@@ -12,7 +12,7 @@ import itertools
 import json
 from array import array
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -173,8 +173,11 @@ def from_csv(text: str, name: str) -> Program:
     if not owners:
         raise ValueError("holds no actions; expected a row per rank with cells such as 0F0")
     microbatches = set(table.microbatch)
-    _check_none_is_missing("stage", owners.keys())
-    _check_none_is_missing("microbatch", microbatches)
+    for what, numbers in (("stage", owners), ("microbatch", microbatches)):
+        highest = max(numbers)
+        for number in range(highest):
+            if number not in numbers:
+                raise ValueError(f"has {what} {highest} but nothing for {what} {number}")
     for rank, row in enumerate(table):
         if not row:
             raise ValueError(f"rank {rank} has no actions; every rank needs a stage")
@@ -182,40 +185,27 @@ def from_csv(text: str, name: str) -> Program:
     return Program(name, placement, len(microbatches), table)
 
 
-def _check_none_is_missing(what: str, numbers: Collection[int]) -> None:
-    highest = max(numbers)
-    for number in range(highest):
-        if number not in numbers:
-            raise ValueError(f"has {what} {highest} but nothing for {what} {number}")
-
-
 def actions_from_csv(text: str) -> tuple[tuple[Action, ...], ...]:
     """Read torch's CSV form, a row per rank; see `parse_cell` for what a cell can hold.
 
     Raises ValueError naming row and column of a cell that is none of it.
     """
+    try:
+        lines = list(csv.reader(io.StringIO(text)))
+    except csv.Error as error:
+        raise ValueError(f"is not CSV: {error}") from None
     rows: list[tuple[Action, ...]] = []
-    for rank, cells in enumerate(_read_csv(text)):
-        rows.append(
-            tuple(a for column, cell in enumerate(cells) for a in _cell(rank, column, cell))
-        )
+    for rank, cells in enumerate(lines):
+        row: list[Action] = []
+        for column, cell in enumerate(cells):
+            try:
+                row += parse_cell(cell)
+            except ValueError as error:
+                raise ValueError(f"rank {rank}, column {column}: {error}") from None
+        rows.append(tuple(row))
     while rows and COLLECTIVE_OPS.issuperset(action.op for action in rows[-1]):
         rows.pop()  # a line at the end in which nothing is computed
     return tuple(rows)
-
-
-def _read_csv(text: str) -> list[list[str]]:
-    try:
-        return list(csv.reader(io.StringIO(text)))
-    except csv.Error as error:
-        raise ValueError(f"is not CSV: {error}") from None
-
-
-def _cell(rank: int, column: int, text: str) -> tuple[Action, ...]:
-    try:
-        return parse_cell(text)
-    except ValueError as error:
-        raise ValueError(f"rank {rank}, column {column}: {error}") from None
 
 
 def to_json(program: Program) -> str:

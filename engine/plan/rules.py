@@ -123,7 +123,16 @@ def check(program: Program, max_held: int | None = None) -> None:
     compute = program.compute_only()
     next(play([(compute, [0] * (compute.num_stages * len(OPS)))]))
     if max_held is not None:
-        _check_memory(compute, max_held)
+        for rank, peak in enumerate(peak_activations(compute)):
+            if peak > max_held:
+                row = compute.table.part(rank)
+                held = itertools.accumulate((a.op is Op.F) - (a.op in (Op.B, Op.W)) for a in row)
+                position, num_held = next((at, n) for at, n in enumerate(held) if n > max_held)
+                reason = (
+                    f"holds the activations of {num_held} microbatches; at most {max_held} are "
+                    "allowed"
+                )
+                raise ProgramError(compute, rank, position, reason)
 
 
 def check_facts(compute: Program) -> None:
@@ -142,18 +151,13 @@ def check_facts(compute: Program) -> None:
     if 0 in done:
         missing = done.index(0)
         half, cell = divmod(missing, compute.num_stages * width)
-        fact = Action(cell // width, _OF_HALF[half], cell % width)
+        fact = Action(cell // width, (Op.F, Op.I, Op.W)[half], cell % width)
         rank = compute.placement.ranks[fact.stage]
         position = table.offset[rank + 1] - table.offset[rank]
-        reason = f"{_as_written(compute, fact)} is never done"
-        raise ProgramError(compute, rank, position, reason)
+        is_split = {CODES[Op.I], CODES[Op.W]}.intersection(table.op)
+        written = fact if fact.op is Op.F or is_split else fact._replace(op=Op.B)
+        raise ProgramError(compute, rank, position, f"{written} is never done")
     table.legal_in = compute.placement, width
-
-
-def _as_written(program: Program, fact: Action) -> Action:
-    """The action that would make a fact: the whole backward in a program that splits none."""
-    is_split = {CODES[Op.I], CODES[Op.W]}.intersection(program.table.op)
-    return fact if fact.op is Op.F or is_split else fact._replace(op=Op.B)
 
 
 def _find_illegal(program: Program, arrays: Arrays, width: int, done: Ints) -> int:
@@ -163,7 +167,6 @@ def _find_illegal(program: Program, arrays: Arrays, width: int, done: Ints) -> i
 
 
 _HALVES = {Op.F: (Op.F,), Op.I: (Op.I,), Op.W: (Op.W,), Op.B: (Op.I, Op.W)}
-_OF_HALF = (Op.F, Op.I, Op.W)
 
 
 def _why_illegal(program: Program, index: int) -> str:
@@ -209,18 +212,6 @@ def peak_activations(program: Program) -> list[int]:
     return peaks.tolist()
 
 
-def _check_memory(program: Program, max_held: int) -> None:
-    for rank, peak in enumerate(peak_activations(program)):
-        if peak > max_held:
-            row = program.table.part(rank)
-            changes = ((a.op is Op.F) - (a.op in (Op.B, Op.W)) for a in row)
-            over = enumerate(itertools.accumulate(changes))
-            position, held = next((at, held) for at, held in over if held > max_held)
-            held_text = f"holds the activations of {held} microbatches"
-            reason = f"{held_text}; at most {max_held} are allowed"
-            raise ProgramError(program, rank, position, reason)
-
-
 def play(
     cases: Sequence[tuple[Program, Ints]], transfer_ns: int = 0, *, overlaps: bool = True
 ) -> Iterator[tuple[Ints, Ints]]:
@@ -232,33 +223,28 @@ def play(
     for compute in {id(compute): compute for compute, _ in cases}.values():
         check_facts(compute)
     size = sum(compute.table.num_actions for compute, _ in cases)
-    calls = (_call_of(*case, maker(size), transfer_ns, overlaps) for case in cases)
-    played = run_all(size, kernels.play, calls)
+
+    def call(compute: Program, took: Ints) -> tuple[Any, ...]:
+        table, width, links = compute.table, compute.num_microbatches, num_links(compute)
+        is_large = table.num_actions * (max(took, default=0) + transfer_ns) > MOST_NS
+        made_by = listed if is_large else maker(size)
+        now, blocked, stack = (made_by(value, len(table)) for value in (0, kernels.NONE, 0))
+        for rank in range(len(table)):
+            stack[~rank] = rank  # from the first on
+        arrays, ready = table.made_by(made_by), made_by(kernels.NONE, width * links)
+        ready[:width] = made_by(0, width)
+        walk = arrays[0][:-1], now, blocked, stack, made_by(0, links)
+        costs = list(took) if made_by is listed else array("q", took)
+        times = (made_by(0, table.num_actions) for _ in "se")
+        kinds = kinds_of(compute.placement, width, made_by)
+        return arrays, kinds, costs, transfer_ns, overlaps, walk, ready, *times
+
+    played = run_all(size, kernels.play, itertools.starmap(call, cases))
     for (compute, _), (*_, walk, _, start, end) in zip(cases, played, strict=True):
         offset = compute.table.offset
         if any(map(ne, walk[0], offset[1:])):
             raise _circle_of_waits(compute, list(map(sub, walk[0], offset)))
         yield packed(start), packed(end)
-
-
-def _call_of(
-    compute: Program, took: Ints, made_by: Maker, transfer_ns: int, overlaps: bool
-) -> tuple[Any, ...]:
-    """The arguments of `kernels.play` for one program."""
-    table, width, links = compute.table, compute.num_microbatches, num_links(compute)
-    size = table.num_actions
-    if size * (max(took, default=0) + transfer_ns) > MOST_NS:
-        made_by = listed
-    now, blocked, stack = (made_by(value, len(table)) for value in (0, kernels.NONE, 0))
-    for rank in range(len(table)):
-        stack[~rank] = rank  # from the first on
-    arrays, ready = table.made_by(made_by), made_by(kernels.NONE, width * links)
-    ready[:width] = made_by(0, width)
-    walk = arrays[0][:-1], now, blocked, stack, made_by(0, links)
-    costs = list(took) if made_by is listed else array("q", took)
-    times = (made_by(0, size) for _ in "se")
-    kinds = kinds_of(compute.placement, width, made_by)
-    return arrays, kinds, costs, transfer_ns, overlaps, walk, ready, *times
 
 
 def _circle_of_waits(program: Program, position: list[int]) -> ProgramError:

@@ -47,12 +47,17 @@ class Table(Sequence[tuple[Action, ...]]):
         """The table of some rows of actions."""
         table = cls(array("q", [0]), array("q"), array("q"), array("q"))
         collectives = []
-        for given in rows:
-            row, placed = _without_collectives(given)
-            collectives.append(placed)
-            table.stage.extend(map(itemgetter(0), row))
-            table.op.extend(map(CODES.__getitem__, map(itemgetter(1), row)))
-            table.microbatch.extend(map(itemgetter(2), row))
+        for row in rows:
+            kept, placed = row, list[Placed]()
+            if not COLLECTIVE_OPS.isdisjoint(map(itemgetter(1), row)):
+                kept = [action for action in row if action.op not in COLLECTIVE_OPS]
+                for at, action in enumerate(row):
+                    if action.op in COLLECTIVE_OPS:
+                        placed.append(Placed(at - len(placed), action))
+            collectives.append(tuple(placed))
+            table.stage.extend(map(itemgetter(0), kept))
+            table.op.extend(map(CODES.__getitem__, map(itemgetter(1), kept)))
+            table.microbatch.extend(map(itemgetter(2), kept))
             table.offset.append(len(table.op))
         if any(collectives):
             table.collectives = tuple(collectives)
@@ -99,7 +104,13 @@ class Table(Sequence[tuple[Action, ...]]):
         """The rows with their collectives."""
         if not self.collectives:
             return self._rows
-        return tuple(map(_merged, self._rows, self.collectives))
+        merged = []
+        for row, placed in zip(self._rows, self.collectives, strict=True):
+            whole = list(row)
+            for number, (position, action) in enumerate(placed):
+                whole.insert(position + number, action)
+            merged.append(tuple(whole))
+        return tuple(merged)
 
     def without_collectives(self) -> Table:
         """The same arrays, and what was proved of them, alone."""
@@ -123,26 +134,3 @@ class Table(Sequence[tuple[Action, ...]]):
 
     def __repr__(self) -> str:
         return repr(self._rows)
-
-
-def _without_collectives(row: Sequence[Action]) -> tuple[Sequence[Action], tuple[Placed, ...]]:
-    if COLLECTIVE_OPS.isdisjoint(map(itemgetter(1), row)):
-        return row, ()
-    kept: list[Action] = []
-    placed: list[Placed] = []
-    for action in row:
-        if action.op in COLLECTIVE_OPS:
-            placed.append(Placed(len(kept), action))
-        else:
-            kept.append(action)
-    return kept, tuple(placed)
-
-
-def _merged(row: tuple[Action, ...], placed: tuple[Placed, ...]) -> tuple[Action, ...]:
-    merged: list[Action] = []
-    done = 0
-    for position, action in placed:
-        merged += row[done:position]
-        merged.append(action)
-        done = position
-    return (*merged, *row[done:])

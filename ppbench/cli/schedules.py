@@ -242,9 +242,10 @@ def check(
     ] = None,
 ) -> None:
     """Check a program, and prove that it cannot hang."""
+    from engine.plan.collectives import POLICIES
     from engine.plan.schedules.registry import CSV_PREFIX, known_names
     from ppbench.prediction import UNIT_COSTS, placement_word, predict, with_transfers
-    from ppbench.prediction.replicas import POLICIES, collectives_of_file
+    from ppbench.prediction.replicas import collectives_of_file
     from ppbench.report.timeline.terminal import peaks_text
 
     if max_held is not None and max_held < 1:

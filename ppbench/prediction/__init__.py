@@ -286,9 +286,15 @@ def program_of(
     if request.schedule.endswith(".csv") and not request.schedule.startswith(CSV_PREFIX):
         request = request._replace(schedule=f"{CSV_PREFIX}{request.schedule}")
     try:
-        shape = (
-            _shape_of_file(request) if request.schedule.startswith(CSV_PREFIX) else _shape(request)
-        )
+        if request.schedule.startswith(CSV_PREFIX):
+            p, m = request.ranks, request.microbatches
+            if p is None or m is None:  # completed from the file; `build_program` compares the two
+                written = read_csv(Path(request.schedule.removeprefix(CSV_PREFIX)))
+                p = written.world_size if p is None else p
+                m = written.num_microbatches if m is None else m
+            shape = Shape(p, 1, m)
+        else:
+            shape = _shape(request)
         with no_garbage():
             program = build_program(
                 request.schedule,
@@ -297,7 +303,12 @@ def program_of(
                 request.stages_per_rank,
                 is_replicated=is_replicated,
             )
-            _check_can_be_drawn(program.num_computations, most_drawn)
+            if most_drawn is not None and program.num_computations > most_drawn:
+                raise UsageError(
+                    f"{program.num_computations:,} actions are too many to draw; at most "
+                    f"{most_drawn:,}; use fewer ranks, stages or microbatches, or ask for figures "
+                    "alone: ppbench simulate"
+                )
             check(program)
             if program.has_transfers:
                 lower(program)
@@ -309,14 +320,6 @@ def program_of(
     except (ValueError, OSError) as error:
         raise _unusable(request.schedule, error) from None
     return program
-
-
-def _check_can_be_drawn(num_actions: int, most: int | None) -> None:
-    if most is not None and num_actions > most:
-        raise UsageError(
-            f"{num_actions:,} actions are too many to draw; at most {most:,}; use fewer "
-            "ranks, stages or microbatches, or ask for figures alone: ppbench simulate"
-        )
 
 
 def simulate(
@@ -365,31 +368,15 @@ def _shape(request: ProgramRequest) -> Shape:
             raise UsageError(f"{option}: is missing; {request.schedule} needs it, as in {option} 4")
         if value < 1:
             raise UsageError(f"{option}: must be at least 1, got {value}")
-    shape = Shape(int(request.ranks or 0), v, int(request.microbatches or 0))
-    _refuse_absurd(shape)
-    return shape
-
-
-def _refuse_absurd(shape: Shape) -> None:
-    p, v, m = shape
+    p, m = int(request.ranks or 0), int(request.microbatches or 0)
     if (num_actions := 3 * p * v * m) > MOST_ACTIONS:
         shares = f"{p:,} ranks x {v:,} stages per rank x {m:,} microbatches"
         what = f"{shares} make up to {num_actions:,} actions, too many to plan"
     elif (num_places := p * p * v) > MOST_ACTIONS:
         what = f"{p:,} ranks x {p * v:,} stages = {num_places:,} are too many to plan"
     else:
-        return
+        return Shape(p, v, m)
     raise UsageError(f"{what}; at most {MOST_ACTIONS:,}; use smaller numbers")
-
-
-def _shape_of_file(request: ProgramRequest) -> Shape:
-    """The requested shape, completed from the file; `build_program` compares the two."""
-    p, m = request.ranks, request.microbatches
-    if p is None or m is None:
-        program = read_csv(Path(request.schedule.removeprefix(CSV_PREFIX)))
-        p = program.world_size if p is None else p
-        m = program.num_microbatches if m is None else m
-    return Shape(p, 1, m)
 
 
 def _fix(request: ProgramRequest, error: ShapeError) -> str:
@@ -426,17 +413,13 @@ def program_of_file(path: Path, max_held: int | None = None) -> Program:
         with no_garbage():
             check(program, max_held)
     except ProgramError as error:
-        raise UsageError(str(_placed_in_row(error, program))) from None
+        row = program.actions[error.rank]  # the rules count positions without transfers
+        positions = [n for n, action in enumerate(row) if action.op in COMPUTE_OPS] + [len(row)]
+        placed = ProgramError(program, error.rank, positions[error.position], error.reason)
+        raise UsageError(str(placed)) from None
     except (ValueError, OSError) as error:
         raise _unusable(str(path), error) from None
     return program
-
-
-def _placed_in_row(error: ProgramError, program: Program) -> ProgramError:
-    """The error with its position in the file: the rules count positions without transfers."""
-    row = program.actions[error.rank]
-    positions = [n for n, action in enumerate(row) if action.op in COMPUTE_OPS]
-    return ProgramError(program, error.rank, [*positions, len(row)][error.position], error.reason)
 
 
 def placement_word(program: Program) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -18,13 +18,9 @@ import pandas as pd
 from engine.plan.action import COLLECTIVE_OPS
 from engine.plan.collective_rules import check_collectives
 from engine.plan.collectives import (
+    POLICIES,
     CollectivePolicy,
-    DataParallel,
     NoCollectives,
-    TorchWindow,
-    Zero1,
-    Zero2,
-    Zero3,
     add_collectives,
     with_collectives,
 )
@@ -52,15 +48,6 @@ from ppbench.prediction import (
 )
 
 MOST_REPLICAS = 1024
-POLICIES: dict[str, type[CollectivePolicy]] = {
-    "none": NoCollectives,
-    "ddp": DataParallel,
-    "zero1": Zero1,
-    "zero2": Zero2,
-    "zero3": Zero3,
-    "torch": TorchWindow,
-}
-"""By the names of `sharding.policy` in a sweep file; their fields are its other settings."""
 
 
 @dataclass(frozen=True)
@@ -261,9 +248,28 @@ def read_replication(
             if text is not None:
                 raise UsageError(f"{option}: is for several replicas; add --replicas N")
         return None
-    policy, given_factors = read_sharding(sharding or "ddp"), _read_factors(factors, replicas)
+    policy, each = read_sharding(sharding or "ddp"), (Fraction(1),) * replicas
+    if factors is not None:
+        parts = factors.split(",")
+        if len(parts) != replicas:
+            raise UsageError(
+                f"--replica-factors: {len(parts)} for {replicas} replicas; expected one for each, "
+                "such as 1,1.2"
+            )
+        each = tuple(read_quantity("--replica-factors", part, "times as long") for part in parts)
+        if not all(each):
+            raise UsageError("--replica-factors: one is 0; expected more than 0")
     times = _read_collectives(collectives or "gather=0,reduce=0")
-    return Replication(policy, given_factors, *_moving_s(times, policy, replicas))
+    if "bytes" in times:
+        latency_ns = round(times.get("latency", Fraction(0)) * NS_PER_S)
+        stages = [int(times["bytes"])]
+        model = ring(stages, stages, replicas, policy, float(times["bandwidth"]), latency_ns)
+        times = {
+            "gather": Fraction(model.gather_ns[0], NS_PER_S),
+            "reduce": Fraction(model.reduce_ns[0], NS_PER_S),
+        }
+    nothing = Fraction(0)
+    return Replication(policy, each, times.get("gather", nothing), times.get("reduce", nothing))
 
 
 def read_sharding(text: str) -> CollectivePolicy:
@@ -278,21 +284,16 @@ def read_sharding(text: str) -> CollectivePolicy:
         if key not in fields:
             has = ", ".join(fields) or "none"
             raise UsageError(f'--sharding: {name} has no setting "{key}"; its settings: {has}')
-        given[key] = _read_setting(key, value, is_flag=fields[key] == "bool")
+        is_flag = fields[key] == "bool"
+        if not (value in ("true", "false") if is_flag else value.isdecimal()):
+            expected = "true or false" if is_flag else "a whole number"
+            raise UsageError(f'--sharding: {key}: "{value}" is not {expected}')
+        given[key] = value == "true" if is_flag else int(value)
     make: Callable[..., CollectivePolicy] = POLICIES[name]
     try:
         return make(**given)
     except ValueError as error:
         raise UsageError(f"--sharding: {error}") from None
-
-
-def _read_setting(key: str, value: str, *, is_flag: bool) -> int | bool:
-    if is_flag and value in ("true", "false"):
-        return value == "true"
-    if not is_flag and value.isdecimal():
-        return int(value)
-    expected = "true or false" if is_flag else "a whole number"
-    raise UsageError(f'--sharding: {key}: "{value}" is not {expected}')
 
 
 def sharding_text(policy: CollectivePolicy) -> str:
@@ -325,32 +326,3 @@ def _read_collectives(text: str) -> dict[str, Fraction]:
             "--collectives: of a link, bytes=N and bandwidth=B are needed, both more than 0"
         )
     return given
-
-
-def _moving_s(
-    given: dict[str, Fraction], policy: CollectivePolicy, replicas: int
-) -> tuple[Fraction, Fraction]:
-    """How many seconds a gather and a sum take."""
-    none = Fraction(0)
-    if "bytes" not in given:
-        return given.get("gather", none), given.get("reduce", none)
-    num_bytes, latency = int(given["bytes"]), round(given.get("latency", none) * NS_PER_S)
-    of_stage = [num_bytes], [num_bytes]
-    model = ring(*of_stage, replicas, policy, float(given["bandwidth"]), latency)
-    gather, reduce = model.gather_ns[0], model.reduce_ns[0]
-    return Fraction(gather, NS_PER_S), Fraction(reduce, NS_PER_S)
-
-
-def _read_factors(text: str | None, replicas: int) -> tuple[Fraction, ...]:
-    if text is None:
-        return (Fraction(1),) * replicas
-    parts: Sequence[str] = text.split(",")
-    if len(parts) != replicas:
-        raise UsageError(
-            f"--replica-factors: {len(parts)} for {replicas} replicas; expected one for each, such "
-            "as 1,1.2"
-        )
-    factors = tuple(read_quantity("--replica-factors", part, "times as long") for part in parts)
-    if not all(factors):
-        raise UsageError("--replica-factors: one is 0; expected more than 0")
-    return factors

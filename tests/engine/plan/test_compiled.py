@@ -25,7 +25,6 @@ from engine.plan.replay import ReplicaTimes, of_kinds, replay
 from engine.plan.rules import ProgramError, check, peak_activations
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import Durations, TransferModel, simulate, simulate_all, uniform
-from engine.plan.table import Table
 
 NAMES = [("interleaved_zb", 4, 8, 2), ("1f1b", 3, 7)]
 PROGRAMS = [build_program(*name) for name in NAMES]
@@ -74,14 +73,6 @@ def both(monkeypatch, work, *arguments):
         with monkeypatch.context() as patched:
             patched.setattr(arrays, "PAYS_FROM", pays_from)
             yield work(*arguments)
-
-
-@pytest.mark.parametrize("name", NAMES, ids=str)
-def test_machine_code_and_python_agree_on_every_walk(name, monkeypatch):
-    program = build_program(*name)
-    durations = uniform(program.placement, 12, 30, 6)
-    as_python, as_code = both(monkeypatch, results, program, durations)
-    assert as_code == as_python
 
 
 def test_on_every_schedule_machine_code_python_and_brute_force_agree(monkeypatch, is_thorough):
@@ -160,15 +151,6 @@ def test_times_too_large_for_64_bits_are_exact(monkeypatch):
     program, large = PROGRAMS[1], 10**25
     one, many = (simulate(program, Durations(*[(ns,) * 3] * 3)) for ns in (1, large))
     assert many.makespan_ns == large * one.makespan_ns
-
-
-def test_a_table_is_made_of_rows_and_gives_them_back():
-    rows = PROGRAMS[0].actions
-    table = Table.of(rows)
-    assert table == tuple(rows)
-    assert table.part(1, 2, 4) == rows[1][2:4]
-    assert table.at(table.offset[2] + 5) == rows[2][5]
-    assert table.place(table.offset[2] + 5) == (2, 5)
 
 
 def test_small_programs_are_played_without_the_compiler():

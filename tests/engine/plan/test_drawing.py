@@ -49,13 +49,6 @@ def test_a_drawing_in_a_docstring_is_what_the_simulator_draws(module):
     assert drawings_in(module) == [drawn(*case) for case in DRAWN.get(module, [])]
 
 
-def test_stages_are_named_where_a_rank_has_several():
-    assert drawn("zbv", 2, 1, (2, 2, 2)).splitlines() == [
-        "rank 0: 0F0 .   .   3F0 3I0 3W0 .   .   0I0 0W0",
-        "rank 1: .   1F0 2F0 .   .   2I0 2W0 1I0 1W0 .",
-    ]
-
-
 def test_a_column_is_the_longest_time_of_which_all_are_multiples():
     program = build_program("1f1b", 2, 1)
     simulation = simulate(program, Durations((20, 20), (10, 10), (30, 30)))

@@ -62,17 +62,6 @@ def test_gathers_are_hidden_by_look_ahead_and_else_exposed():
     assert spans == {Zero3(1, 0): 60 + 3 * 8, Zero3(2, 0): 60 + 2 * 8, Zero3(2, 1): 60 + 8}
 
 
-def test_messages_move_in_their_time_at_both_ends():
-    program = build_program("1f1b", 2, 1)
-    durations, transfers = Durations((10,) * 2, (5,) * 2, (5,) * 2), TransferModel(3, 1.0, 4)
-    joined = simulate_joined(program, [durations], NoCollectives(), FREE, transfers)
-    spans = set(joined.spans(transfers.message_bytes))
-    took = transfers.duration_ns
-    assert Span(0, 0, Lane.SEND, 0, Op.SEND_F, 0, 10, 10 + took, 4) in spans
-    assert Span(0, 1, Lane.RECV, 1, Op.RECV_F, 0, 10, 10 + took, 4) in spans
-    assert joined.makespan_ns == simulate(program, durations, transfers).makespan_ns
-
-
 def test_what_cannot_be_simulated_is_refused():
     program = build_program("1f1b", 2, 2)
     durations = uniform(program.placement, 1, 1, 1)

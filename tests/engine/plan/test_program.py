@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.plan.action import COLLECTIVE_OPS, NO_INDEX, OPS, Action, Op, parse_action, parse_cell
+from engine.plan.action import COLLECTIVE_OPS, NO_INDEX, Action, parse_action, parse_cell
 from engine.plan.drawing import draw
 from engine.plan.lower import lower
 from engine.plan.program import (
@@ -20,14 +20,6 @@ from engine.plan.schedules.registry import SCHEDULES, ProgramFileError, build_pr
 
 def cells(*texts):
     return tuple(parse_action(text) for text in texts)
-
-
-@pytest.mark.parametrize("op", [op for op in OPS if op is not Op.OPT])
-def test_the_text_form_of_an_action_reads_back(op):
-    action = Action(12, op, 345)
-    assert str(action) == f"12{op.value}345"
-    assert parse_action(str(action)) == action
-    assert parse_cell(f" {action} ") == (action,)
 
 
 @pytest.mark.parametrize("op", sorted(COLLECTIVE_OPS))
@@ -57,11 +49,6 @@ def test_a_collective_has_no_microbatch_whatever_stands_behind_it(op):
 def test_text_that_is_no_action_is_refused(text):
     with pytest.raises(ValueError, match="is not an action"):
         parse_action(text)
-
-
-@pytest.mark.parametrize("text", ["", "  "])
-def test_a_cell_may_hold_nothing(text):
-    assert parse_cell(text) == ()
 
 
 def test_a_pair_that_may_overlap_is_run_in_its_order():
@@ -103,15 +90,6 @@ def test_a_program_reads_back_from_csv_and_json_with_and_without_transfers(name)
     for program in (plain, lower(plain)):
         assert from_csv(to_csv(program), name) == program
         assert from_json(to_json(program)) == program
-
-
-def test_a_program_without_its_transfers_is_what_was_lowered():
-    program = build_program("zbv", 3, 6)
-    lowered = lower(program)
-    assert lowered.has_transfers
-    assert not program.has_transfers
-    assert lowered.compute_only() == program
-    assert program.compute_only() is program
 
 
 WITH_COLLECTIVES = "0UNSHARD,0F0,0B0,0REDUCE_GRAD,0RESHARD\n1F0,1UNSHARD,1B0\n"
@@ -214,10 +192,3 @@ def test_a_file_that_holds_no_program_is_refused_in_one_line_that_says_where(
         read_csv(path)
     assert str(caught.value).startswith(f"{path}: {message}")
     assert str(caught.value).isprintable()
-
-
-def test_drawing_marks_a_place_and_cuts_around_it():
-    program = build_program("afab", 2, 30)
-    assert "[0F20]" in draw(program, (0, 20))
-    assert "0F2 " not in draw(program, (0, 20))
-    assert draw(build_program("afab", 2, 1)) == "rank 0: 0F0 0B0\nrank 1: 1F0 1B0"

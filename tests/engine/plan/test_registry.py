@@ -14,7 +14,7 @@ from schedule_grid import (
 
 from engine.plan.lower import Policy, lower
 from engine.plan.program import to_csv
-from engine.plan.rules import ProgramError, check, peak_activations
+from engine.plan.rules import check, peak_activations
 from engine.plan.schedules.formulae import Times
 from engine.plan.schedules.registry import (
     ALIASES,
@@ -25,7 +25,6 @@ from engine.plan.schedules.registry import (
     build_program,
     find_schedule,
     known_names,
-    read_csv,
     shape_of,
 )
 from engine.plan.simulate import simulate, uniform
@@ -132,20 +131,6 @@ def test_the_table_of_the_literature_holds(name, v, p):
         assert held == [peak(p, v, m, rank) for rank in range(p)]
 
 
-@pytest.mark.parametrize(("p", "v"), [(4, 2), (8, 2), (8, 3)])
-def test_rank_0_of_interleaved_1f1b_holds_p_and_a_part(p, v):
-    program = build_program("interleaved_1f1b", p, 2 * p, v)
-    assert Fraction(peak_activations(program)[0], v) == p + Fraction(p - 1, v)
-
-
-def test_1f1b_at_4_ranks_and_8_microbatches_has_the_published_figures():
-    program = build_program("1f1b", 4, 8)
-    simulation = simulate(program, uniform(program.placement, 2, 1, 1))
-    assert simulation.makespan_ns == 22 * 2
-    assert simulation.bubble_fraction == pytest.approx(3 / 11, abs=1e-15)
-    assert peak_activations(program) == [4, 3, 2, 1]
-
-
 def test_the_three_bubbles_of_zbv_at_4_ranks_and_8_microbatches_are_the_published_ones():
     program = build_program("zbv", 4, 8)
     simulation = simulate(program, uniform(program.placement, 2, 2, 2))
@@ -246,18 +231,3 @@ def test_a_file_for_other_numbers_is_refused_by_the_key(tmp_path, shape, key, me
 def test_a_file_that_is_not_there_is_named():
     with pytest.raises(ProgramFileError, match=r"^nowhere\.csv: cannot be read: No such file"):
         build_program("csv:nowhere.csv", 2, 2)
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("0F0,0B0\n1F0\n", "rank 1, position 1, end of program: 1B0 is never done"),
-        ("0F0,1F0\n1F0,0B0\n", "rank 1, position 0, 1F0: stage 1 is placed on rank 0"),
-    ],
-)
-def test_a_program_of_a_file_is_checked_like_any_other(tmp_path, text, reason):
-    path = tmp_path / "program.csv"
-    path.write_text(text)
-    with pytest.raises(ProgramError) as caught:
-        check(read_csv(path))
-    assert str(caught.value).splitlines()[0] == f"csv:{path}: {reason}"

@@ -13,9 +13,6 @@ from engine.plan.program import Placement, Program, loop_placement
 from engine.plan.rules import (
     ProgramError,
     check,
-    fact_needed,
-    link_made,
-    link_needed,
     peak_activations,
 )
 from engine.plan.schedules.registry import SCHEDULES, build_program
@@ -94,34 +91,11 @@ def test_the_place_is_marked_in_a_part_of_a_long_grid():
     assert max(map(len, str(error).splitlines()[1:])) < 160
 
 
-def test_a_split_backward_is_legal_with_w_any_time_after_i():
-    check(program_of("0F0 0F1 0I0 0I1 0W1 0W0", "1F0 1I0 1F1 1I1 1W0 1W1", num_microbatches=2))
-
-
 def test_stages_of_a_rank_may_stand_in_any_placement():
     check(program_of("0F0 2F0 2B0 0B0", "1F0 1B0", ranks=(0, 1, 0)))
     check(program_of("0F0 3F0 3B0 0B0", "1F0 2F0 2B0 1B0", ranks=(0, 1, 1, 0)))
     wrong = program_of("0F0 3F0 3B0 0B0", "2F0 1F0 2B0 1B0", ranks=(0, 1, 1, 0))
     assert "2F0 on rank 1 needs 1F0, which comes only later" in error_of(wrong).reason
-
-
-def test_links_number_the_way_of_a_microbatch_down_the_stages_and_back():
-    assert [link_needed(Op.F, stage, 3) for stage in range(3)] == [0, 1, 2]
-    assert [link_made(Op.F, stage, 3) for stage in range(3)] == [1, 2, 3]
-    assert [link_needed(Op.I, stage, 3) for stage in (2, 1, 0)] == [3, 4, 5]
-    assert [link_made(Op.I, stage, 3) for stage in (2, 1, 0)] == [4, 5, 6]
-    assert [link_needed(Op.W, stage, 3) for stage in (2, 1, 0)] == [4, 5, 6]
-    assert link_made(Op.W, 1, 3) is None
-    assert link_needed(Op.B, 1, 3) == link_needed(Op.I, 1, 3)
-
-
-@pytest.mark.parametrize(
-    ("action", "needed"),
-    [("0F2", None), ("2F2", "1F2"), ("2I2", "2F2"), ("1I2", "2I2"), ("1W2", "1I2"), ("0B2", "1I2")],
-)
-def test_the_fact_that_an_action_needs(action, needed):
-    fact = fact_needed(parse_action(action), 3)
-    assert fact == (None if needed is None else parse_action(needed))
 
 
 @pytest.mark.parametrize("p", [1, 3, 4])

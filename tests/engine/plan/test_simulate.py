@@ -138,30 +138,6 @@ def test_times_are_those_of_a_plain_simulation(simulation):
         assert pairs == [times[action] for action in row]
 
 
-def idle_shares(simulation, p):
-    """The three bubbles, from the spans alone."""
-    compute = [span for span in simulation.spans() if span.lane is Lane.COMPUTE]
-    busy = sum(span.end_ns - span.start_ns for span in compute)
-    makespan = max(s.end_ns for s in compute) - min(s.start_ns for s in compute)
-    longest = max(
-        max(s.end_ns for s in compute if s.rank == rank)
-        - min(s.start_ns for s in compute if s.rank == rank)
-        for rank in range(p)
-    )
-    return 1 - busy / (p * makespan), (p * makespan - busy) / busy, 1 - busy / (p * longest)
-
-
-@pytest.mark.parametrize("latency_ns", [0, 7])
-@pytest.mark.parametrize(("name", "v"), FAMILIES)
-def test_the_three_bubbles_follow_from_the_spans(name, v, latency_ns):
-    simulation = simulated(name, 4, 8, (12, 18, 6), TransferModel(latency_ns=latency_ns), v)
-    assert (
-        simulation.bubble_fraction,
-        simulation.bubble_idle_over_ideal,
-        simulation.bubble_max_stage_span,
-    ) == pytest.approx(idle_shares(simulation, 4), abs=1e-12)
-
-
 @pytest.mark.parametrize(("name", "v"), FAMILIES)
 def test_spans_hold_all_compute_and_both_ends_of_every_message(name, v):
     model = TransferModel(latency_ns=3, bytes_per_s=1e9, message_bytes=4)

@@ -51,11 +51,6 @@ def test_the_critical_path_of_spans_is_that_of_the_plan(schedule, latency_ms):
     assert walked == [a for a in path_of_plan(simulation) if a.op in COMPUTE_OPS]
 
 
-def test_a_plan_with_free_transfers_waits_for_stages_alone():
-    result = gaps(waits(spans_of(simulated("1f1b", 0))))
-    assert set(result.cause) == {Cause.STAGE, Cause.NO_WORK}
-
-
 def told(step: pd.DataFrame) -> list[tuple]:
     result = gaps(waits(Spans.of(step)))
     causes = [Cause(cause).name for cause in result.cause]

@@ -8,7 +8,6 @@ from engine.plan.schedules.registry import SCHEDULES, build_program
 from engine.plan.simulate import TransferModel, simulate, uniform
 from ppbench.analysis.metrics import (
     chosen_step,
-    median_step,
     rank_figures,
     run_figures,
     step_figures,
@@ -95,10 +94,6 @@ def test_a_runs_figures_are_medians_and_one_slow_step_does_not_move_them():
     figures = run_figures(steps_of(10, 12, 11, 900, 11))
     assert figures["step_with_optimizer_ns"] == 11
     assert figures["step_relative_deviation"] == pytest.approx(1 / 11)
-
-
-def test_the_median_step_is_a_step_that_was_measured():
-    assert median_step(steps_of(10, 30, 20, 40)) == 2
 
 
 @pytest.mark.parametrize(("choice", "step"), [("median", 2), ("slowest", 3), ("0", 0)])
