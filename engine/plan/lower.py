@@ -101,24 +101,20 @@ def lower(
     if not program.has_transfers:
         check_facts(program)
         ahead = min(look_ahead, program.table.num_actions) if policy is Policy.EARLY else 0
-        lowered = replace(program, actions=_with_transfers(program, ahead))
+        table, width, links = program.table, program.num_microbatches, num_links(program)
+        kinds = kinds_of(program.placement, width)
+        sent = filled(0, links * width), filled(0, links * width)  # in which order
+        num_sent = filled(0, links)
+        run(table.num_actions, kernels.order_messages, table.arrays, kinds, width, num_sent, *sent)
+        crossings = zip(program.num_of_kind, kinds.edge, strict=True)
+        num_messages = sum(num for num, edge in crossings if edge != kernels.NONE)
+        size = table.num_actions + 2 * num_messages
+        out = Table(filled(0, len(table) + 1), *(filled(0, size) for _ in range(3)))
+        arguments = table.arrays, kinds, width, ahead, sent, filled(0, links), out.arrays
+        run(table.num_actions, kernels.insert_transfers, *arguments)
+        lowered = replace(program, actions=out)
     prove_no_deadlock(lowered)
     return lowered
-
-
-def _with_transfers(program: Program, ahead: int) -> Table:
-    table, width, links = program.table, program.num_microbatches, num_links(program)
-    kinds = kinds_of(program.placement, width)
-    sent = filled(0, links * width), filled(0, links * width)  # in which order
-    num_sent = filled(0, links)
-    run(table.num_actions, kernels.order_messages, table.arrays, kinds, width, num_sent, *sent)
-    crossings = zip(program.num_of_kind, kinds.edge, strict=True)
-    num_messages = sum(num for num, edge in crossings if edge != kernels.NONE)
-    size = table.num_actions + 2 * num_messages
-    out = Table(filled(0, len(table) + 1), *(filled(0, size) for _ in range(3)))
-    arguments = table.arrays, kinds, width, ahead, sent, filled(0, links), out.arrays
-    run(table.num_actions, kernels.insert_transfers, *arguments)
-    return out
 
 
 class Sharing(StrEnum):
@@ -157,7 +153,15 @@ def prove_no_deadlock(lowered: Program, sharing: Sharing = Sharing.STAGE_EDGE) -
     arguments = arrays, kinds_of(lowered.placement, width), lines, walk, line, is_there
     index = run(num_actions, kernels.meet, *arguments)
     if index != kernels.NONE:
-        raise _wrong_message(lowered, index, lines[0], first)
+        receive = lowered.table.at(index)
+        send = counterpart(receive)
+        channel = edge_of(send)
+        head = lowered.table.at(first[lines[0][CODES[send.op] * lowered.num_stages + send.stage]])
+        reason = (
+            f"channel {channel.source}->{channel.target} would deliver microbatch "
+            f"{head.microbatch} to it"
+        )
+        raise ProgramError(lowered, *lowered.table.place(index), reason)
     _Hang(lowered, sharing, position, [one for one in first if one != kernels.NONE]).check()
 
 
@@ -190,19 +194,6 @@ def line_of(lowered: Program, sharing: Sharing, transfer: Action) -> _Line:
             return (rank, min(source, target), max(source, target))
         case Sharing.RANK:
             return (rank,)
-
-
-def _wrong_message(lowered: Program, index: int, lines: Ints, first: Ints) -> ProgramError:
-    """The error of a RECV that would take the message of another microbatch."""
-    receive = lowered.table.at(index)
-    send = counterpart(receive)
-    channel = edge_of(send)
-    found = lowered.table.at(first[lines[CODES[send.op] * lowered.num_stages + send.stage]])
-    reason = (
-        f"channel {channel.source}->{channel.target} would deliver microbatch "
-        f"{found.microbatch} to it"
-    )
-    return ProgramError(lowered, *lowered.table.place(index), reason)
 
 
 class _Hang:

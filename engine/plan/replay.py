@@ -166,8 +166,9 @@ def replay_all(lowered: Program, many: Sequence[Sequence[ReplicaTimes]]) -> Iter
     On all cores where there is much to do. Raises ProgramError where a stage is not on its rank,
     ValueError where times are missing or there are too many.
     """
-    table, width = columns_of(lowered, is_proved=True)
-    lanes = _lanes(lowered)
+    arrays, width = columns_of(lowered, is_proved=True)
+    table: tuple[Any, ...] = arrays
+    lanes: tuple[Any, ...] = _lanes(lowered)
     lengths = lowered.table.num_actions, len(lanes[1])
     if not all(many) or any(tuple(map(len, one)) != lengths for times in many for one in times):
         text = "expected of each replica the times of {} actions and {} collectives"
@@ -175,7 +176,7 @@ def replay_all(lowered: Program, many: Sequence[Sequence[ReplicaTimes]]) -> Iter
     num_actions = lengths[0] * sum(map(len, many))
     made_by = maker(num_actions)
     if made_by is listed:
-        table, lanes = (tuple(map(list, arrays)) for arrays in (table, lanes))
+        table, lanes = tuple(map(list, table)), tuple(map(list, lanes))
     kinds = kinds_of(lowered.placement, width, made_by)
     offset, codes = lowered.table.offset, lowered.table.op
     firsts = [

@@ -95,7 +95,8 @@ def attribute(
         * num_replicas
         for each in (Costs(costs.balanced().by_stage, {}), no_message, costs)
     ]
-    parts, replicas = PARTS, None
+    parts: Sequence[str] = PARTS
+    replicas: ReplicaCosts | None = None
     if num_replicas > 1 or lowered.has_collectives:
         replicas, parts = replica_costs(costs, spans, moved, joined), REPLICA_PARTS
         chain += [replicas.alike().times(lowered), replicas.times(lowered)]
@@ -128,7 +129,8 @@ def _rows(
     parts but the last two, and of each step.
     """
     by_worker = dict(iter(compute_spans(spans).groupby(["step", "replica", "rank"])))
-    began, rows = step_starts(spans), []
+    began = step_starts(spans)
+    rows: list[dict[str, int]] = []
     for (step, duration_ns), own_idle_ns in zip(step_ns.items(), exact, strict=True):
         number, took_ns = int(str(step)), int(duration_ns)
         for replica, of_replica in enumerate(zip(*chain, own_idle_ns, strict=True)):

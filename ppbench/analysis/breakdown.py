@@ -85,47 +85,23 @@ class Moved:
 def launch_figures(spans: pd.DataFrame) -> dict[SpanClass, Figure]:
     """Figures of a launch's classes, from the spans of all its steps and replicas."""
     num_steps = max(1, spans["step"].nunique() * spans["replica"].nunique())
-    return {
-        **_computations(spans, num_steps),
-        **_optimizers(spans, num_steps),
-        **_transfers(spans, num_steps),
-        **_collectives(spans, num_steps),
-        **_waiting(spans),
-    }
-
-
-def _computations(spans: pd.DataFrame, num_steps: int) -> dict[SpanClass, Figure]:
-    compute = compute_spans(spans)
-    return {
-        SpanClass(Kind.compute, int(str(stage)), str(op)): _figure(_durations(group), num_steps)
-        for (op, stage), group in compute.groupby(["op", "stage"])
-    }
-
-
-def _optimizers(spans: pd.DataFrame, num_steps: int) -> dict[SpanClass, Figure]:
     optimizer = spans[spans["op"] == Op.OPT.value]
-    return {
-        SpanClass(Kind.optimizer, int(str(rank))): _figure(_durations(group), num_steps)
-        for rank, group in optimizer.groupby("rank")
+    compute = compute_spans(spans)
+    durations: dict[SpanClass, pd.Series] = {}
+    for (op, stage), group in compute.groupby(["op", "stage"]):
+        durations[SpanClass(Kind.compute, int(str(stage)), str(op))] = _durations(group)
+    for rank, group in optimizer.groupby("rank"):
+        durations[SpanClass(Kind.optimizer, int(str(rank)))] = _durations(group)
+    for (source, target), group in messages(spans).groupby(["source", "target"]):
+        channel = SpanClass(Kind.transfer, int(str(source)), target=int(str(target)))
+        durations[channel] = group["moving_ns"]
+    # Of collectives, the times in which bytes move: waiting for other replicas is not theirs.
+    for (op, stage), group in collectives(spans).groupby(["op", "stage"], observed=True):
+        durations[SpanClass(Kind.collective, int(str(stage)), str(op))] = group["moving_ns"]
+    figures = {
+        own: Figure(float(ns.median()), len(ns) / num_steps) for own, ns in durations.items()
     }
-
-
-def _transfers(spans: pd.DataFrame, num_steps: int) -> dict[SpanClass, Figure]:
-    moved = messages(spans)
-    return {
-        SpanClass(Kind.transfer, int(str(source)), target=int(str(target))): _figure(
-            group["moving_ns"], num_steps
-        )
-        for (source, target), group in moved.groupby(["source", "target"])
-    }
-
-
-def _collectives(spans: pd.DataFrame, num_steps: int) -> dict[SpanClass, Figure]:
-    """Times in which bytes move; waiting for other replicas is not theirs."""
-    return {
-        SpanClass(Kind.collective, int(str(stage)), str(op)): _figure(group["moving_ns"], num_steps)
-        for (op, stage), group in collectives(spans).groupby(["op", "stage"], observed=True)
-    }
+    return {**figures, **_waiting(spans)}
 
 
 def _waiting(spans: pd.DataFrame) -> dict[SpanClass, Figure]:
@@ -142,10 +118,6 @@ def _waiting(spans: pd.DataFrame) -> dict[SpanClass, Figure]:
 
 def _durations(spans: pd.DataFrame) -> pd.Series:
     return spans["end_ns"] - spans["start_ns"]
-
-
-def _figure(durations: pd.Series, num_steps: int) -> Figure:
-    return Figure(float(durations.median()), len(durations) / num_steps)
 
 
 def of_whole_pipeline(figures: Figures) -> Figures:

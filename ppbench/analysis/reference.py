@@ -34,16 +34,12 @@ def reference_figures(ranks: Sequence[ReferenceTimes | None]) -> dict[str, objec
     return {
         "reference": known[0].name,
         "reference_ns": statistics.fmean(slowest_ns),
-        "reference_spread": statistics.fmean(map(_spread, places)),
+        "reference_spread": statistics.fmean(max(map(_deviation, place)) for place in places),
         "reference_share": max(rank.share for rank in known),
     }
 
 
-def _spread(place: Sequence[Sequence[int]]) -> float:
-    """The relative median absolute deviation of the repetitions, of the rank with the largest."""
-    return max(_deviation(times_ns) for times_ns in place)
-
-
 def _deviation(times_ns: Sequence[int]) -> float:
+    """The relative median absolute deviation of a rank's repetitions."""
     middle = statistics.median(times_ns)
     return statistics.median(abs(time_ns - middle) for time_ns in times_ns) / middle

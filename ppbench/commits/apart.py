@@ -74,12 +74,30 @@ def include_drift(
 
     The lines may be those of figures on one level: their medians become those that were measured.
     """
-    lines = [_with_own_medians(line, pairings) for line in lines]
+    by_pairing = {pairing.series: pairing for pairing in pairings}
+    own = []
+    for line in lines:
+        pairing, name = by_pairing[line.series], line.metric.name
+        base, head = (
+            float(figures.median()) if len(figures) else None
+            for figures in (pairing.base[name].dropna(), pairing.head[name].dropna())
+        )
+        own.append(replace(line, change=replace(line.change, base=base, head=head)))
+    lines = own
     by_series = {pairing.series: _sessions(pairing) for pairing in pairings}
     apart = {series: one for series, one in by_series.items() if one.apart}
     if not apart:
         return list(lines), list(one_session(lines, pairings))
-    drifts = _drifts(lines, pairings, apart, list(dict.fromkeys(stores)))
+    # The drift of each metric of the series whose sides share no sessions, or not alike.
+    known_stores = list(dict.fromkeys(stores))
+    launches = {
+        series: _launches_like(by_pairing[series].base.iloc[:1], known_stores) for series in apart
+    }
+    drifts = {
+        (line.series, line.metric): drift_in(launches[line.series], line.metric)
+        for line in lines
+        if line.series in apart
+    }
     wider = []
     for line in lines:
         drift = drifts.get((line.series, line.metric))
@@ -88,41 +106,36 @@ def include_drift(
             share = by_series[line.series].apart
             change = with_drift(line.metric, change, drift, share, len(pairings))
         wider.append(replace(line, change=change))
-    return wider, list(_never_shared(apart, drifts))
-
-
-def _with_own_medians(line: Line[S], pairings: Sequence[Pairing[S]]) -> Line[S]:
-    pairing = next(one for one in pairings if one.series == line.series)
-    base, head = (
-        float(figures.median()) if len(figures) else None
-        for figures in (side[line.metric.name].dropna() for side in (pairing.base, pairing.head))
-    )
-    return replace(line, change=replace(line.change, base=base, head=head))
+    alone = [series for series, sessions in apart.items() if sessions.are_never_shared]
+    begin = "base and head were never measured in one session, so the drift between sessions is in "
+    unknown = [
+        series.text
+        for series in alone
+        if not any(drift for (other, _), drift in drifts.items() if other == series)
+    ]
+    texts = []
+    if known := [series.text for series in alone if series.text not in unknown]:
+        found = [
+            f"{metric.name} {drift.deviation * 100:.2g} {'points' if metric.in_points else '%'} in "
+            f"{drift.num_sessions} sessions"
+            for (series, metric), drift in drifts.items()
+            if drift is not None and apart[series].are_never_shared
+        ]
+        sizes = "; ".join(dict.fromkeys(found))
+        texts.append(f"{begin}their difference and in its interval ({sizes}): {listed(known)}")
+    if unknown:
+        texts.append(
+            f"{begin}their difference, and its size is not known: {listed(unknown)}; it takes "
+            "launches of one commit in two sessions, or measure both sides in turn: ppbench "
+            "compare --run"
+        )
+    return wider, texts
 
 
 def _sessions(pairing: Pairing[S]) -> _Sessions:
     base, head = moments_of(pairing.base), moments_of(pairing.head)
     numbers = number_sessions([*base, *head])
     return _Sessions(tuple(numbers[: len(base)]), tuple(numbers[len(base) :]))
-
-
-def _drifts(
-    lines: Sequence[Line[S]],
-    pairings: Sequence[Pairing[S]],
-    apart: Mapping[S, _Sessions],
-    stores: Sequence[Store],
-) -> dict[tuple[S, Metric], Drift | None]:
-    """The drift of each metric of the series whose sides share no sessions, or not alike."""
-    launches = {
-        pairing.series: _launches_like(pairing.base.iloc[:1], stores)
-        for pairing in pairings
-        if pairing.series in apart
-    }
-    return {
-        (line.series, line.metric): drift_in(launches[line.series], line.metric)
-        for line in lines
-        if line.series in apart
-    }
 
 
 def drift_like(row: Mapping[Hashable, object], store: Store) -> Drift | None:
@@ -138,31 +151,3 @@ def _launches_like(launch: pd.DataFrame, stores: Sequence[Store]) -> pd.DataFram
     rows = pd.concat([store.runs(columns, same) for store in stores])
     rows = rows[rows["status"] == "ok"].drop_duplicates("run_id")
     return of_keys(rows, keys_of(rows), key)
-
-
-def _never_shared(
-    apart: Mapping[S, _Sessions], drifts: Mapping[tuple[S, Metric], Drift | None]
-) -> Iterable[str]:
-    alone = [series for series, sessions in apart.items() if sessions.are_never_shared]
-    begin = "base and head were never measured in one session, so the drift between sessions is in "
-    unknown = [
-        series.text
-        for series in alone
-        if not any(drift for (other, _), drift in drifts.items() if other == series)
-    ]
-    known = [series.text for series in alone if series.text not in unknown]
-    if known:
-        texts = [
-            f"{metric.name} {drift.deviation * 100:.2g} {'points' if metric.in_points else '%'} in "
-            f"{drift.num_sessions} sessions"
-            for (series, metric), drift in drifts.items()
-            if drift is not None and apart[series].are_never_shared
-        ]
-        sizes = "; ".join(dict.fromkeys(texts))
-        yield f"{begin}their difference and in its interval ({sizes}): {listed(known)}"
-    if unknown:
-        yield (
-            f"{begin}their difference, and its size is not known: {listed(unknown)}; it takes "
-            "launches of one commit in two sessions, or measure both sides in turn: ppbench "
-            "compare --run"
-        )

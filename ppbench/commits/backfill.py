@@ -19,8 +19,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ppbench.commits.bench import SILENT, Bench, Progress, Target, commit_values, read_tracked
-from ppbench.commits.launches import Launches
+from ppbench.commits.bench import SILENT, Bench, Progress, commit_values, read_tracked
 from ppbench.console import note
 from ppbench.errors import ExitCode, SweepInterruptedError, UsageError, first_line
 from ppbench.git import Repository
@@ -69,32 +68,58 @@ def backfill(
         tracked, folder, progress, overrides=overrides, retries_failed=retries_failed
     ) as bench:
         num_launches = launches or max(measure.launches for _, measure in bench.sweep.cases)
-        path, order = _chosen(bench.repository, span, every, most)
+        path = commits_of(bench.repository, span)
+        if most is not None:
+            order = order_of(len(path))[:most]
+        else:
+            places = sorted({0, *range(len(path) - 1, -1, -every)})
+            order = [places[index] for index in order_of(len(places))]
         targets = {place: bench.target(path[place]) for place in order}
         in_turn = list(targets.values())
+        missing = bench.lacking(in_turn, num_launches)
         if is_dry_run:
-            return BackfillResult(_plan(bench, in_turn, num_launches), (), is_dry_run=True)
+            plan = [
+                {
+                    **commit_values(target.commit),
+                    "status": "to measure" if target in missing else "stored",
+                }
+                for target in in_turn
+            ]
+            return BackfillResult(pd.DataFrame(plan), (), is_dry_run=True)
+        if num_done := len(in_turn) - len(missing):
+            note(f"{num_done} of {len(in_turn)} commits are measured already")
         try:
-            _measure(bench, in_turn, num_launches)
+            for count in range(1, num_launches + 1):
+                lacking = bench.lacking(missing, count)
+                num_later = (num_launches - count) * len(missing)
+                for place, target in enumerate(lacking):
+                    bench.measure(target, count, num_later + len(lacking) - place)
         except KeyboardInterrupt:
             num_done = len(in_turn) - len(bench.lacking(in_turn, num_launches))
             raise SweepInterruptedError(
                 f"stopped; {num_done} of {len(in_turn)} commits are measured, and kept"
             ) from None
-        rows = _rows(bench, [targets[place] for place in sorted(order)])
+        measured = [targets[place] for place in sorted(order)]
+        rows = []
+        for target, own in zip(measured, bench.launches(measured), strict=True):
+            for place, (case, measure) in enumerate(bench.sweep.cases):
+                settings = {**case.settings(), **measure.settings()}
+                speeds, tried = own.figures(place, SPEED), own.of_case(place)
+                failure, num_ok = own.failure(place), own.num_ok(place)
+                status = tried[-1].status if tried else "not measured"
+                rows.append(
+                    {
+                        **commit_values(target.commit),
+                        "case_id": case.case_id,
+                        **{axis: settings[axis] for axis in bench.sweep.axes},
+                        "num_launches": num_ok,
+                        "status": "ok" if num_ok else status,
+                        SPEED: statistics.median(speeds) if speeds else None,
+                        "error": first_line(failure.error) if failure else None,
+                    }
+                )
         axes = tuple(bench.sweep.axes) if len(bench.sweep.cases) > 1 else ()
         return BackfillResult(pd.DataFrame(rows), axes, is_dry_run=False)
-
-
-def _chosen(
-    repository: Repository, span: str, every: int, most: int | None
-) -> tuple[list[str], list[int]]:
-    """Return all commits of the range, oldest first, and the places to measure, in order."""
-    path = commits_of(repository, span)
-    if most is not None:
-        return path, order_of(len(path))[:most]
-    places = sorted({0, *range(len(path) - 1, -1, -every)})
-    return path, [places[index] for index in order_of(len(places))]
 
 
 def commits_of(repository: Repository, span: str) -> list[str]:
@@ -128,51 +153,3 @@ def order_of(count: int) -> list[int]:
             for one, other in ((start, middle), (middle, end)):
                 heapq.heappush(gaps, (one - other, count - 1 - other, other))
     return order
-
-
-def _measure(bench: Bench, targets: Sequence[Target], num_launches: int) -> None:
-    missing = bench.lacking(targets, num_launches)
-    if num_done := len(targets) - len(missing):
-        note(f"{num_done} of {len(targets)} commits are measured already")
-    for count in range(1, num_launches + 1):
-        lacking = bench.lacking(missing, count)
-        num_later = (num_launches - count) * len(missing)
-        for place, target in enumerate(lacking):
-            bench.measure(target, count, num_later + len(lacking) - place)
-
-
-def _plan(bench: Bench, targets: Sequence[Target], num_launches: int) -> pd.DataFrame:
-    """The commits in the order of measurement, and which of them are stored already."""
-    lacking = bench.lacking(targets, num_launches)
-    return pd.DataFrame(
-        [
-            {
-                **commit_values(target.commit),
-                "status": "to measure" if target in lacking else "stored",
-            }
-            for target in targets
-        ]
-    )
-
-
-def _rows(bench: Bench, targets: Sequence[Target]) -> list[dict[str, object]]:
-    return [
-        {**commit_values(target.commit), **_case_values(bench, launches, place)}
-        for target, launches in zip(targets, bench.launches(targets), strict=True)
-        for place in range(len(bench.sweep.cases))
-    ]
-
-
-def _case_values(bench: Bench, launches: Launches, place: int) -> dict[str, object]:
-    case, measure = bench.sweep.cases[place]
-    settings = {**case.settings(), **measure.settings()}
-    figures, rows = launches.figures(place, SPEED), launches.of_case(place)
-    failure = launches.failure(place)
-    return {
-        "case_id": case.case_id,
-        **{axis: settings[axis] for axis in bench.sweep.axes},
-        "num_launches": launches.num_ok(place),
-        "status": "ok" if launches.num_ok(place) else rows[-1].status if rows else "not measured",
-        SPEED: statistics.median(figures) if figures else None,
-        "error": first_line(failure.error) if failure else None,
-    }

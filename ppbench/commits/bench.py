@@ -16,17 +16,20 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import pandas as pd
 
 from ppbench.commits.launches import Launches, StoredLaunches
 from ppbench.commits.sides import WORKTREE
 from ppbench.commits.worktrees import Checkouts, SetupError
+from ppbench.comparison.known import known_of
+from ppbench.comparison.lines import Compared
+from ppbench.comparison.measurement import measure_until_decided
 from ppbench.comparison.repeats import is_lacking, most_repeats
 from ppbench.config.case import setting_of
 from ppbench.config.reader import read_sweep
@@ -50,9 +53,11 @@ from ppbench.run.machine.environment import default_device
 from ppbench.run.machine.measuring_code import code_hash
 from ppbench.run.records import write_failure
 from ppbench.run.sweep.plan import EACH_COMMIT, check_devices, items_of, sweep_id_of
+from ppbench.statistics.sequential import Look, Looks
 from ppbench.statistics.verdicts import SPEED
 from ppbench.store import Store, check_writable, new_run_id
 
+Result = TypeVar("Result")
 _CODE = Path("ppbench") / "__init__.py"
 """In a repository with this file, each commit is measured by its own ppbench."""
 _CHECKED_OUT = ("HEAD", "@", WORKTREE)
@@ -179,14 +184,14 @@ class Bench:
         self._only = tuple(only)
         self._stored = self._look_up()
 
-    def select_case(self, place: int) -> None:
-        self.select(self.conditions_of_case(place))
-
     def conditions_of_case(self, place: int) -> list[str]:
         """The conditions that only this case meets, as `--only` takes them."""
         keys = [key for key in known_keys() if key.replace(".", "_") in self.sweep.axes]
         values = {key: setting_of(*self.sweep.cases[place], key) for key in keys}
-        return [f"{key}={_as_toml(value)}" for key, value in values.items()]
+        return [
+            f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+            for key, value in values.items()
+        ]
 
     def target(self, name: str) -> Target:
         """The commit of a revision, branch or tag; `WORKTREE` is the tree as it is."""
@@ -249,27 +254,34 @@ class Bench:
         if error is not None and after.run_ids <= stored.run_ids:
             self._write_failures(target, missing, num_launches, error)
             after = self._stored.of(target.commit)
-        self.progress.end(self._outcome(after))
+        num_cases = len(self.sweep.cases)
+        failures = [row for place in range(num_cases) if (row := after.failure(place))]
+        if failures:
+            more = f" ({len(failures)} of {num_cases} cases)" if num_cases > 1 else ""
+            outcome = f"{failures[0].status}{more}: {first_line(failures[0].error)}"
+        elif num_cases > 1:
+            outcome = f"ok, {num_cases} cases"
+        else:
+            figures = ", ".join(f"{speed:,.0f}" for speed in after.figures(0, SPEED))
+            outcome = f"ok, {figures} tokens/s"
+        self.progress.end(outcome)
         return after
 
     def _missing(
         self, target: Target, stored: Launches, num_launches: int
     ) -> list[tuple[int, int]]:
         """The first launch that each case lacks: (place of the case, launch)."""
-        tried = self._tried.get(target.name, 0)
-        lacks = (
-            next((n for n in range(num_launches) if self._lacks(stored, place, n, tried)), None)
-            for place in range(len(self.sweep.cases))
-        )
-        firsts = [(place, n) for place, n in enumerate(lacks) if n is not None]
-        return [] if tried >= num_launches else firsts
-
-    def _lacks(self, stored: Launches, place: int, launch: int, tried: int) -> bool:
-        """Whether a launch of a case is to be made; `tried` were asked for by this process."""
-        if stored.does_not_run(place) and (tried or not self._retries_failed):
-            return False
-        retries = self._retries_failed and launch >= tried
-        return stored.is_missing(place, launch, retries_failed=retries)
+        tried = self._tried.get(target.name, 0)  # launches that this process has asked for
+        firsts = []
+        for place in range(len(self.sweep.cases)) if tried < num_launches else ():
+            if stored.does_not_run(place) and (tried or not self._retries_failed):
+                continue
+            for launch in range(num_launches):
+                retries = self._retries_failed and launch >= tried
+                if stored.is_missing(place, launch, retries_failed=retries):
+                    firsts.append((place, launch))
+                    break
+        return firsts
 
     def _start(self, target: Target, num_launches: int) -> str | None:
         """Run the sweep on a target; return the error, or None."""
@@ -281,8 +293,21 @@ class Bench:
             )
         except SetupError as error:
             return str(error)
-        folder = tree / _place_in(self.repository.root)
-        command = self._command(tree, num_launches)
+        here, root = Path.cwd().resolve(), self.repository.root.resolve()
+        folder = tree / (here.relative_to(root) if here.is_relative_to(root) else Path())
+        settings = [
+            *self._overrides,
+            f"measure.launches={num_launches}",
+            f"track.repo={json.dumps(str(tree), ensure_ascii=False)}",
+        ]
+        words = [word for setting in settings for word in ("--set", setting)]
+        words += [word for condition in self._only for word in ("--only", condition)]
+        words += ["--no-report", "--results", str(self._store.folder)]
+        words += ["--retry-failed"] * self._retries_failed
+        program = _PROGRAM.format(
+            each_commit=EACH_COMMIT, lifetime=lifetime.__file__, parent=os.getpid()
+        )
+        command = [sys.executable, "-c", program, "sweep", self.sweep.file, *words]
         ended = self.checkouts.run(command, tree, folder if folder.is_dir() else tree)
         if ended.exit_code == ExitCode.interrupted:
             raise KeyboardInterrupt
@@ -293,21 +318,6 @@ class Bench:
         if line.startswith(store) and not line.startswith(f"{store}/worktrees"):
             raise StoreError(text)  # not the commit's fault
         return text
-
-    def _command(self, tree: Path, num_launches: int) -> list[str]:
-        settings = [
-            *self._overrides,
-            f"measure.launches={num_launches}",
-            f"track.repo={json.dumps(str(tree), ensure_ascii=False)}",
-        ]
-        words = [word for setting in settings for word in ("--set", setting)]
-        program = _PROGRAM.format(
-            each_commit=EACH_COMMIT, lifetime=lifetime.__file__, parent=os.getpid()
-        )
-        words += [word for condition in self._only for word in ("--only", condition)]
-        options = [*words, "--no-report", "--results", str(self._store.folder)]
-        retry = ["--retry-failed"] * self._retries_failed
-        return [sys.executable, "-c", program, "sweep", self.sweep.file, *options, *retry]
 
     def _write_failures(
         self, target: Target, missing: list[tuple[int, int]], num_launches: int, error: str
@@ -325,26 +335,6 @@ class Bench:
         for place, launch in missing:
             index = launch * len(cases) + place  # items are in this order
             write_failure(job, items[index], Attempt(index, new_run_id(), 1), judgement)
-
-    def _outcome(self, stored: Launches) -> str:
-        """The figures of the one case, or how many cases are ok; else the first failure."""
-        num_cases = len(self.sweep.cases)
-        failures = [row for place in range(num_cases) if (row := stored.failure(place))]
-        if failures:
-            more = f" ({len(failures)} of {num_cases} cases)" if num_cases > 1 else ""
-            return f"{failures[0].status}{more}: {first_line(failures[0].error)}"
-        figures = ", ".join(f"{speed:,.0f}" for speed in stored.figures(0, SPEED))
-        return f"ok, {num_cases} cases" if num_cases > 1 else f"ok, {figures} tokens/s"
-
-
-def _as_toml(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _place_in(root: Path) -> Path:
-    """The working directory relative to the repository; its root if we are outside."""
-    here = Path.cwd().resolve()
-    return here.relative_to(root.resolve()) if here.is_relative_to(root.resolve()) else Path()
 
 
 @dataclass
@@ -373,10 +363,26 @@ class Rounds:
             sides = (self.base, self.head) if count % 2 else (self.head, self.base)
             for side in sides:
                 stored = self._launched(side, count)
-                if count == 1:
-                    _check_runs(self.bench, side, stored)
+                failures = [stored.failure(place) for place in range(len(self.bench.sweep.cases))]
+                if count == 1 and all(failures) and failures[0] is not None:
+                    why = f"{failures[0].status}: {first_line(failures[0].error)}"
+                    raise LaunchError(f"{side.label}: does not run: {why}")
             self.num_done = count
         return (self.bench.num_starts - starts) / 2
+
+    def until_decided(
+        self,
+        most_launches: int,
+        judged: Callable[[Look], Result],
+        compared_of: Callable[[Result], Compared[Any]],
+        metrics: Collection[str],
+    ) -> tuple[Result, Looks]:
+        """Launch both sides until the verdicts of these metrics are decided. Raises UsageError."""
+        known = known_of(self.bench.sweep, self.bench.results, num_sides=2)
+        say = self.bench.progress.say
+        return measure_until_decided(
+            most_launches, self.bring_to, judged, compared_of, metrics, known, say
+        )
 
     def _launched(self, side: Target, count: int) -> Launches:
         """Bring a side to so many launches; disturbed ones are made again, so often at most."""
@@ -411,8 +417,26 @@ def rounds_of(
     if sweep is None:
         raise UsageError("--run: needs SWEEP, the sweep file to be measured")
     with Bench(sweep, results, progress, is_fresh=True, after=after) as bench:
-        rounds = Rounds(bench, *_targets(bench, base, head))
-        _note_fresh(bench, rounds.base, rounds.head)
+        repository = bench.repository
+        base = base or repository.default_base(None if head == WORKTREE else head)
+        first = bench.target(base)
+        last = bench.target(WORKTREE if head in _CHECKED_OUT else head)
+        if first.name == last.name:
+            raise UsageError(
+                f"{first.label}: is both sides, with no uncommitted changes; name two commits"
+            )
+        if last.commit.is_dirty:
+            note(f"{repository.root}: has uncommitted changes; measured as it is, in place")
+        for side, launches in zip((first, last), bench.launches((first, last)), strict=True):
+            nums = [launches.num_done(place) for place in range(len(bench.sweep.cases))]
+            if any(nums):
+                count = " to ".join(map(str, dict.fromkeys((min(nums), max(nums)))))
+                word = "launch" if count == "1" else "launches"
+                note(
+                    f"{side.label}: takes {count} {word} of the last hour, and makes only what is "
+                    "missing; to make all anew, name another store: --results DIR"
+                )
+        rounds = Rounds(bench, first, last)
         try:
             yield rounds
         except KeyboardInterrupt:
@@ -439,40 +463,3 @@ def measure_sides(
     with rounds_of(sweep, base, head, results, progress, after) as rounds:
         rounds.bring_to(launches)
         return rounds.names
-
-
-def _targets(bench: Bench, base: str | None, head: str) -> tuple[Target, Target]:
-    """The commits of both sides. Raises UsageError where they are the same."""
-    repository = bench.repository
-    base = base or repository.default_base(None if head == WORKTREE else head)
-    first = bench.target(base)
-    last = bench.target(WORKTREE if head in _CHECKED_OUT else head)
-    if first.name == last.name:
-        raise UsageError(
-            f"{first.label}: is both sides, with no uncommitted changes; name two commits"
-        )
-    if last.commit.is_dirty:
-        note(f"{repository.root}: has uncommitted changes; measured as it is, in place")
-    return first, last
-
-
-def _note_fresh(bench: Bench, *sides: Target) -> None:
-    """Say which launches of the last hour count, so that nobody waits for others or wonders."""
-    for side, launches in zip(sides, bench.launches(sides), strict=True):
-        nums = [launches.num_done(place) for place in range(len(bench.sweep.cases))]
-        if any(nums):
-            ends = dict.fromkeys((min(nums), max(nums)))
-            count = " to ".join(map(str, ends))
-            word = "launch" if count == "1" else "launches"
-            note(
-                f"{side.label}: takes {count} {word} of the last hour, and makes only what is "
-                "missing; to make all anew, name another store: --results DIR"
-            )
-
-
-def _check_runs(bench: Bench, side: Target, stored: Launches) -> None:
-    """Raises LaunchError if no case of a side runs: there is nothing to compare."""
-    failures = [stored.failure(place) for place in range(len(bench.sweep.cases))]
-    if all(failures) and failures[0] is not None:
-        why = f"{failures[0].status}: {first_line(failures[0].error)}"
-        raise LaunchError(f"{side.label}: does not run: {why}")

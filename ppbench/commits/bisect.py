@@ -43,8 +43,8 @@ from ppbench.statistics.bisection import (
     search_first_bad,
 )
 from ppbench.statistics.noise import measure_noise
+from ppbench.statistics.sequential import Stop
 from ppbench.statistics.slowdowns import Slowdown, is_disturbed
-from ppbench.statistics.until_decided import Stop
 from ppbench.statistics.verdicts import DiscountReason, Metric, Noise
 from ppbench.store import Store
 
@@ -213,16 +213,32 @@ class _Bisection:
 
     def run(self) -> BisectionResult:
         """Measure until the answer is known, or no more launches are allowed."""
-        if self._may_launch():
-            self._say_beforehand()
+        if self._may_launch():  # how long a launch takes, and which change the ends show
+            known = known_of(self.bench.sweep, self.bench.results, num_sides=1)
+            say, num_commits = self.bench.progress.say, len(self.targets) - 1
+            fewest = fewest_launches(num_commits)
+            text = f"at least {fewest} launches for {counted(num_commits, 'commit')}"
+            if (took_s := known.round_s) is not None:
+                text += f", {duration(fewest * took_s)}: one takes about {duration(took_s)}"
+            say(text)
+            if known.noise is None:
+                say("no noise is known yet: which change can be found is said after some launches")
+            else:
+                self._say_reach(known.noise, "noise of stored launches")
         if len(self.bench.sweep.cases) > 1:
-            self.bench.select_case(self._case_that_differs_most())
+            place = self._case_that_differs_most()
+            self.bench.select(self.bench.conditions_of_case(place))
             self.launches = self.bench.launches(self.targets)
         search = self._search(0)
         while search.next_commit is not None and self._may_launch():
             self._launch(search.next_commit)
             search = self._search(0)
-            self.bench.progress.say(f"  {self._so_far(search)}")
+            so_far = "the ends are measured first"
+            is_known = search.ratio is not None or search.difference is not None
+            if is_known and search.earliest <= search.latest:
+                last = self.targets[search.latest].label
+                so_far = f"likeliest so far: {last} ({search.confidence:.0%})".replace("%", " %")
+            self.bench.progress.say(f"  {so_far}")
         case = self.bench.sweep.cases[0][0]
         return BisectionResult(
             self.metric,
@@ -235,22 +251,6 @@ class _Bisection:
             self.num_made,
         )
 
-    def _say_beforehand(self) -> None:
-        """Say how long a launch takes, and which change the ends show if the noise is known."""
-        known = known_of(self.bench.sweep, self.bench.results, num_sides=1)
-        say = self.bench.progress.say
-        fewest = fewest_launches(len(self.targets) - 1)
-        text = f"at least {fewest} launches for {counted(len(self.targets) - 1, 'commit')}"
-        if known.round_s is not None:
-            text += (
-                f", {duration(fewest * known.round_s)}: one takes about {duration(known.round_s)}"
-            )
-        say(text)
-        if known.noise is None:
-            say("no noise is known yet: which change can be found is said after some launches")
-        else:
-            self._say_reach(known.noise, "noise of stored launches")
-
     def _say_reach(self, noise: Noise, origin: str) -> None:
         """Say once which change between the ends is found with how many launches of each."""
         found = ", ".join(f"{percent(change)} with {num}" for num, change in reach_of_ends(noise))
@@ -259,15 +259,6 @@ class _Bisection:
             f"({origin} {percent(noise.deviation)})"
         )
         self.is_reach_said = True
-
-    def _say_reach_of_launches(self) -> None:
-        """Say it by the noise of the launches so far, if none was known."""
-        cases = range(len(self.bench.sweep.cases))
-        ends = (self.launches[0], self.launches[-1])
-        figures = [end.figures(place, self.metric) for place in cases for end in ends]
-        in_points = METRICS[self.metric].in_points
-        if not self.is_reach_said and all(len(own) > 1 for own in figures):
-            self._say_reach(measure_noise(figures, in_points=in_points).noise, "noise so far")
 
     def _case_that_differs_most(self) -> int:
         """Measure the ends until one case differs significantly, or none will."""
@@ -300,17 +291,14 @@ class _Bisection:
         return search_first_bad(
             figures,
             runs,
-            self._noise(place),
+            self.noises.get(key_of(*self.bench.sweep.cases[place])),
             confidence=self.confidence,
             in_points=metric.in_points,
             slow_sign=metric.slow_sign,
         )
 
-    def _noise(self, place: int) -> Noise | None:
-        """The noise of a case on this machine, by launches of commits that are not searched."""
-        return self.noises.get(key_of(*self.bench.sweep.cases[place]))
-
     def _noises_of_others(self) -> dict[Key, Noise]:
+        """The noise of each case on this machine, by launches of commits that are not searched."""
         if not self.bench.results.exists():
             return {}
         metric, keys = METRICS[self.metric], [key_of(*each) for each in self.bench.sweep.cases]
@@ -337,16 +325,14 @@ class _Bisection:
     def _check_runs(self, end: int, place: int) -> None:
         """Raises LaunchError for an end that does not run: nothing can be compared with it."""
         if not self._runs_at(end, place):
+            failure = self.launches[end].last_failure(place)
+            why = f"Its runs have no {self.metric}."
+            if failure is not None:
+                why = f"{failure.status}: {first_line(failure.error)}"
             raise LaunchError(
                 f"{self.targets[end].label}: does not run, and so cannot be an end of the search; "
-                f"name another commit. {self._why(end, place)}"
+                f"name another commit. {why}"
             )
-
-    def _why(self, commit: int, place: int) -> str:
-        failure = self.launches[commit].last_failure(place)
-        if failure is None:
-            return f"Its runs have no {self.metric}."
-        return f"{failure.status}: {first_line(failure.error)}"
 
     def _may_launch(self) -> bool:
         return self.max_launches is None or self.num_made < self.max_launches
@@ -362,18 +348,18 @@ class _Bisection:
         self.is_retry_due[commit] = False
         has_more = self._num_figures(commit) > before
         self.fruitless[commit] = 0 if has_more else self.fruitless[commit] + 1
-        self._say_reach_of_launches()
+        # Say which change is found by the noise of the launches so far, if none was known.
+        cases = range(len(self.bench.sweep.cases))
+        ends = (self.launches[0], self.launches[-1])
+        figures = [end.figures(place, self.metric) for place in cases for end in ends]
+        in_points = METRICS[self.metric].in_points
+        if not self.is_reach_said and all(len(own) > 1 for own in figures):
+            self._say_reach(measure_noise(figures, in_points=in_points).noise, "noise so far")
 
     def _num_figures(self, commit: int) -> int:
         cases = range(len(self.bench.sweep.cases))
         launches = self.launches[commit]
         return sum(len(launches.figures(place, self.metric)) for place in cases)
-
-    def _so_far(self, search: Search) -> str:
-        if (search.ratio is None and search.difference is None) or search.earliest > search.latest:
-            return "the ends are measured first"
-        last = self.targets[search.latest].label
-        return f"likeliest so far: {last} ({search.confidence:.0%})".replace("%", " %")
 
 
 def _counting(launches: Launches, case: int, metric: Metric) -> dict[int, Launch]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 from ppbench.commits.advice import check_command
 from ppbench.commits.bench import SILENT, Progress, read_tracked, rounds_of
 from ppbench.commits.comparison import (
-    at_look,
     compare_sides,
-    judge_of,
     of_sweep,
     places_of,
 )
@@ -27,7 +24,6 @@ from ppbench.commits.gate import (
     limits_of,
     read_accepted,
 )
-from ppbench.commits.sequence import judge_until_decided
 from ppbench.commits.sides import (
     SHORT,
     WORKTREE,
@@ -41,9 +37,7 @@ from ppbench.comparison.lines import SHOWN, read_metrics
 from ppbench.config.sweep import Sweep, read_share
 from ppbench.console import note
 from ppbench.errors import LaunchError, NotMeasuredError, UsageError
-from ppbench.git import Repository
-from ppbench.statistics.until_decided import Look
-from ppbench.statistics.verdicts import Metric
+from ppbench.statistics.sequential import Look
 
 
 def check(
@@ -65,102 +59,79 @@ def check(
     measured first, so often each, and with `max_launches` until the verdicts are decided. Raises
     UsageError, NotMeasuredError, StoreError and SweepInterruptedError.
     """
-    request = _Request(
-        None if sweep is None else read_tracked(sweep),
-        None if threshold is None else read_share("--threshold", threshold),
-        tuple(read_metrics(metrics, GATED)),
-        tuple(read_metrics([*metrics, *SHOWN])),
-        Path(results),
-        datetime.now(UTC),
-        partial(_again, base, head, Path(results)),
-    )
+    begun, folder = datetime.now(UTC), Path(results)
+    tracked = None if sweep is None else read_tracked(sweep)
+    default = None if threshold is None else read_share("--threshold", threshold)
+    gated, shown = read_metrics(metrics, GATED), read_metrics([*metrics, *SHOWN])
+
+    def again(planned: Sweep | None) -> str:
+        """The check that measures both sides first."""
+        file = None if planned is None else planned.file
+        return check_command(file, base, None if head == WORKTREE else head, folder)
+
+    def judged(
+        base: str | None, head: str, *, is_fresh: bool = False, look: Look | None = None
+    ) -> GateResult:
+        """Judge two sides, with `is_fresh` by their launches of the last hour."""
+        planned = tracked
+        places = replace(places_of(planned, folder), check=again(planned))
+        last = find_side(head, places)
+        if planned is None:
+            planned, notes = _sweep_of(last)
+            last = replace(last, notes=(*last.notes, *notes))
+            places = replace(places_of(planned, folder), check=again(planned))
+        first = _base(base, last, places)
+        if set(first.runs["run_id"]) & set(last.runs["run_id"]):
+            raise UsageError(
+                f"base ({first.title}) and head ({last.title}): are the same runs; name two"
+            )
+        if is_fresh:
+            first, last = both_fresh(first, last, begun)
+        # The file that was found may have other cases by now: only a named one chooses cases.
+        first, last = of_sweep(first, tracked), of_sweep(last, tracked)
+        accepted: list[Accepted] = []  # the entries in force between base and head
+        accepting = None if planned is None else accept_file(planned)
+        if accepting is not None:
+            repository = places.repository()
+            entries = read_accepted(accepting, repository)
+            lost = [
+                f"{accepting}: an entry is not in force: {entry.problem}; delete it if its commit "
+                "was squashed or rebased away, or name the new one"
+                for entry in entries
+                if entry.problem
+            ]
+            last = replace(last, notes=(*last.notes, *lost))
+            if first.commit is not None and last.commit is not None:
+                accepted = in_force(entries, repository, first.commit, last.commit)
+        limits = limits_of(planned, default, accepted, has_all=tracked is not None)
+        compared = compare_sides(
+            first,
+            last,
+            shown,
+            limits.floor_of,
+            again=again(planned),
+            look=look,
+            sweep_file=None if tracked is None else tracked.file,
+        )
+        return judge(compared, gated, limits)
+
     if launches is None and max_launches is None:
-        return request.judged(base, head)
-    with rounds_of(request.sweep, base, head, request.results, progress) as rounds:
+        return judged(base, head)
+    with rounds_of(tracked, base, head, folder, progress) as rounds:
         try:
             if max_launches is not None:
-                result, looks = judge_until_decided(
-                    rounds,
+                result, looks = rounds.until_decided(
                     max_launches,
-                    lambda look: request.judged(*rounds.names, is_fresh=True, look=look),
-                    lambda judged: judged.comparison,
-                    {metric.name for metric in request.gated},
+                    lambda look: judged(*rounds.names, is_fresh=True, look=look),
+                    lambda result: result.comparison,
+                    {metric.name for metric in gated},
                 )
                 return replace(result, comparison=replace(result.comparison, looks=looks))
             rounds.bring_to(launches or 0)
         except LaunchError as error:  # it has rows, and is a failure like any other
             note(f"warning: {error}")
-            return request.judged(base, head, is_fresh=True)
-        return request.judged(*rounds.names, is_fresh=True)
-
-
-@dataclass(frozen=True)
-class _Request:
-    """What the gate judges, and by which thresholds, whatever its sides are."""
-
-    sweep: Sweep | None
-    threshold: float | None
-    gated: tuple[Metric, ...]
-    shown: tuple[Metric, ...]
-    results: Path
-    begun: datetime
-    again: Callable[[Sweep | None], str]  # the check that measures both sides first
-
-    def judged(
-        self,
-        base: str | None,
-        head: str,
-        *,
-        is_fresh: bool = False,
-        look: Look | None = None,
-    ) -> GateResult:
-        """Judge two sides, with `is_fresh` by their launches of the last hour.
-
-        At a `look` they are the first so many of these, and the verdicts are those of that look.
-        """
-        first, last, planned, places = _sides(self.sweep, base, head, self.results, self.again)
-        if is_fresh:
-            first, last = both_fresh(first, last, self.begun)
-        # The file that was found may have other cases by now: only a named one chooses cases.
-        first, last = of_sweep(first, self.sweep), of_sweep(last, self.sweep)
-        first, last = at_look(look, first, last)
-        accepted, notes = _accepted(planned, places, first, last)
-        last = replace(last, notes=(*last.notes, *notes))
-        limits = limits_of(planned, self.threshold, accepted, has_all=self.sweep is not None)
-        compared = compare_sides(
-            *(first, last, self.shown, limits.floor_of),
-            again=self.again(planned),
-            judge=judge_of(look),
-        )
-        return judge(compared, self.gated, limits)
-
-
-def _again(base: str | None, head: str, results: Path, sweep: Sweep | None) -> str:
-    """The check that measures both sides first."""
-    named = None if head == WORKTREE else head
-    return check_command(None if sweep is None else sweep.file, base, named, results)
-
-
-def _sides(
-    named: Sweep | None,
-    base: str | None,
-    head: str,
-    results: Path,
-    again: Callable[[Sweep | None], str],
-) -> tuple[Side, Side, Sweep | None, Places]:
-    """Both sides, the sweep whose thresholds hold, and where names are looked up."""
-    sweep, places = named, replace(places_of(named, results), check=again(named))
-    last = find_side(head, places)
-    if sweep is None:
-        sweep, notes = _sweep_of(last)
-        last = replace(last, notes=(*last.notes, *notes))
-        places = replace(places_of(sweep, results), check=again(sweep))
-    first = _base(base, last, places)
-    if set(first.runs["run_id"]) & set(last.runs["run_id"]):
-        raise UsageError(
-            f"base ({first.title}) and head ({last.title}): are the same runs; name two"
-        )
-    return first, last, sweep, places
+            return judged(base, head, is_fresh=True)
+        return judged(*rounds.names, is_fresh=True)
 
 
 def _sweep_of(head: Side) -> tuple[Sweep | None, tuple[str, ...]]:
@@ -192,7 +163,14 @@ def _base(name: str | None, head: Side, places: Places) -> Side:
     try:
         return revision_side(sha, sha, repository, places)
     except NotMeasuredError as error:
-        nearest = _nearest(sha, head, repository, places)
+        # Its newest ancestor whose clean runs have a case and machine of head.
+        runs = places.store.runs(["case_id", "fingerprint", "commit", "status", "is_dirty"])
+        is_like = runs["case_id"].isin(head.runs["case_id"])
+        is_like &= runs["fingerprint"].isin(head.runs["fingerprint"])
+        clean = runs[is_like & (runs["status"] == "ok") & ~runs["is_dirty"].eq(True)]
+        order = repository.positions(clean["commit"].dropna().unique())
+        newest_first = sorted(order, key=lambda commit: -order[commit])
+        nearest = next((one for one in newest_first if repository.is_ancestor(one, sha)), None)
         if nearest is None:
             raise NotMeasuredError(f"base {error}") from None
         side = revision_side(nearest, nearest, repository, places)
@@ -201,34 +179,3 @@ def _base(name: str | None, head: Side, places: Places) -> Side:
             "of its ancestors that is"
         )
         return replace(side, notes=(text, *side.notes))
-
-
-def _nearest(sha: str, head: Side, repository: Repository, places: Places) -> str | None:
-    """The newest ancestor of a commit whose clean runs have a case and machine of head."""
-    runs = places.store.runs(["case_id", "fingerprint", "commit", "status", "is_dirty"])
-    is_like = runs["case_id"].isin(head.runs["case_id"])
-    is_like &= runs["fingerprint"].isin(head.runs["fingerprint"])
-    clean = runs[is_like & (runs["status"] == "ok") & ~runs["is_dirty"].eq(True)]
-    order = repository.positions(clean["commit"].dropna().unique())
-    newest_first = sorted(order, key=lambda commit: -order[commit])
-    return next((commit for commit in newest_first if repository.is_ancestor(commit, sha)), None)
-
-
-def _accepted(
-    sweep: Sweep | None, places: Places, base: Side, head: Side
-) -> tuple[list[Accepted], list[str]]:
-    """The entries in force between base and head, and notes. Raises SweepFileError."""
-    file = None if sweep is None else accept_file(sweep)
-    if file is None:
-        return [], []
-    repository = places.repository()
-    entries = read_accepted(file, repository)
-    notes = [
-        f"{file}: an entry is not in force: {entry.problem}; delete it if its commit was squashed "
-        "or rebased away, or name the new one"
-        for entry in entries
-        if entry.problem
-    ]
-    if base.commit is None or head.commit is None:
-        return [], notes
-    return in_force(entries, repository, base.commit, head.commit), notes

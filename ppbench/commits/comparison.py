@@ -19,17 +19,21 @@ import pandas as pd
 
 from ppbench.commits.advice import COMPARE, compare_command, near
 from ppbench.commits.apart import include_drift, on_one_level
-from ppbench.commits.bench import SILENT, Progress, measure_sides, read_tracked, rounds_of
-from ppbench.commits.sequence import judge_until_decided
+from ppbench.commits.bench import SILENT, Progress, read_tracked, rounds_of
 from ppbench.commits.sides import WORKTREE, Places, Side, both_fresh, find_side
 from ppbench.comparison import notes
 from ppbench.comparison.across import Across, AxisQuestion, compare_across
 from ppbench.comparison.contrast_runs import measure_across
-from ppbench.comparison.launches import MEASURED_ALIKE, SETTINGS, Key, keys_of
+from ppbench.comparison.launches import (
+    MEASURED_ALIKE,
+    SETTINGS,
+    Key,
+    keys_of,
+    without_times_of_files,
+)
 from ppbench.comparison.lines import (
     Breakdown,
     Compared,
-    Judge,
     Line,
     Pairing,
     break_down_pairing,
@@ -39,13 +43,12 @@ from ppbench.comparison.lines import (
     read_metrics,
 )
 from ppbench.comparison.noise import noises_of, slowdowns_and_launches
-from ppbench.config.case import TIMES
 from ppbench.config.sweep import Sweep
 from ppbench.display.cases import case_text, varying_axes
 from ppbench.errors import UsageError
 from ppbench.run.sweep.progress import Display
 from ppbench.statistics import verdicts
-from ppbench.statistics.until_decided import Look
+from ppbench.statistics.sequential import Look
 from ppbench.statistics.verdicts import FLOOR, SPEED, Metric
 from ppbench.store import Store
 
@@ -72,32 +75,44 @@ class Comparison(Compared[Series]):
     head: Side
     axes: tuple[str, ...]  # settings in which the cases differ
     texts: Mapping[str, str]  # of every case of either side, by its id
+    sweep_file: str | None  # that was named, or from which the runs of both sides come
 
     def __repr__(self) -> str:
         names = f"{self.base.name} with {self.head.name}"
         return f"<Comparison of {names}: {self.counts() or 'no case in common'}>"
 
 
-FloorOf = Callable[[Series], float]
-
-
 def compare_sides(
     base: Side,
     head: Side,
     metrics: Sequence[Metric],
-    floor_of: FloorOf = lambda _: FLOOR,
+    floor_of: Callable[[Series], float] = lambda _: FLOOR,
     *,
     again: str = COMPARE,
-    judge: Judge = verdicts.compare,
+    look: Look | None = None,
+    sweep_file: str | None = None,
 ) -> Comparison:
     """Compare every case that both sides have, in the order of the head's sweep.
 
-    `again` is the command that measures both sides; `judge` gives the verdicts. Raises StoreError.
+    `again` is the command that measures both sides. At a `look` only the first so many launches
+    count, and the verdicts are those of that look. `sweep_file` is the one that was named. Raises
+    StoreError.
     """
-    axes, texts = _texts(base, head)
+    if look is not None:
+        base, head = (side.first(look.num_launches) for side in (base, head))
+    judge = verdicts.compare if look is None else look.judge
+    every = pd.concat([head.runs, head.failed, base.runs, base.failed])
+    cases = without_times_of_files(every.drop_duplicates("case_id"))
+    axes = varying_axes(cases) if len(cases) else ()
+    texts = {str(row["case_id"]): case_text(row, axes) for _, row in cases.iterrows()}
     in_order = head.runs.sort_values("position", kind="stable")
     known = set(keys_of(base.runs))
-    shared = _series([key for key in dict.fromkeys(keys_of(in_order)) if key in known], texts)
+    shared_keys = [key for key in dict.fromkeys(keys_of(in_order)) if key in known]
+    shared = []  # measurement settings are named where one case has several
+    for key in shared_keys:
+        alike = [other for other in shared_keys if other[:2] == key[:2]]
+        words = [texts[key[0]], *_differing_settings(key, alike)]
+        shared.append(Series(key[0], key[1], ", ".join(words), key))
     # What is usual, and the noise, are found among all runs of the sides' stores.
     machines = {str(name) for side in (base, head) for name in side.runs["fingerprint"].dropna()}
     slowdowns, launches = slowdowns_and_launches((base.store, head.store), machines, metrics)
@@ -130,21 +145,11 @@ def compare_sides(
         head=head,
         axes=axes,
         texts=texts,
+        sweep_file=sweep_file_of(base, head, sweep_file),
         pairings={pairing.series: pairing for pairing in pairings},
         lines=tuple(lines),
         notes=tuple(dict.fromkeys(found)),
     )
-
-
-def _series(keys: Sequence[Key], texts: Mapping[str, str]) -> list[Series]:
-    """Name the series; measurement settings are added where one case has several."""
-    named = []
-    for key in keys:
-        case_id, fingerprint, *_ = key
-        alike = [other for other in keys if other[:2] == key[:2]]
-        words = [texts[case_id], *_differing_settings(key, alike)]
-        named.append(Series(case_id, fingerprint, ", ".join(words), key))
-    return named
 
 
 def _differing_settings(key: Key, others: Sequence[Key]) -> list[str]:
@@ -154,23 +159,6 @@ def _differing_settings(key: Key, others: Sequence[Key]) -> list[str]:
         for name, value, *values in zip(MEASURED_ALIKE, key, *others, strict=True)
         if name in SETTINGS and set(values) - {value}
     ]
-
-
-def _machines(runs: pd.DataFrame) -> set[tuple[str, str]]:
-    """Pairs of case and fingerprint."""
-    return {(case_id, fingerprint) for case_id, fingerprint, *_ in keys_of(runs)}
-
-
-def _texts(base: Side, head: Side) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the settings in which cases differ, and the name of each case.
-
-    The times from a file of costs are not part of a case.
-    """
-    every = pd.concat([head.runs, head.failed, base.runs, base.failed])
-    cases = every.drop_duplicates("case_id").copy()
-    cases.loc[cases["emulated_costs"].fillna("") != "", list(TIMES)] = "[]"
-    axes = varying_axes(cases) if len(cases) else ()
-    return axes, {str(row["case_id"]): case_text(row, axes) for _, row in cases.iterrows()}
 
 
 def of_series(runs: pd.DataFrame, series: Series) -> pd.DataFrame:
@@ -192,8 +180,21 @@ def _notes(
     texts: Mapping[str, str],
     lines: Sequence[Line[Series]],
 ) -> Iterable[str]:
-    yield from _one_sided(base, head, texts)
-    yield from _other_machines(base, head, texts)
+    ids = [set(side.runs["case_id"]) | set(side.failed["case_id"]) for side in (base, head)]
+    for only, word in ((ids[0] - ids[1], "base"), (ids[1] - ids[0], "head")):
+        if only:
+            yield f"only {word} has {listed(sorted(texts[str(case_id)] for case_id in only))}"
+    machines = [{key[:2] for key in keys_of(side.runs)} for side in (base, head)]
+    cases = {case for case, _ in machines[0]} & {case for case, _ in machines[1]}
+    for only, word in ((machines[0] - machines[1], "base"), (machines[1] - machines[0], "head")):
+        for machine in sorted({fingerprint for case, fingerprint in only if case in cases}):
+            names = sorted(
+                texts[case] for case, other in only if other == machine and case in cases
+            )
+            yield (
+                f"only {word} was measured on the machine {machine} ({listed(names)}): these runs "
+                "are not compared, since machines differ in more than the code"
+            )
     yield from _other_settings(base, head, texts)
     known = {launch.run_id for line in lines for launch in line.discounted}
     for side, word in ((base, "base"), (head, "head")):
@@ -214,28 +215,6 @@ def _notes(
         )
     runs = [of_series(side.runs, series) for side in (base, head) for series in shared]
     yield from notes.cautions(pd.concat(runs or [base.runs]))
-
-
-def _one_sided(base: Side, head: Side, texts: Mapping[str, str]) -> Iterable[str]:
-    ids = [set(side.runs["case_id"]) | set(side.failed["case_id"]) for side in (base, head)]
-    for only, word in ((ids[0] - ids[1], "base"), (ids[1] - ids[0], "head")):
-        if only:
-            yield f"only {word} has {listed(sorted(texts[str(case_id)] for case_id in only))}"
-
-
-def _other_machines(base: Side, head: Side, texts: Mapping[str, str]) -> Iterable[str]:
-    keys = [_machines(side.runs) for side in (base, head)]
-    cases = {case for case, _ in keys[0]} & {case for case, _ in keys[1]}
-    for only, word in ((keys[0] - keys[1], "base"), (keys[1] - keys[0], "head")):
-        prints = sorted({fingerprint for case, fingerprint in only if case in cases})
-        for machine in prints:
-            names = sorted(
-                texts[case] for case, other in only if other == machine and case in cases
-            )
-            yield (
-                f"only {word} was measured on the machine {machine} ({listed(names)}): these runs "
-                "are not compared, since machines differ in more than the code"
-            )
 
 
 def _other_settings(base: Side, head: Side, texts: Mapping[str, str]) -> Iterable[str]:
@@ -313,76 +292,46 @@ def compare(
     cases of the one sweep file that `runs` names; `display` shows how far they are.
     """
     if across is not None:
-        question = AxisQuestion(across, base, all_pairs, tuple(metrics), Path(results))
         if launches is None and max_launches is None:
             return compare_across(
                 across, runs, base=base, all_pairs=all_pairs, metrics=metrics, results=results
             )
+        question = AxisQuestion(across, base, all_pairs, tuple(metrics), Path(results))
         return measure_across(question, runs, launches, max_launches, progress.say, display)
     if base is None and launches is None and max_launches is None:
         raise UsageError("BASE: is missing; name it, or measure both sides with --run")
-    request = _Request(
-        None if sweep is None else read_tracked(sweep),
-        tuple(read_metrics(metrics)),
-        Path(results),
-        datetime.now(UTC),
-    )
-    first = None if base is None else str(base)
-    if max_launches is not None:
-        deciding = set(metrics or (SPEED,))
-        with rounds_of(request.sweep, first, head, request.results, progress) as rounds:
-            result, looks = judge_until_decided(
-                rounds,
-                max_launches,
-                lambda look: request.compared(*rounds.names, is_fresh=True, look=look),
-                lambda compared: compared,
-                deciding,
-            )
-        return dataclasses.replace(result, looks=looks)
-    if launches is not None:
-        names = measure_sides(request.sweep, first, head, launches, request.results, progress)
-        return request.compared(*names, is_fresh=True)
-    return request.compared(str(base), head)
-
-
-@dataclass(frozen=True)
-class _Request:
-    """The cases, metrics and store of a comparison, whatever its sides are."""
-
-    sweep: Sweep | None
-    metrics: tuple[Metric, ...]
-    results: Path
-    begun: datetime
+    begun, folder, chosen = datetime.now(UTC), Path(results), read_metrics(metrics)
+    tracked = None if sweep is None else read_tracked(sweep)
+    named = None if tracked is None else tracked.file
 
     def compared(
-        self, base: str, head: str, *, is_fresh: bool = False, look: Look | None = None
+        base: str, head: str, *, is_fresh: bool = False, look: Look | None = None
     ) -> Comparison:
-        """Compare two sides, with `is_fresh` by their launches of the last hour.
-
-        At a `look` they are the first so many of these, and the verdicts are those of that look.
-        """
-        sweep_file = None if self.sweep is None else self.sweep.file
-        again = compare_command(base, head, sweep_file, self.results)
-        places = dataclasses.replace(places_of(self.sweep, self.results), compare=again)
-        first, last = (of_sweep(find_side(name, places), self.sweep) for name in (base, head))
+        """Compare two sides, with `is_fresh` by their launches of the last hour."""
+        places = places_of(tracked, folder)
+        places = dataclasses.replace(places, compare=compare_command(base, head, named, folder))
+        first, last = (of_sweep(find_side(name, places), tracked) for name in (base, head))
         if is_fresh:
-            first, last = both_fresh(first, last, self.begun)
-        first, last = at_look(look, first, last)
+            first, last = both_fresh(first, last, begun)
         is_one = first.revision == last.revision  # two runs of a commit: no two sides to measure
         measurable = (None, None) if is_one else (first.revision, last.revision)
-        again = compare_command(*measurable, sweep_file_of(first, last, sweep_file), self.results)
-        judge = judge_of(look)
-        return compare_sides(first, last, self.metrics, again=again, judge=judge)
+        again = compare_command(*measurable, sweep_file_of(first, last, named), folder)
+        return compare_sides(first, last, chosen, again=again, look=look, sweep_file=named)
 
-
-def at_look(look: Look | None, *sides: Side) -> Iterable[Side]:
-    """The sides with the launches that are looked at; all of them without a look."""
-    return sides if look is None else (side.first(look.num_launches) for side in sides)
-
-
-def judge_of(look: Look | None) -> Judge:
-    """The verdicts of a look, or those of launches that are looked at once."""
-    return verdicts.compare if look is None else look.judge
+    if launches is None and max_launches is None:
+        return compared(str(base), head)
+    with rounds_of(tracked, None if base is None else str(base), head, folder, progress) as rounds:
+        if max_launches is None:
+            rounds.bring_to(launches or 0)
+        else:
+            result, looks = rounds.until_decided(
+                max_launches,
+                lambda look: compared(*rounds.names, is_fresh=True, look=look),
+                lambda result: result,
+                set(metrics or (SPEED,)),
+            )
+            return dataclasses.replace(result, looks=looks)
+    return compared(*rounds.names, is_fresh=True)
 
 
 def sweep_file_of(base: Side, head: Side, named: str | None) -> str | None:

@@ -121,37 +121,23 @@ def _entry(source: Source, place: Place, table: Tree, repository: Repository) ->
     if metric is not None and metric not in METRICS:
         problem = f"unknown metric {brief(metric)}{nearest(str(metric), METRICS)}"
         raise source.error((*place, "metric"), problem)
-    commit, problem = _commit(str(table["commit"]), repository)
-    return Accepted(
-        commit,
-        str(table["reason"]),
-        _only(source, (*place, "cases"), table.get("cases")),
-        None if metric is None else str(metric),
-        None if up_to is None else _fraction(source, (*place, "up_to"), up_to),
-        problem,
-    )
-
-
-def _commit(name: str, repository: Repository) -> tuple[str, str]:
-    """The full hash, or the name as written with the reason why it is unknown."""
+    commit, problem = str(table["commit"]), ""
     try:
-        return repository.resolve(name), ""
+        commit = repository.resolve(commit)
     except RepositoryError as error:
-        return name, str(error)
-
-
-def _only(source: Source, place: Place, text: object) -> Only:
+        problem = str(error)
     try:
-        return EVERYTHING if text is None else parse_only(AND.split(str(text).strip()))
+        cases = table.get("cases")
+        only = EVERYTHING if cases is None else parse_only(AND.split(str(cases).strip()))
     except UsageError as error:
-        raise source.error(place, str(error).removeprefix("--only ")) from None
-
-
-def _fraction(source: Source, place: Place, value: object) -> float:
+        raise source.error((*place, "cases"), str(error).removeprefix("--only ")) from None
     try:
-        return read_fraction(value, _MOST)
+        most = None if up_to is None else read_fraction(up_to, _MOST)
     except ValueError as error:
-        raise source.error(place, f"{error}; got {shown(value)}") from None
+        raise source.error((*place, "up_to"), f"{error}; got {shown(up_to)}") from None
+    return Accepted(
+        commit, str(table["reason"]), only, None if metric is None else str(metric), most, problem
+    )
 
 
 def in_force(
@@ -169,7 +155,9 @@ def in_force(
 
 def entry_text(commit: str, cases: Mapping[str, object], metric: str, up_to: float) -> str:
     """Write an entry to paste; `cases` are dotted keys of the sweep file and their values."""
-    conditions = " and ".join(f"{key}={_plain(value)}" for key, value in cases.items())
+    conditions = " and ".join(
+        f"{key}={value if isinstance(value, str) else brief(value)}" for key, value in cases.items()
+    )
     lines = [
         "[[accept]]",
         f"commit = {quoted(commit)}",
@@ -179,10 +167,6 @@ def entry_text(commit: str, cases: Mapping[str, object], metric: str, up_to: flo
         f'up_to = "{up_to:.0%}"',
     ]
     return "\n".join(lines)
-
-
-def _plain(value: object) -> str:
-    return value if isinstance(value, str) else brief(value)
 
 
 THRESHOLD = 0.02
@@ -355,23 +339,26 @@ class GateResult:
 
 def judge(comparison: Comparison, gated: Sequence[Metric], limits: Limits) -> GateResult:
     """Judge a comparison that was made with the floors of `limits`; pure."""
-    lines = tuple(_gated(line, comparison, gated, limits) for line in comparison.lines)
-    failed = tuple(_failed(comparison))
+    lines = []
+    for line in comparison.lines:
+        threshold, worse = limits.threshold_of(line.series), worse_by(line)
+        conditions = limits.conditions_of(line.series, comparison.axes)
+        judged = GatedLine(line, threshold, worse, line.metric in gated, conditions)
+        if judged.is_beyond and worse is not None:
+            planned = limits.planned.get(line.series.case_id)
+            covering = (a for a in limits.accepted if a.covers(line.metric.name, worse, planned))
+            judged = replace(judged, accepted=next(covering, None))
+        lines.append(judged)
+    # A case that failed at head; one failed launch counts if base had none.
+    base, head = comparison.base, comparison.head
+    ran, flaky, runs = (set(keys_of(rows)) for rows in (base.runs, base.failed, head.runs))
+    failed = tuple(
+        f"{comparison.texts[key[0]]}: {status}"
+        for key, status in zip(keys_of(head.failed), head.failed["status"], strict=True)
+        if key in ran and (key not in runs or key not in flaky)
+    )
     missing = tuple(dict.fromkeys(_missing(comparison, lines, limits)))
-    return GateResult(comparison, lines, failed, missing, limits.file)
-
-
-def _gated(
-    line: Line[Series], comparison: Comparison, gated: Sequence[Metric], limits: Limits
-) -> GatedLine:
-    threshold, worse = limits.threshold_of(line.series), worse_by(line)
-    conditions = limits.conditions_of(line.series, comparison.axes)
-    judged = GatedLine(line, threshold, worse, line.metric in gated, conditions)
-    if not judged.is_beyond or worse is None:
-        return judged
-    planned = limits.planned.get(line.series.case_id)
-    covering = (a for a in limits.accepted if a.covers(line.metric.name, worse, planned))
-    return replace(judged, accepted=next(covering, None))
+    return GateResult(comparison, tuple(lines), failed, missing, limits.file)
 
 
 def worse_by(line: Line[Series], end: str = "estimate") -> float | None:
@@ -383,15 +370,6 @@ def worse_by(line: Line[Series], end: str = "estimate") -> float | None:
     ratio = change.difference if line.metric.in_points else change.ratio
     same = 0.0 if line.metric.in_points else 1.0
     return None if ratio is None else sign * (float(getattr(ratio, end)) - same)
-
-
-def _failed(comparison: Comparison) -> Iterable[str]:
-    """Yield the cases that failed at head; one failed launch counts if base had none."""
-    base, head = comparison.base, comparison.head
-    ran, flaky, runs = (set(keys_of(rows)) for rows in (base.runs, base.failed, head.runs))
-    for key, status in zip(keys_of(head.failed), head.failed["status"], strict=True):
-        if key in ran and (key not in runs or key not in flaky):
-            yield f"{comparison.texts[key[0]]}: {status}"
 
 
 def _missing(comparison: Comparison, lines: Sequence[GatedLine], limits: Limits) -> Iterable[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,17 +88,32 @@ def noise(
     runs = without_not_finite(done.frame)
     good = runs[runs["status"] == "ok"]
     slowdowns = slowdowns_by_run(recorded(store, set(good["fingerprint"])))
-    measured = [
-        _measure(of_case, slowdowns)
-        for _, of_case in good.groupby("case_id", sort=False)
-        if len(of_case) >= FEWEST_LAUNCHES
-    ]
-    rows = [_row(each, store) for each in measured]
+    rows: list[dict[Hashable, Any]] = []
+    left_out: list[str] = []
+    for _, of_case in good.groupby("case_id", sort=False):
+        if len(of_case) < FEWEST_LAUNCHES:
+            continue
+        level, reasons = _measure(of_case, slowdowns)
+        rows.append(_row(of_case, level, len(reasons), store))
+        for row in of_case.to_dict("records"):
+            if reason := reasons.get(str(row["run_id"])):
+                why = discount_text(reason, slowdowns.get(str(row["run_id"]), NOT_KNOWN))
+                launch = f"{case_text(pd.Series(row), read.axes)}, launch {row['launch']}"
+                left_out.append(f"{launch} is no part of the noise: {why}")
     texts: list[str] = []
     if rows:
-        texts += cautions(good)
-        texts += _left_out(measured, slowdowns, read.axes)
-        texts += _large_floors(rows, read.axes)
+        texts += [*cautions(good), *left_out]
+        large = [
+            f"{case_text(pd.Series(row), read.axes)} ({row['floor']:.1%})"
+            for row in rows
+            if row["floor"] > THRESHOLD
+        ]
+        if large:  # changes of the size that the gate allows cannot be seen
+            texts.append(
+                f"the floor is above the usual threshold of {THRESHOLD:.0%}: {listed(large)}: "
+                "smaller changes are not found on this machine; measure it again while nothing "
+                "else runs"
+            )
         if all(row["drift"] is None for row in rows):
             texts.append(
                 "the drift between sessions is not known: it takes launches of one commit in two; "
@@ -108,19 +123,13 @@ def noise(
     return NoiseResult(pd.DataFrame(rows), tuple(read.axes), planned, len(good), tuple(texts))
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """The noise of one case's throughput."""
+def _measure(
+    runs: pd.DataFrame, slowdowns: Mapping[str, Slowdown]
+) -> tuple[NoiseLevel, dict[str, DiscountReason]]:
+    """The noise of a case's throughput, and why launches do not count, by run.
 
-    runs: pd.DataFrame
-    level: NoiseLevel
-    left_out: Mapping[str, DiscountReason]  # why launches do not count for the speed, by run
-
-
-def _measure(runs: pd.DataFrame, slowdowns: Mapping[str, Slowdown]) -> _Measured:
-    """Measure a case's noise without the launches that comparisons would discount.
-
-    Those whose machine was slow count if too few others are left.
+    They are those that comparisons would discount. Those whose machine was slow count if too few
+    others are left.
     """
     is_slow = [is_disturbed(slowdowns.get(str(run_id), NOT_KNOWN)) for run_id in runs["run_id"]]
     slow = runs[is_slow] if len(runs) - sum(is_slow) >= FEWEST_LAUNCHES else runs.iloc[:0]
@@ -130,44 +139,19 @@ def _measure(runs: pd.DataFrame, slowdowns: Mapping[str, Slowdown]) -> _Measured
     (apart,) = level.left_out
     left_out = dict.fromkeys(map(str, slow["run_id"]), DiscountReason.reference)
     left_out |= dict.fromkeys(map(str, usual["run_id"].iloc[list(apart)]), DiscountReason.apart)
-    return _Measured(runs, level, left_out)
+    return level, left_out
 
 
-def _left_out(
-    cases: Iterable[_Measured], slowdowns: Mapping[str, Slowdown], axes: Sequence[str]
-) -> Iterable[str]:
-    """Name the launches that are no part of the noise, and why."""
-    for each in cases:
-        for row in each.runs.to_dict("records"):
-            run_id = str(row["run_id"])
-            if reason := each.left_out.get(run_id):
-                why = discount_text(reason, slowdowns.get(run_id, NOT_KNOWN))
-                launch = f"{case_text(pd.Series(row), axes)}, launch {row['launch']}"
-                yield f"{launch} is no part of the noise: {why}"
-
-
-def _large_floors(rows: Sequence[Mapping[Hashable, Any]], axes: Sequence[str]) -> Iterable[str]:
-    """Name the cases in which changes of the size that the gate allows cannot be seen."""
-    large = [
-        f"{case_text(pd.Series(row), axes)} ({row['floor']:.1%})"
-        for row in rows
-        if row["floor"] > THRESHOLD
-    ]
-    if large:
-        yield (
-            f"the floor is above the usual threshold of {THRESHOLD:.0%}: {listed(large)}: smaller "
-            "changes are not found on this machine; measure it again while nothing else runs"
-        )
-
-
-def _row(measured: _Measured, store: Store) -> dict[Hashable, Any]:
+def _row(
+    runs: pd.DataFrame, speed: NoiseLevel, num_discounted: int, store: Store
+) -> dict[Hashable, Any]:
     """The last run of a case, with the noise of its runs, and the drift as far as it is known."""
-    speed, last = measured.level, measured.runs.iloc[-1]
+    last = runs.iloc[-1]
     drift = drift_like(dict(last), store)
     return {
         **last,
-        "num_launches": len(measured.runs),
-        "num_discounted": len(measured.left_out),
+        "num_launches": len(runs),
+        "num_discounted": num_discounted,
         "deviation": speed.noise.deviation,
         "deviation_low": speed.low,
         "deviation_high": speed.high,

@@ -25,9 +25,8 @@ from ppbench.commits.comparison import (
     Series,
     compare_sides,
     places_of,
-    sweep_file_of,
 )
-from ppbench.commits.sides import SHORT, WORKTREE, Places, Side, both_fresh, find_side
+from ppbench.commits.sides import SHORT, WORKTREE, Side, both_fresh, find_side
 from ppbench.comparison.lines import Line
 from ppbench.display.metrics import METRICS
 from ppbench.errors import ExitCode, NotMeasuredError, UsageError
@@ -121,7 +120,7 @@ class Recheck:
 
 def identity_values(comparison: Comparison) -> dict[str, object]:
     """What a saved comparison needs beside its changes to be measured again."""
-    file = sweep_file_of(comparison.base, comparison.head, None)
+    file = comparison.sweep_file
     return {
         "sweep_file": None if file is None else near(file),
         "last_run": max(comparison.run_ids, default=""),
@@ -194,8 +193,15 @@ def check_saved(
     is_here = saved.sweep_file is not None and Path(saved.sweep_file).is_file()
     sweep = read_tracked(saved.sweep_file or "") if is_here else None
     places = places_of(sweep, results)
-    for side in (saved.base, saved.head):
-        _check_is_same_tree(side, places)
+    for named in (saved.base, saved.head):
+        if named.revision == WORKTREE:
+            state = places.repository().state()
+            title = f"{WORKTREE} = {state.commit[:SHORT]} with changes {state.changes or 'none'}"
+            if title != named.title:
+                raise UsageError(
+                    f"{title}: expected {named.title}, which was compared; check out that commit "
+                    "and apply the changes"
+                )
     if launches is not None:
         base, head = saved.base.revision, saved.head.revision
         if sweep is None or base is None or head is None:
@@ -205,10 +211,13 @@ def check_saved(
                 "by newer launches of the store"
             )
         measure_sides(sweep, base, head, launches, results, progress, after=saved.last_run)
-    first, last = (
-        _newer(find_side(side.revision or side.name, places), saved)
-        for side in (saved.base, saved.head)
-    )
+    newer = []  # the launches of the stated cases that the saved comparison has not seen
+    for named in (saved.base, saved.head):
+        side = find_side(named.revision or named.name, places)
+        runs, failed = (rows[rows["run_id"] > saved.last_run] for rows in (side.runs, side.failed))
+        case_ids = (each.case_id for each in saved.stated)
+        newer.append(replace(side, runs=runs, failed=failed).of_cases(case_ids))
+    first, last = newer
     if launches is not None:
         first, last = both_fresh(first, last, begun)
     for word, measured in (("base", first), ("head", last)):
@@ -221,25 +230,6 @@ def check_saved(
     comparison = compare_sides(first, last, metrics, again=f"ppbench check {file} --run")
     judged = tuple(_judged(each, comparison) for each in saved.stated)
     return Recheck(comparison, judged)
-
-
-def _check_is_same_tree(side: SavedSide, places: Places) -> None:
-    """Raises UsageError unless the work tree has the changes that were compared."""
-    if side.revision != WORKTREE:
-        return
-    state = places.repository().state()
-    title = f"{WORKTREE} = {state.commit[:SHORT]} with changes {state.changes or 'none'}"
-    if title != side.title:
-        raise UsageError(
-            f"{title}: expected {side.title}, which was compared; check out that commit and apply "
-            "the changes"
-        )
-
-
-def _newer(side: Side, saved: Saved) -> Side:
-    """The launches of a side, of the stated cases, that the saved comparison has not seen."""
-    runs, failed = (rows[rows["run_id"] > saved.last_run] for rows in (side.runs, side.failed))
-    return replace(side, runs=runs, failed=failed).of_cases(each.case_id for each in saved.stated)
 
 
 def _judged(stated: Stated, comparison: Comparison) -> Judged:

@@ -10,8 +10,10 @@ repository. A commit that a whole clone does not know was never on its line, and
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
+import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,23 +23,16 @@ from pathlib import Path
 
 import pandas as pd
 
-from ppbench.commits.order import (
-    Order,
-    exclude,
-    num_behind,
-    order_of,
-    ordered,
-    runs_on_line,
-    with_gaps,
-)
 from ppbench.commits.sides import SHORT
 from ppbench.comparison.launches import COLUMNS, CONTROLS, keys_of, newest_launches
 from ppbench.comparison.slowdowns import slowdowns_by_run
+from ppbench.config.reader import read_sweep
 from ppbench.display.cases import NOT_FINITE, SETTINGS, case_text, varying_axes
 from ppbench.display.changes import discount_text
 from ppbench.display.metrics import metric_of
 from ppbench.display.units import counted, is_missing
-from ppbench.errors import UsageError, nearest
+from ppbench.errors import PpbenchError, RepositoryError, UsageError, nearest
+from ppbench.git import Repository
 from ppbench.statistics.series import (
     Launch,
     Point,
@@ -57,6 +52,7 @@ _NO_FIGURES = (
     *("not_finite_step", "not_finite_rank"),
 )
 _MOST_NAMED = 3
+_MOST_FOLDERS = 8  # of sweep files that are asked which repository they track
 
 
 @dataclass(frozen=True, repr=False)
@@ -194,27 +190,41 @@ def read_history(
         return History(metric, (), tuple(notes))
     order = order_of(runs, repo, notes, has_all=has_all)
     kept = runs if has_all else runs_on_line(runs, order, notes)
-    clean, dirty = _split_dirty(kept, notes, has_dirty=has_dirty)
+    is_dirty = kept["is_dirty"].eq(True)  # null where it is unknown
+    dirty = kept[is_dirty & has_dirty]
+    clean = exclude(
+        kept, is_dirty, "with uncommitted changes", [] if has_dirty else notes, "--dirty"
+    )
     slowdowns = slowdowns_by_run(runs)
     _note_code(clean, order, notes)
     every = pd.concat([clean, dirty])
     if every.empty:
         return History(metric, (), tuple(notes), order.line)
-    texts = _case_texts(store, every["run_id"].groupby(every["case_id"]).last())
-    machines = _machines(store, every["run_id"].groupby(every["fingerprint"]).last())
+    cases = store.table("runs", every["run_id"].groupby(every["case_id"]).last())
+    axes = varying_axes(cases) if len(cases) > 1 else ()
+    texts = {str(row["case_id"]): case_text(row, axes) for _, row in cases.iterrows()}
+    by_machine = every.groupby("fingerprint")["run_id"]
+    last_runs = by_machine.last()
+    rows = store.table("runs", last_runs).set_index("run_id")
+    machines = {
+        str(name): _machine(rows.loc[run_id]) if run_id in rows.index else "damaged in the store"
+        for name, run_id in last_runs.items()
+    }
     if len(machines) > 1:
         named = "; ".join(f"{name}: {text}" for name, text in machines.items())
         notes.append(
             f"results of {len(machines)} fingerprints, which cannot be compared: each case has a "
             f"series for each ({named})"
         )
+    newest_first = by_machine.max().sort_values(ascending=False).index
     series = [
         replace(
             _series(str(case_id), str(fingerprint), (clean, dirty), slowdowns, metric, order),
             case=texts.get(str(case_id), str(case_id)),  # its row may be damaged
             machine=machines[str(fingerprint)],
         )
-        for case_id, fingerprint in _keys(every)
+        for fingerprint in newest_first
+        for case_id in every.loc[every["fingerprint"] == fingerprint, "case_id"].unique()
     ]
     return History(metric, tuple(series), tuple(notes), order.line)
 
@@ -277,40 +287,6 @@ def _note_code(runs: pd.DataFrame, order: Order, notes: list[str]) -> None:
         )
 
 
-def _split_dirty(
-    runs: pd.DataFrame, notes: list[str], *, has_dirty: bool
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The clean runs and those with uncommitted changes, which are dropped without `has_dirty`."""
-    is_dirty = runs["is_dirty"].eq(True)  # null where it is unknown
-    if has_dirty:
-        return runs[~is_dirty], runs[is_dirty]
-    return exclude(runs, is_dirty, "with uncommitted changes", notes, "--dirty"), runs.head(0)
-
-
-def _keys(runs: pd.DataFrame) -> list[tuple[object, object]]:
-    """Case and fingerprint of each series: machines by their last run, newest first, then cases."""
-    order = runs.groupby("fingerprint")["run_id"].max().sort_values(ascending=False)
-    machines = {fingerprint: place for place, fingerprint in enumerate(order.index)}
-    pairs = runs[["case_id", "fingerprint"]].drop_duplicates().itertuples(index=False, name=None)
-    return sorted(pairs, key=lambda pair: machines[pair[1]])
-
-
-def _case_texts(store: Store, run_ids: pd.Series) -> dict[str, str]:
-    """The name of each case, from one run of each."""
-    rows = store.table("runs", run_ids)
-    axes = varying_axes(rows) if len(rows) > 1 else ()
-    return {str(row["case_id"]): case_text(row, axes) for _, row in rows.iterrows()}
-
-
-def _machines(store: Store, run_ids: pd.Series) -> dict[str, str]:
-    """A description of each fingerprint's machine."""
-    rows = store.table("runs", run_ids).set_index("run_id")
-    return {
-        str(name): _machine(rows.loc[run_id]) if run_id in rows.index else "damaged in the store"
-        for name, run_id in run_ids.items()
-    }
-
-
 def _machine(run: pd.Series) -> str:
     facts: dict[str, object] = {}
     with contextlib.suppress(ValueError, TypeError):  # another program may have written the file
@@ -339,42 +315,13 @@ def _series(
         runs[(runs["case_id"] == case_id) & (runs["fingerprint"] == fingerprint)]
         for runs in clean_and_dirty
     )
-    by_commit = own.groupby("commit", sort=False)
-    points = [_point(rows, slowdowns, metric, order) for _, rows in by_commit]
-    moments = {str(row["commit"]): _moment(row) for _, row in own.iterrows()}
-    placed = with_gaps(ordered(points, moments, order), order)
-    by_state = changed.groupby(["commit", "changes"], sort=False, dropna=False)
-    extra = tuple(_point(rows, slowdowns, metric, order, is_dirty=True) for _, rows in by_state)
-    last = pd.concat([own, changed])["sweep_file"].dropna()
-    return Series(
-        case_id,
-        "",
-        fingerprint,
-        placed,
-        extra,
-        sweep_file=str(last.iloc[-1]) if len(last) else "",
-        num_behind=num_behind(placed, order),
-    )
 
-
-def _point(
-    rows: pd.DataFrame,
-    slowdowns: Mapping[str, Slowdown],
-    metric: Metric,
-    order: Order,
-    *,
-    is_dirty: bool = False,
-) -> Point:
-    """The point of one commit, whose runs are `rows`."""
-    run = rows.iloc[-1]
-    commit = str(run["commit"])
-    statuses = zip(rows["run_id"], rows["status"], rows[metric.name], strict=True)
-    changes = "" if not is_dirty else _text(run["changes"]) or "unknown"
-    return Point(
-        commit,
-        _text(run["author_date"]),
-        _text(run["subject"]),
-        tuple(
+    def point_of(rows: pd.DataFrame, *, is_dirty: bool = False) -> Point:
+        """The point of one commit, whose runs are `rows`."""
+        run = rows.iloc[-1]
+        commit = str(run["commit"])
+        statuses = zip(rows["run_id"], rows["status"], rows[metric.name], strict=True)
+        launches = tuple(
             Launch(
                 str(run_id),
                 str(status),
@@ -382,9 +329,37 @@ def _point(
                 slowdowns.get(str(run_id), NOT_KNOWN),
             )
             for run_id, status, value in statuses
-        ),
-        is_known=order.repository is None or commit in order.places,
-        changes=changes,
+        )
+        return Point(
+            commit,
+            _text(run["author_date"]),
+            _text(run["subject"]),
+            launches,
+            is_known=order.repository is None or commit in order.places,
+            changes="" if not is_dirty else _text(run["changes"]) or "unknown",
+        )
+
+    points = [point_of(rows) for _, rows in own.groupby("commit", sort=False)]
+    moments = {str(row["commit"]): _moment(row) for _, row in own.iterrows()}
+    placed: list[Point] = []  # each with the unmeasured commits of the line before it
+    last_place: int | None = None
+    for point in ordered(points, moments, order):
+        place = order.on_line.get(point.commit)
+        num = 0 if place is None or last_place is None else place - last_place - 1
+        placed.append(replace(point, num_before=num))
+        last_place = last_place if place is None else place
+    num_behind = 0 if last_place is None else len(order.on_line) - 1 - last_place
+    by_state = changed.groupby(["commit", "changes"], sort=False, dropna=False)
+    extra = tuple(point_of(rows, is_dirty=True) for _, rows in by_state)
+    last = pd.concat([own, changed])["sweep_file"].dropna()
+    return Series(
+        case_id,
+        "",
+        fingerprint,
+        tuple(placed),
+        extra,
+        sweep_file=str(last.iloc[-1]) if len(last) else "",
+        num_behind=num_behind,
     )
 
 
@@ -462,3 +437,108 @@ def step_values(series: Series, step: Step) -> dict[str, object]:
         "is_better": step.is_better,
         "p": step.p,
     }
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order of the commits."""
+
+    places: Mapping[str, int]  # of the commits that the repository has
+    line: str
+    on_line: Mapping[str, int]  # places on the first-parent line of HEAD
+    repository: Repository | None
+
+
+def order_of(runs: pd.DataFrame, repo: Path | None, notes: list[str], *, has_all: bool) -> Order:
+    """Order the commits of runs by the repository that knows them, or by their author dates."""
+    commits = list(map(str, runs["commit"].unique()))
+    for repository in _repositories(runs, repo):
+        places = repository.positions(commits)
+        if not places and repo is None:
+            continue
+        on_line = {sha: n for n, sha in enumerate(repository.line("HEAD"))}
+        state = repository.state()
+        name = state.branch or f"{state.commit[:9]} (no branch is checked out)"
+        if (repository.is_shallow() or has_all) and (num := len(commits) - len(places)):
+            is_shallow = repository.is_shallow()
+            why = "the clone is shallow: git fetch --unshallow" if is_shallow else "rebased?"
+            notes.append(
+                f"{counted(num, 'commit')} not in {repository.root} ({why}): placed by author "
+                "date, open in the chart"
+            )
+        num_off = len(places.keys() - on_line.keys()) if has_all else 0
+        if num_off:
+            notes.append(
+                f"{counted(num_off, 'commit')} of other branches: shown among those of {name}; "
+                "a change may be no more than what one branch has and the other lacks"
+            )
+        words = "all commits" if has_all else f"first-parent line of {name}"
+        return Order(places, words, on_line, repository)
+    notes.append(
+        "no git repository here knows these commits, so they are ordered by author date, and "
+        "unmeasured commits are unknown; name the repository with --repo"
+    )
+    return Order({}, "by author date", {}, None)
+
+
+def _repositories(runs: pd.DataFrame, repo: Path | None) -> Iterator[Repository]:
+    """Yield the named repository, or the one around here and those that the sweeps track."""
+    if repo is not None:
+        yield Repository.around(repo)
+        return
+
+    def tracked() -> Iterator[Path]:
+        for file in map(Path, reversed(runs["sweep_file"].dropna().unique())):
+            with contextlib.suppress(PpbenchError):
+                yield read_sweep(file, (), "cpu").track.repo
+
+    for folder in itertools.chain([Path.cwd()], itertools.islice(tracked(), _MOST_FOLDERS)):
+        with contextlib.suppress(RepositoryError):
+            repository = Repository.around(folder)
+            repository.resolve("HEAD")
+            yield repository
+
+
+def runs_on_line(runs: pd.DataFrame, order: Order, notes: list[str]) -> pd.DataFrame:
+    """Keep the runs of commits on the line; unknown commits are kept only in a shallow clone."""
+    if order.repository is None:
+        return runs
+    is_off = runs["commit"].isin(set(order.places) - set(order.on_line))
+    num = counted(runs.loc[is_off, "commit"].nunique(), "commit")
+    known = exclude(runs, is_off, f"of {num} off the {order.line}", notes, "--all")
+    if order.repository.is_shallow():
+        return known
+    is_unknown = ~known["commit"].isin(set(order.places))
+    place = f"not in {order.repository.root} (rebased away, or another project's)"
+    num = counted(known.loc[is_unknown, "commit"].nunique(), "commit")
+    return exclude(known, is_unknown, f"of {num} {place}", notes, "--all")
+
+
+def exclude(
+    runs: pd.DataFrame, is_excluded: pd.Series, reason: str, notes: list[str], option: str = ""
+) -> pd.DataFrame:
+    """Drop runs, and note how many and why; `option` is the one that shows them."""
+    if num := int(is_excluded.sum()):
+        hint = f"; {option} shows them" if option else ""
+        notes.append(f"{counted(num, 'run')} {reason}: excluded{hint}")
+    return runs[~is_excluded]
+
+
+def ordered(
+    points: Sequence[Point], moments: Mapping[str, float], order: Order
+) -> tuple[Point, ...]:
+    """Sort the points: known commits by their place, the others by date between them."""
+    known = sorted(
+        (point for point in points if point.commit in order.places),
+        key=lambda point: order.places[point.commit],
+    )
+    # Dates need not rise along the line: an amended commit keeps its old one.
+    reached = list(itertools.accumulate((moments[point.commit] for point in known), max))
+    others = sorted(
+        (point for point in points if point.commit not in order.places),
+        key=lambda point: (moments[point.commit], point.commit),
+    )
+    merged = list(known)
+    for point in reversed(others):
+        merged.insert(bisect.bisect_right(reached, moments[point.commit]), point)
+    return tuple(merged)

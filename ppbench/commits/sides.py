@@ -9,10 +9,12 @@ An ambiguous name is refused: a gate that silently compares something else is wo
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -20,8 +22,7 @@ import pandas as pd
 from ppbench.commits.advice import COMPARE, SWEEP
 from ppbench.commits.launches import FINAL
 from ppbench.comparison.launches import SIDE_COLUMNS, fresh, keys_of, newest_launches
-from ppbench.comparison.repeats import num_taken
-from ppbench.comparison.slowdowns import finder
+from ppbench.comparison.slowdowns import first_launches
 from ppbench.display.units import counted
 from ppbench.errors import NotMeasuredError, RepositoryError, UsageError
 from ppbench.git import Commit, Repository
@@ -65,20 +66,7 @@ class Side:
         """
         failed = self.failed[self.failed["status"].isin(FINAL)]
         every = pd.concat([self.runs, failed]).sort_values("run_id")
-        rows = pd.DataFrame(
-            {
-                "run_id": every["run_id"].tolist(),
-                "key": keys_of(every),
-                "is_disturbed": list(finder(self.store)(every)),
-            }
-        )
-        ids = {
-            run_id
-            for _, launches in rows.groupby("key", sort=False)
-            for run_id in launches["run_id"][
-                : num_taken(launches["is_disturbed"].tolist(), num_launches)
-            ]
-        }
+        ids = first_launches(self.store, every, keys_of(every), num_launches)
         is_later = self.failed["status"].isin(FINAL) & ~self.failed["run_id"].isin(ids)
         runs = self.runs[self.runs["run_id"].isin(ids)]
         return replace(self, runs=runs, failed=self.failed[~is_later])
@@ -113,34 +101,12 @@ class Places:
     compare: str = COMPARE  # measures both sides
     check: str = ""  # the gate that measures both sides, if it is the gate that asks
 
-    def advice_for_commit(self, sha: str) -> str:
-        """The command that measures a commit."""
-        short = sha[:SHORT]
-        backfill = f"ppbench backfill {short}..{short} {self.sweep} --launches 5"
-        return self.check or f"{backfill}, or both sides with: {self.compare}"
-
-    def advice_for_changes(self) -> str:
-        """The command that measures the work tree with its changes."""
-        return self.check or f"ppbench sweep {self.sweep} --set measure.launches=5"
-
     def repository(self) -> Repository:
         """Raises RepositoryError where there is none."""
         return Repository.around(self.folder)
 
-    def repository_or_none(self) -> Repository | None:
-        try:
-            return self.repository()
-        except RepositoryError:
-            return None
-
     def runs(self, where: Sequence[Condition] = ()) -> pd.DataFrame:
         return self.store.runs(SIDE_COLUMNS, where)
-
-
-@dataclass(frozen=True)
-class _Meaning:
-    words: str
-    side: Callable[[], Side]
 
 
 def find_side(name: str, places: Places) -> Side:
@@ -157,56 +123,67 @@ def find_side(name: str, places: Places) -> Side:
     if not meanings:
         raise _unknown(name, places)
     if len(meanings) > 1:
-        words = "; ".join(meaning.words for meaning in meanings)
+        words = "; ".join(words for words, _ in meanings)
         raise UsageError(
             f'"{name}": could be {len(meanings)} things: {words}; write a folder as ./{name}, a '
             "commit or an id in full"
         )
-    return meanings[0].side()
+    (_, side), *_ = meanings
+    return side()
 
 
-def _meanings(name: str, places: Places) -> Iterable[_Meaning]:
+def _meanings(name: str, places: Places) -> Iterable[tuple[str, Callable[[], Side]]]:
+    """Yield what a name may mean: in words, and a function that reads that side."""
     if _is_folder(name, "runs"):
-        yield _Meaning("a results folder", lambda: _folder_side(name))
+
+        def folder_side() -> Side:
+            store = Store(Path(name))
+            runs = store.runs(SIDE_COLUMNS)
+            if runs.empty:
+                raise NotMeasuredError(f"{name}: holds no runs; fill it with: ppbench sweep SWEEP")
+            num = runs["commit"].nunique()
+            text = f"{name} holds runs of {num} commits: the newest of each case and launch counts"
+            return _side(name, f"{name}/", store, runs, (text,) if num > 1 else ())
+
+        yield "a results folder", folder_side
     known = places.store.runs(["run_id", "sweep_id", "commit"])
     runs = known["run_id"]
     named = runs.tail(1) if name == LAST else runs[runs.str.startswith(name)]
     if len(named) == 1:
         run_id = str(named.iloc[0])
-        yield _Meaning(f"the run {run_id}", lambda: _run_side(name, run_id, places))
+
+        def run_side() -> Side:
+            return _side(
+                name, f"run {run_id}", places.store, places.runs([Condition("run_id", "=", run_id)])
+            )
+
+        yield f"the run {run_id}", run_side
     if (known["sweep_id"] == name).any():
-        yield _Meaning("a sweep", lambda: _sweep_side(name, places))
-    yield from _commits(name, known["commit"], places)
 
+        def sweep_side() -> Side:
+            of_sweep = places.runs([Condition("sweep_id", "=", name)])
+            title = f"sweep {name} ({of_sweep['sweep_name'].iloc[-1]})"
+            return _side(name, title, places.store, of_sweep)
 
-def _commits(name: str, stored: pd.Series, places: Places) -> Iterable[_Meaning]:
-    """Yield the revision of the repository, or the commits that only the store has."""
-    repository = places.repository_or_none()
-    sha = _resolved(repository, name)
+        yield "a sweep", sweep_side
+    repository: Repository | None = None
+    sha: str | None = None
+    with contextlib.suppress(RepositoryError):
+        repository = places.repository()
+        sha = repository.resolve(name)
     if repository is not None and sha is not None:
-        words = f"the commit {sha[:SHORT]}"
-        yield _Meaning(words, lambda: revision_side(name, sha, repository, places))
-    elif _HASH.fullmatch(name):
-        for lost in sorted({str(sha) for sha in stored.dropna() if str(sha).startswith(name)}):
-            words = f"the stored commit {lost[:SHORT]}"
-            yield _Meaning(words, _lost(name, lost, repository, places))
-
-
-def _resolved(repository: Repository | None, name: str) -> str | None:
-    try:
-        return None if repository is None else repository.resolve(name)
-    except RepositoryError:
-        return None
-
-
-def _lost(name: str, sha: str, repository: Repository | None, places: Places) -> Callable[[], Side]:
-    text = ""
-    if repository is not None:
-        text = (
-            f"{sha[:SHORT]} is not in {repository.root}: rebased away, or not fetched; its stored "
-            "runs are used"
-        )
-    return lambda: _commit_side(name, sha, places, (text,) if text else ())
+        revision = partial(revision_side, name, sha, repository, places)
+        yield f"the commit {sha[:SHORT]}", revision
+    elif _HASH.fullmatch(name):  # commits that only the store has
+        for lost in sorted({str(sha) for sha in known["commit"].dropna()}):
+            if lost.startswith(name):
+                text = f"{lost[:SHORT]} is not in {repository and repository.root}: rebased away, "
+                text += "or not fetched; its stored runs are used"
+                notes = () if repository is None else (text,)
+                yield (
+                    f"the stored commit {lost[:SHORT]}",
+                    partial(_commit_side, name, lost, places, notes),
+                )
 
 
 def _unknown(name: str, places: Places) -> UsageError:
@@ -236,32 +213,6 @@ def _is_folder(*parts: str) -> bool:
         return False
 
 
-def _folder_side(name: str) -> Side:
-    store = Store(Path(name))
-    runs = store.runs(SIDE_COLUMNS)
-    if runs.empty:
-        raise NotMeasuredError(f"{name}: holds no runs; fill it with: ppbench sweep SWEEP")
-    num = runs["commit"].nunique()
-    several = f"{name} holds runs of {num} commits: the newest of each case and launch counts"
-    return _side(name, f"{name}/", store, runs, _only_commit(runs), (several,) if num > 1 else ())
-
-
-def _run_side(name: str, run_id: str, places: Places) -> Side:
-    runs = places.runs([Condition("run_id", "=", run_id)])
-    return _side(name, f"run {run_id}", places.store, runs, _only_commit(runs))
-
-
-def _sweep_side(name: str, places: Places) -> Side:
-    runs = places.runs([Condition("sweep_id", "=", name)])
-    title = f"sweep {name} ({runs['sweep_name'].iloc[-1]})"
-    return _side(name, title, places.store, runs, _only_commit(runs))
-
-
-def _only_commit(runs: pd.DataFrame) -> str | None:
-    commits = runs["commit"].dropna().unique()
-    return str(commits[0]) if len(commits) == 1 else None
-
-
 def revision_side(name: str, sha: str, repository: Repository, places: Places) -> Side:
     """Return the clean runs of a commit of the repository."""
     notes: tuple[str, ...] = ()
@@ -277,20 +228,18 @@ def _commit_side(
     runs = places.runs([Condition("commit", "=", sha)])
     clean = runs[~runs["is_dirty"].eq(True)]
     subject = commit.subject if commit else next(iter(clean["subject"].dropna()), None)
-    title = _title(name, sha, subject)
+    known = sha[:SHORT] if sha.startswith(name) else f"{name} = {sha[:SHORT]}"
+    title = f"{known} {subject}" if subject else known
     if newest_launches(clean).empty:
         dirty = len(runs) - len(clean)
         also = f" ({dirty} runs of it had uncommitted changes)" if dirty else ""
+        span = f"{sha[:SHORT]}..{sha[:SHORT]}"
+        backfill = f"ppbench backfill {span} {places.sweep} --launches 5"
+        advice = places.check or f"{backfill}, or both sides with: {places.compare}"
         raise NotMeasuredError(
-            f"{title}: not measured in {places.store.folder}{also}; measure it with: "
-            f"{places.advice_for_commit(sha)}"
+            f"{title}: not measured in {places.store.folder}{also}; measure it with: {advice}"
         )
-    return replace(_side(name, title, places.store, clean, sha, notes), is_clean=True)
-
-
-def _title(name: str, sha: str, subject: str | None) -> str:
-    known = sha[:SHORT] if sha.startswith(name) else f"{name} = {sha[:SHORT]}"
-    return f"{known} {subject}" if subject else known
+    return replace(_side(name, title, places.store, clean, notes), is_clean=True)
 
 
 def worktree_side(places: Places) -> Side:
@@ -308,21 +257,17 @@ def worktree_side(places: Places) -> Side:
     mine = runs[runs["changes"] == state.changes]
     title = f"{WORKTREE} = {state.commit[:SHORT]} with changes {state.changes}"
     if newest_launches(mine).empty:
+        advice = places.check or f"ppbench sweep {places.sweep} --set measure.launches=5"
         raise NotMeasuredError(
-            f"{title}: not measured in {places.store.folder}; measure it with: "
-            f"{places.advice_for_changes()}"
+            f"{title}: not measured in {places.store.folder}; measure it with: {advice}"
         )
-    return _side(WORKTREE, title, places.store, mine, state.commit)
+    return _side(WORKTREE, title, places.store, mine)
 
 
 def _side(
-    name: str,
-    title: str,
-    store: Store,
-    runs: pd.DataFrame,
-    commit: str | None,
-    notes: tuple[str, ...] = (),
+    name: str, title: str, store: Store, runs: pd.DataFrame, notes: tuple[str, ...] = ()
 ) -> Side:
-    newest = newest_launches(runs)
+    newest, commits = newest_launches(runs), runs["commit"].dropna().unique()
     is_ok = newest["status"] == "ok"
+    commit = str(commits[0]) if len(commits) == 1 else None
     return Side(name, title, store, newest[is_ok], newest[~is_ok], commit, notes=notes)

@@ -59,33 +59,31 @@ class Checkouts:
 
         Raises RepositoryError, SetupError, StoreError.
         """
-        self._take_lock()
+        if not self._has_lock:
+            note = lock_note("measuring commits")
+
+            def show_holder(holder: str) -> None:
+                who = holder or "another process"
+                self._on_line(f"waiting for {who}, which uses the same results")
+
+            self._held.enter_context(hold_lock(self._lock, note, show_holder))
+            self._has_lock = True
+            self._repository.clear_worktrees(self._folder)
         if sha not in self._kept:
             while len(self._kept) >= MOST_KEPT:
                 self._kept.popitem(last=False)[1].close()
             self._kept[sha] = stack = contextlib.ExitStack()
             try:
-                self._set_up(stack.enter_context(self._repository.worktree(sha, self._folder)))
+                tree = stack.enter_context(self._repository.worktree(sha, self._folder))
+                if self._setup:
+                    self._set_up(tree)
             except BaseException:
                 self._kept.pop(sha).close()
                 raise
         self._kept.move_to_end(sha)
         return self._folder / sha[:12]
 
-    def _take_lock(self) -> None:
-        if self._has_lock:
-            return
-        note = lock_note("measuring commits")
-        self._held.enter_context(hold_lock(self._lock, note, self._show_holder))
-        self._has_lock = True
-        self._repository.clear_worktrees(self._folder)
-
-    def _show_holder(self, holder: str) -> None:
-        self._on_line(f"waiting for {holder or 'another process'}, which uses the same results")
-
     def _set_up(self, tree: Path) -> None:
-        if not self._setup:
-            return
         self._on_line(f"setup: {self._setup}")
         ended = self.run(["/bin/sh", "-c", self._setup], tree, tree)
         if ended.exit_code != 0:
@@ -100,12 +98,7 @@ class Checkouts:
             )
 
     def run(self, command: Sequence[str], tree: Path, folder: Path) -> Ended:
-        """Run a command in a folder of a tree, to its end."""
-        environment = self._environment(tree, folder)
-        return run(command, folder, environment, self._on_line)
-
-    def _environment(self, tree: Path, folder: Path) -> Mapping[str, str]:
-        """The environment of this process, with the tree first on Python's module path.
+        """Run a command in a folder of a tree, to its end, with the tree first on Python's path.
 
         Every folder of the repository on the module path, as of an editable install, is replaced by
         the same folder of the tree.
@@ -119,7 +112,8 @@ class Checkouts:
         home = Path(ppbench.__file__).parents[1]  # if not installed, it was found through the path
         homes = [] if home.name in _INSTALLED else [str(home)]
         names = [*(str(path) for path in first if path.is_dir()), *before, *homes]
-        return {**known, "PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, names)))}
+        path = os.pathsep.join(dict.fromkeys(filter(None, names)))
+        return run(command, folder, {**known, "PYTHONPATH": path}, self._on_line)
 
     def close(self) -> None:
         """Remove the work trees."""
@@ -150,14 +144,11 @@ class Ended:
         starts = [n for n, line in enumerate(self.lines) if line.startswith("error: ")]
         if starts:
             return "\n".join(self.lines[starts[-1] :]).removeprefix("error: ")
-        return "\n".join([self._headline(), *self.lines])
-
-    def _headline(self) -> str:
         how = f"ended with exit code {self.exit_code}"
         if self.exit_code < 0:
             how = f"was killed by signal {-self.exit_code}"
         last = next((line.strip() for line in reversed(self.lines) if line.strip()), "")
-        return last or f"it {how}, and printed nothing"
+        return "\n".join([last or f"it {how}, and printed nothing", *self.lines])
 
 
 def run(
@@ -186,19 +177,15 @@ def run(
             on_line(lines[-1])
         return Ended(child.wait(), tuple(lines))
     except BaseException:
-        _end(child)
+        # End the command and all that it started: with SIGTERM first, then SIGKILL.
+        _signal_all(child, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+            child.wait(PATIENCE_S)
+        _signal_all(child, signal.SIGKILL)
+        child.wait()
         raise
     finally:
         child.stdout.close()
-
-
-def _end(child: subprocess.Popen[str]) -> None:
-    """End a command and all that it started: with SIGTERM first, then SIGKILL."""
-    _signal_all(child, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
-        child.wait(PATIENCE_S)
-    _signal_all(child, signal.SIGKILL)
-    child.wait()
 
 
 def _signal_all(child: subprocess.Popen[str], number: signal.Signals) -> None:

@@ -116,16 +116,12 @@ class Across(Compared[Contrast]):
     def break_down(self, wanted: Iterable[Contrast]) -> list[Breakdown[Contrast]]:
         """Find the spans that differ in these pairs, as far as their spans are stored."""
         stores = (self.store, self.store)
-        breakdowns = (
-            break_down_pairing(pairing, stores, has_same_stages=_has_same_stages(pairing))
-            for pairing in (self.pairings[contrast] for contrast in wanted)
-        )
+        breakdowns = []
+        for pairing in (self.pairings[contrast] for contrast in wanted):
+            base, head = (runs.iloc[0] for runs in (pairing.base, pairing.head))
+            is_alike = all(base[name] == head[name] for name in _OF_STAGES)
+            breakdowns.append(break_down_pairing(pairing, stores, has_same_stages=is_alike))
         return [breakdown for breakdown in breakdowns if breakdown is not None]
-
-
-def _has_same_stages(pairing: Pairing[Contrast]) -> bool:
-    base, head = (runs.iloc[0] for runs in (pairing.base, pairing.head))
-    return all(base[name] == head[name] for name in _OF_STAGES)
 
 
 def _runs_of(pairings: Iterable[Pairing[Contrast]]) -> pd.DataFrame:
@@ -183,23 +179,33 @@ def compare_along(
     values = ordered(value for row in grid.rows for value in row.keys)
     if len(values) < 2:
         raise UsageError(_too_few_values(setting, values, chosen))
-    compared_with = _base_of(question, grid, values)
+    compared_with: Hashable | None = None  # each is compared with each
+    if question.base is not None:
+        compared_with = value_named(question.base, grid.axis, values)
+    elif not question.all_pairs:
+        compared_with = max(values, key=lambda value: num_pairs(grid.rows, value))
     pairings = _pairings(grid, values, compared_with, chosen)
     machines = set(chosen.runs["fingerprint"].dropna())
     slowdowns, launches = slowdowns_and_launches([chosen.store], machines, chosen_metrics)
     if pairings:
         keys = {key for p in pairings for key in (p.series.base_key, p.series.head_key)}
         noises = noises_of(keys, chosen_metrics, launches, slowdowns, _runs_of(pairings))
+
+        def larger_of(pairing: Pairing[Contrast]) -> Noises:
+            """The larger noise of two cases; none where that of one is not known."""
+            base, head = noises[pairing.series.base_key], noises[pairing.series.head_key]
+            return {
+                name: max(base[name], head[name], key=lambda noise: noise.deviation)
+                for name in base
+                if name in head
+            }
+
         pairings = [
-            replace(
-                pairing,
-                noises=_larger(noises[pairing.series.base_key], noises[pairing.series.head_key]),
-                slowdowns=slowdowns,
-            )
-            for pairing in pairings
+            replace(pairing, noises=larger_of(pairing), slowdowns=slowdowns) for pairing in pairings
         ]
     lines = lines_of(chosen_metrics, pairings, judge) if pairings else []
-    more = _more_launches(chosen, lines)
+    file, num = chosen.sweep_file or "SWEEP", notes.launches_wanted(lines)
+    more = f"measure more with: ppbench sweep {file} --set measure.launches={num}"
     found = [
         *_notes(grid, compared_with, pairings, chosen, lines),
         *notes.too_few(lines, ("", ""), more),
@@ -217,15 +223,6 @@ def compare_along(
         lines=tuple(lines),
         notes=tuple(dict.fromkeys(found)),
     )
-
-
-def _base_of(question: AxisQuestion, grid: Grid, values: Sequence[Hashable]) -> Hashable | None:
-    """The value that others are compared with; None where each is compared with each."""
-    if question.all_pairs:
-        return None
-    if question.base is not None:
-        return value_named(question.base, grid.axis, values)
-    return max(values, key=lambda value: num_pairs(grid.rows, value))
 
 
 def _pairings(
@@ -249,12 +246,6 @@ def _pairings(
     return made
 
 
-def _larger(base: Noises, head: Noises) -> Noises:
-    """The larger noise of two cases; none where that of one is not known."""
-    both = [name for name in base if name in head]
-    return {name: max(base[name], head[name], key=lambda noise: noise.deviation) for name in both}
-
-
 def _notes(
     grid: Grid,
     base: Hashable | None,
@@ -266,7 +257,9 @@ def _notes(
         yield text
     yield from chosen.notes
     yield from grid.without_partner(base)
-    yield from notes.failures(chosen.failed, _texts_of_failed(chosen))
+    if not chosen.failed.empty:
+        texts = Grid("schedule", pd.concat([chosen.runs, chosen.failed])).texts()
+        yield from notes.failures(chosen.failed, texts)
     if pairings:
         yield from _states(pairings)
         runs = _runs_of(pairings)
@@ -275,12 +268,6 @@ def _notes(
         yield from notes.discounted(lines)
         yield from notes.cautions(runs)
         yield from notes.one_session(lines, pairings)
-
-
-def _texts_of_failed(chosen: Chosen) -> dict[str, str]:
-    if chosen.failed.empty:
-        return {}
-    return Grid("schedule", pd.concat([chosen.runs, chosen.failed])).texts()
 
 
 def _states(pairings: Sequence[Pairing[Contrast]]) -> Iterable[str]:
@@ -308,11 +295,6 @@ def _states(pairings: Sequence[Pairing[Contrast]]) -> Iterable[str]:
         )
 
 
-def _more_launches(chosen: Chosen, lines: Sequence[Line[Contrast]]) -> str:
-    file, num = chosen.sweep_file or "SWEEP", notes.launches_wanted(lines)
-    return f"measure more with: ppbench sweep {file} --set measure.launches={num}"
-
-
 def _too_few_values(axis: str, values: Sequence[Hashable], chosen: Chosen) -> str:
     """Say that there is one value, where others are, and what would give two."""
     key, name = key_of(axis), axis_text(axis, values[0]) if values else ""
@@ -322,24 +304,20 @@ def _too_few_values(axis: str, values: Sequence[Hashable], chosen: Chosen) -> st
     failed = [axis_text(axis, value) for value in lost if value not in values]
     elsewhere = ordered(chosen.store.runs([axis])[axis])
     others = [axis_text(axis, value) for value in elsewhere if value not in values]
+    first = values[0] if values else None
+    if axis == "schedule":
+        two = f'["{first or "1f1b"}", "afab"]'
+    elif axis in _OTHERS and first == _OTHERS[axis][0]:
+        two = json.dumps(_OTHERS[axis])
+    elif isinstance(first, bool):
+        two = "[false, true]"
+    else:
+        two = f"[{first}, {2 * first}]" if isinstance(first, int) else f'["{first}", ...]'
     hints = [
         f"runs with {', '.join(failed)} failed: ppbench ls --where status!=ok" if failed else "",
         f"{chosen.store.folder} has runs with {', '.join(others[:4])}: name their sweeps"
         if others and not failed
         else "",
-        f"two values come from: ppbench sweep {sweep} --set '{key}={_two_values(axis, values)}'",
+        f"two values come from: ppbench sweep {sweep} --set '{key}={two}'",
     ]
     return f"--across {key}: {chosen.title}, {only}; {'; '.join(filter(None, hints))}"
-
-
-def _two_values(axis: str, values: Sequence[Hashable]) -> str:
-    first = values[0] if values else None
-    if axis == "schedule":
-        return '["1f1b", "afab"]' if first == "1f1b" else f'["{first or "1f1b"}", "afab"]'
-    if axis in _OTHERS and first == _OTHERS[axis][0]:
-        return json.dumps(_OTHERS[axis])
-    if isinstance(first, bool):
-        return "[false, true]"
-    if isinstance(first, int):
-        return f"[{first}, {2 * first}]"
-    return f'["{first}", ...]'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Hashable, Iterable, Sequence
 
@@ -36,15 +37,10 @@ def find_axis(name: str, option: str = "--across") -> str:
             f"{option} {name}: not a setting of a case; commits are compared by: ppbench compare "
             "BASE HEAD"
         )
-    known = [*SYNONYMS, *(word for setting in SETTINGS for word in _names_of(setting))]
+    keys = [key_of(setting) for setting in SETTINGS]  # and each without its section
+    known = [*SYNONYMS, *(word for key in keys for word in (key, key.rpartition(".")[2]))]
     hint = nearest(plain, dict.fromkeys(known), [*_LISTED, "or any other key of a sweep file"])
     raise UsageError(f'{option} {name}: unknown axis "{name}"{hint}')
-
-
-def _names_of(setting: str) -> tuple[str, ...]:
-    """The key of a setting, and the key without its section."""
-    key = key_of(setting)
-    return (key, key.rpartition(".")[2])
 
 
 def key_of(setting: str) -> str:
@@ -77,7 +73,8 @@ def value_named(text: object, axis: str, values: Sequence[Hashable]) -> Hashable
     """Return the value with this text. Raises UsageError, with the values, if there is none."""
     asked = str(text).strip()
     if axis == "schedule":
-        asked = _schedule(asked)
+        with contextlib.suppress(UnknownScheduleError):
+            asked = find_schedule(asked).name
     size = _size(asked)
     for value in values:
         own = _size(value)
@@ -89,14 +86,6 @@ def value_named(text: object, axis: str, values: Sequence[Hashable]) -> Hashable
     raise UsageError(
         f"--base {text}: no run that could be compared has {key_of(axis)} {asked}{hint}"
     )
-
-
-def _schedule(name: str) -> str:
-    """The registered name of a schedule."""
-    try:
-        return find_schedule(name).name
-    except UnknownScheduleError:
-        return name
 
 
 def work_note(axis: str) -> str:

@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 
 import pandas as pd
 
-from ppbench.config.case import Case, Measure
-from ppbench.display.cases import WHERE_NOT_FINITE, without_not_finite
+from ppbench.config.case import TIMES, Case, Measure
+from ppbench.display.cases import NOT_GIVEN, WHERE_NOT_FINITE, without_not_finite
 from ppbench.display.units import is_missing
 from ppbench.run.machine.environment import fingerprint_here
 
@@ -50,6 +50,13 @@ def newest_launches(runs: pd.DataFrame, *, by_state: bool = False) -> pd.DataFra
     whole = without_not_finite(runs[runs["status"] != "interrupted"])
     key = [*(STATE if by_state else ()), *MEASURED_ALIKE, "launch"]
     return whole.drop_duplicates(key, keep="last")
+
+
+def without_times_of_files(cases: pd.DataFrame) -> pd.DataFrame:
+    """The cases without the times of a file of costs, which are no part of a case."""
+    settled = cases.copy()
+    settled.loc[settled["emulated_costs"].fillna("") != "", list(TIMES)] = NOT_GIVEN
+    return settled
 
 
 def keys_of(runs: pd.DataFrame) -> list[Key]:

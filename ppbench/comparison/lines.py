@@ -20,7 +20,6 @@ import numpy as np
 import pandas as pd
 
 from ppbench.analysis.breakdown import (
-    Figures,
     Moved,
     breakdown,
     launch_figures,
@@ -31,9 +30,9 @@ from ppbench.comparison.slowdowns import in_order
 from ppbench.display.metrics import METRICS
 from ppbench.errors import UsageError, nearest
 from ppbench.statistics import verdicts
+from ppbench.statistics.sequential import Looks
 from ppbench.statistics.significance import Ratio
 from ppbench.statistics.slowdowns import NOT_KNOWN, Slowdown
-from ppbench.statistics.until_decided import Looks
 from ppbench.statistics.verdicts import (
     FLOOR,
     SPEED,
@@ -197,23 +196,20 @@ class Compared(Generic[S]):
         Unclear ones are included: a stage that moved shows in its spans even where the step, which
         has the noise of all ranks, does not.
         """
-        changed = [
-            line.series
-            for line in self.lines
-            if line.metric.name in _SPEEDS and _may_have_changed(line.change)
-        ]
+        changed = []
+        for line in self.lines:
+            change = line.change
+            may_have = change.verdict in (Verdict.faster, Verdict.slower)
+            if change.verdict is Verdict.unclear and change.ratio is not None:
+                may_have = abs(math.log(change.ratio.estimate)) > math.log1p(change.floor)
+            if may_have and line.metric.name in _SPEEDS:
+                changed.append(line.series)
         return list(dict.fromkeys(changed))
 
     def counts(self) -> str:
         """`2 faster, 1 same`; empty without lines."""
         counted = Counter(str(line.change.verdict) for line in self.lines)
         return ", ".join(f"{num} {verdict}" for verdict, num in counted.items())
-
-
-def _may_have_changed(change: Change) -> bool:
-    if change.verdict is Verdict.unclear and change.ratio is not None:
-        return abs(math.log(change.ratio.estimate)) > math.log1p(change.floor)
-    return change.verdict in (Verdict.faster, Verdict.slower)
 
 
 def read_metrics(names: Sequence[str], default: Sequence[str] = SHOWN) -> list[Metric]:
@@ -232,42 +228,30 @@ def lines_of(
     `judge` gives the verdicts of a metric's pairings. A metric that no launch of a pairing has
     makes no line: emulated ranks have no peak memory.
     """
-    by_metric = [_lines(metric, pairings, judge) for metric in metrics]
-    return [line for of_series in zip(*by_metric, strict=True) for line in of_series if line]
-
-
-def _lines(metric: Metric, pairings: Sequence[Pairing[S]], judge: Judge) -> list[Line[S] | None]:
-    pairs = [_pair(metric, pairing) for pairing in pairings]
-    changes = iter(judge(metric, [pair for pair in pairs if pair]))
-    lines: list[Line[S] | None] = []
-    for pairing, pair in zip(pairings, pairs, strict=True):
-        if pair is None:
-            lines.append(None)
-            continue
-        change = next(changes)
-        sides = {"base": _with(pairing.base, metric), "head": _with(pairing.head, metric)}
-        discounted = []
-        for discount in change.discounts:
-            run = sides[discount.side].iloc[discount.index]
-            run_id, reason = str(run["run_id"]), str(discount.reason)
-            slowdown = pairing.slowdowns.get(run_id, NOT_KNOWN)
-            launch = DiscountedLaunch(discount.side, run_id, int(run["launch"]), reason, slowdown)
-            discounted.append(launch)
-        lines.append(Line(pairing.series, metric, change, pair.noise, tuple(discounted)))
-    return lines
-
-
-def _pair(metric: Metric, pairing: Pairing[S]) -> Pair | None:
-    sides = [_with(runs, metric) for runs in (pairing.base, pairing.head)]
-    base, head = (tuple(map(float, runs[metric.name])) for runs in sides)
-    slowed = (in_order(runs, pairing.slowdowns) for runs in sides)
-    noise = pairing.noises.get(metric.name)
-    return Pair(base, head, noise, pairing.floor, *slowed) if base or head else None
-
-
-def _with(runs: pd.DataFrame, metric: Metric) -> pd.DataFrame:
-    """The launches that have the metric."""
-    return runs[runs[metric.name].notna()]
+    lines: dict[tuple[int, int], Line[S]] = {}  # by the places of the pairing and the metric
+    for at, metric in enumerate(metrics):
+        sides: dict[int, list[pd.DataFrame]] = {}
+        pairs: dict[int, Pair] = {}
+        for place, pairing in enumerate(pairings):
+            own = [runs[runs[metric.name].notna()] for runs in (pairing.base, pairing.head)]
+            base, head = (tuple(map(float, runs[metric.name])) for runs in own)
+            slowed = (in_order(runs, pairing.slowdowns) for runs in own)
+            noise = pairing.noises.get(metric.name)
+            if base or head:
+                sides[place] = own
+                pairs[place] = Pair(base, head, noise, pairing.floor, *slowed)
+        changes = judge(metric, list(pairs.values()))
+        for (place, pair), change in zip(pairs.items(), changes, strict=True):
+            pairing, discounted = pairings[place], []
+            for discount in change.discounts:
+                run = sides[place][discount.side == "head"].iloc[discount.index]
+                run_id, reason = str(run["run_id"]), str(discount.reason)
+                slowdown = pairing.slowdowns.get(run_id, NOT_KNOWN)
+                discounted.append(
+                    DiscountedLaunch(discount.side, run_id, int(run["launch"]), reason, slowdown)
+                )
+            lines[place, at] = Line(pairing.series, metric, change, pair.noise, tuple(discounted))
+    return [line for _, line in sorted(lines.items(), key=lambda item: item[0])]
 
 
 def break_down_pairing(
@@ -277,8 +261,11 @@ def break_down_pairing(
 
     Without the same stages on both sides, spans are summed over the whole pipeline.
     """
-    sides = zip((pairing.base, pairing.head), stores, strict=True)
-    base, head = (_launches(runs, store) for runs, store in sides)
+    sides = []
+    for runs, store in zip((pairing.base, pairing.head), stores, strict=True):
+        spans = store.table("spans", runs["run_id"]).groupby("run_id", sort=False)
+        sides.append([launch_figures(of_run) for _, of_run in spans])
+    base, head = sides
     if not base or not head:
         return None
     base, head = with_whole_backwards(base, head)
@@ -286,11 +273,6 @@ def break_down_pairing(
         base, head = ([of_whole_pipeline(figures) for figures in side] for side in (base, head))
     step_ns = float(pairing.base["step_ns"].median())
     return Breakdown(pairing.series, tuple(breakdown(base, head, step_ns)))
-
-
-def _launches(runs: pd.DataFrame, store: Store) -> list[Figures]:
-    spans = store.table("spans", runs["run_id"])
-    return [launch_figures(of_run) for _, of_run in spans.groupby("run_id", sort=False)]
 
 
 def listed(words: Sequence[str], most: int = 4) -> str:

@@ -11,69 +11,81 @@ time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 from ppbench.comparison.known import Known
-from ppbench.comparison.lines import Compared, Line
+from ppbench.comparison.lines import Compared
 from ppbench.display.units import counted, duration, percent
 from ppbench.errors import UsageError
 from ppbench.statistics import sequential
-from ppbench.statistics.noise import measure_noise
-from ppbench.statistics.sequential import LEVEL
-from ppbench.statistics.until_decided import Look, Looks, look_until_decided, planned_looks
+from ppbench.statistics.noise import noise_of
+from ppbench.statistics.sequential import LEVEL, Look, Looks, Stop
+from ppbench.statistics.significance import FEWEST_LAUNCHES
 from ppbench.statistics.verdicts import FLOOR, SPEED, Noise
 
 _MOST_SHOWN = 4
 """Numbers of launches for which the change that they find is said."""
 
 Result = TypeVar("Result")
-Say = Callable[[str], None]
-
-
-def looks_of(most_launches: int) -> tuple[int, ...]:
-    """The looks that are planned. Raises UsageError for too few launches."""
-    try:
-        return planned_looks(most_launches)
-    except ValueError as error:
-        raise UsageError(f"--max-launches {error}") from None
 
 
 def measure_until_decided(
-    planned: tuple[int, ...],
+    most_launches: int,
     bring_to: Callable[[int], float],
     judged: Callable[[Look], Result],
     compared_of: Callable[[Result], Compared[Any]],
     metrics: Collection[str],
     known: Known,
-    say: Say,
+    say: Callable[[str], None],
 ) -> tuple[Result, Looks]:
     """Launch and look until the verdicts of these metrics are decided, or no more may be made.
 
     `bring_to` launches both sides until each has so many launches, and returns how many rounds of
     both sides it has made; `judged` is the result of a look, and `compared_of` its comparison.
+    Raises UsageError for fewer launches than a verdict needs.
     """
-    began_s = time.monotonic()
-    rounds: list[float] = []
-    for text in _beforehand(known, planned):
-        say(text)
-
-    def judged_aloud(look: Look) -> Result:
+    if most_launches < FEWEST_LAUNCHES:
+        raise UsageError(
+            f"--max-launches {most_launches} launches; a verdict needs {FEWEST_LAUNCHES} launches "
+            "of each side"
+        )
+    planned, began_s = sequential.looks(most_launches), time.monotonic()
+    if known.noise is None:
+        say(
+            "no noise of these cases is known yet: which change can be found is said after "
+            f"{planned[0]} launches of each side"
+        )
+    else:
+        reach = reach_text(known.noise, planned, known.num_cases)
+        say(f"{reach} (noise of stored launches {percent(known.noise.deviation)})")
+    if known.round_s is not None:
+        say(_time_text(known.round_s, planned))
+    for place, num_launches in enumerate(planned):
+        num_rounds = bring_to(num_launches)
+        look = Look(place, planned)
         result = judged(look)
         compared = compared_of(result)
-        if look.place == 0:
-            round_s = (time.monotonic() - began_s) / rounds[0] if rounds[0] else None
-            for text in _after_first_look(known, compared, round_s, planned):
-                say(text)
-        say(_progress(look, _deciding(compared, metrics)))
-        return result
-
-    result, looks = look_until_decided(
-        planned,
-        lambda num_launches: rounds.append(bring_to(num_launches)),
-        judged_aloud,
-        lambda one: [line.change for line in _deciding(compared_of(one), metrics)],
-    )
+        if place == 0:  # what could not be said beforehand
+            sides = [
+                side[SPEED].dropna().tolist()
+                for pairing in compared.pairings.values()
+                for side in (pairing.base, pairing.head)
+            ]
+            if known.noise is None and (noise := noise_of(sides)) is not None:
+                reach = reach_text(noise, planned, known.num_cases)
+                say(f"{reach} (noise so far {percent(noise.deviation)})")
+            if num_rounds and len(planned) > 1:
+                say(_time_text((time.monotonic() - began_s) / num_rounds, planned))
+        changes = [line.change for line in compared.lines if line.metric.name in metrics]
+        num_decided = sum(sequential.is_decided([change]) for change in changes)
+        say(
+            f"after {counted(num_launches, 'launch')} of each side: {num_decided} of "
+            f"{counted(len(changes), 'verdict')} decided"
+        )
+        if num_decided == len(changes):
+            break
+    looks = Looks(look, Stop.decided if num_decided == len(changes) else Stop.most)
     say(stop_text(looks))
     return result, looks
 
@@ -97,56 +109,9 @@ def reach_text(noise: Noise, planned: Sequence[int], num_cases: int) -> str:
     return f"launches of each side find, in 80 % of comparisons, a change of {', '.join(parts)}"
 
 
-def _beforehand(known: Known, planned: Sequence[int]) -> Iterator[str]:
-    if known.noise is None:
-        yield (
-            "no noise of these cases is known yet: which change can be found is said after "
-            f"{planned[0]} launches of each side"
-        )
-    else:
-        reach = reach_text(known.noise, planned, known.num_cases)
-        yield f"{reach} (noise of stored launches {percent(known.noise.deviation)})"
-    if known.round_s is not None:
-        yield _time_text(known.round_s, planned)
-
-
-def _after_first_look(
-    known: Known, compared: Compared[Any], round_s: float | None, planned: Sequence[int]
-) -> Iterator[str]:
-    """What could not be said beforehand, now that there are launches."""
-    noise = None if known.noise is not None else noise_of(compared)
-    if noise is not None:
-        reach = reach_text(noise, planned, known.num_cases)
-        yield f"{reach} (noise so far {percent(noise.deviation)})"
-    if round_s is not None and len(planned) > 1:
-        yield _time_text(round_s, planned)
-
-
 def _time_text(round_s: float, planned: Sequence[int]) -> str:
     least, most = (duration(round_s * num) for num in (planned[0], planned[-1]))
     return (
         f"one launch of both sides takes about {duration(round_s)}: {least} until the first "
         f"look, at most {most} for {planned[-1]}"
-    )
-
-
-def noise_of(compared: Compared[Any]) -> Noise | None:
-    """The noise of the launches that are compared, around the mean of each case and side."""
-    sides = [
-        side[SPEED].dropna().tolist()
-        for pairing in compared.pairings.values()
-        for side in (pairing.base, pairing.head)
-    ]
-    return measure_noise(sides).noise if any(len(side) > 1 for side in sides) else None
-
-
-def _deciding(compared: Compared[Any], metrics: Collection[str]) -> list[Line[Any]]:
-    return [line for line in compared.lines if line.metric.name in metrics]
-
-
-def _progress(look: Look, lines: Sequence[Line[Any]]) -> str:
-    decided = sum(sequential.is_decided([line.change]) for line in lines)
-    return (
-        f"after {counted(look.num_launches, 'launch')} of each side: {decided} of "
-        f"{counted(len(lines), 'verdict')} decided"
     )

@@ -20,7 +20,7 @@ from ppbench.display.fields import field_of
 from ppbench.errors import first_line
 from ppbench.statistics.significance import FEWEST_LAUNCHES
 from ppbench.statistics.step_times import is_outlier
-from ppbench.statistics.verdicts import LEVEL, SPEED, Change, Doubt, Verdict
+from ppbench.statistics.verdicts import LEVEL, SPEED, Doubt, Verdict
 
 _USUAL_LAUNCHES = 5
 _DOUBTS = {
@@ -154,13 +154,17 @@ def _is_opposed(line: Line[Any]) -> bool:
 
 def undecided(lines: Sequence[Line[Any]], remedy: str) -> Iterable[str]:
     """Say why a change is unclear although its interval alone would decide."""
-    names = [
-        f"{field_of(line.metric.name).heading} of {line.series.text}"
-        for line in lines
-        if line.change.verdict is Verdict.unclear
-        and line.change.doubt is not Doubt.two_levels
-        and _is_clear_alone(line.change)
-    ]
+    names = []
+    for line in lines:
+        change, interval, middle = line.change, line.change.difference, 0.0
+        if change.verdict is not Verdict.unclear or change.doubt is Doubt.two_levels:
+            continue
+        beyond = 0.0 if interval is None else abs(interval.estimate)
+        if interval is None and change.ratio is not None:
+            interval, middle, beyond = change.ratio, 1.0, abs(math.log(change.ratio.estimate))
+        # The estimate is beyond the floor, and the interval leaves no change out.
+        if interval and beyond > change.floor and not interval.low <= middle <= interval.high:
+            names.append(f"{field_of(line.metric.name).heading} of {line.series.text}")
     if names:
         yield (
             f"unclear although its 95 % interval does not contain 0: {listed(names)}; a verdict "
@@ -175,17 +179,6 @@ def undecided(lines: Sequence[Line[Any]], remedy: str) -> Iterable[str]:
         ]
         if names:
             yield f"unclear: {listed(names)}; {reason}; {remedy}"
-
-
-def _is_clear_alone(change: Change) -> bool:
-    """Whether the estimate is beyond the floor, and the interval leaves no change out."""
-    if change.difference is not None:
-        interval, middle, beyond = change.difference, 0.0, abs(change.difference.estimate)
-    elif change.ratio is not None:
-        interval, middle, beyond = change.ratio, 1.0, abs(math.log(change.ratio.estimate))
-    else:
-        return False
-    return beyond > change.floor and not interval.low <= middle <= interval.high
 
 
 def one_session(lines: Sequence[Line[S]], pairings: Sequence[Pairing[S]]) -> Iterable[str]:
@@ -207,16 +200,12 @@ def one_session(lines: Sequence[Line[S]], pairings: Sequence[Pairing[S]]) -> Ite
 
 def gap_between(base: pd.DataFrame, head: pd.DataFrame) -> str:
     """`3 days`, if the runs of both sides were made over an hour apart; else empty."""
-    times = [_moments(runs) for runs in (base, head)]
-    if any(moments.empty for moments in times):
+    times = [[moment for moment in moments_of(runs) if moment] for runs in (base, head)]
+    if not all(times):
         return ""
-    (first, last), (other_first, other_last) = ((m.min(), m.max()) for m in times)
+    (first, last), (other_first, other_last) = ((min(own), max(own)) for own in times)
     between_s = max(other_first - last, first - other_last).total_seconds()
     if between_s <= FRESH_S:
         return ""
     days, hours = between_s / 86400, between_s / 3600
     return f"{days:.0f} days" if days >= 2 else f"{hours:.1f} hours"
-
-
-def _moments(runs: pd.DataFrame) -> pd.Series:
-    return pd.to_datetime(runs["created_at"], utc=True, format="ISO8601", errors="coerce").dropna()

@@ -10,9 +10,8 @@ import pandas as pd
 
 from ppbench.comparison.axes import is_of_machine, key_of
 from ppbench.comparison.launches import SETTINGS as MEASURED
-from ppbench.comparison.launches import Key, key_text, keys_of
+from ppbench.comparison.launches import Key, key_text, keys_of, without_times_of_files
 from ppbench.comparison.lines import listed
-from ppbench.config.case import TIMES
 from ppbench.display.cases import NOT_GIVEN, SETTINGS, axis_text, case_text, varying_axes
 from ppbench.display.fields import SETTINGS as HEADED
 from ppbench.display.fields import field_of
@@ -44,7 +43,7 @@ class Grid:
     def __init__(self, axis: str, runs: pd.DataFrame) -> None:
         self.axis = axis
         keys = pd.Series(keys_of(runs), runs.index, dtype=object)
-        cases = _without_times_of_files(runs.assign(key=keys).drop_duplicates("key"))
+        cases = without_times_of_files(runs.assign(key=keys).drop_duplicates("key"))
         follow = _following(axis, cases)
         left_out = {axis, *follow, *((_MACHINE,) if is_of_machine(axis) else ())}
         self._compared = [n for n in (*SETTINGS, _MACHINE, *MEASURED) if n not in left_out]
@@ -78,7 +77,11 @@ class Grid:
         names = [name for name in self._told if name != _MACHINE]
         varying = [n for n in names if len({row.rest[n] for row in rows}) > 1]
         return [
-            tuple(self._words(name, row) for name in varying if _is_given(name, row))
+            tuple(
+                self._words(name, row)
+                for name in varying  # only a program file has a digest
+                if row.rest[name] != NOT_GIVEN and (name in MEASURED or row.rest[name])
+            )
             for row in rows
         ]
 
@@ -119,29 +122,19 @@ class Grid:
             for other in self.rows
             if other is not row and (wanted or set(other.keys) - {value}) & set(other.keys)
         ]
-        which = axis_text(self.axis, base) if wanted else _another(self.axis)
+        which = f"another {_name_of(self.axis)}"
+        if wanted:
+            which = axis_text(self.axis, base)
+        elif self.axis in HEADED and HEADED[self.axis].is_number and self.axis != "seq_len":
+            which = f"another number of {_name_of(self.axis)}"
         if not others:
             return f"no case with {which} was measured"
         nearest = min(others, key=lambda other: len(row.differs_from(other)))
         differing = row.differs_from(nearest)
         names = [_name_of(name) for name in self._told if name in differing]
-        return f"the nearest case with {which} differs in {_joined(names)} too"
-
-
-def _is_given(name: str, row: Row) -> bool:
-    """Whether the cases of a row have the setting: only a program file has a digest."""
-    return row.rest[name] != NOT_GIVEN and (name in MEASURED or bool(row.rest[name]))
-
-
-def _joined(names: Sequence[str], most: int = 6) -> str:
-    shown = list(names[:most]) + ([f"{len(names) - most} more"] if len(names) > most else [])
-    return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
-
-
-def _another(axis: str) -> str:
-    """`another schedule`, `another number of ranks`."""
-    is_number = axis in HEADED and HEADED[axis].is_number and axis != "seq_len"
-    return f"another number of {_name_of(axis)}" if is_number else f"another {_name_of(axis)}"
+        shown = names[:6] + ([f"{len(names) - 6} more"] if len(names) > 6 else [])
+        listed_names = " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
+        return f"the nearest case with {which} differs in {listed_names} too"
 
 
 def _name_of(name: str) -> str:
@@ -159,13 +152,6 @@ def _following(axis: str, cases: pd.DataFrame) -> tuple[str, ...]:
         return ()
     by_value = cases.groupby(axis)
     return tuple(name for name in names if by_value[name].nunique().max() <= 1)
-
-
-def _without_times_of_files(cases: pd.DataFrame) -> pd.DataFrame:
-    """The cases without the times of a file of costs, which are no part of a case."""
-    settled = cases.copy()
-    settled.loc[settled["emulated_costs"].fillna("") != "", list(TIMES)] = NOT_GIVEN
-    return settled
 
 
 def num_pairs(rows: Iterable[Row], base: Hashable) -> int:

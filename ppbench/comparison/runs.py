@@ -55,27 +55,17 @@ def choose_runs(names: Sequence[str], store: Store, *, has_older_programs: bool 
         parts = [_named(name, store) for name in names]
         runs = pd.concat(parts).drop_duplicates("run_id").sort_values("run_id")
         title = ", ".join(names)
-    if has_older_programs:
-        return _chosen(store, title, runs, [])
-    return _chosen(store, title, *_of_newest_programs(runs))
-
-
-def _of_newest_programs(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Leave out the runs of program files as they were before an edit, with a note for each file.
-
-    `runs` are in the order of time. A schedule that is no file has one digest, which is empty.
-    """
-    digests = runs["program_digest"].map(key_text)
-    is_newest = digests == digests.groupby(runs["schedule"]).transform("last")
-    older = runs.loc[~is_newest, "schedule"]
-    notes = [
-        f"{schedule} was edited: {counted(num, 'run')} of its older content left out"
-        for schedule, num in older.value_counts(sort=False).items()
-    ]
-    return runs[is_newest], notes
-
-
-def _chosen(store: Store, title: str, runs: pd.DataFrame, notes: Sequence[str]) -> Chosen:
+    notes: list[str] = []
+    if not has_older_programs:
+        # A schedule that is no file has one digest, which is empty.
+        digests = runs["program_digest"].map(key_text)
+        is_newest = digests == digests.groupby(runs["schedule"]).transform("last")
+        older = runs.loc[~is_newest, "schedule"]
+        notes = [
+            f"{schedule} was edited: {counted(num, 'run')} of its older content left out"
+            for schedule, num in older.value_counts(sort=False).items()
+        ]
+        runs = runs[is_newest]
     in_order = runs.sort_values("position", kind="stable")
     is_ok = in_order["status"] == "ok"
     title = f"{title}: {counted(int(is_ok.sum()), 'run')}"
@@ -84,7 +74,15 @@ def _chosen(store: Store, title: str, runs: pd.DataFrame, notes: Sequence[str]) 
 
 def _named(name: str, store: Store) -> pd.DataFrame:
     if name.endswith(".toml"):
-        return _of_file(name, store)
+        cases = {case.case_id for case, _ in read_sweep(Path(name), [], default_device()).cases}
+        runs = store.runs(SIDE_COLUMNS)
+        runs = runs[runs["case_id"].isin(cases)]
+        if runs.empty:
+            raise UsageError(
+                f"{name}: {store.folder} has no run of its cases; make them with: ppbench sweep "
+                f"{name}"
+            )
+        return _newest_state(runs)
     known = store.runs(["run_id", "sweep_id", "sweep_name"])
     for column in ("sweep_id", "sweep_name"):
         if (known[column] == name).any():
@@ -98,18 +96,6 @@ def _named(name: str, store: Store) -> pd.DataFrame:
     run_id = store.id_of(name, known["run_id"])
     runs = store.runs(SIDE_COLUMNS, [Condition("run_id", "=", run_id)])
     return without_not_finite(runs[runs["status"] != "interrupted"])
-
-
-def _of_file(name: str, store: Store) -> pd.DataFrame:
-    """The runs of the cases of a sweep file, whichever sweep made them."""
-    cases = {case.case_id for case, _ in read_sweep(Path(name), [], default_device()).cases}
-    runs = store.runs(SIDE_COLUMNS)
-    runs = runs[runs["case_id"].isin(cases)]
-    if runs.empty:
-        raise UsageError(
-            f"{name}: {store.folder} has no run of its cases; make them with: ppbench sweep {name}"
-        )
-    return _newest_state(runs)
 
 
 def _newest_state(runs: pd.DataFrame) -> pd.DataFrame:

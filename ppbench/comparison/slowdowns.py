@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 
 import pandas as pd
 
 from ppbench.comparison.launches import CONTROLS, key_text
+from ppbench.comparison.repeats import num_taken
 from ppbench.display.units import is_missing
 from ppbench.statistics.slowdowns import (
     NOT_KNOWN,
@@ -30,7 +31,16 @@ def slowdowns_by_run(*tables: pd.DataFrame) -> dict[str, Slowdown]:
     if runs.empty:
         return {}
     runs = runs[runs["status"] == "ok"].drop_duplicates("run_id").sort_values("run_id")
-    by_place = slowdowns([_control(row) for row in runs.to_dict("records")])
+    controls = []
+    for row in runs.to_dict("records"):
+        work, *numbers = (row.get(name) for name in CONTROLS)
+        known = {
+            name: UNKNOWN if is_missing(value) or value is pd.NA else float(str(value))
+            for name, value in zip(CONTROLS[1:], numbers, strict=True)
+        }
+        machine = (key_text(row.get("fingerprint")), key_text(work))
+        controls.append(Control(machine, key_text(row.get("case_id")), **known))
+    by_place = slowdowns(controls)
     return dict(zip(map(str, runs["run_id"]), by_place, strict=True))
 
 
@@ -46,32 +56,32 @@ def recorded(
     return runs if fingerprints is None else runs[runs["fingerprint"].isin(set(fingerprints))]
 
 
-def finder(store: Store) -> Callable[[pd.DataFrame], list[bool]]:
-    """A function that says of rows of `runs` whether each was measured on a disturbed machine.
+def find_disturbed(store: Store, runs: pd.DataFrame) -> list[bool]:
+    """Whether each of these rows of `runs` was measured on a disturbed machine.
 
-    What is usual there is found in the whole store, as it is at the time of the question.
+    What is usual there is found in the whole store, as it is now.
     """
+    by_run = slowdowns_by_run(recorded(store))
+    return [is_disturbed(by_run.get(str(run_id), NOT_KNOWN)) for run_id in runs["run_id"]]
 
-    def find_disturbed(runs: pd.DataFrame) -> list[bool]:
-        by_run = slowdowns_by_run(recorded(store))
-        found = (by_run.get(str(run_id), NOT_KNOWN) for run_id in runs["run_id"])
-        return [is_disturbed(slowdown) for slowdown in found]
 
-    return find_disturbed
+def first_launches(
+    store: Store, runs: pd.DataFrame, keys: Iterable[Hashable], num_launches: int
+) -> set[str]:
+    """The runs of the first launches of each key, so many undisturbed ones.
+
+    The rows are in the order of their launches, and have a key each.
+    """
+    rows = pd.DataFrame({"run_id": list(runs["run_id"]), "key": list(keys)})
+    rows["is_disturbed"] = find_disturbed(store, runs)
+    return {
+        str(run_id)
+        for _, own in rows.groupby("key", sort=False)
+        for run_id in own["run_id"][: num_taken(own["is_disturbed"].tolist(), num_launches)]
+    }
 
 
 def in_order(runs: pd.DataFrame, by_run: Mapping[str, Slowdown]) -> tuple[float, ...] | None:
     """How much beyond what is usual these runs were slowed; None where all are unknown."""
     found = tuple(by_run.get(str(run_id), NOT_KNOWN).beyond_usual for run_id in runs["run_id"])
     return None if all(map(math.isnan, found)) else found
-
-
-def _control(row: Mapping[Hashable, object]) -> Control:
-    work, *numbers = (row.get(name) for name in CONTROLS)
-    known = {name: _number(value) for name, value in zip(CONTROLS[1:], numbers, strict=True)}
-    machine = (key_text(row.get("fingerprint")), key_text(work))
-    return Control(machine, key_text(row.get("case_id")), **known)
-
-
-def _number(value: object) -> float:
-    return UNKNOWN if is_missing(value) or value is pd.NA else float(str(value))

@@ -1,43 +1,22 @@
 """Costs in a file, so that one can plan for a cluster that one does not have.
 
-    model = "llama-70b"             any name; a plan for a model of this name takes these costs
-    dtype = "bfloat16"
-    seq_len = 4096
-    optimizer = "adamw"
-    device = "cuda"
+`docs/howto/plan.md` shows one. Its tables are:
 
-    [link]                          between two ranks
-    latency_ms = 0.02
-    gb_per_s = 25.0                 1e9 bytes per second; left out: no limit
-    error = 0.05                    relative standard error; 0 where left out
+    [link]              between two ranks: latency_ms, gb_per_s (1e9 bytes per second), error
+    [[setting]]         one for each microbatch_size, recompute or not; action_ms is what the
+                        runtime adds to each action
+    [setting.before]    what stands before the layers: embeddings
+    [[setting.layers]]  one entry for a layer, or for `repeat` equal ones in a row
+    [setting.after]     what follows the layers: final norm, head and loss
 
-    [[setting]]                     one for each size of microbatch, recomputed or not
-    microbatch_size = 1
-    recompute = false
-    action_ms = 0.05                what the runtime adds to each action; 0 where left out
+and the costs of a part are:
 
-    [setting.before]                what stands before the layers: embeddings
-    forward_ms = 0.2
-    backward_ms = 0.3
-    static_mib = 8000
-    message_mib = 64
-
-    [[setting.layers]]              one entry for a layer, or for `repeat` equal ones in a row
-    repeat = 80
-    forward_ms = 10.0
-    backward_ms = 20.0              or the halves, input_ms and weight_ms, or all three
-    held_after_forward_mib = 1500   by one microbatch, from its forward on
-    held_after_input_mib = 900      what a split backward's first half leaves of it
-    transient_mib = 300
-    static_mib = 14000              parameters, gradients, optimizer state, buffers
-    message_mib = 64                the layer's output
-    optimizer_ms = 3.0
-    error = 0.03
-
-    [setting.after]                 what follows the layers: final norm, head and loss
-    forward_ms = 2.0
-    backward_ms = 4.0
-    static_mib = 8000
+    forward_ms, backward_ms   or the halves, input_ms and weight_ms, or all three
+    held_after_forward_mib    by one microbatch, from its forward on
+    held_after_input_mib      what a split backward's first half leaves of it
+    transient_mib             while an action runs
+    static_mib                parameters, gradients, optimizer state, buffers
+    message_mib, optimizer_ms, error (relative standard error)
 
 Needed of a layer are its times, `held_after_forward`, `static` and `message`; of the other two
 their times and `static`. Without halves, each is half of the backward; without a backward, it is
@@ -65,7 +44,7 @@ from ppbench.config.toml import (
 )
 from ppbench.errors import UsageError
 from ppbench.files import whole_file
-from ppbench.planning.cost_set import CostSet, Setting, problem_of
+from ppbench.planning.cost_set import CostSet, Setting
 
 NS_PER_MS = 1_000_000
 MIB = 2**20
@@ -95,10 +74,7 @@ def read_costs_file(file: Path) -> CostSet:
         tree = parse(file, text)
     except UsageError as error:
         raise UsageError(str(error).replace("sweep file", "costs file")) from None
-    costs = _Reader(Source(str(file), text, frozenset())).read(tree, f"file {file.name}")
-    if (problem := problem_of(costs)) is not None:
-        raise UsageError(f"{file}: {problem}")
-    return costs
+    return _Reader(Source(str(file), text, frozenset())).read(tree, f"file {file.name}")
 
 
 def write_costs_file(costs: CostSet, file: Path, option: str = "") -> None:
@@ -140,7 +116,27 @@ class _Reader:
         by_setting: dict[Setting, ModelCosts] = {}
         for index, table in enumerate(self._tables(tree, (), "setting")):
             at = ("setting", index)
-            setting, costs = self._setting(table, at)
+            self._check_keys(table, at, _OF_SETTING)
+            size = self._whole(table, at, "microbatch_size")
+            recompute = table.get("recompute", False)
+            if not isinstance(recompute, bool):
+                problem = f"expected true or false, got {shown(recompute)}"
+                raise self._source.error((*at, "recompute"), problem)
+            before, after = (
+                self._part(self._table(table, at, name), (*at, name), is_layer=False)
+                for name in ("before", "after")
+            )
+            layers: list[LayerCosts] = []
+            for number, layer in enumerate(self._tables(table, at, "layers")):
+                of_layer = (*at, "layers", number)
+                repeat = self._whole(layer, of_layer, "repeat", 1)
+                if len(layers) + repeat > MOST_LAYERS:
+                    problem = f"more than {MOST_LAYERS:,} layers; expected fewer"
+                    raise self._source.error((*of_layer, "repeat"), problem)
+                layers += [self._part(layer, of_layer, is_layer=True)] * repeat
+            action_ms = self._amount(table, at, "action_ms", 0.0)
+            costs = ModelCosts(before, tuple(layers), after, action_ms * NS_PER_MS)
+            setting = Setting(size, recompute)
             if setting in by_setting:
                 raise self._source.error(at, f"a second entry for {setting}; leave out one")
             first = next(iter(by_setting.values()), costs)
@@ -161,29 +157,6 @@ class _Reader:
             device_name=device_name,
         )
 
-    def _setting(self, table: Tree, place: Place) -> tuple[Setting, ModelCosts]:
-        self._check_keys(table, place, _OF_SETTING)
-        size = self._whole(table, place, "microbatch_size")
-        recompute = table.get("recompute", False)
-        if not isinstance(recompute, bool):
-            problem = f"expected true or false, got {shown(recompute)}"
-            raise self._source.error((*place, "recompute"), problem)
-        before, after = (
-            self._part(self._table(table, place, name), (*place, name), is_layer=False)
-            for name in ("before", "after")
-        )
-        layers: list[LayerCosts] = []
-        for index, layer in enumerate(self._tables(table, place, "layers")):
-            at = (*place, "layers", index)
-            repeat = self._whole(layer, at, "repeat", 1)
-            if len(layers) + repeat > MOST_LAYERS:
-                problem = f"more than {MOST_LAYERS:,} layers; expected fewer"
-                raise self._source.error((*at, "repeat"), problem)
-            layers += [self._part(layer, at, is_layer=True)] * repeat
-        action_ms = self._amount(table, place, "action_ms", 0.0)
-        costs = ModelCosts(before, tuple(layers), after, action_ms * NS_PER_MS)
-        return Setting(size, recompute), costs
-
     def _part(self, table: Tree, place: Place, *, is_layer: bool) -> LayerCosts:
         self._check_keys(table, place, (*_OF_PART, *(["repeat"] * is_layer)))
         needed = ("held_after_forward", "static", "message") if is_layer else ("static",)
@@ -193,8 +166,19 @@ class _Reader:
                 raise self._missing(place, f"{name}_mib")
             usual = sizes["held_after_forward"] / MIB if name == "held_after_input" else 0.0
             sizes[name] = round(self._amount(table, place, f"{name}_mib", usual) * MIB)
-        times = self._times(table, place)
-        if is_layer and not any(times.values()):
+        times = {name: self._amount(table, place, f"{name}_ms", -1.0) for name in _TIMES}
+        if times["forward"] < 0:
+            raise self._missing(place, "forward_ms")
+        lacking = [name for name in ("input", "weight") if times[name] < 0]
+        if len(lacking) == 1 or (lacking and times["backward"] < 0):
+            key = "backward_ms" if len(lacking) == 2 else f"{lacking[0]}_ms"
+            raise self._missing(place, key)
+        if lacking:
+            times["input"] = times["weight"] = times["backward"] / 2
+        elif times["backward"] < 0:
+            times["backward"] = times["input"] + times["weight"]
+        times["optimizer"] = max(0.0, times["optimizer"])
+        if is_layer and not any(ms for name, ms in times.items() if name != "optimizer"):
             raise self._source.error((*place, "forward_ms"), "the layer takes no time at all")
         return LayerCosts(
             forward_ns=times["forward"] * NS_PER_MS,
@@ -205,26 +189,6 @@ class _Reader:
             **{_NAMES[name]: size for name, size in sizes.items()},
             optimizer_ns=times["optimizer"] * NS_PER_MS,
         )
-
-    def _times(self, table: Tree, place: Place) -> dict[str, float]:
-        """Milliseconds by action; the backward from its halves, or these from it."""
-        given = {n: self._amount(table, place, f"{n}_ms", -1.0) for n in _TIMES}
-        halves = [given["input"], given["weight"]]
-        if given["forward"] < 0:
-            raise self._missing(place, "forward_ms")
-        if given["backward"] < 0:
-            lacking = [name for name in ("input", "weight") if given[name] < 0]
-            if lacking:
-                key = "backward_ms" if len(lacking) == 2 else f"{lacking[0]}_ms"
-                raise self._missing(place, key)
-            given["backward"] = sum(halves)
-        elif max(halves) < 0:
-            given["input"] = given["weight"] = given["backward"] / 2
-        elif min(halves) < 0:
-            lacking = ["input" if given["input"] < 0 else "weight"]
-            raise self._missing(place, f"{lacking[0]}_ms")
-        given["optimizer"] = max(0.0, given["optimizer"])
-        return given
 
     def _amount(self, table: Tree, place: Place, key: str, default: float) -> float:
         if key not in table:

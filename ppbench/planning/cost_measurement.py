@@ -9,13 +9,13 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from engine.model.descriptions import CostRequest
 from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
 from ppbench.errors import UsageError
-from ppbench.planning.cost_set import MEASURED, CostSet, Setting, problem_of
+from ppbench.planning.cost_set import MEASURED, CostSet, Setting
 
 COMMAND = (sys.executable, "-m", "engine.costs")
 _NUM_LINES = 20
@@ -48,12 +48,15 @@ def measure_costs(request: CostRequest, on_progress: OnProgress | None = None) -
             "microbatches, or give costs in a file"
         )
     by_setting = {
-        Setting(measured["microbatch_size"], measured["recompute"]): model_costs_of(
-            measured["costs"]
+        Setting(measured["microbatch_size"], measured["recompute"]): ModelCosts(
+            LayerCosts(**measured["costs"]["before"]),
+            tuple(LayerCosts(**layer) for layer in measured["costs"]["layers"]),
+            LayerCosts(**measured["costs"]["after"]),
+            measured["costs"]["action_ns"],
         )
         for measured in answer["costs"]
     }
-    costs = CostSet(
+    return CostSet(
         name,
         request.identity.dtype,
         request.seq_len,
@@ -64,16 +67,6 @@ def measure_costs(request: CostRequest, on_progress: OnProgress | None = None) -
         LinkCosts() if answer["link"] is None else LinkCosts(**answer["link"]),
         str(answer.get("device_name", "")),
     )
-    if (found := problem_of(costs)) is not None:
-        raise UsageError(f"{name}: measured costs cannot be used: {found}; measure again")
-    return costs
-
-
-def model_costs_of(data: Mapping[str, Any]) -> ModelCosts:
-    """Costs from the fields that `dataclasses.asdict` makes of them. Raises TypeError, KeyError."""
-    layers = tuple(LayerCosts(**layer) for layer in data["layers"])
-    before, after = LayerCosts(**data["before"]), LayerCosts(**data["after"])
-    return ModelCosts(before, layers, after, data["action_ns"])
 
 
 def _answer_to(request: CostRequest, tell: OnProgress) -> dict[str, Any]:

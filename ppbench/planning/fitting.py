@@ -112,7 +112,12 @@ class Fit:
         """The layout with the least recomputation that fits; else with the least memory."""
         recompute = [self.mode == "all"] * len(partition)
         most, total, worst = 0, 0, NO_RANK
-        messages = self._messages(partition)
+        # By rank, the bytes of messages at most; the same for all where all messages are.
+        if (messages := self._same_messages) is None:
+            stages = self.table.of_all(partition, recompute)
+            messages = [most for _, most in message_bytes(self.shape.placement, stages)]
+            if self.table.has_equal_messages:
+                self._same_messages = messages
         for rank, owned in enumerate(self.owned):
             room = None if memory_bytes is None else memory_bytes - messages[rank]
             key = room, rank, *(partition[stage] for stage in owned)
@@ -125,16 +130,6 @@ class Fit:
             if missing > most:
                 most, worst = missing, rank
         return Layout(partition, tuple(recompute)), Shortage(most, total, worst)
-
-    def _messages(self, partition: Partition) -> list[int]:
-        """By rank, the bytes of messages at most; the same for all where all messages are."""
-        if self._same_messages is not None:
-            return self._same_messages
-        stages = self.table.of_all(partition, [self.mode == "all"] * len(partition))
-        messages = [most for _, most in message_bytes(self.shape.placement, stages)]
-        if self.table.has_equal_messages:
-            self._same_messages = messages
-        return messages
 
     def candidate(
         self, layout: Layout, stages: tuple[StageCosts, ...], makespan_ns: int
@@ -178,17 +173,16 @@ class Fit:
         if num > MOST_CHOSEN_FREELY:
             yield from (tuple(at >= num - n for at in range(num)) for n in range(1, num + 1))
             return
-        more = [self._more_ns(stage, partition) for stage in self.owned[rank]]
+        more = []  # the time that a stage's backward takes more where it recomputes
+        for stage in self.owned[rank]:
+            place = {"is_first": stage == 0, "is_last": stage == len(partition) - 1}
+            with_it, without = (
+                self.table.of(partition[stage], is_on, **place) for is_on in (True, False)
+            )
+            later = with_it.backward_ns - without.backward_ns, with_it.input_ns - without.input_ns
+            more.append(max(later))
         choices = list(itertools.product((False, True), repeat=num))[1:]
         yield from sorted(choices, key=lambda choice: sum(itertools.compress(more, choice)))
-
-    def _more_ns(self, stage: int, partition: Partition) -> int:
-        """The time that a stage's backward takes more where it recomputes."""
-        place = {"is_first": stage == 0, "is_last": stage == len(partition) - 1}
-        with_it, without = (
-            self.table.of(partition[stage], is_on, **place) for is_on in (True, False)
-        )
-        return max(with_it.backward_ns - without.backward_ns, with_it.input_ns - without.input_ns)
 
     def _needs(self, rank: int, own: tuple[StageCosts, ...]) -> int:
         """The bytes of a rank at its peak, without messages."""

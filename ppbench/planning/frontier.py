@@ -48,13 +48,9 @@ def candidates_elsewhere(search: Search) -> Iterator[Candidate]:
         laid = [climb.fit.layout(partition, limit) for limit in limits]
         layouts = dict.fromkeys(layout for layout, short in laid if short.most == 0)
         wanted.append((climb.fit, list(layouts)))
-    for found in simulated(wanted):
-        yield from found
-    yield from _solved_elsewhere(search, memory)
-
-
-def _solved_elsewhere(search: Search, memory_bytes: int) -> Iterator[Candidate]:
-    """The best layout of the solver with less memory and with more."""
+    for candidates in simulated(wanted):
+        yield from candidates
+    # then the best layout of the solver with less memory and with more
     own = [one for one in search.found if one.shape.schedule == AUTO and search.fits(one)]
     best = min(own, key=preference, default=None)
     if best is None or search.num_solutions([best.shape]) < NUM_FIRST:
@@ -70,7 +66,7 @@ def _solved_elsewhere(search: Search, memory_bytes: int) -> Iterator[Candidate]:
             layout,
             table,
             search.costs.link,
-            round(level * memory_bytes),
+            round(level * memory),
             FIRST_EFFORT * search.effort,
         )
         if found is not None:

@@ -5,16 +5,21 @@
     NAME.layout       Megatron-LM's `--pipeline-model-parallel-layout`
     NAME.modules.json torchtitan's `module_fqns_per_model_part`
 
-What is written is read back, each form by a reader of its own, before anyone relies on it.
+For layers by stage of 2, 2, 3, 1 on two ranks of two stages the last two say:
+
+    Et*2|t*2|t*3|tL
+    [["tok_embeddings", "layers.0", "layers.1"], ["layers.2", "layers.3"], ...]
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
-from engine.plan.program import Program, from_csv, to_csv
+from engine.plan.program import Placement, Program, loop_placement, to_csv, v_placement
 from engine.plan.schedules.registry import AUTO, CSV_PREFIX
 from ppbench.config.programs import program_of
 from ppbench.config.reader import read_sweep
@@ -22,14 +27,13 @@ from ppbench.config.toml import as_toml, key_text
 from ppbench.errors import UsageError
 from ppbench.files import write_file
 from ppbench.planning.configuration import Configuration
-from ppbench.planning.grammars import layers_in_layout, layers_in_modules
-from ppbench.planning.partition_text import (
-    HEAD,
-    HandoverError,
-    megatron_layout,
-    torchtitan_modules,
-    torchtitan_schedule,
-)
+
+EMBEDDINGS, NORM, HEAD = "tok_embeddings", "norm", "output"
+"""torchtitan's modules around the layers; its latest models call the head `lm_head`."""
+
+
+class HandoverError(UsageError):
+    """A form of another trainer cannot express a pipeline; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +92,12 @@ class Handover:
 
 
 def write_handover(chosen: Chosen, folder: Path, name: str, head: str = HEAD) -> Handover:
-    """Write every form into a folder, and read each back.
+    """Write every form into a folder, and read the sweep file back.
 
     The sweep file names the program by the folder as it is given, so both are read from the
     working directory. `head` is what torchtitan's model calls its output projection. Raises
-    UsageError for a folder that cannot be written, SweepFileError for settings that cannot be run.
+    UsageError for a folder that cannot be written and for a schedule with another program,
+    SweepFileError for settings that cannot be run.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -128,53 +133,22 @@ def write_handover(chosen: Chosen, folder: Path, name: str, head: str = HEAD) ->
         schedule = torchtitan_schedule(placement)
     except HandoverError:
         schedule = ""
-    handover = Handover(tuple(forms), schedule)
-
     ((case, _),) = read_sweep(files["sweep"], [], "cpu").cases  # as `ppbench sweep` does
-    program, compute = program_of(case), chosen.program.compute_only()
-    recompute = case.recompute
-    if isinstance(recompute, bool):
-        recompute = (recompute,) * program.num_stages
-    checks = [
-        ("sweep", "program", _table_of(program), _table_of(compute)),
-        ("sweep", "microbatch size", case.train_microbatch_size, chosen.microbatch_size),
-        ("sweep", "stages that recompute", recompute, chosen.recompute),
-        (
-            "torchtitan",
-            "layers by stage",
-            layers_in_modules(handover.form("torchtitan").text, head),
-            chosen.layers,
-        ),
-    ]
-    if layout := handover.form("megatron").text:
-        read = layers_in_layout(layout, placement.world_size)
-        checks.append(("megatron", "layers by stage", read, chosen.layers))
-    for form, what, read_back, expected in checks:
-        if read_back != expected:
-            raise _changed(str(files[form]), what, read_back, expected)
-    return handover
-
-
-def _table_of(program: Program) -> str:
-    return f"stages on ranks {program.placement.ranks}\n{to_csv(program).rstrip()}"
-
-
-def _changed(where: str, what: str, read_back: object, expected: object) -> UsageError:
-    """The error for a form that says something else than what was chosen."""
-    return UsageError(
-        f"{where}: its {what}, read back, is {read_back}; expected {expected}; do not use it: "
-        "choose another pipeline, and report this fault of ppbench"
+    read_back, expected = (
+        f"stages on ranks {program.placement.ranks}\n{program_text(program).rstrip()}"
+        for program in (program_of(case), chosen.program)
     )
+    if read_back != expected:
+        raise UsageError(
+            f"{files['sweep']}: its program, read back, is {read_back}; expected {expected}; do "
+            "not use it: choose another pipeline, and report this fault of ppbench"
+        )
+    return Handover(tuple(forms), schedule)
 
 
 def program_text(program: Program) -> str:
-    """The program's computations as CSV in torch's form, read back. Raises UsageError."""
-    compute = program.compute_only()
-    text = to_csv(compute)
-    read = from_csv(text, program.schedule)
-    if (read.actions, read.placement) != (compute.actions, compute.placement):
-        raise _changed("CSV in torch's form", "program", _table_of(read), _table_of(compute))
-    return text
+    """The program's computations as CSV in torch's form."""
+    return to_csv(program.compute_only())
 
 
 def sweep_text(chosen: Chosen, name: str, program: Path) -> str:
@@ -201,3 +175,85 @@ def sweep_text(chosen: Chosen, name: str, program: Path) -> str:
         lines = sections.setdefault(section, ["", f"[{section}]"])
         lines.append(f"{key_text(inner)} = {as_toml(value)}")
     return "\n".join([line for lines in sections.values() for line in lines]) + "\n"
+
+
+def megatron_layout(layers: Sequence[int], placement: Placement) -> str:
+    """The value of Megatron-LM's `--pipeline-model-parallel-layout`, as short as repeats make it.
+
+    `layers` are counts by stage. E is the embedding, t a layer, L the loss, | the end of a stage,
+    `*n` repeats. Raises HandoverError for a placement other than loops over all ranks: stage s
+    belongs to rank s mod p there.
+    """
+    if len(layers) != placement.num_stages:
+        raise ValueError(f"{len(layers)} counts of layers for {placement.num_stages} stages")
+    p, num_stages = placement.world_size, placement.num_stages
+    if num_stages % p or placement != loop_placement(p, num_stages // p):
+        loops = (stage % p for stage in range(num_stages))
+        stage = next((s for s, r in enumerate(loops) if placement.ranks[s] != r), num_stages - 1)
+        raise HandoverError(
+            f"Megatron-LM's layout cannot express this placement: there stage {stage} of "
+            f"{num_stages} belongs to rank {stage % p} (loops over {p} ranks, as many stages on "
+            f"each), here to rank {placement.ranks[stage]}; choose a schedule with loop placement"
+        )
+    texts = ["t" * count if count < 2 else f"t*{count}" for count in layers]
+    texts[0] = f"E{texts[0]}"
+    texts[-1] = f"{texts[-1]}L"
+    stages = [f"{text}|" for text in texts[:-1]]
+    # At each place the repeat that saves most is taken, in parentheses, which cannot be nested.
+    # The comma after a repeat means nothing and parts its number from what follows.
+    parts, begin = [], 0
+    while begin < len(stages):
+        period, times = _best_repeat(stages, begin)
+        pattern = "".join(stages[begin : begin + period])
+        parts.append(pattern if times == 1 else f"({pattern})*{times},")
+        begin += period * times
+    return "".join([*parts, texts[-1]])
+
+
+def torchtitan_modules(layers: Sequence[int], head: str = HEAD) -> str:
+    """The value of torchtitan's `module_fqns_per_model_part`: names of modules by stage.
+
+    As a list of lists, which JSON, TOML and Python write alike. `layers` are counts by stage;
+    `head` is what the model calls its output projection.
+    """
+    ends = list(accumulate(layers))
+    names = [
+        [f"layers.{layer}" for layer in range(end - count, end)]
+        for count, end in zip(layers, ends, strict=True)
+    ]
+    names[0].insert(0, EMBEDDINGS)
+    names[-1] += [NORM, head]
+    return json.dumps(names)
+
+
+def torchtitan_schedule(placement: Placement) -> str:
+    """The schedule to name beside the program's file: torchtitan places stages by it.
+
+    Raises HandoverError for a placement that none of them has.
+    """
+    p, num_stages = placement.world_size, placement.num_stages
+    if placement == loop_placement(p):
+        return "1F1B"
+    if num_stages % p == 0 and placement == loop_placement(p, num_stages // p):
+        return "Interleaved1F1B"
+    if placement == v_placement(p):
+        return "ZBVZeroBubble"
+    raise HandoverError(
+        "torchtitan cannot place these stages: it has loops over all ranks, and a V of two stages "
+        f"per rank; here stages are on ranks {', '.join(map(str, placement.ranks))}"
+    )
+
+
+def _best_repeat(stages: Sequence[str], begin: int) -> tuple[int, int]:
+    """How many stages from `begin` on repeat, and how often: 1, 1 where a repeat saves nothing."""
+    best, most_saved = (1, 1), 0
+    for period in range(1, (len(stages) - begin) // 2 + 1):
+        pattern = stages[begin : begin + period]
+        times = 1
+        while stages[begin + times * period : begin + (times + 1) * period] == pattern:
+            times += 1
+        length = sum(map(len, pattern))
+        saved = length * times - (length + len(f"()*{times},"))
+        if saved > most_saved:
+            best, most_saved = (period, times), saved
+    return best

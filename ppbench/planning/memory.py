@@ -17,13 +17,11 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.plan.action import CODES, Op
 from engine.plan.model_costs import StageCosts
 from engine.plan.program import Placement, Program
 
-Array = NDArray[np.int64]
 _F, _B, _I, _W = (CODES[op] for op in (Op.F, Op.B, Op.I, Op.W))
 
 
@@ -48,28 +46,23 @@ class Rows:
 
         `own` are the stages of the rank, in order.
         """
+        after_forward = np.array([stage.held_after_forward for stage in own], np.int64)
+        after_input = np.array([stage.held_after_input for stage in own], np.int64)
+        transient = np.array([stage.transient_bytes for stage in own], np.int64)
+        by_op = {
+            _F: after_forward,
+            _B: -after_forward,
+            _I: after_input - after_forward,
+            _W: -after_input,
+        }
+        change = np.concatenate([by_op[code] for code in sorted(by_op)])
+        again = np.maximum(after_input - after_forward, 0)  # a backward makes it, whole or its half
+        rise = np.concatenate([after_forward, again, again, np.zeros_like(again)])
+        rise += np.tile(transient, len(by_op))
         kind = self._kind[rank]
-        change, rise = _by_kind(own)
         after = np.cumsum(change[kind])
         during = after - change[kind] + rise[kind]
         return int(during.max(initial=0))
-
-
-def _by_kind(own: Sequence[StageCosts]) -> tuple[Array, Array]:
-    """What an action of each kind changes for good, and what it takes at most while it runs."""
-    after_forward = np.array([stage.held_after_forward for stage in own], np.int64)
-    after_input = np.array([stage.held_after_input for stage in own], np.int64)
-    transient = np.array([stage.transient_bytes for stage in own], np.int64)
-    by_op = {
-        _F: after_forward,
-        _B: -after_forward,
-        _I: after_input - after_forward,
-        _W: -after_input,
-    }
-    change = np.concatenate([by_op[code] for code in sorted(by_op)])
-    again = np.maximum(after_input - after_forward, 0)  # a backward makes it, whole or its half
-    rise = np.concatenate([after_forward, again, again, np.zeros_like(again)])
-    return change, rise + np.tile(transient, len(by_op))
 
 
 def static_bytes(own: Sequence[StageCosts]) -> int:

@@ -28,14 +28,10 @@ def around(
 
     With `sources`, those that take a layer from these stages to any other.
     """
-    counts, num = _counts(partition), len(partition)
+    counts, num = tuple(map(len, partition)), len(partition)
     is_far = num * (num - 1) <= MOST_PAIRS or bool(sources)
     for source in sources or range(num):
         yield from map(partition_of, moves(counts, source, least, is_far=is_far))
-
-
-def _counts(partition: Partition) -> tuple[int, ...]:
-    return tuple(map(len, partition))
 
 
 class Climb:
@@ -83,8 +79,8 @@ class Climb:
         if self.best is None or len(self._least) > MOST_WIDENED:
             return
         near = set(around(self.best.layout.partition, self._least))
-        far = {_counts(each) for one in near for each in around(one, self._least)}
-        far -= set(map(_counts, self._seen))
+        wide = {each for one in near for each in around(one, self._least)} - self._seen
+        far = {tuple(map(len, each)) for each in wide}
         lightest = sorted(far, key=lambda each: (loads.excess_of(each), each))[:NUM_WIDE]
         self._next = [partition_of(each) for each in lightest]
         self.is_over = not self._next

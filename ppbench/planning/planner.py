@@ -6,6 +6,7 @@ request, costs --Search--> candidates --intervals, bounds--> proposals
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -53,27 +54,84 @@ def make_plan(
     if search.best() is None:
         least = least_of(search)
         if least is None or not search.fits(least):
-            raise _nothing_fits(search, least)
+            text = f"no pipeline fits into {exact_text(request.memory_bytes or 0)} per rank"
+            if least is None:
+                raise NoPlanError("memory", f"{text}; raise it")
+            point = point_of(least)
+            raise NoPlanError(
+                "memory",
+                f"{text}; the least that would do is {size_text(point.memory_bytes)}, for "
+                f"{least.shape.schedule} with a step of {milliseconds(least.step_ns)}; raise it, "
+                "or allow more ranks",
+                point,
+            )
         search.found.append(least)
-    others = list(candidates_elsewhere(search))
-    search.found += others
+    search.found += list(candidates_elsewhere(search))
     by_shape: dict[Shape, Candidate] = {}
     for candidate in sorted(filter(search.fits, search.found), key=preference):
         by_shape.setdefault(candidate.shape, candidate)
     chosen = list(by_shape.values())  # the best of each shape, the best first
-    finisher = _Finisher(search)
+    link, all_draws = costs.link, dict[int, Draws]()
+
+    def proposed(candidate: Candidate) -> Proposal:
+        """A candidate with its interval, bound and figures."""
+        shape, step_ns = candidate.shape, candidate.step_ns
+        if shape.microbatch_size not in all_draws:
+            models = search.table(shape.microbatch_size).models
+            all_draws[shape.microbatch_size] = Draws(models, link)
+        problem = problem_of(shape, candidate.stages, link, request.memory_bytes, is_for_bound=True)
+        tokens = request.replicas * request.global_batch * request.seq_len
+        return Proposal(
+            candidate.configuration,
+            candidate.program,
+            step_ns,
+            *interval_of(candidate, all_draws[shape.microbatch_size], link),
+            min(lower_bound(problem) + candidate.optimizer_ns, step_ns),
+            candidate.peak_bytes,
+            candidate.peak_high_bytes,
+            1 - _computing_ns(candidate) / (shape.ranks * candidate.makespan_ns),
+            tokens / step_ns * 1e9,
+        )
+
     proposals = []
     for done, candidate in enumerate(chosen[:NUM_PROPOSALS]):
         on_progress("drawing costs from their errors", done, NUM_PROPOSALS)
-        proposals.append(finisher.proposal(candidate))
+        proposals.append(proposed(candidate))
     registered = None  # the best that needs no program of its own
     for place, candidate in enumerate(chosen):
         if candidate.shape.schedule != AUTO:
             is_made = place < len(proposals)
-            registered = proposals[place] if is_made else finisher.proposal(candidate)
+            registered = proposals[place] if is_made else proposed(candidate)
             break
+    # The best 1F1B that fits into the same memory, with layers and recomputation as good.
+    is_baseline = (one for one in proposals if one.configuration.schedule == BASELINE)
+    baseline = next(is_baseline, None)
+    if baseline is None:
+        alone = Search(
+            replace(request, schedules=(BASELINE,), stages_per_rank=(1,)),
+            costs,
+            on_progress,
+            effort,
+        )
+        alone.run()
+        best = alone.best()
+        baseline = None if best is None else proposed(best)
     frontier = frontier_of(search.found)
-    link = costs.link
+    # The least memory with which the most is gained, of up to twice that there is.
+    more_memory: FrontierPoint | None = None
+    if (memory := request.memory_bytes) is not None:
+        enough = (1 - LEAST_GAIN) * chosen[0].step_ns
+        within = [point for point in frontier if memory < point.memory_bytes <= 2 * memory]
+        if better := [point for point in within if point.step_ns <= enough]:
+            goal = min(point.step_ns for point in better) * (1 + LEAST_GAIN)
+            more_memory = next(point for point in better if point.step_ns <= goal)
+    notes = []  # what was left out for want of costs
+    sizes = sizes_of(request, costs)
+    wanted = [size for size in request.microbatch_sizes if request.global_batch % size == 0]
+    if missing := ", ".join(str(size) for size in wanted if size not in sizes):
+        notes.append(f"There are no costs for microbatches of {missing}: left out.")
+    if request.recompute == AUTO and not any((size, True) in costs.by_setting for size in sizes):
+        notes.append("There are no costs with recomputation: nothing is recomputed.")
     faster = replace(link, latency_ns=link.latency_ns / 2, bytes_per_s=link.bytes_per_s * 2)
     return Plan(
         request,
@@ -81,11 +139,11 @@ def make_plan(
         tuple(proposals),
         frontier,
         registered,
-        _baseline(search, proposals, finisher),
+        baseline,
         _losses(chosen[0], search, frontier),
-        _more_memory(search, chosen[0], frontier),
+        more_memory,
         min(_step_with(candidate, faster) for candidate in chosen[:NUM_PROPOSALS]),
-        _notes(request, costs),
+        tuple(notes),
     )
 
 
@@ -124,13 +182,7 @@ def check_request(request: PlanRequest, costs: Costs) -> None:
             f"{' or '.join(map(str, request.stages_per_rank))} stages per rank for a model of "
             f"{layers} layers and a global batch of {request.global_batch}; allow others",
         )
-    for size in sizes_of(request, costs):
-        _check_amounts(request, costs, size)
-
-
-def _check_amounts(request: PlanRequest, costs: Costs, size: int) -> None:
-    """Raise NoPlanError for costs with which no step can be computed in whole ns and bytes."""
-    for recompute in (False, True):
+    for size, recompute in itertools.product(sizes_of(request, costs), (False, True)):
         if (model := costs.by_setting.get((size, recompute))) is None:
             continue
         num, parts = request.global_batch // size, (model.before, *model.layers, model.after)
@@ -163,103 +215,11 @@ def _check_amounts(request: PlanRequest, costs: Costs, size: int) -> None:
                 raise NoPlanError("costs", f"{what} for microbatches of {size}; correct the costs")
 
 
-def _notes(request: PlanRequest, costs: Costs) -> tuple[str, ...]:
-    """What was left out for want of costs."""
-    notes = []
-    sizes = sizes_of(request, costs)
-    missing = [
-        size
-        for size in request.microbatch_sizes
-        if size not in sizes and request.global_batch % size == 0
-    ]
-    if missing:
-        listed = ", ".join(map(str, missing))
-        notes.append(f"There are no costs for microbatches of {listed}: left out.")
-    if request.recompute == AUTO and not any((size, True) in costs.by_setting for size in sizes):
-        notes.append("There are no costs with recomputation: nothing is recomputed.")
-    return tuple(notes)
-
-
-def _nothing_fits(search: Search, least: Candidate | None) -> NoPlanError:
-    """The error with the least memory that would do, and what it costs."""
-    memory = search.request.memory_bytes or 0
-    text = f"no pipeline fits into {exact_text(memory)} per rank"
-    if least is None:
-        return NoPlanError("memory", f"{text}; raise it")
-    point = point_of(least)
-    step = milliseconds(least.step_ns)
-    return NoPlanError(
-        "memory",
-        f"{text}; the least that would do is {size_text(point.memory_bytes)}, for "
-        f"{least.shape.schedule} with a step of {step}; raise it, or allow more ranks",
-        point,
-    )
-
-
-class _Finisher:
-    """Makes proposals of candidates: their intervals, bounds and figures."""
-
-    def __init__(self, search: Search) -> None:
-        self.search = search
-        self._draws: dict[int, Draws] = {}
-
-    def proposal(self, candidate: Candidate) -> Proposal:
-        request, link = self.search.request, self.search.costs.link
-        shape, step_ns = candidate.shape, candidate.step_ns
-        if shape.microbatch_size not in self._draws:
-            models = self.search.table(shape.microbatch_size).models
-            self._draws[shape.microbatch_size] = Draws(models, link)
-        interval = interval_of(candidate, self._draws[shape.microbatch_size], link)
-        problem = problem_of(shape, candidate.stages, link, request.memory_bytes, is_for_bound=True)
-        tokens = request.replicas * request.global_batch * request.seq_len
-        return Proposal(
-            candidate.configuration,
-            candidate.program,
-            step_ns,
-            *interval,
-            min(lower_bound(problem) + candidate.optimizer_ns, step_ns),
-            candidate.peak_bytes,
-            candidate.peak_high_bytes,
-            1 - _computing_ns(candidate) / (shape.ranks * candidate.makespan_ns),
-            tokens / step_ns * 1e9,
-        )
-
-
 def _computing_ns(candidate: Candidate) -> int:
     """The time that all ranks compute in a step, its optimizer left out."""
     took = durations_of(candidate.stages).by_kind(len(candidate.stages))
     counts = candidate.program.compute_only().num_of_kind
     return sum(count * ns for count, ns in zip(counts, took, strict=True))
-
-
-def _baseline(
-    search: Search, proposals: Sequence[Proposal], finisher: _Finisher
-) -> Proposal | None:
-    """The best 1F1B that fits into the same memory, with layers and recomputation as good."""
-    for proposal in proposals:
-        if proposal.configuration.schedule == BASELINE:
-            return proposal
-    request = replace(search.request, schedules=(BASELINE,), stages_per_rank=(1,))
-    alone = Search(request, search.costs, search.say, search.effort)
-    alone.run()
-    best = alone.best()
-    return None if best is None else finisher.proposal(best)
-
-
-def _more_memory(
-    search: Search, first: Candidate, frontier: Sequence[FrontierPoint]
-) -> FrontierPoint | None:
-    """The least memory with which the most is gained, of up to twice that there is."""
-    memory = search.request.memory_bytes
-    if memory is None:
-        return None
-    within = [point for point in frontier if memory < point.memory_bytes <= 2 * memory]
-    enough = (1 - LEAST_GAIN) * first.step_ns
-    better = [point for point in within if point.step_ns <= enough]
-    if not better:
-        return None
-    goal = min(point.step_ns for point in better) * (1 + LEAST_GAIN)
-    return next(point for point in better if point.step_ns <= goal)
 
 
 def _step_with(candidate: Candidate, link: LinkCosts) -> int:

@@ -42,7 +42,25 @@ def of_replica(costs: CostSet, replicas: int, policy: CollectivePolicy, num_stat
         return costs
 
     def shared(layer: LayerCosts) -> LayerCosts:
-        return _shared(layer, replicas, policy, num_states, costs.link.bytes_per_s)
+        one = layer.static_bytes // (2 + num_states)
+        whole = TrainingBytes(one, one, layer.static_bytes - 2 * one)
+        given = (one, replicas, costs.link.bytes_per_s)
+        is_sharded = most_unsharded(policy) is not None
+        is_summed_whole = not (is_sharded or isinstance(policy, Zero2))
+        moving_ns = ring_ns(*given, is_summed_whole=is_summed_whole)
+        optimizer_ns = layer.optimizer_ns
+        during = kept_bytes(whole, DataParallel(), replicas)
+        if is_sharded or isinstance(policy, Zero1 | Zero2):  # each updates a part, which all gather
+            moving_ns += ring_ns(*given, is_summed_whole=False)
+            optimizer_ns /= replicas
+            during = kept_bytes(whole, Zero1(), replicas)
+        shard = kept_bytes(whole, policy, replicas).parameters if is_sharded else 0
+        return replace(
+            layer,
+            static_bytes=sum(during) + shard,
+            transient_bytes=layer.transient_bytes + min(one, BUCKET_BYTES),
+            optimizer_ns=optimizer_ns + moving_ns,
+        )
 
     def of_model(model: ModelCosts) -> ModelCosts:
         layers = tuple(map(shared, model.layers))
@@ -50,28 +68,6 @@ def of_replica(costs: CostSet, replicas: int, policy: CollectivePolicy, num_stat
 
     by_setting = {setting: of_model(model) for setting, model in costs.by_setting.items()}
     return replace(costs, by_setting=by_setting)
-
-
-def _shared(
-    layer: LayerCosts, replicas: int, policy: CollectivePolicy, num_states: int, bytes_per_s: float
-) -> LayerCosts:
-    one = layer.static_bytes // (2 + num_states)
-    whole = TrainingBytes(one, one, layer.static_bytes - 2 * one)
-    given, is_sharded = (one, replicas, bytes_per_s), most_unsharded(policy) is not None
-    is_summed_whole = not (is_sharded or isinstance(policy, Zero2))
-    moving_ns, optimizer_ns = ring_ns(*given, is_summed_whole=is_summed_whole), layer.optimizer_ns
-    during = kept_bytes(whole, DataParallel(), replicas)
-    if is_sharded or isinstance(policy, Zero1 | Zero2):  # each updates its part, which all gather
-        moving_ns += ring_ns(*given, is_summed_whole=False)
-        optimizer_ns /= replicas
-        during = kept_bytes(whole, Zero1(), replicas)
-    shard = kept_bytes(whole, policy, replicas).parameters if is_sharded else 0
-    return replace(
-        layer,
-        static_bytes=sum(during) + shard,
-        transient_bytes=layer.transient_bytes + min(one, BUCKET_BYTES),
-        optimizer_ns=optimizer_ns + moving_ns,
-    )
 
 
 def unplanned(policy: CollectivePolicy, most_stages: int) -> tuple[str, str] | None:

@@ -76,7 +76,15 @@ class Search:
     def run(self) -> None:
         """Fill `found` with candidates of families, and of the solver where it is asked for."""
         known = sorted(shapes(self.request, self.costs), key=self.bound_ns)
-        self._start([shape for shape in known if shape.schedule != AUTO])
+        families = [shape for shape in known if shape.schedule != AUTO]
+        for done, shape in enumerate(families):  # each that may be better, its ranks levelled
+            best = self.best()
+            if best is not None and self.bound_ns(shape) >= best.step_ns:
+                break  # the bounds of all others are larger still
+            self.say("simulating schedules", done, len(families))
+            climbs = self.climbs_of(shape, self.request.memory_bytes)
+            self._keep(climb.best for climb in climbs)
+            self.climbs += climbs
         self.say("moving layers between stages", 0, 2)
         climb_all(self._within(PROMISING), round(CLIMBED_ACTIONS * self.effort))
         self.say("moving layers between stages", 1, 2)
@@ -150,17 +158,6 @@ class Search:
         climbs = [Climb(fit, least, memory_bytes, start) for start in self.partitions(shape)]
         climb_all(climbs, 0)
         return climbs
-
-    def _start(self, families: list[Shape]) -> None:
-        """Try each family that may be better than what is known, its ranks levelled."""
-        for done, shape in enumerate(families):
-            best = self.best()
-            if best is not None and self.bound_ns(shape) >= best.step_ns:
-                break  # the bounds of all others are larger still
-            self.say("simulating schedules", done, len(families))
-            climbs = self.climbs_of(shape, self.request.memory_bytes)
-            self._keep(climb.best for climb in climbs)
-            self.climbs += climbs
 
     def _within(self, factor: float) -> list[Climb]:
         """The climbs whose step is at most so many times the best of all."""

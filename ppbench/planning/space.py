@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from engine.plan.model_costs import NOTHING, LayerCosts, ModelCosts
+from engine.plan.model_costs import ModelCosts
 from engine.plan.program import Placement, loop_placement, v_placement
 from engine.plan.schedules.registry import ShapeError, find_schedule, shape_of
 from ppbench.planning.request import AUTO, Costs, PlanRequest
@@ -42,9 +42,19 @@ def shapes(request: PlanRequest, costs: Costs) -> Iterator[Shape]:
             model = model_of(request, costs, size)
             num_microbatches = request.global_batch // size
             for schedule in request.schedules:
-                for placement in _placements(schedule, request, ranks, num_microbatches):
-                    if sum(least_layers(model, placement.num_stages)) <= len(model.layers):
-                        yield Shape(schedule, placement, size, num_microbatches)
+                for v in request.stages_per_rank:
+                    if schedule == AUTO:
+                        placements = [loop_placement(ranks, v)]
+                        placements += [v_placement(ranks)] * (v == 2 and ranks > 1)
+                    else:
+                        try:
+                            shape_of(schedule, ranks, num_microbatches, v)
+                        except ShapeError:
+                            continue
+                        placements = [find_schedule(schedule).place(ranks, v)]
+                    for placement in placements:
+                        if sum(least_layers(model, placement.num_stages)) <= len(model.layers):
+                            yield Shape(schedule, placement, size, num_microbatches)
 
 
 def sizes_of(request: PlanRequest, costs: Costs) -> list[int]:
@@ -69,29 +79,9 @@ def least_layers(model: ModelCosts, num_stages: int) -> list[int]:
     """The fewest layers that each stage may have: no stage may be without anything to train."""
     least = [1] * num_stages
     if num_stages > 1:
-        least[0] -= _is_stage(model.before)
-        least[-1] -= _is_stage(model.after)
+        least[0] -= model.before.forward_ns > 0
+        least[-1] -= model.after.forward_ns > 0
     return least
-
-
-def _is_stage(layer: LayerCosts) -> bool:
-    return layer != NOTHING and layer.forward_ns > 0
-
-
-def _placements(
-    schedule: str, request: PlanRequest, ranks: int, num_microbatches: int
-) -> Iterator[Placement]:
-    for stages_per_rank in request.stages_per_rank:
-        if schedule == AUTO:
-            yield loop_placement(ranks, stages_per_rank)
-            if stages_per_rank == 2 and ranks > 1:
-                yield v_placement(ranks)
-            continue
-        try:
-            shape_of(schedule, ranks, num_microbatches, stages_per_rank)
-        except ShapeError:
-            continue
-        yield find_schedule(schedule).place(ranks, stages_per_rank)
 
 
 def least_makespan_ns(shape: Shape, model: ModelCosts) -> float:
@@ -105,5 +95,4 @@ def least_makespan_ns(shape: Shape, model: ModelCosts) -> float:
         for layer in (model.before, *model.layers, model.after)
     ]
     share = (sum(alone) + 2 * model.action_ns * shape.placement.num_stages) / shape.ranks
-    heaviest = max(share, *alone) if alone else share
-    return shape.num_microbatches * heaviest
+    return shape.num_microbatches * max(share, *alone)

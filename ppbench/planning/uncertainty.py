@@ -11,7 +11,6 @@ import random
 import statistics
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
 from engine.plan.simulate import simulate_all
@@ -29,13 +28,6 @@ MOST_DRAWS, FEWEST_DRAWS = 199, 59
 DRAWN_ACTIONS = 8_000_000
 LINK_STEPS = 7
 """Quantiles of the link's error that are simulated."""
-
-
-class Interval(NamedTuple):
-    """The bounds of a step in ns, between which it is with a probability of 90 %."""
-
-    low_ns: int
-    high_ns: int
 
 
 class Draws:
@@ -74,28 +66,22 @@ class Draws:
         return self._tables[index]
 
 
-def interval_of(candidate: Candidate, draws: Draws, link: LinkCosts) -> Interval:
-    """The 90 % interval of a candidate's step."""
+def interval_of(candidate: Candidate, draws: Draws, link: LinkCosts) -> tuple[int, int]:
+    """The bounds of a candidate's step in ns, between which it is with a probability of 90 %."""
     size = candidate.program.table.num_actions
     num = max(FEWEST_DRAWS, min(MOST_DRAWS, DRAWN_ACTIONS // size))
-    steps = sorted(_steps(candidate, draws, link, num))
-    tail = (num + 1) // 20  # this many of num + 1 gaps are below the first bound
-    low, high = steps[tail - 1], steps[-tail]
-    return Interval(min(low, candidate.step_ns), max(high, candidate.step_ns))
-
-
-def _steps(candidate: Candidate, draws: Draws, link: LinkCosts, num: int) -> list[int]:
-    """The simulated step of each draw."""
-    factors = _link_factors(link)
+    factors = [1.0]  # by which a message takes longer, in steps of equal probability
+    if link.error and (link.latency_ns or link.bytes_per_s != float("inf")):
+        normal = statistics.NormalDist()
+        chances = ((2 * step + 1) / (2 * LINK_STEPS) for step in range(LINK_STEPS))
+        factors = [max(0.01, 1 + link.error * normal.inv_cdf(chance)) for chance in chances]
     steps: list[int] = []
     for at, factor in enumerate(factors):
         slower = replace(
             link, latency_ns=link.latency_ns * factor, bytes_per_s=link.bytes_per_s / factor
         )
         drawn = [
-            draws.table(index).of_all(*candidate.layout)
-            for index in range(num)
-            if index % len(factors) == at
+            draws.table(index).of_all(*candidate.layout) for index in range(at, num, len(factors))
         ]
         cases = [(candidate.program, durations_of(stages)) for stages in drawn]
         simulations = simulate_all(cases, transfers_of(slower, candidate.stages))
@@ -104,14 +90,6 @@ def _steps(candidate: Candidate, draws: Draws, link: LinkCosts, num: int) -> lis
             simulation.makespan_ns + slowest_optimizer_ns(stages, ranks)
             for simulation, stages in zip(simulations, drawn, strict=True)
         ]
-    return steps
-
-
-def _link_factors(link: LinkCosts) -> list[float]:
-    """By how much a message takes longer, in steps of equal probability."""
-    is_free = link.latency_ns == 0 and link.bytes_per_s == float("inf")
-    if link.error == 0 or is_free:
-        return [1.0]
-    normal = statistics.NormalDist()
-    steps = ((2 * step + 1) / (2 * LINK_STEPS) for step in range(LINK_STEPS))
-    return [max(0.01, 1 + link.error * normal.inv_cdf(step)) for step in steps]
+    steps.sort()
+    tail = (num + 1) // 20  # this many of num + 1 gaps are below the first bound
+    return min(steps[tail - 1], candidate.step_ns), max(steps[-tail], candidate.step_ns)

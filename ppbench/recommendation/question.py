@@ -11,7 +11,7 @@ The costs are measured here, layer by layer, or are read from a file.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -122,35 +122,30 @@ def answer(
         problem = Problem(f"plan.{least.key}", str(least))
         raise located(Path(sweep.file), overrides, problem) from least
     best = min(plans.values(), key=lambda one: one.first.step_ns)
-    return replace(best, notes=(*best.notes, *_words_of_replicas(best, plans, _by_policy(sweep))))
+    if request.replicas == 1:
+        return best
+    text = (
+        f"That is each of {request.replicas} replicas, which share by {best.request.sharding}; "
+        "tokens are those of all. What they sum and gather is counted at the bandwidth of the "
+        "link, and as if computations hid nothing of it."
+    )
+    notes = [text]
+    for policy in _by_policy(sweep):
+        if policy not in plans:
+            notes.append(f"Shared by {policy}, nothing fits.")
+        elif plans[policy] is not best:
+            first = plans[policy].first
+            step, need = milliseconds(first.step_ns), size(max(first.peak_high_bytes))
+            notes.append(f"Shared by {policy}, the step would be {step}, in {need}.")
+    return replace(best, notes=(*best.notes, *notes))
 
 
 def _by_policy(sweep: Sweep) -> dict[str, Case]:
     """A case for each policy to choose from; of one replica, which shares nothing, one case."""
-    case = case_of(sweep)
+    case = sweep.cases[0][0]
     cases = {one.sharding_policy: one for one, _ in reversed(sweep.cases)}
     policies = dict.fromkeys(one.sharding_policy for one, _ in sweep.cases)
     return {case.sharding_policy: case} if case.replicas == 1 else {p: cases[p] for p in policies}
-
-
-def _words_of_replicas(
-    best: Plan, plans: Mapping[str, Plan], policies: Iterable[str]
-) -> Iterator[str]:
-    request = best.request
-    if request.replicas == 1:
-        return
-    yield (
-        f"That is each of {request.replicas} replicas, which share by {request.sharding}; "
-        "tokens are those of all. What they sum and gather is counted at the bandwidth of the "
-        "link, and as if computations hid nothing of it."
-    )
-    for policy in policies:
-        if policy not in plans:
-            yield f"Shared by {policy}, nothing fits."
-        elif plans[policy] is not best:
-            first = plans[policy].first
-            need = size(max(first.peak_high_bytes))
-            yield f"Shared by {policy}, the step would be {milliseconds(first.step_ns)}, in {need}."
 
 
 def hand_over(plan: Plan, sweep: Sweep, folder: Path) -> Handover:
@@ -177,14 +172,9 @@ def located(file: Path, overrides: Sequence[str], problem: Problem) -> SweepFile
     return SweepFileError(str(file), line, problem.key, problem.message)
 
 
-def case_of(sweep: Sweep) -> Case:
-    """The case that says which model is trained, and how."""
-    return sweep.cases[0][0]
-
-
 def request_of(sweep: Sweep) -> PlanRequest:
     """What a sweep file asks for."""
-    case, settings = case_of(sweep), sweep.plan
+    case, settings = sweep.cases[0][0], sweep.plan
     assert isinstance(case.seq_len, int)
     given = PlanRequest(
         settings.ranks or (case.world_size,),
@@ -208,7 +198,7 @@ def batch_of(case: Case, settings: PlanSettings) -> int:
 
 def problems_of_plan(sweep: Sweep) -> Iterator[Problem]:
     """What cannot be planned, whatever the costs are."""
-    case, settings = case_of(sweep), sweep.plan
+    case, settings = sweep.cases[0][0], sweep.plan
     for name in _DECISIVE:
         values = {getattr(one, name) for one, _ in sweep.cases}
         if len(values) > 1:
@@ -226,7 +216,13 @@ def problems_of_plan(sweep: Sweep) -> Iterator[Problem]:
     if num_batches > 1:
         text = f"is left out, and the grid has {num_batches}; a plan is for one: give it here"
         yield Problem("plan.global_batch", text)
-    yield from _problems_of_replicas(sweep)
+    if case.replicas > 1:
+        for own in _by_policy(sweep).values():
+            if found := unplanned(sharding_of(own), max(settings.stages_per_rank)):
+                yield Problem(*found)
+        if (batch := batch_of(case, settings)) % case.replicas:
+            text = f"{batch} sequences cannot be shared by {case.replicas} replicas"
+            yield Problem("plan.global_batch", f"{text}; give a multiple")
     batch, sizes = batch_of(case, settings) // case.replicas, settings.microbatch_sizes
     if sizes and not any(batch % size == 0 for size in sizes):
         listed = ", ".join(map(str, sizes))
@@ -234,18 +230,6 @@ def problems_of_plan(sweep: Sweep) -> Iterator[Problem]:
         yield Problem("plan.microbatch_sizes", f"{text}; give a divisor of it")
     if settings.recompute == "all" and case.train_compile:
         yield Problem("plan.recompute", '"all" is not possible with train.compile')
-
-
-def _problems_of_replicas(sweep: Sweep) -> Iterator[Problem]:
-    case = case_of(sweep)
-    if case.replicas == 1:
-        return
-    for own in _by_policy(sweep).values():
-        if found := unplanned(sharding_of(own), max(sweep.plan.stages_per_rank)):
-            yield Problem(*found)
-    if (batch := batch_of(case, sweep.plan)) % case.replicas:
-        text = f"{batch} sequences cannot be shared by {case.replicas} replicas; give a multiple"
-        yield Problem("plan.global_batch", text)
 
 
 def costs_of(
@@ -257,7 +241,7 @@ def costs_of(
     remeasure: bool = False,
 ) -> CostSet:
     """The costs that a plan is made with. Raises UsageError where they are of another model."""
-    case = case_of(sweep)
+    case = sweep.cases[0][0]
     kind, _, name = sweep.plan.costs.partition(":")
     if kind == "file":
         costs = read_costs_file(Path(name))
@@ -275,7 +259,27 @@ def _measured(
     The file's name has a hash of all that costs depend on besides their settings. The sizes and
     times of the files of a model in a folder count: another model may get the same name.
     """
-    wanted = _cost_request(case, request)
+    sizes = request.microbatch_sizes or tuple(
+        size
+        for size in SIZES
+        if request.global_batch % size == 0
+        and (size == 1 or request.global_batch // size >= min(request.ranks))
+    )
+    modes = {AUTO: (False, True), "none": (False,), "all": (True,)}[request.recompute]
+    wanted = CostRequest(
+        identity_of(case),
+        request.seq_len,
+        tuple((size, mode) for size in sizes for mode in modes),
+        case.device,
+        case.train_autocast,
+        {
+            "name": case.train_optimizer,
+            "learning_rate": case.train_learning_rate,
+            "weight_decay": case.train_weight_decay,
+            "momentum": case.train_momentum,
+        },
+        case.launch_threads_per_rank,
+    )
     model = Path(wanted.identity.model)
     files = sorted(model.glob("*")) if not is_plain_preset(wanted.identity) else []
     states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
@@ -301,27 +305,3 @@ def _measured(
     together = {**kept, **costs.by_setting}
     write_costs_file(replace(costs, by_setting=together), kept_in, "--results")
     return costs
-
-
-def _cost_request(case: Case, request: PlanRequest) -> CostRequest:
-    sizes = request.microbatch_sizes or tuple(
-        size
-        for size in SIZES
-        if request.global_batch % size == 0
-        and (size == 1 or request.global_batch // size >= min(request.ranks))
-    )
-    modes = {AUTO: (False, True), "none": (False,), "all": (True,)}[request.recompute]
-    return CostRequest(
-        identity_of(case),
-        request.seq_len,
-        tuple((size, mode) for size in sizes for mode in modes),
-        case.device,
-        case.train_autocast,
-        {
-            "name": case.train_optimizer,
-            "learning_rate": case.train_learning_rate,
-            "weight_decay": case.train_weight_decay,
-            "momentum": case.train_momentum,
-        },
-        case.launch_threads_per_rank,
-    )

@@ -9,7 +9,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from ppbench.planning.request import AUTO
 from ppbench.run.sweep.control import run_sweep
 from ppbench.run.sweep.plan import Choice, forget_rerun, note_rerun, plan_sweep, rerun_since
 from ppbench.run.sweep.progress import Display
+from ppbench.statistics.noise import noise_of
 from ppbench.statistics.regret import (
     Finding,
     Outcome,
@@ -39,11 +40,10 @@ from ppbench.statistics.regret import (
     SetAside,
     Steps,
     interval_of,
-    noise_of,
     race,
     reach,
 )
-from ppbench.statistics.until_decided import Stop
+from ppbench.statistics.sequential import Stop
 from ppbench.statistics.verdicts import Noise
 from ppbench.store import Store
 
@@ -73,7 +73,15 @@ class Trials:
         """What the trials say about the first choice."""
         if self.regret is None:
             return "The first choice was not measured: its runs failed; see: ppbench ls"
-        return " ".join([self._finding(self.regret), *self._warnings(self.regret)])
+        # The cautions of launches that the finding stands on.
+        concerned = [0] if self.regret.rival is None else [0, self.regret.rival]
+        parts = [
+            f"{name_of(self.frame, at)}: {', '.join(f'{n} {name}' for name, n in found.items())}"
+            for at, found in enumerate(self.cautions)
+            if found and at in concerned
+        ]
+        mind = f" Mind the cautions of launches of {'; of '.join(parts)}." if parts else ""
+        return f"{self._finding(self.regret)}{mind}"
 
     def as_dict(self) -> dict[str, object]:
         """The table and the finding, as JSON has them; an unknown end of an interval is None."""
@@ -114,17 +122,6 @@ class Trials:
             f"{max(2 * launches, 6)}."
         )
 
-    def _warnings(self, regret: Regret) -> Iterator[str]:
-        """What is wrong with launches that the finding stands on."""
-        concerned = [0] if regret.rival is None else [0, regret.rival]
-        parts = [
-            f"{name_of(self.frame, at)}: {', '.join(f'{n} {name}' for name, n in found.items())}"
-            for at, found in enumerate(self.cautions)
-            if found and at in concerned
-        ]
-        if parts:
-            yield f"Mind the cautions of launches of {'; of '.join(parts)}."
-
 
 def name_of(frame: pd.DataFrame, arm: int) -> str:
     """A proposal's name in a sentence, by its place in the table."""
@@ -156,7 +153,23 @@ def measure(
     if kept := len(whole.items) - len(whole.missing):
         note(f"{counted(kept, 'launch')} of trials that were stopped are kept")
     note_rerun(whole, store)
-    rounds = Rounds(trial, store, rerun_since(store, whole.sweep_id), display)
+    since = rerun_since(store, whole.sweep_id)
+    runs: dict[int, pd.DataFrame] = {}  # that are ok, by the place of their case
+    round_s: float | None = None  # of a launch of each, of those made last
+
+    def steps_of(places: Sequence[int], num_launches: int) -> list[list[float]]:
+        """Bring these cases to so many launches; return the steps of all cases' launches."""
+        nonlocal round_s
+        part = [(cases[place], replace(measured, launches=num_launches)) for place in places]
+        began_s, choice = time.monotonic(), Choice(since=since)
+        result = run_sweep(replace(trial, cases=tuple(part)), store, choice, display)
+        if num_made := len(result.plan.missing):
+            round_s = (time.monotonic() - began_s) * len(places) / num_made
+        good = result.frame[result.frame["status"] == "ok"]
+        for place in places:
+            runs[place] = good[good["case_id"] == cases[place].case_id]
+        return [runs[place][STEP].dropna().tolist() for place in range(len(cases))]
+
     frame = table_of(proposals)
     known = known_of(trial, folder, num_sides=1)
     for text in forecast_texts(
@@ -167,20 +180,21 @@ def measure(
     def note_forecast(steps: Steps) -> None:
         """Note what could not be said beforehand, now that there are launches."""
         noise = noise_of(steps) if known.noise is None else None
-        for text in forecast_texts(noise, "noise so far", rounds.round_s, len(steps), most):
+        for text in forecast_texts(noise, "noise so far", round_s, len(steps), most):
             note(text)
 
     outcome = race(
-        rounds.steps,
+        steps_of,
         len(cases),
         most,
         lambda one: note(set_aside_text(frame, one)),
         note_forecast,
     )
     note(stop_text(outcome, most))
-    if outcome.is_over(most):  # else the workers could not go on, and the same command can
+    stop = outcome.stop(most)
+    if outcome.regret is None or stop is not Stop.failed:  # else the same command can go on
         forget_rerun(whole, store)
-    return replace(trials_of(frame, outcome, rounds.runs), stop=stop_of(outcome, most))
+    return replace(trials_of(frame, outcome, runs), stop=stop)
 
 
 def forecast_texts(
@@ -200,53 +214,15 @@ def forecast_texts(
         )
 
 
-def stop_of(outcome: Outcome, most: int) -> Stop:
-    """Why no more launches are made."""
-    if outcome.regret is None:
-        return Stop.failed
-    if outcome.regret.finding is not Finding.undecided:
-        return Stop.decided
-    return Stop.most if max(map(len, outcome.steps)) >= most else Stop.failed
-
-
 def stop_text(outcome: Outcome, most: int) -> str:
     """Why no more launches are made, in a line."""
     num = counted(max(map(len, outcome.steps)), "launch")
-    match stop_of(outcome, most):
+    match outcome.stop(most):
         case Stop.decided:
             return f"stopped: decided after {num} of each"
         case Stop.most:
             return f"stopped: --max-launches {most} reached, and not decided"
     return f"stopped: launches failed after {num} of each, and it is not decided; see: ppbench ls"
-
-
-@dataclass
-class Rounds:
-    """Launches of a sweep's cases, made as they are asked for; only those since a run count."""
-
-    sweep: Sweep
-    store: Store
-    since: str
-    display: Display | None
-    runs: dict[int, pd.DataFrame] = field(default_factory=dict)
-    """The runs that are ok, by the place of their case."""
-    round_s: float | None = None
-    """Seconds of a launch of each, of those made last; None if none was made."""
-
-    def steps(self, places: Sequence[int], num_launches: int) -> list[list[float]]:
-        """Bring these cases to so many launches; return the steps of all cases' launches."""
-        cases = [self.sweep.cases[place] for place in places]
-        planned = tuple((case, replace(own, launches=num_launches)) for case, own in cases)
-        part = replace(self.sweep, cases=planned)
-        began_s = time.monotonic()
-        result = run_sweep(part, self.store, Choice(since=self.since), self.display)
-        frame, num_made = result.frame, len(result.plan.missing)
-        if num_made:
-            self.round_s = (time.monotonic() - began_s) * len(places) / num_made
-        good = frame[frame["status"] == "ok"]
-        for place, (case, _) in zip(places, planned, strict=True):
-            self.runs[place] = good[good["case_id"] == case.case_id]
-        return [self.runs[place][STEP].dropna().tolist() for place in range(len(self.sweep.cases))]
 
 
 def set_aside_text(frame: pd.DataFrame, one: SetAside) -> str:

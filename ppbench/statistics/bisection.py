@@ -103,6 +103,15 @@ class _Question:
     def fewest(self, *commits: int) -> int:
         return min(commits, key=lambda commit: (self.num(commit), -commit))
 
+    @property
+    def num_at_ends(self) -> int:
+        """The launches of the end that has fewer."""
+        return min(self.num(0), self.num(len(self.launches) - 1))
+
+    @property
+    def fewer_end(self) -> int:
+        return self.fewest(0, len(self.launches) - 1)
+
 
 def search_first_bad(
     launches: Sequence[Sequence[float]],
@@ -122,19 +131,37 @@ def search_first_bad(
     Raises ValueError for fewer than two commits, for ends that do not run, and for figures that are
     not finite or, where ratios are taken, not positive.
     """
-    question = _question(launches, runs, noise, in_points=in_points, slow_sign=slow_sign)
+    runs = [True] * len(launches) if runs is None else runs
+    if len(launches) < 2 or len(runs) != len(launches) or not (runs[0] and runs[-1]):
+        raise ValueError(
+            f"{len(launches)} commits, measurable: {list(runs)}; expected at least two, with the "
+            "first and the last measurable"
+        )
+    values = tuple(additive(figures, in_points=in_points) for figures in launches)
+    apart: tuple[tuple[int, ...], ...] = ((),) * len(values)
+    if slow_sign:
+        found = disturbed_in_series(slow_sign * np.concatenate(values))
+        parts = np.split(found, np.cumsum([len(each) for each in values])[:-1])
+        apart = tuple(tuple(np.flatnonzero(part).tolist()) for part in parts)
+    kept = (np.delete(each, list(places)) for each, places in zip(values, apart, strict=True))
+    question = _Question(tuple(kept), tuple(runs), noise, in_points, apart)
     ends = _ends(question)
     if ends is None:
-        return _search(question, ends, Finding.searching, _fewer_end(question))
+        return _search(question, ends, Finding.searching, question.fewer_end)
     limit = smallest_difference(floor, in_points=in_points)
     if ends.p >= ENDS_LEVEL:
-        is_over = ends.is_within(limit) or _num_at_ends(question) >= MOST_AT_ENDS
+        is_over = ends.is_within(limit) or question.num_at_ends >= MOST_AT_ENDS
         finding = Finding.no_difference if is_over else Finding.searching
-        return _search(question, ends, finding, None if is_over else _fewer_end(question))
+        return _search(question, ends, finding, None if is_over else question.fewer_end)
     between = _level_between(question, limit)
     if between is not None:
         return _search(question, ends, Finding.several, None, between)
-    next_commit = _next_commit(question, confidence)
+    earliest, latest, chance = _likeliest(question)
+    if chance < confidence:
+        next_commit: int | None = _halving(question)
+    else:
+        boundary = question.fewest(earliest - 1, latest)
+        next_commit = boundary if question.num(boundary) < FEWEST_AT_BOUNDARY else None
     finding = Finding.found if next_commit is None else Finding.searching
     return _search(question, ends, finding, next_commit)
 
@@ -151,44 +178,9 @@ def reach_of_ends(noise: Noise) -> list[tuple[int, float]]:
     return [(num, detectable_change(noise, num, rule=rule)) for num in nums]
 
 
-def _question(
-    launches: Sequence[Sequence[float]],
-    runs: Sequence[bool] | None,
-    noise: Noise | None,
-    *,
-    in_points: bool,
-    slow_sign: int,
-) -> _Question:
-    runs = [True] * len(launches) if runs is None else runs
-    if len(launches) < 2 or len(runs) != len(launches) or not (runs[0] and runs[-1]):
-        raise ValueError(
-            f"{len(launches)} commits, measurable: {list(runs)}; expected at least two, with the "
-            "first and the last measurable"
-        )
-    values = tuple(additive(figures, in_points=in_points) for figures in launches)
-    apart = _apart(values, slow_sign) if slow_sign else ((),) * len(values)
-    kept = (np.delete(each, list(places)) for each, places in zip(values, apart, strict=True))
-    return _Question(tuple(kept), tuple(runs), noise, in_points, apart)
-
-
-def _apart(launches: Sequence[Values], slow_sign: int) -> tuple[tuple[int, ...], ...]:
-    """The places of each commit's launches that lie apart from all around them."""
-    found = disturbed_in_series(slow_sign * np.concatenate(launches))
-    parts = np.split(found, np.cumsum([len(each) for each in launches])[:-1])
-    return tuple(tuple(np.flatnonzero(part).tolist()) for part in parts)
-
-
-def _num_at_ends(question: _Question) -> int:
-    return min(question.num(0), question.num(len(question.launches) - 1))
-
-
-def _fewer_end(question: _Question) -> int:
-    return question.fewest(0, len(question.launches) - 1)
-
-
 def _ends(question: _Question) -> Difference | None:
     """Bad minus good; None with too few launches of either."""
-    if _num_at_ends(question) < FEWEST_AT_ENDS:
+    if question.num_at_ends < FEWEST_AT_ENDS:
         return None
     bad, good = group(question.launches[-1]), group(question.launches[0])
     freedom = bad.freedom + good.freedom
@@ -224,21 +216,12 @@ def _chances(question: _Question) -> Values:
     return chances
 
 
-def _next_commit(question: _Question, confidence: float) -> int | None:
-    """The commit to launch once more; None when the first bad commit is known."""
-    earliest, latest, chance = _likeliest(question)
-    if chance < confidence:
-        return _halving(question)
-    boundary = question.fewest(earliest - 1, latest)
-    return boundary if question.num(boundary) < FEWEST_AT_BOUNDARY else None
-
-
 def _halving(question: _Question) -> int:
     """The commit that halves the chances; of several, the one with the fewest launches."""
     is_bad = np.cumsum(question.chances)
     inner = [commit for commit in range(1, len(is_bad) - 1) if question.runs[commit]]
-    if sum(question.num(commit) for commit in inner) > MOST_INNER * _num_at_ends(question):
-        return _fewer_end(question)
+    if sum(question.num(commit) for commit in inner) > MOST_INNER * question.num_at_ends:
+        return question.fewer_end
     return min(
         inner,
         key=lambda commit: (round(abs(float(is_bad[commit]) - 0.5), 3), question.num(commit)),
@@ -312,7 +295,7 @@ def _search(
         latest=latest,
         confidence=chance,
         ratio=None if ends is None or question.in_points else ratio_of_logs(ends),
-        difference=None if ends is None or not question.in_points else ends.interval,
+        difference=None if ends is None or not question.in_points else ends.interval(),
         between=between,
         apart=question.apart,
     )

@@ -56,8 +56,7 @@ from ppbench.statistics.significance import (
     is_larger,
     ratio_of_logs,
     smallest_difference,
-    student,
-    welch,
+    student_or_welch,
 )
 from ppbench.statistics.step_times import CONFIDENCE
 from ppbench.statistics.verdicts import FLOOR, Noise
@@ -192,11 +191,23 @@ def levels(
     size = smallest_difference(floor, in_points=in_points)
     is_shared = launches_are_correlated(launches.groups, cuts, size)
     figures = launches.means if is_shared else launches
-    return [
-        _level(launches, figures, first, behind)
-        for first, behind in itertools.pairwise([0, *starts, len(series)])
-        if first < behind
-    ]
+    found = []
+    for first, behind in itertools.pairwise([0, *starts, len(series)]):
+        if first == behind:
+            continue
+        num, values = len(launches.of(first, behind)), figures.of(first, behind)
+        estimate: float | None = None
+        interval: tuple[float, float] | None = None
+        if num:
+            summary = group(values)
+            estimate = summary.mean if in_points else float(np.exp(summary.mean))
+            if summary.freedom:
+                error = np.sqrt(summary.variance / summary.num)
+                difference = Difference(summary.mean, error, summary.freedom)
+                ends = difference.interval() if in_points else ratio_of_logs(difference)
+                interval = ends.low, ends.high
+        found.append(Level(first, behind - 1, num, estimate, interval))
+    return found
 
 
 def disturbed_launches(
@@ -235,10 +246,15 @@ def _cuts(launches: _Launches, size: float, level: float) -> list[int]:
     """Steps 1 to 3."""
     if len(launches.values) < 2 * SHORTEST:
         return []
-    bars = _Bars(level / launches.num_tests, size)
-    cuts = _merged(launches, _weak_cuts(launches), bars)
+    most_p = level / launches.num_tests
+    cuts = _merged(launches, _weak_cuts(launches), most_p, size)
     for _ in range(_MOST_ROUNDS):
-        placed = _merged(launches, _placed(launches, cuts), bars)
+        # Each cut moves to its likeliest place between its neighbours, one after the other.
+        bounds = [0, *cuts, len(launches.values)]
+        for place in range(1, len(bounds) - 1):
+            between, chances = _places(launches, bounds, place)
+            bounds[place] = int(between[chances.argmax()])
+        placed = _merged(launches, bounds[1:-1], most_p, size)
         if placed == cuts:
             break
         cuts = placed
@@ -253,21 +269,14 @@ def _weak_cuts(launches: _Launches) -> list[int]:
     weak: set[int] = set()
     for width in launches.widths:
         starts = np.append(np.arange(0, num - width, width // 2), num - width)
-        weak.update(_best_cuts(launches.values, may_cut, starts, width))
+        windows = launches.values[starts[:, None] + np.arange(width)]
+        before = np.arange(SHORTEST, width - SHORTEST + 1)
+        allowed = may_cut[starts[:, None] + before]
+        energy = np.where(allowed, _energies(windows)[:, before], -np.inf)
+        best = before[energy.argmax(axis=1)]
+        is_weak = allowed.any(axis=1) & (_t_chances(windows, best) < WEAK)
+        weak.update((starts + best)[is_weak].tolist())
     return sorted(weak)
-
-
-def _best_cuts(
-    values: Values, may_cut: npt.NDArray[np.bool_], starts: Places, width: int
-) -> list[int]:
-    """The best weak cut of each window, all of one width."""
-    windows = values[starts[:, None] + np.arange(width)]
-    before = np.arange(SHORTEST, width - SHORTEST + 1)
-    allowed = may_cut[starts[:, None] + before]
-    energy = np.where(allowed, _energies(windows)[:, before], -np.inf)
-    best = before[energy.argmax(axis=1)]
-    is_weak = allowed.any(axis=1) & (_t_chances(windows, best) < WEAK)
-    return [int(cut) for cut in (starts + best)[is_weak]]
 
 
 def _energies(windows: Values) -> Values:
@@ -304,82 +313,39 @@ def _t_chances(windows: Values, cuts: Places) -> Values:
     return np.asarray(chances, dtype=float)
 
 
-@dataclass(frozen=True)
-class _Bars:
-    """Limits that a change point passes."""
-
-    p: float  # largest, of one test
-    size: float  # smallest
-
-
-def _merged(launches: _Launches, cuts: Sequence[int], bars: _Bars) -> list[int]:
+def _merged(
+    launches: _Launches, cuts: Sequence[int], most_p: float, least_size: float
+) -> list[int]:
     """Step 2: drop the cuts that are not significant or too small."""
     bounds = [0, *cuts, len(launches.values)]
-    tests = [_test(launches, bounds, place) for place in range(1, len(bounds) - 1)]
-    while tests:
-        weakest = max(range(len(tests)), key=lambda place: tests[place].weakness(bars))
-        if tests[weakest].holds(bars):
-            break
-        del bounds[weakest + 1], tests[weakest]
-        for place in (weakest - 1, weakest):
-            if 0 <= place < len(tests):
-                tests[place] = _test(launches, bounds, place + 1)
-    return bounds[1:-1]
 
-
-@dataclass(frozen=True)
-class _Test:
-    """The test of the segments on both sides of a cut."""
-
-    difference: Difference
-    p: float
-    shortest: int
-
-    def holds(self, bars: _Bars) -> bool:
-        is_long = self.shortest >= SHORTEST
-        return is_long and self.p < bars.p and abs(self.difference.estimate) > bars.size
-
-    def weakness(self, bars: _Bars) -> tuple[int, float]:
-        """Order of dropping, largest first: short segments, not significant, too small."""
-        size = abs(self.difference.estimate)
-        if self.shortest < SHORTEST:
+    def weakness(place: int) -> tuple[int, float]:
+        """Order of dropping, largest first: short segments, not significant, too small; 0: none."""
+        before, after = _groups(launches, bounds, place)
+        difference = student_or_welch(after, before)
+        size, p = abs(difference.estimate), difference.p
+        if min(before.num, after.num) < SHORTEST:
             return 3, -size
-        if self.p >= bars.p:
-            return 2, self.p
-        return (1 if size <= bars.size else 0), -size
+        if p >= most_p:
+            return 2, p
+        return (1 if size <= least_size else 0), -size
 
-
-def _test(launches: _Launches, bounds: Sequence[int], place: int) -> _Test:
-    before, after = _groups(launches, bounds, place)
-    difference = _difference(after, before)
-    return _Test(difference, difference.p, min(before.num, after.num))
+    weaknesses = [weakness(place) for place in range(1, len(bounds) - 1)]
+    while weaknesses:
+        weakest = max(range(len(weaknesses)), key=weaknesses.__getitem__)
+        if weaknesses[weakest][0] == 0:
+            break
+        del bounds[weakest + 1], weaknesses[weakest]
+        for place in (weakest - 1, weakest):
+            if 0 <= place < len(weaknesses):
+                weaknesses[place] = weakness(place + 1)
+    return bounds[1:-1]
 
 
 def _groups(launches: _Launches, bounds: Sequence[int], place: int) -> tuple[Group, Group]:
     """The launches of the segments before and behind a bound."""
     start, cut, end = bounds[place - 1 : place + 2]
     return group(launches.values[start:cut]), group(launches.values[cut:end])
-
-
-def _difference(one: Group, other: Group) -> Difference:
-    """Student's test, or Welch's where spreads differ and it finds less.
-
-    With two launches that agree by chance, Welch's alone would find far too much.
-    """
-    narrow, wide = sorted((one, other), key=lambda side: side.variance)
-    pooled = student(one, other)
-    if not is_larger(wide.variance, wide.freedom, narrow.variance, narrow.freedom):
-        return pooled
-    return max(pooled, welch(one, other), key=lambda difference: difference.p)
-
-
-def _placed(launches: _Launches, cuts: Sequence[int]) -> list[int]:
-    """Step 3: each cut at its likeliest place between its neighbours, one after the other."""
-    bounds = [0, *cuts, len(launches.values)]
-    for place in range(1, len(bounds) - 1):
-        between, chances = _places(launches, bounds, place)
-        bounds[place] = int(between[chances.argmax()])
-    return bounds[1:-1]
 
 
 def _places(launches: _Launches, bounds: Sequence[int], place: int) -> tuple[Places, Values]:
@@ -394,47 +360,25 @@ def _places(launches: _Launches, bounds: Sequence[int], place: int) -> tuple[Pla
 
 def _described(launches: _Launches, cuts: Sequence[int]) -> list[ChangePoint]:
     bounds = [0, *cuts, len(launches.values)]
-    return [_point(launches, bounds, place) for place in range(1, len(bounds) - 1)]
-
-
-def _point(launches: _Launches, bounds: Sequence[int], place: int) -> ChangePoint:
-    before, after = _groups(launches, bounds, place)
-    difference = _difference(after, before)
-    between, chances = _places(launches, bounds, place)
-    likely = between[_likely(chances)]
-    return ChangePoint(
-        index=launches.gap(bounds[place])[1],
-        earliest=launches.gap(int(likely.min()))[0],
-        latest=launches.gap(int(likely.max()))[1],
-        ratio=None if launches.in_points else ratio_of_logs(difference),
-        p=min(1.0, difference.p * launches.num_tests),
-        difference=difference.interval if launches.in_points else None,
-    )
-
-
-def _likely(chances: Values) -> Places:
-    """The smallest set of places that holds the change with 95 %."""
-    order = np.argsort(-chances, kind="stable")
-    num = int(np.searchsorted(np.cumsum(chances[order]), CONFIDENCE)) + 1
-    return order[:num]
-
-
-def _level(launches: _Launches, figures: _Launches, first: int, behind: int) -> Level:
-    """The level of the commits from `first` up to `behind`; `figures` may be their means."""
-    num, values = len(launches.of(first, behind)), figures.of(first, behind)
-    if not num:
-        return Level(first, behind - 1, 0, None, None)
-    summary = group(values)
-    estimate = summary.mean if launches.in_points else float(np.exp(summary.mean))
-    if not summary.freedom:
-        return Level(first, behind - 1, num, estimate, None)
-    error = np.sqrt(summary.variance / summary.num)
-    ends = Difference(summary.mean, error, summary.freedom).ends()
-    if launches.in_points:
-        return Level(first, behind - 1, num, estimate, ends)
-    with np.errstate(over="ignore"):
-        low, high = np.exp(ends).tolist()
-    return Level(first, behind - 1, num, estimate, (low, high))
+    points = []
+    for place in range(1, len(bounds) - 1):
+        before, after = _groups(launches, bounds, place)
+        difference = student_or_welch(after, before)
+        between, chances = _places(launches, bounds, place)
+        order = np.argsort(-chances, kind="stable")
+        num = int(np.searchsorted(np.cumsum(chances[order]), CONFIDENCE)) + 1
+        likely = between[order[:num]]  # the smallest set of places that holds it with 95 %
+        points.append(
+            ChangePoint(
+                index=launches.gap(bounds[place])[1],
+                earliest=launches.gap(int(likely.min()))[0],
+                latest=launches.gap(int(likely.max()))[1],
+                ratio=None if launches.in_points else ratio_of_logs(difference),
+                p=min(1.0, difference.p * launches.num_tests),
+                difference=difference.interval() if launches.in_points else None,
+            )
+        )
+    return points
 
 
 SHARED = 0.05

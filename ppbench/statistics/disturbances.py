@@ -96,7 +96,11 @@ def without_disturbed(
     """
     orders = [np.argsort(side, kind="stable") for side in sides]
     ordered = [side[order] for side, order in zip(sides, orders, strict=True)]
-    nums = [np.arange(_fewest(len(side)), len(side) + 1) for side in ordered]
+    fewest = [max(FEWEST_KEPT, math.floor(SHARE_KEPT * len(side))) for side in ordered]
+    nums = [
+        np.arange(min(len(side), few), len(side) + 1)
+        for side, few in zip(ordered, fewest, strict=True)
+    ]
     spreads = [_squares(side)[num - 1] for side, num in zip(ordered, nums, strict=True)]
     for num, spread in zip(nums, spreads, strict=True):
         gain = _gain(spread + known_squares, int(num[-1]) - 1 + known_freedom)
@@ -112,6 +116,14 @@ def without_disturbed(
     return tuple(itertools.starmap(Side, zip(ordered, orders, num_kept, strict=True)))
 
 
+def places_apart(values: Values, slow_sign: int) -> tuple[int, ...]:
+    """The places of launches that something slowed, as far as their figures alone show."""
+    if not slow_sign or len(values) < 2:
+        return ()
+    (side,) = without_disturbed([slow_sign * values])
+    return tuple(sorted(side.places[side.num_kept :].tolist()))
+
+
 def _gain(squares: Values, freedom: int) -> Values:
     """Logarithm of likelihood for each number kept, above that of keeping all, the last one."""
     if squares.flat[-1] == 0:
@@ -119,10 +131,6 @@ def _gain(squares: Values, freedom: int) -> Values:
     with np.errstate(divide="ignore"):
         gain = freedom / 2 * np.log(squares.flat[-1] / squares)
     return np.where(squares > 0, gain, 0.0)
-
-
-def _fewest(num: int) -> int:
-    return min(num, max(FEWEST_KEPT, math.floor(SHARE_KEPT * num)))
 
 
 def _squares(ordered: Values) -> Values:
@@ -213,20 +221,16 @@ def disturbed_in_series(values: Values) -> npt.NDArray[np.bool_]:
     disturbed = np.zeros(len(values), dtype=bool)
     for _ in range(_MOST_ROUNDS):
         kept = np.flatnonzero(~disturbed)
-        far = FAR * _deviation(values[kept])
+        # The deviation of normal launches with this median distance between neighbours.
+        far = math.inf
+        if len(kept) >= FEWEST_NEIGHBOURS:
+            far = FAR * float(np.median(np.abs(np.diff(values[kept])))) / _MEDIAN_DISTANCE
         found = values > _levels_around(values, kept) + far
         found = _without_levels(values, found, far)
         if (found == disturbed).all():
             break
         disturbed = found
     return disturbed
-
-
-def _deviation(values: Values) -> float:
-    """Deviation of normal launches with this median distance between neighbours."""
-    if len(values) < FEWEST_NEIGHBOURS:
-        return math.inf
-    return float(np.median(np.abs(np.diff(values)))) / _MEDIAN_DISTANCE
 
 
 _MEDIAN_DISTANCE = 0.6745 * math.sqrt(2)

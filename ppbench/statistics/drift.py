@@ -77,7 +77,13 @@ def with_drift(
     extra = drift.deviation**2 * apart
     if additive is None or extra == 0 or not math.isfinite(additive.high - additive.low):
         return change
-    difference = _joined(change, additive, extra, drift.num_sessions - 1)
+    # The variance of the launches is read from their interval.
+    own_freedom = max(least_freedom(change), 1)
+    half = (additive.high - additive.low) / 2
+    own = (half / t_quantile(own_freedom, _IN_TAIL)) ** 2
+    total = own + extra
+    freedom = total**2 / (own**2 / own_freedom + extra**2 / (drift.num_sessions - 1))
+    difference = Difference(additive.estimate, math.sqrt(total), freedom)
     p = max(change.p or 0.0, min(1.0, difference.p * num_pairs))
     is_lost = (
         not difference.is_within(smallest_difference(change.floor, in_points=metric.in_points))
@@ -89,18 +95,8 @@ def with_drift(
         p=p,
         verdict=Verdict.unclear if is_lost else change.verdict,
         ratio=change.ratio if metric.in_points else ratio_of_logs(difference),
-        difference=difference.interval if metric.in_points else None,
+        difference=difference.interval() if metric.in_points else None,
     )
-
-
-def _joined(change: Change, launches: Ratio, extra: float, freedom: int) -> Difference:
-    """The difference with both variances; that of the launches is read from its interval."""
-    own_freedom = max(least_freedom(change), 1)
-    half = (launches.high - launches.low) / 2
-    own = (half / t_quantile(own_freedom, _IN_TAIL)) ** 2
-    total = own + extra
-    joined = total**2 / (own**2 / own_freedom + extra**2 / freedom)
-    return Difference(launches.estimate, math.sqrt(total), joined)
 
 
 def without_drift(
@@ -129,18 +125,14 @@ def without_drift(
         medians = [np.median(values[inside & side]) for side in (is_base, ~is_base)]
         centres[inside] = np.mean(medians)
     values += np.mean(centres) - centres
-    grown = _growth(num - 2, num - 1 - len(known))
+    # Distances grow for a test that does not know that freedom was taken from them.
+    left, tail = num - 1 - len(known), 1 - LEVEL_WITH_NOISE
+    grown = math.sqrt((num - 2) / left) * t_quantile(left, tail) / t_quantile(num - 2, tail)
     for side in (is_base, ~is_base):
         level = values[side].mean()
         values[side] = level + (values[side] - level) * grown
     moved = values if metric.in_points else np.exp(values)
     return tuple(moved[is_base].tolist()), tuple(moved[~is_base].tolist())
-
-
-def _growth(freedom: int, left: int) -> float:
-    """How distances must grow for a test that does not know that freedom was taken from them."""
-    tail = 1 - LEVEL_WITH_NOISE
-    return math.sqrt(freedom / left) * t_quantile(left, tail) / t_quantile(freedom, tail)
 
 
 def least_freedom(change: Change) -> int:

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from ppbench.statistics.disturbances import without_disturbed
+from ppbench.statistics.disturbances import places_apart
 from ppbench.statistics.significance import additive, group, t_quantile
 from ppbench.statistics.step_times import CONFIDENCE
 from ppbench.statistics.verdicts import FLOOR, RULE, Noise, Rule, effective_floor
@@ -32,7 +31,6 @@ class NoiseLevel:
     noise: Noise
     low: float
     high: float
-    num_cases: int  # with at least two launches
     left_out: tuple[tuple[int, ...], ...] = ()  # of each case: places of launches that lie apart
 
 
@@ -48,7 +46,7 @@ def measure_noise(
     launches, and for figures that have no logarithm.
     """
     values = [additive(case, in_points=in_points) for case in cases]
-    left_out = tuple(_apart(case, slow_sign) for case in values)
+    left_out = tuple(places_apart(case, slow_sign) for case in values)
     groups = [
         group(np.delete(case, list(apart)))
         for case, apart in zip(values, left_out, strict=True)
@@ -60,15 +58,12 @@ def measure_noise(
     squares = sum(case.squares for case in groups)
     low, high = (math.sqrt(squares / _chi_square(freedom, end)) for end in _ENDS)
     noise = Noise(math.sqrt(squares / freedom), freedom + 1)
-    return NoiseLevel(noise, low, high, len(groups), left_out)
+    return NoiseLevel(noise, low, high, left_out)
 
 
-def _apart(values: npt.NDArray[np.float64], slow_sign: int) -> tuple[int, ...]:
-    """The places of a case's launches that something slowed, as far as their figures show."""
-    if not slow_sign or len(values) < 2:
-        return ()
-    (side,) = without_disturbed([slow_sign * values])
-    return tuple(sorted(side.places[side.num_kept :].tolist()))
+def noise_of(cases: Sequence[Sequence[float]]) -> Noise | None:
+    """The noise of launches around the mean of each case; None where none has two."""
+    return measure_noise(cases).noise if any(len(own) > 1 for own in cases) else None
 
 
 def detectable_change(

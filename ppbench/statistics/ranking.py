@@ -31,7 +31,6 @@ import numpy as np
 from ppbench.statistics.noise import POWER
 from ppbench.statistics.significance import (
     FEWEST_LAUNCHES,
-    Difference,
     Ratio,
     group,
     ratio_of_logs,
@@ -91,13 +90,18 @@ def lead(case: Launches, rival: Launches) -> Lead:
     fewest = min(len(case.figures), len(rival.figures))
     if fewest < 2:
         ratio = case.median / rival.median
-        return Lead(_grade_by_steps(case, rival, ratio), ratio, None)
-    difference = _difference(case, rival)
+        are_apart = case.low > rival.high  # not where an interval is NaN
+        is_large = ratio > 1 + LEAST_LEAD_OF_ONE_LAUNCH
+        return Lead(Grade.leaning if are_apart and is_large else Grade.undecided, ratio, None)
+    difference = welch(*(group(np.log(side.figures)) for side in (case, rival)))
+    floor, grade = math.log1p(FLOOR), Grade.undecided
+    if difference.estimate > floor and difference.p < LEANING_LEVEL:
+        is_sure = difference.p < LEVEL and fewest >= FEWEST_LAUNCHES
+        grade = Grade.decided if is_sure else Grade.leaning
     ratio_by_launches = ratio_of_logs(difference)
     if fewest < FEWEST_LAUNCHES:
-        return Lead(_at_most(_grade(difference), Grade.leaning), ratio_by_launches.estimate, None)
-    is_equal = difference.is_within(math.log1p(FLOOR))
-    return Lead(_grade(difference), ratio_by_launches.estimate, ratio_by_launches, is_equal)
+        return Lead(grade, ratio_by_launches.estimate, None)
+    return Lead(grade, ratio_by_launches.estimate, ratio_by_launches, difference.is_within(floor))
 
 
 def weakest(grades: Sequence[Grade]) -> Grade:
@@ -117,38 +121,13 @@ def launches_needed(case: Launches, rival: Launches) -> int | None:
     if freedom == 0 or ahead <= math.log1p(FLOOR):
         return None
     deviation = math.sqrt(sum(side.squares for side in sides) / freedom)
-    numbers = range(FEWEST_LAUNCHES, MOST_LAUNCHES + 1)
-    return next((num for num in numbers if _chance(ahead, deviation, num) >= POWER), None)
-
-
-def _chance(ahead: float, deviation: float, num_launches: int) -> float:
-    """Return about how often so many launches of each decide a lead, given their deviation."""
-    if deviation == 0:
-        return 1.0
     from scipy.special import ndtr
 
-    error = deviation * math.sqrt(2 / num_launches)
-    least = t_quantile(2 * (num_launches - 1), 1 - LEVEL / 2) * error
-    return float(ndtr((ahead - max(least, math.log1p(FLOOR))) / error))
-
-
-def _difference(case: Launches, rival: Launches) -> Difference:
-    return welch(*(group(np.log(side.figures)) for side in (case, rival)))
-
-
-def _grade(difference: Difference) -> Grade:
-    if difference.estimate <= math.log1p(FLOOR):
-        return Grade.undecided
-    if difference.p < LEVEL:
-        return Grade.decided
-    return Grade.leaning if difference.p < LEANING_LEVEL else Grade.undecided
-
-
-def _grade_by_steps(case: Launches, rival: Launches, ratio: float) -> Grade:
-    are_apart = case.low > rival.high  # not where an interval is NaN
-    is_large = ratio > 1 + LEAST_LEAD_OF_ONE_LAUNCH
-    return Grade.leaning if are_apart and is_large else Grade.undecided
-
-
-def _at_most(grade: Grade, surest: Grade) -> Grade:
-    return weakest([grade, surest])
+    for num in range(FEWEST_LAUNCHES, MOST_LAUNCHES + 1):
+        if deviation == 0:
+            return num
+        error = deviation * math.sqrt(2 / num)
+        least = t_quantile(2 * (num - 1), 1 - LEVEL / 2) * error
+        if float(ndtr((ahead - max(least, math.log1p(FLOOR))) / error)) >= POWER:
+            return num
+    return None

@@ -22,7 +22,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ppbench.statistics.noise import measure_noise
+from ppbench.statistics.noise import noise_of
+from ppbench.statistics.sequential import Stop
 from ppbench.statistics.significance import (
     Difference,
     Group,
@@ -81,10 +82,13 @@ class Outcome:
     set_aside: tuple[SetAside, ...]
     regret: Regret | None
 
-    def is_over(self, most: int) -> bool:
-        """Whether it is decided, cannot be, or has all launches that it may have."""
-        is_open = self.regret is not None and self.regret.finding is Finding.undecided
-        return not is_open or max(map(len, self.steps)) >= most
+    def stop(self, most: int) -> Stop:
+        """Why no more launches are made, where each arm may have this many."""
+        if self.regret is None:
+            return Stop.failed
+        if self.regret.finding is not Finding.undecided:
+            return Stop.decided
+        return Stop.most if max(map(len, self.steps)) >= most else Stop.failed
 
 
 def race(
@@ -120,27 +124,16 @@ def race(
     return Outcome(steps, tuple(aside), regret)
 
 
-def noise_of(steps: Steps) -> Noise | None:
-    """The spread of launches around the mean of each arm; None where none has two."""
-    return measure_noise(steps).noise if any(len(own) > 1 for own in steps) else None
-
-
 def reach(noise: Noise, num_arms: int, most: int) -> list[tuple[int, float]]:
     """Rounds, and how far above 2 % a regret is that half of all trials have decided by then."""
-    shares = _num_looks(most) * max(num_arms - 1, 1)
-    rounds = sorted({max(2, min(FIRST_ROUNDS, most)), (FIRST_ROUNDS + most) // 2, most} - {1})
-    widths = {num: _half_width(noise, num, num_arms, shares) for num in rounds}
-    return [(num, (1 + MARGIN) * math.expm1(width)) for num, width in widths.items()]
-
-
-def _half_width(noise: Noise, num_launches: int, num_arms: int, num_shares: int) -> float:
-    """Half the width of the interval of a regret's logarithm.
-
-    Of two arms alone, Welch's test may have the freedom of one; more of them share their spread.
-    """
-    freedom = (num_launches - 1) * (num_arms if num_arms > 2 else 1)
-    quantile = t_quantile(freedom, (1 + _confidence(num_shares)) / 2)
-    return float(quantile * noise.deviation * math.sqrt(2 / num_launches))
+    confidence = _confidence(_num_looks(most) * max(num_arms - 1, 1))
+    reached = []
+    for num in sorted({max(2, min(FIRST_ROUNDS, most)), (FIRST_ROUNDS + most) // 2, most} - {1}):
+        # Of two arms alone, Welch's test may have the freedom of one; more share their spread.
+        quantile = t_quantile((num - 1) * (num_arms if num_arms > 2 else 1), (1 + confidence) / 2)
+        width = quantile * noise.deviation * math.sqrt(2 / num)
+        reached.append((num, (1 + MARGIN) * math.expm1(width)))
+    return reached
 
 
 def _num_looks(most: int) -> int:

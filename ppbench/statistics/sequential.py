@@ -21,6 +21,10 @@ No method finds every small change soon. With a deviation of 0.8 % between launc
 side show a change of 1 % in at most 68 % of cases if 1 % of claims may be false: that is the power
 of the best test for a known deviation and a single look (Neyman and Pearson 1933), and 90 % takes
 20 a side. Looking early costs some of that, and finds large changes with 3.
+
+The looks are planned before the first launch, and each is at the first launches of a side, however
+many there are. A measurement that was stopped and goes on thus takes the looks that it would have
+taken.
 """
 
 from __future__ import annotations
@@ -28,12 +32,12 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
 import numpy as np
 
-from ppbench.statistics.disturbances import Values
 from ppbench.statistics.noise import detectable_change
 from ppbench.statistics.significance import FEWEST_LAUNCHES
 from ppbench.statistics.step_times import CONFIDENCE
@@ -52,6 +56,8 @@ ODDS = 3.0
 """How many times as likely as a change of the floor's size no change is, for `same` within 2 %."""
 SPENDING = 1.5
 """Power of the share of launches in which the level is spent: above 1, later looks get more."""
+MOST_LAUNCHES = 12
+"""Launches of a side after which an open answer stays open, unless another number is asked for."""
 _DECIDED = {Verdict.faster, Verdict.slower, Verdict.same}
 _NUM_POINTS = 401
 _WIDEST = 10.0  # standard deviations of the last sum
@@ -100,6 +106,80 @@ def forecast(
     ]
 
 
+class Stop(StrEnum):
+    """Why no more launches are made."""
+
+    decided = "decided"
+    most = "most launches reached"
+    failed = "launches failed"
+
+
+@dataclass(frozen=True)
+class Look:
+    """One look of those that were planned, at the first launches of either side."""
+
+    place: int
+    planned: tuple[int, ...]  # launches a side at each look
+
+    @property
+    def num_launches(self) -> int:
+        return self.planned[self.place]
+
+    def judge(self, metric: Metric, pairs: Sequence[Pair]) -> list[Change]:
+        """The verdicts at this look; error rates hold over all looks."""
+        return judge(metric, pairs, self.place, self.planned)
+
+
+@dataclass(frozen=True)
+class Looks:
+    """The looks that were taken, and why the last of them was the last."""
+
+    last: Look
+    stop: Stop
+
+    @property
+    def num_taken(self) -> int:
+        return self.last.place + 1
+
+    @property
+    def num_launches(self) -> int:
+        """Launches of each side at the last look."""
+        return self.last.num_launches
+
+    @property
+    def most_launches(self) -> int:
+        return self.last.planned[-1]
+
+    @property
+    def is_decided(self) -> bool:
+        return self.stop is Stop.decided
+
+    @property
+    def level_spent(self) -> float:
+        """The chance of a false claim that the looks so far have spent, of `LEVEL`."""
+        share = self.num_launches / self.most_launches
+        return float(LEVEL * share**SPENDING)
+
+    def values_of(self, change: Change) -> dict[str, object]:
+        """What a table says of one change, beside the change itself."""
+        return {
+            "num_looks": self.num_taken,
+            "level_spent": self.level_spent,
+            "is_decided": is_decided([change]),
+        }
+
+    def as_dict(self) -> dict[str, object]:
+        """The looks, as JSON has them."""
+        return {
+            "num_looks": self.num_taken,
+            "launches": list(self.last.planned[: self.num_taken]),
+            "max_launches": self.most_launches,
+            "level_spent": self.level_spent,
+            "is_decided": self.is_decided,
+            "stop": str(self.stop),
+        }
+
+
 @functools.cache
 def _levels(looks: tuple[int, ...], total: float) -> tuple[float, ...]:
     """Two-sided level of each look, so that all of them spend the total in proportion to launches.
@@ -111,9 +191,15 @@ def _levels(looks: tuple[int, ...], total: float) -> tuple[float, ...]:
 
     levels: list[float] = []
     sums, masses, before = np.zeros(1), np.ones(1), 0.0
-    for time, spent in _spent(looks, total):
+    for previous, num in itertools.pairwise((0, *looks)):
+        time = num / looks[-1]  # the share of the launches at this look
+        spent = total * (time**SPENDING - (previous / looks[-1]) ** SPENDING)
         deviation = math.sqrt(time - before)
-        bound = _bound(sums, masses, deviation, spent)
+        low, bound = 0.0, _WIDEST  # the distance from 0 that the next sum exceeds with this chance
+        while bound - low > _CLOSE:
+            middle = (low + bound) / 2
+            beyond = ndtr((sums - middle) / deviation) + ndtr((-middle - sums) / deviation)
+            low, bound = (middle, bound) if float(beyond @ masses) > spent else (low, middle)
         levels.append(2 * float(ndtr(-bound / math.sqrt(time))))
         grid, width = np.linspace(-bound, bound, _NUM_POINTS, retstep=True)
         densities = np.exp(-np.square((grid[:, None] - sums) / deviation) / 2)
@@ -121,22 +207,3 @@ def _levels(looks: tuple[int, ...], total: float) -> tuple[float, ...]:
         masses[[0, -1]] /= 2
         sums, before = grid, time
     return tuple(levels)
-
-
-def _spent(looks: tuple[int, ...], total: float) -> Iterator[tuple[float, float]]:
-    """The share of the launches at each look, and what it spends of the total."""
-    for previous, num in itertools.pairwise((0, *looks)):
-        share, before = num / looks[-1], previous / looks[-1]
-        yield share, total * (share**SPENDING - before**SPENDING)
-
-
-def _bound(sums: Values, masses: Values, deviation: float, spent: float) -> float:
-    """The distance from 0 that the next sum exceeds, either way, with this chance."""
-    from scipy.special import ndtr
-
-    low, high = 0.0, _WIDEST
-    while high - low > _CLOSE:
-        middle = (low + high) / 2
-        beyond = ndtr((sums - middle) / deviation) + ndtr((-middle - sums) / deviation)
-        low, high = (middle, high) if float(beyond @ masses) > spent else (low, middle)
-    return high

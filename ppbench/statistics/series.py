@@ -8,13 +8,12 @@ thousands, are only counted, with the point that follows them.
 from __future__ import annotations
 
 import bisect
+import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ppbench.statistics.change_points import (
-    ChangePoint,
     Level,
     change_points,
     disturbed_launches,
@@ -141,7 +140,11 @@ class Step:
     @property
     def size(self) -> Ratio:
         """The relative change, or in points the difference as a fraction; 0 is no change."""
-        return _size(self.ratio, self.difference)
+        if self.ratio is not None:
+            ratio = self.ratio
+            return Ratio(ratio.estimate - 1, ratio.low - 1, ratio.high - 1)
+        assert self.difference is not None
+        return self.difference
 
 
 @dataclass(frozen=True)
@@ -162,14 +165,59 @@ class SeriesAnalysis:
 
 def analyse(series: Series, metric: Metric) -> SeriesAnalysis:
     """Find the steps of a series and the levels between them."""
-    figures, places = _with_gaps(series.points, metric)
-    points, sign = metric.in_points, metric.slow_sign
-    changes = change_points(figures, series.floor, in_points=points, slow_sign=sign)
-    steps = tuple(_step(series.points, places, change, metric) for change in changes)
-    drawn = levels(figures, changes, series.floor, in_points=points, slow_sign=sign)
-    placed = tuple(_placed(level, places) for level in drawn if level.num_launches)
-    state = _state(series, steps, placed, metric)
-    return SeriesAnalysis(series, steps, placed, state)
+    # The figures of every commit, measured or not, and the index of each point among them: an
+    # unmeasured commit is as likely to have made a change as a measured one.
+    figures: list[tuple[float, ...]] = []
+    places = []
+    for number, point in enumerate(series.points):
+        figures += [()] * (point.num_before if number else 0)
+        places.append(len(figures))
+        figures.append(tuple(launch.value or 0.0 for launch in _counting(point, metric)))
+    in_points, sign = metric.in_points, metric.slow_sign
+    changes = change_points(figures, series.floor, in_points=in_points, slow_sign=sign)
+    steps = []
+    for change in changes:
+        good, last = places.index(change.earliest - 1), places.index(change.latest)
+        between = series.points[good + 1 : last + 1]
+        num_commits = change.latest - change.earliest + 1
+        step = Step(
+            good=good,
+            first=places.index(change.index),
+            last=last,
+            num_commits=num_commits,
+            num_unmeasured=num_commits - sum(bool(point.figures) for point in between),
+            ratio=change.ratio,
+            difference=change.difference,
+            p=change.p,
+            is_better=None,
+        )
+        if metric.higher_is_better is not None:
+            is_better = (step.size.estimate > 0) == metric.higher_is_better
+            step = replace(step, is_better=is_better)
+        steps.append(step)
+    drawn = levels(figures, changes, series.floor, in_points=in_points, slow_sign=sign)
+    placed = tuple(
+        replace(
+            level,
+            first=bisect.bisect_left(places, level.first),
+            last=bisect.bisect_right(places, level.last) - 1,
+        )
+        for level in drawn
+        if level.num_launches
+    )
+    if steps:
+        state = State.changed
+    elif not series.num_measured:
+        state = State.failed if series.points else State.dirty
+    elif series.num_measured == 1:
+        state = State.alone
+    elif series.num_launches < FEWEST:
+        state = State.few
+    else:  # steady where the interval is no wider than the floor on both sides
+        low, high = placed[0].interval or (0.0, math.inf)
+        is_narrow = high - low <= 2 * series.floor * (1.0 if in_points else low)
+        state = State.steady if is_narrow else State.unclear
+    return SeriesAnalysis(series, tuple(steps), placed, state)
 
 
 def discounts_of(series: Series, metric: Metric) -> dict[str, DiscountReason]:
@@ -192,73 +240,3 @@ def _counting(point: Point, metric: Metric) -> tuple[Launch, ...]:
     """The launches with a figure, of a metric of time without those whose machine was slow."""
     measured = (launch for launch in point.launches if launch.value is not None)
     return tuple(one for one in measured if not (metric.slow_sign and one.is_slowed))
-
-
-def _with_gaps(
-    points: Sequence[Point], metric: Metric
-) -> tuple[list[tuple[float, ...]], list[int]]:
-    """The figures of every commit, measured or not, and the index of each point among them.
-
-    Launches whose machine was slow are left out: that does not depend on their own figure. An
-    unmeasured commit is as likely to have made a change as a measured one.
-    """
-    figures: list[tuple[float, ...]] = []
-    places = []
-    for number, point in enumerate(points):
-        figures += [()] * (point.num_before if number else 0)
-        places.append(len(figures))
-        figures.append(tuple(launch.value or 0.0 for launch in _counting(point, metric)))
-    return figures, places
-
-
-def _step(
-    points: Sequence[Point], places: Sequence[int], point: ChangePoint, metric: Metric
-) -> Step:
-    good, last = places.index(point.earliest - 1), places.index(point.latest)
-    num_measured = sum(bool(between.figures) for between in points[good + 1 : last + 1])
-    num_commits = point.latest - point.earliest + 1
-    is_more = _size(point.ratio, point.difference).estimate > 0
-    return Step(
-        good=good,
-        first=places.index(point.index),
-        last=last,
-        num_commits=num_commits,
-        num_unmeasured=num_commits - num_measured,
-        ratio=point.ratio,
-        difference=point.difference,
-        p=point.p,
-        is_better=None if metric.higher_is_better is None else is_more == metric.higher_is_better,
-    )
-
-
-def _size(ratio: Ratio | None, difference: Ratio | None) -> Ratio:
-    if ratio is not None:
-        return Ratio(ratio.estimate - 1, ratio.low - 1, ratio.high - 1)
-    assert difference is not None
-    return difference
-
-
-def _placed(level: Level, places: Sequence[int]) -> Level:
-    first = bisect.bisect_left(places, level.first)
-    last = bisect.bisect_right(places, level.last) - 1
-    return Level(first, last, level.num_launches, level.estimate, level.interval)
-
-
-def _state(series: Series, steps: Sequence[Step], drawn: Sequence[Level], metric: Metric) -> State:
-    if steps:
-        return State.changed
-    if not series.num_measured:
-        return State.failed if series.points else State.dirty
-    if series.num_measured == 1:
-        return State.alone
-    if series.num_launches < FEWEST:
-        return State.few
-    return State.steady if _is_narrow(drawn[0], series.floor, metric) else State.unclear
-
-
-def _is_narrow(level: Level, floor: float, metric: Metric) -> bool:
-    """Whether the interval of a level is no wider than the floor on both sides."""
-    if level.interval is None:
-        return False
-    low, high = level.interval
-    return high - low <= 2 * floor * (1.0 if metric.in_points else low)

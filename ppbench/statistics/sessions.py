@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ppbench.statistics.disturbances import Values, without_disturbed
-from ppbench.statistics.significance import Group, additive, group
+from ppbench.statistics.disturbances import places_apart
+from ppbench.statistics.significance import additive, group
 from ppbench.statistics.step_times import CONFIDENCE
 
 
@@ -38,10 +38,6 @@ class Drift:
     num_sessions: int
     num_launches: int
 
-    def error_of_change(self, num_sessions: int = 1) -> float:
-        """Standard error that drift alone gives a change whose sides were measured apart."""
-        return self.deviation * math.sqrt(2 / num_sessions)
-
 
 def measure_drift(
     sessions: Sequence[Sequence[float]], *, in_points: bool = False, slow_sign: int = 0
@@ -51,9 +47,8 @@ def measure_drift(
     None with fewer than two sessions, or without a session of two launches. With a `slow_sign` (1
     if slower launches have higher figures, else -1), disturbed launches are left out.
     """
-    groups = [
-        _usual(additive(each, in_points=in_points), slow_sign) for each in sessions if len(each)
-    ]
+    values = [additive(each, in_points=in_points) for each in sessions if len(each)]
+    groups = [group(np.delete(each, list(places_apart(each, slow_sign)))) for each in values]
     freedom = sum(each.freedom for each in groups)
     if len(groups) < 2 or freedom < 1:
         return None
@@ -69,14 +64,6 @@ def measure_drift(
         num_sessions=len(groups),
         num_launches=sum(each.num for each in groups),
     )
-
-
-def _usual(values: Values, slow_sign: int) -> Group:
-    """The launches of a session without those that something slowed."""
-    if not slow_sign:
-        return group(values)
-    (side,) = without_disturbed([slow_sign * values])
-    return group(side.kept)
 
 
 def _ends(between: float, freedom: int, within: float, rest: int) -> tuple[float, float]:

@@ -1,20 +1,12 @@
-"""Differences and ratios of groups of launches, with intervals: Student, Welch, signed ranks.
+"""Differences and ratios of groups of launches, with intervals: Student, Welch.
 
 Launches are compared by means and variances, not ranks: the figure of a launch is a median over its
 steps already, so outliers are gone, and with five launches a side a rank test cannot reach 1 %. The
 tests take numbers that differ by addition: logarithms, or fractions.
-
-Arms that alternate in rounds give one ratio per round, of two steps that were neighbours in time,
-so that whatever slows the machine for longer than a round slows both. Without a difference, either
-step might as well have been the slower one: the logarithms of the ratios lie symmetrically about
-the true one, however long the tails of the step times are. Hodges and Lehmann's estimate (1963) and
-the interval of Wilcoxon's signed-rank test use that symmetry and need a third fewer rounds than the
-plain median; a t interval would follow the tails.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,8 +18,6 @@ from ppbench.statistics.step_times import CONFIDENCE
 
 FEWEST_LAUNCHES = 3
 """Fewest launches of a side for a verdict: with fewer, their spread is hardly known."""
-FEWEST_ROUNDS = 6
-"""Fewest rounds: with fewer ratios not even the two extremes enclose the true one with 95 %."""
 ROUNDING = 1e-12
 """Logarithms and fractions that differ by less are equal: their last digits are rounding."""
 UNEQUAL = 0.01
@@ -76,14 +66,13 @@ class Difference:
         half = t_quantile(self.freedom, (1 + confidence) / 2) * self.error
         return self.estimate - half, self.estimate + half
 
-    @property
-    def interval(self) -> Ratio:
-        """The estimate with the ends of its 95 % interval, still as a difference."""
-        return Ratio(self.estimate, *self.ends())
+    def interval(self, confidence: float = CONFIDENCE) -> Ratio:
+        """The estimate with the ends of its interval, still as a difference."""
+        return Ratio(self.estimate, *self.ends(confidence))
 
-    def is_within(self, limit: float) -> bool:
-        """Whether the 95 % interval lies inside the limit in both directions."""
-        low, high = self.ends()
+    def is_within(self, limit: float, confidence: float = CONFIDENCE) -> bool:
+        """Whether the interval lies inside the limit in both directions."""
+        low, high = self.ends(confidence)
         return -limit <= low and high <= limit
 
 
@@ -146,6 +135,18 @@ def student(
     return Difference(one.mean - other.mean, error, freedom)
 
 
+def student_or_welch(one: Group, other: Group) -> Difference:
+    """Student's test, or Welch's where spreads differ and it finds less.
+
+    With two launches that agree by chance, Welch's alone would find far too much.
+    """
+    narrow, wide = sorted((one, other), key=lambda side: side.variance)
+    pooled = student(one, other)
+    if not is_larger(wide.variance, wide.freedom, narrow.variance, narrow.freedom):
+        return pooled
+    return max(pooled, welch(one, other), key=lambda difference: difference.p)
+
+
 def is_larger(
     variance: float, freedom: int, than: float, than_freedom: int, level: float = UNEQUAL
 ) -> bool:
@@ -175,42 +176,7 @@ class Ratio:
     high: float
 
 
-def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
-    """numerator / denominator over all rounds: the median of the means of all pairs of rounds.
-
-    Means of logarithms. The interval ends at two of them (Hollander, Wolfe & Chicken, Nonparametric
-    Statistical Methods, section 3.3). Raises ValueError when the sequences differ in length, or
-    have fewer than `FEWEST_ROUNDS`.
-    """
-    if len(numerators) != len(denominators) or len(numerators) < FEWEST_ROUNDS:
-        raise ValueError(
-            f"{len(numerators)} and {len(denominators)} rounds; expected as many of both, at "
-            f"least {FEWEST_ROUNDS}"
-        )
-    logs = np.log(np.asarray(numerators, dtype=float) / np.asarray(denominators, dtype=float))
-    first, second = np.triu_indices(len(logs))
-    means = np.sort((logs[first] + logs[second]) / 2)
-    outside = _num_outside(len(logs))
-    ends = np.median(means), means[outside], means[-1 - outside]
-    estimate, low, high = (float(np.exp(end)) for end in ends)
-    return Ratio(estimate, low, high)
-
-
-def ratio_of_logs(difference: Difference) -> Ratio:
+def ratio_of_logs(difference: Difference, confidence: float = CONFIDENCE) -> Ratio:
     """The ratio that a difference of logarithms means; an end may be 0 or infinite."""
     with np.errstate(over="ignore"):
-        return Ratio(*np.exp([difference.estimate, *difference.ends()]).tolist())
-
-
-@functools.cache
-def _num_outside(num_rounds: int) -> int:
-    """Number of sorted means outside the interval at each end.
-
-    It is the largest sum of ranks that a signed-rank test rejects: with k outside, the true ratio
-    is beyond an end when the ranks of one sign sum up to k at most.
-    """
-    chances = np.ones(1)
-    for rank in range(1, num_rounds + 1):  # it counts with chance 1/2
-        with_rank = np.concatenate([np.zeros(rank), chances])
-        chances = (with_rank + np.pad(chances, (0, rank))) / 2
-    return int(np.sum(np.cumsum(chances) <= (1 - CONFIDENCE) / 2)) - 1
+        return Ratio(*np.exp([difference.estimate, *difference.ends(confidence)]).tolist())

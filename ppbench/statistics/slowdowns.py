@@ -89,14 +89,23 @@ def slowdowns(controls: Sequence[Control]) -> tuple[Slowdown, ...]:
         Cause.steal: [_stretch(control.steal_fraction) for control in controls],
         Cause.quota: [_stretch(control.cpu_throttled_fraction) for control in controls],
         Cause.cores: [_stretch(control.cores_short) for control in controls],
-        Cause.clock: [_inverse(control.gpu_sm_mhz) for control in controls],
+        Cause.clock: [
+            1 / control.gpu_sm_mhz if control.gpu_sm_mhz > 0 else UNKNOWN for control in controls
+        ],
     }
     keys = {cause: machines if cause is Cause.reference else cases for cause in factors}
     by_cause = [
         [Slowdown(over, cause, limit) for over, limit in _over_usual(keys[cause], values)]
         for cause, values in factors.items()
     ]
-    return tuple(_largest(of_launch) for of_launch in zip(*by_cause, strict=True))
+    return tuple(
+        max(
+            (one for one in of_launch if not math.isnan(one.fraction)),
+            key=lambda one: (is_disturbed(one), one.fraction),
+            default=NOT_KNOWN,
+        )
+        for of_launch in zip(*by_cause, strict=True)
+    )
 
 
 def is_disturbed(slowdown: Slowdown) -> bool:
@@ -109,15 +118,6 @@ def _stretch(share: float) -> float:
     return 1 / (1 - share) if share < 1 else UNKNOWN
 
 
-def _inverse(value: float) -> float:
-    return 1 / value if value > 0 else UNKNOWN
-
-
-def _largest(of_launch: Sequence[Slowdown]) -> Slowdown:
-    known = (slowdown for slowdown in of_launch if not math.isnan(slowdown.fraction))
-    return max(known, key=lambda one: (is_disturbed(one), one.fraction), default=NOT_KNOWN)
-
-
 def _over_usual(keys: Sequence[Hashable], factors: Sequence[float]) -> list[tuple[float, float]]:
     """Each factor over the usual one of its key, less 1; and from where on it is disturbed."""
     places: dict[Hashable, list[int]] = {}
@@ -128,14 +128,10 @@ def _over_usual(keys: Sequence[Hashable], factors: Sequence[float]) -> list[tupl
     for of_key in places.values():
         known = [factors[place] for place in of_key]
         for number, place in enumerate(of_key if len(known) >= FEWEST else ()):
-            usual, variation = _usual(known[max(0, number - NEARBY) : number + NEARBY + 1])
+            nearby = np.sort(known[max(0, number - NEARBY) : number + NEARBY + 1])
+            faster = nearby[: (len(nearby) + 1) // 2]
+            usual = float(np.median(faster))
+            variation = float(np.median(np.abs(faster - usual))) / usual
             limit = max(DISTURBED, VARIATIONS * variation)
             result[place] = factors[place] / usual - 1, limit
     return result
-
-
-def _usual(nearby: Sequence[float]) -> tuple[float, float]:
-    """The median of the faster half, and its relative median absolute deviation."""
-    faster = np.sort(nearby)[: (len(nearby) + 1) // 2]
-    middle = float(np.median(faster))
-    return middle, float(np.median(np.abs(faster - middle))) / middle

@@ -53,8 +53,10 @@ from ppbench.statistics.significance import (
     additive,
     group,
     is_larger,
+    ratio_of_logs,
     smallest_difference,
     student,
+    student_or_welch,
     welch,
     without_rounding,
 )
@@ -199,16 +201,17 @@ RULE = Rule()
 
 def compare(metric: Metric, pairs: Sequence[Pair], rule: Rule = RULE) -> list[Change]:
     """Compare each pair, with Holm's correction for their number."""
-    sides = [_sides(metric, pair) for pair in pairs]
-    num = sum(each is not None for each in sides)
+    usual = [_usual(metric, pair) for pair in pairs]
+    values = [_values(metric, *each) for each in zip(pairs, usual, strict=True)]
+    num = sum(each is not None for each in values)
     results = [
-        None if each is None else _compared(metric, pair, each, num)
-        for pair, each in zip(pairs, sides, strict=True)
+        None if each is None else _compared(metric, pair.noise, each, num)
+        for pair, each in zip(pairs, values, strict=True)
     ]
     corrected = iter(holm([result.p for result in results if result is not None]))
     return [
-        _change(metric, pair, result, None if result is None else next(corrected), rule)
-        for pair, result in zip(pairs, results, strict=True)
+        _change(metric, pair, places, result, None if result is None else next(corrected), rule)
+        for pair, places, result in zip(pairs, usual, results, strict=True)
     ]
 
 
@@ -250,7 +253,6 @@ class _Compared:
     base: Side  # on the scale of the tests; a larger value is slower
     head: Side
     difference: Difference  # head minus base, in logarithms or fractions
-    discounts: tuple[Discount, ...] = ()
     are_two_levels: bool = False  # which chance may have shared out between the sides
     is_lopsided: bool = False  # more launches lie apart on one side than chance explains
 
@@ -259,154 +261,134 @@ class _Compared:
         return 1.0 if self.are_two_levels else self.difference.p
 
 
-@dataclass(frozen=True)
-class _Sides:
-    """The figures of two sides on the scale of the tests, without those of a slow reference."""
+def _usual(metric: Metric, pair: Pair) -> tuple[Places, Places]:
+    """Places of the launches of each side that count, before their figures are looked at.
 
-    base: Values
-    head: Values
-    places: tuple[Places, Places]  # of the figures in the pair
-
-
-def _sides(metric: Metric, pair: Pair) -> _Sides | None:
-    """Read two sides; None with too few undisturbed launches, or without a logarithm."""
-    places = _places(metric, pair)
-    base, head = _values(metric, pair.base), _values(metric, pair.head)
-    if min(map(len, places)) < FEWEST_LAUNCHES or base is None or head is None:
-        return None
-    return _Sides(base[places[0]], head[places[1]], places)
-
-
-def _compared(metric: Metric, pair: Pair, sides: _Sides, num_tests: int) -> _Compared:
-    if metric.slow_sign:
-        return _robust(metric, pair, sides, num_tests)
-    base, head = _as_they_are(sides.base), _as_they_are(sides.head)
-    difference = difference_of(group(sides.head), group(sides.base), pair.noise)
-    return _Compared(base, head, difference, tuple(_discounts(pair, sides, base, head)))
-
-
-def _places(metric: Metric, pair: Pair) -> tuple[Places, Places]:
-    """Places of the launches that count on each side, before their figures are looked at.
-
-    A metric that nothing can disturb, such as memory, has all its launches.
+    Those beside which the reference was slow do not; those without a reference do. A metric that
+    nothing can disturb, such as memory, has all its launches.
     """
-    if not metric.can_be_disturbed:
-        return np.arange(len(pair.base)), np.arange(len(pair.head))
-    return _usual(pair.base, pair.base_slowdowns), _usual(pair.head, pair.head_slowdowns)
+    places = []
+    for figures, slowdowns in (
+        (pair.base, pair.base_slowdowns),
+        (pair.head, pair.head_slowdowns),
+    ):
+        if slowdowns is None or not metric.can_be_disturbed:
+            places.append(np.arange(len(figures)))
+            continue
+        if len(slowdowns) != len(figures):
+            raise ValueError(
+                f"{len(slowdowns)} slowdowns of {len(figures)} launches; expected as many"
+            )
+        places.append(np.flatnonzero(~(np.asarray(slowdowns, dtype=float) >= SLOW_REFERENCE)))
+    base, head = places
+    return base, head
 
 
-def _slowed(metric: Metric, pair: Pair) -> tuple[Discount, ...]:
-    """The launches whose reference was slow, where too few others are left for a verdict."""
-    base, head = _places(metric, pair)
-    sides: tuple[tuple[Literal["base", "head"], int, Places], ...] = (
-        ("base", len(pair.base), base),
-        ("head", len(pair.head), head),
-    )
-    return tuple(
-        Discount(name, place, DiscountReason.reference)
-        for name, num, usual in sides
-        for place in range(num)
-        if place not in usual
-    )
+def _values(
+    metric: Metric, pair: Pair, usual: tuple[Places, Places]
+) -> tuple[Values, Values] | None:
+    """The launches that count on the scale of the tests; None where they are too few.
 
-
-def _usual(figures: Sequence[float], slowdowns: Sequence[float] | None) -> Places:
-    """Places of the launches whose reference was not slow; those without a reference count."""
-    if slowdowns is None:
-        return np.arange(len(figures))
-    if len(slowdowns) != len(figures):
-        raise ValueError(f"{len(slowdowns)} slowdowns of {len(figures)} launches; expected as many")
-    return np.flatnonzero(~(np.asarray(slowdowns, dtype=float) >= SLOW_REFERENCE))
-
-
-def _values(metric: Metric, side: Sequence[float]) -> Values | None:
-    """Figures on the scale of the tests; None where one of them has no value on it."""
-    if not side or not all(math.isfinite(value) for value in side):
+    None also where a figure of a side, whether it counts or not, has no value on that scale.
+    """
+    sides = pair.base, pair.head
+    if min(map(len, usual)) < FEWEST_LAUNCHES or not all(
+        map(math.isfinite, (*pair.base, *pair.head))
+    ):
         return None
-    if not metric.in_points and min(side) <= 0:
+    if not metric.in_points and min(map(min, sides)) <= 0:
         return None
-    return without_rounding(additive(side, in_points=metric.in_points))
+    base, head = (
+        without_rounding(additive(side, in_points=metric.in_points))[places]
+        for side, places in zip(sides, usual, strict=True)
+    )
+    return base, head
 
 
-def _as_they_are(values: Values) -> Side:
-    return Side(values, np.arange(len(values)), len(values))
+def _compared(
+    metric: Metric, noise: Noise | None, values: tuple[Values, Values], num_tests: int
+) -> _Compared:
+    """Compare two sides, of a metric that can be disturbed without their disturbed launches.
 
-
-def _robust(metric: Metric, pair: Pair, sides: _Sides, num_tests: int) -> _Compared:
-    """Compare two sides whose disturbed launches do not count."""
+    With discounted launches, both sides have one spread. The noise counts unless the launches that
+    are kept scatter more.
+    """
     sign = metric.slow_sign
-    values = sign * sides.base, sign * sides.head
-    (base, head), noise = _without_disturbed(values, pair.noise, num_tests)
-    difference = _difference(group(sign * head.kept), group(sign * base.kept), noise, base, head)
-    faster, slower = (base, head) if difference.estimate * sign > 0 else (head, base)
-    known = (0.0, 0) if noise is None else (noise.squares, noise.freedom)
-    may_differ = difference.p < LEAST_P_OF_NONE
-    doubts = may_differ and are_two_levels(faster, slower, *known), _is_lopsided(base, head)
-    discounts = tuple(_discounts(pair, sides, base, head))
-    return _Compared(base, head, difference, discounts, *doubts)
-
-
-def _is_lopsided(base: Side, head: Side) -> bool:
-    """Whether more launches lie apart on one side than on the other: a sign test at 1/6."""
-    more, fewer = sorted((base.num_discounted, head.num_discounted), reverse=True)
-    return more > fewer and (more - fewer) ** 2 >= 2 * (more + fewer)
-
-
-def _without_disturbed(
-    values: tuple[Values, Values], noise: Noise | None, num_tests: int
-) -> tuple[tuple[Side, ...], Noise | None]:
-    """Discount launches, with the noise unless those that are kept scatter more."""
+    if not sign:
+        base, head = (Side(side, np.arange(len(side)), len(side)) for side in values)
+        return _Compared(base, head, difference_of(group(values[1]), group(values[0]), noise))
+    slow = sign * values[0], sign * values[1]
     if noise is not None:
-        sides = without_disturbed(values, noise.squares, noise.freedom, num_tests)
-        if not _is_noisier(group(sides[1].kept), group(sides[0].kept), noise):
-            return sides, noise
-    return without_disturbed(values, num_tests=num_tests), None
-
-
-def _difference(
-    one: Group, other: Group, noise: Noise | None, base: Side, head: Side
-) -> Difference:
-    """One mean less another; with discounted launches, both sides have one spread.
-
-    Where one side scatters clearly more, it is Welch's test if that finds less.
-    """
+        base, head = without_disturbed(slow, noise.squares, noise.freedom, num_tests)
+        if _is_noisier(group(head.kept), group(base.kept), noise):
+            noise = None
+    if noise is None:
+        base, head = without_disturbed(slow, num_tests=num_tests)
+    squares, freedom = (0.0, 0) if noise is None else (noise.squares, noise.freedom)
     num_discounted = base.num_discounted + head.num_discounted
-    if noise is None and not num_discounted:
-        return welch(one, other)
-    variance, freedom = (0.0, 0) if noise is None else (noise.deviation**2, noise.freedom)
-    result = student(one, other, variance, freedom)
-    narrow, wide = sorted((one, other), key=lambda side: side.variance)
-    if noise is None and is_larger(wide.variance, wide.freedom, narrow.variance, narrow.freedom):
-        result = max(result, welch(one, other), key=lambda difference: difference.p)
+    groups = group(sign * head.kept), group(sign * base.kept)
+    if noise is not None:
+        difference = student(*groups, noise.deviation**2, freedom)
+    else:
+        difference = student_or_welch(*groups) if num_discounted else welch(*groups)
     factor = inflation(num_discounted, len(base.values) + len(head.values), freedom)
-    return replace(result, error=result.error * math.sqrt(factor))
+    difference = replace(difference, error=difference.error * math.sqrt(factor))
+    faster, slower = (base, head) if difference.estimate * sign > 0 else (head, base)
+    may_differ = difference.p < LEAST_P_OF_NONE
+    more, fewer = sorted((base.num_discounted, head.num_discounted), reverse=True)
+    return _Compared(
+        base,
+        head,
+        difference,
+        may_differ and are_two_levels(faster, slower, squares, freedom),
+        more > fewer and (more - fewer) ** 2 >= 2 * (more + fewer),  # a sign test at 1/6
+    )
 
 
-def _discounts(pair: Pair, sides: _Sides, base: Side, head: Side) -> Iterator[Discount]:
-    """The launches that do not count, in their order."""
-    yield from _of_side("base", len(pair.base), sides.places[0], base)
-    yield from _of_side("head", len(pair.head), sides.places[1], head)
-
-
-def _of_side(
-    name: Literal["base", "head"], num: int, usual: Places, side: Side
+def _discounts(
+    pair: Pair, usual: tuple[Places, Places], result: _Compared | None
 ) -> Iterator[Discount]:
-    apart = set(usual[side.places[side.num_kept :]].tolist())
-    for place in range(num):
-        if place in apart:
-            yield Discount(name, place, DiscountReason.apart)
-        elif place not in usual:
-            yield Discount(name, place, DiscountReason.reference)
+    """The launches that do not count, in their order."""
+    sides: tuple[tuple[Literal["base", "head"], int, Places, Side | None], ...] = (
+        ("base", len(pair.base), usual[0], None if result is None else result.base),
+        ("head", len(pair.head), usual[1], None if result is None else result.head),
+    )
+    for name, num, places, side in sides:
+        apart: set[int] = set()
+        if side is not None:
+            apart = set(places[side.places[side.num_kept :]].tolist())
+        for place in range(num):
+            if place in apart:
+                yield Discount(name, place, DiscountReason.apart)
+            elif place not in places:
+                yield Discount(name, place, DiscountReason.reference)
 
 
 def _change(
-    metric: Metric, pair: Pair, result: _Compared | None, p: float | None, rule: Rule
+    metric: Metric,
+    pair: Pair,
+    usual: tuple[Places, Places],
+    result: _Compared | None,
+    p: float | None,
+    rule: Rule,
 ) -> Change:
-    ratio = difference = None
-    if result is not None:
-        interval = _interval(result.difference, rule)
-        difference = interval if metric.in_points else None
-        ratio = _ratio_in_points(metric, result, rule) if metric.in_points else _exp(interval)
+    ratio = difference = doubt = None
+    if result is not None and metric.in_points:
+        difference = result.difference.interval(rule.confidence)
+        head, base = (side.kept * (metric.slow_sign or 1) for side in (result.head, result.base))
+        if min(*base, *head) > 0:
+            logs = welch(group(np.log(head)), group(np.log(base)))
+            ratio = ratio_of_logs(logs, rule.confidence)
+    elif result is not None:
+        ratio = ratio_of_logs(result.difference, rule.confidence)
+    if result is not None and (result.are_two_levels or result.is_lopsided):
+        # Why there is no verdict that the difference alone would give.
+        alone = replace(result, are_two_levels=False, is_lopsided=False)
+        verdict = _verdict(metric, pair, alone, alone.p, rule)
+        if verdict is Verdict.same:
+            doubt = Doubt.lopsided if result.is_lopsided else None
+        elif result.are_two_levels and verdict is not Verdict.unclear:
+            doubt = Doubt.two_levels
     return Change(
         base=float(statistics.median(pair.base)) if pair.base else None,
         head=float(statistics.median(pair.head)) if pair.head else None,
@@ -417,26 +399,9 @@ def _change(
         num_head=len(pair.head),
         floor=effective_floor(pair.floor, pair.noise),
         difference=difference,
-        discounts=_slowed(metric, pair) if result is None else result.discounts,
-        doubt=None if result is None else _doubt(metric, pair, result, rule),
+        discounts=tuple(_discounts(pair, usual, result)),
+        doubt=doubt,
     )
-
-
-def _interval(difference: Difference, rule: Rule) -> Ratio:
-    return Ratio(difference.estimate, *difference.ends(rule.confidence))
-
-
-def _exp(interval: Ratio) -> Ratio:
-    """The ratio that a difference of logarithms means; an end may be 0 or infinite."""
-    with np.errstate(over="ignore"):
-        return Ratio(*np.exp([interval.estimate, interval.low, interval.high]).tolist())
-
-
-def _ratio_in_points(metric: Metric, result: _Compared, rule: Rule) -> Ratio | None:
-    head, base = (side.kept * (metric.slow_sign or 1) for side in (result.head, result.base))
-    if min(*base, *head) <= 0:
-        return None
-    return _exp(_interval(welch(group(np.log(head)), group(np.log(base))), rule))
 
 
 def _verdict(
@@ -444,45 +409,23 @@ def _verdict(
 ) -> Verdict:
     if result is None or p is None:
         return Verdict.insufficient
-    floor, estimate = effective_floor(pair.floor, pair.noise), result.difference.estimate
-    in_points, share = metric.in_points, rule.share_of_floor
-    ends = _interval(result.difference, rule)
-    if _is_within(ends, floor, in_points=in_points):
+    difference, floor = result.difference, effective_floor(pair.floor, pair.noise)
+    limit, wider, share = (
+        smallest_difference(size, in_points=metric.in_points)
+        for size in (floor, max(floor, rule.same_within), rule.share_of_floor * floor)
+    )
+    if difference.is_within(limit, rule.confidence):
         return Verdict.unclear if result.is_lopsided else Verdict.same
     level = rule.level if pair.noise is None else rule.level_with_noise
-    if p < level and abs(estimate) > smallest_difference(share * floor, in_points=in_points):
-        is_better = (estimate > 0) == metric.higher_is_better
+    if p < level and abs(difference.estimate) > share:
+        is_better = (difference.estimate > 0) == metric.higher_is_better
         return Verdict.faster if is_better else Verdict.slower
-    is_same = (
-        not result.is_lopsided
-        and _is_within(ends, max(floor, rule.same_within), in_points=in_points)
-        and _odds(result.difference, smallest_difference(floor, in_points=in_points)) >= rule.odds
-    )
-    return Verdict.same if is_same else Verdict.unclear
-
-
-def _doubt(metric: Metric, pair: Pair, result: _Compared, rule: Rule) -> Doubt | None:
-    """Why there is no verdict that the difference alone would give."""
-    if not (result.are_two_levels or result.is_lopsided):
-        return None
-    alone = replace(result, are_two_levels=False, discounts=(), is_lopsided=False)
-    verdict = _verdict(metric, pair, alone, alone.p, rule)
-    if verdict is Verdict.same:
-        return Doubt.lopsided if result.is_lopsided else None
-    return Doubt.two_levels if result.are_two_levels and verdict is not Verdict.unclear else None
-
-
-def _odds(difference: Difference, change: float) -> float:
-    """How many times as likely the estimate is without a change as with one of that size."""
+    if result.is_lopsided or not difference.is_within(wider, rule.confidence):
+        return Verdict.unclear
+    # How many times as likely the estimate is without a change as with one of the floor's size.
     if difference.error == 0:
-        return math.inf if abs(difference.estimate) < change / 2 else 0.0
-    exponent = change * (change / 2 - abs(difference.estimate)) / difference.error**2
-    return math.exp(min(max(exponent, -_LARGEST), _LARGEST))
-
-
-_LARGEST = 700.0  # of an exponent
-
-
-def _is_within(interval: Ratio, floor: float, *, in_points: bool) -> bool:
-    limit = smallest_difference(floor, in_points=in_points)
-    return -limit <= interval.low and interval.high <= limit
+        odds = math.inf if abs(difference.estimate) < limit / 2 else 0.0
+    else:
+        exponent = limit * (limit / 2 - abs(difference.estimate)) / difference.error**2
+        odds = math.exp(min(max(exponent, -700.0), 700.0))
+    return Verdict.same if odds >= rule.odds else Verdict.unclear

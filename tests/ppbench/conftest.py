@@ -1,4 +1,4 @@
-"""A store with a few runs in it, for whatever reads one."""
+"""A store with a few runs in it, for whatever reads one, and an empty one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from stored_runs import demo_store
+from tracked import store_in
 
 from ppbench.store import Store
 
@@ -20,3 +21,9 @@ def _demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def demo(_demo_folder: Path, tmp_path: Path) -> Store:
     """A copy for each test: to copy files takes a tenth of writing them as tables."""
     return Store(shutil.copytree(_demo_folder, tmp_path / "results"))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """An empty store that `tracked` writes to."""
+    return store_in(tmp_path)

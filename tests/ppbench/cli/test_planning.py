@@ -28,7 +28,6 @@ from ppbench.display.formats import Format
 from ppbench.errors import UsageError
 from ppbench.prediction import (
     FREE_TRANSFERS,
-    MOST_ACTIONS,
     Transfers,
     predict,
     program_of,
@@ -241,58 +240,10 @@ def test_what_ranks_hold_over_time_is_told_on_request():
     assert "held_activations" not in simulated("zbv", 2, 4)
 
 
-def test_all_compares_every_schedule_and_says_why_one_does_not_fit(tmp_path):
-    done = ppbench(
-        "simulate", "--schedule", "all", "-p", "4", "-m", "8", "-v", "2", "--format", "json",
-        folder=tmp_path,
-    )  # fmt: skip
-    compared = json.loads(done.stdout)
-    assert [row["schedule"] for row in compared] == list(SCHEDULES)
-    refused = {row["schedule"] for row in compared if "reason" in row}
-    assert refused == {"afab", "1f1b", "zb_h1", "zb_h2"}
-    assert all(
-        "needs exactly 1 stage per rank" in row["reason"] for row in compared if "reason" in row
-    )
-    by_name = {row["schedule"]: row for row in compared}
-    assert by_name["zbv"] == simulated("zbv", 4, 8)
-    table = output_of(simulate, "all", 4, 8)
-    headings, rows = table.split("─\n")
-    assert "schedule" in headings
-    assert len(rows.splitlines()) == len(SCHEDULES)
-
-
-def test_every_format_of_a_simulation_is_one():
-    for how in Format:
-        for name in ("1f1b", "all"):
-            assert "1f1b" in output_of(simulate, name, 2, 4, how=how)
-
-
 def test_a_plan_of_many_ranks_is_simulated():
     figures = simulated("interleaved_zb", 64, 64, 8)
     assert figures["num_actions"] == 3 * 64 * 8 * 64
     assert len(figures["peak_activations"]) == 64
-
-
-# list
-
-
-def test_the_list_names_every_schedule_what_it_asks_for_and_files(tmp_path):
-    listed = json.loads(ppbench("schedules", "list", "--format", "json", folder=tmp_path).stdout)
-    by_name = {row["name"]: row for row in listed}
-    assert list(by_name) == [*SCHEDULES, "csv:PATH"]
-    assert by_name["afab"]["aliases"] == ["gpipe"]
-    assert by_name["zbv"]["placement"] == "v"
-    assert by_name["zbv"]["stages_per_rank"] == "2"
-    assert by_name["looped_bfs"]["stages_per_rank"] == "any"
-    assert "2 x world_size" in by_name["dualpipev"]["constraint"]
-    assert by_name["1f1b"]["bubble_fraction"] == pytest.approx(3 / 11)
-    assert by_name["v_min"]["peak_activations"] == 2
-
-
-def test_the_list_as_a_table_says_what_its_figures_are_of():
-    table = output_of(planning.list_schedules)
-    assert "simulated with 4 ranks, 8 microbatches" in table.splitlines()[-1]
-    assert len(output_of(planning.list_schedules, Format.csv).splitlines()) == 2 + len(SCHEDULES)
 
 
 # draw
@@ -395,20 +346,6 @@ def test_what_is_exported_reads_back_and_is_torch_s(tmp_path, name, communicatio
     assert again == str(tmp_path / "again.csv")
 
 
-def test_export_and_check_from_the_command_line(tmp_path):
-    arguments = ["schedules", "export", "zbv", "-p", "4", "-m", "16", "--with-communication"]
-    written = ppbench(*arguments, "-o", "zbv.csv", folder=tmp_path)
-    assert (written.returncode, written.stdout.strip()) == (0, "zbv.csv")
-    checked = ppbench("schedules", "check", "zbv.csv", folder=tmp_path)
-    assert checked.returncode == 0
-    assert checked.stdout == (
-        "ok: 4 ranks, 8 stages (v placement), 16 microbatches, 384 actions, 384 transfers; "
-        "deadlock-free; peak activations by rank: 4, 4, 4, 4 (microbatches of a rank's share)\n"
-    )
-    printed = ppbench(*arguments, "-o", "-", folder=tmp_path)
-    assert printed.stdout == (tmp_path / "zbv.csv").read_text()
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -422,14 +359,6 @@ def test_check_refuses_what_it_cannot_do(tmp_path, arguments, words):
     done = ppbench("schedules", "check", *arguments, folder=tmp_path)
     assert done.returncode == 2
     assert words in done.stderr
-
-
-def test_a_policy_moves_the_receives():
-    texts = {
-        output_of(planning.export, "1f1b", Path("-"), 2, 4, None, True, policy, ahead)
-        for policy, ahead in [("early", 1), ("early", 3), ("just_in_time", None)]
-    }
-    assert len(texts) == 3
 
 
 GOOD = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
@@ -468,19 +397,14 @@ def test_an_illegal_program_is_shown_where_it_stands_in_its_file(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (b"0F0,0X1", 'rank 0, column 1: "0X1" is not an action'),
-        (b"", "holds no actions"),
-        (b"0F0,0B0,2F0,2B0", "nothing for stage 1"),
         (b"0F0,0F99999,0B0", "nothing for microbatch 1"),
         (b"\xff\xfe0F0", "can't decode"),
-        (None, "cannot be read: No such file"),
     ],
-    ids=["no action", "empty", "stage missing", "microbatch missing", "bytes", "no file"],
+    ids=["microbatch missing", "bytes"],
 )
 def test_a_file_that_is_no_program_is_one_clear_line(tmp_path, text, words):
     path = tmp_path / "bad.csv"
-    if text is not None:
-        path.write_bytes(text)
+    path.write_bytes(text)
     message = refusal(planning.check, str(path))
     assert message.startswith(f"{path}: ")
     assert words in message
@@ -515,71 +439,14 @@ def test_torch_s_own_form_with_idle_cells_reads(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["schedules", "draw", "1f1v", "-p", "4", "-m", "8"], 'did you mean "1f1b"? Known: afab'),
-        (["schedules", "check", "nope.csv"], "nope.csv: cannot be read: No such file"),
-        (["schedules", "export", "1f1b", "-p", "2", "-m", "2", "-o", "."],
-         ".: cannot be written: Is a directory; choose another path with -o FILE"),
-        (["simulate", "--schedule", "1f1b", "--ranks", "2", "--microbatches", "2",
-          "--cost", "F=1,X=2"], '--cost: unknown key "X"; expected seconds'),
-        (["simulate", "--schedule", "csv:nope.csv"], "nope.csv: cannot be read: No such file"),
-    ],
-    ids=lambda value: value[1] if isinstance(value, list) else "",
-)  # fmt: skip
-def test_bad_input_is_one_error_line_and_exit_code_2(tmp_path, arguments, words):
-    done = ppbench(*arguments, folder=tmp_path)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith("error: ")
-    assert len(done.stderr.splitlines()) == 1
-    assert words in done.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("wanted", "words"),
-    [
-        (Wanted("1f1b", None, 8, None), "--ranks: is missing; 1f1b needs it"),
-        (Wanted("1f1b", 4, None, None), "--microbatches: is missing; 1f1b needs it"),
-        (Wanted("1f1b", 0, 8, None), "--ranks: must be at least 1, got 0"),
-        (Wanted("1f1b", 4, -1, None), "--microbatches: must be at least 1, got -1"),
-        (Wanted("looped_bfs", 4, 8, 0), "--stages-per-rank: must be at least 1, got 0"),
-        (
-            Wanted("1f1b", 4, 8, 2),
-            "--stages-per-rank: 1f1b needs exactly 1 stage per rank, got 2",
-        ),
-        (
-            Wanted("zbv", 4, 8, 1),
-            "needs exactly 2 stages per rank, got 1; leave it out for 2",
-        ),
-        (Wanted("interleaved_1f1b", 4, 9, None), "world_size 4; expected for example 8 or 10"),
-        (Wanted("dualpipev", 4, 7, None), "world_size 4; expected for example 8"),
-        (
-            Wanted("1f1b", 10**6, 10**6, None),
-            f"at most {MOST_ACTIONS:,}; use smaller numbers",
-        ),
-        (Wanted("1f1b", 10**4, 1, None), "10,000 ranks x 10,000 stages"),
-    ],
-    ids=str,
-)
-def test_a_shape_that_does_not_fit_is_refused_with_what_would(wanted, words):
-    assert words in refusal(program_of, wanted)
-
-
-@pytest.mark.parametrize(
     ("cost", "words"),
     [
         ("", '"" is not KEY=SECONDS'),
-        ("F", '"F" is not KEY=SECONDS'),
         ("F=1,B=2", 'unknown key "B"'),
-        ("F=1,I=1", "W is missing"),
         ("F=1,F=1,I=1,W=1", "F is given twice"),
-        ("F=0,I=0,W=0", "all are 0"),
         ("F=-1,I=1,W=1", 'F: "-1" is not a number of seconds'),
         ("F=nan,I=1,W=1", 'F: "nan" is not a number'),
         ("F=inf,I=1,W=1", 'F: "inf" is not a number'),
-        ("F=x,I=1,W=1", 'F: "x" is not a number'),
         ("F=1e-999999999,I=1,W=1", "expected 0, or from 1e-15 to 1e+15"),
     ],
 )
@@ -587,35 +454,6 @@ def test_costs_that_are_none_are_refused(cost, words):
     message = refusal(read_costs, cost)
     assert message.startswith("--cost: ")
     assert words in message
-
-
-def test_networks_that_are_none_are_refused(capsys):
-    assert "--latency" in refusal(read_transfers, "-1", None, 0, overlaps=True)
-    assert "--message-bytes" in refusal(read_transfers, "0", None, -1, overlaps=True)
-    assert "--bandwidth" in refusal(read_transfers, "0", "0", 1, overlaps=True)
-    assert "--bandwidth" in refusal(read_transfers, "0", "fast", 1, overlaps=True)
-    assert read_transfers("0", "1e9", 0, overlaps=True) == FREE_TRANSFERS
-    assert "add --message-bytes" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("communication", "words"),
-    [
-        ((False, "early", None), "only with --with-communication"),
-        ((False, None, 1), "only with --with-communication"),
-        ((True, "earli", None), 'did you mean "early"'),
-        ((True, None, -1), "at least 0, got -1"),
-        ((True, "just_in_time", 2), "only with --policy early"),
-    ],
-)
-def test_options_of_communication_that_say_nothing_are_refused(communication, words):
-    assert words in refusal(planning.export, "1f1b", Path("-"), 2, 4, None, *communication)
-
-
-def test_too_many_actions_to_draw_and_all_that_fit_nothing_are_refused():
-    assert "too many to draw" in refusal(planning.draw, "1f1b", 64, 2000)
-    assert "--ranks: must be" in refusal(simulate, "all", 0, 1, how=Format.json)
-    assert "--held" in refusal(simulate, "all", 0, 1, how=Format.csv, held=True)
 
 
 @pytest.mark.usefixtures("fresh_starts")

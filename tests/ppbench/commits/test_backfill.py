@@ -12,7 +12,7 @@ from repositories import commit, commits, git, make_repository
 
 from ppbench.cli import runs as stored
 from ppbench.commits.backfill import commits_of, order_of
-from ppbench.errors import PpbenchError, UsageError
+from ppbench.errors import PpbenchError
 from ppbench.git import Repository
 from ppbench.store import Store
 
@@ -65,51 +65,6 @@ def test_a_range_has_both_its_ends_and_may_end_at_head(repository):
     assert commits_of(repo, f"{shas[2]}..{shas[2]}") == [shas[2]]
 
 
-@pytest.mark.parametrize("span", ["main", "..main", "main~2...main", ".."])
-def test_what_is_no_range_is_refused_with_an_example(repository, span):
-    with pytest.raises(UsageError, match=r"expected a range A\.\.B, such as"):
-        commits_of(Repository.around(repository[0]), span)
-
-
-def test_a_dry_run_lists_the_commits_in_the_order_of_measurement(repository):
-    folder, shas = repository
-    file = sweep_in(folder)
-    add_measured(file, shas[0], [1000.0])
-    rows, exit_code = listed(folder, file, f"{shas[0]}..", "--dry-run")
-    assert [row["commit"] for row in rows] == [shas[n] for n in (4, 0, 2, 3, 1)]
-    assert [row["status"] for row in rows] == ["to measure", "stored"] + ["to measure"] * 3
-    assert exit_code == 0
-
-
-@pytest.mark.parametrize(
-    ("wanted", "places"),
-    [(("--max", 3), [4, 0, 2]), (("--every", 3), [4, 0, 1]), (("--max", 9), 5)],
-)
-def test_fewer_commits_may_be_asked_for(repository, wanted, places):
-    folder, shas = repository
-    file = sweep_in(folder)
-    rows, _ = listed(folder, file, f"{shas[0]}..", *wanted, "--dry-run")
-    if isinstance(places, int):
-        assert len(rows) == places
-    else:
-        assert [row["commit"] for row in rows] == [shas[place] for place in places]
-
-
-def test_nothing_is_started_for_what_is_stored_and_all_of_it_is_listed(repository, capsys):
-    folder, shas = repository
-    file = sweep_in(folder)
-    for sha in shas:
-        add_measured(file, sha, [1000.0, 1010.0, 990.0] if sha != shas[2] else [None])
-    rows, exit_code = listed(folder, file, f"{shas[0]}..", "--launches", 3)
-    assert "5 of 5 commits are measured already" in capsys.readouterr().err
-    assert [row["commit"] for row in rows] == shas
-    assert [row["status"] for row in rows] == ["ok", "ok", "error", "ok", "ok"]
-    assert rows[0]["tokens_per_s"] == 1000.0
-    assert rows[2]["error"] == "RuntimeError: made by hand"
-    assert exit_code == 0
-    assert len(Store(folder / "results").runs(["run_id"])) == 13
-
-
 def test_a_launch_that_failed_among_others_that_did_not_is_no_end_of_them(repository):
     folder, shas = repository
     file = sweep_in(folder)
@@ -131,9 +86,10 @@ def test_a_failure_of_git_is_told_and_not_stored(repository):
     assert not (folder / "results" / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_what_was_measured_otherwise_or_cut_short_does_not_count(repository):
+    folder, shas = repository
+    file = sweep_in(folder)
+    for changes in (
         {"fingerprint": "of another machine"},
         {"changes": "0123456789ab", "is_dirty": True},
         {"measure_steps": 99},
@@ -141,14 +97,10 @@ def test_a_failure_of_git_is_told_and_not_stored(repository):
         {"launch": 1},
         {"status": "crash"},
         {"status": "interrupted"},
-    ],
-)
-def test_what_was_measured_otherwise_or_cut_short_does_not_count(repository, changes):
-    folder, shas = repository
-    file = sweep_in(folder)
-    add_measured(file, shas[4], [1000.0], **changes)
-    rows, _ = listed(folder, file, "HEAD..HEAD", "--dry-run")
-    assert rows[0]["status"] == "to measure"
+    ):
+        add_measured(file, shas[4], [1000.0], **changes)
+        rows, _ = listed(folder, file, "HEAD..HEAD", "--dry-run")
+        assert rows[0]["status"] == "to measure", changes
 
 
 def test_a_commit_counts_as_measured_when_every_case_of_the_sweep_is(repository):

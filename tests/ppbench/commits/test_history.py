@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
-import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from command import Printed, ppbench, printed
+from command import Printed, printed
 from histories import CASE, OTHER, CommitFacts, Runs, five, repository
 
 from ppbench.commits.series import history
 from ppbench.display.formats import Format
 from ppbench.display.metrics import METRICS
-from ppbench.errors import UsageError
 from ppbench.statistics.series import Launch, Point, Series, State, analyse
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
@@ -63,14 +60,6 @@ def test_commits_that_were_not_measured_are_among_those_that_may_have_made_a_cha
     assert (step.good, step.first, step.last) == (6, 7, 7)
     assert (step.num_commits, step.num_unmeasured) == (5, 4)
     assert [(level.first, level.last) for level in told.levels] == [(0, 6), (7, 11)]
-
-
-def test_a_commit_that_did_not_run_before_the_change_may_have_made_it() -> None:
-    levels = falling(7)
-    levels[6] = []
-    [step] = analyse(series(levels), TOKENS).steps
-    assert (step.good, step.first, step.last) == (5, 7, 7)
-    assert (step.num_commits, step.num_unmeasured) == (2, 1)
 
 
 def test_a_lower_bubble_is_better_and_its_change_is_in_points() -> None:
@@ -126,23 +115,6 @@ def told_by(how: Format = Format.table, *options: str) -> Printed:
     return printed("history", "--no-page", "--format", how.value, *options)
 
 
-def test_the_command_names_the_commit_and_writes_a_page(folder: Path) -> None:
-    done = ppbench("history", folder=folder)
-    assert done.returncode == 0, done.stderr
-    assert f"change {BAD}" in done.stdout
-    assert re.search(r" -[78]\.\d %, worse ", done.stdout)
-    assert "page: reports/history-tokens_per_s.html" in done.stdout
-    assert (folder / "reports" / "history-tokens_per_s.html").exists()
-    assert "history-tokens_per_s.html" in (folder / "reports" / "index.html").read_text()
-
-
-def test_without_a_store_it_refuses_as_every_command_does(tmp_path: Path) -> None:
-    done = ppbench("history", "--format", "json", folder=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "no runs here yet; start with: ppbench sweep FILE" in done.stderr
-    assert not (tmp_path / "reports").exists()
-
-
 def test_the_range_of_a_change_says_how_to_narrow_it(here: Path) -> None:
     outcome = told_by()
     [note] = [note for note in outcome.notes if "backfill" in note]
@@ -151,53 +123,12 @@ def test_the_range_of_a_change_says_how_to_narrow_it(here: Path) -> None:
     assert note.endswith(" sweeps/demo.toml")
 
 
-def test_json_has_every_launch_and_every_change(here: Path) -> None:
-    told = json.loads(told_by(Format.json).text)
-    changed, steady = sorted(told["series"], key=lambda one: one["state"])
-    assert (changed["state"], steady["state"]) == ("changed", "steady")
-    assert len(changed["points"]) == NUM_COMMITS - 2
-    assert [len(point["launches"]) for point in changed["points"]] == [3, 3, 1, *[3] * 9]
-    [change] = changed["changes"]
-    assert change["subject"] == f"change {BAD}"
-    assert (change["num_commits"], change["num_unmeasured"]) == (2, 1)
-    assert change["low"] < change["change"] < change["high"] < 0
-    assert [level["num_launches"] for level in changed["levels"]] == [15, 18]
-    assert changed["points"][-1]["commit"] == changed["levels"][-1]["last"]
-
-
 def test_a_history_is_data_for_a_notebook(here: Path) -> None:
     found = history(where=[f"num_microbatches={CASE.num_microbatches}"])
     rows = csv.DictReader(io.StringIO(told_by(Format.csv).text))
     assert list(found.frame) == rows.fieldnames
     assert repr(found) == "<History of tokens_per_s: changed>"
     assert found.analyses[0].steps[0].num_commits == 2
-
-
-def test_csv_has_a_row_per_launch_and_per_change(here: Path) -> None:
-    rows = list(csv.DictReader(io.StringIO(told_by(Format.csv).text)))
-    kinds = [row["kind"] for row in rows]
-    assert (kinds.count("launch"), kinds.count("change")) == (11 * 3 + 1 + 4 * 3, 1)
-    [failed] = [row for row in rows if row["status"] == "error"]
-    assert failed["value"] == ""
-
-
-def test_markdown_is_two_tables(here: Path) -> None:
-    text = told_by(Format.markdown).text
-    assert text.count("\n|---") == 2
-
-
-def test_a_condition_leaves_the_series_that_meet_it(here: Path) -> None:
-    outcome = told_by(Format.json, "--where", f"num_microbatches={OTHER.num_microbatches}")
-    [one] = json.loads(outcome.text)["series"]
-    assert one["state"] == "steady"
-    assert "no change found" in told_by(Format.table, "--where", "num_microbatches=16").text
-
-
-def test_another_figure_has_its_own_unit_and_direction(here: Path) -> None:
-    outcome = told_by(Format.table, "--metric", "peak_memory_bytes")
-    assert "100.0 MiB" in outcome.text
-    assert "no change found" in outcome.text
-    assert outcome.exit_code == 0
 
 
 def test_one_commit_alone_is_no_error(tmp_path: Path) -> None:
@@ -215,9 +146,3 @@ def test_where_nothing_ran_it_exits_with_3_and_says_how_to_see_why(tmp_path: Pat
     outcome = printed("history", "--no-page", "--results", tmp_path / "results")
     assert outcome.exit_code == 3
     assert "1 run failed: ppbench ls, ppbench show RUN" in outcome.notes[-1]
-
-
-def test_the_page_does_not_take_the_place_of_the_index(here: Path) -> None:
-    index = Path("reports") / "index.html"
-    with pytest.raises(UsageError, match="this is the index of the reports"):
-        printed("history", "-o", index)

@@ -1,42 +1,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
-import pytest
-from tracked import CASE, STEADY, add_launches, store_in
+from tracked import CASE, STEADY, add_launches
 
-from ppbench.comparison.launches import MEASURED_ALIKE, fresh, keys_of, newest_launches
-from ppbench.store import Store
+from ppbench.comparison.launches import MEASURED_ALIKE, fresh, keys_of
 
 ONE, OTHER = "0e" * 20, "07" * 20
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return store_in(tmp_path)
-
-
-def newest(store: Store, **how: bool) -> list[str]:
-    return list(newest_launches(store.runs(), **how)["run_id"])
-
-
-def test_the_newest_row_of_each_launch_counts_but_for_interrupted_ones(store):
-    add_launches(store, STEADY[:1], ONE)
-    (new,) = add_launches(store, STEADY[:1], ONE)
-    add_launches(store, STEADY[:1], ONE, status="interrupted")
-    (elsewhere,) = add_launches(store, STEADY[:1], ONE, fingerprint="f9")
-    (shorter,) = add_launches(store, STEADY[:1], ONE, measure_steps=1)
-    assert newest(store) == [new, elsewhere, shorter]
-
-
-def test_launches_of_other_commits_and_changes_are_others_where_states_are_told_apart(store):
-    (first,) = add_launches(store, STEADY[:1], ONE)
-    (changed,) = add_launches(store, STEADY[:1], ONE, is_dirty=True, changes="c4")
-    (last,) = add_launches(store, STEADY[:1], OTHER)
-    assert newest(store) == [last]
-    assert newest(store, by_state=True) == [first, changed, last]
 
 
 def test_a_key_is_the_same_whatever_else_its_column_holds(store):

@@ -1,11 +1,11 @@
 """Bisect, backfill, compare, check and history on one repository of seven commits: the sixth
-makes a stage half as slow again, and the fourth does not run.
+makes a stage take three times as long, and the fourth does not run.
 
 The ranks are emulated, so that two cores do: the costs of the stages are a file in the repository.
-Steps are long, and the change is large: a rank that wakes up some milliseconds late is late by
-little, so that few launches tell, also beside other tests on the same cores. Their median counts,
-so two of the five may be disturbed. Starts take seconds each, so all tests look at one store, and
-no commit is measured more often than need be.
+The change is large against some milliseconds by which a rank may wake up late, so that few short
+launches tell, also beside other tests on the same cores. Their median counts, so two of the five
+may be disturbed. Starts take seconds each, so all tests look at one store, and no commit is
+measured more often than need be.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ steps = 5
 costs = "costs.toml"
 """
 COSTS = "F_ms = [{F}, {slow}]\nI_ms = [{half}, {half_slow}]\nW_ms = [{half}, {half_slow}]\n"
-F_MS = 160.0
+F_MS = 20.0
 SPREAD = (1, 3, 4, 6, 7)
 """The commits that `backfill --max 5` measures; the bisection has measured most of them."""
 PATIENCE_S = 570
@@ -51,8 +51,8 @@ PATIENCE_S = 570
 
 def costs(number: int) -> str:
     if number == BROKEN:
-        return "F_ms = [160, oops\n"
-    factor = 1.5 if number >= SLOWER else 1.0
+        return "F_ms = [20, oops\n"
+    factor = 3.0 if number >= SLOWER else 1.0
     halves = {"half": F_MS / 2, "half_slow": F_MS / 2 * factor}
     return COSTS.format(F=F_MS, slow=F_MS * factor, **halves)
 

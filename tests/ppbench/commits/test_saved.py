@@ -60,6 +60,12 @@ def test_what_is_saved_is_what_is_printed_as_json_with_names_that_last(saved, sh
     assert content["sweep_file"] == "sweep.toml"
 
 
+def test_the_sweep_file_that_is_saved_is_the_one_that_was_named(shas):
+    measure(shas, around(1000.0, 5), around(950.0, 5), DAY_1, sweep_file="elsewhere.toml")
+    compared(shas, "-o", str(FILE))
+    assert json.loads(FILE.read_text())["sweep_file"] == "sweep.toml"
+
+
 @pytest.mark.parametrize(
     ("base", "head", "outcome", "exit_code"),
     [

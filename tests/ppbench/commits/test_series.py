@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from histories import CASE, OTHER, CommitFacts, Runs, five, repository
+from histories import CASE, OTHER, CommitFacts, Runs, repository
 from repositories import git
 
 from ppbench.commits.series import History, history, metric_called, read_history
@@ -240,30 +240,12 @@ def test_conditions_choose_the_runs(runs: Runs) -> None:
     assert "no run meets the conditions" in none.notes[0]
 
 
-def test_costs_that_are_code_under_test_do_not_part_a_case(runs: Runs) -> None:
-    for number, time_ms in enumerate((1.0, 2.0)):
-        case = replace(
-            CASE, device="emulated", emulated_costs="costs.toml", emulated_F_ms=(time_ms,)
-        )
-        runs.add(CommitFacts(f"{number}" * 40, number), case, 1000.0)
-    runs.add(CommitFacts("1" * 40, 1), replace(CASE, device="emulated", world_size=4), 1000.0)
-    history = asked(runs)
-    assert sorted(len(one.points) for one in history.series) == [1, 2]
-
-
 def test_a_metric_is_a_column_with_figures() -> None:
     assert metric_called("peak_memory_bytes").higher_is_better is False
     assert metric_called("bubble_transfer").in_points
-    with pytest.raises(UsageError, match='did you mean "tokens_per_s"'):
-        metric_called("token_per_s")
     for name in ("commit", "num_microbatches", "measure_steps", "launch"):
         with pytest.raises(UsageError, match="no figure is called"):
             metric_called(name)
-
-
-def test_the_made_up_launches_have_a_steady_level() -> None:
-    levels = [sum(five(1000.0, number)) / 5 for number in range(20)]
-    assert max(levels) / min(levels) < 1.004
 
 
 def test_runs_that_do_not_count_are_named(runs: Runs, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +14,8 @@ from tracked import (
     num_written,
     scattered,
     slower,
-    store_in,
 )
 
-import ppbench
 from ppbench.comparison.across import Across, compare_across
 from ppbench.comparison.axes import find_axis, ordered
 from ppbench.display.changes import BY_AXIS, moved_sentences
@@ -30,11 +27,6 @@ COMMIT = "c0de" * 10
 AFAB = replace(CASE, schedule="afab")
 INTERLEAVED = replace(CASE, schedule="interleaved_1f1b", stages_per_rank=2)
 SWEEP = 'name = "mine"\ndevice = "cpu"\n[grid]\nschedule = ["1f1b", "afab"]\n'
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return store_in(tmp_path)
 
 
 def add(store: Store, case, speeds=STEADY, commit=COMMIT, **changes: object) -> list[str]:
@@ -187,13 +179,6 @@ def test_an_axis_has_every_name_of_its_setting():
     assert find_axis("microbatches") == "num_microbatches"
     assert find_axis("partition") == find_axis("model.partition") == "model_partition"
     assert find_axis("train.recompute") == find_axis("recompute") == "train_recompute"
-    for name, words in {
-        "shedule": 'did you mean "schedule"',
-        "seed": "could be any of model.seed, data.seed, emulated.seed",
-        "commit": "ppbench compare BASE HEAD",
-    }.items():
-        with pytest.raises(UsageError, match=words):
-            find_axis(name)
 
 
 def test_numbers_and_truths_are_ordered_by_size_and_words_as_they_come():
@@ -263,7 +248,6 @@ def test_failures_outliers_cautions_and_few_launches_are_noted(store):
     [
         ("seq_len", (64, 128), "seq_len changes the tokens of a step"),
         ("microbatches", (4, 8), "tokens/s are compared, not steps"),
-        ("ranks", (2, 4), "more ranks are more devices"),
         ("model", ("llama-8m", "llama-tiny"), "changes the work of a token"),
     ],
 )
@@ -303,34 +287,6 @@ def test_what_moved_is_told_by_stage_and_over_all_where_stages_differ(store):
     assert other[0].startswith("compute of all stages changed: B 32.0 -> 33.2 ms per step")
 
 
-def test_it_is_a_function_of_the_package(store):
-    for case in (AFAB, CASE):
-        add(store, case)
-    result = ppbench.compare(across="schedule", base="1f1b", results=store.folder)
-    assert isinstance(result, Across)
-    assert set(result.frame["head_value"]) == {"afab"}
-
-
-def test_the_command_prints_a_narrow_table_and_every_format(store, monkeypatch):
-    monkeypatch.chdir(store.folder.parent)
-    for ranks, microbatches in ((2, 4), (2, 8), (4, 8)):
-        for case in (AFAB, CASE, INTERLEAVED):
-            add(store, replace(case, world_size=ranks, num_microbatches=microbatches, seq_len=256))
-    in_one_file(store)
-    done = printed("compare", "--across", "schedule")
-    table, *_ = done.text.split("\n\nnote")
-    assert max(map(len, table.splitlines())) <= 100
-    assert "afab -> interleaved_1f1b" in done.text
-    assert done.exit_code == 0
-    data = json.loads(printed("compare", "--across", "ranks", "--format", "json").text)
-    assert (data["axis"], data["values"]) == ("world_size", [2, 4])
-    assert data["changes"][0]["base_value"] == 2
-    rows = printed("compare", "--across", "ranks", "--format", "csv").text.splitlines()
-    assert rows[0].startswith("axis,base_value,head_value,case,")
-    page = printed("compare", "--across", "ranks", "--format", "markdown").text
-    assert "| afab | tokens/s | 1,000 |" in page
-
-
 def test_rows_are_sorted_by_the_change_itself_and_each_names_its_case(store, monkeypatch):
     monkeypatch.chdir(store.folder.parent)
     for ranks, by in ((2, 0.02), (4, 0.3), (8, -0.05)):
@@ -364,19 +320,3 @@ def test_the_page_is_one_small_file_and_says_the_result_first(store, monkeypatch
     assert len(text) < 100_000
     printed("compare", "--across", "schedule", "-o", "reports/mine.html")
     assert "mine.html" in Path("reports/index.html").read_text()
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        (["compare"], "nothing is named"),
-        (["compare", "a", "b", "--base", "2"], "name it with --across"),
-        (
-            ["compare", "--across", "schedule", "--run"],
-            "measures the cases of a sweep file; give one, got none",
-        ),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused(store, words, problem):
-    with pytest.raises(UsageError, match=problem):
-        printed(*words)

@@ -5,33 +5,24 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import pandas as pd
 import pytest
 from command import printed
-from tracked import STEADY, add_launches, slower, store_in
+from tracked import STEADY, add_launches, slower
 
 from ppbench.commits.comparison import compare_sides
-from ppbench.commits.gate import judge, limits_of
 from ppbench.commits.series import history
 from ppbench.commits.sides import Places, find_side
 from ppbench.comparison.lines import read_metrics
-from ppbench.comparison.slowdowns import finder, recorded, slowdowns_by_run
-from ppbench.errors import ExitCode
+from ppbench.comparison.slowdowns import find_disturbed, recorded, slowdowns_by_run
 from ppbench.statistics.verdicts import Verdict
 from ppbench.store import Store
 
 BASE, HEAD = "ba5e" * 10, "4ead" * 10
 WORK = "train, version 1, 2 x 1"
 QUIET_NS, SLOW_NS = 2_000_000.0, 2_360_000.0
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return store_in(tmp_path)
 
 
 def add(
@@ -72,31 +63,12 @@ def test_a_launch_whose_reference_was_slow_is_discounted_and_named(store):
     assert not any("is an outlier" in note for note in result.notes)
 
 
-def test_launches_of_older_versions_count_and_their_slowdown_is_unknown(store):
-    add(store, STEADY, BASE, [None] * 5)
-    add(store, STEADY, HEAD, [QUIET_NS] * 5)
-    result = compared(store)
-    (line,) = result.lines
-    assert (line.change.num_base, line.change.verdict) == (5, Verdict.same)
-    (pairing,) = result.pairings.values()
-    of_base = [pairing.slowdowns[str(run_id)].fraction for run_id in pairing.base["run_id"]]
-    assert all(map(math.isnan, of_base))
-    assert line.discounted == ()
-
-
 def test_a_machine_that_slows_all_launches_of_one_side_makes_no_verdict(store):
     add(store, STEADY, BASE, [QUIET_NS] * 5)
     ids = add(store, slower(0.15), HEAD, [SLOW_NS] * 5)
     (line,) = compared(store).lines
     assert line.change.verdict is Verdict.insufficient
     assert [launch.run_id for launch in line.discounted] == ids
-
-
-def test_a_slow_change_beside_quiet_references_is_slower(store):
-    add(store, STEADY, BASE, [QUIET_NS] * 5)
-    add(store, slower(0.15), HEAD, [QUIET_NS * 1.01] * 5)
-    (line,) = compared(store).lines
-    assert (line.change.verdict, line.discounted) == (Verdict.slower, ())
 
 
 def test_memory_is_not_discounted_for_a_slow_machine(store):
@@ -133,15 +105,6 @@ def test_the_page_of_a_comparison_names_the_discounted_launch(store, tmp_path):
     assert "5 and 5 launches, 1 discounted" in text
 
 
-def test_the_gate_does_not_fail_for_a_disturbed_launch_and_says_which_it_was(store):
-    with_a_slow_launch(store)
-    result = judge(
-        compared(store), read_metrics(["tokens_per_s"]), limits_of(None, None, (), has_all=False)
-    )
-    assert result.exit_code is ExitCode.ok
-    assert result.frame["discounts"].map(json.loads).map(len).tolist() == [1]
-
-
 def test_a_history_leaves_out_a_launch_beside_a_slow_reference_and_names_it(store):
     for number in range(8):
         add_launches(
@@ -166,8 +129,8 @@ def test_disturbed_launches_are_found_by_all_that_the_store_has_of_the_machine(s
     ids = with_a_slow_launch(store)
     runs = store.runs(["run_id", "fingerprint"])
     of_head = runs[runs["run_id"].isin(ids)]
-    assert finder(store)(of_head) == [False, False, False, True, False]
-    assert finder(store)(of_head.head(0)) == []
+    assert find_disturbed(store, of_head) == [False, False, False, True, False]
+    assert find_disturbed(store, of_head.head(0)) == []
 
 
 def test_runs_that_failed_show_nothing_of_what_is_usual(store):

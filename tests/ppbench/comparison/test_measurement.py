@@ -9,13 +9,12 @@ from measured import around
 from stored_runs import run_row, store_together
 from tracked import scattered
 
-from ppbench.comparison.known import known_of
-from ppbench.comparison.measurement import looks_of, reach_text, stop_text
+from ppbench.comparison.known import Known, known_of
+from ppbench.comparison.measurement import measure_until_decided, reach_text, stop_text
 from ppbench.config.reader import read_sweep
 from ppbench.errors import ExitCode, UsageError
 from ppbench.run.machine.environment import read_environment
-from ppbench.statistics.sequential import LEVEL
-from ppbench.statistics.until_decided import Look, Looks, Stop
+from ppbench.statistics.sequential import LEVEL, Look, Looks, Stop, looks
 from ppbench.statistics.verdicts import Noise
 from ppbench.store import Store
 
@@ -51,7 +50,7 @@ def test_more_launches_find_smaller_changes_and_a_few_of_them_are_named():
 
 
 def test_the_end_says_how_many_looks_it_took_and_what_they_spent():
-    planned, level = looks_of(12), f"{LEVEL:.2%}".replace("%", " %")
+    planned, level = looks(12), f"{LEVEL:.2%}".replace("%", " %")
     first = stop_text(Looks(Look(0, planned), Stop.decided))
     assert first.startswith("stopped: decided after 3 launches of each side (1 look; 0.")
     assert first.endswith(f" % of {level} spent on false claims)")
@@ -62,7 +61,7 @@ def test_the_end_says_how_many_looks_it_took_and_what_they_spent():
 
 def test_too_few_launches_for_a_verdict_are_refused():
     with pytest.raises(UsageError, match="--max-launches 2 launches; a verdict needs 3"):
-        looks_of(2)
+        measure_until_decided(2, pytest.fail, pytest.fail, pytest.fail, (), Known(1), pytest.fail)
 
 
 def test_nothing_is_known_of_cases_that_were_never_launched(sweep, tmp_path):

@@ -54,16 +54,12 @@ def test_the_order_in_which_launches_are_listed_does_not_matter():
         assert number_sessions(shuffled) == [known[moment] for moment in shuffled]
 
 
-@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "Asia/Kolkata", "UTC"])
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "Asia/Kolkata"])
 def test_neither_a_time_zone_nor_summer_time_makes_a_session(zone):
     local = [moment.astimezone(ZoneInfo(zone)) for moment in after(0, 0.4, 0.9, 3.5, 9)]
     assert number_sessions(local) == [0, 0, 0, 0, 1]
     runs = pd.DataFrame({"created_at": [moment.isoformat() for moment in local]})
     assert moments_of(runs) == after(0, 0.4, 0.9, 3.5, 9)
-
-
-def test_midnight_makes_no_session():
-    assert number_sessions(after(23, 23.4, 23.6, 24.2)) == [0, 0, 0, 0]
 
 
 def test_a_clock_that_was_set_back_makes_no_session_of_its_own():

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import random
-import re
 import sys
 
 import pytest
@@ -14,7 +13,7 @@ from ppbench.errors import SweepFileError, UsageError
 from ppbench.planning import cost_measurement
 from ppbench.planning.cost_file import read_costs_file, write_costs_file
 from ppbench.planning.cost_measurement import measure_costs
-from ppbench.planning.cost_set import CostSet, Setting, problem_of
+from ppbench.planning.cost_set import CostSet, Setting
 
 FILE = """\
 model = "mine"
@@ -132,7 +131,6 @@ def test_what_is_written_is_read(tmp_path):
     numbers = random.Random(1)
     for _ in range(40):
         costs = drawn(numbers)
-        assert problem_of(costs) is None
         write_costs_file(costs, tmp_path / "written.toml")
         found = read_costs_file(tmp_path / "written.toml")
         assert found.origin == "file written.toml"
@@ -143,24 +141,24 @@ FAULTS = [
     ('model = "mine"\n', "", None, "model: is missing"),
     ("seq_len = 4096", 'seq_len = "long"', 3, 'seq_len: expected an integer, got "long"'),
     ("seq_len = 4096", "seq_len = 0", 3, "seq_len: 0 (an integer) is out of range"),
-    ("seq_len = 4096", "seqlen = 4096", 3, "seqlen: unknown key, set to 4096 (an integer); did"),
     ("latency_ms = 0.02", "latency_ms = -1", 8, "link.latency_ms: -1 (an integer) is out of"),
     ("gb_per_s = 25.0", "gb_per_s = 0", 9, "link.gb_per_s: is 0"),
     ("microbatch_size = 1", "microbatch_size = true", 12, "setting.microbatch_size: expected"),
     ("forward_ms = 0.5\n", "", 14, "setting.before.forward_ms: is missing"),
     ("backward_ms = 0.25\n", "", 14, "setting.before.backward_ms: is missing"),
-    ("static_mib = 8\n", "", 14, "setting.before.static_mib: is missing"),
-    ("repeat = 3", "repeat = 0", 20, "setting.layers.repeat: 0 (an integer) is out of range"),
     ("repeat = 3", "repeat = 10001", 20, "setting.layers.repeat: more than 10,000 layers"),
     ("forward_ms = 10", "forward_ms = nan", 21, "setting.layers.forward_ms: nan (a float) is out"),
-    ("forward_ms = 10", "forward_ms = inf", 21, "setting.layers.forward_ms: inf (a float) is out"),
     ("forward_ms = 10", 'forward_ms = "1"', 21, "setting.layers.forward_ms: expected a number"),
     ("weight_ms = 7\n", "", 19, "setting.layers.weight_ms: is missing"),
     ("held_after_forward_mib = 1.5\n", "", 19, "setting.layers.held_after_forward_mib: is missing"),
     ("message_mib = 2\nerror", "error", 19, "setting.layers.message_mib: is missing"),
-    ("static_mib = 12", "static_mib = -4", 25, "setting.layers.static_mib: -4 (an integer) is out"),
     ("static_mib = 12", "static_bytes = 12", 25, "setting.layers.static_bytes: unknown key"),
-    ("transient_mib = 0.25", "transient = 1", 34, "setting.layers.transient: unknown key"),
+    (
+        "forward_ms = 20\nbackward_ms = 30",
+        "forward_ms = 0\nbackward_ms = 0",
+        30,
+        "setting.layers.f",
+    ),
     ("[setting.after]", "[setting.behind]", 39, "setting.behind: unknown key"),
 ]
 
@@ -211,7 +209,7 @@ def test_a_damaged_file_never_gives_a_traceback(tmp_path, is_thorough):
             content[at : at + numbers.randint(0, 3)] = numbers.randbytes(numbers.randint(0, 2))
         file.write_bytes(bytes(content))
         try:
-            assert problem_of(read_costs_file(file)) is None
+            read_costs_file(file)
         except UsageError as error:
             assert str(file) in str(error)
 
@@ -228,43 +226,6 @@ def test_costs_of_something_else_are_refused(tmp_path, key, value):
         costs.check_is_of(**{**wanted, key: value})
 
 
-LAYER = LayerCosts(1.0, 2.0, 1.0, 1.0)
-MODEL = ModelCosts(LAYER, (LAYER, LAYER), LAYER)
-SET = CostSet("m", "float32", 8, "sgd", "cpu", "x", {Setting(1, False): MODEL}, LinkCosts(1, 1e9))
-
-
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"by_setting": {}}, "no setting"),
-        ({"by_setting": {Setting(0, False): MODEL}}, "microbatch_size is 0"),
-        ({"link": LinkCosts(math.nan)}, "link"),
-        ({"link": LinkCosts(0, 0)}, "bytes_per_s"),
-        ({"link": LinkCosts(-1)}, "link"),
-        ({"layers": ()}, "at least one"),
-        ({"layers": (LAYER, LayerCosts(0, 0, 0, 0))}, "layer 1: takes no time"),
-        ({"layers": (LayerCosts(math.nan, 1, 1, 1), LAYER)}, "layer 0: forward_ns must be finite"),
-        ({"after": LayerCosts(1, -1, 1, 1)}, "after: backward_ns .* got -1"),
-        ({"before": LayerCosts(1, 1, 1, 1, static_bytes=-1)}, "before: static_bytes"),
-        ({"action_ns": math.inf}, "action_ns"),
-    ],
-)
-def test_impossible_costs_are_told(changes, problem):
-    own = {key: value for key, value in changes.items() if hasattr(SET, key)}
-    rest = {key: value for key, value in changes.items() if key not in own}
-    models = {Setting(1, False): dataclasses.replace(MODEL, **rest)}
-    found = problem_of(dataclasses.replace(SET, **{"by_setting": models, **own}))
-    assert found is not None
-    assert re.search(problem, found)
-
-
-def test_settings_of_other_numbers_of_layers_are_told():
-    fewer = dataclasses.replace(MODEL, layers=(LAYER,))
-    both = {Setting(1, False): MODEL, Setting(2, False): fewer}
-    found = problem_of(dataclasses.replace(SET, by_setting=both))
-    assert found == "its settings have 1 and 2 layers; expected the same number, of at least one"
-
-
 def request_for(model, **changes):
     identity = Identity(model, "auto", (), "random", False, "float32", "bytes")
     given = {"settings": ((1, False), (1, True)), "budget_s": 0.0, **changes}
@@ -277,8 +238,8 @@ def test_costs_are_measured_by_a_process_of_their_own(has_link):
     told = []
     costs = measure_costs(request_for("llama-tiny", has_link=has_link), told.append)
     assert (costs.model, costs.seq_len, costs.origin) == ("llama-tiny", 16, "measured")
-    assert costs.num_layers == 4
     assert list(costs.by_setting) == [Setting(1, False), Setting(1, True)]
+    assert [len(of_model.layers) for of_model in costs.by_setting.values()] == [4, 4]
     kept, recomputed = (of_model.layers[0] for of_model in costs.by_setting.values())
     assert recomputed.held_after_forward < kept.held_after_forward
     assert math.isfinite(costs.link.bytes_per_s) is has_link

@@ -5,8 +5,6 @@ import math
 import numpy as np
 import pytest
 import scipy.stats
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ppbench.statistics.change_points import (
     _energies,
@@ -118,9 +116,8 @@ def shared(seed, num_commits=60, num_launches=5, deviation=0.008):
     return made(seed, num_commits, num_launches) * luck
 
 
-@pytest.mark.parametrize("num_launches", [2, 3, 5])
-def test_luck_that_launches_of_a_commit_share_hardly_ever_alarms(num_launches):
-    series = [shared(seed, num_launches=num_launches).tolist() for seed in range(100)]
+def test_luck_that_launches_of_a_commit_share_hardly_ever_alarms():
+    series = [shared(seed, num_launches=3).tolist() for seed in range(100)]
     assert np.mean([bool(change_points(figures)) for figures in series]) <= 0.04
 
 
@@ -152,36 +149,6 @@ def test_where_luck_is_shared_sizes_and_levels_are_those_of_commits_means():
     assert (first.num_launches, last.num_launches) == (5 * point.index, 5 * (60 - point.index))
     oracle = scipy.stats.ttest_1samp(means[: point.index], 0).confidence_interval(0.95)
     assert first.interval == pytest.approx(np.exp(oracle))
-
-
-def test_the_order_of_launches_within_a_commit_does_not_matter():
-    series = stepped(9, num_launches=4)
-    reordered = [figures[::-1] for figures in series]
-    for one, other in zip(change_points(series), change_points(reordered), strict=True):
-        assert (one.index, one.earliest, one.latest) == (other.index, other.earliest, other.latest)
-        assert one.ratio == other.ratio
-
-
-@settings(max_examples=20)
-@given(st.integers(0, 1000), st.sampled_from([1e-6, 3.0, 1e9]))
-def test_the_unit_does_not_matter(seed, unit):
-    series = made(seed, 40)
-    series[25:] *= 1.03
-    here, there = change_points(series.tolist()), change_points((unit * series).tolist())
-    assert [point.index for point in there] == [point.index for point in here]
-    for one, other in zip(here, there, strict=True):
-        assert other.ratio.estimate == pytest.approx(one.ratio.estimate)
-
-
-@settings(max_examples=20)
-@given(st.integers(0, 1000))
-def test_the_inverse_figure_changes_at_the_same_places_inversely(seed):
-    series = made(seed, 40)
-    series[25:] *= 1.03
-    here, there = change_points(series.tolist()), change_points((1 / series).tolist())
-    assert [point.index for point in there] == [point.index for point in here]
-    for one, other in zip(here, there, strict=True):
-        assert other.ratio.low == pytest.approx(1 / one.ratio.high)
 
 
 def test_fractions_change_in_points_and_may_be_none():
@@ -252,7 +219,7 @@ def test_the_range_holds_the_change_in_95_percent():
     assert np.mean([point.latest - point.earliest for points in results for point in points]) < 5
 
 
-@pytest.mark.parametrize("num_commits", [10, 60, 200])
+@pytest.mark.parametrize("num_commits", [10, 200])
 def test_series_without_a_change_hardly_ever_alarm(num_commits):
     alarms = [bool(change_points(made(seed, num_commits).tolist())) for seed in range(100)]
     assert np.mean(alarms) <= 0.04
@@ -319,11 +286,3 @@ def test_a_figure_that_is_none_does_not_move_the_names_of_disturbed_launches():
     assert disturbed_launches(series, slow_sign=1) == [(7, 1)]
     series[3] = [math.nan, 1.3]
     assert disturbed_launches(series, slow_sign=1) == [(3, 1), (7, 1)]
-
-
-def test_an_improvement_is_found_among_disturbed_launches_too():
-    series = disturbed(made(5, 60))
-    series[30:] *= 0.95
-    (point,) = change_points(series.tolist(), slow_sign=1)
-    assert abs(point.index - 30) <= 1
-    assert point.ratio.low < 0.95 < point.ratio.high

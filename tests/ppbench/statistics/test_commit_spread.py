@@ -2,32 +2,14 @@
 
 import numpy as np
 import pytest
-import scipy.stats
 
-from ppbench.statistics.change_points import _between, launches_are_correlated
+from ppbench.statistics.change_points import launches_are_correlated
 from ppbench.statistics.significance import group
 
 
 def commits(seed, nums, shared, own=0.008):
     draw = np.random.default_rng(seed)
     return [group(draw.normal(draw.normal(0, shared), own, num)) for num in nums]
-
-
-def test_squares_between_commits_are_those_of_an_analysis_of_variance():
-    draw = np.random.default_rng(0)
-    launches = [draw.normal(size=num) for num in (3, 1, 4, 2)]
-    groups = [group(values) for values in launches]
-    squares, _ = _between(groups)
-    within = sum(commit.squares for commit in groups)
-    oracle = scipy.stats.f_oneway(*launches).statistic
-    assert (squares / 3) / (within / 6) == pytest.approx(oracle)
-
-
-def test_the_furthest_commit_adds_what_the_others_lack_without_it():
-    level = commits(1, (3, 1, 4, 2), shared=1)
-    squares, furthest = _between(level)
-    without = [_between(level[:place] + level[place + 1 :])[0] for place in range(4)]
-    assert squares - furthest == pytest.approx(min(without))
 
 
 @pytest.mark.parametrize("nums", [[5] * 60, [3] * 20, [1, 2, 5] * 10])

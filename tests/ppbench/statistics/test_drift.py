@@ -27,30 +27,25 @@ def change_of(head: tuple[float, ...]):
     return compare(SPEED, [Pair(STEADY, head)])[0]
 
 
-def test_a_drift_that_is_larger_than_the_change_leaves_it_unclear():
-    change = change_of(SLOWER)
-    assert change.verdict is Verdict.slower
-    wide = with_drift(SPEED, change, drift(0.05, 6), 2.0)
-    assert wide.verdict is Verdict.unclear
-    assert wide.ratio.low < 0.95 * 0.9
+@pytest.mark.parametrize(
+    ("head", "alone", "known", "verdict"),
+    [
+        (SLOWER, Verdict.slower, drift(0.05, 6), Verdict.unclear),  # larger than the change
+        (SLOWER, Verdict.slower, drift(0.002, 40), Verdict.slower),
+        (SLOWER, Verdict.slower, drift(0.01, 2), Verdict.unclear),  # two sessions say little
+        (STEADY, Verdict.same, drift(0.0001, 40), Verdict.same),
+        (STEADY, Verdict.same, drift(0.02, 40), Verdict.unclear),
+    ],
+)
+def test_a_verdict_stands_only_while_the_drift_leaves_it(head, alone, known, verdict):
+    change = change_of(head)
+    wide = with_drift(SPEED, change, known, 2.0)
+    assert (change.verdict, wide.verdict) == (alone, verdict)
     assert wide.ratio.estimate == pytest.approx(change.ratio.estimate)
 
 
-def test_a_small_drift_known_from_many_sessions_costs_little():
-    change = change_of(SLOWER)
-    assert with_drift(SPEED, change, drift(0.002, 40), 2.0).verdict is Verdict.slower
-
-
-def test_two_sessions_say_so_little_of_the_drift_that_nothing_is_shown():
-    change = change_of(SLOWER)
-    assert with_drift(SPEED, change, drift(0.01, 2), 2.0).verdict is Verdict.unclear
-
-
-def test_sides_that_are_the_same_are_so_only_while_the_wider_interval_is_in_the_floor():
-    change = change_of(STEADY)
-    assert change.verdict is Verdict.same
-    assert with_drift(SPEED, change, drift(0.0001, 40), 2.0).verdict is Verdict.same
-    assert with_drift(SPEED, change, drift(0.02, 40), 2.0).verdict is Verdict.unclear
+def test_a_large_drift_makes_the_interval_wide():
+    assert with_drift(SPEED, change_of(SLOWER), drift(0.05, 6), 2.0).ratio.low < 0.95 * 0.9
 
 
 def test_no_drift_or_a_shared_session_changes_nothing():

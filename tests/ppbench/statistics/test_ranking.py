@@ -45,10 +45,6 @@ def test_the_level_is_that_of_welchs_test() -> None:
             assert ahead.grade is (DECIDED if p < 0.02 else LEANING if p < 0.2 else UNDECIDED)
 
 
-def test_launches_that_overlap_do_not_decide() -> None:
-    assert lead(launches(900, 1000, 1100), launches(880, 990, 1120)).grade is UNDECIDED
-
-
 def test_two_launches_lean_at_most() -> None:
     assert lead(launches(2000, 2001), launches(1000, 1001)).grade is LEANING
     assert lead(launches(2000, 2001, 2002), launches(1000, 1001)).grade is LEANING

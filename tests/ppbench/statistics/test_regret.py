@@ -13,6 +13,7 @@ from ppbench.statistics.regret import (
     reach,
     regret_of,
 )
+from ppbench.statistics.sequential import Stop
 from ppbench.statistics.verdicts import Noise
 
 
@@ -59,8 +60,8 @@ def test_a_first_choice_that_is_clearly_slower_is_found_out():
 
 @pytest.mark.parametrize(
     ("noise", "more"),
-    [(0.003, {}), (0.02, {}), (0.1, {}), (0.01, {"drift": 0.02}), (0.01, {"disturbed": 0.2})],
-    ids=["quiet", "noisy", "very noisy", "drifting", "disturbed"],
+    [(0.003, {}), (0.02, {}), (0.01, {"drift": 0.02}), (0.01, {"disturbed": 0.2})],
+    ids=["quiet", "noisy", "drifting", "disturbed"],
 )
 def test_equal_ones_have_no_false_regret_in_more_than_5_percent(noise, more):
     some = outcomes([100] * 4, noise, **more)
@@ -87,18 +88,12 @@ def test_who_is_clearly_slower_is_set_aside_and_the_rest_goes_on():
     assert done.set_aside == tuple(said)
 
 
-def test_a_slow_first_choice_is_measured_on_with_its_rival():
-    done = race(launches([103, 100], 0.005, 1), 2, 12)
-    assert len(done.steps[0]) == len(done.steps[1])
-    assert done.set_aside == ()
-
-
 def test_one_that_failed_is_set_aside_and_a_failed_first_choice_ends_it():
     done = race(lambda *_: [[100, 101], [], [140, 141]], 3, 2)
     assert (done.set_aside[0].arm, done.set_aside[0].longer) == (1, None)
     failed = race(lambda *_: [[], [100, 101]], 2, 6)
     assert failed.regret is None
-    assert failed.is_over(6)
+    assert failed.stop(6) is Stop.failed
     assert failed.set_aside == ()
 
 
@@ -112,8 +107,7 @@ def test_launches_that_cannot_be_made_end_it_without_a_decision():
     done = race(measured, 2, 6)
     assert done.regret.finding is Finding.undecided
     assert calls == [2, 3]
-    assert not done.is_over(6)
-    assert done.is_over(2)
+    assert (done.stop(6), done.stop(2)) == (Stop.failed, Stop.most)
 
 
 def test_one_launch_of_each_decides_nothing():

@@ -70,9 +70,3 @@ def test_fractions_drift_in_fractions_and_the_unit_of_others_does_not_matter():
     assert there.deviation == pytest.approx(here.deviation)
     points = measure_drift(np.log(groups), in_points=True)
     assert points.deviation == pytest.approx(here.deviation)
-
-
-def test_sides_measured_in_different_sessions_differ_by_their_drift():
-    drift = measure_drift(sessions(1, 0.01))
-    assert drift.error_of_change() == pytest.approx(math.sqrt(2) * drift.deviation)
-    assert drift.error_of_change(4) == pytest.approx(drift.error_of_change() / 2)

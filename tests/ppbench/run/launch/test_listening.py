@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from command import EMULATED_SWEEP
 from nodes import ADDRESSES, reason_against_nodes, two_nodes
 from sockets import is_loopback, listening
 
@@ -21,25 +22,7 @@ from ppbench.store import Store
 
 PATIENCE_S = 300.0
 TORCHRUN = "torch.distributed.run"
-SWEEP = """
-device = "emulated"
-world_size = 2
-num_microbatches = 2
-seq_len = 8
-
-[model]
-preset = "llama-tiny"
-
-[emulated]
-F_ms = 20
-I_ms = 1
-W_ms = 1
-
-[measure]
-warmup_steps = 1
-max_warmup_steps = 1
-steps = 20
-"""
+SWEEP = f"{EMULATED_SWEEP}steps = 20\n"
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
     pytest.mark.usefixtures("warm_starts"),
