@@ -87,7 +87,11 @@ class TrainerConfig:
                 f'memory_limit is for schedule "{AUTO}", which keeps within it; got schedule '
                 f'"{self.schedule}"'
             )
-        if not (isinstance(self.memory_limit, str | int) and _is_size(self.memory_limit)):
+        try:
+            is_size = isinstance(self.memory_limit, str | int) and (self.limit_bytes or 0) > 0
+        except ValueError:
+            is_size = False
+        if not is_size:
             raise ValueError(
                 f'memory_limit is {self.memory_limit!r}; expected a size such as "1.5 GiB"'
             )
@@ -102,14 +106,6 @@ class TrainerConfig:
         """The bytes that a rank may need with `schedule = "auto"`; None: no limit."""
         limit = self.memory_limit
         return bytes_of(limit) if isinstance(limit, str) else limit
-
-
-def _is_size(limit: str | int) -> bool:
-    """Whether a memory limit is a size above 0: its text, or whole bytes."""
-    try:
-        return (bytes_of(limit) if isinstance(limit, str) else limit) > 0
-    except ValueError:
-        return False
 
 
 def stages_per_rank_of(config: TrainerConfig) -> int:

@@ -62,7 +62,9 @@ def answer_to(request: CostRequest) -> Answer:
             try:
                 costs = _measured(request, size, device, recompute=recompute)
             except (MemoryError, RuntimeError) as error:
-                if not _is_for_memory(error):
+                # torch's allocator for the CPU raises a RuntimeError
+                is_for_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+                if not is_for_memory and "t allocate memory" not in str(error):
                     raise
                 devices.empty_cache()
                 reason = f"no room for it: {first_line(error)}"
@@ -121,12 +123,6 @@ def _name_of(device: torch.device) -> str:
     if devices.is_accelerator(device):
         return devices.name_of(device)
     return platform.processor() or platform.machine()
-
-
-def _is_for_memory(error: Exception) -> bool:
-    """Whether memory was missing; torch's allocator for the CPU raises a RuntimeError."""
-    is_kind = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return is_kind or "t allocate memory" in str(error)
 
 
 def _measured_link(kind: str) -> LinkCosts | None:

@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from engine.plan.action import NO_INDEX, Action, Op
 
@@ -28,46 +28,30 @@ from engine.plan.action import NO_INDEX, Action, Op
 class Phase(IntEnum):
     """A phase of a rank's work outside the actions of its program."""
 
-    WAITS = 0
-    CONNECTS = 1
-    BUILDS = 2
-    VERIFIES = 3
-    SUMS = 4
-    UPDATES = 5
-    DRAINS = 6
-    ALIGNS = 7
-    MEMORY = 8
-    PROFILES = 9
-    GATHERS = 10
-    STORES = 11
-    PEAK = 12
-    RUNS = 13
-    REFERENCE = 14
-    REFERENCE_AGAIN = 15
+    words: str
 
-    @property
-    def words(self) -> str:
-        return _WORDS[self]
+    def __new__(cls, number: int, words: str) -> Self:
+        phase = int.__new__(cls, number)
+        phase._value_, phase.words = number, words
+        return phase
 
+    WAITS = 0, "waits for the other ranks"
+    CONNECTS = 1, "connects"
+    BUILDS = 2, "builds the model"
+    VERIFIES = 3, "verifies the first step"
+    SUMS = 4, "sums shared gradients"
+    UPDATES = 5, "runs the optimizer"
+    DRAINS = 6, "drains its transfers"
+    ALIGNS = 7, "aligns the clocks"
+    MEMORY = 8, "measures memory"
+    PROFILES = 9, "profiles"
+    GATHERS = 10, "gathers the results"
+    STORES = 11, "stores the run"
+    PEAK = 12, "measures its device's peak"
+    RUNS = 13, "runs a step"
+    REFERENCE = 14, "runs the reference"
+    REFERENCE_AGAIN = 15, "runs the reference again"
 
-_WORDS = {
-    Phase.WAITS: "waits for the other ranks",
-    Phase.CONNECTS: "connects",
-    Phase.BUILDS: "builds the model",
-    Phase.VERIFIES: "verifies the first step",
-    Phase.SUMS: "sums shared gradients",
-    Phase.UPDATES: "runs the optimizer",
-    Phase.DRAINS: "drains its transfers",
-    Phase.ALIGNS: "aligns the clocks",
-    Phase.MEMORY: "measures memory",
-    Phase.PROFILES: "profiles",
-    Phase.GATHERS: "gathers the results",
-    Phase.STORES: "stores the run",
-    Phase.PEAK: "measures its device's peak",
-    Phase.RUNS: "runs a step",
-    Phase.REFERENCE: "runs the reference",
-    Phase.REFERENCE_AGAIN: "runs the reference again",
-}
 
 VERSION = 2
 CAPACITY = 4096

@@ -130,7 +130,24 @@ class Data:
             # Nothing is touched, so nothing is really allocated.
             np.empty((spec.sequences_per_step, spec.longest + 1), np.int64)
         self._spec = spec
-        self._sequences = _open_sequences(spec, vocab_size, tokenizer)
+        self._sequences: Sequences
+        if spec.source == "synthetic":
+            shortest = min(2, spec.longest) if spec.is_variable else spec.longest
+            self._sequences = SyntheticSequences(vocab_size, spec.seed, shortest, spec.longest)
+        else:
+            if tokenizer is None or spec.source == "stdlib":
+                if vocab_size < BYTE_VOCABULARY:
+                    raise DataError(f"byte-level text needs a vocabulary of 256, got {vocab_size}")
+            else:
+                needed = max(tokenizer.get_vocab().values()) + 1  # ids may have gaps
+                if vocab_size < needed:
+                    raise DataError(
+                        f'the tokenizer "{tokenizer.name_or_path}" needs a vocabulary of {needed}, '
+                        f"the model's has {vocab_size}; choose a tokenizer that fits the model"
+                    )
+            tokens = open_tokens(spec.source, tokenizer, spec.text_column)
+            kind = DocumentSequences if spec.is_variable else PackedSequences
+            self._sequences = kind(tokens, spec.longest, spec.source)
         self._order = Order(self._sequences.num_sequences, spec.seed, shuffle=spec.shuffle)
         self._pin_memory = pin_memory
         self._batches: Iterator[FlatBatch] | None = None
@@ -180,24 +197,3 @@ class Data:
         size = self._spec.sequences_per_step
         for step in itertools.count(first_step):
             yield [self._order.row(number) for number in range(step * size, (step + 1) * size)]
-
-
-def _open_sequences(
-    spec: DataSpec, vocab_size: int, tokenizer: PreTrainedTokenizerBase | None
-) -> Sequences:
-    if spec.source == "synthetic":
-        shortest = min(2, spec.longest) if spec.is_variable else spec.longest
-        return SyntheticSequences(vocab_size, spec.seed, shortest, spec.longest)
-    if tokenizer is None or spec.source == "stdlib":
-        if vocab_size < BYTE_VOCABULARY:
-            raise DataError(f"byte-level text needs a vocabulary of 256, got {vocab_size}")
-    else:
-        needed = max(tokenizer.get_vocab().values()) + 1  # ids may have gaps
-        if vocab_size < needed:
-            raise DataError(
-                f'the tokenizer "{tokenizer.name_or_path}" needs a vocabulary of {needed}, '
-                f"the model's has {vocab_size}; choose a tokenizer that fits the model"
-            )
-    tokens = open_tokens(spec.source, tokenizer, spec.text_column)
-    kind = DocumentSequences if spec.is_variable else PackedSequences
-    return kind(tokens, spec.longest, spec.source)

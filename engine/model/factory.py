@@ -169,20 +169,17 @@ class Factory:
                 f'"{self.name}": the factory must return a torch.nn.Module, '
                 f"it returned {type(module).__name__}"
             )
-        self._check_global_hooks(hooks)
-        return module
-
-    def _check_global_hooks(self, before: list[set[int]]) -> None:
-        """They would run in every module of the process, stages included, once per call."""
-        added = [now - then for now, then in zip(_global_hooks(), before, strict=True)]
+        # They would run in every module of the process, stages included, once per call.
+        added = [now - then for now, then in zip(_global_hooks(), hooks, strict=True)]
         if any(added):
-            for hooks, new in zip(_GLOBAL_HOOKS, added, strict=True):
+            for of_kind, new in zip(_GLOBAL_HOOKS, added, strict=True):
                 for key in new:
-                    del hooks[key]
+                    del of_kind[key]
             raise ModelError(
                 f'"{self.name}": the factory registers hooks for all modules '
                 "(torch.nn.modules.module.register_module_...); register them on its own modules"
             )
+        return module
 
 
 class _Placeholders(TorchDispatchMode):

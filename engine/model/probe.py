@@ -68,8 +68,29 @@ def tiny_of(config: PreTrainedConfig, kind: type[PreTrainedModel] | None = None)
         small = tiny_config(config)
     except Exception as error:
         raise ModelError(f"{name}: no small model can be made to try it: {_line(error)}") from error
-    _check_plan(name, small, kind)
-    dtype = _dtype_it_runs_in(name, small, kind)
+    # Before anything gets memory: the plan must be usable, and the tiny model tiny.
+    try:
+        with torch.device("meta"):
+            skeleton = _whole(small, torch.float32, kind)
+    except Exception as error:
+        raise ModelError(f"{name}: a small model of it cannot be made: {_line(error)}") from error
+    plan_of(skeleton)
+    num_parameters = sum(parameter.numel() for parameter in skeleton.parameters())
+    if num_parameters > MOST_PARAMETERS:
+        raise ModelError(f"{name}: no small model can be made to try it: {num_parameters:,} remain")
+    reason = ""
+    dtype: torch.dtype | None = None
+    for tried in TOLERANCE:  # some mixtures of experts have no float64 kernel
+        try:
+            ids = tokens(1)[0]
+            next_token_loss(_whole(small, tried, kind)(input_ids=ids, use_cache=False).logits)
+        except Exception as error:
+            reason = _line(error)
+        else:
+            dtype = tried
+            break
+    if dtype is None:
+        raise ModelError(f"{name}: a small model of it does not run: {reason}")
 
     def whole() -> PreTrainedModel:
         return _whole(small, dtype, kind)
@@ -82,19 +103,6 @@ def tiny_of(config: PreTrainedConfig, kind: type[PreTrainedModel] | None = None)
     return Tiny(CausalLM(build, fill), small, dtype, kind)
 
 
-def _check_plan(name: str, config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> None:
-    """Before anything gets memory: the plan must be usable, and the tiny model tiny."""
-    try:
-        with torch.device("meta"):
-            skeleton = _whole(config, torch.float32, kind)
-    except Exception as error:
-        raise ModelError(f"{name}: a small model of it cannot be made: {_line(error)}") from error
-    plan_of(skeleton)
-    num_parameters = sum(parameter.numel() for parameter in skeleton.parameters())
-    if num_parameters > MOST_PARAMETERS:
-        raise ModelError(f"{name}: no small model can be made to try it: {num_parameters:,} remain")
-
-
 def _whole(
     config: PreTrainedConfig, dtype: torch.dtype, kind: type[PreTrainedModel] | None
 ) -> PreTrainedModel:
@@ -104,23 +112,6 @@ def _whole(
         return made
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
     return model
-
-
-def _dtype_it_runs_in(
-    name: str, config: PreTrainedConfig, kind: type[PreTrainedModel] | None
-) -> torch.dtype:
-    """float64, else float32: some mixtures of experts have no float64 kernel."""
-    failures = []
-    for dtype in TOLERANCE:
-        try:
-            next_token_loss(
-                _whole(config, dtype, kind)(input_ids=tokens(1)[0], use_cache=False).logits
-            )
-        except Exception as error:
-            failures.append(error)
-        else:
-            return dtype
-    raise ModelError(f"{name}: a small model of it does not run: {_line(failures[-1])}")
 
 
 def check_splits(config: PreTrainedConfig, kind: type[PreTrainedModel] | None = None) -> None:

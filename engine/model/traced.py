@@ -11,10 +11,11 @@ submodule and makes every buffer persistent.
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -260,38 +261,25 @@ def _plain(value: object, depth: int = 3) -> str:
 @contextlib.contextmanager
 def _refusing_calls() -> Iterator[None]:
     """Meanwhile what export leaves out of its graph raises an error."""
-    with contextlib.ExitStack() as stack:
-        for owner, name, what, remedy in _LEFT_OUT:
-            usual = owner.__dict__[name]
-            setattr(owner, name, _refuser(what, remedy))
-            stack.callback(setattr, owner, name, usual)
-        yield
+    function = "uses an autograd.Function, whose backward is its own"
+    hook = "registers a hook on a tensor", "remove the hook"
+    seed = "sets the random seed", "set it before training"
+    left_out: tuple[tuple[Any, str, str, str], ...] = (
+        (torch.autograd.Function, "apply", function, "write it with torch's own operations"),
+        (Tensor, "register_hook", *hook),
+        (Tensor, "register_post_accumulate_grad_hook", *hook),
+        (torch, "manual_seed", *seed),
+        (torch.random, "manual_seed", *seed),
+    )
 
-
-def _refuser(what: str, remedy: str) -> Callable[..., object]:
-    def refuse(*_arguments: object, **_options: object) -> object:
+    def refuse(what: str, remedy: str, *_arguments: object, **_options: object) -> object:
         raise _loss(f"forward {what}, which tracing leaves out", remedy)
 
-    return refuse
-
-
-_LEFT_OUT: tuple[tuple[Any, str, str, str], ...] = (
-    (
-        torch.autograd.Function,
-        "apply",
-        "uses an autograd.Function, whose backward is its own",
-        "write it with torch's own operations",
-    ),
-    (Tensor, "register_hook", "registers a hook on a tensor", "remove the hook"),
-    (
-        Tensor,
-        "register_post_accumulate_grad_hook",
-        "registers a hook on a tensor",
-        "remove the hook",
-    ),
-    (torch, "manual_seed", "sets the random seed", "set it before training"),
-    (torch.random, "manual_seed", "sets the random seed", "set it before training"),
-)
+    with contextlib.ExitStack() as stack:
+        for owner, name, what, remedy in left_out:
+            stack.callback(setattr, owner, name, owner.__dict__[name])
+            setattr(owner, name, functools.partial(refuse, what, remedy))
+        yield
 
 
 def _untraceable(name: str, error: Exception) -> ModelError:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -183,8 +183,8 @@ def cut_graph(
     _check_crossing(flow)
     _check_writes(flow)
     _check_strides(flow)
-    cutter = _Cutter(flow, program, tensors)
-    return [cutter.piece(index) for index in range(flow.num_pieces)]
+    names = {flow.ids: INPUT}
+    return [_piece(flow, program, tensors, names, index) for index in range(flow.num_pieces)]
 
 
 class _Flow:
@@ -247,16 +247,13 @@ class _Flow:
                 assert isinstance(value, Node)
                 name = marks.assigned[int(str(number))]
                 assigned[by_name[canonical.get(name, name)]] = (self.piece_of[node], value)
-        while self.nodes and self._is_exports_copy(self.nodes[-1], assigned):
+        while self.nodes and self.nodes[-1].target is torch.ops.aten.copy_.default:
+            target, value = self.nodes[-1].args[:2]
+            slot = self.slots.get(target) if isinstance(target, Node) else None
+            if slot is None or slot not in assigned or assigned[slot][1] is not value:
+                break
             self.nodes.pop()
         return assigned
-
-    def _is_exports_copy(self, node: Node, assigned: Mapping[Slot, tuple[int, Node]]) -> bool:
-        if node.target is not torch.ops.aten.copy_.default:
-            return False
-        target, value = node.args[:2]
-        slot = self.slots.get(target) if isinstance(target, Node) else None
-        return slot is not None and slot in assigned and assigned[slot][1] is value
 
     def _find_uses(self) -> dict[Node, set[int]]:
         """The pieces in which each value is used; what the module returns is used in the last."""
@@ -326,7 +323,8 @@ def written_storages(node: Node) -> set[int]:
         return set()
     if isinstance(target, torch._ops.OpOverload):
         written = (argument for name, argument in _arguments(node, target) if name)
-        return {s for argument in written for n in _nodes_in(argument) for s in storages(n)}
+        nodes = (n for argument in written for n in tree_leaves(argument) if isinstance(n, Node))
+        return {s for node in nodes for s in storages(node)}
     return {s for block in _blocks_of(node) for n in block.graph.nodes for s in written_storages(n)}
 
 
@@ -336,10 +334,6 @@ def _arguments(node: Node, operation: torch._ops.OpOverload) -> Iterator[tuple[b
         given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
         is_written = argument.alias_info is not None and argument.alias_info.is_write
         yield is_written or argument.name in _STATISTICS, given
-
-
-def _nodes_in(argument: object) -> list[Node]:
-    return [leaf for leaf in tree_leaves(argument) if isinstance(leaf, Node)]
 
 
 def _blocks_of(node: Node) -> list[GraphModule]:
@@ -393,7 +387,12 @@ def _check_writes(flow: _Flow) -> None:
     """Refuse a tensor that one piece writes to and another sees by another name or of its own."""
     for storage, writer in flow.writers.items():
         writing = [i for i, written in enumerate(flow.written) if storage in written]
-        _check_state(flow, storage, writer, writing)
+        # A parameter, buffer or constant that is written to belongs to one piece alone.
+        names = [s.name for node, s in flow.slots.items() if storage in storages(node)]
+        users = (pieces for node, pieces in flow.used_by.items() if storage in storages(node))
+        holders = set(writing).union(*users)
+        if names and len(holders) > 1:
+            _refuse_state(writer, names[0], holders)
         for index in range(writing[-1]):
             same = [n for n in flow.crossing(index) if storage in storages(n)]
             if len(same) > 1:
@@ -415,19 +414,6 @@ def _refuse_state(writer: Node, name: str, holders: set[int]) -> None:
     )
 
 
-def _check_state(flow: _Flow, storage: int, writer: Node, writing: list[int]) -> None:
-    """A parameter, buffer or constant that is written to belongs to one piece alone."""
-    names = [s.name for node, s in flow.slots.items() if storage in storages(node)]
-    if not names:
-        return
-    holders = set(writing)
-    for node, pieces in flow.used_by.items():
-        if storage in storages(node):
-            holders |= pieces
-    if len(holders) > 1:
-        _refuse_state(writer, names[0], holders)
-
-
 def _check_strides(flow: _Flow) -> None:
     """A message is contiguous: what counts on the strides of a received tensor is refused."""
     for node in flow.nodes:
@@ -440,123 +426,91 @@ def _check_strides(flow: _Flow) -> None:
             )
 
 
-@dataclass
-class _Draft:
-    """A piece that is being made."""
+def _piece(
+    flow: _Flow,
+    program: ExportedProgram,
+    tensors: Mapping[str, Tensor],
+    names: dict[Node, str],
+    index: int,
+) -> Piece:
+    """Make the next of the pieces; they are made in order.
 
-    graph: Graph
-    copies: dict[Node, Node] = field(default_factory=dict)
-    slots: list[Slot] = field(default_factory=list)
-    takes: list[str] = field(default_factory=list)
-    is_renewed: set[Node] = field(default_factory=set)  # received and written to
+    `names` has the name by which each value goes by then; new ones are added.
+    """
+    graph, copies = Graph(), dict[Node, Node]()
 
+    def add_call(node: Node, operation: torch._ops.OpOverload) -> None:
+        copies[node] = graph.call_function(operation, (copies[node],))
 
-class _Cutter:
-    """Makes the pieces in order; knows by what name each value goes by then."""
-
-    def __init__(
-        self, flow: _Flow, program: ExportedProgram, tensors: Mapping[str, Tensor]
-    ) -> None:
-        self._flow, self._root, self._tensors = flow, program.graph_module, tensors
-        self._constants: Mapping[str, object] = program.constants
-        self._names: dict[Node, str] = {flow.ids: INPUT}
-
-    def piece(self, index: int) -> Piece:
-        """Make the next of the pieces; they are made in order."""
-        draft = _Draft(Graph())
-        self._add_slots(draft, index)
-        self._add_inputs(draft, index)
-        for node in self._flow.nodes:
-            is_block = node.op == "get_attr" and index in self._flow.used_by.get(node, ())
-            if is_block or (node.op != "get_attr" and self._flow.piece_of[node] == index):
-                is_written = not self._flow.writers.keys().isdisjoint(storages(node))
-                draft.copies[node] = _copied(draft, node, is_written=is_written)
-        assigned = [s for s, (piece, _) in self._flow.assigned.items() if piece == index]
-        gives = self._add_outputs(draft, index, assigned)
-        code = GraphModule(self._root, draft.graph)
-        for part in code.modules():  # every node refers to the fake tensors of the traced run
-            if isinstance(part, GraphModule):
-                for node in part.graph.nodes:
-                    node.meta.clear()
-                part.recompile()
-        shape = tuple(self._flow.ids.meta["val"].shape) if draft.takes[:1] == [INPUT] else None
-        tensors = {slot: self._fake(slot) for slot in draft.slots}
-        module = TracedPiece(code, draft.slots, tensors, assigned, shape)
-        return Piece(module, "", tuple(draft.takes), gives)
-
-    def _fake(self, slot: Slot) -> Tensor:
-        if slot.kind is InputKind.CONSTANT_TENSOR:
-            constant = self._constants[slot.name]
-            assert isinstance(constant, Tensor)
-            return constant
-        return self._tensors[slot.name]
-
-    def _add_slots(self, draft: _Draft, index: int) -> None:
-        """Its tensors, each once; the first piece has those that nothing uses."""
-        by_slot: dict[Slot, Node] = {}
-        for node, slot in self._flow.slots.items():
-            used_by = self._flow.used_by.get(node, {0} if slot.is_persistent else set())
-            if index in used_by:
-                if slot not in by_slot:
-                    by_slot[slot] = draft.graph.placeholder(f"slot_{len(by_slot)}")
-                draft.copies[node] = by_slot[slot]
-        draft.slots = list(by_slot)
-
-    def _add_inputs(self, draft: _Draft, index: int) -> None:
-        """What it takes from pieces before, and a copy of what it then writes to."""
-        flow = self._flow
-        taken = [n for n in flow.crossing(index - 1) if index in flow.used_by[n]]
-        for node in taken:
-            draft.takes.append(self._names[node])
-            draft.copies[node] = draft.graph.placeholder(f"input_{len(draft.takes)}")
-        for node in taken:
+    # Its tensors, each once; the first piece has those that nothing uses.
+    by_slot: dict[Slot, Node] = {}
+    for node, slot in flow.slots.items():
+        if index in flow.used_by.get(node, {0} if slot.is_persistent else set()):
+            if slot not in by_slot:
+                by_slot[slot] = graph.placeholder(f"slot_{len(by_slot)}")
+            copies[node] = by_slot[slot]
+    # What it takes from pieces before, and a copy of what it then writes to.
+    taken = [n for n in flow.crossing(index - 1) if index in flow.used_by[n]]
+    takes = tuple(names[node] for node in taken)
+    for place, node in enumerate(taken):
+        copies[node] = graph.placeholder(f"input_{place}")
+    renewed: set[Node] = set()
+    for node in taken:
+        if node.meta["val"].is_complex():
+            add_call(node, torch.ops.aten.view_as_complex.default)
+        if storages(node) & flow.written[index]:
+            add_call(node, torch.ops.aten.clone.default)
+            renewed.add(node)
+    for node in flow.nodes:
+        is_block = node.op == "get_attr" and index in flow.used_by.get(node, ())
+        if is_block or (node.op != "get_attr" and flow.piece_of[node] == index):
+            is_written = not flow.writers.keys().isdisjoint(storages(node))
+            copies[node] = _copied(graph, copies, node, is_written=is_written)
+    # What is used after it, complex tensors as pairs of reals.
+    results: list[Node] = []
+    gives: list[str] = []
+    for node in flow.crossing(index):
+        if flow.made_in(node) == index or node in renewed:
+            names[node] = f"{node.name} after piece {index}"
             if node.meta["val"].is_complex():
-                self._add_call(draft, node, torch.ops.aten.view_as_complex.default)
-            if storages(node) & flow.written[index]:
-                self._add_call(draft, node, torch.ops.aten.clone.default)
-                draft.is_renewed.add(node)
-
-    def _add_outputs(self, draft: _Draft, index: int, assigned: list[Slot]) -> tuple[str, ...]:
-        """What is used after it, complex tensors as pairs of reals; the names of all that."""
-        flow, names = self._flow, []
-        results: list[Node] = []
-        for node in flow.crossing(index):
-            if flow.made_in(node) == index or node in draft.is_renewed:
-                self._names[node] = INPUT_RENEWED.format(node.name, index)
-                if node.meta["val"].is_complex():
-                    self._add_call(draft, node, torch.ops.aten.resolve_conj.default)
-                    self._add_call(draft, node, torch.ops.aten.view_as_real.default)
-                results.append(draft.copies[node])
-                names.append(self._names[node])
-        if index == flow.num_pieces - 1:
-            results.append(draft.copies[flow.output])
-            names.append(OUTPUT)
-        results += [draft.copies[self._flow.assigned[slot][1]] for slot in assigned]
-        draft.graph.output(tuple(results))
-        return tuple(names)
-
-    @staticmethod
-    def _add_call(draft: _Draft, node: Node, operation: torch._ops.OpOverload) -> None:
-        draft.copies[node] = draft.graph.call_function(operation, (draft.copies[node],))
+                add_call(node, torch.ops.aten.resolve_conj.default)
+                add_call(node, torch.ops.aten.view_as_real.default)
+            results.append(copies[node])
+            gives.append(names[node])
+    if index == flow.num_pieces - 1:
+        results.append(copies[flow.output])
+        gives.append(OUTPUT)
+    assigned = [slot for slot, (piece, _) in flow.assigned.items() if piece == index]
+    graph.output((*results, *(copies[flow.assigned[slot][1]] for slot in assigned)))
+    code = GraphModule(program.graph_module, graph)
+    for part in code.modules():  # every node refers to the fake tensors of the traced run
+        if isinstance(part, GraphModule):
+            for node in part.graph.nodes:
+                node.meta.clear()
+            part.recompile()
+    shape = tuple(flow.ids.meta["val"].shape) if takes[:1] == (INPUT,) else None
+    fakes: dict[Slot, Tensor] = {}
+    for slot in by_slot:
+        is_constant = slot.kind is InputKind.CONSTANT_TENSOR
+        fake = program.constants[slot.name] if is_constant else tensors[slot.name]
+        assert isinstance(fake, Tensor)
+        fakes[slot] = fake
+    return Piece(TracedPiece(code, list(by_slot), fakes, assigned, shape), "", takes, tuple(gives))
 
 
-INPUT_RENEWED = "{} after piece {}"
-"""The name of a value once a piece has made it or written to it."""
-
-
-def _copied(draft: _Draft, node: Node, *, is_written: bool) -> Node:
+def _copied(graph: Graph, copies: Mapping[Node, Node], node: Node, *, is_written: bool) -> Node:
     """The node in the piece's graph.
 
     Some operations lay their result out otherwise than under fake tensors, for which export leaves
     out `contiguous()`. So what counts on a layout may copy, unless the copy would miss a write.
     """
-    made = draft.graph.node_copy(node, lambda source: draft.copies[source])
+    made = graph.node_copy(node, lambda source: copies[source])
     if not is_written and node.target is torch.ops.aten.view.default:
         made.target = torch.ops.aten.reshape.default
     if not is_written and node.target is torch.ops.aten.view_as_complex.default:
-        with draft.graph.inserting_before(made):
+        with graph.inserting_before(made):
             source = made.args[0]
-            made.args = (draft.graph.call_function(torch.ops.aten.contiguous.default, (source,)),)
+            made.args = (graph.call_function(torch.ops.aten.contiguous.default, (source,)),)
     return made
 
 

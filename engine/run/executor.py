@@ -120,7 +120,8 @@ class Executor:
         }
         self._collectives = collectives
         if collectives is not None:
-            self._operations |= dict.fromkeys(COLLECTIVE_OPS, collectives.begin)
+            begin: Callable[[Action], None] = collectives.begin
+            self._operations |= dict.fromkeys(COLLECTIVE_OPS, begin)
             if any(action.op is Op.UNSHARD for action in self._row):
 
                 def unsharded(compute: Callable[[Action], None], action: Action) -> None:

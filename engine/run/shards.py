@@ -25,7 +25,6 @@ alone add up to a negative zero: the sum itself tells whether there was a gradie
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -263,17 +262,6 @@ def was_used(total: Tensor) -> bool:
     return not bool(((first[:1] == 0) & torch.signbit(first[:1])).all())
 
 
-def _in_parts(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Parts of at most a bucket's bytes, or one parameter that is larger."""
-    part: list[nn.Parameter] = []
-    for parameter in parameters:
-        if part and sum(p.nbytes for p in part) + parameter.nbytes > _BUCKET_BYTES:
-            yield part
-            part = []
-        part.append(parameter)
-    yield part
-
-
 def _all(works: Iterable[Callable[[], None]]) -> Callable[[], None]:
     """Do all of them, in one order on all replicas."""
     works = list(works)
@@ -313,9 +301,17 @@ class Shards:
                 kind = (own, parameter.dtype, parameter.requires_grad)
                 if parameter not in self._bucket_of:
                     kinds.setdefault(kind, []).append(parameter)
-            for some in itertools.chain.from_iterable(map(_in_parts, kinds.values())):
-                bucket = Bucket(some, group, self.kept)
-                self._bucket_of |= dict.fromkeys(some, bucket)
+            # Parts of at most a bucket's bytes, or one parameter that is larger.
+            parts: list[list[nn.Parameter]] = []
+            for equal in kinds.values():
+                parts.append([])
+                for parameter in equal:
+                    num_bytes = sum(p.nbytes for p in parts[-1]) + parameter.nbytes
+                    if parts[-1] and num_bytes > _BUCKET_BYTES:
+                        parts.append([])
+                    parts[-1].append(parameter)
+            for part in parts:
+                self._bucket_of |= dict.fromkeys(part, Bucket(part, group, self.kept))
             self._of_stage[stage] = list(dict.fromkeys(self._bucket_of[p] for p in mine))
         self._buckets = list(dict.fromkeys(self._bucket_of.values()))
         self._unsharding: dict[int, Job] = {}

@@ -19,7 +19,6 @@ from engine.model.descriptions import Facts, Identity, Problem
 from engine.model.local_files import LOCAL_KINDS, local_files, why_no_file
 from engine.model.partition import Costs, PartitionError, balance, partition_layers
 from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy
-from engine.plan.program import Program
 from engine.plan.rules import ProgramError
 from engine.plan.schedules.registry import (
     CSV_PREFIX,
@@ -114,17 +113,13 @@ def _of_schedule(case: Case) -> Iterator[Problem]:
     except ScheduleError as error:
         yield Problem("schedule", f"{printable(str(error))} (relative to the working directory)")
     else:
-        yield from _of_program(case, program)
-
-
-def _of_program(case: Case, program: Program) -> Iterator[Problem]:
-    if program.has_transfers and case.transfer_policy != Policy.EARLY:
-        message = f"{case.schedule} has its own transfers; remove transfer.policy"
-        yield Problem("transfer.policy", message)
-    most = most_stages_per_rank(program)
-    if most != case.stages_per_rank:
-        message = f"{case.schedule} has {most} stages on a rank, got {case.stages_per_rank}"
-        yield Problem("stages_per_rank", message)
+        if program.has_transfers and case.transfer_policy != Policy.EARLY:
+            message = f"{case.schedule} has its own transfers; remove transfer.policy"
+            yield Problem("transfer.policy", message)
+        most = most_stages_per_rank(program)
+        if most != case.stages_per_rank:
+            message = f"{case.schedule} has {most} stages on a rank, got {case.stages_per_rank}"
+            yield Problem("stages_per_rank", message)
 
 
 def _of_memory_limit(case: Case) -> Iterator[Problem]:
@@ -164,10 +159,11 @@ def _of_emulation(case: Case, measure: Measure) -> Iterator[Problem]:
             yield Problem("emulated.costs", str(error))
             return
     if not case.is_emulated:
-        given = {**{f"{op}_ms": ms for op, ms in times.items()}, "link_ms": case.emulated_link_ms}
-        given |= emulated_collectives(case)
-        if any(given.values()) or case.emulated_jitter or case.emulated_seed or case.emulated_costs:
-            known = [*(name for name in given if given[name]), "jitter"]
+        listed = {**{f"{op}_ms": ms for op, ms in times.items()}, "link_ms": case.emulated_link_ms}
+        listed |= emulated_collectives(case)
+        is_set = case.emulated_jitter or case.emulated_seed or case.emulated_costs
+        if any(listed.values()) or is_set:
+            known = [*(name for name in listed if listed[name]), "jitter"]
             key = f"emulated.{'costs' if case.emulated_costs else known[0]}"
             yield Problem(key, 'applies only with device = "emulated"')
         return
@@ -181,21 +177,13 @@ def _of_emulation(case: Case, measure: Measure) -> Iterator[Problem]:
             yield Problem(key, f"{message}; give one number, or one for each stage")
     if not any(map(any, times.values())):
         yield Problem("emulated.F_ms", "is 0, like I_ms and W_ms: nothing to measure")
-    yield from _of_emulated_links(case)
-    yield from problems_of_emulated_replicas(case)
-    yield from _of_emulated_model(case, measure)
-
-
-def _of_emulated_links(case: Case) -> Iterator[Problem]:
     num_links, given = num_stages_of(case) - 1, len(case.emulated_link_ms)
     if given > 1 and given != num_links:
         message = f"{given} times for {num_links} links between {num_stages_of(case)} stages"
         if num_links < 2:
             message = f"{given} times, but {num_stages_of(case)} stages have {num_links} links"
         yield Problem("emulated.link_ms", f"{message}; give one number, or one for each link")
-
-
-def _of_emulated_model(case: Case, measure: Measure) -> Iterator[Problem]:
+    yield from problems_of_emulated_replicas(case)
     if case.seq_len == VARIABLE:
         yield Problem("seq_len", 'cannot be "variable" with device = "emulated": no data is read')
     if case.model_partition == "measured":
@@ -407,10 +395,7 @@ def _of_torch(case: Case) -> Iterator[Problem]:
 
 def notes_on_stages(cases: Iterable[Case], facts: Mapping[Identity, Facts]) -> list[str]:
     """A sentence for each partition of a model that leaves stages with nothing to train."""
-    return list(dict.fromkeys(_notes(cases, facts)))
-
-
-def _notes(cases: Iterable[Case], facts: Mapping[Identity, Facts]) -> Iterator[str]:
+    notes: dict[str, None] = {}
     seen: set[tuple[Identity, str, int]] = set()
     for case in cases:
         identity, partition = identity_of(case), case.model_partition
@@ -422,7 +407,17 @@ def _notes(cases: Iterable[Case], facts: Mapping[Identity, Facts]) -> Iterator[s
             continue
         seen.add(key)
         if bare := stages_without(known.costs, partition, num_stages_of(case)):
-            yield _note(case, bare)
+            stages = ", ".join(map(str, bare))
+            have = f"stage {stages} has" if len(bare) == 1 else f"stages {stages} have"
+            is_traced = case.model_split == "trace"
+            remedy = "other split points" if is_traced else "another model.partition"
+            note = (
+                f"{case.model_preset} on {num_stages_of(case)} stages (world_size "
+                f"{case.world_size}): {have} no parameters, so nothing is trained there; use fewer "
+                f"ranks or stages per rank, or {remedy}"
+            )
+            notes[note] = None
+    return list(notes)
 
 
 def stages_without(costs: Costs, partition: str, num_stages: int) -> list[int]:
@@ -434,14 +429,3 @@ def stages_without(costs: Costs, partition: str, num_stages: int) -> list[int]:
     else:
         layers = partition_layers(partition, len(costs.layers), num_stages)
     return [stage for stage, size in enumerate(costs.of_stages(layers)) if size == 0]
-
-
-def _note(case: Case, bare: list[int]) -> str:
-    num_stages = num_stages_of(case)
-    stages = ", ".join(map(str, bare))
-    have = f"stage {stages} has" if len(bare) == 1 else f"stages {stages} have"
-    remedy = "other split points" if case.model_split == "trace" else "another model.partition"
-    return (
-        f"{case.model_preset} on {num_stages} stages (world_size {case.world_size}): {have} no "
-        f"parameters, so nothing is trained there; use fewer ranks or stages per rank, or {remedy}"
-    )

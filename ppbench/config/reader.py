@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -202,9 +202,10 @@ def _override(tree: Tree, key: str, value: object) -> None:
     grid = tree.setdefault("grid", {})
     if not isinstance(grid, dict):
         return  # the check of [grid] refuses it
-    is_axis = bare in grid or _take(grid, bare)
-    wants_axis = key != bare or is_list_of_values(bare, value)
-    if is_axis or wants_axis:
+    head, _, rest = bare.partition(".")
+    inner = grid.get(head)  # keys may be written as nested tables
+    is_axis = bare in grid or (isinstance(inner, dict) and inner.pop(rest, None) is not None)
+    if is_axis or key != bare or is_list_of_values(bare, value):
         grid[bare] = value if isinstance(value, list) else [value]
     else:
         _put(tree, bare, value)
@@ -222,13 +223,6 @@ def _check_costs(
             raise source.error(source.path_of(key, axes), problem)
 
 
-def _take(table: Tree, key: str) -> bool:
-    """Remove a dotted key that is written as nested tables; returns whether it was there."""
-    head, _, rest = key.partition(".")
-    inner = table.get(head)
-    return isinstance(inner, dict) and inner.pop(rest, None) is not None
-
-
 def _put(tree: Tree, key: str, value: object) -> None:
     """Set a dotted key. The schema refuses a section that is not a table."""
     head, _, rest = key.partition(".")
@@ -244,8 +238,14 @@ def _flat(source: Source, table: object, path: tuple[str | int, ...]) -> dict[st
     if not isinstance(table, dict):
         raise source.error(path, f"expected a table, got {shown(table)}")
     flat: dict[str, object] = {}
-    for key, value in _dotted(table):
-        where = (*path, *_steps_of(key, table))
+    dotted: list[tuple[str, object]] = []
+    for key, value in table.items():  # keys of a section may be quoted or in a table
+        if isinstance(value, dict):
+            dotted += ((f"{key}.{inner}", v) for inner, v in value.items())
+        else:
+            dotted.append((key, value))
+    for key, value in dotted:
+        where = (*path, *((key,) if key in table else key.split(".")))
         if key in _NOT_AN_AXIS:
             raise source.error(where, f"cannot be an axis: {_NOT_AN_AXIS[key]}")
         if reason := next((why for name, why in _SHARED.items() if _is_in(key, name)), ""):
@@ -261,19 +261,6 @@ def _flat(source: Source, table: object, path: tuple[str | int, ...]) -> dict[st
 
 def _is_in(key: str, section: str) -> bool:
     return key == section or key.startswith(f"{section}.")
-
-
-def _steps_of(key: str, table: Mapping[str, object]) -> Sequence[str]:
-    return (key,) if key in table else key.split(".")
-
-
-def _dotted(table: Mapping[str, object]) -> Iterable[tuple[str, object]]:
-    """Dotted keys and values; keys of a section may be quoted or in a table."""
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from ((f"{key}.{inner}", v) for inner, v in value.items())
-        else:
-            yield key, value
 
 
 def _read_exclude(source: Source, tables: object) -> list[dict[str, object]]:
@@ -372,20 +359,19 @@ def _checked_axes(source: Source, grid: dict[str, object]) -> dict[str, list[obj
     num_cases = math.prod(len(values) for values in listed.values() if values)
     if num_cases > MAX_CASES:
         raise source.error(("grid",), f"{num_cases:,} cases; at most {MAX_CASES:,} are allowed")
-    return {key: _checked_axis(source, key, values) for key, values in listed.items()}
-
-
-def _checked_axis(source: Source, key: str, values: list[object]) -> list[object]:
-    if not values:
-        where = source.path_in(("grid",), key)
-        raise source.error(where, "an axis needs at least one value, got []")
-    checked = [
-        _checked_value(source, key, value, ("grid",), index) for index, value in enumerate(values)
-    ]
-    if (twice := first_twice(checked)) is not None:
-        where = (*source.path_in(("grid",), key), twice)
-        raise source.error(where, f"{shown(values[twice])} is listed twice")
-    return checked
+    axes = {}
+    for key, values in listed.items():
+        if not values:
+            where = source.path_in(("grid",), key)
+            raise source.error(where, "an axis needs at least one value, got []")
+        axes[key] = checked = [
+            _checked_value(source, key, value, ("grid",), index)
+            for index, value in enumerate(values)
+        ]
+        if (twice := first_twice(checked)) is not None:
+            where = (*source.path_in(("grid",), key), twice)
+            raise source.error(where, f"{shown(values[twice])} is listed twice")
+    return axes
 
 
 def _checked_value(
@@ -559,70 +545,36 @@ def _refuse(
     first = next((index for index, problem in enumerate(problems) if problem), None)
     if first is None:
         return
-    problem = problems[first]
-    assert problem is not None
-    keys = _axes_at_fault(first, planned, problems, list(axes))
-    reason, line_end, drawing = problem.message.partition("\n")
-    remedy = _remedy(planned[first], problem, has_valid_cases=None in problems)
-    combination = _combination(planned[first], keys, remedy)
-    message = f"{reason}{combination}{line_end}{drawing}"
-    raise source.error_of(problem.key, axes, [*keys, *_DECISIVE], message)
-
-
-def _axes_at_fault(
-    first: int,
-    planned: Sequence[Planned],
-    problems: Sequence[Problem | None],
-    axes: Sequence[str],
-) -> list[str]:
-    """The axes whose values distinguish case `first` from all cases without its problem.
-
-    `problems` has the first problem of each case, or None.
-    """
-    problem = problems[first]
+    problem, at_fault = problems[first], planned[first]
     assert problem is not None
     others = [
         case
         for case, other in zip(planned, problems, strict=True)
         if other is None or other.key != problem.key
     ]
-    return _distinguishing(planned[first], others, axes)
-
-
-def _remedy(planned: Planned, problem: Problem, *, has_valid_cases: bool) -> str:
-    """What to do about a case: check a program file, or leave the case out if others are valid."""
-    schedule = planned[0].schedule
-    if problem.key == "schedule" and schedule.startswith(CSV_PREFIX):
-        path = shlex.quote(schedule.removeprefix(CSV_PREFIX))
-        return f"; mend the file until this accepts it: ppbench schedules check {path}"
-    return "; leave it out with [[exclude]], or change the grid" if has_valid_cases else ""
-
-
-def _combination(planned: Planned, keys: Sequence[str], remedy: str) -> str:
-    """The values of a case on these axes, to end a message with; empty without axes."""
-    if not keys:
-        return ""
-    values = ", ".join(f"{key} = {_value(setting_of(*planned, key))}" for key in keys)
-    return f" (in the combination {values}{remedy})"
-
-
-def _distinguishing(planned: Planned, others: Sequence[Planned], axes: Sequence[str]) -> list[str]:
-    """The fewest axes, found greedily, whose values distinguish a case from all others."""
     keys = list(axes)
-    for key in axes:
+    for key in axes:  # the fewest, found greedily, whose values no case without the problem has
         fewer = [kept for kept in keys if kept != key]
-        wanted = [setting_of(*planned, kept) for kept in fewer]
+        wanted = [setting_of(*at_fault, kept) for kept in fewer]
         if not any([setting_of(*other, kept) for kept in fewer] == wanted for other in others):
             keys = fewer
-    return keys
-
-
-def _value(value: object) -> str:
-    """A value as `[[exclude]]` takes it: a single time for all stages is a number."""
-    match value:
-        case (float() as number,):
-            return brief(number)
-    return brief(value)
+    schedule = at_fault[0].schedule
+    if problem.key == "schedule" and schedule.startswith(CSV_PREFIX):
+        path = shlex.quote(schedule.removeprefix(CSV_PREFIX))
+        remedy = f"; mend the file until this accepts it: ppbench schedules check {path}"
+    else:
+        has_valid_cases = None in problems
+        remedy = "; leave it out with [[exclude]], or change the grid" if has_valid_cases else ""
+    values = []
+    for key in keys:
+        value = setting_of(*at_fault, key)
+        if isinstance(value, tuple) and len(value) == 1 and isinstance(value[0], float):
+            value = value[0]  # as `[[exclude]]` takes a single time for all stages
+        values.append(f"{key} = {brief(value)}")
+    reason, line_end, drawing = problem.message.partition("\n")
+    combination = f" (in the combination {', '.join(values)}{remedy})" if keys else ""
+    message = f"{reason}{combination}{line_end}{drawing}"
+    raise source.error_of(problem.key, axes, [*keys, *_DECISIVE], message)
 
 
 def _check_unique(source: Source, planned: Sequence[Planned], axes: Mapping[str, object]) -> None:

@@ -119,7 +119,10 @@ def describe(error: ErrorDetails, schema: type[BaseModel], others: Sequence[str]
     if kind in _EXPECTED:
         return f"expected {_EXPECTED[kind]}, got {shown(value)}"
     if kind == "literal_error":
-        return _unknown_word(value, str(context["expected"]))
+        known = str(context["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
+        if isinstance(value, str):
+            return f"unknown value {brief(value)}{nearest(value, known)}"
+        return f"expected one of {', '.join(known)}, got {shown(value)}"
     if kind == "value_error":
         problem = str(context["error"])
         has_value = isinstance(value, str) and brief(value) in problem
@@ -128,16 +131,14 @@ def describe(error: ErrorDetails, schema: type[BaseModel], others: Sequence[str]
         return f"{shown(value)} may hold only letters, digits and . _ - (at most 100)"
     if kind in _BOUNDS:
         name, words = _BOUNDS[kind]
-        return f"{brief(value)} is out of range; must be {words} {_number(context[name])}"
+        bound = context[name]
+        number = f"{int(bound):,}" if bound == int(bound) else str(bound)
+        return f"{brief(value)} is out of range; must be {words} {number}"
     return _got(error["msg"], value)
 
 
 def _got(problem: str, value: object) -> str:
     return f"{problem}; got {shown(value)}"
-
-
-def _number(bound: float) -> str:
-    return f"{int(bound):,}" if bound == int(bound) else str(bound)
 
 
 def unknown_key(key: str, value: object, known: Iterable[str]) -> str:
@@ -157,13 +158,6 @@ def nearest_key(key: str, known: Iterable[str]) -> str:
     sections = dict.fromkeys(f"{n.partition('.')[0]}.KEY" for n in names if "." in n)
     names += [word for word, meant in SYNONYMS.items() if meant in names]
     return nearest(namesake, names, same or [*(n for n in names if "." not in n), *sections])
-
-
-def _unknown_word(value: object, expected: str) -> str:
-    known = expected.replace("'", "").replace(" or ", ", ").split(", ")
-    if isinstance(value, str):
-        return f"unknown value {brief(value)}{nearest(value, known)}"
-    return f"expected one of {', '.join(known)}, got {shown(value)}"
 
 
 def _siblings(
@@ -205,7 +199,9 @@ class Source:
         key = cut(".".join(map(key_text, steps)))
         if self.is_overridden(path):
             return SweepFileError("--set", None, key, problem)
-        present = next((end for end in _shortened(path) if holds(self.tree, end)), None)
+        # An absent key is reported on the line of its table.
+        paths = (path[:length] for length in range(len(path), 0, -1))
+        present = next((some for some in paths if holds(self.tree, some)), None)
         line = None if present is None else line_of(self.text, present)
         return SweepFileError(self.file, line, key, problem)
 
@@ -238,11 +234,6 @@ class Source:
         """The path of a dotted key, which may be written quoted or as nested tables."""
         quoted = (*table, key)
         return quoted if holds(self.tree, quoted) else (*table, *key.split("."))
-
-
-def _shortened(path: Place) -> Iterable[Place]:
-    """The path, then its parents: an absent key is reported on the line of its table."""
-    return (path[:length] for length in range(len(path), 0, -1))
 
 
 def read_text(file: Path) -> str:
@@ -364,8 +355,15 @@ def _first_statement(
 
     `is_reached` must stay true once it is; it gets None for a text that does not parse.
     """
+
+    def is_reached_at(end: int) -> bool:
+        try:
+            return is_reached(tomllib.loads(text[:end]))
+        except (ValueError, RecursionError):
+            return is_reached(None)
+
     ends = _ends_of_statements(text)
-    index = bisect_left(ends, True, key=lambda end: is_reached(_parse(text[:end])))
+    index = bisect_left(ends, True, key=is_reached_at)
     if index == len(ends):
         return None
     return ends[index - 1] if index else 0, ends[index]
@@ -380,13 +378,6 @@ def _ends_of_statements(text: str) -> list[int]:
         if mark == "\n" and depth <= 0:
             ends.append(token.end())
     return [*ends, len(text)]
-
-
-def _parse(text: str) -> dict[str, object] | None:
-    try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _place_of_element(text: str, start: int, end: int, step: str | int) -> int:

@@ -11,7 +11,6 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import ModuleType
 
 import plotly.graph_objects as go
 
@@ -74,7 +73,12 @@ def drawn(figure: go.Figure, suffix: str, size: Size) -> str | bytes:
     if suffix == ".json":
         return str(sized.to_json()) + "\n"
     if suffix == ".html":
-        return _page(sized)
+        return _PAGE.format(
+            title=html.escape(str(sized.layout.title.text or "ppbench")),
+            paper=sized.layout.template.layout.paper_bgcolor,
+            library=library(),
+            figure=figure_json(sized),
+        )
     options = {"format": suffix[1:], "width": width, "height": height}
     return _picture(sized, {**options, "scale": size.scale if suffix == ".png" else 1})
 
@@ -113,19 +117,17 @@ def _text_px(text: str) -> int:
     return len(html.unescape(text)) * _CHARACTER_PX
 
 
-def _page(figure: go.Figure) -> str:
-    """Return a self-contained page whose policy forbids every network request."""
-    return _PAGE.format(
-        title=html.escape(str(figure.layout.title.text or "ppbench")),
-        paper=figure.layout.template.layout.paper_bgcolor,
-        library=library(),
-        figure=figure_json(figure),
-    )
-
-
 def _picture(figure: go.Figure, options: Mapping[str, object]) -> bytes:
-    kaleido = _kaleido()
-    errors = kaleido.errors
+    try:
+        import kaleido
+        from kaleido import errors
+    except ImportError as error:
+        raise UsageError(
+            "pictures need the package kaleido; install it with, in ppbench's folder: "
+            "pip install -e '.[images]', or write .html or .json"
+        ) from error
+    # It logs every message that it does not understand, which is harmless.
+    logging.getLogger("choreographer").setLevel(logging.CRITICAL)
     for number, trace in enumerate(figure.data):
         trace.uid = f"{number:06}"  # else the browser puts a random one into an SVG
     try:
@@ -140,21 +142,6 @@ def _picture(figure: go.Figure, options: Mapping[str, object]) -> bytes:
             f"the browser failed to draw the picture: {message}; {_BROWSER_HINT}"
         ) from error
     return _reproducible(picture)
-
-
-def _kaleido() -> ModuleType:
-    try:
-        import kaleido
-        import kaleido.errors
-    except ImportError as error:
-        raise UsageError(
-            "pictures need the package kaleido; install it with, in ppbench's folder: "
-            "pip install -e '.[images]', or write .html or .json"
-        ) from error
-    # It logs every message that it does not understand, which is harmless.
-    logging.getLogger("choreographer").setLevel(logging.CRITICAL)
-    module: ModuleType = kaleido
-    return module
 
 
 def _reproducible(picture: bytes) -> bytes:

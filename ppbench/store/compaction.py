@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import IO
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ppbench.errors import StoreError
@@ -37,7 +36,6 @@ TARGET_BYTES = 128 * 2**20
 _ROWS_IN_GROUP = {"runs": 8192}
 _MOST_ROWS_IN_GROUP = 131_072
 _MOST_BYTES_IN_GROUP = 32 * 2**20
-_COMPARED_AT_ONCE = 64
 _LOCK = "compact.lock"
 
 
@@ -56,8 +54,8 @@ class Compacted:
 def compact(folder: Path, tell: Skip) -> list[Compacted]:
     """Merge the files of a store, table by table.
 
-    `tell` receives a line for each file that is left unchanged, because it cannot be read or copied
-    completely, and when another compaction is running. Raises StoreError.
+    `tell` receives a line for each file that is left unchanged, because it cannot be read, and when
+    another compaction is running. Raises StoreError.
     """
     if not folder.is_dir():
         raise StoreError(f"{folder}: no such folder; name the store with --results")
@@ -85,7 +83,6 @@ def _locked(path: Path, tell: Skip) -> IO[bytes]:
 class _Batch:
     """A file that is being written, and the files that it will replace."""
 
-    file: IO[bytes]
     writer: pq.ParquetWriter
     rows_in_group: int
     num_rows: int = 0
@@ -123,7 +120,8 @@ class _Table:
 
     def compact(self) -> Compacted:
         begin_s = time.monotonic()
-        self._sweep_up()
+        for path in self._place.glob(".*"):
+            _remove(path)  # of a killed compaction; no other process writes here
         files_before, bytes_before = self._size()
         self._drop_copies()
         sources = self._sources()
@@ -141,11 +139,6 @@ class _Table:
                 sizes.append(path.stat().st_size)
         return len(sizes), sum(sizes)
 
-    def _sweep_up(self) -> None:
-        """Remove unfinished files of killed compactions; no other process writes here."""
-        for path in self._place.glob(".*"):
-            _remove(path)
-
     def _drop_copies(self) -> None:
         """Remove files whose rows another file has too, left by a killed compaction."""
         files = files_of(self._folder, self._name)
@@ -160,9 +153,9 @@ class _Table:
             if not held.keys().isdisjoint(rows):
                 self._apart.add(path)  # stores were copied into each other; readers use one
             held |= rows
-        copied = [path for path in files.single if path.stem in held]
-        for start in range(0, len(copied), _COMPARED_AT_ONCE):
-            self._drop_equal(copied[start : start + _COMPARED_AT_ONCE], tuple(many))
+        for path in files.single:
+            if path.stem in held:
+                _remove(path)
 
     def _sharing(self, files: Listed) -> dict[Path, dict[str, int]]:
         """Number of rows by run, of files of many runs whose ranges overlap with others."""
@@ -186,7 +179,7 @@ class _Table:
     def _span(self, path: Path) -> tuple[str, str] | None:
         """The first and the last run of a file of many runs; None, reported, if unreadable."""
         try:
-            with TableFile(path, self._name) as file, damage_in(path):
+            with TableFile(path, self._name) as file, damage_in():
                 bounds = bounds_of(file.footer)
         except DamagedError as error:
             self._leave(path, error)
@@ -198,18 +191,6 @@ class _Table:
             self._leave(path, "its footer does not list its runs")
             return None
         return min(firsts), max(lasts)
-
-    def _drop_equal(self, single: list[Path], many: tuple[Path, ...]) -> None:
-        run_ids = [path.stem for path in single]
-        copies = self._reader.rows_in(many, self._name, run_ids)
-        for path in single:
-            rows = self._rows_of_one(path)
-            if rows is None:
-                continue
-            if rows.equals(copies.filter(pc.equal(copies[RUN_ID], path.stem))):
-                _remove(path)
-            else:
-                self._leave(path, "it differs from the compacted rows of this run")
 
     def _sources(self) -> list[Path]:
         """Files to merge, in order of their runs; empty if merging would change nothing."""
@@ -232,59 +213,39 @@ class _Table:
     def _merge(self, sources: list[Path]) -> list[Path]:
         """Merge as many files as one may hold; returns the others."""
         path = self._place / f"{sources[0].stem.partition('.')[0]}.{secrets.token_hex(6)}.parquet"
-        schema = schema_of(self._name)
+        num_taken = 0
         with (
             whole_file(path) as file,
-            pq.ParquetWriter(file, schema, **WRITE_OPTIONS) as writer,
+            pq.ParquetWriter(file, schema_of(self._name), **WRITE_OPTIONS) as writer,
         ):
-            batch = _Batch(file, writer, _ROWS_IN_GROUP.get(self._name, _MOST_ROWS_IN_GROUP))
-            num_taken = self._fill(batch, sources)
-        self._replace(batch, path)
-        return sources[num_taken:]
-
-    def _fill(self, batch: _Batch, sources: list[Path]) -> int:
-        """Add files until the new one is full; returns the number of files handled."""
-        num_taken = 0
-        for source in sources:
-            if batch.file.tell() >= TARGET_BYTES:
-                break
-            num_taken += 1
-            if (parts := self._parts_of(source)) is not None:
-                batch.replaced.append(source)
-                for rows in parts:
-                    batch.add(rows)
-        batch.write_group()
-        return num_taken
-
-    def _replace(self, batch: _Batch, path: Path) -> None:
+            batch = _Batch(writer, _ROWS_IN_GROUP.get(self._name, _MOST_ROWS_IN_GROUP))
+            for source in sources:
+                if file.tell() >= TARGET_BYTES:
+                    break
+                num_taken += 1
+                if (parts := self._parts_of(source)) is not None:
+                    batch.replaced.append(source)
+                    for rows in parts:
+                        batch.add(rows)
+            batch.write_group()
         if not batch.num_rows:
             _remove(path)  # runs without rows in a table need no file
         else:
-            _check_rows(path, batch.num_rows)
             _flush_folder(path.parent)
             change_token(self._folder)
         for source in batch.replaced:
             _remove(source)
         _flush_folder(path.parent)
+        return sources[num_taken:]
 
     def _parts_of(self, path: Path) -> list[pa.Table] | None:
         """All rows of a file; None, reported, if the file must stay."""
-        if path.parent != self._place:
-            rows = self._rows_of_one(path)
-            return None if rows is None else [rows]
         try:
             with TableFile(path, self._name) as file:
+                if path.parent != self._place:
+                    return [file.rows()]
                 groups = range(file.footer.num_row_groups)
                 return [file.rows(groups=[group]) for group in groups]
-        except DamagedError as error:
-            self._leave(path, error)
-            return None
-
-    def _rows_of_one(self, path: Path) -> pa.Table | None:
-        """The rows of a run's own file; None, reported, if they cannot be copied completely."""
-        try:
-            with TableFile(path, self._name) as file:
-                return file.rows()
         except DamagedError as error:
             self._leave(path, error)
             return None
@@ -292,18 +253,6 @@ class _Table:
     def _leave(self, path: Path, reason: object) -> None:
         self._apart.add(path)
         self._tell(f"{path}: left unchanged: {reason}")
-
-
-def _check_rows(path: Path, num_rows: int) -> None:
-    """Raise StoreError for a new file that does not read back."""
-    try:
-        with TableFile(path, path.parents[1].name) as file:
-            if file.footer.num_rows == num_rows:
-                return
-    except DamagedError:
-        pass  # handled like a wrong number of rows
-    _remove(path)
-    raise StoreError(f"{path}: could not be read back; its source files are unchanged")
 
 
 def _remove(path: Path) -> None:

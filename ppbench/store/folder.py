@@ -27,6 +27,7 @@ from ppbench.store.conditions import Condition
 from ppbench.store.damage import ConsoleNote, DamagedFile, Skip
 from ppbench.store.parquet import as_frame, as_table, row_as_table, storable, write_parquet
 from ppbench.store.reader import Reader
+from ppbench.store.snapshot import files_of
 from ppbench.store.sweeps import NOTED, SweepNote, last_sweep_in
 
 LAST = "last"
@@ -266,7 +267,7 @@ class Store:
 
         Raises UsageError when there is no run.
         """
-        files = self._reader.files("runs")
+        files = files_of(self.folder, "runs")
         has_all = not files.compacted and len(files.single) <= _FEW
         found = self._reader.runs(None if has_all else NOTED, (), None)
         known = self._at_least_one(as_frame(found.select(list(NOTED)), "runs"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -105,16 +104,11 @@ class TableFile:
 
         Raises StoreError for a file that another version of ppbench wrote.
         """
-        self.path = path
         self._name = name
-        with damage_in(path):
-            status = path.stat()
-            if not stat.S_ISREG(status.st_mode):  # opening a pipe would block
-                is_folder = stat.S_ISDIR(status.st_mode)
-                raise DamagedError("it is a folder" if is_folder else "it is not a regular file")
+        with damage_in():
             self._file = pq.ParquetFile(
                 pa.BufferReader(path.read_bytes())
-                if status.st_size <= WHOLE_BYTES
+                if path.stat().st_size <= WHOLE_BYTES
                 else pa.OSFile(str(path)),
                 metadata=footer,
                 page_checksum_verification=True,
@@ -159,7 +153,7 @@ class TableFile:
         With `columns`, only these and `run_id`. A column that the file lacks is null.
         """
         schema = schema_of(self._name, columns)
-        with damage_in(self.path):
+        with damage_in():
             wanted = [column for column in self.names if column in schema.names]
             is_parallel = self.footer.num_rows > _FEW_ROWS
             rows = (
@@ -208,19 +202,15 @@ def read_own_files(
 
 
 @contextlib.contextmanager
-def damage_in(path: Path) -> Iterator[None]:
+def damage_in() -> Iterator[None]:
     """Convert every exception of reading a file to DamagedError.
 
     Damage makes pyarrow raise exceptions of many kinds, builtin ones among them. A missing file
-    keeps its FileNotFoundError, unless the path is a broken link.
+    keeps its FileNotFoundError.
     """
     try:
         yield
-    except DamagedError:
-        raise
-    except FileNotFoundError as error:
-        if path.is_symlink():
-            raise DamagedError("it is a broken link") from error
+    except (DamagedError, FileNotFoundError):
         raise
     except PermissionError as error:
         raise DamagedError(error.strerror, fix="make it readable with: chmod u+r") from error

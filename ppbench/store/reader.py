@@ -23,9 +23,9 @@ import pyarrow.parquet as pq
 
 from ppbench.store.columns import RUN_ID, schema_of
 from ppbench.store.conditions import Condition, holds
-from ppbench.store.damage import DamagedError, DamagedFile, DamageLog, Skip
+from ppbench.store.damage import DamagedError, DamageLog, Skip
 from ppbench.store.parquet import TableFile, damage_in, read_own_files
-from ppbench.store.snapshot import Listed, VanishedFileError, files_of, read_consistently
+from ppbench.store.snapshot import VanishedFileError, files_of, read_consistently
 
 Columns = Sequence[str] | None
 _Positions = npt.NDArray[np.int64]
@@ -64,7 +64,7 @@ class Reader:
         read: _Read = {}  # files never change, so a second look need not read them again
 
         def look() -> pa.Table:
-            files = self.files("runs")
+            files = files_of(self._folder, "runs")
             self._read_own(read, files.single, "runs", wanted)
             for path in files.compacted:
                 if path not in read:
@@ -89,37 +89,22 @@ class Reader:
             parts = [schema_of(name, columns).empty_table(), *(part.rows for part in own)]
             if len(own) == len(paths):
                 return pa.concat_tables(parts)
-            left = set(run_ids) - {part.path.stem for part in own}
-            parts.append(self.rows_in(self.files(name).compacted, name, left, columns))
+            missing = sorted(set(run_ids) - {part.path.stem for part in own})
+            for path in files_of(
+                self._folder, name
+            ).compacted:  # each run's from the first file with any
+                part = self._read_many(path, name, columns, missing) if missing else None
+                if part is None:
+                    continue
+                is_missing = pc.is_in(part.rows[RUN_ID], value_set=pa.array(missing, pa.string()))
+                parts.append(part.rows.filter(is_missing))
+                present = set(parts[-1][RUN_ID].unique().to_pylist())
+                missing = [run_id for run_id in missing if run_id not in present]
             rows = pa.concat_tables(parts)
             places = pc.index_in(rows[RUN_ID], value_set=pa.array(run_ids, pa.string()))
             return rows.take(pc.sort_indices(places))  # stable: a run's rows stay in their order
 
         return read_consistently(self._folder, look)
-
-    def rows_in(
-        self, paths: Iterable[Path], name: str, run_ids: Iterable[str], columns: Columns = None
-    ) -> pa.Table:
-        """The rows of these runs in files of many runs, each from the first file with any."""
-        parts, missing = [schema_of(name, columns).empty_table()], sorted(run_ids)
-        for path in paths:
-            part = self._read_many(path, name, columns, missing) if missing else None
-            if part is None:
-                continue
-            rows = part.rows.filter(_is_of(part.rows, missing))
-            present = set(rows[RUN_ID].unique().to_pylist())
-            missing = [run_id for run_id in missing if run_id not in present]
-            parts.append(rows)
-        return pa.concat_tables(parts)
-
-    def files(self, name: str) -> Listed:
-        """The files of a table; a folder that cannot be listed is reported and counts as empty."""
-        files = files_of(self._folder, name)
-        for path, reason in files.unlisted:
-            self.damage.report(
-                DamagedFile(path, name, reason, fix="repair the folder, or remove it")
-            )
-        return files
 
     def leave_out(self, path: Path, name: str, error: DamagedError) -> None:
         """Report a file of one run or of many. Raises VanishedFileError if it is gone."""
@@ -150,7 +135,7 @@ class Reader:
                 self._footers[path] = file.footer
                 groups = list(range(file.footer.num_row_groups))
                 if run_ids is not None:
-                    with damage_in(path):
+                    with damage_in():
                         bounds = bounds_of(file.footer)
                     groups = [g for g in groups if has_between(run_ids, *bounds[g])]
                 if not groups:
@@ -235,10 +220,6 @@ def _starts(footer: pq.FileMetaData) -> list[int]:
     """The row number at which each row group starts, and that after the last."""
     sizes = [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
     return [*itertools.accumulate(sizes, initial=0)]
-
-
-def _is_of(rows: pa.Table, run_ids: Sequence[str]) -> pa.ChunkedArray:
-    return pc.is_in(rows[RUN_ID], value_set=pa.array(run_ids, pa.string()))
 
 
 def _chosen(parts: list[pa.Table], where: Sequence[Condition], newest: int | None) -> _Positions:

@@ -38,28 +38,24 @@ class Listed:
 
     single: tuple[Path, ...]
     compacted: tuple[Path, ...]
-    unlisted: tuple[tuple[Path, str], ...] = ()
-    """Folders that cannot be listed, with the reason."""
 
 
 def files_of(folder: Path, name: str) -> Listed:
-    """List the files of a table, within `read_consistently`.
+    """List the files of a table but for unfinished ones (dot files), within `read_consistently`.
 
-    Raises StoreError if the folder of `runs` cannot be listed.
+    Raises StoreError for a folder that cannot be listed.
     """
-    place, unlisted = folder / name, []
-    found: list[tuple[Path, ...]] = []
-    for path in (place, place / COMPACTED):
+    single: list[Path] = []
+    compacted: list[Path] = []
+    for place, files in ((folder / name, single), (folder / name / COMPACTED, compacted)):
         try:
-            found.append(_parquet_in(path))
+            names = [name for name in os.listdir(place) if name.endswith(".parquet")]  # noqa: PTH208  # fast
+        except FileNotFoundError:
+            continue
         except OSError as error:
-            if path == place and name == "runs":
-                raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
-            is_below_file = path != place and not place.is_dir()
-            if not is_below_file:
-                unlisted.append((path, f"it cannot be listed: {error.strerror}"))
-            found.append(())
-    return Listed(found[0], found[1], tuple(unlisted))
+            raise StoreError(f"{place}: cannot be read: {error.strerror}") from error
+        files += [place / name for name in sorted(names) if not name.startswith(".")]
+    return Listed(tuple(single), tuple(compacted))
 
 
 def read_consistently(folder: Path, look: Callable[[], T]) -> T:
@@ -99,12 +95,3 @@ def _token(folder: Path) -> bytes:
 
 def _token_file(folder: Path) -> Path:
     return folder / LOCKS / _TOKEN
-
-
-def _parquet_in(place: Path) -> tuple[Path, ...]:
-    """The parquet files of a folder but for unfinished ones (dot files). Raises OSError."""
-    try:
-        names = [name for name in os.listdir(place) if name.endswith(".parquet")]  # noqa: PTH208  # fast
-    except FileNotFoundError:
-        return ()
-    return tuple(place / name for name in sorted(names) if not name.startswith("."))

@@ -21,7 +21,7 @@ from ppbench.store.columns import RUN_ID, TABLES, schema_of
 from ppbench.store.damage import DamagedError, Skip
 from ppbench.store.parquet import TableFile
 from ppbench.store.reader import Reader
-from ppbench.store.snapshot import VanishedFileError, read_consistently
+from ppbench.store.snapshot import VanishedFileError, files_of, read_consistently
 
 if TYPE_CHECKING:
     import duckdb
@@ -51,7 +51,7 @@ def query(folder: Path, text: str, on_skip: Skip) -> pd.DataFrame:
     def look() -> pd.DataFrame | Exception:
         try:
             with duckdb.connect(":memory:") as database:
-                return _answer(database, reader, text)
+                return _answer(database, folder, reader, text)
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             return error  # raised unless compaction removed a file meanwhile
 
@@ -61,14 +61,16 @@ def query(folder: Path, text: str, on_skip: Skip) -> pd.DataFrame:
     return answer
 
 
-def _answer(database: duckdb.DuckDBPyConnection, reader: Reader, text: str) -> pd.DataFrame:
+def _answer(
+    database: duckdb.DuckDBPyConnection, folder: Path, reader: Reader, text: str
+) -> pd.DataFrame:
     statements = database.extract_statements(text)
     kinds = [statement.type.name for statement in statements]
     if len(kinds) != 1 or kinds[0] not in _READS:
         got = ", ".join(kinds) or "nothing"
         raise UsageError(f"query: expected one SELECT; got {got}")
     for name in TABLES:  # unused tables are views without rows
-        parts = _parts(reader, name) if name in text.lower() else ()
+        parts = _parts(folder, reader, name) if name in text.lower() else ()
         _make_view(database, name, parts)
     database.execute("SET enable_external_access = false")
     database.execute("SET lock_configuration = true")
@@ -90,9 +92,9 @@ def _make_view(database: duckdb.DuckDBPyConnection, name: str, parts: Iterable[_
     database.execute(f"CREATE VIEW {name} AS {rows}")
 
 
-def _parts(reader: Reader, name: str) -> Iterator[_Part]:
+def _parts(folder: Path, reader: Reader, name: str) -> Iterator[_Part]:
     """The rows of a table, each run in one part; within `read_consistently`."""
-    files, seen = reader.files(name), set()
+    files, seen = files_of(folder, name), set()
     own = [path for path in files.single if _ids_in(reader, path, name) is not None]
     if own:
         yield _Part(_data_set(own, name))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from chromium import Browser, Tab
-from screens import DESK, PHONE, keep, needs_browser
+from screens import DESK, PHONE, READER, keep, needs_browser
 
 from engine.plan.action import Action, parse_action
 from engine.plan.lower import lower
@@ -31,16 +31,12 @@ OPEN = ("0B1", "1B1", "2F2", "3F2")
 """By rank: where each is when rank 2 is stopped in 2F2 and the others have gone on."""
 STOPPED = 2
 NASTY = "</script><script>document.title = 'taken over'</script> & <b>bold</b>"
-READER = """
-const pause = () => new Promise((done) => setTimeout(done, 20));
-const until = async (check) => {
-  for (let n = 0; n < 250 && !check(); n++) await pause();
-  return check();
-};
-const all = (selector, within = document) => [...within.querySelectorAll(selector)];
-const texts = (selector, within) => all(selector, within).map((node) => node.textContent);
+LOOK = (
+    READER
+    + """
 const isDrawn = (div) => div?.timeline?.drawn != null;
 """
+)
 # Right after the start of the first bar of a trace: its end is far off to the right.
 START = """(() => {
   const { timeline } = div;
@@ -127,7 +123,7 @@ def opened(request: pytest.FixtureRequest, browser: Browser, pages: tuple[Path, 
     """The page, opened; in a report, the failure's chart is unfolded first."""
     number, width, scheme = request.param
     tab = Tab(browser, pages[number], width, scheme)
-    tab.evaluate(READER)
+    tab.evaluate(LOOK)
     tab.evaluate("""(async () => {
       all("#failures details").forEach((details) => { details.open = true; });
       globalThis.div = all("#failures .chart, section.timeline .chart")[0];
@@ -183,7 +179,7 @@ def test_the_report_opens_the_row_of_a_failed_run(
     browser: Browser, pages: tuple[Path, Path]
 ) -> None:
     tab = Tab(browser, pages[0], DESK, "light")
-    tab.evaluate(READER)
+    tab.evaluate(LOOK)
     shown = tab.evaluate("""(async () => {
       const rows = all("#runs tbody tr:not(.detail)");
       const row = rows.find((one) => one.textContent.includes("timeout"));

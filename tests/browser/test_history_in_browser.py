@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from chromium import Browser, Tab
-from screens import DESK, keep, needs_browser
+from screens import DESK, READER, keep, needs_browser
 
 from ppbench.commits.series import read_history
 from ppbench.display.metrics import METRICS
@@ -20,14 +20,9 @@ from histories import CASE, OTHER, CommitFacts, Runs, five
 pytestmark = needs_browser
 NASTY = "</script><script>document.title = 'taken over'</script> & <b>'ünïcode'</b>"
 NUM, BAD, NARROW = 10, 6, 400
-READER = """
-const pause = () => new Promise((done) => setTimeout(done, 20));
-const until = async (check) => {
-  for (let n = 0; n < 250 && !check(); n++) await pause();
-  return check();
-};
-const all = (selector, within = document) => [...within.querySelectorAll(selector)];
-const texts = (selector, within) => all(selector, within).map((node) => node.textContent);
+LOOK = (
+    READER
+    + """
 const isDrawn = (div) => div?.querySelector(".main-svg, .tl-axis") != null;
 const section = all(".series").find((one) => one.querySelector('[data-opens="change 0"]'));
 const chart = section.querySelector(".chart");
@@ -36,6 +31,7 @@ const timelines = () => panel.querySelector(".chart");
 const opener = (key) => section.querySelector(`.openers [data-opens="${key}"]`);
 const shownSections = () => all(".series").filter((one) => one.checkVisibility()).length;
 """
+)
 
 
 def sha(number: int) -> str:
@@ -63,7 +59,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def opened(browser: Browser, page: Path, width: int, scheme: str) -> Tab:
     tab = Tab(browser, page, width, scheme)
-    tab.evaluate(READER)
+    tab.evaluate(LOOK)
     tab.evaluate("section.scrollIntoView()")
     assert tab.evaluate("until(() => isDrawn(chart))")
     return tab

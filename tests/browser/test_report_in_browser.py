@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from chromium import Browser, Tab
-from screens import DESK, PHONE, keep, needs_browser
+from screens import DESK, PHONE, READER, keep, needs_browser
 
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import TransferModel, simulate, uniform
@@ -25,11 +25,9 @@ pytestmark = needs_browser
 ERROR = "</script><script>document.title = 'taken over'</script>"
 NASTY = f'{ERROR} & "ünïcode" <b>bold</b>'
 
-READER = """
-const pause = () => new Promise((done) => setTimeout(done, 20));
-const until = async (check) => { for (let n = 0; n < 250 && !check(); n++) await pause(); };
-const all = (selector, within = document) => [...within.querySelectorAll(selector)];
-const texts = (selector, within) => all(selector, within).map((node) => node.textContent);
+LOOK = (
+    READER
+    + """
 const isDrawn = (div) => div.querySelector(".main-svg, .tl-axis") !== null;
 const show = async (div) => { div.scrollIntoView(); await until(() => isDrawn(div)); };
 const chart = (name) => document.querySelector(`#${name} .chart`);
@@ -43,6 +41,7 @@ const isSeen = (node) => node.checkVisibility();
 const shownRows = () => all("#runs tbody tr:not(.detail)").filter((row) => row.checkVisibility());
 const clear = () => document.getElementById("clear").click();
 """
+)
 
 
 def simulated_run(store: Store, number: int, case: Case, **changes: object) -> None:
@@ -113,7 +112,7 @@ def tab(request: pytest.FixtureRequest) -> Tab:
 def opened(browser: Browser, page: Path, width: int, scheme: str) -> Tab:
     """The page as someone has it who has scrolled through it."""
     tab = Tab(browser, page, width, scheme)
-    tab.evaluate(READER)
+    tab.evaluate(LOOK)
     tab.evaluate("""(async () => {
       for (const div of all(".chart")) if (div.checkVisibility()) await show(div);
       scrollTo(0, 0);
@@ -200,19 +199,6 @@ def test_a_row_opens_its_timeline_which_is_neither_unpacked_nor_drawn_before(des
 def test_microbatches_stand_inside_the_bars(desk: Tab) -> None:
     inside = desk.evaluate("timelines('[open]')[0].timeline.texts")
     assert sorted(inside) == sorted(str(m) for m in range(4) for _ in range(8))  # of two runs
-
-
-def test_hovering_tells_what_a_bar_is(desk: Tab) -> None:
-    script = """(async () => {
-      const div = timelines("[open]")[0];
-      div.scrollIntoView();
-      const { timeline } = div;
-      const kind = timeline.kinds.findIndex(({ name }) => name === "forward");
-      const { x, y, width, height } = timeline.boxOfSpan({ kind, n: 1 });
-      return timeline.linesAt(x + width / 2, y + height / 2);
-    })()"""
-    told = ["forward", "microbatch 1", "rank 0, stage 0", "start 10.000 ms", "duration 10.000 ms"]
-    assert desk.evaluate(script) == [*told, "no gap before it"]
 
 
 def test_a_click_on_a_heading_sorts_by_number_and_leaves_missing_figures_last(desk: Tab) -> None:
@@ -324,7 +310,7 @@ def test_values_that_nobody_has_together_leave_a_sentence_instead_of_charts(
     page = tmp_path / "page.html"
     write_report(page, store, store.runs(), title=NASTY, command="c", sweep_text=NASTY)
     tab = Tab(browser, page, DESK)
-    tab.evaluate(READER)
+    tab.evaluate(LOOK)
     script = """(async () => {
       await show(chart("throughput"));
       chips("model_preset")[0].click();
@@ -358,7 +344,7 @@ def test_values_that_no_case_has_are_left_out_of_the_address(desk: Tab) -> None:
 
 def test_the_address_restores_filters_and_search(browser: Browser, page: Path) -> None:
     tab = Tab(browser, page, DESK)
-    tab.evaluate(READER)
+    tab.evaluate(LOOK)
     script = """(async () => {
       location.hash = "schedule=afab&world_size=1&world_size=2&find=afab+256";
       await until(() => shownRows().length === 2);
@@ -370,7 +356,7 @@ def test_the_address_restores_filters_and_search(browser: Browser, page: Path) -
     })()"""
     assert tab.evaluate(script) == [2, ["afab", "1", "2"], "afab 256", 1]
     tab.reload()
-    tab.evaluate(READER)
+    tab.evaluate(LOOK)
     assert tab.evaluate("all('#filters input:checked').map((box) => box.value)") == [
         "afab", "1", "2",
     ]  # fmt: skip

@@ -119,17 +119,6 @@ def small_llama() -> LlamaForCausalLM:
     return model
 
 
-def changed_llama() -> LlamaForCausalLM:
-    """Frozen embeddings, another activation, an added module, a hook."""
-    model = small_llama()
-    model.model.embed_tokens.requires_grad_(False)
-    for layer in model.model.layers:
-        layer.mlp.adapter = nn.Linear(48, 48)
-        layer.mlp.act_fn = nn.Tanh()
-    model.model.layers[3].register_forward_hook(lambda _layer, _args, output: output * 2)
-    return model
-
-
 def big_sequential() -> nn.Sequential:
     """A chain with as many parameters as llama-160m."""
     layers = [nn.Linear(3600, 3600, bias=False) for _ in range(12)]

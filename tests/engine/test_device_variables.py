@@ -53,12 +53,8 @@ def test_what_is_absent_is_set_and_what_is_set_stays():
     ("name", "value"),
     [
         ("CUDA_DEVICE_MAX_CONNECTIONS", "1"),
-        ("CUDA_MODULE_LOADING", "LAZY"),
-        ("CUDA_LAUNCH_BLOCKING", "1"),
-        ("TORCH_NCCL_BLOCKING_WAIT", "1"),
         ("NCCL_BLOCKING_WAIT", "true"),
         ("NVIDIA_TF32_OVERRIDE", "1"),
-        ("HIP_LAUNCH_BLOCKING", "1"),
         ("AMD_SERIALIZE_KERNEL", "3"),
     ],
 )

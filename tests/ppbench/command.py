@@ -17,6 +17,24 @@ from typer.testing import CliRunner
 from ppbench.cli.app import app
 
 PATIENCE_S = 180
+EMULATED_SWEEP = """
+device = "emulated"
+num_microbatches = 2
+seq_len = 8
+
+[model]
+preset = "llama-tiny"
+
+[emulated]
+F_ms = 20
+I_ms = 1
+W_ms = 1
+
+[measure]
+warmup_steps = 1
+max_warmup_steps = 1
+"""
+"""A sweep of two ranks of a tiny model; a test adds its steps, and its grid."""
 
 
 def ppbench(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:

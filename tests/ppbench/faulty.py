@@ -58,10 +58,6 @@ def raises():
     return model(act)
 
 
-def wants_too_much():
-    return model(lambda: bytearray(2**60))
-
-
 def allocates_too_much():
     return model(lambda: torch.empty(2**50))
 
@@ -75,10 +71,6 @@ def fills_its_cgroup():
     return model(act)
 
 
-def aborts():
-    return model(os.abort)
-
-
 def segfaults():
     return model(lambda: ctypes.string_at(0))
 
@@ -87,30 +79,9 @@ def leaves():
     return model(lambda: os._exit(0))
 
 
-def leaves_with_7():
-    return model(lambda: os._exit(7))
-
-
 def floods():
     def act():
         raise RuntimeError("first\x1b[31m\u202e\ud800 words\n" + "x" * 10**7 + "\nlast words")
-
-    return model(act)
-
-
-def fails_together():
-    def act():
-        raise ExceptionGroup("both", [ValueError("one"), KeyError("other")])
-
-    return model(act)
-
-
-def had_no_memory():
-    def act():
-        try:
-            bytearray(2**60)
-        except MemoryError as error:
-            raise RuntimeError("the layer failed") from error
 
     return model(act)
 
@@ -168,12 +139,6 @@ def unbuildable():
     """A factory that fails on one rank only, after the ranks have agreed on all else."""
     if rank() == "1":
         raise RuntimeError("no weights today")
-    return sound()
-
-
-def too_big_to_build():
-    if rank() == "1":
-        raise MemoryError
     return sound()
 
 

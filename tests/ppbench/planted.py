@@ -51,42 +51,8 @@ def lost_layer(runtime):
         layer.forward = lambda x: x
 
 
-def dropped_hook(runtime):
-    if layer := module_of(runtime, "3"):
-        layer._forward_hooks.clear()
-
-
-def missing_positions(runtime):
-    if positions := module_of(runtime, "1"):
-        positions.forward = lambda x: x
-
-
-def swapped_layers(runtime):
-    first, second = (module_of(runtime, name) for name in ("4", "5"))
-    if first and second:
-        first.forward, second.forward = second.forward, first.forward
-
-
 def unsummed_tie(runtime):
     runtime._trainer._sum_shared_gradients = lambda: None
-
-
-def doubly_summed_tie(runtime):
-    usual = runtime._trainer._sum_shared_gradients
-    runtime._trainer._sum_shared_gradients = lambda: (usual(), usual())
-
-
-def wrong_activation(runtime):
-    """The second microbatch is computed on what came for the first."""
-    if stage := stage_of(runtime, 1):
-        usual, seen = stage.forward, {}
-
-        def forward(microbatch, inputs, targets):
-            inputs = tuple(x.clone() for x in inputs)
-            seen[microbatch] = tuple(x.clone() for x in inputs)
-            return usual(microbatch, seen[0] if microbatch == 1 else inputs, targets)
-
-        stage.forward = forward
 
 
 def wrong_gradient(runtime):
@@ -101,13 +67,6 @@ def wrong_gradient(runtime):
         stage.backward = backward
 
 
-def wrong_scale(runtime):
-    """Each rank's last stage divides by its microbatch's tokens instead of the step's."""
-    if (stage := stage_of(runtime, 1)) and stage.is_last:
-        usual = stage.begin_step
-        stage.begin_step = lambda num_tokens: usual(num_tokens // 4)
-
-
 def loss_told_wrong(runtime):
     """Training is right; only what is said of it is not."""
     runner = runtime._trainer.runner
@@ -118,25 +77,6 @@ def loss_told_wrong(runtime):
         return None if loss is None else loss * 1.01
 
     runner.run = run
-
-
-def shifted_targets(runtime):
-    usual = runtime._trainer.batch
-
-    def batch(step):
-        right = usual(step)
-        return type(right)(
-            right.inputs, tuple(t.roll(1, 1) for t in right.targets), right.num_tokens
-        )
-
-    runtime._trainer.batch = batch
-
-
-def cut_gradient(runtime):
-    """Nothing flows back over the boundary."""
-    if stage := stage_of(runtime, 1):
-        usual = stage.backward
-        stage.backward = lambda *arguments: tuple(map(torch.zeros_like, usual(*arguments)))
 
 
 def forgotten_w(runtime):
@@ -153,37 +93,10 @@ def forgotten_w(runtime):
         stage.backward_weight = backward_weight
 
 
-def lost_microbatch(runtime):
-    """Gradients of the step are those of its last microbatches."""
-    if stage := stage_of(runtime, 0):
-        usual = stage.backward
-
-        def backward(microbatch, gradients):
-            result = usual(microbatch, gradients)
-            if microbatch == 0:
-                runtime._trainer._zero_gradients()
-            return result
-
-        stage.backward = backward
-
-
 def missing_bias_gradient(runtime):
     bias = parameter_of(runtime, "5.down.bias")
     if bias is not None:
         before_sums(runtime, lambda: setattr(bias, "grad", None))
-
-
-def zero_instead_of_none(runtime):
-    """AdamW decays a weight with a gradient of zeros, and leaves one without."""
-    frozen = parameter_of(runtime, "2.up.weight")
-    if frozen is not None:
-        before_sums(runtime, lambda: setattr(frozen, "grad", torch.zeros_like(frozen)))
-
-
-def doubled_gradient(runtime):
-    weight = parameter_of(runtime, "3.up.weight")
-    if weight is not None:
-        before_sums(runtime, lambda: weight.grad.mul_(2))
 
 
 def stale_weight(runtime):
@@ -214,28 +127,10 @@ def stale_imaginary_part(runtime):
         trainer._update = update
 
 
-def stale_copy(runtime):
-    """The second step computes with the first step's weight, which the optimizer has left."""
-    if layer := module_of(runtime, "5"):
-        linear, old = layer.up, layer.up.weight.detach().clone()
-
-        def forward(x):
-            weight = old + (linear.weight - linear.weight.detach())
-            return torch.nn.functional.linear(x, weight, linear.bias)
-
-        linear.forward = forward
-
-
 def other_initial_weight(runtime):
     weight = parameter_of(runtime, "4.layer.down.weight")
     if weight is not None:
         weight.data[0, 0] += 1e-4
-
-
-def untied_values(runtime):
-    """The head begins with a copy of the embeddings that is not quite one."""
-    if runtime._trainer.rank == 1:
-        parameter_of(runtime, "0.weight").data[3, 3] += 1e-4
 
 
 def trained_frozen(runtime):
@@ -306,11 +201,6 @@ def same_numbers_each_step(runtime):
 def no_dropout(runtime):
     for module in runtime.modules.values():
         module.eval()
-
-
-def no_dropout_on_one_rank(runtime):
-    if runtime._trainer.rank == 1:
-        no_dropout(runtime)
 
 
 def wrong_scale_of_torch(runtime):

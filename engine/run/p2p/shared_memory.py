@@ -55,7 +55,8 @@ def can_share_memory(gather: Gather) -> bool:
 
     Tried out, and not between network namespaces: those stand for hosts.
     """
-    mine, memory = None, -1
+    mine: _Offer | None = None
+    memory = -1
     try:
         place = tuple(str(Path(f"/proc/self/ns/{name}").readlink()) for name in _NAMESPACES)
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()

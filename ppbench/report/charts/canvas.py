@@ -6,7 +6,7 @@ supplies them (page.css); elsewhere, `ppbench.report.charts.themes` does.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -77,7 +77,12 @@ def blank(panels: Panels, title: str, value_axis: Update, barmode: str = "overla
         **axes_of(panels, scale),
     }
     columns = min(len(panels.titles), MAX_COLUMNS)
-    _set(layout, arrangement(meta, columns))
+    for path, value in arrangement(meta, columns).items():  # dotted keys
+        *outer, last = path.split(".")
+        place = layout
+        for key in outer:
+            place = place.setdefault(key, {})
+        place[last] = value
     return {"data": [], "layout": layout}
 
 
@@ -93,16 +98,6 @@ def scatter(**settings: object) -> Trace:
     return {**settings, "type": "scatter"}
 
 
-def _set(layout: Picture, settings: Update) -> None:
-    """Set dotted keys, as plotly's `update_layout` does."""
-    for path, value in settings.items():
-        *outer, last = path.split(".")
-        place = layout
-        for key in outer:
-            place = place.setdefault(key, {})
-        place[last] = value
-
-
 def shared_axis(panels: Panels, **settings: object) -> Update:
     """Return a value axis that all panels share; it starts at zero by default."""
     return {"rangemode": "tozero", "matches": panels.value, **settings}
@@ -114,7 +109,27 @@ def bars(panels: Panels, column: str, shown: str, *, with_spread: bool = False) 
     `shown` is the hover text of the value, with the placeholder `%{value}`.
     """
     for schedule, panel, cases, is_first in by_schedule(panels):
-        error = _error_bars(panels, cases, column) if with_spread else {}
+        error: Update = {}
+        if with_spread and cases["low"].notna().any():  # page or template supply the colour
+            error[f"error_{panels.value}"] = {
+                "type": "data",
+                "symmetric": False,
+                "array": (cases["high"] - cases[column]).to_numpy(dtype=float),
+                "arrayminus": (cases[column] - cases["low"]).to_numpy(dtype=float),
+                "thickness": 1.3,
+                "width": 3,
+            }
+        notes = launch_notes(cases)
+        if with_spread:
+            for number, case in enumerate(cases[["low", "high", "spread"]].to_dict("records")):
+                between = f"{case['low']:,.0f} to {case['high']:,.0f}"
+                if is_missing(case["low"]):
+                    continue
+                if case["spread"] == SPREAD_OF_LAUNCHES:
+                    notes.iloc[number] += f"<br>launches: {between}"
+                else:
+                    interval = "95 % interval over the steps of one launch"
+                    notes.iloc[number] += f"<br>{interval}:<br>{between}"
         yield bar(
             **panels.at(cases["x"], cases[column]),
             **ids_in_panel(cases, panel),
@@ -129,7 +144,7 @@ def bars(panels: Panels, column: str, shown: str, *, with_spread: bool = False) 
                 "line": {"width": 0},
                 "pattern": hatching(cases),
             },
-            customdata=hover_texts(cases, _notes(cases, with_spread=with_spread)),
+            customdata=hover_texts(cases, notes + caution_notes(cases)),
             hovertemplate=_hover(panels, f"<b>%{{customdata[0]}}</b><br>{shown}%{{customdata[1]}}"),
         )
 
@@ -233,38 +248,6 @@ def _hover(panels: Panels, text: str) -> str:
 def hover_texts(cases: pd.DataFrame, notes: pd.Series | list[str]) -> np.ndarray:
     """Return the `customdata` of each case or point: its case's name, and the notes on it."""
     return np.column_stack([list(map(figure_text, cases["text"])), notes])
-
-
-def _notes(cases: pd.DataFrame, *, with_spread: bool) -> pd.Series:
-    notes = launch_notes(cases)
-    if with_spread:
-        ends = cases[["low", "high", "spread"]].to_dict("records")
-        notes += [_spread_text(case) for case in ends]
-    return notes + caution_notes(cases)
-
-
-def _spread_text(case: Mapping[Hashable, Any]) -> str:
-    if is_missing(case["low"]):
-        return ""
-    between = f"{case['low']:,.0f} to {case['high']:,.0f}"
-    if case["spread"] == SPREAD_OF_LAUNCHES:
-        return f"<br>launches: {between}"
-    return f"<br>95 % interval over the steps of one launch:<br>{between}"
-
-
-def _error_bars(panels: Panels, cases: pd.DataFrame, column: str) -> Update:
-    """Return error bars from `low` to `high`; page or template supply their colour."""
-    if not cases["low"].notna().any():
-        return {}
-    error = {
-        "type": "data",
-        "symmetric": False,
-        "array": (cases["high"] - cases[column]).to_numpy(dtype=float),
-        "arrayminus": (cases[column] - cases["low"]).to_numpy(dtype=float),
-        "thickness": 1.3,
-        "width": 3,
-    }
-    return {f"error_{panels.value}": error}
 
 
 def legend() -> dict[str, object]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from ppbench.display.units import size, size_unit
 from ppbench.report.charts.forest import round_step
+from ppbench.report.charts.memory import pareto_front
 
 _PADDING = 0.06  # of the range, on each side
 _MOST_TICKS = 5
@@ -103,20 +104,14 @@ def frontier(points: Sequence[Point], limit_bytes: int | None) -> Frontier:
     )
 
 
-def front(points: Sequence[Point]) -> list[Point]:
-    """The points that are faster than all with as little memory, by memory."""
-    found: list[Point] = []
-    for point in sorted(points, key=lambda one: (one.memory_bytes, -one.tokens_per_s)):
-        if not found or point.tokens_per_s > found[-1].tokens_per_s:
-            found.append(point)
-    return found
-
-
 def _line(points: Sequence[Point], memory: _Axis, speed: _Axis) -> str:
     """Steps: a throughput holds from the memory that it needs on."""
+    front = pareto_front(
+        [point.memory_bytes for point in points], [point.tokens_per_s for point in points]
+    )
     places = [
         (memory.place(point.memory_bytes), round(100 - speed.place(point.tokens_per_s), 2))
-        for point in front(points)
+        for point in (points[index] for index in front)
     ]
     corners = [place for (_, y), (x, _) in itertools.pairwise(places) for place in [(x, y)]]
     steps = [place for pair in itertools.zip_longest(places, corners) for place in pair if place]

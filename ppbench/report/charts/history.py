@@ -50,37 +50,29 @@ def history_chart(analysis: SeriesAnalysis, metric: Metric) -> go.Figure:
     scale = _scale_of(metric.name, [value for point in series.points for value in point.figures])
     discounts = discounts_of(series, metric)
     low, high = _range_of(series, metric, scale)
-    chart = go.Figure(layout=_layout(analysis, scale, (low, high)))
-    chart.add_traces(
-        [
-            _band(analysis, scale),
-            _levels(analysis, scale),
-            _launches(series, scale),
-            _medians(series, metric, scale, discounts),
-            _discounted(series, scale, discounts),
-            _dirty(series, metric, scale),
-            _failures(series),
-            _gaps(series),
-            _changes(analysis, metric, high + (high - low) * _ABOVE / 2),
-        ]
-    )
-    return chart
-
-
-def _layout(
-    analysis: SeriesAnalysis, scale: _Scale, ends: tuple[float, float]
-) -> dict[str, object]:
-    low, high = ends
     span = high - low
-    return {
+    layout = {
         "template": PLAIN,
         "height": HEIGHT_PX,
         "margin": {"l": 64, "r": 14, "t": 12, "b": 34},
         "hovermode": "closest",
         "hoverdistance": 30,
         "showlegend": False,
-        "shapes": [_shade(step) for step in analysis.steps],
-        "xaxis": _commit_axis(analysis.series),
+        "shapes": [  # over the commits that may have caused a change
+            {
+                "type": "rect",
+                "layer": "below",
+                "yref": "y domain",
+                "x0": step.good + 0.5,
+                "x1": step.last + 0.5,
+                "y0": 0,
+                "y1": 1,
+                "fillcolor": translucent(color_of(step), 0.16),
+                "line": {"width": 0},
+            }
+            for step in analysis.steps
+        ],
+        "xaxis": _commit_axis(series),
         "yaxis": {
             "domain": _PLOT,
             "range": [low - span * _BELOW, high + span * _ABOVE],
@@ -97,6 +89,21 @@ def _layout(
             "zeroline": False,
         },
     }
+    chart = go.Figure(layout=layout)
+    chart.add_traces(
+        [
+            _band(analysis, scale),
+            _levels(analysis, scale),
+            _launches(series, scale),
+            _medians(series, metric, scale, discounts),
+            _discounted(series, scale, discounts),
+            _dirty(series, metric, scale),
+            _failures(series),
+            _gaps(series),
+            _changes(analysis, metric, high + span * _ABOVE / 2),
+        ]
+    )
+    return chart
 
 
 def _scale_of(column: str, values: Sequence[float]) -> _Scale:
@@ -154,21 +161,6 @@ def size_text(step: Step, metric: Metric) -> str:
 def interval_text(step: Step, metric: Metric) -> str:
     unit = "points" if metric.in_points else "%"
     return f"{100 * step.size.low:+.1f} to {100 * step.size.high:+.1f} {unit}"
-
-
-def _shade(step: Step) -> dict[str, object]:
-    """Return a shaded area over the commits that may have caused a change."""
-    return {
-        "type": "rect",
-        "layer": "below",
-        "yref": "y domain",
-        "x0": step.good + 0.5,
-        "x1": step.last + 0.5,
-        "y0": 0,
-        "y1": 1,
-        "fillcolor": translucent(color_of(step), 0.16),
-        "line": {"width": 0},
-    }
 
 
 def _band(analysis: SeriesAnalysis, scale: _Scale) -> go.Scatter:
@@ -344,17 +336,15 @@ def _changes(analysis: SeriesAnalysis, metric: Metric, height: float) -> go.Scat
         hovertext=[
             f"<b>{size_text(step, metric)}</b>, {interval_text(step, metric)}"
             f"<br>most likely with {heading(analysis.series.points[step.first])}"
-            f"<br>{_range_text(step)}"
+            + (
+                "<br>and no other commit"
+                if step.num_commits == 1
+                else f"<br>one of {counted(step.num_commits, 'commit')} caused it"
+            )
             for step in analysis.steps
         ],
         hovertemplate="%{hovertext}<extra></extra>",
     )
-
-
-def _range_text(step: Step) -> str:
-    if step.num_commits == 1:
-        return "and no other commit"
-    return f"one of {counted(step.num_commits, 'commit')} caused it"
 
 
 def _clickable(

@@ -247,51 +247,41 @@ def memory_over_time(levels: pd.DataFrame, ranks: pd.DataFrame) -> Picture:
     num_ranks = int(levels["rank"].max()) + 1
     end_ms = float(levels["time_ns"].max()) / NS_PER_MS
     peaks = ranks.set_index("rank")["predicted_peak_memory_bytes"]
-    figure: Picture = {"data": [], "layout": _layout_over_time(unit + whose)}
+    figure: Picture = {
+        "data": [],
+        "layout": {
+            "template": PLAIN,
+            "height": _MEMORY_PX,
+            "margin": {"l": 58, "r": 12, "t": _TOP_PX, "b": _BOTTOM_PX},
+            "hovermode": "closest",
+            "showlegend": True,
+            "legend": legend(),
+            "xaxis": {"ticksuffix": " ms", "showticksuffix": "first", "rangemode": "tozero"},
+            "yaxis": {"title": {"text": unit + whose}, "rangemode": "tozero"},
+        },
+    }
     for rank in sorted(levels["rank"].unique().tolist()):
         color, own = rank_color(rank, num_ranks), levels[levels["rank"] == rank]
-        figure["data"].append(_allocated_line(rank, own, color, unit, unit_bytes))
+        allocated = scatter(
+            name=f"rank {rank}",
+            legendgroup=f"rank {rank}",
+            x=own["time_ns"].to_numpy(dtype=float) / NS_PER_MS,
+            y=own["num_bytes"].to_numpy(dtype=float) / unit_bytes,
+            mode="lines",
+            line={"shape": "hv", "width": 1.5, "color": color},
+            hovertemplate=f"rank {rank}<br>%{{x:.2f}} ms<br>%{{y:,.1f}} {unit}<extra></extra>",
+        )
+        figure["data"].append(allocated)
         if not is_missing(peak := peaks.get(rank)):
-            predicted = float(str(peak)) / unit_bytes
-            figure["data"].append(_predicted_line(rank, predicted, end_ms, color, unit))
+            predicted = scatter(
+                name=f"rank {rank}, predicted peak",
+                legendgroup=f"rank {rank}",
+                showlegend=False,
+                x=[0, end_ms],
+                y=[float(str(peak)) / unit_bytes] * 2,
+                mode="lines",
+                line={"width": 1, "dash": "dash", "color": color},
+                hovertemplate=f"rank {rank}, predicted peak<br>%{{y:,.1f}} {unit}<extra></extra>",
+            )
+            figure["data"].append(predicted)
     return figure
-
-
-def _allocated_line(
-    rank: int, levels: pd.DataFrame, color: str, unit: str, unit_bytes: int
-) -> Trace:
-    return scatter(
-        name=f"rank {rank}",
-        legendgroup=f"rank {rank}",
-        x=levels["time_ns"].to_numpy(dtype=float) / NS_PER_MS,
-        y=levels["num_bytes"].to_numpy(dtype=float) / unit_bytes,
-        mode="lines",
-        line={"shape": "hv", "width": 1.5, "color": color},
-        hovertemplate=f"rank {rank}<br>%{{x:.2f}} ms<br>%{{y:,.1f}} {unit}<extra></extra>",
-    )
-
-
-def _predicted_line(rank: int, peak: float, end_ms: float, color: str, unit: str) -> Trace:
-    return scatter(
-        name=f"rank {rank}, predicted peak",
-        legendgroup=f"rank {rank}",
-        showlegend=False,
-        x=[0, end_ms],
-        y=[peak, peak],
-        mode="lines",
-        line={"width": 1, "dash": "dash", "color": color},
-        hovertemplate=f"rank {rank}, predicted peak<br>%{{y:,.1f}} {unit}<extra></extra>",
-    )
-
-
-def _layout_over_time(title: str) -> dict[str, object]:
-    return {
-        "template": PLAIN,
-        "height": _MEMORY_PX,
-        "margin": {"l": 58, "r": 12, "t": _TOP_PX, "b": _BOTTOM_PX},
-        "hovermode": "closest",
-        "showlegend": True,
-        "legend": legend(),
-        "xaxis": {"ticksuffix": " ms", "showticksuffix": "first", "rangemode": "tozero"},
-        "yaxis": {"title": {"text": title}, "rangemode": "tozero"},
-    }

@@ -188,8 +188,19 @@ def step_times(cases: pd.DataFrame, runs: pd.DataFrame, steps: pd.DataFrame, axe
     points. Each panel has its own scale, which need not start at zero. `cases` are rows of
     `by_case`, `runs` and `steps` of the store's tables, `axes` the varying settings.
     """
-    times = _step_times_of(ok_runs(runs), steps)
-    panels = arrange_rows(cases.merge(_boxes(times), on="case_id"), axes)
+    times = steps.merge(ok_runs(runs)[["run_id", "case_id", "launch"]], on="run_id")
+    times = times.assign(
+        ms=times["step_with_optimizer_ns"] / NS_PER_MS,
+        is_outlier=times["is_outlier"].eq(True),  # null where it was not asked
+    ).dropna(subset=["ms"])
+    # Quartiles over all steps, whiskers without outliers.
+    by_case_id = times.groupby("case_id")["ms"]
+    boxes = pd.DataFrame({name: by_case_id.quantile(q) for name, q in _QUARTILES.items()})
+    usual = times[~times["is_outlier"]].groupby("case_id")["ms"]
+    for name, ends in (("fastest", usual.min()), ("slowest", usual.max())):
+        boxes[name] = ends.reindex(boxes.index).fillna(boxes[name])
+    boxes["num_steps"] = by_case_id.size()
+    panels = arrange_rows(cases.merge(boxes.reset_index(), on="case_id"), axes)
     figure = blank(panels, "ms per step", {"tickformat": ",~r"})
     figure["data"] += [
         *_box_traces(panels),
@@ -198,25 +209,6 @@ def step_times(cases: pd.DataFrame, runs: pd.DataFrame, steps: pd.DataFrame, axe
         *_outliers(panels, times),
     ]
     return figure
-
-
-def _step_times_of(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """Return `case_id`, `launch`, `step`, `ms` and `is_outlier` of every step."""
-    owned = steps.merge(runs[["run_id", "case_id", "launch"]], on="run_id")
-    is_outlier = owned["is_outlier"].eq(True)  # null where it was not asked
-    ms = owned["step_with_optimizer_ns"] / NS_PER_MS
-    return owned.assign(ms=ms, is_outlier=is_outlier).dropna(subset=["ms"])
-
-
-def _boxes(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return the box of each case: quartiles over all steps, whiskers without outliers."""
-    by_case_id = steps.groupby("case_id")["ms"]
-    boxes = pd.DataFrame({name: by_case_id.quantile(q) for name, q in _QUARTILES.items()})
-    usual = steps[~steps["is_outlier"]].groupby("case_id")["ms"]
-    for name, ends in (("fastest", usual.min()), ("slowest", usual.max())):
-        boxes[name] = ends.reindex(boxes.index).fillna(boxes[name])
-    boxes["num_steps"] = by_case_id.size()
-    return boxes.reset_index()
 
 
 def _box_traces(panels: Panels) -> Iterator[Trace]:
@@ -355,28 +347,25 @@ def idle(cases: pd.DataFrame, runs: pd.DataFrame, axes: Axes) -> Picture:
     panels = arrange_rows(cases.join(parts, on="case_id", how="inner"), axes)
     figure = blank(panels, "share of rank-time", shared_axis(panels, tickformat=".0%"), "relative")
     for column in own.columns:
-        figure["data"] += _part_bars(panels, column.removeprefix("bubble_"))
+        part = column.removeprefix("bubble_")
+        for panel, drawn, is_first in by_panel(panels.cases):
+            total = [f"<br>of {share:.1%} idle" for share in drawn["bubble_mean"]]
+            trace = bar(
+                **panels.at(drawn["x"], drawn[column]),
+                **ids_in_panel(drawn, panel),
+                name=field_of(f"{part}_ns").label,
+                legendgroup=part,
+                showlegend=is_first,
+                orientation="h",
+                width=panels.bar_width,
+                marker={
+                    "color": PART_COLORS[part],
+                    "line": {"width": 0},
+                    "pattern": hatching(drawn),
+                },
+                customdata=hover_texts(drawn, total + caution_notes(drawn)),
+                hovertemplate=f"<b>%{{customdata[0]}}</b><br>{PART_NAMES[part]}: %{{x:.1%}}"
+                "%{customdata[1]}<extra></extra>",
+            )
+            figure["data"].append(trace)
     return with_hatch_key(figure, panels)
-
-
-def _part_bars(panels: Panels, part: str) -> Iterator[Trace]:
-    name = PART_NAMES[part]
-    for panel, cases, is_first in by_panel(panels.cases):
-        total = [f"<br>of {share:.1%} idle" for share in cases["bubble_mean"]]
-        yield bar(
-            **panels.at(cases["x"], cases[f"bubble_{part}"]),
-            **ids_in_panel(cases, panel),
-            name=field_of(f"{part}_ns").label,
-            legendgroup=part,
-            showlegend=is_first,
-            orientation="h",
-            width=panels.bar_width,
-            marker={
-                "color": PART_COLORS[part],
-                "line": {"width": 0},
-                "pattern": hatching(cases),
-            },
-            customdata=hover_texts(cases, total + caution_notes(cases)),
-            hovertemplate=f"<b>%{{customdata[0]}}</b><br>{name}: %{{x:.1%}}%{{customdata[1]}}"
-            "<extra></extra>",
-        )

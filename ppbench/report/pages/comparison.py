@@ -25,9 +25,9 @@ from ppbench.display.changes import (
 from ppbench.display.fields import field_of
 from ppbench.display.units import MISSING, counted
 from ppbench.report.charts.forest import Mark, Scale, mark_of, scale_of
-from ppbench.report.pages.provenance import about_comparison, environments
+from ppbench.report.pages.provenance import COMPARISON, about_runs, environments
 from ppbench.report.pages.templates import render, write_page
-from ppbench.statistics.verdicts import SPEED, Metric, Verdict
+from ppbench.statistics.verdicts import SPEED, Verdict
 
 _HEADINGS = {"peak_memory_bytes": "peak memory"}
 """Metrics whose label says too little where no figure is beside it."""
@@ -94,14 +94,22 @@ def render_comparison(page: ComparisonPage) -> str:
     scales = {m: scale_of(m, [line.change for line in lines if line.metric == m]) for m in metrics}
     series = page.compared.series()
     cells = {(line.series, line.metric): _cell(line, scales[line.metric]) for line in lines}
+    panels = []
+    for metric in metrics:
+        left, right = (verdict_text(metric, end) for end in (Verdict.slower, Verdict.faster))
+        if metric.higher_is_better is False:
+            left, right = right, left
+        unit = "points" if metric.in_points else "%"
+        heading = _HEADINGS.get(metric.name, field_of(metric.name).label)
+        panels.append(_Panel(heading, unit, scales[metric], left, right))
     has_machines = len({one.fingerprint for one in series}) > 1
     return render(
         "comparison.html",
         title=page.title,
-        about=about_comparison(page.title, page.runs),
+        about=about_runs(COMPARISON, page.title, page.runs),
         facts=page.facts,
         answer=_answer(page),
-        panels=[_panel(metric, scales[metric]) for metric in metrics],
+        panels=panels,
         rows=[
             (
                 one.text,
@@ -132,16 +140,6 @@ def _cell(line: Line[Any], scale: Scale) -> _Cell:
     )
 
 
-def _panel(metric: Metric, scale: Scale) -> _Panel:
-    ends = (Verdict.slower, Verdict.faster)
-    left, right = (verdict_text(metric, end) for end in ends)
-    if metric.higher_is_better is False:
-        left, right = right, left
-    unit = "points" if metric.in_points else "%"
-    heading = _HEADINGS.get(metric.name, field_of(metric.name).label)
-    return _Panel(heading, unit, scale, left, right)
-
-
 def _answer(page: ComparisonPage) -> list[str]:
     """A sentence per pair of sides: in how many cases head is faster, and by how much."""
     by_sides: dict[tuple[str, str], list[Line[Any]]] = {}
@@ -154,7 +152,19 @@ def _answer(page: ComparisonPage) -> list[str]:
 def _sentence(base: str, head: str, lines: Sequence[Line[Any]]) -> str:
     """`1f1b against afab in 4 cases: faster in 3 (+1.2 to +4.0 %), unclear in 1.`."""
     if len(lines) == 1:
-        return _single(base, head, lines[0])
+        (line,) = lines
+        change = change_text(line.metric, line.change)
+        pair = f"{head} against {base}"
+        match line.change.verdict:
+            case Verdict.faster | Verdict.slower:
+                return f"{head} is {line.change.verdict} than {base}: {change} tokens/s."
+            case Verdict.same:
+                return f"{head} is as fast as {base}: {change} tokens/s."
+            case Verdict.unclear:
+                return f"Not decided: {pair}: {change} tokens/s; measure more launches."
+            case _:
+                few = "has too few launches for a verdict"
+                return f"Not decided: {pair} {few} ({change} tokens/s)."
     told = []
     for verdict in Verdict:
         some = [line for line in lines if line.change.verdict is verdict]
@@ -163,22 +173,6 @@ def _sentence(base: str, head: str, lines: Sequence[Line[Any]]) -> str:
         elif some:
             told.append(f"{verdict} in {len(some)}{_range(some) if verdict in _COLORS else ''}")
     return f"{head} against {base} in {counted(len(lines), 'case')}: {', '.join(told)}."
-
-
-def _single(base: str, head: str, line: Line[Any]) -> str:
-    change = change_text(line.metric, line.change)
-    match line.change.verdict:
-        case Verdict.faster | Verdict.slower:
-            return f"{head} is {line.change.verdict} than {base}: {change} tokens/s."
-        case Verdict.same:
-            return f"{head} is as fast as {base}: {change} tokens/s."
-        case Verdict.unclear:
-            return f"Not decided: {head} against {base}: {change} tokens/s; measure more launches."
-        case _:
-            return (
-                f"Not decided: {head} against {base} has too few launches for a verdict ({change} "
-                "tokens/s)."
-            )
 
 
 def _range(lines: Sequence[Line[Any]]) -> str:

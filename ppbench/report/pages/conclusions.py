@@ -125,9 +125,16 @@ def sentence(judgement: Judgement, runs: pd.DataFrame, command: str = "") -> Sen
         return Sentence(NOTHING_COMPARABLE, "", name, f" reaches {speed}.", "", "")
     name, other = judgement.name(best), judgement.name(rival)
     if judgement.are_equal:
-        rest = f" and {other} are equally fast (within 1 %): {speed}{_memory_clause(judgement)}."
+        memory = best["peak_memory_bytes"] / rival["peak_memory_bytes"]
+        needs = (
+            "" if is_missing(memory) else f"; {name} needs {comparison(memory, 'memory')} the other"
+        )
+        rest = f" and {other} are equally fast (within 1 %): {speed}{needs}."
     elif judgement.grade is Grade.decided:
-        more = f"{_percent_more(judgement.ratio)} than {other}{_interval(judgement)}"
+        more = f"{_percent_more(judgement.ratio)} than {other}"
+        if judgement.lead is not None and (ends := judgement.lead.interval) is not None:
+            low, high = (written(end - 1, ".1f", "", 100) for end in (ends.low, ends.high))
+            more += f" ({low} to {high} %, 95 %, by {judgement.fewest_launches} launches of each)"
         rest = f" is fastest: {speed}, {more}."
     elif judgement.grade is Grade.leaning:
         more = f"{_percent_more(judgement.ratio)}, but {_why(judgement)}"
@@ -168,25 +175,6 @@ def tiles(judgement: Judgement) -> Iterator[Tile]:
 
 def _percent_more(ratio: float) -> str:
     return f"{abs(ratio - 1) * 100:.1f} % {'less' if ratio < 1 else 'more'}"
-
-
-def _interval(judgement: Judgement) -> str:
-    """Format the interval of the lead: ` (8.1 to 12.0 % by 3 launches of each)`."""
-    lead = judgement.lead
-    if lead is None or lead.interval is None:
-        return ""
-    low, high = (
-        written(end - 1, ".1f", "", 100) for end in (lead.interval.low, lead.interval.high)
-    )
-    return f" ({low} to {high} %, 95 %, by {judgement.fewest_launches} launches of each)"
-
-
-def _memory_clause(judgement: Judgement) -> str:
-    assert judgement.rival is not None
-    ratio = judgement.best["peak_memory_bytes"] / judgement.rival["peak_memory_bytes"]
-    if is_missing(ratio):
-        return ""
-    return f"; {judgement.name(judgement.best)} needs {comparison(ratio, 'memory')} the other"
 
 
 def _saving(judgement: Judgement, runs: pd.DataFrame) -> str:
@@ -333,30 +321,23 @@ def compared(judged: Judged, axis: str) -> list[AxisComparison]:
     pipelined = sound[sound["world_size"] > 1]
     pool = sound if pipelined.empty else pipelined
     names = list(dict.fromkeys(pool[axis]))
-    pairs = combinations(names, 2)
-    comparisons = [_compared(judged, pool, axis, name, base) for base, name in pairs]
-    return [comparison for comparison in comparisons if comparison.num_pairs]
-
-
-def _compared(
-    judged: Judged, cases: pd.DataFrame, axis: str, name: str, base: str
-) -> AxisComparison:
     key = [other for other in judged.axes if other != axis] or ["device"]
-    heads, bases = (cases[cases[axis] == value] for value in (name, base))
-    pairs = heads.merge(bases, on=key, suffixes=("", "_base"))
-    throughput, memory = (
-        (pairs[column] / pairs[f"{column}_base"]).median()
-        for column in ("tokens_per_s", "peak_memory_bytes")
-    )
-    verdicts = [
-        judged.evidence.verdict(head, other)
-        for head, other in zip(pairs["case_id"], pairs["case_id_base"], strict=True)
-    ]
-    counts = {kind: verdicts.count(kind) for kind in ("faster", "slower", "equal")}
-    return AxisComparison(
-        axis, name, base, throughput, memory,
-        counts["faster"], counts["slower"], counts["equal"], len(pairs),
-    )  # fmt: skip
+    found = []
+    for base, name in combinations(names, 2):
+        heads, bases = (pool[pool[axis] == value] for value in (name, base))
+        pairs = heads.merge(bases, on=key, suffixes=("", "_base"))
+        throughput, memory = (
+            (pairs[column] / pairs[f"{column}_base"]).median()
+            for column in ("tokens_per_s", "peak_memory_bytes")
+        )
+        verdicts = [
+            judged.evidence.verdict(head, other)
+            for head, other in zip(pairs["case_id"], pairs["case_id_base"], strict=True)
+        ]
+        counts = [verdicts.count(kind) for kind in ("faster", "slower", "equal")]
+        if len(pairs):
+            found.append(AxisComparison(axis, name, base, throughput, memory, *counts, len(pairs)))
+    return found
 
 
 def _comparisons(judged: Judged) -> Iterator[str]:
@@ -372,26 +353,23 @@ def _comparison_text(pair: AxisComparison) -> str:
     where = f"Over {pair.num_pairs} pairs of cases that differ only in {pair.axis}, the median"
     if pair.num_pairs == 1:
         where = f"In the only pair of cases that differ only in {pair.axis}, the"
+    words = {"faster": pair.num_faster, "slower": pair.num_slower, "equal": pair.num_equal}
+    verdicts = [f"{word} in {num}" for word, num in words.items() if num]
+    rest = pair.num_pairs - sum(words.values())
+    if not verdicts:
+        decided = "which is faster is not decided"
+        decided += "" if pair.num_pairs == 1 else " in any of them"
+    elif pair.num_pairs == 1:
+        decided = f"decided: {verdicts[0].split()[0]}"
+    else:
+        decided = f"decided {', '.join(verdicts)}" + (f", not decided in {rest}" if rest else "")
     memory = ""
     if not is_missing(pair.memory):
         memory = f" Its peak memory is {_times(pair.memory)} that of {pair.base}."
     return (
         f"{where} throughput of {pair.name} is {_times(pair.throughput)} that of {pair.base} "
-        f"({_decided(pair)}).{memory}"
+        f"({decided}).{memory}"
     )
-
-
-def _decided(pair: AxisComparison) -> str:
-    """Say in how many pairs that is decided: `decided faster in 3, slower in 0; 1 not decided`."""
-    words = {"faster": pair.num_faster, "slower": pair.num_slower, "equal": pair.num_equal}
-    decided = [f"{word} in {num}" for word, num in words.items() if num]
-    rest = pair.num_pairs - sum(words.values())
-    if not decided:
-        none = "which is faster is not decided"
-        return none if pair.num_pairs == 1 else f"{none} in any of them"
-    if pair.num_pairs == 1:
-        return f"decided: {decided[0].split()[0]}"
-    return f"decided {', '.join(decided)}" + (f", not decided in {rest}" if rest else "")
 
 
 def _comparison_with_first(comparisons: Sequence[AxisComparison]) -> str:

@@ -217,17 +217,14 @@ def _groups(cases: pd.DataFrame, axes: Axes) -> list[tuple[list[str], pd.DataFra
         keys.append(work)
     groups: list[tuple[list[str], pd.DataFrame]] = []
     for key in keys:
-        groups = [(key, group) for group in _split(cases, key)]
+        if key and len(cases):
+            texts = cases[key].astype(str).agg("\n".join, axis=1)
+            groups = [(key, group) for _, group in cases.groupby(texts, sort=False)]
+        else:
+            groups = [(key, cases)] if len(cases) else []
         if any(len(alike(group)) > 1 for _, group in groups):
             break
     return groups
-
-
-def _split(cases: pd.DataFrame, key: list[str]) -> list[pd.DataFrame]:
-    if not key:
-        return [cases] if len(cases) else []
-    texts = cases[key].astype(str).agg("\n".join, axis=1) if len(cases) else cases["case_id"]
-    return [group for _, group in cases.groupby(texts, sort=False)]
 
 
 def _judgement(
@@ -241,8 +238,23 @@ def _judgement(
     # The best other case that takes the same step, or else the next case.
     same = (n for n, row in enumerate(rows[1:], 1) if (row[_STEP] == rows[0][_STEP]).all())
     rival = next(same, min(1, len(rows) - 1))
-    pivot = _pivot(leads, rival)
-    cautions, most = _caution_limit(rows, rival, evidence)
+    # The case that the best is told from with the least certainty.
+    grades = list(map(_told, leads))
+    doubtful = [n for n, grade in enumerate(grades, 1) if grade is weakest(grades)]
+    pivot = rival if rival in doubtful or not doubtful else doubtful[0]
+    pair = [rows[place] for place in dict.fromkeys((0, rival))]
+    others = [row for place, row in enumerate(rows) if place not in (0, rival)]
+    fewest = min(int(row["num_launches"]) for row in pair)
+    carried = {n for launches in evidence.cautions.values() for own in launches for n in own}
+    unknown = sorted(carried - set(Caution.__members__))  # a newer version of ppbench knows them
+    kinds = (*FORBIDDING, *(SCATTER if fewest < FEWEST_LAUNCHES else ()), *unknown)
+    most = Grade.undecided
+    cautions = _names(evidence.disturbing(row, kinds, 0.5) for row in pair)
+    if not cautions:
+        single = _names(evidence.disturbing(row, FORBIDDING) for row in pair)
+        other = _names(evidence.disturbing(row, FORBIDDING, 0.5) for row in others)
+        cautions = _names([single, other])
+        most = Grade.leaning if cautions else Grade.decided
     machines = frozenset().union(*(evidence.machines[str(row["case_id"])] for row in rows))
     is_spread = len(machines) > 1 and not set(axes).intersection(_MACHINE_AXES)
     limits = [most, Grade.undecided if is_spread else Grade.decided]
@@ -250,7 +262,7 @@ def _judgement(
         where=settings_text(rows[0], [axis for axis in axes if axis in key]),
         axes=tuple(a for a in axes if a not in key and len(compared[a].astype(str).unique()) > 1),
         cases=compared,
-        grade=weakest([*map(_told, leads), *limits]),
+        grade=weakest([*grades, *limits]),
         leads=leads,
         rival_place=rival,
         pivot=pivot,
@@ -261,45 +273,13 @@ def _judgement(
     )
 
 
-def _pivot(leads: Sequence[Lead], rival: int) -> int:
-    """Return the place of the case that the best is told from with the least certainty."""
-    if not leads:
-        return rival
-    worst = weakest([_told(own) for own in leads])
-    places = [n for n, own in enumerate(leads, 1) if _told(own) is worst]
-    return rival if rival in places else places[0]
-
-
 def _told(own: Lead) -> Grade:
     """Return how sure it is that the best case is no slower than another that may be equal."""
     return Grade.decided if own.is_equal else own.grade
 
 
-def _caution_limit(
-    rows: Sequence[pd.Series], rival: int, evidence: Evidence
-) -> tuple[tuple[str, ...], Grade]:
-    """Return the cautions that limit the grade, and the surest grade that they allow."""
-    pair = [rows[place] for place in dict.fromkeys((0, rival))]
-    others = [row for place, row in enumerate(rows) if place not in (0, rival)]
-    fewest = min(int(row["num_launches"]) for row in pair)
-    kinds = (*FORBIDDING, *(SCATTER if fewest < FEWEST_LAUNCHES else ()), *_unknown(evidence))
-    severe = _names(evidence.disturbing(row, kinds, 0.5) for row in pair)
-    if severe:
-        return severe, Grade.undecided
-    single = _names(evidence.disturbing(row, FORBIDDING) for row in pair)
-    other = _names(evidence.disturbing(row, FORBIDDING, 0.5) for row in others)
-    lighter = _names([single, other])
-    return lighter, Grade.leaning if lighter else Grade.decided
-
-
 def _names(lists: Iterable[Sequence[str]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for names in lists for name in names))
-
-
-def _unknown(evidence: Evidence) -> tuple[str, ...]:
-    """Return the cautions that only a newer version of ppbench knows."""
-    names = {n for launches in evidence.cautions.values() for own in launches for n in own}
-    return tuple(sorted(names - set(Caution.__members__)))
 
 
 def _evidence_of(runs: pd.DataFrame) -> Evidence:

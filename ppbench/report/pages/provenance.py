@@ -57,15 +57,12 @@ def environments(runs: pd.DataFrame) -> list[list[tuple[str, str]]]:
 def verifications(runs: pd.DataFrame) -> list[tuple[str, str]]:
     """Return how many runs were verified in which way, or why they were not."""
     texts = runs["verified"].fillna(NOT_VERIFIED)
-    return [
-        (counted(len(some), "run"), f"{how}{_worst(some['verified_difference'])}")
-        for how, some in runs.groupby(texts, sort=False)
-    ]
-
-
-def _worst(differences: pd.Series) -> str:
-    known = differences.dropna()
-    return "" if known.empty else f"; largest difference {known.max():.1e}"
+    told = []
+    for how, some in runs.groupby(texts, sort=False):
+        known = some["verified_difference"].dropna()
+        worst = "" if known.empty else f"; largest difference {known.max():.1e}"
+        told.append((counted(len(some), "run"), f"{how}{worst}"))
+    return told
 
 
 def _environment_facts(run: pd.Series) -> list[tuple[str, str]]:
@@ -73,18 +70,19 @@ def _environment_facts(run: pd.Series) -> list[tuple[str, str]]:
     details: dict[str, object] = {}
     with contextlib.suppress(ValueError):  # the file may have been edited
         details = {} if is_missing(text) else json.loads(str(text))
-    facts = [_environment_fact(name, value) for name, value in details.items()]
+    facts = [
+        (
+            name.removesuffix("_bytes").replace("_", " "),
+            size(value) if name.endswith("_bytes") else plain_text(value),
+        )
+        for name, value in details.items()
+    ]
     return [
         ("commit", commit_text(run)),
         ("fingerprint", plain_text(run["fingerprint"])),
         ("ppbench", plain_text(run["ppbench_version"])),
         *((name, text) for name, text in facts if text != MISSING),
     ]
-
-
-def _environment_fact(name: str, value: object) -> tuple[str, str]:
-    words = name.removesuffix("_bytes").replace("_", " ")
-    return words, size(value) if name.endswith("_bytes") else plain_text(value)
 
 
 def commit_text(run: pd.Series) -> str:
@@ -123,7 +121,7 @@ class About:
 
 def about_report(title: str, runs: pd.DataFrame, answer: str) -> About:
     num_failures = int((runs["status"] != "ok").sum())
-    about = _about_runs(REPORT, title, runs)
+    about = about_runs(REPORT, title, runs)
     return dataclasses.replace(about, num_failures=num_failures, answer=_clip(answer))
 
 
@@ -131,14 +129,11 @@ def about_timeline(title: str, runs: pd.DataFrame | None = None) -> About:
     """Describe a timeline of measured runs, or of a plan if `runs` is None."""
     if runs is None:
         return About(kind=TIMELINE, title=_clip(title))
-    return _about_runs(TIMELINE, title, runs)
+    return about_runs(TIMELINE, title, runs)
 
 
-def about_comparison(title: str, runs: pd.DataFrame) -> About:
-    return _about_runs(COMPARISON, title, runs)
-
-
-def _about_runs(kind: str, title: str, runs: pd.DataFrame) -> About:
+def about_runs(kind: str, title: str, runs: pd.DataFrame) -> About:
+    """Describe a page of these runs, whose kind is one of this module's."""
     return About(
         kind=kind,
         title=_clip(title),

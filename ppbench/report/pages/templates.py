@@ -126,7 +126,7 @@ class Entry:
 def write_index(folder: Path) -> None:
     """Write `folder/index.html`. Raises StoreError if it fails or another file is there."""
     path = folder / NAME
-    if path.exists() and not _is_ours(path):
+    if path.exists() and ((about := read_about(path)) is None or about.kind != INDEX):
         raise StoreError(
             f"{path}: not an index written by ppbench, so it is not overwritten; "
             "rename it, or choose another folder with --reports DIR"
@@ -181,8 +181,3 @@ def entries(folder: Path) -> list[Entry]:
         if about is not None
     ]
     return sorted(pages, key=lambda entry: entry.about.measured, reverse=True)
-
-
-def _is_ours(path: Path) -> bool:
-    about = read_about(path)
-    return about is not None and about.kind == INDEX

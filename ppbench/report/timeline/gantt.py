@@ -34,7 +34,7 @@ from ppbench.display.units import NS_PER_MS, counted
 from ppbench.report.charts.canvas import PLAIN, legend
 from ppbench.report.charts.panels import Update, figure_text
 from ppbench.report.scripts import Picture
-from ppbench.report.timeline.marks import Floats, Kind, Marks, Step, size_unit_of
+from ppbench.report.timeline.marks import Floats, Marks, Step, size_unit_of
 from ppbench.report.timeline.overview import MOST_SHARE, NUM_SLICES, Detail, Trace, heat_map, packed
 
 if TYPE_CHECKING:
@@ -170,7 +170,10 @@ class _Drawing:
     def _stacked(self) -> list[Trace]:
         """Return the kinds in the order in which they first appear, idle time first."""
         kinds = {marks.kind.name: marks.kind for step in self._marks for marks in step}
-        return [self._stack(kind.name) for kind in sorted(kinds.values(), key=_rank_of_kind)]
+        ordered = sorted(
+            kinds.values(), key=lambda kind: (kind.lane is not Lane.COMPUTE, not kind.is_idle)
+        )
+        return [self._stack(kind.name) for kind in ordered]
 
     def _stack(self, name: str) -> Trace:
         stacked, rows, shades = [], [], []
@@ -267,7 +270,23 @@ class _Drawing:
         """Return the layout, with room for `notes` below the axis."""
         height = round(self._num_rows * self._row_px) + _TOP_PX + _BOTTOM_PX
         below_px = _NOTE_PX * len(notes)
-        annotations = [*self._titles(), *notes]
+        titles: list[Update] = [
+            {
+                "font": {"size": 13},
+                "name": "title",  # a page shortens it where it does not fit
+                "showarrow": False,
+                "text": f"<b>{figure_text(step.title)}</b>",
+                "x": 0,
+                "xanchor": "left",
+                "xref": "paper",
+                "y": first_row - 0.5,
+                "yanchor": "bottom",
+                "yref": "y",
+            }
+            for step, first_row in self._placed
+            if step.title
+        ]
+        annotations = [*titles, *notes]
         return {
             **({"annotations": annotations} if annotations else {}),
             "barmode": "overlay",
@@ -298,7 +317,7 @@ class _Drawing:
 
     def _meta(self) -> Update:
         """Return what a page needs to draw the timeline itself; see `timeline.js`."""
-        return {
+        told: Update = {
             "rowPx": self._row_px,
             "endMs": self._end_ms,
             "lanes": {
@@ -314,18 +333,14 @@ class _Drawing:
                 }
                 for step, first in self._placed
             ],
-            **({"replicas": self._replicas()} if self._behind else {}),
         }
-
-    def _replicas(self) -> Update:
-        """Return the first row of each replica, and which of them is shown at first."""
-        first_rows = {step.replica: row for step, row in (*self._placed, *self._behind)}
-        shown = self._steps[0].replica
-        return {"firstRows": [first_rows[n] for n in sorted(first_rows)], "shown": shown}
-
-    def _titles(self) -> list[Update]:
-        """Return a title above the first rank of each step."""
-        return [_title(step.title, first) for step, first in self._placed if step.title]
+        if self._behind:  # the first row of each replica, and which of them is shown at first
+            first_rows = {step.replica: row for step, row in (*self._placed, *self._behind)}
+            told["replicas"] = {
+                "firstRows": [first_rows[n] for n in sorted(first_rows)],
+                "shown": self._steps[0].replica,
+            }
+        return told
 
     def _ticks(self) -> Update:
         """Return tick labels `rank 0` and, in tall rows, small labels `send` and `recv`."""
@@ -347,30 +362,9 @@ class _Drawing:
         }
 
 
-def _title(text: str, first_row: float) -> Update:
-    """Return a step's title as an annotation above its first row."""
-    return {
-        "font": {"size": 13},
-        "name": "title",  # a page shortens it where it does not fit
-        "showarrow": False,
-        "text": f"<b>{figure_text(text)}</b>",
-        "x": 0,
-        "xanchor": "left",
-        "xref": "paper",
-        "y": first_row - 0.5,
-        "yanchor": "bottom",
-        "yref": "y",
-    }
-
-
 def _row_px(num_ranks: int) -> float:
     """Return the height of a row, which is lower where there are many."""
     return float(np.clip(_MOST_ROWS_PX / num_ranks, _SHORT_PX, _TALL_PX))
-
-
-def _rank_of_kind(kind: Kind) -> tuple[bool, bool]:
-    """Return a sort key: idle time first and hence at the back, transfers last."""
-    return kind.lane is not Lane.COMPUTE, not kind.is_idle
 
 
 def _bars(stacked: Trace, *, is_outlined: bool) -> Picture:
@@ -379,7 +373,11 @@ def _bars(stacked: Trace, *, is_outlined: bool) -> Picture:
     order = np.argsort(stacked.shade, kind="stable")
     shade = stacked.shade[order].tolist()
     width_ms = np.concatenate([m.width_ns for m in marks]) / NS_PER_MS
-    columns = [*(_joined(marks, name) for name in marks[0].numbers), width_ms]
+    numbers = [
+        np.concatenate([m.numbers[name][0] * m.numbers[name][1] for m in marks])
+        for name in marks[0].numbers
+    ]
+    columns = [*numbers, width_ms]
     phrases = [text for m in marks if m.phrases is not None for text in m.phrases.texts()]
     arrays: Update = {
         "base": (np.concatenate([m.begin_ns for m in marks]) / NS_PER_MS)[order].tolist(),
@@ -402,10 +400,6 @@ def _bars(stacked: Trace, *, is_outlined: bool) -> Picture:
     return trace
 
 
-def _joined(marks: list[Marks], name: str) -> Floats:
-    return np.concatenate([m.numbers[name][0] * m.numbers[name][1] for m in marks])
-
-
 def _trace(stacked: Trace, arrays: Update = _NO_ARRAYS, *, is_outlined: bool = False) -> Picture:
     """Return a trace with all settings and these arrays."""
     kind = stacked.kind
@@ -423,11 +417,20 @@ def _trace(stacked: Trace, arrays: Update = _NO_ARRAYS, *, is_outlined: bool = F
             "textangle": 0,
             "textposition": "inside",
         }
+    marker: Update = {"color": kind.colors[0], "line": line}
+    if kind.hatch:
+        marker["pattern"] = {
+            "fgcolor": HATCH_COLORS[ink_on(kind.colors[0])],
+            "fillmode": "overlay",
+            "shape": kind.hatch,
+            "size": 9,
+            "solidity": 0.16,
+        }
     settings: Update = {
         "hovertemplate": kind.hover,
         "legendgroup": kind.group or kind.name,
         "legendrank": 2000 if kind.is_idle else 1000,
-        "marker": {"color": kind.colors[0], "line": line, **_hatched(kind)},
+        "marker": marker,
         "meta": {
             "lane": kind.lane.value,
             "op": kind.op,
@@ -440,21 +443,6 @@ def _trace(stacked: Trace, arrays: Update = _NO_ARRAYS, *, is_outlined: bool = F
         "width": stacked.height,
     }
     return {**dict(sorted({**settings, **inside, **arrays}.items())), "type": "bar"}
-
-
-def _hatched(kind: Kind) -> Update:
-    if not kind.hatch:
-        return {}
-    color = HATCH_COLORS[ink_on(kind.colors[0])]
-    return {
-        "pattern": {
-            "fgcolor": color,
-            "fillmode": "overlay",
-            "shape": kind.hatch,
-            "size": 9,
-            "solidity": 0.16,
-        }
-    }
 
 
 def _path_points(step: Step, first_row: float, below: float) -> tuple[Floats, Floats]:

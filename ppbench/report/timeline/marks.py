@@ -253,14 +253,13 @@ def _unfinished(step: Step) -> list[Marks]:
     if step.flight is None:
         return []
     rows = step.flight.sort_values("rank")
-    states = np.array([_state_of(row) for _, row in rows.iterrows()])
+    is_waiting = rows["is_waiting"].eq(True) | rows["waits_for_rank"].notna()
+    states = np.where(
+        rows["process"].isin(["stopped", "dead"]),
+        rows["process"],
+        np.where(is_waiting, "waiting", "working"),
+    )
     return [_unfinished_in(step, state, rows[states == state]) for state in OPEN_WORDS]
-
-
-def _state_of(row: pd.Series) -> str:
-    if row["process"] in ("stopped", "dead"):
-        return str(row["process"])
-    return "waiting" if row["is_waiting"] or pd.notna(row["waits_for_rank"]) else "working"
 
 
 def _unfinished_in(step: Step, state: str, rows: pd.DataFrame) -> Marks:
@@ -287,29 +286,28 @@ def _unfinished_in(step: Step, state: str, rows: pd.DataFrame) -> Marks:
 
 
 def _idle(step: Step) -> list[Marks]:
-    pieces = gaps(step.waits)
-    # No rank of a failed run has finished its work.
-    causes = [cause for cause in Cause if step.flight is None or cause not in _AFTER_ALL]
-    return [_idle_of(step, cause, pieces.at(pieces.cause == cause)) for cause in causes]
-
-
-def _idle_of(step: Step, cause: Cause, pieces: Gaps) -> Marks:
-    has_next = pieces.position != NONE
-    following = step.waits.spans.at(np.where(has_next, pieces.position, 0))
-    microbatch = np.where(has_next, following.microbatch, NONE)
-    lines = [f"<b>{CAUSE_WORDS[cause]}</b>", "%{hovertext}", "rank %{customdata[0]}"]
-    if cause not in _AFTER_ALL:
-        lines[1] += " of microbatch %{customdata[1]}"
-    lines += _times(2)
-    name, colors = CAUSE_WORDS[cause], [IDLE_COLORS[cause]]
-    kind = Kind(name, Lane.COMPUTE, colors, _hover(lines), is_idle=True)
-    numbers = {"rank": (pieces.rank, 1.0), "microbatch": (microbatch, 1.0)}
-    zeros = np.zeros(len(following), np.int64)
-    if cause in _AFTER_ALL:
-        reasons = Phrases([_AFTER_ALL[cause]], zeros, zeros)
-    else:
-        reasons = Phrases(*_phrases_of(step, cause, following), zeros)
-    return _marks(kind, step, pieces, numbers, zeros, reasons)
+    every, found = gaps(step.waits), []
+    for cause in Cause:
+        if step.flight is not None and cause in _AFTER_ALL:
+            continue  # no rank of a failed run has finished its work
+        pieces = every.at(every.cause == cause)
+        has_next = pieces.position != NONE
+        following = step.waits.spans.at(np.where(has_next, pieces.position, 0))
+        microbatch = np.where(has_next, following.microbatch, NONE)
+        lines = [f"<b>{CAUSE_WORDS[cause]}</b>", "%{hovertext}", "rank %{customdata[0]}"]
+        if cause not in _AFTER_ALL:
+            lines[1] += " of microbatch %{customdata[1]}"
+        lines += _times(2)
+        name, colors = CAUSE_WORDS[cause], [IDLE_COLORS[cause]]
+        kind = Kind(name, Lane.COMPUTE, colors, _hover(lines), is_idle=True)
+        numbers = {"rank": (pieces.rank, 1.0), "microbatch": (microbatch, 1.0)}
+        zeros = np.zeros(len(following), np.int64)
+        if cause in _AFTER_ALL:
+            reasons = Phrases([_AFTER_ALL[cause]], zeros, zeros)
+        else:
+            reasons = Phrases(*_phrases_of(step, cause, following), zeros)
+        found.append(_marks(kind, step, pieces, numbers, zeros, reasons))
+    return found
 
 
 def _phrases_of(step: Step, cause: Cause, waiting: Spans) -> tuple[list[str], Ints]:
@@ -336,7 +334,11 @@ def _reason(step: Step, cause: Cause, op: Op, stage: int) -> str:
 
 
 def _computations(step: Step) -> list[Marks]:
-    shades = _shades(step.waits.spans)
+    compute = step.waits.spans
+    places = np.stack([compute.rank, compute.stage])
+    (rank, _), inverse = np.unique(places, axis=1, return_inverse=True)
+    # 0 for the first stage that a rank computes, 1 for the second, and so on
+    shades: Ints = (np.arange(len(rank)) - np.searchsorted(rank, rank))[inverse.ravel()]
     by_op = [_computations_of(step, op, shades) for op in Op if op in COMPUTE_OPS]
     bars = step.columns.at(step.columns.are([Op.OPT]))
     bars = bars.at(np.lexsort((bars.start_ns, bars.rank)))
@@ -344,14 +346,6 @@ def _computations(step: Step) -> list[Marks]:
     kind = Kind(OP_WORDS[Op.OPT], Lane.COMPUTE, [OP_COLORS[Op.OPT]], _hover(lines), op=Op.OPT.value)
     numbers = {"rank": (bars.rank, 1.0)}
     return [*by_op, _marks(kind, step, bars, numbers, np.zeros(len(bars), np.int64))]
-
-
-def _shades(compute: Spans) -> Ints:
-    """Return 0 for the first stage that a rank computes, 1 for the second, and so on."""
-    places = np.stack([compute.rank, compute.stage])
-    (rank, _), inverse = np.unique(places, axis=1, return_inverse=True)
-    shade: Ints = np.arange(len(rank)) - np.searchsorted(rank, rank)
-    return shade[inverse.ravel()]
 
 
 def _computations_of(step: Step, op: Op, shades: Ints) -> Marks:
@@ -367,7 +361,17 @@ def _computations_of(step: Step, op: Op, shades: Ints) -> Marks:
     ]
     colors = [tinted(OP_COLORS[op], LIGHTEST * n / max(1, most)) for n in range(most + 1)]
     kind = Kind(OP_WORDS[op], Lane.COMPUTE, colors, _hover(lines), has_text=True, op=op.value)
-    return _marks(kind, step, bars, _place_of(bars), shades[at], _gap_before(step, at))
+    # How long the rank was idle before each computation, and the main cause.
+    pieces = np.diff(np.stack(moments(step.waits))[:, at], axis=0)
+    mostly, gap = pieces.argmax(axis=0), pieces.sum(axis=0)
+    words, codes = [NO_GAP], np.zeros(len(at), np.int64)
+    for cause in (Cause.STAGE, Cause.TRANSFER, Cause.GATHER, Cause.HOST):
+        chosen = np.flatnonzero((mostly == cause) & (gap > 0))
+        phrases, indices = _phrases_of(step, cause, step.waits.spans.at(at[chosen]))
+        codes[chosen] = indices + len(words)
+        words += [f"idle for {{}} ms before it, mostly {phrase.rstrip(',')}" for phrase in phrases]
+    before = Phrases(words, codes, gap)
+    return _marks(kind, step, bars, _place_of(bars), shades[at], before)
 
 
 def _place_of(bars: Spans) -> dict[str, tuple[Ints, float]]:
@@ -380,19 +384,6 @@ def _place_of(bars: Spans) -> dict[str, tuple[Ints, float]]:
 
 def _times(num_numbers: int) -> tuple[str, str]:
     return "start %{base:,.3f} ms", f"duration %{{customdata[{num_numbers}]:,.3f}} ms"
-
-
-def _gap_before(step: Step, at: Ints) -> Phrases:
-    """Describe how long the rank was idle before each computation, and the main cause."""
-    pieces = np.diff(np.stack(moments(step.waits))[:, at], axis=0)
-    mostly, gap = pieces.argmax(axis=0), pieces.sum(axis=0)
-    words, codes = [NO_GAP], np.zeros(len(at), np.int64)
-    for cause in (Cause.STAGE, Cause.TRANSFER, Cause.GATHER, Cause.HOST):
-        chosen = np.flatnonzero((mostly == cause) & (gap > 0))
-        phrases, indices = _phrases_of(step, cause, step.waits.spans.at(at[chosen]))
-        codes[chosen] = indices + len(words)
-        words += [f"idle for {{}} ms before it, mostly {phrase.rstrip(',')}" for phrase in phrases]
-    return Phrases(words, codes, gap)
 
 
 def _transfers(step: Step, unit: SizeUnit) -> list[Marks]:

@@ -102,6 +102,16 @@ def heat_map(
     """
     grid = overview(kinds, num_ranks, 0, end_ns, NUM_SLICES)
     width_ms = end_ns / NUM_SLICES / NS_PER_MS
+    colors = [*(marks.kind.colors[0] for marks in kinds), MIXED_COLOR]
+    scale: list[list[object]] = []  # a ramp per kind and one for several, from nearly clear
+    for number, color in enumerate(colors):
+        channels = ",".join(str(int(color[i : i + 2], 16)) for i in (1, 3, 5))
+        scale += [
+            [number / len(colors), f"rgba({channels},{_FAINTEST})"],
+            [(number + 1) / len(colors), f"rgba({channels},1)"],
+        ]
+    # A cell is its main kind plus its busy share; NaN where it is idle.
+    codes = np.where(grid.busy > 0, grid.mostly + np.clip(grid.busy, 0.001, 0.999), np.nan)
     names = [*(marks.kind.name for marks in kinds), SEVERAL]
     hover = {
         "customdata": np.stack([grid.busy, grid.counts], axis=-1),
@@ -110,38 +120,19 @@ def heat_map(
         "text": np.array(names, dtype=object)[grid.mostly],
     }
     trace = {
-        "colorscale": _colorscale(kinds),
+        "colorscale": scale,
         "dx": width_ms,
         "dy": 1,
         "showscale": False,
         "x0": width_ms / 2,
         "y0": first_row,
         "ygap": gap_px,
-        "z": _codes(grid),
+        "z": codes,
         "zmax": len(names),
         "zmin": 0,
         **(hover if has_hover else {}),
     }
     return {**dict(sorted(trace.items())), "type": "heatmap"}
-
-
-def _codes(grid: Overview) -> Floats:
-    """Encode each cell as its main kind plus its busy share; NaN where it is idle."""
-    busy = grid.busy
-    return np.where(busy > 0, grid.mostly + np.clip(busy, 0.001, 0.999), np.nan)
-
-
-def _colorscale(kinds: Sequence[Marks]) -> list[list[object]]:
-    """Return a ramp per kind, and one for several kinds, from nearly clear to the colour."""
-    colors = [*(marks.kind.colors[0] for marks in kinds), MIXED_COLOR]
-    scale: list[list[object]] = []
-    for number, color in enumerate(colors):
-        channels = ",".join(str(int(color[i : i + 2], 16)) for i in (1, 3, 5))
-        scale += [
-            [number / len(colors), f"rgba({channels},{_FAINTEST})"],
-            [(number + 1) / len(colors), f"rgba({channels},1)"],
-        ]
-    return scale
 
 
 _FINEST, _STEPS_SHOWN = 1, 1_000_000
@@ -186,20 +177,15 @@ def packed(traces: Sequence[Trace], end_ns: int, first: int = 0) -> tuple[dict[s
 
     `first` is the number of the first of these traces in the figure.
     """
-    quantum_ns = _quantum_ns(end_ns)
+    quantum_ns = _FINEST
+    while quantum_ns < _COARSEST and quantum_ns * 10 * _STEPS_SHOWN <= end_ns:
+        quantum_ns *= 10
     buffer = bytearray()
     layouts = [
         {"trace": number, **_pack(trace, quantum_ns, buffer)}
         for number, trace in enumerate(traces, first)
     ]
     return {"quantumMs": quantum_ns / NS_PER_MS, "traces": layouts}, bytes(buffer)
-
-
-def _quantum_ns(end_ns: int) -> int:
-    quantum = _FINEST
-    while quantum < _COARSEST and quantum * 10 * _STEPS_SHOWN <= end_ns:
-        quantum *= 10
-    return quantum
 
 
 def _pack(trace: Trace, quantum_ns: int, buffer: bytearray) -> dict[str, object]:

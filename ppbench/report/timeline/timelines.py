@@ -174,7 +174,13 @@ def _steps_of_run(
     store: Store, run: pd.Series, name: str, choice: str, *, has_plan: bool
 ) -> _RunSteps:
     if run["status"] != OK:
-        _check_only_last(run, choice, has_plan=has_plan)
+        # It has neither measured steps nor a plan.
+        for option, is_given in {"--step": choice != MEDIAN, "--planned": has_plan}.items():
+            if is_given:
+                raise UsageError(
+                    f"run {run['run_id']}: status is {run['status']}; only the last actions of its "
+                    f"ranks can be drawn; leave {option} out"
+                )
         return _steps_of_failed(store, run, f"{name}: {run['status']}")
     if (steps := store.table("steps", [run["run_id"]])).empty:
         raise missing_spans(store, run)
@@ -189,7 +195,9 @@ def _steps_of_run(
     measured = measured.titled(f"{name} · {text}")
     drawn = [measured]
     if has_plan:
-        title = " · ".join([f"{name}, planned with its own mean costs", *_plan_facts(run)])
+        modelled = {"step_ns": "modelled_step_ns", "bubble_fraction": "modelled_bubble_fraction"}
+        figures = pd.Series({key: run.get(column) for key, column in modelled.items()})
+        title = " · ".join([f"{name}, planned with its own mean costs", *_step_facts(figures)])
         drawn.append(_planned_step(store, run, title, measured))
     return _RunSteps(run, name, text, tuple(drawn))
 
@@ -206,17 +214,6 @@ def _of_slowest(spans: pd.DataFrame) -> Step:
     }
     slowest = by_replica.pop(slowest_replica(spans))
     return replace(slowest, others=tuple(by_replica.values()))
-
-
-def _check_only_last(run: pd.Series, choice: str, *, has_plan: bool) -> None:
-    """Refuse options for a failed run, which has neither measured steps nor a plan."""
-    options = {"--step": choice != MEDIAN, "--planned": has_plan}
-    for option, is_given in options.items():
-        if is_given:
-            raise UsageError(
-                f"run {run['run_id']}: status is {run['status']}; only the last actions of its "
-                f"ranks can be drawn; leave {option} out"
-            )
 
 
 def _steps_of_failed(store: Store, run: pd.Series, name: str) -> _RunSteps:
@@ -282,26 +279,22 @@ def planned(spans: pd.DataFrame, name: str, facts: str) -> Timeline:
     times = [name for name in ("start_ns", "end_ns", "waiting_ns") if name in spans]
     scaled = spans.assign(**{name: spans[name] // 1000 for name in times})
     drawn = gantt_with_detail([planned_step(scaled)])
-    _relabel_as_seconds(drawn.picture)
+    drawn.picture["layout"]["xaxis"]["ticksuffix"] = " s"
+    for trace in drawn.picture["data"]:
+        if "hovertemplate" in trace:
+            trace["hovertemplate"] = trace["hovertemplate"].replace(" ms", " s")
+        if "hovertext" in trace:
+            trace["hovertext"] = [text.replace(" ms", " s") for text in trace["hovertext"]]
+    for packed in drawn.picture["layout"]["meta"].get("detail", {"traces": []})["traces"]:
+        if "phrases" in packed:
+            words = packed["phrases"]["words"]
+            packed["phrases"]["words"] = [text.replace(" ms", " s") for text in words]
     return Timeline(name, facts, drawn.picture, drawn.detail)
 
 
 def planned_step(spans: pd.DataFrame) -> Step:
     """A simulated step, of replicas that of the slowest one with the others."""
     return _of_slowest(spans if "waiting_ns" in spans else spans.assign(waiting_ns=float("nan")))
-
-
-def _relabel_as_seconds(picture: Picture) -> None:
-    picture["layout"]["xaxis"]["ticksuffix"] = " s"
-    for trace in picture["data"]:
-        if "hovertemplate" in trace:
-            trace["hovertemplate"] = trace["hovertemplate"].replace(" ms", " s")
-        if "hovertext" in trace:
-            trace["hovertext"] = [text.replace(" ms", " s") for text in trace["hovertext"]]
-    for packed in picture["layout"]["meta"].get("detail", {"traces": []})["traces"]:
-        if "phrases" in packed:
-            words = packed["phrases"]["words"]
-            packed["phrases"]["words"] = [text.replace(" ms", " s") for text in words]
 
 
 def facts(run: pd.Series, step: pd.Series, choice: str = MEDIAN, whose: str = "") -> str:
@@ -318,11 +311,6 @@ def facts(run: pd.Series, step: pd.Series, choice: str = MEDIAN, whose: str = ""
     ]
     marks = {"not finite": is_not_finite(run), "oversubscribed": is_oversubscribed(run)}
     return " · ".join([*parts, *(mark for mark, is_set in marks.items() if is_set)])
-
-
-def _plan_facts(run: pd.Series) -> list[str]:
-    planned = {"step_ns": "modelled_step_ns", "bubble_fraction": "modelled_bubble_fraction"}
-    return _step_facts(pd.Series({name: run.get(column) for name, column in planned.items()}))
 
 
 def _step_facts(step: pd.Series) -> list[str]:

@@ -18,7 +18,7 @@ import shutil
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -294,21 +294,19 @@ class _End:
         return f"exited with code {code} in the middle of the case, without a Python error"
 
 
-def _ends_of(node: CrashReport) -> Iterator[_End]:
-    errors = {error.rank: error for error in node.errors}
-    states = {} if node.report is None else node.report.processes
-    dead = {rank for rank, state in states.items() if state == DEAD}
-    for rank in sorted({*errors, *node.exits, *node.faults, *dead}):
-        yield _End(node, rank, errors.get(rank), node.exits.get(rank))
-
-
 def _first_end(nodes: Sequence[CrashReport]) -> _End | None:
     """Return the earliest end that is no consequence of another one.
 
     A rank that reports a lost peer does not count, nor one that the watchdog or the agent has
     ended. A rank that is not among its agent's exits was still alive when the agent ended the rest.
     """
-    ends = [end for node in nodes for end in _ends_of(node)]
+    ends = []
+    for node in nodes:
+        errors = {error.rank: error for error in node.errors}
+        states = {} if node.report is None else node.report.processes
+        dead = {rank for rank, state in states.items() if state == DEAD}
+        ranks = sorted({*errors, *node.exits, *node.faults, *dead})
+        ends += [_End(node, rank, errors.get(rank), node.exits.get(rank)) for rank in ranks]
     ends.sort(key=lambda end: (bool(end.node.exits) and end.exit is None, end.at_ns))
     for place, end in enumerate(ends):
         if end.error is not None and end.error.status != PEER_LOST:
@@ -342,27 +340,23 @@ def _cause(
     if timeouts and (first is None or first.at_ns >= min(map(_ended_ns, timeouts))):
         words = f"not over after measure.timeout_s = {timeout_s:g} s"
         return "timeout", f"{words}: {states}", None if finding is None else finding.rank
-    status, words, rank = _death(first, gone, name)
+    # No rank has an error of its own: the one that died first tells how.
+    status, rank = PEER_LOST, None if first is None else first.rank
+    is_seen = first is not None and (first.exit is not None or first.rank in first.node.faults)
+    if gone and not is_seen:
+        words, rank = f"{name(gone[0])} left nothing behind: its machine is gone", gone[0]
+    elif first is None:
+        words = "a worker died without a Python error: it was killed, or crashed"
+    elif first.is_killed_for_memory and first.rank not in first.node.faults:
+        status = "oom"
+        words = f"{name(first.rank)} was killed by the kernel, which had run out of memory"
+    else:
+        words = f"{name(first.rank)} {first.how}"
     trace = "" if first is None else first.last_words
     errors = sort_errors([error for node in nodes for error in node.errors])
     complaints = [f"{name(e.rank)}: {e.message}\n{e.traceback}" for e in errors[:1]]
     texts = [words, states, trace, *complaints]
     return status, "\n".join(text for text in texts if text), rank
-
-
-def _death(
-    first: _End | None, gone: Sequence[int], name: Callable[[int], str]
-) -> tuple[str, str, int | None]:
-    """Return which rank died first and how, in a run in which no rank has an error of its own."""
-    is_seen = first is not None and (first.exit is not None or first.rank in first.node.faults)
-    if gone and not is_seen:
-        return PEER_LOST, f"{name(gone[0])} left nothing behind: its machine is gone", gone[0]
-    if first is None:
-        return PEER_LOST, "a worker died without a Python error: it was killed, or crashed", None
-    if first.is_killed_for_memory and first.rank not in first.node.faults:
-        words = "was killed by the kernel, which had run out of memory"
-        return "oom", f"{name(first.rank)} {words}", first.rank
-    return PEER_LOST, f"{name(first.rank)} {first.how}", first.rank
 
 
 def _last_seen(

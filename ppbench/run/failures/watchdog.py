@@ -70,16 +70,7 @@ def read_report(folder: Path) -> WatchdogReport | None:
 
 def main(folder: Path, pids: Mapping[int, int]) -> None:
     """Watch until the ranks are gone."""
-    with contextlib.ExitStack() as stack:
-        processes = {}
-        for rank, pid in pids.items():
-            process = _Process(pid)
-            stack.callback(process.close)
-            processes[rank] = process
-        _watch(folder, processes)
-
-
-def _watch(folder: Path, processes: Mapping[int, _Process]) -> None:
+    processes = {rank: _Process(pid) for rank, pid in pids.items()}
     records = [map_record(flight_path(folder, rank)) for rank in processes]
     held = os.open(folder, os.O_RDONLY)
     oom_kills = deque([_num_oom_kills()], NUM_LOOKS)  # a victim dies some time after it is counted
@@ -93,21 +84,19 @@ def _watch(folder: Path, processes: Mapping[int, _Process]) -> None:
             break
     states = {rank: process.state() for rank, process in processes.items()}
     num_killed = _num_oom_kills() - oom_kills[0]
-    _write_report(WatchdogReport(now_ns, has_timed_out, states, num_killed), held)
-    if has_death:
-        _wait_for_all(processes, GRACE_S)
-    for process in processes.values():
-        process.kill()
-
-
-def _write_report(report: WatchdogReport, folder: int) -> None:
-    """Write into the open folder, even if ranks started anew have another in its place."""
+    report = WatchdogReport(now_ns, has_timed_out, states, num_killed)
     data = json.dumps(dataclasses.asdict(report)).encode()
+    # It is written into the open folder, even if ranks started anew have another in its place.
     with contextlib.suppress(FileNotFoundError):  # collected already
-        file = os.open(_UNFINISHED_REPORT, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, dir_fd=folder)
+        file = os.open(_UNFINISHED_REPORT, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, dir_fd=held)
         os.write(file, data)
         os.close(file)
-        os.rename(_UNFINISHED_REPORT, _REPORT, src_dir_fd=folder, dst_dir_fd=folder)
+        os.rename(_UNFINISHED_REPORT, _REPORT, src_dir_fd=held, dst_dir_fd=held)
+    until_s = time.monotonic() + (GRACE_S if has_death else 0.0)
+    while time.monotonic() < until_s and not all(p.is_dead() for p in processes.values()):
+        time.sleep(0.05)
+    for process in processes.values():
+        process.kill()
 
 
 def _wait_for_death(processes: Mapping[int, _Process], timeout_s: float) -> bool:
@@ -120,12 +109,6 @@ def _wait_for_death(processes: Mapping[int, _Process], timeout_s: float) -> bool
     else:
         time.sleep(timeout_s)
     return any(process.is_dead() for process in processes.values())
-
-
-def _wait_for_all(processes: Mapping[int, _Process], timeout_s: float) -> None:
-    until_s = time.monotonic() + timeout_s
-    while time.monotonic() < until_s and not all(p.is_dead() for p in processes.values()):
-        time.sleep(0.05)
 
 
 class _Process:
@@ -169,10 +152,6 @@ class _Process:
                 signal.pidfd_send_signal(self.fd, signal.SIGKILL)
             elif self._was_there:
                 os.kill(self._pid, signal.SIGKILL)
-
-    def close(self) -> None:
-        if self.fd is not None:
-            os.close(self.fd)
 
 
 def _num_oom_kills() -> int:

@@ -131,15 +131,13 @@ class Agent(LocalElasticAgent):
         """
         if self._watch is not None and self._watch.has_failed:
             self._end_workers()
-        elif self._watch is not None and not self._has_all_results():
-            return RunResult(state=WorkerState.HEALTHY)
+        elif self._watch is not None:
+            assert isinstance(self._pcontext, MultiprocessContext)
+            # A worker that has done its work waits for torch to read its result.
+            if any(queue.empty() for queue in self._pcontext._ret_vals.values()):
+                return RunResult(state=WorkerState.HEALTHY)
         result: RunResult = super()._monitor_workers(worker_group)
         return result
-
-    def _has_all_results(self) -> bool:
-        """Whether every worker has done its work; each then waits for torch to read its result."""
-        assert isinstance(self._pcontext, MultiprocessContext)
-        return not any(queue.empty() for queue in self._pcontext._ret_vals.values())
 
     def _shutdown(self, *arguments: Any, **named: Any) -> None:
         self._end_workers()
@@ -177,11 +175,9 @@ class _Watch:
             return
         assert status is not None  # it is without WNOHANG
         is_signal = status.si_code != os.CLD_EXITED
-        self._note(rank, pid, -status.si_status if is_signal else status.si_status)
-
-    def _note(self, rank: int, pid: int, exitcode: int) -> None:
-        """Note that a worker has ended, even with code 0: its work may be unfinished."""
+        exitcode = -status.si_status if is_signal else status.si_status
         at, at_ns = time.time(), time.monotonic_ns()
+        # An end is noted even with code 0: the work may be unfinished.
         with self._lock:
             if self._is_ending:
                 return

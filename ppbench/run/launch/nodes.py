@@ -74,15 +74,15 @@ class OneInterface(RendezvousHandler):
         met = self._handler.next_rendezvous()
         if met.rank == 0:
             info = met.bootstrap_store_info
-            port = info.master_port if info is not None and self.use_agent_store else self._free()
+            if info is not None and self.use_agent_store:
+                port = info.master_port
+            else:  # one that is free
+                with listen(self._place.address, 0) as listener:
+                    port = int(listener.getsockname()[1])
             met.store.set(_ADDRESS, f"{port} {self._place.address}")
         port_text, _, address = met.store.get(_ADDRESS).decode().partition(" ")
         where = RendezvousStoreInfo(address, int(port_text))
         return RendezvousInfo(met.store, met.rank, met.world_size, where)
-
-    def _free(self) -> int:
-        with listen(self._place.address, 0) as listener:
-            return int(listener.getsockname()[1])
 
     @property
     def use_agent_store(self) -> bool:

@@ -15,7 +15,6 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -151,16 +150,11 @@ def runtime_code(runtime: str) -> str | None:
     spec = importlib.util.find_spec(entry.module.partition(".")[0])
     places = [] if spec is None else spec.submodule_search_locations or [spec.origin or ""]
     named = [] if entry.dist is None else [entry.dist.name, entry.dist.version]
-    return " ".join([*named, _hash_of(Path(place) for place in places if place)])
-
-
-def _hash_of(places: Iterable[Path]) -> str:
-    """Hash files, and all Python sources that are in folders."""
     digest = hashlib.sha256()
-    for place in places:
+    for place in (Path(place) for place in places if place):
         for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
             digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
+    return " ".join([*named, digest.hexdigest()[:12]])
 
 
 def default_device() -> str:

@@ -30,6 +30,7 @@ MEASURING = (
     "ppbench/analysis/attribution.py",
     "ppbench/analysis/collectives.py",
     "ppbench/analysis/costs.py",
+    "ppbench/analysis/job_times.py",
     "ppbench/analysis/metrics.py",
     "ppbench/analysis/mfu.py",
     "ppbench/analysis/reference.py",

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from engine.configuration import data_of, lowered_of, model_of, partition_of, tokenizer_of
 from engine.connection import autocast_of
-from engine.model.data import StepBatch
-from engine.model.stage_module import Model, Partition, StageModule
 from engine.run.device import random_state, set_random_state
 from engine.run.stage import loss_of
 from engine.trainer import TrainerConfig
@@ -26,44 +24,27 @@ def unsplit_loss(config: TrainerConfig, device: torch.device) -> float | None:
     which a rank computes its microbatches, which differs between schedules.
     """
     model = model_of(config, device)
-    batch = _first_batch(config, model, device)
-    before = random_state(device)
-    with torch.no_grad():
-        losses = _losses(config, model, batch, device)
-    has_drawn = not torch.equal(before, random_state(device))
-    return None if has_drawn else float(torch.stack(losses).sum())
-
-
-def _first_batch(config: TrainerConfig, model: Model, device: torch.device) -> StepBatch:
     data = data_of(config, model, tokenizer_of(config), device)
     try:
-        return data.step(0).to(device)
+        batch = data.step(0).to(device)
     finally:
         data.close()
-
-
-def _losses(
-    config: TrainerConfig, model: Model, batch: StepBatch, device: torch.device
-) -> list[Tensor]:
-    """Return the loss of each microbatch. Messages of all are kept, but never their logits."""
+    before = random_state(device)
     partition = partition_of(config, model, lowered_of(config).num_stages)
+    # Messages of all microbatches are kept, but never their logits.
     carried: list[tuple[Tensor, ...]] = [(inputs,) for inputs in batch.inputs]
     losses: list[Tensor] = []
-    for stage in range(len(partition)):
-        module = _built(model, partition, stage, device)
-        for microbatch, targets in enumerate(batch.targets):
-            with autocast_of(config.autocast, device):
-                outputs = module(*carried[microbatch])
-            carried[microbatch] = outputs
-            if module.is_last:
-                losses.append(loss_of(outputs[0], targets, batch.num_tokens))
-                carried[microbatch] = ()
-    return losses
-
-
-def _built(model: Model, partition: Partition, stage: int, device: torch.device) -> StageModule:
-    """Build a stage, and restore the random state that drawing its weights has changed."""
-    state = random_state(device)
-    module = model.build_stage(partition, stage, device)
-    set_random_state(state, device)
-    return module
+    with torch.no_grad():
+        for stage in range(len(partition)):
+            state = random_state(device)
+            module = model.build_stage(partition, stage, device)
+            set_random_state(state, device)  # drawing its weights has changed it
+            for microbatch, targets in enumerate(batch.targets):
+                with autocast_of(config.autocast, device):
+                    outputs = module(*carried[microbatch])
+                carried[microbatch] = outputs
+                if module.is_last:
+                    losses.append(loss_of(outputs[0], targets, batch.num_tokens))
+                    carried[microbatch] = ()
+    has_drawn = not torch.equal(before, random_state(device))
+    return None if has_drawn else float(torch.stack(losses).sum())

@@ -166,6 +166,8 @@ def clock_facts(rank: int, alignment: Alignment, device_error_ns: int) -> dict[s
 
 def trainer_config(case: Case) -> TrainerConfig:
     """Return the engine's configuration for a case."""
+    # What emulated stages hold is counted, and their program found, without the engine.
+    has_no_limit = case.is_emulated or case.memory_limit == Case.memory_limit
     return TrainerConfig(
         model=ModelSpec(
             case.model_preset,
@@ -177,7 +179,18 @@ def trainer_config(case: Case) -> TrainerConfig:
             split=case.model_split,
             split_points=case.model_split_points,
         ),
-        data=_data_spec(case),
+        data=DataSpec(
+            source=case.data_source,
+            seq_len=case.seq_len,
+            microbatch_size=case.train_microbatch_size,
+            num_microbatches=case.num_microbatches,
+            seed=case.data_seed,
+            tokenizer=case.data_tokenizer,
+            text_column=case.data_text_column,
+            max_seq_len=case.data_max_seq_len,
+            shuffle=case.data_shuffle,
+            num_workers=case.data_num_workers,
+        ),
         schedule=case.schedule,
         world_size=case.world_size,
         stages_per_rank=None if case.schedule.startswith(CSV_PREFIX) else case.stages_per_rank,
@@ -196,29 +209,8 @@ def trainer_config(case: Case) -> TrainerConfig:
         autocast=case.train_autocast,
         recompute=case.recompute,
         compile=case.train_compile,
-        memory_limit=_limit_of(case),
+        memory_limit=None if has_no_limit else case.memory_limit,
         replicas=case.replicas,
         sharding=sharding_of(case),
         issue_ahead=case.launch_issue_ahead,
-    )
-
-
-def _limit_of(case: Case) -> str | None:
-    """A size; what emulated stages hold is counted, and their program found, without the engine."""
-    has_none = case.is_emulated or case.memory_limit == Case.memory_limit
-    return None if has_none else case.memory_limit
-
-
-def _data_spec(case: Case) -> DataSpec:
-    return DataSpec(
-        source=case.data_source,
-        seq_len=case.seq_len,
-        microbatch_size=case.train_microbatch_size,
-        num_microbatches=case.num_microbatches,
-        seed=case.data_seed,
-        tokenizer=case.data_tokenizer,
-        text_column=case.data_text_column,
-        max_seq_len=case.data_max_seq_len,
-        shuffle=case.data_shuffle,
-        num_workers=case.data_num_workers,
     )

@@ -43,15 +43,15 @@ class Unsplit(Stopwatch):
         self.begin(step, recording)
         if recording.has_spans:
             self.clock.begin_step()
-        losses = [self._train(mb, batch) for mb in range(len(batch.inputs))]
+        losses = []
+        for microbatch, (inputs, targets) in enumerate(
+            zip(batch.inputs, batch.targets, strict=True)
+        ):
+            forward, backward = (Action(0, op, microbatch) for op in (Op.F, Op.B))
+            loss = self.perform(forward, self._forward, inputs, targets, batch.num_tokens)
+            self.perform(backward, torch.autograd.backward, loss)
+            losses.append(loss.detach())
         return torch.stack(losses).sum()
-
-    def _train(self, microbatch: int, batch: StepBatch) -> Tensor:
-        inputs, targets = batch.inputs[microbatch], batch.targets[microbatch]
-        forward, backward = (Action(0, op, microbatch) for op in (Op.F, Op.B))
-        loss = self.perform(forward, self._forward, inputs, targets, batch.num_tokens)
-        self.perform(backward, torch.autograd.backward, loss)
-        return loss.detach()
 
     def _forward(self, inputs: Tensor, targets: Tensor, num_tokens: int) -> Tensor:
         with self._autocast:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +75,12 @@ class TorchPipeline(Stopwatch):
         self._trainer = trainer
         self._num_tokens = 0
         self._stages = [_stage_of(trainer, index, self) for index in sorted(trainer.modules)]
-        self.schedule = self._schedule()
+        config = trainer.config
+        kind = get_schedule_class(TORCH_SCHEDULES[config.schedule])
+        owned = self._stages if issubclass(kind, PipelineScheduleMulti) else self._stages[0]
+        self.schedule: Any = kind(
+            owned, config.data.num_microbatches, loss_fn=self._loss, scale_grads=False
+        )
         self._instrument = Instrument(self.schedule, self.clock, trainer.replica)
         self._is_recorded = False
         self._program = proved_program(self.schedule, trainer.fabric.transport)
@@ -106,7 +111,11 @@ class TorchPipeline(Stopwatch):
             self.schedule.step(*inputs, target=targets, losses=losses, return_outputs=False)
         except Exception as error:
             self._instrument.remove()
-            _raise_cause_of(error)
+            if (cause := error.__cause__) is None:
+                raise
+            # The stage's own error, such as running out of memory, which torch has wrapped.
+            error.__cause__ = None  # each would be the cause of the other
+            raise cause from error
         return torch.stack(losses).sum().detach() if losses else None
 
     def collect_spans(self, step: int) -> list[Span]:
@@ -137,14 +146,6 @@ class TorchPipeline(Stopwatch):
     def close(self) -> None:
         self._instrument.remove()
 
-    def _schedule(self) -> Any:
-        config = self._trainer.config
-        kind = get_schedule_class(TORCH_SCHEDULES[config.schedule])
-        is_multi = issubclass(kind, PipelineScheduleMulti)
-        (first, *_) = stages = self._stages
-        owned = stages if is_multi else first
-        return kind(owned, config.data.num_microbatches, loss_fn=self._loss, scale_grads=False)
-
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         return loss_of(logits, targets, self._num_tokens)
 
@@ -174,15 +175,6 @@ class TorchRuntime(TrainedRuntime):
         result, runner = super().step(step, recording), self._trainer.runner
         assert isinstance(runner, TorchPipeline)
         return dataclasses.replace(result, early=runner.early)
-
-
-def _raise_cause_of(error: Exception) -> NoReturn:
-    """Raise the stage's own error, such as running out of memory, which torch has wrapped."""
-    cause = error.__cause__
-    if cause is None:
-        raise error
-    error.__cause__ = None  # each would be the cause of the other
-    raise cause from error
 
 
 class _Submodule(nn.Module):

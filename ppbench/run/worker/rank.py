@@ -27,8 +27,7 @@ from typing import cast
 import torch
 import torch.distributed as dist
 
-from engine.configuration import TrainerConfig
-from engine.connection import Agreement, agree, broadcast
+from engine.connection import agree, broadcast
 from engine.flight import FlightRecord, Phase
 from engine.interfaces import InterfaceError
 from engine.model.data import DataError
@@ -74,7 +73,7 @@ from ppbench.run.machine.node_folder import node_folder_of_rank, remove_node_fol
 from ppbench.run.machine.placement import Place, needs_host_memory, on_cores
 from ppbench.run.records import write_result
 from ppbench.run.runtimes.emulated import EmulatedRuntime
-from ppbench.run.runtimes.runtime import Factory, RankContext, RefusalError, Runtime, trainer_config
+from ppbench.run.runtimes.runtime import Factory, RankContext, RefusalError, trainer_config
 from ppbench.run.sweep.headless import Headless
 from ppbench.run.sweep.open_runs import RUNNING, close_open_runs
 from ppbench.run.verification.exchange import FOLDER, VerificationError
@@ -112,23 +111,18 @@ _REFUSED = (
 def main(arguments: Sequence[str]) -> None:
     """Run the remaining items of a job, or of a sweep that has no controller."""
     die_with_parent()
-    _meet()
+    try:
+        join_other_ranks()  # blocks until all are here
+    except InterfaceError as error:  # this machine cannot be reached
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        _end_launch()
+        os._exit(UsageError.exit_code)
     gc.freeze()  # imported objects stay: collections need not visit them
     gc.enable()
     if arguments[0].endswith(".json"):
         take_part(Path(arguments[0]), _run_remaining)
     else:
         _run_headless(arguments)
-
-
-def _meet() -> None:
-    """Block until all ranks are here; end the launch where this machine cannot be reached."""
-    try:
-        join_other_ranks()
-    except InterfaceError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        _end_launch()
-        os._exit(UsageError.exit_code)
 
 
 def _end_launch() -> None:
@@ -243,7 +237,13 @@ class Worker:
         with contextlib.suppress(FileExistsError):
             local.mkdir(0o700, parents=True)
         faulthandler.enable(fault_path(local, self._rank).open("w"))
-        self.flight = _new_record(flight_path(local, self._rank), self._rank)
+        record = flight_path(local, self._rank)
+        try:
+            self.flight = FlightRecord(record, self._rank)
+        except OSError as error:
+            raise StoreError(
+                f"{record}: cannot be written: {error.strerror}; make room there"
+            ) from error
         self.flight.enter(Phase.WAITS)
         self._node = Node(local, self._rank, own_place(item.case for item in job.items))
         self._verifier = Verifier(Path(job.results), folder / FOLDER)
@@ -262,22 +262,21 @@ class Worker:
 
         Items that failed come again after all others, as often as their case allows.
         """
-        left: list[list[tuple[int, int]]] = [self._find_remaining() if self._rank == 0 else []]
+        left: list[list[tuple[int, int]]] = [[]]
+        if self._rank == 0:
+            for event in close_open_runs(self.job, self._folder, self._evidence):
+                self._on_event(event)
+            progress = read_state(self._folder)
+            untried = [i for i in range(len(self.job.items)) if i not in progress.statuses]
+            failed = [
+                index
+                for index, status in progress.statuses.items()
+                if status not in ("ok", "invalid")
+                and progress.attempts[index] <= self.job.items[index].measure.retry
+            ]
+            left = [[(index, progress.attempts.get(index, 0) + 1) for index in untried + failed]]
         dist.broadcast_object_list(left, src=0)
         return left[0]
-
-    def _find_remaining(self) -> list[tuple[int, int]]:
-        for event in close_open_runs(self.job, self._folder, self._evidence):
-            self._on_event(event)
-        progress = read_state(self._folder)
-        untried = [i for i in range(len(self.job.items)) if i not in progress.statuses]
-        again = [
-            index
-            for index, status in progress.statuses.items()
-            if status not in ("ok", "invalid")
-            and progress.attempts[index] <= self.job.items[index].measure.retry
-        ]
-        return [(index, progress.attempts.get(index, 0) + 1) for index in untried + again]
 
     def run_item(self, index: int, attempt: int) -> None:
         """Make one run, from its beginning to its row. Collective."""
@@ -336,13 +335,20 @@ class Worker:
         group, fabric = self._group_of(case.num_processes), self._fabric_for(case)
         check_file_unchanged(case)
         cores = self._bind(case)
-        agreement = agree(_config_of(case), fabric)
+        config = trainer_config(case)
+        if case.is_automatic and case.is_emulated:  # rank 0 finds the program for all
+            found = broadcast(functools.partial(program_of, case))
+            config = dataclasses.replace(config, program=found)
+        agreement = agree(config, fabric)
         if case.runtime != ENGINE and case.num_processes == 1:  # it may need a communicator
             fabric.connect([], tuple(range(case.world_size)), ())
         if self._rank >= case.num_processes:
             return None
         self.flight.enter(Phase.BUILDS)
-        runtime = _runtime(case, agreement, fabric, self.flight)
+        factory: Factory = (
+            EmulatedRuntime if case.is_emulated else cast("Factory", load_factory(case.runtime))
+        )
+        runtime = factory(case, agreement, fabric, self.flight)
         force_ieee()  # after all code of the model has been imported
         places = self._places_of(case)
         return RankContext(
@@ -403,25 +409,3 @@ class Worker:
             self._fabrics[key] = Fabric(device, clock_for(device), is_shared)
         self._fabrics[key].limit(self._limit_s)
         return self._fabrics[key]
-
-
-def _config_of(case: Case) -> TrainerConfig:
-    """The engine's configuration. Collective: an emulated program is found by rank 0 for all."""
-    config = trainer_config(case)
-    if not (case.is_automatic and case.is_emulated):
-        return config
-    return dataclasses.replace(config, program=broadcast(functools.partial(program_of, case)))
-
-
-def _new_record(path: Path, rank: int) -> FlightRecord:
-    try:
-        return FlightRecord(path, rank)
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be written: {error.strerror}; make room there") from error
-
-
-def _runtime(case: Case, agreement: Agreement, fabric: Fabric, flight: FlightRecord) -> Runtime:
-    if case.is_emulated:
-        return EmulatedRuntime(case, agreement, fabric, flight)
-    factory = cast("Factory", load_factory(case.runtime))
-    return factory(case, agreement, fabric, flight)

@@ -64,92 +64,58 @@ def join_other_ranks(patience_s: float = PATIENCE_S) -> None:
     )
 
 
-def agree_on_name(
-    store: Store, rank: int, world_size: int, patience_s: float, nonce: str | None = None
-) -> str:
-    """Return a name that exactly these processes share. Blocks until all have come."""
-    ours = _Meeting(PrefixStore(_PREFIX, store), rank, world_size, nonce or uuid.uuid4().hex)
-    return ours.hold(patience_s)
+def agree_on_name(store: Store, rank: int, world_size: int, patience_s: float) -> str:
+    """Return a name that exactly these processes share. Blocks until all have come.
 
+    The numbers in comments are the module's steps. Raises MeetingError.
+    """
+    store, nonce, ranks = PrefixStore(_PREFIX, store), uuid.uuid4().hex, range(world_size)
 
-class _Meeting:
-    """One rank's side of the meeting; the numbers in comments are the module's steps."""
-
-    def __init__(self, store: Store, rank: int, world_size: int, nonce: str) -> None:
-        self._store, self._rank, self._nonce = store, rank, nonce
-        self._ranks = range(world_size)
-
-    def hold(self, patience_s: float) -> str:
-        until = time.monotonic() + patience_s
-        self._store.set(_nonce_of(self._rank), self._nonce)  # 1
-        while time.monotonic() < until:
-            if self._rank == 0:
-                self._publish()
-            roll = self._roll()
-            name = _name_of(roll)
-            if self._rank < len(roll) and roll[self._rank] == self._nonce:
-                self._store.set(_confirmed(name, self._rank), "yes")  # 3
-                if self._may_go(name):
-                    return name
-            time.sleep(_POLL_S)
-        raise MeetingError(self._who_is_missing(patience_s))
-
-    def _publish(self) -> None:
-        nonces = self._nonces()
-        if None not in nonces and nonces != self._roll():
-            self._store.set("roll", json.dumps(nonces))  # 2
-
-    def _may_go(self, name: str) -> bool:
-        """Whether rank 0 says go.
-
-        It reads the nonces after the confirmations: a late nonce voids them.
-        """
-        if self._rank == 0 and self._is_confirmed(name) and _name_of(self._nonces()) == name:
-            self._store.set(_go(name), "yes")  # 4
-        return bool(self._store.check([_go(name)]))
-
-    def _is_confirmed(self, name: str) -> bool:
-        return bool(self._store.check([_confirmed(name, rank) for rank in self._ranks]))
-
-    def _nonces(self) -> list[str | None]:
-        return [self._read(_nonce_of(rank)) for rank in self._ranks]
-
-    def _roll(self) -> list[str | None]:
-        text = self._read("roll")
-        roll: list[str | None] = [] if text is None else json.loads(text)
-        return roll
-
-    def _read(self, key: str) -> str | None:
+    def read(key: str) -> str | None:
         """Return None for a key that is absent; `get` would wait for it."""
-        if not self._store.check([key]):
+        if not store.check([key]):
             return None
-        text: str = self._store.get(key).decode()
+        text: str = store.get(key).decode()
         return text
 
-    def _who_is_missing(self, patience_s: float) -> str:
-        """Name the ranks that never came; if all did, those that have not confirmed the roll."""
-        nonces, name = self._nonces(), _name_of(self._roll())
-        missing = [rank for rank in self._ranks if nonces[rank] is None] or [
-            rank for rank in self._ranks if not self._store.check([_confirmed(name, rank)])
-        ]
-        named = ", ".join(map(str, missing)) or "none, but rank 0 has not said go"
-        return (
-            f"rank {self._rank} of {len(self._ranks)} waited {patience_s:g} s for the others; "
-            f"missing: {named}. Are all nodes started, with the same rendezvous?"
-        )
+    def read_nonces() -> list[str | None]:
+        return [read(f"nonce/{one}") for one in ranks]
+
+    def read_roll() -> list[str | None]:
+        roll: list[str | None] = json.loads(read("roll") or "[]")
+        return roll
+
+    def has_confirmed(name: str, some: Sequence[int]) -> bool:
+        return bool(store.check([f"{name}/confirmed/{one}" for one in some]))
+
+    until = time.monotonic() + patience_s
+    store.set(f"nonce/{rank}", nonce)  # 1
+    while time.monotonic() < until:
+        if rank == 0:
+            nonces = read_nonces()
+            if None not in nonces and nonces != read_roll():
+                store.set("roll", json.dumps(nonces))  # 2
+        roll = read_roll()
+        name = _name_of(roll)
+        if rank < len(roll) and roll[rank] == nonce:
+            store.set(f"{name}/confirmed/{rank}", "yes")  # 3
+            # Nonces are read after the confirmations: a late nonce voids them.
+            if rank == 0 and has_confirmed(name, ranks) and _name_of(read_nonces()) == name:
+                store.set(f"{name}/go", "yes")  # 4
+            if store.check([f"{name}/go"]):
+                return name
+        time.sleep(_POLL_S)
+    # Those that never came are missing; if all did, those that have not confirmed the roll.
+    nonces, name = read_nonces(), _name_of(read_roll())
+    missing = [one for one in ranks if nonces[one] is None] or [
+        one for one in ranks if not has_confirmed(name, [one])
+    ]
+    named = ", ".join(map(str, missing)) or "none, but rank 0 has not said go"
+    raise MeetingError(
+        f"rank {rank} of {world_size} waited {patience_s:g} s for the others; "
+        f"missing: {named}. Are all nodes started, with the same rendezvous?"
+    )
 
 
 def _name_of(roll: Sequence[str | None]) -> str:
     return hashlib.sha256(json.dumps(roll).encode()).hexdigest()[:16]
-
-
-def _nonce_of(rank: int) -> str:
-    return f"nonce/{rank}"
-
-
-def _confirmed(name: str, rank: int) -> str:
-    return f"{name}/confirmed/{rank}"
-
-
-def _go(name: str) -> str:
-    return f"{name}/go"

@@ -58,11 +58,6 @@ def test_balancing_is_as_good_as_trying_every_partition(layers, before, after, n
     assert score(balance(of, num_stages)) == best
 
 
-def test_balancing_leaves_a_heavy_head_with_fewer_layers():
-    assert [len(s) for s in balance(Costs((1.0,) * 8, 0, 4.0), 3)] == [4, 4, 0]
-    assert [len(s) for s in balance(Costs((1.0,) * 32, 0, 4.0), 4)] == [9, 9, 9, 5]
-
-
 def test_parameters_count_the_embeddings_and_the_head():
     model = open_model(ModelSpec("llama-160m"), (1, 8), torch.device("cpu"))
     embeddings, norm = 32_000 * 768, 768

@@ -555,42 +555,6 @@ def test_the_first_stage_runs_its_inner_layers_in_i_and_returns_nothing():
     assert names_with_gradient(module) == set(gradients_of(module)) - late
 
 
-def test_an_empty_stage_passes_the_gradient_through_and_has_nothing_for_w():
-    stage = stage_of(chain())
-    x, gradient = drawn(2)
-    (output,) = stage.forward(0, (x,), None)
-    assert torch.equal(output, x)
-    (passed,) = stage.backward_input(0, (gradient,))
-    assert torch.equal(passed, gradient)
-    stage.backward_weight(0)
-    assert stage.num_held == 0
-
-
-def test_whole_numbers_in_a_message_have_no_gradient():
-    class WithIds(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear, self.embedding = linear(), nn.Embedding(16, WIDTH)
-
-        def forward(self, ids: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-            return ids, self.linear(x) + self.embedding(ids)
-
-    piece = Piece(WithIds().double(), "", ("ids", "x"), ("same", "y"))
-    names = ("ids", "x"), ("same", "y")
-    module = ChainStage([piece], range(1), *names, {}, is_first=False, is_last=False)
-    plain = copy.deepcopy(module)
-    sends = (TensorSpec((2, 3), torch.int64), TensorSpec(SHAPE, torch.float64))
-    stage = Stage(module, sends, PLAIN, is_split=True)
-    ids, (x, gradient) = torch.randint(16, (2, 3)), drawn(2)
-    leaf = x.clone().requires_grad_()
-    stage.forward(0, (ids, x), None)
-    (of_input,) = stage.backward_input(0, (gradient,))
-    stage.backward_weight(0)
-    plain(ids, leaf)[1].backward(gradient)
-    expected = {"x": leaf.grad, **gradients_of(plain)}
-    assert_same({"x": of_input, **gradients_of(module)}, expected)
-
-
 # Memory: what I lets go, what W lets go.
 
 

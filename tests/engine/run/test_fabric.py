@@ -14,7 +14,7 @@ from engine.run import device as devices
 from engine.run.clock import HostClock
 from engine.run.p2p import fabric as fabrics
 from engine.run.p2p.fabric import Fabric, Link, check_streams, links_of
-from engine.run.p2p.nccl import MOST_CTAS, options_of
+from engine.run.p2p.nccl import MOST_CTAS
 from engine.run.streams import MOST_EDGES, TooManyEdgesError
 
 
@@ -120,7 +120,3 @@ def test_nccls_own_time_limit_is_that_of_the_case(made):
     assert {g.more["timeout"] for g in nccl(made)} == {timedelta(seconds=1800)}
     fabric.limit(0)
     assert {g.more["timeout"] for g in nccl(made)} == {timedelta(days=365)}
-
-
-def test_a_backend_without_options_has_none():
-    assert options_of("xccl", is_edge=True) is None

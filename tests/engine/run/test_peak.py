@@ -8,7 +8,6 @@ from engine.run.peak import (
     fastest_size,
     largest_with_room,
     measured_peak_flops,
-    rate_of_size,
     sustained_rate,
 )
 
@@ -67,12 +66,6 @@ def test_an_accelerators_products_are_as_large_as_its_memory_allows():
     assert largest_with_room(lambda size: prepare(size, 9999), LARGE) == LARGE == 8192
     assert largest_with_room(lambda size: prepare(size, 2048), LARGE) == 2048
     assert tried == [8192, 8192, 4096, 2048]
-
-
-def test_the_rate_of_a_size_is_of_that_size_alone():
-    machine = Machine({128: 80, 8192: 40}.__getitem__)
-    assert rate_of_size(machine.prepare, 8192, machine.now_ns) == pytest.approx(40e9)
-    assert set(machine.sizes) == {8192}
 
 
 def test_this_machine_is_measured():

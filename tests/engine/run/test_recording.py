@@ -10,12 +10,8 @@ from pipeline import config
 from ranks import Ranks
 from torch.profiler import ProfilerActivity, profile
 
-from engine.connection import agree
-from engine.emulated import EmulatedTrainer
 from engine.plan.lower import lower
 from engine.plan.schedules.registry import build_program
-from engine.plan.simulate import uniform
-from engine.run.emulation import Emulation
 from engine.run.p2p.fabric import Fabric
 from engine.run.recording import Recording
 from engine.trainer import Trainer, TrainerConfig, connect
@@ -68,19 +64,6 @@ def profiled(fabric: Fabric, is_member: bool, settings: TrainerConfig, path):
     return [event["name"] for event in events if event.get("cat") == "user_annotation"]
 
 
-def emulated(fabric: Fabric, is_member: bool, settings: TrainerConfig, emulation: Emulation):
-    agreement = agree(settings, fabric)
-    if not is_member:
-        return None
-    trainer = EmulatedTrainer(agreement, emulation, fabric)
-    num_spans = [
-        len(trainer.step(i, w).spans)
-        for i, w in enumerate([Recording.flight_only, Recording.spans, Recording.profiler_ranges])
-    ]
-    trainer.close()
-    return num_spans
-
-
 def test_what_is_learned_does_not_depend_on_what_is_recorded(ranks: Ranks):
     settings = config("zbv", 2, 4, seq_len="variable", max_seq_len=16)
     turns = [
@@ -112,9 +95,3 @@ def test_every_action_of_every_step_is_a_range_of_its_name(ranks: Ranks, tmp_pat
         expected = [*map(str, row), "OPT"] * 2
         ours = [name for name in names if re.fullmatch(r"\d+[A-Z_]+\d+|OPT", name)]
         assert collections.Counter(ours) == collections.Counter(expected)
-
-
-def test_emulated_ranks_are_watched_alike(ranks: Ranks):
-    durations = uniform(build_program("1f1b", 2, 3).placement, 1, 1, 1)
-    (first, second) = ranks.run(2, emulated, config("1f1b", 2, 3), Emulation(durations))
-    assert first == second == [0, 12, 0]

@@ -4,7 +4,6 @@ import collections
 import json
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from ppbench.errors import SweepFileError, UsageError
 NUM_MUTATIONS = 2200
 NUM_IN_A_SAMPLE = 500
 NUM_COMMANDS = 20
-PATIENCE_S = 60
 ANSWER = """\
 import json, sys
 facts = dict(num_layers=6, max_positions=512, vocab_size=300, num_parameters=1,
@@ -97,22 +95,6 @@ def test_the_command_writes_nothing_when_it_refuses(folder, monkeypatch, capsys)
             assert (printed.out, printed.err) == ("", f"error: {error}\n")
             assert run_main(monkeypatch, "sweep", "sweep.toml", *overrides) == 2
             assert capsys.readouterr().err == f"error: {error}\n"
-        assert list(Path().iterdir()) == [Path("sweep.toml")]
-
-
-def test_the_installed_command_refuses_with_exit_code_2(folder):
-    refused = [mutation for mutation in map(mutate, range(20)) if refusal(mutation)]
-    for mutation in refused[:1]:
-        Path("sweep.toml").write_bytes(mutation.content)
-        overrides = [word for text in mutation.overrides for word in ("--set", text)]
-        command = [sys.executable, "-c", "from ppbench.cli import main; main()", "sweep"]
-        done = subprocess.run(
-            [*command, "sweep.toml", *overrides],
-            capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-        )  # fmt: skip
-        assert done.returncode == 2
-        assert re.fullmatch(r"error: (sweep\.toml:\d+: |--set).*\n", done.stderr)
-        assert done.stdout == ""
         assert list(Path().iterdir()) == [Path("sweep.toml")]
 
 

@@ -15,7 +15,6 @@ from ppbench.config.feasibility import problems_of_fit
 from ppbench.config.programs import check_file_unchanged, link_ns_of
 from ppbench.config.reader import read_sweep
 from ppbench.config.schema import known_keys
-from ppbench.config.toml import line_of
 from ppbench.errors import SweepFileError, UsageError
 from ppbench.run.job import Job, PlannedRun, read_job, write_job
 from ppbench.statistics.significance import FEWEST_LAUNCHES
@@ -385,10 +384,6 @@ def test_monstrous_input_is_refused_in_one_line(tmp_path, text):
     assert "\n" not in str(caught.value)
 
 
-def test_a_case_id_depends_on_the_workload():
-    assert Case(seq_len=64).case_id == "a67ef6505992" != Case().case_id
-
-
 @pytest.mark.parametrize(
     ("old", "new", "where", "what"),
     [
@@ -488,11 +483,6 @@ def test_a_folder_without_a_file_is_said_to_be_there(tmp_path, kind):
     assert f":2: data.source: no file in the folder: {tmp_path}/empty (" in str(error.value)
 
 
-def test_a_missing_text_source_is_found_before_anything_runs(tmp_path):
-    with pytest.raises(SweepFileError, match=r":2: data.source: no such file: no/such"):
-        read(tmp_path, '[data]\nsource = "text:no/such"')
-
-
 def test_a_grid_that_is_too_large_is_refused_without_expanding_it(tmp_path):
     axis = list(range(1, 400))
     text = f"[grid]\nnum_microbatches = {axis}\nseq_len = {axis}\nworld_size = {axis}"
@@ -505,34 +495,12 @@ def test_the_shipped_sweeps_are_valid(path):
     assert read_sweep(path, [], "cpu").cases
 
 
-def test_the_demo_compares_both_schedules_over_the_promised_axes():
-    sweep = read_sweep(SWEEPS / "1f1b_vs_afab.toml", [], "cpu")
-    found = {axis: {getattr(c, axis) for c, _ in sweep.cases} for axis in sweep.axes}
-    assert found["schedule"] == {"afab", "1f1b"}
-    assert found["world_size"] == {1, 2, 4}
-    assert len(found["num_microbatches"]) == len(found["seq_len"]) == 2
-    assert len(sweep.cases) == 24
-
-
 def test_every_case_of_the_demo_means_something_on_two_cores():
     for case, measure in read_sweep(SWEEPS / "1f1b_vs_afab.toml", [], "cpu").cases:
         has_cores = case.world_size * case.launch_threads_per_rank <= 2
         assert case.is_emulated is not has_cores
         assert measure.launches >= FEWEST_LAUNCHES
         assert measure.steps >= MIN_STEPS
-
-
-@pytest.mark.parametrize(
-    ("path", "line"),
-    [
-        (("name",), 1),
-        (("model", "preset"), 4),
-        (("grid", "num_microbatches", 1), 17),
-        (("x",), None),
-    ],
-)
-def test_a_key_is_found_on_its_line(path, line):
-    assert line_of(VALID, path) == line
 
 
 def only_case(sweep):

@@ -34,7 +34,6 @@ def test_one_value_is_for_all_stages_and_such_cases_keep_their_ids(tmp_path, val
     is_on = value == "true"
     assert case == Case(train_recompute=is_on)
     assert trainer_config(case).recompute is is_on
-    assert Case(train_recompute=True).case_id == "a3460cfe7357"  # as stored before there were lists
 
 
 def test_an_axis_may_have_lists_beside_single_values(tmp_path):
@@ -47,11 +46,6 @@ def test_an_axis_may_have_lists_beside_single_values(tmp_path):
     assert [case.recompute for case, _ in only.select(sweep.cases)] == [(True, False)]
     excluded = text + "[[exclude]]\ntrain.recompute = [true, false]\n"
     assert [case.recompute for case, _ in read(tmp_path, excluded).cases] == [False, (False, True)]
-
-
-def test_a_list_given_by_set_is_an_axis_as_it_always_was(tmp_path):
-    sweep = read(tmp_path, "", "train.recompute=[false, true]")
-    assert [case.recompute for case, _ in sweep.cases] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -70,9 +64,3 @@ def test_what_is_no_value_is_refused_at_its_line(tmp_path, value, words):
         read(tmp_path, TWO_STAGES.format(value))
     assert ":3: train.recompute: " in str(caught.value)
     assert words in str(caught.value)
-
-
-def test_stages_are_counted_over_all_ranks(tmp_path):
-    text = 'schedule = "zbv"\n' + TWO_STAGES.format("[true, false, false, true]")
-    ((case, _),) = read(tmp_path, text).cases
-    assert case.recompute == (True, False, False, True)

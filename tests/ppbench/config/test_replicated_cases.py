@@ -52,11 +52,6 @@ def test_each_policy_has_its_settings(tmp_path, text, policy):
     assert (case.num_processes, case.tokens_per_step) == (6, 3 * 8 * 128)
 
 
-def test_ids_of_cases_without_replicas_are_those_of_before():
-    assert Case(world_size=4).case_id == "dd6abbf4f53c"
-    assert Case(world_size=4, replicas=2).case_id != Case(world_size=4).case_id
-
-
 def test_a_case_with_replicas_has_their_collectives_and_one_without_has_none():
     row = "0UNSHARD 0F0 0F1 0B0 0F2 0B1 0B2 0REDUCE_GRAD 0RESHARD"
     assert names_of(lowered_of(SHARDED).rows[0]) == row

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -115,22 +113,3 @@ def test_what_cannot_be_written_is_an_error_that_says_why(demo: Store, tmp_path:
     for how in (csv_, parquet):
         with pytest.raises(StoreError, match=r"be written: .*; choose another path with -o FILE"):
             output_of(export, how, [], "runs", tmp_path / "file" / "runs", where)
-
-
-def test_the_commands_print_what_they_wrote_and_exit_with_2_on_mistakes(
-    demo: Store, tmp_path: Path
-) -> None:
-    script = "from ppbench.cli import main; main()"
-
-    def ppbench(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", script, *arguments, "--results", str(demo.folder)]
-        return subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-        )
-
-    name = demo.runs()["run_id"].iloc[0]
-    drawn = ppbench("figure", "timeline", name, "-o", "a.html", "--theme", "dark")
-    assert (drawn.stdout, drawn.returncode) == ("a.html\n", 0)
-    failed = ppbench("trace", "last")
-    assert failed.stderr.endswith("status is oom; it has no spans\n")
-    assert failed.returncode == 2

@@ -116,14 +116,6 @@ def test_sixty_cases_become_panels_that_share_one_scale(tmp_path: Path) -> None:
     assert figure.layout.height == 3 * 220 + 2 * 70 + 64 + 32
 
 
-def test_switches_are_axes_with_words_on_them(tmp_path: Path) -> None:
-    cases = [Case(train_recompute=on, schedule=s) for on in (False, True) for s in ("afab", "1f1b")]
-    runs = store_with(tmp_path, [run_row(n, case) for n, case in enumerate(cases)]).runs()
-    figure = charts.throughput(runs, varying_axes(runs))
-    assert list(figure.layout.xaxis.ticktext) == ["no recompute", "recompute"]
-    assert "no recompute" in concluded(runs).sentence.text
-
-
 def test_error_bars_go_from_the_slowest_to_the_fastest_launch(tmp_path: Path) -> None:
     rows = [
         run_row(n, Case(), launch=n, tokens_per_s=speed, tokens_per_s_low=1.0)
@@ -273,11 +265,6 @@ def test_the_front_leaves_out_what_is_slower_and_bigger_and_what_is_oversubscrib
     assert traces(figure)["front"].text[0] == "1f1b, 2 ranks, 8 microbatches"
     sound = [s for t in figure.data if t.meta and "isSound" in t.meta for s in t.meta["isSound"]]
     assert sound.count(False) == 1
-
-
-def test_the_front_says_which_cases_do_not_count(demo: Store) -> None:
-    (front,) = (c for c in drawn_of(demo, demo.runs(), ("world_size",)) if c.name == "pareto")
-    assert "Oversubscribed cases (open markers) are ignored unless all" in front.explanation
 
 
 def test_work_that_differs_has_fronts_of_its_own() -> None:

@@ -390,16 +390,3 @@ def test_schedules_are_compared_pair_by_pair_with_what_is_decided() -> None:
         "times that of afab (decided faster in 1, equal in 1, not decided in 1). Its peak memory "
         "is 1.00 times that of afab."
     )
-
-
-def test_all_texts_come_from_one_judgement() -> None:
-    """Where the answer is not decided, nothing else on the page calls a case the fastest."""
-    rows = launches(AFAB, [1000.0]) + launches(OTHER, [1010.0])
-    conclusions = concluded(rows)
-    texts = [
-        conclusions.sentence.text,
-        *conclusions.notes,
-        *conclusions.comparisons,
-        *conclusions.smaller,
-    ]
-    assert not [text for text in texts if "fastest" in text]

@@ -177,11 +177,6 @@ def test_more_bars_than_can_be_drawn_become_an_overview_and_a_plain_note(many) -
     assert f"at most {MOST_BARS:,} bars" not in note.text  # a picture cannot be zoomed
 
 
-def test_an_overview_costs_as_much_whatever_the_number_of_spans(many) -> None:
-    sizes = [len(drawn(step).to_json()) for step in (many, simulated("1f1b", 4, 2400))]
-    assert sizes[1] < 1.1 * sizes[0]
-
-
 def test_a_cell_is_as_bright_as_it_is_busy_and_has_the_hue_of_its_op(many) -> None:
     (grid,) = [trace for trace in drawn(many).data if trace.type == "heatmap"]
     last = np.asarray(grid.z, dtype=float)[3]
@@ -190,52 +185,7 @@ def test_a_cell_is_as_bright_as_it_is_busy_and_has_the_hue_of_its_op(many) -> No
     assert grid.zmax == 3
 
 
-def test_packed_marks_read_back_are_those_that_went_in(many) -> None:
-    found = gantt_with_detail([Step("", many)])
-    told, data = found.picture["layout"]["meta"]["detail"], found.detail.columns
-    (forward,) = [
-        t for t in told["traces"] if found.picture["data"][t["trace"]].get("name") == "forward"
-    ]
-
-    def column(layout: dict) -> np.ndarray:
-        count = forward["count"]
-        planes = [
-            np.frombuffer(data, np.uint8, count, layout["at"] + n * count).astype(np.int64) << 8 * n
-            for n in range(layout["planes"])
-        ]
-        return sum(planes, np.zeros(count, np.int64)) + layout["least"]
-
-    wanted = many[many["op"] == "F"].sort_values(["rank", "start_ns"])
-    quantum_ns = told["quantumMs"] * MS
-    for at, rank in zip([n for _, n in forward["rows"]], range(4), strict=True):
-        begin = np.cumsum(column(forward["begin"])[at : at + 1200]) * quantum_ns
-        expected = wanted[wanted["rank"] == rank]
-        assert np.abs(begin - expected["start_ns"]).max() <= quantum_ns / 2
-        numbers = {n["name"]: column(n)[at : at + 1200] * n["factor"] for n in forward["numbers"]}
-        assert (numbers["microbatch"] == expected["microbatch"].to_numpy()).all()
-    assert (column(forward["width"]) * quantum_ns == 10 * MS).all()
-
-
 def test_times_are_kept_to_a_millionth_of_the_step_or_finer() -> None:
     for end_ns, quantum_ns in ((500_000, 1), (10**7, 10), (10**9, 1000), (10**12, 1000)):
         told, _ = packed([], end_ns)
         assert told["quantumMs"] * MS == pytest.approx(quantum_ns)
-
-
-def test_a_page_is_told_where_steps_and_lanes_lie_and_what_bars_are() -> None:
-    figure = gantt([Step("one", spans()), Step("two", spans())])
-    told = figure.layout.meta["timeline"]
-    assert [(step["title"], step["ranks"]) for step in told["steps"]] == [("one", 2), ("two", 2)]
-    first, second = (step["firstRow"] for step in told["steps"])
-    bars = traces(figure)
-    assert set(bars["forward"].y - told["lanes"]["compute"]["at"]) == {
-        first, first + 1, second, second + 1,
-    }  # fmt: skip
-    assert max(step["end"] for step in told["steps"]) == told["endMs"]
-    assert bars["forward"].meta["op"] == "F"
-    numbers = dict(
-        zip(bars["forward"].meta["numbers"], bars["forward"].customdata[0], strict=False)
-    )
-    assert numbers == {"rank": 0, "stage": 0, "microbatch": 0}
-    assert bars["idle: another stage"].meta["isIdle"]
-    assert not bars["receive activations, waiting"].showlegend

@@ -71,16 +71,6 @@ def embedded(html: str) -> list[str]:
     return re.findall(r'x-ppbench-figure" id="([^"]+)"', html)
 
 
-def test_a_change_tells_its_commit_the_compare_command_and_both_timelines(html: str) -> None:
-    [change] = [panel["change 0"] for panel in panels(html) if "change 0" in panel]
-    assert change["title"].endswith(f"at {sha(BAD)[:9]}")
-    told = commands(change)
-    assert told["commit"] == sha(BAD)
-    assert told["compare"] == f"ppbench compare {sha(3)[:12]} {sha(BAD)[:12]}"
-    assert len(told["both timelines"].split()) == 4
-    assert change["figure"] in embedded(html)
-
-
 def test_commands_name_the_results_that_are_elsewhere(runs: Runs, page: HistoryPage) -> None:
     html = render_history(runs.store, replace(page, options="--results there"))
     [change] = [panel["change 0"] for panel in panels(html) if "change 0" in panel]

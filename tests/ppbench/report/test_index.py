@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import os
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from stored_runs import NASTY, run_row, store_with
+from stored_runs import NASTY, run_row
 
 from ppbench.config.case import Case
 from ppbench.console import print_notes
 from ppbench.errors import StoreError, UsageError
-from ppbench.report.pages.provenance import META, About, about_report, read_about
+from ppbench.report.pages.provenance import About, about_report, read_about
 from ppbench.report.pages.report import report_runs
 from ppbench.report.pages.templates import entries, render, render_index, write_index
 from ppbench.report.pages.timeline import timeline_of_runs
 from ppbench.store import Store
 
 
-def page(path: Path, **changes) -> Path:
+def page(path: Path, about: About | None = None, **changes) -> Path:
     """A page without content that says of itself what a report does."""
     told = {"kind": "report", "title": "demo", "measured": "2026-01-01 00:00:00", **changes}
-    html = render(
-        "index.html",
-        title="x",
-        about=About(**told),
-        reports=[],
-        comparisons=[],
-        plans=[],
-        histories=[],
-        timelines=[],
-    )
+    lists: dict[str, list] = {
+        name: [] for name in ("reports", "comparisons", "plans", "histories", "timelines")
+    }
+    html = render("index.html", title="x", about=about or About(**told), **lists)
     path.write_text(html, encoding="utf-8")
     return path
 
@@ -88,32 +81,34 @@ def test_what_a_report_says_of_itself_is_read_from_its_top_alone(demo: Store) ->
     assert about.commit == "c0ffee"
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\xff\xfe\x00",
-        b"<html><script>alert(1)</script>",
-        b'<meta name="ppbench-report" content="{">',
-        b'<meta name="ppbench-report" content="[1]">',
-        b'<meta name="ppbench-report" content="{&quot;kind&quot;: &quot;report&quot;}">',
-        b'<meta name="ppbench-report" content="{&quot;kind&quot;: 1, &quot;title&quot;: 2}">',
-        b"<p>" + b"x" * 20_000 + b'<meta name="ppbench-report" content="{}">',
-    ],
-)
-def test_what_is_not_a_report_is_left_out(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "foreign.html").write_bytes(content)
+FOREIGN = [
+    b"",
+    b"\xff\xfe\x00",
+    b"<html><script>alert(1)</script>",
+    b"<!doctype html><![foo[bar]]>",
+    *(
+        b'<meta name="ppbench-report" content="%s">' % content
+        for content in (
+            b"{",
+            b"[1]",
+            b"[" * 8000,
+            b"{&quot;kind&quot;: &quot;report&quot;}",
+            b"{&quot;kind&quot;: 1, &quot;title&quot;: 2}",
+            b"{&quot;kind&quot;: &quot;report&quot;, &quot;title&quot;: &quot;\\ud800&quot;}",
+        )
+    ),
+    b"<p>" + b"x" * 20_000 + b'<meta name="ppbench-report" content="{}">',
+]
+
+
+def test_what_is_not_a_report_is_left_out(tmp_path: Path) -> None:
+    for number, content in enumerate(FOREIGN):
+        (tmp_path / f"foreign{number}.html").write_bytes(content)
     (tmp_path / "folder.html").mkdir()
     (tmp_path / "gone.html").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "pipe.html")
     page(tmp_path / "ours.html")
     assert [entry.address for entry in entries(tmp_path)] == ["ours.html"]
-
-
-def test_facts_that_a_newer_version_adds_are_passed_over(tmp_path: Path) -> None:
-    told = json.dumps({"kind": "report", "title": "t", "colour": "red"}).replace('"', "&quot;")
-    path = tmp_path / "a.html"
-    path.write_text(f'<meta name="{META}" content="{told}">', encoding="utf-8")
-    assert read_about(path) == About(kind="report", title="t")
 
 
 def test_titles_errors_and_file_names_with_markup_are_text(tmp_path: Path) -> None:
@@ -129,18 +124,7 @@ def test_titles_errors_and_file_names_with_markup_are_text(tmp_path: Path) -> No
 def test_a_long_name_does_not_push_the_facts_out_of_reach(tmp_path: Path) -> None:
     row = run_row(1, Case(), commit='"' * 10_000)
     about = about_report('"ü' * 100_000, pd.DataFrame([row]), "")
-    path = tmp_path / "a.html"
-    html = render(
-        "index.html",
-        title="x",
-        about=about,
-        reports=[],
-        comparisons=[],
-        plans=[],
-        histories=[],
-        timelines=[],
-    )
-    path.write_text(html, encoding="utf-8")
+    path = page(tmp_path / "a.html", about)
     assert read_about(path) == about
     assert about.title.endswith("…")
 
@@ -197,27 +181,3 @@ def test_a_foreign_index_is_a_warning_and_the_report_is_written(
     assert report_runs(demo, [], None, reports).exists()
     assert "warning: " in capsys.readouterr().err
     assert (reports / "index.html").read_text() == "mine"
-
-
-def test_a_store_of_one_run_has_its_report_told(tmp_path: Path) -> None:
-    store = store_with(tmp_path, [run_row(1, Case(), commit=None, created_at=None)])
-    about = about_report("t", store.runs(), ())
-    assert (about.measured, about.commit) == ("", "")
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        "<![foo[bar]]>",
-        '<meta name="ppbench-report" content="' + "[" * 8000 + '">',
-        """<meta name="ppbench-report" content='{"kind": "report", "title": "\\ud800"}'>""",
-    ],
-)
-def test_a_page_that_cannot_be_read_is_passed_over(tmp_path: Path, head: str) -> None:
-    (tmp_path / "foreign.html").write_text(f"<!doctype html>{head}")
-    assert _Index(render_index(tmp_path)).links == []
-
-
-def test_a_pipe_is_passed_over(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "x.html")
-    assert _Index(render_index(tmp_path)).links == []

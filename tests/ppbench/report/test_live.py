@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command import ppbench
+from command import EMULATED_SWEEP, ppbench
 from stored_runs import demo_store
 
 from ppbench.cli.live import ReportingDisplay, reporting
@@ -17,22 +17,7 @@ from ppbench.run.sweep.plan import Choice
 from ppbench.run.sweep.progress import Display
 from ppbench.store import Store
 
-EMULATED = """\
-device = "emulated"
-num_microbatches = 2
-seq_len = 8
-
-[model]
-preset = "llama-tiny"
-
-[emulated]
-F_ms = 20
-I_ms = 1
-W_ms = 1
-
-[measure]
-warmup_steps = 1
-steps = 2
+EMULATED = f"""{EMULATED_SWEEP}steps = 2
 
 [grid]
 schedule = ["afab", "1f1b"]

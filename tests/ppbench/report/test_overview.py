@@ -19,11 +19,6 @@ def test_a_span_gives_each_slice_what_lies_in_it():
     np.testing.assert_allclose(backward * 15, [[0, 0, 9, 11], [0, 8, 4, 0]])
 
 
-def test_all_slices_together_hold_all_the_time():
-    for num_slices in (1, 7, 600):
-        assert round((seen(num_slices).shares.sum() * 60 / num_slices), 6) == 10 + 10 + 20 + 12
-
-
 def test_a_part_of_the_step_is_sliced_by_itself():
     forward, _ = seen(2, 8, 12).shares
     np.testing.assert_allclose(forward, [[1, 0], [0, 0]])

@@ -12,7 +12,7 @@ from ppbench.planning.plan import Plan
 from ppbench.planning.planner import make_plan, simulated
 from ppbench.planning.request import PlanRequest
 from ppbench.planning.words import sentences_of
-from ppbench.report.charts.frontier import Point, front, frontier
+from ppbench.report.charts.frontier import Point, frontier
 from ppbench.report.pages.plan import PlanPage, render_plan, write_plan
 from ppbench.report.pages.templates import render_index
 
@@ -60,7 +60,6 @@ def test_the_page_says_what_to_run_first_and_names_every_proposal(page, plan):
 
 def test_the_front_rises_with_memory_and_leaves_out_what_is_beaten():
     points = [Point(m, s, f"{m}", "found") for m, s in ((4, 10.0), (2, 5.0), (3, 4.0), (5, 10.0))]
-    assert [point.memory_bytes for point in front(points)] == [2, 4]
     drawn = frontier(points, 6)
     assert drawn.limit is not None
     places = [tuple(map(float, corner.split(","))) for corner in drawn.line.split()]

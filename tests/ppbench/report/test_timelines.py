@@ -200,16 +200,6 @@ def test_of_a_failed_run_only_the_last_actions_can_be_drawn(tmp_path, changes, o
         timeline(store, [store.runs().iloc[-1]], ["1f1b"], **changes)
 
 
-def test_the_page_of_a_failed_run_tells_its_error_and_its_ranks(tmp_path) -> None:
-    failed_store(tmp_path / "results")
-    path = timeline_of_runs(Store(tmp_path / "results"), ["last"], None, tmp_path / "reports")
-    text = path.read_text(encoding="utf-8")
-    assert "timeout</h1>" in text
-    assert "What each rank was doing" in text
-    assert "rank 1: last lines of its log" in text
-    assert "throughput" not in text
-
-
 def test_a_failed_run_in_the_terminal_is_told_rank_by_rank(tmp_path) -> None:
     failed_store(tmp_path)
     lines = output_of(print_timeline, ["last"], terminal=True, results=tmp_path).splitlines()

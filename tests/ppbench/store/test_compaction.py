@@ -1,8 +1,5 @@
-import multiprocessing
-import random
 import shutil
 import threading
-import time
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -49,12 +46,6 @@ def assert_same(found, expected):
 
 def files(folder, name):
     return sorted(path.name for path in (folder / name).rglob("*") if path.is_file())
-
-
-@pytest.fixture(scope="module")
-def processes():
-    """Starts processes fast: each is forked from one that has imported what the store needs."""
-    return multiprocessing.get_context("forkserver")
 
 
 def test_compacting_changes_nothing_that_is_read(tmp_path):
@@ -116,31 +107,6 @@ def test_any_parquet_reader_reads_the_folder_of_a_table(tmp_path):
     assert sorted(pd.read_parquet(tmp_path / "runs")["run_id"]) == ids(5)
 
 
-def test_killed_at_any_moment_every_run_is_there_once(tmp_path, processes, is_thorough):
-    run_ids, expected = [], None
-    rng = random.Random(7)
-    took_s = 0.5
-    for attempt in range(30 if is_thorough else 3):
-        fill(tmp_path, ids(2, start=2 * attempt))
-        run_ids += ids(2, start=2 * attempt)
-        expected = contents(tmp_path)
-        assert list(expected["runs"]["run_id"]) == run_ids
-        process = processes.Process(target=Store(tmp_path).compact, args=(print,))
-        begin = time.monotonic()
-        process.start()
-        process.join(rng.uniform(0, took_s))
-        if process.is_alive():
-            process.kill()
-            process.join()
-        else:
-            assert process.exitcode == 0
-            took_s = time.monotonic() - begin
-        assert_same(contents(tmp_path), expected)
-    Store(tmp_path).compact(pytest.fail)
-    assert_same(contents(tmp_path), expected)
-    assert len(files(tmp_path, "runs")) == len(files(tmp_path, "spans")) == 1
-
-
 class Killed(BaseException):
     pass
 
@@ -173,6 +139,7 @@ def test_stopped_between_any_two_changes_of_the_folder_every_run_is_there_once(
         with pytest.raises(Killed):
             Store(tmp_path).compact(pytest.fail)
     assert_same(contents(tmp_path), before)
+    (tmp_path / "runs" / COMPACTED / ".begun.parquet").touch()  # as if killed while it wrote
     Store(tmp_path).compact(pytest.fail)
     assert_same(contents(tmp_path), before)
     assert len(files(tmp_path, "runs")) == 1
@@ -231,26 +198,11 @@ def test_what_a_sweep_is_writing_is_left_to_it(tmp_path):
     assert f"{ids(2)[1]}.parquet" in files(tmp_path, "spans")
 
 
-def test_a_run_that_differs_from_its_compacted_self_is_kept_and_comes_first(tmp_path):
-    fill(tmp_path, ids(2))
-    Store(tmp_path).compact(pytest.fail)
-    Store(tmp_path).write_run({"run_id": ids(2)[0], "status": "crash"}, {})
-    told = []
-    Store(tmp_path).compact(told.append)
-    assert len(told) == 1
-    assert "differs from the compacted rows of this run" in told[0]
-    assert list(Store(tmp_path).runs()["status"]) == ["crash", "ok"]
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [lambda path: path.write_bytes(b""), lambda path: path.write_bytes(path.read_bytes()[:-9])],
-)
-def test_a_truncated_compacted_file_is_named_and_the_rest_is_read(tmp_path, damage):
+def test_a_truncated_compacted_file_is_named_and_the_rest_is_read(tmp_path):
     fill(tmp_path, ids(2))
     Store(tmp_path).compact(pytest.fail)
     (path,) = (tmp_path / "runs" / COMPACTED).iterdir()
-    damage(path)
+    path.write_bytes(path.read_bytes()[:-9])
     fill(tmp_path, ids(1, start=2))
     problems = []
     store = Store(tmp_path, problems.append)

@@ -20,14 +20,6 @@ from ppbench.store.snapshot import COMPACTED
 COMMAND = typer.main.get_command(app)
 
 
-def in_place_of(make: Callable[[Path], object]) -> Callable[[Path], None]:
-    def change(path: Path) -> None:
-        path.unlink()
-        make(path)
-
-    return change
-
-
 def flip_a_page(path: Path) -> None:
     """Flip a bit of the last column's values, which parquet's checksum of the page tells."""
     column = pq.read_metadata(path).row_group(0).column(0)
@@ -39,21 +31,18 @@ def flip_a_page(path: Path) -> None:
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
     "emptied": lambda path: path.write_bytes(b""),
-    "text": lambda path: path.write_text("run_id,status\nx,ok\n"),
-    "folder": in_place_of(Path.mkdir),
-    "dangling link": in_place_of(lambda path: path.symlink_to("nowhere.parquet")),
-    "pipe": in_place_of(os.mkfifo),
+    "flipped": flip_a_page,
 }
 
 
-@pytest.mark.parametrize("kind", [*DAMAGE, "flipped"])
+@pytest.mark.parametrize("kind", DAMAGE)
 @pytest.mark.parametrize("name", ["runs", "steps"])
 def test_a_run_loses_the_rows_of_its_damaged_file_alone(tmp_path, name, kind):
     store = demo_store(tmp_path)
     ids = list(store.runs(["run_id"])["run_id"])
     before = {table: store.table(table, ids) for table in TABLES}
     path = tmp_path / name / f"{ids[1]}.parquet"
-    {**DAMAGE, "flipped": flip_a_page}[kind](path)
+    DAMAGE[kind](path)
     problems: list[str] = []
     damaged = Store(tmp_path, problems.append)
     for table, rows in before.items():

@@ -60,16 +60,6 @@ def test_one_row_is_converted_as_a_frame_of_rows_is(column, value):
     assert converted(lambda: row_as_table(row, "runs")) == expected
 
 
-def test_a_failed_run_has_no_figures(tmp_path):
-    store = Store(tmp_path)
-    run = {"run_id": "x", "status": "oom", "error": "too big"}
-    store.write_run(run, {})
-    (row,) = store.runs().to_dict("records")
-    assert (row["status"], row["error"]) == ("oom", "too big")
-    assert pd.isna(row["tokens_per_s"])
-    assert store.table("spans", ["x"]).empty
-
-
 def test_files_hold_exactly_the_documented_columns(tmp_path):
     write(Store(tmp_path), "a")
     for name, columns in TABLES.items():
@@ -85,10 +75,6 @@ def test_a_variable_length_is_0_in_the_file_and_a_word_everywhere_else(tmp_path)
     assert store.find("last")["seq_len"] == "variable"
     write(store, "b", **Case(seq_len=64).settings())
     assert list(store.runs()["seq_len"]) == ["variable", 64]
-
-
-def test_every_setting_of_a_case_is_a_column():
-    assert set(Case().settings()) <= {column.name for column in TABLES["runs"]}
 
 
 def test_the_results_readme_documents_every_column():
@@ -133,17 +119,6 @@ def test_a_run_is_found_by_a_unique_prefix_or_as_the_last(tmp_path):
         store.find("20260101")
     with pytest.raises(UsageError, match="ppbench ls"):
         store.find("x")
-
-
-def test_a_file_that_is_no_parquet_is_named_and_the_rest_is_read(tmp_path):
-    write(Store(tmp_path), "a")
-    (tmp_path / "runs" / "z.parquet").write_text("PAR1 nonsense")
-    (tmp_path / "runs" / "y.parquet").touch()
-    problems = []
-    assert list(Store(tmp_path, problems.append).runs()["run_id"]) == ["a"]
-    assert [("y.parquet" in problem, "z.parquet" in problem) for problem in problems] == [
-        (True, False), (False, True),
-    ]  # fmt: skip
 
 
 def test_a_file_of_another_kind_is_named_and_the_rest_is_read(tmp_path):

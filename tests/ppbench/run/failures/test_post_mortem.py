@@ -228,15 +228,6 @@ def test_a_message_that_its_sender_has_behind_it_was_lost():
     )
 
 
-def test_a_rank_that_sends_is_waited_for_in_its_send():
-    diagnosis = judged(in_step(0, "0SEND_F0"), in_step(1, "1F0", waits=True))
-    assert diagnosis.rank == 0
-    assert (
-        diagnosis.ranks[1].account
-        == "rank 1 waits in 1F0 of step 4 for 0SEND_F0 of rank 0, since 10.0 s"
-    )
-
-
 def test_a_message_of_a_step_that_its_sender_has_left_was_lost_and_of_one_to_come_was_not():
     ahead = judged(in_step(0, "0F0", step=5), in_step(1, "1F3", waits=True))
     assert (ahead.rank, str(ahead.action)) == (0, "0SEND_F3")
@@ -282,14 +273,6 @@ def test_a_rank_without_a_record_is_named_where_others_wait_for_it():
     diagnosis = judged(in_step(0, "0B0", waits=True))
     assert (diagnosis.rank, diagnosis.verdict) == (1, "rank 1 left no record; rank 0 waits for it")
     assert len(diagnosis.ranks) == 1
-
-
-def test_without_any_record_nothing_can_be_told():
-    diagnosis = judged()
-    assert (diagnosis.rank, diagnosis.ranks) == (None, ())
-    assert diagnosis.verdict == (
-        "the rank at fault is unknown: rank 0 left no record; rank 1 left no record"
-    )
 
 
 def test_a_rank_that_drains_waits_for_receives_that_are_not_posted():
@@ -374,13 +357,6 @@ def test_a_run_that_still_moved_is_slow_and_nobody_is_at_fault():
     assert diagnosis.verdict.startswith(
         "no rank is seen to hang: the last sign of life is 0.015 s old"
     )
-
-
-def test_two_that_are_at_work_are_both_told():
-    diagnosis = judged(in_step(0, "0F0"), in_phase(1, "builds the model"))
-    assert diagnosis.rank is None
-    assert "rank 0 is in the work of 0F0" in diagnosis.verdict
-    assert "rank 1 builds the model" in diagnosis.verdict
 
 
 def test_rows_are_those_of_the_store(tmp_path):

@@ -126,24 +126,6 @@ def test_an_emulated_replica_that_is_killed_in_a_collective_is_named_with_it(tmp
     assert "rank 1 of replica 0 waits for it" in run["error"]
 
 
-def test_a_real_replica_that_is_killed_in_a_collective_is_named_with_it(tmp_path):
-    process = start(tmp_path, REAL)
-    stop_early_in_a_step(tmp_path, 3)  # so that its fellow waits for it
-    waiting = record_of(tmp_path, 1, is_in_reduction)
-    os.kill(waiting.pid, signal.SIGKILL)
-    run = ended(process, tmp_path)
-    assert (run["status"], run["error_rank"]) == ("crash", 1)
-    assert run["error"].startswith("rank 1 of replica 0 was killed by SIGKILL")
-    assert "rank 1 of replica 0 died in 1REDUCE_GRAD of step" in run["error"]
-
-
-def is_in_reduction(record):
-    """Whether it has been in one for long enough to wait for another."""
-    if record.collective is None or record.collective.op is not Op.REDUCE_GRAD:
-        return False
-    return time.monotonic_ns() - record.collective_began_ns > 10**9
-
-
 def test_a_replica_that_stops_is_named_when_the_time_is_up(tmp_path):
     process = start(tmp_path, REAL, TIMEOUT_S)
     stopped = stop_early_in_a_step(tmp_path, 2)

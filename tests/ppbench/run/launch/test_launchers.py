@@ -124,11 +124,6 @@ def test_a_mistake_is_told_with_its_place(tmp_path, old, new, told):
     assert told in str(error.value)
 
 
-def test_a_place_is_no_axis_on_the_command_line_either(tmp_path):
-    with pytest.raises(UsageError, match=r"launch\.slurm\.nodes cannot be an axis"):
-        read_sweep(written(tmp_path), ["grid.launch.slurm.nodes=[1, 2]"], "cpu")
-
-
 def test_each_node_has_ranks_for_its_part_of_the_largest_case(tmp_path):
     launches = node_launches(read_sweep(written(tmp_path), [], "cpu"), 2, ["module"])
     assert launches.num_launches == 2

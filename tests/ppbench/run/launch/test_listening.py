@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from command import EMULATED_SWEEP
 from nodes import ADDRESSES, reason_against_nodes, two_nodes
 from sockets import is_loopback, listening
 
@@ -21,25 +22,7 @@ from ppbench.store import Store
 
 PATIENCE_S = 300.0
 TORCHRUN = "torch.distributed.run"
-SWEEP = """
-device = "emulated"
-world_size = 2
-num_microbatches = 2
-seq_len = 8
-
-[model]
-preset = "llama-tiny"
-
-[emulated]
-F_ms = 20
-I_ms = 1
-W_ms = 1
-
-[measure]
-warmup_steps = 1
-max_warmup_steps = 1
-steps = 20
-"""
+SWEEP = f"{EMULATED_SWEEP}steps = 20\n"
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
     pytest.mark.usefixtures("warm_starts"),
@@ -117,12 +100,9 @@ TRAIN = ["engine.train", "--model", "llama-tiny", "--seq-len", "32", "--global-b
 TRAIN += ["--threads", "1", "--max-steps", "2", "--device", "cpu"]
 
 
-@pytest.mark.parametrize("shares_store", [pytest.param("0", marks=pytest.mark.thorough), "1"])
-def test_a_training_run_started_by_our_torchrun_listens_on_loopback_alone(tmp_path, shares_store):
+def test_a_training_run_started_by_our_torchrun_listens_on_loopback_alone(tmp_path):
     options = ["--standalone", "--nproc-per-node", "2", "-m", *TRAIN]
-    code, log, seen = run(
-        tmp_path, "-m", NODES, *options, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=shares_store
-    )
+    code, log, seen = run(tmp_path, "-m", NODES, *options, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
     assert code == 0, log
     assert seen
     assert all(map(is_loopback, seen)), seen

@@ -16,7 +16,6 @@ from ppbench.run.machine.sampler import (
     Sample,
     read_samples,
     sample_of,
-    samples_path,
     start_sampler,
 )
 from ppbench.run.machine.telemetry import sample_rows, summarize
@@ -150,7 +149,3 @@ def test_a_window_is_read_with_what_is_around_it(tmp_path):
 def test_a_line_that_was_cut_short_is_skipped(tmp_path):
     path = written(tmp_path / "s", S, 2 * S, end='\n{"time_ns": 3, "ho\n')
     assert times_of(read_samples(path, S, 9 * S)) == [S, 2 * S]
-
-
-def test_every_node_has_its_own_file(tmp_path):
-    assert samples_path(tmp_path, 0) != samples_path(tmp_path, 1)

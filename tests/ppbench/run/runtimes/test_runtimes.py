@@ -28,7 +28,7 @@ from ppbench.run.verification.losses import (
     check_last_loss,
     must_agree,
 )
-from ppbench.runtimes import RUNTIMES, known_runtimes, load_factory
+from ppbench.runtimes import RUNTIMES
 from ppbench.store import Store
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
@@ -142,13 +142,6 @@ def test_the_engine_comes_before_its_likes_in_the_first_launch(tmp_path):
     assert all(is_first[0])
     assert not all(is_first[1] + is_first[2])
     assert len(places) == 60
-
-
-def test_every_runtime_of_ours_has_a_factory():
-    assert known_runtimes()[: len(RUNTIMES)] == list(RUNTIMES)
-    assert all(callable(load_factory(name)) for name in RUNTIMES)
-    with pytest.raises(KeyError):
-        load_factory("nobody's")
 
 
 def test_a_first_loss_must_be_the_unsplit_models_but_for_rounding():

@@ -12,7 +12,6 @@ import pytest
 from repositories import commit, make_repository
 
 from ppbench.run.machine.measuring_code import ROOT
-from ppbench.store import Store
 
 SWEEP = """\
 name = "own"
@@ -144,17 +143,3 @@ def test_a_changed_file_beside_the_code_makes_runs_undone(own, reworded):
     path.write_text(f"{SWEEP}# it may be read by a case, as a file of costs is\n")
     assert own.num_missing() == 1
     path.write_text(SWEEP)
-
-
-@pytest.mark.thorough  # test_real_repository.py has it of commits of another repository
-def test_measuring_commits_makes_runs_of_each_though_their_code_is_one(own, reworded):
-    folder, (first, second) = own.folder, reworded[2]
-    ppbench(folder, "backfill", f"{first}..", "sweep.toml", "--max", "2")
-    runs = Store(folder / "results").runs(["commit", "status", "code", "sweep_id"])
-    assert list(runs["commit"]) == [first, second]
-    assert list(runs["status"]) == ["ok", "ok"]
-    assert runs["code"].nunique() == 1
-    assert runs["sweep_id"].nunique() == 2
-    ppbench(folder, "backfill", f"{first}..", "sweep.toml", "--max", "2")
-    assert len(Store(folder / "results").runs(["commit"])) == 2
-    assert own.num_missing() == 0

@@ -82,50 +82,33 @@ RECOMPUTED = {**DROPPING, "train_recompute": True}
 SOUND = [
     {},
     TIED,
-    pytest.param({**TIED, "schedule": "zbv", "stages_per_rank": 2}, marks=pytest.mark.thorough),
     DROPPING,
     pytest.param(RECOMPUTED, marks=pytest.mark.thorough),
     {**DROPPING, "schedule": "interleaved_1f1b", "stages_per_rank": 2},
-    pytest.param({**DROPPING, "runtime": "torch"}, marks=pytest.mark.thorough),
     ROTATING,
     pytest.param(
         {**ROTATING, "train_optimizer": "sgd", "train_clip_norm": 0.01}, marks=pytest.mark.thorough
     ),
-    pytest.param(BATCHED, marks=pytest.mark.thorough),
     {**BATCHED, "model_dtype": "float32"},
     pytest.param(CLIPPED, marks=pytest.mark.thorough),
     SPLIT,
     TRACED,
     pytest.param({"train_optimizer": "sgd", "train_momentum": 0.9}, marks=pytest.mark.thorough),
     {"seq_len": "variable", "data_max_seq_len": 12, "train_microbatch_size": 2},
-    pytest.param({"model_preset": "llama-tiny"}, marks=pytest.mark.thorough),
     {"model_preset": "llama-tiny", "runtime": "torch", "schedule": "zbv", "stages_per_rank": 2},
     {"world_size": 1, "runtime": "single", **DROPPING},
 ]
 FOUND = [
     ("lost_second_use", {}, "loss in step 0 is .*gradient of .* differ"),
     ("lost_layer", {}, r"gradient of 5\.\S+ on rank 1 \(stage 1\) in step 0: .* has one, .* none"),
-    ("dropped_hook", {}, "loss in step 0 is .*; the author's module has"),
-    ("missing_positions", {}, r"gradient of 1\.table on rank 0 .*: .* has none"),
-    ("swapped_layers", {}, "loss in step 0 is "),
     ("unsummed_tie", TIED, r"gradient of 0\.weight on rank . .* in step 0 is .* away"),
-    ("doubly_summed_tie", TIED, r"gradient of 0\.weight on rank . .* in step 0 is .* away"),
-    ("wrong_activation", {}, "loss in step 0 is "),
     ("wrong_gradient", {}, r"gradient of \S+ on rank 0 \(stage 0\) in step 0 is .* away"),
-    ("wrong_scale", {}, "loss in step 0 is "),
     ("loss_told_wrong", {}, r"loss in step 0 is [\d.]+; the author's module has [\d.]+$"),
-    ("shifted_targets", {}, "loss in step 0 is "),
-    ("cut_gradient", {}, r"gradient of [0123]\S* on rank 0 \(stage 0\) in step 0 is 1.0e\+00 away"),
     ("forgotten_w", SPLIT, r"gradient of \S+ on rank . .* in step 0 is .* away"),
-    ("lost_microbatch", {}, r"gradient of \S+ on rank 0 .* in step 0 is .* away"),
     ("missing_bias_gradient", {}, r"gradient of 5\.down\.bias on rank 1 .*the author's module has"),
-    ("zero_instead_of_none", {}, r"gradient of 2\.up\.weight on rank 0 .*: the rank has one"),
-    ("doubled_gradient", {}, r"gradient of 3\.up\.weight on rank 0 .* is 1.0e\+00 away"),
     ("stale_weight", {}, r"5\.up\.weight on rank 1 \(stage 1\) after the update in step 0 differs"),
     ("stale_imaginary_part", ROTATING, r"2\.turns on rank 0 .* after the update in step 0 differs"),
-    ("stale_copy", {}, "loss in step 1 is "),
     ("other_initial_weight", {}, r"4\.layer\.down\.weight on rank 1 \(stage 1\) begins with"),
-    ("untied_values", TIED, r"0\.weight on rank 1 \(stage 1\) begins with"),
     ("trained_frozen", {}, r"2\.up\.weight on rank 0 .*requires_grad is True, .* False"),
     ("lost_state", {}, r"3\.norm\.bias: the author's module has it, and no rank does"),
     ("superfluous_state", {}, r"9\.weight on rank 0 .*: the author's module has no such weight"),
@@ -137,19 +120,7 @@ FOUND = [
     ("same_numbers_each_microbatch", DROPPING, r"rank 0 in step 0: the random numbers of its forw"),
     ("same_numbers_each_step", DROPPING, "rank 0 in step 0: .* do not follow the seed of the step"),
     ("no_dropout", DROPPING, "draws random numbers, as dropout does, and no rank draws any"),
-    ("no_dropout_on_one_rank", DROPPING, "loss in step 0 is "),
 ]
-THOROUGH = (
-    "dropped_hook", "missing_positions", "swapped_layers", "doubly_summed_tie", "wrong_activation",
-    "wrong_scale", "shifted_targets", "cut_gradient", "lost_microbatch", "zero_instead_of_none",
-    "doubled_gradient", "stale_copy", "untied_values", "no_dropout_on_one_rank",
-)  # fmt: skip
-"""Mistakes that show where another that is listed shows, too."""
-
-
-def params_of(found):
-    marks = {name: (pytest.mark.thorough,) if name in THOROUGH else () for name, *_ in found}
-    return [pytest.param(*one, marks=marks[one[0]], id=one[0]) for one in found]
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +176,7 @@ def test_training_as_the_author_wrote_it_passes(ranks, tmp_path, settings):
     assert found.difference < (1e-3 if settings.get("model_dtype") == "float32" else 1e-9)
 
 
-@pytest.mark.parametrize(("mistake", "settings", "place"), params_of(FOUND))
+@pytest.mark.parametrize(("mistake", "settings", "place"), FOUND, ids=lambda value: str(value)[:30])
 def test_a_planted_mistake_is_found_and_named(ranks, tmp_path, mistake, settings, place):
     found = verdict(ranks, tmp_path, mistake, **settings)
     assert re.search(place, found.error), found.error

@@ -28,42 +28,26 @@ needs_affinity = pytest.mark.skipif(
 )
 
 
-def test_each_rank_has_a_core_of_its_own():
-    assert plan_cores(FLAT, num_ranks=3, num_per_rank=1) == ((0,), (1,), (2,))
-
-
-def test_the_threads_of_a_rank_are_on_cores_beside_each_other():
-    assert plan_cores(FLAT, num_ranks=3, num_per_rank=2) == ((0, 1), (2, 3), (4, 5))
-
-
-def test_with_too_few_cores_nobody_is_bound():
-    assert plan_cores(FLAT, num_ranks=9, num_per_rank=1) is None
-    assert plan_cores(FLAT, num_ranks=3, num_per_rank=3) is None
-
-
-def test_whole_cores_are_used_before_two_ranks_share_one():
-    assert plan_cores(SMT, num_ranks=4, num_per_rank=1) == ((0,), (1,), (2,), (3,))
-    assert plan_cores(SMT[4:], num_ranks=4, num_per_rank=1) == ((4,), (5,), (6,), (7,))
-
-
-def test_when_cores_must_be_shared_a_rank_shares_with_itself():
-    assert plan_cores(SMT, num_ranks=4, num_per_rank=2) == ((0, 4), (1, 5), (2, 6), (3, 7))
-
-
-def test_no_more_cores_are_shared_than_must_be():
-    assert plan_cores(SMT, num_ranks=3, num_per_rank=2) == ((0, 4), (1, 5), (2, 3))
-
-
-def test_ranks_are_spread_over_nodes_with_neighbours_beside_each_other():
-    assert plan_cores(TWO_NODES, num_ranks=2, num_per_rank=1) == ((0,), (4,))
-    assert plan_cores(TWO_NODES, num_ranks=4, num_per_rank=2) == ((0, 1), (2, 3), (4, 5), (6, 7))
-
-
-def test_a_rank_stays_in_one_node_while_one_has_room():
-    assert plan_cores(TWO_NODES, num_ranks=2, num_per_rank=3) == ((0, 1, 2), (4, 5, 6))
-    lopsided = TWO_NODES[3:]  # one core of the first node is all that is allowed
-    assert plan_cores(lopsided, num_ranks=2, num_per_rank=2) == ((4, 5), (6, 7))
-    assert plan_cores(lopsided, num_ranks=1, num_per_rank=5) == ((3, 4, 5, 6, 7),)
+@pytest.mark.parametrize(
+    ("cpus", "num_ranks", "num_per_rank", "cores"),
+    [
+        (FLAT, 3, 2, ((0, 1), (2, 3), (4, 5))),
+        (FLAT, 3, 3, None),
+        (SMT, 4, 1, ((0,), (1,), (2,), (3,))),  # whole cores come before shared ones
+        (SMT[4:], 4, 1, ((4,), (5,), (6,), (7,))),
+        (SMT, 4, 2, ((0, 4), (1, 5), (2, 6), (3, 7))),  # a rank shares with itself
+        (SMT, 3, 2, ((0, 4), (1, 5), (2, 3))),
+        (TWO_NODES, 2, 1, ((0,), (4,))),
+        (TWO_NODES, 4, 2, ((0, 1), (2, 3), (4, 5), (6, 7))),
+        (TWO_NODES, 2, 3, ((0, 1, 2), (4, 5, 6))),
+        (TWO_NODES[3:], 2, 2, ((4, 5), (6, 7))),  # the first node has one core
+        (TWO_NODES[3:], 1, 5, ((3, 4, 5, 6, 7),)),
+    ],
+)
+def test_ranks_have_cores_beside_each_other_and_spread_over_nodes(
+    cpus, num_ranks, num_per_rank, cores
+):
+    assert plan_cores(cpus, num_ranks, num_per_rank) == cores
 
 
 @given(

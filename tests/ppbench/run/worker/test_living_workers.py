@@ -85,25 +85,6 @@ def test_a_case_has_the_same_peaks_whatever_was_run_before_it(living, is_thoroug
     assert different == {}
 
 
-@pytest.mark.thorough  # launches whose cases have another order show the same
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_a_case_has_the_same_peaks_alone_and_last(living, world_size):
-    of_launch = peaks_of(living / "results", 0)
-    case = [case for case in of_launch if case[1] == world_size][-1]
-    assert list(of_launch).index(case) >= len(of_launch) / 2  # it was among the last
-    schedule, _, count = case
-    only = [f"schedule={schedule}", f"world_size={world_size}", f"num_microbatches={count}"]
-    options = [word for one in only for word in ("--only", one)]
-    results = f"alone-{world_size}"
-    options += ["--set", "measure.launches=1", "--results", results, "--no-report"]
-    done = ppbench("sweep", "living.toml", *options, folder=living)
-    assert done.returncode == 0, done.stderr
-    assert "done already" not in done.stderr
-    ((found, peaks),) = peaks_of(living / results, 0).items()
-    assert found == case
-    assert are_same(case, peaks, of_launch[case])
-
-
 def test_each_run_has_a_reference_beside_its_steps_on_every_rank(living):
     store = Store(living / "results")
     runs = store.runs()

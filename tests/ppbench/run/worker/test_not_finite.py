@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -17,7 +16,7 @@ from stored_runs import concluded, run_row, store_with
 from tracked import STEADY, SWEEP, add_launches, store_in
 
 from ppbench.config.case import Case
-from ppbench.display.cases import NOT_FINITE, by_case, without_not_finite
+from ppbench.display.cases import NOT_FINITE, by_case
 from ppbench.report.charts.memory import pareto
 from ppbench.report.pages.report import render_report
 from ppbench.run.records import LOSS, NotFinite, first_of
@@ -205,12 +204,6 @@ def test_history_counts_what_broke_down_as_failed(tmp_path, monkeypatch):
     launches = series["points"][1]["launches"]
     assert {(one["status"], one["value"]) for one in launches} == {(NOT_FINITE, None)}
     assert any(note.startswith("5 runs with a loss or gradient") for note in outcome.notes)
-
-
-def test_stores_of_older_versions_are_not_judged():
-    runs = runs_of(run_row(1, replace(AFAB, world_size=4)))
-    assert without_not_finite(runs) is runs
-    assert "NaN" not in " ".join(concluded(runs).notes)
 
 
 def test_the_loss_comes_before_what_follows_from_it():

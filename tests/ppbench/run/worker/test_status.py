@@ -44,3 +44,12 @@ def test_a_peer_that_is_gone_is_lost(error):
 
 def test_a_case_with_more_edges_than_streams_is_invalid():
     assert _status_of(TooManyEdgesError("a rank"), "a rank") == "invalid"
+
+
+def test_memory_that_ran_out_is_named_also_as_the_cause_of_another_error():
+    assert _status_of(MemoryError(), "") == "oom"
+    error = RuntimeError("the layer failed")
+    error.__cause__ = MemoryError()
+    assert _status_of(error, "the layer failed") == "oom"
+    assert _status_of(RuntimeError(), "can't allocate memory") == "oom"
+    assert _status_of(RuntimeError(), "") == "error"
