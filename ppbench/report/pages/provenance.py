@@ -144,20 +144,6 @@ def about_runs(kind: str, title: str, runs: pd.DataFrame) -> About:
     )
 
 
-def about_history(
-    title: str, last: pd.DataFrame, *, num_runs: int, num_cases: int, newest: str
-) -> About:
-    """Describe a history page; `last` is the run that was measured last."""
-    return About(
-        kind=HISTORY,
-        title=_clip(title),
-        measured=_last_moment(last),
-        num_runs=num_runs,
-        num_cases=num_cases,
-        commit=_clip(newest[:10]),
-    )
-
-
 def read_about(path: Path) -> About | None:
     """Read a page's summary; None if it is not a page of ppbench, or not readable."""
     if not path.is_file():
