@@ -228,7 +228,7 @@ def _pictures(store: Store, runs: pd.DataFrame, judged: Judged) -> Pictures:
 
 def _contents(values: Mapping[str, Any], damaged: Sequence[str]) -> list[tuple[str, str]]:
     """Return the address and heading of each section that the page has."""
-    num_failed = sum(len(group.failures) for group in values["failures"])
+    num_failed = sum(len(group["failures"]) for group in values["failures"])
     sections = [
         ("answer", "Answer", True),
         ("pairs", "Pair by pair", values["conclusions"].comparisons),
