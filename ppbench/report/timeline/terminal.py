@@ -46,7 +46,7 @@ from engine.plan.replay import joining
 from engine.plan.schedules.formulae import Times
 from ppbench.analysis.waits import Cause
 from ppbench.display.colors import OP_COLORS, OP_WORDS, ink_on, tinted
-from ppbench.display.units import NS_PER_MS, counted
+from ppbench.display.units import NS_PER_MS, counted, round_step
 from ppbench.prediction import Prediction
 from ppbench.prediction.replicas import JoinedPrediction, sharding_text
 from ppbench.report.timeline.marks import (
@@ -175,20 +175,10 @@ def _filled(color: str) -> Style:
     return Style(color=ink_on(color), bgcolor=color)
 
 
-def _nice_step(least: Fraction) -> Fraction:
-    """Return the smallest of 1, 2, 5, 10, 20, ... (or .1, .01, ...) that is not below `least`."""
-    power = Fraction(1)
-    while power >= least:
-        power /= 10
-    while power * 10 < least:
-        power *= 10
-    return next(power * digit for digit in (1, 2, 5, 10) if power * digit >= least)
-
-
 def _ruler(num_slices: int, end_ns: int) -> str:
     """Return ticks at round numbers of milliseconds."""
     end_ms = max(end_ns, 1) / NS_PER_MS
-    gap_ms = float(_nice_step(Fraction(end_ms * _LEAST_TICK_GAP / num_slices)))
+    gap_ms = float(round_step(end_ms * _LEAST_TICK_GAP / num_slices))
     ruler = [" "] * (num_slices + _LEAST_TICK_GAP)
     for number in range(int(end_ms / gap_ms) + 1):
         ms = number * gap_ms
@@ -408,7 +398,7 @@ class _Grid:
     def _time_line(self, block: int) -> list[Cell]:
         line = [" "] * self.width
         per_tick = Fraction(self.scale.num_chars, self.scale.ticks)
-        step = _nice_step(_LEAST_LABEL_GAP / (per_tick * self._prediction.ticks_per_s))
+        step = round_step(_LEAST_LABEL_GAP / (per_tick * self._prediction.ticks_per_s))
         for count in itertools.count():
             at = int(count * step * self._prediction.ticks_per_s * per_tick)
             label = amount(count * step)
