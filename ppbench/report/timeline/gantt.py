@@ -234,7 +234,7 @@ class _Drawing:
             else "On the page of ppbench timeline, zooming in shows the single bars."
         )
         text = (
-            f"{counted(num_spans, 'span')} make {self.num_bars:,} bars, too many to draw one by "
+            f"{counted(num_spans, 'span')} make {self._num_bars:,} bars, too many to draw one by "
             f"one: the view is merged into {NUM_SLICES} slices of time per rank.<br>A slice has "
             "the colour of the op that took at least four fifths of its compute time, else slate, "
             f"and is fainter the more it idles.<br>{more}"

@@ -338,17 +338,13 @@ class _Grid:
         self._has_stages = program.num_stages > program.world_size
         self._ranks = program.placement.ranks
         self._ops = [op for op in OP_COLORS if any(a.op is op for r in program.actions for a in r)]
-        self.scale = self._fitting_scale()
-        self.width = self.scale.at(prediction.simulation.makespan_ns)
-
-    def _fitting_scale(self) -> Scale:
-        program, simulation = self._prediction.program, self._prediction.simulation
+        simulation = prediction.simulation
         rows = zip(simulation.start_ns, simulation.end_ns, strict=True)
         lengths = {e - s for starts, ends in rows for s, e in zip(starts, ends, strict=True)}
-        longest = max(lengths)
         shortest = min(length for length in lengths if length > 0)
         widest = max(len(self._label(action)) for row in program.actions for action in row)
-        return Scale(widest + 1, max(shortest, -(-longest // MOST_CELLS)))
+        self.scale = Scale(widest + 1, max(shortest, -(-max(lengths) // MOST_CELLS)))
+        self.width = self.scale.at(simulation.makespan_ns)
 
     def _label(self, action: Action) -> str:
         return label_of(action, has_stages=self._has_stages)
@@ -377,7 +373,9 @@ class _Grid:
 
     def _bar(self, action: Action, begin: int, end: int, block: int) -> Iterator[Cell]:
         """Yield an action's label, its length, and a gap."""
-        label, style = self._label(action), self._style(action.op, self._shade(action.stage))
+        stages = self._ranks[: action.stage]
+        shade = stages.count(self._ranks[action.stage])  # stages of its rank before this one
+        label, style = self._label(action), self._style(action.op, shade)
         length = max(end - begin - 1, min(1, end - begin))
         until_cut = block - begin % block
         indent = until_cut if until_cut < len(label) <= length - until_cut else 0
@@ -386,10 +384,6 @@ class _Grid:
         return itertools.chain(
             ((char, style) for char in text), ((" ", _NO_STYLE),) * (end - begin - length)
         )
-
-    def _shade(self, stage: int) -> int:
-        """Return how many stages its rank has before this one."""
-        return self._ranks[:stage].count(self._ranks[stage])
 
     def _style(self, op: Op, shade: int) -> Style:
         most = -(-len(self._ranks) // self._prediction.program.world_size) - 1
