@@ -121,11 +121,6 @@ def opened(browser: Browser, page: Path, width: int, scheme: str) -> Tab:
     return tab
 
 
-def test_the_page_has_no_error_and_requests_nothing_but_itself(tab: Tab, page: Path) -> None:
-    assert tab.problems() == []
-    assert tab.requests() == [page.as_uri()]
-
-
 def test_every_chart_is_drawn(tab: Tab) -> None:
     names = tab.evaluate("all('section.figure').map((section) => section.id)")
     assert {"throughput", "bubble", "memory"} <= set(names)
@@ -140,11 +135,6 @@ def test_panels_stand_side_by_side_on_a_desk_and_below_each_other_on_a_phone(
 ) -> None:
     columns = "chart('throughput').dataset.columns"
     assert (desk.evaluate(columns), phone.evaluate(columns)) == ("2", "1")
-
-
-def test_nothing_is_wider_than_the_screen(tab: Tab) -> None:
-    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert tab.evaluate("all('.chart').every((d) => d.scrollWidth <= d.clientWidth)")
 
 
 def test_timelines_worth_comparing_are_drawn_at_once(tab: Tab) -> None:
@@ -395,13 +385,6 @@ def test_a_sorted_row_keeps_its_detail_beneath_it(desk: Tab) -> None:
       return all("#runs .detail").every(isBelow);
     })()"""
     assert desk.evaluate(script)
-
-
-def test_filters_are_reached_and_changed_by_keyboard(desk: Tab) -> None:
-    desk.evaluate("chips('schedule')[0].focus()")
-    press(desk, "Space", " ", " ")
-    assert desk.evaluate("document.activeElement.checked")
-    assert desk.evaluate("(clear(), chips('schedule')[0].checked)") is False
 
 
 def test_filters_are_folded_on_a_phone(desk: Tab, phone: Tab) -> None:

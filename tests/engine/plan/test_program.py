@@ -64,13 +64,6 @@ def test_a_pair_of_anything_else_is_refused(text):
         parse_cell(text)
 
 
-def test_loop_placement_goes_round_the_ranks():
-    placement = loop_placement(3, stages_per_rank=2)
-    assert placement.ranks == (0, 1, 2, 0, 1, 2)
-    assert placement.stages_of(1) == (1, 4)
-    assert placement.num_stages == 6
-
-
 def test_v_placement_goes_down_the_ranks_and_back():
     placement = v_placement(3)
     assert placement.ranks == (0, 1, 2, 2, 1, 0)

@@ -484,16 +484,6 @@ def test_bfloat16_parameters_keep_their_dtype():
     assert_same(ours, run_plain(plain, inputs, given), tolerance=5e-2)
 
 
-def test_linears_get_their_gradients_in_w_and_the_rest_in_i():
-    module = chain(nn.LayerNorm(WIDTH), linear(), Learned()).double()
-    stage = stage_of(module)
-    run(stage, "F0 I0", drawn(1), drawn(1))
-    everything, late = set(gradients_of(module)), {f"{SECOND}.weight", f"{SECOND}.bias"}
-    assert names_with_gradient(module) == everything - late
-    stage.backward_weight(0)
-    assert names_with_gradient(module) == everything
-
-
 @pytest.mark.parametrize("bare", [True, False])
 def test_linears_are_split_in_recomputed_layers_too(bare):
     module = chain(linear() if bare else nn.Sequential(linear(), nn.Tanh()), nn.Tanh()).double()

@@ -14,7 +14,6 @@ from stored_runs import (
     SLOW,
     rewrite,
     run_row,
-    spans,
     store_failed,
     store_of_replicas,
     store_with,
@@ -50,24 +49,6 @@ def titles(store: Store, **changes) -> list[str]:
 def test_the_step_is_the_median_the_slowest_or_the_one_asked_for(tmp_path, choice, told) -> None:
     for title in titles(two_runs(tmp_path), choice=choice):
         assert told in title
-
-
-def test_a_step_that_was_not_measured_is_refused_with_those_that_were(tmp_path) -> None:
-    for choice in ("7", "fastest"):
-        with pytest.raises(UsageError, match="expected median, slowest or one of 1 to 3"):
-            titles(two_runs(tmp_path), choice=choice)
-
-
-def test_the_plan_stands_under_each_measured_step(tmp_path) -> None:
-    store = two_runs(tmp_path)
-    for _, run in store.runs().iterrows():
-        planned = spans(0).drop(columns="num_bytes")
-        rewrite(store, run, {"planned": planned})
-    words = [
-        title.split(",")[0].split(" · ")[0].removeprefix("<b>")
-        for title in titles(store, has_plan=True)
-    ]
-    assert words == ["afab", "afab", "1f1b", "1f1b"]
 
 
 def test_a_run_without_a_plan_says_how_to_get_one(tmp_path) -> None:
