@@ -138,10 +138,6 @@ def to_start(row, cell):
             *(1, "1F2", "1RECV_F2 is not posted before it"),
         ),
         (
-            lambda rows: to_start(rows[1], "1RECV_F1"),
-            *(1, "1RECV_F1", "channel 0->1 would deliver microbatch 0 to it"),
-        ),
-        (
             lambda rows: to_start(rows[0], "0SEND_F0"),
             *(0, "0SEND_F0", "comes before the action whose result it sends"),
         ),

@@ -58,10 +58,6 @@ def test_a_violation_names_rank_position_action_and_reason(rows, rank, position,
     ("rows", "reason"),
     [
         (
-            ("0F0 0B0", "1B0 1F0"),
-            "can never start: 1B0 on rank 1 needs 1F0, which comes only later",
-        ),
-        (
             ("0F0 0W0 0I0", "1F0 1B0"),
             "can never start: 0W0 on rank 0 needs 0I0, which comes only later",
         ),
