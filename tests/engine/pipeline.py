@@ -16,6 +16,7 @@ from engine.configuration import model_of, tokenizer_of
 from engine.model.data import Data, DataSpec
 from engine.model.spec import ModelSpec
 from engine.plan.program import Program
+from engine.run.memory import MemoryUse
 from engine.run.optimizer import OptimizerSpec
 from engine.run.p2p.fabric import Fabric
 from engine.trainer import Build as BuildRunner
@@ -100,6 +101,29 @@ def train(
     return Outcome(
         loss, initial, gradients, trained, trainer.peak_held, tuple(results), layers, lowered
     )
+
+
+def with_trainer(
+    fabric: Fabric,
+    is_member: bool,
+    settings: TrainerConfig,
+    work: Callable[..., Any],
+    *arguments: Any,
+) -> Any:
+    """The result of `work` with a rank's trainer; of other ranks, None."""
+    settings = connect(settings, fabric)
+    if not is_member:
+        return None
+    trainer = Trainer(settings, fabric)
+    result = work(trainer, *arguments)
+    trainer.close()
+    return result
+
+
+def memory_of(trainer: Trainer) -> MemoryUse:
+    """The memory of the second step."""
+    trainer.step(0)
+    return trainer.measure_memory(1)
 
 
 def unsplit_transformers(settings: TrainerConfig, initial: dict[str, Tensor]) -> nn.Module:
@@ -196,6 +220,13 @@ def merged(
                 assert torch.equal(value, whole[name]), f"{name} differs between its owners"
             whole[name] = value
     return whole
+
+
+def by_memory(
+    fabric: Fabric, is_member: bool, function: Callable[..., Any], *arguments: Any
+) -> Any:
+    """Train with messages as ranks of one host pass them."""
+    return function(fabric, is_member, *arguments)
 
 
 def over_gloo(

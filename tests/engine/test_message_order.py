@@ -11,12 +11,15 @@ import models
 import pytest
 from pipeline import (
     SEQ_LEN,
+    by_memory,
     config,
+    memory_of,
     merged,
     over_gloo,
     relative_difference,
     unsplit_outcome,
     unsplit_transformers,
+    with_trainer,
 )
 from ranks import Ranks
 from shuffled_programs import is_taken_out_of_order, shuffled_program, with_own_transfers
@@ -24,7 +27,6 @@ from shuffled_programs import is_taken_out_of_order, shuffled_program, with_own_
 from engine.model.presets import PRESETS
 from engine.plan.program import to_csv
 from engine.plan.rules import check
-from engine.run.memory import MemoryUse
 from engine.trainer import Trainer, connect
 
 TOLERANCE = 1e-10
@@ -32,10 +34,6 @@ NUM_LAYERS = len(models.thin_sequential())  # fewer than stages: some are empty
 BATCH = 20  # programs that the ranks run before they answer
 FORWARDS_SWAPPED = "0F0,0F1,0B1,0B0\n1F1,1B1,1F0,1B0\n"
 BACKWARDS_SWAPPED = "0F0,0F1,0B0,0B1\n1F0,1F1,1B1,1B0\n"
-
-
-def by_memory(fabric, is_member, function, *arguments):
-    return function(fabric, is_member, *arguments)
 
 
 TRANSPORTS = {"memory": by_memory, "gloo": over_gloo}
@@ -144,17 +142,6 @@ def test_shuffled_legal_programs_train_exactly(
     assert campaign(ranks, tmp_path, seeds, transport, **lengths) > num_programs / 2
 
 
-def memory_of(fabric, is_member, settings) -> MemoryUse | None:
-    settings = connect(settings, fabric)
-    if not is_member:
-        return None
-    trainer = Trainer(settings, fabric)
-    trainer.step(0)
-    memory = trainer.measure_memory(1)
-    trainer.close()
-    return memory
-
-
 NUM = 8
 SENT_IN_ORDER = [f"0F{m}" for m in range(NUM)]
 
@@ -173,7 +160,8 @@ def test_messages_that_wait_for_their_action_count_in_the_peak_and_its_predictio
     for order in (range(NUM), reversed(range(NUM))):
         path = tmp_path / "program.csv"
         path.write_text(program_text(list(order)))
-        uses = ranks.run(2, TRANSPORTS[transport], memory_of, config(f"csv:{path}", 2, NUM))
+        settings = config(f"csv:{path}", 2, NUM)
+        uses = ranks.run(2, TRANSPORTS[transport], with_trainer, settings, memory_of)
         for use in uses:
             assert abs(use.predicted_peak_bytes / use.peak_bytes - 1) <= 0.02
         peaks.append(uses[1])

@@ -11,12 +11,14 @@ import traced_models
 from pipeline import (
     CPU,
     assert_exact,
+    by_memory,
     config,
     merged,
     over_gloo,
     relative_difference,
     train,
     train_over_gloo,
+    with_trainer,
 )
 from transformers import get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup
 
@@ -26,7 +28,7 @@ from engine.plan.spans import Lane
 from engine.run.clock import HostClock
 from engine.run.optimizer import OptimizerSpec
 from engine.run.p2p.fabric import Fabric
-from engine.trainer import Trainer, connect
+from engine.trainer import Trainer
 
 TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 CLIP = OptimizerSpec(learning_rate=1e-3, clip_norm=0.1)
@@ -68,29 +70,20 @@ def test_variable_lengths_are_exact(ranks, world_size, schedule, run):
     assert len({result.num_tokens for result in outcomes[0].results}) > 1
 
 
-def bytes_moved(fabric, is_member, settings):
+def bytes_moved(trainer):
     """The bytes of each message in two steps, sent and received."""
-    settings = connect(settings, fabric)
-    if not is_member:
-        return None
-    trainer = Trainer(settings, fabric)
     spans = [span for step in range(2) for span in trainer.step(step).spans]
-    trainer.close()
     sent = [span.num_bytes for span in spans if span.lane is Lane.SEND]
     received = [span.num_bytes for span in spans if span.lane is Lane.RECV]
     return sent, received
 
 
-def by_default(fabric, is_member, function, *arguments):
-    return function(fabric, is_member, *arguments)
-
-
-@pytest.mark.parametrize("way", [by_default, over_gloo])
+@pytest.mark.parametrize("way", [by_memory, over_gloo])
 def test_messages_that_vary_are_as_long_as_their_microbatch(ranks, way):
     settings = config("1f1b", 2, 4, **VARIABLE)
     lengths = [x.shape[1] for step in range(2) for x in Data(settings.data, 256).step(step).inputs]
     expected = sorted(8 * 64 * 2 * length for length in lengths)
-    for sent, received in ranks.run(2, way, bytes_moved, settings):
+    for sent, received in ranks.run(2, way, with_trainer, settings, bytes_moved):
         assert sorted(sent) == sorted(received) == expected
 
 
@@ -143,19 +136,13 @@ def test_low_precision_trains_and_autocast_keeps_float32_parameters(precision):
 @pytest.mark.parametrize("world_size", [TWO, 3])
 def test_low_precision_is_the_same_however_it_is_split(ranks, world_size, precision):
     settings = config("1f1b", world_size, 3, **{"dtype": "float32", **precision})
-    outcomes = ranks.run(world_size, train_losses, settings)
+    outcomes = ranks.run(world_size, with_trainer, settings, losses_of)
     expected, _ = outcome_of(dataclasses.replace(settings, world_size=1), 3)
     assert outcomes[-1] == expected
 
 
-def train_losses(fabric, is_member, settings):
-    settings = connect(settings, fabric)
-    if not is_member:
-        return None
-    trainer = Trainer(settings, fabric)
-    losses = [trainer.step(step).loss for step in range(3)]
-    trainer.close()
-    return losses
+def losses_of(trainer):
+    return [trainer.step(step).loss for step in range(3)]
 
 
 @pytest.mark.parametrize(

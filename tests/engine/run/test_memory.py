@@ -4,7 +4,7 @@ import time
 
 import pytest
 import torch
-from pipeline import config, over_gloo
+from pipeline import config, memory_of, over_gloo, with_trainer
 from ranks import Ranks
 
 from engine.plan.action import Op
@@ -32,7 +32,7 @@ from engine.run.memory import (
     use_of,
 )
 from engine.run.p2p.fabric import Fabric
-from engine.trainer import Trainer, TrainerConfig, connect
+from engine.trainer import Trainer, TrainerConfig
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -197,22 +197,11 @@ def test_an_envelope_keeps_the_peak_and_the_order():
     assert envelope(levels, 10_000) == tuple(levels)
 
 
-def memory_of(fabric: Fabric, is_member: bool, settings: TrainerConfig):
-    settings = connect(settings, fabric)
-    if not is_member:
-        return None
-    trainer = Trainer(settings, fabric)
-    trainer.step(0)
-    memory = trainer.measure_memory(1)
-    trainer.close()
-    return memory
-
-
 @pytest.fixture(scope="module")
 def peaks(ranks: Ranks):
     """By schedule and number of microbatches, the memory of two ranks."""
     return {
-        (name, m): ranks.run(2, memory_of, config(name, 2, m, seq_len=64))
+        (name, m): ranks.run(2, with_trainer, config(name, 2, m, seq_len=64), memory_of)
         for name, numbers in (("afab", (2, 4, 8, 16)), ("1f1b", (4, 16)))
         for m in numbers
     }
@@ -238,13 +227,13 @@ def test_the_program_predicts_the_peak(peaks):
 @pytest.mark.parametrize(
     ("name", "way"),
     [
-        *((name, [memory_of]) for name in ("zb_h1", "interleaved_1f1b", "zbv")),
-        pytest.param("afab", [over_gloo, memory_of], marks=pytest.mark.thorough),
-        *((name, [over_gloo, memory_of]) for name in ("1f1b", "zbv")),
+        *((name, [with_trainer]) for name in ("zb_h1", "interleaved_1f1b", "zbv")),
+        pytest.param("afab", [over_gloo, with_trainer], marks=pytest.mark.thorough),
+        *((name, [over_gloo, with_trainer]) for name in ("1f1b", "zbv")),
     ],
 )
 def test_the_program_predicts_the_peak_whatever_its_stages_and_transport(ranks: Ranks, name, way):
-    for memory in ranks.run(2, *way, config(name, 2, 4, seq_len=64)):
+    for memory in ranks.run(2, *way, config(name, 2, 4, seq_len=64), memory_of):
         assert abs(memory.predicted_peak_bytes / memory.peak_bytes - 1) <= 0.10
 
 
@@ -262,7 +251,7 @@ def test_the_program_predicts_the_peak_of_replicas(ranks: Ranks, policy, name, p
     settings = config(
         name, p, 4, preset=preset, seq_len=64, stages_per_rank=v, replicas=2, sharding=policy
     )
-    for memory in ranks.run(2 * p, memory_of, settings):
+    for memory in ranks.run(2 * p, with_trainer, settings, memory_of):
         assert abs(memory.predicted_peak_bytes / memory.peak_bytes - 1) <= 0.03
 
 
