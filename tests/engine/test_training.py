@@ -9,10 +9,10 @@ import pytest
 import torch
 import traced_models
 from pipeline import (
-    CPU,
     assert_exact,
     by_memory,
     config,
+    lone_trainer,
     merged,
     over_gloo,
     relative_difference,
@@ -25,19 +25,12 @@ from transformers import get_constant_schedule_with_warmup, get_cosine_schedule_
 from engine.model.data import Data
 from engine.model.stage_module import ModelError
 from engine.plan.spans import Lane
-from engine.run.clock import HostClock
 from engine.run.optimizer import OptimizerSpec
-from engine.run.p2p.fabric import Fabric
-from engine.trainer import Trainer
 
 TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 CLIP = OptimizerSpec(learning_rate=1e-3, clip_norm=0.1)
 VARIABLE = {"seq_len": "variable", "max_seq_len": 120, "microbatch_size": 2}
 TWO = pytest.param(2, marks=pytest.mark.thorough)  # what four ranks show as well
-
-
-def one_rank(settings):
-    return Trainer(settings, Fabric(CPU, HostClock(), is_device_shared=False))
 
 
 @pytest.mark.parametrize("preset", ["llama-tiny", "llama-tiny-tied"])
@@ -102,7 +95,7 @@ def test_a_stage_that_is_recomputed_holds_less_than_one_that_is_not():
     held = {}
     for recompute in (False, True, (True, False), (False, True)):
         settings = config("looped_bfs", 1, 4, seq_len=128, recompute=recompute)
-        trainer = one_rank(dataclasses.replace(settings, stages_per_rank=2))
+        trainer = lone_trainer(dataclasses.replace(settings, stages_per_rank=2))
         trainer.step(0)
         held[recompute] = trainer.measure_memory(1).peak_bytes
     assert held[True] < 0.6 * held[False]
@@ -112,12 +105,12 @@ def test_a_stage_that_is_recomputed_holds_less_than_one_that_is_not():
 
 def test_recomputation_needs_a_value_for_each_stage():
     with pytest.raises(ModelError, match="3 values for 1 stages") as caught:
-        one_rank(config("1f1b", 1, 2, recompute=(True, False, True)))
+        lone_trainer(config("1f1b", 1, 2, recompute=(True, False, True)))
     assert caught.value.key == "train.recompute"
 
 
 def outcome_of(settings, steps=5):
-    trainer = one_rank(settings)
+    trainer = lone_trainer(settings)
     losses = [trainer.step(step).loss for step in range(steps)]
     return losses, trainer
 
@@ -178,7 +171,7 @@ def test_the_learning_rate_is_that_of_transformers_schedules(warmup):
 
 def test_the_rate_of_each_step_is_used():
     spec = OptimizerSpec("sgd", 0.1, lr_schedule="cosine", lr_warmup_steps=2, lr_decay_steps=4)
-    trainer = one_rank(config("1f1b", 1, 2, optimizer=spec))
+    trainer = lone_trainer(config("1f1b", 1, 2, optimizer=spec))
     for step in range(4):
         before = {name: p.detach().clone() for name, p in trainer.parameters().items()}
         rate = trainer.step(step).learning_rate

@@ -4,7 +4,7 @@ import time
 
 import pytest
 import torch
-from pipeline import config, memory_of, over_gloo, with_trainer
+from pipeline import config, lone_trainer, memory_of, over_gloo, with_trainer
 from ranks import Ranks
 
 from engine.plan.action import Op
@@ -31,8 +31,6 @@ from engine.run.memory import (
     storages,
     use_of,
 )
-from engine.run.p2p.fabric import Fabric
-from engine.trainer import Trainer, TrainerConfig
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -88,12 +86,8 @@ def test_views_of_one_storage_count_once():
     assert sum(storages([whole, whole[:100], whole.view(2, -1)], CPU).values()) == 2 * MIB
 
 
-def trainer_of(settings: TrainerConfig) -> Trainer:
-    return Trainer(settings, Fabric(CPU, HostClock(), is_device_shared=False))
-
-
 def test_each_forward_has_its_own_allocations_within_its_span():
-    trainer = trainer_of(config("1f1b", 1, 6, seq_len=32))
+    trainer = lone_trainer(config("1f1b", 1, 6, seq_len=32))
     trainer.step(0)
     spans, recording = record(CPU, lambda: trainer.step(1).spans)
     within = [
@@ -123,7 +117,7 @@ def test_issue_marks_are_the_hosts_whatever_the_clock_is():
 
 @pytest.mark.parametrize("schedule", ["afab", "1f1b"])
 def test_the_split_of_a_step_is_its_closed_forms(schedule):
-    trainer = trainer_of(config(schedule, 1, 4, seq_len=128))
+    trainer = lone_trainer(config(schedule, 1, 4, seq_len=128))
     trainer.step(0)
     memory = trainer.measure_memory(1)
     split, parameters = memory.at_peak, list(trainer.parameters().values())
@@ -146,7 +140,7 @@ def test_the_split_of_a_step_is_its_closed_forms(schedule):
 
 
 def test_optimizer_state_that_the_step_makes_counts_when_it_is_there():
-    trainer = trainer_of(config("afab", 1, 2, seq_len=32))
+    trainer = lone_trainer(config("afab", 1, 2, seq_len=32))
     memory = trainer.measure_memory(0)
     assert memory.at_peak.optimizer_bytes in (
         0,
@@ -158,7 +152,7 @@ def test_optimizer_state_that_the_step_makes_counts_when_it_is_there():
 
 def test_steps_of_varying_shapes_are_measured_but_not_predicted():
     settings = config("1f1b", 1, 2, seq_len="variable", max_seq_len=64, source="stdlib")
-    memory = trainer_of(settings).measure_memory(0)
+    memory = lone_trainer(settings).measure_memory(0)
     assert memory.peak_bytes > memory.at_peak.parameter_bytes
     assert memory.predicted_peak_bytes is None
 

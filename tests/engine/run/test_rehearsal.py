@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from pipeline import CPU, config, train, with_trainer
+from pipeline import CPU, config, lone_trainer, train, with_trainer
 from ranks import Ranks
 
 from engine.plan.collectives import DataParallel, Zero3
@@ -82,10 +82,10 @@ def test_each_computation_of_the_program_is_rehearsed_once(monkeypatch, schedule
             lambda *given, op=op, usual=usual: (done.append(op), usual(*given))[1],
         )
     settings = dataclasses.replace(config(schedule, 1, 3), rehearses=True)
-    Trainer(settings, Fabric(CPU, HostClock(), is_device_shared=False))
+    lone_trainer(settings)
     assert done == expected
 
 
 def test_on_the_cpu_nothing_is_rehearsed_unless_asked(monkeypatch):
     monkeypatch.setattr("engine.trainer.rehearse", lambda *_: pytest.fail("rehearsed"))
-    Trainer(config("1f1b", 1, 3), Fabric(CPU, HostClock(), is_device_shared=False))
+    lone_trainer(config("1f1b", 1, 3))
