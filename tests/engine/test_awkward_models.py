@@ -217,7 +217,6 @@ REFUSED = {
     "stopped_before_a_frozen_end": "the logits depend on no parameter that requires a gradient",
     "with_none": "child 3 of the nn.Sequential is None",
     "with_own_parameter": "scale belongs to the nn.Sequential itself",
-    "without_children": "no parameter requires a gradient",
     "hooks_everywhere": "registers hooks for all modules",
     "another_each_time": "must return the same module each time",
     "shared_layer_with_cache": "model.layers.0.self_attn and model.layers.3.self_attn",

@@ -131,19 +131,16 @@ def campaign(ranks, tmp_path, seeds, transport, **rest):
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_shuffled_legal_programs_train_exactly(ranks: Ranks, tmp_path, transport, is_thorough):
-    num_programs = 2000 if is_thorough else 5
-    seeds = range(num_programs)
-    assert campaign(ranks, tmp_path, seeds, transport) > num_programs / 2
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_shuffled_legal_programs_of_variable_lengths_train_exactly(
-    ranks: Ranks, tmp_path, transport, is_thorough
+@pytest.mark.parametrize(
+    ("first", "few", "many", "lengths"),
+    [(0, 5, 2000, {}), (10_000, 4, 200, {"seq_len": "variable", "max_seq_len": 24})],
+    ids=["equal lengths", "variable lengths"],
+)
+def test_shuffled_legal_programs_train_exactly(
+    ranks: Ranks, tmp_path, transport, is_thorough, first, few, many, lengths
 ):
-    num_programs = 200 if is_thorough else 4
-    seeds = range(10_000, 10_000 + num_programs)
-    lengths = {"seq_len": "variable", "max_seq_len": 24}
+    num_programs = many if is_thorough else few
+    seeds = range(first, first + num_programs)
     assert campaign(ranks, tmp_path, seeds, transport, **lengths) > num_programs / 2
 
 

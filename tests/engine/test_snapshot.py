@@ -90,7 +90,7 @@ def test_a_run_resumes_with_other_replicas_and_shards(ranks, tmp_path, preset, s
         assert torch.allclose(ours[name], value, rtol=1e-10, atol=1e-13), name
 
 
-@pytest.mark.parametrize("name", ["zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("name", ["zero2", "zero3"])
 def test_replicas_go_on_bit_for_bit(ranks, tmp_path, name):
     replicas, world_size, sharding = REPLICATED[name]
     settings = settings_for(world_size, "llama-tiny-tied", replicas=replicas, sharding=sharding)

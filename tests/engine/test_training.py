@@ -94,11 +94,6 @@ def test_messages_that_vary_are_as_long_as_their_microbatch(ranks, way):
         assert sorted(sent) == sorted(received) == expected
 
 
-@pytest.mark.parametrize("world_size", [1, TWO, 4])
-def test_recomputation_is_exact(ranks, world_size):
-    assert_exact(ranks, config("1f1b", world_size, 3, recompute=True))
-
-
 @pytest.mark.parametrize("name", ["models:sequential", "traced_models:Frame"])
 def test_recomputation_of_other_modules_is_exact(ranks, name):
     from test_models import SGD, build

@@ -14,10 +14,10 @@ from engine.run.p2p.fabric import Fabric
 from engine.trainer import Trainer, TrainerConfig
 
 CHANGING = [
-    *("statistics", "dropped", "averaging", "saves_its_state", "renormed", "in_place_on_ids"),
-    *("notes_aside", "frozen", "spectrally_normed"),
+    *("statistics", "dropped", "averaging", "renormed", "in_place_on_ids", "frozen"),
+    "spectrally_normed",
 ]
-"""Models whose forward draws, or changes buffers, weights, attributes or its input."""
+"""Models whose forward draws, or changes buffers, weights or its input."""
 
 
 def both(settings):
