@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.functional import cross_entropy
 
@@ -61,6 +62,7 @@ class Stage:
         self._deferral = defer_linears(module) if is_split else Deferral()
         self._parameters = list(module.parameters())
         self._tokens_per_step = 0
+        self._has_run = False
         self._held: dict[int, _Held] = {}
         self._products: dict[int, list[Product]] = {}
 
@@ -93,6 +95,15 @@ class Stage:
                 leaf.requires_grad_(leaf.is_floating_point())
         with self._autocast:
             outputs = self.module(*inputs)
+        if not self._has_run:
+            self._has_run = True
+            if any(isinstance(output, FakeTensor) for output in outputs):
+                layers = self.module.layers
+                raise ModelError(
+                    f"layers {layers.start} to {layers.stop - 1}: the forward uses a tensor that "
+                    "an earlier call has left outside the module (a global, a cached function); "
+                    "that call found the shapes and gave it no values; keep it in a buffer"
+                )
         if self.module.is_last:
             assert targets is not None
             outputs = (loss_of(outputs[0], targets, self._tokens_per_step),)

@@ -253,6 +253,12 @@ def test_a_gradient_that_turns_out_not_to_come_back_ends_the_first_step(ranks, n
     assert_equal(ranks.run(1, with_trainer, alone, train), unsplit(alone), 1e-10)
 
 
+def test_a_tensor_that_is_cached_outside_the_module_ends_the_first_step(ranks):
+    """It was made when the shapes were found, so it has no values."""
+    (reason,) = ranks.run(1, with_trainer, settings_of("cached_aside", 1), error_of)
+    assert "an earlier call has left outside the module" in reason
+
+
 def error_of(trainer: Trainer) -> str:
     with pytest.raises(ModelError) as caught:
         train(trainer)
