@@ -22,7 +22,7 @@ from ppbench.config.case import Case
 from ppbench.display.formats import Assets
 from ppbench.report.pages.report import write_report
 from ppbench.report.pages.timeline import write_timeline
-from ppbench.report.timeline.marks import SizeUnit, Step, marks_of
+from ppbench.report.timeline.marks import Step
 from ppbench.report.timeline.overview import overview
 from ppbench.store import Store
 
@@ -577,7 +577,7 @@ def test_too_many_spans_open_as_an_overview_that_says_what_was_merged(big: Tab) 
 def test_the_page_slices_time_as_the_overview_did(big: Tab, big_store: Store) -> None:
     spans = big_store.table("spans", [big_store.runs().iloc[1]["run_id"]])
     step = Step("", spans)
-    kinds = [m for m in marks_of(step, SizeUnit()) if m.kind.has_text]
+    kinds = [m for m in step.marks() if m.kind.has_text]
     wanted = overview(kinds, 4, 2e9, 3e9, 50)
     found = json.loads(
         str(

@@ -30,11 +30,11 @@ import numpy as np
 
 from engine.plan.spans import Lane
 from ppbench.display.colors import HATCH_COLORS, TRACK_COLOR, ink_on
-from ppbench.display.units import NS_PER_MS, counted
+from ppbench.display.units import NS_PER_MS, counted, size_unit
 from ppbench.report.charts.canvas import PLAIN, legend
 from ppbench.report.charts.panels import Update, figure_text
 from ppbench.report.scripts import Picture
-from ppbench.report.timeline.marks import Floats, Marks, Step, size_unit_of
+from ppbench.report.timeline.marks import Floats, Step, most
 from ppbench.report.timeline.overview import MOST_SHARE, NUM_SLICES, Detail, Trace, heat_map, packed
 
 if TYPE_CHECKING:
@@ -104,11 +104,12 @@ class _Drawing:
     def __init__(self, steps: Sequence[Step], *, has_others: bool) -> None:
         self._steps = list(steps)
         others = self._steps[0].others if has_others else ()
-        unit = size_unit_of(self._steps)
+        unit = size_unit(max(most(step.spans["num_bytes"]) for step in self._steps))
         self._marks = [step.marks(unit) for step in (*self._steps, *others)]
         lanes = {marks.kind.lane for kinds in self._marks for marks in kinds}
         self._lanes = LANES_OF_REPLICAS if Lane.COLLECTIVE in lanes else LANES
-        self._row_px = _row_px(sum(step.num_ranks for step in self._steps))
+        num_ranks = sum(step.num_ranks for step in self._steps)
+        self._row_px = float(np.clip(_MOST_ROWS_PX / num_ranks, _SHORT_PX, _TALL_PX))
         heights = [self._title_rows(step) + step.num_ranks for step in self._steps]
         tops = [0.0, *accumulate(heights)]
         self._num_rows = tops[-1]
@@ -134,12 +135,32 @@ class _Drawing:
     def with_overview(self, *, has_detail: bool) -> Gantt:
         stacked = self._stacked()
         computations = [[m for m in kinds if m.kind.has_text] for kinds in self._marks]
+        lane = self._lanes[Lane.COMPUTE]
+        gap_px = max(1, round(self._row_px * (1 - lane.height)))
         grids = [
-            self._grid(step, row, kinds, has_hover=not has_detail)
+            heat_map(
+                kinds,
+                step.num_ranks,
+                step.end_ns,
+                row + lane.centre,
+                gap_px,
+                has_hover=not has_detail,
+            )
             for (step, row), kinds in zip(self._placed, computations, strict=False)
         ]
         traces = [*grids, *map(_trace, stacked), *self._path_lines()]
-        layout = self._layout(self._note(has_detail=has_detail))
+        num_spans = sum(len(step.spans) for step in self._steps)
+        more = (
+            f"Zoom in until at most {MOST_BARS:,} bars are in view to see them one by one."
+            if has_detail
+            else "On the page of ppbench timeline, zooming in shows the single bars."
+        )
+        layout = self._layout(
+            f"{counted(num_spans, 'span')} make {self.num_bars:,} bars, too many to draw one by "
+            f"one: the view is merged into {NUM_SLICES} slices of time per rank.<br>A slice has "
+            "the colour of the op that took at least four fifths of its compute time, else slate, "
+            f"and is fainter the more it idles.<br>{more}"
+        )
         if not has_detail:
             return Gantt(self._picture(traces, layout), None)
         first = 1 + len(grids)  # the tracks come before them
@@ -151,7 +172,7 @@ class _Drawing:
             "mostBars": MOST_BARS,
             "slices": NUM_SLICES,
             "mostShare": MOST_SHARE,
-            "laneHeight": self._lanes[Lane.COMPUTE].height,
+            "laneHeight": lane.height,
             "grids": [
                 {
                     "trace": 1 + n,
@@ -165,30 +186,47 @@ class _Drawing:
         return Gantt(self._picture(traces, layout), detail)
 
     def _picture(self, traces: Sequence[Update], layout: Update) -> Picture:
-        return {"data": [self._tracks(), *traces], "layout": layout}
+        """Return the figure, with a faint track for each thin lane below the traces."""
+        rows = [first + np.arange(step.num_ranks, dtype=float) for step, first in self._placed]
+        ranks = np.concatenate(rows)
+        thin = [place for lane, place in self._lanes.items() if lane is not Lane.COMPUTE]
+        num_tracks = len(thin) * len(ranks)
+        tracks = {
+            "base": [0.0] * num_tracks,
+            "hoverinfo": "skip",
+            "marker": {"color": TRACK_COLOR, "line": {"width": 0}},
+            "orientation": "h",
+            "showlegend": False,
+            "width": thin[0].height,
+            "x": np.full(num_tracks, self._end_ms),
+            "y": np.concatenate([ranks + place.centre for place in thin]),
+            "type": "bar",
+        }
+        return {"data": [tracks, *traces], "layout": layout}
 
     def _stacked(self) -> list[Trace]:
         """Return the kinds in the order in which they first appear, idle time first."""
-        kinds = {marks.kind.name: marks.kind for step in self._marks for marks in step}
+        every = {marks.kind.name: marks.kind for step in self._marks for marks in step}
         ordered = sorted(
-            kinds.values(), key=lambda kind: (kind.lane is not Lane.COMPUTE, not kind.is_idle)
+            every.values(), key=lambda kind: (kind.lane is not Lane.COMPUTE, not kind.is_idle)
         )
-        return [self._stack(kind.name) for kind in ordered]
-
-    def _stack(self, name: str) -> Trace:
-        stacked, rows, shades = [], [], []
-        colors: list[str] = []  # steps may have different numbers of them
-        for kinds, (_, first) in zip(self._marks, (*self._placed, *self._behind), strict=True):
-            for marks in kinds:
-                if marks.kind.name == name:
-                    stacked.append(marks)
-                    rows.append(marks.rank + first)
-                    colors += [color for color in marks.kind.colors if color not in colors]
-                    shades.append(
-                        np.array([colors.index(c) for c in marks.kind.colors])[marks.shade]
-                    )
-        lane = self._lanes[stacked[0].kind.lane]
-        return Trace(stacked, np.concatenate(rows), *lane, colors, np.concatenate(shades))
+        traces = []
+        for kind in ordered:
+            stacked, rows, shades = [], [], []
+            colors: list[str] = []  # steps may have different numbers of them
+            for kinds, (_, first) in zip(self._marks, (*self._placed, *self._behind), strict=True):
+                for marks in kinds:
+                    if marks.kind.name == kind.name:
+                        stacked.append(marks)
+                        rows.append(marks.rank + first)
+                        colors += [color for color in marks.kind.colors if color not in colors]
+                        places = np.array([colors.index(color) for color in marks.kind.colors])
+                        shades.append(places[marks.shade])
+            place = self._lanes[kind.lane]
+            traces.append(
+                Trace(stacked, np.concatenate(rows), *place, colors, np.concatenate(shades))
+            )
+        return traces
 
     def _path_lines(self) -> list[Update]:
         """Draw the critical path from bar to bar, in the text colour of the page.
@@ -215,62 +253,14 @@ class _Drawing:
         }
         return [line]
 
-    def _grid(self, step: Step, row: float, kinds: Sequence[Marks], *, has_hover: bool) -> Update:
-        lane = self._lanes[Lane.COMPUTE]
-        gap_px = max(1, round(self._row_px * (1 - lane.height)))
-        middle = row + lane.centre
-        return heat_map(kinds, step.num_ranks, step.end_ns, middle, gap_px, has_hover=has_hover)
+    def _layout(self, note: str = "") -> Picture:
+        """Return the layout, with room for a note below the axis.
 
-    def _note(self, *, has_detail: bool) -> Update:
-        num_spans = sum(len(step.spans) for step in self._steps)
-        more = (
-            f"Zoom in until at most {MOST_BARS:,} bars are in view to see them one by one."
-            if has_detail
-            else "On the page of ppbench timeline, zooming in shows the single bars."
-        )
-        text = (
-            f"{counted(num_spans, 'span')} make {self.num_bars:,} bars, too many to draw one by "
-            f"one: the view is merged into {NUM_SLICES} slices of time per rank.<br>A slice has "
-            "the colour of the op that took at least four fifths of its compute time, else slate, "
-            f"and is fainter the more it idles.<br>{more}"
-        )
-        return {
-            "align": "left",
-            "name": "note",
-            "showarrow": False,
-            "text": text,
-            "x": 0,
-            "xanchor": "left",
-            "xref": "paper",
-            "y": 0,
-            "yanchor": "top",
-            "yref": "paper",
-            "yshift": -_BOTTOM_PX + 8,
-        }
-
-    def _tracks(self) -> Update:
-        """Return a faint track for each thin lane."""
-        rows = [first + np.arange(step.num_ranks, dtype=float) for step, first in self._placed]
-        ranks = np.concatenate(rows)
-        thin = [place for lane, place in self._lanes.items() if lane is not Lane.COMPUTE]
-        num_tracks = len(thin) * len(ranks)
-        return {
-            "base": [0.0] * num_tracks,
-            "hoverinfo": "skip",
-            "marker": {"color": TRACK_COLOR, "line": {"width": 0}},
-            "orientation": "h",
-            "showlegend": False,
-            "width": thin[0].height,
-            "x": np.full(num_tracks, self._end_ms),
-            "y": np.concatenate([ranks + place.centre for place in thin]),
-            "type": "bar",
-        }
-
-    def _layout(self, *notes: Update) -> Picture:
-        """Return the layout, with room for `notes` below the axis."""
+        `meta` has what a page needs to draw the timeline itself; see `timeline.js`.
+        """
         height = round(self._num_rows * self._row_px) + _TOP_PX + _BOTTOM_PX
-        below_px = _NOTE_PX * len(notes)
-        titles: list[Update] = [
+        below_px = _NOTE_PX if note else 0
+        annotations: list[Update] = [
             {
                 "font": {"size": 13},
                 "name": "title",  # a page shortens it where it does not fit
@@ -286,38 +276,23 @@ class _Drawing:
             for step, first_row in self._placed
             if step.title
         ]
-        annotations = [*titles, *notes]
-        return {
-            **({"annotations": annotations} if annotations else {}),
-            "barmode": "overlay",
-            "dragmode": "zoom",
-            "height": height + below_px,
-            "hovermode": "closest",
-            "legend": legend(),
-            "margin": {"b": _BOTTOM_PX + below_px, "l": 62, "r": 12, "t": _TOP_PX},
-            "meta": {"timeline": self._meta()},
-            "template": PLAIN,
-            "uniformtext": {"minsize": 9, "mode": "hide"},
-            "xaxis": {
-                "exponentformat": "none",
-                "range": [0, self._end_ms * _ROOM],
-                "separatethousands": True,
-                "showticksuffix": "first",  # the last tick may be cut off at the edge
-                "ticksuffix": " ms",
-                "zeroline": False,
-            },
-            "yaxis": {
-                "fixedrange": self._row_px >= _LANES_NAMED_PX,
-                "range": [self._num_rows - 0.48, -0.52],
-                "showgrid": False,
-                **self._ticks(),
-                "zeroline": False,
-            },
-        }
-
-    def _meta(self) -> Update:
-        """Return what a page needs to draw the timeline itself; see `timeline.js`."""
-        told: Update = {
+        if note:
+            annotations.append(
+                {
+                    "align": "left",
+                    "name": "note",
+                    "showarrow": False,
+                    "text": note,
+                    "x": 0,
+                    "xanchor": "left",
+                    "xref": "paper",
+                    "y": 0,
+                    "yanchor": "top",
+                    "yref": "paper",
+                    "yshift": -_BOTTOM_PX + 8,
+                }
+            )
+        meta: Update = {
             "rowPx": self._row_px,
             "endMs": self._end_ms,
             "lanes": {
@@ -336,35 +311,50 @@ class _Drawing:
         }
         if self._behind:  # the first row of each replica, and which of them is shown at first
             first_rows = {step.replica: row for step, row in (*self._placed, *self._behind)}
-            told["replicas"] = {
+            meta["replicas"] = {
                 "firstRows": [first_rows[n] for n in sorted(first_rows)],
                 "shown": self._steps[0].replica,
             }
-        return told
-
-    def _ticks(self) -> Update:
-        """Return tick labels `rank 0` and, in tall rows, small labels `send` and `recv`."""
         labels = {Lane.COMPUTE: "rank {}"}
         if self._row_px >= _LANES_NAMED_PX:
             thin = (lane for lane in self._lanes if lane is not Lane.COMPUTE)
             labels |= {lane: _SMALL.format(lane.value) for lane in thin}
-        places = [
+        ticks = [
             (rank, first + rank, lane)
             for step, first in self._placed
             for rank in range(step.num_ranks)
             for lane in labels
         ]
         return {
-            "ticklabelstandoff": 4,
-            "ticks": "",
-            "ticktext": [labels[lane].format(rank) for rank, _, lane in places],
-            "tickvals": np.array([row + self._lanes[lane].centre for _, row, lane in places]),
+            **({"annotations": annotations} if annotations else {}),
+            "barmode": "overlay",
+            "dragmode": "zoom",
+            "height": height + below_px,
+            "hovermode": "closest",
+            "legend": legend(),
+            "margin": {"b": _BOTTOM_PX + below_px, "l": 62, "r": 12, "t": _TOP_PX},
+            "meta": {"timeline": meta},
+            "template": PLAIN,
+            "uniformtext": {"minsize": 9, "mode": "hide"},
+            "xaxis": {
+                "exponentformat": "none",
+                "range": [0, self._end_ms * _ROOM],
+                "separatethousands": True,
+                "showticksuffix": "first",  # the last tick may be cut off at the edge
+                "ticksuffix": " ms",
+                "zeroline": False,
+            },
+            "yaxis": {
+                "fixedrange": self._row_px >= _LANES_NAMED_PX,
+                "range": [self._num_rows - 0.48, -0.52],
+                "showgrid": False,
+                "ticklabelstandoff": 4,
+                "ticks": "",
+                "ticktext": [labels[lane].format(rank) for rank, _, lane in ticks],
+                "tickvals": np.array([row + self._lanes[lane].centre for _, row, lane in ticks]),
+                "zeroline": False,
+            },
         }
-
-
-def _row_px(num_ranks: int) -> float:
-    """Return the height of a row, which is lower where there are many."""
-    return float(np.clip(_MOST_ROWS_PX / num_ranks, _SHORT_PX, _TALL_PX))
 
 
 def _bars(stacked: Trace, *, is_outlined: bool) -> Picture:

@@ -22,15 +22,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from ppbench.display.colors import MIXED_COLOR, ink_on
+from ppbench.display.colors import MIXED_COLOR, ink_on, translucent
 from ppbench.display.units import NS_PER_MS
 from ppbench.report.timeline.marks import Floats, Ints, Kind, Marks
 
 MOST_SHARE = 0.8
 """Below this share the main op is close to chance, and neighbouring colours would flicker."""
-Cells = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -38,11 +36,11 @@ class Overview:
     """`shares[kind, rank, slice]` of the time; `counts[rank, slice]` of marks that begin."""
 
     edges_ns: Floats
-    shares: Cells
-    counts: Cells
+    shares: Floats
+    counts: Floats
 
     @property
-    def busy(self) -> Cells:
+    def busy(self) -> Floats:
         """The busy share of the time, by rank and slice."""
         return np.asarray(np.minimum(self.shares.sum(axis=0), 1.0))
 
@@ -65,25 +63,16 @@ def overview(
         for rank in range(num_ranks):
             own = slice(bounds[rank], bounds[rank + 1])
             begin, width = marks.begin_ns[own], marks.width_ns[own]
-            shares[number, rank] = _busy_ns(begin, width, edges)
+            if len(begin):  # the busy time: the running total, interpolated at the edges
+                total = np.concatenate([[0], np.cumsum(width)])
+                times = np.stack([begin, begin + width], axis=1).ravel()
+                levels = np.stack([total[:-1], total[1:]], axis=1).ravel()
+                shares[number, rank] = np.diff(np.interp(edges, times, levels))
             counts[rank] += np.histogram(begin, edges)[0]
     return Overview(edges, shares / np.diff(edges), counts)
 
 
-def _busy_ns(
-    begin_ns: npt.NDArray[np.int64], width_ns: npt.NDArray[np.int64], edges: Floats
-) -> Floats:
-    """Return the busy time per slice: the running total, interpolated at the edges."""
-    if not len(begin_ns):
-        return np.zeros(len(edges) - 1)
-    total = np.concatenate([[0], np.cumsum(width_ns)])
-    times = np.stack([begin_ns, begin_ns + width_ns], axis=1).ravel()
-    levels = np.stack([total[:-1], total[1:]], axis=1).ravel()
-    return np.diff(np.interp(edges, times, levels))
-
-
 NUM_SLICES = 600
-SEVERAL = "several"
 _FAINTEST = 0.08
 
 
@@ -105,14 +94,13 @@ def heat_map(
     colors = [*(marks.kind.colors[0] for marks in kinds), MIXED_COLOR]
     scale: list[list[object]] = []  # a ramp per kind and one for several, from nearly clear
     for number, color in enumerate(colors):
-        channels = ",".join(str(int(color[i : i + 2], 16)) for i in (1, 3, 5))
         scale += [
-            [number / len(colors), f"rgba({channels},{_FAINTEST})"],
-            [(number + 1) / len(colors), f"rgba({channels},1)"],
+            [number / len(colors), translucent(color, _FAINTEST)],
+            [(number + 1) / len(colors), translucent(color, 1)],
         ]
     # A cell is its main kind plus its busy share; NaN where it is idle.
     codes = np.where(grid.busy > 0, grid.mostly + np.clip(grid.busy, 0.001, 0.999), np.nan)
-    names = [*(marks.kind.name for marks in kinds), SEVERAL]
+    names = [*(marks.kind.name for marks in kinds), "several"]
     hover = {
         "customdata": np.stack([grid.busy, grid.counts], axis=-1),
         "hovertemplate": "<b>%{customdata[0]:.0%} computing</b>, mostly %{text}<br>"
@@ -135,7 +123,7 @@ def heat_map(
     return {**dict(sorted(trace.items())), "type": "heatmap"}
 
 
-_FINEST, _STEPS_SHOWN = 1, 1_000_000
+_STEPS_SHOWN = 1_000_000
 _COARSEST = 1000  # hover texts have three digits of a ms
 
 
@@ -177,7 +165,7 @@ def packed(traces: Sequence[Trace], end_ns: int, first: int = 0) -> tuple[dict[s
 
     `first` is the number of the first of these traces in the figure.
     """
-    quantum_ns = _FINEST
+    quantum_ns = 1
     while quantum_ns < _COARSEST and quantum_ns * 10 * _STEPS_SHOWN <= end_ns:
         quantum_ns *= 10
     buffer = bytearray()
@@ -190,72 +178,52 @@ def packed(traces: Sequence[Trace], end_ns: int, first: int = 0) -> tuple[dict[s
 
 def _pack(trace: Trace, quantum_ns: int, buffer: bytearray) -> dict[str, object]:
     marks = trace.marks
-    begin = _rounded(np.concatenate([m.begin_ns for m in marks]), quantum_ns)
+
+    def rounded(values_ns: Ints) -> Ints:
+        return (values_ns + quantum_ns // 2) // quantum_ns
+
+    def column(values: Ints) -> dict[str, int]:
+        """Append the values minus their minimum, a plane per byte; return how to read them."""
+        least, place = int(values.min()), len(buffer)
+        rest = (values - least).astype("<u8")
+        num_planes = (int(rest.max()).bit_length() + 7) // 8
+        planes = rest.view(np.uint8).reshape(-1, 8).T[:num_planes]
+        buffer.extend(np.ascontiguousarray(planes).tobytes())
+        return {"at": place, "planes": num_planes, "least": least}
+
+    begin = rounded(np.concatenate([m.begin_ns for m in marks]))
     order = np.lexsort((begin, trace.row))
     row, begin = trace.row[order], begin[order]
     is_new = np.r_[True, row[1:] != row[:-1]]
-    firsts = np.flatnonzero(is_new)
-    delta = np.where(is_new, begin, np.diff(begin, prepend=0))
-    width = _rounded(np.concatenate([m.width_ns for m in marks]), quantum_ns)[order]
-
-    def column(values: Ints) -> dict[str, int]:
-        return _column(values, buffer)
-
     layout: dict[str, object] = {
         "count": len(begin),
-        "rows": [[float(row[at]), int(at)] for at in firsts],
+        "rows": [[float(row[at]), int(at)] for at in np.flatnonzero(is_new)],
         "lane": trace.lane,
-        "begin": column(delta),
-        "width": column(width),
-        "numbers": [_numbers(marks, name, order, quantum_ns, buffer) for name in marks[0].numbers],
-        "hasText": marks[0].kind.has_text,
+        "begin": column(np.where(is_new, begin, np.diff(begin, prepend=0))),
+        "width": column(rounded(np.concatenate([m.width_ns for m in marks]))[order]),
     }
+    numbers = []
+    for name, (_, unit) in marks[0].numbers.items():
+        values = np.concatenate([m.numbers[name][0] for m in marks])[order]
+        is_time = name.endswith("_ns")
+        factor = unit * quantum_ns if is_time else unit
+        packed_values = column(rounded(values) if is_time else values)
+        numbers.append({"name": name, "factor": factor, **packed_values})
+    layout |= {"numbers": numbers, "hasText": trace.kind.has_text}
     if len(trace.colors) > 1:
         shade = column(trace.shade[order])
         layout |= {"shade": shade, "colors": trace.colors, "inks": trace.inks}
     if marks[0].phrases is not None:
-        layout |= {"phrases": _phrases(marks, order, quantum_ns, buffer)}
+        words: list[str] = []
+        codes, amounts = [], []
+        for phrases in (m.phrases for m in marks):
+            assert phrases is not None  # either all marks of a kind have phrases, or none
+            codes.append(phrases.codes + len(words))
+            amounts.append(phrases.amount_ns)
+            words += phrases.words
+        layout["phrases"] = {
+            "words": words,
+            "codes": column(np.concatenate(codes)[order]),
+            "amount": column(rounded(np.concatenate(amounts)[order])),
+        }
     return layout
-
-
-def _numbers(
-    marks: list[Marks], name: str, order: Ints, quantum_ns: int, buffer: bytearray
-) -> dict[str, object]:
-    values = np.concatenate([m.numbers[name][0] for m in marks])[order]
-    factor = marks[0].numbers[name][1]
-    if name.endswith("_ns"):
-        values, factor = _rounded(values, quantum_ns), factor * quantum_ns
-    return {"name": name, "factor": factor, **_column(values, buffer)}
-
-
-def _phrases(
-    marks: list[Marks], order: Ints, quantum_ns: int, buffer: bytearray
-) -> dict[str, object]:
-    words: list[str] = []
-    codes, amounts = [], []
-    for phrases in (m.phrases for m in marks):
-        assert phrases is not None  # either all marks of a kind have phrases, or none
-        codes.append(phrases.codes + len(words))
-        amounts.append(phrases.amount_ns)
-        words += phrases.words
-    amount = _rounded(np.concatenate(amounts)[order], quantum_ns)
-    return {
-        "words": words,
-        "codes": _column(np.concatenate(codes)[order], buffer),
-        "amount": _column(amount, buffer),
-    }
-
-
-def _rounded(values_ns: Ints, quantum_ns: int) -> Ints:
-    return (values_ns + quantum_ns // 2) // quantum_ns
-
-
-def _column(values: Ints, buffer: bytearray) -> dict[str, int]:
-    """Append the values minus their minimum, a plane per byte; return how to read them."""
-    least = int(values.min())
-    rest = (values - least).astype("<u8")
-    num_planes = (int(rest.max()).bit_length() + 7) // 8
-    planes = rest.view(np.uint8).reshape(-1, 8).T[:num_planes]
-    place = len(buffer)
-    buffer += np.ascontiguousarray(planes).tobytes()
-    return {"at": place, "planes": num_planes, "least": least}
