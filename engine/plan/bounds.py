@@ -148,6 +148,15 @@ class Chain:
         stages = self.problem.placement.stages_of(rank)
         return [op * self.num_stages + stage for op in range(3) for stage in stages]
 
+    def trips(self) -> list[int]:
+        """By stage, from the start of F to the end of I of a microbatch that is alone."""
+        starts, now = [0] * len(self.busy), 0
+        for kind in self.order:
+            starts[kind] = now
+            now += self.busy[kind] + self.delay[kind]
+        inputs = range(self.num_stages, 2 * self.num_stages)
+        return [starts[kind] + self.busy[kind] - starts[kind - self.num_stages] for kind in inputs]
+
     def heads(self) -> list[list[int]]:
         """By kind and microbatch, a time before which the action cannot start."""
         m, num_stages, busy = self.problem.num_microbatches, self.num_stages, self.busy
@@ -237,15 +246,10 @@ def _held_over_time(chain: Chain, rank: int, heads: list[list[int]]) -> int:
     problem, num_stages, busy = chain.problem, chain.num_stages, chain.busy
     limit, stages = problem.limits[rank], problem.placement.stages_of(rank)
     forward, left = problem.held_after_forward, problem.held_after_input
-    starts, now = [0] * len(busy), 0  # of a microbatch that is alone
-    for kind in chain.order:
-        starts[kind] = now
-        now += busy[kind] + chain.delay[kind]
-    needed, taken, freed = 0, [], []
+    trips, needed, taken, freed = chain.trips(), 0, [], []
     for s in stages:
         turn, weight = num_stages + s, 2 * num_stages + s
-        trip = starts[turn] + busy[turn] - starts[s]  # from the start of F to the end of I
-        needed += problem.num_microbatches * (forward[s] * trip + left[s] * busy[weight])
+        needed += problem.num_microbatches * (forward[s] * trips[s] + left[s] * busy[weight])
         taken.append((forward[s], busy[s]))
         freed += [(left[s], busy[weight]), (forward[s], busy[turn] + busy[weight])]
     most = max(forward[s] for s in stages)
