@@ -49,7 +49,16 @@ def found_program(
     if config.world_size == 1 and limit is None:
         costs = [_EQUAL] * len(partition)  # a rank alone waits for nobody
     else:
-        costs = _measured(config, model, partition, recomputed, device)
+        data, dtype = data_spec_of(config, model), AUTOCAST[config.autocast]
+        shape = (data.microbatch_size, data.longest)
+        autocast = None if dtype is None else torch.autocast(device.type, dtype)
+        measured = {  # of all stages, each of its layers as they are run there
+            is_on: measure_model_costs(
+                model, shape, device, autocast, config.optimizer, recompute=is_on
+            ).of_stages(partition)
+            for is_on in set(recomputed)
+        }
+        costs = [measured[is_on][stage] for stage, is_on in enumerate(recomputed)]
     problems, least = [], []
     for placement in placements_of(config.world_size, stages_per_rank_of(config)):
         fixed = []  # what each rank needs besides activations: its stages' own, an action's most
@@ -72,26 +81,6 @@ def found_program(
             "smaller microbatches or more ranks, or raise the limit"
         )
     return with_whole_backwards(best_program(problems), whole)
-
-
-def _measured(
-    config: TrainerConfig,
-    model: Model,
-    partition: Sequence[range],
-    recomputed: Sequence[bool],
-    device: torch.device,
-) -> list[StageCosts]:
-    """The costs of the stages, each of its layers as they are run there."""
-    data, dtype = data_spec_of(config, model), AUTOCAST[config.autocast]
-    shape = (data.microbatch_size, data.longest)
-    autocast = None if dtype is None else torch.autocast(device.type, dtype)
-    measured = {
-        is_on: measure_model_costs(
-            model, shape, device, autocast, config.optimizer, recompute=is_on
-        ).of_stages(partition)
-        for is_on in set(recomputed)
-    }
-    return [measured[is_on][stage] for stage, is_on in enumerate(recomputed)]
 
 
 _EQUAL = StageCosts(1, 2, 1, 1, 1, 1, 0, 0, 0, 0)

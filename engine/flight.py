@@ -30,7 +30,7 @@ class Phase(IntEnum):
 
     words: str
 
-    def __new__(cls, number: int, words: str) -> Self:
+    def __new__(cls, number: int, words: str = "") -> Self:
         phase = int.__new__(cls, number)
         phase._value_, phase.words = number, words
         return phase

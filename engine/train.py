@@ -54,30 +54,27 @@ def _run(launch: Launch) -> int:
     except RefusedError:
         return REFUSED
     except Exception as error:
-        return _explain(error, launch)
+        import torch
+        import torch.distributed as dist
+
+        from engine.run.p2p.channel import TransferError
+
+        if is_known(error):
+            launch.say(f"rank {launch.rank}: {error}")
+            return REFUSED
+        words = str(error).partition("\n")[0]
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or "t allocate memory" in words:
+            remedy = "try a smaller --microbatch-size, --recompute or more ranks"
+            launch.say(f"rank {launch.rank}: {words}; {remedy}")
+        elif isinstance(error, TransferError | dist.DistError) or "gloo/transport" in words:
+            where = words.partition("[")[0].rstrip(": ") or "working together"
+            launch.say(
+                f"rank {launch.rank}: {where}: another rank has died; its own error says why"
+            )
+        else:
+            traceback.print_exc()
+        return FAILED
     return 0
-
-
-def _explain(error: Exception, launch: Launch) -> int:
-    """Say what went wrong on this rank, amid work with the others; the exit code."""
-    import torch
-    import torch.distributed as dist
-
-    from engine.run.p2p.channel import TransferError
-
-    if is_known(error):
-        launch.say(f"rank {launch.rank}: {error}")
-        return REFUSED
-    words = str(error).partition("\n")[0]
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "t allocate memory" in words:
-        remedy = "try a smaller --microbatch-size, --recompute or more ranks"
-        launch.say(f"rank {launch.rank}: {words}; {remedy}")
-    elif isinstance(error, TransferError | dist.DistError) or "gloo/transport" in words:
-        where = words.partition("[")[0].rstrip(": ") or "working together"
-        launch.say(f"rank {launch.rank}: {where}: another rank has died; its own error says why")
-    else:
-        traceback.print_exc()
-    return FAILED
 
 
 def train(job: Job, launch: Launch, checkpoint: Path | None) -> None:

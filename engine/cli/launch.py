@@ -53,33 +53,26 @@ class Launch:
         import torch.distributed as dist
 
         if not dist.is_initialized():
-            self._meet()
+            from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public
+
+            from engine.interfaces import InterfaceError
+            from engine.rank_store import store_of_ranks
+
+            try:
+                store = store_of_ranks(PATIENCE)
+            except InterfaceError as error:
+                self.say(f"rank {self.rank}: {error}")
+                sys.exit(2)
+            # A prefix per restart (torchrun --max-restarts) keeps gloo from reading the dead ranks'
+            # addresses in the agent's store (pytorch issue 135712).
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            own = PrefixStore(f"train-attempt-{attempt}", store)
+            dist.init_process_group(
+                "gloo", store=own, rank=self.rank, world_size=self.world_size, timeout=PATIENCE
+            )
         theirs: list[Any] = [None] * self.world_size
         dist.all_gather_object(theirs, ours)
         return theirs
-
-    def _meet(self) -> None:
-        """Make the default process group.
-
-        A prefix per restart (torchrun --max-restarts) keeps gloo from reading the dead ranks'
-        addresses in the agent's store (pytorch issue 135712).
-        """
-        import torch.distributed as dist
-        from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public
-
-        from engine.interfaces import InterfaceError
-        from engine.rank_store import store_of_ranks
-
-        try:
-            store = store_of_ranks(PATIENCE)
-        except InterfaceError as error:
-            self.say(f"rank {self.rank}: {error}")
-            sys.exit(2)
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        own = PrefixStore(f"train-attempt-{attempt}", store)
-        dist.init_process_group(
-            "gloo", store=own, rank=self.rank, world_size=self.world_size, timeout=PATIENCE
-        )
 
     def attempt(self, work: Callable[[], T]) -> T:
         """Run `work` on every rank; raises RefusedError on all of them if it fails on any.

@@ -39,11 +39,25 @@ def prepare(arguments: Sequence[str], launch: Launch) -> Job | None:
         return None
     import torch
 
+    from engine.configuration import (
+        data_of,
+        model_of,
+        num_stages_of,
+        recomputed_stages,
+        tokenizer_of,
+    )
+    from engine.model.partition import BY_COST, partition_layers
+
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     device = _device(options.device, launch)
     config = configuration(options, launch.world_size)
-    _check(config, device)
+    num_stages = num_stages_of(config)  # model, data, program and partition can be made
+    model = model_of(config, device)
+    if config.model.partition not in BY_COST:
+        partition_layers(config.model.partition, model.num_layers, num_stages)
+    recomputed_stages(config, num_stages)
+    data_of(config, model, tokenizer_of(config), device).close()
     checkpoint = _checkpoint(options)
     if options.save is not None:
         make_folder("--save", options.save)
@@ -62,25 +76,6 @@ def _device(kind: str, launch: Launch) -> torch.device:
         return devices.of_local_rank(launch.local_rank, None if kind == "auto" else kind)
     except RuntimeError as error:
         raise OptionError(f"--device: {error}, or auto") from None
-
-
-def _check(config: TrainerConfig, device: torch.device) -> None:
-    """Check that model, data, program and partition can be made."""
-    from engine.configuration import (
-        data_of,
-        model_of,
-        num_stages_of,
-        recomputed_stages,
-        tokenizer_of,
-    )
-    from engine.model.partition import BY_COST, partition_layers
-
-    num_stages = num_stages_of(config)
-    model = model_of(config, device)
-    if config.model.partition not in BY_COST:
-        partition_layers(config.model.partition, model.num_layers, num_stages)
-    recomputed_stages(config, num_stages)
-    data_of(config, model, tokenizer_of(config), device).close()
 
 
 def _checkpoint(options: Options) -> Path | None:

@@ -208,7 +208,17 @@ class Chain:
         """Raises ModelError for a partition that would cut what cannot be sent."""
         seen = self._survey(batch, seq_len)
         stage_of = [stage for stage, layers in enumerate(partition) for _ in layers]
-        self._check_state(seen, stage_of)
+        for index, state in enumerate(seen.state):  # others must see what a forward changes
+            for memory in map(address, state.values()):
+                changer = seen.changed.get(memory, index)
+                if stage_of[changer] != stage_of[index]:
+                    names = seen.state[changer].items()
+                    name = next(name for name, tensor in names if address(tensor) == memory)
+                    raise self._error(
+                        f"the forward of {self._called(changer)} changes {name}, which "
+                        f"{self._called(index)} on another stage uses too; keep both on one "
+                        "stage (partition)"
+                    )
         return [self._message(seen, layers.stop) for layers in partition[:-1]]
 
     def check_recomputation(self, batch: int, seq_len: int, layers: Collection[int]) -> None:
@@ -267,20 +277,6 @@ class Chain:
 
     def _called(self, index: int) -> str:
         return self._pieces[index].prefix.rstrip(".") or f"traced piece {index}"
-
-    def _check_state(self, seen: Survey, stage_of: list[int]) -> None:
-        """Refuse weights and buffers that a forward changes where others must see the change."""
-        for index, state in enumerate(seen.state):
-            for memory in map(address, state.values()):
-                changer = seen.changed.get(memory, index)
-                if stage_of[changer] != stage_of[index]:
-                    names = seen.state[changer].items()
-                    name = next(name for name, tensor in names if address(tensor) == memory)
-                    raise self._error(
-                        f"the forward of {self._called(changer)} changes {name}, which "
-                        f"{self._called(index)} on another stage uses too; keep both on one "
-                        "stage (partition)"
-                    )
 
     def _message(self, seen: Survey, cut: int) -> Message:
         names = self._crossing(cut)

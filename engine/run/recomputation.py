@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -34,11 +33,7 @@ def recompute_layers(module: StageModule) -> None:
     """
     for unit in module.units:
         if type(unit) is not nn.Linear:
-            _replace_forward(unit, _Recomputed(unit))
-
-
-def _replace_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
-    module.forward = forward
+            unit.forward = _Recomputed(unit)
 
 
 class _Recomputed:

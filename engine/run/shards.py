@@ -137,8 +137,22 @@ class Bucket:
         self._used: set[int] = set()  # parameters with a gradient on this replica in this step
         self._sum: Tensor | None = None  # of gradients over replicas, in whole or this shard of it
         self.pieces: dict[nn.Parameter, Piece] = {}
-        if kept.optimizer:
-            self._put_in_shards()
+        if kept.optimizer:  # parameters become views of one flat tensor, pieces of the shard
+            self._whole = self._filled(self._size, 0.0)
+            for parameter, view in zip(self.parameters, self._views(self._whole), strict=True):
+                view.copy_(parameter.detach())
+                parameter.data = view
+            self._shard = self._whole[self._begin : self._begin + self._shard_size]
+            if self._kept.parameters:
+                self._shard = self._shard.clone()
+                self.free()
+            for parameter, start in zip(self.parameters, self._starts, strict=True):
+                begin = max(self._begin, start)
+                end = min(self._begin + self._shard_size, start + parameter.numel())
+                if begin < end:
+                    view = self._shard[begin - self._begin : end - self._begin]
+                    own = nn.Parameter(view, requires_grad=self.is_trained)
+                    self.pieces[parameter] = Piece(own, begin - start, end - start)
 
     @property
     def num_bytes(self) -> int:
@@ -150,24 +164,6 @@ class Bucket:
         gradients = tuple(p.nbytes for p in self.parameters) if self.is_trained else ()
         sum_bytes = shard_bytes if self._kept.gradients else self.num_bytes
         return BucketBytes(frozenset(stages), self.num_bytes, sum_bytes, gradients)
-
-    def _put_in_shards(self) -> None:
-        """Make the parameters views of one flat tensor, and the pieces views of the shard."""
-        self._whole = self._filled(self._size, 0.0)
-        for parameter, view in zip(self.parameters, self._views(self._whole), strict=True):
-            view.copy_(parameter.detach())
-            parameter.data = view
-        self._shard = self._whole[self._begin : self._begin + self._shard_size]
-        if self._kept.parameters:
-            self._shard = self._shard.clone()
-            self.free()
-        for parameter, start in zip(self.parameters, self._starts, strict=True):
-            begin = max(self._begin, start)
-            end = min(self._begin + self._shard_size, start + parameter.numel())
-            if begin < end:
-                view = self._shard[begin - self._begin : end - self._begin]
-                own = nn.Parameter(view, requires_grad=self.is_trained)
-                self.pieces[parameter] = Piece(own, begin - start, end - start)
 
     def _filled(self, size: int, value: float) -> Tensor:
         return torch.full((size,), value, dtype=self._dtype, device=self._device)

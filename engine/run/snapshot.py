@@ -192,7 +192,12 @@ def _finish(
     (aside / TRAINER).write_text(json.dumps(asdict(state), indent=1))
     for path in (*aside.rglob("*"), aside):
         _flush(path)
-    _swap(aside, folder)
+    old = folder.with_name(f".{folder.name}.old")  # a kill in between loses neither's files
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.replace(old)
+    aside.replace(folder)
+    shutil.rmtree(old, ignore_errors=True)
     _flush(folder.parent)
 
 
@@ -203,16 +208,6 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _swap(new: Path, folder: Path) -> None:
-    """Put `new` where `folder` is; a kill in between loses neither's files."""
-    old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        folder.replace(old)
-    new.replace(folder)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def optimizer_tensors(

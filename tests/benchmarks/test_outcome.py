@@ -21,11 +21,6 @@ def test_a_ratio_is_of_pairs_and_its_interval_of_order_statistics():
     assert Ratio("x", TEN).interval == (1.01, 1.08)
 
 
-def test_pairs_without_a_partner_are_an_error():
-    with pytest.raises(ValueError, match="zip"):
-        Ratio.of("a over b", [1.0, 2.0], [1.0])
-
-
 def test_a_geometric_mean_is_taken_round_by_round():
     mean = Ratio.geometric_mean("all", [Ratio("a", (1.0, 4.0)), Ratio("b", (4.0, 9.0))])
     assert mean.values == pytest.approx((2.0, 6.0))

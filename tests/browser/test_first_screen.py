@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import gestures
 import pytest
 from chromium import Browser, Tab
 from screens import DESK, PHONE, keep, needs_browser
@@ -197,8 +198,7 @@ def click(tab: Tab, selector: str, nth: int = 0) -> None:
       return [(box.left + box.right) / 2, (box.top + box.bottom) / 2];
     }})()"""
     x, y = tab.evaluate(script)  # type: ignore[misc]
-    for kind in ("mousePressed", "mouseReleased"):
-        tab.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+    gestures.click(tab, (x, y))
 
 
 def test_the_first_screen_holds_the_sentence_the_figures_and_a_picture(tab: Tab) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from chromium import Browser, Tab
+from gestures import click, key
 from screens import DESK, READER, keep, needs_browser
 
 from ppbench.commits.series import read_history
@@ -89,15 +90,7 @@ def click_on(tab: Tab, trace: str, number: int) -> None:
       ];
     }})()""")
     assert isinstance(place, list)
-    at = {"x": place[0], "y": place[1]}
-    tab.call("Input.dispatchMouseEvent", type="mouseMoved", **at)
-    for kind in ("mousePressed", "mouseReleased"):
-        tab.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **at)
-
-
-def press(tab: Tab, key: str, text: str = "") -> None:
-    for kind in ("keyDown", "keyUp"):
-        tab.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, text=text)
+    click(tab, (place[0], place[1]))
 
 
 def test_a_click_on_a_change_shows_the_commit_the_command_and_both_timelines(desk: Tab) -> None:
@@ -120,20 +113,20 @@ def test_a_click_on_a_commit_shows_it_and_its_neighbours_are_a_key_away(desk: Ta
     heading = "panel.querySelector('h3').textContent"
     assert desk.evaluate(f"until(() => {heading} === '{sha(3)[:9]}')")
     desk.evaluate("panel.querySelector('.older').focus()")
-    press(desk, "Enter", "\r")
+    key(desk, "Enter")
     assert desk.evaluate(heading) == sha(2)[:9]
     assert desk.evaluate("texts('.sentences p', panel)") == ["1 launch did not run: error."]
     assert desk.evaluate("document.activeElement.className") == "older"
-    press(desk, "Escape")
+    key(desk, "Escape")
     assert desk.evaluate("panel.checkVisibility()") is False
 
 
 def test_keys_alone_open_a_change_and_close_it(desk: Tab) -> None:
     desk.evaluate("opener('change 0').focus()")
-    press(desk, "Enter", "\r")
+    key(desk, "Enter")
     assert desk.evaluate("until(() => isDrawn(timelines()))")
     assert desk.evaluate("document.activeElement === panel")
-    press(desk, "Escape")
+    key(desk, "Escape")
     assert desk.evaluate("[panel.checkVisibility(), document.activeElement === opener('change 0')]")
 
 
@@ -144,7 +137,7 @@ def test_the_command_is_copied_from_the_panel(desk: Tab) -> None:
       opener("change 0").click();
       panel.querySelectorAll(".copy")[1].focus();
     })()""")
-    press(desk, "Enter", "\r")
+    key(desk, "Enter")
     assert desk.evaluate("until(() => globalThis.copied !== undefined)")
     assert str(desk.evaluate("globalThis.copied")).strip().startswith("ppbench compare ")
 

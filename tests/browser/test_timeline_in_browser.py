@@ -458,20 +458,6 @@ def test_layers_are_buttons_that_say_whether_they_are_on(tab: Tab) -> None:
     click(tab, centre(tab, "shown('all transfers')"))
 
 
-def test_the_axis_stays_in_sight(tab: Tab) -> None:
-    top, bottom, is_seen = tab.evaluate("""(async () => {
-      const { bottom } = div.timeline.rows.getBoundingClientRect();
-      scrollBy(0, bottom - innerHeight + 100);
-      await pause();
-      const axis = div.timeline.axis.getBoundingClientRect();
-      const there = document.elementFromPoint(...centreOf(div.timeline.axis));
-      return [axis.top, axis.bottom, there === div.timeline.axis];
-    })()""")
-    assert top >= 0
-    assert bottom < 200
-    assert is_seen
-
-
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")

@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import random
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +29,17 @@ def chain(*middle: nn.Module) -> nn.Sequential:
 
 def mixer() -> nn.Linear:
     return nn.Linear(WIDTH, WIDTH)
+
+
+class Apply(nn.Module):
+    """A function of what a child is given, without parameters."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Any) -> Any:
+        return self.function(x)
 
 
 def twice() -> nn.Sequential:
@@ -173,15 +186,9 @@ def in_place_behind_a_view() -> nn.Sequential:
     return chain(mixer(), nn.Identity(), nn.Flatten(2), AddsInPlace(), mixer())
 
 
-class Reversed(nn.Module):
-    """Writes to the token ids."""
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return ids.neg_().add_(VOCABULARY - 1)
-
-
 def in_place_on_ids() -> nn.Sequential:
-    return nn.Sequential(Reversed(), *chain(mixer(), mixer()))
+    reverse = Apply(lambda ids: ids.neg_().add_(VOCABULARY - 1))
+    return nn.Sequential(reverse, *chain(mixer(), mixer()))
 
 
 def statistics() -> nn.Sequential:
@@ -221,9 +228,8 @@ def averaging() -> nn.Sequential:
     return chain(Averaging(), mixer(), Averaging())
 
 
-class Fork(nn.Module):
-    def forward(self, x: Tensor) -> dict[str, object]:
-        return {"skip": x, "pair": (x * 2, None, [x.mean(-1, keepdim=True)]), "place": x.argmax(-1)}
+def fork(x: Tensor) -> dict[str, object]:
+    return {"skip": x, "pair": (x * 2, None, [x.mean(-1, keepdim=True)]), "place": x.argmax(-1)}
 
 
 class Inside(nn.Module):
@@ -237,96 +243,57 @@ class Inside(nn.Module):
         return {**values, "pair": (self.mixer(double) + mean, nothing, [mean])}
 
 
-class Join(nn.Module):
-    def forward(self, values: dict[str, object]) -> Tensor:
-        double, _, (mean,) = values["pair"]
-        return values["skip"] + double * mean + values["place"][..., None] / WIDTH
+def join(values: dict[str, Any]) -> Tensor:
+    double, _, (mean,) = values["pair"]
+    return values["skip"] + double * mean + values["place"][..., None] / WIDTH
 
 
 def structured() -> nn.Sequential:
-    return chain(mixer(), Fork(), Inside(), Inside(), Join(), mixer())
+    return chain(mixer(), Apply(fork), Inside(), Inside(), Apply(join), mixer())
 
 
-class Single(nn.Module):
-    def forward(self, x: Tensor) -> tuple[Tensor]:
-        return (x,)
-
-
-class Unpack(nn.Module):
-    def forward(self, x: tuple[Tensor]) -> Tensor:
-        assert isinstance(x, tuple)
-        return x[0] * 2
+def unpack(x: tuple[Tensor]) -> Tensor:
+    assert isinstance(x, tuple)
+    return x[0] * 2
 
 
 def tuple_of_one() -> nn.Sequential:
-    return chain(mixer(), Single(), Unpack())
+    return chain(mixer(), Apply(lambda x: (x,)), Apply(unpack))
 
 
-class Both(nn.Module):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x, x
+def both() -> Apply:
+    return Apply(lambda x: (x, x))
 
 
-class WritesOne(nn.Module):
-    def forward(self, x: tuple[Tensor, Tensor]) -> Tensor:
-        x[0].mul_(3)
-        return x[0] + x[1]
+def write_one(x: tuple[Tensor, ...]) -> Tensor:
+    x[0].mul_(3)
+    return sum(x[1:], x[0])
 
 
 def one_tensor_as_two() -> nn.Sequential:
-    return chain(mixer(), mixer(), Both(), WritesOne())
+    return chain(mixer(), mixer(), both(), Apply(write_one))
 
 
 def one_object_as_two() -> nn.Sequential:
     """Cut where it is one value."""
-    return chain(mixer(), Both(), WritesOne(), mixer(), mixer(), mixer())
-
-
-class WithView(nn.Module):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return x, x.flip(-1).view_as(x), x.view_as(x)
-
-
-class WritesUnderView(nn.Module):
-    def forward(self, x: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        x[0].mul_(3)
-        return x[0] + x[1] + x[2]
+    return chain(mixer(), both(), Apply(write_one), mixer(), mixer(), mixer())
 
 
 def writes_under_a_view() -> nn.Sequential:
-    return chain(mixer(), WithView(), WritesUnderView(), mixer())
+    with_view = Apply(lambda x: (x, x.flip(-1).view_as(x), x.view_as(x)))
+    return chain(mixer(), with_view, Apply(write_one), mixer())
 
 
 def several_outputs() -> nn.Sequential:
-    return nn.Sequential(*chain(mixer()), Both())
-
-
-class WithLength(nn.Module):
-    def forward(self, x: Tensor) -> tuple[Tensor, int]:
-        return x, x.shape[1]
-
-
-class Scale(nn.Module):
-    def forward(self, x: tuple[Tensor, int]) -> Tensor:
-        return x[0] / x[1]
+    return nn.Sequential(*chain(mixer()), both())
 
 
 def sends_a_number() -> nn.Sequential:
-    return chain(WithLength(), Scale())
-
-
-class Fourier(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.fft.rfft(x, dim=-1)
-
-
-class Inverse(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.fft.irfft(x, n=WIDTH, dim=-1)
+    return chain(Apply(lambda x: (x, x.shape[1])), Apply(lambda x: x[0] / x[1]))
 
 
 def sends_complex() -> nn.Sequential:
-    return chain(Fourier(), Inverse())
+    return chain(Apply(torch.fft.rfft), Apply(lambda x: torch.fft.irfft(x, n=WIDTH)))
 
 
 class Rotary(nn.Module):
@@ -348,19 +315,13 @@ def rotary() -> nn.Sequential:
     return chain(Rotary(), mixer(), Rotary())
 
 
-class Stop(nn.Module):
-    """Detaches its input, so no layer before it is trained."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.detach()
-
-
 def stopped() -> nn.Sequential:
-    return chain(mixer(), mixer(), Stop(), mixer(), mixer())
+    """No layer before the one that detaches is trained."""
+    return chain(mixer(), mixer(), Apply(Tensor.detach), mixer(), mixer())
 
 
 def stopped_before_a_frozen_end() -> nn.Sequential:
-    model = chain(mixer(), Stop())
+    model = chain(mixer(), Apply(Tensor.detach))
     model[3].requires_grad_(False)
     return model
 
@@ -384,18 +345,9 @@ class Pair(nn.Module):
         return self.first(first), self.second(second)
 
 
-class StopOne(nn.Module):
-    def forward(self, x: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        return x[0].detach(), x[1]
-
-
-class Add(nn.Module):
-    def forward(self, x: tuple[Tensor, Tensor]) -> Tensor:
-        return x[0] + x[1]
-
-
 def one_branch_stopped() -> nn.Sequential:
-    return chain(Pair(), Pair(), StopOne(), Pair(), Add())
+    stop_one = Apply(lambda x: (x[0].detach(), x[1]))
+    return chain(Pair(), Pair(), stop_one, Pair(), Apply(lambda x: x[0] + x[1]))
 
 
 class WithScore(nn.Module):
@@ -410,24 +362,15 @@ class WithScore(nn.Module):
         return self.mixer(x), (x.mean() * self.score).reshape(1)
 
 
-class PassOn(nn.Module):
-    def forward(self, x: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        return x[0].tanh(), x[1]
-
-
 def one_number_unused() -> nn.Sequential:
-    return chain(WithScore(), PassOn(), PassOn(), First(), mixer())
-
-
-class Quantise(nn.Module):
-    """Its output consists of integers."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.argmax(-1)
+    pass_on = [Apply(lambda x: (x[0].tanh(), x[1])) for _ in range(2)]
+    return chain(WithScore(), *pass_on, first(), mixer())
 
 
 def quantised() -> nn.Sequential:
-    return chain(mixer(), Quantise(), nn.Identity(), nn.Embedding(WIDTH, WIDTH), mixer())
+    """Whole numbers are passed on."""
+    quantise = Apply(lambda x: x.argmax(-1))
+    return chain(mixer(), quantise, nn.Identity(), nn.Embedding(WIDTH, WIDTH), mixer())
 
 
 class Turn(nn.Module):
@@ -491,17 +434,7 @@ class Half(nn.Module):
 
 
 def sends_half() -> nn.Sequential:
-    return chain(Half(), Narrow(), Wide(), mixer())
-
-
-class Narrow(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.bfloat16()
-
-
-class Wide(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.double()
+    return chain(Half(), Apply(Tensor.bfloat16), Apply(Tensor.double), mixer())
 
 
 def renormed() -> nn.Sequential:
@@ -537,10 +470,6 @@ def with_own_parameter() -> nn.Sequential:
     model = chain(mixer())
     model.scale = nn.Parameter(torch.ones(1))
     return model
-
-
-def without_children() -> nn.Sequential:
-    return nn.Sequential()
 
 
 def wrong_output() -> nn.Sequential:
@@ -582,13 +511,12 @@ def reads_weights() -> nn.Sequential:
     return model
 
 
+def first() -> Apply:
+    return Apply(lambda x: x[0])
+
+
 def recurrent() -> nn.Sequential:
-    return chain(nn.GRU(WIDTH, WIDTH, batch_first=True), First(), mixer())
-
-
-class First(nn.Module):
-    def forward(self, x: tuple[Tensor, Tensor]) -> Tensor:
-        return x[0]
+    return chain(nn.GRU(WIDTH, WIDTH, batch_first=True), first(), mixer())
 
 
 def llama(num_layers: int = 4) -> LlamaForCausalLM:
@@ -704,12 +632,6 @@ class Backless(torch.autograd.Function):
         return None
 
 
-class Stopping(nn.Module):
-    """Lets no gradient through, which only its backward knows."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return Backless.apply(x)
-
-
 def stopped_in_its_backward() -> nn.Sequential:
-    return chain(mixer(), mixer(), Stopping(), mixer())
+    """No gradient comes through, which only the backward knows."""
+    return chain(mixer(), mixer(), Apply(Backless.apply), mixer())

@@ -16,6 +16,8 @@ from engine.configuration import model_of, tokenizer_of
 from engine.model.data import Data, DataSpec
 from engine.model.spec import ModelSpec
 from engine.plan.program import Program
+from engine.run.clock import HostClock
+from engine.run.memory import MemoryUse
 from engine.run.optimizer import OptimizerSpec
 from engine.run.p2p.fabric import Fabric
 from engine.trainer import Build as BuildRunner
@@ -102,6 +104,34 @@ def train(
     )
 
 
+def with_trainer(
+    fabric: Fabric,
+    is_member: bool,
+    settings: TrainerConfig,
+    work: Callable[..., Any],
+    *arguments: Any,
+) -> Any:
+    """The result of `work` with a rank's trainer; of other ranks, None."""
+    settings = connect(settings, fabric)
+    if not is_member:
+        return None
+    trainer = Trainer(settings, fabric)
+    result = work(trainer, *arguments)
+    trainer.close()
+    return result
+
+
+def lone_trainer(settings: TrainerConfig) -> Trainer:
+    """One in this process."""
+    return Trainer(settings, Fabric(CPU, HostClock(), is_device_shared=False))
+
+
+def memory_of(trainer: Trainer) -> MemoryUse:
+    """The memory of the second step."""
+    trainer.step(0)
+    return trainer.measure_memory(1)
+
+
 def unsplit_transformers(settings: TrainerConfig, initial: dict[str, Tensor]) -> nn.Module:
     """transformers' own model, with these weights and nothing left at random."""
     whole = model_of(settings, CPU).config
@@ -114,7 +144,7 @@ def unsplit_transformers(settings: TrainerConfig, initial: dict[str, Tensor]) ->
 
 def logits_of(model: nn.Module, inputs: Tensor) -> Tensor:
     output = model(inputs)
-    return output if isinstance(output, Tensor) else output.logits
+    return output if isinstance(output, Tensor) else output["logits"]
 
 
 Build = Callable[[TrainerConfig, dict[str, Tensor]], nn.Module]
@@ -152,11 +182,7 @@ def train_unsplit(
     data = Data(settings.data, 256, tokenizer_of(settings))
     loss = accumulate(model, data, 0)
     gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
-    spec = settings.optimizer
-    if spec.name == "adamw":
-        optimizer = torch.optim.AdamW(model.parameters(), spec.learning_rate)
-    else:
-        optimizer = torch.optim.SGD(model.parameters(), spec.learning_rate, spec.momentum)
+    spec, optimizer = settings.optimizer, optimizer_of(settings.optimizer, model)
     for step in range(NUM_STEPS):
         if step > 0:  # whose gradients are there
             accumulate(model, data, step)
@@ -167,12 +193,19 @@ def train_unsplit(
     return Outcome(loss, initial, gradients, trained)
 
 
+def optimizer_of(spec: OptimizerSpec, model: nn.Module) -> torch.optim.Optimizer:
+    if spec.name == "adamw":
+        decay = spec.weight_decay
+        return torch.optim.AdamW(model.parameters(), spec.learning_rate, weight_decay=decay)
+    return torch.optim.SGD(model.parameters(), spec.learning_rate, spec.momentum)
+
+
 def accumulate(model: nn.Module, data: Data, step: int) -> float:
     model.zero_grad()
     batch = data.step(step)
     total = 0.0
     for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
-        logits = logits_of(model, inputs)
+        logits = logits_of(model, inputs.clone())  # a model may write to it
         loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
         loss = loss / batch.num_tokens
         loss.backward()
@@ -196,6 +229,13 @@ def merged(
                 assert torch.equal(value, whole[name]), f"{name} differs between its owners"
             whole[name] = value
     return whole
+
+
+def by_memory(
+    fabric: Fabric, is_member: bool, function: Callable[..., Any], *arguments: Any
+) -> Any:
+    """Train with messages as ranks of one host pass them."""
+    return function(fabric, is_member, *arguments)
 
 
 def over_gloo(

@@ -7,7 +7,6 @@ their halves lie about as no schedule would have them.
 
 from __future__ import annotations
 
-import dataclasses
 import random
 
 from engine.plan.action import Action, Op
@@ -83,7 +82,3 @@ def is_taken_out_of_order(program: Program) -> bool:
 def with_own_transfers(program: Program, seed: int) -> Program:
     """The program as an author would write it who places the transfers himself."""
     return lower(program, look_ahead=random.Random(seed).randint(0, 4))
-
-
-def renamed(program: Program, name: str) -> Program:
-    return dataclasses.replace(program, schedule=name)

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from pipeline import CPU, assert_exact, config, train_unsplit, unsplit_transformers
+from pipeline import CPU, assert_exact, config, lone_trainer, train_unsplit, unsplit_transformers
 
 from engine import automatic
 from engine.automatic import MemoryLimitError, found_program
@@ -12,9 +12,6 @@ from engine.plan.model_costs import LayerCosts, ModelCosts
 from engine.plan.program import v_placement
 from engine.plan.rules import check
 from engine.plan.schedules.registry import ScheduleError
-from engine.run.clock import HostClock
-from engine.run.p2p.fabric import Fabric
-from engine.trainer import Trainer
 
 LAYER = LayerCosts(
     10, 22, 10, 9, held_after_forward=100, held_after_input=40, transient_bytes=30,
@@ -118,7 +115,7 @@ def test_loss_and_gradients_equal_those_of_one_device(ranks, world_size, rest):
 
 
 def test_a_trainer_alone_finds_its_program_without_connect():
-    trainer = Trainer(config("auto", 1, 2), Fabric(CPU, HostClock(), is_device_shared=False))
+    trainer = lone_trainer(config("auto", 1, 2))
     assert trainer.program.schedule == "auto"
     initial = {name: p.detach().clone() for name, p in trainer.modules[0].own_state().items()}
     loss = trainer.step(0).loss

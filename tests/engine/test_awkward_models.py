@@ -17,17 +17,22 @@ import awkward_models
 import numpy as np
 import pytest
 import torch
-from pipeline import config, relative_difference
+from pipeline import (
+    accumulate,
+    by_memory,
+    config,
+    lone_trainer,
+    optimizer_of,
+    over_gloo,
+    relative_difference,
+    with_trainer,
+)
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
-from engine.connection import connect
 from engine.model.data import Data
 from engine.model.stage_module import ModelError
 from engine.plan.collectives import DataParallel, Zero1, Zero2, Zero3
-from engine.run.clock import HostClock
 from engine.run.optimizer import OptimizerSpec
-from engine.run.p2p.fabric import Fabric
 from engine.trainer import Trainer, TrainerConfig, seed_of
 
 NUM_STEPS = 2
@@ -55,15 +60,8 @@ def settings_of(name: str, world_size: int, **changes: object) -> TrainerConfig:
     return config(schedule, world_size, 4, preset=f"awkward_models:{name}", **changes)
 
 
-def train(fabric, is_member: bool, settings: TrainerConfig) -> Trained | str | None:
-    """Train on this rank; returns the results by unsplit names, or why the model is refused."""
-    try:
-        settings = connect(settings, fabric)
-    except ModelError as error:
-        return str(error)
-    if not is_member:
-        return None
-    trainer = Trainer(settings, fabric)
+def train(trainer: Trainer) -> Trained:
+    """Train on this rank; returns the results by unsplit names."""
     names = {name: weight.name for weight in trainer.shared_weights for _, name in weight.owners}
     trained = Trained()
     for step in range(NUM_STEPS):
@@ -78,7 +76,6 @@ def train(fabric, is_member: bool, settings: TrainerConfig) -> Trained | str | N
         theirs = module.own_parameters()
         state |= {n: t for n, t in module.own_state().items() if n not in theirs}
     trained.state = {names.get(name, name): t.detach().clone() for name, t in state.items()}
-    trainer.close()
     return trained
 
 
@@ -98,10 +95,9 @@ def unsplit(
     trained, optimizer = Trained(), optimizer_of(settings.optimizer, module)
     data = Data(settings.data, awkward_models.VOCABULARY)
     for step in range(NUM_STEPS):
-        module.zero_grad()
         torch.manual_seed(seed_of(seed, step, 0))
         with contextlib.nullcontext() if around is None else around(module, step):
-            trained.losses.append(accumulate(module, data.step(step)))
+            trained.losses.append(accumulate(module, data, step))
         if settings.optimizer.clip_norm:
             nn.utils.clip_grad_norm_(module.parameters(), settings.optimizer.clip_norm)
         if step == 0:
@@ -111,25 +107,6 @@ def unsplit(
         optimizer.step()
     trained.state = {n: t.detach() for n, t in module.state_dict().items()}
     return trained
-
-
-def optimizer_of(spec: OptimizerSpec, module: nn.Module) -> torch.optim.Optimizer:
-    if spec.name == "adamw":
-        decay = spec.weight_decay
-        return torch.optim.AdamW(module.parameters(), spec.learning_rate, weight_decay=decay)
-    return torch.optim.SGD(module.parameters(), spec.learning_rate, spec.momentum)
-
-
-def accumulate(module: nn.Module, batch) -> float:
-    total = 0.0
-    for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
-        output = module(inputs.clone())
-        logits = output if isinstance(output, Tensor) else output.logits
-        loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-        loss = loss / batch.num_tokens
-        loss.backward()
-        total += loss.item()
-    return total
 
 
 def assert_equal(ours: list[Trained], theirs: Trained, tolerance: float) -> None:
@@ -196,7 +173,9 @@ EXACT: dict[str, dict[str, object]] = {
 def test_an_awkward_model_is_exact_wherever_it_is_cut(ranks, name, is_thorough):
     theirs = unsplit(settings_of(name, 1, **EXACT[name]))
     for world_size in SCHEDULES if is_thorough else (3,):  # three ranks cut where two do
-        ours = ranks.run(world_size, train, settings_of(name, world_size, **EXACT[name]))
+        ours = ranks.run(
+            world_size, with_trainer, settings_of(name, world_size, **EXACT[name]), train
+        )
         assert_equal(ours, theirs, 1e-10)
 
 
@@ -217,7 +196,6 @@ REFUSED = {
     "stopped_before_a_frozen_end": "the logits depend on no parameter that requires a gradient",
     "with_none": "child 3 of the nn.Sequential is None",
     "with_own_parameter": "scale belongs to the nn.Sequential itself",
-    "without_children": "no parameter requires a gradient",
     "hooks_everywhere": "registers hooks for all modules",
     "another_each_time": "must return the same module each time",
     "shared_layer_with_cache": "model.layers.0.self_attn and model.layers.3.self_attn",
@@ -235,7 +213,7 @@ def refusal_of(name: str, **changes: object) -> str:
     """Why a model is refused on one rank, before anything is trained."""
     settings = settings_of(name, 1, schedule="looped_bfs", **changes)
     with pytest.raises(ModelError) as caught:
-        Trainer(settings, Fabric(torch.device("cpu"), HostClock(), is_device_shared=False))
+        lone_trainer(settings)
     return str(caught.value)
 
 
@@ -262,24 +240,23 @@ def test_what_cannot_be_cut_is_refused_and_exact_on_one_rank(ranks, name):
     reason = refusal_of(name, stages_per_rank=2, partition=CUTS.get(name, "uniform"))
     assert REFUSED_WHERE_CUT[name] in reason
     alone = settings_of(name, 1, schedule="1f1b")
-    assert_equal(ranks.run(1, train, alone), unsplit(alone), 1e-10)
+    assert_equal(ranks.run(1, with_trainer, alone, train), unsplit(alone), 1e-10)
 
 
 @pytest.mark.parametrize("name", ["stopped_llama", "stopped_in_its_backward"])
 def test_a_gradient_that_turns_out_not_to_come_back_ends_the_first_step(ranks, name):
     """Zeros instead would let the weights before decay. Two stages of one rank, then a whole."""
     looped = settings_of(name, 1, optimizer=ADAMW, schedule="interleaved_1f1b", stages_per_rank=2)
-    (reason,) = ranks.run(1, attempt_a_step, looped)
+    (reason,) = ranks.run(1, with_trainer, looped, error_of)
     assert "no gradient comes back to the stage before" in reason
     alone = settings_of(name, 1, optimizer=ADAMW)
-    assert_equal(ranks.run(1, train, alone), unsplit(alone), 1e-10)
+    assert_equal(ranks.run(1, with_trainer, alone, train), unsplit(alone), 1e-10)
 
 
-def attempt_a_step(fabric, is_member: bool, settings: TrainerConfig) -> str | None:
-    try:
-        return train(fabric, is_member, settings)
-    except ModelError as error:
-        return str(error)
+def error_of(trainer: Trainer) -> str:
+    with pytest.raises(ModelError) as caught:
+        train(trainer)
+    return str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -298,13 +275,15 @@ def attempt_a_step(fabric, is_member: bool, settings: TrainerConfig) -> str | No
 def test_recomputation_of_an_awkward_model_is_exact(ranks, name):
     """Its second forward sees the input and the buffers of the first, and changes neither."""
     theirs = unsplit(settings_of(name, 1))
-    assert_equal(ranks.run(2, train, settings_of(name, 2, recompute=True)), theirs, 1e-10)
+    assert_equal(
+        ranks.run(2, with_trainer, settings_of(name, 2, recompute=True), train), theirs, 1e-10
+    )
 
 
 def test_recomputation_is_refused_of_what_writes_to_memory_that_others_read(ranks):
     """A view beside its source, in one value; without recomputation it is exact."""
     settings = settings_of("writes_under_a_view", 1)
-    assert_equal(ranks.run(1, train, settings), unsplit(settings), 1e-10)
+    assert_equal(ranks.run(1, with_trainer, settings, train), unsplit(settings), 1e-10)
     reason = refusal_of("writes_under_a_view", recompute=True)
     assert "3 writes to its input, whose memory 3 reads too" in reason
 
@@ -319,7 +298,7 @@ def test_dropout_is_drawn_from_the_seed_of_step_and_rank(ranks, world_size, reco
     settings = settings_of(
         "dropped", world_size, recompute=recompute, schedule="1f1b", partition=partition
     )
-    ours = ranks.run(world_size, train, settings)
+    ours = ranks.run(world_size, with_trainer, settings, train)
     streams = _Streams(settings.model.seed, tuple(itertools.accumulate(partition[:-1])))
     assert_equal(ours, unsplit(settings, streams.around), 1e-10)
 
@@ -363,7 +342,7 @@ class _Streams:
 def test_what_is_shared_is_exact_where_a_rank_has_several_stages(ranks, name, is_thorough):
     theirs = unsplit(settings_of(name, 1))
     for schedule in ("interleaved_1f1b", "zbv") if is_thorough else ("zbv",):
-        ours = ranks.run(2, train, settings_of(name, 2, schedule=schedule))
+        ours = ranks.run(2, with_trainer, settings_of(name, 2, schedule=schedule), train)
         assert_equal(ours, theirs, 1e-10)
 
 
@@ -390,39 +369,30 @@ def test_an_awkward_model_is_exact_on_replicas(ranks, name, policy):
     theirs = unsplit(settings_of(name, 1, **changes))
     settings = settings_of(name, 2, **changes, schedule="zbv", replicas=2, sharding=policy)
     data = dataclasses.replace(settings.data, num_microbatches=settings.data.num_microbatches // 2)
-    ours = ranks.run(4, train, dataclasses.replace(settings, data=data))
+    ours = ranks.run(4, with_trainer, dataclasses.replace(settings, data=data), train)
     for pipeline in (ours[:2], ours[2:]):
         assert_equal(pipeline, theirs, 1e-10)
 
 
 UNEVEN = {2: [(3, 4), (4, 3), (1, 6)], 3: [(3, 1, 3), (2, 2, 3), (1, 4, 2), (4, 1, 2), (1, 1, 5)]}
 """Cuts before, within and after the child of seven through which no gradient comes."""
-SPLIT_BACKWARD = {"memory": {2: "1f1b", 3: "zb_h1"}, "gloo": {2: "zb_h1", 3: "1f1b"}}
+SPLIT_BACKWARD = {by_memory: {2: "1f1b", 3: "zb_h1"}, over_gloo: {2: "zb_h1", 3: "1f1b"}}
 """The backward whole and in two halves, over both transports."""
 
 
-@pytest.mark.parametrize(("transport", "clip_norm"), [("memory", 0.0), ("gloo", 0.01)])
+@pytest.mark.parametrize(("way", "clip_norm"), [(by_memory, 0.0), (over_gloo, 0.01)])
 @pytest.mark.parametrize(
     "name", ["stopped", "frozen_front", "one_branch_stopped", "one_number_unused", "quantised"]
 )
 def test_where_no_gradient_comes_back_none_is_made_whatever_the_cut(
-    ranks, name, transport, clip_norm, is_thorough
+    ranks, name, way, clip_norm, is_thorough
 ):
     """Weight decay makes a gradient of zeros and a missing one differ."""
     optimizer = dataclasses.replace(ADAMW, clip_norm=clip_norm)
     theirs = unsplit(settings_of(name, 1, optimizer=optimizer))
-    for world_size, schedule in SPLIT_BACKWARD[transport].items():
+    for world_size, schedule in SPLIT_BACKWARD[way].items():
         for partition in UNEVEN[world_size][: None if is_thorough else 1]:
             settings = settings_of(
                 name, world_size, optimizer=optimizer, schedule=schedule, partition=partition
             )
-            assert_equal(ranks.run(world_size, train_over, settings, transport), theirs, 1e-10)
-
-
-def train_over(fabric, is_member: bool, settings: TrainerConfig, transport: str):
-    """Train with messages over this transport."""
-    shares_memory, fabric.shares_memory = fabric.shares_memory, transport == "memory"
-    try:
-        return train(fabric, is_member, settings)
-    finally:
-        fabric.shares_memory = shares_memory
+            assert_equal(ranks.run(world_size, way, with_trainer, settings, train), theirs, 1e-10)

@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
-from pipeline import config
+from pipeline import config, with_trainer
 
 from engine.model.data import Data, DataSpec
 from engine.run.optimizer import OptimizerSpec
-from engine.trainer import Trainer, connect
 
 NUM_STEPS = 140
 OPTIMIZER = OptimizerSpec(
@@ -22,19 +21,13 @@ def unigram_entropy():
     return float(-(shares * np.log(shares)).sum())
 
 
-def losses(fabric, is_member, settings):
-    settings = connect(settings, fabric)
-    if not is_member:
-        return None
-    trainer = Trainer(settings, fabric)
-    curve = [trainer.step(step).loss for step in range(NUM_STEPS)]
-    trainer.close()
-    return curve
+def losses(trainer):
+    return [trainer.step(step).loss for step in range(NUM_STEPS)]
 
 
 def test_the_loss_falls_well_below_the_unigram_entropy_of_the_data(ranks):
     batch = {"source": "stdlib", "seq_len": 128, "microbatch_size": 4}
     settings = config("1f1b", 2, 2, dtype="float32", optimizer=OPTIMIZER, **batch)
-    curve = ranks.run(2, losses, settings)[-1]
+    curve = ranks.run(2, with_trainer, settings, losses)[-1]
     assert curve[0] == pytest.approx(np.log(256), rel=0.05)
     assert np.mean(curve[-20:]) < unigram_entropy() - 0.4

@@ -11,12 +11,15 @@ import models
 import pytest
 from pipeline import (
     SEQ_LEN,
+    by_memory,
     config,
+    memory_of,
     merged,
     over_gloo,
     relative_difference,
     unsplit_outcome,
     unsplit_transformers,
+    with_trainer,
 )
 from ranks import Ranks
 from shuffled_programs import is_taken_out_of_order, shuffled_program, with_own_transfers
@@ -24,7 +27,6 @@ from shuffled_programs import is_taken_out_of_order, shuffled_program, with_own_
 from engine.model.presets import PRESETS
 from engine.plan.program import to_csv
 from engine.plan.rules import check
-from engine.run.memory import MemoryUse
 from engine.trainer import Trainer, connect
 
 TOLERANCE = 1e-10
@@ -32,10 +34,6 @@ NUM_LAYERS = len(models.thin_sequential())  # fewer than stages: some are empty
 BATCH = 20  # programs that the ranks run before they answer
 FORWARDS_SWAPPED = "0F0,0F1,0B1,0B0\n1F1,1B1,1F0,1B0\n"
 BACKWARDS_SWAPPED = "0F0,0F1,0B0,0B1\n1F0,1F1,1B1,1B0\n"
-
-
-def by_memory(fabric, is_member, function, *arguments):
-    return function(fabric, is_member, *arguments)
 
 
 TRANSPORTS = {"memory": by_memory, "gloo": over_gloo}
@@ -131,31 +129,17 @@ def campaign(ranks, tmp_path, seeds, transport, **rest):
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_shuffled_legal_programs_train_exactly(ranks: Ranks, tmp_path, transport, is_thorough):
-    num_programs = 2000 if is_thorough else 5
-    seeds = range(num_programs)
-    assert campaign(ranks, tmp_path, seeds, transport) > num_programs / 2
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_shuffled_legal_programs_of_variable_lengths_train_exactly(
-    ranks: Ranks, tmp_path, transport, is_thorough
+@pytest.mark.parametrize(
+    ("first", "few", "many", "lengths"),
+    [(0, 5, 2000, {}), (10_000, 4, 200, {"seq_len": "variable", "max_seq_len": 24})],
+    ids=["equal lengths", "variable lengths"],
+)
+def test_shuffled_legal_programs_train_exactly(
+    ranks: Ranks, tmp_path, transport, is_thorough, first, few, many, lengths
 ):
-    num_programs = 200 if is_thorough else 4
-    seeds = range(10_000, 10_000 + num_programs)
-    lengths = {"seq_len": "variable", "max_seq_len": 24}
+    num_programs = many if is_thorough else few
+    seeds = range(first, first + num_programs)
     assert campaign(ranks, tmp_path, seeds, transport, **lengths) > num_programs / 2
-
-
-def memory_of(fabric, is_member, settings) -> MemoryUse | None:
-    settings = connect(settings, fabric)
-    if not is_member:
-        return None
-    trainer = Trainer(settings, fabric)
-    trainer.step(0)
-    memory = trainer.measure_memory(1)
-    trainer.close()
-    return memory
 
 
 NUM = 8
@@ -176,7 +160,8 @@ def test_messages_that_wait_for_their_action_count_in_the_peak_and_its_predictio
     for order in (range(NUM), reversed(range(NUM))):
         path = tmp_path / "program.csv"
         path.write_text(program_text(list(order)))
-        uses = ranks.run(2, TRANSPORTS[transport], memory_of, config(f"csv:{path}", 2, NUM))
+        settings = config(f"csv:{path}", 2, NUM)
+        uses = ranks.run(2, TRANSPORTS[transport], with_trainer, settings, memory_of)
         for use in uses:
             assert abs(use.predicted_peak_bytes / use.peak_bytes - 1) <= 0.02
         peaks.append(uses[1])

@@ -12,9 +12,11 @@ from pipeline import (
     Outcome,
     accumulate,
     config,
+    memory_of,
     merged,
     relative_difference,
     unsplit_transformers,
+    with_trainer,
 )
 
 from engine.configuration import num_stages_of
@@ -31,7 +33,6 @@ from engine.plan.collectives import (
 from engine.plan.spans import Lane
 from engine.run.optimizer import OptimizerSpec
 from engine.run.shards import was_used
-from engine.trainer import Trainer, connect
 
 NUM_STEPS = 3
 TIED = {"lm_head.weight": "model.embed_tokens.weight"}
@@ -92,18 +93,12 @@ def settings_of(shape, policy, schedule, kind):
     )
 
 
-def train(fabric, is_member, settings):
-    settings = connect(settings, fabric)
-    return trained_by(Trainer(settings, fabric)) if is_member else None
-
-
-def trained_by(trainer):
+def train(trainer):
     initial = copies(trainer.gathered(lambda held: held))
     loss = trainer.compute_gradients(0)
     gradients = copies(trainer.gathered(lambda held: held.grad))
     results = tuple(trainer.step(step) for step in range(NUM_STEPS))
     trained = copies(trainer.gathered(lambda held: held))
-    trainer.close()
     return Outcome(loss, initial, gradients, trained, results=results, lowered=trainer.lowered)
 
 
@@ -137,7 +132,7 @@ def unsplit(settings, initial):
 )
 def test_replicas_train_as_one_device_does(ranks, case):
     settings = settings_of(*case)
-    outcomes = ranks.run(settings.num_processes, train, settings)
+    outcomes = ranks.run(settings.num_processes, with_trainer, settings, train)
     assert_as_one_device(outcomes, settings, TIED if case[-1] == "tied" else None)
 
 
@@ -166,7 +161,7 @@ def assert_same(ours, theirs):
 @pytest.mark.parametrize("policy", [Zero2(), Zero3(1, 0)], ids=str)
 def test_every_collective_of_the_program_leaves_one_span_in_the_order_of_its_lane(ranks, policy):
     settings = settings_of((2, 2), policy, "interleaved_1f1b", "plain")
-    for process, outcome in enumerate(ranks.run(4, train, settings)):
+    for process, outcome in enumerate(ranks.run(4, with_trainer, settings, train)):
         replica, rank = divmod(process, 2)
         spans = outcome.results[-1].spans
         assert {(span.replica, span.rank) for span in spans} == {(replica, rank)}
@@ -193,7 +188,7 @@ def test_replicas_of_bfloat16_stay_equal_bit_for_bit(ranks, policy):
     )
     model = dataclasses.replace(settings.model, dtype="bfloat16")
     settings = dataclasses.replace(settings, model=model)
-    outcomes = ranks.run(4, train, settings)
+    outcomes = ranks.run(4, with_trainer, settings, train)
     for one, other in zip(outcomes[:2], outcomes[2:], strict=True):
         assert [r.loss for r in one.results] == [r.loss for r in other.results]
         for name, tensor in one.trained.items():
@@ -214,18 +209,12 @@ HELD = {  # of the bytes of its parameters: parameters, gradients, two moments
 def test_a_rank_holds_the_bytes_that_its_policy_leaves_it(ranks, policy):
     """Measured at the end of a step: what the profiler saw come and go, on what was there."""
     settings = config("1f1b", 2, 2, preset="llama-8m", replicas=2, sharding=policy)
-    for parameter_bytes, held_bytes in ranks.run(4, held_bytes_of, settings):
+    for parameter_bytes, held_bytes in ranks.run(4, with_trainer, settings, held_bytes_of):
         assert held_bytes == pytest.approx(HELD[policy] * parameter_bytes, rel=0.05)
 
 
-def held_bytes_of(fabric, is_member, settings):
-    settings = connect(settings, fabric)
-    if not is_member:
-        return None
-    trainer = Trainer(settings, fabric)
-    trainer.step(0)
-    held = trainer.measure_memory(1).timeline[-1].num_bytes
-    trainer.close()
+def held_bytes_of(trainer):
+    held = memory_of(trainer).timeline[-1].num_bytes
     return sum(p.nbytes for p in trainer.parameters().values()), held
 
 

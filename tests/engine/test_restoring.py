@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import pytest
 import torch
-from pipeline import config
+from pipeline import config, lone_trainer, with_trainer
 from safetensors.torch import load_file, save_file
 
-from engine.run.clock import HostClock
 from engine.run.optimizer import OptimizerSpec
-from engine.run.p2p.fabric import Fabric
 from engine.run.snapshot import SnapshotError
-from engine.trainer import Progress, Trainer, connect
-
-CPU = torch.device("cpu")
+from engine.trainer import Progress
 
 
-def run(fabric, is_member, settings, first, stop, folder=None, source=None):
+def run(trainer, first, stop, folder=None, source=None):
     """Steps `first` to `stop`, saving each; the loss of each step on the last rank."""
-    settings = connect(settings, fabric)
-    if not is_member:
-        return None
-    trainer = Trainer(settings, fabric)
     if source is not None:
         assert trainer.resume(source).step == first
     losses = []
@@ -31,7 +24,6 @@ def run(fabric, is_member, settings, first, stop, folder=None, source=None):
         losses.append(trainer.step(step).loss)
         if folder is not None:
             trainer.save(folder, Progress(step + 1, 64 * (step + 1)))
-    trainer.close()
     return losses
 
 
@@ -43,7 +35,7 @@ def settings_for(world_size, **rest):
 def saved(ranks, tmp_path_factory):
     """The checkpoint of step 2 of two ranks."""
     folder = tmp_path_factory.mktemp("saved")
-    ranks.run(2, run, settings_for(2), 0, 2, folder)
+    ranks.run(2, with_trainer, settings_for(2), run, 0, 2, folder)
     return folder / "step-000002"
 
 
@@ -56,8 +48,7 @@ def checkpoint(saved, tmp_path):
 @pytest.fixture(scope="module")
 def alone():
     """A trainer in this process, of the model that was saved."""
-    fabric = Fabric(CPU, HostClock(), is_device_shared=False)
-    trainer = Trainer(connect(settings_for(1), fabric), fabric)
+    trainer = lone_trainer(settings_for(1))
     yield trainer
     trainer.close()
 
@@ -158,12 +149,8 @@ def test_files_of_the_user_and_links_do_no_harm(saved, checkpoint, alone):
     ids=["model", "dtype", "optimizer"],
 )
 def test_a_checkpoint_of_another_run_is_refused(checkpoint, changes, words):
-    fabric = Fabric(CPU, HostClock(), is_device_shared=False)
     other = config("1f1b", 1, 2, **({"dtype": "float32"} | changes))
-    trainer = Trainer(connect(other, fabric), fabric)
-    with pytest.raises(SnapshotError, match=words):
-        trainer.resume(checkpoint)
-    trainer.close()
+    assert re.search(words, refusal(lone_trainer(other), checkpoint))
 
 
 def test_a_model_of_fewer_layers_does_not_take_some_of_a_larger_ones(checkpoint):
@@ -174,41 +161,29 @@ def test_a_model_of_fewer_layers_does_not_take_some_of_a_larger_ones(checkpoint)
     (half / "config.json").write_text(
         text.replace('"num_hidden_layers": 4', '"num_hidden_layers": 2')
     )
-    fabric = Fabric(CPU, HostClock(), is_device_shared=False)
-    settings = config("1f1b", 1, 2, preset=str(half), dtype="float32")
-    trainer = Trainer(connect(settings, fabric), fabric)
-    with pytest.raises(SnapshotError, match=r"model\.layers\.2.* that the model does not have"):
-        trainer.resume(checkpoint)
-    trainer.close()
+    words = refusal(lone_trainer(settings_for(1, preset=str(half))), checkpoint)
+    assert re.search(r"model\.layers\.2.* that the model does not have", words)
 
 
 def test_damage_on_one_rank_is_refused_on_all(ranks, checkpoint):
     weights = checkpoint / "model-00002-of-00002.safetensors"  # of the second rank
     cut(weights.name)(checkpoint)
-    messages = ranks.run(2, refusals, settings_for(2), checkpoint)
+    messages = ranks.run(2, with_trainer, settings_for(2), refusal, checkpoint)
     assert messages[0] == messages[1]
     assert weights.name in messages[0]
 
 
-def refusals(fabric, is_member, settings, source):
-    settings = connect(settings, fabric)
-    if not is_member:
-        return None
-    trainer = Trainer(settings, fabric)
-    try:
+def refusal(trainer, source):
+    with pytest.raises(SnapshotError) as refused:
         trainer.resume(source)
-    except SnapshotError as error:
-        return str(error)
-    finally:
-        trainer.close()
-    return None
+    return str(refused.value)
 
 
 def test_sgd_goes_on_with_its_momentum_and_is_held_to_it(ranks, tmp_path):
     momentum = settings_for(1, optimizer=OptimizerSpec("sgd", momentum=0.9))
-    expected = ranks.run(1, run, momentum, 0, 3, tmp_path)[0]
+    expected = ranks.run(1, with_trainer, momentum, run, 0, 3, tmp_path)[0]
     source = tmp_path / "step-000002"
-    assert ranks.run(1, run, momentum, 2, 3, None, source)[0] == expected[2:]
+    assert ranks.run(1, with_trainer, momentum, run, 2, 3, None, source)[0] == expected[2:]
     plain = settings_for(1, optimizer=OptimizerSpec("sgd"))
-    (message,) = ranks.run(1, refusals, plain, source)
+    (message,) = ranks.run(1, with_trainer, plain, refusal, source)
     assert "was trained with momentum 0.9" in message

@@ -75,22 +75,12 @@ def test_empty_stages_are_exact(ranks, schedule):
     assert_exact(ranks, config(schedule, 4, 8, partition=partition))
 
 
-@pytest.mark.parametrize("schedule", A_LINE_AND_A_V)
-def test_recomputed_layers_are_exact(ranks, schedule):
-    assert_exact(ranks, config(schedule, 2, 4, recompute=True))
-
-
 BY_STAGE = {"zb_h1": (False, True), "dualpipev": (True, False, False, True)}
 
 
 @pytest.mark.parametrize("schedule", BY_STAGE)
 def test_layers_recomputed_on_some_stages_are_exact(ranks, schedule):
     assert_exact(ranks, config(schedule, 2, 4, recompute=BY_STAGE[schedule]))
-
-
-@pytest.mark.parametrize("schedule", ["zb_h1", "dualpipev"])
-def test_messages_of_varying_length_are_exact(ranks, schedule):
-    assert_exact(ranks, config(schedule, 2, 4, seq_len="variable", max_seq_len=24))
 
 
 @pytest.mark.parametrize("policy", list(Policy))

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 import traced_models
-from pipeline import CPU, config, merged
+from pipeline import CPU, accumulate, config, merged
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from engine.configuration import model_of
 from engine.model.data import Data
@@ -103,12 +102,13 @@ def authors(given: TrainerConfig, initial: dict[str, Tensor]) -> Result:
     aliases = _aliases(module)
     assert module.state_dict().keys() - aliases.keys() == initial.keys()
     module.load_state_dict(initial | {a: initial[n] for a, n in aliases.items()})
-    loss = _accumulate(module, given, 0)
+    data = Data(given.data, traced_models.VOCABULARY, None)
+    loss = accumulate(module, data, 0)
     gradients = {
         n: None if p.grad is None else p.grad.clone() for n, p in module.named_parameters()
     }
     state = {n: t.clone() for n, t in module.state_dict().items() if n not in aliases}
-    return Result(loss, _accumulate(module, given, 1), gradients, initial, state)
+    return Result(loss, accumulate(module, data, 1), gradients, initial, state)
 
 
 def _aliases(module: nn.Module) -> dict[str, str]:
@@ -116,20 +116,6 @@ def _aliases(module: nn.Module) -> dict[str, str]:
     names = {id(p): n for n, p in module.named_parameters()}
     every = module.named_parameters(remove_duplicate=False)
     return {n: names[id(p)] for n, p in every if names[id(p)] != n}
-
-
-def _accumulate(module: nn.Module, given: TrainerConfig, step: int) -> float:
-    module.zero_grad()
-    batch = Data(given.data, traced_models.VOCABULARY, None).step(step)
-    total = 0.0
-    for ids, targets in zip(batch.inputs, batch.targets, strict=True):
-        output = module(ids.clone())
-        logits = output["logits"] if isinstance(output, dict) else output
-        loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-        loss = loss / batch.num_tokens
-        loss.backward()
-        total += loss.item()
-    return total
 
 
 def assert_equal(given: TrainerConfig, results: list[Result]) -> None:
@@ -190,7 +176,8 @@ def test_dropout_and_random_operations_draw_as_the_authors_do(ranks):
     module = traced_models.Dropped().double()
     module.load_state_dict(result.initial)
     torch.manual_seed(seed)
-    assert _accumulate(module, given, 0) == pytest.approx(result.loss, rel=1e-12)
+    data = Data(given.data, traced_models.VOCABULARY, None)
+    assert accumulate(module, data, 0) == pytest.approx(result.loss, rel=1e-12)
 
 
 @pytest.mark.parametrize(("name", "message"), REFUSED.items())

@@ -5,8 +5,6 @@ import itertools
 import pytest
 from pipeline import assert_exact, config
 
-from engine.run.optimizer import OptimizerSpec
-
 SCHEDULES = ("afab", "1f1b")
 TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 THOROUGH = pytest.mark.thorough
@@ -47,12 +45,3 @@ def test_more_stages_than_layers_is_exact(ranks, schedule):
 @pytest.mark.parametrize("schedule", CHIEFLY_1F1B)
 def test_tied_weights_train_as_one(ranks, schedule, world_size):
     assert_exact(ranks, config(schedule, world_size, 3, preset="llama-tiny-tied"), shared=TIED)
-
-
-def test_a_microbatch_of_several_sequences_is_exact(ranks):
-    assert_exact(ranks, config("1f1b", 2, 3, microbatch_size=2))
-
-
-def test_sgd_is_exact(ranks):
-    optimizer = OptimizerSpec("sgd", 1e-3, momentum=0.9)
-    assert_exact(ranks, config("1f1b", 2, 3, optimizer=optimizer))

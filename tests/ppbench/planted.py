@@ -33,8 +33,8 @@ def parameter_of(runtime, name):
 
 def before_sums(runtime, act):
     """Do something with the gradients, when all microbatches are through."""
-    usual = runtime._trainer._sum_shared_gradients
-    runtime._trainer._sum_shared_gradients = lambda: (act(), usual())
+    usual = runtime._trainer._shared.sum_gradients
+    runtime._trainer._shared.sum_gradients = lambda *how: (act(), usual(*how))
 
 
 def nothing(_runtime):
@@ -52,7 +52,7 @@ def lost_layer(runtime):
 
 
 def unsummed_tie(runtime):
-    runtime._trainer._sum_shared_gradients = lambda: None
+    runtime._trainer._shared.sum_gradients = lambda *_: None
 
 
 def wrong_gradient(runtime):

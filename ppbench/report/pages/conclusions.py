@@ -334,9 +334,10 @@ def compared(judged: Judged, axis: str) -> list[AxisComparison]:
             judged.evidence.verdict(head, other)
             for head, other in zip(pairs["case_id"], pairs["case_id_base"], strict=True)
         ]
-        counts = [verdicts.count(kind) for kind in ("faster", "slower", "equal")]
+        faster, slower, equal = (verdicts.count(kind) for kind in ("faster", "slower", "equal"))
         if len(pairs):
-            found.append(AxisComparison(axis, name, base, throughput, memory, *counts, len(pairs)))
+            ratios, counts = (throughput, memory), (faster, slower, equal, len(pairs))
+            found.append(AxisComparison(axis, name, base, *ratios, *counts))
     return found
 
 

@@ -1,13 +1,10 @@
 """`python -m benchmarks.gpu`: which checks run, what becomes of those that fail, and the page."""
 
 import itertools
-import subprocess
-import sys
 
 import pytest
-import torch
 
-from benchmarks.gpu import CHECKS, TIME_LIMIT_S, Check
+from benchmarks.gpu import CHECKS, Check
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu.__main__ import CheckError, findings_of, measure_aside, module_of, write
 from benchmarks.gpu.findings import Bound, Finding, Verdict
@@ -28,10 +25,6 @@ def test_every_check_has_a_module_that_measures_and_judges():
         assert callable(module.measure)
         assert callable(module.judge)
         assert module.__doc__
-
-
-def test_checks_of_one_gpu_fit_into_the_time():
-    assert sum(check.limit_s for check in CHECKS if check.num_gpus == 1) < 1.6 * TIME_LIMIT_S
 
 
 def good(_check, _limit_s):
@@ -111,18 +104,3 @@ def test_the_page_has_every_figure_bound_and_verdict(tmp_path):
     assert "| memory | peak \\| ratio | 2.000 GiB | ≤ 1 | **missed** |  |" in page
     assert "| messages | messages |  |  | not run | needs 2 GPUs |" in page
     assert (tmp_path / "gpu.json").exists()
-
-
-def test_the_command_line_ends_well_without_a_gpu():
-    if torch.accelerator.is_available():
-        pytest.skip("there is one")
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu"],
-        cwd=command.ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0
-    assert "no GPU here" in done.stdout

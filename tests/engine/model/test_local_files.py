@@ -50,16 +50,6 @@ def test_a_pattern_is_what_it_matches_in_the_order_of_paths(books):
     assert _text(f"text:{books}/b/?.txt") == _text(f"text:{books}/b")
 
 
-def test_a_document_ends_with_its_file(books):
-    tokens = open_tokens(f"text:{books}/b", None)
-    spans = zip(*tokens.documents(), strict=True)
-    documents = [bytes(tokens.read(*span).astype(np.uint8)) for span in spans]
-    assert list(filter(None, documents)) == [
-        *(b"b/1.txt\nsays this.\n", b"And b/1.txt ends.\n"),
-        *(b"b/2.txt\nsays this.\n", b"And b/2.txt ends.\n"),
-    ]
-
-
 def test_windows_cross_the_borders_of_more_files_than_are_mapped_at_once(tmp_path):
     for number in range(200):
         (tmp_path / f"{number:03}.txt").write_text("ab" * (number % 3))

@@ -22,12 +22,6 @@ def _bytes(text):
     return ByteTokens(np.frombuffer(text, dtype=np.uint8))
 
 
-def test_windows_share_one_token_as_drawn():
-    windows = PackedSequences(_bytes(b"abcdefghi"), 4, "source")
-    assert windows.num_sequences == 2
-    assert [bytes(windows[row].tolist()) for row in range(2)] == [b"abcde", b"efghi"]
-
-
 @given(num_tokens=st.integers(2, 200), seq_len=st.integers(1, 20))
 def test_every_token_but_the_first_is_a_target_once_up_to_an_unfilled_window(num_tokens, seq_len):
     seq_len = min(seq_len, num_tokens - 1)
@@ -65,14 +59,6 @@ def test_each_epoch_visits_every_row_once(num_sequences, seed, epoch):
     order = Order(num_sequences, seed, shuffle=True)
     numbers = range(epoch * num_sequences, (epoch + 1) * num_sequences)
     assert Counter(map(order.row, numbers)) == Counter(range(num_sequences))
-
-
-def test_epochs_and_seeds_differ():
-    def epoch(seed, index):
-        return [Order(100, seed, shuffle=True).row(index * 100 + i) for i in range(100)]
-
-    assert epoch(0, 0) != epoch(0, 1)
-    assert epoch(0, 0) != epoch(1, 0)
 
 
 def test_without_shuffling_rows_come_in_the_order_of_the_file():

@@ -176,13 +176,7 @@ def test_documents_of_bytes_are_paragraphs(text, paragraphs):
 
 BAD_SOURCES = [
     ("nonsense", 'unknown data source "nonsense"; expected "stdlib", "synthetic"'),
-    ("files:", 'unknown data source "files:"'),
-    ("synthetics:1", "unknown data source"),
     ("text:no/such/file", 'data source "text:no/such/file": no such file'),
-    (
-        "files:no/such/file",
-        'data source "files:no/such/file": no such file; expected the path of',
-    ),
     ("hf:./no/such", 'data source "hf:./no/such": .*no/such.*; expected a data set'),
     ("hf:x?splt=train", 'unknown option "splt=train"; expected hf:NAME.config=CONFIG'),
     ("hf:x?split=", 'unknown option "split="'),

@@ -158,16 +158,6 @@ def test_each_policy_is_drawn():
     )
 
 
-def test_gradients_are_summed_after_each_w_or_after_the_last():
-    program = from_csv("0F0,0F1,0I0,0I1,0W1,0W0\n", "split")
-    assert rows_of(add_collectives(program, Zero2())) == [
-        "0F0 0F1 0I0 0I1 0W1 0REDUCE_GRAD 0W0 0REDUCE_GRAD"
-    ]
-    assert rows_of(add_collectives(program, Zero2(every_backward=False))) == [
-        "0F0 0F1 0I0 0I1 0W1 0W0 0REDUCE_GRAD"
-    ]
-
-
 def test_what_a_backward_made_is_sent_before_its_gradients_are_summed():
     placed = add_collectives(lower(build_program("1f1b", 2, 1)), Zero3(1, 0))
     assert rows_of(placed)[1] == ("1RECV_F0 1UNSHARD 1F0 1B0 1SEND_B0 1REDUCE_GRAD 1RESHARD")

@@ -4,19 +4,11 @@ import itertools
 
 from hypothesis import given, settings
 from mutations import simulations
-from schedule_grid import stages_per_rank
 
 from engine.plan.critical_path import critical_path
 from engine.plan.program import Program, loop_placement
-from engine.plan.schedules.registry import SCHEDULES, build_program
+from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import Durations, TransferModel, simulate
-
-FAMILIES = [(name, v) for name in SCHEDULES for v in stages_per_rank(name)]
-TRANSFERS = [
-    TransferModel(),
-    TransferModel(latency_ns=7),
-    TransferModel(latency_ns=1, bytes_per_s=1e9, message_bytes=40, overlaps=False),
-]
 
 
 def times_of_path(simulation):
@@ -47,12 +39,6 @@ def path_of(name, p, m, durations, transfers):
     return " ".join(map(str, path))
 
 
-def test_it_goes_through_the_slowest_stage():
-    durations = Durations((1, 9, 1), (1, 9, 1), (1, 9, 1))
-    path = path_of("1f1b", 3, 3, durations, TransferModel())
-    assert path == "0F0 1F0 1F1 1B0 1F2 1B1 1B2 0B2"
-
-
 def test_a_transfer_that_takes_time_is_on_it():
     durations = Durations((1, 1), (1, 1), (1, 1))
     assert path_of("afab", 2, 1, durations, TransferModel()) == "0F0 1F0 1B0 0B0"
@@ -64,12 +50,6 @@ def test_messages_that_queue_on_a_channel_follow_each_other_on_it():
     durations = Durations((1, 1), (1, 1), (1, 1))
     path = path_of("afab", 2, 3, durations, TransferModel(latency_ns=10))
     assert path.startswith("0F0 0SEND_F0 0SEND_F1 0SEND_F2 1F2 ")
-
-
-def test_a_rank_that_sends_without_overlap_waits_for_its_message():
-    durations = Durations((1, 1), (1, 1), (1, 1))
-    path = path_of("afab", 2, 2, durations, TransferModel(latency_ns=10, overlaps=False))
-    assert path.startswith("0F0 0SEND_F0 0F1 0SEND_F1 1F1 ")
 
 
 def test_an_empty_program_has_none():

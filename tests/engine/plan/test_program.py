@@ -64,13 +64,6 @@ def test_a_pair_of_anything_else_is_refused(text):
         parse_cell(text)
 
 
-def test_loop_placement_goes_round_the_ranks():
-    placement = loop_placement(3, stages_per_rank=2)
-    assert placement.ranks == (0, 1, 2, 0, 1, 2)
-    assert placement.stages_of(1) == (1, 4)
-    assert placement.num_stages == 6
-
-
 def test_v_placement_goes_down_the_ranks_and_back():
     placement = v_placement(3)
     assert placement.ranks == (0, 1, 2, 2, 1, 0)
@@ -169,13 +162,10 @@ def test_a_file_may_come_from_any_editor(tmp_path, data):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "holds no actions; expected a row per rank with cells such as 0F0"),
         (b"\n,,\n\n", "holds no actions; expected a row per rank with cells such as 0F0"),
-        (b"0F0,0B0\n2F0,2B0\n", "has stage 2 but nothing for stage 1"),
         (b"0F0,0B0,0F2,0B2\n", "has microbatch 2 but nothing for microbatch 1"),
         (b"0F999999999,0B0\n", "has microbatch 999999999 but nothing for microbatch 1"),
         (b"999999999F0\n", "has stage 999999999 but nothing for stage 0"),
-        (b"0F0,0Z0\n", 'rank 0, column 1: "0Z0" is not an action; '),
         (b'"0F\n0"\n', r'rank 0, column 0: "0F\n0" is not an action; '),
         (b"0F0\n\x1b[31m\x00", r'rank 1, column 0: "\u001b[31m\u0000" is not an action; '),
         (b"0F0," + b"x" * 5000, f'rank 0, column 1: "{"x" * 40}" is not an action; '),

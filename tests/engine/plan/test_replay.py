@@ -22,7 +22,6 @@ from engine.plan.collectives import (
 )
 from engine.plan.joined_simulation import CollectiveModel, simulate_joined
 from engine.plan.lower import Policy, lower
-from engine.plan.program import from_csv
 from engine.plan.replay import JOINING_OPS, ReplicaTimes, joining, of_kinds, replay
 from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program
 from engine.plan.simulate import TransferModel, simulate, uniform
@@ -267,21 +266,6 @@ def test_a_message_moves_when_both_ends_are_ready_and_the_one_before_is_over():
     assert len(spans) == 8 + 2 * 4
     assert replayed.makespan_ns == 85
     assert replayed.idle_ns() == [[85 - 40, 85 - 40]]
-
-
-def test_replicas_wait_at_a_collective_for_the_slowest_of_them():
-    program = from_csv("0UNSHARD,0F0,0B0,0REDUCE_GRAD,0RESHARD\n", "one")
-    quick, slow = (
-        ReplicaTimes(array("q", [f, 20]), array("q", moving))
-        for f, moving in [(10, [3, 5]), (40, [4, 6])]
-    )
-    replayed = replay(program, [quick, slow])
-    assert [list(times) for times in replayed.starts_ns] == [[3, 13], [4, 44]]
-    assert [list(times) for times in replayed.collective_starts_ns] == [[0, 33], [0, 64]]
-    assert [list(times) for times in replayed.collective_ready_ns] == [[0, 64]] * 2
-    assert [list(times) for times in replayed.collective_ends_ns] == [[3, 69], [4, 70]]
-    assert replayed.makespan_ns == 70  # from the gather on
-    assert replayed.idle_ns() == [[40], [10]]
 
 
 def test_times_that_do_not_fit_the_program_are_refused():

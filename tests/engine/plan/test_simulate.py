@@ -61,57 +61,10 @@ def test_a_message_takes_its_latency_and_its_bytes(model, duration_ns):
     assert model.duration_ns == duration_ns
 
 
-def test_messages_of_one_channel_move_one_after_the_other():
-    spans = simulated("afab", 2, 2, (10, 5, 5), TransferModel(latency_ns=50)).spans()
-    sends = [(s.start_ns, s.end_ns) for s in spans if s.op is Op.SEND_F]
-    assert sends == [(10, 60), (60, 110)]
-
-
-def test_messages_of_two_directions_do_not_wait_for_each_other():
-    spans = list(simulated("1f1b", 2, 2, (10, 5, 5), TransferModel(latency_ns=50)).spans())
-    forward = [(s.start_ns, s.end_ns) for s in spans if s.op is Op.SEND_F]
-    backward = [(s.start_ns, s.end_ns) for s in spans if s.op is Op.SEND_B]
-    assert forward == [(10, 60), (60, 110)]
-    assert backward == [(80, 130), (130, 180)]
-
-
-def test_a_rank_whose_transfers_do_not_overlap_computes_nothing_while_it_sends():
-    model = TransferModel(latency_ns=50, overlaps=False)
-    simulation = simulated("afab", 2, 2, (10, 5, 5), model)
-    assert simulation.start_ns == [[0, 60, 190, 250], [60, 120, 130, 190]]
-    assert simulation.end_ns == [[10, 70, 200, 260], [70, 130, 140, 200]]
-    sends = [(s.start_ns, s.end_ns) for s in simulation.spans() if s.op is Op.SEND_F]
-    assert sends == [(10, 60), (70, 120)]
-
-
-def test_a_weight_gradient_does_not_wait_for_the_message_that_its_input_gradient_sends():
-    simulation = simulated("zb_h1", 2, 1, (10, 5, 5), TransferModel(latency_ns=50))
-    assert simulation.start_ns == [[0, 125, 130], [60, 70, 75]]
-
-
-def test_stages_of_one_rank_pass_no_message():
-    free, slow = TransferModel(), TransferModel(latency_ns=1000)
-    assert simulated("zbv", 1, 4, (6, 6, 6), slow).makespan_ns == 4 * 18
-    assert simulated("zbv", 1, 4, (6, 6, 6), free).makespan_ns == 4 * 18
-    assert not list(simulated("zbv", 1, 4, (6, 6, 6), slow).messages())
-
-
-def test_the_slowest_stage_sets_the_pace():
-    program = build_program("1f1b", 3, 50)
-    times = (10, 30, 10)
-    simulation = simulate(program, Durations(times, (4, 12, 4), (6, 18, 6)))
-    first_forward, last_backward = 10, 10
-    assert simulation.makespan_ns == first_forward + 50 * 60 + last_backward
-
-
 def test_a_stage_of_v_takes_its_part_of_a_ranks_time():
     placement = loop_placement(4, 3)
     assert uniform(placement, 30, 15, 9) == Durations((10,) * 12, (5,) * 12, (3,) * 12)
     assert uniform(placement, 31, 16, 8) == Durations((10,) * 12, (5,) * 12, (3,) * 12)
-
-
-def test_a_full_backward_takes_as_long_as_its_halves():
-    assert Durations((1, 2), (3, 4), (5, 6)).by_op()[Op.B] == (8, 10)
 
 
 def test_transfers_in_a_program_change_nothing():

@@ -4,7 +4,6 @@ import re
 
 import pytest
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
-from torch.distributed.pipelining.schedules import _Action
 from torch_schedules import (
     MULTI_STAGE,
     OUR_NAMES,
@@ -111,10 +110,3 @@ def test_torchs_simulator_runs_our_transfers_to_the_end(tmp_path, name, p):
     for rank, row in enumerate(program.actions):
         order = [one for one in simulated[rank] if one is not None and one.is_compute_op]
         assert [str(one) for one in order] == [str(action) for action in row]
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_torch_reads_every_cell_of_ours(name):
-    program, _ = program_and_stages(name, 3)
-    for row in lower(program).actions:
-        assert [str(_Action.from_str(str(action))) for action in row] == [str(a) for a in row]

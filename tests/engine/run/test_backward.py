@@ -7,6 +7,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -141,53 +142,61 @@ class Residual(nn.Module):
         return x + self.f(x)
 
 
-class QueriesKeysValues(nn.Module):
+class Of(nn.Module):
+    """A function of the module's own parts and its input."""
+
+    def __init__(self, function: Callable[[Any, Tensor], Tensor], **parts: Any) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def linear(*, bias: bool = True) -> nn.Linear:
+    return nn.Linear(WIDTH, WIDTH, bias=bias)
+
+
+def linears(names: str, **options: bool) -> dict[str, nn.Linear]:
+    return {name: linear(**options) for name in names.split()}
+
+
+def queries_keys_values(**options: bool) -> nn.Module:
     """Three linears of one input."""
-
-    def __init__(self, *, bias: bool = True) -> None:
-        super().__init__()
-        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH, bias=bias) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x))
+    return Of(
+        lambda own, x: functional.scaled_dot_product_attention(own.q(x), own.k(x), own.v(x)),
+        **linears("q k v", **options),
+    )
 
 
-class Tied(nn.Module):
+def tied() -> nn.Module:
     """Two linears of one weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.b.weight = self.a.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(self.a(x).tanh())
+    module = Of(lambda own, x: own.b(own.a(x).tanh()), **linears("a b"))
+    module.b.weight = module.a.weight
+    return module
 
 
-class Functional(nn.Module):
-    """Also uses its linear's weight directly: after the linear, so that autocast has seen it."""
-
-    def __init__(self, *, is_first: bool = False) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
-        self.is_first = is_first
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.is_first:
-            return self.linear(functional.linear(x, self.linear.weight).tanh())
-        return functional.linear(self.linear(x).tanh(), self.linear.weight) + self.linear.weight[0]
+def functional_first() -> nn.Module:
+    """A linear whose weight is used directly, too: before autocast has seen it."""
+    return Of(
+        lambda own, x: own.of(functional.linear(x, own.of.weight).tanh()),
+        of=linear(),
+    )
 
 
-class Unused(nn.Module):
+def functional_last() -> nn.Module:
+    """The same after autocast has seen it."""
+    return Of(
+        lambda own, x: functional.linear(own.of(x).tanh(), own.of.weight) + own.of.weight[0],
+        of=linear(),
+    )
+
+
+def with_unused() -> nn.Module:
     """A linear whose output leads nowhere, and one that is never called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.used, self.dropped, self.idle = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.dropped(x)
-        return self.used(x)
+    return Of(lambda own, x: (own.dropped(x), own.used(x))[1], **linears("used dropped idle"))
 
 
 class Learned(nn.Module):
@@ -219,66 +228,49 @@ class SumOfTwo(nn.Module):
         return x + (self.a.flatten() + self.b.flatten()).view(SHAPE[1:])
 
 
-class Queries(nn.Module):
+def of_constants() -> nn.Module:
     """A linear of a parameter, and one of a constant."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.queries = nn.Parameter(torch.randn(WIDTH))
-        self.register_buffer("constant", torch.randn(WIDTH))
-        self.of_queries, self.of_constant = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.of_queries(self.queries) + self.of_constant(self.constant)
+    return Of(
+        lambda own, x: x * own.of_queries(own.queries) + own.of_constant(own.constant),
+        queries=nn.Parameter(torch.randn(WIDTH)),
+        constant=nn.Buffer(torch.randn(WIDTH)),
+        **linears("of_queries of_constant"),
+    )
 
 
-class Keyword(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(input=x)
+def by_keyword() -> nn.Module:
+    return Of(lambda own, x: own.of(input=x), of=linear())
 
 
-class Sensitivity(nn.Module):
+def sensitivity() -> nn.Module:
     """Its output contains a gradient of its own."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(own: Any, x: Tensor) -> Tensor:
         with torch.enable_grad():
             inner = x if x.requires_grad else x.clone().requires_grad_()
-            y = self.b(self.a(inner).tanh())
+            y: Tensor = own.b(own.a(inner).tanh())
             (slope,) = torch.autograd.grad(y.square().sum(), inner, create_graph=True)
         return y + slope
 
+    return Of(forward, **linears("a b"))
 
-class Slope(nn.Module):
+
+def slope() -> nn.Module:
     """A gradient of its own is a constant to it."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(own: Any, x: Tensor) -> Tensor:
         with torch.enable_grad():
             inner = x.detach().requires_grad_()
-            (slope,) = torch.autograd.grad(self.a(inner).tanh().sum(), inner)
-        return self.b(self.a(x) * slope)
+            (slope,) = torch.autograd.grad(own.a(inner).tanh().sum(), inner)
+        result: Tensor = own.b(own.a(x) * slope)
+        return result
+
+    return Of(forward, **linears("a b"))
 
 
-class Vectorised(nn.Module):
+def vectorised() -> nn.Module:
     """Its linear runs under vmap."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.vmap(self.linear)(x)
+    return Of(lambda own, x: torch.vmap(own.of)(x), of=linear())
 
 
 class Ignored(torch.autograd.Function):
@@ -293,15 +285,9 @@ class Ignored(torch.autograd.Function):
         return None
 
 
-class Undefined(nn.Module):
+def undefined() -> nn.Module:
     """A linear that the backward reaches without a gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.used, self.ignored = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.used(x) + Ignored.apply(self.ignored(x))
+    return Of(lambda own, x: own.used(x) + Ignored.apply(own.ignored(x)), **linears("used ignored"))
 
 
 class Half(nn.Module):
@@ -317,15 +303,15 @@ def frozen(module: nn.Module, *names: str) -> nn.Module:
 
 def hooked() -> nn.Linear:
     """Its weight's gradients are masked."""
-    linear = nn.Linear(WIDTH, WIDTH)
-    linear.weight.register_hook(torch.triu)
-    return linear
+    own = linear()
+    own.weight.register_hook(torch.triu)
+    return own
 
 
 def halved() -> nn.Linear:
-    linear = nn.Linear(WIDTH, WIDTH)
-    parametrize.register_parametrization(linear, "weight", Half())
-    return linear
+    own = linear()
+    parametrize.register_parametrization(own, "weight", Half())
+    return own
 
 
 def overridden() -> nn.Module:
@@ -337,27 +323,23 @@ def overridden() -> nn.Module:
 
 def transposed() -> nn.Linear:
     """A weight that is not contiguous."""
-    linear = nn.Linear(WIDTH, WIDTH)
-    linear.weight = nn.Parameter(torch.randn(WIDTH, WIDTH).t())
-    return linear
+    own = linear()
+    own.weight = nn.Parameter(torch.randn(WIDTH, WIDTH).t())
+    return own
 
 
 def computed_bias() -> nn.Linear:
     """A linear whose bias is made from another parameter before each forward."""
-    linear = nn.Linear(WIDTH, WIDTH)
-    linear.raw = nn.Parameter(torch.randn(WIDTH))
-    del linear.bias
+    own = linear()
+    own.raw = nn.Parameter(torch.randn(WIDTH))
+    del own.bias
 
     def make(module, _args):
         module.bias = module.raw.exp()
 
-    make(linear, ())
-    linear.register_forward_pre_hook(make)
-    return linear
-
-
-def linear(*, bias: bool = True) -> nn.Linear:
-    return nn.Linear(WIDTH, WIDTH, bias=bias)
+    make(own, ())
+    own.register_forward_pre_hook(make)
+    return own
 
 
 KINDS: dict[str, Callable[[], Sequence[nn.Module]]] = {
@@ -366,20 +348,20 @@ KINDS: dict[str, Callable[[], Sequence[nn.Module]]] = {
         Residual(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 16), nn.GELU(), nn.Linear(16, WIDTH))
         for _ in range(2)
     ],
-    "shared input": lambda: [nn.LayerNorm(WIDTH), QueriesKeysValues()],
-    "tied linears": lambda: [linear(), Tied()],
-    "functional use too": lambda: [Functional(), linear(), Functional(is_first=True)],
-    "unused": lambda: [linear(), Unused()],
+    "shared input": lambda: [nn.LayerNorm(WIDTH), queries_keys_values()],
+    "tied linears": lambda: [linear(), tied()],
+    "functional use too": lambda: [functional_last(), linear(), functional_first()],
+    "unused": lambda: [linear(), with_unused()],
     "frozen weight": lambda: [linear(), frozen(linear(), "weight"), linear()],
     "frozen bias": lambda: [linear(), frozen(linear(), "bias"), linear()],
     "frozen linear": lambda: [linear(), frozen(linear(), "weight", "bias"), linear()],
     "learned positions": lambda: [Residual(linear()), Learned(), Residual(linear())],
     "flat positions": lambda: [FlatLearned(), linear(), FlatLearned()],
     "sum of two parameters": lambda: [linear(), SumOfTwo()],
-    "linears of constants": lambda: [linear(), Queries()],
-    "called by keyword": lambda: [Keyword()],
+    "linears of constants": lambda: [linear(), of_constants()],
+    "called by keyword": lambda: [by_keyword()],
     "parametrized": lambda: [halved(), linear()],
-    "no gradient arrives": lambda: [linear(), Undefined()],
+    "no gradient arrives": lambda: [linear(), undefined()],
     "in-place activation": lambda: [nn.Sequential(linear(), nn.ReLU(inplace=True), linear())],
     "transposed weight": lambda: [transposed(), linear()],
 }
@@ -422,20 +404,13 @@ def test_under_autocast_products_are_plain_autocasts_to_the_bit():
     torch.testing.assert_close(ours, expected, rtol=0, atol=0)
 
 
-class Overwritten(nn.Module):
-    """Changes the input of a linear before it gives it to another."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = linear(), linear()
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + 1
-        return self.a(x) + self.b(x.mul_(2))
-
-
 def test_under_autocast_an_input_that_has_changed_is_cast_again():
-    module = chain(Overwritten())
+    def forward(own: Any, x: Tensor) -> Tensor:
+        x = x + 1
+        result: Tensor = own.a(x) + own.b(x.mul_(2))
+        return result
+
+    module = chain(Of(forward, **linears("a b")))
     plain = copy.deepcopy(module)
     inputs, given = drawn(1, dtype=torch.float32), drawn(1, dtype=torch.bfloat16)
     ours = run(stage_of(module, torch.bfloat16, BFLOAT16), "F0 I0 W0", inputs, given)
@@ -453,7 +428,7 @@ def test_a_linear_that_is_frozen_later_gets_no_gradient():
     assert_same(run(stage, "F0 I0 W0", inputs, given), run_plain(plain, inputs, given))
 
 
-UNUSUAL = [hooked, overridden, computed_bias, Sensitivity, Slope, Vectorised]
+UNUSUAL = [hooked, overridden, computed_bias, sensitivity, slope, vectorised]
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -484,16 +459,6 @@ def test_bfloat16_parameters_keep_their_dtype():
     assert_same(ours, run_plain(plain, inputs, given), tolerance=5e-2)
 
 
-def test_linears_get_their_gradients_in_w_and_the_rest_in_i():
-    module = chain(nn.LayerNorm(WIDTH), linear(), Learned()).double()
-    stage = stage_of(module)
-    run(stage, "F0 I0", drawn(1), drawn(1))
-    everything, late = set(gradients_of(module)), {f"{SECOND}.weight", f"{SECOND}.bias"}
-    assert names_with_gradient(module) == everything - late
-    stage.backward_weight(0)
-    assert names_with_gradient(module) == everything
-
-
 @pytest.mark.parametrize("bare", [True, False])
 def test_linears_are_split_in_recomputed_layers_too(bare):
     module = chain(linear() if bare else nn.Sequential(linear(), nn.Tanh()), nn.Tanh()).double()
@@ -517,23 +482,17 @@ def test_a_microbatch_is_held_until_its_b_or_w():
 # Roles of a stage: the first, the last, empty, with messages of several tensors.
 
 
-class TiedEmbedding(nn.Module):
+def tied_embedding() -> nn.Module:
     """Embeddings, and a linear of their weight, in one stage."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(16, WIDTH), nn.Linear(WIDTH, 16, bias=False)
-        self.head.weight = self.embedding.weight
-        self.inner = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.inner(self.embedding(ids)))
+    embedding, head = nn.Embedding(16, WIDTH), nn.Linear(WIDTH, 16, bias=False)
+    head.weight = embedding.weight
+    return nn.Sequential(embedding, linear(), head)
 
 
 @pytest.mark.parametrize("order", ["F0 F1 I0 I1 W0 W1", "F0 I0 F1 W0 B1", "F0 F1 B0 I1 W1"])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_whole_model_with_a_tied_head_gets_the_gradients_of_its_loss(recompute, order):
-    module = chain(TiedEmbedding(), is_first=True, is_last=True).double()
+    module = chain(tied_embedding(), is_first=True, is_last=True).double()
     plain = copy.deepcopy(module)
     if recompute:
         recompute_layers(module)
@@ -628,7 +587,7 @@ def test_recomputed_layers_hold_nothing_but_their_input_before_i():
 @pytest.mark.parametrize("recompute", [False, True])
 def test_an_input_of_several_linears_is_held_once(recompute, autocast):
     norm = nn.LayerNorm(WIDTH, elementwise_affine=False)
-    module = chain(nn.Sequential(norm, QueriesKeysValues(bias=False)), nn.Tanh())
+    module = chain(nn.Sequential(norm, queries_keys_values(bias=False)), nn.Tanh())
     if recompute:
         recompute_layers(module)
     stage = stage_of(module, torch.float32, autocast)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from fake_clock import FakeClock
-from pipeline import SEQ_LEN, config
+from pipeline import SEQ_LEN, config, with_trainer
 from ranks import Ranks
 
 from engine.model.data import DataSpec
@@ -11,7 +11,7 @@ from engine.model.spec import ModelSpec
 from engine.plan.action import NO_INDEX, Op
 from engine.plan.spans import Lane, Span
 from engine.run.p2p.fabric import Fabric
-from engine.trainer import Trainer, TrainerConfig, connect
+from engine.trainer import Trainer, TrainerConfig
 
 
 def one_rank(num_microbatches):
@@ -32,21 +32,15 @@ def test_each_action_has_one_span_with_the_clocks_times():
     ]
 
 
-def spans_of_a_step(fabric: Fabric, is_member: bool, settings: TrainerConfig):
-    settings = connect(settings, fabric)
-    if not is_member:
-        return None
-    trainer = Trainer(settings, fabric)
+def spans_of_a_step(trainer: Trainer) -> list[Span]:
     trainer.step(0)
-    spans = trainer.step(1).spans
-    trainer.close()
-    return spans
+    return trainer.step(1).spans
 
 
 @pytest.fixture(scope="module")
 def spans(ranks: Ranks) -> list[Span]:
     """What four microbatches leave on three ranks."""
-    by_rank = ranks.run(3, spans_of_a_step, config("1f1b", 3, 4))
+    by_rank = ranks.run(3, with_trainer, config("1f1b", 3, 4), spans_of_a_step)
     return [span for of_rank in by_rank for span in of_rank]
 
 

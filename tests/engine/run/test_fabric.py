@@ -40,10 +40,6 @@ def test_a_replicas_links_are_its_own():
     ]
 
 
-def test_a_rank_with_fewer_edges_than_streams_is_accepted():
-    check_streams(*edges_of("interleaved_1f1b", 2, 7))
-
-
 def test_more_edges_than_streams_are_refused_in_one_sentence():
     edges, ranks = edges_of("interleaved_1f1b", 2, 16)
     with pytest.raises(TooManyEdgesError) as refused:

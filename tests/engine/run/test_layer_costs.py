@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from fake_clock import FakeClock
-from pipeline import config
+from pipeline import config, lone_trainer
 
 from engine.configuration import model_of
 from engine.model.partition import Costs
@@ -21,8 +21,6 @@ from engine.run.layer_costs import measure_model_costs
 from engine.run.layer_times import PartTimes, run_round
 from engine.run.lone_stage import Conditions, Parts
 from engine.run.optimizer import OptimizerSpec
-from engine.run.p2p.fabric import Fabric
-from engine.trainer import Trainer
 
 CPU = torch.device("cpu")
 SHAPE = (2, 32)
@@ -133,7 +131,7 @@ def test_the_peak_of_a_run_is_what_its_layers_hold(schedule, num_held, recompute
     settings = config(
         *(schedule, 1, 4), dtype="float32", seq_len=64, microbatch_size=2, recompute=recompute
     )
-    trainer = Trainer(settings, Fabric(CPU, HostClock(), is_device_shared=False))
+    trainer = lone_trainer(settings)
     trainer.step(0)
     trainer.step(1)
     peak_bytes = trainer.measure_memory(2).peak_bytes

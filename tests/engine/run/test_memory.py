@@ -4,7 +4,7 @@ import time
 
 import pytest
 import torch
-from pipeline import config, over_gloo
+from pipeline import config, lone_trainer, memory_of, over_gloo, with_trainer
 from ranks import Ranks
 
 from engine.plan.action import Op
@@ -31,8 +31,6 @@ from engine.run.memory import (
     storages,
     use_of,
 )
-from engine.run.p2p.fabric import Fabric
-from engine.trainer import Trainer, TrainerConfig, connect
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -88,28 +86,8 @@ def test_views_of_one_storage_count_once():
     assert sum(storages([whole, whole[:100], whole.view(2, -1)], CPU).values()) == 2 * MIB
 
 
-def test_allocations_lie_between_the_marks_around_them():
-    def step():
-        marks = []
-        for _ in range(100):
-            start_ns = time.monotonic_ns()
-            torch.empty(3 * MIB)
-            marks.append((start_ns, time.monotonic_ns()))
-        return marks
-
-    marks, recording = record(CPU, step)
-    made = [change.time_ns for change in recording.changes if change.num_bytes > 0]
-    assert len(made) == len(marks)
-    is_between = [start <= at <= end for at, (start, end) in zip(made, marks, strict=True)]
-    assert sum(is_between) >= 95  # the system may stop us between a mark and what it is for
-
-
-def trainer_of(settings: TrainerConfig) -> Trainer:
-    return Trainer(settings, Fabric(CPU, HostClock(), is_device_shared=False))
-
-
 def test_each_forward_has_its_own_allocations_within_its_span():
-    trainer = trainer_of(config("1f1b", 1, 6, seq_len=32))
+    trainer = lone_trainer(config("1f1b", 1, 6, seq_len=32))
     trainer.step(0)
     spans, recording = record(CPU, lambda: trainer.step(1).spans)
     within = [
@@ -139,7 +117,7 @@ def test_issue_marks_are_the_hosts_whatever_the_clock_is():
 
 @pytest.mark.parametrize("schedule", ["afab", "1f1b"])
 def test_the_split_of_a_step_is_its_closed_forms(schedule):
-    trainer = trainer_of(config(schedule, 1, 4, seq_len=128))
+    trainer = lone_trainer(config(schedule, 1, 4, seq_len=128))
     trainer.step(0)
     memory = trainer.measure_memory(1)
     split, parameters = memory.at_peak, list(trainer.parameters().values())
@@ -162,7 +140,7 @@ def test_the_split_of_a_step_is_its_closed_forms(schedule):
 
 
 def test_optimizer_state_that_the_step_makes_counts_when_it_is_there():
-    trainer = trainer_of(config("afab", 1, 2, seq_len=32))
+    trainer = lone_trainer(config("afab", 1, 2, seq_len=32))
     memory = trainer.measure_memory(0)
     assert memory.at_peak.optimizer_bytes in (
         0,
@@ -174,7 +152,7 @@ def test_optimizer_state_that_the_step_makes_counts_when_it_is_there():
 
 def test_steps_of_varying_shapes_are_measured_but_not_predicted():
     settings = config("1f1b", 1, 2, seq_len="variable", max_seq_len=64, source="stdlib")
-    memory = trainer_of(settings).measure_memory(0)
+    memory = lone_trainer(settings).measure_memory(0)
     assert memory.peak_bytes > memory.at_peak.parameter_bytes
     assert memory.predicted_peak_bytes is None
 
@@ -213,22 +191,11 @@ def test_an_envelope_keeps_the_peak_and_the_order():
     assert envelope(levels, 10_000) == tuple(levels)
 
 
-def memory_of(fabric: Fabric, is_member: bool, settings: TrainerConfig):
-    settings = connect(settings, fabric)
-    if not is_member:
-        return None
-    trainer = Trainer(settings, fabric)
-    trainer.step(0)
-    memory = trainer.measure_memory(1)
-    trainer.close()
-    return memory
-
-
 @pytest.fixture(scope="module")
 def peaks(ranks: Ranks):
     """By schedule and number of microbatches, the memory of two ranks."""
     return {
-        (name, m): ranks.run(2, memory_of, config(name, 2, m, seq_len=64))
+        (name, m): ranks.run(2, with_trainer, config(name, 2, m, seq_len=64), memory_of)
         for name, numbers in (("afab", (2, 4, 8, 16)), ("1f1b", (4, 16)))
         for m in numbers
     }
@@ -251,16 +218,16 @@ def test_the_program_predicts_the_peak(peaks):
             assert abs(ratio - 1) <= 0.10, (key, rank, ratio)
 
 
-@pytest.mark.parametrize(("name", "v"), [("zb_h1", 1), ("interleaved_1f1b", 2), ("zbv", 2)])
-def test_the_program_predicts_the_peak_of_split_backwards_and_several_stages(ranks: Ranks, name, v):
-    for memory in ranks.run(2, memory_of, config(name, 2, 4, seq_len=64, stages_per_rank=v)):
-        assert abs(memory.predicted_peak_bytes / memory.peak_bytes - 1) <= 0.10
-
-
-@pytest.mark.parametrize("name", [pytest.param("afab", marks=pytest.mark.thorough), "1f1b", "zbv"])
-def test_the_program_predicts_the_peak_over_gloo(ranks: Ranks, name):
-    settings = config(name, 2, 4, seq_len=64)
-    for memory in ranks.run(2, over_gloo, memory_of, settings):
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        *((name, [with_trainer]) for name in ("zb_h1", "interleaved_1f1b", "zbv")),
+        pytest.param("afab", [over_gloo, with_trainer], marks=pytest.mark.thorough),
+        *((name, [over_gloo, with_trainer]) for name in ("1f1b", "zbv")),
+    ],
+)
+def test_the_program_predicts_the_peak_whatever_its_stages_and_transport(ranks: Ranks, name, way):
+    for memory in ranks.run(2, *way, config(name, 2, 4, seq_len=64), memory_of):
         assert abs(memory.predicted_peak_bytes / memory.peak_bytes - 1) <= 0.10
 
 
@@ -278,7 +245,7 @@ def test_the_program_predicts_the_peak_of_replicas(ranks: Ranks, policy, name, p
     settings = config(
         name, p, 4, preset=preset, seq_len=64, stages_per_rank=v, replicas=2, sharding=policy
     )
-    for memory in ranks.run(2 * p, memory_of, settings):
+    for memory in ranks.run(2 * p, with_trainer, settings, memory_of):
         assert abs(memory.predicted_peak_bytes / memory.peak_bytes - 1) <= 0.03
 
 

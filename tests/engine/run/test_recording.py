@@ -6,7 +6,7 @@ import re
 
 import torch
 from fake_clock import FakeClock
-from pipeline import config
+from pipeline import config, with_trainer
 from ranks import Ranks
 from torch.profiler import ProfilerActivity, profile
 
@@ -19,16 +19,11 @@ from engine.trainer import Trainer, TrainerConfig, connect
 NO_TIMES = FakeClock([])  # fails when it is asked for one
 
 
-def in_turns(fabric: Fabric, is_member: bool, settings: TrainerConfig, recordings: list[Recording]):
+def in_turns(trainer: Trainer, recordings: list[Recording]):
     """The numbers of spans of the steps, and what was learned in them."""
-    settings = connect(settings, fabric)
-    if not is_member:
-        return None
-    trainer = Trainer(settings, fabric)
     num_spans = [
         len(trainer.step(step, recording).spans) for step, recording in enumerate(recordings)
     ]
-    trainer.close()
     return num_spans, {name: p.detach() for name, p in trainer.parameters().items()}
 
 
@@ -48,16 +43,11 @@ def without_clock(fabric: Fabric, is_member: bool, settings: TrainerConfig):
     return losses, left
 
 
-def profiled(fabric: Fabric, is_member: bool, settings: TrainerConfig, path):
+def profiled(trainer: Trainer, path):
     """Two steps under torch's profiler; the ranges in its trace."""
-    settings = connect(settings, fabric)
-    if not is_member:
-        return None
-    trainer = Trainer(settings, fabric)
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         for step in range(2):
             assert trainer.step(step, Recording.profiler_ranges).spans == []
-    trainer.close()
     file = path / f"rank{trainer.rank}.json"
     profiler.export_chrome_trace(str(file))
     events = json.loads(file.read_text())["traceEvents"]
@@ -71,7 +61,7 @@ def test_what_is_learned_does_not_depend_on_what_is_recorded(ranks: Ranks):
         [Recording.flight_only] * 3,
         [Recording.flight_only, Recording.spans, Recording.profiler_ranges],
     ]
-    always, never, mixed = (ranks.run(2, in_turns, settings, turn) for turn in turns)
+    always, never, mixed = (ranks.run(2, with_trainer, settings, in_turns, turn) for turn in turns)
     for (of_all, learned), (of_none, plain), (of_some, changed) in zip(
         always, never, mixed, strict=True
     ):
@@ -90,7 +80,7 @@ def test_without_spans_no_clock_is_read_and_no_transfer_written_down(ranks: Rank
 def test_every_action_of_every_step_is_a_range_of_its_name(ranks: Ranks, tmp_path):
     settings = config("1f1b", 2, 3)
     lowered = lower(build_program("1f1b", 2, 3), settings.policy, settings.look_ahead)
-    profiles = ranks.run(2, profiled, settings, tmp_path)
+    profiles = ranks.run(2, with_trainer, settings, profiled, tmp_path)
     for names, row in zip(profiles, lowered.actions, strict=True):
         expected = [*map(str, row), "OPT"] * 2
         ours = [name for name in names if re.fullmatch(r"\d+[A-Z_]+\d+|OPT", name)]

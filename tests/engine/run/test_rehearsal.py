@@ -4,20 +4,20 @@ import dataclasses
 
 import pytest
 import torch
-from pipeline import CPU, config, train
+from pipeline import CPU, config, lone_trainer, train, with_trainer
 from ranks import Ranks
 
 from engine.plan.collectives import DataParallel, Zero3
 from engine.run import rehearsal
 from engine.run.clock import HostClock
 from engine.run.p2p.fabric import Fabric
-from engine.trainer import Trainer, TrainerConfig
+from engine.trainer import Trainer
 
 CHANGING = [
-    *("statistics", "dropped", "averaging", "saves_its_state", "renormed", "in_place_on_ids"),
-    *("notes_aside", "frozen", "spectrally_normed"),
+    *("statistics", "dropped", "averaging", "renormed", "in_place_on_ids", "frozen"),
+    "spectrally_normed",
 ]
-"""Models whose forward draws, or changes buffers, weights, attributes or its input."""
+"""Models whose forward draws, or changes buffers, weights or its input."""
 
 
 def both(settings):
@@ -57,20 +57,13 @@ def test_a_rehearsal_of_split_backwards_changes_nothing(ranks: Ranks):
 @pytest.mark.parametrize("sharding", [DataParallel(), Zero3()], ids=["ddp", "zero3"])
 def test_a_rehearsal_of_replicas_changes_nothing(ranks: Ranks, sharding):
     settings = config("1f1b", 2, 4, replicas=2, sharding=sharding)
-    without, with_it = (ranks.run(4, losses, one) for one in both(settings))
+    without, with_it = (ranks.run(4, with_trainer, one, losses) for one in both(settings))
     assert without == with_it
 
 
-def losses(fabric: Fabric, is_member: bool, settings: TrainerConfig):
-    from engine.trainer import connect
-
-    settings = connect(settings, fabric)
-    if not is_member:
-        return None
-    trainer = Trainer(settings, fabric)
+def losses(trainer: Trainer):
     steps = [trainer.step(step).loss for step in range(3)]
     weights = trainer.gathered(lambda parameter: parameter.detach().clone())
-    trainer.close()
     return steps, {name: float(w.double().sum()) for name, w in weights.items() if w is not None}
 
 
@@ -89,10 +82,10 @@ def test_each_computation_of_the_program_is_rehearsed_once(monkeypatch, schedule
             lambda *given, op=op, usual=usual: (done.append(op), usual(*given))[1],
         )
     settings = dataclasses.replace(config(schedule, 1, 3), rehearses=True)
-    Trainer(settings, Fabric(CPU, HostClock(), is_device_shared=False))
+    lone_trainer(settings)
     assert done == expected
 
 
 def test_on_the_cpu_nothing_is_rehearsed_unless_asked(monkeypatch):
     monkeypatch.setattr("engine.trainer.rehearse", lambda *_: pytest.fail("rehearsed"))
-    Trainer(config("1f1b", 1, 3), Fabric(CPU, HostClock(), is_device_shared=False))
+    lone_trainer(config("1f1b", 1, 3))

@@ -37,7 +37,7 @@ def parts_of(rows):
     return [tuple(row) for row in rows[list(PARTS)].to_numpy()]
 
 
-def test_the_parts_of_a_hand_written_step():
+def test_the_parts_and_phases_of_a_hand_written_step():
     rows = attributed(ONE_MICROBATCH, lower(build_program("afab", 2, 1))).rows
     # Equal stages: F 30, B 40 on both, one after the other: 140. Unequal: 20 + 40 + 60 + 20 = 140.
     # With messages: 140 + 8 + 5 = 153. Measured: 160.
@@ -47,10 +47,6 @@ def test_the_parts_of_a_hand_written_step():
         (structure, imbalance, transfer, jitter, launch_gap),
         (structure, -imbalance, transfer, jitter, launch_gap),
     ]
-
-
-def test_the_phases_of_a_hand_written_step():
-    rows = attributed(ONE_MICROBATCH, lower(build_program("afab", 2, 1))).rows
     # Rank 0 begins its backward at 240, having computed 20 since 100; rank 1 at 175, having 40.
     assert [tuple(row) for row in rows[list(PHASES)].to_numpy()] == [
         (140 - 20, 0, 20 - 20),

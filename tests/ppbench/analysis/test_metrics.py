@@ -51,15 +51,6 @@ def simulated(name, p, m, costs, transfers):
     return simulate(program, uniform(program.placement, *costs), transfers)
 
 
-def test_the_bubbles_of_a_simulated_1f1b_are_its_closed_forms():
-    spans = pd.DataFrame(simulated("1f1b", 4, 8, (2, 1, 1), TransferModel()).spans())
-    (step,) = step_figures(spans, 4, {0: 1}).to_dict("records")
-    assert step["step_ns"] == step["step_with_optimizer_ns"] == 44
-    assert step["bubble_fraction"] == pytest.approx(3 / 11)
-    assert step["bubble_idle_over_ideal"] == pytest.approx(6 / 16)
-    assert step["bubble_max_stage_span"] == pytest.approx(3 / 11)
-
-
 @pytest.mark.parametrize(
     "transfers", [TransferModel(), TransferModel(5), TransferModel(5, overlaps=False)]
 )

@@ -1,19 +1,13 @@
 """Traces of foreign ranks become a run; every expected time is chosen by hand."""
 
 import json
-import subprocess
-import sys
 
 import pytest
-from command import output_of
 from traces import complete, kernel, launch, on_device, one_step, operator, trace, two_ranks
 
 from engine.plan.program import from_json
 from engine.plan.schedules.registry import build_program
 from ppbench.cli import export as exporting
-from ppbench.cli.explain import explain
-from ppbench.cli.report import timeline
-from ppbench.cli.runs import show
 from ppbench.errors import UsageError
 from ppbench.export.bencher import name_of
 from ppbench.external.clocks import clocks_of
@@ -114,21 +108,15 @@ def test_the_same_again_is_another_launch_and_another_name_another_case(tmp_path
     assert len(Store(tmp_path / "results").runs()) == 3
 
 
-def test_every_command_takes_an_imported_run(tmp_path):
-    results = tmp_path / "results"
-    imported(two_ranks(tmp_path), tmp_path)
-    assert "1f1b" in output_of(explain, ["last"], results)
-    assert "imported" in output_of(show, "last", results)
-    last = ["last"]
-    assert timeline_of_runs(
-        Store(results), last, tmp_path / "t.html", tmp_path, has_plan=True
-    ).exists()
-    assert "rank 1" in output_of(timeline, last, planned=True, terminal=True, results=results)
-    report_runs(Store(results), [], tmp_path / "r.html", tmp_path)
+def test_an_imported_run_has_pages_and_is_named_by_what_was_told(tmp_path):
+    imported(two_ranks(tmp_path), tmp_path, settings=("model.preset=llama-8b",))
+    store = Store(tmp_path / "results")
+    assert timeline_of_runs(store, ["last"], tmp_path / "t.html", tmp_path, has_plan=True).exists()
+    report_runs(store, [], tmp_path / "r.html", tmp_path)
     assert "unknown length" in (tmp_path / "r.html").read_text()
-    exporting.trace("last", tmp_path / "t.json", "all", results=results)
-    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
-    assert {"0F0", "1B1"} <= {event["name"] for event in events}
+    name = name_of(store.find("last"))
+    assert name.startswith("mine 1f1b world_size=2 num_microbatches=2 device=cpu model.preset=")
+    assert "unknown" not in name
 
 
 def test_torchs_ranges_are_timed_without_their_waiting(tmp_path):
@@ -338,8 +326,6 @@ def test_a_pattern_reads_other_names(tmp_path):
     _, tables = imported([path], tmp_path, pattern=pattern)
     assert times(tables["spans"])["0B1"] == (15, 20)
     assert '"chunk fwd mb=0"' in refused([path], tmp_path / "a", pattern=r"(?P<op>x)")
-    assert "no group called op" in refused([path], tmp_path / "b", pattern="chunk")
-    assert "regular expression" in refused([path], tmp_path / "c", pattern="(")
     assert 'op is "chunk"' in refused([path], tmp_path / "d", pattern="(?P<op>chunk)")
 
 
@@ -355,7 +341,6 @@ def test_steps_are_the_profilers_and_can_be_chosen(tmp_path):
     assert tables["steps"]["step"].tolist() == [7, 8]
     _, tables = imported(paths, tmp_path, steps=(8,))
     assert tables["steps"]["step"].tolist() == [8]
-    assert "the traces have the steps 7, 8" in refused(paths, tmp_path / "x", steps=(9,))
 
 
 def test_a_step_that_is_cut_off_is_refused_with_what_it_lacks(tmp_path):
@@ -398,15 +383,12 @@ def test_files_that_are_no_traces_of_a_pipeline_are_refused(tmp_path):
 
 def test_the_files_must_be_of_one_pipelines_ranks_each_once(tmp_path):
     first, second = two_ranks(tmp_path)
-    assert "belongs to rank 0, as does" in refused([first, first, second], tmp_path)
     assert "stage 1 is in none of the 1 traces" in refused(
         [trace(tmp_path, 0, [*one_step(0), complete("0SEND_F0", 10, 11)])], tmp_path
     )
     assert "stage 0 is in none of the 1 traces" in refused([second], tmp_path)
     twin = trace(tmp_path, 2, one_step(0))
     assert "stage 0 is in 2 of the traces, stage 1 in 1" in refused([first, second, twin], tmp_path)
-    nameless = trace(tmp_path, None, one_step(1), name="b.json")
-    assert "does not name its rank" in refused([first, nameless], tmp_path)
 
 
 def test_the_rank_is_the_traces_or_its_names_or_the_order(tmp_path):
@@ -462,31 +444,3 @@ def test_a_rank_without_its_pipeline_is_refused(tmp_path):
     assert "jobs of 2 and 4 ranks" in refused([of(0, 2), of(1, 4)], tmp_path / "a")
     three = [of(rank, 4) for rank in range(3)]
     assert "of which 3 cannot be" in refused(three, tmp_path / "b")
-
-
-def test_what_nobody_told_is_no_setting_of_the_run(tmp_path):
-    told = ("model.preset=llama-8b",)
-    imported(two_ranks(tmp_path), tmp_path, settings=told, tokens_per_step=64)
-    shown = output_of(show, "last", tmp_path / "results")
-    assert "llama-8b" in shown
-    assert not {"model_seed", "train_learning_rate", "data_source"} & set(shown.split())
-    name = name_of(Store(tmp_path / "results").find("last"))
-    assert name.startswith("mine 1f1b world_size=2 num_microbatches=2 device=cpu model.preset=")
-    assert "unknown" not in name
-
-
-def test_the_command_imports_and_lists_the_run_or_says_why_not(tmp_path):
-    def ppbench(*arguments):
-        command = [sys.executable, "-c", "from ppbench.cli import main; main()", *arguments]
-        return subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-        )
-
-    paths = [str(path) for path in two_ranks(tmp_path, clock=5000, hosts=("a", "b"))]
-    done = ppbench("import", *paths, "--name", "titan", "--tokens-per-step", "64")
-    assert done.returncode == 0, done.stderr
-    assert "titan" in done.stdout
-    assert "imported 3 steps of 2 ranks, schedule 1f1b" in done.stderr
-    assert "rank 1 by 4,997.0 us, error at most 5.0 us" in done.stderr
-    failed = ppbench("import", "absent.json")
-    assert (failed.returncode, failed.stderr.splitlines()[-1][:6]) == (2, "error:")

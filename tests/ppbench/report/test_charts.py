@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pandas as pd
 import plotly.graph_objects as go
+import pytest
 from stored_runs import concluded, run_row, store_with, traces
 
 from ppbench.config.case import Case
@@ -86,16 +87,6 @@ def test_oversubscribed_cases_are_hatched_and_say_why(demo: Store) -> None:
     assert "oversubscribed" in traces(figure)
 
 
-def test_a_case_shows_the_median_over_its_launches(tmp_path: Path) -> None:
-    rows = [
-        run_row(n, Case(), launch=n, tokens_per_s=speed)
-        for n, speed in enumerate([100.0, 300.0, 900.0])
-    ]
-    figure = charts.throughput(store_with(tmp_path, rows).runs(), ())
-    assert [y for _, y in bars_of(figure, "1f1b")] == [300.0]
-    assert "median of 3 launches" in figure.data[0].customdata[0][1]
-
-
 def test_sixty_cases_become_panels_that_share_one_scale(tmp_path: Path) -> None:
     cases = [
         Case(schedule=s, world_size=p, num_microbatches=m, seq_len=t)
@@ -123,8 +114,9 @@ def test_error_bars_go_from_the_slowest_to_the_fastest_launch(tmp_path: Path) ->
     ]
     figure = charts.throughput(store_with(tmp_path, rows).runs(), ())
     (bar,) = figure.data
+    assert [y for _, y in bars_of(figure, "1f1b")] == [300.0]
     assert (list(bar.error_x.array), list(bar.error_x.arrayminus)) == ([600.0], [200.0])
-    assert "launches: 100 to 900" in bar.customdata[0][1]
+    assert "median of 3 launches<br>launches: 100 to 900" in bar.customdata[0][1]
 
 
 def test_launches_of_two_sweeps_are_launches_though_both_are_numbered_zero() -> None:
@@ -164,40 +156,40 @@ def efficiency(figure) -> dict[str, list[float]]:
 AFAB, OTHER = Case(schedule="afab"), Case(schedule="1f1b")
 
 
-def test_efficiency_is_tokens_per_s_of_a_rank_over_those_of_a_rank_alone() -> None:
-    runs = speeds(
-        (replace(AFAB, world_size=4), 1200.0),
-        (replace(AFAB, world_size=1), 500.0),
-        (AFAB, 800.0),
-        (OTHER, 900.0),  # no 1f1b on one rank: any schedule computes the same there
-    )
+EMULATED = replace(AFAB, device="emulated", world_size=1)
+
+
+@pytest.mark.parametrize(
+    ("cases", "expected", "base"),
+    [
+        (  # no 1f1b on one rank: any schedule computes the same there
+            [(AFAB, 4, 1200.0), (AFAB, 1, 500.0), (AFAB, 2, 800.0), (OTHER, 2, 900.0)],
+            {"afab": [1.0, 0.8, 0.6], "1f1b": [0.9]},
+            "1 rank",
+        ),
+        (
+            [(AFAB, 2, 800.0), (AFAB, 4, 1200.0), (OTHER, 2, 700.0), (OTHER, 4, 1400.0)],
+            {"afab": [1.0, 0.75], "1f1b": [1.0, 1.0]},
+            "2 ranks",
+        ),
+        (
+            [(AFAB, 2, 800.0), (AFAB, 4, 1200.0), (OTHER, 4, 1000.0), (OTHER, 8, 1500.0)],
+            {"afab": [1.0, 0.75], "1f1b": [1.0, 0.75]},
+            "fewest ranks",
+        ),
+        # Emulated ranks bring their own work, so tokens per s should not fall.
+        ([(EMULATED, 1, 500.0), (EMULATED, 4, 400.0)], {"afab": [1.0, 0.8]}, None),
+    ],
+)
+def test_efficiency_is_over_that_of_a_rank_alone_or_of_the_fewest_there_are(
+    cases, expected, base
+) -> None:
+    runs = speeds(*((replace(case, world_size=p), speed) for case, p, speed in cases))
     figure = charts.scaling(runs, varying_axes(runs))
-    assert efficiency(figure) == {"afab": [1.0, 0.8, 0.6], "1f1b": [0.9]}
-    assert list(traces(figure)["ideal"].y) == [1.0, 1.0]
-    assert figure.layout.yaxis.title.text == "efficiency, 1 rank = 100 %"
-
-
-def test_without_one_rank_efficiency_is_relative_to_the_fewest_and_says_so() -> None:
-    runs = speeds((AFAB, 800.0), (replace(AFAB, world_size=4), 1200.0), (OTHER, 700.0))
-    runs = pd.concat([runs, speeds((replace(OTHER, world_size=4), 1400.0))])
-    figure = charts.scaling(runs, varying_axes(runs))
-    assert efficiency(figure) == {"afab": [1.0, 0.75], "1f1b": [1.0, 1.0]}
-    assert figure.layout.yaxis.title.text == "efficiency, 2 ranks = 100 %"
-
-
-def test_a_schedule_without_the_fewest_ranks_of_all_has_its_own_fewest_as_base() -> None:
-    runs = speeds(
-        (AFAB, 800.0),
-        (replace(AFAB, world_size=4), 1200.0),
-        (replace(OTHER, world_size=4), 1000.0),
-        (replace(OTHER, world_size=8), 1500.0),
-    )
-    figure = charts.scaling(runs, varying_axes(runs))
-    assert efficiency(figure) == {"afab": [1.0, 0.75], "1f1b": [1.0, 0.75]}
-    assert figure.layout.yaxis.title.text == "efficiency, fewest ranks = 100 %"
-    alone = pd.concat([runs, speeds((replace(AFAB, world_size=1), 500.0))])
-    figure = charts.scaling(alone, varying_axes(alone))
-    assert efficiency(figure) == {"afab": [1.0, 0.8, 0.6], "1f1b": [0.5, 0.375]}
+    assert efficiency(figure) == expected
+    assert set(traces(figure)["ideal"].y) == {1.0}
+    if base is not None:
+        assert figure.layout.yaxis.title.text == f"efficiency, {base} = 100 %"
 
 
 def test_cases_that_differ_in_more_than_world_size_are_never_held_against_each_other() -> None:
@@ -205,12 +197,6 @@ def test_cases_that_differ_in_more_than_world_size_are_never_held_against_each_o
     cases = by_case(runs, varying_axes(runs))
     assert not has_scaling(cases, varying_axes(runs))
     assert not has_scaling(cases, ())
-
-
-def test_emulated_ranks_bring_their_own_work_so_tokens_per_s_should_not_fall() -> None:
-    emulated = replace(AFAB, device="emulated", world_size=1)
-    runs = speeds((emulated, 500.0), (replace(emulated, world_size=4), 400.0))
-    assert efficiency(charts.scaling(runs, varying_axes(runs))) == {"afab": [1.0, 0.8]}
 
 
 def test_a_rank_is_shown_beside_its_prediction() -> None:

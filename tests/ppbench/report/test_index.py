@@ -12,7 +12,7 @@ from stored_runs import NASTY, run_row
 
 from ppbench.config.case import Case
 from ppbench.console import print_notes
-from ppbench.errors import StoreError, UsageError
+from ppbench.errors import StoreError
 from ppbench.report.pages.provenance import About, about_report, read_about
 from ppbench.report.pages.report import report_runs
 from ppbench.report.pages.templates import entries, render, render_index, write_index
@@ -164,11 +164,6 @@ def test_reports_and_timelines_enter_the_index_of_their_folder(demo: Store, tmp_
     index = _Index((reports / "index.html").read_text(encoding="utf-8"))
     assert index.links == [f"./{report.name}", f"./{line.name}"]
     assert [path.name for path in elsewhere.parent.iterdir()] == ["a.html"]
-
-
-def test_a_report_cannot_take_the_place_of_the_index(demo: Store, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="this is the index of the reports"):
-        report_runs(demo, [], tmp_path / "index.html", tmp_path)
 
 
 def test_a_foreign_index_is_a_warning_and_the_report_is_written(

@@ -31,7 +31,6 @@ from ppbench.config.case import Case
 from ppbench.display.cases import axis_text, by_case, varying_axes
 from ppbench.display.colors import OP_COLORS, ink_on
 from ppbench.display.units import held
-from ppbench.errors import StoreError
 from ppbench.report import charts
 from ppbench.report.pages.report import render_report, write_report
 from ppbench.report.pages.tables import failures, filters, flight_of, summary, value_text
@@ -319,15 +318,6 @@ def test_a_report_is_written_whole_into_new_folders_and_the_same_bytes_every_tim
     write_report(path, demo, demo.runs(), **TEXT)
     assert path.read_text(encoding="utf-8") == html
     assert [p.name for p in path.parent.iterdir()] == ["report.html"]
-
-
-def test_a_report_that_cannot_be_written_says_where_and_what_to_do(
-    demo: Store, tmp_path: Path
-) -> None:
-    (tmp_path / "file").touch()
-    path = tmp_path / "file" / "report.html"
-    with pytest.raises(StoreError, match=r"report\.html: cannot be written: .*-o FILE"):
-        write_timeline(path, demo, demo.runs().iloc[[1]])
 
 
 def test_failures_are_counted_and_tell_what_each_rank_was_doing(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from stored_runs import (
     SLOW,
     rewrite,
     run_row,
-    spans,
     store_failed,
     store_of_replicas,
     store_with,
@@ -50,24 +49,6 @@ def titles(store: Store, **changes) -> list[str]:
 def test_the_step_is_the_median_the_slowest_or_the_one_asked_for(tmp_path, choice, told) -> None:
     for title in titles(two_runs(tmp_path), choice=choice):
         assert told in title
-
-
-def test_a_step_that_was_not_measured_is_refused_with_those_that_were(tmp_path) -> None:
-    for choice in ("7", "fastest"):
-        with pytest.raises(UsageError, match="expected median, slowest or one of 1 to 3"):
-            titles(two_runs(tmp_path), choice=choice)
-
-
-def test_the_plan_stands_under_each_measured_step(tmp_path) -> None:
-    store = two_runs(tmp_path)
-    for _, run in store.runs().iterrows():
-        planned = spans(0).drop(columns="num_bytes")
-        rewrite(store, run, {"planned": planned})
-    words = [
-        title.split(",")[0].split(" · ")[0].removeprefix("<b>")
-        for title in titles(store, has_plan=True)
-    ]
-    assert words == ["afab", "afab", "1f1b", "1f1b"]
 
 
 def test_a_run_without_a_plan_says_how_to_get_one(tmp_path) -> None:
@@ -115,12 +96,6 @@ def test_runs_that_differ_in_nothing_are_told_apart_by_their_ids(tmp_path) -> No
     text = output_of(print_timeline, ids, terminal=True, results=tmp_path)
     assert all(run_id in text for run_id in ids)
     assert text.count("rank 0") == 2
-
-
-def test_a_failed_run_has_no_timeline(tmp_path) -> None:
-    store_with(tmp_path, [run_row(1, Case(), status="oom", error="out of memory")])
-    with pytest.raises(UsageError, match="status is oom; it has no timeline"):
-        output_of(print_timeline, ["last"], terminal=True, results=tmp_path)
 
 
 def failed_store(folder: Path, **changes) -> Store:
@@ -191,24 +166,10 @@ def test_a_run_that_failed_stands_beside_one_that_did_not(tmp_path) -> None:
     assert [title.split(" · ")[0] for title in titles(store)] == ["<b>afab", "<b>1f1b: timeout"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "option"), [({"choice": "slowest"}, "--step"), ({"has_plan": True}, "--planned")]
-)
-def test_of_a_failed_run_only_the_last_actions_can_be_drawn(tmp_path, changes, option) -> None:
+def test_of_a_failed_run_only_the_last_actions_can_be_drawn(tmp_path) -> None:
     store = failed_store(tmp_path)
-    with pytest.raises(UsageError, match=f"status is timeout; .* leave {option} out"):
-        timeline(store, [store.runs().iloc[-1]], ["1f1b"], **changes)
-
-
-def test_a_failed_run_in_the_terminal_is_told_rank_by_rank(tmp_path) -> None:
-    failed_store(tmp_path)
-    lines = output_of(print_timeline, ["last"], terminal=True, results=tmp_path).splitlines()
-    rows = [line for line in lines if line.startswith("rank ")]
-    assert rows[0].endswith("0B0" + "/" * (len(rows[0]) - rows[0].index("0B0") - 3))
-    assert rows[1].endswith("1B0" + "#" * (len(rows[1]) - rows[1].index("1B0") - 3))
-    assert rows[2] == "rank 0 waits in 0B0 of step 1 for 1B0 of rank 1, since 10.0 s"
-    assert rows[3].startswith("rank 1 is stopped")
-    assert "# stopped" in lines[0]
+    with pytest.raises(UsageError, match=r"status is timeout; .* leave --step out"):
+        timeline(store, [store.runs().iloc[-1]], ["1f1b"], choice="slowest")
 
 
 def test_a_title_tells_the_step_it_shows_and_not_the_run(tmp_path) -> None:
