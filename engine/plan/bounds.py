@@ -246,7 +246,8 @@ def _held_over_time(chain: Chain, rank: int, heads: list[list[int]]) -> int:
     problem, num_stages, busy = chain.problem, chain.num_stages, chain.busy
     limit, stages = problem.limits[rank], problem.placement.stages_of(rank)
     forward, left = problem.held_after_forward, problem.held_after_input
-    trips, needed, taken, freed = chain.trips(), 0, [], []
+    trips, needed = chain.trips(), 0
+    taken, freed = list[tuple[int, int]](), list[tuple[int, int]]()
     for s in stages:
         turn, weight = num_stages + s, 2 * num_stages + s
         needed += problem.num_microbatches * (forward[s] * trips[s] + left[s] * busy[weight])

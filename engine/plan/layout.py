@@ -147,7 +147,7 @@ class Loads:
         for stage, model in enumerate(models):
             self.load.fixed[self.ranks[stage]] += round(2000 * model.action_ns)
         self.bytes = self._weights(models, num_bytes)
-        self.transient = []
+        self.transient: list[int] = []
         for rank, stages in enumerate(self.stages):
             layers = [layer for stage in stages for layer in models[stage].layers]
             layers += [models[0].before] * (self.ranks[0] == rank)

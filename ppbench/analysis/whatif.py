@@ -205,7 +205,7 @@ def _with_program(run: Modelled, program: Program) -> Modelled:
             )
             for op, of_op in zip((Op.F, Op.B, Op.I, Op.W), zip(*totals, strict=True), strict=True)
         }
-        by_channel = {}
+        by_channel: dict[Edge, int] = {}
         for hop in (1, -1):  # a message costs the mean of its direction
             ends = costs.by_channel.items()
             known = [ns for channel, ns in ends if channel.target - channel.source == hop]
