@@ -22,13 +22,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from ppbench.display.colors import MIXED_COLOR, ink_on, translucent
+from ppbench.display.colors import MIXED_COLOR, ink_on
 from ppbench.display.units import NS_PER_MS
 from ppbench.report.timeline.marks import Floats, Ints, Kind, Marks
 
 MOST_SHARE = 0.8
 """Below this share the main op is close to chance, and neighbouring colours would flicker."""
+Cells = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,11 @@ class Overview:
     """`shares[kind, rank, slice]` of the time; `counts[rank, slice]` of marks that begin."""
 
     edges_ns: Floats
-    shares: Floats
-    counts: Floats
+    shares: Cells
+    counts: Cells
 
     @property
-    def busy(self) -> Floats:
+    def busy(self) -> Cells:
         """The busy share of the time, by rank and slice."""
         return np.asarray(np.minimum(self.shares.sum(axis=0), 1.0))
 
@@ -63,16 +65,17 @@ def overview(
         for rank in range(num_ranks):
             own = slice(bounds[rank], bounds[rank + 1])
             begin, width = marks.begin_ns[own], marks.width_ns[own]
-            if len(begin):  # the busy time: the running total, interpolated at the edges
+            counts[rank] += np.histogram(begin, edges)[0]
+            if len(begin):  # the running total, interpolated at the edges
                 total = np.concatenate([[0], np.cumsum(width)])
                 times = np.stack([begin, begin + width], axis=1).ravel()
                 levels = np.stack([total[:-1], total[1:]], axis=1).ravel()
                 shares[number, rank] = np.diff(np.interp(edges, times, levels))
-            counts[rank] += np.histogram(begin, edges)[0]
     return Overview(edges, shares / np.diff(edges), counts)
 
 
 NUM_SLICES = 600
+SEVERAL = "several"
 _FAINTEST = 0.08
 
 
@@ -94,13 +97,14 @@ def heat_map(
     colors = [*(marks.kind.colors[0] for marks in kinds), MIXED_COLOR]
     scale: list[list[object]] = []  # a ramp per kind and one for several, from nearly clear
     for number, color in enumerate(colors):
+        channels = ",".join(str(int(color[i : i + 2], 16)) for i in (1, 3, 5))
         scale += [
-            [number / len(colors), translucent(color, _FAINTEST)],
-            [(number + 1) / len(colors), translucent(color, 1)],
+            [number / len(colors), f"rgba({channels},{_FAINTEST})"],
+            [(number + 1) / len(colors), f"rgba({channels},1)"],
         ]
     # A cell is its main kind plus its busy share; NaN where it is idle.
     codes = np.where(grid.busy > 0, grid.mostly + np.clip(grid.busy, 0.001, 0.999), np.nan)
-    names = [*(marks.kind.name for marks in kinds), "several"]
+    names = [*(marks.kind.name for marks in kinds), SEVERAL]
     hover = {
         "customdata": np.stack([grid.busy, grid.counts], axis=-1),
         "hovertemplate": "<b>%{customdata[0]:.0%} computing</b>, mostly %{text}<br>"
@@ -123,7 +127,7 @@ def heat_map(
     return {**dict(sorted(trace.items())), "type": "heatmap"}
 
 
-_STEPS_SHOWN = 1_000_000
+_FINEST, _STEPS_SHOWN = 1, 1_000_000
 _COARSEST = 1000  # hover texts have three digits of a ms
 
 
@@ -165,65 +169,60 @@ def packed(traces: Sequence[Trace], end_ns: int, first: int = 0) -> tuple[dict[s
 
     `first` is the number of the first of these traces in the figure.
     """
-    quantum_ns = 1
+    quantum_ns = _FINEST
     while quantum_ns < _COARSEST and quantum_ns * 10 * _STEPS_SHOWN <= end_ns:
         quantum_ns *= 10
     buffer = bytearray()
-    layouts = [
-        {"trace": number, **_pack(trace, quantum_ns, buffer)}
-        for number, trace in enumerate(traces, first)
-    ]
-    return {"quantumMs": quantum_ns / NS_PER_MS, "traces": layouts}, bytes(buffer)
-
-
-def _pack(trace: Trace, quantum_ns: int, buffer: bytearray) -> dict[str, object]:
-    marks = trace.marks
 
     def rounded(values_ns: Ints) -> Ints:
         return (values_ns + quantum_ns // 2) // quantum_ns
 
-    def column(values: Ints) -> dict[str, int]:
+    def column(values: Ints) -> dict[str, object]:
         """Append the values minus their minimum, a plane per byte; return how to read them."""
-        least, place = int(values.min()), len(buffer)
+        least = int(values.min())
         rest = (values - least).astype("<u8")
         num_planes = (int(rest.max()).bit_length() + 7) // 8
         planes = rest.view(np.uint8).reshape(-1, 8).T[:num_planes]
+        place = len(buffer)
         buffer.extend(np.ascontiguousarray(planes).tobytes())
         return {"at": place, "planes": num_planes, "least": least}
 
-    begin = rounded(np.concatenate([m.begin_ns for m in marks]))
-    order = np.lexsort((begin, trace.row))
-    row, begin = trace.row[order], begin[order]
-    is_new = np.r_[True, row[1:] != row[:-1]]
-    layout: dict[str, object] = {
-        "count": len(begin),
-        "rows": [[float(row[at]), int(at)] for at in np.flatnonzero(is_new)],
-        "lane": trace.lane,
-        "begin": column(np.where(is_new, begin, np.diff(begin, prepend=0))),
-        "width": column(rounded(np.concatenate([m.width_ns for m in marks]))[order]),
-    }
-    numbers = []
-    for name, (_, unit) in marks[0].numbers.items():
-        values = np.concatenate([m.numbers[name][0] for m in marks])[order]
-        is_time = name.endswith("_ns")
-        factor = unit * quantum_ns if is_time else unit
-        packed_values = column(rounded(values) if is_time else values)
-        numbers.append({"name": name, "factor": factor, **packed_values})
-    layout |= {"numbers": numbers, "hasText": trace.kind.has_text}
-    if len(trace.colors) > 1:
-        shade = column(trace.shade[order])
-        layout |= {"shade": shade, "colors": trace.colors, "inks": trace.inks}
-    if marks[0].phrases is not None:
-        words: list[str] = []
-        codes, amounts = [], []
-        for phrases in (m.phrases for m in marks):
-            assert phrases is not None  # either all marks of a kind have phrases, or none
-            codes.append(phrases.codes + len(words))
-            amounts.append(phrases.amount_ns)
-            words += phrases.words
-        layout["phrases"] = {
-            "words": words,
-            "codes": column(np.concatenate(codes)[order]),
-            "amount": column(rounded(np.concatenate(amounts)[order])),
+    layouts = []
+    for number, trace in enumerate(traces, first):
+        marks = trace.marks
+        begin = rounded(np.concatenate([m.begin_ns for m in marks]))
+        order = np.lexsort((begin, trace.row))
+        row, begin = trace.row[order], begin[order]
+        is_new = np.r_[True, row[1:] != row[:-1]]
+        width = rounded(np.concatenate([m.width_ns for m in marks]))[order]
+        layout: dict[str, object] = {
+            "trace": number,
+            "count": len(begin),
+            "rows": [[float(row[at]), int(at)] for at in np.flatnonzero(is_new)],
+            "lane": trace.lane,
+            "begin": column(np.where(is_new, begin, np.diff(begin, prepend=0))),
+            "width": column(width),
         }
-    return layout
+        numbers = []
+        for name, (_, unit) in marks[0].numbers.items():
+            values = np.concatenate([m.numbers[name][0] for m in marks])[order]
+            if is_time := name.endswith("_ns"):
+                values = rounded(values)
+            factor = unit * quantum_ns if is_time else unit
+            numbers.append({"name": name, "factor": factor, **column(values)})
+        layout |= {"numbers": numbers, "hasText": trace.kind.has_text}
+        if len(trace.colors) > 1:
+            shade = column(trace.shade[order])
+            layout |= {"shade": shade, "colors": trace.colors, "inks": trace.inks}
+        # Either all marks of a kind have phrases, or none.
+        if phrases := [m.phrases for m in marks if m.phrases is not None]:
+            words: list[str] = []
+            codes = []
+            for own in phrases:
+                codes.append(own.codes + len(words))
+                words += own.words
+            amount = rounded(np.concatenate([own.amount_ns for own in phrases])[order])
+            codes_of = column(np.concatenate(codes)[order])
+            layout["phrases"] = {"words": words, "codes": codes_of, "amount": column(amount)}
+        layouts.append(layout)
+    return {"quantumMs": quantum_ns / NS_PER_MS, "traces": layouts}, bytes(buffer)

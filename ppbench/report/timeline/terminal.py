@@ -45,7 +45,7 @@ from engine.plan.replay import joining
 from engine.plan.schedules.formulae import Times
 from ppbench.analysis.waits import Cause
 from ppbench.display.colors import OP_COLORS, OP_WORDS, ink_on, tinted
-from ppbench.display.units import NS_PER_MS, counted
+from ppbench.display.units import NS_PER_MS, counted, round_step
 from ppbench.prediction import Prediction
 from ppbench.prediction.replicas import JoinedPrediction, sharding_text
 from ppbench.report.timeline.marks import (
@@ -89,7 +89,7 @@ def draw_steps(steps: Sequence[Step], console: Console) -> str:
     num_slices = max(_LEAST_WIDTH, width - gutter - 1)
     end_ns = max(step.end_ns for step in steps)
     end_ms = max(end_ns, 1) / NS_PER_MS
-    gap_ms = float(_nice_step(Fraction(end_ms * _LEAST_TICK_GAP / num_slices)))
+    gap_ms = float(round_step(end_ms * _LEAST_TICK_GAP / num_slices))
     ruler = [" "] * (num_slices + _LEAST_TICK_GAP)
     for number in range(int(end_ms / gap_ms) + 1):
         ms = number * gap_ms
@@ -198,16 +198,6 @@ def _text_of(cells: Iterable[Cell]) -> Text:
 
 def _filled(color: str) -> Style:
     return Style(color=ink_on(color), bgcolor=color)
-
-
-def _nice_step(least: Fraction) -> Fraction:
-    """Return the smallest of 1, 2, 5, 10, 20, ... (or .1, .01, ...) that is not below `least`."""
-    power = Fraction(1)
-    while power >= least:
-        power /= 10
-    while power * 10 < least:
-        power *= 10
-    return next(power * digit for digit in (1, 2, 5, 10) if power * digit >= least)
 
 
 class _SlicedStep:
@@ -321,7 +311,7 @@ class _Grid:
         """Return the time line, then each rank, by name; no label crosses the end of a block."""
         line = [" "] * self.width
         per_tick = Fraction(self.num_chars, self._ticks)
-        step = _nice_step(_LEAST_LABEL_GAP / (per_tick * self._prediction.ticks_per_s))
+        step = round_step(_LEAST_LABEL_GAP / (per_tick * self._prediction.ticks_per_s))
         for count in itertools.count():
             at = int(count * step * self._prediction.ticks_per_s * per_tick)
             label = amount(count * step)
