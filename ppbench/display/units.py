@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -125,3 +126,9 @@ def counted(number: int, word: str) -> str:
     """Format a number of things: `1 rank`, `1,024 ranks`, `2 microbatches`."""
     many = f"{word}es" if word.endswith("ch") else f"{word}s"
     return f"{number:,} {word if number == 1 else many}"
+
+
+def round_step(least: float | Fraction) -> Fraction:
+    """Return the smallest of 1, 2, 5, 10, ... that is as large, over all powers of ten."""
+    power = Fraction(10) ** math.floor(math.log10(least))
+    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least * 0.999)

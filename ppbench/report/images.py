@@ -92,25 +92,21 @@ def _arranged(figure: go.Figure, width: int) -> go.Figure:
         return copy
     most = min(len(panels["titles"]), panels["maxColumns"], width // _LEAST_PANEL_PX)
     copy.update_layout(arrangement(panels, max(1, most)))
-    further_px = (_num_legend_rows(copy, width) - 1) * _LEGEND_ROW_PX
-    top, height = copy.layout.margin.t + further_px, copy.layout.height + further_px
-    return copy.update_layout(margin={"t": top}, height=height)
-
-
-def _num_legend_rows(figure: go.Figure, width: int) -> int:
-    """Estimate the rows of the legend; plotly reserves height for one row only."""
-    margin, names = figure.layout.margin, figure.layout.yaxis
+    # Plotly reserves height for one row of the legend only; the number of rows is an estimate.
+    margin, names = copy.layout.margin, copy.layout.yaxis
     room = width - margin.l - margin.r
     if names.automargin:  # names of rows on the left
         room -= _ROW_NAME_PX + max(map(_text_px, names.ticktext), default=0)
-    rows, used = 1, 0
-    for trace in figure.data:
-        if trace.showlegend is False:
-            continue
-        needed = _KEY_PX + _text_px(trace.name or "")
-        is_next = used > 0 and used + needed > room
-        rows, used = (rows + 1, needed) if is_next else (rows, used + needed)
-    return rows
+    further, used = 0, 0
+    for trace in copy.data:
+        if trace.showlegend is not False:
+            needed = _KEY_PX + _text_px(trace.name or "")
+            is_next = used > 0 and used + needed > room
+            further, used = (further + 1, needed) if is_next else (further, used + needed)
+    further_px = further * _LEGEND_ROW_PX
+    return copy.update_layout(
+        margin={"t": margin.t + further_px}, height=copy.layout.height + further_px
+    )
 
 
 def _text_px(text: str) -> int:

@@ -118,9 +118,9 @@ class Series:
     def num_unmeasured(self) -> int:
         return sum(point.num_before for point in self.points)
 
-    def before(self, place: int) -> int | None:
-        """Index of the last point before `place` that has a figure."""
-        return next((n for n in range(place - 1, -1, -1) if self.points[n].figures), None)
+    def before(self, place: int) -> Point | None:
+        """The last point before `place` that has a figure."""
+        return next((point for point in reversed(self.points[:place]) if point.figures), None)
 
 
 @dataclass(frozen=True)

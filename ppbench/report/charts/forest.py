@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ppbench.display.units import round_step
 from ppbench.statistics.verdicts import Change, Metric
 
 _MOST_TICKS = 4
@@ -23,23 +24,27 @@ _PADDING = 1.08
 
 @dataclass(frozen=True)
 class Scale:
-    """The values from end to end of a metric's strips, in percent or points."""
+    """The values from end to end of a picture; for a metric's strips in percent or points."""
 
     low: float
     high: float
-    floor: float
+    floor: float = 0.0
 
     def share(self, value: float) -> float:
-        """The place of a value in percent of the strip, from 0 to 100."""
+        """The place of a value in percent of the width, from 0 to 100."""
         place = 100 * (value - self.low) / (self.high - self.low)
         return round(min(max(place, 0.0), 100.0), 2)
+
+    def round_values(self, most: int, unit: float = 1.0) -> list[float]:
+        """Round values of a unit, about as many as `most`."""
+        low, high = self.low / unit, self.high / unit
+        step = float(round_step((high - low) / most))
+        return [step * n for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
     @property
     def ticks(self) -> list[tuple[float, str]]:
         """Places and texts of round values."""
-        step = round_step((self.high - self.low) / _MOST_TICKS)
-        first = math.ceil(self.low / step)
-        values = [step * n for n in range(first, math.floor(self.high / step) + 1)]
+        values = self.round_values(_MOST_TICKS)
         return [(self.share(value), f"{value:+.6g}" if value else "0") for value in values]
 
 
@@ -88,9 +93,3 @@ def interval_of(metric: Metric, change: Change) -> tuple[float, float, float] | 
     if ratio is None:
         return None
     return tuple(100 * (end - same) for end in (ratio.estimate, ratio.low, ratio.high))  # type: ignore[return-value]  # of three
-
-
-def round_step(least: float) -> float:
-    """Return the smallest of 1, 2, 5, 10, ... that is as large, over all powers of ten."""
-    power = 10.0 ** math.floor(math.log10(least))
-    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least * 0.999)

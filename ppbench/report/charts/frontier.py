@@ -11,13 +11,11 @@ it fits every width, prints, and needs no script.
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ppbench.display.units import size, size_unit
-from ppbench.report.charts.forest import round_step
+from ppbench.report.charts.forest import Scale
 from ppbench.report.charts.memory import pareto_front
 
 _PADDING = 0.06  # of the range, on each side
@@ -58,69 +56,43 @@ class Frontier:
     limit_text: str
 
 
-@dataclass(frozen=True)
-class _Axis:
-    """Values from end to end of the picture."""
-
-    low: float
-    high: float
-
-    def place(self, value: float) -> float:
-        return round(100 * (value - self.low) / (self.high - self.low), 2)
-
-    def ticks(self, unit: float = 1.0) -> tuple[tuple[float, str], ...]:
-        """The places and texts of round values in a unit."""
-        low, high = self.low / unit, self.high / unit
-        step = round_step((high - low) / _MOST_TICKS)
-        values = [step * n for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
-        return tuple((self.place(value * unit), f"{value:,.10g}") for value in values)
-
-
 def frontier(points: Sequence[Point], limit_bytes: int | None) -> Frontier:
     """Draw points; the front goes through those that no other equals with as little memory."""
-    memory = _axis(
-        [point.memory_bytes for point in points] + [limit_bytes or 0] * bool(limit_bytes)
-    )
-    speed = _axis([point.tokens_per_s for point in points])
-    unit, unit_bytes = size_unit(max(point.memory_bytes for point in points))
-    spots = tuple(
-        Spot(
-            memory.place(point.memory_bytes),
-            speed.place(point.tokens_per_s),
-            point.name,
-            f"{point.tokens_per_s:,.0f} tokens/s, {size(point.memory_bytes)}",
-            point.kind,
-        )
-        for point in points
-    )
+    sizes, speeds = ([point.memory_bytes for point in points], [p.tokens_per_s for p in points])
+    memory, speed = _scale([*sizes, limit_bytes] if limit_bytes else sizes), _scale(speeds)
+    unit, unit_bytes = size_unit(max(sizes))
+    # Steps: a throughput holds from the memory that it needs on.
+    line: list[tuple[float, float]] = []
+    for index in pareto_front(sizes, speeds):
+        left, top = memory.share(sizes[index]), round(100 - speed.share(speeds[index]), 2)
+        line += [*((left, y) for _, y in line[-1:]), (left, top)]
+    line += [(100.0, y) for _, y in line[-1:]]
     return Frontier(
-        spots,
-        _line(points, memory, speed),
-        memory.ticks(unit_bytes),
-        speed.ticks(),
+        tuple(
+            Spot(
+                memory.share(point.memory_bytes),
+                speed.share(point.tokens_per_s),
+                point.name,
+                f"{point.tokens_per_s:,.0f} tokens/s, {size(point.memory_bytes)}",
+                point.kind,
+            )
+            for point in points
+        ),
+        " ".join(f"{x:g},{y:g}" for x, y in line),
+        _ticks(memory, unit_bytes),
+        _ticks(speed),
         unit,
-        None if limit_bytes is None else memory.place(limit_bytes),
+        None if limit_bytes is None else memory.share(limit_bytes),
         "" if limit_bytes is None else f"limit {size(limit_bytes)}",
     )
 
 
-def _line(points: Sequence[Point], memory: _Axis, speed: _Axis) -> str:
-    """Steps: a throughput holds from the memory that it needs on."""
-    front = pareto_front(
-        [point.memory_bytes for point in points], [point.tokens_per_s for point in points]
-    )
-    places = [
-        (memory.place(point.memory_bytes), round(100 - speed.place(point.tokens_per_s), 2))
-        for point in (points[index] for index in front)
-    ]
-    corners = [place for (_, y), (x, _) in itertools.pairwise(places) for place in [(x, y)]]
-    steps = [place for pair in itertools.zip_longest(places, corners) for place in pair if place]
-    if places:
-        steps.append((100.0, places[-1][1]))
-    return " ".join(f"{x:g},{y:g}" for x, y in steps)
-
-
-def _axis(values: Sequence[float]) -> _Axis:
+def _scale(values: Sequence[float]) -> Scale:
     low, high = min(values), max(values)
     margin = (high - low or abs(high) or 1.0) * _PADDING
-    return _Axis(max(0.0, low - margin), high + margin)
+    return Scale(max(0.0, low - margin), high + margin)
+
+
+def _ticks(scale: Scale, unit: float = 1.0) -> tuple[tuple[float, str], ...]:
+    values = scale.round_values(_MOST_TICKS, unit)
+    return tuple((scale.share(value * unit), f"{value:,.10g}") for value in values)

@@ -398,8 +398,7 @@ def _figure_text(point: Point, metric: Metric) -> str:
 
 def difference_text(series: Series, place: int, metric: Metric) -> str:
     """Format the change since the commit measured before: `+0.3 % on abc123456`, or nothing."""
-    before = series.before(place)
-    value, other = series.points[place].value, None if before is None else series.points[before]
+    value, other = series.points[place].value, series.before(place)
     if value is None or other is None or other.value is None:
         return ""
     if metric.in_points:

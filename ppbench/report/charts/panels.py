@@ -96,7 +96,8 @@ def arrange(cases: pd.DataFrame, axes: Axes) -> Panels:
 
 def arrange_rows(cases: pd.DataFrame, axes: Axes) -> Panels:
     """Assign each case a row, named by its schedule if that varies, else by what varies."""
-    row_axis = _choose_row(cases, axes)
+    has_one_schedule = len(cases["schedule"].unique()) == 1
+    row_axis = (_choose_x(cases, axes) if has_one_schedule else None) or "schedule"
     index, ticks = _ticks(cases, row_axis)
     placed, titles = in_panels(cases, [axis for axis in axes if axis != row_axis])
     rows = max(len(ticks), _LEAST_ROWS)
@@ -155,20 +156,11 @@ def _offsets(series: list[str]) -> tuple[np.ndarray, float]:
     return np.array([(names.index(s) - (len(names) - 1) / 2) * slot for s in series]), slot * 0.92
 
 
-def _varying(cases: pd.DataFrame, axes: Axes) -> list[str]:
-    """Return the axes other than the schedule in which these cases differ."""
-    return [a for a in axes if a != "schedule" and len(cases[a].astype(str).unique()) > 1]
-
-
 def _choose_x(cases: pd.DataFrame, axes: Axes) -> str | None:
-    varying = _varying(cases, axes)
+    """Return the axis to draw along, of those other than the schedule in which cases differ."""
+    varying = [a for a in axes if a != "schedule" and len(cases[a].astype(str).unique()) > 1]
     numbers = [axis for axis in varying if is_numeric_dtype(cases[axis])]
     return "world_size" if "world_size" in numbers else next(iter([*numbers, *varying]), None)
-
-
-def _choose_row(cases: pd.DataFrame, axes: Axes) -> str:
-    has_one_schedule = len(cases["schedule"].unique()) == 1
-    return (_choose_x(cases, axes) if has_one_schedule else None) or "schedule"
 
 
 def _ticks(cases: pd.DataFrame, axis: str) -> tuple[list[int], tuple[str, ...]]:
@@ -247,7 +239,7 @@ def title_annotations(panels: Panels) -> list[dict[str, object]]:
     return [
         {
             "text": figure_lines(title),
-            **_full_title(title),
+            **({} if " ".join(in_lines(title)) == title else {"hovertext": figure_text(title)}),
             "xref": f"x{axis_key(panel)} domain",
             "yref": f"y{axis_key(panel)} domain",
             "x": 0,
@@ -262,8 +254,3 @@ def title_annotations(panels: Panels) -> list[dict[str, object]]:
         for panel, title in enumerate(panels.titles)
         if title
     ]
-
-
-def _full_title(title: str) -> Update:
-    is_whole = " ".join(in_lines(title)) == title
-    return {} if is_whole else {"hovertext": figure_text(title)}

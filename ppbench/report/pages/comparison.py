@@ -61,27 +61,6 @@ class _Cell:
     counts: str
 
 
-@dataclass(frozen=True)
-class _Panel:
-    """A metric's column of the picture."""
-
-    heading: str
-    unit: str
-    scale: Scale
-    worse: str  # the words at the ends of the axis, left and right
-    better: str
-
-
-@dataclass(frozen=True)
-class _Part:
-    """The spans of a series that moved."""
-
-    name: str
-    sentences: list[str]
-    rows: list[tuple[str, ...]]
-    command: str
-
-
 def write_comparison(path: Path, page: ComparisonPage) -> None:
     """Write the page. Raises StoreError if that fails."""
     write_page(path, render_comparison(page))
@@ -99,9 +78,10 @@ def render_comparison(page: ComparisonPage) -> str:
         left, right = (verdict_text(metric, end) for end in (Verdict.slower, Verdict.faster))
         if metric.higher_is_better is False:
             left, right = right, left
-        unit = "points" if metric.in_points else "%"
         heading = _HEADINGS.get(metric.name, field_of(metric.name).label)
-        panels.append(_Panel(heading, unit, scales[metric], left, right))
+        unit = "points" if metric.in_points else "%"
+        panel = {"heading": heading, "unit": unit, "scale": scales[metric]}
+        panels.append({**panel, "ends": (left, right)})
     has_machines = len({one.fingerprint for one in series}) > 1
     return render(
         "comparison.html",
@@ -184,13 +164,17 @@ def _range(lines: Sequence[Line[Any]]) -> str:
     return f" ({' to '.join(ends)} %)"
 
 
-def _part(breakdown: Breakdown[Any], page: ComparisonPage) -> _Part:
-    moved = [part for part in breakdown.moved if part.has_moved]
-    ids = [str(run_id) for run_id in _median_runs(page.compared, breakdown.series)]
-    return _Part(
-        breakdown.series.text,
-        moved_sentences(breakdown.moved, page.why),
-        [
+def _part(breakdown: Breakdown[Any], page: ComparisonPage) -> dict[str, object]:
+    """Return the spans of a series that moved, and the command that draws both sides."""
+    ids = []  # the launch of each side whose throughput is the median, or next to it
+    pairing = page.compared.pairings[breakdown.series]
+    for runs in (pairing.base, pairing.head):
+        known = runs.dropna(subset=[SPEED]).sort_values([SPEED, "run_id"])
+        ids += [str(run_id) for run_id in known["run_id"].iloc[(len(known) - 1) // 2 :][:1]]
+    return {
+        "name": breakdown.series.text,
+        "sentences": moved_sentences(breakdown.moved, page.why),
+        "rows": [
             (
                 span_name(part),
                 part.of.op or MISSING,
@@ -199,18 +183,8 @@ def _part(breakdown: Breakdown[Any], page: ComparisonPage) -> _Part:
                 change_text(DURATION, part.change),
                 f"{part.contribution_ns / 1e6:+z,.2f}",
             )
-            for part in moved
+            for part in breakdown.moved
+            if part.has_moved
         ],
-        f"ppbench timeline {' '.join(ids)}" if ids else "",
-    )
-
-
-def _median_runs(compared: Compared[Any], series: Any) -> list[str]:
-    """The launch of each side whose throughput is the median, or next to it."""
-    ids = []
-    pairing = compared.pairings[series]
-    for runs in (pairing.base, pairing.head):
-        known = runs.dropna(subset=[SPEED]).sort_values([SPEED, "run_id"])
-        if len(known):
-            ids.append(str(known["run_id"].iloc[(len(known) - 1) // 2]))
-    return ids
+        "command": f"ppbench timeline {' '.join(ids)}" if ids else "",
+    }

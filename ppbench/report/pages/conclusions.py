@@ -109,7 +109,7 @@ def conclude(judged: Judged, runs: pd.DataFrame, command: str = "") -> Conclusio
         sentence(first, runs, command),
         tuple(tiles(first)),
         (*_counted(first, judged), *_left_out(judged)),
-        tuple(_comparisons(judged)),
+        tuple(text for axis in COMPARED_AXES for text in _comparisons(compared(judged, axis))),
         tuple(_under_memory(first)),
         tuple(sentence(judgement, runs, command) for judgement in others),
     )
@@ -148,29 +148,25 @@ def sentence(judgement: Judgement, runs: pd.DataFrame, command: str = "") -> Sen
 
 def tiles(judgement: Judgement) -> Iterator[Tile]:
     """Yield throughput, peak memory and bubble of the best case, each with its rival's."""
-    best, rival = judgement.best, judgement.rival
-    name = "" if rival is None else judgement.name(rival)
-
-    def bubble(case: pd.Series) -> tuple[str, str]:
-        theory = case["bubble_fraction_theory"]
-        detail = "" if is_missing(theory) else f"theory {percent(theory)}"
-        return percent(case["bubble_fraction"]), detail
-
-    def memory(case: pd.Series) -> tuple[str, str]:
-        num_bytes = case["peak_memory_bytes"]
-        return "not measured" if is_missing(num_bytes) else size(num_bytes), ""
-
-    def throughput(case: pd.Series) -> tuple[str, str]:
-        return figure("tokens_per_s", case["tokens_per_s"]), ""
-
-    for title, texts in (
-        ("Throughput", throughput),
-        ("Peak memory of the fullest rank", memory),
-        ("Bubble", bubble),
-    ):
-        value, detail = texts(best)
-        beside = "" if rival is None else ", ".join(text for text in texts(rival) if text)
-        yield Tile(title, value, detail, f"{name}: {beside}" if name else "")
+    sides = []
+    for case in (judgement.best, judgement.rival):
+        if case is not None:
+            peak, theory = case["peak_memory_bytes"], case["bubble_fraction_theory"]
+            memory = "not measured" if is_missing(peak) else size(peak)
+            detail = "" if is_missing(theory) else f"theory {percent(theory)}"
+            sides.append(
+                [
+                    ("Throughput", figure("tokens_per_s", case["tokens_per_s"]), ""),
+                    ("Peak memory of the fullest rank", memory, ""),
+                    ("Bubble", percent(case["bubble_fraction"]), detail),
+                ]
+            )
+    for (title, value, detail), *beside in zip(*sides, strict=True):
+        rival = ""
+        if judgement.rival is not None:
+            texts = ", ".join(filter(None, beside[0][1:]))
+            rival = f"{judgement.name(judgement.rival)}: {texts}"
+        yield Tile(title, value, detail, rival)
 
 
 def _percent_more(ratio: float) -> str:
@@ -341,15 +337,6 @@ def compared(judged: Judged, axis: str) -> list[AxisComparison]:
     return found
 
 
-def _comparisons(judged: Judged) -> Iterator[str]:
-    for axis in COMPARED_AXES:
-        comparisons = compared(judged, axis)
-        if len(comparisons) > MAX_COMPARISONS:
-            yield _comparison_with_first(comparisons)
-        else:
-            yield from map(_comparison_text, comparisons)
-
-
 def _comparison_text(pair: AxisComparison) -> str:
     where = f"Over {pair.num_pairs} pairs of cases that differ only in {pair.axis}, the median"
     if pair.num_pairs == 1:
@@ -373,20 +360,24 @@ def _comparison_text(pair: AxisComparison) -> str:
     )
 
 
-def _comparison_with_first(comparisons: Sequence[AxisComparison]) -> str:
-    """Compare all values with the first in one sentence: all pairs would be too many."""
-    first = comparisons[0].base
-    ranked = sorted((r for r in comparisons if r.base == first), key=lambda r: -r.throughput)
+def _comparisons(pairs: Sequence[AxisComparison]) -> list[str]:
+    """Compare all values with the first in one sentence where all pairs would be too many."""
+    if len(pairs) <= MAX_COMPARISONS:
+        return list(map(_comparison_text, pairs))
+    first = pairs[0].base
+    ranked = sorted((r for r in pairs if r.base == first), key=lambda r: -r.throughput)
     listed = ", ".join(f"{r.name} {written(r.throughput, '.2f')}" for r in ranked)
-    pairs = {r.num_pairs for r in ranked}
-    counts = " to ".join(str(n) for n in sorted({min(pairs), max(pairs)}))
-    where = f"{counts} pairs" if max(pairs) > 1 else "one pair"
+    numbers = {r.num_pairs for r in ranked}
+    counts = " to ".join(str(n) for n in sorted({min(numbers), max(numbers)}))
+    where = f"{counts} pairs" if max(numbers) > 1 else "one pair"
     decided = sum(r.num_faster + r.num_slower + r.num_equal for r in ranked)
-    return (
-        f"Median throughput as a multiple of {first}'s, over {where} of cases that differ "
-        f"only in {comparisons[0].axis}: {listed}; decided in {decided} of "
-        f"{sum(r.num_pairs for r in ranked)} pairs."
-    )
+    return [
+        (
+            f"Median throughput as a multiple of {first}'s, over {where} of cases that differ "
+            f"only in {pairs[0].axis}: {listed}; decided in {decided} of "
+            f"{sum(r.num_pairs for r in ranked)} pairs."
+        )
+    ]
 
 
 def _times(ratio: float) -> str:

@@ -40,19 +40,6 @@ class PlanPage:
     command: str  # makes the page again
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A proposal in the table."""
-
-    name: str
-    details: str
-    step: str
-    tokens_per_s: str
-    bubble: str
-    peaks: str
-    is_baseline: bool
-
-
 def write_plan(path: Path, page: PlanPage) -> None:
     """Write the page. Raises StoreError if that fails."""
     write_page(path, render_plan(page))
@@ -104,26 +91,19 @@ def _picture(plan: Plan) -> Frontier:
     """The proposals, the baseline and the front of all that was found."""
     request = plan.request
     tokens = request.replicas * request.global_batch * request.seq_len
-    first = plan.first
-    points = {first.configuration: _point(first, "chosen")}
+    kinds = [(plan.first, "chosen"), *((proposal, "proposed") for proposal in plan.proposals)]
     if plan.baseline is not None:
-        points.setdefault(plan.baseline.configuration, _point(plan.baseline, "baseline"))
-    for proposal in plan.proposals:
-        points.setdefault(proposal.configuration, _point(proposal, "proposed"))
+        kinds.insert(1, (plan.baseline, "baseline"))
+    points: dict[Configuration, Point] = {}
+    for proposal, kind in kinds:
+        name, most = name_of(proposal.configuration), max(proposal.peak_high_bytes)
+        point = Point(most, proposal.tokens_per_s, name, kind)
+        points.setdefault(proposal.configuration, point)
     for found in plan.frontier:
         speed = tokens / found.step_ns * 1e9
         point = Point(found.memory_bytes, speed, name_of(found.configuration), "found")
         points.setdefault(found.configuration, point)
-    return frontier(list(points.values()), plan.request.memory_bytes)
-
-
-def _point(proposal: Proposal, kind: str) -> Point:
-    return Point(
-        max(proposal.peak_high_bytes),
-        proposal.tokens_per_s,
-        name_of(proposal.configuration),
-        kind,
-    )
+    return frontier(list(points.values()), request.memory_bytes)
 
 
 def _strips(steps: Sequence[tuple[Proposal, Simulation]]) -> Strips | None:
@@ -138,18 +118,17 @@ def _strips(steps: Sequence[tuple[Proposal, Simulation]]) -> Strips | None:
     return strips_of(drawn) if drawn else None
 
 
-def _row(proposal: Proposal, plan: Plan) -> _Row:
-    configuration = proposal.configuration
+def _row(proposal: Proposal, plan: Plan) -> dict[str, object]:
     low, high = (f"{ns / NS_PER_MS:,.1f}" for ns in (proposal.step_low_ns, proposal.step_high_ns))
-    return _Row(
-        name_of(configuration),
-        pipeline_text(configuration),
-        f"{milliseconds(proposal.step_ns)} [{low}, {high}]",
-        f"{proposal.tokens_per_s:,.0f}",
-        percent(proposal.bubble_fraction),
-        ", ".join(map(size, proposal.peak_high_bytes)),
-        proposal == plan.baseline,
-    )
+    return {
+        "name": name_of(proposal.configuration),
+        "details": pipeline_text(proposal.configuration),
+        "step": f"{milliseconds(proposal.step_ns)} [{low}, {high}]",
+        "tokens_per_s": f"{proposal.tokens_per_s:,.0f}",
+        "bubble": percent(proposal.bubble_fraction),
+        "peaks": ", ".join(map(size, proposal.peak_high_bytes)),
+        "is_baseline": proposal == plan.baseline,
+    }
 
 
 def name_of(configuration: Configuration) -> str:

@@ -50,8 +50,29 @@ def common(runs: pd.DataFrame, column: str) -> str:
 
 def environments(runs: pd.DataFrame) -> list[list[tuple[str, str]]]:
     """Return the facts of each distinct environment and commit, in the order of the runs."""
+    found = []
     distinct = runs.drop_duplicates(["fingerprint", "environment", "commit", "branch", "is_dirty"])
-    return [_environment_facts(run) for _, run in distinct.iterrows()]
+    for _, run in distinct.iterrows():
+        text = run["environment"]
+        details: dict[str, object] = {}
+        with contextlib.suppress(ValueError):  # the file may have been edited
+            details = {} if is_missing(text) else json.loads(str(text))
+        facts = [
+            (
+                name.removesuffix("_bytes").replace("_", " "),
+                size(value) if name.endswith("_bytes") else plain_text(value),
+            )
+            for name, value in details.items()
+        ]
+        found.append(
+            [
+                ("commit", commit_text(run)),
+                ("fingerprint", plain_text(run["fingerprint"])),
+                ("ppbench", plain_text(run["ppbench_version"])),
+                *((name, text) for name, text in facts if text != MISSING),
+            ]
+        )
+    return found
 
 
 def verifications(runs: pd.DataFrame) -> list[tuple[str, str]]:
@@ -63,26 +84,6 @@ def verifications(runs: pd.DataFrame) -> list[tuple[str, str]]:
         worst = "" if known.empty else f"; largest difference {known.max():.1e}"
         told.append((counted(len(some), "run"), f"{how}{worst}"))
     return told
-
-
-def _environment_facts(run: pd.Series) -> list[tuple[str, str]]:
-    text = run["environment"]
-    details: dict[str, object] = {}
-    with contextlib.suppress(ValueError):  # the file may have been edited
-        details = {} if is_missing(text) else json.loads(str(text))
-    facts = [
-        (
-            name.removesuffix("_bytes").replace("_", " "),
-            size(value) if name.endswith("_bytes") else plain_text(value),
-        )
-        for name, value in details.items()
-    ]
-    return [
-        ("commit", commit_text(run)),
-        ("fingerprint", plain_text(run["fingerprint"])),
-        ("ppbench", plain_text(run["ppbench_version"])),
-        *((name, text) for name, text in facts if text != MISSING),
-    ]
 
 
 def commit_text(run: pd.Series) -> str:
@@ -134,27 +135,15 @@ def about_timeline(title: str, runs: pd.DataFrame | None = None) -> About:
 
 def about_runs(kind: str, title: str, runs: pd.DataFrame) -> About:
     """Describe a page of these runs, whose kind is one of this module's."""
+    moments = sorted(str(moment) for moment in runs["created_at"].dropna())
+    commits = [str(commit)[:10] for commit in runs["commit"] if not is_missing(commit)]
     return About(
         kind=kind,
         title=_clip(title),
-        measured=_last_moment(runs),
+        measured=moments[-1][:19].replace("T", " ") if moments else "",
         num_runs=len(runs),
         num_cases=int(runs["case_id"].nunique()),
-        commit=_clip(_commits(runs)),
-    )
-
-
-def about_history(
-    title: str, last: pd.DataFrame, *, num_runs: int, num_cases: int, newest: str
-) -> About:
-    """Describe a history page; `last` is the run that was measured last."""
-    return About(
-        kind=HISTORY,
-        title=_clip(title),
-        measured=_last_moment(last),
-        num_runs=num_runs,
-        num_cases=num_cases,
-        commit=_clip(newest[:10]),
+        commit=_clip(", ".join(dict.fromkeys(commits))),
     )
 
 
@@ -166,9 +155,8 @@ def read_about(path: Path) -> About | None:
     try:
         with path.open("rb") as file:
             parser.feed(file.read(_READ_BYTES).decode("utf-8", errors="replace"))
-        return _parsed(parser.content)
-    # A foreign page may be malformed in any way: the parser asserts, deep JSON recurses.
-    except (OSError, ValueError, AssertionError, RecursionError):
+        return About(**json.loads(parser.content)) if parser.content else None
+    except (OSError, ValueError, AssertionError):  # the parser asserts on some foreign pages
         return None
 
 
@@ -181,36 +169,6 @@ class _Head(HTMLParser):
         attributes = dict(attrs)
         if tag == "meta" and attributes.get("name") == META and self.content is None:
             self.content = attributes.get("content")
-
-
-def _parsed(content: str | None) -> About | None:
-    """Return the known fields if each has its type, else None.
-
-    Raises ValueError for invalid JSON or text.
-    """
-    data = json.loads(content or "null")
-    json.dumps(data, ensure_ascii=False).encode()  # raises for lone surrogates
-    if not isinstance(data, dict):
-        return None
-    fields = {field.name: field.default for field in dataclasses.fields(About)}
-    known = {name: value for name, value in data.items() if name in fields}
-    kinds = {name: int if name.startswith("num_") else str for name in known}
-    if not {"kind", "title"} <= known.keys():
-        return None
-    if any(type(value) is not kinds[name] for name, value in known.items()):
-        return None
-    return About(**known)
-
-
-def _last_moment(runs: pd.DataFrame) -> str:
-    moments = sorted(str(moment) for moment in runs["created_at"].dropna())
-    return moments[-1][:19].replace("T", " ") if moments else ""
-
-
-def _commits(runs: pd.DataFrame) -> str:
-    """Return the abbreviated commits in the order of the runs."""
-    commits = [str(commit)[:10] for commit in runs["commit"] if not is_missing(commit)]
-    return ", ".join(dict.fromkeys(commits))
 
 
 def _clip(text: str) -> str:

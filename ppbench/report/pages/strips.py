@@ -66,7 +66,11 @@ def strips(store: Store, runs: pd.DataFrame, judgement: Judgement) -> Strips | N
         run = median_run(runs, str(case["case_id"]))
         with contextlib.suppress(StoreError, UsageError):
             (step,) = steps_of(store, [run], [judgement.name(case)])
-            drawn.append((judgement.name(case), step, _figures(store, run, step)))
+            rows = store.table("steps", [run["run_id"]])
+            text = milliseconds(step.end_ns)
+            for row in rows[rows["step"] == int(step.spans["step"].iloc[0])].to_dict("records"):
+                text = f"{milliseconds(row['step_ns'])}, bubble {percent(row['bubble_fraction'])}"
+            drawn.append((judgement.name(case), step, text))
     return strips_of(drawn) if drawn else None
 
 
@@ -83,16 +87,6 @@ def median_run(runs: pd.DataFrame, case_id: str) -> pd.Series:
     own = ok_runs(runs)
     own = own[own["case_id"] == case_id].sort_values("tokens_per_s", kind="stable")
     return own.iloc[(own["tokens_per_s"].notna().sum() - 1) // 2]
-
-
-def _figures(store: Store, run: pd.Series, step: Step) -> str:
-    """Return the duration and bubble of the drawn step, as its timeline below has them."""
-    rows = store.table("steps", [run["run_id"]])
-    own = rows[rows["step"] == int(step.spans["step"].iloc[0])]
-    if own.empty:
-        return milliseconds(step.end_ns)
-    row = own.iloc[0]
-    return f"{milliseconds(row['step_ns'])}, bubble {percent(row['bubble_fraction'])}"
 
 
 def _strip(name: str, step: Step, facts: str, end_ns: int) -> Strip:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pandas as pd
 from pandas.api.types import is_bool, is_number
@@ -94,15 +95,6 @@ class Table:
     case_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Cautioned:
-    """A caution, its remedy, and the ids and names of the cases that carry it."""
-
-    name: str
-    remedy: str
-    cases: tuple[tuple[str, str], ...]
-
-
 def summary(runs: pd.DataFrame, axes: Axes) -> Table:
     """Return a row per run: its varying settings, and the figures that any run has."""
     columns, rows = _identity(runs, axes), runs.to_dict("records")
@@ -137,18 +129,23 @@ def idle_parts(runs: pd.DataFrame, axes: Axes) -> Table:
     return _table(columns, explained.assign(mean_step_ns=mean_ns))
 
 
-def cautioned(runs: pd.DataFrame, axes: Axes) -> list[Cautioned]:
-    """Return every caution that a run carries, with its remedy, in order of severity."""
+def cautioned(runs: pd.DataFrame, axes: Axes) -> list[dict[str, object]]:
+    """Return the `name` of every caution that a run carries, in order of severity.
+
+    With it are its `remedy`, and the id and the name of each of the `cases` that carry it.
+    """
     carriers: dict[str, dict[tuple[str, str], None]] = {}
     for run in runs[runs["cautions"].fillna("").ne("")].to_dict("records"):
         for name in cautions_of(run):
             case = str(run["case_id"]), case_text(run, axes)
             carriers.setdefault(name, {})[case] = None
-    order = [caution.name for caution in Caution]
-    names = sorted(carriers, key=lambda name: order.index(name) if name in order else len(order))
-    unknown = "Unknown to this version of ppbench; a newer version wrote it."
     remedies = {caution.name: caution.remedy for caution in Caution}
-    return [Cautioned(n, remedies.get(n, unknown), tuple(carriers[n])) for n in names]
+    unknown = "Unknown to this version of ppbench; a newer version wrote it."
+    return [
+        {"name": name, "remedy": remedies.get(name, unknown), "cases": list(carriers[name])}
+        for name in dict.fromkeys([*remedies, *carriers])
+        if name in carriers
+    ]
 
 
 def _table(columns: Sequence[Column], runs: pd.DataFrame) -> Table:
@@ -160,11 +157,8 @@ def _table(columns: Sequence[Column], runs: pd.DataFrame) -> Table:
 
 def _setting(axis: str, runs: pd.DataFrame) -> Column:
     has_numbers = all(place_of(value) is not None for value in runs[axis])
-
-    def cell(run: Row) -> Cell:
-        return Cell(str(run[axis]), place_of(run[axis]))
-
-    return Column(field_of(axis).heading, axis, has_numbers, cell)
+    heading = field_of(axis).heading
+    return Column(heading, axis, has_numbers, lambda run: Cell(str(run[axis]), place_of(run[axis])))
 
 
 def _words(name: str, text: Callable[[Row], str]) -> Column:
@@ -196,25 +190,20 @@ def _interval_cell(run: Row) -> Cell:
 _INTERVAL = Column("95 %", "interval of the median over the run's own steps", True, _interval_cell)
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A value of an axis, as text, and how many cases have it."""
+class Choice(NamedTuple):
+    """A value of an axis as text, in full and as it is shown, and how many cases have it."""
 
     text: str
+    shown: str
     num_cases: int
 
-    @property
-    def shown(self) -> str:
-        return shortened(self.text, _SHORT)
 
-
-@dataclass(frozen=True)
-class Filter:
+class Filter(NamedTuple):
     """An axis and all its values."""
 
     axis: str
     heading: str
-    choices: tuple[Choice, ...]
+    choices: list[Choice]
 
 
 def value_text(value: object) -> str:
@@ -227,8 +216,16 @@ def value_text(value: object) -> str:
 
 def filters(runs: pd.DataFrame, axes: Axes) -> list[Filter]:
     """Return a filter per varying axis; numbers are sorted, words in the order of the runs."""
-    cases = runs.drop_duplicates("case_id")
-    return [Filter(axis, field_of(axis).heading, _choices(cases[axis])) for axis in axes]
+    cases, found = runs.drop_duplicates("case_id"), []
+    for axis in axes:
+        distinct = list(dict.fromkeys(cases[axis]))
+        if all(place_of(value) is not None for value in distinct):
+            distinct.sort(key=lambda value: place_of(value) or 0.0)
+        counts = cases[axis].map(value_text).value_counts()
+        texts = dict.fromkeys(value_text(value) for value in distinct)
+        choices = [Choice(text, shortened(text, _SHORT), int(counts[text])) for text in texts]
+        found.append(Filter(axis, field_of(axis).heading, choices))
+    return found
 
 
 def case_list(runs: pd.DataFrame, axes: Axes) -> list[Mapping[str, object]]:
@@ -238,15 +235,6 @@ def case_list(runs: pd.DataFrame, axes: Axes) -> list[Mapping[str, object]]:
         {"case_id": str(case["case_id"]), "axes": {axis: value_text(case[axis]) for axis in axes}}
         for case in cases[["case_id", *axes]].to_dict("records")
     ]
-
-
-def _choices(values: pd.Series) -> tuple[Choice, ...]:
-    distinct = list(dict.fromkeys(values))
-    if all(place_of(value) is not None for value in distinct):
-        distinct.sort(key=lambda value: place_of(value) or 0.0)
-    counts = values.map(value_text).value_counts()
-    texts = dict.fromkeys(value_text(value) for value in distinct)
-    return tuple(Choice(text, int(counts[text])) for text in texts)
 
 
 def place_of(value: object) -> float | None:
@@ -301,27 +289,21 @@ def failures(store: Store, runs: pd.DataFrame, axes: Axes) -> list[Failure]:
     return failed
 
 
-@dataclass(frozen=True)
-class FailureGroup:
-    """Runs that failed in the same way, whatever the numbers in their errors."""
-
-    status: str
-    headline: str
-    failures: tuple[Failure, ...]
-
-    @property
-    def case_ids(self) -> list[str]:
-        return list(dict.fromkeys(failure.case_id for failure in self.failures))
-
-
-def failure_groups(failures: Sequence[Failure]) -> list[FailureGroup]:
+def failure_groups(failures: Sequence[Failure]) -> list[dict[str, Any]]:
     """Group failures by cause: the status and the headline without its numbers, most runs first."""
     members: dict[tuple[str, str], list[Failure]] = {}
     for failure in failures:
         cause = failure.status, _DIGITS.sub("#", failure.headline)
         members.setdefault(cause, []).append(failure)
-    groups = [FailureGroup(own[0].status, own[0].headline, tuple(own)) for own in members.values()]
-    return sorted(groups, key=lambda group: -len(group.failures))
+    return [
+        {
+            "status": own[0].status,
+            "headline": own[0].headline,
+            "failures": own,
+            "case_ids": list(dict.fromkeys(failure.case_id for failure in own)),
+        }
+        for own in sorted(members.values(), key=len, reverse=True)
+    ]
 
 
 def failure_counts(runs: pd.DataFrame) -> str:
@@ -340,15 +322,14 @@ def flight_of(store: Store, run: pd.Series) -> Flight | None:
     own = pd.Series(data=True, index=texts.index)
     if len(texts) > MOST_ROWS and "replica" in texts:
         own = texts["replica"].eq(failed_replica(table))
-    headings = tuple(field_of(str(name)).heading for name in texts)
-    return Flight(headings, _flight_rows(texts, own), _flight_rows(texts, ~own))
 
-
-def _flight_rows(texts: pd.DataFrame, is_in: pd.Series) -> tuple[tuple[str, ...], ...]:
-    return tuple(
-        tuple(
-            MISSING if is_missing(value) or value is pd.NA else field_of(str(name)).cell(value)
-            for name, value in row.items()
+    def rows(is_in: pd.Series) -> tuple[tuple[str, ...], ...]:
+        return tuple(
+            tuple(
+                MISSING if is_missing(value) or value is pd.NA else field_of(str(name)).cell(value)
+                for name, value in row.items()
+            )
+            for row in texts[is_in].to_dict("records")
         )
-        for row in texts[is_in].to_dict("records")
-    )
+
+    return Flight(tuple(field_of(str(name)).heading for name in texts), rows(own), rows(~own))

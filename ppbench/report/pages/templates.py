@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -30,16 +30,7 @@ from ppbench.display.formats import Assets
 from ppbench.display.units import counted
 from ppbench.errors import StoreError, UsageError
 from ppbench.files import whole_file
-from ppbench.report.pages.provenance import (
-    COMPARISON,
-    HISTORY,
-    INDEX,
-    PLAN,
-    REPORT,
-    TIMELINE,
-    About,
-    read_about,
-)
+from ppbench.report.pages.provenance import INDEX, About, read_about
 from ppbench.report.scripts import (
     check_shareable,
     figure_json,
@@ -157,17 +148,11 @@ def update_index(folder: Path, tell: Callable[[str], None]) -> None:
 
 def render_index(folder: Path) -> str:
     """Return the index as HTML: the pages by their kind, each newest first."""
-    pages = entries(folder)
-    return render(
-        "index.html",
-        title="Reports",
-        about=About(kind=INDEX, title="Reports"),
-        reports=[page for page in pages if page.about.kind == REPORT],
-        comparisons=[page for page in pages if page.about.kind == COMPARISON],
-        plans=[page for page in pages if page.about.kind == PLAN],
-        histories=[page for page in pages if page.about.kind == HISTORY],
-        timelines=[page for page in pages if page.about.kind == TIMELINE],
-    )
+    kinds: dict[str, list[Entry]] = defaultdict(list)
+    for page in entries(folder):
+        kinds[page.about.kind].append(page)
+    about = About(kind=INDEX, title="Reports")
+    return render("index.html", title="Reports", about=about, kinds=kinds)
 
 
 def entries(folder: Path) -> list[Entry]:

@@ -2,37 +2,31 @@
 // can be searched and filtered.
 
 (() => {
-  const make = (name, text = "", className = "") => {
-    const node = document.createElement(name);
-    node.textContent = text;
-    if (className) node.className = className;
-    return node;
-  };
   const chartOf = (section) => section.querySelector(":scope > .chart");
   const panelOf = (section) => section.querySelector(":scope > .panel");
 
   function fillPairs(list, pairs, wrap) {
     list.replaceChildren(...pairs.map(([name, text]) => {
-      const item = make("div");
-      const content = make("dd");
+      const item = element("div");
+      const content = element("dd");
       content.append(wrap(text));
-      item.append(make("dt", name), content);
+      item.append(element("dt", "", name), content);
       return item;
     }));
     list.hidden = pairs.length === 0;
   }
 
   function copyable(text) {
-    const block = make("div", "", "copyable");
-    const button = make("button", "Copy", "copy");
+    const block = element("div", "copyable");
+    const button = element("button", "copy", "Copy");
     button.type = "button";
-    block.append(make("pre", text), button);
+    block.append(element("pre", "", text), button);
     return block;
   }
 
   function timelinesOf(content) {
     if (!content.figure) return [];
-    const div = make("div", "", "chart");
+    const div = element("div", "chart");
     div.setAttribute("role", "figure");
     div.setAttribute("aria-label", `Timelines, ${content.title}`);
     div.dataset.figure = content.figure;
@@ -54,7 +48,7 @@
     panel.setAttribute("aria-label", content.title);
     find("h3").textContent = content.title;
     find(".subject").textContent = content.subject;
-    find(".sentences").replaceChildren(...content.sentences.map((text) => make("p", text)));
+    find(".sentences").replaceChildren(...content.sentences.map((text) => element("p", "", text)));
     fillPairs(find(".facts"), content.facts, (text) => document.createTextNode(text));
     fillPairs(find(".commands"), content.commands, copyable);
     find(".drawn").replaceChildren(...timelinesOf(content));

@@ -192,13 +192,7 @@ function busyTable({ duration, ranks, rowName = "rank" }, unit) {
 }
 
 // What mouse, wheel, touch and keys do.
-function steer(timeline) {
-  steerByButtons(timeline);
-  steerByWheel(timeline);
-  steerByPointer(timeline);
-  steerByKeys(timeline);
-  steerByMap(timeline);
-}
+const steer = (timeline) => [steerByButtons, steerByWheel, steerByPointer, steerByKeys, steerByMap].forEach((by) => by(timeline));
 
 function steerByButtons(timeline) {
   const on = (name, act) => timeline.buttons[name].addEventListener("click", act);

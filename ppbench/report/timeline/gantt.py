@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -34,7 +33,7 @@ from ppbench.display.units import NS_PER_MS, counted
 from ppbench.report.charts.canvas import PLAIN, legend
 from ppbench.report.charts.panels import Update, figure_text
 from ppbench.report.scripts import Picture
-from ppbench.report.timeline.marks import Floats, Marks, Step, size_unit_of
+from ppbench.report.timeline.marks import Floats, Step, size_unit_of
 from ppbench.report.timeline.overview import MOST_SHARE, NUM_SLICES, Detail, Trace, heat_map, packed
 
 if TYPE_CHECKING:
@@ -94,10 +93,7 @@ def gantt(steps: Sequence[Step]) -> go.Figure:
 
 def gantt_with_detail(steps: Sequence[Step], *, has_detail: bool = True) -> Gantt:
     """Draw steps for a page that can zoom in. Without `has_detail` an overview remains one."""
-    drawing = _Drawing(steps, has_others=has_detail and len(steps) == 1)
-    if drawing.num_bars <= MOST_BARS:
-        return Gantt(drawing.with_bars(), None)
-    return drawing.with_overview(has_detail=has_detail)
+    return _Drawing(steps, has_others=has_detail and len(steps) == 1).drawn(has_detail=has_detail)
 
 
 class _Drawing:
@@ -108,50 +104,60 @@ class _Drawing:
         self._marks = [step.marks(unit) for step in (*self._steps, *others)]
         lanes = {marks.kind.lane for kinds in self._marks for marks in kinds}
         self._lanes = LANES_OF_REPLICAS if Lane.COLLECTIVE in lanes else LANES
-        self._row_px = _row_px(sum(step.num_ranks for step in self._steps))
-        heights = [self._title_rows(step) + step.num_ranks for step in self._steps]
-        tops = [0.0, *accumulate(heights)]
-        self._num_rows = tops[-1]
-        self._placed = [  # each step with its first row
-            (step, top + self._title_rows(step))
-            for step, top in zip(self._steps, tops, strict=False)
-        ]
+        # Rows are lower where there are many.
+        all_px = _MOST_ROWS_PX / sum(step.num_ranks for step in self._steps)
+        self._row_px = float(np.clip(all_px, _SHORT_PX, _TALL_PX))
+        self._num_rows = 0.0
+        self._placed: list[tuple[Step, float]] = []  # each step with its first row
+        for step in self._steps:
+            first = self._num_rows + (_TITLE_PX / self._row_px if step.title else 0.0)
+            self._placed.append((step, first))
+            self._num_rows = first + step.num_ranks
         # A page shows other replicas on demand; their rows lie below those that are in sight.
         ranks = self._steps[0].num_ranks
         self._behind = [(step, self._num_rows + n * ranks) for n, step in enumerate(others)]
         self._end_ns = max(step.end_ns for step in (*self._steps, *others))
         self._end_ms = self._end_ns / NS_PER_MS
-        self.num_bars = sum(len(marks) for kinds in self._marks for marks in kinds)
+        self._num_bars = sum(len(marks) for kinds in self._marks for marks in kinds)
 
-    def _title_rows(self, step: Step) -> float:
-        return _TITLE_PX / self._row_px if step.title else 0.0
-
-    def with_bars(self) -> Picture:
-        is_outlined = self.num_bars <= _MAX_OUTLINED
-        bars = [_bars(stacked, is_outlined=is_outlined) for stacked in self._stacked()]
-        return self._picture([*bars, *self._path_lines()], self._layout())
-
-    def with_overview(self, *, has_detail: bool) -> Gantt:
-        stacked = self._stacked()
+    def drawn(self, *, has_detail: bool) -> Gantt:
+        """Return the bars or, of too many, the overview and what a page takes the bars from."""
+        stacked, path = self._stacked(), self._path_lines()
+        if self._num_bars <= MOST_BARS:
+            is_outlined = self._num_bars <= _MAX_OUTLINED
+            bars = [_bars(own, is_outlined=is_outlined) for own in stacked]
+            traces = [self._tracks(), *bars, *path]
+            return Gantt({"data": traces, "layout": self._layout()}, None)
         computations = [[m for m in kinds if m.kind.has_text] for kinds in self._marks]
+        lane = self._lanes[Lane.COMPUTE]
+        gap_px = max(1, round(self._row_px * (1 - lane.height)))
         grids = [
-            self._grid(step, row, kinds, has_hover=not has_detail)
+            heat_map(
+                kinds,
+                step.num_ranks,
+                step.end_ns,
+                row + lane.centre,
+                gap_px,
+                has_hover=not has_detail,
+            )
             for (step, row), kinds in zip(self._placed, computations, strict=False)
         ]
-        traces = [*grids, *map(_trace, stacked), *self._path_lines()]
-        layout = self._layout(self._note(has_detail=has_detail))
+        picture: Picture = {
+            "data": [self._tracks(), *grids, *map(_trace, stacked), *path],
+            "layout": self._layout(self._note(has_detail=has_detail)),
+        }
         if not has_detail:
-            return Gantt(self._picture(traces, layout), None)
+            return Gantt(picture, None)
         first = 1 + len(grids)  # the tracks come before them
         places, columns = packed(stacked, self._end_ns, first)
         detail = Detail(columns)
-        layout["meta"]["detail"] = {
+        picture["layout"]["meta"]["detail"] = {
             **places,
             "columns": detail.name,
             "mostBars": MOST_BARS,
             "slices": NUM_SLICES,
             "mostShare": MOST_SHARE,
-            "laneHeight": self._lanes[Lane.COMPUTE].height,
+            "laneHeight": lane.height,
             "grids": [
                 {
                     "trace": 1 + n,
@@ -162,46 +168,51 @@ class _Drawing:
                 for n, (step, row) in enumerate(self._placed)
             ],
         }
-        return Gantt(self._picture(traces, layout), detail)
-
-    def _picture(self, traces: Sequence[Update], layout: Update) -> Picture:
-        return {"data": [self._tracks(), *traces], "layout": layout}
+        return Gantt(picture, detail)
 
     def _stacked(self) -> list[Trace]:
         """Return the kinds in the order in which they first appear, idle time first."""
         kinds = {marks.kind.name: marks.kind for step in self._marks for marks in step}
-        ordered = sorted(
+        traces = []
+        for kind in sorted(
             kinds.values(), key=lambda kind: (kind.lane is not Lane.COMPUTE, not kind.is_idle)
-        )
-        return [self._stack(kind.name) for kind in ordered]
-
-    def _stack(self, name: str) -> Trace:
-        stacked, rows, shades = [], [], []
-        colors: list[str] = []  # steps may have different numbers of them
-        for kinds, (_, first) in zip(self._marks, (*self._placed, *self._behind), strict=True):
-            for marks in kinds:
-                if marks.kind.name == name:
+        ):
+            stacked, rows, shades = [], [], []
+            colors: list[str] = []  # steps may have different numbers of them
+            for own, (_, first) in zip(self._marks, (*self._placed, *self._behind), strict=True):
+                for marks in (marks for marks in own if marks.kind.name == kind.name):
                     stacked.append(marks)
                     rows.append(marks.rank + first)
                     colors += [color for color in marks.kind.colors if color not in colors]
-                    shades.append(
-                        np.array([colors.index(c) for c in marks.kind.colors])[marks.shade]
-                    )
-        lane = self._lanes[stacked[0].kind.lane]
-        return Trace(stacked, np.concatenate(rows), *lane, colors, np.concatenate(shades))
+                    numbers = [colors.index(color) for color in marks.kind.colors]
+                    shades.append(np.array(numbers)[marks.shade])
+            lane, row = self._lanes[stacked[0].kind.lane], np.concatenate(rows)
+            traces.append(Trace(stacked, row, *lane, colors, np.concatenate(shades)))
+        return traces
 
     def _path_lines(self) -> list[Update]:
         """Draw the critical path from bar to bar, in the text colour of the page.
 
-        Unfinished steps have none.
+        It is a line over the path's computations, one piece per run of them on a rank, with a gap
+        behind each step. Unfinished steps have none.
         """
         below = self._lanes[Lane.COMPUTE].centre + _PATH_BELOW
-        points = [
-            _path_points(step, first, below) for step, first in self._placed if step.flight is None
-        ]
-        if not points:
+        x: list[Floats] = []
+        y: list[Floats] = []
+        for step, first_row in self._placed:
+            if step.flight is not None:
+                continue
+            rank = step.path.rank
+            starts = np.flatnonzero(np.r_[True, rank[1:] != rank[:-1]])
+            ends = np.r_[starts[1:] - 1, len(rank) - 1]
+            if len(starts) * 2 > _MOST_PATH_POINTS:
+                kept = np.linspace(0, len(starts) - 1, _MOST_PATH_POINTS // 2).astype(np.int64)
+                starts, ends = starts[kept], ends[kept]
+            times = np.stack([step.path.start_ns[starts], step.path.end_ns[ends]], axis=1)
+            x.append(np.r_[(times.ravel() - step.origin_ns) / NS_PER_MS, np.nan])
+            y.append(np.r_[np.repeat(rank[starts] + first_row + below, 2), np.nan])
+        if not x:
             return []
-        x, y = (np.concatenate(both) for both in zip(*points, strict=True))
         line: Update = {
             "hoverinfo": "skip",
             "line": {"shape": "linear", "width": 2},
@@ -209,17 +220,11 @@ class _Drawing:
             "mode": "lines",
             "name": PATH,
             "visible": "legendonly",
-            "x": x,
-            "y": y,
+            "x": np.concatenate(x),
+            "y": np.concatenate(y),
             "type": "scatter",
         }
         return [line]
-
-    def _grid(self, step: Step, row: float, kinds: Sequence[Marks], *, has_hover: bool) -> Update:
-        lane = self._lanes[Lane.COMPUTE]
-        gap_px = max(1, round(self._row_px * (1 - lane.height)))
-        middle = row + lane.centre
-        return heat_map(kinds, step.num_ranks, step.end_ns, middle, gap_px, has_hover=has_hover)
 
     def _note(self, *, has_detail: bool) -> Update:
         num_spans = sum(len(step.spans) for step in self._steps)
@@ -229,7 +234,7 @@ class _Drawing:
             else "On the page of ppbench timeline, zooming in shows the single bars."
         )
         text = (
-            f"{counted(num_spans, 'span')} make {self.num_bars:,} bars, too many to draw one by "
+            f"{counted(num_spans, 'span')} make {self._num_bars:,} bars, too many to draw one by "
             f"one: the view is merged into {NUM_SLICES} slices of time per rank.<br>A slice has "
             "the colour of the op that took at least four fifths of its compute time, else slate, "
             f"and is fainter the more it idles.<br>{more}"
@@ -287,6 +292,16 @@ class _Drawing:
             if step.title
         ]
         annotations = [*titles, *notes]
+        labels = {Lane.COMPUTE: "rank {}"}  # and, in tall rows, small ones of the thin lanes
+        if self._row_px >= _LANES_NAMED_PX:
+            thin = (lane for lane in self._lanes if lane is not Lane.COMPUTE)
+            labels |= {lane: _SMALL.format(lane.value) for lane in thin}
+        places = [
+            (rank, first + rank, lane)
+            for step, first in self._placed
+            for rank in range(step.num_ranks)
+            for lane in labels
+        ]
         return {
             **({"annotations": annotations} if annotations else {}),
             "barmode": "overlay",
@@ -310,7 +325,10 @@ class _Drawing:
                 "fixedrange": self._row_px >= _LANES_NAMED_PX,
                 "range": [self._num_rows - 0.48, -0.52],
                 "showgrid": False,
-                **self._ticks(),
+                "ticklabelstandoff": 4,
+                "ticks": "",
+                "ticktext": [labels[lane].format(rank) for rank, _, lane in places],
+                "tickvals": np.array([row + self._lanes[lane].centre for _, row, lane in places]),
                 "zeroline": False,
             },
         }
@@ -341,30 +359,6 @@ class _Drawing:
                 "shown": self._steps[0].replica,
             }
         return told
-
-    def _ticks(self) -> Update:
-        """Return tick labels `rank 0` and, in tall rows, small labels `send` and `recv`."""
-        labels = {Lane.COMPUTE: "rank {}"}
-        if self._row_px >= _LANES_NAMED_PX:
-            thin = (lane for lane in self._lanes if lane is not Lane.COMPUTE)
-            labels |= {lane: _SMALL.format(lane.value) for lane in thin}
-        places = [
-            (rank, first + rank, lane)
-            for step, first in self._placed
-            for rank in range(step.num_ranks)
-            for lane in labels
-        ]
-        return {
-            "ticklabelstandoff": 4,
-            "ticks": "",
-            "ticktext": [labels[lane].format(rank) for rank, _, lane in places],
-            "tickvals": np.array([row + self._lanes[lane].centre for _, row, lane in places]),
-        }
-
-
-def _row_px(num_ranks: int) -> float:
-    """Return the height of a row, which is lower where there are many."""
-    return float(np.clip(_MOST_ROWS_PX / num_ranks, _SHORT_PX, _TALL_PX))
 
 
 def _bars(stacked: Trace, *, is_outlined: bool) -> Picture:
@@ -443,21 +437,3 @@ def _trace(stacked: Trace, arrays: Update = _NO_ARRAYS, *, is_outlined: bool = F
         "width": stacked.height,
     }
     return {**dict(sorted({**settings, **inside, **arrays}.items())), "type": "bar"}
-
-
-def _path_points(step: Step, first_row: float, below: float) -> tuple[Floats, Floats]:
-    """Return a line over the path's computations, one piece per run of them on a rank.
-
-    It ends with a gap, which separates it from the next step's path.
-    """
-    rank = step.path.rank
-    is_new = np.r_[True, rank[1:] != rank[:-1]]
-    starts = np.flatnonzero(is_new)
-    ends = np.r_[starts[1:] - 1, len(rank) - 1]
-    if len(starts) * 2 > _MOST_PATH_POINTS:
-        kept = np.linspace(0, len(starts) - 1, _MOST_PATH_POINTS // 2).astype(np.int64)
-        starts, ends = starts[kept], ends[kept]
-    times = np.stack([step.path.start_ns[starts], step.path.end_ns[ends]], axis=1)
-    x = (times.ravel() - step.origin_ns) / NS_PER_MS
-    y = np.repeat(rank[starts] + first_row + below, 2)
-    return np.r_[x, np.nan], np.r_[y, np.nan]

@@ -252,37 +252,33 @@ def _unfinished(step: Step) -> list[Marks]:
     """Return what each rank was doing when it was last seen, until the run was ended."""
     if step.flight is None:
         return []
-    rows = step.flight.sort_values("rank")
-    is_waiting = rows["is_waiting"].eq(True) | rows["waits_for_rank"].notna()
-    states = np.where(
-        rows["process"].isin(["stopped", "dead"]),
-        rows["process"],
-        np.where(is_waiting, "waiting", "working"),
+    flight = step.flight.sort_values("rank")
+    is_waiting = flight["is_waiting"].eq(True) | flight["waits_for_rank"].notna()
+    states = flight["process"].where(
+        flight["process"].isin(["stopped", "dead"]), np.where(is_waiting, "waiting", "working")
     )
-    return [_unfinished_in(step, state, rows[states == state]) for state in OPEN_WORDS]
-
-
-def _unfinished_in(step: Step, state: str, rows: pd.DataFrame) -> Marks:
-    # An action may have begun before the drawing starts; its hover text has the true start.
-    since = np.maximum(rows["since_ns"].to_numpy(np.int64) - step.origin_ns, 0)
-    until = rows["until_ns"].to_numpy(np.int64) - step.origin_ns
-    name = OPEN_WORDS[state]
-    lines = [f"<b>{name}</b>", "%{hovertext}", *_times(1)]
-    rank = rows["rank"].to_numpy(np.int64)
-    none = np.zeros(len(rows), np.int64)
-    phrases = Phrases(
-        [html.escape(str(text)) for text in rows["account"]], np.arange(len(rows)), none
-    )
-    return Marks(
-        Kind(name, Lane.COMPUTE, [OPEN_COLORS[state]], _hover(lines), hatch=_HATCHES[state]),
-        rank,
-        since,
-        np.maximum(until - since, 0),
-        {"rank": (rank, 1)},
-        none,
-        phrases,
-        tuple(rows["action"].fillna("").astype(str)),
-    )
+    found = []
+    for state, name in OPEN_WORDS.items():
+        rows = flight[states == state]
+        rank, none = rows["rank"].to_numpy(np.int64), np.zeros(len(rows), np.int64)
+        # An action may have begun before the drawing starts; its hover text has the true start.
+        since = np.maximum(rows["since_ns"].to_numpy(np.int64) - step.origin_ns, 0)
+        until = rows["until_ns"].to_numpy(np.int64) - step.origin_ns
+        accounts = [html.escape(str(text)) for text in rows["account"]]
+        hover = _hover([f"<b>{name}</b>", "%{hovertext}", *_times(1)])
+        found.append(
+            Marks(
+                Kind(name, Lane.COMPUTE, [OPEN_COLORS[state]], hover, hatch=_HATCHES[state]),
+                rank,
+                since,
+                np.maximum(until - since, 0),
+                {"rank": (rank, 1)},
+                none,
+                Phrases(accounts, np.arange(len(rows)), none),
+                tuple(rows["action"].fillna("").astype(str)),
+            )
+        )
+    return found
 
 
 def _idle(step: Step) -> list[Marks]:
@@ -313,24 +309,22 @@ def _idle(step: Step) -> list[Marks]:
 def _phrases_of(step: Step, cause: Cause, waiting: Spans) -> tuple[list[str], Ints]:
     """Return a phrase per pair of op and stage that waits, and the phrase index of each row."""
     codes, found = pd.factorize(waiting.op * step.num_stages + waiting.stage)
-    pairs = (divmod(int(pair), step.num_stages) for pair in found.tolist())
-    phrases = [_reason(step, cause, OPS[op], stage) for op, stage in pairs]
+    phrases = []
+    for pair in found.tolist():
+        number, stage = divmod(int(pair), step.num_stages)
+        op = OPS[number]
+        producer, product = (stage - 1, "forward") if op is Op.F else (stage + 1, "gradient")
+        where = f"stage {producer} (rank {step.rank_of_stage.get(producer, '?')})"
+        match cause:
+            case Cause.STAGE:
+                phrases.append(f"until {where} has computed the {product}")
+            case Cause.TRANSFER:
+                phrases.append(f"until the {product} has arrived from {where}, where it was ready,")
+            case Cause.GATHER:
+                phrases.append(f"until the parameters of stage {stage} are gathered,")
+            case _:
+                phrases.append(f"before the {OP_WORDS[op]}, whose inputs were ready,")
     return phrases, np.asarray(codes, np.int64)
-
-
-def _reason(step: Step, cause: Cause, op: Op, stage: int) -> str:
-    producer = stage + (-1 if op is Op.F else 1)
-    product = "forward" if op is Op.F else "gradient"
-    where = f"stage {producer} (rank {step.rank_of_stage.get(producer, '?')})"
-    match cause:
-        case Cause.STAGE:
-            return f"until {where} has computed the {product}"
-        case Cause.TRANSFER:
-            return f"until the {product} has arrived from {where}, where it was ready,"
-        case Cause.GATHER:
-            return f"until the parameters of stage {stage} are gathered,"
-        case _:
-            return f"before the {OP_WORDS[op]}, whose inputs were ready,"
 
 
 def _computations(step: Step) -> list[Marks]:
@@ -339,39 +333,37 @@ def _computations(step: Step) -> list[Marks]:
     (rank, _), inverse = np.unique(places, axis=1, return_inverse=True)
     # 0 for the first stage that a rank computes, 1 for the second, and so on
     shades: Ints = (np.arange(len(rank)) - np.searchsorted(rank, rank))[inverse.ravel()]
-    by_op = [_computations_of(step, op, shades) for op in Op if op in COMPUTE_OPS]
+    most = int(shades.max())
+    pieces = np.diff(np.stack(moments(step.waits)), axis=0)  # idle time before each, by cause
+    found = []
+    for op in (op for op in Op if op in COMPUTE_OPS):
+        at = np.flatnonzero(compute.are([op]))
+        bars = compute.at(at)
+        lines = [
+            f"<b>{OP_WORDS[op]}</b>",
+            "microbatch %{customdata[2]}",
+            "rank %{customdata[0]}, stage %{customdata[1]}",
+            *_times(3),
+            "%{hovertext}",
+        ]
+        colors = [tinted(OP_COLORS[op], LIGHTEST * n / max(1, most)) for n in range(most + 1)]
+        kind = Kind(OP_WORDS[op], Lane.COMPUTE, colors, _hover(lines), has_text=True, op=op.value)
+        # How long the rank was idle before each computation, and the main cause.
+        mostly, gap = pieces[:, at].argmax(axis=0), pieces[:, at].sum(axis=0)
+        words, codes = [NO_GAP], np.zeros(len(at), np.int64)
+        for cause in (Cause.STAGE, Cause.TRANSFER, Cause.GATHER, Cause.HOST):
+            chosen = np.flatnonzero((mostly == cause) & (gap > 0))
+            phrases, indices = _phrases_of(step, cause, compute.at(at[chosen]))
+            codes[chosen] = indices + len(words)
+            words += [f"idle for {{}} ms before it, mostly {text.rstrip(',')}" for text in phrases]
+        before = Phrases(words, codes, gap)
+        found.append(_marks(kind, step, bars, _place_of(bars), shades[at], before))
     bars = step.columns.at(step.columns.are([Op.OPT]))
     bars = bars.at(np.lexsort((bars.start_ns, bars.rank)))
     lines = [f"<b>{OP_WORDS[Op.OPT]}</b>", "rank %{customdata[0]}", *_times(1)]
     kind = Kind(OP_WORDS[Op.OPT], Lane.COMPUTE, [OP_COLORS[Op.OPT]], _hover(lines), op=Op.OPT.value)
     numbers = {"rank": (bars.rank, 1.0)}
-    return [*by_op, _marks(kind, step, bars, numbers, np.zeros(len(bars), np.int64))]
-
-
-def _computations_of(step: Step, op: Op, shades: Ints) -> Marks:
-    at = np.flatnonzero(step.waits.spans.are([op]))
-    bars = step.waits.spans.at(at)
-    most = int(shades.max())
-    lines = [
-        f"<b>{OP_WORDS[op]}</b>",
-        "microbatch %{customdata[2]}",
-        "rank %{customdata[0]}, stage %{customdata[1]}",
-        *_times(3),
-        "%{hovertext}",
-    ]
-    colors = [tinted(OP_COLORS[op], LIGHTEST * n / max(1, most)) for n in range(most + 1)]
-    kind = Kind(OP_WORDS[op], Lane.COMPUTE, colors, _hover(lines), has_text=True, op=op.value)
-    # How long the rank was idle before each computation, and the main cause.
-    pieces = np.diff(np.stack(moments(step.waits))[:, at], axis=0)
-    mostly, gap = pieces.argmax(axis=0), pieces.sum(axis=0)
-    words, codes = [NO_GAP], np.zeros(len(at), np.int64)
-    for cause in (Cause.STAGE, Cause.TRANSFER, Cause.GATHER, Cause.HOST):
-        chosen = np.flatnonzero((mostly == cause) & (gap > 0))
-        phrases, indices = _phrases_of(step, cause, step.waits.spans.at(at[chosen]))
-        codes[chosen] = indices + len(words)
-        words += [f"idle for {{}} ms before it, mostly {phrase.rstrip(',')}" for phrase in phrases]
-    before = Phrases(words, codes, gap)
-    return _marks(kind, step, bars, _place_of(bars), shades[at], before)
+    return [*found, _marks(kind, step, bars, numbers, np.zeros(len(bars), np.int64))]
 
 
 def _place_of(bars: Spans) -> dict[str, tuple[Ints, float]]:
@@ -399,50 +391,42 @@ def _transfers(step: Step, unit: SizeUnit) -> list[Marks]:
     moving = replace(spans, start_ns=began)
     marks = []
     for op in (op for op in Op if op in MOVING):
-        for bars, is_waiting in ((waiting, True), (moving, False)):
-            rows = np.lexsort((bars.start_ns, bars.rank))
-            is_shown = bars.are([op]) & (not is_waiting or bars.end_ns > bars.start_ns)
+        for every, is_waiting in ((waiting, True), (moving, False)):
+            rows = np.lexsort((every.start_ns, every.rank))
+            is_shown = every.are([op]) & (not is_waiting or every.end_ns > every.start_ns)
             rows = rows[is_shown[rows]]
-            marks.append(
-                _of_transfer(step, op, bars.at(rows), waited[rows], unit, is_waiting=is_waiting)
+            bars, name = every.at(rows), OP_WORDS[op]
+            place = _place_of(bars)
+            peer, lines = "the other end", ["microbatch %{customdata[2]}"]
+            posted = "posted %{customdata[4]:,.3f} ms before the transfer began"
+            if op in COLLECTIVE_OPS:
+                del place["microbatch"]
+                peer, lines = "the slowest replica", []
+                posted = "came %{customdata[3]:,.3f} ms before the last replica"
+            lines = [
+                f"<b>{name}{f', waiting for {peer}' if is_waiting else ''}</b>",
+                *lines,
+                "rank %{customdata[0]}, stage %{customdata[1]}",
+                *_times(len(place) + 2),
+                f"%{{customdata[{len(place)}]:,.1f}} {unit.name}",
+                posted,
+            ]
+            kind = Kind(
+                f"{name}, waiting" if is_waiting else name,
+                lane_of(op),
+                [tinted(OP_COLORS[op], WAITING_TINT) if is_waiting else OP_COLORS[op]],
+                _hover(lines),
+                group=name,
+                is_listed=not is_waiting,
+                op=op.value,
             )
+            numbers = {
+                **place,
+                "num_bytes": (bars.num_bytes, 1 / unit.num_bytes),
+                "waited_ns": (waited[rows], 1 / NS_PER_MS),
+            }
+            marks.append(_marks(kind, step, bars, numbers, np.zeros(len(bars), np.int64)))
     return marks
-
-
-def _of_transfer(
-    step: Step, op: Op, bars: Spans, waited_ns: Ints, unit: SizeUnit, *, is_waiting: bool
-) -> Marks:
-    name, place = OP_WORDS[op], _place_of(bars)
-    peer, lines = "the other end", ["microbatch %{customdata[2]}"]
-    posted = "posted %{customdata[4]:,.3f} ms before the transfer began"
-    if op in COLLECTIVE_OPS:
-        del place["microbatch"]
-        peer, lines = "the slowest replica", []
-        posted = "came %{customdata[3]:,.3f} ms before the last replica"
-    lines = [
-        f"<b>{name}{f', waiting for {peer}' if is_waiting else ''}</b>",
-        *lines,
-        "rank %{customdata[0]}, stage %{customdata[1]}",
-        *_times(len(place) + 2),
-        f"%{{customdata[{len(place)}]:,.1f}} {unit.name}",
-        posted,
-    ]
-    color = tinted(OP_COLORS[op], WAITING_TINT) if is_waiting else OP_COLORS[op]
-    kind = Kind(
-        f"{name}, waiting" if is_waiting else name,
-        lane_of(op),
-        [color],
-        _hover(lines),
-        group=name,
-        is_listed=not is_waiting,
-        op=op.value,
-    )
-    numbers = {
-        **place,
-        "num_bytes": (bars.num_bytes, 1 / unit.num_bytes),
-        "waited_ns": (waited_ns, 1 / NS_PER_MS),
-    }
-    return _marks(kind, step, bars, numbers, np.zeros(len(bars), np.int64))
 
 
 def _marks(

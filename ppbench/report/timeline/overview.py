@@ -65,21 +65,13 @@ def overview(
         for rank in range(num_ranks):
             own = slice(bounds[rank], bounds[rank + 1])
             begin, width = marks.begin_ns[own], marks.width_ns[own]
-            shares[number, rank] = _busy_ns(begin, width, edges)
             counts[rank] += np.histogram(begin, edges)[0]
+            if len(begin):  # the running total, interpolated at the edges
+                total = np.concatenate([[0], np.cumsum(width)])
+                times = np.stack([begin, begin + width], axis=1).ravel()
+                levels = np.stack([total[:-1], total[1:]], axis=1).ravel()
+                shares[number, rank] = np.diff(np.interp(edges, times, levels))
     return Overview(edges, shares / np.diff(edges), counts)
-
-
-def _busy_ns(
-    begin_ns: npt.NDArray[np.int64], width_ns: npt.NDArray[np.int64], edges: Floats
-) -> Floats:
-    """Return the busy time per slice: the running total, interpolated at the edges."""
-    if not len(begin_ns):
-        return np.zeros(len(edges) - 1)
-    total = np.concatenate([[0], np.cumsum(width_ns)])
-    times = np.stack([begin_ns, begin_ns + width_ns], axis=1).ravel()
-    levels = np.stack([total[:-1], total[1:]], axis=1).ravel()
-    return np.diff(np.interp(edges, times, levels))
 
 
 NUM_SLICES = 600
@@ -181,81 +173,56 @@ def packed(traces: Sequence[Trace], end_ns: int, first: int = 0) -> tuple[dict[s
     while quantum_ns < _COARSEST and quantum_ns * 10 * _STEPS_SHOWN <= end_ns:
         quantum_ns *= 10
     buffer = bytearray()
-    layouts = [
-        {"trace": number, **_pack(trace, quantum_ns, buffer)}
-        for number, trace in enumerate(traces, first)
-    ]
+
+    def rounded(values_ns: Ints) -> Ints:
+        return (values_ns + quantum_ns // 2) // quantum_ns
+
+    def column(values: Ints) -> dict[str, object]:
+        """Append the values minus their minimum, a plane per byte; return how to read them."""
+        least = int(values.min())
+        rest = (values - least).astype("<u8")
+        num_planes = (int(rest.max()).bit_length() + 7) // 8
+        planes = rest.view(np.uint8).reshape(-1, 8).T[:num_planes]
+        place = len(buffer)
+        buffer.extend(np.ascontiguousarray(planes).tobytes())
+        return {"at": place, "planes": num_planes, "least": least}
+
+    layouts = []
+    for number, trace in enumerate(traces, first):
+        marks = trace.marks
+        begin = rounded(np.concatenate([m.begin_ns for m in marks]))
+        order = np.lexsort((begin, trace.row))
+        row, begin = trace.row[order], begin[order]
+        is_new = np.r_[True, row[1:] != row[:-1]]
+        width = rounded(np.concatenate([m.width_ns for m in marks]))[order]
+        layout: dict[str, object] = {
+            "trace": number,
+            "count": len(begin),
+            "rows": [[float(row[at]), int(at)] for at in np.flatnonzero(is_new)],
+            "lane": trace.lane,
+            "begin": column(np.where(is_new, begin, np.diff(begin, prepend=0))),
+            "width": column(width),
+        }
+        numbers = []
+        for name, (_, unit) in marks[0].numbers.items():
+            values = np.concatenate([m.numbers[name][0] for m in marks])[order]
+            if is_time := name.endswith("_ns"):
+                values = rounded(values)
+            factor = unit * quantum_ns if is_time else unit
+            numbers.append({"name": name, "factor": factor, **column(values)})
+        layout |= {"numbers": numbers, "hasText": trace.kind.has_text}
+        if len(trace.colors) > 1:
+            shade = column(trace.shade[order])
+            layout |= {"shade": shade, "colors": trace.colors, "inks": trace.inks}
+        # Either all marks of a kind have phrases, or none.
+        if phrases := [m.phrases for m in marks if m.phrases is not None]:
+            words: list[str] = []
+            codes = []
+            for own in phrases:
+                codes.append(own.codes + len(words))
+                words += own.words
+            amount = rounded(np.concatenate([own.amount_ns for own in phrases])[order])
+            codes_of = column(np.concatenate(codes)[order])
+            layout["phrases"] = {"words": words, "codes": codes_of, "amount": column(amount)}
+        layouts.append(layout)
     return {"quantumMs": quantum_ns / NS_PER_MS, "traces": layouts}, bytes(buffer)
-
-
-def _pack(trace: Trace, quantum_ns: int, buffer: bytearray) -> dict[str, object]:
-    marks = trace.marks
-    begin = _rounded(np.concatenate([m.begin_ns for m in marks]), quantum_ns)
-    order = np.lexsort((begin, trace.row))
-    row, begin = trace.row[order], begin[order]
-    is_new = np.r_[True, row[1:] != row[:-1]]
-    firsts = np.flatnonzero(is_new)
-    delta = np.where(is_new, begin, np.diff(begin, prepend=0))
-    width = _rounded(np.concatenate([m.width_ns for m in marks]), quantum_ns)[order]
-
-    def column(values: Ints) -> dict[str, int]:
-        return _column(values, buffer)
-
-    layout: dict[str, object] = {
-        "count": len(begin),
-        "rows": [[float(row[at]), int(at)] for at in firsts],
-        "lane": trace.lane,
-        "begin": column(delta),
-        "width": column(width),
-        "numbers": [_numbers(marks, name, order, quantum_ns, buffer) for name in marks[0].numbers],
-        "hasText": marks[0].kind.has_text,
-    }
-    if len(trace.colors) > 1:
-        shade = column(trace.shade[order])
-        layout |= {"shade": shade, "colors": trace.colors, "inks": trace.inks}
-    if marks[0].phrases is not None:
-        layout |= {"phrases": _phrases(marks, order, quantum_ns, buffer)}
-    return layout
-
-
-def _numbers(
-    marks: list[Marks], name: str, order: Ints, quantum_ns: int, buffer: bytearray
-) -> dict[str, object]:
-    values = np.concatenate([m.numbers[name][0] for m in marks])[order]
-    factor = marks[0].numbers[name][1]
-    if name.endswith("_ns"):
-        values, factor = _rounded(values, quantum_ns), factor * quantum_ns
-    return {"name": name, "factor": factor, **_column(values, buffer)}
-
-
-def _phrases(
-    marks: list[Marks], order: Ints, quantum_ns: int, buffer: bytearray
-) -> dict[str, object]:
-    words: list[str] = []
-    codes, amounts = [], []
-    for phrases in (m.phrases for m in marks):
-        assert phrases is not None  # either all marks of a kind have phrases, or none
-        codes.append(phrases.codes + len(words))
-        amounts.append(phrases.amount_ns)
-        words += phrases.words
-    amount = _rounded(np.concatenate(amounts)[order], quantum_ns)
-    return {
-        "words": words,
-        "codes": _column(np.concatenate(codes)[order], buffer),
-        "amount": _column(amount, buffer),
-    }
-
-
-def _rounded(values_ns: Ints, quantum_ns: int) -> Ints:
-    return (values_ns + quantum_ns // 2) // quantum_ns
-
-
-def _column(values: Ints, buffer: bytearray) -> dict[str, int]:
-    """Append the values minus their minimum, a plane per byte; return how to read them."""
-    least = int(values.min())
-    rest = (values - least).astype("<u8")
-    num_planes = (int(rest.max()).bit_length() + 7) // 8
-    planes = rest.view(np.uint8).reshape(-1, 8).T[:num_planes]
-    place = len(buffer)
-    buffer += np.ascontiguousarray(planes).tobytes()
-    return {"at": place, "planes": num_planes, "least": least}

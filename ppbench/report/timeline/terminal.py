@@ -46,7 +46,7 @@ from engine.plan.replay import joining
 from engine.plan.schedules.formulae import Times
 from ppbench.analysis.waits import Cause
 from ppbench.display.colors import OP_COLORS, OP_WORDS, ink_on, tinted
-from ppbench.display.units import NS_PER_MS, counted
+from ppbench.display.units import NS_PER_MS, counted, round_step
 from ppbench.prediction import Prediction
 from ppbench.prediction.replicas import JoinedPrediction, sharding_text
 from ppbench.report.timeline.marks import (
@@ -175,20 +175,10 @@ def _filled(color: str) -> Style:
     return Style(color=ink_on(color), bgcolor=color)
 
 
-def _nice_step(least: Fraction) -> Fraction:
-    """Return the smallest of 1, 2, 5, 10, 20, ... (or .1, .01, ...) that is not below `least`."""
-    power = Fraction(1)
-    while power >= least:
-        power /= 10
-    while power * 10 < least:
-        power *= 10
-    return next(power * digit for digit in (1, 2, 5, 10) if power * digit >= least)
-
-
 def _ruler(num_slices: int, end_ns: int) -> str:
     """Return ticks at round numbers of milliseconds."""
     end_ms = max(end_ns, 1) / NS_PER_MS
-    gap_ms = float(_nice_step(Fraction(end_ms * _LEAST_TICK_GAP / num_slices)))
+    gap_ms = float(round_step(end_ms * _LEAST_TICK_GAP / num_slices))
     ruler = [" "] * (num_slices + _LEAST_TICK_GAP)
     for number in range(int(end_ms / gap_ms) + 1):
         ms = number * gap_ms
@@ -348,17 +338,13 @@ class _Grid:
         self._has_stages = program.num_stages > program.world_size
         self._ranks = program.placement.ranks
         self._ops = [op for op in OP_COLORS if any(a.op is op for r in program.actions for a in r)]
-        self.scale = self._fitting_scale()
-        self.width = self.scale.at(prediction.simulation.makespan_ns)
-
-    def _fitting_scale(self) -> Scale:
-        program, simulation = self._prediction.program, self._prediction.simulation
+        simulation = prediction.simulation
         rows = zip(simulation.start_ns, simulation.end_ns, strict=True)
         lengths = {e - s for starts, ends in rows for s, e in zip(starts, ends, strict=True)}
-        longest = max(lengths)
         shortest = min(length for length in lengths if length > 0)
         widest = max(len(self._label(action)) for row in program.actions for action in row)
-        return Scale(widest + 1, max(shortest, -(-longest // MOST_CELLS)))
+        self.scale = Scale(widest + 1, max(shortest, -(-max(lengths) // MOST_CELLS)))
+        self.width = self.scale.at(simulation.makespan_ns)
 
     def _label(self, action: Action) -> str:
         return label_of(action, has_stages=self._has_stages)
@@ -387,7 +373,9 @@ class _Grid:
 
     def _bar(self, action: Action, begin: int, end: int, block: int) -> Iterator[Cell]:
         """Yield an action's label, its length, and a gap."""
-        label, style = self._label(action), self._style(action.op, self._shade(action.stage))
+        stages = self._ranks[: action.stage]
+        shade = stages.count(self._ranks[action.stage])  # stages of its rank before this one
+        label, style = self._label(action), self._style(action.op, shade)
         length = max(end - begin - 1, min(1, end - begin))
         until_cut = block - begin % block
         indent = until_cut if until_cut < len(label) <= length - until_cut else 0
@@ -397,10 +385,6 @@ class _Grid:
             ((char, style) for char in text), ((" ", _NO_STYLE),) * (end - begin - length)
         )
 
-    def _shade(self, stage: int) -> int:
-        """Return how many stages its rank has before this one."""
-        return self._ranks[:stage].count(self._ranks[stage])
-
     def _style(self, op: Op, shade: int) -> Style:
         most = -(-len(self._ranks) // self._prediction.program.world_size) - 1
         return _filled(tinted(OP_COLORS[op], LIGHTEST * shade / max(1, most)))
@@ -408,7 +392,7 @@ class _Grid:
     def _time_line(self, block: int) -> list[Cell]:
         line = [" "] * self.width
         per_tick = Fraction(self.scale.num_chars, self.scale.ticks)
-        step = _nice_step(_LEAST_LABEL_GAP / (per_tick * self._prediction.ticks_per_s))
+        step = round_step(_LEAST_LABEL_GAP / (per_tick * self._prediction.ticks_per_s))
         for count in itertools.count():
             at = int(count * step * self._prediction.ticks_per_s * per_tick)
             label = amount(count * step)

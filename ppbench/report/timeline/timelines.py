@@ -323,21 +323,15 @@ def _step_facts(step: pd.Series) -> list[str]:
     return [text for text in written if MISSING not in text]
 
 
-@dataclass(frozen=True)
-class Timelines:
-    """The timeline of each run that can be drawn, by its id, and those of the cases, in groups."""
-
-    by_run: Mapping[str, Timeline]
-    groups: Sequence[Group]
-
-
 def rivalry(axes: Axes) -> str:
     """Return the setting in which rivals differ: the schedule or, of one schedule, the policy."""
     return "sharding_policy" if "sharding_policy" in axes and "schedule" not in axes else "schedule"
 
 
-def timelines(store: Store, runs: pd.DataFrame, axes: Axes) -> Timelines:
-    """Draw the median step of each run by itself and beside its rivals; its marks are made once.
+def timelines(
+    store: Store, runs: pd.DataFrame, axes: Axes
+) -> tuple[dict[str, Timeline], list[Group]]:
+    """Draw the median step of each run by itself, by its id, and beside its rivals, in groups.
 
     Rivals are runs that differ only in `rivalry` or launch. Of each case the launch of median
     throughput is drawn beside the others; the groups most worth comparing come first, and the
@@ -374,7 +368,7 @@ def timelines(store: Store, runs: pd.DataFrame, axes: Axes) -> Timelines:
         if together:
             line = _drawn(together, explanations)
             groups.append(Group(title, line, is_open=len(groups) < NUM_OPEN))
-    return Timelines(by_run, groups)
+    return by_run, groups
 
 
 def _is_median(values: pd.Series) -> pd.Series:

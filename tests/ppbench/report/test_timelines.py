@@ -63,7 +63,7 @@ def test_a_run_without_spans_is_left_out_and_the_others_are_drawn(tmp_path) -> N
     with pytest.raises(StoreError, match="its spans are not in the store"):
         timeline(store, [damaged], ["afab"])
     assert timeline(store, [damaged, sound], ["afab", "1f1b"]).run_ids == (sound["run_id"],)
-    (group,) = timelines(store, store.runs(), ("schedule",)).groups
+    _, (group,) = timelines(store, store.runs(), ("schedule",))
     assert group.timeline.name == "1f1b"
 
 
@@ -72,7 +72,7 @@ def test_a_group_shows_the_launch_of_median_throughput(tmp_path) -> None:
     speeds = (900.0, 1100.0, 1000.0)
     rows = [run_row(n, case, launch=n, tokens_per_s=s) for n, s in enumerate(speeds)]
     store = store_with(tmp_path, rows)
-    (group,) = timelines(store, store.runs(), ()).groups
+    _, (group,) = timelines(store, store.runs(), ())
     assert group.timeline.run_ids == (rows[2]["run_id"],)
 
 
@@ -235,7 +235,7 @@ def test_several_runs_show_the_slowest_replica_of_each_alone(tmp_path) -> None:
 def test_policies_of_one_schedule_share_a_figure(tmp_path) -> None:
     cases = [Case(replicas=2, sharding_policy=policy) for policy in ("ddp", "zero3")]
     store = store_with(tmp_path, [run_row(n, case) for n, case in enumerate(cases)])
-    (group,) = timelines(store, store.runs(), ("sharding_policy",)).groups
+    _, (group,) = timelines(store, store.runs(), ("sharding_policy",))
     words = [title["text"] for title in group.timeline.picture["layout"]["annotations"]]
     assert [word.split(" · ")[0] for word in words] == [
         "<b>sharding policy ddp",
