@@ -117,31 +117,23 @@ def _with_nulls(value: object) -> object:
 
 
 def _plain(values: npt.NDArray[Any] | np.generic) -> object:
-    """Return numbers of numpy as plotly.js takes them, and texts as a list."""
+    """Return numbers of numpy as plotly.js takes them, in base64, and texts as a list."""
     if isinstance(values, np.generic):
         return values.item()
-    return _typed_array(values) if values.dtype.kind in "fiu" else values.tolist()
+    if values.dtype.kind not in "fiu":
+        return values.tolist()
+    packed = base64.b64encode(values.astype("<f8").tobytes()).decode("ascii")
+    shape = {"shape": ", ".join(map(str, values.shape))} if values.ndim > 1 else {}
+    return {"dtype": "f8", "bdata": packed, **shape}
 
 
 def packed_figure(figure: go.Figure | Picture) -> str:
-    return pack_text(plain_json(figure))
+    return pack_bytes(plain_json(figure).encode())
 
 
 def pack_bytes(data: bytes) -> str:
     """Return `data` deflated (zlib format, RFC 1950) in base64."""
     return base64.b64encode(zlib.compress(data, _LEVEL)).decode("ascii")
-
-
-def pack_text(text: str) -> str:
-    """Return the text in UTF-8, packed by `pack_bytes`."""
-    return pack_bytes(text.encode("utf-8"))
-
-
-def _typed_array(values: npt.NDArray[Any]) -> dict[str, str]:
-    """Return numbers as plotly.js takes them: their bytes in base64."""
-    packed = base64.b64encode(values.astype("<f8").tobytes()).decode("ascii")
-    shape = {"shape": ", ".join(map(str, values.shape))} if values.ndim > 1 else {}
-    return {"dtype": "f8", "bdata": packed, **shape}
 
 
 def script_json(value: object) -> Markup:

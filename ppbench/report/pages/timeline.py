@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -33,17 +32,6 @@ from ppbench.store import Store
 Facts = list[tuple[str, str]]
 
 
-@dataclass(frozen=True)
-class _RunSection:
-    """The section on a run below the timeline."""
-
-    name: str
-    explanation: str
-    facts: Facts
-    flight: Flight | None = None  # of a failed run
-    error: str = ""
-
-
 def write_timeline(
     path: Path,
     store: Store,
@@ -61,12 +49,23 @@ def write_timeline(
     rows, names = [run for _, run in runs.iterrows()], run_names(runs)
     line = timeline(store, rows, names, choice=choice, has_plan=has_plan)
     texts = dict(zip(line.run_ids, line.explanations, strict=True))
-    sections = [
-        _failed_section(store, run, name)
-        if run["status"] != "ok"
-        else _RunSection(name, texts.get(str(run["run_id"]), ""), _facts(run))
-        for name, run in zip(names, rows, strict=True)
-    ]
+    sections = []
+    for name, run in zip(names, rows, strict=True):
+        if run["status"] == "ok":
+            text = texts.get(str(run["run_id"]), "")
+            sections.append(_section(name, _facts(run), explanation=text))
+            continue
+        facts = [
+            ("status", str(run["status"])),
+            ("at rank", written(run["error_rank"], ".0f")),
+            ("try", written(run["attempt"], ".0f")),
+            ("model", str(run["model_preset"])),
+            ("device", str(run["device"])),
+            ("run", str(run["run_id"])),
+        ]
+        error = "" if is_missing(run["error"]) else str(run["error"]).strip()
+        heading = f"{name}: {run['status']}"
+        sections.append(_section(heading, facts, flight=flight_of(store, run), error=error))
     memories: list[tuple[str, Picture]] = []
     for name, run in zip(names, rows, strict=True):
         run_ids = [str(run["run_id"])]
@@ -121,14 +120,14 @@ def write_plan(path: Path, spans: pd.DataFrame, *, title: str, subtitle: str, fa
     Raises StoreError if the file cannot be written.
     """
     line = planned(spans, title, subtitle)
-    page = _page(line, about_timeline(title), [_RunSection("", "", facts)], [])
+    page = _page(line, about_timeline(title), [_section("", facts)], [])
     write_page(path, page, option="--html")
 
 
 def _page(
     line: Timeline,
     about: About,
-    sections: Sequence[_RunSection],
+    sections: Sequence[dict[str, object]],
     memories: Sequence[tuple[str, Picture]],
     damaged: Sequence[str] = (),
     assets: Assets = Assets.inline,
@@ -137,17 +136,12 @@ def _page(
     return render("timeline.html", assets=assets, about=about, damaged=damaged, **shown)
 
 
-def _failed_section(store: Store, run: pd.Series, name: str) -> _RunSection:
-    error = "" if is_missing(run["error"]) else str(run["error"]).strip()
-    facts = [
-        ("status", str(run["status"])),
-        ("at rank", written(run["error_rank"], ".0f")),
-        ("try", written(run["attempt"], ".0f")),
-        ("model", str(run["model_preset"])),
-        ("device", str(run["device"])),
-        ("run", str(run["run_id"])),
-    ]
-    return _RunSection(f"{name}: {run['status']}", "", facts, flight_of(store, run), error)
+def _section(
+    name: str, facts: Facts, *, explanation: str = "", flight: Flight | None = None, error: str = ""
+) -> dict[str, object]:
+    """Return the section on a run below the timeline; only failed runs have a flight, an error."""
+    about = {"name": name, "explanation": explanation, "facts": facts}
+    return {**about, "flight": flight, "error": error}
 
 
 def _facts(run: pd.Series) -> Facts:

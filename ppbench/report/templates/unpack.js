@@ -10,7 +10,7 @@ async function unpackBytes(script) {
   return new Uint8Array(await new Response(inflated).arrayBuffer());
 }
 
-// Resolves to the text that `pack_text` was given.
+// Resolves to the text of a packed figure.
 async function unpackText(script) {
   return new TextDecoder().decode(await unpackBytes(script));
 }
