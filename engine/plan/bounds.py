@@ -44,12 +44,11 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from operator import sub
 from typing import NamedTuple
 
 from engine.plan.problem import Problem
-from engine.plan.simulate import Durations
 
 
 class Job(NamedTuple):
@@ -77,7 +76,23 @@ def lower_bound(problem: Problem) -> int:
                 for kind in kinds
                 for head, tail in zip(heads[kind], tails[kind], strict=True)
             ]
-            bounds.append(_one_machine(jobs))
+            # The least time of a machine that may interrupt its jobs (Carlier 1982).
+            waiting, ready, now, at = sorted(jobs), list[list[int]](), 0, 0
+            while at < len(waiting) or ready:
+                if not ready:
+                    now = max(now, waiting[at].head)
+                while at < len(waiting) and waiting[at].head <= now:
+                    heapq.heappush(ready, [-waiting[at].tail, waiting[at].busy])
+                    at += 1
+                first = ready[0]
+                until = waiting[at].head if at < len(waiting) else math.inf
+                if now + first[1] <= until:
+                    now += first[1]
+                    bounds.append(now - first[0])
+                    heapq.heappop(ready)
+                else:
+                    first[1] -= int(until) - now
+                    now = int(until)
             bounds += _between(chain, rank, heads, tails)
             bounds.append(_held_over_time(chain, rank, heads))
     return max(bounds)
@@ -92,7 +107,11 @@ class Chain:
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.num_stages = problem, problem.placement.num_stages
-        self.busy = [*problem.durations.forward_ns, *itertools.chain(*_halves(problem.durations))]
+        durations, m = problem.durations, problem.num_microbatches
+        whole = durations.whole_ns
+        inputs = list(map(min, durations.input_ns, whole))  # i' and w'
+        weights = map(min, durations.weight_ns, map(sub, whole, inputs))
+        self.busy = [*durations.forward_ns, *inputs, *weights]
         self.delay = [0] * len(self.busy)
         ranks, transfers = problem.placement.ranks, problem.transfers
         for stage, (here, there) in enumerate(itertools.pairwise(ranks)):
@@ -105,34 +124,29 @@ class Chain:
             *range(self.num_stages),
             *range(2 * self.num_stages - 1, self.num_stages - 1, -1),
         ]
-        self.places = [self._places(stage) for stage in range(self.num_stages)]
+        # By stage, the I and W of the rank that F waits for, and how many microbatches before.
+        self.places: list[list[tuple[int, int]]] = [[] for _ in range(self.num_stages)]
         self.frees: list[list[tuple[int, int]]] = [[] for _ in self.busy]
         for stage, places in enumerate(self.places):
-            for kind, num in places:
-                self.frees[kind].append((stage, num))
+            stages = problem.placement.stages_of(ranks[stage])
+            sums = itertools.accumulate(problem.held_after_forward[other] for other in stages)
+            upto = dict(zip(stages, sums, strict=True))
+            limit, here = problem.limits[ranks[stage]], upto[stage]
+            for other, both in upto.items():
+                left = problem.held_after_input[other]
+                left = left if other <= stage else min(left, here)
+                most = limit - max(here, both), limit - here
+                each = min(here, both), left
+                for op, (room, held) in enumerate(zip(most, each, strict=True), 1):
+                    num = 1 + room // held if held else m
+                    if num < m:
+                        kind = op * self.num_stages + other
+                        places.append((kind, num))
+                        self.frees[kind].append((stage, num))
 
     def kinds_of(self, rank: int) -> list[int]:
         stages = self.problem.placement.stages_of(rank)
         return [op * self.num_stages + stage for op in range(3) for stage in stages]
-
-    def _places(self, stage: int) -> list[tuple[int, int]]:
-        """The I and W of the rank that F waits for, and how many microbatches before they are."""
-        problem, m = self.problem, self.problem.num_microbatches
-        rank = problem.placement.ranks[stage]
-        stages = problem.placement.stages_of(rank)
-        sums = itertools.accumulate(problem.held_after_forward[other] for other in stages)
-        upto = dict(zip(stages, sums, strict=True))
-        limit, here, places = problem.limits[rank], upto[stage], []
-        for other, both in upto.items():
-            left = problem.held_after_input[other]
-            left = left if other <= stage else min(left, here)
-            most = limit - max(here, both), limit - here
-            each = min(here, both), left
-            for op, (room, held) in enumerate(zip(most, each, strict=True), 1):
-                num = 1 + room // held if held else m
-                if num < m:
-                    places.append((op * self.num_stages + other, num))
-        return places
 
     def trips(self) -> list[int]:
         """By stage, from the start of F to the end of I of a microbatch that is alone."""
@@ -186,35 +200,6 @@ class Chain:
         return max(waiting, default=0)
 
 
-def _halves(durations: Durations) -> tuple[list[int], list[int]]:
-    """The times i' and w' of the halves that fit into whatever a program makes of a backward."""
-    whole = durations.whole_ns
-    inputs = list(map(min, durations.input_ns, whole))
-    return inputs, list(map(min, durations.weight_ns, map(sub, whole, inputs)))
-
-
-def _one_machine(jobs: Iterable[Job]) -> int:
-    """The least time of a machine that may interrupt its jobs (Carlier 1982)."""
-    waiting, ready, now, least = sorted(jobs), list[list[int]](), 0, 0
-    at = 0
-    while at < len(waiting) or ready:
-        if not ready:
-            now = max(now, waiting[at].head)
-        while at < len(waiting) and waiting[at].head <= now:
-            heapq.heappush(ready, [-waiting[at].tail, waiting[at].busy])
-            at += 1
-        first = ready[0]
-        until = waiting[at].head if at < len(waiting) else math.inf
-        if now + first[1] <= until:
-            now += first[1]
-            least = max(least, now - first[0])
-            heapq.heappop(ready)
-        else:
-            first[1] -= int(until) - now
-            now = int(until)
-    return least
-
-
 def _between(
     chain: Chain, rank: int, heads: list[list[int]], tails: list[list[int]]
 ) -> Iterator[int]:
@@ -258,29 +243,19 @@ def _most(items: list[tuple[int, int]], limit: int, most_each: int) -> int:
 
 def _held_over_time(chain: Chain, rank: int, heads: list[list[int]]) -> int:
     """The first time by which memory over time is enough for all microbatches."""
-    problem, num_stages = chain.problem, chain.num_stages
+    problem, num_stages, busy = chain.problem, chain.num_stages, chain.busy
     limit, stages = problem.limits[rank], problem.placement.stages_of(rank)
     forward, left = problem.held_after_forward, problem.held_after_input
-    trips = chain.trips()
-    needed = problem.num_microbatches * sum(
-        forward[s] * trips[s] + left[s] * chain.busy[2 * num_stages + s] for s in stages
-    )
-    taken = [(forward[s], chain.busy[s]) for s in stages]
-    freed = [
-        (held, time)
-        for s in stages
-        for held, time in (
-            (left[s], chain.busy[2 * num_stages + s]),
-            (forward[s], chain.busy[num_stages + s] + chain.busy[2 * num_stages + s]),
-        )
-    ]
+    trips, needed = chain.trips(), 0
+    taken, freed = list[tuple[int, int]](), list[tuple[int, int]]()
+    for s in stages:
+        turn, weight = num_stages + s, 2 * num_stages + s
+        needed += problem.num_microbatches * (forward[s] * trips[s] + left[s] * busy[weight])
+        taken.append((forward[s], busy[s]))
+        freed += [(left[s], busy[weight]), (forward[s], busy[turn] + busy[weight])]
     most = max(forward[s] for s in stages)
     rise, fall = _steepest(taken), _steepest(freed)
-    start = min(heads[s][0] for s in stages)
-    low, high = (
-        0,
-        max(1, *chain.busy) * 4 * num_stages * problem.num_microbatches,
-    )
+    low, high = 0, max(1, *busy) * 4 * num_stages * problem.num_microbatches
     while _area(high, limit, most, rise, fall) < needed:
         high *= 2
     while low < high:
@@ -289,7 +264,7 @@ def _held_over_time(chain: Chain, rank: int, heads: list[list[int]]) -> int:
             low = middle + 1
         else:
             high = middle
-    return start + low
+    return min(heads[s][0] for s in stages) + low
 
 
 def _steepest(changes: list[tuple[int, int]]) -> float:

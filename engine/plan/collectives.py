@@ -122,7 +122,29 @@ def add_collectives(program: Program, policy: CollectivePolicy) -> Program:
     Computations and transfers keep their order. An UNSHARD comes directly before the computation
     that it is added for, a REDUCE_GRAD behind the SEND of its backward.
     """
-    rows = (_with_collectives(row, policy) for row in program.actions)
+    rows = []
+    for row in program.actions:
+        computations = [action for action in row if action.op in COMPUTE_OPS]
+        around = _around([action.stage for action in computations], policy)
+        last = {a.stage: at for at, a in enumerate(computations) if a.op in (Op.B, Op.W)}
+        out: list[Action] = []
+        waiting: list[Action] = []  # until what the computation made is sent
+        num_done = 0
+        for action in row:
+            if action.op not in SEND_OPS:
+                out += waiting
+                waiting = []
+            if action.op in COMPUTE_OPS:
+                unsharded, resharded = next(around)
+                out += unsharded
+                is_complete = reduces_every_backward(policy) or last.get(action.stage) == num_done
+                is_summed = is_complete and not isinstance(policy, NoCollectives)
+                if action.op in (Op.B, Op.W) and is_summed:
+                    waiting.append(_collective(action.stage, Op.REDUCE_GRAD))
+                waiting += resharded
+                num_done += 1
+            out.append(action)
+        rows.append(out + waiting)
     return replace(program, actions=Table.of(rows))
 
 
@@ -136,104 +158,67 @@ def with_collectives(lowered: Program, program: Program, policy: CollectivePolic
         return add_collectives(lowered, policy)
     if program.has_transfers:
         return program
-    rows = map(_with_those_written, lowered.actions, program.rows)
+    rows = []
+    for row, written in zip(lowered.actions, program.rows, strict=True):
+        before: list[list[Action]] = [[]]  # each computation, and the end
+        for action in written:
+            if action.op in COMPUTE_OPS:
+                before.append([])
+            else:
+                before[-1].append(action)
+        groups, out = iter(before), list[Action]()
+        waiting = next(groups)
+        for action in row:
+            if action.op not in SEND_OPS:
+                out += waiting
+                waiting = []
+            out.append(action)
+            if action.op in COMPUTE_OPS:
+                waiting = next(groups)
+        rows.append(out + waiting)
     return replace(lowered, actions=Table.of(rows))
-
-
-def _with_those_written(row: Sequence[Action], written: Sequence[Action]) -> list[Action]:
-    before: list[list[Action]] = [[]]  # each computation, and the end
-    for action in written:
-        if action.op in COMPUTE_OPS:
-            before.append([])
-        else:
-            before[-1].append(action)
-    groups, out = iter(before), list[Action]()
-    waiting = next(groups)
-    for action in row:
-        if action.op not in SEND_OPS:
-            out += waiting
-            waiting = []
-        out.append(action)
-        if action.op in COMPUTE_OPS:
-            waiting = next(groups)
-    return out + waiting
-
-
-def _with_collectives(row: Sequence[Action], policy: CollectivePolicy) -> list[Action]:
-    computations = [action for action in row if action.op in COMPUTE_OPS]
-    stages = [action.stage for action in computations]
-    last = {a.stage: at for at, a in enumerate(computations) if a.op in (Op.B, Op.W)}
-    around: Iterator[tuple[list[Action], list[Action]]] = (([], []) for _ in stages)
-    match policy:
-        case Zero3():
-            around = _with_residency(stages, policy.residency, policy.look_ahead)
-        case TorchWindow():
-            around = _in_window(stages, policy.max_active_stages)
-    out: list[Action] = []
-    waiting: list[Action] = []  # until what the computation made is sent
-    num_done = 0
-    for action in row:
-        if action.op not in SEND_OPS:
-            out += waiting
-            waiting = []
-        if action.op in COMPUTE_OPS:
-            unsharded, resharded = next(around)
-            out += unsharded
-            is_complete = reduces_every_backward(policy) or last.get(action.stage) == num_done
-            if action.op in (Op.B, Op.W) and is_complete and not isinstance(policy, NoCollectives):
-                waiting.append(_collective(action.stage, Op.REDUCE_GRAD))
-            waiting += resharded
-            num_done += 1
-        out.append(action)
-    return out + waiting
 
 
 def _collective(stage: int, op: Op) -> Action:
     return Action(stage, op, NO_INDEX)
 
 
-def _upcoming(stages: Sequence[int]) -> Iterator[list[int]]:
-    """Before each computation the stages that are still needed, the next one first."""
+def _around(
+    stages: Sequence[int], policy: CollectivePolicy
+) -> Iterator[tuple[list[Action], list[Action]]]:
+    """The UNSHARDs and RESHARDs before and after each computation of a rank."""
+    if most_unsharded(policy) is None:
+        yield from (([], []) for _ in stages)
+        return
     uses: dict[int, deque[int]] = {}
     for at, stage in enumerate(stages):
         uses.setdefault(stage, deque()).append(at)
-    for stage in stages:
-        yield sorted(uses, key=lambda one: uses[one][0])
+    unsharded: set[int] = set()  # its order depends on what was added and removed, one by one
+    for at, stage in enumerate(stages):
+        upcoming = sorted(uses, key=lambda one: uses[one][0])  # those still needed, the next first
         uses[stage].popleft()
-        if not uses[stage]:
+        is_over = not uses[stage]
+        if is_over:
             del uses[stage]
-
-
-def _with_residency(
-    stages: Sequence[int], residency: int, look_ahead: int
-) -> Iterator[tuple[list[Action], list[Action]]]:
-    """The collectives before and after each computation of a rank, for `Zero3`."""
-    unsharded: set[int] = set()
-    last = {stage: at for at, stage in enumerate(stages)}
-    for at, upcoming in enumerate(_upcoming(stages)):
-        wanted = upcoming[: look_ahead + 1]
-        missing = [stage for stage in wanted if stage not in unsharded]
-        others = [s for s in reversed(upcoming) if s in unsharded and s not in wanted]
-        evicted = others[: max(0, len(unsharded) + len(missing) - residency)]
-        unsharded = unsharded.difference(evicted).union(missing)
-        before = [_collective(stage, Op.RESHARD) for stage in evicted]
-        before += [_collective(stage, Op.UNSHARD) for stage in missing]
-        is_over = last[stages[at]] == at
-        unsharded -= {stages[at]} if is_over else set()
-        yield before, [_collective(stages[at], Op.RESHARD)] if is_over else []
-
-
-def _in_window(stages: Sequence[int], size: int) -> Iterator[tuple[list[Action], list[Action]]]:
-    """The same for `TorchWindow`."""
-    active: set[int] = set()  # whose order depends on what was added and removed, one by one
-    for at, upcoming in enumerate(_upcoming(stages)):
-        wanted, before = upcoming[:size], []
-        for stage in [one for one in active if one not in wanted]:
-            active.remove(stage)
-            before.append(_collective(stage, Op.RESHARD))
-        for stage in wanted:
-            if stage not in active:
-                active.add(stage)
-                before.append(_collective(stage, Op.UNSHARD))
-        is_end = at + 1 == len(stages)
-        yield before, [_collective(stage, Op.RESHARD) for stage in active] if is_end else []
+        evicted, missing, after = list[int](), list[int](), list[int]()
+        match policy:
+            case Zero3():
+                wanted = upcoming[: policy.look_ahead + 1]
+                missing = [one for one in wanted if one not in unsharded]
+                others = [s for s in reversed(upcoming) if s in unsharded and s not in wanted]
+                evicted = others[: max(0, len(unsharded) + len(missing) - policy.residency)]
+                after = [stage] if is_over else []
+            case TorchWindow():
+                wanted = upcoming[: policy.max_active_stages]
+                evicted = [one for one in unsharded if one not in wanted]
+                missing = [one for one in wanted if one not in unsharded]
+        for one in evicted:
+            unsharded.remove(one)
+        for one in missing:
+            unsharded.add(one)
+        if isinstance(policy, TorchWindow) and at + 1 == len(stages):
+            after = list(unsharded)
+        before = [_collective(one, Op.RESHARD) for one in evicted]
+        before += [_collective(one, Op.UNSHARD) for one in missing]
+        unsharded.difference_update(after)
+        yield before, [_collective(one, Op.RESHARD) for one in after]

@@ -38,9 +38,10 @@ but knows neither gradients nor temporaries nor what a half of a backward keeps.
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -115,108 +116,96 @@ def predict_peak(
     """
     arrays, width = columns_of(lowered, is_proved=True)
     begin, end = lowered.table.offset[rank : rank + 2]
-    along = _Along(lowered, rank, shared)
-    columns = (column[begin:end] for column in arrays[1:])
-    row = (array("q", [0, end - begin]), *columns, *along.arrays)
-    kinds = kinds_of(lowered.placement, width)
-    size, links = len(kinds.edge), num_links(lowered)
-    sizes = size, links, links, links * width, links * width, links
-    costs = along.without_gradients(costs)
-    arguments = messages.is_posted, messages.is_queued, tuple(filled(0, n) for n in sizes)
-    by_kind = _costs_by_kind(lowered, costs, messages), _received_by_kind(lowered, messages)
-    peak, level = run(
-        end - begin,
-        kernels.follow_bytes,
-        row,
-        kinds,
-        width,
-        *by_kind,
-        *arguments,
-        static_bytes,
-    )
-    optimizer = costs.of((NO_INDEX, Op.OPT), is_first=True)
-    peak, level = max(peak, level + along.sums.rise_bytes), level + along.sums.net_bytes
-    return max(peak, level + max(optimizer.rise_bytes, optimizer.net_bytes))
 
-
-class _Along:
-    """What replicas have in common, along a row, beside the costs that one pipeline would have.
-
-    `arrays` hold, by position among computations and transfers, the rise and net of the collectives
-    before it and the bytes of gradients that it makes; `sums` is what follows the row.
-    """
-
-    def __init__(self, lowered: Program, rank: int, shared: Shared) -> None:
-        self._row = lowered.actions[rank]
-        num_actions = len(self._row)
-        self.arrays = tuple(filled(0, num_actions) for _ in range(3))
-        self.sums = Change(0, 0)
-        if shared.buckets:
-            *changes, last = changes_along(lowered.rows[rank], shared)
-            self._place(lowered.rows[rank], changes, last)
-
-    def _place(self, row: Sequence[Action], changes: Sequence[Change], last: Change) -> None:
-        rise, net, made = self.arrays
-        position, before = 0, Change(0, 0)
-        for action, change in zip(row, changes, strict=True):
+    # By position among computations and transfers, the rise and net of the collectives before it
+    # and the bytes of gradients that it makes; `sums` is what follows the row.
+    rise, net, made = along = tuple(filled(0, end - begin) for _ in range(3))
+    sums = Change(0, 0)
+    if shared.buckets:
+        *changes, last = changes_along(lowered.rows[rank], shared)
+        position = 0
+        for action, change in zip(lowered.rows[rank], changes, strict=True):
             if action.op in COLLECTIVE_OPS:
-                before = _then(before, change)
+                sums = sums.then(change)
                 continue
-            rise[position], net[position] = before
+            rise[position], net[position] = sums
             made[position] = change.net_bytes
-            position, before = position + 1, Change(0, 0)
-        self.sums = _then(before, last)
+            position, sums = position + 1, Change(0, 0)
+        sums = sums.then(last)
 
-    def without_gradients(self, costs: Costs) -> Costs:
-        """The costs less the gradients that the measured actions have made."""
-        made: dict[StageOp, list[int]] = defaultdict(list)
-        for action, num_bytes in zip(self._row, self.arrays[2], strict=True):
-            made[action.stage, action.op].append(num_bytes)
-
-        def lessened(measured: Mapping[StageOp, Cost], nth: int) -> dict[StageOp, Cost]:
-            return {
+    # The measured actions have made gradients, which are counted along the row.
+    made_by: dict[StageOp, list[int]] = defaultdict(list)
+    for action, num_bytes in zip(lowered.actions[rank], made, strict=True):
+        made_by[action.stage, action.op].append(num_bytes)
+    costs = Costs(
+        *(
+            {
                 kind: Cost(
                     cost.rise_bytes - num_bytes,
                     cost.net_bytes - num_bytes,
                     max(0, cost.handed_bytes - num_bytes),  # gradients go between spans too
                 )
                 for kind, cost in measured.items()
-                for num_bytes in [[*made[kind], 0, 0][nth]]
+                for num_bytes in [[*made_by[kind], 0, 0][nth]]
             }
-
-        return Costs(lessened(costs.first, 0), lessened(costs.later, 1))
-
-
-def _then(first: Change, second: Change) -> Change:
-    """Both as one change."""
-    rise_bytes = max(first.rise_bytes, first.net_bytes + second.rise_bytes)
-    return Change(rise_bytes, first.net_bytes + second.net_bytes)
-
-
-def _kinds(lowered: Program) -> Iterator[StageOp]:
-    return ((stage, op) for op in OPS for stage in range(lowered.num_stages))
-
-
-def _costs_by_kind(lowered: Program, costs: Costs, messages: Messages) -> tuple[array[int], ...]:
-    """By kind: rise, net and what is handed on, of its first action and of later ones.
-
-    The last array is of what is let go after each.
-    """
-    first, later = (
-        [costs.of(kind, is_first=is_first) for kind in _kinds(lowered)]
-        for is_first in (True, False)
+            for nth, measured in enumerate((costs.first, costs.later))
+        )
     )
-    let_go = array("q", (_let_go_after(lowered, *k, costs, messages) for k in _kinds(lowered)))
-    columns = zip(*(one + other for one, other in zip(first, later, strict=True)), strict=True)
-    return (*(array("q", column) for column in columns), let_go)
 
-
-def _received_by_kind(lowered: Program, messages: Messages) -> array[int]:
-    """Bytes of the message that a RECV is for, or that a computation needs."""
+    # By kind: rise, net and what is handed on, of its first action and of later ones, what is let
+    # go after each, and the bytes of the message that a RECV is for, or that a computation needs.
     computing = {Op.RECV_F: Op.F, Op.RECV_B: Op.B}
-    actions = (Action(stage, computing.get(op, op), 0) for stage, op in _kinds(lowered))
-    receives = (incoming(action, lowered) for action in actions)
-    return array("q", (messages.received_bytes(r) if r else 0 for r in receives))
+    rows = []
+    for op in OPS:
+        for stage in range(lowered.num_stages):
+            both = (costs.of((stage, op), is_first=is_first) for is_first in (True, False))
+            receive = incoming(Action(stage, computing.get(op, op), 0), lowered)
+            let_go = _let_go_after(lowered, stage, op, costs, messages)
+            received = messages.received_bytes(receive) if receive else 0
+            rows.append((*itertools.chain(*both), let_go, received))
+    *by_kind, received_by_kind = (array("q", column) for column in zip(*rows, strict=True))
+
+    columns = (column[begin:end] for column in arrays[1:])
+    kinds = kinds_of(lowered.placement, width)
+    links = num_links(lowered)
+    sizes = len(kinds.edge), links, links, links * width, links * width, links
+    peak, level = run(
+        end - begin,
+        kernels.follow_bytes,
+        (array("q", [0, end - begin]), *columns, *along),
+        kinds,
+        width,
+        tuple(by_kind),
+        received_by_kind,
+        messages.is_posted,
+        messages.is_queued,
+        tuple(filled(0, size) for size in sizes),
+        static_bytes,
+    )
+    optimizer = costs.of((NO_INDEX, Op.OPT), is_first=True)
+    peak, level = max(peak, level + sums.rise_bytes), level + sums.net_bytes
+    return max(peak, level + max(optimizer.rise_bytes, optimizer.net_bytes))
+
+
+def _let_go_after(lowered: Program, stage: int, op: Op, costs: Costs, messages: Messages) -> int:
+    """What goes right after a B or I (8): all that would be left of a microbatch otherwise."""
+    if op not in (Op.B, Op.I):
+        return 0
+    last = lowered.num_stages - 1
+    forward, backward = messages.forward_bytes, messages.backward_bytes
+    given_bytes = backward[stage] if stage < last else 0
+    if (stage, op) not in costs.later:  # gradients cannot be told from what is left
+        return given_bytes
+    left_bytes = given_bytes + (forward[stage - 1] if stage > 0 else 0)
+    halves = (Op.I, Op.W) if op is Op.I else (Op.B,)
+    left_bytes += sum(costs.of((stage, one), is_first=False).net_bytes for one in (Op.F, *halves))
+    sent = {Op.F: forward[stage] if stage < last else 0, op: backward[stage - 1] if stage else 0}
+    for made_by, message_bytes in sent.items():
+        # What goes with the message: as measured at a SEND, all of it to a stage of this rank.
+        is_sent = outgoing(Action(stage, made_by, 0), lowered) is not None
+        handed_bytes = costs.of((stage, made_by), is_first=False).handed_bytes
+        left_bytes -= handed_bytes if is_sent else message_bytes
+    return left_bytes
 
 
 def there_before_computing(
@@ -238,27 +227,3 @@ def there_before_computing(
         last = receives.index(taken) + 1 if taken else 0
         receives = [r for r in receives[:last] if taken and edge_of(r) == edge_of(taken)]
     return gathered_bytes + sum(map(messages.received_bytes, receives))
-
-
-def _let_go_after(lowered: Program, stage: int, op: Op, costs: Costs, messages: Messages) -> int:
-    """What goes right after a B or I (8): all that would be left of a microbatch otherwise."""
-    if op not in (Op.B, Op.I):
-        return 0
-    last = lowered.num_stages - 1
-    forward, backward = messages.forward_bytes, messages.backward_bytes
-    given_bytes = backward[stage] if stage < last else 0
-    if (stage, op) not in costs.later:  # gradients cannot be told from what is left
-        return given_bytes
-    received_bytes = given_bytes + (forward[stage - 1] if stage > 0 else 0)
-    halves = (Op.I, Op.W) if op is Op.I else (Op.B,)
-    net_bytes = sum(costs.of((stage, one), is_first=False).net_bytes for one in (Op.F, *halves))
-
-    def handed(op: Op, message_bytes: int) -> int:
-        """What goes with the message: as measured at a SEND, all of it to a stage of this rank."""
-        if outgoing(Action(stage, op, 0), lowered) is None:
-            return message_bytes
-        return costs.of((stage, op), is_first=False).handed_bytes
-
-    sent_bytes = handed(Op.F, forward[stage] if stage < last else 0)
-    sent_bytes += handed(op, backward[stage - 1] if stage > 0 else 0)
-    return received_bytes + net_bytes - sent_bytes

@@ -147,7 +147,13 @@ class Loads:
         for stage, model in enumerate(models):
             self.load.fixed[self.ranks[stage]] += round(2000 * model.action_ns)
         self.bytes = self._weights(models, num_bytes)
-        self.transient = [self._transient(models, rank) for rank in range(num_ranks)]
+        self.transient: list[int] = []
+        for rank, stages in enumerate(self.stages):
+            layers = [layer for stage in stages for layer in models[stage].layers]
+            layers += [models[0].before] * (self.ranks[0] == rank)
+            layers += [models[-1].after] * (self.ranks[-1] == rank)
+            most = max((layer.transient_bytes for layer in layers), default=0)
+            self.transient.append(most)
         self.given_limits = list(limits or [])
         self.limits = list(map(int.__sub__, self.given_limits, self.transient)) or None
 
@@ -162,12 +168,6 @@ class Loads:
         fixed[self.ranks[0]] += weight(models[0].before, 0)
         fixed[self.ranks[last]] += weight(models[last].after, last)
         return _Weights(upto, fixed)
-
-    def _transient(self, models: Sequence[ModelCosts], rank: int) -> int:
-        layers = [layer for stage in self.stages[rank] for layer in models[stage].layers]
-        layers += [models[0].before] * (self.ranks[0] == rank)
-        layers += [models[-1].after] * (self.ranks[-1] == rank)
-        return max((layer.transient_bytes for layer in layers), default=0)
 
     # what a partition is worth
 
@@ -275,18 +275,19 @@ class _Cuts:
         self.left = [len(stages) for stages in of.stages]
         self.counts: list[int] = []
         self.failed: set[tuple[int, ...]] = set()
-        self.least_left = _sums_from(_least_each(of.load.upto))
-        self.needed = _sums_from(of.least)
+        self.least_left, self.needed = (  # by place, the sum from it on
+            [*itertools.accumulate(reversed(numbers), initial=0)][::-1]
+            for numbers in (_least_each(of.load.upto), of.least)
+        )
 
     def found(self) -> Counts | None:
         """The first such counts; None if there are none, or none is found in time."""
-        if max(self.loads) >= self.below or not self._fits_bytes(self.bytes):
+        limits = self.of.limits
+        if limits is not None and any(map(int.__gt__, self.bytes, limits)):
+            return None
+        if max(self.loads) >= self.below:
             return None
         return tuple(self.counts) if self._fill(0, 0) else None
-
-    def _fits_bytes(self, num_bytes: Sequence[int]) -> bool:
-        limits = self.of.limits
-        return limits is None or all(map(int.__le__, num_bytes, limits))
 
     def _fill(self, stage: int, begin: int) -> bool:
         """Give layers from `begin` on to stages from `stage` on; whether that succeeds."""
@@ -301,7 +302,20 @@ class _Cuts:
         state = stage, begin, *(weight[r] for weight in (self.loads, self.bytes) for r in owners)
         if state in self.failed:
             return False
-        ends = self._ends(stage, begin)
+        # Where the stage may end, what promises most first.
+        ends = []
+        for end in range(begin + of.least[stage], of.num_layers - self.needed[stage + 1] + 1):
+            if self.loads[rank] + of.load.of(stage, begin, end) >= self.below:
+                break
+            taken = self.bytes[rank] + of.bytes.of(stage, begin, end)
+            if of.limits is not None and taken > of.limits[rank]:
+                break
+            ends.append(end)
+        if self.left[rank] == 1:
+            ends = ends[::-1] if self.needed[stage + 1] else ends[-1:]
+        else:
+            part = len(ends) // self.left[rank]  # each of the rank's stages gets its part
+            ends = sorted(ends, key=lambda end: abs(end - ends[0] - part))
         self.left[rank] -= 1
         for end in ends:
             self.num_left -= 1
@@ -317,28 +331,6 @@ class _Cuts:
         self.left[rank] += 1
         self.failed.add(state)
         return False
-
-    def _ends(self, stage: int, begin: int) -> list[int]:
-        """Where the stage may end, what promises most first."""
-        last, left = self.of.num_layers - self.needed[stage + 1], self.left[self.of.ranks[stage]]
-        possible = range(begin + self.of.least[stage], last + 1)
-        ends = list(itertools.takewhile(lambda end: self._is_room(stage, begin, end), possible))
-        if left == 1:
-            return ends[::-1] if self.needed[stage + 1] else ends[-1:]
-        part = len(ends) // left  # each of the rank's stages gets its part
-        return sorted(ends, key=lambda end: abs(end - ends[0] - part))
-
-    def _is_room(self, stage: int, begin: int, end: int) -> bool:
-        of, rank = self.of, self.of.ranks[stage]
-        if self.loads[rank] + of.load.of(stage, begin, end) >= self.below:
-            return False
-        taken = self.bytes[rank] + of.bytes.of(stage, begin, end)
-        return of.limits is None or taken <= of.limits[rank]
-
-
-def _sums_from(numbers: Sequence[int]) -> list[int]:
-    """Return by place the sum of the numbers from it on, 0 at the end."""
-    return [*itertools.accumulate(reversed(numbers), initial=0)][::-1]
 
 
 def _least_each(upto: Sequence[Sequence[int]]) -> list[int]:

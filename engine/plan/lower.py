@@ -18,12 +18,12 @@ stage edge its own; with fewer, legal programs can hang, which `prove_no_deadloc
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from engine.arrays import Arrays, Ints, filled, run
+from engine.arrays import filled, run
 from engine.plan import kernels
 from engine.plan.action import CODES, COMPUTE_OPS, OPS, RECV_OPS, SEND_OPS, Action, Op
 from engine.plan.program import Program
@@ -141,32 +141,30 @@ def prove_no_deadlock(lowered: Program, sharing: Sharing = Sharing.STAGE_EDGE) -
     """
     lowered = lowered.without_collectives()
     arrays, width = columns_of(lowered)
-    _check_places_of_transfers(lowered, arrays, width)
-    num_actions, num_ranks = lowered.table.num_actions, lowered.world_size
-    lines = _lines_of(lowered, sharing)
-    num_lines = max(lines[0], default=0) + 1
-    position = lowered.table.offset[:-1]
-    walk = position, filled(kernels.NONE, num_ranks), array("q", range(num_ranks))
-    first, last, todo = (filled(kernels.NONE, num_lines) for _ in range(3))
-    line = first, last, filled(kernels.NONE, num_actions), todo, filled(0, num_lines)
-    is_there = filled(0, num_links(lowered) * width)
-    arguments = arrays, kinds_of(lowered.placement, width), lines, walk, line, is_there
-    index = run(num_actions, kernels.meet, *arguments)
-    if index != kernels.NONE:
-        receive = lowered.table.at(index)
-        send = counterpart(receive)
-        channel = edge_of(send)
-        head = lowered.table.at(first[lines[0][CODES[send.op] * lowered.num_stages + send.stage]])
-        reason = (
-            f"channel {channel.source}->{channel.target} would deliver microbatch "
-            f"{head.microbatch} to it"
-        )
-        raise ProgramError(lowered, *lowered.table.place(index), reason)
-    _Hang(lowered, sharing, position, [one for one in first if one != kernels.NONE]).check()
-
-
-def _lines_of(lowered: Program, sharing: Sharing) -> tuple[array[int], array[int]]:
-    """Number the lines: by kind, that of a transfer and that of its other end; 0 without one."""
+    num_actions, num_ranks, links = (
+        lowered.table.num_actions,
+        lowered.world_size,
+        num_links(lowered),
+    )
+    # Each transfer occurs once, a SEND after its producer, a RECV before its consumer.
+    kinds, ranks = kinds_of(lowered.placement, width), array("q", lowered.placement.ranks)
+    marks = tuple(filled(0, size * width) for size in (len(kinds.edge), links, links))
+    wrong, index = run(num_actions, kernels.misplaced_transfer, arrays, kinds, ranks, width, marks)
+    if wrong == kernels.UNSENT:
+        row = lowered.table.part(index)
+        due = {send for a in row if (send := outgoing(a, lowered)) is not None} - set(row)
+        raise ProgramError(lowered, index, len(row), f"{min(due)} is missing")
+    if wrong:
+        action = lowered.table.at(index)
+        reasons = {
+            kernels.AWAY: f"stage {action.stage} is not placed on this rank",
+            kernels.AGAIN: "has been done before",
+            kernels.UNPOSTED: f"{incoming(action, lowered)} is not posted before it",
+            kernels.UNNEEDED: "nothing on this rank needs it from another rank",
+            kernels.UNMADE: "comes before the action whose result it sends",
+        }
+        raise ProgramError(lowered, *lowered.table.place(index), reasons[wrong])
+    # Lines by kind: that of a transfer and that of its other end; 0 without one.
     names: dict[_Line, int] = {}
     lines = filled(0, lowered.num_stages * len(OPS)), filled(0, lowered.num_stages * len(OPS))
     for op in SEND_OPS | RECV_OPS:
@@ -178,7 +176,34 @@ def _lines_of(lowered: Program, sharing: Sharing) -> tuple[array[int], array[int
                 for ends, end in zip(lines, (transfer, counterpart(transfer)), strict=True):
                     name = line_of(lowered, sharing, end)
                     ends[kind] = names.setdefault(name, len(names))
-    return lines
+    num_lines = max(lines[0], default=0) + 1
+    position = lowered.table.offset[:-1]
+    walk = position, filled(kernels.NONE, num_ranks), array("q", range(num_ranks))
+    first, last, todo = (filled(kernels.NONE, num_lines) for _ in range(3))
+    line = first, last, filled(kernels.NONE, num_actions), todo, filled(0, num_lines)
+    arguments = arrays, kinds, lines, walk, line, filled(0, links * width)
+    index = run(num_actions, kernels.meet, *arguments)
+    if index != kernels.NONE:
+        receive = lowered.table.at(index)
+        send = counterpart(receive)
+        channel = edge_of(send)
+        head = lowered.table.at(first[lines[0][CODES[send.op] * lowered.num_stages + send.stage]])
+        reason = (
+            f"channel {channel.source}->{channel.target} would deliver microbatch "
+            f"{head.microbatch} to it"
+        )
+        raise ProgramError(lowered, *lowered.table.place(index), reason)
+    positions = [at - begin for at, begin in zip(position, lowered.table.offset, strict=False)]
+    blocked = [
+        (rank, action)
+        for rank, at in enumerate(positions)
+        for action in lowered.table.part(rank, at, at + 1)
+    ]
+    heads = [lowered.table.at(at) for at in first if at != kernels.NONE]
+    blocked += [(ranks[head.stage], head) for head in heads]
+    if blocked:
+        of_lines = {line_of(lowered, sharing, head): head for head in heads}
+        raise _circle_of_waits(lowered, sharing, positions, of_lines, blocked[0])
 
 
 def line_of(lowered: Program, sharing: Sharing, transfer: Action) -> _Line:
@@ -196,63 +221,45 @@ def line_of(lowered: Program, sharing: Sharing, transfer: Action) -> _Line:
             return (rank,)
 
 
-class _Hang:
-    """A program in which nothing can move: where each rank stands, and the first of each line."""
+def _circle_of_waits(
+    lowered: Program,
+    sharing: Sharing,
+    positions: Sequence[int],
+    heads: Mapping[_Line, Action],
+    blocked: tuple[int, Action],
+) -> ProgramError:
+    """Follow the waits from a blocked action until one comes up again: that is the circle.
 
-    def __init__(
-        self, lowered: Program, sharing: Sharing, position: Ints, heads: Sequence[int]
-    ) -> None:
-        self._program, self._sharing = lowered, sharing
-        offset = lowered.table.offset
-        self._position = [at - begin for at, begin in zip(position, offset, strict=False)]
-        self._heads = {self._line(head): head for head in map(lowered.table.at, heads)}
-
-    def check(self) -> None:
-        """Raise ProgramError unless everything has come to its end."""
-        for rank, position in enumerate(self._position):
-            if blocked := self._program.table.part(rank, position, position + 1):
-                raise self._circle(rank, blocked[0])
-        for head in self._heads.values():
-            raise self._circle(self._program.placement.ranks[head.stage], head)
-
-    def _line(self, transfer: Action) -> _Line:
-        return line_of(self._program, self._sharing, transfer)
-
-    def _circle(self, rank: int, action: Action) -> ProgramError:
-        """Follow the waits from an action until one comes up again: that is the circle."""
-        waits: dict[tuple[int, Action], str] = {}
-        place = (rank, action)
-        while place not in waits:
-            following, why = self._wait_of(*place)
-            waits[place] = f"{place[1]} on rank {place[0]} {why}"
-            if following is None:
-                return self._error(*place, waits[place])
-            place = following
-        places = list(waits)
-        circle = [waits[one] for one in places[places.index(place) :]]
-        return self._error(*place, "hangs: " + "; ".join(circle))
-
-    def _error(self, rank: int, action: Action, reason: str) -> ProgramError:
-        return ProgramError(self._program, rank, self._program.actions[rank].index(action), reason)
-
-    def _wait_of(self, rank: int, action: Action) -> tuple[tuple[int, Action] | None, str]:
-        """Return what a blocked action waits for, also in words; None if it waits for nothing."""
+    `positions` are where each rank stands, `heads` the first transfer of each line.
+    """
+    waits: dict[tuple[int, Action], str] = {}
+    place, reason = blocked, ""
+    while not reason and place not in waits:
+        rank, action = place
         if action.op in COMPUTE_OPS:
-            receive = incoming(action, self._program)
+            receive = incoming(action, lowered)
             assert receive is not None  # else it would not be blocked
-            return (rank, receive), f"waits for {receive}"
-        head = self._heads.get(self._line(action))
-        if head is not None and head != action:
-            return (rank, head), f"is queued behind {head}"
-        other = counterpart(action)
-        peer = self._program.placement.ranks[other.stage]
-        row, position = self._program.actions[peer], self._position[peer]
-        if other not in row:
-            return None, f"waits for {other} on rank {peer}, which is not there"
-        if other in row[position:]:
-            blocked = row[position]
-            return (peer, blocked), f"waits for {other} behind {blocked} on rank {peer}"
-        return (peer, other), f"waits for {other} on rank {peer}"
+            following, why = (rank, receive), f"waits for {receive}"
+        elif (head := heads.get(line_of(lowered, sharing, action), action)) != action:
+            following, why = (rank, head), f"is queued behind {head}"
+        else:
+            other = counterpart(action)
+            peer = lowered.placement.ranks[other.stage]
+            row, left = lowered.actions[peer], lowered.actions[peer][positions[peer] :]
+            following, why = (peer, other), f"waits for {other} on rank {peer}"
+            if other in left:
+                following = peer, left[0]
+                why = f"waits for {other} behind {left[0]} on rank {peer}"
+            elif other not in row:
+                following, reason = place, f"{action} on rank {rank} {why}, which is not there"
+        waits[place] = f"{action} on rank {rank} {why}"
+        place = following
+    if not reason:
+        places = list(waits)
+        circle = (waits[one] for one in places[places.index(place) :])
+        reason = "hangs: " + "; ".join(circle)
+    rank, action = place
+    return ProgramError(lowered, rank, lowered.actions[rank].index(action), reason)
 
 
 _COUNTERPART = {
@@ -295,26 +302,3 @@ def check_delivery_between_ranks(lowered: Program) -> None:
             if lowered.actions[rank][position] != counterpart(send):
                 reason = f"receives what rank {source} sends as {send}"
                 raise ProgramError(lowered, rank, position, reason)
-
-
-def _check_places_of_transfers(lowered: Program, arrays: Arrays, width: int) -> None:
-    """Check that each occurs once, a SEND after its producer, a RECV before its consumer."""
-    kinds, ranks = kinds_of(lowered.placement, width), array("q", lowered.placement.ranks)
-    links = num_links(lowered)
-    marks = (filled(0, size * width) for size in (len(kinds.edge), links, links))
-    arguments = arrays, kinds, ranks, width, tuple(marks)
-    wrong, index = run(lowered.table.num_actions, kernels.misplaced_transfer, *arguments)
-    if wrong == kernels.UNSENT:
-        row = lowered.table.part(index)
-        due = {send for a in row if (send := outgoing(a, lowered)) is not None} - set(row)
-        raise ProgramError(lowered, index, len(row), f"{min(due)} is missing")
-    if wrong:
-        action = lowered.table.at(index)
-        reasons = {
-            kernels.AWAY: f"stage {action.stage} is not placed on this rank",
-            kernels.AGAIN: "has been done before",
-            kernels.UNPOSTED: f"{incoming(action, lowered)} is not posted before it",
-            kernels.UNNEEDED: "nothing on this rank needs it from another rank",
-            kernels.UNMADE: "comes before the action whose result it sends",
-        }
-        raise ProgramError(lowered, *lowered.table.place(index), reasons[wrong])

@@ -78,6 +78,11 @@ class Change(NamedTuple):
     rise_bytes: int  # at its highest, above its start
     net_bytes: int  # at its end, above its start
 
+    def then(self, after: Change) -> Change:
+        """Both as one change."""
+        rise_bytes = max(self.rise_bytes, self.net_bytes + after.rise_bytes)
+        return Change(rise_bytes, self.net_bytes + after.net_bytes)
+
 
 def changes_along(row: Sequence[Action], shared: Shared) -> list[Change]:
     """What each action of a row does to gathered parameters, gradients and their sums.

@@ -43,7 +43,7 @@ from ppbench.analysis.costs import Costs, measured_costs, variation
 from ppbench.analysis.job_times import times_in
 from ppbench.analysis.metrics import compute_spans, step_starts
 from ppbench.analysis.metrics import num_replicas as count_replicas
-from ppbench.analysis.replicas import ReplicaCosts, replica_costs
+from ppbench.analysis.replicas import ReplicaCosts, own_as_json, replica_costs
 from ppbench.analysis.transfers import messages
 
 PARTS = ("structure_ns", "imbalance_ns", "transfer_ns", "jitter_ns", "launch_gap_ns")
@@ -112,40 +112,37 @@ def attribute(
     ]
     replays = list(replay_all(lowered, [*chain, *own]))
     idle_ns = [each.idle_ns() for each in replays]
-    rows = _rows(spans, step_ns, parts, idle_ns[: len(chain)], idle_ns[len(chain) :])
-    return Attribution(rows, costs, replays[len(chain) - 1], moved, joined, replicas)
-
-
-def _rows(
-    spans: pd.DataFrame,
-    step_ns: pd.Series,
-    names: Sequence[str],
-    chain: Sequence[Sequence[Sequence[int]]],
-    exact: Sequence[Sequence[Sequence[int]]],
-) -> pd.DataFrame:
-    """One row per step, replica and rank.
-
-    `chain` and `exact` have the idle times of replays, by replica and rank: of those before the
-    parts but the last two, and of each step.
-    """
     by_worker = dict(iter(compute_spans(spans).groupby(["step", "replica", "rank"])))
     began = step_starts(spans)
     rows: list[dict[str, int]] = []
-    for (step, duration_ns), own_idle_ns in zip(step_ns.items(), exact, strict=True):
+    exact_ns = idle_ns[len(chain) :]
+    for (step, duration_ns), own_idle_ns in zip(step_ns.items(), exact_ns, strict=True):
         number, took_ns = int(str(step)), int(duration_ns)
-        for replica, of_replica in enumerate(zip(*chain, own_idle_ns, strict=True)):
+        for replica, of_replica in enumerate(zip(*idle_ns[: len(chain)], own_idle_ns, strict=True)):
             for rank, replayed in enumerate(zip(*of_replica, strict=True)):
-                own = by_worker.get((number, replica, rank), spans.iloc[:0])
-                idle_ns = took_ns - _total(own)
-                parts = (
-                    later - earlier
-                    for earlier, later in itertools.pairwise([0, *replayed, idle_ns])
-                )
-                phases = _phases(own, int(began[number]), took_ns, idle_ns)
-                named = dict(zip((*names, *PHASES), (*parts, *phases), strict=True))
+                computed = by_worker.get((number, replica, rank), spans.iloc[:0])
+                rank_idle_ns = took_ns - _total(computed)
+                ends = itertools.pairwise([0, *replayed, rank_idle_ns])
+                of_parts = (later - earlier for earlier, later in ends)
+                # Before the rank's first backward, in between, and after its last forward.
+                phases = rank_idle_ns, 0, 0
+                is_forward = computed["op"] == Op.F.value
+                forwards, backwards = computed[is_forward], computed[~is_forward]
+                if len(forwards) and len(backwards):
+                    first_backward = int(backwards["start_ns"].min())
+                    last_forward = max(first_backward, int(forwards["end_ns"].max()))
+                    before = _total(computed[computed["start_ns"] < first_backward])
+                    after = _total(computed[computed["start_ns"] >= last_forward])
+                    begun_ns = int(began[number])
+                    warmup = first_backward - begun_ns - before
+                    cooldown = begun_ns + took_ns - last_forward - after
+                    phases = warmup, rank_idle_ns - warmup - cooldown, cooldown
+                named = dict(zip((*parts, *PHASES), (*of_parts, *phases), strict=True))
                 place = {"step": number, "rank": rank, "replica": replica}
-                rows.append({**place, "idle_ns": idle_ns, **named})
-    return pd.DataFrame(rows, columns=["step", "rank", "idle_ns", *names, *PHASES, "replica"])
+                rows.append({**place, "idle_ns": rank_idle_ns, **named})
+    columns = ["step", "rank", "idle_ns", *parts, *PHASES, "replica"]
+    frame = pd.DataFrame(rows, columns=columns)
+    return Attribution(frame, costs, replays[len(chain) - 1], moved, joined, replicas)
 
 
 def figures_of(
@@ -173,23 +170,8 @@ def figures_of(
         "model_residual": float(step_ns.mean()) / modelled_ns - 1,
         "op_costs_ns": json.dumps({str(op): ns for op, ns in costs.by_stage.items()}),
         "op_variation": variation(spans, costs),
-        **({} if own is None else {"replica_costs_ns": own.own_as_json()}),
+        **({} if own is None else {"replica_costs_ns": own_as_json(own)}),
     }
-
-
-def _phases(own: pd.DataFrame, began_ns: int, step_ns: int, idle_ns: int) -> tuple[int, int, int]:
-    """Idle time of a rank before its first backward, in between, and after its last forward."""
-    is_forward = own["op"] == Op.F.value
-    forwards, backwards = own[is_forward], own[~is_forward]
-    if forwards.empty or backwards.empty:
-        return idle_ns, 0, 0
-    first_backward = int(backwards["start_ns"].min())
-    last_forward = max(first_backward, int(forwards["end_ns"].max()))
-    before = own[own["start_ns"] < first_backward]
-    after = own[own["start_ns"] >= last_forward]
-    warmup = first_backward - began_ns - _total(before)
-    cooldown = began_ns + step_ns - last_forward - _total(after)
-    return warmup, idle_ns - warmup - cooldown, cooldown
 
 
 def _total(spans: pd.DataFrame) -> int:

@@ -101,19 +101,14 @@ def launch_figures(spans: pd.DataFrame) -> dict[SpanClass, Figure]:
     figures = {
         own: Figure(float(ns.median()), len(ns) / num_steps) for own, ns in durations.items()
     }
-    return {**figures, **_waiting(spans)}
-
-
-def _waiting(spans: pd.DataFrame) -> dict[SpanClass, Figure]:
-    """Waiting time of each rank, the mean of its replicas: the step minus its computations."""
-    compute, program = compute_spans(spans), spans[spans["op"] != Op.OPT.value]
+    # Waiting time of each rank, the mean of its replicas: the step minus its computations.
+    program = spans[spans["op"] != Op.OPT.value]
     step_ns = program.groupby("step")["end_ns"].max() - step_starts(spans)
     busy = _durations(compute).groupby([compute["step"], compute["rank"]]).sum()
-    by_rank = busy.unstack(fill_value=0) / spans["replica"].nunique()
-    return {
-        SpanClass(Kind.waiting, int(str(rank))): Figure(float((step_ns - own).median()), 1)
-        for rank, own in by_rank.items()
-    }
+    for rank, own_ns in (busy.unstack(fill_value=0) / spans["replica"].nunique()).items():
+        waiting = SpanClass(Kind.waiting, int(str(rank)))
+        figures[waiting] = Figure(float((step_ns - own_ns).median()), 1)
+    return figures
 
 
 def _durations(spans: pd.DataFrame) -> pd.Series:
@@ -136,13 +131,13 @@ def with_whole_backwards(
     base: Sequence[Figures], head: Sequence[Figures]
 ) -> tuple[list[Figures], list[Figures]]:
     """Join the two halves of the backward on a side whose other side does not split it."""
-    if _has_halves(base) == _has_halves(head):
+    is_halved, is_head_halved = (
+        any(spans.op == Op.I.value for figures in side for spans in figures)
+        for side in (base, head)
+    )
+    if is_halved == is_head_halved:
         return list(base), list(head)
     return [_joined(figures) for figures in base], [_joined(figures) for figures in head]
-
-
-def _has_halves(side: Sequence[Figures]) -> bool:
-    return any(spans.op == Op.I.value for figures in side for spans in figures)
 
 
 def _joined(figures: Figures) -> Figures:
@@ -172,41 +167,30 @@ def breakdown(base: Sequence[Figures], head: Sequence[Figures], step_ns: float) 
 def _tested(
     classes: Sequence[SpanClass], base: Sequence[Figures], head: Sequence[Figures], step_ns: float
 ) -> list[Moved]:
-    pairs = [Pair(_durations_of(base, spans), _durations_of(head, spans)) for spans in classes]
-    changes = [
-        _moved(spans, change, (_per_step(base, spans), _per_step(head, spans)), step_ns)
-        for spans, change in zip(classes, compare(DURATION, pairs), strict=True)
+    known = {
+        spans: [[figures[spans] for figures in side if spans in figures] for side in (base, head)]
+        for spans in classes
+    }
+    pairs = [
+        Pair(*(tuple(figure.ns for figure in figures) for figures in both))
+        for both in known.values()
     ]
-    return sorted(changes, key=lambda moved: (-abs(moved.contribution_ns), moved.of))
-
-
-def _durations_of(launches: Sequence[Figures], spans: SpanClass) -> tuple[float, ...]:
-    return tuple(figures[spans].ns for figures in launches if spans in figures)
-
-
-def _per_step(launches: Sequence[Figures], spans: SpanClass) -> float:
-    """Median over launches of a class's time per step."""
-    return float(pd.Series([f[spans].per_step_ns for f in launches if spans in f]).median())
-
-
-def _moved(
-    spans: SpanClass, change: Change, per_step_ns: tuple[float, float], step_ns: float
-) -> Moved:
-    contribution_ns = per_step_ns[1] - per_step_ns[0]
-    is_tested = min(change.num_base, change.num_head) >= FEWEST_LAUNCHES
-    least_ns = NEGLIGIBLE * step_ns
-    matters = math.fabs(contribution_ns) >= least_ns
-    has_moved = matters and change.verdict in (Verdict.faster, Verdict.slower)
-    may_have_moved = _largest_change(change, per_step_ns) >= least_ns
-    return Moved(spans, change, contribution_ns, is_tested, has_moved, may_have_moved)
-
-
-def _largest_change(change: Change, per_step_ns: tuple[float, float]) -> float:
-    """The largest change of a time per step, in ns, that the interval by launches allows.
-
-    A change without an interval, as of times that are 0, is taken as it was measured.
-    """
-    base_ns, head_ns = per_step_ns
-    if change.ratio is None:
-        return math.fabs(head_ns - base_ns)
-    return base_ns * max(math.fabs(end - 1) for end in (change.ratio.low, change.ratio.high))
+    moved, least_ns = [], NEGLIGIBLE * step_ns
+    for (spans, both), change in zip(known.items(), compare(DURATION, pairs), strict=True):
+        base_ns, head_ns = (  # medians over launches of the time per step
+            float(pd.Series([figure.per_step_ns for figure in figures]).median())
+            for figures in both
+        )
+        contribution_ns = head_ns - base_ns
+        # The largest change that the interval by launches allows; without one, as of times that
+        # are 0, it is taken as it was measured.
+        most_ns = math.fabs(contribution_ns)
+        has_moved = most_ns >= least_ns and change.verdict in (Verdict.faster, Verdict.slower)
+        if change.ratio is not None:
+            ends = (change.ratio.low, change.ratio.high)
+            most_ns = base_ns * max(math.fabs(end - 1) for end in ends)
+        is_tested = min(change.num_base, change.num_head) >= FEWEST_LAUNCHES
+        moved.append(
+            Moved(spans, change, contribution_ns, is_tested, has_moved, most_ns >= least_ns)
+        )
+    return sorted(moved, key=lambda part: (-abs(part.contribution_ns), part.of))

@@ -8,11 +8,10 @@ towards each other by the part that an analysis of variance attributes to chance
 
 from __future__ import annotations
 
-import itertools
 import json
 import statistics
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,17 +38,21 @@ class Costs:
 
     def by_kind(self, program: Program) -> array[int]:
         """Nanoseconds by op and stage of a program, of a SEND those of its message."""
-        return array("q", itertools.chain(*(self._of_op(op, program.num_stages) for op in OPS)))
-
-    def _of_op(self, op: Op, num_stages: int) -> Iterator[int]:
-        if op in SEND_OPS:
-            edges = (edge_of(Action(stage, op, 0)) for stage in range(num_stages))
-            return (self.by_channel.get(edge, 0) for edge in edges)
-        return (ns or 0 for ns in self.by_stage.get(op, (0,) * num_stages))
+        by_kind, stages = array("q"), range(program.num_stages)
+        for op in OPS:
+            if op in SEND_OPS:
+                edges = (edge_of(Action(stage, op, 0)) for stage in stages)
+                by_kind.extend(self.by_channel.get(edge, 0) for edge in edges)
+            else:
+                by_kind.extend(ns or 0 for ns in self.by_stage.get(op, (0,) * len(stages)))
+        return by_kind
 
     def balanced(self) -> Costs:
         """The same work on equal stages."""
-        equal = {op: _equal(costs) for op, costs in self.by_stage.items()}
+        equal: dict[Op, tuple[int | None, ...]] = {}
+        for op, costs in self.by_stage.items():
+            mean = round(statistics.mean(ns for ns in costs if ns is not None))
+            equal[op] = tuple(None if ns is None else mean for ns in costs)
         return Costs(equal, self.by_channel)
 
 
@@ -71,8 +74,13 @@ class Outlier:
 
 
 def stage_ns(costs: Costs) -> list[float]:
-    """Each stage's time for a microbatch, forward and backward."""
-    return [_of_microbatch(costs.by_stage, stage) for stage in range(len(costs.by_stage[Op.F]))]
+    """Each stage's time for a microbatch, forward and backward, whole or in halves as it has it."""
+    times = []
+    for stage in range(len(costs.by_stage[Op.F])):
+        given = {op: of_op[stage] for op, of_op in costs.by_stage.items()}
+        whole, halves = given.get(Op.B), [given.get(op) or 0 for op in (Op.I, Op.W)]
+        times.append(float((given[Op.F] or 0) + (sum(halves) if whole is None else whole)))
+    return times
 
 
 def link_ns(costs: Costs) -> dict[int, float]:
@@ -86,13 +94,6 @@ def link_ns(costs: Costs) -> dict[int, float]:
 def slow_stage(costs: Costs) -> Outlier | None:
     """The stage that is an outlier; None if no stage is, or if there are only two."""
     return _outlier(dict(enumerate(stage_ns(costs))), STAGE_OUTLIER_RATIO)
-
-
-def _of_microbatch(by_stage: StageCosts, stage: int) -> float:
-    """A stage's forward and backward, the latter whole or in halves as the stage has it."""
-    given = {op: costs[stage] for op, costs in by_stage.items()}
-    whole, halves = given.get(Op.B), [given.get(op) or 0 for op in (Op.I, Op.W)]
-    return float((given[Op.F] or 0) + (sum(halves) if whole is None else whole))
 
 
 def slow_link(costs: Costs) -> Outlier | None:
@@ -112,18 +113,15 @@ def _outlier(ns_of: Mapping[int, float], least: float) -> Outlier | None:
 
 
 def with_stage_like_others(costs: Costs, stage: int) -> Costs:
-    """Give each op of a stage the median cost of the other stages."""
-    by_stage = {
-        op: (*of_op[:stage], _median_of_others(of_op, stage), *of_op[stage + 1 :])
-        for op, of_op in costs.by_stage.items()
-    }
+    """Give each op of a stage the median cost of the other stages that have it, if it has it."""
+    by_stage = {}
+    for op, of_op in costs.by_stage.items():
+        changed = list(of_op)
+        others = [ns for other, ns in enumerate(of_op) if other != stage and ns is not None]
+        if of_op[stage] is not None and others:
+            changed[stage] = round(statistics.median(others))
+        by_stage[op] = tuple(changed)
     return Costs(by_stage, costs.by_channel)
-
-
-def _median_of_others(of_op: Sequence[int | None], stage: int) -> int | None:
-    """Median cost of the other stages; the stage's own if it or all others lack the op."""
-    others = [ns for other, ns in enumerate(of_op) if other != stage and ns is not None]
-    return of_op[stage] if of_op[stage] is None or not others else round(statistics.median(others))
 
 
 def with_link_like_others(costs: Costs, link: int) -> Costs:
@@ -148,29 +146,19 @@ def _mean_by_channel(moved: pd.DataFrame) -> dict[Edge, int]:
     return {Edge(int(source), int(target)): round(mean) for source, target, mean in rows}
 
 
-def _equal(of_op: Sequence[int | None]) -> tuple[int | None, ...]:
-    mean = round(statistics.mean(ns for ns in of_op if ns is not None))
-    return tuple(None if ns is None else mean for ns in of_op)
-
-
 def measured_costs(spans: pd.DataFrame, messages: pd.DataFrame, num_stages: int) -> Costs:
     """The mean costs of the measured steps; `messages` are those of `analysis.transfers`."""
     compute = compute_spans(spans)
     duration = compute["end_ns"] - compute["start_ns"]
-    by_stage = {
-        Op(str(op)): _of_stages(duration[of_op.index], of_op["stage"], num_stages)
-        for op, of_op in compute.groupby("op")
-    }
+    by_stage = {}
+    for op, of_op in compute.groupby("op"):
+        groups = duration[of_op.index].groupby(of_op["stage"])
+        samples = {int(str(stage)): values.to_numpy() for stage, values in groups}
+        means = {stage: float(values.mean()) for stage, values in samples.items()}
+        weight, overall = share_of_difference(samples), float(np.mean(list(means.values())))
+        shrunk = {s: round(overall + weight * (mean - overall)) for s, mean in means.items()}
+        by_stage[Op(str(op))] = tuple(shrunk.get(stage) for stage in range(num_stages))
     return Costs(by_stage, _mean_by_channel(messages))
-
-
-def _of_stages(duration: pd.Series, stage: pd.Series, num_stages: int) -> tuple[int | None, ...]:
-    samples = {int(str(s)): values.to_numpy() for s, values in duration.groupby(stage)}
-    means = {s: float(values.mean()) for s, values in samples.items()}
-    weight = share_of_difference(samples)
-    overall = float(np.mean(list(means.values())))
-    shrunk = {s: round(overall + weight * (mean - overall)) for s, mean in means.items()}
-    return tuple(shrunk.get(s) for s in range(num_stages))
 
 
 def variation(spans: pd.DataFrame, costs: Costs) -> float:

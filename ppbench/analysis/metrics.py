@@ -60,8 +60,16 @@ def step_figures(
     tokens = [tokens_of_step[int(step)] for step in figures.index]
     figures["num_tokens"] = tokens if None not in tokens else np.nan
     figures["tokens_per_s"] = figures["num_tokens"] / (figures["step_with_optimizer_ns"] / 1e9)
-    bubbles = _bubbles(spans, figures["step_ns"], num_replicas(spans) * world_size)
-    return pd.concat([figures, bubbles], axis=1).rename_axis("step").reset_index()
+    compute, num_ranks = compute_spans(spans), num_replicas(spans) * world_size
+    total = (compute["end_ns"] - compute["start_ns"]).groupby(compute["step"]).sum()
+    by_rank = compute.groupby(["step", "replica", "rank"])
+    rank_span = by_rank["end_ns"].max() - by_rank["start_ns"].min()
+    longest = rank_span.groupby("step").max()
+    capacity = num_ranks * figures["step_ns"]
+    figures["bubble_fraction"] = 1 - total / capacity
+    figures["bubble_idle_over_ideal"] = (capacity - total) / total
+    figures["bubble_max_stage_span"] = 1 - total / num_ranks / longest
+    return figures.rename_axis("step").reset_index()
 
 
 def step_starts(spans: pd.DataFrame) -> pd.Series:
@@ -82,22 +90,6 @@ def step_starts(spans: pd.DataFrame) -> pd.Series:
 def num_replicas(spans: pd.DataFrame) -> int:
     """The replicas of a run, from all its spans."""
     return int(spans["replica"].max()) + 1
-
-
-def _bubbles(spans: pd.DataFrame, step_ns: pd.Series, num_ranks: int) -> pd.DataFrame:
-    compute = compute_spans(spans)
-    total = (compute["end_ns"] - compute["start_ns"]).groupby(compute["step"]).sum()
-    by_rank = compute.groupby(["step", "replica", "rank"])
-    rank_span = by_rank["end_ns"].max() - by_rank["start_ns"].min()
-    longest = rank_span.groupby("step").max()
-    capacity = num_ranks * step_ns
-    return pd.DataFrame(
-        {
-            "bubble_fraction": 1 - total / capacity,
-            "bubble_idle_over_ideal": (capacity - total) / total,
-            "bubble_max_stage_span": 1 - total / num_ranks / longest,
-        }
-    )
 
 
 def compute_spans(spans: pd.DataFrame) -> pd.DataFrame:
@@ -135,27 +127,18 @@ def run_figures(steps: pd.DataFrame) -> dict[str, float]:
     return {**medians, "step_relative_deviation": float(deviation)}
 
 
-def median_step(steps: pd.DataFrame) -> int:
-    """The step whose full time is the median (the lower of the two middle ones)."""
-    ordered = steps.sort_values(["step_with_optimizer_ns", "step"])
-    return int(ordered.iloc[(len(ordered) - 1) // 2]["step"])
-
-
-def slowest_step(steps: pd.DataFrame) -> int:
-    """The step whose full time is the longest (the first of several)."""
-    ordered = steps.sort_values(["step_with_optimizer_ns", "step"], ascending=[False, True])
-    return int(ordered.iloc[0]["step"])
-
-
 def chosen_step(steps: pd.DataFrame, choice: str, *others: str) -> int:
     """The step that `--step` selects: `median`, `slowest` or the number of a measured one.
 
-    Raises UsageError for any other; `others` are further words that the caller accepts.
+    Of several medians it is the lower one, of several slowest steps the first. Raises UsageError
+    for any other; `others` are further words that the caller accepts.
     """
+    full = "step_with_optimizer_ns"
     if choice == MEDIAN:
-        return median_step(steps)
+        ordered = steps.sort_values([full, "step"])
+        return int(ordered.iloc[(len(ordered) - 1) // 2]["step"])
     if choice == SLOWEST:
-        return slowest_step(steps)
+        return int(steps.sort_values([full, "step"], ascending=[False, True]).iloc[0]["step"])
     numbers = {str(number): int(number) for number in steps["step"]}
     if choice in numbers:
         return numbers[choice]

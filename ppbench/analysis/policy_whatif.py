@@ -29,7 +29,6 @@ from engine.plan.collectives import (
     Zero3,
     add_collectives,
 )
-from ppbench.analysis.collectives import Moving
 from ppbench.analysis.whatif import Inapplicable, Modelled, WhatIf
 
 POLICY_NOTE = (
@@ -55,51 +54,41 @@ def other_sharing(run: Modelled) -> Iterator[WhatIf | Inapplicable]:
         yield replace(run, costs=run.costs.without_collectives()).answer("free collectives")
     if any(own != run.costs.mean for own in run.costs.own):
         yield replace(run, costs=run.costs.alike()).answer("replicas alike")
-    for question, policy in _other_policies(run):
-        moving = _moving_under(run, policy)
-        if moving is None:
-            reason = "this run has timed no collective, from which others could be told"
-            yield Inapplicable(question, reason)
-            continue
-        lowered, costs = add_collectives(run.lowered, policy), replace(run.costs, moving=moving)
-        if lowered.rows != run.lowered.rows:
-            yield replace(run, lowered=lowered, costs=costs).answer(question)
-
-
-def _other_policies(run: Modelled) -> Iterator[tuple[str, CollectivePolicy]]:
-    now = run.policy
+    now, moving = run.policy, run.costs.moving
+    others: list[tuple[str, CollectivePolicy]] = []
     if not run.is_written:
         match now:
             case Zero3():
                 look_ahead = now.look_ahead + 1
-                yield EARLIER, Zero3(max(now.residency, look_ahead + 1), look_ahead)
+                others = [(EARLIER, Zero3(max(now.residency, look_ahead + 1), look_ahead))]
             case TorchWindow():
-                yield EARLIER, TorchWindow(now.max_active_stages + 1)
+                others = [(EARLIER, TorchWindow(now.max_active_stages + 1))]
             case Zero2():
                 when = "once for a stage" if now.every_backward else "after every backward"
-                yield f"gradients summed {when}", Zero2(not now.every_backward)
+                others = [(f"gradients summed {when}", Zero2(not now.every_backward))]
     for policy in (DataParallel(), Zero2(), Zero3()):
         if type(policy) is not type(now) and not (_sums_whole(policy) and _sums_whole(now)):
-            yield f"{_NAMES[type(policy)]} instead of {_NAMES[type(now)]}", policy
-
-
-def _moving_under(run: Modelled, policy: CollectivePolicy) -> Moving | None:
-    """The times of collectives under another policy; None where nothing tells them."""
-    moving, now = run.costs.moving, run.policy
-    if run.emulated is not None:
-        return {**run.emulated, **moving}
+            others.append((f"{_NAMES[type(policy)]} instead of {_NAMES[type(now)]}", policy))
     reducing = {stage: ns for (op, stage), ns in moving.items() if op is Op.REDUCE_GRAD}
-    if not reducing:
-        return None
-    told: dict[tuple[Op, int], int] = {}
-    for stage, ns in reducing.items():
-        half = ns // 2 if _sums_whole(now) else ns
-        gather = moving.get((Op.UNSHARD, stage), half)
-        told[Op.UNSHARD, stage] = gather
-        told[Op.REDUCE_GRAD, stage] = half
-        if _sums_whole(policy):
-            told[Op.REDUCE_GRAD, stage] = ns if _sums_whole(now) else ns + gather
-    return told
+    for question, policy in others:
+        under: dict[tuple[Op, int], int] = {}  # the times of its collectives
+        if run.emulated is not None:
+            under = {**run.emulated, **moving}
+        elif not reducing:
+            reason = "this run has timed no collective, from which others could be told"
+            yield Inapplicable(question, reason)
+            continue
+        else:
+            for stage, ns in reducing.items():
+                half = ns // 2 if _sums_whole(now) else ns
+                gather = moving.get((Op.UNSHARD, stage), half)
+                under[Op.UNSHARD, stage] = gather
+                under[Op.REDUCE_GRAD, stage] = half
+                if _sums_whole(policy):
+                    under[Op.REDUCE_GRAD, stage] = ns if _sums_whole(now) else ns + gather
+        lowered, costs = add_collectives(run.lowered, policy), replace(run.costs, moving=under)
+        if lowered.rows != run.lowered.rows:
+            yield replace(run, lowered=lowered, costs=costs).answer(question)
 
 
 def _sums_whole(policy: CollectivePolicy) -> bool:

@@ -31,15 +31,15 @@ def reference_figures(ranks: Sequence[ReferenceTimes | None]) -> dict[str, objec
     places = list(zip(*(rank.times_ns for rank in known), strict=True))
     typical: Callable[[Sequence[int]], float] = min if known[0].sleeps else statistics.median
     slowest_ns = [max(map(typical, place)) for place in places]
+
+    def deviation(times_ns: Sequence[int]) -> float:
+        """The relative median absolute deviation of a rank's repetitions."""
+        middle = statistics.median(times_ns)
+        return statistics.median(abs(time_ns - middle) for time_ns in times_ns) / middle
+
     return {
         "reference": known[0].name,
         "reference_ns": statistics.fmean(slowest_ns),
-        "reference_spread": statistics.fmean(max(map(_deviation, place)) for place in places),
+        "reference_spread": statistics.fmean(max(map(deviation, place)) for place in places),
         "reference_share": max(rank.share for rank in known),
     }
-
-
-def _deviation(times_ns: Sequence[int]) -> float:
-    """The relative median absolute deviation of a rank's repetitions."""
-    middle = statistics.median(times_ns)
-    return statistics.median(abs(time_ns - middle) for time_ns in times_ns) / middle

@@ -53,19 +53,9 @@ class ReplicaCosts:
         took = {id(each): of_kinds(lowered, each.by_kind(lowered)) for each in _once(self.own)}
         return [ReplicaTimes(took[id(each)], moving) for each in self.own]
 
-    def own_as_json(self) -> str:
-        """Each replica's costs by op and stage, a message's at its SEND."""
-        return json.dumps([{**each.by_stage, **_sends(each)} for each in self.own])
-
 
 def _once(every: Sequence[Costs]) -> list[Costs]:
     return list({id(each): each for each in every}.values())
-
-
-def _sends(costs: Costs) -> dict[Op, list[int | None]]:
-    stages = range(len(costs.by_stage[Op.F]))
-    sends = {op: [edge_of(Action(stage, op, 0)) for stage in stages] for op in SEND_OPS}
-    return {op: [costs.by_channel.get(edge) for edge in edges] for op, edges in sends.items()}
 
 
 def stored_replica_costs(run: pd.Series, mean: Costs, collectives: pd.DataFrame) -> ReplicaCosts:
@@ -99,19 +89,32 @@ def slowest_link(run: pd.Series) -> SlowLink | None:
     return max(found, key=lambda one: one.ns - one.others_ns, default=None)
 
 
+def own_as_json(costs: ReplicaCosts) -> str:
+    """Each replica's costs by op and stage, a message's at its SEND."""
+    rows = []
+    for own in costs.own:
+        stages = range(len(own.by_stage[Op.F]))
+        sends = {
+            op: [own.by_channel.get(edge_of(Action(stage, op, 0))) for stage in stages]
+            for op in SEND_OPS
+        }
+        rows.append({**own.by_stage, **sends})
+    return json.dumps(rows)
+
+
 def _stored_own(run: pd.Series) -> tuple[Costs, ...]:
-    return tuple(map(_parsed, json.loads(str(run["replica_costs_ns"]))))
-
-
-def _parsed(stored: dict[str, list[int | None]]) -> Costs:
-    by_op = {Op(op): tuple(of_op) for op, of_op in stored.items()}
-    by_channel = {
-        edge_of(Action(stage, op, 0)): ns
-        for op in SEND_OPS & by_op.keys()
-        for stage, ns in enumerate(by_op[op])
-        if ns is not None
-    }
-    return Costs({op: ns for op, ns in by_op.items() if op not in SEND_OPS}, by_channel)
+    own = []
+    for stored in json.loads(str(run["replica_costs_ns"])):
+        by_op = {Op(op): tuple(of_op) for op, of_op in stored.items()}
+        by_channel = {
+            edge_of(Action(stage, op, 0)): ns
+            for op in SEND_OPS & by_op.keys()
+            for stage, ns in enumerate(by_op[op])
+            if ns is not None
+        }
+        by_stage = {op: ns for op, ns in by_op.items() if op not in SEND_OPS}
+        own.append(Costs(by_stage, by_channel))
+    return tuple(own)
 
 
 def replica_costs(
@@ -123,11 +126,25 @@ def replica_costs(
     """
     compute = compute_spans(spans)
     taken = compute.assign(ns=compute["end_ns"] - compute["start_ns"])
-    offsets = _offsets(taken, ["op", "stage"])
+    computed = _offsets(taken, ["op", "stage"])
     sent = _offsets(messages.assign(ns=messages["moving_ns"]), ["source", "target"])
-    replicas = range(int(spans["replica"].max()) + 1)
-    own = tuple(_with_offsets(mean, offsets, sent, replica) for replica in replicas)
-    return ReplicaCosts(mean, own, mean_moving(joined))
+    own = []
+    for replica in range(int(spans["replica"].max()) + 1):
+        by_stage = {
+            op: tuple(
+                None
+                if ns is None
+                else max(0, ns + round(computed.get((op.value, stage), {}).get(replica, 0.0)))
+                for stage, ns in enumerate(of_op)
+            )
+            for op, of_op in mean.by_stage.items()
+        }
+        by_channel = {
+            edge: max(0, ns + round(sent.get((edge.source, edge.target), {}).get(replica, 0.0)))
+            for edge, ns in mean.by_channel.items()
+        }
+        own.append(Costs(by_stage, by_channel))
+    return ReplicaCosts(mean, tuple(own), mean_moving(joined))
 
 
 _Offsets = Mapping[tuple[object, object], Mapping[int, float]]
@@ -146,24 +163,6 @@ def _offsets(timed: pd.DataFrame, keys: list[str]) -> _Offsets:
             replica: weight * (float(own.mean()) - overall) for replica, own in samples.items()
         }
     return offsets
-
-
-def _with_offsets(costs: Costs, computed: _Offsets, sent: _Offsets, replica: int) -> Costs:
-    def moved(ns: int, offsets: Mapping[int, float] | None) -> int:
-        return max(0, ns + round((offsets or {}).get(replica, 0.0)))
-
-    by_stage = {
-        op: tuple(
-            None if ns is None else moved(ns, computed.get((op.value, stage)))
-            for stage, ns in enumerate(of_op)
-        )
-        for op, of_op in costs.by_stage.items()
-    }
-    by_channel = {
-        edge: moved(ns, sent.get((edge.source, edge.target)))
-        for edge, ns in costs.by_channel.items()
-    }
-    return Costs(by_stage, by_channel)
 
 
 def slowest_replica(spans: pd.DataFrame) -> int:

@@ -21,7 +21,7 @@ nobody.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -123,7 +123,16 @@ class _Analysis:
 
     def __init__(self, times: JobTimes) -> None:
         self._times, self._columns, self._ns = times, times.columns, times.ns
-        self._own, self._ideal = _own_and_ideal(times)
+        # What each column takes in each replica, and what it would ideally take.
+        self._own = np.ones(times.ns.shape[1:])
+        of_stages: dict[Op, list[float]] = {}
+        for op, _, at in times.columns.kinds:
+            center = np.mean if op in COMPUTE_OPS else np.median
+            self._own[:, at] = center(times.ns[..., at], axis=(0, 2))[:, None]
+            of_stages.setdefault(op, []).append(_usual(self._own[:, at[0]]))
+        self._ideal = np.zeros(len(times.columns.actions), np.int64)
+        for op, stages in of_stages.items():
+            self._ideal[times.columns.of_ops([op])] = round(float(np.median(stages)))
         self._num_ranks = self._columns.program.world_size
         self._replicas = self._ns.shape[1]
         self._step_ns = self._mean(self._ns)
@@ -133,12 +142,58 @@ class _Analysis:
         return float(self._columns.steps_ns(ns).mean())
 
     def result(self) -> Stragglers:
-        by_op, by_stage = pd.DataFrame(self._by_op()), pd.DataFrame(self._by_stage())
-        by_replica, by_worker = self._by_replica_and_worker()
+        columns, ranks, replicas = self._columns, range(self._num_ranks), range(self._replicas)
+
+        def slowness(chosen: Chosen) -> float:
+            """S where only some columns have their own times."""
+            return self._mean(np.where(chosen, self._ns, self._ideal)) / self._ideal_ns
+
+        ops = list(dict.fromkeys(op for op, *_ in columns.kinds))
+        of_ops = [slowness(columns.of_ops([op])) for op in ops]
+        by_op = pd.DataFrame({"op": list(map(str, ops)), "slowness": of_ops})
+        of_ranks = [slowness(columns.rank == rank) for rank in ranks]
+        by_stage = pd.DataFrame({"rank": ranks, "slowness": of_ranks})
+        # S of one replica, and of each of its ranks; the others are ideal, and so alike, so that
+        # one of them stands for all.
+        every = np.ones((1, len(columns.actions)), np.bool_)
+        chosen = np.concatenate([every, np.arange(self._num_ranks)[:, None] == columns.rank])
+        alone = []
+        for replica in replicas:
+            own = np.where(chosen[:, None], self._ns[:, replica], self._ideal)
+            own = own.reshape(-1, 1, chosen.shape[1])
+            if self._replicas > 1:
+                own = np.concatenate([own, np.broadcast_to(self._ideal, own.shape)], axis=1)
+            steps_ns = columns.steps_ns(own).reshape(len(chosen), -1)
+            alone.append(steps_ns.mean(axis=1) / self._ideal_ns)
+        of_replicas, *of_workers = np.array(alone).T
+        by_replica = pd.DataFrame({"replica": replicas, "slowness": of_replicas})
+        by_worker = pd.DataFrame(
+            {
+                "replica": np.repeat(replicas, self._num_ranks),
+                "rank": np.tile(ranks, self._replicas),
+                "slowness": np.array(of_workers).T.ravel(),
+            }
+        )
         worst = by_worker.nlargest(max(1, round(WORST_WORKERS * len(by_worker))), "slowness")
         last = by_worker[by_worker["rank"] == self._num_ranks - 1]
+        worst_workers, last_stage = (
+            self._explained(
+                self._mean(self._like_others(self._of_workers(workers)).astype(np.int64))
+            )
+            for workers in (worst, last)
+        )
         correlation = self._correlation()
         tried = sorted(self._tried(by_worker, by_replica, correlation), key=lambda one: -one.share)
+        # The cause is the smallest that costs nearly as much as the costliest; see `Kind`.
+        straggles = self._step_ns / self._ideal_ns >= LEAST_SLOWNESS
+        able = [
+            one
+            for one in tried
+            if one.share >= LEAST_COST
+            and (one.kind is not Kind.OP or (straggles and one.explained >= LEAST_EXPLAINED))
+        ]
+        most = max((one.share for one in able), default=0.0)
+        causes = [one for one in able if one.share >= NEARLY_ALL * most]
         return Stragglers(
             float(self._times.measured_ns.mean()),
             self._step_ns,
@@ -147,100 +202,60 @@ class _Analysis:
             _with_shares(by_stage),
             _with_shares(by_replica),
             _with_shares(by_worker),
-            self._explained(self._step_without(self._of_workers(worst))),
-            self._explained(self._step_without(self._of_workers(last))),
+            worst_workers,
+            last_stage,
             correlation,
             tried,
-            self._cause(tried),
+            min(causes, key=lambda one: list(Kind).index(one.kind), default=None),
         )
-
-    # S: only some have their own times
-
-    def _by_op(self) -> Iterator[dict[str, object]]:
-        for op in dict.fromkeys(op for op, *_ in self._columns.kinds):
-            chosen = self._columns.of_ops([op])
-            yield {
-                "op": str(op),
-                "slowness": self._slowness(np.where(chosen, self._ns, self._ideal)),
-            }
-
-    def _by_stage(self) -> Iterator[dict[str, object]]:
-        for rank in range(self._num_ranks):
-            own = np.where(self._columns.rank == rank, self._ns, self._ideal)
-            yield {"rank": rank, "slowness": self._slowness(own)}
-
-    def _by_replica_and_worker(self) -> tuple[pd.DataFrame, pd.DataFrame]:
-        ranks = np.arange(self._num_ranks)
-        every = np.ones((1, len(self._columns.actions)), np.bool_)
-        chosen = np.concatenate([every, ranks[:, None] == self._columns.rank])
-        slowness = np.array([self._alone(replica, chosen) for replica in range(self._replicas)])
-        replicas, of_workers = np.arange(self._replicas), slowness[:, 1:].ravel()
-        workers = {
-            "replica": np.repeat(replicas, self._num_ranks),
-            "rank": np.tile(ranks, self._replicas),
-            "slowness": of_workers,
-        }
-        by_replica = pd.DataFrame({"replica": replicas, "slowness": slowness[:, 0]})
-        return by_replica, pd.DataFrame(workers)
-
-    def _alone(self, replica: int, chosen: Chosen) -> Factors:
-        """S with some columns of one replica, several times; the others are ideal, and so alike.
-
-        Therefore one of them stands for all.
-        """
-        own = np.where(chosen[:, None], self._ns[:, replica], self._ideal).reshape(
-            -1, 1, chosen.shape[1]
-        )
-        if self._replicas > 1:
-            own = np.concatenate([own, np.broadcast_to(self._ideal, own.shape)], axis=1)
-        steps_ns = self._columns.steps_ns(own).reshape(len(chosen), -1)
-        return np.asarray(steps_ns.mean(axis=1) / self._ideal_ns)
-
-    def _slowness(self, ns: Ns) -> float:
-        return self._mean(ns) / self._ideal_ns
-
-    # M: all have their own times, but for some that are like the others
 
     def _tried(
         self, by_worker: pd.DataFrame, by_replica: pd.DataFrame, correlation: float
     ) -> Iterator[Straggler]:
+        """All have their own times, but for some that are like the others: M."""
         compute, columns = self._columns.is_compute, self._columns
+        links = np.unique(columns.link[columns.link >= 0]).tolist()
+
+        def alike(
+            kind: Kind, chosen: Chosen, replica: int | None = None, index: int | None = None
+        ) -> Straggler:
+            """With some columns of one replica, or of all, like the others."""
+            is_of = np.full(self._replicas, replica is None)
+            if replica is not None:
+                is_of[replica] = True
+            return self._made(kind, self._like_others(is_of[:, None] & chosen), replica, index)
+
         if self._replicas > 1:
             slowest = by_worker.nlargest(_TRIED, "slowness")[["replica", "rank"]]
             for replica, rank in slowest.to_numpy().tolist():
-                chosen = self._chosen(compute & (columns.rank == rank), replica)
-                yield self._straggler(Kind.WORKER, chosen, replica, rank)
+                yield alike(Kind.WORKER, compute & (columns.rank == rank), replica, rank)
             for replica in by_replica.nlargest(_TRIED, "slowness")["replica"].tolist():
-                yield self._straggler(Kind.REPLICA, self._chosen(compute, replica), replica)
-            for replica, link in self._slow_links():
-                chosen = self._chosen(columns.link == link, replica)
-                yield self._straggler(Kind.LINK, chosen, replica, link)
+                yield alike(Kind.REPLICA, compute, replica)
+            # The links of single replicas whose messages take longest beyond their ideal time.
+            beyond = (self._own - self._ideal).clip(min=0)
+            excess = {
+                (replica, link): float(beyond[replica, columns.link == link].sum())
+                for link in links
+                for replica in range(self._replicas)
+            }
+            for replica, link in sorted(excess, key=lambda one: -excess[one])[:_TRIED]:
+                yield alike(Kind.LINK, columns.link == link, replica, link)
         for rank in range(self._num_ranks):
-            chosen = self._chosen(compute & (columns.rank == rank))
-            yield self._straggler(Kind.STAGE, chosen, None, rank)
-        for link in np.unique(columns.link[columns.link >= 0]).tolist():
-            yield self._straggler(Kind.LINKS, self._chosen(columns.link == link), None, link)
+            yield alike(Kind.STAGE, compute & (columns.rank == rank), None, rank)
+        for link in links:
+            yield alike(Kind.LINKS, columns.link == link, None, link)
         if correlation >= CORRELATED:
-            yield self._made(Kind.LENGTHS, self._ns / self._length_factors())
+            # How much longer than usual each microbatch of a replica takes: the median of stages.
+            usual = np.maximum(np.median(self._own, axis=0), 1)
+            factors = np.ones(self._ns.shape)
+            for microbatch in range(columns.program.num_microbatches):
+                of_one = compute & (columns.microbatch == microbatch)
+                relative = self._ns[..., of_one] / usual[of_one]
+                factors[..., of_one] = np.median(relative, axis=2, keepdims=True)
+            yield self._made(Kind.LENGTHS, self._ns / np.maximum(factors, 1e-3))
         for op in dict.fromkeys(op for op, *_ in columns.kinds if op in (*SEND_OPS, *JOINING_OPS)):
             ideal = np.where(columns.of_ops([op]), self._ideal, self._ns)
             yield self._made(Kind.OP, ideal, op=op)
-
-    def _slow_links(self) -> list[tuple[int, int]]:
-        """The links of single replicas whose messages take longest beyond their ideal time."""
-        beyond = (self._own - self._ideal).clip(min=0)
-        links = np.unique(self._columns.link[self._columns.link >= 0])
-        excess = {
-            (replica, int(link)): float(beyond[replica, self._columns.link == link].sum())
-            for link in links
-            for replica in range(self._replicas)
-        }
-        return sorted(excess, key=lambda one: -excess[one])[:_TRIED]
-
-    def _straggler(
-        self, kind: Kind, chosen: Chosen, replica: int | None = None, index: int | None = None
-    ) -> Straggler:
-        return self._made(kind, self._like_others(chosen), replica, index)
 
     def _made(
         self,
@@ -255,13 +270,6 @@ class _Analysis:
         share = cost_ns / self._step_ns
         return Straggler(kind, replica, index, op, cost_ns, share, explained)
 
-    def _chosen(self, columns: Chosen, replica: int | None = None) -> Chosen:
-        """By replica and column: those columns of one replica, or of all."""
-        is_of = np.full(self._replicas, replica is None)
-        if replica is not None:
-            is_of[replica] = True
-        return is_of[:, None] & columns
-
     def _of_workers(self, workers: pd.DataFrame) -> Chosen:
         """All that some workers do."""
         is_slow = np.zeros((self._replicas, self._num_ranks), np.bool_)
@@ -273,24 +281,9 @@ class _Analysis:
             factor = np.nan_to_num(self._ideal / self._own, nan=1.0, posinf=1.0)
         return np.asarray(self._ns * np.where(chosen, factor, 1.0))
 
-    def _step_without(self, chosen: Chosen) -> float:
-        return self._mean(self._like_others(chosen).astype(np.int64))
-
     def _explained(self, step_ns: float) -> float:
         beyond_ns = self._step_ns - self._ideal_ns
         return (self._step_ns - step_ns) / beyond_ns if beyond_ns > 0 else 0.0
-
-    # sequence lengths
-
-    def _length_factors(self) -> Factors:
-        """How much longer than usual each microbatch of a replica takes: the median of stages."""
-        usual = np.maximum(np.median(self._own, axis=0), 1)
-        factors = np.ones(self._ns.shape)
-        for microbatch in range(self._columns.program.num_microbatches):
-            of_one = self._columns.is_compute & (self._columns.microbatch == microbatch)
-            relative = self._ns[..., of_one] / usual[of_one]
-            factors[..., of_one] = np.median(relative, axis=2, keepdims=True)
-        return np.maximum(factors, 1e-3)
 
     def _correlation(self) -> float:
         columns, relative = self._columns, self._ns / np.maximum(self._own, 1)
@@ -301,33 +294,6 @@ class _Analysis:
         if len(both[0]) < 2 or min(one.std() for one in both) == 0:
             return 0.0
         return float(np.corrcoef(*both)[0, 1])
-
-    def _cause(self, tried: Sequence[Straggler]) -> Straggler | None:
-        """The smallest that costs nearly as much as the costliest; see `Kind`."""
-        straggles = self._step_ns / self._ideal_ns >= LEAST_SLOWNESS
-        able = [
-            one
-            for one in tried
-            if one.share >= LEAST_COST
-            and (one.kind is not Kind.OP or (straggles and one.explained >= LEAST_EXPLAINED))
-        ]
-        most = max((one.share for one in able), default=0.0)
-        causes = [one for one in able if one.share >= NEARLY_ALL * most]
-        return min(causes, key=lambda one: list(Kind).index(one.kind), default=None)
-
-
-def _own_and_ideal(times: JobTimes) -> tuple[Factors, Ns]:
-    """What each column takes in each replica, and what it would ideally take."""
-    own = np.ones(times.ns.shape[1:])
-    of_stages: dict[Op, list[float]] = {}
-    for op, _, at in times.columns.kinds:
-        center = np.mean if op in COMPUTE_OPS else np.median
-        own[:, at] = center(times.ns[..., at], axis=(0, 2))[:, None]
-        of_stages.setdefault(op, []).append(_usual(own[:, at[0]]))
-    ideal = np.zeros(len(times.columns.actions), np.int64)
-    for op, stages in of_stages.items():
-        ideal[times.columns.of_ops([op])] = round(float(np.median(stages)))
-    return own, ideal
 
 
 def _usual(values: Factors) -> float:

@@ -37,7 +37,7 @@ def messages(spans: pd.DataFrame) -> pd.DataFrame:
     """
     sends, receives = (_ends(spans, ops) for ops in (SEND_OPS, RECV_OPS))
     both = sends.merge(receives, on=MESSAGE, suffixes=("_send", "_recv"))
-    matched = both[MESSAGE].assign(
+    moved = both[MESSAGE].assign(
         target=both["source"] + both["direction"].map({"F": 1, "B": -1}).astype("int64"),
         source_rank=both["rank_send"],
         target_rank=both["rank_recv"],
@@ -47,7 +47,14 @@ def messages(spans: pd.DataFrame) -> pd.DataFrame:
         send_end_ns=both["end_ns_send"],
         end_ns=both["end_ns_recv"],
     )
-    return _with_moving(matched)
+    moved = moved.sort_values([*CHANNEL, "send_start_ns"], ignore_index=True)
+    ready = moved[["send_start_ns", "recv_start_ns"]].max(axis=1)
+    is_early = moved[["send_end_ns", "end_ns"]].max(axis=1) <= moved["recv_start_ns"]
+    over = moved["end_ns"].mask(is_early, moved["send_end_ns"])
+    before = over.groupby([moved[name] for name in CHANNEL]).shift()
+    began = ready.where(~(before > ready), before).mask(is_early, moved["send_start_ns"])
+    began = began.clip(upper=over).astype(over.dtype)
+    return moved.assign(moving_start_ns=began, moving_ns=over - began)
 
 
 def _ends(spans: pd.DataFrame, ops: frozenset[str]) -> pd.DataFrame:
@@ -58,17 +65,6 @@ def _ends(spans: pd.DataFrame, ops: frozenset[str]) -> pd.DataFrame:
     one_back = direction.map({"F": -1, "B": 1}).astype("int64")
     source = ends["stage"].where(is_send, ends["stage"] + one_back)
     return ends.assign(direction=direction, source=source)
-
-
-def _with_moving(moved: pd.DataFrame) -> pd.DataFrame:
-    moved = moved.sort_values([*CHANNEL, "send_start_ns"], ignore_index=True)
-    ready = moved[["send_start_ns", "recv_start_ns"]].max(axis=1)
-    is_early = moved[["send_end_ns", "end_ns"]].max(axis=1) <= moved["recv_start_ns"]
-    over = moved["end_ns"].mask(is_early, moved["send_end_ns"])
-    before = over.groupby([moved[name] for name in CHANNEL]).shift()
-    began = ready.where(~(before > ready), before).mask(is_early, moved["send_start_ns"])
-    began = began.clip(upper=over).astype(over.dtype)
-    return moved.assign(moving_start_ns=began, moving_ns=over - began)
 
 
 def moving_start_ns(spans: pd.DataFrame, moved: pd.DataFrame | None = None) -> pd.Series:

@@ -114,28 +114,18 @@ def waits(spans: Spans, begin_ns: int | None = None) -> Waits:
     latest = np.concatenate([np.maximum.accumulate(own) for own in by_rank])
     begin = start.min() if begin_ns is None else min(begin_ns, start.min())
     free = np.where(is_first, begin, latest[before])
-    gathered, over = _gathered_ns(spans, compute), _joined_ns(spans, compute)
-    return Waits(compute, before, free, maker, made, arrived, gathered, over)
-
-
-def _gathered_ns(spans: Spans, compute: Spans) -> Ints:
-    """The end of the last UNSHARD that each computation's stage began before it."""
     gathered = np.full(len(compute), NO_INDEX, np.int64)
     unshards = spans.at(spans.are([Op.UNSHARD]))
-    for stage in np.unique(unshards.stage):
+    for stage in np.unique(unshards.stage):  # the last that each computation's stage began before
         own = unshards.at(unshards.stage == stage)
         own = own.at(np.argsort(own.start_ns, kind="stable"))
         rows = np.flatnonzero(compute.stage == stage)
         last = np.searchsorted(own.start_ns, compute.start_ns[rows], side="right") - 1
         gathered[rows] = np.where(last < 0, NO_INDEX, own.end_ns[last])
-    return gathered
-
-
-def _joined_ns(spans: Spans, compute: Spans) -> Ints:
-    own = spans.at(spans.are([Op.UNSHARD, Op.REDUCE_GRAD]))
+    collectives = spans.at(spans.are([Op.UNSHARD, Op.REDUCE_GRAD]))
     over = np.full(spans.rank.max() + 1, NO_INDEX, np.int64)
-    np.maximum.at(over, own.rank, own.end_ns)
-    return np.asarray(over[compute.rank])
+    np.maximum.at(over, collectives.rank, collectives.end_ns)
+    return Waits(compute, before, free, maker, made, arrived, gathered, over[rank])
 
 
 class _Places:

@@ -7,8 +7,7 @@ are replicas, they are replayed together, each with its own mean costs.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -24,7 +23,6 @@ from engine.plan.schedules.registry import SCHEDULES, ScheduleError, build_progr
 from ppbench.analysis.collectives import Moving
 from ppbench.analysis.costs import (
     Costs,
-    StageCosts,
     slow_link,
     slow_stage,
     with_link_like_others,
@@ -176,74 +174,55 @@ def needs_halves(costs: Costs) -> bool:
 
 
 def _with_program(run: Modelled, program: Program) -> Modelled:
-    num_stages = program.num_stages
+    num_stages, num_now = program.num_stages, run.lowered.num_stages
     lowered = run.posting.lower(program)
     if len(run.costs.own) > 1:
         lowered = add_collectives(lowered, run.policy)
-    costs = run.costs.changed(lambda costs: _recut(costs, num_stages))
-    moving = run.costs.moving
-    if num_stages != run.lowered.num_stages:
-        num_alike = run.lowered.num_stages if run.emulated is not None else num_stages
-        moving = _of_equal_stages(moving, num_stages, num_alike)
-    return replace(run, lowered=lowered, costs=replace(costs, moving=moving))
-
-
-def _of_equal_stages(moving: Moving, num_stages: int, num_parts: int) -> Moving:
-    """Collectives of stages that are all alike, each with one of some parts of the whole time."""
-    sums: dict[Op, int] = {}
-    for (op, _), ns in moving.items():
-        sums[op] = sums.get(op, 0) + ns
-    return {
-        (op, stage): round(ns / num_parts) for op, ns in sums.items() for stage in range(num_stages)
-    }
-
-
-def _recut(costs: Costs, num_stages: int) -> Costs:
-    by_stage = {op: _spread(ns, num_stages) for op, ns in _with_every_op(costs.by_stage).items()}
-    by_channel = {
-        Edge(stage, stage + hop): _mean_of_direction(costs, hop)
-        for hop in (1, -1)
-        for stage in range(num_stages)
-    }
-    return Costs(by_stage, by_channel)
-
-
-def _with_every_op(by_stage: StageCosts) -> dict[Op, tuple[int, ...]]:
-    """F, B, I and W of each stage: the backward is the sum of its halves, or is halved."""
-    stages = [_stage_with_every_op(by_stage, stage) for stage in range(len(by_stage[Op.F]))]
-    return {op: tuple(stage[op] for stage in stages) for op in (Op.F, Op.B, Op.I, Op.W)}
-
-
-def _stage_with_every_op(by_stage: StageCosts, stage: int) -> dict[Op, int]:
-    given = {op: costs[stage] for op, costs in by_stage.items()}
-    forward, whole = given[Op.F] or 0, given.get(Op.B)
-    first, second = given.get(Op.I), given.get(Op.W)
-    if first is None or second is None:
-        assert whole is not None  # a stage has a backward of one kind or the other
-        first, second = whole // 2, whole - whole // 2
-    return {
-        Op.F: forward,
-        Op.B: first + second if whole is None else whole,
-        Op.I: first,
-        Op.W: second,
-    }
-
-
-def _spread(costs: Sequence[int], num_stages: int) -> tuple[int, ...]:
-    """The same total cost, for the model cut into another number of equal slices."""
-    edges = [cut * len(costs) / num_stages for cut in range(num_stages + 1)]
-    return tuple(
-        round(sum(ns * _overlap(begin, end, stage) for stage, ns in enumerate(costs)))
-        for begin, end in itertools.pairwise(edges)
-    )
-
-
-def _overlap(begin: float, end: float, stage: int) -> float:
-    return max(0.0, min(end, stage + 1) - max(begin, stage))
-
-
-def _mean_of_direction(costs: Costs, hop: int) -> int:
-    known = [
-        ns for channel, ns in costs.by_channel.items() if channel.target - channel.source == hop
+    slices = [
+        (cut * num_now / num_stages, (cut + 1) * num_now / num_stages) for cut in range(num_stages)
     ]
-    return round(sum(known) / len(known)) if known else 0
+
+    def recut(costs: Costs) -> Costs:
+        """The same total costs, for the model cut into equal slices."""
+        totals = []  # F, B, I and W of each stage: the backward is both halves, or is halved
+        for stage in range(num_now):
+            given = {op: of_op[stage] for op, of_op in costs.by_stage.items()}
+            whole, first, second = given.get(Op.B), given.get(Op.I), given.get(Op.W)
+            if first is None or second is None:
+                assert whole is not None  # a stage has a backward of one kind or the other
+                first, second = whole // 2, whole - whole // 2
+            backward = first + second if whole is None else whole
+            totals.append((given[Op.F] or 0, backward, first, second))
+        by_stage = {
+            op: tuple(
+                round(
+                    sum(
+                        ns * max(0.0, min(end, stage + 1) - max(begin, stage))
+                        for stage, ns in enumerate(of_op)
+                    )
+                )
+                for begin, end in slices
+            )
+            for op, of_op in zip((Op.F, Op.B, Op.I, Op.W), zip(*totals, strict=True), strict=True)
+        }
+        by_channel: dict[Edge, int] = {}
+        for hop in (1, -1):  # a message costs the mean of its direction
+            ends = costs.by_channel.items()
+            known = [ns for channel, ns in ends if channel.target - channel.source == hop]
+            mean = round(sum(known) / len(known)) if known else 0
+            by_channel |= {Edge(stage, stage + hop): mean for stage in range(num_stages)}
+        return Costs(by_stage, by_channel)
+
+    moving = run.costs.moving
+    if num_stages != num_now:  # all stages are alike
+        num_parts = num_now if run.emulated is not None else num_stages
+        sums: dict[Op, int] = {}
+        for (op, _), ns in moving.items():
+            sums[op] = sums.get(op, 0) + ns
+        moving = {
+            (op, stage): round(ns / num_parts)
+            for op, ns in sums.items()
+            for stage in range(num_stages)
+        }
+    costs = replace(run.costs.changed(recut), moving=moving)
+    return replace(run, lowered=lowered, costs=costs)

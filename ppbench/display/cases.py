@@ -171,7 +171,12 @@ def without_not_finite(runs: pd.DataFrame) -> pd.DataFrame:
     is_broken = [row["status"] == "ok" and is_not_finite(row) for row in runs.to_dict("records")]
     if not any(is_broken):
         return runs
-    errors = [_where_not_finite(row) for row in runs[is_broken].to_dict("records")]
+    errors = []
+    for row in runs[is_broken].to_dict("records"):
+        step, rank, what = (row[name] for name in WHERE_NOT_FINITE)
+        is_known = not (is_missing(step) or is_missing(rank))
+        where = f", first in step {step:.0f} on rank {rank:.0f}" if is_known else ""
+        errors.append(f"{what if is_known else 'a loss or gradient'} was NaN or infinite{where}")
     changed = runs.astype({"status": object, "error": object})
     changed.loc[is_broken, "status"] = NOT_FINITE
     changed.loc[is_broken, "error"] = errors
@@ -179,13 +184,6 @@ def without_not_finite(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 WHERE_NOT_FINITE = ("not_finite_step", "not_finite_rank", "not_finite_what")
-
-
-def _where_not_finite(row: Mapping[Hashable, Any]) -> str:
-    step, rank, what = (row[name] for name in WHERE_NOT_FINITE)
-    if is_missing(step) or is_missing(rank):
-        return "a loss or gradient was NaN or infinite"
-    return f"{what} was NaN or infinite, first in step {step:.0f} on rank {rank:.0f}"
 
 
 def ok_runs(runs: pd.DataFrame) -> pd.DataFrame:
@@ -209,21 +207,12 @@ def by_case(runs: pd.DataFrame, axes: Axes) -> pd.DataFrame:
         carriers = measured.loc[[has_caution(row) for row in rows], "case_id"]
         cases[has_caution.__name__] = cases.index.isin(carriers)
     cases["num_launches"] = groups.size()  # two sweeps may number launches alike
-    cases[["low", "high", "spread"]] = _spreads(measured)
-    cases["text"] = [case_text(row, axes) for row in cases.to_dict("records")]
-    return cases.reset_index()
-
-
-def _spreads(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the range over launches or, for a single launch, its stored 95 % interval."""
-    groups = runs.groupby("case_id", sort=False)
+    # The range over launches or, for a single launch, its stored 95 % interval.
     speed, has_launches = groups["tokens_per_s"], groups.size() > 1
     low, high = (groups[name].first().astype(float) for name in INTERVAL)
     spread = pd.Series(SPREAD_OF_STEPS, index=low.index)
-    return pd.DataFrame(
-        {
-            "low": low.mask(has_launches, speed.min()),
-            "high": high.mask(has_launches, speed.max()),
-            "spread": spread.mask(has_launches, SPREAD_OF_LAUNCHES),
-        }
-    )
+    cases["low"] = low.mask(has_launches, speed.min())
+    cases["high"] = high.mask(has_launches, speed.max())
+    cases["spread"] = spread.mask(has_launches, SPREAD_OF_LAUNCHES)
+    cases["text"] = [case_text(row, axes) for row in cases.to_dict("records")]
+    return cases.reset_index()

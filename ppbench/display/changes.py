@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ppbench.analysis.breakdown import DURATION, EVERYWHERE, Kind, Moved
 from ppbench.display.fields import field_of
 from ppbench.display.units import MISSING, MS, TOKENS_PER_S
-from ppbench.statistics.significance import Ratio
 from ppbench.statistics.slowdowns import Cause, Slowdown, is_disturbed
 from ppbench.statistics.verdicts import Change, DiscountReason, Metric, Verdict
 
@@ -48,20 +47,18 @@ def verdict_text(metric: Metric, verdict: Verdict) -> str:
 
 def change_text(metric: Metric, change: Change) -> str:
     """`-7.7 % [-8.1, -7.2]`; without an interval where the change was not tested."""
-    if metric.in_points and change.difference is not None:
-        return _with_interval(change.difference, " points", lambda value: value)
-    if change.ratio is not None and not metric.in_points:
-        return _with_interval(change.ratio, " %", lambda value: value - 1)
+    tested, unit, less = change.ratio, " %", 1
+    if metric.in_points:
+        tested, unit, less = change.difference, " points", 0
+    if tested is not None:
+        ends = (tested.estimate, tested.low, tested.high)
+        estimate, low, high = (_signed(end - less) for end in ends)
+        return f"{estimate}{unit} [{low}, {high}]"
     if change.base is None or change.head is None:
         return "–"
     if metric.in_points:
         return f"{_signed(change.head - change.base)} points"
     return f"{_signed(change.head / change.base - 1)} %" if change.base else "–"
-
-
-def _with_interval(ratio: Ratio, unit: str, less: Callable[[float], float]) -> str:
-    estimate, low, high = (_signed(less(end)) for end in (ratio.estimate, ratio.low, ratio.high))
-    return f"{estimate}{unit} [{low}, {high}]"
 
 
 def _signed(fraction: float) -> str:
@@ -70,23 +67,18 @@ def _signed(fraction: float) -> str:
 
 def discount_text(reason: str, slowdown: Slowdown) -> str:
     """Why a launch counts for less: `its reference ran 18 % slower than usual`."""
-    why = slowdown_text(slowdown)
-    if reason != DiscountReason.apart:
-        return why
-    also = f", and {why}" if is_disturbed(slowdown) else ""
-    return f"it lies far from the others, on the slow side{also}"
-
-
-def slowdown_text(slowdown: Slowdown) -> str:
-    """`its reference ran 18 % slower than usual`."""
     slower = f"{slowdown.fraction:.0%}".replace("%", " %")
-    return {
+    why = {
         Cause.reference: f"its reference ran {slower} slower than usual",
         Cause.steal: f"the hypervisor took its time: {slower} slower than usual",
         Cause.quota: f"a quota withheld its time: {slower} slower than usual",
         Cause.cores: f"other processes took its cores: {slower} slower than usual",
         Cause.clock: f"the clock of its GPU was lowered: {slower} slower than usual",
     }[slowdown.cause]
+    if reason != DiscountReason.apart:
+        return why
+    also = f", and {why}" if is_disturbed(slowdown) else ""
+    return f"it lies far from the others, on the slow side{also}"
 
 
 def moved_sentences(parts: Sequence[Moved], why: str = BY_COMMIT) -> list[str]:
@@ -95,47 +87,58 @@ def moved_sentences(parts: Sequence[Moved], why: str = BY_COMMIT) -> list[str]:
     That nothing but idle time moved is said only where the intervals of all causes exclude a change
     that matters: a test that finds nothing is no evidence.
     """
-    moved = [part for part in parts if part.has_moved]
-    causes = [part for part in moved if part.of.kind is not Kind.waiting]
-    waits = [part for part in moved if part.of.kind is Kind.waiting]
+    causes = [part for part in parts if part.of.kind is not Kind.waiting]
     if not any(part.is_tested for part in parts):
-        groups = _by_place(
-            [part for part in parts if part.of.kind is not Kind.waiting][:_MOST_NAMED]
-        )
         first = "not tested, which takes 3 launches per side; the largest differences:"
-        return [first, *(_cause_sentence(group, "differs") for group in groups)]
-    sentences = [_cause_sentence(group) for group in _by_place(causes)]
-    unclear = [part for part in parts if part.may_have_moved and part.of.kind is not Kind.waiting]
-    if not causes and unclear:
+        return [first, *_cause_sentences(causes[:_MOST_NAMED], "differs")]
+    moved = [part for part in causes if part.has_moved]
+    waits = [part for part in parts if part.has_moved and part.of.kind is Kind.waiting]
+    sentences = _cause_sentences(moved, "changed")
+    unclear = [part for part in causes if part.may_have_moved]
+    if not moved and unclear:
         largest = max(unclear, key=lambda part: abs(part.contribution_ns))
-        sentences = [f"too noisy to name a cause; largest: {_unclear_text(largest)}"]
+        change, ratio = largest.change, largest.change.ratio
+        name = span_name(largest)
+        if largest.of.op:
+            name = name.replace("compute", largest.of.op, 1)
+        by = change_text(DURATION, change)
+        if ratio is not None and ratio.high >= _MANY_TIMES:
+            by = f"x{ratio.estimate:.1f} [{ratio.low:.1f}, {ratio.high:.1f}]"
+        sentences = [f"too noisy to name a cause; largest: {name}, {by}, {change.verdict}"]
         return sentences + ([f"idle time changed; {_idle_text(waits)}"] if waits else [])
-    if not causes:
+    if not moved:
         sentences = ["no compute, optimizer, transfer or collective time changed"]
     if not waits:
         return sentences
-    is_alone = not causes and why
+    is_alone = not moved and why
     reason = f"only idle time changed, {why}" if is_alone else "idle time changed as a consequence"
     return [*sentences, f"{reason}; {_idle_text(waits)}"]
 
 
-def _by_place(causes: Sequence[Moved]) -> list[list[Moved]]:
-    """Group the ops of a stage, and sort the groups by their contribution."""
+def _cause_sentences(causes: Sequence[Moved], verb: str) -> list[str]:
+    """A sentence for the ops of each stage, by what they contribute.
+
+    `compute of stage 2 changed: F 20.1 -> 21.7 ms per microbatch, +8.0 % [+7.8, +8.2]; ...`
+    """
     groups: dict[tuple[Kind, int, int], list[Moved]] = {}
     for part in causes:
         groups.setdefault((part.of.kind, part.of.place, part.of.target), []).append(part)
-    return sorted(
-        groups.values(), key=lambda group: -abs(sum(part.contribution_ns for part in group))
-    )
-
-
-def _cause_sentence(group: Sequence[Moved], verb: str = "changed") -> str:
-    """`compute of stage 2 changed: F 20.1 -> 21.7 ms per microbatch, +8.0 % [+7.8, +8.2]; ...`."""
-    total_ms = sum(part.contribution_ns for part in group) / 1e6
-    parts = [_times(part, is_first=index == 0) for index, part in enumerate(group)]
-    of = "all ranks'" if group[0].of.place == EVERYWHERE else "its rank's"
-    whole = f"{total_ms:+z,.2f} ms of {of} time per step"
-    return f"{span_name(group[0])} {verb}: {'; '.join(parts)}; in total {whole}"
+    totals_ns = {key: sum(part.contribution_ns for part in groups[key]) for key in groups}
+    sentences = []
+    for key in sorted(groups, key=lambda key: -abs(totals_ns[key])):
+        kind, place, _ = key
+        is_everywhere = place == EVERYWHERE
+        per, times = f" {_PER[Kind.waiting if is_everywhere else kind]}", []
+        for part in groups[key]:
+            base, head = ms_text(part.change.base), ms_text(part.change.head)
+            op = f"{part.of.op} " if part.of.op else ""
+            by = change_text(DURATION, part.change)
+            times.append(f"{op}{base} -> {head} ms{per if not times else ''}, {by}")
+        of = "all ranks'" if is_everywhere else "its rank's"
+        whole = f"{totals_ns[key] / 1e6:+z,.2f} ms of {of} time per step"
+        name = span_name(groups[key][0])
+        sentences.append(f"{name} {verb}: {'; '.join(times)}; in total {whole}")
+    return sentences
 
 
 def span_name(part: Moved) -> str:
@@ -154,31 +157,12 @@ def span_name(part: Moved) -> str:
             return f"waiting of rank {part.of.place}"
 
 
-def _times(part: Moved, *, is_first: bool) -> str:
-    change, op = part.change, f"{part.of.op} " if part.of.op else ""
-    kind = Kind.waiting if part.of.place == EVERYWHERE else part.of.kind
-    per = f" {_PER[kind]}" if is_first else ""
-    times = f"{op}{ms_text(change.base)} -> {ms_text(change.head)} ms{per}"
-    return f"{times}, {change_text(DURATION, change)}"
-
-
 def ms_text(duration_ns: float | None) -> str:
     """Milliseconds with three digits, or all those before the point."""
     if duration_ns is None:
         return "–"
     ms = duration_ns / 1e6
     return f"{ms:,.1f}" if ms >= 10 else f"{ms:.3g}"
-
-
-def _unclear_text(part: Moved) -> str:
-    """`B of stage 1, x2.6 [1.4, 4.7], unclear`."""
-    change, op = part.change, part.of.op
-    name = span_name(part).replace("compute", op, 1) if op else span_name(part)
-    ratio = change.ratio
-    if ratio is None or ratio.high < _MANY_TIMES:
-        return f"{name}, {change_text(DURATION, change)}, {change.verdict}"
-    times = f"x{ratio.estimate:.1f} [{ratio.low:.1f}, {ratio.high:.1f}]"
-    return f"{name}, {times}, {change.verdict}"
 
 
 def _idle_text(waits: Sequence[Moved]) -> str:

@@ -129,10 +129,10 @@ def translucent(color: str, opacity: float) -> str:
 
 def ink_on(color: str) -> str:
     """Return black or white, whichever contrasts more with `#rrggbb` (WCAG 2 luminance)."""
-    red, green, blue = (_linear(int(color[i : i + 2], 16) / 255) for i in (1, 3, 5))
+    channels = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    red, green, blue = (
+        float(channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4)
+        for channel in channels
+    )
     luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
     return "#000000" if (luminance + 0.05) ** 2 > 0.05 * 1.05 else "#ffffff"
-
-
-def _linear(channel: float) -> float:
-    return float(channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4)

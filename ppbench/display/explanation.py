@@ -62,15 +62,19 @@ def parts_of(run: pd.Series) -> dict[str, float]:
 
 def explain(run: pd.Series, edges: pd.DataFrame) -> list[str]:
     """Return sentences, the most important first; the run must have parts and these `edges`."""
-    parts = parts_of(run)
-    sentences = [_sum_of(run, parts), *_largest(run, parts, edges)]
-    return [*sentences, _residual(run)]
+    residual = float(run["model_residual"])
+    word = "longer" if residual >= 0 else "shorter"
+    replayed = (
+        "Replayed with its own mean costs and transfers, the step takes "
+        f"{milliseconds(run['modelled_step_ns'])}; the measured steps were "
+        f"{percent(abs(residual))} {word} on average."
+    )
+    return [*_idle_time(run, edges), replayed]
 
 
 def headline(run: pd.Series, edges: pd.DataFrame) -> str:
     """Return the parts, and the cause of the largest avoidable one, in a line or two."""
-    parts = parts_of(run)
-    return " ".join([_sum_of(run, parts), *_largest(run, parts, edges)])
+    return " ".join(_idle_time(run, edges))
 
 
 def what_if(run: pd.Series, edges: pd.DataFrame, collectives: pd.DataFrame) -> list[str]:
@@ -94,43 +98,41 @@ def what_if(run: pd.Series, edges: pd.DataFrame, collectives: pd.DataFrame) -> l
     return [f"What if, with a modelled step of {milliseconds(now_ns)} now: {'; '.join(answers)}."]
 
 
-def _sum_of(run: pd.Series, parts: dict[str, float]) -> str:
+def _idle_time(run: pd.Series, edges: pd.DataFrame) -> tuple[str, str]:
+    """Return the parts in a sentence, and the cause of the largest avoidable one in another."""
+    parts = parts_of(run)
     shares = (
         f"{PART_NAMES[name]} {round(share * 100, 1) + 0:.1f}"  # no -0.0
         for name, share in parts.items()
     )
-    return (
+    whole = (
         f"Over all measured steps, ranks were idle {float(run['bubble_mean']) * 100:.1f} % of the "
         f"time: {', '.join(shares)}."
     )
-
-
-def _largest(run: pd.Series, parts: dict[str, float], edges: pd.DataFrame) -> list[str]:
     avoidable = {name: share for name, share in parts.items() if name != "structure"}
     name = max(avoidable, key=lambda part: avoidable[part])
     if avoidable[name] < _LEAST_SHARE:
-        return ["Nearly all idle time is due to the schedule."]
-    cause = _cause(name, run, edges)
-    return [f"The largest avoidable loss is {PART_NAMES[name]}: {cause}."]
-
-
-def _cause(part: str, run: pd.Series, edges: pd.DataFrame) -> str:
-    match part:
+        return whole, "Nearly all idle time is due to the schedule."
+    match name:
         case "imbalance":
-            return _stages(stored_costs(run, edges))
+            cause = _slow_stage_text(stored_costs(run, edges))
         case "transfer":
-            return _links(stored_costs(run, edges))
+            cause = _slow_link_text(stored_costs(run, edges))
         case "jitter":
-            return f"the time of an action varies by {percent(run['op_variation'])} around its mean"
+            varies = percent(run["op_variation"])
+            cause = f"the time of an action varies by {varies} around its mean"
         case "collective":
-            return "ranks wait for parameters or gradients of all replicas, with nothing to compute"
+            cause = (
+                "ranks wait for parameters or gradients of all replicas, with nothing to compute"
+            )
         case "skew":
-            return _replicas(run)
+            cause = _slow_replica_text(run)
         case _:
-            return "time of the host between actions, or of contention between ranks"
+            cause = "time of the host between actions, or of contention between ranks"
+    return whole, f"The largest avoidable loss is {PART_NAMES[name]}: {cause}."
 
 
-def _stages(costs: Costs) -> str:
+def _slow_stage_text(costs: Costs) -> str:
     slow, taken = slow_stage(costs), stage_ns(costs)
     if slow is not None:
         return (
@@ -145,7 +147,7 @@ def _stages(costs: Costs) -> str:
     )
 
 
-def _replicas(run: pd.Series) -> str:
+def _slow_replica_text(run: pd.Series) -> str:
     taken = replica_ns(run)
     slowest = max(range(len(taken)), key=taken.__getitem__)
     others = statistics.median(ns for replica, ns in enumerate(taken) if replica != slowest)
@@ -162,7 +164,7 @@ def _replicas(run: pd.Series) -> str:
     )
 
 
-def _links(costs: Costs) -> str:
+def _slow_link_text(costs: Costs) -> str:
     slow, taken = slow_link(costs), link_ns(costs)
     if not taken:
         return "the messages are no longer in the store, so the stages are unknown"
@@ -173,13 +175,3 @@ def _links(costs: Costs) -> str:
         )
     shortest, longest = (milliseconds(choose(taken.values())) for choose in (min, max))
     return f"a message takes {shortest if shortest == longest else f'{shortest} to {longest}'}"
-
-
-def _residual(run: pd.Series) -> str:
-    residual = float(run["model_residual"])
-    word = "longer" if residual >= 0 else "shorter"
-    return (
-        "Replayed with its own mean costs and transfers, the step takes "
-        f"{milliseconds(run['modelled_step_ns'])}; the measured steps were "
-        f"{percent(abs(residual))} {word} on average."
-    )

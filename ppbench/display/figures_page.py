@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from ppbench.display.fields import COMPUTED, SETTINGS, field_of, meaning_of
 from ppbench.display.tables import escaped
@@ -41,42 +41,30 @@ _TITLES = {
 
 def figures_page() -> str:
     """Return the text of the page."""
+    from ppbench.config.case import Case, Measure, settings_in
+    from ppbench.store.columns import RUN_ID, TABLES
+
     sections = [_section("Settings shown as columns", SETTINGS, "runs")]
-    sections += [_section(_TITLES[table], columns, table) for table, columns in _stored()]
+    settings = {name for name, _ in settings_in(Case)}
+    settings |= {f"measure_{name}" for name, _ in settings_in(Measure)}
+    for table, columns in TABLES.items():
+        hidden = settings if table == "runs" else {RUN_ID, "schema_version"}
+        shown = [column.name for column in columns if column.name not in hidden]
+        sections.append(_section(_TITLES[table], shown, table))
     sections += [_section(title, group) for title, group in COMPUTED.items()]
     foot = f"Made from `ppbench/display/fields.py`; after a change there: `{_COMMAND}`"
     return "\n".join([_INTRODUCTION, *sections, foot, ""])
 
 
-def _stored() -> Iterator[tuple[str, list[str]]]:
-    """Yield the store's tables with their columns, less settings and what every table has."""
-    from ppbench.config.case import Case, Measure, settings_in
-    from ppbench.store.columns import RUN_ID, TABLES
-
-    settings = {name for name, _ in settings_in(Case)}
-    settings |= {f"measure_{name}" for name, _ in settings_in(Measure)}
-    keys = {RUN_ID, "schema_version"}
-    for table, columns in TABLES.items():
-        hidden = settings if table == "runs" else keys
-        yield table, [column.name for column in columns if column.name not in hidden]
-
-
 def _section(title: str, columns: Iterable[str], table: str = "") -> str:
-    rows = "\n".join(_row(column, table) for column in columns)
-    return f"## {title}\n\n{_HEADER}\n{rows}\n"
-
-
-def _row(column: str, table: str) -> str:
-    field = field_of(column)
-    better = field.direction.value or "–"
-    cells = (
-        f"`{column}`",
-        field.heading,
-        field.unit.name or "–",
-        better,
-        meaning_of(column, table),
-    )
-    return f"| {' | '.join(map(escaped, cells))} |"
+    rows = []
+    for column in columns:
+        field, meaning = field_of(column), meaning_of(column, table)
+        better, unit = field.direction.value or "–", field.unit.name or "–"
+        cells = f"`{column}`", field.heading, unit, better, meaning
+        rows.append(f"| {' | '.join(map(escaped, cells))} |")
+    lines = "\n".join(rows)
+    return f"## {title}\n\n{_HEADER}\n{lines}\n"
 
 
 if __name__ == "__main__":

@@ -56,32 +56,23 @@ def fit(columns: Sequence[Column], limit: int) -> Layout:
     """Lay out the columns, at least one, within `limit` characters."""
     left = list(columns)
     while True:
-        for is_final in (False, True):
-            if (layout := _laid_out(left, limit, is_final=is_final)) is not None:
-                return layout
-            if any(not column.is_essential for column in left[1:]):
-                break
-        optional = [column for column in left[1:] if not column.is_essential] or left[1:]
-        if not optional:
-            return Layout(tuple(left), (max(1, limit - MARGIN - GAPS[-1]),), GAPS[-1])
-        left.remove(min(optional, key=lambda column: column.importance))
-
-
-def _laid_out(columns: Sequence[Column], limit: int, *, is_final: bool) -> Layout | None:
-    """The widest layout within the limit; None if there is none, even with texts cut.
-
-    Texts that name the row are cut only where nothing else can be left out: `is_final`.
-    """
-    filled = [column.filled for column in columns]
-    for gap in GAPS:
-        widths = _wrapped(columns, filled, limit - gap * len(columns))
-        if sum(widths) + MARGIN + gap * len(columns) <= limit:
-            return Layout(tuple(columns), tuple(widths), gap)
-    gap = GAPS[-1]
-    room = limit - MARGIN - gap * len(columns)
-    shortened = _cut(columns, filled, room, is_final=is_final)
-    widths = _wrapped(columns, shortened, room + MARGIN)
-    return Layout(tuple(columns), tuple(widths), gap) if sum(widths) <= room else None
+        filled = [column.filled for column in left]
+        for gap in GAPS:
+            widths = _wrapped(left, filled, limit - gap * len(left))
+            if sum(widths) + MARGIN + gap * len(left) <= limit:
+                return Layout(tuple(left), tuple(widths), gap)
+        gap = GAPS[-1]
+        room = limit - MARGIN - gap * len(left)
+        optional = [column for column in left[1:] if not column.is_essential]
+        # Texts that name the row are cut only where nothing else can be left out.
+        for is_final in (False,) if optional else (False, True):
+            shortened = _cut(left, filled, room, is_final=is_final)
+            widths = _wrapped(left, shortened, room + MARGIN)
+            if sum(widths) <= room:
+                return Layout(tuple(left), tuple(widths), gap)
+        if len(left) == 1:
+            return Layout(tuple(left), (max(1, limit - MARGIN - gap),), gap)
+        left.remove(min(optional or left[1:], key=lambda column: column.importance))
 
 
 def _cut(

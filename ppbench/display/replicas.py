@@ -23,6 +23,7 @@ def folded(
     median over replicas, and the replica that is worst, by the highest value of `leading`.
     """
     import pandas as pd
+    from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
     if "replica" not in frame or frame["replica"].nunique() < 2:
         return frame, list(columns)
@@ -30,9 +31,19 @@ def folded(
     rows = frame.assign(**{REPLICA: frame["replica"].astype(int).astype(str)})
     if len(rows) <= MOST_ROWS:
         return rows.sort_values([key, "replica"], ignore_index=True), shown
+
+    def middle(values: pd.Series) -> object:
+        """Return the median of numbers; of anything else the value, if it is the same in all."""
+        if is_bool_dtype(values) or not is_numeric_dtype(values):
+            known = values.dropna().unique()
+            return (
+                known[0] if len(known) == 1 else f"{len(known)} different" if len(known) else None
+            )
+        return values.median()
+
     groups = rows.groupby(key, sort=False)
     worst = rows.loc[groups[leading].idxmax().dropna()] if rows[leading].notna().any() else None
-    medians = groups.agg(_middle).reset_index().assign(**{REPLICA: _MEDIAN})
+    medians = groups.agg(middle).reset_index().assign(**{REPLICA: _MEDIAN})
     every = medians if worst is None else pd.concat([medians, worst], ignore_index=True)
     return every.sort_values(key, kind="stable", ignore_index=True), shown
 
@@ -45,13 +56,3 @@ def folding_note(frame: pd.DataFrame, key: str) -> str | None:
         f"Of each {key}: the median of {frame['replica'].nunique()} replicas, and the worst one; "
         "--format json shows all."
     )
-
-
-def _middle(values: pd.Series) -> object:
-    """Return the median of numbers; of anything else the value, if it is the same in all."""
-    from pandas.api.types import is_bool_dtype, is_numeric_dtype
-
-    if is_bool_dtype(values) or not is_numeric_dtype(values):
-        known = values.dropna().unique()
-        return known[0] if len(known) == 1 else f"{len(known)} different" if len(known) else None
-    return values.median()

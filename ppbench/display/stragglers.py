@@ -41,9 +41,19 @@ def cause_in_words(found: Stragglers) -> str:
             f"Nobody is slow: no worker, link, replica, stage, op type or sequence length costs "
             f"{LEAST_COST:.0%} of the step beyond chance."
         )
-    who, with_it = _who(found.cause, len(found.by_replica)), "its times like the others'"
-    if found.cause.kind is Kind.LENGTHS:
-        with_it = "equal sequences"
+    name, with_it = name_of(found.cause, len(found.by_replica)), "its times like the others'"
+    match found.cause.kind:
+        case Kind.LENGTHS:
+            who = "Microbatches are unequal, by their sequence lengths"
+            with_it = "equal sequences"
+        case Kind.OP:
+            who = f"{found.cause.op} now and then takes long"
+        case Kind.WORKER:
+            who = f"A worker is slow, {name}"
+        case Kind.STAGE:
+            who = f"A stage is slow, that of {name}"
+        case _:
+            who = f"{name[0].upper()}{name[1:]} is slow"
     return (
         f"{who}: with {with_it}, a step would take {milliseconds(found.cause.cost_ns)} less, "
         f"which is {percent(found.cause.share)} of it."
@@ -69,21 +79,6 @@ def name_of(straggler: Straggler, replicas: int) -> str:
             return "sequence lengths"
         case Kind.OP:
             return f"all {straggler.op}"
-
-
-def _who(straggler: Straggler, replicas: int) -> str:
-    name = name_of(straggler, replicas)
-    match straggler.kind:
-        case Kind.LENGTHS:
-            return "Microbatches are unequal, by their sequence lengths"
-        case Kind.OP:
-            return f"{straggler.op} now and then takes long"
-        case Kind.WORKER:
-            return f"A worker is slow, {name}"
-        case Kind.STAGE:
-            return f"A stage is slow, that of {name}"
-        case _:
-            return f"{name[0].upper()}{name[1:]} is slow"
 
 
 def table_of(found: Stragglers) -> pd.DataFrame:

@@ -27,7 +27,7 @@ from ppbench.display.fields import (
     Field,
     field_of,
 )
-from ppbench.display.fitting import Column, Layout, fit
+from ppbench.display.fitting import Column, fit
 from ppbench.display.formats import Format
 from ppbench.errors import UsageError, nearest, printable
 
@@ -177,109 +177,15 @@ def _table(
     frame: pd.DataFrame, fields: Mapping[str, Field], view: View, kept: Sequence[str]
 ) -> str:
     """Draw a table that fits the terminal, with what all rows share above it."""
-    limit = page_width()
-    cells = _cells(frame, fields)
+    from rich.cells import cell_len, set_cell_size
+
+    limit, cells = page_width(), _cells(frame, fields)
     texts = dict(zip(fields, map(list, zip(*cells, strict=True)), strict=True)) if cells else {}
     if "run_id" in texts:
         texts["run_id"] = [view.short_ids.get(run_id, run_id) for run_id in texts["run_id"]]
     essential = [next(iter(fields)), *kept]
-    implied = _implied(texts)
-    columns = [
-        _column_of(
-            name,
-            fields[name],
-            texts.get(name, []),
-            len(fields) - place,
-            essential,
-            is_implied=name in implied,
-        )
-        for place, name in enumerate(fields)
-    ]
-    shared = _shared(columns, texts, limit)
-    columns = [column for column in columns if column.name not in shared]
-    layout = fit(columns, limit)
-    caption = ", ".join(
-        _said_once(name, fields[name], frame[name].iloc[0]) for name in shared if texts[name][0]
-    )
-    left_out = [
-        _both_names(column.name, fields[column.name])
-        for column in columns
-        if column not in layout.columns
-    ]
-    note = f"no room for {', '.join(left_out)}; {view.remedy}" if left_out else ""
-    parts = [_filled(caption, limit), _drawn(layout, fields, texts), _filled(note, limit)]
-    return "\n".join(part for part in parts if part)
 
-
-def _both_names(name: str, field: Field) -> str:
-    """The heading that a reader knows and the name that `--columns` takes, if they differ."""
-    is_same = field.label.lower().replace(" ", "_").replace("-", "_") == name
-    return name if is_same else f"{field.label} ({name})"
-
-
-def _shared(columns: Sequence[Column], texts: Mapping[str, Sequence[str]], limit: int) -> list[str]:
-    """The columns that are equal in all rows: figures only where the table has no room.
-
-    Of a single row it is the settings, where there is no room.
-    """
-    optional = [column.name for column in columns if not column.is_essential]
-    has_room = len(fit(columns, limit).columns) == len(columns)
-    if (num_rows := len(columns[0].widths)) < 2:
-        return [name for name in optional if name in CIRCUMSTANCES and num_rows and not has_room]
-    equal = [name for name in optional if len(set(texts[name])) == 1]
-    settings = [name for name in equal if field_of(name).direction is Direction.neither]
-    left = [column for column in columns if column.name not in settings]
-    empty = [name for name in equal if not texts[name][0]]
-    fits = len(fit(left, limit).columns) == len(left)
-    return list(dict.fromkeys([*settings, *empty])) if fits else equal
-
-
-def page_width() -> int:
-    """The columns of the terminal, or of a page where there is none."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    return console.width if console.is_terminal else PAGE_WIDTH
-
-
-def _filled(text: str, limit: int) -> str:
-    return textwrap.fill(text, limit, initial_indent=" ", subsequent_indent=" ") if text else ""
-
-
-def _column_of(
-    name: str,
-    field: Field,
-    texts: Sequence[str],
-    place: int,
-    essential: Sequence[str],
-    *,
-    is_implied: bool,
-) -> Column:
-    """A column whose importance falls to the right, above that of all which is dispensable.
-
-    A setting in which the rows differ comes between: they would look alike without it. A setting
-    that another one implies goes before all of these.
-    """
-    from rich.cells import cell_len
-
-    rank = len(DISPENSABLE) + place  # places begin at 1
-    if is_implied:
-        rank = DISPENSABLE.index("commit")
-    elif name in DISPENSABLE:
-        is_varying = name in (*SETTINGS, *IDENTIFYING) and len(set(texts)) > 1
-        rank = len(DISPENSABLE) if is_varying else DISPENSABLE.index(name)
-    return Column(
-        name,
-        field.heading,
-        tuple(map(cell_len, texts)),
-        rank,
-        is_text=not field.is_number,
-        is_essential=name in essential,
-    )
-
-
-def _implied(texts: Mapping[str, Sequence[str]]) -> set[str]:
-    """The settings that part the rows just as a setting to their left does."""
+    # A setting may part the rows just as one to its left does, which implies it.
     seen: set[tuple[int, ...]] = set()
     implied = set()
     for name in filter(SETTINGS.__contains__, texts):
@@ -288,45 +194,89 @@ def _implied(texts: Mapping[str, Sequence[str]]) -> set[str]:
         if parts in seen:
             implied.add(name)
         seen.add(parts)
-    return implied
 
+    # The importance of columns falls to the right, above that of all that is dispensable. Between
+    # are settings in which the rows differ, which would look alike without them. A setting that
+    # another one implies goes before all of these.
+    columns = []
+    for place, (name, shown) in enumerate(fields.items()):
+        own = texts.get(name, [])
+        rank = len(DISPENSABLE) + len(fields) - place
+        if name in implied:
+            rank = DISPENSABLE.index("commit")
+        elif name in DISPENSABLE:
+            is_varying = name in (*SETTINGS, *IDENTIFYING) and len(set(own)) > 1
+            rank = len(DISPENSABLE) if is_varying else DISPENSABLE.index(name)
+        widths, is_essential = tuple(map(cell_len, own)), name in essential
+        columns.append(Column(name, shown.heading, widths, rank, not shown.is_number, is_essential))
 
-def _said_once(name: str, field: Field, value: object) -> str:
-    """A value that all rows share, with its name unless it speaks for itself."""
-    is_figure = bool(field.digits) and not isinstance(value, str)
-    text = printable(field.text(value) if is_figure else field.cell(value))
-    is_clear = name in SPEAKING or (is_figure and field.unit.is_in_label)
-    return text if is_clear else f"{field.label} {text}"
+    # What is equal in all rows is said once: figures only where the table has no room. Of a single
+    # row it is the settings, where there is no room.
+    def have_room(some: Sequence[Column]) -> bool:
+        return len(fit(some, limit).columns) == len(some)
 
+    optional = [column.name for column in columns if not column.is_essential]
+    if len(cells) < 2:
+        is_full = bool(cells) and not have_room(columns)
+        shared = [name for name in optional if name in CIRCUMSTANCES and is_full]
+    else:
+        shared = [name for name in optional if len(set(texts[name])) == 1]
+        settings = [name for name in shared if field_of(name).direction is Direction.neither]
+        if have_room([column for column in columns if column.name not in settings]):
+            empty = [name for name in shared if not texts[name][0]]
+            shared = list(dict.fromkeys([*settings, *empty]))
+    said = []
+    for name in shared:
+        if texts[name][0]:
+            shown, value = fields[name], frame[name].iloc[0]
+            is_figure = bool(shown.digits) and not isinstance(value, str)
+            text = printable(shown.text(value) if is_figure else shown.cell(value))
+            is_clear = name in SPEAKING or (is_figure and shown.unit.is_in_label)
+            said.append(text if is_clear else f"{shown.label} {text}")
+    columns = [column for column in columns if column.name not in shared]
+    layout = fit(columns, limit)
+    left_out = []  # by the heading that a reader knows and the name that `--columns` takes
+    for name in (column.name for column in columns if column not in layout.columns):
+        label = fields[name].label
+        is_same = label.lower().replace(" ", "_").replace("-", "_") == name
+        left_out.append(name if is_same else f"{label} ({name})")
+    note = f"no room for {', '.join(left_out)}; {view.remedy}" if left_out else ""
 
-def _drawn(layout: Layout, fields: Mapping[str, Field], texts: Mapping[str, Sequence[str]]) -> str:
-    """The lines of the table: headings, a rule, rows."""
-    blanks = " " * layout.gap
-    sides = [fields[column.name].is_number for column in layout.columns]
+    def padded(text: str, width: int, is_number: bool) -> str:
+        """A cell as wide as its column: on one line, and with an ellipsis where it is cut."""
+        line = " ".join(text.splitlines())
+        if cell_len(line) > width:
+            return set_cell_size(line, width - 1) + _ELLIPSIS
+        padding = " " * (width - cell_len(line))
+        return padding + line if is_number else line + padding
+
     headings = [
         textwrap.wrap(column.heading, width, break_on_hyphens=False)
         for column, width in zip(layout.columns, layout.widths, strict=True)
     ]
     depth = max(map(len, headings))
     aligned = [[""] * (depth - len(lines)) + lines for lines in headings]
-    rule = "─" * (layout.total - layout.gap - 1)
-    rows = [*zip(*aligned, strict=True)]
     body = zip(*(texts.get(column.name, ()) for column in layout.columns), strict=True)
+    sides = [fields[column.name].is_number for column in layout.columns]
     lines = [
-        blanks.join(map(_padded, row, layout.widths, sides)).rstrip() for row in (*rows, *body)
+        (" " * layout.gap).join(map(padded, row, layout.widths, sides)).rstrip()
+        for row in (*zip(*aligned, strict=True), *body)
     ]
-    return "\n".join(f" {line}" for line in (*lines[:depth], rule, *lines[depth:]))
+    lines.insert(depth, "─" * (layout.total - layout.gap - 1))
+    drawn = "\n".join(f" {line}" for line in lines)
+    caption, below = (
+        textwrap.fill(text, limit, initial_indent=" ", subsequent_indent=" ")
+        for text in (", ".join(said), note)
+    )
+    return "\n".join(part for part in (caption, drawn, below) if part)
 
 
-def _padded(text: str, width: int, is_number: bool) -> str:
-    """A cell as wide as its column: on one line, and with an ellipsis where it is cut."""
-    from rich.cells import cell_len, set_cell_size
+def page_width() -> int:
+    """The columns of the terminal, or of a page where there is none."""
+    from rich.console import Console
 
-    line = " ".join(text.splitlines())
-    if cell_len(line) > width:
-        return set_cell_size(line, width - 1) + _ELLIPSIS
-    padding = " " * (width - cell_len(line))
-    return padding + line if is_number else line + padding
+    console = Console(highlight=False)
+    return console.width if console.is_terminal else PAGE_WIDTH
 
 
 def facts(values: Mapping[str, object], how: Format) -> str:

@@ -79,22 +79,22 @@ def commit_text(runs: pd.DataFrame) -> str:
 def bencher(runs: pd.DataFrame) -> str:
     """Bencher Metric Format: benchmark -> measure -> value, with its lowest and highest launch.
 
+    A single launch has its stored interval over steps.
     https://bencher.dev/docs/reference/bencher-metric-format
     """
-    names = runs.apply(name_of, axis=1)
-    figures = {
-        str(name): {
-            column: _bounded(group, column) for column in EXPORTED if group[column].notna().any()
-        }
-        for name, group in runs.groupby(names, sort=False)
-    }
+    figures: dict[str, dict[str, dict[str, float]]] = {}
+    for name, group in runs.groupby(runs.apply(name_of, axis=1), sort=False):
+        of_case = figures[str(name)] = {}
+        for column in EXPORTED:
+            values = group[column].dropna().astype(float)
+            if values.empty:
+                continue
+            low, high = values.min(), values.max()
+            if len(values) == 1 and column == SPEED and group[f"{SPEED}_low"].notna().all():
+                low, high = group[f"{SPEED}_low"].iloc[0], group[f"{SPEED}_high"].iloc[0]
+            of_case[column] = {
+                "value": float(values.median()),
+                "lower_value": float(low),
+                "upper_value": float(high),
+            }
     return json.dumps(figures, indent=2, ensure_ascii=False)
-
-
-def _bounded(runs: pd.DataFrame, column: str) -> dict[str, float]:
-    """Median and range over launches; a single launch has its stored interval over steps."""
-    values = runs[column].dropna().astype(float)
-    low, high = values.min(), values.max()
-    if len(values) == 1 and column == SPEED and runs[f"{SPEED}_low"].notna().all():
-        low, high = float(runs[f"{SPEED}_low"].iloc[0]), float(runs[f"{SPEED}_high"].iloc[0])
-    return {"value": float(values.median()), "lower_value": float(low), "upper_value": float(high)}

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 
 from engine.plan.action import RECV_OPS, SEND_OPS, Op
-from ppbench.export.trace import Slice, Trace
+from ppbench.export.trace import Trace
 
 _COLORS: dict[str, str] = {  # names that viewers reserve, nearest to ppbench's palette
     Op.F: "rail_response",
@@ -48,19 +48,6 @@ def _events(trace: Trace) -> Iterator[str]:
         else others + track.number
         for track in trace.tracks
     }
-    yield from _names(trace, threads)
-    for row in trace.slices():
-        yield _slice(row, threads[row.track])
-    for ops in (SEND_OPS, RECV_OPS):  # viewers read events of one time in the file's order
-        for row in trace.slices():
-            if row.has_flow and row.op in ops:
-                yield _end_of_arrow(row, threads[row.track])
-    for level in trace.levels():
-        where = f'"pid":{_process_id(level.rank)},"ts":{_us(level.time_ns)}'
-        yield f'{{"ph":"C",{where},"name":"memory","args":{{"bytes":{level.num_bytes}}}}}'
-
-
-def _names(trace: Trace, threads: Mapping[int, int]) -> Iterator[str]:
     for rank, name in trace.processes.items():
         yield _metadata(rank, _process_id(rank), "process_name", {"name": name})
         yield _metadata(rank, _process_id(rank), "process_sort_index", {"sort_index": rank})
@@ -68,6 +55,24 @@ def _names(trace: Trace, threads: Mapping[int, int]) -> Iterator[str]:
         thread = threads[track.number]
         yield _metadata(track.rank, thread, "thread_name", {"name": track.name})
         yield _metadata(track.rank, thread, "thread_sort_index", {"sort_index": track.number})
+    for row in trace.slices():
+        place = f'"pid":{_process_id(row.rank)},"tid":{threads[row.track]}'
+        times = f'"ts":{_us(row.start_ns)},"dur":{_us(row.end_ns - row.start_ns)}'
+        what = f'"name":"{row.name}","cat":"{row.op}","cname":"{_COLORS[row.op]}"'
+        yield f'{{"ph":"X",{place},{times},{what},"args":{_json(row.details())}}}'
+    # An arrow joins the send's start to the receive's last nanosecond: a point inside each slice.
+    for ops in (SEND_OPS, RECV_OPS):  # viewers read events of one time in the file's order
+        for row in trace.slices():
+            if row.has_flow and row.op in ops:
+                kind, time_ns = '"ph":"s"', row.start_ns
+                if ops is RECV_OPS:
+                    kind, time_ns = '"ph":"f","bp":"e"', max(row.start_ns, row.end_ns - 1)
+                what = f'"id":{row.flow},"name":"message","cat":"message"'
+                place = f'"pid":{_process_id(row.rank)},"tid":{threads[row.track]}'
+                yield f'{{{kind},{what},{place},"ts":{_us(time_ns)}}}'
+    for level in trace.levels():
+        where = f'"pid":{_process_id(level.rank)},"ts":{_us(level.time_ns)}'
+        yield f'{{"ph":"C",{where},"name":"memory","args":{{"bytes":{level.num_bytes}}}}}'
 
 
 def _metadata(rank: int, thread: int, name: str, arguments: Mapping[str, object]) -> str:
@@ -75,30 +80,9 @@ def _metadata(rank: int, thread: int, name: str, arguments: Mapping[str, object]
     return _json({"ph": "M", **where, "name": name, "args": arguments})
 
 
-def _slice(row: Slice, thread: int) -> str:
-    times = f'"ts":{_us(row.start_ns)},"dur":{_us(row.end_ns - row.start_ns)}'
-    what = f'"name":"{row.name}","cat":"{row.op}","cname":"{_COLORS[row.op]}"'
-    details = f'"args":{_json(row.details())}'
-    return f'{{"ph":"X",{_place(row, thread)},{times},{what},{details}}}'
-
-
-def _end_of_arrow(row: Slice, thread: int) -> str:
-    """Join the send's start to the receive's last nanosecond: a point inside each slice."""
-    if row.op in SEND_OPS:
-        kind, time_ns = '"ph":"s"', row.start_ns
-    else:
-        kind, time_ns = '"ph":"f","bp":"e"', max(row.start_ns, row.end_ns - 1)
-    what = f'"id":{row.flow},"name":"message","cat":"message"'
-    return f'{{{kind},{what},{_place(row, thread)},"ts":{_us(time_ns)}}}'
-
-
 def _process_id(rank: int) -> int:
     """Process ids count from 1: to viewers process 0 is the idle task."""
     return rank + 1
-
-
-def _place(row: Slice, thread: int) -> str:
-    return f'"pid":{_process_id(row.rank)},"tid":{thread}'
 
 
 def _us(time_ns: int) -> str:

@@ -156,14 +156,46 @@ def trace_of(
 ) -> Trace:
     """The trace of some steps of one run: rows of the store's tables, `spans` not empty.
 
-    `memory` is of an extra step; its levels begin where the first of these steps does.
+    `memory` is of an extra step; its levels begin where the first of these steps does. Slices are
+    named by their actions as text, `2F0`; the optimizer belongs to no stage.
     """
-    size = int(spans["rank"].max()) + 1
-    tracks, slices = _on_tracks(_in_job(_complete(spans), size))
+    size, spans = int(spans["rank"].max()) + 1, spans.reset_index(drop=True)
+    columns = (spans["stage"], spans["op"], spans["microbatch"])
+    names = [
+        op if op == Op.OPT else str(Action(stage, Op(op), microbatch))
+        for stage, op, microbatch in zip(*columns, strict=True)
+    ]
+    # Arrows are those of messages that have two ends and arrive after they are sent. The clocks of
+    # two machines agree up to an error; no viewer draws an arrow back in time.
+    numbers = message_numbers(spans)
+    is_send = spans["op"].isin([op.value for op in SEND_OPS]).reindex(numbers.index)
+    begun = spans["start_ns"].reindex(numbers.index).where(is_send).groupby(numbers)
+    ended = spans["end_ns"].reindex(numbers.index).mask(is_send).groupby(numbers)
+    is_drawn = ended.transform("max") > begun.transform("max")
+    flows = numbers.where(is_drawn, _NO_FLOW).reindex(spans.index, fill_value=_NO_FLOW)
+    waits = waiting_ns(spans)
+    stored = spans["waiting_ns"] if "waiting_ns" in spans else pd.Series(index=spans.index)
+    complete = spans.assign(
+        waiting_ns=stored.where(stored.notna(), waits).astype("int64"),
+        name=names,
+        flow=flows,
+        kind=spans["op"].map({op.value: _ORDER.index(name) for op, name in _TRACK_NAMES.items()}),
+    )
+    in_job = _in_job(complete, size)
+    tracks, slices = _on_tracks(in_job)
     levels = _in_job(memory, size)[list(Level._fields)]
     levels = levels.sort_values(["rank", "time_ns"], kind="stable")
     levels["time_ns"] += int(slices["start_ns"].min())
-    return Trace(facts, _processes(spans, ranks, size), tracks, slices, levels)
+    # Processes are named as `rank 0 (node, cuda:0)`, as far as host and device are stored.
+    processes, has_replicas = {}, bool(spans["replica"].any())
+    for number in sorted(in_job["rank"].unique().tolist()):
+        replica, rank = divmod(number, size)
+        is_own = (ranks["rank"] == rank) & (ranks["replica"] == replica)
+        places = ranks.loc[is_own, ["hostname", "device"]].to_numpy().ravel()
+        known = [str(value) for value in places if not pd.isna(value)]
+        name = f"rank {rank} of replica {replica}" if has_replicas else f"rank {rank}"
+        processes[number] = f"{name} ({', '.join(known)})" if known else name
+    return Trace(facts, processes, tracks, slices, levels)
 
 
 def _in_job(rows: pd.DataFrame, size: int) -> pd.DataFrame:
@@ -171,79 +203,21 @@ def _in_job(rows: pd.DataFrame, size: int) -> pd.DataFrame:
     return rows.assign(rank=rows["replica"] * size + rows["rank"])
 
 
-def _complete(spans: pd.DataFrame) -> pd.DataFrame:
-    """The spans with `waiting_ns`, computed where it is not stored, `name`, `flow` and `kind`.
-
-    Names are actions as text, `2F0`; the optimizer belongs to no stage.
-    """
-    spans = spans.reset_index(drop=True)
-    waits = waiting_ns(spans)
-    columns = (spans["stage"], spans["op"], spans["microbatch"])
-    names = [
-        op if op == Op.OPT else str(Action(stage, Op(op), microbatch))
-        for stage, op, microbatch in zip(*columns, strict=True)
-    ]
-    stored = spans["waiting_ns"] if "waiting_ns" in spans else pd.Series(index=spans.index)
-    return spans.assign(
-        waiting_ns=stored.where(stored.notna(), waits).astype("int64"),
-        name=names,
-        flow=_flows(spans),
-        kind=spans["op"].map({op.value: _ORDER.index(name) for op, name in _TRACK_NAMES.items()}),
-    )
-
-
-def _flows(spans: pd.DataFrame) -> pd.Series:
-    """Numbers of the messages that have two ends and arrive after they are sent; else -1.
-
-    The clocks of two machines agree up to an error; no viewer draws an arrow back in time.
-    """
-    numbers = message_numbers(spans)
-    is_send = spans["op"].isin([op.value for op in SEND_OPS]).reindex(numbers.index)
-    begun = spans["start_ns"].reindex(numbers.index).where(is_send).groupby(numbers)
-    ended = spans["end_ns"].reindex(numbers.index).mask(is_send).groupby(numbers)
-    is_drawn = ended.transform("max") > begun.transform("max")
-    return numbers.where(is_drawn, _NO_FLOW).reindex(spans.index, fill_value=_NO_FLOW)
-
-
-def _processes(spans: pd.DataFrame, ranks: pd.DataFrame, size: int) -> dict[int, str]:
-    """Names such as `rank 0 (node, cuda:0)`, as far as host and device are stored."""
-    names, has_replicas = {}, bool(spans["replica"].any())
-    for number in sorted(_in_job(spans, size)["rank"].unique().tolist()):
-        replica, rank = divmod(number, size)
-        is_own = (ranks["rank"] == rank) & (ranks["replica"] == replica)
-        places = ranks.loc[is_own, ["hostname", "device"]].to_numpy().ravel()
-        known = [str(value) for value in places if not pd.isna(value)]
-        name = f"rank {rank} of replica {replica}" if has_replicas else f"rank {rank}"
-        names[number] = f"{name} ({', '.join(known)})" if known else name
-    return names
-
-
 def _on_tracks(spans: pd.DataFrame) -> tuple[tuple[Track, ...], pd.DataFrame]:
     ordered = spans.sort_values(["rank", "kind", "start_ns", "end_ns"], kind="stable")
     tracks: list[Track] = []
-    places = np.empty(len(ordered), dtype="int64")
-    done = 0
+    places: list[int] = []
     for _, group in ordered.groupby(["rank", "kind"], sort=False):
         rank, kind = int(group["rank"].iloc[0]), int(group["kind"].iloc[0])
-        rows = _rows_without_overlap(group)
         number_of_first = len(tracks)
-        for row in range(max(rows) + 1):
-            name = _ORDER[kind] if row == 0 else f"{_ORDER[kind]} {row + 1}"
-            tracks.append(Track(len(tracks), rank, name))
-        places[done : done + len(rows)] = np.array(rows) + number_of_first
-        done += len(rows)
-    placed = ordered.assign(track=places).drop(columns="kind")
+        ends: list[int] = []  # of each track; a span takes the first whose last one is over
+        for start_ns, end_ns in zip(group["start_ns"], group["end_ns"], strict=True):
+            row = next((n for n, end in enumerate(ends) if end <= start_ns), len(ends))
+            if row == len(ends):
+                name = _ORDER[kind] if row == 0 else f"{_ORDER[kind]} {row + 1}"
+                tracks.append(Track(len(tracks), rank, name))
+                ends.append(end_ns)
+            ends[row] = end_ns
+            places.append(number_of_first + row)
+    placed = ordered.assign(track=np.array(places, "int64")).drop(columns="kind")
     return tuple(tracks), placed.sort_values("track", kind="stable", ignore_index=True)
-
-
-def _rows_without_overlap(group: pd.DataFrame) -> list[int]:
-    """For each span, in order of time, the first row whose last span is over when it begins."""
-    ends: list[int] = []
-    rows = []
-    for start_ns, end_ns in zip(group["start_ns"], group["end_ns"], strict=True):
-        row = next((n for n, end in enumerate(ends) if end <= start_ns), len(ends))
-        if row == len(ends):
-            ends.append(end_ns)
-        ends[row] = end_ns
-        rows.append(row)
-    return rows

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
 
+from engine.plan.layout import partition_of
 from engine.plan.program import Placement, Program
 
 
@@ -28,8 +28,7 @@ class Configuration:
     @property
     def partition(self) -> list[range]:
         """The layers of each stage, in order."""
-        ends = list(accumulate(self.layers))
-        return [range(end - num, end) for num, end in zip(self.layers, ends, strict=True)]
+        return list(partition_of(self.layers))
 
     @property
     def global_batch(self) -> int:

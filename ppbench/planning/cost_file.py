@@ -82,8 +82,25 @@ def write_costs_file(costs: CostSet, file: Path, option: str = "") -> None:
 
     Raises StoreError.
     """
+    lines = [*(f"{key} = {quoted(getattr(costs, key))}" for key in _TEXTS)]
+    lines.append(f"seq_len = {costs.seq_len}")
+    if costs.device_name:
+        lines.append(f"device_name = {quoted(costs.device_name)}")
+    lines += ["", f"# {costs.origin}", "[link]", f"latency_ms = {_ms(costs.link.latency_ns)}"]
+    if math.isfinite(costs.link.bytes_per_s):
+        lines.append(f"gb_per_s = {as_toml(costs.link.bytes_per_s / BYTES_PER_GB)}")
+    lines.append(f"error = {as_toml(costs.link.error)}")
+    for setting, of_model in costs.by_setting.items():
+        lines += ["", "[[setting]]", f"microbatch_size = {setting.microbatch_size}"]
+        lines.append(f"recompute = {as_toml(setting.recompute)}")
+        lines.append(f"action_ms = {_ms(of_model.action_ns)}")
+        lines += ["", "[setting.before]", *_lines_of_part(of_model.before)]
+        for layer, equal in itertools.groupby(of_model.layers):
+            lines += ["", "[[setting.layers]]", f"repeat = {len(list(equal))}"]
+            lines += _lines_of_part(layer)
+        lines += ["", "[setting.after]", *_lines_of_part(of_model.after)]
     with whole_file(file, option) as opened:
-        opened.write("\n".join(_lines_of(costs)).encode())
+        opened.write("\n".join([*lines, ""]).encode())
 
 
 class _Reader:
@@ -237,27 +254,6 @@ class _Reader:
 
     def _missing(self, place: Place, key: str) -> UsageError:
         return self._source.error((*place, key), "is missing; costs must have it")
-
-
-def _lines_of(costs: CostSet) -> Iterator[str]:
-    yield from (f"{key} = {quoted(getattr(costs, key))}" for key in _TEXTS)
-    yield f"seq_len = {costs.seq_len}"
-    if costs.device_name:
-        yield f"device_name = {quoted(costs.device_name)}"
-    yield from ("", f"# {costs.origin}", "[link]", f"latency_ms = {_ms(costs.link.latency_ns)}")
-    if math.isfinite(costs.link.bytes_per_s):
-        yield f"gb_per_s = {as_toml(costs.link.bytes_per_s / BYTES_PER_GB)}"
-    yield f"error = {as_toml(costs.link.error)}"
-    for setting, of_model in costs.by_setting.items():
-        yield from ("", "[[setting]]", f"microbatch_size = {setting.microbatch_size}")
-        yield f"recompute = {as_toml(setting.recompute)}"
-        yield f"action_ms = {_ms(of_model.action_ns)}"
-        yield from ("", "[setting.before]", *_lines_of_part(of_model.before))
-        for layer, equal in itertools.groupby(of_model.layers):
-            yield from ("", "[[setting.layers]]", f"repeat = {len(list(equal))}")
-            yield from _lines_of_part(layer)
-        yield from ("", "[setting.after]", *_lines_of_part(of_model.after))
-    yield ""
 
 
 def _lines_of_part(part: LayerCosts) -> Iterator[str]:

@@ -16,9 +16,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 
+from engine.plan.layout import partition_of
 from engine.plan.program import Placement, Program, loop_placement, to_csv, v_placement
 from engine.plan.schedules.registry import AUTO, CSV_PREFIX
 from ppbench.config.programs import program_of
@@ -203,7 +203,15 @@ def megatron_layout(layers: Sequence[int], placement: Placement) -> str:
     # The comma after a repeat means nothing and parts its number from what follows.
     parts, begin = [], 0
     while begin < len(stages):
-        period, times = _best_repeat(stages, begin)
+        (period, times), most_saved = (1, 1), 0
+        for length in range(1, (len(stages) - begin) // 2 + 1):
+            repeated, num = stages[begin : begin + length], 1
+            while stages[begin + num * length : begin + (num + 1) * length] == repeated:
+                num += 1
+            size = sum(map(len, repeated))
+            saved = size * num - (size + len(f"()*{num},"))
+            if saved > most_saved:
+                (period, times), most_saved = (length, num), saved
         pattern = "".join(stages[begin : begin + period])
         parts.append(pattern if times == 1 else f"({pattern})*{times},")
         begin += period * times
@@ -216,11 +224,7 @@ def torchtitan_modules(layers: Sequence[int], head: str = HEAD) -> str:
     As a list of lists, which JSON, TOML and Python write alike. `layers` are counts by stage;
     `head` is what the model calls its output projection.
     """
-    ends = list(accumulate(layers))
-    names = [
-        [f"layers.{layer}" for layer in range(end - count, end)]
-        for count, end in zip(layers, ends, strict=True)
-    ]
+    names = [[f"layers.{layer}" for layer in own] for own in partition_of(layers)]
     names[0].insert(0, EMBEDDINGS)
     names[-1] += [NORM, head]
     return json.dumps(names)
@@ -242,18 +246,3 @@ def torchtitan_schedule(placement: Placement) -> str:
         "torchtitan cannot place these stages: it has loops over all ranks, and a V of two stages "
         f"per rank; here stages are on ranks {', '.join(map(str, placement.ranks))}"
     )
-
-
-def _best_repeat(stages: Sequence[str], begin: int) -> tuple[int, int]:
-    """How many stages from `begin` on repeat, and how often: 1, 1 where a repeat saves nothing."""
-    best, most_saved = (1, 1), 0
-    for period in range(1, (len(stages) - begin) // 2 + 1):
-        pattern = stages[begin : begin + period]
-        times = 1
-        while stages[begin + times * period : begin + (times + 1) * period] == pattern:
-            times += 1
-        length = sum(map(len, pattern))
-        saved = length * times - (length + len(f"()*{times},"))
-        if saved > most_saved:
-            best, most_saved = (period, times), saved
-    return best

@@ -7,7 +7,6 @@ request, costs --Search--> candidates --intervals, bounds--> proposals
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import replace
 
 from engine.plan.bounds import lower_bound
@@ -132,6 +131,30 @@ def make_plan(
         notes.append(f"There are no costs for microbatches of {missing}: left out.")
     if request.recompute == AUTO and not any((size, True) in costs.by_setting for size in sizes):
         notes.append("There are no costs with recomputation: nothing is recomputed.")
+    # The step of the first choice without each cause of loss. An order that suits unequal stages
+    # need not suit equal ones, so that these may have the program of any that is placed alike.
+    first, free = chosen[0], LinkCosts()
+    names = ("forward_ns", "backward_ns", "input_ns", "weight_ns", "optimizer_ns")
+    num = len(first.stages)
+    means = {name: sum(getattr(stage, name) for stage in first.stages) // num for name in names}
+    equal = tuple(replace(stage, **means) for stage in first.stages)
+    programs = {id(first.program): first.program}
+    for one in filter(search.fits, search.found):
+        if one.shape[1:] == first.shape[1:]:
+            programs[id(one.program)] = one.program
+    cases = [(program, durations_of(equal)) for program in programs.values()]
+    unhindered_ns, equal_ns = (
+        min(one.makespan_ns for one in simulate_all(cases, transfers_of(of_link, equal)))
+        for of_link in (free, link)
+    )
+    ideal_ns = _computing_ns(first) // first.shape.ranks  # all ranks compute all the time
+    without = {
+        "schedule": first.step_ns - max(0, unhindered_ns - ideal_ns),
+        "imbalance": equal_ns + slowest_optimizer_ns(equal, first.shape.placement.ranks),
+        "link": _step_with(first, free),
+        "memory": min(point.step_ns for point in frontier),
+    }
+    losses = [Loss(cause, min(first.step_ns, ns)) for cause, ns in without.items()]
     faster = replace(link, latency_ns=link.latency_ns / 2, bytes_per_s=link.bytes_per_s * 2)
     return Plan(
         request,
@@ -140,7 +163,7 @@ def make_plan(
         frontier,
         registered,
         baseline,
-        _losses(chosen[0], search, frontier),
+        tuple(sorted(losses, key=lambda loss: loss.step_ns)),
         more_memory,
         min(_step_with(candidate, faster) for candidate in chosen[:NUM_PROPOSALS]),
         tuple(notes),
@@ -227,38 +250,3 @@ def _step_with(candidate: Candidate, link: LinkCosts) -> int:
     transfers = transfers_of(link, candidate.stages)
     durations = durations_of(candidate.stages)
     return simulate(candidate.program, durations, transfers).makespan_ns + candidate.optimizer_ns
-
-
-def _losses(
-    first: Candidate, search: Search, frontier: Sequence[FrontierPoint]
-) -> tuple[Loss, ...]:
-    """The step of the first choice without each cause of loss, the largest loss first.
-
-    An order that suits unequal stages need not suit equal ones, so that these may have the program
-    of any candidate that is placed alike.
-    """
-    link, step_ns = search.costs.link, first.step_ns
-    num = len(first.stages)
-    names = ("forward_ns", "backward_ns", "input_ns", "weight_ns", "optimizer_ns")
-    means = {name: sum(getattr(stage, name) for stage in first.stages) // num for name in names}
-    stages = tuple(replace(stage, **means) for stage in first.stages)  # each as long as their mean
-    programs = {id(first.program): first.program}
-    for one in filter(search.fits, search.found):
-        is_alike = one.shape[1:] == first.shape[1:]
-        programs |= {id(one.program): one.program} if is_alike else {}
-
-    def makespan_ns(link: LinkCosts) -> int:
-        cases = [(program, durations_of(stages)) for program in programs.values()]
-        return min(one.makespan_ns for one in simulate_all(cases, transfers_of(link, stages)))
-
-    optimizer_ns = slowest_optimizer_ns(stages, first.shape.placement.ranks)
-    free = LinkCosts()
-    ideal_ns = _computing_ns(first) // first.shape.ranks  # all ranks compute all the time
-    without = {
-        "schedule": step_ns - max(0, makespan_ns(free) - ideal_ns),
-        "imbalance": makespan_ns(link) + optimizer_ns,
-        "link": _step_with(first, free),
-        "memory": min(point.step_ns for point in frontier),
-    }
-    losses = [Loss(cause, min(step_ns, without_ns)) for cause, without_ns in without.items()]
-    return tuple(sorted(losses, key=lambda loss: loss.step_ns))

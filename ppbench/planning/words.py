@@ -101,7 +101,17 @@ def _choice(plan: Plan) -> Iterator[str]:
         is_v = one.placement != loop_placement(one.ranks, one.stages_per_rank)
         yield f"Stages go {'down the ranks and back up' if is_v else 'round the ranks'}."
     elif one.ranks > 1:
-        yield " ".join(f"Rank {rank}: {_owned(one, rank)}." for rank in range(one.ranks))
+        texts = []
+        for stage, layers in enumerate(one.partition):
+            parts = ["embedding"] * (stage == 0)
+            if len(layers) == 1:
+                parts.append(f"layer {layers.start}")
+            elif layers:
+                parts.append(f"layers {layers.start} to {layers.stop - 1}")
+            parts += ["head"] * (stage + 1 == len(one.layers))
+            texts.append(f"stage {stage} ({', '.join(parts)})")
+        owned = [", ".join(texts[s] for s in one.placement.stages_of(r)) for r in range(one.ranks)]
+        yield " ".join(f"Rank {rank}: {text}." for rank, text in enumerate(owned))
 
     gain = plan.gain
     if gain is None or plan.baseline is None:
@@ -178,22 +188,6 @@ def pipeline_text(one: Configuration) -> str:
     if len(recomputed) == 1:
         return f"{text}, of which stage {recomputed[0]} recomputes"
     return f"{text}, of which stages {', '.join(recomputed)} recompute" if recomputed else text
-
-
-def _owned(one: Configuration, rank: int) -> str:
-    """The stages of a rank, with what is on each."""
-    last = len(one.layers) - 1
-    texts = []
-    for stage in one.placement.stages_of(rank):
-        layers = one.partition[stage]
-        parts = ["embedding"] * (stage == 0)
-        if len(layers) == 1:
-            parts.append(f"layer {layers.start}")
-        elif layers:
-            parts.append(f"layers {layers.start} to {layers.stop - 1}")
-        parts += ["head"] * (stage == last)
-        texts.append(f"stage {stage} ({', '.join(parts)})")
-    return ", ".join(texts)
 
 
 def as_dict(plan: Plan) -> dict[str, object]:

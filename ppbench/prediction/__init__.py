@@ -27,6 +27,7 @@ from engine.plan.action import COMPUTE_OPS
 from engine.plan.critical_path import critical_path
 from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy, lower
 from engine.plan.program import Program, loop_placement, v_placement
+from engine.plan.replay import Replay
 from engine.plan.rules import ProgramError, check, peak_activations
 from engine.plan.schedules.formulae import Shape, Times
 from engine.plan.schedules.registry import (
@@ -67,13 +68,66 @@ FREE_TRANSFERS = Transfers()
 
 
 @dataclass(frozen=True)
-class Prediction:
+class PredictedStep:
     """A simulated step; its times are in ticks, and a second has `ticks_per_s` of them."""
 
-    simulation: Simulation
+    simulation: Simulation | Replay
     costs: Times
     ticks_per_s: int
-    transfers: Transfers = FREE_TRANSFERS
+    transfers: Transfers
+
+    @property
+    def program(self) -> Program:
+        return self.simulation.program
+
+    @property
+    def makespan_s(self) -> Fraction:
+        return Fraction(self.simulation.makespan_ns, self.ticks_per_s)
+
+    @property
+    def peaks(self) -> list[Fraction]:
+        """Peak activations of each rank, in microbatches of a rank's share."""
+        share = share_of_stage(self.program)
+        return [peak * share for peak in peak_activations(self.program.compute_only())]
+
+    def figures(self) -> dict[str, object]:
+        """The step's figures under their names in the store; times in seconds."""
+        return {
+            "makespan": number(self.makespan_s),
+            "bubble_fraction": self.simulation.bubble_fraction,
+            "bubble_idle_over_ideal": self.simulation.bubble_idle_over_ideal,
+            "bubble_max_stage_span": self.simulation.bubble_max_stage_span,
+            "peak_activations": [number(peak) for peak in self.peaks],
+            "num_actions": self.program.num_computations,
+        }
+
+    def shape(self) -> dict[str, object]:
+        """The schedule with its numbers of ranks, microbatches and stages."""
+        program = self.program
+        return {
+            "schedule": program.schedule,
+            "ranks": program.world_size,
+            "microbatches": program.num_microbatches,
+            "stages_per_rank": number(1 / share_of_stage(program)),
+            "num_stages": program.num_stages,
+            "placement": placement_word(program),
+        }
+
+    def given(self) -> dict[str, object]:
+        """What was predicted, as JSON has it; times in seconds."""
+        return {
+            **self.shape(),
+            "cost": {key: number(cost) for key, cost in zip("FIW", self.costs, strict=True)},
+            "transfer": number(self.transfers.duration_s),
+            "message_bytes": self.transfers.message_bytes,
+        }
+
+
+@dataclass(frozen=True)
+class Prediction(PredictedStep):
+    """A simulated step of one pipeline."""
+
+    simulation: Simulation
 
     def __repr__(self) -> str:
         shape = f"{self.program.world_size} ranks, {self.program.num_microbatches} microbatches"
@@ -91,59 +145,15 @@ class Prediction:
             spans[column] = [ticks * NS_PER_S / self.ticks_per_s for ticks in spans[column]]
         return spans
 
-    @property
-    def program(self) -> Program:
-        return self.simulation.program
-
-    @property
-    def makespan_s(self) -> Fraction:
-        return Fraction(self.simulation.makespan_ns, self.ticks_per_s)
-
-    @property
-    def peaks(self) -> list[Fraction]:
-        """Peak activations of each rank, in microbatches of a rank's share."""
-        share = share_of_stage(self.program)
-        return [peak * share for peak in peak_activations(self.program)]
-
-    def figures(self) -> dict[str, object]:
-        """The step's figures under their names in the store; times in seconds."""
-        return {
-            "makespan": number(self.makespan_s),
-            "bubble_fraction": self.simulation.bubble_fraction,
-            "bubble_idle_over_ideal": self.simulation.bubble_idle_over_ideal,
-            "bubble_max_stage_span": self.simulation.bubble_max_stage_span,
-            "peak_activations": [number(peak) for peak in self.peaks],
-            "num_actions": sum(map(len, self.program.actions)),
-        }
-
-    def shape(self) -> dict[str, object]:
-        """The schedule with its numbers of ranks, microbatches and stages."""
-        program = self.program
-        return {
-            "schedule": program.schedule,
-            "ranks": program.world_size,
-            "microbatches": program.num_microbatches,
-            "stages_per_rank": number(1 / share_of_stage(program)),
-            "num_stages": program.num_stages,
-            "placement": placement_word(program),
-        }
-
     def as_dict(self, *, has_held: bool = False) -> dict[str, object]:
         """All values, as JSON has them; times in seconds.
 
         `has_held` adds the activations of each rank over time, which may be thousands of entries.
         """
+        overlap = {"overlap": self.transfers.overlaps}
         held = {"held_activations": self.held_over_time()} if has_held else {}
-        return {
-            **self.shape(),
-            "cost": {key: number(cost) for key, cost in zip("FIW", self.costs, strict=True)},
-            "transfer": number(self.transfers.duration_s),
-            "message_bytes": self.transfers.message_bytes,
-            "overlap": self.transfers.overlaps,
-            **self.figures(),
-            "critical_path": self.critical_path(),
-            **held,
-        }
+        path = {"critical_path": self.critical_path()}
+        return {**self.given(), **overlap, **self.figures(), **path, **held}
 
     def critical_path(self) -> list[str]:
         with no_garbage():
@@ -294,7 +304,25 @@ def program_of(
                 m = written.num_microbatches if m is None else m
             shape = Shape(p, 1, m)
         else:
-            shape = _shape(request)
+            # Raises UsageError for a missing or impossible number.
+            allowed = find_schedule(request.schedule).stages_per_rank
+            v = allowed.default if request.stages_per_rank is None else request.stages_per_rank
+            numbers = {"--ranks": request.ranks, "--microbatches": request.microbatches}
+            for option, value in {**numbers, "--stages-per-rank": v}.items():
+                if value is None:
+                    needs = f"{request.schedule} needs it, as in {option} 4"
+                    raise UsageError(f"{option}: is missing; {needs}")
+                if value < 1:
+                    raise UsageError(f"{option}: must be at least 1, got {value}")
+            p, m = int(request.ranks or 0), int(request.microbatches or 0)
+            shape, what = Shape(p, v, m), ""
+            if (num_actions := 3 * p * v * m) > MOST_ACTIONS:
+                shares = f"{p:,} ranks x {v:,} stages per rank x {m:,} microbatches"
+                what = f"{shares} make up to {num_actions:,} actions, too many to plan"
+            elif (num_places := p * p * v) > MOST_ACTIONS:
+                what = f"{p:,} ranks x {p * v:,} stages = {num_places:,} are too many to plan"
+            if what:
+                raise UsageError(f"{what}; at most {MOST_ACTIONS:,}; use smaller numbers")
         with no_garbage():
             program = build_program(
                 request.schedule,
@@ -356,27 +384,6 @@ def with_transfers(
         return lower(program, policy, look_ahead)
     except ProgramError as error:
         raise UsageError(str(error)) from None
-
-
-def _shape(request: ProgramRequest) -> Shape:
-    """The shape of a registered schedule. Raises UsageError for a missing or impossible number."""
-    allowed = find_schedule(request.schedule).stages_per_rank
-    v = allowed.default if request.stages_per_rank is None else request.stages_per_rank
-    numbers = {"--ranks": request.ranks, "--microbatches": request.microbatches}
-    for option, value in {**numbers, "--stages-per-rank": v}.items():
-        if value is None:
-            raise UsageError(f"{option}: is missing; {request.schedule} needs it, as in {option} 4")
-        if value < 1:
-            raise UsageError(f"{option}: must be at least 1, got {value}")
-    p, m = int(request.ranks or 0), int(request.microbatches or 0)
-    if (num_actions := 3 * p * v * m) > MOST_ACTIONS:
-        shares = f"{p:,} ranks x {v:,} stages per rank x {m:,} microbatches"
-        what = f"{shares} make up to {num_actions:,} actions, too many to plan"
-    elif (num_places := p * p * v) > MOST_ACTIONS:
-        what = f"{p:,} ranks x {p * v:,} stages = {num_places:,} are too many to plan"
-    else:
-        return Shape(p, v, m)
-    raise UsageError(f"{what}; at most {MOST_ACTIONS:,}; use smaller numbers")
 
 
 def _fix(request: ProgramRequest, error: ShapeError) -> str:

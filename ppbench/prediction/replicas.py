@@ -31,7 +31,7 @@ from engine.plan.joined_simulation import (
 )
 from engine.plan.program import Program
 from engine.plan.replay import Replay, joining
-from engine.plan.rules import ProgramError, peak_activations
+from engine.plan.rules import ProgramError
 from engine.plan.schedules.formulae import Times
 from engine.plan.schedules.registry import read_csv
 from engine.plan.simulate import Durations, TransferModel
@@ -40,9 +40,9 @@ from ppbench.errors import UsageError, nearest
 from ppbench.prediction import (
     FREE_TRANSFERS,
     NS_PER_S,
+    PredictedStep,
     Transfers,
     number,
-    placement_word,
     read_quantity,
     share_of_stage,
 )
@@ -63,25 +63,13 @@ class Replication:
     def replicas(self) -> int:
         return len(self.factors)
 
-    def alike(self) -> Replication:
-        """All replicas at their mean costs."""
-        mean = sum(self.factors, Fraction(0)) / self.replicas
-        return dataclasses.replace(self, factors=(mean,) * self.replicas)
-
-    def with_free_collectives(self) -> Replication:
-        """Collectives that take no time, but join the replicas."""
-        return dataclasses.replace(self, gather_s=Fraction(0), reduce_s=Fraction(0))
-
 
 @dataclass(frozen=True)
-class JoinedPrediction:
-    """A simulated step of all replicas; its times are in ticks, `ticks_per_s` to a second."""
+class JoinedPrediction(PredictedStep):
+    """A simulated step of all replicas; its program has its transfers and collectives."""
 
     simulation: Replay
     replication: Replication
-    costs: Times
-    transfers: Transfers
-    ticks_per_s: int
     collective_s: Fraction  # by which collectives make the step longer, of replicas alike
     skew_s: Fraction  # by which their differences do
 
@@ -92,70 +80,41 @@ class JoinedPrediction:
         )
 
     @property
-    def program(self) -> Program:
-        """With its transfers and collectives."""
-        return self.simulation.program
-
-    @property
-    def makespan_s(self) -> Fraction:
-        return Fraction(self.simulation.makespan_ns, self.ticks_per_s)
-
-    @property
     def frame(self) -> pd.DataFrame:
         """A row per action and replica, in ns: the columns of measured spans."""
-        spans = pd.DataFrame(
-            self.simulation.spans(self.transfers.message_bytes), columns=list(COLUMNS)
-        )
+        rows = self.simulation.spans(self.transfers.message_bytes)
+        spans = pd.DataFrame(rows, columns=list(COLUMNS))
         for column in ("start_ns", "end_ns"):
             spans[column] = [ticks * NS_PER_S // self.ticks_per_s for ticks in spans[column]]
         return spans
 
-    @property
-    def peaks(self) -> list[Fraction]:
-        """Peak activations of each rank, in microbatches of a rank's share."""
-        program = self.program.compute_only()
-        return [peak * share_of_stage(program) for peak in peak_activations(program)]
-
     def figures(self) -> dict[str, object]:
         """The step's figures, over the ranks of all replicas; times in seconds."""
-        simulation = self.simulation
         return {
             "makespan": number(self.makespan_s),
             "exposed_collective": number(self.collective_s),
             "replica_skew": number(self.skew_s),
-            "bubble_fraction": simulation.bubble_fraction,
-            "bubble_idle_over_ideal": simulation.bubble_idle_over_ideal,
-            "bubble_max_stage_span": simulation.bubble_max_stage_span,
-            "peak_activations": [number(peak) for peak in self.peaks],
-            "num_actions": self.program.num_computations,
+            **super().figures(),
             "num_collectives": sum(map(len, joining(self.program))),
         }
 
     def shape(self) -> dict[str, object]:
         """The schedule with its numbers of ranks, replicas, microbatches and stages."""
-        program, replication = self.program, self.replication
         return {
-            "schedule": program.schedule,
-            "ranks": program.world_size,
-            "replicas": replication.replicas,
-            "sharding": sharding_text(replication.policy),
-            "microbatches": program.num_microbatches,
-            "stages_per_rank": number(1 / share_of_stage(program)),
-            "num_stages": program.num_stages,
-            "placement": placement_word(program),
+            "schedule": self.program.schedule,
+            "ranks": self.program.world_size,
+            "replicas": self.replication.replicas,
+            "sharding": sharding_text(self.replication.policy),
+            **super().shape(),
         }
 
     def as_dict(self) -> dict[str, object]:
         """All values, as JSON has them; times in seconds."""
-        replication = self.replication
         return {
-            **self.shape(),
-            "cost": {key: number(cost) for key, cost in zip("FIW", self.costs, strict=True)},
-            "transfer": number(self.transfers.duration_s),
-            "message_bytes": self.transfers.message_bytes,
-            "gather": number(replication.gather_s),
-            "reduce": number(replication.reduce_s),
-            "replica_factors": [number(factor) for factor in replication.factors],
+            **self.given(),
+            "gather": number(self.replication.gather_s),
+            "reduce": number(self.replication.reduce_s),
+            "replica_factors": [number(factor) for factor in self.replication.factors],
             **self.figures(),
         }
 
@@ -170,9 +129,11 @@ def predict_joined(
     """
     if not transfers.overlaps:
         raise UsageError("--no-overlap: is not simulated with replicas; leave one of them out")
-    share, alike = share_of_stage(program), replication.alike()
-    free = alike.with_free_collectives()
-    of_stages = [cost * share * f for cost in costs for f in (*replication.factors, *alike.factors)]
+    share, factors = share_of_stage(program), replication.factors
+    mean = sum(factors, Fraction(0)) / len(factors)
+    alike = dataclasses.replace(replication, factors=(mean,) * len(factors))
+    free = dataclasses.replace(alike, gather_s=Fraction(0), reduce_s=Fraction(0))
+    of_stages = [cost * share * f for cost in costs for f in (*factors, mean)]
     others = transfers.duration_s, replication.gather_s, replication.reduce_s
     ticks_per_s = math.lcm(*(time.denominator for time in (*of_stages, *others)))
 
@@ -185,10 +146,7 @@ def predict_joined(
             Durations(*((ticks(cost * share * factor),) * every for cost in costs))
             for factor in one.factors
         ]
-        moving = CollectiveModel(
-            (ticks(one.gather_s),) * every,
-            (ticks(one.reduce_s),) * every,
-        )
+        moving = CollectiveModel((ticks(one.gather_s),) * every, (ticks(one.reduce_s),) * every)
         model = TransferModel(
             latency_ns=ticks(transfers.duration_s), message_bytes=transfers.message_bytes
         )
@@ -203,7 +161,7 @@ def predict_joined(
         raise UsageError(str(error)) from None
     ends = [Fraction(step.makespan_ns, ticks_per_s) for step in steps]
     added = ends[1] - ends[0], ends[2] - ends[1]
-    return JoinedPrediction(steps[-1], replication, costs, transfers, ticks_per_s, *added)
+    return JoinedPrediction(steps[-1], costs, ticks_per_s, transfers, replication, *added)
 
 
 def collectives_of_file(path: Path, sharding: str | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,9 @@ from ppbench.analysis.transfers import waiting_ns
 from ppbench.config.case import Case
 from ppbench.report.pages.timeline import write_timeline
 from ppbench.store import Store
+
+sys.path.append(str(Path(__file__).parent.parent / "ppbench"))
+from stored_runs import run_row
 
 pytestmark = needs_browser
 READER = """
@@ -58,15 +62,7 @@ def page(tmp_path_factory: pytest.TempPathFactory, shape: Shape) -> Path:
     case = Case(
         world_size=shape.ranks, num_microbatches=shape.microbatches, replicas=shape.replicas
     )
-    run = {
-        "run_id": "20260101T000000000-abcdef",
-        "case_id": case.case_id,
-        "launch": 0,
-        "status": "ok",
-        "cautions": "",
-        **case.settings(),
-        "program": to_json(shape.lowered),
-    }
+    run = run_row(0, case, program=to_json(shape.lowered))
     store = Store(folder / "results")
     of_step = spans.groupby("step")
     took = of_step["end_ns"].max() - of_step["start_ns"].min()

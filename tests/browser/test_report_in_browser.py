@@ -5,6 +5,7 @@ PPBENCH_SCREENSHOTS names a folder for pictures of them at both widths and schem
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -20,6 +21,9 @@ from ppbench.config.case import Case
 from ppbench.report.pages.report import write_report
 from ppbench.report.pages.templates import write_index
 from ppbench.store import Store
+
+sys.path.append(str(Path(__file__).parent.parent / "ppbench"))
+from stored_runs import run_row
 
 MS = 1_000_000
 pytestmark = needs_browser
@@ -53,22 +57,9 @@ def simulated_run(store: Store, number: int, case: Case, **changes: object) -> N
     spans = pd.DataFrame(simulate(program, durations, transfers).spans())
     tokens_of_step = dict.fromkeys(spans["step"], case.max_tokens_per_step)
     steps = step_figures(spans, case.world_size, tokens_of_step)
-    run = {
-        "run_id": f"20260101T00000000{number}-abcdef",
-        "sweep_id": "s",
-        "sweep_name": "demo",
-        "sweep_file": "demo.toml",
-        "case_id": case.case_id,
-        "launch": 0,
-        "status": "ok",
-        "created_at": "2026-01-01T00:00:00+00:00",
-        **case.settings(),
-        **run_figures(steps),
-        "peak_memory_bytes": 2**20 * case.num_microbatches,
-        "cautions": "oversubscribed" if case.world_size > 2 else "",
-        "environment": "{}",
-        **changes,
-    }
+    figures = {**run_figures(steps), "peak_memory_bytes": 2**20 * case.num_microbatches}
+    cautions = "oversubscribed" if case.world_size > 2 else ""
+    run = run_row(number, case, **{**figures, "cautions": cautions, **changes})
     ranks = [{"rank": r, "peak_memory_bytes": 2**20} for r in range(case.world_size)]
     store.write_run(run, {"steps": steps, "ranks": pd.DataFrame(ranks), "spans": spans})
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +23,12 @@ from ppbench.config.case import Case
 from ppbench.display.formats import Assets
 from ppbench.report.pages.report import write_report
 from ppbench.report.pages.timeline import write_timeline
-from ppbench.report.timeline.marks import SizeUnit, Step, marks_of
+from ppbench.report.timeline.marks import Step
 from ppbench.report.timeline.overview import overview
 from ppbench.store import Store
+
+sys.path.append(str(Path(__file__).parent.parent / "ppbench"))
+from stored_runs import run_row
 
 pytestmark = needs_browser
 MS = 1_000_000
@@ -73,16 +77,7 @@ def store_of(folder: Path, ranks: int, microbatches: int) -> Store:
         step_ns = spans["end_ns"].max()
         case = Case(schedule=schedule, world_size=ranks, num_microbatches=microbatches)
         figures = {"step_ns": step_ns, "step_with_optimizer_ns": step_ns, "bubble_fraction": 0.2}
-        run = {
-            "run_id": f"20260101T00000000{number}-abcdef",
-            "case_id": case.case_id,
-            "launch": 0,
-            "status": "ok",
-            "cautions": "",
-            **case.settings(),
-            "model_preset": NASTY,
-            **figures,
-        }
+        run = run_row(number, case, model_preset=NASTY, **figures)
         steps = pd.DataFrame([{"step": 3, **figures}])
         planned = spans.drop(columns="num_bytes")
         store.write_run(run, {"steps": steps, "spans": spans, "planned": planned})
@@ -563,7 +558,7 @@ def test_too_many_spans_open_as_an_overview_that_says_what_was_merged(big: Tab) 
 def test_the_page_slices_time_as_the_overview_did(big: Tab, big_store: Store) -> None:
     spans = big_store.table("spans", [big_store.runs().iloc[1]["run_id"]])
     step = Step("", spans)
-    kinds = [m for m in marks_of(step, SizeUnit()) if m.kind.has_text]
+    kinds = [m for m in step.marks() if m.kind.has_text]
     wanted = overview(kinds, 4, 2e9, 3e9, 50)
     found = json.loads(
         str(

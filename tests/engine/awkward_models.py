@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from models import Of
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.nn.utils import parametrizations
@@ -167,23 +168,18 @@ def spectrally_normed() -> nn.Sequential:
     return chain(parametrizations.spectral_norm(mixer()), nn.Tanh(), old, mixer())
 
 
-class AddsInPlace(nn.Module):
+def adder() -> Of:
     """Writes to its input without saying so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shift = nn.Parameter(torch.full((WIDTH,), 0.3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.add_(self.shift).mul_(1.5)
+    shift = nn.Parameter(torch.full((WIDTH,), 0.3))
+    return Of(lambda own, x: x.add_(own.shift).mul_(1.5), shift=shift)
 
 
 def in_place() -> nn.Sequential:
-    return chain(AddsInPlace(), mixer(), nn.ReLU(inplace=True), mixer(), AddsInPlace(), mixer())
+    return chain(adder(), mixer(), nn.ReLU(inplace=True), mixer(), adder(), mixer())
 
 
 def in_place_behind_a_view() -> nn.Sequential:
-    return chain(mixer(), nn.Identity(), nn.Flatten(2), AddsInPlace(), mixer())
+    return chain(mixer(), nn.Identity(), nn.Flatten(2), adder(), mixer())
 
 
 def in_place_on_ids() -> nn.Sequential:
@@ -232,15 +228,10 @@ def fork(x: Tensor) -> dict[str, object]:
     return {"skip": x, "pair": (x * 2, None, [x.mean(-1, keepdim=True)]), "place": x.argmax(-1)}
 
 
-class Inside(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.mixer = mixer()
-
-    def forward(self, values: dict[str, object]) -> dict[str, object]:
-        double, nothing, (mean,) = values["pair"]
-        assert nothing is None
-        return {**values, "pair": (self.mixer(double) + mean, nothing, [mean])}
+def mix_pair(own: Of, values: dict[str, Any]) -> dict[str, Any]:
+    double, nothing, (mean,) = values["pair"]
+    assert nothing is None
+    return {**values, "pair": (own.mixer(double) + mean, nothing, [mean])}
 
 
 def join(values: dict[str, Any]) -> Tensor:
@@ -249,7 +240,8 @@ def join(values: dict[str, Any]) -> Tensor:
 
 
 def structured() -> nn.Sequential:
-    return chain(mixer(), Apply(fork), Inside(), Inside(), Apply(join), mixer())
+    inside = (Of(mix_pair, mixer=mixer()) for _ in range(2))
+    return chain(mixer(), Apply(fork), *inside, Apply(join), mixer())
 
 
 def unpack(x: tuple[Tensor]) -> Tensor:
@@ -333,38 +325,30 @@ def frozen_front() -> nn.Sequential:
     return model
 
 
-class Pair(nn.Module):
+def run_pair(own: Of, x: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Two branches, of which the first is trained by its own weight only."""
+    first, second = x if isinstance(x, tuple) else (x, x)
+    return own.first(first), own.second(second)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = mixer(), mixer()
 
-    def forward(self, x: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        first, second = x if isinstance(x, tuple) else (x, x)
-        return self.first(first), self.second(second)
+def pair() -> Of:
+    return Of(run_pair, first=mixer(), second=mixer())
 
 
 def one_branch_stopped() -> nn.Sequential:
     stop_one = Apply(lambda x: (x[0].detach(), x[1]))
-    return chain(Pair(), Pair(), stop_one, Pair(), Apply(lambda x: x[0] + x[1]))
-
-
-class WithScore(nn.Module):
-    """Also returns a number that requires a gradient and that nothing uses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.score = nn.Parameter(torch.tensor(0.5))
-        self.mixer = mixer()
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.mixer(x), (x.mean() * self.score).reshape(1)
+    return chain(pair(), pair(), stop_one, pair(), Apply(lambda x: x[0] + x[1]))
 
 
 def one_number_unused() -> nn.Sequential:
+    """The number requires a gradient."""
+    with_score = Of(
+        lambda own, x: (own.mixer(x), (x.mean() * own.score).reshape(1)),
+        score=nn.Parameter(torch.tensor(0.5)),
+        mixer=mixer(),
+    )
     pass_on = [Apply(lambda x: (x[0].tanh(), x[1])) for _ in range(2)]
-    return chain(WithScore(), *pass_on, first(), mixer())
+    return chain(with_score, *pass_on, first(), mixer())
 
 
 def quantised() -> nn.Sequential:
@@ -391,50 +375,38 @@ def complex_shared_weight() -> nn.Sequential:
     return chain(turn, mixer(), nn.Tanh(), turn)
 
 
-class Unused(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.tensor(1.5))
-        self.spare = nn.Parameter(torch.ones(WIDTH))
-        self.nothing = nn.Parameter(torch.empty(0, WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale + self.nothing.sum()
+def with_spare() -> Of:
+    return Of(
+        lambda own, x: x * own.scale + own.nothing.sum(),
+        scale=nn.Parameter(torch.tensor(1.5)),
+        spare=nn.Parameter(torch.ones(WIDTH)),
+        nothing=nn.Parameter(torch.empty(0, WIDTH)),
+    )
 
 
 def unused() -> nn.Sequential:
-    return chain(Unused(), mixer(), Unused())
+    return chain(with_spare(), mixer(), with_spare())
 
 
-class Chosen(nn.Module):
+def chosen() -> Of:
     """Uses one of its layers for a microbatch, by its length, and a third one for none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(mixer() for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers[x.shape[1] % 2](x)
+    layers = nn.ModuleList(mixer() for _ in range(3))
+    return Of(lambda own, x: own.layers[x.shape[1] % 2](x), layers=layers)
 
 
 def used_by_some() -> nn.Sequential:
-    return chain(Chosen(), mixer(), nn.Tanh(), Chosen())
+    return chain(chosen(), mixer(), nn.Tanh(), chosen())
 
 
-class Half(nn.Module):
-    """Computes in bfloat16, whatever its neighbours do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mixer = mixer()
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight, bias = self.mixer.weight.bfloat16(), self.mixer.bias.bfloat16()
-        return linear(x.bfloat16(), weight, bias).to(x.dtype)
+def compute_half(own: Of, x: Tensor) -> Tensor:
+    """Computes in bfloat16, whatever the neighbours do."""
+    weight, bias = own.mixer.weight.bfloat16(), own.mixer.bias.bfloat16()
+    return linear(x.bfloat16(), weight, bias).to(x.dtype)
 
 
 def sends_half() -> nn.Sequential:
-    return chain(Half(), Apply(Tensor.bfloat16), Apply(Tensor.double), mixer())
+    half = Of(compute_half, mixer=mixer())
+    return chain(half, Apply(Tensor.bfloat16), Apply(Tensor.double), mixer())
 
 
 @functools.lru_cache

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -22,6 +25,19 @@ def configuration_folder(folder, architecture, *, tied=None, **changes):
     path = folder / architecture
     config.save_pretrained(path)
     return str(path)
+
+
+class Of(nn.Module):
+    """A function of the module's own parts and its input."""
+
+    def __init__(self, function: Callable[[Any, Any], Any], **parts: Any) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x: Any) -> Any:
+        return self.function(self, x)
 
 
 class Positions(nn.Module):

@@ -29,11 +29,11 @@ import numpy as np
 
 from engine.plan.spans import Lane
 from ppbench.display.colors import HATCH_COLORS, TRACK_COLOR, ink_on
-from ppbench.display.units import NS_PER_MS, counted
+from ppbench.display.units import NS_PER_MS, counted, size_unit
 from ppbench.report.charts.canvas import PLAIN, legend
 from ppbench.report.charts.panels import Update, figure_text
 from ppbench.report.scripts import Picture
-from ppbench.report.timeline.marks import Floats, Step, size_unit_of
+from ppbench.report.timeline.marks import Floats, Step, most
 from ppbench.report.timeline.overview import MOST_SHARE, NUM_SLICES, Detail, Trace, heat_map, packed
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class _Drawing:
     def __init__(self, steps: Sequence[Step], *, has_others: bool) -> None:
         self._steps = list(steps)
         others = self._steps[0].others if has_others else ()
-        unit = size_unit_of(self._steps)
+        unit = size_unit(max(most(step.spans["num_bytes"]) for step in self._steps))
         self._marks = [step.marks(unit) for step in (*self._steps, *others)]
         lanes = {marks.kind.lane for kinds in self._marks for marks in kinds}
         self._lanes = LANES_OF_REPLICAS if Lane.COLLECTIVE in lanes else LANES

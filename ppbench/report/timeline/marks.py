@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import html
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -32,7 +31,7 @@ from ppbench.analysis.waits import (
     waits,
 )
 from ppbench.display.colors import IDLE_COLORS, LIGHTEST, OP_COLORS, OP_WORDS, OPEN_COLORS, tinted
-from ppbench.display.units import NS_PER_MS, size_unit
+from ppbench.display.units import NS_PER_MS
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -61,6 +60,8 @@ OPEN_WORDS = {
 }
 """The states of a failed run's ranks when they were last seen."""
 _HATCHES = {"waiting": "/", "working": "\\", "stopped": "x", "dead": "x"}
+SizeUnit = tuple[str, int]
+"""The unit in which message sizes are written, and its bytes."""
 _QUIET_SHARE = 0.5
 """Idle time drawn after a failed run's last event, as a share of the time before it."""
 
@@ -152,10 +153,16 @@ class Step:
         object.__setattr__(other, "title", title)
         return other
 
-    def marks(self, unit: SizeUnit) -> list[Marks]:
-        """Return what `marks_of` does, computed once for each unit."""
+    def marks(self, unit: SizeUnit = ("bytes", 1)) -> list[Marks]:
+        """Return the marks by kind, without empty kinds, computed once for each unit.
+
+        These are idle time by cause, computations by op, unfinished actions by the state of their
+        rank, and transfers and collectives by op, each in a waiting and a moving part.
+        """
         if unit not in self._marks:
-            self._marks[unit] = marks_of(self, unit)
+            finished = [*_idle(self), *_computations(self)] if self.has_computations else []
+            kinds = [*finished, *_unfinished(self), *_transfers(self, unit)]
+            self._marks[unit] = [marks for marks in kinds if len(marks)]
         return self._marks[unit]
 
     @cached_property
@@ -191,22 +198,22 @@ class Step:
     def last_change_ns(self) -> int:
         """The time at which a failed run's last action began or ended."""
         assert self.flight is not None
-        return _most(self.spans["end_ns"], self.flight["since_ns"]) - self.origin_ns
+        return most(self.spans["end_ns"], self.flight["since_ns"]) - self.origin_ns
 
     @cached_property
     def ended_ns(self) -> int:
         """The time at which a failed run was ended."""
         assert self.flight is not None
-        return _most(self.spans["end_ns"], self.flight["until_ns"]) - self.origin_ns
+        return most(self.spans["end_ns"], self.flight["until_ns"]) - self.origin_ns
 
     @cached_property
     def num_ranks(self) -> int:
         last_seen = () if self.flight is None else (self.flight["rank"],)
-        return _most(self.spans["rank"], *last_seen) + 1
+        return most(self.spans["rank"], *last_seen) + 1
 
     @cached_property
     def num_stages(self) -> int:
-        return max(0, _most(self.spans["stage"])) + 1
+        return max(0, most(self.spans["stage"])) + 1
 
     @cached_property
     def rank_of_stage(self) -> dict[int, int]:
@@ -219,91 +226,62 @@ class Step:
         return self.waits.spans.at(critical_path(self.waits))
 
 
-@dataclass(frozen=True)
-class SizeUnit:
-    """The unit in which message sizes are written."""
-
-    name: str = "bytes"
-    num_bytes: int = 1
-
-
-def size_unit_of(steps: Sequence[Step]) -> SizeUnit:
-    """Return the unit that suits the largest message of these steps."""
-    return SizeUnit(*size_unit(max(_most(step.spans["num_bytes"]) for step in steps)))
-
-
-def _most(*columns: pd.Series) -> int:
+def most(*columns: pd.Series) -> int:
     """Return the highest number in any of the columns, -1 if all are empty."""
     return max((int(column.max()) for column in columns if len(column)), default=NONE)
-
-
-def marks_of(step: Step, unit: SizeUnit) -> list[Marks]:
-    """Return the marks of a step by kind, without empty kinds.
-
-    These are idle time by cause, computations by op, unfinished actions by the state of their rank,
-    and transfers and collectives by op, each in a waiting and a moving part.
-    """
-    finished = [*_idle(step), *_computations(step)] if step.has_computations else []
-    kinds = [*finished, *_unfinished(step), *_transfers(step, unit)]
-    return [marks for marks in kinds if len(marks)]
 
 
 def _unfinished(step: Step) -> list[Marks]:
     """Return what each rank was doing when it was last seen, until the run was ended."""
     if step.flight is None:
         return []
-    flight = step.flight.sort_values("rank")
-    is_waiting = flight["is_waiting"].eq(True) | flight["waits_for_rank"].notna()
-    states = flight["process"].where(
-        flight["process"].isin(["stopped", "dead"]), np.where(is_waiting, "waiting", "working")
+    every = step.flight.sort_values("rank")
+    is_waiting = every["is_waiting"].eq(True) | every["waits_for_rank"].notna()
+    states = np.where(
+        every["process"].isin(["stopped", "dead"]),
+        every["process"],
+        np.where(is_waiting, "waiting", "working"),
     )
-    found = []
+    kinds = []
     for state, name in OPEN_WORDS.items():
-        rows = flight[states == state]
-        rank, none = rows["rank"].to_numpy(np.int64), np.zeros(len(rows), np.int64)
+        rows = every[states == state]
         # An action may have begun before the drawing starts; its hover text has the true start.
         since = np.maximum(rows["since_ns"].to_numpy(np.int64) - step.origin_ns, 0)
         until = rows["until_ns"].to_numpy(np.int64) - step.origin_ns
-        accounts = [html.escape(str(text)) for text in rows["account"]]
-        hover = _hover([f"<b>{name}</b>", "%{hovertext}", *_times(1)])
-        found.append(
-            Marks(
-                Kind(name, Lane.COMPUTE, [OPEN_COLORS[state]], hover, hatch=_HATCHES[state]),
-                rank,
-                since,
-                np.maximum(until - since, 0),
-                {"rank": (rank, 1)},
-                none,
-                Phrases(accounts, np.arange(len(rows)), none),
-                tuple(rows["action"].fillna("").astype(str)),
-            )
-        )
-    return found
+        hover = _hover(f"<b>{name}</b>", "%{hovertext}", *_times(1))
+        kind = Kind(name, Lane.COMPUTE, [OPEN_COLORS[state]], hover, hatch=_HATCHES[state])
+        rank = rows["rank"].to_numpy(np.int64)
+        none = np.zeros(len(rows), np.int64)
+        words = [html.escape(str(text)) for text in rows["account"]]
+        phrases = Phrases(words, np.arange(len(rows)), none)
+        labels = tuple(rows["action"].fillna("").astype(str))
+        width = np.maximum(until - since, 0)
+        kinds.append(Marks(kind, rank, since, width, {"rank": (rank, 1)}, none, phrases, labels))
+    return kinds
 
 
 def _idle(step: Step) -> list[Marks]:
-    every, found = gaps(step.waits), []
-    for cause in Cause:
+    every, kinds = gaps(step.waits), []
+    for cause, name in CAUSE_WORDS.items():
         if step.flight is not None and cause in _AFTER_ALL:
             continue  # no rank of a failed run has finished its work
         pieces = every.at(every.cause == cause)
         has_next = pieces.position != NONE
         following = step.waits.spans.at(np.where(has_next, pieces.position, 0))
         microbatch = np.where(has_next, following.microbatch, NONE)
-        lines = [f"<b>{CAUSE_WORDS[cause]}</b>", "%{hovertext}", "rank %{customdata[0]}"]
-        if cause not in _AFTER_ALL:
-            lines[1] += " of microbatch %{customdata[1]}"
-        lines += _times(2)
-        name, colors = CAUSE_WORDS[cause], [IDLE_COLORS[cause]]
-        kind = Kind(name, Lane.COMPUTE, colors, _hover(lines), is_idle=True)
-        numbers = {"rank": (pieces.rank, 1.0), "microbatch": (microbatch, 1.0)}
         zeros = np.zeros(len(following), np.int64)
+        where = "rank %{customdata[0]}"
         if cause in _AFTER_ALL:
             reasons = Phrases([_AFTER_ALL[cause]], zeros, zeros)
+            hover = _hover(f"<b>{name}</b>", "%{hovertext}", where, *_times(2))
         else:
             reasons = Phrases(*_phrases_of(step, cause, following), zeros)
-        found.append(_marks(kind, step, pieces, numbers, zeros, reasons))
-    return found
+            reason = "%{hovertext} of microbatch %{customdata[1]}"
+            hover = _hover(f"<b>{name}</b>", reason, where, *_times(2))
+        kind = Kind(name, Lane.COMPUTE, [IDLE_COLORS[cause]], hover, is_idle=True)
+        numbers = {"rank": (pieces.rank, 1.0), "microbatch": (microbatch, 1.0)}
+        kinds.append(_marks(kind, step, pieces, numbers, zeros, reasons))
+    return kinds
 
 
 def _phrases_of(step: Step, cause: Cause, waiting: Spans) -> tuple[list[str], Ints]:
@@ -311,20 +289,22 @@ def _phrases_of(step: Step, cause: Cause, waiting: Spans) -> tuple[list[str], In
     codes, found = pd.factorize(waiting.op * step.num_stages + waiting.stage)
     phrases = []
     for pair in found.tolist():
-        number, stage = divmod(int(pair), step.num_stages)
-        op = OPS[number]
-        producer, product = (stage - 1, "forward") if op is Op.F else (stage + 1, "gradient")
+        code, stage = divmod(int(pair), step.num_stages)
+        producer = stage + (-1 if OPS[code] is Op.F else 1)
+        product = "forward" if OPS[code] is Op.F else "gradient"
         where = f"stage {producer} (rank {step.rank_of_stage.get(producer, '?')})"
-        match cause:
-            case Cause.STAGE:
-                phrases.append(f"until {where} has computed the {product}")
-            case Cause.TRANSFER:
-                phrases.append(f"until the {product} has arrived from {where}, where it was ready,")
-            case Cause.GATHER:
-                phrases.append(f"until the parameters of stage {stage} are gathered,")
-            case _:
-                phrases.append(f"before the {OP_WORDS[op]}, whose inputs were ready,")
+        reasons = {
+            Cause.STAGE: f"until {where} has computed the {product}",
+            Cause.TRANSFER: f"until the {product} has arrived from {where}, where it was ready,",
+            Cause.GATHER: f"until the parameters of stage {stage} are gathered,",
+            Cause.HOST: f"before the {OP_WORDS[OPS[code]]}, whose inputs were ready,",
+        }
+        phrases.append(reasons[cause])
     return phrases, np.asarray(codes, np.int64)
+
+
+def _hover(*lines: str) -> str:
+    return "<br>".join(lines) + "<extra></extra>"
 
 
 def _computations(step: Step) -> list[Marks]:
@@ -333,21 +313,22 @@ def _computations(step: Step) -> list[Marks]:
     (rank, _), inverse = np.unique(places, axis=1, return_inverse=True)
     # 0 for the first stage that a rank computes, 1 for the second, and so on
     shades: Ints = (np.arange(len(rank)) - np.searchsorted(rank, rank))[inverse.ravel()]
-    most = int(shades.max())
-    pieces = np.diff(np.stack(moments(step.waits)), axis=0)  # idle time before each, by cause
-    found = []
+    most_shades = int(shades.max())
+    pieces = np.diff(np.stack(moments(step.waits)), axis=0)
+    kinds = []
     for op in (op for op in Op if op in COMPUTE_OPS):
         at = np.flatnonzero(compute.are([op]))
         bars = compute.at(at)
-        lines = [
+        hover = _hover(
             f"<b>{OP_WORDS[op]}</b>",
             "microbatch %{customdata[2]}",
             "rank %{customdata[0]}, stage %{customdata[1]}",
             *_times(3),
             "%{hovertext}",
-        ]
-        colors = [tinted(OP_COLORS[op], LIGHTEST * n / max(1, most)) for n in range(most + 1)]
-        kind = Kind(OP_WORDS[op], Lane.COMPUTE, colors, _hover(lines), has_text=True, op=op.value)
+        )
+        whiteness = (LIGHTEST * n / max(1, most_shades) for n in range(most_shades + 1))
+        colors = [tinted(OP_COLORS[op], share) for share in whiteness]
+        kind = Kind(OP_WORDS[op], Lane.COMPUTE, colors, hover, has_text=True, op=op.value)
         # How long the rank was idle before each computation, and the main cause.
         mostly, gap = pieces[:, at].argmax(axis=0), pieces[:, at].sum(axis=0)
         words, codes = [NO_GAP], np.zeros(len(at), np.int64)
@@ -357,13 +338,13 @@ def _computations(step: Step) -> list[Marks]:
             codes[chosen] = indices + len(words)
             words += [f"idle for {{}} ms before it, mostly {text.rstrip(',')}" for text in phrases]
         before = Phrases(words, codes, gap)
-        found.append(_marks(kind, step, bars, _place_of(bars), shades[at], before))
+        kinds.append(_marks(kind, step, bars, _place_of(bars), shades[at], before))
     bars = step.columns.at(step.columns.are([Op.OPT]))
     bars = bars.at(np.lexsort((bars.start_ns, bars.rank)))
-    lines = [f"<b>{OP_WORDS[Op.OPT]}</b>", "rank %{customdata[0]}", *_times(1)]
-    kind = Kind(OP_WORDS[Op.OPT], Lane.COMPUTE, [OP_COLORS[Op.OPT]], _hover(lines), op=Op.OPT.value)
-    numbers = {"rank": (bars.rank, 1.0)}
-    return [*found, _marks(kind, step, bars, numbers, np.zeros(len(bars), np.int64))]
+    hover = _hover(f"<b>{OP_WORDS[Op.OPT]}</b>", "rank %{customdata[0]}", *_times(1))
+    kind = Kind(OP_WORDS[Op.OPT], Lane.COMPUTE, [OP_COLORS[Op.OPT]], hover, op=Op.OPT.value)
+    none = np.zeros(len(bars), np.int64)
+    return [*kinds, _marks(kind, step, bars, {"rank": (bars.rank, 1.0)}, none)]
 
 
 def _place_of(bars: Spans) -> dict[str, tuple[Ints, float]]:
@@ -389,44 +370,45 @@ def _transfers(step: Step, unit: SizeUnit) -> list[Marks]:
     shown_from = np.minimum(np.maximum(spans.start_ns, step.origin_ns), began)
     waiting = replace(spans, start_ns=shown_from, end_ns=began)
     moving = replace(spans, start_ns=began)
-    marks = []
+    kinds = []
     for op in (op for op in Op if op in MOVING):
-        for every, is_waiting in ((waiting, True), (moving, False)):
-            rows = np.lexsort((every.start_ns, every.rank))
-            is_shown = every.are([op]) & (not is_waiting or every.end_ns > every.start_ns)
+        for both, is_waiting in ((waiting, True), (moving, False)):
+            rows = np.lexsort((both.start_ns, both.rank))
+            is_shown = both.are([op]) & (not is_waiting or both.end_ns > both.start_ns)
             rows = rows[is_shown[rows]]
-            bars, name = every.at(rows), OP_WORDS[op]
-            place = _place_of(bars)
+            bars = both.at(rows)
+            name, place = OP_WORDS[op], _place_of(bars)
             peer, lines = "the other end", ["microbatch %{customdata[2]}"]
             posted = "posted %{customdata[4]:,.3f} ms before the transfer began"
             if op in COLLECTIVE_OPS:
                 del place["microbatch"]
                 peer, lines = "the slowest replica", []
                 posted = "came %{customdata[3]:,.3f} ms before the last replica"
-            lines = [
+            hover = _hover(
                 f"<b>{name}{f', waiting for {peer}' if is_waiting else ''}</b>",
                 *lines,
                 "rank %{customdata[0]}, stage %{customdata[1]}",
                 *_times(len(place) + 2),
-                f"%{{customdata[{len(place)}]:,.1f}} {unit.name}",
+                f"%{{customdata[{len(place)}]:,.1f}} {unit[0]}",
                 posted,
-            ]
+            )
+            color = tinted(OP_COLORS[op], WAITING_TINT) if is_waiting else OP_COLORS[op]
             kind = Kind(
                 f"{name}, waiting" if is_waiting else name,
                 lane_of(op),
-                [tinted(OP_COLORS[op], WAITING_TINT) if is_waiting else OP_COLORS[op]],
-                _hover(lines),
+                [color],
+                hover,
                 group=name,
                 is_listed=not is_waiting,
                 op=op.value,
             )
             numbers = {
                 **place,
-                "num_bytes": (bars.num_bytes, 1 / unit.num_bytes),
+                "num_bytes": (bars.num_bytes, 1 / unit[1]),
                 "waited_ns": (waited[rows], 1 / NS_PER_MS),
             }
-            marks.append(_marks(kind, step, bars, numbers, np.zeros(len(bars), np.int64)))
-    return marks
+            kinds.append(_marks(kind, step, bars, numbers, np.zeros(len(bars), np.int64)))
+    return kinds
 
 
 def _marks(
@@ -440,7 +422,3 @@ def _marks(
     width_ns = np.maximum(bars.end_ns - bars.start_ns, 0)
     begin_ns = bars.start_ns - step.origin_ns
     return Marks(kind, bars.rank, begin_ns, width_ns, numbers, shade, phrases)
-
-
-def _hover(lines: list[str]) -> str:
-    return "<br>".join(lines) + "<extra></extra>"

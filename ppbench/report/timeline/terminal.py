@@ -33,7 +33,6 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
-from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -52,11 +51,7 @@ from ppbench.prediction.replicas import JoinedPrediction, sharding_text
 from ppbench.report.timeline.marks import (
     CAUSE_WORDS,
     OPEN_WORDS,
-    Ints,
-    Marks,
-    SizeUnit,
     Step,
-    marks_of,
 )
 from ppbench.report.timeline.overview import overview
 from ppbench.report.timeline.timelines import planned_step
@@ -93,14 +88,34 @@ def draw_steps(steps: Sequence[Step], console: Console) -> str:
     gutter = len(f"rank {max(step.num_ranks for step in steps) - 1}  ")
     num_slices = max(_LEAST_WIDTH, width - gutter - 1)
     end_ns = max(step.end_ns for step in steps)
-    ruler = Text(" " * gutter + _ruler(num_slices, end_ns), _DIM)
-    sliced = [_SlicedStep(step, num_slices, end_ns, _has_colors(console)) for step in steps]
-    lines = [_legend_of(sliced)]
-    for step in sliced:
-        lines += [Text(), *([Text(step.title, _BOLD)] if step.title else []), ruler]
-        for rank, row in enumerate(step.rows()):
+    end_ms = max(end_ns, 1) / NS_PER_MS
+    gap_ms = float(round_step(end_ms * _LEAST_TICK_GAP / num_slices))
+    ruler = [" "] * (num_slices + _LEAST_TICK_GAP)
+    for number in range(int(end_ms / gap_ms) + 1):
+        ms = number * gap_ms
+        text = f"{ms:,.6g}" + (" ms" if number == 0 else "")
+        at = round(ms / end_ms * num_slices)
+        ruler[at : at + len(text)] = text
+    ruler_line = Text(" " * gutter + "".join(ruler).rstrip(), _DIM)
+    has_colors = _has_colors(console)
+    sliced = [_SlicedStep(step, num_slices, end_ns, has_colors) for step in steps]
+    legend = Text()
+    for name in dict.fromkeys(marks.kind.name for step in sliced for marks in step.kinds):
+        if name not in _OP_OF:
+            sign = Text(_SIGN_OF[name] if _SIGN_OF[name] != " " else "blank", _DIM)
+        elif has_colors:
+            sign = Text(" 0 ", _filled(OP_COLORS[_OP_OF[name]]))
+        else:
+            sign = Text(_OP_OF[name].value)
+        legend.append_text(sign).append(f" {name}   ")
+    lines = [legend]
+    for step, slices in zip(steps, sliced, strict=True):
+        lines += [Text(), *([Text(step.title, _BOLD)] if step.title else []), ruler_line]
+        for rank, row in enumerate(slices.rows()):
             lines.append(Text(f"rank {rank}".ljust(gutter)).append_text(row))
-        lines += step.accounts()
+        if step.flight is not None and len(step.flight):  # what each rank of it was doing
+            accounts = step.flight.sort_values("rank")["account"].dropna()
+            lines += [Text(), *(Text(str(account)) for account in accounts)]
     return _printed(lines, console)
 
 
@@ -109,7 +124,7 @@ def draw_prediction(prediction: Prediction, console: Console) -> str:
     grid = _Grid(prediction, has_colors=_has_colors(console))
     gutter = len(f"rank {prediction.program.world_size - 1}  ")
     width = console.width if console.is_terminal else _UNBOUNDED
-    block = max(1, (width - gutter) // grid.scale.num_chars) * grid.scale.num_chars
+    block = max(1, (width - gutter) // grid.num_chars) * grid.num_chars
     title = f"{prediction.program.schedule}: {shape_text(prediction)}"
     lines = [Text(title, _BOLD), grid.legend()]
     rows = grid.rows(block)
@@ -118,8 +133,18 @@ def draw_prediction(prediction: Prediction, console: Console) -> str:
         for name, row in rows:
             lines.append(Text(name.ljust(gutter), _DIM if name == rows[0][0] else _NO_STYLE))
             lines[-1].append_text(_text_of(row[first : first + block]))
-    lines += [Text(), *map(Text, figure_lines(prediction, width)), *map(Text, grid.notes())]
-    return _printed(lines, console)
+    figures = [f"makespan {amount(prediction.makespan_s)} s"]
+    for name in ("bubble_fraction", "bubble_idle_over_ideal", "bubble_max_stage_span"):
+        figure = f"{name} {getattr(prediction.simulation, name):.4f}"
+        joined = f"{figures[-1]}   {figure}"  # no line break parts name and value
+        figures = [*figures[:-1], joined] if len(joined) <= width else [*figures, figure]
+    peaks = peaks_text(prediction.peaks)
+    figures.append(f"peak activations by rank: {peaks} (microbatches of a rank's share)")
+    ranks = range(prediction.program.world_size)
+    num_hidden = sum(begin == end for rank in ranks for _, begin, end in grid.extents(rank))
+    if num_hidden:
+        figures.append(f"{num_hidden:,} actions are too short to be drawn")
+    return _printed([*lines, Text(), *map(Text, figures)], console)
 
 
 def draw_joined(prediction: JoinedPrediction, console: Console) -> str:
@@ -175,74 +200,53 @@ def _filled(color: str) -> Style:
     return Style(color=ink_on(color), bgcolor=color)
 
 
-def _ruler(num_slices: int, end_ns: int) -> str:
-    """Return ticks at round numbers of milliseconds."""
-    end_ms = max(end_ns, 1) / NS_PER_MS
-    gap_ms = float(round_step(end_ms * _LEAST_TICK_GAP / num_slices))
-    ruler = [" "] * (num_slices + _LEAST_TICK_GAP)
-    for number in range(int(end_ms / gap_ms) + 1):
-        ms = number * gap_ms
-        text = f"{ms:,.6g}" + (" ms" if number == 0 else "")
-        at = round(ms / end_ms * num_slices)
-        ruler[at : at + len(text)] = text
-    return "".join(ruler).rstrip()
-
-
 class _SlicedStep:
     """A measured step, with the kind of mark that took most of each slice of each rank."""
 
     def __init__(self, step: Step, num_slices: int, end_ns: int, has_colors: bool) -> None:
-        self.title, self._step, self.has_colors = step.title, step, has_colors
-        marks = [kind for kind in marks_of(step, SizeUnit()) if kind.kind.lane == "compute"]
+        self._step, self._has_colors = step, has_colors
+        marks = [kind for kind in step.marks() if kind.kind.lane == "compute"]
         self.kinds = sorted(marks, key=lambda kind: kind.kind.name not in _OP_OF)
         self._num_slices, self._end_ns = num_slices, end_ns
         shares = overview(self.kinds, step.num_ranks, 0, end_ns, num_slices).shares
         is_busy = shares.sum(axis=0) > 0
         self._mostly = np.where(is_busy, shares.argmax(axis=0), len(self.kinds))
 
-    def accounts(self) -> list[Text]:
-        """Return what each rank of a failed run was doing."""
-        flight = self._step.flight
-        if flight is None or flight.empty:
-            return []
-        accounts = flight.sort_values("rank")["account"].dropna()
-        return [Text(), *(Text(str(account)) for account in accounts)]
-
     def rows(self) -> list[Text]:
-        line = " " if self.has_colors else "─"
+        line, has_colors = " " if self._has_colors else "─", self._has_colors
+        has_stages = self._step.num_stages > self._step.num_ranks
         names = [marks.kind.name for marks in self.kinds]
         signs = [*(line if name in _OP_OF else _SIGN_OF[name] for name in names), " "]
         rows = [[signs[kind] for kind in rank] for rank in self._mostly]
-        for number, marks in enumerate(self.kinds):
-            if marks.kind.has_text:
-                self._put_labels(rows, number, self._labels(marks))
+        styles = []
+        for number, (name, marks) in enumerate(zip(names, self.kinds, strict=True)):
+            if marks.kind.has_text:  # without colours actions, with stages if ranks have several
+                places = (marks.numbers[key][0].tolist() for key in ("stage", "microbatch"))
+                labels = [
+                    str(m) if has_colors else f"{s if has_stages else ''}{_OP_OF[name].value}{m}"
+                    for s, m in zip(*places, strict=True)
+                ]
+                self._put_labels(rows, number, labels)
             elif marks.kind.hatch:
                 self._put_labels(rows, number, marks.labels)
-        styles = [*map(_style_of, self.kinds), _NO_STYLE]
-        if not self.has_colors:
-            styles = [_NO_STYLE] * len(styles)
+            # Bold is where a rank was not waiting, as it is the likelier culprit.
+            is_bold = marks.kind.hatch and name != OPEN_WORDS["waiting"]
+            style = (
+                _filled(OP_COLORS[_OP_OF[name]]) if name in _OP_OF else _BOLD if is_bold else _DIM
+            )
+            styles.append(style if has_colors else _NO_STYLE)
+        styles.append(_NO_STYLE)
         return [
             _text_of((sign, styles[kind]) for sign, kind in zip(row, mostly, strict=True))
             for row, mostly in zip(rows, self._mostly, strict=True)
-        ]
-
-    def _labels(self, marks: Marks) -> list[str]:
-        """Return microbatches; without colours actions, with stages if ranks have several."""
-        stages, microbatches = (marks.numbers[name][0] for name in ("stage", "microbatch"))
-        if self.has_colors:
-            return [str(microbatch) for microbatch in microbatches]
-        op, has_stages = _OP_OF[marks.kind.name], self._step.num_stages > self._step.num_ranks
-        return [
-            f"{stage if has_stages else ''}{op.value}{microbatch}"
-            for stage, microbatch in zip(stages, microbatches, strict=True)
         ]
 
     def _put_labels(self, rows: list[list[str]], number: int, labels: Sequence[str]) -> None:
         """Write each bar's label into it or, if it does not fit, the letter of its op."""
         marks, num_slices = self.kinds[number], self._num_slices
         op = _OP_OF.get(marks.kind.name)
-        first = self._slices_at(marks.begin_ns)
-        after = self._slices_at(marks.begin_ns + marks.width_ns)
+        times_ns = np.stack([marks.begin_ns, marks.begin_ns + marks.width_ns])
+        first, after = np.round(times_ns / self._end_ns * num_slices).astype(np.int64)
         if op is None:
             first = np.maximum(first - 1, 0)  # it may fill most of the slice that it begins in
         for rank, begin, end, label in zip(marks.rank, first, after, labels, strict=True):
@@ -254,30 +258,6 @@ class _SlicedStep:
                 rows[rank][at : at + len(label)] = label
             elif op is not None and not label.isdecimal():
                 rows[rank][at] = op.value
-
-    def _slices_at(self, time_ns: Ints) -> Ints:
-        return np.round(time_ns / self._end_ns * self._num_slices).astype(np.int64)
-
-
-def _style_of(marks: Marks) -> Style:
-    """Return an op's colour; bold where a rank was not waiting, as it is the likelier culprit."""
-    if marks.kind.name in _OP_OF:
-        return _filled(OP_COLORS[_OP_OF[marks.kind.name]])
-    is_bold = marks.kind.hatch and marks.kind.name != OPEN_WORDS["waiting"]
-    return _BOLD if is_bold else _DIM
-
-
-def _legend_of(steps: Sequence[_SlicedStep]) -> Text:
-    legend = Text()
-    for name in dict.fromkeys(marks.kind.name for step in steps for marks in step.kinds):
-        if name not in _OP_OF:
-            sign = Text(_SIGN_OF[name] if _SIGN_OF[name] != " " else "blank", _DIM)
-        elif steps[0].has_colors:
-            sign = Text(" 0 ", _filled(OP_COLORS[_OP_OF[name]]))
-        else:
-            sign = Text(_OP_OF[name].value)
-        legend.append_text(sign).append(f" {name}   ")
-    return legend
 
 
 def shape_text(prediction: Prediction | JoinedPrediction) -> str:
@@ -299,18 +279,6 @@ def amount(value: Fraction) -> str:
     return f"{float(value):.6g}"
 
 
-def figure_lines(prediction: Prediction, width: int) -> list[str]:
-    """Return the makespan, the three bubbles and the peaks; no line break parts name and value."""
-    simulation = prediction.simulation
-    names = ("bubble_fraction", "bubble_idle_over_ideal", "bubble_max_stage_span")
-    lines = [f"makespan {amount(prediction.makespan_s)} s"]
-    for figure in (f"{name} {getattr(simulation, name):.4f}" for name in names):
-        joined = f"{lines[-1]}   {figure}"
-        lines = [*lines[:-1], joined] if len(joined) <= width else [*lines, figure]
-    peaks = peaks_text(prediction.peaks)
-    return [*lines, f"peak activations by rank: {peaks} (microbatches of a rank's share)"]
-
-
 def peaks_text(of_ranks: Iterable[Fraction]) -> str:
     """Format the peaks by rank, `4, 3, 2, 1`, in words if many are equal."""
     peaks = list(map(amount, of_ranks))
@@ -319,79 +287,30 @@ def peaks_text(of_ranks: Iterable[Fraction]) -> str:
     return ", ".join(peaks)
 
 
-class Scale(NamedTuple):
-    """The ratio of characters to ticks: `num_chars` characters show `ticks` ticks."""
-
-    num_chars: int
-    ticks: int
-
-    def at(self, ticks: int) -> int:
-        return ticks * self.num_chars // self.ticks
-
-
 class _Grid:
     """A planned program in characters."""
 
     def __init__(self, prediction: Prediction, *, has_colors: bool) -> None:
-        program = prediction.program
+        program, simulation = prediction.program, prediction.simulation
         self._prediction, self._has_colors = prediction, has_colors
         self._has_stages = program.num_stages > program.world_size
         self._ranks = program.placement.ranks
         self._ops = [op for op in OP_COLORS if any(a.op is op for r in program.actions for a in r)]
-        simulation = prediction.simulation
         rows = zip(simulation.start_ns, simulation.end_ns, strict=True)
         lengths = {e - s for starts, ends in rows for s, e in zip(starts, ends, strict=True)}
         shortest = min(length for length in lengths if length > 0)
         widest = max(len(self._label(action)) for row in program.actions for action in row)
-        self.scale = Scale(widest + 1, max(shortest, -(-max(lengths) // MOST_CELLS)))
-        self.width = self.scale.at(simulation.makespan_ns)
+        # So many characters show so many ticks.
+        self.num_chars, self._ticks = widest + 1, max(shortest, -(-max(lengths) // MOST_CELLS))
+        self.width = simulation.makespan_ns * self.num_chars // self._ticks
 
     def _label(self, action: Action) -> str:
         return label_of(action, has_stages=self._has_stages)
 
     def rows(self, block: int) -> list[tuple[str, list[Cell]]]:
         """Return the time line, then each rank, by name; no label crosses the end of a block."""
-        num_ranks = self._prediction.program.world_size
-        ranks = [(f"rank {rank}", self._row(rank, block)) for rank in range(num_ranks)]
-        return [("time s", self._time_line(block)), *ranks]
-
-    def _row(self, rank: int, block: int) -> list[Cell]:
-        cell = self.scale.num_chars
-        row = [(" " if at % cell else ".", _DIM) for at in range(self.width)]
-        for action, begin, end in self._extents(rank):
-            row[begin:end] = self._bar(action, begin, end, block)
-            if row[begin - 1 : begin] == [(".", _DIM)]:  # the gap is too short for a sign
-                row[begin - 1] = (" ", _DIM)
-        return row
-
-    def _extents(self, rank: int) -> Iterator[tuple[Action, int, int]]:
-        """Yield each action of a rank with its first character and the one after its last."""
-        simulation = self._prediction.simulation
-        starts, ends = simulation.start_ns[rank], simulation.end_ns[rank]
-        for action, start, end in zip(simulation.program.actions[rank], starts, ends, strict=True):
-            yield action, self.scale.at(start), self.scale.at(end)
-
-    def _bar(self, action: Action, begin: int, end: int, block: int) -> Iterator[Cell]:
-        """Yield an action's label, its length, and a gap."""
-        stages = self._ranks[: action.stage]
-        shade = stages.count(self._ranks[action.stage])  # stages of its rank before this one
-        label, style = self._label(action), self._style(action.op, shade)
-        length = max(end - begin - 1, min(1, end - begin))
-        until_cut = block - begin % block
-        indent = until_cut if until_cut < len(label) <= length - until_cut else 0
-        fill = " " if self._has_colors else "─"
-        text = (fill * indent + label[:length]).ljust(length, fill)
-        return itertools.chain(
-            ((char, style) for char in text), ((" ", _NO_STYLE),) * (end - begin - length)
-        )
-
-    def _style(self, op: Op, shade: int) -> Style:
-        most = -(-len(self._ranks) // self._prediction.program.world_size) - 1
-        return _filled(tinted(OP_COLORS[op], LIGHTEST * shade / max(1, most)))
-
-    def _time_line(self, block: int) -> list[Cell]:
         line = [" "] * self.width
-        per_tick = Fraction(self.scale.num_chars, self.scale.ticks)
+        per_tick = Fraction(self.num_chars, self._ticks)
         step = round_step(_LEAST_LABEL_GAP / (per_tick * self._prediction.ticks_per_s))
         for count in itertools.count():
             at = int(count * step * self._prediction.ticks_per_s * per_tick)
@@ -400,7 +319,35 @@ class _Grid:
                 break
             if at % block + len(label) <= block:
                 line[at : at + len(label)] = label
-        return [(char, _DIM) for char in line]
+        rows = [("time s", [(char, _DIM) for char in line])]
+        fill = " " if self._has_colors else "─"
+        for rank in range(self._prediction.program.world_size):
+            row = [(" " if at % self.num_chars else ".", _DIM) for at in range(self.width)]
+            for action, begin, end in self.extents(rank):
+                shade = self._ranks[: action.stage].count(rank)  # stages of the rank before it
+                label, style = self._label(action), self._style(action.op, shade)
+                length = max(end - begin - 1, min(1, end - begin))
+                until_cut = block - begin % block
+                indent = until_cut if until_cut < len(label) <= length - until_cut else 0
+                text = (fill * indent + label[:length]).ljust(length, fill)
+                gap = [(" ", _NO_STYLE)] * (end - begin - length)
+                row[begin:end] = [*((char, style) for char in text), *gap]
+                if row[begin - 1 : begin] == [(".", _DIM)]:  # the gap is too short for a sign
+                    row[begin - 1] = (" ", _DIM)
+            rows.append((f"rank {rank}", row))
+        return rows
+
+    def extents(self, rank: int) -> Iterator[tuple[Action, int, int]]:
+        """Yield each action of a rank with its first character and the one after its last."""
+        simulation = self._prediction.simulation
+        times = simulation.start_ns[rank], simulation.end_ns[rank]
+        for action, *ticks in zip(simulation.program.actions[rank], *times, strict=True):
+            begin, end = (tick * self.num_chars // self._ticks for tick in ticks)
+            yield action, begin, end
+
+    def _style(self, op: Op, shade: int) -> Style:
+        most = -(-len(self._ranks) // self._prediction.program.world_size) - 1
+        return _filled(tinted(OP_COLORS[op], LIGHTEST * shade / max(1, most)))
 
     def legend(self) -> Text:
         """Return the colour of each op; with several stages per rank, a shade for each."""
@@ -414,9 +361,3 @@ class _Grid:
         if len(stages) > 1 and self._has_colors:
             parts.append(Text("lighter: later stages of a rank"))
         return Text("   ").join(parts)
-
-    def notes(self) -> list[str]:
-        """Return a note on the actions that the drawing leaves out, if any."""
-        ranks = range(self._prediction.program.world_size)
-        num_hidden = sum(begin == end for rank in ranks for _, begin, end in self._extents(rank))
-        return [f"{num_hidden:,} actions are too short to be drawn"] if num_hidden else []

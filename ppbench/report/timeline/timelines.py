@@ -88,24 +88,6 @@ class Group:
     is_open: bool
 
 
-def _planned_step(store: Store, run: pd.Series, title: str, measured: Step) -> Step:
-    """Return the step that a run's program predicts at the run's mean costs and transfers.
-
-    Messages have the bytes of the `measured` step, whose replica it is. Raises UsageError if the
-    run stored no plan.
-    """
-    spans = store.table("planned", [run["run_id"]])
-    spans = spans[spans["replica"].eq(measured.replica)]
-    if spans.empty:
-        raise UsageError(
-            f"run {run['run_id']} stored no plan; leave --planned out, or measure it again with: "
-            "ppbench sweep FILE --rerun"
-        )
-    sizes = measured.spans.drop_duplicates(_ACTION).set_index(_ACTION)["num_bytes"]
-    actions = pd.MultiIndex.from_frame(spans[_ACTION])
-    return Step(title, spans.assign(num_bytes=sizes.reindex(actions).fillna(0).to_numpy(int)))
-
-
 @dataclass(frozen=True)
 class _RunSteps:
     """The steps of a run that are drawn: a measured one and, if asked for, the planned one."""
@@ -198,7 +180,18 @@ def _steps_of_run(
         modelled = {"step_ns": "modelled_step_ns", "bubble_fraction": "modelled_bubble_fraction"}
         figures = pd.Series({key: run.get(column) for key, column in modelled.items()})
         title = " · ".join([f"{name}, planned with its own mean costs", *_step_facts(figures)])
-        drawn.append(_planned_step(store, run, title, measured))
+        spans = store.table("planned", [run["run_id"]])
+        spans = spans[spans["replica"].eq(measured.replica)]
+        if spans.empty:
+            raise UsageError(
+                f"run {run['run_id']} stored no plan; leave --planned out, or measure it again "
+                "with: ppbench sweep FILE --rerun"
+            )
+        # Messages have the bytes of the measured step, whose replica it is.
+        sizes = measured.spans.drop_duplicates(_ACTION).set_index(_ACTION)["num_bytes"]
+        actions = pd.MultiIndex.from_frame(spans[_ACTION])
+        spans = spans.assign(num_bytes=sizes.reindex(actions).fillna(0).to_numpy(int))
+        drawn.append(Step(title, spans))
     return _RunSteps(run, name, text, tuple(drawn))
 
 
@@ -342,14 +335,21 @@ def timelines(
     settings = runs[["case_id", *others]].to_dict("records")
     titles = np.array([settings_text(run, others) for run in settings], object)
     is_ok = (runs["status"] == "ok").to_numpy(bool)
-    speeds = runs[is_ok].groupby("case_id", sort=False)["tokens_per_s"]
-    is_median = is_ok.copy()
-    is_median[is_ok] = speeds.transform(_is_median).to_numpy(bool)
-    titles_in_order = sorted(
-        dict.fromkeys([*titles[is_median], *titles]),
-        key=lambda title: _worth_of(runs[(titles == title) & is_median]),
-        reverse=True,
-    )
+    speeds = runs[is_ok].sort_values("tokens_per_s", kind="stable").groupby("case_id")
+    medians = speeds["run_id"].agg(lambda ids: ids.iloc[(len(ids) - 1) // 2])  # or the lower one
+    is_median = runs["run_id"].isin(medians).to_numpy(bool)
+
+    def worth(title: str) -> tuple[bool, int, int, int]:
+        """Rank a group: sound runs first, then more schedules, then larger cases."""
+        members = runs[(titles == title) & is_median]
+        if members.empty:
+            return False, 0, 0, 0
+        first, rows = members.iloc[0], members[["cautions"]].to_dict("records")
+        is_sound = not any(is_oversubscribed(run) or is_not_finite(run) for run in rows)
+        num_schedules = int(members["schedule"].nunique())
+        return is_sound, num_schedules, int(first["world_size"]), int(first["num_microbatches"])
+
+    titles_in_order = sorted(dict.fromkeys([*titles[is_median], *titles]), key=worth, reverse=True)
     by_run: dict[str, Timeline] = {}
     groups: list[Group] = []
     for title in titles_in_order:
@@ -369,22 +369,3 @@ def timelines(
             line = _drawn(together, explanations)
             groups.append(Group(title, line, is_open=len(groups) < NUM_OPEN))
     return by_run, groups
-
-
-def _is_median(values: pd.Series) -> pd.Series:
-    """Mark the median, or the lower of the two middle values."""
-    middle = values.sort_values(kind="stable").index[(len(values) - 1) // 2]
-    return pd.Series(values.index == middle, values.index)
-
-
-def _worth_of(members: pd.DataFrame) -> tuple[bool, int, int, int]:
-    """Rank a group: sound runs first, then more schedules, then larger cases."""
-    if members.empty:
-        return False, 0, 0, 0
-    first = members.iloc[0]
-    is_sound = not any(
-        is_oversubscribed(run) or is_not_finite(run)
-        for run in members[["cautions"]].to_dict("records")
-    )
-    num_schedules = int(members["schedule"].nunique())
-    return is_sound, num_schedules, int(first["world_size"]), int(first["num_microbatches"])

@@ -212,19 +212,15 @@ def test_files_that_are_not_of_one_format_are_refused(datasets_cache, tmp_path, 
         open_tokens(f"files:{tmp_path}", None)
 
 
-def test_an_unknown_split_is_answered_with_those_there_are(sources):
+def test_what_a_source_does_not_have_is_answered_with_what_there_is(sources):
     with pytest.raises(DataError, match=r'Unknown split "best".*train.*test'):
         open_tokens(f"{sources['hf']}?split=best", None)
-
-
-def test_a_missing_column_is_answered_with_those_there_are(sources):
-    with pytest.raises(DataError, match='no column "body"; set text_column to one of: id, text'):
-        open_tokens(sources["json"], None, "body")
-
-
-def test_a_column_that_is_not_text_is_refused(sources):
-    with pytest.raises(DataError, match=r'column "id" holds .*int64.*, expected text'):
-        open_tokens(sources["json"], None, "id")
+    for column, message in (
+        ("body", 'no column "body"; set text_column to one of: id, text'),
+        ("id", r'column "id" holds .*int64.*, expected text'),
+    ):
+        with pytest.raises(DataError, match=message):
+            open_tokens(sources["json"], None, column)
 
 
 def test_without_the_datasets_package_the_extra_is_named(monkeypatch, sources):

@@ -18,6 +18,7 @@ from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from models import Of
 
 from engine.model.chain import ChainStage, Piece
 from engine.model.stage_module import TensorSpec
@@ -140,19 +141,6 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.f(x)
-
-
-class Of(nn.Module):
-    """A function of the module's own parts and its input."""
-
-    def __init__(self, function: Callable[[Any, Tensor], Tensor], **parts: Any) -> None:
-        super().__init__()
-        self.function = function
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self, x)
 
 
 def linear(*, bias: bool = True) -> nn.Linear:

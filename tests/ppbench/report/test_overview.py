@@ -3,12 +3,12 @@
 import numpy as np
 from stored_runs import MS, spans
 
-from ppbench.report.timeline.marks import SizeUnit, Step, marks_of
+from ppbench.report.timeline.marks import Step
 from ppbench.report.timeline.overview import overview
 
 
 def seen(num_slices: int, start_ms: float = 0, end_ms: float = 60):
-    kinds = [m for m in marks_of(Step("", spans()), SizeUnit()) if m.kind.has_text]
+    kinds = [m for m in Step("", spans()).marks() if m.kind.has_text]
     return overview(kinds, 2, start_ms * MS, end_ms * MS, num_slices)
 
 
