@@ -9,7 +9,7 @@ sys.path.append(str(Path(__file__).parents[3] / "engine"))  # its pool of ranks 
 
 from pipeline import config
 from ranks import Ranks
-from test_replicated import KINDS, NUM_STEPS, assert_as_one_device, trained_by
+from test_replicated import KINDS, NUM_STEPS, assert_as_one_device, train
 
 from engine.plan.action import Op
 from engine.plan.collectives import DataParallel, NoCollectives, TorchWindow, Zero1, Zero3
@@ -32,17 +32,20 @@ def ranks():
     pool.stop()
 
 
-def train(fabric, is_member, settings):
+def trained_by_torch(fabric, is_member, settings):
     shape = settings.num_processes, settings.world_size
     fabric.connect([], tuple(range(shape[1])), (), settings.replicas)
     if not is_member:
         return None
-    return trained_by(Trainer(settings, fabric, build=TorchPipeline, share=TorchRuntime.share()))
+    trainer = Trainer(settings, fabric, build=TorchPipeline, share=TorchRuntime.share())
+    outcome = train(trainer)
+    trainer.close()
+    return outcome
 
 
 def refused(fabric, is_member, settings):
     with pytest.raises(RefusalError) as error:
-        train(fabric, is_member, settings)
+        trained_by_torch(fabric, is_member, settings)
     return str(error.value)
 
 
@@ -50,7 +53,7 @@ def refused(fabric, is_member, settings):
 @pytest.mark.parametrize(("schedule", "shape"), [("1f1b", (2, 2)), ("interleaved_zb", (2, 2))])
 def test_gradients_losses_and_norms_are_those_of_one_device(ranks, schedule, shape, policy):
     settings = config(schedule, *shape, replicas=2, sharding=policy, **KINDS["clipped"])
-    outcomes = ranks.run(settings.num_processes, train, settings)
+    outcomes = ranks.run(settings.num_processes, trained_by_torch, settings)
     assert_as_one_device(outcomes, settings)
     for process, outcome in enumerate(outcomes):
         replica, rank = divmod(process, 2)
