@@ -96,8 +96,8 @@ def launch_figures(spans: pd.DataFrame) -> dict[SpanClass, Figure]:
         channel = SpanClass(Kind.transfer, int(str(source)), target=int(str(target)))
         durations[channel] = group["moving_ns"]
     # Of collectives, the times in which bytes move: waiting for other replicas is not theirs.
-    for (op, stage), group in collectives(spans).groupby(["op", "stage"], observed=True):
-        durations[SpanClass(Kind.collective, int(str(stage)), str(op))] = group["moving_ns"]
+    for (kind, stage), group in collectives(spans).groupby(["op", "stage"], observed=True):
+        durations[SpanClass(Kind.collective, int(str(stage)), str(kind))] = group["moving_ns"]
     figures = {
         own: Figure(float(ns.median()), len(ns) / num_steps) for own, ns in durations.items()
     }
@@ -105,9 +105,9 @@ def launch_figures(spans: pd.DataFrame) -> dict[SpanClass, Figure]:
     program = spans[spans["op"] != Op.OPT.value]
     step_ns = program.groupby("step")["end_ns"].max() - step_starts(spans)
     busy = _durations(compute).groupby([compute["step"], compute["rank"]]).sum()
-    for rank, own_ns in (busy.unstack(fill_value=0) / spans["replica"].nunique()).items():
-        waiting = SpanClass(Kind.waiting, int(str(rank)))
-        figures[waiting] = Figure(float((step_ns - own_ns).median()), 1)
+    for waiter, busy_ns in (busy.unstack(fill_value=0) / spans["replica"].nunique()).items():
+        waiting = SpanClass(Kind.waiting, int(str(waiter)))
+        figures[waiting] = Figure(float((step_ns - busy_ns).median()), 1)
     return figures
 
 
@@ -172,8 +172,8 @@ def _tested(
         for spans in classes
     }
     pairs = [
-        Pair(*(tuple(figure.ns for figure in figures) for figures in both))
-        for both in known.values()
+        Pair(tuple(figure.ns for figure in of_base), tuple(figure.ns for figure in of_head))
+        for of_base, of_head in known.values()
     ]
     moved, least_ns = [], NEGLIGIBLE * step_ns
     for (spans, both), change in zip(known.items(), compare(DURATION, pairs), strict=True):

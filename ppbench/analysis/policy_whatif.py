@@ -66,9 +66,9 @@ def other_sharing(run: Modelled) -> Iterator[WhatIf | Inapplicable]:
             case Zero2():
                 when = "once for a stage" if now.every_backward else "after every backward"
                 others = [(f"gradients summed {when}", Zero2(not now.every_backward))]
-    for policy in (DataParallel(), Zero2(), Zero3()):
-        if type(policy) is not type(now) and not (_sums_whole(policy) and _sums_whole(now)):
-            others.append((f"{_NAMES[type(policy)]} instead of {_NAMES[type(now)]}", policy))
+    for other in (DataParallel(), Zero2(), Zero3()):
+        if type(other) is not type(now) and not (_sums_whole(other) and _sums_whole(now)):
+            others.append((f"{_NAMES[type(other)]} instead of {_NAMES[type(now)]}", other))
     reducing = {stage: ns for (op, stage), ns in moving.items() if op is Op.REDUCE_GRAD}
     for question, policy in others:
         under: dict[tuple[Op, int], int] = {}  # the times of its collectives

@@ -128,7 +128,7 @@ def _cause_sentences(causes: Sequence[Moved], verb: str) -> list[str]:
     for key in sorted(groups, key=lambda key: -abs(totals_ns[key])):
         kind, place, _ = key
         is_everywhere = place == EVERYWHERE
-        per, times = f" {_PER[Kind.waiting if is_everywhere else kind]}", []
+        per, times = f" {_PER[Kind.waiting if is_everywhere else kind]}", list[str]()
         for part in groups[key]:
             base, head = ms_text(part.change.base), ms_text(part.change.head)
             op = f"{part.of.op} " if part.of.op else ""
