@@ -1,4 +1,4 @@
-"""What the pieces of a chain do to the values that they are given, seen on fake tensors.
+"""Finds what the pieces of a chain do to the values that they take, by running fake tensors.
 
 The pieces run once. The values say which messages pass a cut; versions and autograd's graph say
 what a piece writes to and through what gradients come back. What a piece takes in other ways (a

@@ -40,7 +40,7 @@ def _check_rank(program: Program, rank: int, policy: CollectivePolicy) -> None:
     unsharded, unreduced = set[int](), set[int]()  # stages; these have gradients to sum
 
     def left() -> str | None:
-        """What is not done yet, where all must be."""
+        """Say what is unfinished where all must be done; None if nothing is."""
         if unreduced:
             return f"the gradients of stage {min(unreduced)} are not summed"
         return f"stage {min(unsharded)} is still unsharded" if unsharded else None

@@ -188,13 +188,13 @@ def predict_peak(
 
 
 def _let_go_after(lowered: Program, stage: int, op: Op, costs: Costs, messages: Messages) -> int:
-    """What goes right after a B or I (8): all that would be left of a microbatch otherwise."""
+    """Return the bytes that a B or I frees when it ends (8), which would otherwise stay."""
     if op not in (Op.B, Op.I):
         return 0
     last = lowered.num_stages - 1
     forward, backward = messages.forward_bytes, messages.backward_bytes
     given_bytes = backward[stage] if stage < last else 0
-    if (stage, op) not in costs.later:  # gradients cannot be told from what is left
+    if (stage, op) not in costs.later:  # gradients and what is left are one number
         return given_bytes
     left_bytes = given_bytes + (forward[stage - 1] if stage > 0 else 0)
     halves = (Op.I, Op.W) if op is Op.I else (Op.B,)

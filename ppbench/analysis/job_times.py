@@ -41,7 +41,7 @@ _NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """What each column is of; a message is of the rank that sends it."""
+    """The columns hold actions, in this order; a message belongs to the rank that sends it."""
 
     program: Program
 
@@ -245,7 +245,7 @@ def times_in(spans: pd.DataFrame, lowered: Program, replicas: int) -> tuple[JobT
 def _columns_of(
     spans: pd.DataFrame, op: npt.NDArray[np.int64], cell: npt.NDArray[np.int64], columns: Columns
 ) -> npt.NDArray[np.int64]:
-    """The column of each span; several collectives of one stage and op are told by their order."""
+    """Return the column of each span; collectives of one stage and op are taken in their order."""
     stage, number = spans["stage"].to_numpy(), spans["microbatch"].to_numpy(copy=True)
     joined = np.flatnonzero(op >= len(OPS))
     order = joined[np.argsort(spans["start_ns"].to_numpy()[joined], kind="stable")]

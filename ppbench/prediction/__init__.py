@@ -114,7 +114,7 @@ class PredictedStep:
         }
 
     def given(self) -> dict[str, object]:
-        """What was predicted, as JSON has it; times in seconds."""
+        """Return what was asked, for JSON; times are in seconds."""
         return {
             **self.shape(),
             "cost": {key: number(cost) for key, cost in zip("FIW", self.costs, strict=True)},

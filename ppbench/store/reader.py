@@ -90,9 +90,7 @@ class Reader:
             if len(own) == len(paths):
                 return pa.concat_tables(parts)
             missing = sorted(set(run_ids) - {part.path.stem for part in own})
-            for path in files_of(
-                self._folder, name
-            ).compacted:  # each run's from the first file with any
+            for path in files_of(self._folder, name).compacted:  # the first with a run counts
                 part = self._read_many(path, name, columns, missing) if missing else None
                 if part is None:
                     continue

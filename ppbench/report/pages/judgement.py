@@ -238,7 +238,7 @@ def _judgement(
     # The best other case that takes the same step, or else the next case.
     same = (n for n, row in enumerate(rows[1:], 1) if (row[_STEP] == rows[0][_STEP]).all())
     rival = next(same, min(1, len(rows) - 1))
-    # The case that the best is told from with the least certainty.
+    # The best leads this case with the least certainty.
     grades = list(map(_told, leads))
     doubtful = [n for n, grade in enumerate(grades, 1) if grade is weakest(grades)]
     pivot = rival if rival in doubtful or not doubtful else doubtful[0]

@@ -78,12 +78,12 @@ def environments(runs: pd.DataFrame) -> list[list[tuple[str, str]]]:
 def verifications(runs: pd.DataFrame) -> list[tuple[str, str]]:
     """Return how many runs were verified in which way, or why they were not."""
     texts = runs["verified"].fillna(NOT_VERIFIED)
-    told = []
+    counts = []
     for how, some in runs.groupby(texts, sort=False):
         known = some["verified_difference"].dropna()
         worst = "" if known.empty else f"; largest difference {known.max():.1e}"
-        told.append((counted(len(some), "run"), f"{how}{worst}"))
-    return told
+        counts.append((counted(len(some), "run"), f"{how}{worst}"))
+    return counts
 
 
 def commit_text(run: pd.Series) -> str:
