@@ -30,7 +30,7 @@ from engine.plan.spans import COLUMNS, Span
 from engine.run import device as devices
 from engine.run.alignment import align, measure_offset
 from engine.run.heap import give_back_freed_memory
-from engine.run.memory import MemoryUse, reset_process_peak
+from engine.run.memory import reset_process_peak
 from engine.run.precision import float32_precision
 from engine.run.recording import Recording
 from engine.trainer import StepResult
@@ -77,9 +77,26 @@ def measure(
     summary = node.summary(window, member.fabric.device, member.places)
     flight.enter(Phase.MEMORY)
     memory = runtime.measure_memory(steps.num_done)
+    memory_facts: dict[str, object] = {  # null where nothing is allocated
+        "peak_memory_bytes": None,
+        "predicted_peak_memory_bytes": None,
+    }
+    if memory is not None:
+        # The second is the process's high-water mark before it was last reset.
+        marks = (memory.process_peak_bytes, reference.process_peak_bytes)
+        memory_facts = {
+            "peak_memory_bytes": memory.peak_bytes,
+            "predicted_peak_memory_bytes": memory.predicted_peak_bytes,
+            "active_bytes": memory.active_bytes,
+            "reserved_bytes": memory.reserved_bytes,
+            "in_flight_bytes": memory.in_flight_bytes,
+            "outside_bytes": memory.outside_bytes,
+            "process_peak_bytes": max((m for m in marks if m is not None), default=None),
+            **dataclasses.asdict(memory.at_peak),
+        }
     rank_facts = {
         **runtime.rank_facts(),
-        **_memory_facts(memory, reference.process_peak_bytes),
+        **memory_facts,
         **clock_facts(dist.get_rank(), alignment, steps.clock_error_ns),
         **dataclasses.asdict(summary),
         "peak_held_microbatches": runtime.peak_held,
@@ -121,10 +138,8 @@ def measure(
         return None
     results = [result for result in gathered if result is not None]
     flops = runtime.flop_facts()
-    facts = {
-        **runtime.run_facts(),
-        "float32_precision": None if member.case.is_emulated else float32_precision(),
-    }
+    precision = None if member.case.is_emulated else float32_precision()
+    facts = {**runtime.run_facts(), "float32_precision": precision}
     done = (results, facts, steps.warmup_ns, flops, runtime.lowered, expected_loss)
     return CaseResult(*done, member.places)
 
@@ -215,26 +230,6 @@ def release_memory() -> None:
     gc.collect()
     give_back_freed_memory()
     devices.empty_cache()
-
-
-def _memory_facts(memory: MemoryUse | None, earlier_peak_bytes: int | None) -> dict[str, object]:
-    """Return the columns of `ranks` about memory; null where nothing is allocated.
-
-    `earlier_peak_bytes` is the process's high-water mark before it was last reset.
-    """
-    if memory is None:
-        return {"peak_memory_bytes": None, "predicted_peak_memory_bytes": None}
-    peaks = [peak for peak in (memory.process_peak_bytes, earlier_peak_bytes) if peak is not None]
-    return {
-        "peak_memory_bytes": memory.peak_bytes,
-        "predicted_peak_memory_bytes": memory.predicted_peak_bytes,
-        "active_bytes": memory.active_bytes,
-        "reserved_bytes": memory.reserved_bytes,
-        "in_flight_bytes": memory.in_flight_bytes,
-        "outside_bytes": memory.outside_bytes,
-        "process_peak_bytes": max(peaks, default=None),
-        **dataclasses.asdict(memory.at_peak),
-    }
 
 
 def profiler_for(device: str) -> profile:
