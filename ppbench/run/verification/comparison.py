@@ -20,7 +20,6 @@ from ppbench.run.verification.exchange import Training, VerificationError
 from ppbench.run.verification.module import (
     IGNORED,
     Place,
-    Step,
     build_optimizer,
     is_same,
     train_step,
@@ -174,7 +173,20 @@ class Comparison:
                 for some in places
             ]
         step = train_step(self._author.module, inputs, targets, places)
-        self._check_drawing(number, step, parts)
+        if step.unplaced:
+            name = min(step.unplaced)
+            raise Incomparable(
+                f"the model draws random numbers, and {name}, where a stage begins, is called "
+                "more than once or not at all"
+            )
+        draws = any(drawn["has_drawn"] for part in parts for drawn in part["draws"])
+        if step.has_drawn and not draws:
+            raise VerificationError(
+                f"in step {number} the author's module draws random numbers, as dropout does, and "
+                "no rank draws any"
+            )
+        for rank, part in enumerate(parts):
+            _check_stream(rank, number, part["draws"], self._training.seed)
         norm, clip_norm = None, self._training.clip_norm
         if clip_norm:
             norm = float(nn.utils.clip_grad_norm_(self._author.module.parameters(), clip_norm))
@@ -192,23 +204,28 @@ class Comparison:
             if gradient is not None:
                 parameter.grad = gradient.to(parameter.device, parameter.dtype).clone()
         self._optimizer.step()
-        self._check_update(parts, before, where)
-
-    def _check_drawing(self, number: int, step: Step, parts: Sequence[Part]) -> None:
-        draws = any(drawn["has_drawn"] for part in parts for drawn in part["draws"])
-        if step.unplaced:
-            name = min(step.unplaced)
-            raise Incomparable(
-                f"the model draws random numbers, and {name}, where a stage begins, is called "
-                "more than once or not at all"
-            )
-        if step.has_drawn and not draws:
-            raise VerificationError(
-                f"in step {number} the author's module draws random numbers, as dropout does, and "
-                "no rank draws any"
-            )
-        for rank, part in enumerate(parts):
-            _check_stream(rank, number, part["draws"], self._training.seed)
+        unordered = {s for s, order in self._training.forwards.items() if order != sorted(order)}
+        for held, tensor in entries(parts, "state"):
+            theirs = self._author.tensors[held.name]
+            expected = theirs.detach()
+            if not isinstance(theirs, nn.Parameter) and held.stage in unordered:
+                note = f"{held.name} depends on the order of microbatches and is not compared"
+                if note not in self._worst.notes:
+                    self._worst.notes.append(note)
+                continue
+            change = _largest(_widened(expected) - _widened(before[held.name]))
+            is_whole = not (expected.is_floating_point() or expected.is_complex())
+            epsilon = 0.0 if is_whole else torch.finfo(expected.dtype).eps
+            rounding = 8 * epsilon * _largest(expected)
+            difference = _largest(_widened(tensor.to(expected.device)) - _widened(expected))
+            if not difference <= self._author.tolerance * change + rounding and not is_same(
+                tensor, expected
+            ):
+                raise VerificationError(
+                    f"{held} after the update {where} differs by {difference:g} from the author's "
+                    f"module's, which the step has changed by {change:g}: "
+                    f"{_both(tensor, expected)}"
+                )
 
     def _check_number(
         self, what: str, expected: float, number: float | None, where: str, worst: str
@@ -250,32 +267,6 @@ class Comparison:
                     text += f" is {difference:.1e} away: {_both(gradient, theirs)}"
         rest = f" ({num_wrong - 1} more gradients differ)" if num_wrong > 1 else ""
         return f"{text}{rest}; at most {author.tolerance:g} is rounding" if text else ""
-
-    def _check_update(
-        self, parts: Sequence[Part], before: Mapping[str, Tensor], where: str
-    ) -> None:
-        unordered = {s for s, order in self._training.forwards.items() if order != sorted(order)}
-        for held, tensor in entries(parts, "state"):
-            expected = self._author.tensors[held.name].detach()
-            is_buffer = not isinstance(self._author.tensors[held.name], nn.Parameter)
-            if is_buffer and held.stage in unordered:
-                note = f"{held.name} depends on the order of microbatches and is not compared"
-                if note not in self._worst.notes:
-                    self._worst.notes.append(note)
-                continue
-            change = _largest(_widened(expected) - _widened(before[held.name]))
-            is_whole = not (expected.is_floating_point() or expected.is_complex())
-            epsilon = 0.0 if is_whole else torch.finfo(expected.dtype).eps
-            rounding = 8 * epsilon * _largest(expected)
-            difference = _largest(_widened(tensor.to(expected.device)) - _widened(expected))
-            if not difference <= self._author.tolerance * change + rounding and not is_same(
-                tensor, expected
-            ):
-                raise VerificationError(
-                    f"{held} after the update {where} differs by {difference:g} from the author's "
-                    f"module's, which the step has changed by {change:g}: "
-                    f"{_both(tensor, expected)}"
-                )
 
 
 class Incomparable(Exception):  # noqa: N818  # it is not an error of the run

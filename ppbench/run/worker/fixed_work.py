@@ -85,6 +85,7 @@ class Reference:
             start_ns = self._clock_ns()
             work()
             times_ns.append(self._clock_ns() - start_ns)
+        del work  # with its tensors, which are no part of the next peak
         self._places.append(tuple(times_ns[num_cold:]))
         if peak_bytes is not None:
             self.process_peak_bytes = max(peak_bytes, self.process_peak_bytes or 0)
