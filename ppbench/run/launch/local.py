@@ -89,11 +89,6 @@ class LocalLaunch:
         """Return how often the workers have been started."""
         return len(list(self._folder.glob("logs/*/attempt_*")))
 
-    def worker_exit_code(self) -> int | None:
-        """Return the exit code of the worker that failed first, in the newest start that failed."""
-        cause = first_exit(self._folder)
-        return None if cause is None else cause.exitcode
-
     def last_lines(self) -> list[str]:
         """Return the end of the log of the worker that failed first, else of the newest log."""
         cause = first_exit(self._folder)

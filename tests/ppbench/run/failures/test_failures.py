@@ -1,6 +1,7 @@
 """Failures become rows: stages that misbehave in one rank, sweeps that are stopped or meet."""
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -84,14 +85,16 @@ def ppbench(*arguments, folder, **environment):
     )  # fmt: skip
 
 
-def write_sweep(folder, grid, measure="", excluded=()):
-    """A sweep file, and the models beside it, where workers find them."""
+def write_sweep(folder, cases, measure=""):
+    """A sweep file of these cases, and the models beside it, where workers find them."""
     shutil.copy(HERE / "faulty.py", folder)
+    grid = {key: list(dict.fromkeys(case[key] for case in cases)) for key in cases[0]}
     text = SWEEP.format(measure=measure)
-    text += "\n".join(f'"{key}" = {json.dumps(values)}' for key, values in grid.items())
-    for settings in excluded:
-        text += "\n[[exclude]]\n"
-        text += "\n".join(f'"{key}" = {json.dumps(value)}' for key, value in settings.items())
+    text += "".join(f'"{key}" = {json.dumps(values)}\n' for key, values in grid.items())
+    for values in itertools.product(*grid.values()):
+        if dict(zip(grid, values, strict=True)) not in cases:
+            lines = (f'"{key}" = {json.dumps(v)}' for key, v in zip(grid, values, strict=True))
+            text += "\n".join(["[[exclude]]", *lines, ""])
     (folder / "faulty.toml").write_text(text)
 
 
@@ -139,35 +142,31 @@ def failed(tmp_path_factory, is_thorough):
     folder = tmp_path_factory.mktemp("failed")
     wanted = FAULTS if is_thorough else ONE_OF_A_KIND
     with limited_memory(2**26) as procs:
-        faults = [name for name in wanted if procs is not None or name != "fills_its_cgroup"]
-        lone = ("kills_an_idle_rank", "sound")
-        excluded = [
-            {"model.preset": f"faulty:{name}", "world_size": 1}
-            for name in faults
-            if name not in lone
-        ]
-        excluded += [{"model.preset": "faulty:kills_an_idle_rank", "world_size": 2}]
-        excluded += [
+        cases = [
             {
+                "runtime": runtime,
                 "model.preset": f"faulty:{name}",
-                "measure.timeout_s": 300 if name in HANGS else TIMEOUT_S,
+                "world_size": world_size,
+                "measure.timeout_s": TIMEOUT_S if name in HANGS else 300,
             }
-            for name in [*faults, "sound"]
+            for runtime, name, world_size in [
+                *(("engine", name, 1 if name == "kills_an_idle_rank" else 2) for name in wanted),
+                *(("engine", "sound", world_size) for world_size in (1, 2)),
+                *(("torch", name, 2) for name in (HANGS[:2] if is_thorough else HANGS[:1])),
+                ("single", "sleeps", 1),
+            ]
+            if procs is not None or name != "fills_its_cgroup"
         ]
-        grid = {
-            "model.preset": [f"faulty:{name}" for name in [*faults, "sound"]],
-            "world_size": [1, 2],
-            "measure.timeout_s": [TIMEOUT_S, 300],
-        }
-        write_sweep(folder, grid, excluded=excluded)
+        write_sweep(folder, cases)
         more = () if is_thorough else ("--no-report",)
         cgroup = f"{procs}:{2**28}"
         done = ppbench("sweep", "faulty.toml", *more, folder=folder, FAULTY_CGROUP=cgroup)
     return folder, done
 
 
-def run_of(failed, name):
+def run_of(failed, name, runtime="engine"):
     runs = Store(failed[0] / "results").runs()
+    runs = runs[runs["runtime"] == runtime]
     if name not in set(names_of(runs)):
         pytest.skip("no control group with a limit can be made here")
     (run,) = [run for _, run in runs[names_of(runs) == name].iterrows()]
@@ -237,48 +236,25 @@ def test_a_hang_ends_soon_after_the_time_that_it_has(failed, name):
     assert TIMEOUT_S <= took_s < TIMEOUT_S + 60
 
 
-HANGS_ELSEWHERE = {
-    "torch": ("stops", "rank 1 is stopped (SIGSTOP or a debugger) in 1F2 of step 1", 1),
-    "torch, at work": ("sleeps", "rank 1 is in the work of 1F2 of step 1", 1),
-    "single": ("sleeps", "rank 0 is in the work of 0F2 of step 1", 0),
-}
-
-
-@pytest.fixture(scope="module")
-def hung(tmp_path_factory, is_thorough):
-    """A sweep of hangs on other runtimes than the engine."""
-    folder = tmp_path_factory.mktemp("hung")
-    excluded = [
-        {"runtime": "torch", "world_size": 1},
-        {"runtime": "single", "world_size": 2},
-        {"runtime": "single", "model.preset": "faulty:stops"},
-    ]
-    if not is_thorough:
-        excluded += [{"runtime": "torch", "model.preset": "faulty:sleeps"}]
-    grid = {
-        "runtime": ["torch", "single"],
-        "model.preset": ["faulty:stops", "faulty:sleeps"],
-        "world_size": [1, 2],
-    }
-    write_sweep(folder, grid, f"timeout_s = {TIMEOUT_S}", excluded)
-    return folder, ppbench("sweep", "faulty.toml", "--no-report", folder=folder)
-
-
 @pytest.mark.parametrize(
-    "where", ["torch", pytest.param("torch, at work", marks=pytest.mark.thorough), "single"]
+    ("runtime", "name", "rank", "words"),
+    [
+        ("torch", "stops", 1, "rank 1 is stopped (SIGSTOP or a debugger) in 1F2 of step 1"),
+        pytest.param(
+            *("torch", "sleeps", 1, "rank 1 is in the work of 1F2 of step 1"),
+            marks=pytest.mark.thorough,
+        ),
+        ("single", "sleeps", 0, "rank 0 is in the work of 0F2 of step 1"),
+    ],
 )
-def test_of_a_hang_on_another_runtime_the_computation_is_named_too(hung, where):
-    folder, done = hung
-    assert done.returncode == 4, done.stderr
-    name, words, rank = HANGS_ELSEWHERE[where]
-    runs = Store(folder / "results").runs()
-    is_it = (runs["runtime"] == where.partition(",")[0]) & (names_of(runs) == name)
-    (run,) = runs[is_it].to_dict("records")
+def test_of_a_hang_on_another_runtime_the_computation_is_named_too(
+    failed, runtime, name, rank, words
+):
+    run = run_of(failed, name, runtime)
     assert (run["status"], run["error_rank"]) == ("timeout", rank), run["error"]
     assert words in run["error"]
-    last = words.partition(" of step")[0].split()[-1]
-    assert json.loads(run["last_actions"])[rank] == last
-    if where == "torch":  # the other waits for what it cannot have
+    assert json.loads(run["last_actions"])[rank] == f"{rank}F2"
+    if name == "stops":  # the other waits for what it cannot have
         assert "rank 0 waits in 0B2 of step 1 for 1B2 of rank 1" in run["error"]
 
 
@@ -300,8 +276,8 @@ def ended_s(folder, run_id):
 def mendable(tmp_path):
     """A folder with a sweep of which two cases fail, one of them but once."""
     names = ["once", "sound", "broken"]
-    grid = {"model.preset": [f"faulty:{name}" for name in names], "world_size": [1]}
-    write_sweep(tmp_path, grid, measure="retry = 1")
+    cases = [{"model.preset": f"faulty:{name}", "world_size": 1} for name in names]
+    write_sweep(tmp_path, cases, measure="retry = 1")
     return tmp_path
 
 
@@ -403,8 +379,6 @@ def write_emulated(folder, name, times):
 
 def test_a_rerun_that_is_stopped_goes_on_where_it_was(tmp_path, is_thorough):
     file = write_emulated(tmp_path, "times", [1, 2, LONG_MS])
-    done = ppbench("sweep", file, "--no-report", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
     signals = (signal.SIGINT, signal.SIGTERM) if is_thorough else (signal.SIGTERM,)
     for number in signals:
         with sweep_in_long_case(tmp_path, file, "--rerun") as (process, launch):
@@ -420,9 +394,9 @@ def test_a_rerun_that_is_stopped_goes_on_where_it_was(tmp_path, is_thorough):
     runs = Store(tmp_path / "results").runs()
     of = {ms: list(some["status"]) for ms, some in runs.groupby("emulated_F_ms")}
     assert of == {
-        "[1.0]": ["ok", "ok"],
-        "[2.0]": ["ok", "ok"],
-        f"[{LONG_MS}.0]": ["ok", *["interrupted"] * len(signals), "ok"],
+        "[1.0]": ["ok"],
+        "[2.0]": ["ok"],
+        f"[{LONG_MS}.0]": [*["interrupted"] * len(signals), "ok"],
     }
     stopped = runs[runs["status"] == "interrupted"]
     assert set(stopped["last_actions"]) <= {'["0F0"]', '["0F1"]'}

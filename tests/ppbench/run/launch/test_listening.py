@@ -124,22 +124,6 @@ def test_ranks_that_are_started_without_torchrun_listen_where_they_meet_alone(tm
 
 
 @needs_nodes
-@pytest.mark.parametrize(
-    "endpoint", ["node-a", pytest.param("10.77.0.1", marks=pytest.mark.thorough)]
-)
-def test_two_machines_listen_on_the_interface_of_the_rendezvous_alone(tmp_path, endpoint):
-    (tmp_path / "a.toml").write_text(SWEEP)
-    command = torchrun_command(Nodes(2, 1, 10), f"{endpoint}:29400", "trial", [WORKER, "a.toml"])
-    with two_nodes(tmp_path / "hosts") as nodes:
-        started = [node.start(command, tmp_path, tmp_path / "log") for node in nodes]
-        seen = seen_while(started, tmp_path / "log")
-    assert [one.returncode for one in started] == [0, 0], (tmp_path / "log").read_text()
-    assert seen == [{ADDRESSES["node-a"]}, {ADDRESSES["node-b"]}]
-    runs = Store(tmp_path / "results").runs()
-    assert runs["status"].tolist() == ["ok"]
-
-
-@needs_nodes
 def test_a_machine_whose_own_name_is_loopback_there_needs_the_interfaces_name(tmp_path):
     """Debian's /etc/hosts maps the machine's name to loopback."""
     (tmp_path / "a.toml").write_text(SWEEP)
