@@ -85,13 +85,6 @@ def test_a_disturbance_makes_it_repeat_less_and_cost_no_more(monkeypatch, group)
     assert {time for place in reference.times().times_ns for time in place} == {10 * MS}
 
 
-def test_steps_that_are_shorter_than_expected_leave_less_for_the_second_place(monkeypatch, group):
-    reference = scripted(monkeypatch, group, 1)
-    reference.run(4000 * MS)  # by a slow warm-up step
-    reference.run(2400 * MS)
-    assert reference.times().share <= SHARE
-
-
 def test_one_repetition_that_took_long_is_expected_again(monkeypatch, group):
     """A core that is taken away now and then would else make the last one overrun."""
     reference = scripted(monkeypatch, group, 2, 2, 30, *[2] * 1000)

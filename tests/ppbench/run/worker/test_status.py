@@ -14,17 +14,8 @@ Last error:
 Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"""
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        TWICE,
-        "NCCL error: ncclInvalidArgument: Invalid value for an argument.",
-        "NCCL error: ncclUnhandledCudaError: Call to CUDA function failed.",
-    ],
-)
-def test_a_wrong_use_of_nccl_is_an_error_and_no_lost_peer(words):
-    error = dist.DistBackendError(words)
-    assert _status_of(error, str(error)) == "error"
+def test_a_wrong_use_of_nccl_is_an_error_and_no_lost_peer():
+    assert _status_of(dist.DistBackendError(TWICE), TWICE) == "error"
 
 
 @pytest.mark.parametrize(
