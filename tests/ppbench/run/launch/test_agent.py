@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -13,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sockets import descendants, is_loopback, listening
+from sockets import descendants
 
 from ppbench.run.launch.agent import GRACE_S
 from ppbench.run.launch.local import Exit, LocalLaunch, first_exit, note_exit, read_exits
@@ -204,49 +203,6 @@ def test_a_process_whose_parent_is_gone_already_ends_at_once(tmp_path):
     gone.wait()
     command = [sys.executable, "-m", "ppbench.run.launch.lifetime", str(gone.pid), "this"]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
-
-
-SWEEP = """
-device = "cpu"
-
-[measure]
-warmup_steps = 1
-max_warmup_steps = 1
-steps = 20
-
-[grid]
-num_microbatches = [2]
-
-[model]
-preset = "llama-tiny"
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_local_sweep_listens_on_loopback_alone(tmp_path):
-    (tmp_path / "a.toml").write_text(SWEEP)
-    main = "from ppbench.cli import main; main()"
-    command = [sys.executable, "-c", main, "sweep", "a.toml", "--no-report"]
-    with (tmp_path / "log").open("w") as log:
-        sweep = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
-    seen: set[str] = set()
-    most = 0
-    while sweep.poll() is None:
-        now = listening(sweep.pid)
-        seen, most = seen | now, max(most, len(descendants(sweep.pid)))
-        time.sleep(0.25)
-    assert sweep.returncode == 0, (tmp_path / "log").read_text()
-    assert most >= 4  # it, the agent, two ranks
-    assert seen
-    assert all(map(is_loopback, seen)), seen
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1", "::"])
-def test_a_socket_that_listens_is_seen_where_it_listens(host):
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family):
-        assert host in listening(os.getpid())
-    assert is_loopback(host) == (host in ("127.0.0.1", "::1"))
 
 
 def test_a_line_that_a_kill_cut_short_is_passed_over(tmp_path):

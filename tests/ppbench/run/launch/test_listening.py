@@ -100,14 +100,6 @@ TRAIN = ["engine.train", "--model", "llama-tiny", "--seq-len", "32", "--global-b
 TRAIN += ["--threads", "1", "--max-steps", "2", "--device", "cpu"]
 
 
-def test_a_training_run_started_by_our_torchrun_listens_on_loopback_alone(tmp_path):
-    options = ["--standalone", "--nproc-per-node", "2", "-m", *TRAIN]
-    code, log, seen = run(tmp_path, "-m", NODES, *options, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
-    assert code == 0, log
-    assert seen
-    assert all(map(is_loopback, seen)), seen
-
-
 def test_ranks_that_are_started_without_torchrun_listen_where_they_meet_alone(tmp_path):
     met = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     ranks = [

@@ -313,6 +313,7 @@ def test_a_factorys_model_is_verified_once_on_a_machine_and_each_run_says_so(swe
     assert all(0 <= run["verified_difference"] < 1e-9 for run in both)
     folder, _ = swept
     assert len(list((folder / "results" / "verified").iterdir())) == 1
+    assert not list((folder / "results" / "launches").glob("*/verification"))
 
 
 def test_a_preset_says_that_it_was_not_verified(swept, runs):
@@ -364,9 +365,3 @@ def test_a_run_measures_the_same_whether_it_began_with_a_verification_or_not(swe
             assert run[column] == first[column]
         for column in ("peak_memory_bytes", "peak_held_microbatches"):
             assert run[column] == pytest.approx(first[column], rel=0.02)
-
-
-def test_no_file_of_a_verification_is_left_in_a_launch(swept, runs):
-    folder, _ = swept
-    assert len(runs) == 6
-    assert not list((folder / "results" / "launches").glob("*/verification"))

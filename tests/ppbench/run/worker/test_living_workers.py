@@ -1,7 +1,11 @@
 """Workers that run case after case: what came before does not show in a case's memory."""
 
+import subprocess
+import sys
+import time
+
 import pytest
-from command import ppbench
+from sockets import descendants, is_loopback, listening
 
 from ppbench.store import Store
 
@@ -32,12 +36,24 @@ MESSAGE_BYTES = 32 * 64 * 4
 
 @pytest.fixture(scope="module")
 def living(tmp_path_factory, is_thorough):
-    """A folder in which all cases were run in two launches, each in an order of its own."""
+    """A folder in which all cases were run in two launches, each in an order of its own.
+
+    And the addresses on which any process of the sweep has listened.
+    """
     folder = tmp_path_factory.mktemp("living")
     (folder / "living.toml").write_text(SWEEP + (MANY if is_thorough else FEW))
-    done = ppbench("sweep", "living.toml", "--no-report", folder=folder)
-    assert done.returncode == 0, done.stderr
-    return folder
+    main = "from ppbench.cli import main; main()"
+    command = [sys.executable, "-c", main, "sweep", "living.toml", "--no-report"]
+    with (folder / "log").open("w") as log:
+        sweep = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+    seen, most = set[str](), 0
+    while sweep.poll() is None:
+        seen |= listening(sweep.pid)
+        most = max(most, len(descendants(sweep.pid)))
+        time.sleep(0.25)
+    assert sweep.returncode == 0, (folder / "log").read_text()
+    assert most >= 4  # it, the agent, two ranks
+    return folder, seen
 
 
 def peaks_of(results, launch):
@@ -57,8 +73,15 @@ def are_same(case, ours, theirs):
     return all(abs(a - b) <= on_their_way for a, b in zip(ours, theirs, strict=True))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_local_sweep_listens_on_loopback_alone(living):
+    _, seen = living
+    assert seen
+    assert all(map(is_loopback, seen)), seen
+
+
 def test_a_case_has_the_same_peaks_whatever_was_run_before_it(living, is_thorough):
-    first, second = (peaks_of(living / "results", launch) for launch in (0, 1))
+    first, second = (peaks_of(living[0] / "results", launch) for launch in (0, 1))
     assert list(first) != list(second)  # not in the same order
     assert len(first) == len(second) == (16 if is_thorough else 4)
     assert len(set(first.values())) > len(first) / 2  # cases do differ
