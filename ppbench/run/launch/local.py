@@ -159,14 +159,10 @@ class Exit:
     at_ns: int = 0  # the same moment on the machine's monotonic clock; 0 where it is not known
 
     def __str__(self) -> str:
-        return f"rank {self.rank} (pid {self.pid}) {self.how}"
-
-    @property
-    def how(self) -> str:
-        """Say how it ended, such as `was ended by SIGKILL`."""
-        if self.exitcode >= 0:
-            return f"ended with exit code {self.exitcode}"
-        return f"was ended by {signal_name(-self.exitcode)}"
+        how = f"ended with exit code {self.exitcode}"
+        if self.exitcode < 0:
+            how = f"was ended by {signal_name(-self.exitcode)}"
+        return f"rank {self.rank} (pid {self.pid}) {how}"
 
 
 def signal_name(number: int) -> str:

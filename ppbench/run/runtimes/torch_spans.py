@@ -67,6 +67,8 @@ def _op_of_backward(*arguments: Any, **named: Any) -> Op:
     return Op.B if is_full else Op.I
 
 
+_CONSUMERS = {Op.RECV_F: (Op.F,), Op.RECV_B: (Op.B, Op.I)}
+"""The computations that wait for a receive."""
 _COMPUTATIONS: dict[str, Callable[..., Op]] = {
     "forward_one_chunk": lambda *_, **__: Op.F,
     "backward_one_chunk": _op_of_backward,
@@ -166,7 +168,8 @@ class Instrument:
             if action.op is Op.RESHARD:
                 continue
             if timed.end is None:
-                users = (self._computations.get(user) for user in _consumers(action))
+                kinds = _CONSUMERS.get(action.op, ())
+                users = (self._computations.get(action._replace(op=kind)) for kind in kinds)
                 last = next((user.start for user in users if user is not None), over)
             elif (
                 timed.asked is not None
@@ -295,16 +298,6 @@ def _microbatch(arguments: tuple[Any, ...], named: dict[str, Any]) -> int:
     if arguments:
         return int(arguments[0])
     return int(next(value for name, value in named.items() if name.endswith("chunk_id")))
-
-
-def _consumers(transfer: Action) -> tuple[Action, ...]:
-    """Return the actions that wait for a receive; none for any other action."""
-    stage, op, microbatch = transfer
-    if op is Op.RECV_F:
-        return (Action(stage, Op.F, microbatch),)
-    if op is Op.RECV_B:
-        return tuple(Action(stage, backward, microbatch) for backward in (Op.B, Op.I))
-    return ()
 
 
 def replace_attribute(owner: Any, name: str, value: Any) -> Callable[[], None]:

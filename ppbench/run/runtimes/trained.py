@@ -37,7 +37,7 @@ from engine.run.recording import Recording
 from engine.trainer import Build, Share, StepResult, Trainer
 from ppbench.analysis.mfu import Peak, datasheet_peak
 from ppbench.config.case import Case
-from ppbench.run.runtimes.runtime import facts_of_split, id_of
+from ppbench.run.runtimes.runtime import facts_of_run, id_of
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -53,9 +53,8 @@ class TrainedRuntime:
         fabric: Fabric,
         flight: Flight = NO_FLIGHT,
     ) -> None:
-        config = agreement.config
-        self._transport = fabric.transport if config.num_processes > 1 else "none"
-        self._trainer = Trainer(config, fabric, flight, self.executor(), self.share())
+        parts = self.executor(), self.share()
+        self._trainer = Trainer(agreement.config, fabric, flight, *parts)
 
     @staticmethod
     def executor() -> Build | None:
@@ -105,8 +104,8 @@ class TrainedRuntime:
 
     def run_facts(self) -> dict[str, object]:
         trainer = self._trainer
-        split = facts_of_split(trainer.config, trainer.program, trainer.device)
-        return {**split, "transport": self._transport}
+        transport = trainer.fabric.transport
+        return facts_of_run(trainer.config, trainer.program, trainer.device, transport)
 
     def rank_facts(self) -> dict[str, object]:
         trainer = self._trainer

@@ -186,7 +186,24 @@ class Comparison:
                 "no rank draws any"
             )
         for rank, part in enumerate(parts):
-            _check_stream(rank, number, part["draws"], self._training.seed)
+            # Random numbers begin with the step's seed and go on from forward to forward.
+            first_seed, forwards = seed_of(self._training.seed, number, rank), part["draws"]
+            if not any(forward["has_drawn"] for forward in forwards):
+                continue
+            if forwards[0]["begin"].numel() == _CUDA_STATE_BYTES:  # the seed and the count
+                expected = torch.tensor([first_seed, 0]).view(torch.uint8)
+            else:
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(first_seed)
+                    expected = torch.get_rng_state()
+            for index, forward in enumerate(forwards):
+                if not torch.equal(forward["begin"], expected):
+                    since = "the forward before it" if index else "the seed of the step"
+                    raise VerificationError(
+                        f"rank {rank} in step {number}: the random numbers of its forward {index} "
+                        f"(stage {forward['stage']}) do not follow {since}"
+                    )
+                expected = forward["end"]
         norm, clip_norm = None, self._training.clip_norm
         if clip_norm:
             norm = float(nn.utils.clip_grad_norm_(self._author.module.parameters(), clip_norm))
@@ -295,28 +312,6 @@ def places_of(
         if index < len(order):
             places[order[index]].append((stage, Place(draw["entrance"], draw["at_entrance"])))
     return [[place for _, place in sorted(some, key=lambda pair: pair[0])] for some in places]
-
-
-def _check_stream(rank: int, step: int, draws: Sequence[Mapping[str, Any]], seed: int) -> None:
-    """Check that random numbers begin with the step's seed and go on from forward to forward."""
-    if not any(draw["has_drawn"] for draw in draws):
-        return
-    first_seed = seed_of(seed, step, rank)
-    if draws[0]["begin"].numel() == _CUDA_STATE_BYTES:  # the seed and the count of numbers drawn
-        expected = torch.tensor([first_seed, 0]).view(torch.uint8)
-    else:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(first_seed)
-            expected = torch.get_rng_state()
-    for index, draw in enumerate(draws):
-        begin = draw["begin"]
-        if not torch.equal(begin, expected):
-            since = "the forward before it" if index else "the seed of the step"
-            raise VerificationError(
-                f"rank {rank} in step {step}: the random numbers of its forward {index} "
-                f"(stage {draw['stage']}) do not follow {since}"
-            )
-        expected = draw["end"]
 
 
 def seed_of(seed: int, step: int, rank: int) -> int:

@@ -68,7 +68,8 @@ def measure(
     steps.warm_up()
     reference = Reference(member.case, member.fabric.device, member.group)
     flight.enter(Phase.REFERENCE)
-    reference.run(steps.expected_ns)
+    # The measured steps are expected to take as long as the last warm-up step.
+    reference.run(item.measure.steps * (steps.warmup_ns[-1] if steps.warmup_ns else 0))
     flight.enter(Phase.ALIGNS)
     before = measure_offset(member.fabric, member.ranks)
     window = steps.measure(node)
@@ -162,11 +163,6 @@ class _Steps:
     @property
     def num_done(self) -> int:
         return len(self.losses)
-
-    @property
-    def expected_ns(self) -> int:
-        """The time that the measured steps will take together, by the last warm-up step."""
-        return self._plan.steps * (self.warmup_ns[-1] if self.warmup_ns else 0)
 
     def warm_up(self) -> None:
         """Run the warm-up steps, and more of them while they get faster, up to the bound."""

@@ -194,7 +194,7 @@ def test_a_failure_is_a_row_that_names_the_rank_and_the_cause(failed, name):
 
 
 @pytest.mark.parametrize("name", params(IN_A_STEP))
-def test_it_tells_what_every_rank_did_last(failed, name):
+def test_it_tells_what_every_rank_did_last_and_had_finished(failed, name):
     run = run_of(failed, name)
     flight = Store(failed[0] / "results").table("flight", [run["run_id"]])
     assert list(flight["rank"]) == [0, 1]
@@ -202,6 +202,10 @@ def test_it_tells_what_every_rank_did_last(failed, name):
     assert list(flight["action"]) == json.loads(run["last_actions"])
     assert list(flight["step"]) == [1, 1]
     assert flight["process"][1] == {"stops": "stopped", "sleeps": "alive"}.get(name, "dead")
+    spans = Store(failed[0] / "results").table("spans", [run["run_id"]])
+    done = spans[(spans["rank"] == 0) & (spans["op"] == "F")]
+    assert {(0, 3), (1, 0)} <= set(zip(done["step"], done["microbatch"], strict=True))
+    assert (spans["end_ns"] >= spans["start_ns"]).all()
 
 
 def test_of_a_message_that_is_never_sent_it_tells_who_waits_for_which(failed):
@@ -216,15 +220,6 @@ def test_of_a_message_that_is_never_sent_it_tells_who_waits_for_which(failed):
 def test_a_rank_that_has_no_part_in_the_case_ends_it_too(failed):
     run = run_of(failed, "kills_an_idle_rank")
     assert len(json.loads(run["last_actions"])) == run["world_size"] == 1
-
-
-@pytest.mark.parametrize("name", params([*IN_A_STEP, "drops"]))
-def test_what_its_ranks_had_finished_is_kept(failed, name):
-    run = run_of(failed, name)
-    spans = Store(failed[0] / "results").table("spans", [run["run_id"]])
-    done = spans[(spans["rank"] == 0) & (spans["op"] == "F")]
-    assert {(0, 3), (1, 0)} <= set(zip(done["step"], done["microbatch"], strict=True))
-    assert (spans["end_ns"] >= spans["start_ns"]).all()
 
 
 @pytest.mark.parametrize("name", params(HANGS))

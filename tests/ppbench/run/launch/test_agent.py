@@ -214,4 +214,5 @@ def test_a_line_that_a_kill_cut_short_is_passed_over(tmp_path):
     note_exit(tmp_path, second)
     assert read_exits(tmp_path) == [first, second]
     assert first_exit(tmp_path) == second
-    assert (first.how, second.how) == ("was ended by SIGKILL", "ended with exit code 1")
+    assert str(first) == "rank 1 (pid 10) was ended by SIGKILL"
+    assert str(second) == "rank 0 (pid 11) ended with exit code 1"

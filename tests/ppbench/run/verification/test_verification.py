@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import planted
 import pytest
 import torch
+from command import ppbench
 
 sys.path.append(str(Path(__file__).parents[3] / "engine"))  # its pool of ranks
 
@@ -36,7 +35,6 @@ from ppbench.store import Store
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
 HERE = Path(__file__).parents[2]
-PATIENCE_S = 400
 SWEEP = """\
 name = "authors"
 num_microbatches = 4
@@ -294,14 +292,6 @@ def runs(swept):
     assert done.returncode == 4, done.stdout + done.stderr
     runs = Store(folder / "results").last_sweep().runs.set_index(["model_preset", "seq_len"])
     return {key: runs.loc[key] for key in runs.index}
-
-
-def ppbench(*arguments, folder):
-    command = [sys.executable, "-c", "from ppbench.cli import main; main()", *arguments]
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-        env=os.environ,
-    )  # fmt: skip
 
 
 def test_a_factorys_model_is_verified_once_on_a_machine_and_each_run_says_so(swept, runs):
