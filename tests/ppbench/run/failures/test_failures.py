@@ -39,39 +39,21 @@ steps = 3
 [grid]
 """
 FAULTS = {  # status, rank, what its row says
-    "raises": ("error", 1, "RuntimeError: not today"),
-    "allocates_too_much": ("oom", 1, "t allocate memory"),
     "fills_its_cgroup": ("oom", 1, "rank 1 was killed by the kernel, which had run out of memory"),
     "segfaults": ("crash", 1, "rank 1 crashed: Fatal Python error: Segmentation fault (SIGSEGV)"),
-    "leaves": ("crash", 1, "rank 1 exited with code 0"),
     "floods": ("error", 1, "characters left out; the whole is in results/launches/"),
-    "blames_another": ("crash", 1, "rank 1 was killed by SIGKILL"),
-    "exits": ("error", 1, "SystemExit: 0"),
-    "is_killed": ("crash", 1, "rank 1 was killed by SIGKILL"),
     "stops": ("timeout", 1, "rank 1 is stopped (SIGSTOP or a debugger) in 1F2 of step 1"),
-    "sleeps": ("timeout", 1, "rank 1 is in the work of 1F2 of step 1"),
     "drops": ("timeout", 1, "the message of 1SEND_B2 was lost or never sent"),
-    "creeps": ("timeout", None, "no rank is seen to hang"),
     "unbuildable": ("invalid", 1, "no weights today"),
     "kills_an_idle_rank": ("crash", 1, "rank 1 was killed by SIGKILL"),
 }
-ONE_OF_A_KIND = (
-    "fills_its_cgroup", "segfaults", "floods", "stops", "drops", "unbuildable",
-    "kills_an_idle_rank",
-)  # fmt: skip
-"""A fault for each way in which one is found; the others are for `--thorough`.
+"""A fault for each way in which one is found.
 
-What is made of exceptions and exit codes is in `test_errors.py`, too.
+What is made of exceptions and exit codes is in `test_errors.py`.
 """
-HANGS = ("stops", "sleeps", "drops", "creeps")
-ELSEWHERE = ("unbuildable", "creeps", "drops", "kills_an_idle_rank")
-IN_A_STEP = [name for name in FAULTS if name not in ELSEWHERE]
+HANGS = ("stops", "drops", "sleeps")
+IN_A_STEP = ("fills_its_cgroup", "segfaults", "floods", "stops")
 """In 1F2 of step 1."""
-
-
-def params(names):
-    marks = {True: (), False: (pytest.mark.thorough,)}
-    return [pytest.param(name, marks=marks[name in ONE_OF_A_KIND]) for name in names]
 
 
 def command(*arguments):
@@ -137,10 +119,9 @@ def remove_group(group):
 
 
 @pytest.fixture(scope="module")
-def failed(tmp_path_factory, is_thorough):
+def failed(tmp_path_factory):
     """A folder where a sweep of the faults has been run, and what it printed."""
     folder = tmp_path_factory.mktemp("failed")
-    wanted = FAULTS if is_thorough else ONE_OF_A_KIND
     with limited_memory(2**26) as procs:
         cases = [
             {
@@ -150,17 +131,16 @@ def failed(tmp_path_factory, is_thorough):
                 "measure.timeout_s": TIMEOUT_S if name in HANGS else 300,
             }
             for runtime, name, world_size in [
-                *(("engine", name, 1 if name == "kills_an_idle_rank" else 2) for name in wanted),
+                *(("engine", name, 1 if name == "kills_an_idle_rank" else 2) for name in FAULTS),
                 *(("engine", "sound", world_size) for world_size in (1, 2)),
-                *(("torch", name, 2) for name in (HANGS[:2] if is_thorough else HANGS[:1])),
+                ("torch", "stops", 2),
                 ("single", "sleeps", 1),
             ]
             if procs is not None or name != "fills_its_cgroup"
         ]
         write_sweep(folder, cases)
-        more = () if is_thorough else ("--no-report",)
         cgroup = f"{procs}:{2**28}"
-        done = ppbench("sweep", "faulty.toml", *more, folder=folder, FAULTY_CGROUP=cgroup)
+        done = ppbench("sweep", "faulty.toml", "--no-report", folder=folder, FAULTY_CGROUP=cgroup)
     return folder, done
 
 
@@ -183,17 +163,15 @@ def test_a_sweep_of_failures_comes_to_its_end_and_its_sound_cases_are_ok(failed)
     assert set(runs["attempt"]) == {1}
 
 
-@pytest.mark.parametrize("name", params(FAULTS))
+@pytest.mark.parametrize("name", FAULTS)
 def test_a_failure_is_a_row_that_names_the_rank_and_the_cause(failed, name):
     status, rank, words = FAULTS[name]
     run = run_of(failed, name)
-    assert (run["status"], run["error_rank"] if rank is not None else None) == (status, rank), run[
-        "error"
-    ]
+    assert (run["status"], run["error_rank"]) == (status, rank), run["error"]
     assert words in run["error"]
 
 
-@pytest.mark.parametrize("name", params(IN_A_STEP))
+@pytest.mark.parametrize("name", IN_A_STEP)
 def test_it_tells_what_every_rank_did_last_and_had_finished(failed, name):
     run = run_of(failed, name)
     flight = Store(failed[0] / "results").table("flight", [run["run_id"]])
@@ -201,7 +179,7 @@ def test_it_tells_what_every_rank_did_last_and_had_finished(failed, name):
     assert json.loads(run["last_actions"])[1] == "1F2"
     assert list(flight["action"]) == json.loads(run["last_actions"])
     assert list(flight["step"]) == [1, 1]
-    assert flight["process"][1] == {"stops": "stopped", "sleeps": "alive"}.get(name, "dead")
+    assert flight["process"][1] == ("stopped" if name == "stops" else "dead")
     spans = Store(failed[0] / "results").table("spans", [run["run_id"]])
     done = spans[(spans["rank"] == 0) & (spans["op"] == "F")]
     assert {(0, 3), (1, 0)} <= set(zip(done["step"], done["microbatch"], strict=True))
@@ -222,7 +200,7 @@ def test_a_rank_that_has_no_part_in_the_case_ends_it_too(failed):
     assert len(json.loads(run["last_actions"])) == run["world_size"] == 1
 
 
-@pytest.mark.parametrize("name", params(HANGS))
+@pytest.mark.parametrize("name", ["stops", "drops"])
 def test_a_hang_ends_soon_after_the_time_that_it_has(failed, name):
     """A bound on hangs, not a measurement."""
     run = run_of(failed, name)
@@ -235,10 +213,6 @@ def test_a_hang_ends_soon_after_the_time_that_it_has(failed, name):
     ("runtime", "name", "rank", "words"),
     [
         ("torch", "stops", 1, "rank 1 is stopped (SIGSTOP or a debugger) in 1F2 of step 1"),
-        pytest.param(
-            *("torch", "sleeps", 1, "rank 1 is in the work of 1F2 of step 1"),
-            marks=pytest.mark.thorough,
-        ),
         ("single", "sleeps", 0, "rank 0 is in the work of 0F2 of step 1"),
     ],
 )

@@ -19,7 +19,7 @@ from ppbench.store import Store
 
 SWEEP = """\
 name = "own"
-device = "emulated"
+device = "cpu"
 schedule = "1f1b"
 world_size = 1
 num_microbatches = 2
@@ -46,7 +46,7 @@ for _ in sys.stdin:
         missing = plan_sweep(read, Store(Path("results")), Choice()).missing
         print(json.dumps([item.resume_key for item in missing]), flush=True)
         os._exit(0)
-    os.waitpid(process, 0)
+    assert os.waitpid(process, 0)[1] == 0
 """
 """Plans anew, as a new process does, for each line: imports are most of what that takes."""
 

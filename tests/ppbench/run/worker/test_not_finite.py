@@ -98,10 +98,6 @@ def test_every_command_says_which_runs_broke_down(swept):
     assert "is fastest" not in page
 
 
-def runs_of(*rows: dict) -> pd.DataFrame:
-    return pd.DataFrame(rows)
-
-
 def front_of(runs: pd.DataFrame) -> list[float]:
     """The speeds on the front of memory and throughput, in the order of its line."""
     axes = ("schedule",)
@@ -116,7 +112,7 @@ def test_a_broken_case_is_never_the_fastest_nor_on_the_front(tmp_path):
         run_row(1, AFAB, tokens_per_s=9000.0, peak_memory_bytes=2**20, **BROKEN),
         run_row(2, OTHER, tokens_per_s=1000.0, cautions="oversubscribed"),
     ]
-    runs = runs_of(*rows)
+    runs = pd.DataFrame(rows)
     conclusions = concluded(runs)
     answer = conclusions.sentence.text
     assert answer.startswith("Nothing to compare. 1f1b reaches 1,000 tokens/s")
@@ -129,7 +125,7 @@ def test_a_broken_case_is_never_the_fastest_nor_on_the_front(tmp_path):
 
 
 def test_where_every_case_broke_down_nothing_is_fastest():
-    runs = runs_of(run_row(1, AFAB, **BROKEN), run_row(2, OTHER, **BROKEN))
+    runs = pd.DataFrame([run_row(1, AFAB, **BROKEN), run_row(2, OTHER, **BROKEN)])
     conclusions = concluded(runs)
     (left_out,) = conclusions.notes
     assert left_out.startswith("Left out: 2 cases in which a loss or gradient")
@@ -144,7 +140,7 @@ def test_where_every_case_broke_down_nothing_is_fastest():
 def test_one_launch_that_broke_down_spoils_its_case():
     rows = [run_row(1, AFAB, tokens_per_s=9000.0), run_row(2, OTHER)]
     broken = run_row(3, AFAB, launch=1, tokens_per_s=9000.0, **BROKEN)
-    assert "1f1b reaches" in concluded(runs_of(*rows, broken)).sentence.text
+    assert "1f1b reaches" in concluded(pd.DataFrame([*rows, broken])).sentence.text
 
 
 @pytest.fixture
@@ -164,17 +160,6 @@ def test_the_gate_fails_where_head_breaks_down_however_fast_it_is(root, tmp_path
     outcome = printed("check", "--results", store.folder)
     assert outcome.exit_code == 4
     assert f"5 launches failed at head, {NOT_FINITE}: {WHERE}" in outcome.text
-
-
-def test_no_verdict_rests_on_a_base_that_broke_down(root, tmp_path):
-    store = store_in(tmp_path)
-    base, head = (git(root, "rev-parse", name) for name in ("HEAD~1", "HEAD"))
-    add_launches(store, [2 * speed for speed in STEADY], base, **BROKEN)
-    add_launches(store, STEADY, head)
-    outcome = printed("check", "--results", store.folder)
-    assert outcome.exit_code == 3
-    assert f"{NOT_FINITE}: {WHERE}" in outcome.text
-    assert "failed at base" in outcome.text
 
 
 def test_history_counts_what_broke_down_as_failed(tmp_path, monkeypatch):
