@@ -1,18 +1,20 @@
 """Failures become rows: stages that misbehave in one rank, sweeps that are stopped or meet."""
 
 import contextlib
+import functools
 import itertools
 import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from command import ppbench as ppbench_within
+from command import words_of
 
 from engine.flight import read_record
 from ppbench.run.job import noted_node_folders, read_job
@@ -56,15 +58,7 @@ IN_A_STEP = ("fills_its_cgroup", "segfaults", "floods", "stops")
 """In 1F2 of step 1."""
 
 
-def command(*arguments):
-    return [sys.executable, "-c", "from ppbench.cli import main; main()", *arguments]
-
-
-def ppbench(*arguments, folder, **environment):
-    return subprocess.run(
-        command(*arguments), cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S,
-        check=False, env={**os.environ, **environment},
-    )  # fmt: skip
+ppbench = functools.partial(ppbench_within, patience_s=PATIENCE_S)
 
 
 def write_sweep(folder, cases, measure=""):
@@ -87,35 +81,23 @@ def names_of(runs):
 @contextlib.contextmanager
 def limited_memory(num_bytes):
     """A control group's file of processes, None where none can be made here."""
-    name = f"ppbench-test-{os.getpid()}"
-    kinds = (("memory", "memory.limit_in_bytes"), ("", "memory.max"))
-    for base, limit in kinds:
-        group = Path("/sys/fs/cgroup", base, name)
+    for base, limit in (("memory", "memory.limit_in_bytes"), ("", "memory.max")):
+        group = Path("/sys/fs/cgroup", base, f"ppbench-test-{os.getpid()}")
         try:
             if not (group.parent / "cgroup.procs").exists():
                 continue
             group.mkdir()
+            (group / limit).write_text(str(num_bytes))
         except OSError:
             continue
-        try:
-            (group / limit).write_text(str(num_bytes))
-            yield group / "cgroup.procs"
-        except OSError:
-            yield None
-        finally:
-            remove_group(group)
+        yield group / "cgroup.procs"
+        until = time.monotonic() + 10
+        while group.exists() and time.monotonic() < until:
+            with contextlib.suppress(OSError):  # its processes are gone, or about to be
+                group.rmdir()
+            time.sleep(0.1)
         return
     yield None
-
-
-def remove_group(group):
-    """Its processes are gone, or about to be."""
-    until = time.monotonic() + 10
-    while time.monotonic() < until:
-        with contextlib.suppress(OSError):
-            group.rmdir()
-            return
-        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
@@ -284,7 +266,7 @@ def sweep_in_long_case(folder, *arguments):
     """A running sweep, in the middle of its longest case, and its launch."""
     before = set((folder / "results" / "launches").glob("*"))
     with subprocess.Popen(
-        command("sweep", *arguments), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        words_of("sweep", *arguments), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True,
     ) as process:  # fmt: skip
         deadline = time.monotonic() + PATIENCE_S
@@ -376,7 +358,7 @@ def test_sweeps_that_meet_in_one_store_take_turns_and_repeat_nothing(tmp_path):
     other = write_emulated(tmp_path, "other", [4, 5])
     started = [
         subprocess.Popen(
-            command("sweep", file, "--no-report"), cwd=tmp_path, stdout=subprocess.DEVNULL,
+            words_of("sweep", file, "--no-report"), cwd=tmp_path, stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE, text=True,
         )
         for file in (one, one, other)

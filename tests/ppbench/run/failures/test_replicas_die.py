@@ -6,10 +6,10 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
+from command import words_of
 
 from engine.flight import read_record
 from engine.plan.action import Op
@@ -36,9 +36,8 @@ emulated = {F_ms = 1, I_ms = 1, W_ms = 1, gather_ms = 600000}
 
 def start(folder):
     (folder / "replicas.toml").write_text(SWEEP)
-    words = "from ppbench.cli import main; main()"
     return subprocess.Popen(
-        [sys.executable, "-c", words, "sweep", "replicas.toml", "--no-report"],
+        words_of("sweep", "replicas.toml", "--no-report"),
         cwd=folder,
         stderr=subprocess.PIPE,
         text=True,

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from command import printed
+from command import ppbench, printed, words_of
 
 from ppbench.config.case import Slurm, Torchrun
 from ppbench.config.kinds import minutes_of
@@ -57,15 +57,7 @@ def written(folder: Path, text: str = SWEEP) -> Path:
 
 
 def sweep(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    main = "from ppbench.cli import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", main, "sweep", "a.toml", *arguments],
-        cwd=folder,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return ppbench("sweep", "a.toml", *arguments, folder=folder, **environment)
 
 
 @pytest.mark.parametrize(
@@ -175,11 +167,11 @@ def test_a_sweep_under_torchrun_that_is_stopped_ends_its_ranks_and_tells_how_to_
     file = tmp_path / f"stopped-{os.getpid()}.toml"
     file.write_text(text)
     process = subprocess.Popen(
-        [
-            *(sys.executable, "-c", "from ppbench.cli import main; main()", "sweep", file.name),
+        words_of(
+            *("sweep", file.name),
             *("--set", f"launch.torchrun.rendezvous=127.0.0.1:{free_port()}"),
             *("--launcher", "torchrun", "--only", "world_size=1"),
-        ],
+        ),
         cwd=tmp_path,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from command import EMULATED_SWEEP
+from command import EMULATED_SWEEP, words_of
 from nodes import ADDRESSES, reason_against_nodes, two_nodes
 from sockets import is_loopback, listening
 
@@ -79,14 +79,7 @@ def test_a_sweep_under_torchrun_on_one_machine_listens_on_loopback_alone(tmp_pat
     (tmp_path / "a.toml").write_text(SWEEP)
     code, log, seen = run(
         tmp_path,
-        *(
-            "-c",
-            "from ppbench.cli import main; main()",
-            "sweep",
-            "a.toml",
-            "--launcher",
-            "torchrun",
-        ),
+        *words_of("sweep", "a.toml", "--launcher", "torchrun")[1:],
         *("--set", f"launch.torchrun.rendezvous=localhost:{free_port()}"),
     )
     assert code == 0, log

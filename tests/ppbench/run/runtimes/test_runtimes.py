@@ -5,12 +5,10 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 
+import command
 import pandas as pd
 import pytest
-from command import inside
 from stored_runs import run_row
 
 from engine.plan.program import from_json
@@ -208,12 +206,8 @@ set = {schedule = "zbv"}
 
 
 def ppbench(*arguments, folder):
-    command = [sys.executable, "-c", "from ppbench.cli import main; main()", *arguments]
     path = os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-        env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
+    return command.ppbench(*arguments, folder=folder, patience_s=PATIENCE_S, PYTHONPATH=path)
 
 
 def install(site, version, source):
@@ -321,22 +315,22 @@ def test_torchs_program_is_stored_with_its_own_transfers(runs):
 def test_a_run_on_torch_is_explained_drawn_and_traced(runs, swept):
     folder, _ = swept
     (run_id,) = runs[runs["runtime"] == "torch"]["run_id"]
-    explained = inside("explain", run_id, folder=folder)
+    explained = command.inside("explain", run_id, folder=folder)
     assert "ranks were idle" in explained
     assert f"{run_id}: zbv, runtime torch, 2 ranks, 4 microbatches" in explained
-    assert "rank 1" in inside("timeline", run_id, "--terminal", folder=folder)
-    inside("trace", run_id, "-o", "trace.json", folder=folder)
+    assert "rank 1" in command.inside("timeline", run_id, "--terminal", folder=folder)
+    command.inside("trace", run_id, "-o", "trace.json", folder=folder)
     names = {
         event.get("name")
         for event in json.loads((folder / "trace.json").read_text())["traceEvents"]
     }
     assert {"0F0", "3I3", "1W2"} <= names
 
-    inside("report", "-o", "r.html", folder=folder)
+    command.inside("report", "-o", "r.html", folder=folder)
     page = (folder / "r.html").read_text()
     assert "runtime torch" in page
-    assert "  torch  " in inside("ls", folder=folder)
-    listed = json.loads(inside("ls", "--format", "json", folder=folder))
+    assert "  torch  " in command.inside("ls", folder=folder)
+    listed = json.loads(command.inside("ls", "--format", "json", folder=folder))
     assert {run["runtime"] for run in listed} == {*RUNTIMES, "liar", "forgetful"}
 
 

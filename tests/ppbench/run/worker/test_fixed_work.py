@@ -14,7 +14,7 @@ import torch.distributed as dist
 from engine.run.memory import process_peak_bytes, reset_process_peak
 from ppbench.config.case import Case
 from ppbench.run.worker import fixed_work
-from ppbench.run.worker.fixed_work import MOST, SHARE, Reference, name_of, sleep_ms, work_of
+from ppbench.run.worker.fixed_work import MOST, SHARE, Reference, sleep_ms, work_of
 
 CPU = torch.device("cpu")
 MS = 1_000_000
@@ -167,11 +167,6 @@ def test_its_memory_is_gone_and_no_part_of_the_process_peak(group):
     reference.run(MS)
     peaks = (reference.process_peak_bytes, process_peak_bytes())
     assert max(peaks) - unused < fixed_work.BYTES / 4
-
-
-def test_its_name_says_what_times_compare():
-    assert name_of(TRAINS) == "train, version 2, 2 x 1"
-    assert name_of(SLEEPS) == "sleep 5 ms, version 2, 2 x 1"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import sys
 import time
 
 import pytest
+from command import words_of
 from sockets import descendants, is_loopback, listening
 
 from ppbench.store import Store
@@ -42,8 +43,7 @@ def living(tmp_path_factory, is_thorough):
     """
     folder = tmp_path_factory.mktemp("living")
     (folder / "living.toml").write_text(SWEEP + (MANY if is_thorough else FEW))
-    main = "from ppbench.cli import main; main()"
-    command = [sys.executable, "-c", main, "sweep", "living.toml", "--no-report"]
+    command = words_of("sweep", "living.toml", "--no-report")
     with (folder / "log").open("w") as log:
         sweep = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
     seen, most = set[str](), 0

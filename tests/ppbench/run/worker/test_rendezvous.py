@@ -105,14 +105,6 @@ def test_ranks_that_meet_again_through_one_store_reach_each_other_and_not_the_de
             rank.kill()
 
 
-def test_a_roll_with_the_nonce_of_a_dead_rank_is_replaced_when_its_successor_comes(store):
-    leave_nonce(store, 2)
-    ranks = [Rank(name_of, store.port, rank, 3) for rank in (0, 1)]
-    wait_for(store, "roll")
-    ranks.append(Rank(name_of, store.port, 2, 3))
-    assert len(names(ranks)) == 1
-
-
 @pytest.mark.parametrize("restarted", [0, 1])
 def test_a_rank_that_is_restarted_after_it_has_confirmed_a_roll_is_met(store, restarted):
     leave_nonce(store, 2)
