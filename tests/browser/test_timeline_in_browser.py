@@ -560,17 +560,19 @@ def test_the_page_slices_time_as_the_overview_did(big: Tab, big_store: Store) ->
     step = Step("", spans)
     kinds = [m for m in step.marks() if m.kind.has_text]
     wanted = overview(kinds, 4, 2e9, 3e9, 50)
-    found = json.loads(
+    busy, mostly, counts = json.loads(
         str(
             big.evaluate("""(() => {
               const kinds = div.timeline.kinds.filter((kind) => kind.isStep);
-              const { spent, counts } = slicesOf(kinds, div.timeline.steps[0], 2000, 3000, 50);
-              return JSON.stringify({ spent: spent.map((one) => [...one]), counts: [...counts] });
+              const [step] = div.timeline.steps;
+              const { busy, mostly, counts } = overviewOf(kinds, step, 2000, 3000, 50, 0.8);
+              return JSON.stringify([busy, mostly, counts].map((values) => [...values]));
             })()""")
         )
     )
-    np.testing.assert_allclose(np.reshape(found["spent"], (2, 4, 50)), wanted.shares, atol=1e-6)
-    np.testing.assert_array_equal(np.reshape(found["counts"], (4, 50)), wanted.counts)
+    np.testing.assert_allclose(np.reshape(busy, (4, 50)), wanted.busy, atol=1e-6)
+    np.testing.assert_array_equal(np.reshape(mostly, (4, 50)), wanted.mostly)
+    np.testing.assert_array_equal(np.reshape(counts, (4, 50)), wanted.counts)
 
 
 def test_zooming_in_shows_every_bar_and_double_click_the_overview_again(
