@@ -13,7 +13,8 @@ from screens import DESK, PHONE, keep, needs_browser
 
 from ppbench.cli.comparison import page_of_axis
 from ppbench.comparison.across import compare_across
-from ppbench.report.pages.comparison import write_comparison
+from ppbench.report.pages.comparison import render_comparison
+from ppbench.report.pages.templates import write_page
 
 sys.path.append(str(Path(__file__).parent.parent / "ppbench"))
 from tracked import CASE, STEADY, add_launches, slower, store_in
@@ -54,7 +55,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
             add_launches(store, speeds, "c0de" * 10, case, stretch=stretch, position=ranks)
     result = compare_across("schedule", results=store.folder)
     told = page_of_axis(result, result.break_down(result.changed()), "ppbench compare")
-    write_comparison(folder / "page.html", told)
+    write_page(folder / "page.html", render_comparison(told))
     return folder / "page.html"
 
 

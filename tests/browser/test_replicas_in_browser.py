@@ -45,7 +45,7 @@ const begins = () => {
 FEW, MANY = Shape(ranks=2, microbatches=4, replicas=3), Shape(ranks=4, microbatches=8, replicas=32)
 
 
-@pytest.fixture(scope="module", params=[FEW, MANY], ids=["drawn as bars", "packed"])
+@pytest.fixture(scope="module", params=[FEW, MANY], ids=["drawn as bars", "packed on a phone"])
 def shape(request: pytest.FixtureRequest) -> Shape:
     return request.param
 
@@ -72,12 +72,13 @@ def page(tmp_path_factory: pytest.TempPathFactory, shape: Shape) -> Path:
     return folder / "replicas.html"
 
 
-@pytest.fixture(params=[DESK, PHONE])
-def tab(request: pytest.FixtureRequest, browser: Browser, page: Path, shape: Shape) -> Tab:
-    opened = Tab(browser, page, request.param, "dark" if request.param == PHONE else "light")
+@pytest.fixture(scope="module")
+def tab(browser: Browser, page: Path, shape: Shape) -> Tab:
+    width, scheme = (DESK, "light") if shape == FEW else (PHONE, "dark")
+    opened = Tab(browser, page, width, scheme)
     opened.evaluate(READER)
     assert opened.evaluate("ready()")
-    keep(opened, f"replicas-{shape.replicas}-{request.param}")
+    keep(opened, f"replicas-{shape.replicas}-{width}")
     return opened
 
 

@@ -102,6 +102,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "timeline.html"
 
 
+ON_A_DESK = pytest.mark.parametrize("any_tab", [DESK], indirect=True)
+"""Of what is the same at every width."""
 WIDTHS = [DESK, pytest.param(TABLET, marks=pytest.mark.thorough), PHONE]
 
 
@@ -225,6 +227,7 @@ def test_hovering_tells_the_span_and_why_the_gap_before_it_exists(tab: Tab) -> N
     ]
 
 
+@ON_A_DESK
 def test_the_wheel_zooms_around_the_pointer(tab: Tab) -> None:
     at = place(tab, 0.7)
     before, time = view(tab), time_at(tab, at)
@@ -238,6 +241,7 @@ def test_the_wheel_zooms_around_the_pointer(tab: Tab) -> None:
     assert view(tab) == before
 
 
+@ON_A_DESK
 def test_dragging_moves_the_view_and_a_double_click_shows_the_whole_step(tab: Tab) -> None:
     whole = view(tab)
     wheel(tab, place(tab, 0.5), -600)
@@ -252,9 +256,8 @@ def test_dragging_moves_the_view_and_a_double_click_shows_the_whole_step(tab: Ta
     assert view(tab) == whole
 
 
-@pytest.mark.parametrize("width", [DESK, PHONE])  # a desk may have a touch screen
-def test_two_fingers_zoom_and_one_moves(browser: Browser, page: Path, width: int) -> None:
-    phone = opened(browser, page, width, "light")
+def test_two_fingers_zoom_and_one_moves(browser: Browser, page: Path) -> None:
+    phone = opened(browser, page, PHONE, "light")
     touch(phone, [[middle(phone, "backward", 3)]])
     assert phone.evaluate("chosen()") == "0B3"
     x, y = place(phone, 0.5)
@@ -270,6 +273,7 @@ def test_two_fingers_zoom_and_one_moves(browser: Browser, page: Path, width: int
     phone.close()
 
 
+@ON_A_DESK
 def test_keys_zoom_and_move(tab: Tab) -> None:
     focus(tab)
     key(tab, "w")
@@ -323,6 +327,7 @@ def search(tab: Tab, text: str) -> None:
     key(tab, "Enter")
 
 
+@ON_A_DESK
 def test_the_search_finds_actions_ranks_and_names(tab: Tab) -> None:
     count = "div.timeline.count.textContent"
     search(tab, "2F7")
@@ -403,6 +408,7 @@ def test_a_range_is_measured_with_the_busy_time_of_every_rank(tab: Tab, page: Pa
     assert tab.evaluate("div.timeline.buttons.measure.ariaPressed") == "false"
 
 
+@ON_A_DESK
 def test_keys_reach_every_span_and_say_it(tab: Tab) -> None:
     focus(tab)
     key(tab, "Enter")
@@ -414,8 +420,6 @@ def test_keys_reach_every_span_and_say_it(tab: Tab) -> None:
     key(tab, "ArrowDown")
     key(tab, "ArrowDown")
     assert "rank 1" in tab.evaluate("div.timeline.live.textContent")
-    if tab.evaluate("innerWidth") != DESK:  # the way through all spans knows of no width
-        return
     reached, total = tab.evaluate("""(async () => {
       const { timeline } = div;
       const press = (key) => timeline.rows.dispatchEvent(new KeyboardEvent("keydown", { key }));
@@ -439,6 +443,7 @@ def test_keys_reach_every_span_and_say_it(tab: Tab) -> None:
     assert reached == total > 300
 
 
+@ON_A_DESK
 def test_layers_are_buttons_that_say_whether_they_are_on(tab: Tab) -> None:
     for name, group in (("critical path", "critical path"), ("forward", "forward")):
         before, was_on = tab.evaluate(f"[picture(), shown('{name}').ariaPressed]")

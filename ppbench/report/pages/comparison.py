@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -26,7 +25,7 @@ from ppbench.display.fields import field_of
 from ppbench.display.units import MISSING, counted
 from ppbench.report.charts.forest import mark_of, scale_of
 from ppbench.report.pages.provenance import COMPARISON, about_runs, environments
-from ppbench.report.pages.templates import render, write_page
+from ppbench.report.pages.templates import render
 from ppbench.statistics.verdicts import SPEED, Verdict
 
 _HEADINGS = {"peak_memory_bytes": "peak memory"}
@@ -46,11 +45,6 @@ class ComparisonPage:
     why: str  # what moved where only idle time did
     runs: pd.DataFrame  # whole rows of all that was compared
     command: str  # makes the page again
-
-
-def write_comparison(path: Path, page: ComparisonPage) -> None:
-    """Write the page. Raises StoreError if that fails."""
-    write_page(path, render_comparison(page))
 
 
 def render_comparison(page: ComparisonPage) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pandas as pd
 
@@ -21,7 +20,7 @@ from ppbench.report.charts.frontier import Frontier, Point, frontier
 from ppbench.report.pages.conclusions import Tile
 from ppbench.report.pages.provenance import PLAN, About
 from ppbench.report.pages.strips import strips_of
-from ppbench.report.pages.templates import render, write_page
+from ppbench.report.pages.templates import render
 from ppbench.report.timeline.marks import Step
 
 MOST_SPANS = 200_000
@@ -38,11 +37,6 @@ class PlanPage:
     origin: str  # where the costs are from
     commands: Sequence[tuple[str, str]]  # what to do next, and the command for it
     command: str  # makes the page again
-
-
-def write_plan(path: Path, page: PlanPage) -> None:
-    """Write the page. Raises StoreError if that fails."""
-    write_page(path, render_plan(page))
 
 
 def render_plan(page: PlanPage) -> str:

@@ -19,7 +19,6 @@ from ppbench.display.colors import PART_COLORS
 from ppbench.display.explanation import OF_REPLICAS
 from ppbench.report import charts as plain
 from ppbench.report.charts.catalogue import Chart, charts_of
-from ppbench.report.charts.panels import Panels, arrangement, panels_meta
 from ppbench.report.charts.speed import has_scaling
 from ppbench.store import Store
 
@@ -348,11 +347,6 @@ def test_where_only_schedules_differ_their_names_are_rows_however_long() -> None
     assert list(figure.layout.yaxis.ticktext) == ["afab", "…p/down/the/best_one.csv"]
     assert figure.layout.yaxis.automargin
     assert not any(bar.showlegend for bar in figure.data)
-
-
-def test_no_panels_leave_room_for_one() -> None:
-    none, one = (panels_meta(Panels(pd.DataFrame(), titles, {}), "") for titles in ((), ("",)))
-    assert arrangement(none, 0) == {"height": arrangement(one, 1)["height"]}
 
 
 LONG = "organisation/<b>model</b>-" + "with-a-very-long-name-" * 5
