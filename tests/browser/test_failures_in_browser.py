@@ -68,11 +68,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(
     params=[
         (0, DESK, "light"),
-        pytest.param((0, PHONE, "dark"), marks=pytest.mark.thorough),
-        pytest.param((1, DESK, "dark"), marks=pytest.mark.thorough),
-        (1, PHONE, "light"),
+        (1, PHONE, "dark"),
     ],
-    ids=["report-desk", "report-phone", "timeline-desk", "timeline-phone"],
+    ids=["report-desk", "timeline-phone"],
     scope="module",
 )
 def opened(request: pytest.FixtureRequest, browser: Browser, pages: tuple[Path, Path]) -> Opened:

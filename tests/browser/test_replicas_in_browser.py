@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from chromium import Browser, Tab
-from screens import DESK, PHONE, keep, needs_browser
+from screens import DESK, PHONE, READER, keep, needs_browser
 
 from benchmarks.made_up_jobs import Shape, make
 from engine.plan.program import to_json
@@ -22,15 +22,13 @@ sys.path.append(str(Path(__file__).parent.parent / "ppbench"))
 from stored_runs import run_row
 
 pytestmark = needs_browser
-READER = """
+LOOK = (
+    READER
+    + """
 let timeline = null;
 const isReady = () => {
   timeline = document.querySelector(".chart").timeline;
   return timeline?.kinds && timeline.plane && !menu().disabled;
-};
-const ready = async () => {
-  for (let n = 0; n < 250 && !isReady(); n++) await new Promise((done) => setTimeout(done, 20));
-  return Boolean(isReady());
 };
 const menu = () => document.querySelector(".tl-replicas");
 const choose = (text) => {
@@ -42,6 +40,7 @@ const begins = () => {
   return kind.rows.map(({ from }) => kind.replicaOf(from));
 };
 """
+)
 FEW, MANY = Shape(ranks=2, microbatches=4, replicas=3), Shape(ranks=4, microbatches=8, replicas=32)
 
 
@@ -76,8 +75,8 @@ def page(tmp_path_factory: pytest.TempPathFactory, shape: Shape) -> Path:
 def tab(browser: Browser, page: Path, shape: Shape) -> Tab:
     width, scheme = (DESK, "light") if shape == FEW else (PHONE, "dark")
     opened = Tab(browser, page, width, scheme)
-    opened.evaluate(READER)
-    assert opened.evaluate("ready()")
+    opened.evaluate(LOOK)
+    assert opened.evaluate("until(isReady)")
     keep(opened, f"replicas-{shape.replicas}-{width}")
     return opened
 
@@ -102,6 +101,7 @@ def test_another_replica_is_shown_and_found_in(tab, shape, slowest) -> None:
     lines = tab.evaluate('document.querySelector(".tl-side").innerText')
     assert "0REDUCE_GRAD reduce gradients" in lines
     assert f"replica {other}" in lines
+    tab.evaluate('timeline.choose(null); timeline.find("")')
     assert tab.problems() == []
 
 

@@ -13,8 +13,6 @@ import pytest
 from chromium import Browser, Tab
 from screens import DESK, PHONE, READER, keep, needs_browser
 
-from engine.plan.schedules.registry import build_program
-from engine.plan.simulate import TransferModel, simulate, uniform
 from ppbench.analysis.metrics import run_figures, step_figures
 from ppbench.config.case import Case
 from ppbench.report.pages.report import write_report
@@ -22,9 +20,8 @@ from ppbench.report.pages.templates import write_index
 from ppbench.store import Store
 
 sys.path.append(str(Path(__file__).parent.parent / "ppbench"))
-from stored_runs import run_row
+from stored_runs import run_row, simulated_spans
 
-MS = 1_000_000
 pytestmark = needs_browser
 ERROR = "</script><script>document.title = 'taken over'</script>"
 NASTY = f'{ERROR} & "ünïcode" <b>bold</b>'
@@ -50,10 +47,7 @@ const clear = () => document.getElementById("clear").click();
 
 def simulated_run(store: Store, number: int, case: Case, **changes: object) -> None:
     """Store a run whose spans are those that the program predicts."""
-    program = build_program(case.schedule, case.world_size, case.num_microbatches)
-    transfers = TransferModel(latency_ns=MS, message_bytes=4096)
-    durations = uniform(program.placement, 10 * MS, 10 * MS, 10 * MS)
-    spans = pd.DataFrame(simulate(program, durations, transfers).spans())
+    spans = simulated_spans(case.schedule, case.world_size, case.num_microbatches, latency_ms=1)
     tokens_of_step = dict.fromkeys(spans["step"], case.max_tokens_per_step)
     steps = step_figures(spans, case.world_size, tokens_of_step)
     figures = {**run_figures(steps), "peak_memory_bytes": 2**20 * case.num_microbatches}

@@ -17,8 +17,6 @@ from chromium import Browser, Tab
 from gestures import SHIFT, Point, click, drag, key, touch, typed, wheel
 from screens import DESK, PHONE, READER, keep, needs_browser
 
-from engine.plan.schedules.registry import build_program
-from engine.plan.simulate import TransferModel, simulate, uniform
 from ppbench.config.case import Case
 from ppbench.display.formats import Assets
 from ppbench.report.pages.report import write_report
@@ -28,7 +26,7 @@ from ppbench.report.timeline.overview import overview
 from ppbench.store import Store
 
 sys.path.append(str(Path(__file__).parent.parent / "ppbench"))
-from stored_runs import run_row
+from stored_runs import run_row, simulated_spans
 
 pytestmark = needs_browser
 MS = 1_000_000
@@ -62,18 +60,11 @@ const centreOf = (node) => {
 TABLET = 1024
 
 
-def step_of(schedule: str, ranks: int, microbatches: int) -> pd.DataFrame:
-    program = build_program(schedule, ranks, microbatches)
-    durations = uniform(program.placement, 10 * MS, 10 * MS, 10 * MS)
-    transfers = TransferModel(latency_ns=MS, message_bytes=4096)
-    return pd.DataFrame(simulate(program, durations, transfers).spans()).assign(step=3)
-
-
 def store_of(folder: Path, ranks: int, microbatches: int) -> Store:
     """AFAB and 1F1B as simulated, each with its plan."""
     store = Store(folder)
     for number, schedule in enumerate(("afab", "1f1b")):
-        spans = step_of(schedule, ranks, microbatches)
+        spans = simulated_spans(schedule, ranks, microbatches, 1).assign(step=3)
         step_ns = spans["end_ns"].max()
         case = Case(schedule=schedule, world_size=ranks, num_microbatches=microbatches)
         figures = {"step_ns": step_ns, "step_with_optimizer_ns": step_ns, "bubble_fraction": 0.2}
@@ -385,7 +376,7 @@ def test_a_click_pins_details_beside_the_plot_and_its_messages(tab: Tab) -> None
 
 
 def test_a_range_is_measured_with_the_busy_time_of_every_rank(tab: Tab, page: Path) -> None:
-    spans = step_of("afab", 4, 8)
+    spans = simulated_spans("afab", 4, 8, 1)
     compute = spans[spans["lane"] == "compute"]
     points = [place(tab, share) for share in (0.2, 0.3, 0.6)]
     drag(tab, points, modifiers=SHIFT)
