@@ -45,7 +45,6 @@ from engine.run import device as devices
 from engine.run.clock import IssueClock
 from engine.run.collective_lane import HostLane, Lane, StreamLane
 from engine.run.executor import Executor
-from engine.run.finiteness import first_not_finite
 from engine.run.look_ahead import LookAhead
 from engine.run.memory import MemoryUse, Owned, Plan, measure_memory
 from engine.run.optimizer import build_optimizer, norm_over_ranks
@@ -183,7 +182,17 @@ class Trainer:
         squares, trained = self._own_squares, self.trained()
         if squares is not None and not bool(torch.isfinite(squares)):
             return "gradient norm"
-        return first_not_finite(trained, has_gradients=squares is None, has_weights=has_weights)
+        looked_at: dict[str, dict[str, Tensor]] = {}
+        if squares is None:
+            gradients = {name: p.grad for name, p in trained.items() if p.grad is not None}
+            looked_at["gradient"] = gradients
+        if has_weights:
+            looked_at["weight"] = dict(trained)
+        for what, tensors in looked_at.items():
+            if not _are_finite(tensors.values()):
+                names = (name for name, tensor in tensors.items() if not _are_finite([tensor]))
+                return f"{what} of {next(names)}"
+        return None
 
     def measure_memory(self, step: int) -> MemoryUse:
         """The memory of one more step of training, run under the device's memory accounting."""
@@ -451,6 +460,20 @@ def _stage_of(trainer: Trainer, index: int, *, is_whole: bool = False) -> Stage:
     has_split = any(action.op is Op.I and action.stage == index for action in row)
     is_split = has_split and not config.compile and not is_whole  # what is compiled is left whole
     return Stage(module, sends, autocast, receives=receives, is_split=is_split)
+
+
+def _are_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether no element is NaN or infinite, at the cost of reading each once.
+
+    A sum is not finite if one of its elements is not, and adding up is as fast as reading. A sum of
+    finite elements may overflow: then each element is looked at. Waits for the device.
+    """
+    some = [tensor.detach() for tensor in tensors]
+    small = (torch.float16, torch.bfloat16)
+    sums = [t.sum(dtype=torch.float32 if t.dtype in small else None) for t in some]
+    if not sums or all(torch.stack([torch.isfinite(total) for total in sums]).tolist()):
+        return True
+    return all(bool(torch.isfinite(tensor).all()) for tensor in some)
 
 
 def seed_of(seed: int, step: int, rank: int) -> int:

@@ -31,7 +31,7 @@ from engine.model.stage_module import (
     StageModule,
     TensorSpec,
 )
-from engine.model.storages import address
+from engine.model.storages import address, own_tensors
 from engine.model.survey import Survey, Values, survey, tensors_of
 
 SMALL = (1, 16)
@@ -280,9 +280,30 @@ class Chain:
 
     def _message(self, seen: Survey, cut: int) -> Message:
         names = self._crossing(cut)
+        holders: dict[int, list[str]] = {}
         for name in names:
-            self._check_sendable(name, seen.values[name])
-        self._check_apart(seen, names, cut)
+            for leaf in tree_flatten(seen.values[name])[0]:
+                is_tensor = isinstance(leaf, Tensor)
+                if leaf is None:
+                    continue
+                if is_tensor and leaf.layout == torch.strided and not leaf.is_complex():
+                    holders.setdefault(address(leaf), []).append(name)
+                    continue
+                what = str(leaf.dtype) if is_tensor else type(leaf).__name__
+                maker = next((i for i, piece in enumerate(self._pieces) if name in piece.gives), 0)
+                raise self._error(
+                    f"{self._called(maker)} returns {what}, which cannot be sent to the "
+                    "next stage; cut elsewhere (partition), or return dense real tensors"
+                )
+        # One tensor is not sent as two where a later piece writes to it as one.
+        for shared in (set(some) for some in holders.values() if len(some) > 1):
+            for index in range(cut, self.num_layers):
+                if seen.written[index] & shared:
+                    raise self._error(
+                        f"{self._called(index)} writes to its input, whose memory is passed on in "
+                        f"another value too, across a cut after {self._called(cut - 1)}; cut "
+                        "elsewhere (partition), or do not write in place"
+                    )
         # The tensors, by value and place, for which a gradient comes back over the cut.
         needed = {(OUTPUT, 0)}
         for index in reversed(range(cut, self.num_layers)):
@@ -294,34 +315,6 @@ class Chain:
             for name in names
             for place, tensor in enumerate(tensors_of(seen.values[name]))
         )
-
-    def _check_sendable(self, name: str, value: object) -> None:
-        for leaf in tree_flatten(value)[0]:
-            if leaf is None:
-                continue
-            if isinstance(leaf, Tensor) and leaf.layout == torch.strided and not leaf.is_complex():
-                continue
-            what = str(leaf.dtype) if isinstance(leaf, Tensor) else type(leaf).__name__
-            maker = next((i for i, piece in enumerate(self._pieces) if name in piece.gives), 0)
-            raise self._error(
-                f"{self._called(maker)} returns {what}, which cannot be sent to the "
-                "next stage; cut elsewhere (partition), or return dense real tensors"
-            )
-
-    def _check_apart(self, seen: Survey, names: tuple[str, ...], cut: int) -> None:
-        """Refuse to send one tensor as two where a later piece writes to it as one."""
-        holders: dict[int, list[str]] = {}
-        for name in names:
-            for tensor in tensors_of(seen.values[name]):
-                holders.setdefault(address(tensor), []).append(name)
-        for shared in (set(some) for some in holders.values() if len(some) > 1):
-            for index in range(cut, self.num_layers):
-                if seen.written[index] & shared:
-                    raise self._error(
-                        f"{self._called(index)} writes to its input, whose memory is passed on in "
-                        f"another value too, across a cut after {self._called(cut - 1)}; cut "
-                        "elsewhere (partition), or do not write in place"
-                    )
 
     def build_stage(self, partition: Partition, stage: int, device: torch.device) -> StageModule:
         layers = partition[stage]
@@ -410,16 +403,9 @@ def _check_plain(name: str, skeleton: nn.Sequential) -> None:
     for child, module in skeleton._modules.items():
         if module is None:
             raise ModelError(f'"{name}": child {child} of the nn.Sequential is None; remove it')
-    own = [
-        n
-        for n, _ in (
-            *skeleton.named_parameters(recurse=False),
-            *skeleton.named_buffers(recurse=False),
-        )
-    ]
-    if own:
+    if own := own_tensors(skeleton):
         raise ModelError(
-            f'"{name}": {own[0]} belongs to the nn.Sequential itself, so to no stage; '
+            f'"{name}": {own[0][0]} belongs to the nn.Sequential itself, so to no stage; '
             "register it on the child that uses it"
         )
 

@@ -56,7 +56,17 @@ class Rows:
         self.width, self.num_stages = problem.num_microbatches, placement.num_stages
         self.num_ranks = placement.world_size
         self.size = 3 * self.width * self.num_stages
-        self.shape = _shape_of(problem)
+        # The shape, as `engine.plan.search` calls it.
+        stages = [placement.stages_of(rank) for rank in range(self.num_ranks)]
+        first = list(itertools.accumulate(map(len, stages), initial=0))
+        way = [*range(self.num_stages), *range(2 * self.num_stages - 1, self.num_stages - 1, -1)]
+        leader = [kernels.NONE] * self.num_stages * 2 + way[: self.num_stages - 1 : -1]
+        follower = [kernels.NONE] * self.num_stages * 3
+        for kind, after in itertools.pairwise(way):
+            leader[after], follower[kind] = kind, after
+        rows = [3 * self.width * number for number in first]
+        shape = placement.ranks, first, itertools.chain(*stages), rows, leader, follower
+        self.shape = tuple(array("q", column) for column in shape)
         times, halves = problem.durations, replace(problem.durations, backward_ns=None)
         columns = times.forward_ns, times.input_ns, times.weight_ns, times.whole_ns
         self.took = array("q", itertools.chain(*columns))
@@ -219,18 +229,3 @@ class Rows:
         walk = self.shape[3][:-1], now, blocked, array("q", range(ranks)), filled(0, channels)
         causes = filled(0, len(arrivals)), filled(0, self.size), filled(0, 1)
         return filled(0, 3 * self.num_stages), *walk, arrivals, *causes
-
-
-def _shape_of(problem: Problem) -> tuple[array[int], ...]:
-    """What `engine.plan.search` calls the shape."""
-    placement, num_stages = problem.placement, problem.placement.num_stages
-    stages = [placement.stages_of(rank) for rank in range(placement.world_size)]
-    first = list(itertools.accumulate(map(len, stages), initial=0))
-    way = [*range(num_stages), *range(2 * num_stages - 1, num_stages - 1, -1)]
-    leader = [kernels.NONE] * num_stages * 2 + way[: num_stages - 1 : -1]
-    follower = [kernels.NONE] * num_stages * 3
-    for kind, after in itertools.pairwise(way):
-        leader[after], follower[kind] = kind, after
-    rows = [3 * problem.num_microbatches * number for number in first]
-    columns = placement.ranks, first, itertools.chain(*stages), rows, leader, follower
-    return tuple(array("q", column) for column in columns)

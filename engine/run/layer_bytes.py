@@ -83,32 +83,26 @@ def measure_bytes(parts: Sequence[LoneStage], device: torch.device) -> list[Part
             "recorded completely; use the native allocator (unset PYTORCH_CUDA_ALLOC_CONF) and run "
             "no other profiler"
         )
-    starts = range(1, len(segments), _POINTS_OF_PART)
-    return [
-        _bytes_of(segments[start : start + _POINTS_OF_PART - 1], part.static_bytes)
-        for start, part in zip(starts, parts, strict=True)
-    ]
+    sizes_of_parts = []
+    for start, part in zip(range(1, len(segments), _POINTS_OF_PART), parts, strict=True):
+        forward, sent, backward, _, split_forward, split_sent, split_input, input_sent, weight = (
+            segments[start : start + _POINTS_OF_PART - 1]
+        )
+        of_whole = forward.net + sent.net
+        of_split = split_forward.net + split_sent.net
+        held = max(0, of_whole, of_split)
+        after_input = max(0, of_split + split_input.net + input_sent.net)
+        above = (
+            forward.rise - held,
+            split_forward.rise - held,
+            of_whole + backward.rise - held,
+            of_split + split_input.rise - held,
+            weight.rise,
+        )
+        sizes_of_parts.append(PartBytes(held, after_input, max(0, *above), part.static_bytes))
+    return sizes_of_parts
 
 
 def _mark(device: torch.device) -> None:
     for _ in range(len(_POINT) // 2):
         torch.empty(_POINT_BYTES, dtype=torch.uint8, device=device)
-
-
-def _bytes_of(segments: Sequence[_Segment], static_bytes: int) -> PartBytes:
-    """Put a part's segments together, which begin with its first F."""
-    forward, sent, backward, _, split_forward, split_sent, split_input, input_sent, weight = (
-        segments
-    )
-    of_whole = forward.net + sent.net
-    of_split = split_forward.net + split_sent.net
-    held = max(0, of_whole, of_split)
-    after_input = max(0, of_split + split_input.net + input_sent.net)
-    above = (
-        forward.rise - held,
-        split_forward.rise - held,
-        of_whole + backward.rise - held,
-        of_split + split_input.rise - held,
-        weight.rise,
-    )
-    return PartBytes(held, after_input, max(0, *above), static_bytes)
