@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from safetensors.torch import save as to_bytes
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 TRAINER = "trainer.json"
 KINDS = ("model", "optimizer")
@@ -206,17 +206,3 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def optimizer_tensors(
-    optimizer: torch.optim.Optimizer | None, parameters: Mapping[str, nn.Parameter]
-) -> dict[str, Tensor]:
-    """The optimizer's state as `parameter/entry`."""
-    if optimizer is None:
-        return {}
-    return {
-        f"{name}/{entry}": value
-        for name, parameter in parameters.items()
-        for entry, value in optimizer.state.get(parameter, {}).items()
-        if isinstance(value, Tensor)
-    }

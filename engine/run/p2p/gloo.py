@@ -252,19 +252,22 @@ class GlooChannel:
                 item.set()
                 continue
             try:
-                if item.staged is not None:
-                    item.staged.synchronize()  # blocks this thread; the rank runs on
-                    item.works = self._isend(item)
-                if item.shapes is not None and item.is_incoming:
-                    self._receive(item, Shapes.wait(item.shapes, item.expected))
-                item.wait()
-                if item.shapes is not None and not item.is_incoming:
-                    item.shapes.work.wait()
-                if self._delay_ns:
-                    time.sleep(self._delay_ns / 1e9)
-                if item.transfer is not None:
-                    item.transfer.end = self._clock.mark()
-                (self._arrived if item.is_incoming else self._sent).put(item)
+                self._complete(item)
             except Exception as error:  # handed to the rank's own thread
                 self._error = error
                 self._arrived.put(error)
+
+    def _complete(self, message: _Message) -> None:
+        if message.staged is not None:
+            message.staged.synchronize()  # blocks this thread; the rank runs on
+            message.works = self._isend(message)
+        if message.shapes is not None and message.is_incoming:
+            self._receive(message, Shapes.wait(message.shapes, message.expected))
+        message.wait()
+        if message.shapes is not None and not message.is_incoming:
+            message.shapes.work.wait()
+        if self._delay_ns:
+            time.sleep(self._delay_ns / 1e9)
+        if message.transfer is not None:
+            message.transfer.end = self._clock.mark()
+        (self._arrived if message.is_incoming else self._sent).put(message)
