@@ -70,7 +70,9 @@ class Cluster:
         """The addresses on which each node has listened, until all is done."""
         started = [self.start(node, ranks_per_node, *options) for node in self.nodes]
         seen: list[set[str]] = [set(), set()]
+        until = time.monotonic() + PATIENCE_S
         while any(process.poll() is None for process in started):
+            assert time.monotonic() < until, f"it hangs.\n{self.logs()}"
             for addresses, process in zip(seen, started, strict=True):
                 addresses.update(listening(process.pid) if process.poll() is None else ())
             time.sleep(0.25)

@@ -86,8 +86,6 @@ def test_the_runtime_is_an_axis_and_leaves_stored_case_ids_alone(tmp_path):
     ("text", "what"),
     [
         ('runtime = "touch"', r':2: runtime: unknown runtime "touch"; did you mean "torch"\?'),
-        ('runtime = "touch"', "Known: engine, torch, single"),
-        ("runtime = 3", ":2: runtime: expected a string"),
         ('[grid]\nruntime = ["engine", "single"]', ":3: grid.runtime: .*needs world_size 1"),
         ('runtime = "torch"\nschedule = "v_min"', 'runtime: "torch" has no schedule "v_min"'),
     ],
@@ -270,23 +268,18 @@ def test_a_run_tells_which_code_of_another_package_it_ran(runs):
     assert re.fullmatch(r"strange-runtimes 1\.0 [0-9a-f]{12}", by_name["forgetful"])
 
 
-def test_a_package_that_changes_has_its_runs_made_anew_and_compared(
-    swept, runs, tmp_path, is_thorough
-):
+def test_a_package_that_changes_has_its_runs_made_anew_and_compared(swept, runs, tmp_path):
     folder = shutil.copytree(swept[0], tmp_path / "again")
     ppbench(*AGAIN, folder=folder)
     num_runs = len(Store(folder / "results").runs())
     assert num_runs == len(runs)  # of the same package nothing is made again
     mended = OF_A_PACKAGE.replace("self._trainer._update = lambda rate: None", "pass")
-    changes = [("1.1", OF_A_PACKAGE, "invalid"), ("1.1", mended, "ok")]
-    for version, source, status in changes if is_thorough else [("1.0", mended, "ok")]:
-        install(folder / "site", version, source)
-        ppbench(*AGAIN, folder=folder)
-        found = Store(folder / "results").runs()[num_runs:]
-        assert list(found["runtime"]) == ["forgetful"]
-        assert list(found["status"]) == [status]
-        assert found["runtime_code"].str.startswith(f"strange-runtimes {version} ").all()
-        num_runs += 1
+    install(folder / "site", "1.0", mended)
+    ppbench(*AGAIN, folder=folder)
+    found = Store(folder / "results").runs()[num_runs:]
+    assert list(found["runtime"]) == ["forgetful"]
+    assert list(found["status"]) == ["ok"]
+    assert found["runtime_code"].str.startswith("strange-runtimes 1.0 ").all()
     compared = found["first_loss"].item(), found["last_loss"].item()
     engine = runs[runs["runtime"] == "engine"]
     assert compared == (engine["first_loss"].item(), engine["last_loss"].item())
