@@ -67,7 +67,7 @@ def _op_of_backward(*arguments: Any, **named: Any) -> Op:
     return Op.B if is_full else Op.I
 
 
-_CONSUMERS = {Op.RECV_F: (Op.F,), Op.RECV_B: (Op.B, Op.I)}
+_CONSUMERS: dict[Op, tuple[Op, ...]] = {Op.RECV_F: (Op.F,), Op.RECV_B: (Op.B, Op.I)}
 """The computations that wait for a receive."""
 _COMPUTATIONS: dict[str, Callable[..., Op]] = {
     "forward_one_chunk": lambda *_, **__: Op.F,

@@ -91,16 +91,16 @@ def close_abandoned(store: Store, ours: str | None = None) -> None:
             try:
                 job = read_job(folder / "job.json")
             except (OSError, ValueError, TypeError, KeyError):  # killed before it was written
-                folders = []
+                pass
             else:
                 folders = noted_node_folders(folder)
                 nodes = [collect(local, folder) for local in folders]
                 # A path in the job is relative to where that sweep was started.
                 here = dataclasses.replace(job, results=str(folder.parents[1]))
                 close_open_runs(here, folder, nodes, is_interrupted=True)
-            for local in folders:
-                remove_node_folder(local)
-            shutil.rmtree(folder / FOLDER, ignore_errors=True)
+                for local in folders:
+                    remove_node_folder(local)
+                shutil.rmtree(folder / FOLDER, ignore_errors=True)
             marker.unlink(missing_ok=True)
             lock.release()
 

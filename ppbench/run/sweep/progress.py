@@ -191,8 +191,11 @@ class PlainDisplay(_ConsoleDisplay):
         """`looks_by_itself`: in a thread, which a process that measures should not have."""
         super().__init__(console)
         self._looks_by_itself = looks_by_itself
-        options = {"highlight": False, "markup": False, "soft_wrap": True}
-        self._pulse = Pulse(lambda text: console.print(printable(text), **options))
+        self._pulse = Pulse(
+            lambda text: console.print(
+                printable(text), highlight=False, markup=False, soft_wrap=True
+            )
+        )
 
     def begin(self, items: list[PlannedRun], axes: tuple[str, ...]) -> None:
         super().begin(items, axes)

@@ -105,7 +105,8 @@ def _from_factory(request: Request, dtype: torch.dtype) -> nn.Module:
 def _from_name(request: Request, dtype: torch.dtype) -> nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    consent = {"trust_remote_code": request.trust_remote_code}
+    consent: dict[str, Any] = {"trust_remote_code": request.trust_remote_code}
+    config: Any
     if reads_checkpoint(request):
         read: nn.Module = AutoModelForCausalLM.from_pretrained(
             request.model, dtype=dtype, **consent

@@ -150,7 +150,9 @@ class NvidiaGpus:
         nvml, ask = self._nvml, self._ask
         own = self._handles[device.uuid]
         sensors = self._handles[device.parent] if device.is_slice else own
-        power = energy = percent = None  # in mW, mJ and percent, of whole GPUs
+        power: int | None = None  # in mW, and of whole GPUs alone, as the next two
+        energy: int | None = None  # in mJ
+        percent: int | None = None
         if not device.is_slice:
             with contextlib.suppress(nvml.NVMLError, ValueError):
                 fields = nvml.nvmlDeviceGetFieldValues(own, [POWER_FIELD, ENERGY_FIELD])
