@@ -196,6 +196,7 @@ def stragglers_of(times: JobTimes) -> Stragglers:
         is_slow[workers["replica"], workers["rank"]] = True
         of_all = made(Kind.WORKER, like_others(is_slow[:, columns.rank]))
         explained.append(of_all.explained)
+    worst_workers, last_stage = explained
 
     # Forward and backward times of each microbatch on a worker, over their means.
     relative = ns / np.maximum(own_ns, 1)
@@ -255,8 +256,12 @@ def stragglers_of(times: JobTimes) -> Stragglers:
         float(times.measured_ns.mean()),
         step_ns,
         ideal_ns,
-        *map(_with_shares, (by_op, by_stage, by_replica, by_worker)),
-        *explained,
+        _with_shares(by_op),
+        _with_shares(by_stage),
+        _with_shares(by_replica),
+        _with_shares(by_worker),
+        worst_workers,
+        last_stage,
         correlation,
         tried,
         min(causes, key=lambda one: list(Kind).index(one.kind), default=None),

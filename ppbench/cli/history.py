@@ -179,7 +179,7 @@ def _tables(result: History, how: Format, view: View) -> Iterator[str]:
 
     yield f"{result.metric.name} over commits, {result.line}"
     rows: list[dict[str, object]] = []
-    steps = []
+    steps: list[dict[str, object]] = []
     for number, analysis in enumerate(result.analyses, 1):
         series, level = analysis.series, analysis.current
         rows.append(

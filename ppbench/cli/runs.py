@@ -211,7 +211,8 @@ def show(
 
 def _details(details: RunDetails, how: Format) -> list[str]:
     """The text of a run: how it failed, if it did, its figures, tables, settings and the rest."""
-    row, parts, failed = details.row, [], details.row["status"] != "ok"
+    row, failed = details.row, details.row["status"] != "ok"
+    parts: list[str] = []
     if failed:  # what each rank was doing, and the whole error if it has more lines
         from ppbench.run.failures.post_mortem import in_words
 

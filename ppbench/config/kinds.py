@@ -203,7 +203,7 @@ def _numbers(value: object, is_allowed: Callable[[float], bool]) -> tuple[float,
 
     Integers too large for a float are compared before they are converted.
     """
-    listed = value if isinstance(value, list | tuple) else [value]
+    listed: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
     if all(type(number) in (int, float) and is_allowed(number) for number in listed):
         return tuple(map(float, listed))
     return None

@@ -318,7 +318,7 @@ def _read_overrides(
             raise source.error(place, "is an axis of [grid], which sets it for every case")
         where = {}
         for key, value in flat["where"].items():
-            listed = value if is_list_of_values(key, value) else [value]
+            listed = value if isinstance(value, list) and is_list_of_values(key, value) else [value]
             where[key] = [_checked_value(source, key, v, (*path, "where")) for v in listed]
         values = {k: _checked_value(source, k, v, (*path, "set")) for k, v in flat["set"].items()}
         kept = {key: value for key, value in values.items() if key not in set_here}

@@ -175,8 +175,9 @@ class _Table:
         bounds = self._read(path, lambda file: bounds_of(file.footer))
         if not bounds:
             return None
-        firsts, lasts = zip(*bounds, strict=True)
-        if None in firsts:
+        firsts = [first for first, _ in bounds if first is not None]
+        lasts = [last for _, last in bounds if last is not None]
+        if len(firsts) < len(bounds):
             self._leave(path, "its footer does not list its runs")
             return None
         return min(firsts), max(lasts)

@@ -210,32 +210,8 @@ def _insert(rng: random.Random, text: str) -> str:
     return text[:start] + rng.choice(CHARACTERS) * rng.choice((1, 1, 2, 3, 200)) + text[start:]
 
 
-def _repeat(rng: random.Random, text: str) -> str:
-    start, end = _piece(rng, len(text))
-    return text[:end] + text[start:end] * rng.choice((1, 2, 50)) + text[end:]
-
-
 def _truncate(rng: random.Random, text: str) -> str:
     return text[: rng.randrange(len(text) + 1)]
-
-
-def _change_line(rng: random.Random, text: str) -> str:
-    lines = text.split("\n")
-    one, other = rng.randrange(len(lines)), rng.randrange(len(lines))
-    match rng.randrange(6):
-        case 0:
-            del lines[one]
-        case 1:
-            lines.insert(other, lines[one])
-        case 2:
-            lines[one], lines[other] = lines[other], lines[one]
-        case 3:
-            lines[one] = "# " + lines[one]
-        case 4:
-            lines[one : one + 2] = [" ".join(lines[one : one + 2])]
-        case 5:
-            lines[one] = lines[one].replace(" ", "\n")
-    return "\n".join(lines)
 
 
 def _change_token(rng: random.Random, text: str) -> str:
@@ -298,49 +274,17 @@ def _change_header(rng: random.Random, text: str) -> str:
     return _replace_one(rng, _HEADER, text, lambda _: rng.choice(HEADERS).format(*names))
 
 
-def _change_table(rng: random.Random, text: str) -> str:
-    """Tables duplicated, removed or swapped."""
-    tables = re.split(r"(?m)^(?=\[)", text)
-    one, other = rng.randrange(len(tables)), rng.randrange(len(tables))
-    match rng.randrange(3):
-        case 0:
-            tables.insert(other, tables[one])
-        case 1:
-            del tables[one]
-        case 2:
-            tables[one], tables[other] = tables[other], tables[one]
-    return "".join(tables)
-
-
-def _nest(rng: random.Random, text: str) -> str:
-    depth = rng.choice((3, 50, 1200))
-    return _replace_one(
-        rng, _SETTING, text, lambda match: f"{match[1]}= {'[' * depth}{match[2]}{']' * depth}"
-    )
-
-
-def _many_lines(rng: random.Random, text: str) -> str:
-    filler = rng.choice(("# filler\n", "\n", "[[exclude]]\nseq_len = 7\n", "x = 1\n"))
-    return text + filler * rng.choice((10, 1000))
-
-
 OF_TEXT: dict[str, Callable[[random.Random, str], str]] = {
     "delete": _delete,
     "insert": _insert,
-    "repeat": _repeat,
     "truncate": _truncate,
-    "line": _change_line,
     "token": _change_token,
     "value": _change_value,
     "number": _change_number,
     "key": _change_key,
     "setting": _add_setting,
     "header": _change_header,
-    "table": _change_table,
-    "nest": _nest,
-    "many lines": _many_lines,
     "line ends": lambda _, text: text.replace("\n", "\r\n"),
-    "bare returns": lambda _, text: text.replace("\n", "\r"),
     "byte order mark": lambda _, text: "\ufeff" + text,
 }
 
