@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
-from ppbench.planning.request import PlanRequest
+from ppbench.planning.cost_set import CostSet, Setting
+from ppbench.planning.plan import PlanRequest
 
 MIB = 2**20
 TIMES = ("forward_ns", "backward_ns", "input_ns", "weight_ns", "optimizer_ns")
 FAMILIES = ("afab", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zbv", "v_half", "v_min")
 
 
-@dataclass(frozen=True)
-class Costs:
+def costs_of(by_setting: Mapping[tuple[int, bool], ModelCosts], link: LinkCosts) -> CostSet:
     """Costs of a model by microbatch size and recomputation, and of a link."""
-
-    by_setting: dict[tuple[int, bool], ModelCosts]
-    link: LinkCosts
-    origin: str = "drawn"
+    named = {Setting(*setting): model for setting, model in by_setting.items()}
+    return CostSet("drawn", "float32", 128, "adamw", "cpu", "drawn", named, link)
 
 
 @dataclass(frozen=True)
@@ -27,8 +26,8 @@ class World:
     """What is asked, what it truly costs, and what was measured of that."""
 
     request: PlanRequest
-    truth: Costs
-    measured: Costs
+    truth: CostSet
+    measured: CostSet
 
 
 def world(seed: int, schedules: tuple[str, ...] = FAMILIES, most_layers: int = 8) -> World:
@@ -49,7 +48,7 @@ def world(seed: int, schedules: tuple[str, ...] = FAMILIES, most_layers: int = 8
     return World(request, truth, measured)
 
 
-def _truth(drawn: random.Random, num_layers: int, sizes: tuple[int, ...]) -> Costs:
+def _truth(drawn: random.Random, num_layers: int, sizes: tuple[int, ...]) -> CostSet:
     forward, ratios = drawn.uniform(0.5e6, 2e6), (drawn.uniform(0.6, 1.5), drawn.uniform(0.4, 1.2))
     heavy = drawn.choice([0, 0, 1, 2])  # layers of another type, such as experts
     factor = drawn.uniform(1.2, 2)
@@ -67,7 +66,7 @@ def _truth(drawn: random.Random, num_layers: int, sizes: tuple[int, ...]) -> Cos
             by_setting[size, recompute] = ModelCosts(
                 _scaled(one, embedding), tuple(layers), _scaled(one, head), drawn.uniform(0, 2e4)
             )
-    return Costs(by_setting, LinkCosts(latency, drawn.choice([float("inf"), 5e9]), 0.02))
+    return costs_of(by_setting, LinkCosts(latency, drawn.choice([float("inf"), 5e9]), 0.02))
 
 
 def _layer(
@@ -96,7 +95,7 @@ def _scaled(layer: LayerCosts, factor: float) -> LayerCosts:
     return replace(layer, **times, static_bytes=round(layer.static_bytes * factor))
 
 
-def measurement(truth: Costs, seed: int, error: float) -> Costs:
+def measurement(truth: CostSet, seed: int, error: float) -> CostSet:
     """What is measured of true costs: each time of each type of layer off by its own error."""
     drawn = random.Random(seed)
     kinds: dict[LayerCosts, LayerCosts] = {}
@@ -122,7 +121,7 @@ def measurement(truth: Costs, seed: int, error: float) -> Costs:
         latency_ns=truth.link.latency_ns / by,
         bytes_per_s=truth.link.bytes_per_s * by,
     )
-    return Costs(by_setting, link)
+    return costs_of(by_setting, link)
 
 
 def _factor(drawn: random.Random, error: float) -> float:
