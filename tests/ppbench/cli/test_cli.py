@@ -225,40 +225,13 @@ def test_an_emulated_sweep_holds_schedules_against_their_plans(tmp_path):
     assert "planned (ms)" in text
     assert "<h2>Peak memory</h2>" not in text  # nothing was allocated
     assert "as a multiple of 1f1b" in text
+    assert f"results/profiles/{runs['run_id'].iloc[-1]}" in inside("show", "last", folder=tmp_path)
     for run_id, schedule in zip(runs["run_id"], runs["schedule"], strict=True):
         for rank in range(3):
             ranges = ranges_of_rank(store, run_id, rank)
             assert collections.Counter(ranges) == {
                 "step 3": 1, **dict.fromkeys(lowered_row(schedule, 3, 6, rank), 1)
             }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def swept_in_a_v(tmp_path_factory):
-    """A folder with one run of a split backward in a V, two of whose steps are profiled."""
-    folder = tmp_path_factory.mktemp("v")
-    (folder / "v.toml").write_text(TINY.replace('["afab", "1f1b"]', '["zbv"]'))
-    settings = ["--set", "world_size=2", "--set", "measure.profile_steps=2"]
-    settings += ["--set", "measure.verify=true"]
-    return folder, ppbench("sweep", "v.toml", *settings, "--format", "json", folder=folder)
-
-
-@pytest.mark.thorough  # the emulated sweep has such traces, too
-def test_steps_under_the_profiler_leave_a_trace_of_each_rank_with_its_actions(swept_in_a_v):
-    folder, done = swept_in_a_v
-    (run,) = json.loads(done.stdout)
-    store = Store(folder / "results")
-    assert run["measure_profile_steps"] == 2
-    assert len(store.table("steps", [run["run_id"]])) == 3  # as without
-    first = run["num_warmup_steps"] + 3 + 1  # after the measured steps and that for memory
-    steps = {f"step {first}": 1, f"step {first + 1}": 1}
-    for rank in range(2):
-        ranges = ranges_of_rank(store, run["run_id"], rank)
-        actions = [*lowered_row("zbv", 2, 4, rank), "OPT"]
-        assert collections.Counter(ranges) == {**steps, **dict.fromkeys(actions, 2)}
-    shown = inside("show", "last", folder=folder).splitlines()
-    (line,) = [line.split() for line in shown if line.split()[:1] == ["profiles"]]
-    assert line[1] == f"results/profiles/{run['run_id']}"
 
 
 def test_a_run_without_the_profile_that_is_asked_for_does_not_count_as_done(tmp_path):

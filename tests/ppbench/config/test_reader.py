@@ -332,18 +332,14 @@ def test_exclude_sees_the_device_that_auto_stands_for(tmp_path):
 @pytest.mark.parametrize(
     "text",
     [
-        f"seq_len = {'9' * 5000}",
         f"seq_len = 0x{'f' * 5000}",
-        f"seq_len = {'[' * 5000}{']' * 5000}",
-        f"[grid.{'.'.join('a' * 3000)}]\nb = 1",
-        f"{'.'.join('a' * 3000)} = 1",
         f'data.source = "text:{"x" * 5000}"',
         'data.source = "text:a\\u0000b"',
         "[grid]\nseq_len = [nan, inf]",
         '"" = 1',
         '[grid]\n"" = [1]',
     ],
-    ids=range(10),
+    ids=range(6),
 )
 def test_monstrous_input_is_refused_in_one_line(tmp_path, text):
     with pytest.raises(SweepFileError) as caught:
@@ -386,12 +382,6 @@ def test_a_mistake_is_located_with_what_is_allowed(tmp_path, old, new, where, wh
     message = str(caught.value)
     assert message.startswith(f"{tmp_path / 'sweep.toml'}:{where}: "), message
     assert what in message
-
-
-def test_files_that_are_no_text_are_refused(tmp_path):
-    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UsageError, match="not a text file"):
-        read_sweep(tmp_path / "binary", [], "cpu")
 
 
 @pytest.mark.parametrize("kind", ["text", "files"])
