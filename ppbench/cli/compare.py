@@ -184,11 +184,11 @@ def compare(
             )
             page = page_of_axis(cases, cases.break_down(cases.changed()), again)
     if output is not None and page is not None:
-        from ppbench.report.pages.comparison import write_comparison
-        from ppbench.report.pages.templates import listed
+        from ppbench.report.pages.comparison import render_comparison
+        from ppbench.report.pages.templates import listed, write_page
 
         with listed(output, REPORTS):  # one in the folder of reports is added to their index
-            write_comparison(output, page)
+            write_page(output, render_comparison(page))
     note_aside(result, how)
     print_text(text, how)
     if output is not None:
