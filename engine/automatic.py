@@ -13,12 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.configuration import (
-    AUTOCAST,
-    TrainerConfig,
-    data_spec_of,
-    recomputed_stages,
-)
+from engine.configuration import AUTOCAST, TrainerConfig, data_spec_of, recomputed_stages
 from engine.model.stage_module import Model
 from engine.plan.choice import best_program, placements_of, with_whole_backwards
 from engine.plan.model_costs import StageCosts

@@ -14,14 +14,7 @@ from engine.plan.lower import lower
 from engine.plan.program import loop_placement
 from engine.plan.rules import check, peak_activations
 from engine.plan.schedules.registry import SCHEDULES, build_program
-from engine.plan.simulate import (
-    FREE_TRANSFERS,
-    Durations,
-    Held,
-    TransferModel,
-    simulate,
-    uniform,
-)
+from engine.plan.simulate import FREE_TRANSFERS, Durations, Held, TransferModel, simulate, uniform
 from engine.plan.spans import Lane, Span
 
 FAMILIES = [(name, v) for name in SCHEDULES for v in stages_per_rank(name)]
