@@ -9,11 +9,7 @@ from pathlib import Path
 
 from ppbench.commits.advice import check_command
 from ppbench.commits.bench import SILENT, Progress, read_tracked, rounds_of
-from ppbench.commits.comparison import (
-    compare_sides,
-    of_sweep,
-    places_of,
-)
+from ppbench.commits.comparison import compare_sides, of_sweep, places_of
 from ppbench.commits.gate import (
     GATED,
     Accepted,

@@ -195,7 +195,16 @@ def _notes(
                 f"only {word} was measured on the machine {machine} ({listed(names)}): these runs "
                 "are not compared, since machines differ in more than the code"
             )
-    yield from _other_settings(base, head, texts)
+    first, last = (list(dict.fromkeys(keys_of(side.runs))) for side in (base, head))
+    for mine, theirs, word in ((first, last, "base"), (last, first, "head")):
+        for key in mine:
+            others = [other for other in theirs if other[:2] == key[:2]]
+            if others and key not in theirs:
+                settings = ", ".join(_differing_settings(key, others))
+                yield (
+                    f"only {word} was measured with {settings} ({texts[key[0]]}): runs with "
+                    "different measurement settings are not compared"
+                )
     known = {launch.run_id for line in lines for launch in line.discounted}
     for side, word in ((base, "base"), (head, "head")):
         yield from notes.failures(side.failed, texts, f" at {word}")
@@ -215,19 +224,6 @@ def _notes(
         )
     runs = [of_series(side.runs, series) for side in (base, head) for series in shared]
     yield from notes.cautions(pd.concat(runs or [base.runs]))
-
-
-def _other_settings(base: Side, head: Side, texts: Mapping[str, str]) -> Iterable[str]:
-    first, last = (list(dict.fromkeys(keys_of(side.runs))) for side in (base, head))
-    for mine, theirs, word in ((first, last, "base"), (last, first, "head")):
-        for key in mine:
-            others = [other for other in theirs if other[:2] == key[:2]]
-            if others and key not in theirs:
-                settings = ", ".join(_differing_settings(key, others))
-                yield (
-                    f"only {word} was measured with {settings} ({texts[key[0]]}): runs with "
-                    "different measurement settings are not compared"
-                )
 
 
 def _of_any(runs: pd.DataFrame, shared: Sequence[Series]) -> pd.DataFrame:

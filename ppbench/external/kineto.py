@@ -239,18 +239,15 @@ def _kernels(
     streams: dict[tuple[object, object], list[tuple[Kernel, str]]] = {}
     wrong: list[str] = []
     for event in work:
-        if (correlation := _correlation(event)) in launches:
-            name = str(event["name"])
-            kernel = Kernel(
-                launches[correlation], *_times(event, base_ns), _is_communication(event)
-            )
-            if (
-                kernel.start_ns < kernel.launched_ns - _EARLIEST_NS
-                or kernel.end_ns < kernel.start_ns
-            ):
-                wrong.append(name)
-            else:
-                streams.setdefault((event.get("pid"), event.get("tid")), []).append((kernel, name))
+        if (correlation := _correlation(event)) not in launches:
+            continue
+        name, launched_ns = str(event["name"]), launches[correlation]
+        start_ns, end_ns = _times(event, base_ns)
+        if start_ns < launched_ns - _EARLIEST_NS or end_ns < start_ns:
+            wrong.append(name)
+            continue
+        kernel = Kernel(launched_ns, start_ns, end_ns, _is_communication(event))
+        streams.setdefault((event.get("pid"), event.get("tid")), []).append((kernel, name))
     kernels: list[Kernel] = []
     for stream in streams.values():
         stream.sort()
@@ -385,16 +382,12 @@ def named_ranges(trace: Trace, pattern: re.Pattern[str] | None) -> list[Named]:
 
 def collective_ranges(trace: Trace) -> list[Named]:
     """Return the ranges in which a schedule asks for collectives, by start."""
-    named = [
-        (outer, parse_cell(name))
+    return [
+        Named(outer, action.op, action.stage, NO_INDEX, may_wait=False)
         for outer in trace.ranges
         if (name := outer.name.removeprefix(_TORCH))[:1].isdecimal()
         and name.rstrip("0123456789").endswith(_COLLECTIVE_NAMES)
-    ]
-    return [
-        Named(outer, action.op, action.stage, NO_INDEX, may_wait=False)
-        for outer, cell in named
-        for action in cell
+        for action in parse_cell(name)
     ]
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ppbench.errors import UsageError
 from ppbench.planning.configuration import Configuration, Proposal
-from ppbench.planning.request import Costs, PlanRequest
+from ppbench.planning.cost_set import CostSet
+from ppbench.planning.request import PlanRequest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,7 +44,7 @@ class Plan:
     """
 
     request: PlanRequest
-    costs: Costs
+    costs: CostSet
     proposals: tuple[Proposal, ...]
     frontier: tuple[FrontierPoint, ...]
     registered: Proposal | None

@@ -15,10 +15,11 @@ from engine.plan.simulate import Simulation, simulate, simulate_all
 from engine.plan.sizes import exact_text, size_text
 from ppbench.display.units import milliseconds
 from ppbench.planning.configuration import Proposal
+from ppbench.planning.cost_set import CostSet, Setting
 from ppbench.planning.fitting import Candidate
 from ppbench.planning.frontier import candidates_elsewhere, frontier_of, least_of, point_of
 from ppbench.planning.plan import FrontierPoint, Loss, NoPlanError, Plan
-from ppbench.planning.request import AUTO, Costs, PlanRequest
+from ppbench.planning.request import AUTO, PlanRequest
 from ppbench.planning.search import OnProgress, Search, preference
 from ppbench.planning.solving import problem_of
 from ppbench.planning.space import Shape, shapes, sizes_of
@@ -37,7 +38,7 @@ LEAST_NS = 4
 
 def make_plan(
     request: PlanRequest,
-    costs: Costs,
+    costs: CostSet,
     on_progress: OnProgress = lambda _what, _done, _all: None,
     effort: float = 1.0,
 ) -> Plan:
@@ -178,7 +179,7 @@ def simulated(plan: Plan, proposal: Proposal) -> Simulation:
     return simulate(proposal.program, durations_of(stages), transfers_of(plan.costs.link, stages))
 
 
-def check_request(request: PlanRequest, costs: Costs) -> None:
+def check_request(request: PlanRequest, costs: CostSet) -> None:
     """Raise NoPlanError where no pipeline has such numbers, whatever the memory."""
     known = sorted({size for size, _ in costs.by_setting})
     if not sizes_of(request, costs):
@@ -206,7 +207,7 @@ def check_request(request: PlanRequest, costs: Costs) -> None:
             f"{layers} layers and a global batch of {request.global_batch}; allow others",
         )
     for size, recompute in itertools.product(sizes_of(request, costs), (False, True)):
-        if (model := costs.by_setting.get((size, recompute))) is None:
+        if (model := costs.by_setting.get(Setting(size, recompute))) is None:
             continue
         num, parts = request.global_batch // size, (model.before, *model.layers, model.after)
         backwards = [max(part.backward_ns, part.input_ns + part.weight_ns) for part in parts]

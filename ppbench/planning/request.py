@@ -2,43 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final
 
-from engine.plan.model_costs import LinkCosts, ModelCosts
 from engine.plan.schedules.registry import SCHEDULES
 
 AUTO: Final = "auto"
 """As a schedule, a program of the solver; as `recompute`, only where memory needs it."""
-RECOMPUTE: Final = ("auto", "none", "all")
-
-
-class Costs(Protocol):
-    """Costs by setting, which is a pair of a microbatch size and whether layers recompute."""
-
-    @property
-    def origin(self) -> str:
-        """Where they are from."""
-
-    @property
-    def by_setting(self) -> Mapping[Any, ModelCosts]:
-        """The costs of a model for one microbatch, by (microbatch size, recompute)."""
-
-    @property
-    def link(self) -> LinkCosts:
-        """The costs of a message between two ranks."""
 
 
 @dataclass(frozen=True)
 class PlanRequest:
     """The devices, the batch, and what a plan may choose from.
 
-    `memory_bytes` is what each rank has (None: no limit); `global_batch` is in sequences,
-    of one of the `replicas` of the pipeline, which all train in a step and share by
-    the policy `sharding`. Without
-    `microbatch_sizes`, all that have costs and divide the global batch are tried. `recompute` is
-    "none", "all" layers, or "auto": those of the fewest stages, where a rank would not fit.
+    `memory_bytes` is what each rank has (None: no limit); `global_batch` is in sequences, of one of
+    the `replicas` of the pipeline, which all train in a step and share by the policy `sharding`.
+    Without `microbatch_sizes`, all that have costs and divide the global batch are tried.
+    `recompute` is "none", "all" layers, or "auto": those of the fewest stages, where a rank would
+    not fit.
     """
 
     ranks: tuple[int, ...]

@@ -19,9 +19,10 @@ from engine.plan.layout import Loads, Partition, solve_partition
 from engine.plan.model_costs import ModelCosts
 from engine.plan.program import Placement, Program
 from engine.plan.schedules.registry import build_program
+from ppbench.planning.cost_set import CostSet, Setting
 from ppbench.planning.fitting import Candidate, Fit, Layout
 from ppbench.planning.partitions import Climb, around, climb_all
-from ppbench.planning.request import AUTO, Costs, PlanRequest
+from ppbench.planning.request import AUTO, PlanRequest
 from ppbench.planning.solving import least_makespan_of, least_memory, one_by_one, solved
 from ppbench.planning.space import (
     Shape,
@@ -62,7 +63,7 @@ class Search:
     """All candidates found for a request, those that do not fit included."""
 
     def __init__(
-        self, request: PlanRequest, costs: Costs, on_progress: OnProgress, effort: float
+        self, request: PlanRequest, costs: CostSet, on_progress: OnProgress, effort: float
     ) -> None:
         """Take what is asked, the costs, who is told how far the search is, and its effort."""
         self.request, self.costs, self.say = request, costs, on_progress
@@ -122,7 +123,7 @@ class Search:
         if size not in self._tables:
             wanted = {AUTO: (False, True), "none": (False,), "all": (True,)}
             known = self.costs.by_setting
-            settings = {on: (size, on) for on in wanted[self.request.recompute]}
+            settings = {on: Setting(size, on) for on in wanted[self.request.recompute]}
             models = {on: known[setting] for on, setting in settings.items() if setting in known}
             self._tables[size] = StageTable(never_quicker(models))
         return self._tables[size]

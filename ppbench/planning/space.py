@@ -15,7 +15,8 @@ from typing import NamedTuple
 from engine.plan.model_costs import ModelCosts
 from engine.plan.program import Placement, loop_placement, v_placement
 from engine.plan.schedules.registry import ShapeError, find_schedule, shape_of
-from ppbench.planning.request import AUTO, Costs, PlanRequest
+from ppbench.planning.cost_set import CostSet, Setting
+from ppbench.planning.request import AUTO, PlanRequest
 
 
 class Shape(NamedTuple):
@@ -35,7 +36,7 @@ class Shape(NamedTuple):
         return self.placement.num_stages // self.placement.world_size
 
 
-def shapes(request: PlanRequest, costs: Costs) -> Iterator[Shape]:
+def shapes(request: PlanRequest, costs: CostSet) -> Iterator[Shape]:
     """Every shape that a schedule can have and that the model has layers for."""
     for ranks in request.ranks:
         for size in sizes_of(request, costs):
@@ -57,7 +58,7 @@ def shapes(request: PlanRequest, costs: Costs) -> Iterator[Shape]:
                             yield Shape(schedule, placement, size, num_microbatches)
 
 
-def sizes_of(request: PlanRequest, costs: Costs) -> list[int]:
+def sizes_of(request: PlanRequest, costs: CostSet) -> list[int]:
     """The microbatch sizes that divide the global batch and have the costs that are needed."""
     known = sorted({size for size, _ in costs.by_setting})
     wanted = request.microbatch_sizes or known
@@ -70,9 +71,9 @@ def sizes_of(request: PlanRequest, costs: Costs) -> list[int]:
     ]
 
 
-def model_of(request: PlanRequest, costs: Costs, size: int) -> ModelCosts:
+def model_of(request: PlanRequest, costs: CostSet, size: int) -> ModelCosts:
     """The costs without recomputation, unless all layers recompute."""
-    return costs.by_setting[size, request.recompute == "all"]
+    return costs.by_setting[Setting(size, request.recompute == "all")]
 
 
 def least_layers(model: ModelCosts, num_stages: int) -> list[int]:

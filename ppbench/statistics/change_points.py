@@ -263,6 +263,8 @@ def _cuts(launches: _Launches, size: float, level: float) -> list[int]:
 
 def _weak_cuts(launches: _Launches) -> list[int]:
     """Step 1: the best cut of each window, where it is worth a look."""
+    from scipy.special import stdtr
+
     num = len(launches.values)
     may_cut = np.zeros(num + 1, dtype=bool)
     may_cut[launches.cuts] = True
@@ -274,7 +276,13 @@ def _weak_cuts(launches: _Launches) -> list[int]:
         allowed = may_cut[starts[:, None] + before]
         energy = np.where(allowed, _energies(windows)[:, before], -np.inf)
         best = before[energy.argmax(axis=1)]
-        is_weak = allowed.any(axis=1) & (_t_chances(windows, best) < WEAK)
+        # Student's test at the best cut of each window.
+        offsets = windows - windows.mean(axis=1, keepdims=True)
+        sums = np.take_along_axis(np.cumsum(offsets, axis=1), best[:, None] - 1, axis=1)[:, 0]
+        between = np.square(sums) * width / (best * (width - best))
+        rest = np.maximum(np.square(offsets).sum(axis=1) - between, width * LEAST_DEVIATION**2)
+        chances = 2 * stdtr(width - 2, -np.sqrt(between * (width - 2) / rest))
+        is_weak = allowed.any(axis=1) & (chances < WEAK)
         weak.update((starts + best)[is_weak].tolist())
     return sorted(weak)
 
@@ -298,19 +306,6 @@ def _energies(windows: Values) -> Values:
     means = 2 * before / (num * (num - 1)) + 2 * behind / (rest * (rest - 1))
     energies[:, places] = num * rest / width * (2 * across / (num * rest) - means)
     return energies
-
-
-def _t_chances(windows: Values, cuts: Places) -> Values:
-    """p-values of Student's test at one cut in each window."""
-    from scipy.special import stdtr
-
-    width = windows.shape[1]
-    offsets = windows - windows.mean(axis=1, keepdims=True)
-    sums = np.take_along_axis(np.cumsum(offsets, axis=1), cuts[:, None] - 1, axis=1)[:, 0]
-    between = np.square(sums) * width / (cuts * (width - cuts))
-    rest = np.maximum(np.square(offsets).sum(axis=1) - between, width * LEAST_DEVIATION**2)
-    chances = 2 * stdtr(width - 2, -np.sqrt(between * (width - 2) / rest))
-    return np.asarray(chances, dtype=float)
 
 
 def _merged(

@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, replace
 
 from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
+from ppbench.planning.cost_set import CostSet, Setting
 from ppbench.planning.request import PlanRequest
 
 MIB = 2**20
@@ -13,13 +14,8 @@ TIMES = ("forward_ns", "backward_ns", "input_ns", "weight_ns", "optimizer_ns")
 FAMILIES = ("afab", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zbv", "v_half", "v_min")
 
 
-@dataclass(frozen=True)
-class Costs:
-    """Costs of a model by microbatch size and recomputation, and of a link."""
-
-    by_setting: dict[tuple[int, bool], ModelCosts]
-    link: LinkCosts
-    origin: str = "drawn"
+def drawn_costs(by_setting: dict[Setting, ModelCosts], link: LinkCosts) -> CostSet:
+    return CostSet("drawn", "float32", 128, "adamw", "cpu", "drawn", by_setting, link)
 
 
 @dataclass(frozen=True)
@@ -27,8 +23,8 @@ class World:
     """What is asked, what it truly costs, and what was measured of that."""
 
     request: PlanRequest
-    truth: Costs
-    measured: Costs
+    truth: CostSet
+    measured: CostSet
 
 
 def world(seed: int, schedules: tuple[str, ...] = FAMILIES, most_layers: int = 8) -> World:
@@ -49,7 +45,7 @@ def world(seed: int, schedules: tuple[str, ...] = FAMILIES, most_layers: int = 8
     return World(request, truth, measured)
 
 
-def _truth(drawn: random.Random, num_layers: int, sizes: tuple[int, ...]) -> Costs:
+def _truth(drawn: random.Random, num_layers: int, sizes: tuple[int, ...]) -> CostSet:
     forward, ratios = drawn.uniform(0.5e6, 2e6), (drawn.uniform(0.6, 1.5), drawn.uniform(0.4, 1.2))
     heavy = drawn.choice([0, 0, 1, 2])  # layers of another type, such as experts
     factor = drawn.uniform(1.2, 2)
@@ -64,10 +60,10 @@ def _truth(drawn: random.Random, num_layers: int, sizes: tuple[int, ...]) -> Cos
             layers = [one] * num_layers
             for at in range(heavy):
                 layers[at * 2 + 1] = _scaled(one, factor)
-            by_setting[size, recompute] = ModelCosts(
+            by_setting[Setting(size, recompute)] = ModelCosts(
                 _scaled(one, embedding), tuple(layers), _scaled(one, head), drawn.uniform(0, 2e4)
             )
-    return Costs(by_setting, LinkCosts(latency, drawn.choice([float("inf"), 5e9]), 0.02))
+    return drawn_costs(by_setting, LinkCosts(latency, drawn.choice([float("inf"), 5e9]), 0.02))
 
 
 def _layer(
@@ -96,7 +92,7 @@ def _scaled(layer: LayerCosts, factor: float) -> LayerCosts:
     return replace(layer, **times, static_bytes=round(layer.static_bytes * factor))
 
 
-def measurement(truth: Costs, seed: int, error: float) -> Costs:
+def measurement(truth: CostSet, seed: int, error: float) -> CostSet:
     """What is measured of true costs: each time of each type of layer off by its own error."""
     drawn = random.Random(seed)
     kinds: dict[LayerCosts, LayerCosts] = {}
@@ -122,7 +118,7 @@ def measurement(truth: Costs, seed: int, error: float) -> Costs:
         latency_ns=truth.link.latency_ns / by,
         bytes_per_s=truth.link.bytes_per_s * by,
     )
-    return Costs(by_setting, link)
+    return drawn_costs(by_setting, link)
 
 
 def _factor(drawn: random.Random, error: float) -> float:
