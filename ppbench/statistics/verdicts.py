@@ -275,10 +275,6 @@ def _usual(metric: Metric, pair: Pair) -> tuple[Places, Places]:
         if slowdowns is None or not metric.can_be_disturbed:
             places.append(np.arange(len(figures)))
             continue
-        if len(slowdowns) != len(figures):
-            raise ValueError(
-                f"{len(slowdowns)} slowdowns of {len(figures)} launches; expected as many"
-            )
         places.append(np.flatnonzero(~(np.asarray(slowdowns, dtype=float) >= SLOW_REFERENCE)))
     base, head = places
     return base, head

@@ -276,11 +276,6 @@ def test_without_three_undisturbed_launches_there_is_no_verdict():
     assert (change.verdict, change.p) == (Verdict.insufficient, None)
 
 
-def test_slowdowns_are_as_many_as_launches():
-    with pytest.raises(ValueError, match="2 slowdowns of 5 launches"):
-        one(STEP, QUIET, QUIET, base_slowdowns=(0.0, 0.0))
-
-
 def test_both_reasons_are_given_at_the_right_places():
     head = times(QUIET, 0.2)[::-1]  # the first is disturbed
     change = one(STEP, QUIET, head, head_slowdowns=(0.0, 0.0, 0.5, 0.0, 0.0))
