@@ -252,27 +252,23 @@ def _spans(
 ) -> Iterator[Span]:
     for number in chosen:
         times: dict[Action, tuple[int, Timed]] = {}
+        found: list[tuple[int, Timed]] = []
         for rank, (steps, clock) in enumerate(zip(ranks, clocks, strict=False)):
             for timed in steps[number]:
                 moved = timed._replace(
                     start_ns=timed.start_ns - clock.offset_ns, end_ns=timed.end_ns - clock.offset_ns
                 )
-                if timed.action.op is Op.OPT or timed.action.op in _MEETINGS:
-                    if timed.action.op is Op.OPT or program.has_collectives:
-                        yield _span(number, rank, moved, replica)
-                else:
+                is_meeting = timed.action.op in _MEETINGS
+                if timed.action.op is Op.OPT or (is_meeting and program.has_collectives):
+                    found.append((rank, moved))
+                elif not is_meeting:
                     times[timed.action] = rank, moved
-        for action, (rank, timed) in times.items():
-            if action.op in COMPUTE_OPS:
-                yield _span(number, rank, timed, replica)
-        for rank, timed in _messages(program, times):
-            yield _span(number, rank, timed, replica)
-
-
-def _span(step: int, rank: int, timed: Timed, replica: int) -> Span:
-    stage, op, microbatch = timed.action
-    times = timed.start_ns, timed.end_ns
-    return Span(step, rank, lane_of(op), stage, op, microbatch, *times, timed.num_bytes, replica)
+        found += [placed for action, placed in times.items() if action.op in COMPUTE_OPS]
+        for rank, timed in (*found, *_messages(program, times)):
+            stage, op, microbatch = timed.action
+            action = lane_of(op), stage, op, microbatch
+            taken = timed.start_ns, timed.end_ns, timed.num_bytes
+            yield Span(number, rank, *action, *taken, replica)
 
 
 def _messages(

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
@@ -267,16 +267,16 @@ def _usual(metric: Metric, pair: Pair) -> tuple[Places, Places]:
     Those beside which the reference was slow do not; those without a reference do. A metric that
     nothing can disturb, such as memory, has all its launches.
     """
-    places = []
-    for figures, slowdowns in (
-        (pair.base, pair.base_slowdowns),
-        (pair.head, pair.head_slowdowns),
-    ):
-        if slowdowns is None or not metric.can_be_disturbed:
-            places.append(np.arange(len(figures)))
-            continue
-        places.append(np.flatnonzero(~(np.asarray(slowdowns, dtype=float) >= SLOW_REFERENCE)))
-    base, head = places
+    sides = ((pair.base, pair.base_slowdowns), (pair.head, pair.head_slowdowns))
+    base, head = (
+        np.arange(len(figures))
+        if slowdowns is None or not metric.can_be_disturbed
+        else np.flatnonzero(~(np.asarray(slowdowns, dtype=float) >= SLOW_REFERENCE))
+        for figures, slowdowns in (
+            (pair.base, pair.base_slowdowns),
+            (pair.head, pair.head_slowdowns),
+        )
+    )
     return base, head
 
 
@@ -341,25 +341,6 @@ def _compared(
     )
 
 
-def _discounts(
-    pair: Pair, usual: tuple[Places, Places], result: _Compared | None
-) -> Iterator[Discount]:
-    """The launches that do not count, in their order."""
-    sides: tuple[tuple[Literal["base", "head"], int, Places, Side | None], ...] = (
-        ("base", len(pair.base), usual[0], None if result is None else result.base),
-        ("head", len(pair.head), usual[1], None if result is None else result.head),
-    )
-    for name, num, places, side in sides:
-        apart: set[int] = set()
-        if side is not None:
-            apart = set(places[side.places[side.num_kept :]].tolist())
-        for place in range(num):
-            if place in apart:
-                yield Discount(name, place, DiscountReason.apart)
-            elif place not in places:
-                yield Discount(name, place, DiscountReason.reference)
-
-
 def _change(
     metric: Metric,
     pair: Pair,
@@ -385,6 +366,21 @@ def _change(
             doubt = Doubt.lopsided if result.is_lopsided else None
         elif result.are_two_levels and verdict is not Verdict.unclear:
             doubt = Doubt.two_levels
+    # The launches that do not count, in their order.
+    discounts: list[Discount] = []
+    sides: tuple[tuple[Literal["base", "head"], int, Places, Side | None], ...] = (
+        ("base", len(pair.base), usual[0], None if result is None else result.base),
+        ("head", len(pair.head), usual[1], None if result is None else result.head),
+    )
+    for name, num, places, side in sides:
+        far: set[int] = (
+            set() if side is None else set(places[side.places[side.num_kept :]].tolist())
+        )
+        for place in range(num):
+            if place in far:
+                discounts.append(Discount(name, place, DiscountReason.apart))
+            elif place not in places:
+                discounts.append(Discount(name, place, DiscountReason.reference))
     return Change(
         base=float(statistics.median(pair.base)) if pair.base else None,
         head=float(statistics.median(pair.head)) if pair.head else None,
@@ -395,7 +391,7 @@ def _change(
         num_head=len(pair.head),
         floor=effective_floor(pair.floor, pair.noise),
         difference=difference,
-        discounts=tuple(_discounts(pair, usual, result)),
+        discounts=tuple(discounts),
         doubt=doubt,
     )
 
