@@ -272,10 +272,7 @@ def _usual(metric: Metric, pair: Pair) -> tuple[Places, Places]:
         np.arange(len(figures))
         if slowdowns is None or not metric.can_be_disturbed
         else np.flatnonzero(~(np.asarray(slowdowns, dtype=float) >= SLOW_REFERENCE))
-        for figures, slowdowns in (
-            (pair.base, pair.base_slowdowns),
-            (pair.head, pair.head_slowdowns),
-        )
+        for figures, slowdowns in sides
     )
     return base, head
 
