@@ -30,10 +30,9 @@ from engine.model.partition import partition_layers
 from engine.plan.schedules.registry import CSV_PREFIX, SCHEDULES, build_program
 from engine.plan.simulate import simulate
 from ppbench.files import write_file
-from ppbench.planning.configuration import Proposal
+from ppbench.planning.cost_set import Setting
 from ppbench.planning.handover import program_text
-from ppbench.planning.plan import Plan
-from ppbench.planning.request import AUTO
+from ppbench.planning.plan import AUTO, Plan, Proposal
 from ppbench.planning.stages import durations_of, slowest_optimizer_ns, transfers_of
 from ppbench.recommendation.question import plan
 
@@ -165,7 +164,7 @@ class Trial:
     def _simulated_ns(self, arm: Arm) -> int:
         """The step of an even spread as the plan's costs have it, the optimizer included."""
         program = build_program(arm.schedule, WORLD_SIZE, self.world.batch // arm.microbatch_size)
-        costs = self.plan.costs.by_setting[arm.microbatch_size, False]
+        costs = self.plan.costs.by_setting[Setting(arm.microbatch_size, recompute=False)]
         partition = partition_layers(arm.layers, self._num_layers, program.num_stages)
         stages = costs.of_stages(partition)
         transfers = transfers_of(self.plan.costs.link, stages)

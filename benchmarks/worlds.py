@@ -15,7 +15,7 @@ import itertools
 import random
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,10 +28,10 @@ from ppbench.config.case import EMULATED, Case, Measure
 from ppbench.config.programs import digest_of
 from ppbench.config.sweep import Sweep
 from ppbench.files import write_file
-from ppbench.planning.configuration import Configuration
+from ppbench.planning.cost_set import CostSet, Setting
 from ppbench.planning.handover import program_text
+from ppbench.planning.plan import AUTO, Configuration, PlanRequest
 from ppbench.planning.planner import make_plan
-from ppbench.planning.request import AUTO, PlanRequest
 from ppbench.planning.stages import durations_of, transfers_of
 from ppbench.run.sweep.control import run_sweep
 from ppbench.run.sweep.plan import Choice
@@ -42,17 +42,11 @@ NUM_MICROBATCHES = 8
 MEASURED = Measure(warmup_steps=1, max_warmup_steps=2, steps=6)
 
 
-@dataclass(frozen=True)
-class Costs:
+class Costs(NamedTuple):
     """The costs of a model with microbatches of one sequence, and of a link."""
 
     model: ModelCosts
     link: LinkCosts
-    origin: str = "drawn"
-
-    @property
-    def by_setting(self) -> dict[tuple[int, bool], ModelCosts]:
-        return {(1, False): self.model}
 
 
 class Rival(NamedTuple):
@@ -100,7 +94,10 @@ def _found(seed: int, num_rivals: int, folder: Path) -> Found:
     drawn = random.Random(seed)
     ranks, truth = drawn.choice([2, 3, 4]), _truth(drawn)
     request = PlanRequest((ranks,), None, NUM_MICROBATCHES, 128, microbatch_sizes=(1,))
-    planned = make_plan(replace(request, recompute="none"), _measured(truth, drawn)).first
+    measured = _measured(truth, drawn)
+    by_setting = {Setting(1, recompute=False): measured.model}
+    costs = CostSet("drawn", "float32", 128, "sgd", "emulated", "drawn", by_setting, truth.link)
+    planned = make_plan(replace(request, recompute="none"), costs).first
     first = _rival_of(planned.configuration)
     if planned.configuration.schedule == AUTO:
         file = folder / "auto.csv"
@@ -150,7 +147,7 @@ def _measured(truth: Costs, drawn: random.Random) -> Costs:
             )
     model = truth.model
     layers = tuple(known[layer] for layer in model.layers)
-    return replace(truth, model=ModelCosts(known[model.before], layers, known[model.after]))
+    return Costs(ModelCosts(known[model.before], layers, known[model.after]), truth.link)
 
 
 def _rival_of(one: Configuration) -> Rival:

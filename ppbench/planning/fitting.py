@@ -16,9 +16,8 @@ from engine.plan.layout import Partition
 from engine.plan.model_costs import LinkCosts, StageCosts
 from engine.plan.program import Program
 from engine.plan.simulate import TransferModel, simulate_all
-from ppbench.planning.configuration import Configuration
 from ppbench.planning.memory import Rows, message_bytes, static_bytes
-from ppbench.planning.request import AUTO
+from ppbench.planning.plan import AUTO, Configuration
 from ppbench.planning.space import Shape
 from ppbench.planning.stages import (
     StageTable,

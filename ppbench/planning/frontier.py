@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from ppbench.planning.fitting import Candidate, Layout, simulated
 from ppbench.planning.partitions import climb_all
-from ppbench.planning.plan import FrontierPoint
-from ppbench.planning.request import AUTO
+from ppbench.planning.plan import AUTO, FrontierPoint
 from ppbench.planning.search import FIRST_EFFORT, NUM_FIRST, Search, preference
 from ppbench.planning.solving import solved
 from ppbench.planning.space import shapes

@@ -26,7 +26,7 @@ from ppbench.config.reader import read_sweep
 from ppbench.config.toml import as_toml, key_text
 from ppbench.errors import UsageError
 from ppbench.files import write_file
-from ppbench.planning.configuration import Configuration
+from ppbench.planning.plan import Configuration
 
 EMBEDDINGS, NORM, HEAD = "tok_embeddings", "norm", "output"
 """torchtitan's modules around the layers; its latest models call the head `lm_head`."""

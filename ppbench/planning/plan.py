@@ -1,17 +1,95 @@
-"""A plan: what to run, how sure that is, what limits it, and what more would bring."""
+"""A plan: what is asked for, the pipelines that are proposed, and what limits them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from engine.plan.layout import partition_of
+from engine.plan.program import Placement, Program
+from engine.plan.schedules.registry import SCHEDULES
 from ppbench.errors import UsageError
-from ppbench.planning.configuration import Configuration, Proposal
 from ppbench.planning.cost_set import CostSet
-from ppbench.planning.request import PlanRequest
 
 if TYPE_CHECKING:
     import pandas as pd
+
+AUTO: Final = "auto"
+"""As a schedule, a program of the solver; as `recompute`, only where memory needs it."""
+RECOMPUTE: Final = ("auto", "none", "all")
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """The devices, the batch, and what a plan may choose from.
+
+    `memory_bytes` is what each rank has (None: no limit). `global_batch` is in sequences of one of
+    the `replicas` of the pipeline, which all train in a step and share by the policy `sharding`.
+    Without `microbatch_sizes`, all that have costs and divide the global batch are tried.
+    `recompute` is "none", "all" layers, or "auto": those of the fewest stages, where a rank would
+    not fit.
+    """
+
+    ranks: tuple[int, ...]
+    memory_bytes: int | None
+    global_batch: int
+    seq_len: int
+    schedules: tuple[str, ...] = (*SCHEDULES, AUTO)
+    stages_per_rank: tuple[int, ...] = (1, 2)
+    microbatch_sizes: tuple[int, ...] = ()
+    recompute: str = AUTO
+    replicas: int = 1
+    sharding: str = "ddp"
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Everything that a plan decides about a training.
+
+    `layers` are counts by stage, `recompute` says by stage whether its layers recompute their
+    activations. `schedule` is a registered name, or "auto" for a program of the solver.
+    """
+
+    schedule: str
+    ranks: int
+    stages_per_rank: int
+    placement: Placement
+    layers: tuple[int, ...]
+    microbatch_size: int
+    num_microbatches: int
+    recompute: tuple[bool, ...]
+
+    @property
+    def partition(self) -> list[range]:
+        """The layers of each stage, in order."""
+        return list(partition_of(self.layers))
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences of a step."""
+        return self.microbatch_size * self.num_microbatches
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A configuration with its program and its predicted step; times in ns, memory by rank.
+
+    `step_ns` is simulated with the costs as they are; the interval from `step_low_ns` to
+    `step_high_ns` holds the step with a probability of 90 %, as far as it depends on the errors of
+    the costs. The step is the makespan and the optimizer; no program for this placement and these
+    stages has a step below `bound_ns`.
+    """
+
+    configuration: Configuration
+    program: Program
+    step_ns: int
+    step_low_ns: int
+    step_high_ns: int
+    bound_ns: int
+    peak_bytes: tuple[int, ...]
+    peak_high_bytes: tuple[int, ...]
+    bubble_fraction: float
+    tokens_per_s: float
 
 
 class FrontierPoint(NamedTuple):

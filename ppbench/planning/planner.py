@@ -14,12 +14,18 @@ from engine.plan.model_costs import LinkCosts
 from engine.plan.simulate import Simulation, simulate, simulate_all
 from engine.plan.sizes import exact_text, size_text
 from ppbench.display.units import milliseconds
-from ppbench.planning.configuration import Proposal
 from ppbench.planning.cost_set import CostSet, Setting
 from ppbench.planning.fitting import Candidate
 from ppbench.planning.frontier import candidates_elsewhere, frontier_of, least_of, point_of
-from ppbench.planning.plan import FrontierPoint, Loss, NoPlanError, Plan
-from ppbench.planning.request import AUTO, PlanRequest
+from ppbench.planning.plan import (
+    AUTO,
+    FrontierPoint,
+    Loss,
+    NoPlanError,
+    Plan,
+    PlanRequest,
+    Proposal,
+)
 from ppbench.planning.search import OnProgress, Search, preference
 from ppbench.planning.solving import problem_of
 from ppbench.planning.space import Shape, shapes, sizes_of

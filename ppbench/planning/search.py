@@ -22,7 +22,7 @@ from engine.plan.schedules.registry import build_program
 from ppbench.planning.cost_set import CostSet, Setting
 from ppbench.planning.fitting import Candidate, Fit, Layout
 from ppbench.planning.partitions import Climb, around, climb_all
-from ppbench.planning.request import AUTO, PlanRequest
+from ppbench.planning.plan import AUTO, PlanRequest
 from ppbench.planning.solving import least_makespan_of, least_memory, one_by_one, solved
 from ppbench.planning.space import (
     Shape,

@@ -16,7 +16,7 @@ from engine.plan.model_costs import ModelCosts
 from engine.plan.program import Placement, loop_placement, v_placement
 from engine.plan.schedules.registry import ShapeError, find_schedule, shape_of
 from ppbench.planning.cost_set import CostSet, Setting
-from ppbench.planning.request import AUTO, PlanRequest
+from ppbench.planning.plan import AUTO, PlanRequest
 
 
 class Shape(NamedTuple):

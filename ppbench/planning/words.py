@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 from engine.plan.program import loop_placement
 from ppbench.display.fields import Field, field_of, number
 from ppbench.display.units import MEBIBYTES, MS, counted, milliseconds, percent, size
-from ppbench.planning.configuration import Configuration, Proposal
-from ppbench.planning.plan import Plan
-from ppbench.planning.request import AUTO
+from ppbench.planning.plan import AUTO, Configuration, Plan, Proposal
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -30,10 +30,9 @@ from ppbench.planning.cost_file import read_costs_file, write_costs_file
 from ppbench.planning.cost_measurement import measure_costs
 from ppbench.planning.cost_set import MEASURED, CostSet, Setting
 from ppbench.planning.handover import Handover, chosen_from, write_handover
-from ppbench.planning.plan import NoPlanError, Plan
+from ppbench.planning.plan import AUTO, NoPlanError, Plan, PlanRequest
 from ppbench.planning.planner import make_plan
 from ppbench.planning.replicas import of_replica, unplanned
-from ppbench.planning.request import AUTO, PlanRequest
 from ppbench.planning.search import OnProgress
 from ppbench.recommendation.trials import chosen_case
 from ppbench.run.machine.environment import default_device, fingerprint_here

@@ -25,10 +25,8 @@ from ppbench.display.cases import cautions_of
 from ppbench.display.tables import as_records
 from ppbench.display.units import counted, duration, milliseconds, percent
 from ppbench.files import write_file
-from ppbench.planning.configuration import Proposal
 from ppbench.planning.handover import program_text
-from ppbench.planning.plan import Plan
-from ppbench.planning.request import AUTO
+from ppbench.planning.plan import AUTO, Plan, Proposal
 from ppbench.run.sweep.control import run_sweep
 from ppbench.run.sweep.plan import Choice, forget_rerun, note_rerun, plan_sweep, rerun_since
 from ppbench.run.sweep.progress import Display

@@ -14,8 +14,7 @@ import pandas as pd
 from engine.plan.simulate import Simulation
 from engine.plan.spans import COLUMNS
 from ppbench.display.units import NS_PER_MS, counted, milliseconds, percent, size
-from ppbench.planning.configuration import Configuration, Proposal
-from ppbench.planning.plan import Plan
+from ppbench.planning.plan import Configuration, Plan, Proposal
 from ppbench.planning.words import pipeline_text, sentences_of
 from ppbench.report.charts.frontier import Frontier, Point, frontier
 from ppbench.report.pages.conclusions import Tile

@@ -16,8 +16,8 @@ from engine.plan.solver import solve
 from ppbench.config.programs import program_of
 from ppbench.config.reader import read_sweep
 from ppbench.errors import SweepFileError, UsageError
-from ppbench.planning.configuration import Configuration
 from ppbench.planning.handover import Chosen, chosen_from, write_handover
+from ppbench.planning.plan import Configuration
 
 sys.path.append(str(Path(__file__).parents[2] / "engine" / "plan"))  # torch's schedules, mocked
 from torch_schedules import runtime

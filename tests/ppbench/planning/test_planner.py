@@ -4,7 +4,7 @@ import functools
 from dataclasses import replace
 
 import pytest
-from worlds import FAMILIES, MIB, drawn_costs, world
+from worlds import FAMILIES, MIB, costs_of, world
 
 from engine.plan.lower import lower
 from engine.plan.model_costs import NOTHING, LayerCosts, LinkCosts, ModelCosts
@@ -12,9 +12,8 @@ from engine.plan.program import loop_placement, v_placement
 from engine.plan.rules import check
 from engine.plan.sizes import size_text
 from ppbench.display.units import size as size_of
-from ppbench.planning.plan import NoPlanError
+from ppbench.planning.plan import NoPlanError, PlanRequest
 from ppbench.planning.planner import make_plan
-from ppbench.planning.request import PlanRequest
 from ppbench.planning.search import Search
 from ppbench.planning.words import as_dict
 
@@ -29,7 +28,7 @@ LAYER = LayerCosts(
 )
 AGAIN = replace(LAYER, backward_ns=3e6, input_ns=2.1e6, held_after_forward=MIB)
 HEAD = replace(LAYER, forward_ns=2e6, backward_ns=4e6, input_ns=2e6, weight_ns=2e6)
-COSTS = drawn_costs(
+COSTS = costs_of(
     {
         (size, recompute): ModelCosts(LAYER, (layer,) * 8, HEAD)
         for size in (1, 2)
@@ -78,7 +77,7 @@ def test_the_same_question_has_the_same_answer():
 
 
 def test_what_is_known_exactly_has_no_interval():
-    exact = drawn_costs(
+    exact = costs_of(
         {
             setting: replace(
                 model,
@@ -147,7 +146,7 @@ def test_what_needs_the_least_memory_is_proposed_though_the_search_misses_it(mon
 def test_stages_whose_actions_take_unequal_memory_fit_into_the_least_that_is_said(schedule, left):
     first = replace(LAYER, held_after_input=left, transient_bytes=30 * MIB)
     model = ModelCosts(NOTHING, (first, LAYER, LAYER, LAYER), NOTHING)
-    costs = drawn_costs({(1, False): model}, LinkCosts())
+    costs = costs_of({(1, False): model}, LinkCosts())
     request = PlanRequest((2,), MIB, 4, 128, (schedule,), (2,), (1,))
     with pytest.raises(NoPlanError) as refused:
         make_plan(request, costs, effort=EFFORT)
@@ -163,7 +162,7 @@ def test_stages_whose_actions_take_unequal_memory_fit_into_the_least_that_is_sai
 def test_layers_are_moved_for_the_solver_where_level_ones_do_not_fit():
     full = replace(LAYER, static_bytes=400 * MIB)
     model = ModelCosts(NOTHING, (full, full, full, *(LAYER,) * 3), NOTHING)  # level: 3 and 3
-    costs = drawn_costs({(1, False): model}, LinkCosts())
+    costs = costs_of({(1, False): model}, LinkCosts())
     request = PlanRequest((2,), 880 * MIB, 4, 128, ("auto",), (1,), (1,))
     assert max(make_plan(request, costs, effort=EFFORT).first.peak_high_bytes) <= 880 * MIB
 
@@ -196,20 +195,20 @@ def test_what_contradicts_itself_is_refused_with_the_key(changes, key, words):
 def test_costs_out_of_range_are_refused(changes, link, words):
     model = ModelCosts(NOTHING, (replace(LAYER, weight_ns=0, **changes),) * 2, NOTHING)
     with pytest.raises(NoPlanError, match=words) as refused:
-        make_plan(REQUEST, drawn_costs({(1, False): model}, link), effort=EFFORT)
+        make_plan(REQUEST, costs_of({(1, False): model}, link), effort=EFFORT)
     assert refused.value.key == "costs"
 
 
 def test_missing_costs_are_named():
     notes = plan(microbatch_sizes=(1, 4)).notes
     assert notes == ("There are no costs for microbatches of 4: left out.",)
-    alone = drawn_costs({(1, False): COSTS.by_setting[1, False]}, COSTS.link)
+    alone = costs_of({(1, False): COSTS.by_setting[1, False]}, COSTS.link)
     found = make_plan(REQUEST, alone, effort=EFFORT)
     assert "nothing is recomputed" in found.notes[0]
 
 
 def test_a_slow_link_is_said_to_limit_it():
-    slow = drawn_costs(COSTS.by_setting, LinkCosts(8e6, 1e9, 0))
+    slow = costs_of(COSTS.by_setting, LinkCosts(8e6, 1e9, 0))
     found = make_plan(replace(REQUEST, schedules=("1f1b",)), slow, effort=EFFORT)
     assert found.losses[0].cause == "link"
     assert found.faster_link_ns < found.first.step_ns
@@ -219,7 +218,7 @@ def test_a_slow_link_is_said_to_limit_it():
 def test_layers_that_cannot_be_cut_are_said_to_limit_it():
     model = COSTS.by_setting[1, False]
     heavy = replace(LAYER, forward_ns=2e7, backward_ns=4e7, input_ns=2e7, weight_ns=2e7)
-    uneven = drawn_costs({(1, False): replace(model, layers=(heavy, *(LAYER,) * 3))}, LinkCosts())
+    uneven = costs_of({(1, False): replace(model, layers=(heavy, *(LAYER,) * 3))}, LinkCosts())
     found = make_plan(replace(REQUEST, global_batch=32), uneven, effort=EFFORT)
     assert found.losses[0].cause == "imbalance"
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
 from ppbench.planning.cost_set import CostSet, Setting
-from ppbench.planning.request import PlanRequest
+from ppbench.planning.plan import PlanRequest
 
 MIB = 2**20
 TIMES = ("forward_ns", "backward_ns", "input_ns", "weight_ns", "optimizer_ns")
 FAMILIES = ("afab", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zbv", "v_half", "v_min")
 
 
-def drawn_costs(by_setting: dict[Setting, ModelCosts], link: LinkCosts) -> CostSet:
-    return CostSet("drawn", "float32", 128, "adamw", "cpu", "drawn", by_setting, link)
+def costs_of(by_setting: Mapping[tuple[int, bool], ModelCosts], link: LinkCosts) -> CostSet:
+    """Costs of a model by microbatch size and recomputation, and of a link."""
+    named = {Setting(*setting): model for setting, model in by_setting.items()}
+    return CostSet("drawn", "float32", 128, "adamw", "cpu", "drawn", named, link)
 
 
 @dataclass(frozen=True)
@@ -60,10 +63,10 @@ def _truth(drawn: random.Random, num_layers: int, sizes: tuple[int, ...]) -> Cos
             layers = [one] * num_layers
             for at in range(heavy):
                 layers[at * 2 + 1] = _scaled(one, factor)
-            by_setting[Setting(size, recompute)] = ModelCosts(
+            by_setting[size, recompute] = ModelCosts(
                 _scaled(one, embedding), tuple(layers), _scaled(one, head), drawn.uniform(0, 2e4)
             )
-    return drawn_costs(by_setting, LinkCosts(latency, drawn.choice([float("inf"), 5e9]), 0.02))
+    return costs_of(by_setting, LinkCosts(latency, drawn.choice([float("inf"), 5e9]), 0.02))
 
 
 def _layer(
@@ -118,7 +121,7 @@ def measurement(truth: CostSet, seed: int, error: float) -> CostSet:
         latency_ns=truth.link.latency_ns / by,
         bytes_per_s=truth.link.bytes_per_s * by,
     )
-    return drawn_costs(by_setting, link)
+    return costs_of(by_setting, link)
 
 
 def _factor(drawn: random.Random, error: float) -> float:

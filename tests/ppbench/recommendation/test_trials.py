@@ -13,9 +13,9 @@ from engine.plan.schedules.registry import build_program, read_csv
 from ppbench.config.case import Case, Measure
 from ppbench.config.feasibility import problems_of_settings
 from ppbench.errors import SweepInterruptedError
-from ppbench.planning.configuration import Configuration, Proposal
 from ppbench.planning.cost_file import write_costs_file
 from ppbench.planning.cost_set import CostSet, Setting
+from ppbench.planning.plan import Configuration, Proposal
 from ppbench.recommendation import trials
 from ppbench.recommendation.question import read_question
 from ppbench.statistics.regret import SetAside, race

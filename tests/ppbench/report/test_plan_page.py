@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
-from ppbench.planning.plan import Plan
+from ppbench.planning.cost_set import CostSet, Setting
+from ppbench.planning.plan import Plan, PlanRequest
 from ppbench.planning.planner import make_plan, simulated
-from ppbench.planning.request import PlanRequest
 from ppbench.planning.words import sentences_of
 from ppbench.report.charts.frontier import Point, frontier
 from ppbench.report.pages.plan import PlanPage, render_plan, write_plan
@@ -19,19 +19,14 @@ from ppbench.report.pages.templates import render_index
 MIB = 2**20
 
 
-@dataclass
-class Costs:
-    by_setting: dict[tuple[int, bool], ModelCosts]
-    link: LinkCosts
-    origin: str = "drawn"
-
-
-def costs() -> Costs:
+def costs() -> CostSet:
     layer = LayerCosts(2e6, 4e6, 2e6, 2e6, 0.01, 20 * MIB, 10 * MIB, 4 * MIB, 50 * MIB, MIB, 1e5)
     after = replace(layer, forward_ns=4e6, backward_ns=8e6, input_ns=4e6, weight_ns=4e6)
     before = replace(layer, forward_ns=1e5, backward_ns=1e5, input_ns=0, weight_ns=1e5)
     model = ModelCosts(before, (layer,) * 4, after)
-    return Costs({(1, False): model}, LinkCosts(1e5, 1e10, 0.05))
+    by_setting = {Setting(1, recompute=False): model}
+    link = LinkCosts(1e5, 1e10, 0.05)
+    return CostSet("drawn", "float32", 128, "adamw", "cpu", "drawn", by_setting, link)
 
 
 @pytest.fixture(scope="module")
