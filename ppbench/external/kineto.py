@@ -186,6 +186,21 @@ def _trace_of(
     base_ns = int(str(facts.get("baseTimeNanoseconds", 0)))
     launches = sorted({str(e.get("cat")).rpartition("_")[0] for e in complete if _is_launch(e)})
     kernels, doubts = _kernels(complete, base_ns)
+
+    def event_of(event: Mapping[str, object]) -> Event:
+        details = event.get("args")
+        times = _times(event, base_ns)
+        return Event(str(event["name"]), times, details if isinstance(details, dict) else {})
+
+    launched = _launches(complete, base_ns)
+    named = [event for event in complete if kind_of(str(event["name"]))]
+    moving = [e for e in named if e.get("cat") in _GPU_WORK and _is_communication(e)]
+    collectives = collectives_of(
+        (event_of(e) for e in named if str(e["name"]).startswith("c10d::")),
+        (event_of(e) for e in named if str(e["name"]).startswith("gloo:")),
+        ((launched[at], event_of(e)) for e in moving if (at := _correlation(e)) in launched),
+        groups,
+    )
     return Trace(
         path,
         None if rank is None else int(str(rank)),
@@ -200,7 +215,7 @@ def _trace_of(
         sorted(_interval(e, base_ns) for e in complete if _is_range(e)),
         sorted(_interval(e, base_ns) for e in complete if e.get("cat") == _OPERATOR),
         kernels,
-        _collectives(complete, base_ns, groups),
+        collectives,
         groups,
         launches[0] if launches else "cuda",
         doubts,
@@ -284,25 +299,6 @@ def _longest_rise(numbers: Sequence[int]) -> set[int]:
         kept.add(index)
         index = before[index]
     return kept
-
-
-def _collectives(
-    events: Sequence[Mapping[str, object]], base_ns: int, groups: Mapping[str, tuple[int, ...]]
-) -> list[Collective]:
-    def event_of(event: Mapping[str, object]) -> Event:
-        details = event.get("args")
-        times = _times(event, base_ns)
-        return Event(str(event["name"]), times, details if isinstance(details, dict) else {})
-
-    launches = _launches(events, base_ns)
-    named = [event for event in events if kind_of(str(event["name"]))]
-    kernels = [e for e in named if e.get("cat") in _GPU_WORK and _is_communication(e)]
-    return collectives_of(
-        (event_of(e) for e in named if str(e["name"]).startswith("c10d::")),
-        (event_of(e) for e in named if str(e["name"]).startswith("gloo:")),
-        ((launches[at], event_of(e)) for e in kernels if (at := _correlation(e)) in launches),
-        groups,
-    )
 
 
 def _launches(events: Sequence[Mapping[str, object]], base_ns: int) -> dict[int | None, int]:

@@ -21,8 +21,7 @@ Launches of one commit may be correlated:
 
 They often share a session, a build, a layout of memory, and a test that takes them for independent
 finds a change at every other commit. So an analysis of variance compares the mean squares between
-the commits of each level with those within commits, by the F test (one-way random effects). The
-intraclass correlation that it also gives is too uncertain, with ten commits, to correct with.
+the commits of each level with those within commits, by the F test (one-way random effects).
 
 A disturbed launch is told from a change by those beside it: two launches that agree are a new level
 at the end of a series, and three within it (`ppbench.statistics.disturbances`).
@@ -32,8 +31,7 @@ whether launches are correlated.
 
 How likely each cut is follows from the fit of two levels with one spread, all three of which are
 integrated out: what is left is the sum of squares around the two means, to a power. Levels need not
-be known in advance, and their uncertainty makes the place less certain too. A test for each place
-would only show where two levels differ, not where they meet.
+be known in advance, and their uncertainty makes the place less certain too.
 """
 
 from __future__ import annotations

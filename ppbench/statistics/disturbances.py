@@ -16,11 +16,6 @@ with a flat prior on its logarithm. Likelihoods of mixtures with a broad compone
 due to Box and Tiao (1968); here the component is one-sided, and each launch belongs to one of the
 two altogether, which leaves few enough cases to try them all.
 
-A symmetric trimmed mean with its t test (Yuen 1974) gives up two of five launches whether anything
-is wrong with them or not: with normal noise it finds a change of 2 % in 49 % of comparisons in
-place of 70 %, and with one launch in five disturbed a change of 10 % in 54 % in place of 95 %.
-Tests by ranks cannot reach 1 % if one of five launches is disturbed.
-
 Launches that differ between two levels, by an address or a frequency that is drawn anew, look as
 if they were disturbed. A difference is then shown only where chance could hardly have shared the
 two levels out in this way: `are_two_levels` says where it could.

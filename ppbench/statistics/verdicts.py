@@ -8,13 +8,10 @@ whole interval lies inside the floor; a test that finds nothing is no evidence o
 Launches that something slowed do not count, and are named: those far on the slow side of the others
 (`ppbench.statistics.disturbances`), and those beside which the fixed reference was slow. The test
 is then Student's, since two or three launches do not show a spread of their own; its variance is
-raised, because the launches left were chosen by their values. One disturbed launch in ten took two
-thirds of the power from Welch's test at 5 % of change, and takes 1 % of that from this one.
+raised, because the launches left were chosen by their values.
 
 Steps are not tested against steps: those of one launch are correlated, and such a test alarms in
-half of all comparisons of a commit with itself. Nor is the interval a bootstrap's: with five
-launches a side, its 95 % interval holds the true ratio in 88 % of cases, Welch's in 95 %
-(`benchmarks/tracking.py` measures both).
+half of all comparisons of a commit with itself.
 
 The gate alarms on `slower` only: falsely in at most 1 % of comparisons of a commit with itself, as
 long as launches of both sides alternate, under every noise that was tried but one: where half of
