@@ -135,7 +135,6 @@ def _sides(
     """Compare two sides; return the result and its text, and write its page."""
     from ppbench.cli.comparison import comparison_text, note_aside, page_of_sides
     from ppbench.cli.progress import LiveProgress
-    from ppbench.commits.comparison import break_down
     from ppbench.commits.comparison import compare as compare_sides
     from ppbench.commits.sides import WORKTREE
     from ppbench.files import whole_file
@@ -154,13 +153,13 @@ def _sides(
             progress=progress,
         )
     wanted = result.series() if how is Format.json else result.changed()
-    breakdowns = break_down(result, wanted)
+    breakdowns = result.break_down(wanted)
     if output is not None and output.suffix == SAVED:
         with whole_file(output, "--output") as saved:
             saved.write(f"{comparison_text(result, breakdowns, Format.json)}\n".encode())
     elif output is not None:
         again = command("compare", *words, metric=metrics, results=results, output=output)
-        _write(output, page_of_sides(result, break_down(result, result.changed()), again))
+        _write(output, page_of_sides(result, result.break_down(result.changed()), again))
     note_aside(result, how)
     return result, comparison_text(result, breakdowns, how, view)
 

@@ -32,11 +32,9 @@ from ppbench.comparison.launches import (
     without_times_of_files,
 )
 from ppbench.comparison.lines import (
-    Breakdown,
     Compared,
     Line,
     Pairing,
-    break_down_pairing,
     lines_of,
     listed,
     of_keys,
@@ -149,6 +147,7 @@ def compare_sides(
         pairings={pairing.series: pairing for pairing in pairings},
         lines=tuple(lines),
         notes=tuple(dict.fromkeys(found)),
+        stores=(base.store, head.store),
     )
 
 
@@ -163,14 +162,6 @@ def _differing_settings(key: Key, others: Sequence[Key]) -> list[str]:
 
 def of_series(runs: pd.DataFrame, series: Series) -> pd.DataFrame:
     return of_keys(runs, keys_of(runs), series.key)
-
-
-def break_down(comparison: Comparison, wanted: Iterable[Series]) -> list[Breakdown[Series]]:
-    """Find the spans that changed in these series, as far as their spans are stored."""
-    stores = (comparison.base.store, comparison.head.store)
-    pairings = (comparison.pairings[series] for series in wanted)
-    breakdowns = (break_down_pairing(pairing, stores) for pairing in pairings)
-    return [breakdown for breakdown in breakdowns if breakdown is not None]
 
 
 def _notes(

@@ -19,12 +19,10 @@ from ppbench.comparison import notes
 from ppbench.comparison.axes import find_axis, key_of, ordered, value_named, work_note
 from ppbench.comparison.launches import Key, key_text, keys_of
 from ppbench.comparison.lines import (
-    Breakdown,
     Compared,
     Judge,
     Line,
     Pairing,
-    break_down_pairing,
     lines_of,
     listed,
     of_keys,
@@ -40,8 +38,6 @@ from ppbench.store import Store
 
 PROGRAM = "program_digest"
 """The setting whose values are contents of a program file."""
-_OF_STAGES = ("world_size", "stages_per_rank")
-"""Settings with which stages are other slices of the model."""
 _OTHERS = {
     "runtime": ["engine", "torch"],
     "model_partition": ["uniform", "parameters"],
@@ -107,21 +103,10 @@ class Across(Compared[Contrast]):
     axis_values: tuple[Hashable, ...]  # in order
     title: str  # which runs were compared
     shared: str  # the usual settings that all pairs have alike, in words
-    store: Store
 
     def __repr__(self) -> str:
         values = ", ".join(map(str, self.axis_values))
         return f"<Comparison across {key_of(self.axis)} ({values}): {self.counts() or 'no pair'}>"
-
-    def break_down(self, wanted: Iterable[Contrast]) -> list[Breakdown[Contrast]]:
-        """Find the spans that differ in these pairs, as far as their spans are stored."""
-        stores = (self.store, self.store)
-        breakdowns = []
-        for pairing in (self.pairings[contrast] for contrast in wanted):
-            base, head = (runs.iloc[0] for runs in (pairing.base, pairing.head))
-            is_alike = all(base[name] == head[name] for name in _OF_STAGES)
-            breakdowns.append(break_down_pairing(pairing, stores, has_same_stages=is_alike))
-        return [breakdown for breakdown in breakdowns if breakdown is not None]
 
 
 def _runs_of(pairings: Iterable[Pairing[Contrast]]) -> pd.DataFrame:
@@ -224,7 +209,7 @@ def compare_along(
         axis_values=tuple(values),
         title=chosen.title,
         shared=grid.shared_text(paired),
-        store=chosen.store,
+        stores=(chosen.store, chosen.store),
         pairings={pairing.series: pairing for pairing in pairings},
         lines=tuple(lines),
         notes=tuple(dict.fromkeys(found)),

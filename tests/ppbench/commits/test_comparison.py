@@ -7,7 +7,7 @@ import pytest
 from command import Printed, printed
 from tracked import CASE, STEADY, add_launches, in_one_file, scattered, slower
 
-from ppbench.commits.comparison import Comparison, break_down, compare, compare_sides
+from ppbench.commits.comparison import Comparison, compare, compare_sides
 from ppbench.commits.sides import Places, find_side
 from ppbench.comparison.lines import SHOWN, read_metrics
 from ppbench.display.changes import moved_sentences
@@ -168,7 +168,7 @@ def test_a_launch_that_stands_apart_is_told_and_hides_no_stage_that_moved(store)
     (note,) = [note for note in result.notes if "counts for nothing" in note]
     assert note.startswith("launch 4 of head counts for nothing")
     assert note.endswith(f"(run {ids[-1]})")
-    (one,) = break_down(result, result.changed())
+    (one,) = result.break_down(result.changed())
     assert moved_sentences(one.moved)[0].startswith("compute of stage 1 changed: B 12.0 -> 13.2 ms")
 
 
@@ -176,7 +176,7 @@ def test_where_only_waiting_moved_it_is_said_to_be_no_cause(store):
     add_launches(store, STEADY, BASE, stretch={})
     add_launches(store, slower(0.05), HEAD, stretch={(0, "RECV_B"): 1.0, (-1, "late"): 9})
     result = compared(store)
-    (one,) = break_down(result, result.changed())
+    (one,) = result.break_down(result.changed())
     told = moved_sentences(one.moved)
     assert told[0] == "no compute, optimizer, transfer or collective time changed"
 
@@ -186,7 +186,7 @@ def test_one_launch_a_side_shows_what_moved_as_untested(store):
     add_launches(store, STEADY[:1], HEAD, stretch={(1, "F"): 1.08})
     result = compared(store)
     assert result.changed() == []
-    (one,) = break_down(result, result.series())
+    (one,) = result.break_down(result.series())
     told = moved_sentences(one.moved)
     assert told[0] == "not tested, which takes 3 launches per side; the largest differences:"
     assert told[1].startswith(

@@ -1,6 +1,7 @@
 """Trials of a plan: proposals as cases, and what was measured beside what was predicted."""
 
 import json
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -18,6 +19,7 @@ from ppbench.planning.cost_set import CostSet, Setting
 from ppbench.planning.plan import Configuration, Proposal
 from ppbench.recommendation import trials
 from ppbench.recommendation.question import read_question
+from ppbench.run.sweep.control import run_sweep
 from ppbench.statistics.regret import SetAside, race
 from ppbench.statistics.significance import Ratio
 from ppbench.statistics.verdicts import Noise
@@ -172,12 +174,12 @@ def test_trials_that_are_stopped_are_kept_and_go_on(folder, monkeypatch):
     monkeypatch.chdir(folder)
     plan, sweep = ppbench.plan("mine.toml", effort=0.05), read_question("mine.toml")
 
-    def stopped(measured, *_):
-        measured([0], 1)
+    def stopped(sweep, *how):
+        run_sweep(replace(sweep, cases=sweep.cases[:1]), *how)
         raise SweepInterruptedError("stopped")
 
     with monkeypatch.context() as patched, pytest.raises(SweepInterruptedError):
-        patched.setattr(trials, "race", stopped)
+        patched.setattr(trials, "run_sweep", stopped)
         trials.measure(plan, sweep, 1, 1, folder / "results")
     words = "mine.toml", "--run", 1, "--launches", 1, "--effort", 0.05, "--format", "json"
     done = printed("plan", *words)
