@@ -24,7 +24,7 @@ from engine.model.stage_module import Model
 from engine.plan.choice import best_program, placements_of, with_whole_backwards
 from engine.plan.model_costs import StageCosts
 from engine.plan.problem import Problem
-from engine.plan.program import Placement, Program
+from engine.plan.program import Program
 from engine.plan.schedules.registry import ScheduleError
 from engine.plan.simulate import Durations
 from engine.plan.sizes import size_text
@@ -59,6 +59,18 @@ def found_program(
             for is_on in set(recomputed)
         }
         costs = [measured[is_on][stage] for stage, is_on in enumerate(recomputed)]
+    # Nanoseconds and bytes; a whole backward is an I that leaves nothing for a W.
+    halves = [
+        (one.backward_ns, 0, 0)
+        if stage in whole
+        else (one.input_ns, one.weight_ns, one.held_after_input)
+        for stage, one in enumerate(costs)
+    ]
+    inputs, weights, left = zip(*halves, strict=True)
+    held = tuple(max(one.held_after_forward, kept) for one, kept in zip(costs, left, strict=True))
+    forwards = tuple(one.forward_ns for one in costs)
+    durations = Durations(forwards, inputs, weights, tuple(one.backward_ns for one in costs))
+    num_microbatches = config.data.num_microbatches
     problems, least = [], []
     for placement in placements_of(config.world_size, stages_per_rank_of(config)):
         fixed = []  # what each rank needs besides activations: its stages' own, an action's most
@@ -66,8 +78,15 @@ def found_program(
             own = [costs[stage] for stage in placement.stages_of(rank)]
             static_bytes = sum(stage.static_bytes for stage in own)
             fixed.append(static_bytes + max(stage.transient_bytes for stage in own))
-        problem = _problem(costs, whole, placement, config.data.num_microbatches, limit, fixed)
-        needs = [own + held for own, held in zip(fixed, problem.least_limits, strict=True)]
+        limits: tuple[int, ...]
+        if placement.world_size == 1:
+            limits = (sum(held),)  # one microbatch after the other takes no longer
+        elif limit is None:
+            limits = (sum(held) * num_microbatches,) * placement.world_size
+        else:
+            limits = tuple(limit - own_bytes for own_bytes in fixed)
+        problem = Problem(placement, num_microbatches, durations, limits, held, left)
+        needs = list(map(int.__add__, fixed, problem.least_limits))
         if limit is None or max(needs) <= limit:
             problems.append(problem)
         least.append((max(needs), needs.index(max(needs)), fixed))
@@ -84,33 +103,3 @@ def found_program(
 
 
 _EQUAL = StageCosts(1, 2, 1, 1, 1, 1, 0, 0, 0, 0)
-
-
-def _problem(
-    costs: Sequence[StageCosts],
-    whole: set[int],
-    placement: Placement,
-    num_microbatches: int,
-    limit: int | None,
-    fixed: Sequence[int],
-) -> Problem:
-    """The step in nanoseconds and bytes; a whole backward is an I that leaves nothing for a W."""
-    halves = [
-        (one.backward_ns, 0, 0)
-        if stage in whole
-        else (one.input_ns, one.weight_ns, one.held_after_input)
-        for stage, one in enumerate(costs)
-    ]
-    inputs, weights, left = zip(*halves, strict=True)
-    held = tuple(max(one.held_after_forward, kept) for one, kept in zip(costs, left, strict=True))
-    forwards = tuple(one.forward_ns for one in costs)
-    backwards = tuple(one.backward_ns for one in costs)
-    durations = Durations(forwards, inputs, weights, backwards)
-    limits: tuple[int, ...]
-    if placement.world_size == 1:
-        limits = (sum(held),)  # one microbatch after the other takes no longer
-    elif limit is None:
-        limits = (sum(held) * num_microbatches,) * placement.world_size
-    else:
-        limits = tuple(limit - own for own in fixed)
-    return Problem(placement, num_microbatches, durations, limits, held, left)

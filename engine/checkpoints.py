@@ -164,13 +164,18 @@ class Checkpoints:
         module = self.modules[stage]
         own = {n: t for n, t in module.own_state().items() if n not in others}
         parameters = {n: p for n, p in module.own_parameters().items() if n not in others}
+        held = {} if self.optimizer is None else self.optimizer.state
         if self.shards is None or not self.shards.kept.optimizer:
-            state = snapshot.optimizer_tensors(self.optimizer, parameters)
+            state = {
+                f"{name}/{entry}": value
+                for name, parameter in parameters.items()
+                for entry, value in held.get(parameter, {}).items()
+                if isinstance(value, Tensor)
+            }
         else:
             if self.shards.kept.parameters:
                 whole = self.shards.gathered([stage], lambda piece: piece)
                 own |= {n: t for n, p in parameters.items() if (t := whole[p]) is not None}
-            held = {} if self.optimizer is None else self.optimizer.state
             state = {f"{name}/step": updates[name] for name in parameters if name in updates}
             for entry in sorted(restoring.entries_of(self.config.optimizer) - {"step"}):
                 entries_of_pieces = {piece: entries.get(entry) for piece, entries in held.items()}

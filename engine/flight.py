@@ -151,7 +151,10 @@ class FlightRecord:
 
     def join(self, collective: Action | None) -> None:
         self._slots[_SINCE] = time.monotonic_ns()
-        self._slots[_JOINED] = _NONE if collective is None else _number_of(collective)
+        number = _NONE
+        if collective is not None:
+            number = collective.stage * len(_COLLECTIVES) + _COLLECTIVES.index(collective.op)
+        self._slots[_JOINED] = number
 
     def _note(self, what: int) -> None:
         slots, count = self._slots, self._count
@@ -220,38 +223,22 @@ def read_record(path: Path) -> Record | None:
     slots = struct.unpack(f"{RECORD_BYTES // 8}q", data)
     if slots[_VERSION] != VERSION:
         return None
-    count = slots[_COUNT]
-    entries = [_entry(slots, n) for n in range(max(0, count - CAPACITY + 1), count)]
-    number = slots[_NUMBER]
+    count, entries = slots[_COUNT], []
+    for number in range(max(0, count - CAPACITY + 1), count):
+        at = _FIRST + number % CAPACITY * _ENTRY
+        step, what, began_ns, works_ns = slots[at : at + _ENTRY]
+        index, phase = (what, None) if what >= 0 else (None, Phase(-1 - what))
+        known_step = None if step == _NONE else step
+        entries.append(Entry(known_step, index, phase, began_ns, works_ns or None))
+    stage, place = divmod(slots[_JOINED], len(_COLLECTIVES))
     is_joined = slots[_JOINED] != _NONE
     return Record(
         rank=slots[_RANK],
         pid=slots[_PID],
-        number=None if number == _NONE else number,
+        number=None if slots[_NUMBER] == _NONE else slots[_NUMBER],
         began_ns=slots[_BEGAN],
         deadline_ns=slots[_DEADLINE] or None,
         entries=tuple(entries),
-        collective=_collective_of(slots[_JOINED]) if is_joined else None,
+        collective=Action(stage, _COLLECTIVES[place], NO_INDEX) if is_joined else None,
         collective_began_ns=slots[_SINCE] if is_joined else None,
-    )
-
-
-def _number_of(collective: Action) -> int:
-    return collective.stage * len(_COLLECTIVES) + _COLLECTIVES.index(collective.op)
-
-
-def _collective_of(number: int) -> Action:
-    stage, place = divmod(number, len(_COLLECTIVES))
-    return Action(stage, _COLLECTIVES[place], NO_INDEX)
-
-
-def _entry(slots: tuple[int, ...], number: int) -> Entry:
-    at = _FIRST + number % CAPACITY * _ENTRY
-    step, what, began_ns, works_ns = slots[at : at + _ENTRY]
-    return Entry(
-        step=None if step == _NONE else step,
-        index=what if what >= 0 else None,
-        phase=None if what >= 0 else Phase(-1 - what),
-        began_ns=began_ns,
-        works_ns=works_ns or None,
     )

@@ -49,7 +49,11 @@ class Shared:
         for weight in weights:  # stages of this rank that share one hold one parameter
             held = [(modules[stage], name) for stage, name in weight.owners if stage in modules]
             for module, name in held[1:]:
-                _replace(module, name, held[0][0].own_parameters()[held[0][1]])
+                old, new = module.own_parameters()[name], held[0][0].own_parameters()[held[0][1]]
+                for part in module.modules():
+                    parameters = part.named_parameters(recurse=False, remove_duplicate=False)
+                    for key in [key for key, own in parameters if own is old]:
+                        setattr(part, key, new)
         # What other ranks own as well, in one order on all ranks.
         self._summed: list[_Summed] = []
         for weight in weights:
@@ -65,7 +69,14 @@ class Shared:
         """Blocks until the other owners are here. All end with the same sum, bit for bit."""
         for summed in self._summed:
             for piece in pieces_of(summed.parameter):
-                piece.own.grad = _sum_of_gradients(piece.own, summed.ranks, sum_over)
+                gradient = piece.own.grad
+                total = torch.full_like(piece.own, -0.0) if gradient is None else gradient
+                first = total[(slice(0, 1),) * total.dim()]
+                if gradient is not None:
+                    first += 0.0  # -0.0 + 0.0 is 0.0
+                sum_over(total, summed.ranks)
+                # None if no owner has used the parameter: with zeros its weights would decay.
+                piece.own.grad = total if gradient is not None or was_used(first) else None
 
     def counted_elsewhere(self, pieces_of: PiecesOf) -> set[int]:
         """The ids of what is trained whose gradients another rank adds to the norm over all."""
@@ -95,22 +106,3 @@ class Shared:
         return {
             name for weight in self._weights for owner, name in weight.owners[1:] if owner == stage
         }
-
-
-def _sum_of_gradients(parameter: nn.Parameter, ranks: Ranks, sum_over: SumOver) -> Tensor | None:
-    """None if no owner has used the parameter: with zeros its weights would decay."""
-    total = torch.full_like(parameter, -0.0) if parameter.grad is None else parameter.grad
-    first = total[(slice(0, 1),) * total.dim()]
-    if parameter.grad is not None:
-        first += 0.0  # -0.0 + 0.0 is 0.0
-    sum_over(total, ranks)
-    return total if parameter.grad is not None or was_used(first) else None
-
-
-def _replace(module: StageModule, name: str, parameter: nn.Parameter) -> None:
-    """Put a parameter in the place of the one that has this name in the unsplit model."""
-    old = module.own_parameters()[name]
-    for part in module.modules():
-        for key, own in list(part.named_parameters(recurse=False, remove_duplicate=False)):
-            if own is old:
-                setattr(part, key, parameter)

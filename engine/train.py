@@ -17,16 +17,11 @@ import signal
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from engine import device_variables
 from engine.cli.launch import Launch, RefusedError, is_known
 from engine.cli.preparation import Job, fabric_of, prepare
 from engine.cli.training import Display, Training
-
-if TYPE_CHECKING:
-    from engine.configuration import TrainerConfig
-    from engine.trainer import Trainer
 
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130  # exit codes
 
@@ -92,13 +87,26 @@ def train(job: Job, launch: Launch, checkpoint: Path | None) -> None:
     first_step = progress.step
     is_shown = launch.rank == trainer.lowered.placement.ranks[-1]
     display = launch.attempt(lambda: Display(job.options, first_step, is_shown=is_shown))
-    display.note(_description(job, launch, trainer))
-    display.note(*_bare_stages(job.config, trainer))
+    options = job.options
+    layers = ", ".join(str(len(owned)) for owned in trainer.partition)
+    num_microbatches = options.global_batch_size // options.microbatch_size
+    replicas = f"{options.replicas} replicas ({options.sharding}), " if options.replicas > 1 else ""
+    display.note(
+        f"{options.model}: {trainer.model.num_parameters:,} parameters; "
+        f"{replicas}{launch.world_size} x {job.device.type}, {options.schedule}, layers {layers}; "
+        f"{num_microbatches} microbatches of {options.microbatch_size}"
+    )
+    sizes = trainer.model.costs.of_stages(trainer.partition)
+    bare = [str(stage) for stage, size in enumerate(sizes) if size == 0]
+    if bare and not isinstance(job.config.model.partition, tuple):  # the user listed no layers
+        stages = f"stage {bare[0]} has" if len(bare) == 1 else f"stages {', '.join(bare)} have"
+        remedy = "use fewer ranks, another --partition or other --split-points"
+        display.note(f"{stages} no parameters: nothing is trained there; {remedy}")
     if checkpoint is not None:
         display.note(f"resumed from {checkpoint}, after step {first_step}")
-    elif job.options.resume is not None:
-        display.note(f"no checkpoint in {job.options.save}: a fresh start")
-    training = Training(job.options, launch, trainer, display, progress)
+    elif options.resume is not None:
+        display.note(f"no checkpoint in {options.save}: a fresh start")
+    training = Training(options, launch, trainer, display, progress)
     try:
         try:
             training.run()
@@ -110,29 +118,6 @@ def train(job: Job, launch: Launch, checkpoint: Path | None) -> None:
         display.say(training.how_to_go_on())
         raise
     trainer.close()
-
-
-def _description(job: Job, launch: Launch, trainer: Trainer) -> str:
-    options = job.options
-    layers = ", ".join(str(len(owned)) for owned in trainer.partition)
-    num_microbatches = options.global_batch_size // options.microbatch_size
-    replicas = f"{options.replicas} replicas ({options.sharding}), " if options.replicas > 1 else ""
-    return (
-        f"{options.model}: {trainer.model.num_parameters:,} parameters; "
-        f"{replicas}{launch.world_size} x {job.device.type}, {options.schedule}, layers {layers}; "
-        f"{num_microbatches} microbatches of {options.microbatch_size}"
-    )
-
-
-def _bare_stages(asked: TrainerConfig, trainer: Trainer) -> list[str]:
-    """A note if stages have no parameters, unless the user has listed the layers of each stage."""
-    sizes = trainer.model.costs.of_stages(trainer.partition)
-    bare = [str(stage) for stage, size in enumerate(sizes) if size == 0]
-    if not bare or isinstance(asked.model.partition, tuple):
-        return []
-    stages = f"stage {bare[0]} has" if len(bare) == 1 else f"stages {', '.join(bare)} have"
-    remedy = "use fewer ranks, another --partition or other --split-points"
-    return [f"{stages} no parameters: nothing is trained there; {remedy}"]
 
 
 if __name__ == "__main__":

@@ -12,8 +12,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 import torch
 import torch.distributed as dist
@@ -42,10 +44,9 @@ from engine.plan.program import Program
 from engine.plan.sharded_bytes import NOTHING_SHARED
 from engine.plan.spans import Span
 from engine.run import device as devices
-from engine.run.clock import IssueClock
+from engine.run.clock import Clock, IssueClock
 from engine.run.collective_lane import HostLane, Lane, StreamLane
 from engine.run.executor import Executor
-from engine.run.finiteness import first_not_finite
 from engine.run.look_ahead import LookAhead
 from engine.run.memory import MemoryUse, Owned, Plan, measure_memory
 from engine.run.optimizer import build_optimizer, norm_over_ranks
@@ -56,12 +57,67 @@ from engine.run.recording import Recording
 from engine.run.rehearsal import rehearse
 from engine.run.shards import Piece, ReplicaGroup, Shards
 from engine.run.stage import Stage, compile_layers
-from engine.runner import Runner, StepResult
 from engine.shared_weights import Shared
 
 __all__ = ["Progress", "Runner", "StepResult", "Trainer", "TrainerConfig", "connect"]
 
 OPTIMIZER_ACTION = Action(NO_INDEX, Op.OPT, NO_INDEX)
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One rank's results of a step; what is said of the step is of all replicas."""
+
+    loss: float | None  # mean per token; on the rank of the last stage
+    num_tokens: int  # targets that counted, over all microbatches
+    learning_rate: float
+    gradient_norm: float | None  # over all stages, before clipping; None where nothing is clipped
+    spans: list[Span]  # empty where the step was run without
+    early: frozenset[Action] = frozenset()  # receives that were there when the rank asked for them
+
+
+class Runner(Protocol):
+    """Runs a step's microbatches forward and backward on this rank: the executor, or others.
+
+    It leaves the gradients of the step's mean loss per token in `.grad` of the trainer's modules.
+    """
+
+    @property
+    def peak_held(self) -> int:
+        """The most microbatches whose activations this rank has held at once, in any step."""
+
+    @property
+    def lowered(self) -> Program:
+        """The program of all ranks, with transfers; known after the first step."""
+
+    @property
+    def messages(self) -> Messages | None:
+        """What holds messages, and how long, for the prediction of memory; None: none is made."""
+
+    def enter(self, phase: Phase) -> None:
+        """Note what the rank comes to beside its actions."""
+
+    def run(self, step: int, batch: StepBatch, recording: Recording) -> Tensor | None:
+        """One step; returns its mean loss per token where the last stage is."""
+
+    def perform(
+        self, action: Action, work: Callable[[*Arguments], Result], *arguments: *Arguments
+    ) -> Result:
+        """Do work beside the microbatches as an action of the step that has just run."""
+
+    def timed_by(self, clock: Clock) -> AbstractContextManager[None]:
+        """Meanwhile this clock times the actions."""
+
+    def collect_spans(self, step: int) -> list[Span]:
+        """The spans of the step that has just run. Blocks until the device is done with it."""
+
+    def held_tensors(self) -> Iterable[Tensor]:
+        """What it keeps from step to step and may let go of within one."""
+
+    def close(self) -> None:
+        """Give back what it holds; it is not used again."""
 
 
 Build = Callable[["Trainer", Flight], Runner]
@@ -183,7 +239,17 @@ class Trainer:
         squares, trained = self._own_squares, self.trained()
         if squares is not None and not bool(torch.isfinite(squares)):
             return "gradient norm"
-        return first_not_finite(trained, has_gradients=squares is None, has_weights=has_weights)
+        looked_at: dict[str, dict[str, Tensor]] = {}
+        if squares is None:
+            gradients = {name: p.grad for name, p in trained.items() if p.grad is not None}
+            looked_at["gradient"] = gradients
+        if has_weights:
+            looked_at["weight"] = dict(trained)
+        for what, tensors in looked_at.items():
+            if not _are_finite(tensors.values()):
+                names = (name for name, tensor in tensors.items() if not _are_finite([tensor]))
+                return f"{what} of {next(names)}"
+        return None
 
     def measure_memory(self, step: int) -> MemoryUse:
         """The memory of one more step of training, run under the device's memory accounting."""
@@ -451,6 +517,20 @@ def _stage_of(trainer: Trainer, index: int, *, is_whole: bool = False) -> Stage:
     has_split = any(action.op is Op.I and action.stage == index for action in row)
     is_split = has_split and not config.compile and not is_whole  # what is compiled is left whole
     return Stage(module, sends, autocast, receives=receives, is_split=is_split)
+
+
+def _are_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether no element is NaN or infinite, at the cost of reading each once.
+
+    A sum is not finite if one of its elements is not, and adding up is as fast as reading. A sum of
+    finite elements may overflow: then each element is looked at. Waits for the device.
+    """
+    some = [tensor.detach() for tensor in tensors]
+    small = (torch.float16, torch.bfloat16)
+    sums = [t.sum(dtype=torch.float32 if t.dtype in small else None) for t in some]
+    if not sums or all(torch.stack([torch.isfinite(total) for total in sums]).tolist()):
+        return True
+    return all(bool(torch.isfinite(tensor).all()) for tensor in some)
 
 
 def seed_of(seed: int, step: int, rank: int) -> int:

@@ -46,8 +46,6 @@ LONGEST = (
     "test_site",
     "test_agent",
     "test_snapshot",
-    "test_trainer",
-    "test_learning",
     "test_report",
     "test_not_finite",
     "test_bisect",

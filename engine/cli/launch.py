@@ -89,15 +89,12 @@ class Launch:
             problem = str(error)
         problems = self.gather(problem)
         if any(other is not None for other in problems):
-            self._say_once(problem, problems)
+            if problem is not None and problem not in problems[: self.rank]:
+                is_everywhere = problems.count(problem) == self.world_size
+                self.say(problem if is_everywhere else f"rank {self.rank}: {problem}")
             self.gather(None)  # torchrun ends all ranks with the first, so all have printed before
             raise RefusedError
         return cast(T, result)
-
-    def _say_once(self, ours: str | None, problems: list[str | None]) -> None:
-        if ours is not None and ours not in problems[: self.rank]:
-            is_everywhere = problems.count(ours) == self.world_size
-            self.say(ours if is_everywhere else f"rank {self.rank}: {ours}")
 
     @staticmethod
     def say(problem: str) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import sys
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, TextIO
 
 from engine.cli.launch import Launch
 from engine.cli.options import OptionError, Options
 from engine.cli.preparation import make_folder
 
 if TYPE_CHECKING:
+    import rich.progress
+
     from engine.trainer import Progress, StepResult, Trainer
 
 
@@ -31,6 +33,8 @@ class Training:
 
     def run(self) -> None:
         """Train until the goal is reached. Blocks; raises what the trainer raises."""
+        from engine.trainer import Progress
+
         options = self._options
         if options.save is not None:
             self._launch.attempt(self._trainer.check_storable)
@@ -49,7 +53,10 @@ class Training:
                 self._caution(loss or self._trainer.find_not_finite())
             is_due = options.save_every is not None and self._step % options.save_every == 0
             if options.save is not None and (is_due or self._share_done >= 1):
-                self._save(options.save)
+                self._caution(self._trainer.find_not_finite(has_weights=True))
+                done = Progress(self._step, self._tokens)
+                save = functools.partial(self._trainer.save, options.save, done)
+                self._display.note(f"saved {self._launch.attempt(save)}")
         self._caution(self._trainer.find_not_finite(has_weights=True))
 
     def how_to_go_on(self) -> str:
@@ -79,15 +86,6 @@ class Training:
             flush=True,
         )
 
-    def _save(self, folder: Path) -> None:
-        from engine.trainer import Progress
-
-        self._caution(self._trainer.find_not_finite(has_weights=True))
-        saved = self._launch.attempt(
-            lambda: self._trainer.save(folder, Progress(self._step, self._tokens))
-        )
-        self._display.note(f"saved {saved}")
-
 
 @dataclass(frozen=True)
 class Record:
@@ -116,10 +114,45 @@ class Display:
 
         self._options, self._is_shown = options, is_shown
         self._console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-        has_log = is_shown and options.log_file is not None
-        self._log = _open_log(cast(Path, options.log_file), first_step) if has_log else None
+        self._log: TextIO | None = None
+        if is_shown and options.log_file is not None:
+            # A resumed run continues it, without the steps that it repeats.
+            make_folder("--log-file", options.log_file.parent)
+            try:
+                self._log = options.log_file.open("a+" if first_step else "w+")
+            except OSError as error:
+                raise OptionError(
+                    f"--log-file: cannot write {options.log_file}: {error.strerror}"
+                ) from None
+            self._log.seek(0)
+            end = 0
+            while _step_in(self._log.readline()) <= first_step:
+                end = self._log.tell()
+            self._log.truncate(end)
         has_bar = is_shown and self._console.is_terminal and not options.quiet
-        self._bar = _Bar(self._console) if has_bar else None
+        self._bar: rich.progress.Progress | None = None
+        if has_bar:
+            from rich.progress import (
+                BarColumn,
+                Progress,
+                TaskProgressColumn,
+                TextColumn,
+                TimeRemainingColumn,
+            )
+
+            self._bar = Progress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=24),
+                TaskProgressColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}", markup=False),
+                console=self._console,
+                refresh_per_second=4,
+                redirect_stdout=sys.stdout.isatty(),  # prints lines above the bar
+            )
+            self._task = self._bar.add_task("starting", total=1, note="")
+            self._bar.start()
+            self._console.show_cursor(True)  # a rank that torchrun kills could not restore it
         self._unprinted = (0, 0.0)  # tokens and seconds since the last line
 
     def show(self, step: int, tokens: int, seconds: float, result: StepResult) -> None:
@@ -138,7 +171,14 @@ class Display:
             self._unprinted[1] + seconds,
         )
         if self._bar is not None:
-            self._bar.show(record, share, self._options.num_steps)
+            num_steps = self._options.num_steps
+            of_all = "" if num_steps is None else f" of {num_steps:,}"
+            self._bar.update(
+                self._task,
+                completed=min(1.0, share),
+                description=f"step {record.step:,}{of_all}",
+                note=f"loss {record.loss:.4f}, {record.tokens_per_s:,.0f} tokens/s",
+            )
         if step % self._options.log_every == 0 or share >= 1:
             num_tokens, seconds = self._unprinted
             self._unprinted = (0, 0.0)
@@ -160,63 +200,9 @@ class Display:
     def close(self) -> None:
         """End bar and log; may be called again."""
         if self._bar is not None:
-            self._bar.close()
+            self._bar.stop()
         if self._log is not None:
             self._log.close()
-
-
-class _Bar:
-    """A progress bar on a terminal."""
-
-    def __init__(self, console: Any) -> None:
-        from rich.progress import (
-            BarColumn,
-            Progress,
-            TaskProgressColumn,
-            TextColumn,
-            TimeRemainingColumn,
-        )
-
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            TaskProgressColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}", markup=False),
-            console=console,
-            refresh_per_second=4,
-            redirect_stdout=sys.stdout.isatty(),  # prints lines above the bar
-        )
-        self._task = self._progress.add_task("starting", total=1, note="")
-        self._progress.start()
-        console.show_cursor(True)  # a rank that torchrun kills could not restore it
-
-    def show(self, record: Record, share: float, num_steps: int | None) -> None:
-        of_all = "" if num_steps is None else f" of {num_steps:,}"
-        self._progress.update(
-            self._task,
-            completed=min(1.0, share),
-            description=f"step {record.step:,}{of_all}",
-            note=f"loss {record.loss:.4f}, {record.tokens_per_s:,.0f} tokens/s",
-        )
-
-    def close(self) -> None:
-        self._progress.stop()
-
-
-def _open_log(path: Path, first_step: int) -> TextIO:
-    """Open the log; a resumed run continues it, without the steps that it repeats."""
-    make_folder("--log-file", path.parent)
-    try:
-        log = path.open("a+" if first_step else "w+")
-    except OSError as error:
-        raise OptionError(f"--log-file: cannot write {path}: {error.strerror}") from None
-    log.seek(0)
-    end = 0
-    while _step_in(log.readline()) <= first_step:
-        end = log.tell()
-    log.truncate(end)
-    return log
 
 
 def _step_in(line: str) -> float:

@@ -273,15 +273,11 @@ class CausalLM:
             prefix = f"{self._base}{self.plan.layers}.{index}."
             if index not in owned and not _has_any(prefix, needed):
                 listed[index] = _Absent(layer)
-        if not is_first:
-            self._drop(base, self.plan.before, self._base, needed)
-        if not is_last:
-            self._drop(base, self.plan.after, self._base, needed)
-            self._drop(model, _outside_base(model), "", needed)
-
-    @staticmethod
-    def _drop(parent: nn.Module, names: tuple[str, ...], prefix: str, needed: set[str]) -> None:
-        for name in names:
+        children = () if is_first else self.plan.before
+        children += () if is_last else self.plan.after
+        elsewhere = [(base, self._base, name) for name in children]
+        elsewhere += [(model, "", name) for name in (() if is_last else _outside_base(model))]
+        for parent, prefix, name in elsewhere:
             if not _has_any(f"{prefix}{name}.", needed):
                 setattr(parent, name, _Absent(getattr(parent, name)))
 

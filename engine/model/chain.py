@@ -13,13 +13,15 @@ looked for on fake tensors (`survey`) and refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.autograd.graph import get_gradient_edge
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from engine.model.factory import Caster, Factory, check_hooks, hook_on
 from engine.model.partition import Costs
@@ -31,14 +33,16 @@ from engine.model.stage_module import (
     StageModule,
     TensorSpec,
 )
-from engine.model.storages import address
-from engine.model.survey import Survey, Values, survey, tensors_of
+from engine.model.storages import address, own_tensors
 
 SMALL = (1, 16)
 """The shape of a microbatch's token ids where no other is known."""
 
 INPUT = "input"
 OUTPUT = "output"
+
+Values = dict[str, Any]
+"""Values that pass from piece to piece by name: tensors, or tuples, lists and dicts of them."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +159,87 @@ class ChainStage(StageModule):
             for piece in self._pieces
             for name, tensor in piece.tensors(is_state=True).items()
         }
+
+
+@dataclass
+class Survey:
+    """The results of the survey; pieces by their index."""
+
+    values: Values
+    state: list[dict[str, Tensor]]  # of each piece, its parameters and buffers before it has run
+    changed: dict[int, int] = field(default_factory=dict)
+    """Memory of a weight or buffer -> the first piece that changes it."""
+    written: dict[int, set[str]] = field(default_factory=dict)  # piece -> values it writes to
+    flows: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
+    """For each piece, the tensors given that get their gradient from tensors taken."""
+
+
+def survey(pieces: Sequence[Piece], values: Values, run: Callable[[int, Values], None]) -> Survey:
+    """Run the pieces one after the other, once, under the caller's fake mode.
+
+    The values say which messages pass a cut; versions and autograd's graph say what a piece writes
+    to and through what gradients come back. What a piece takes in other ways (a global, another
+    piece's weight) is missing where a cut parts the two, and its forward then fails.
+    `run(piece, values)` runs one, and adds what it gives to the values.
+    """
+    result = Survey(dict(values), [piece.memory() for piece in pieces])
+    for index, piece in enumerate(pieces):
+        leaves: list[Tensor] = []
+        clones: dict[int, tuple[Tensor, Tensor]] = {}  # what was given twice stays one
+
+        def apart(value: Any, leaves: list[Tensor] = leaves, clones: Any = clones) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            if id(value) not in clones:
+                leaf = value.detach().requires_grad_(value.requires_grad)
+                clones[id(value)] = leaf, leaf.clone()
+            leaves.append(clones[id(value)][0])
+            return clones[id(value)][1]
+
+        given = {name: tree_map(apart, result.values[name]) for name in piece.takes}
+        inputs = [(name, t, t._version) for name in piece.takes for t in tensors_of(given[name])]
+        module = piece.module
+        state = [(t, t._version) for t in (*module.parameters(), *module.buffers())]
+        local = dict(given)
+        run(index, local)
+        result.written[index] = {name for name, t, version in inputs if t._version != version}
+        now = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+        changed = [t for t, version in state if t._version != version or id(t) not in now]
+        for tensor in (*changed, *_running_statistics(module)):
+            result.changed.setdefault(address(tensor), index)
+        outputs = [tensor for name in piece.gives for tensor in tensors_of(local[name])]
+        result.flows[index] = _flows(leaves, outputs)
+        result.values |= {name: local[name] for name in piece.gives}
+    return result
+
+
+def tensors_of(value: object) -> list[Tensor]:
+    """The tensors in a value, in the order in which they are sent."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _flows(leaves: list[Tensor], outputs: list[Tensor]) -> set[tuple[int, int]]:
+    nodes = [get_gradient_edge(t).node if t.requires_grad else None for t in leaves]
+    flows = set()
+    for place, output in enumerate(outputs):
+        reached: set[torch.autograd.graph.Node] = set()
+        waiting = [get_gradient_edge(output).node] if output.requires_grad else []
+        while waiting:
+            below = waiting.pop()
+            if below not in reached:
+                reached.add(below)
+                waiting.extend(node for node, _ in below.next_functions if node is not None)
+        flows |= {
+            (place, i) for i, node in enumerate(nodes) if node is not None and node in reached
+        }
+    return flows
+
+
+def _running_statistics(module: nn.Module) -> Iterator[Tensor]:
+    """Yield the running statistics of norms, whose kernels change them without a trace."""
+    for inner in module.modules():
+        if isinstance(inner, _NormBase) and inner.track_running_stats:
+            yield from inner.buffers(recurse=False)
 
 
 class Chain:
@@ -280,9 +365,30 @@ class Chain:
 
     def _message(self, seen: Survey, cut: int) -> Message:
         names = self._crossing(cut)
+        holders: dict[int, list[str]] = {}
         for name in names:
-            self._check_sendable(name, seen.values[name])
-        self._check_apart(seen, names, cut)
+            for leaf in tree_flatten(seen.values[name])[0]:
+                is_tensor = isinstance(leaf, Tensor)
+                if leaf is None:
+                    continue
+                if is_tensor and leaf.layout == torch.strided and not leaf.is_complex():
+                    holders.setdefault(address(leaf), []).append(name)
+                    continue
+                what = str(leaf.dtype) if is_tensor else type(leaf).__name__
+                maker = next((i for i, piece in enumerate(self._pieces) if name in piece.gives), 0)
+                raise self._error(
+                    f"{self._called(maker)} returns {what}, which cannot be sent to the "
+                    "next stage; cut elsewhere (partition), or return dense real tensors"
+                )
+        # One tensor is not sent as two where a later piece writes to it as one.
+        for shared in (set(some) for some in holders.values() if len(some) > 1):
+            for index in range(cut, self.num_layers):
+                if seen.written[index] & shared:
+                    raise self._error(
+                        f"{self._called(index)} writes to its input, whose memory is passed on in "
+                        f"another value too, across a cut after {self._called(cut - 1)}; cut "
+                        "elsewhere (partition), or do not write in place"
+                    )
         # The tensors, by value and place, for which a gradient comes back over the cut.
         needed = {(OUTPUT, 0)}
         for index in reversed(range(cut, self.num_layers)):
@@ -294,34 +400,6 @@ class Chain:
             for name in names
             for place, tensor in enumerate(tensors_of(seen.values[name]))
         )
-
-    def _check_sendable(self, name: str, value: object) -> None:
-        for leaf in tree_flatten(value)[0]:
-            if leaf is None:
-                continue
-            if isinstance(leaf, Tensor) and leaf.layout == torch.strided and not leaf.is_complex():
-                continue
-            what = str(leaf.dtype) if isinstance(leaf, Tensor) else type(leaf).__name__
-            maker = next((i for i, piece in enumerate(self._pieces) if name in piece.gives), 0)
-            raise self._error(
-                f"{self._called(maker)} returns {what}, which cannot be sent to the "
-                "next stage; cut elsewhere (partition), or return dense real tensors"
-            )
-
-    def _check_apart(self, seen: Survey, names: tuple[str, ...], cut: int) -> None:
-        """Refuse to send one tensor as two where a later piece writes to it as one."""
-        holders: dict[int, list[str]] = {}
-        for name in names:
-            for tensor in tensors_of(seen.values[name]):
-                holders.setdefault(address(tensor), []).append(name)
-        for shared in (set(some) for some in holders.values() if len(some) > 1):
-            for index in range(cut, self.num_layers):
-                if seen.written[index] & shared:
-                    raise self._error(
-                        f"{self._called(index)} writes to its input, whose memory is passed on in "
-                        f"another value too, across a cut after {self._called(cut - 1)}; cut "
-                        "elsewhere (partition), or do not write in place"
-                    )
 
     def build_stage(self, partition: Partition, stage: int, device: torch.device) -> StageModule:
         layers = partition[stage]
@@ -410,16 +488,9 @@ def _check_plain(name: str, skeleton: nn.Sequential) -> None:
     for child, module in skeleton._modules.items():
         if module is None:
             raise ModelError(f'"{name}": child {child} of the nn.Sequential is None; remove it')
-    own = [
-        n
-        for n, _ in (
-            *skeleton.named_parameters(recurse=False),
-            *skeleton.named_buffers(recurse=False),
-        )
-    ]
-    if own:
+    if own := own_tensors(skeleton):
         raise ModelError(
-            f'"{name}": {own[0]} belongs to the nn.Sequential itself, so to no stage; '
+            f'"{name}": {own[0][0]} belongs to the nn.Sequential itself, so to no stage; '
             "register it on the child that uses it"
         )
 

@@ -161,32 +161,29 @@ class Data:
         """
         if self._batches is None or step != self._next_step:
             self.close()
-            self._batches = self._start(step)
+            spec = self._spec
+            loader: DataLoader[FlatBatch] = DataLoader(
+                self._sequences,  # type: ignore[arg-type]  # collate turns its arrays into the batch
+                batch_sampler=self._rows(step),
+                num_workers=spec.num_workers,
+                collate_fn=functools.partial(collate, microbatch_size=spec.microbatch_size),
+                pin_memory=self._pin_memory,
+                # Its own, because starting the loader draws a number: from torch's it would change
+                # what a resumed run draws next, such as dropout.
+                generator=torch.Generator(),
+            )
+            try:
+                self._batches = iter(loader)
+            except OSError as error:
+                raise DataError(
+                    f"num_workers = {spec.num_workers}: the loader's processes cannot be "
+                    f"started: {error.strerror}; they share memory under /dev/shm: make room "
+                    "there, or set num_workers = 0"
+                ) from error
         batch = next(self._batches)
         self._next_step = step + 1
         inputs, targets = batch.split()
         return StepBatch(inputs, targets, batch.num_tokens)
-
-    def _start(self, first_step: int) -> Iterator[FlatBatch]:
-        spec = self._spec
-        loader: DataLoader[FlatBatch] = DataLoader(
-            self._sequences,  # type: ignore[arg-type]  # collate turns its arrays into the batch
-            batch_sampler=self._rows(first_step),
-            num_workers=spec.num_workers,
-            collate_fn=functools.partial(collate, microbatch_size=spec.microbatch_size),
-            pin_memory=self._pin_memory,
-            # Its own, because starting the loader draws a number: from torch's it would change
-            # what a resumed run draws next, such as dropout.
-            generator=torch.Generator(),
-        )
-        try:
-            return iter(loader)
-        except OSError as error:
-            raise DataError(
-                f"num_workers = {spec.num_workers}: the loader's processes cannot be "
-                f"started: {error.strerror}; they share memory under /dev/shm: make room there, "
-                "or set num_workers = 0"
-            ) from error
 
     def close(self) -> None:
         """End the loader's processes. Another `step` would start them again."""

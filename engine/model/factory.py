@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
 from engine.model.stage_module import ModelError, SharedWeight
-from engine.model.storages import first_names, overlapping
+from engine.model.storages import first_names, overlapping, own_tensors
 
 Description = dict[str, tuple[str, tuple[int, ...]]]
 """Each name of a parameter or buffer -> the first name of the same tensor, and its shape."""
@@ -95,23 +95,20 @@ class Factory:
             with seeded(self._seed), self.fake, _on_registration(note):
                 module = self._called()
         except ModelError:  # of reading values, or of the code itself: then it fails again
-            module = self._build_real_skeleton()
+            self._is_built_whole = True
+            with seeded(self._seed):
+                module = self._called()
+            _check_weights(self.name, module)
+            fakes: dict[int, Tensor] = {}
+            for tensor in (*module.parameters(), *module.buffers()):
+                with self.fake:
+                    fake = torch.empty_like(tensor.detach(), memory_format=torch.preserve_format)
+                is_parameter = isinstance(tensor, nn.Parameter)
+                value = nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
+                fakes[id(tensor)] = value
+            _replace(module, fakes)
         known = {n: first.get(id(p)) for n, p in module.named_parameters()}
         self._index = {name: index for name, index in known.items() if index is not None}
-        return module
-
-    def _build_real_skeleton(self) -> nn.Module:
-        self._is_built_whole = True
-        with seeded(self._seed):
-            module = self._called()
-        _check_weights(self.name, module)
-        fakes: dict[int, Tensor] = {}
-        for tensor in (*module.parameters(), *module.buffers()):
-            with self.fake:
-                value = torch.empty_like(tensor.detach(), memory_format=torch.preserve_format)
-            is_parameter = isinstance(tensor, nn.Parameter)
-            fakes[id(tensor)] = nn.Parameter(value, tensor.requires_grad) if is_parameter else value
-        _replace(module, fakes)
         return module
 
     def _build_without(self, owned: set[str]) -> nn.Module | None:
@@ -385,11 +382,7 @@ def _drop(module: nn.Module, canonical: dict[str, str], owned: set[str]) -> None
 def _replace(module: nn.Module, replacements: dict[int, Tensor]) -> None:
     """Put tensors in the place of others, by these others' ids, wherever a module holds them."""
     for inner in module.modules():
-        own = [
-            *inner.named_parameters(recurse=False, remove_duplicate=False),
-            *inner.named_buffers(recurse=False, remove_duplicate=False),
-        ]
-        for name, tensor in own:
+        for name, tensor in own_tensors(inner):
             if id(tensor) in replacements:
                 setattr(inner, name, replacements[id(tensor)])
 

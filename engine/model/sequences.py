@@ -142,31 +142,27 @@ class FlatBatch:
 
     def split(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Inputs and targets per microbatch, as views."""
-        inputs, targets = (self._split(row) for row in self.values)
+        sizes = [rows * width for rows, width in self.shapes]
+        inputs, targets = (
+            tuple(part.view(shape) for part, shape in zip(parts, self.shapes, strict=True))
+            for parts in (torch.split(row, sizes) for row in self.values)
+        )
         return inputs, targets
-
-    def _split(self, row: Tensor) -> tuple[Tensor, ...]:
-        parts = torch.split(row, [rows * width for rows, width in self.shapes])
-        return tuple(part.view(shape) for part, shape in zip(parts, self.shapes, strict=True))
 
 
 def collate(sequences: Sequence[Array], microbatch_size: int) -> FlatBatch:
     """Cut a step's sequences into microbatches, each padded to its own longest sequence."""
-    starts = range(0, len(sequences), microbatch_size)
-    blocks = [_pad(sequences[start : start + microbatch_size]) for start in starts]
+    blocks = []  # inputs and targets of each microbatch, `[2, sequence, token]`
+    for start in range(0, len(sequences), microbatch_size):
+        own = sequences[start : start + microbatch_size]
+        block = np.full((2, len(own), max(map(len, own)) - 1), PADDING, dtype=np.int64)
+        block[1] = IGNORED
+        for row, sequence in enumerate(own):
+            block[0, row, : len(sequence) - 1] = sequence[:-1]
+            block[1, row, : len(sequence) - 1] = sequence[1:]
+        blocks.append(block)
     return FlatBatch(
         torch.from_numpy(np.concatenate([block.reshape(2, -1) for block in blocks], axis=1)),
         tuple((block.shape[1], block.shape[2]) for block in blocks),
         sum(len(sequence) - 1 for sequence in sequences),
     )
-
-
-def _pad(sequences: Sequence[Array]) -> Array:
-    """Inputs and targets of a microbatch, `[2, sequence, token]`."""
-    width = max(len(sequence) for sequence in sequences) - 1
-    block = np.full((2, len(sequences), width), PADDING, dtype=np.int64)
-    block[1] = IGNORED
-    for row, sequence in enumerate(sequences):
-        block[0, row, : len(sequence) - 1] = sequence[:-1]
-        block[1, row, : len(sequence) - 1] = sequence[1:]
-    return block

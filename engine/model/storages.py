@@ -25,6 +25,14 @@ def first_names(named: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
     return {name: first.setdefault(id(tensor), name) for name, tensor in named}
 
 
+def own_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """The parameters and buffers of a module itself, by all their names."""
+    return [
+        *module.named_parameters(recurse=False, remove_duplicate=False),
+        *module.named_buffers(recurse=False, remove_duplicate=False),
+    ]
+
+
 def sources_of(module: nn.Module, declared: Mapping[str, str]) -> dict[str, str]:
     """Each further name of a shared weight -> its first: what is `declared`, and what code shares.
 

@@ -182,7 +182,14 @@ def cut_graph(
     flow = _Flow(program, marks, canonical, output)
     _check_crossing(flow)
     _check_writes(flow)
-    _check_strides(flow)
+    for node in flow.nodes:  # a message is contiguous: strides of a received tensor do not count
+        source = node.args[0] if node.args else None
+        is_counting = "as_strided" in str(node.target) and isinstance(source, Node)
+        if is_counting and flow.made_in(source) < flow.piece_of[node]:  # type: ignore[arg-type]  # a Node
+            raise refusal(
+                f"{place_of(node)}: as_strided on a tensor that passes a split point; "
+                "call it before the split point"
+            )
     names = {flow.ids: INPUT}
     return [_piece(flow, program, tensors, names, index) for index in range(flow.num_pieces)]
 
@@ -414,18 +421,6 @@ def _refuse_state(writer: Node, name: str, holders: set[int]) -> None:
     )
 
 
-def _check_strides(flow: _Flow) -> None:
-    """A message is contiguous: what counts on the strides of a received tensor is refused."""
-    for node in flow.nodes:
-        source = node.args[0] if node.args else None
-        is_counting = "as_strided" in str(node.target) and isinstance(source, Node)
-        if is_counting and flow.made_in(source) < flow.piece_of[node]:  # type: ignore[arg-type]  # a Node
-            raise refusal(
-                f"{place_of(node)}: as_strided on a tensor that passes a split point; "
-                "call it before the split point"
-            )
-
-
 def _piece(
     flow: _Flow,
     program: ExportedProgram,
@@ -465,7 +460,17 @@ def _piece(
         is_block = node.op == "get_attr" and index in flow.used_by.get(node, ())
         if is_block or (node.op != "get_attr" and flow.piece_of[node] == index):
             is_written = not flow.writers.keys().isdisjoint(storages(node))
-            copies[node] = _copied(graph, copies, node, is_written=is_written)
+            # Some operations lay their result out otherwise than under fake tensors, for which
+            # export leaves out `contiguous()`. So what counts on a layout may copy, unless the copy
+            # would miss a write.
+            made = graph.node_copy(node, lambda source: copies[source])
+            if not is_written and node.target is torch.ops.aten.view.default:
+                made.target = torch.ops.aten.reshape.default
+            if not is_written and node.target is torch.ops.aten.view_as_complex.default:
+                with graph.inserting_before(made):
+                    source = made.args[0]
+                    made.args = (graph.call_function(torch.ops.aten.contiguous.default, (source,)),)
+            copies[node] = made
     # What is used after it, complex tensors as pairs of reals.
     results: list[Node] = []
     gives: list[str] = []
@@ -496,22 +501,6 @@ def _piece(
         assert isinstance(fake, Tensor)
         fakes[slot] = fake
     return Piece(TracedPiece(code, list(by_slot), fakes, assigned, shape), "", takes, tuple(gives))
-
-
-def _copied(graph: Graph, copies: Mapping[Node, Node], node: Node, *, is_written: bool) -> Node:
-    """The node in the piece's graph.
-
-    Some operations lay their result out otherwise than under fake tensors, for which export leaves
-    out `contiguous()`. So what counts on a layout may copy, unless the copy would miss a write.
-    """
-    made = graph.node_copy(node, lambda source: copies[source])
-    if not is_written and node.target is torch.ops.aten.view.default:
-        made.target = torch.ops.aten.reshape.default
-    if not is_written and node.target is torch.ops.aten.view_as_complex.default:
-        with graph.inserting_before(made):
-            source = made.args[0]
-            made.args = (graph.call_function(torch.ops.aten.contiguous.default, (source,)),)
-    return made
 
 
 def real_tensors(piece: TracedPiece, built: nn.Module) -> dict[Slot, Tensor]:

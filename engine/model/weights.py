@@ -23,7 +23,7 @@ from transformers.utils import logging
 from engine.model.checkpoint import open_tensors
 from engine.model.factory import Factory
 from engine.model.stage_module import ModelError
-from engine.model.storages import sources_of
+from engine.model.storages import own_tensors, sources_of
 
 _UNSET_INTEGER = -(2**31) + 1
 
@@ -121,19 +121,14 @@ def _allocate(model: PreTrainedModel, sources: Mapping[str, str]) -> list[str]:
     """
     allocated = []
     for prefix, module in model.named_modules():
-        for name, tensor in _own_tensors(module):
+        for name, tensor in own_tensors(module):
             full_name = f"{prefix}.{name}"
             if tensor.is_meta and full_name not in sources:
-                _put(module, name, torch.full_like(tensor, _unset(tensor), device="cpu"))
+                unset = torch.nan if tensor.is_floating_point() else _UNSET_INTEGER
+                filling = 0 if tensor.dtype == torch.bool else unset
+                _put(module, name, torch.full_like(tensor, filling, device="cpu"))
                 allocated.append(full_name)
     return allocated
-
-
-def _own_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
-    return [
-        *module.named_parameters(recurse=False, remove_duplicate=False),
-        *module.named_buffers(recurse=False, remove_duplicate=False),
-    ]
 
 
 def _put(module: nn.Module, name: str, value: Tensor) -> None:
@@ -142,12 +137,6 @@ def _put(module: nn.Module, name: str, value: Tensor) -> None:
     if isinstance(old, nn.Parameter):
         value = nn.Parameter(value, old.requires_grad)
     setattr(module, name, value)
-
-
-def _unset(tensor: Tensor) -> float:
-    if tensor.dtype == torch.bool:
-        return 0
-    return torch.nan if tensor.is_floating_point() else _UNSET_INTEGER
 
 
 def _is_unset(tensor: Tensor) -> bool:
@@ -192,8 +181,9 @@ def copy_tensors(source: nn.Module, model: nn.Module) -> None:
     """
     buffers: dict[int, Tensor] = {}
     for prefix, module in model.named_modules():
-        theirs = source.get_submodule(prefix) if _own_tensors(module) else module
-        for name, tensor in _own_tensors(module):
+        tensors = own_tensors(module)
+        theirs = source.get_submodule(prefix) if tensors else module
+        for name, tensor in tensors:
             value = getattr(theirs, name)
             if isinstance(value, nn.Parameter):
                 value.data = value.data.to(tensor.dtype)

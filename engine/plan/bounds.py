@@ -205,11 +205,8 @@ def _between(
 ) -> Iterator[int]:
     """Bounds by what lies between a rank's first I and its last, the work before and after less."""
     problem, num_stages = chain.problem, chain.num_stages
-    m, limit, stages = (
-        problem.num_microbatches,
-        problem.limits[rank],
-        problem.placement.stages_of(rank),
-    )
+    m, stages = problem.num_microbatches, problem.placement.stages_of(rank)
+    limit = problem.limits[rank]
     work = m * sum(chain.busy[kind] for kind in chain.kinds_of(rank))
     lowest = stages[0]
     forward, after_input = problem.held_after_forward, problem.held_after_input

@@ -17,7 +17,7 @@ ZeRO's stages are those of arXiv 1910.02054; DDP is arXiv 2006.15704, FSDP arXiv
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from engine.plan.action import COMPUTE_OPS, NO_INDEX, SEND_OPS, Action, Op
@@ -125,27 +125,39 @@ def add_collectives(program: Program, policy: CollectivePolicy) -> Program:
     rows = []
     for row in program.actions:
         computations = [action for action in row if action.op in COMPUTE_OPS]
-        around = _around([action.stage for action in computations], policy)
+        sharding = _around([action.stage for action in computations], policy)
         last = {a.stage: at for at, a in enumerate(computations) if a.op in (Op.B, Op.W)}
-        out: list[Action] = []
-        waiting: list[Action] = []  # until what the computation made is sent
-        num_done = 0
-        for action in row:
-            if action.op not in SEND_OPS:
-                out += waiting
-                waiting = []
-            if action.op in COMPUTE_OPS:
-                unsharded, resharded = next(around)
-                out += unsharded
-                is_complete = reduces_every_backward(policy) or last.get(action.stage) == num_done
-                is_summed = is_complete and not isinstance(policy, NoCollectives)
-                if action.op in (Op.B, Op.W) and is_summed:
-                    waiting.append(_collective(action.stage, Op.REDUCE_GRAD))
-                waiting += resharded
-                num_done += 1
-            out.append(action)
-        rows.append(out + waiting)
+        around = []
+        for at, (unsharded, resharded) in enumerate(sharding):
+            stage, op, _ = computations[at]
+            is_complete = reduces_every_backward(policy) or last.get(stage) == at
+            is_summed = is_complete and not isinstance(policy, NoCollectives)
+            if op in (Op.B, Op.W) and is_summed:
+                resharded = [_collective(stage, Op.REDUCE_GRAD), *resharded]  # noqa: PLW2901
+            around.append((unsharded, resharded))
+        rows.append(_placed(row, [], around))
     return replace(program, actions=Table.of(rows))
+
+
+def _placed(
+    row: Sequence[Action],
+    first: list[Action],
+    around: Iterable[tuple[list[Action], list[Action]]],
+) -> list[Action]:
+    """A row with what comes first, and what stands around each computation.
+
+    What follows a computation waits until its result is sent.
+    """
+    out, waiting, of_computations = list[Action](), first, iter(around)
+    for action in row:
+        if action.op not in SEND_OPS:
+            out += waiting
+            waiting = []
+        if action.op in COMPUTE_OPS:
+            before, waiting = next(of_computations)
+            out += before
+        out.append(action)
+    return out + waiting
 
 
 def with_collectives(lowered: Program, program: Program, policy: CollectivePolicy) -> Program:
@@ -160,22 +172,14 @@ def with_collectives(lowered: Program, program: Program, policy: CollectivePolic
         return program
     rows = []
     for row, written in zip(lowered.actions, program.rows, strict=True):
-        before: list[list[Action]] = [[]]  # each computation, and the end
+        before = [list[Action]()]  # each computation, and the end
         for action in written:
             if action.op in COMPUTE_OPS:
                 before.append([])
             else:
                 before[-1].append(action)
-        groups, out = iter(before), list[Action]()
-        waiting = next(groups)
-        for action in row:
-            if action.op not in SEND_OPS:
-                out += waiting
-                waiting = []
-            out.append(action)
-            if action.op in COMPUTE_OPS:
-                waiting = next(groups)
-        rows.append(out + waiting)
+        first, *others = before
+        rows.append(_placed(row, first, (([], group) for group in others)))
     return replace(lowered, actions=Table.of(rows))
 
 

@@ -47,45 +47,47 @@ class Edge(NamedTuple):
     target: int
 
 
+_COUNTERPART = {  # of each transfer, the op and the hop to the stage of its other end
+    Op.SEND_F: (Op.RECV_F, 1),
+    Op.RECV_F: (Op.SEND_F, -1),
+    Op.SEND_B: (Op.RECV_B, -1),
+    Op.RECV_B: (Op.SEND_B, 1),
+}
+_RECEIVED = {Op.F: Op.RECV_F, Op.B: Op.RECV_B, Op.I: Op.RECV_B}
+_SENT = {Op.F: Op.SEND_F, Op.B: Op.SEND_B, Op.I: Op.SEND_B}
+
+
+def counterpart(transfer: Action) -> Action:
+    """The other end of a message: the RECV of a SEND, the SEND of a RECV."""
+    op, hop = _COUNTERPART[transfer.op]
+    return Action(transfer.stage + hop, op, transfer.microbatch)
+
+
 def edge_of(transfer: Action) -> Edge:
     """The stage edge that a SEND or RECV action uses. A RECV names the receiving stage."""
-    stage = transfer.stage
-    match transfer.op:
-        case Op.SEND_F:
-            return Edge(stage, stage + 1)
-        case Op.RECV_F:
-            return Edge(stage - 1, stage)
-        case Op.SEND_B:
-            return Edge(stage, stage - 1)
-        case Op.RECV_B:
-            return Edge(stage + 1, stage)
-        case _:
-            raise ValueError(f"{transfer} is not a transfer")
+    if transfer.op not in _COUNTERPART:
+        raise ValueError(f"{transfer} is not a transfer")
+    here, there = transfer.stage, transfer.stage + _COUNTERPART[transfer.op][1]
+    return Edge(here, there) if transfer.op in SEND_OPS else Edge(there, here)
 
 
 def incoming(action: Action, program: Program) -> Action | None:
     """The RECV that a compute action waits for, or None when its input is on this rank."""
-    stage, op, microbatch = action
-    if op is Op.F and _crosses(program, stage - 1, stage):
-        return Action(stage, Op.RECV_F, microbatch)
-    if op in (Op.B, Op.I) and _crosses(program, stage, stage + 1):
-        return Action(stage, Op.RECV_B, microbatch)
-    return None
+    return _crossing(program, action.stage, _RECEIVED.get(action.op), action.microbatch)
 
 
 def outgoing(action: Action, program: Program) -> Action | None:
     """The SEND that follows a compute action, or None when nobody elsewhere needs its result."""
-    stage, op, microbatch = action
-    if op is Op.F and _crosses(program, stage, stage + 1):
-        return Action(stage, Op.SEND_F, microbatch)
-    if op in (Op.B, Op.I) and _crosses(program, stage - 1, stage):
-        return Action(stage, Op.SEND_B, microbatch)
-    return None
+    return _crossing(program, action.stage, _SENT.get(action.op), action.microbatch)
 
 
-def _crosses(program: Program, stage: int, next_stage: int) -> bool:
+def _crossing(program: Program, stage: int, op: Op | None, microbatch: int) -> Action | None:
+    """The transfer of a stage, or None where its two ends would be on one rank."""
     ranks = program.placement.ranks
-    return stage >= 0 and next_stage < len(ranks) and ranks[stage] != ranks[next_stage]
+    other = -1 if op is None else stage + _COUNTERPART[op][1]
+    if op is None or not 0 <= other < len(ranks) or ranks[stage] == ranks[other]:
+        return None
+    return Action(stage, op, microbatch)
 
 
 def lower(
@@ -169,9 +171,7 @@ def prove_no_deadlock(lowered: Program, sharing: Sharing = Sharing.STAGE_EDGE) -
     lines = filled(0, lowered.num_stages * len(OPS)), filled(0, lowered.num_stages * len(OPS))
     for op in SEND_OPS | RECV_OPS:
         for stage in range(lowered.num_stages):
-            transfer = Action(stage, op, 0)
-            edge = edge_of(transfer)
-            if _crosses(lowered, min(edge), max(edge)):
+            if transfer := _crossing(lowered, stage, op, 0):
                 kind = CODES[op] * lowered.num_stages + stage
                 for ends, end in zip(lines, (transfer, counterpart(transfer)), strict=True):
                     name = line_of(lowered, sharing, end)
@@ -260,20 +260,6 @@ def _circle_of_waits(
         reason = "hangs: " + "; ".join(circle)
     rank, action = place
     return ProgramError(lowered, rank, lowered.actions[rank].index(action), reason)
-
-
-_COUNTERPART = {
-    Op.SEND_F: (Op.RECV_F, 1),
-    Op.RECV_F: (Op.SEND_F, -1),
-    Op.SEND_B: (Op.RECV_B, -1),
-    Op.RECV_B: (Op.SEND_B, 1),
-}
-
-
-def counterpart(transfer: Action) -> Action:
-    """The other end of a message: the RECV of a SEND, the SEND of a RECV."""
-    op, hop = _COUNTERPART[transfer.op]
-    return Action(transfer.stage + hop, op, transfer.microbatch)
 
 
 def check_delivery_between_ranks(lowered: Program) -> None:

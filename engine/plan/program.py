@@ -19,9 +19,7 @@ from functools import cached_property
 from engine.arrays import run
 from engine.plan import kernels
 from engine.plan.action import (
-    CODES,
     COLLECTIVE_OPS,
-    COMPUTE_OPS,
     OPS,
     Action,
     parse_action,
@@ -116,11 +114,7 @@ class Program:
     @cached_property
     def num_computations(self) -> int:
         """The number of actions that are not transfers."""
-        codes = (CODES[op] for op in COMPUTE_OPS)
-        return sum(
-            sum(self.num_of_kind[code * self.num_stages : (code + 1) * self.num_stages])
-            for code in codes
-        )
+        return sum(self.num_of_kind[: (kernels.W + 1) * self.num_stages])
 
     @property
     def has_transfers(self) -> bool:

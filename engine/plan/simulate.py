@@ -18,10 +18,10 @@ from engine.arrays import Ints, Maker, listed, maker, run
 from engine.plan import kernels
 from engine.plan.action import OPS, Action, Op
 from engine.plan.kernels import NONE
-from engine.plan.lower import edge_of, outgoing
+from engine.plan.lower import counterpart, outgoing
 from engine.plan.program import Placement, Program
 from engine.plan.rules import kinds_of, num_links, play
-from engine.plan.spans import Lane, Span
+from engine.plan.spans import Lane, Span, lane_of
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,8 @@ class Simulation:
     @property
     def bubble_fraction(self) -> float:
         """1 - compute / (ranks x makespan)."""
-        return _idle_share(self.program.world_size * self.makespan_ns, self.compute_ns)
+        capacity_ns = self.program.world_size * self.makespan_ns
+        return (capacity_ns - self.compute_ns) / capacity_ns
 
     @property
     def bubble_idle_over_ideal(self) -> float:
@@ -162,7 +163,8 @@ class Simulation:
         """
         rows = [(begin, end) for begin, end in self._rows if end > begin]
         longest = max(self.ends_ns[end - 1] - self.starts_ns[begin] for begin, end in rows)
-        return _idle_share(self.program.world_size * longest, self.compute_ns)
+        capacity_ns = self.program.world_size * longest
+        return (capacity_ns - self.compute_ns) / capacity_ns
 
     def held_over_time(self, rank: int) -> list[Held]:
         """Each change of what a rank holds: a forward adds one, its B or W takes it away again."""
@@ -185,14 +187,8 @@ class Simulation:
                 yield Span(0, rank, Lane.COMPUTE, stage, op, microbatch, start, over, 0)
         ranks, num_bytes = self.program.placement.ranks, self.transfers.message_bytes
         for send, start, end in self.messages():
-            channel = edge_of(send)
-            receive = Op.RECV_F if send.op is Op.SEND_F else Op.RECV_B
-            ends = (
-                (channel.source, Lane.SEND, send.op),
-                (channel.target, Lane.RECV, receive),
-            )
-            for stage, lane, op in ends:
-                yield Span(0, ranks[stage], lane, stage, op, send.microbatch, start, end, num_bytes)
+            for stage, op, m in (send, counterpart(send)):
+                yield Span(0, ranks[stage], lane_of(op), stage, op, m, start, end, num_bytes)
 
     def messages(self) -> Iterator[tuple[Action, int, int]]:
         """Each SEND with the times between which its message moves, by sender in its order."""
@@ -213,11 +209,6 @@ class Simulation:
         arguments = table.made_by(made_by), edge, duration, self.ends_ns, channel, message
         run(table.num_actions, kernels.move_messages, *arguments)
         return message
-
-
-def _idle_share(capacity_ns: int, compute_ns: int) -> float:
-    """In whole numbers up to the division, which alone is rounded."""
-    return (capacity_ns - compute_ns) / capacity_ns
 
 
 def simulate(

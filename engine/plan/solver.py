@@ -1,11 +1,12 @@
 """Finds a program for unequal stages under limits of memory: near the best, beside a lower bound.
 
-    rules      rows filled in order of time, by several keys and flows        rows.Rows.filled_by
-    families   the registry's schedules that fit                              rows.Rows.of_program
+    rules      rows filled in order of time, by several keys and flows        Rows.filled_by
+    families   the registry's schedules that fit                              Rows.of_program
     changes    the best of these, changed around their longest path           search.anneal
-    wholes     backwards made whole where that costs nothing                  rows.Rows.with_wholes
+    wholes     backwards made whole where that costs nothing                  Rows.with_wholes
 
-See `engine.plan.bounds` for the bound.
+Rows are arrays of kinds, which `engine.plan.search` explains. All rows of a problem have the same
+length: a whole backward takes two places. See `engine.plan.bounds` for the bound.
 """
 
 from __future__ import annotations
@@ -13,15 +14,20 @@ from __future__ import annotations
 import heapq
 import itertools
 from array import array
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
-from operator import itemgetter
+from dataclasses import dataclass, replace
+from operator import gt, itemgetter, neg, sub
+from typing import NamedTuple
 
+from engine.arrays import filled, run
+from engine.plan import kernels
 from engine.plan.bounds import Chain, lower_bound
 from engine.plan.problem import Problem
 from engine.plan.program import Program
-from engine.plan.rows import Candidate, Filling, Flow, Rows
 from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program
+from engine.plan.search import anneal, list_schedule, play_rows, refill
+from engine.plan.table import Table
 
 VISITS = 1_000_000_000
 """Actions that a search goes through with an effort of 1: a few seconds."""
@@ -46,6 +52,216 @@ flows are left out."""
 
 NUM_JOINS = 2_000_000
 """Actions that are gone through to make backwards whole."""
+
+
+class Candidate(NamedTuple):
+    """The rows of all ranks, one behind the other, and their makespan."""
+
+    makespan_ns: int
+    row: array[int]
+
+
+class Flow(NamedTuple):
+    """How microbatches are let in: so many between F and I of each stage, so far apart."""
+
+    places: tuple[int, ...]
+    pace_ns: int = 0
+
+
+class Filling(NamedTuple):
+    """How ranks choose actions: by keys of kind and microbatch, the lower the sooner.
+
+    A rank waits up to `patience` percent of an action for a more urgent one. The first `num_whole`
+    backwards of a stage are whole, where that is quicker.
+    """
+
+    key: array[int]
+    flow: Flow
+    num_whole: int = 0
+    patience: int = 0
+
+
+class Rows:
+    """The arrays of a problem; `visits` tells the loops whether compiling pays."""
+
+    def __init__(self, problem: Problem, visits: int) -> None:
+        self.problem, self.visits, placement = problem, visits, problem.placement
+        self.width, self.num_stages = problem.num_microbatches, placement.num_stages
+        self.num_ranks = placement.world_size
+        self.size = 3 * self.width * self.num_stages
+        # The shape, as `engine.plan.search` calls it.
+        stages = [placement.stages_of(rank) for rank in range(self.num_ranks)]
+        first = list(itertools.accumulate(map(len, stages), initial=0))
+        way = [*range(self.num_stages), *range(2 * self.num_stages - 1, self.num_stages - 1, -1)]
+        leader = [kernels.NONE] * self.num_stages * 2 + way[: self.num_stages - 1 : -1]
+        follower = [kernels.NONE] * self.num_stages * 3
+        for kind, after in itertools.pairwise(way):
+            leader[after], follower[kind] = kind, after
+        rows = [3 * self.width * number for number in first]
+        shape = placement.ranks, first, itertools.chain(*stages), rows, leader, follower
+        self.shape = tuple(array("q", column) for column in shape)
+        times, halves = problem.durations, replace(problem.durations, backward_ns=None)
+        columns = times.forward_ns, times.input_ns, times.weight_ns, times.whole_ns
+        self.took = array("q", itertools.chain(*columns))
+        self.gains = list(map(gt, halves.whole_ns, times.whole_ns))  # a whole backward is quicker
+        taken, left = problem.held_after_forward, problem.held_after_input
+        freed = list(map(sub, left, taken))
+        held = problem.limits, problem.least_limits, [*taken, *freed, *map(neg, left), *freed]
+        self.memory = tuple(array("q", column) for column in held)
+        self.link = problem.transfers.duration_ns, problem.transfers.overlaps
+
+    # making rows
+
+    def filled_by(self, filling: Filling) -> Candidate:
+        """The rows that ranks fill in order of time."""
+        row, ranks, (places, pace_ns) = filled(0, self.size), self.num_ranks, filling.flow
+        count, channels = filled(0, 3 * self.num_stages), filled(0, 2 * self.num_stages)
+        now, time, kind, held = (filled(0, ranks) for _ in range(4))
+        is_open, position = filled(0, self.num_stages), self.shape[3][:-1]
+        arrival = self._arrivals(pace_ns)
+        state = count, arrival, now, time, is_open, kind, held, channels, position
+        memory = *self.memory, array("q", places)
+        whole = array("q", [filling.num_whole * gains for gains in self.gains])
+        costs = self.took, memory, self.link
+        how = filling.key, whole, filling.patience
+        makespan = run(self.visits, list_schedule, self.shape, *costs, *how, state, row)
+        if pace_ns:  # nothing need wait for its turn
+            makespan = self.played(row)
+        return Candidate(makespan, row)
+
+    def of_program(self, program: Program) -> array[int]:
+        """The rows of a program of computations; a B is split where that takes no longer."""
+        table, row, num_stages = program.table, array("q"), self.num_stages
+        for op, stage in zip(table.op, table.stage, strict=True):
+            if op == kernels.F:
+                row.append(stage)
+            if op in (kernels.B, kernels.I):
+                is_whole = op == kernels.B and self.gains[stage]
+                row.append((3 if is_whole else 1) * num_stages + stage)
+            if op in (kernels.B, kernels.W):
+                row.append(2 * num_stages + stage)
+        return row
+
+    def annealed(
+        self, row: array[int], settings: tuple[int, int, int, int], seed: int
+    ) -> Candidate:
+        """The best of the rows that changes at random lead to; `settings` as `search.anneal`'s."""
+        given, best, offset = row[:], row[:], self.shape[3]
+        lengths = (range(offset[rank], offset[rank + 1]) for rank in range(self.num_ranks))
+        owner = array("q", [rank for rank, places in enumerate(lengths) for _ in places])
+        path, level, kept = (filled(0, self.size) for _ in range(3))
+        costs, work = (self.took, self.memory, self.link), (path, level, owner, kept)
+        arguments = self.shape, *costs, given, best, self._play_state(), work, settings
+        return Candidate(run(self.visits, anneal, *arguments, array("q", [seed])), best)
+
+    def with_wholes(self, candidate: Candidate, num_tries: int) -> Candidate:
+        """The same with as many backwards whole as cost nothing, the halves put side by side.
+
+        All that are split are tried at once, then halves of what was no success.
+        """
+        todo = deque([[*self._splits(candidate.row)]])
+        while todo and todo[0] and num_tries > 0:
+            some, num_tries = todo.popleft(), num_tries - 1
+            row = self._joined(candidate.row, set(some))
+            makespan = self.played(row) if self.fits(row) else kernels.NONE
+            if 0 <= makespan <= candidate.makespan_ns:
+                candidate = Candidate(makespan, row)
+            elif len(some) > 1:
+                todo += [some[: len(some) // 2], some[len(some) // 2 :]]
+        return candidate
+
+    # looking at rows
+
+    def fits(self, row: array[int]) -> bool:
+        """Whether no rank ever holds more than its limit."""
+        level = filled(0, self.size)
+        return all(
+            run(self.visits, refill, self.shape, self.memory, row, level, rank, begin, end - 1)
+            for rank, (begin, end) in enumerate(itertools.pairwise(self.shape[3]))
+        )
+
+    def played(self, row: array[int]) -> int:
+        """The makespan in nanoseconds, or NONE where they cannot be finished."""
+        arguments = self.shape, self.took, self.link, row, self._play_state()
+        return run(self.visits, play_rows, *arguments)
+
+    def program_of(self, row: array[int]) -> Program:
+        """The program of some rows, its microbatches numbered; `engine.plan.search` says how."""
+        num_stages, offset, split = self.num_stages, array("q", [0]), self._split_places(row)
+        op, stage, microbatch = array("q"), array("q"), array("q")
+        for begin, end in itertools.pairwise(self.shape[3]):
+            count = [0] * num_stages * 2
+            waiting: list[deque[int]] = [deque() for _ in range(num_stages)]
+            for at in range(begin, end):
+                half, here = divmod(row[at], num_stages)
+                if half == 2 and not split[at]:
+                    continue  # of a whole one
+                if half == 2:
+                    number = waiting[here].popleft()
+                else:
+                    number = count[min(half, 1) * num_stages + here]
+                    count[min(half, 1) * num_stages + here] += 1
+                if half in (1, 3) and split[at]:
+                    waiting[here].append(number)
+                codes = kernels.F, kernels.I, kernels.W, kernels.I
+                op.append(codes[half] if split[at] or half == 0 else kernels.B)
+                stage.append(here)
+                microbatch.append(number)
+            offset.append(len(op))
+        table = Table(offset, op, stage, microbatch)
+        return Program("solved", self.problem.placement, self.width, table)
+
+    # their parts
+
+    def _split_places(self, row: array[int]) -> list[bool]:
+        """By place, whether it is an I or a W that is not of a whole backward."""
+        num_stages = self.num_stages
+        split, last = [kind >= num_stages for kind in row], set(self.shape[3])
+        for at in range(1, len(row)):
+            is_whole = row[at - 1] >= 3 * num_stages and row[at] == row[at - 1] - num_stages
+            if is_whole and at not in last:
+                split[at - 1] = split[at] = False
+        return split
+
+    def _splits(self, row: array[int]) -> list[tuple[int, int]]:
+        """Stage and number of each I that is not of a whole backward, but could be."""
+        count, split, found = [0] * self.num_stages, self._split_places(row), []
+        for at, kind in enumerate(row):
+            half, here = divmod(kind, self.num_stages)
+            if half in (1, 3):
+                if split[at] and self.gains[here]:
+                    found.append((here, count[here]))
+                count[here] += 1
+        return found
+
+    def _joined(self, row: array[int], some: set[tuple[int, int]]) -> array[int]:
+        """The rows with these backwards whole: the next W of their stage comes to each."""
+        num_stages, split, joined = self.num_stages, self._split_places(row), array("q")
+        count, ahead = [0] * num_stages, [0] * num_stages
+        for at, kind in enumerate(row):
+            half, here = divmod(kind, num_stages)
+            if half == 2 and split[at] and ahead[here] > 0:
+                ahead[here] -= 1
+                continue
+            is_joined = half in (1, 3) and (here, count[here]) in some
+            count[here] += half in (1, 3)
+            joined.append(3 * num_stages + here if is_joined else kind)
+            if is_joined:
+                joined.append(2 * num_stages + here)
+                ahead[here] += 1
+        return joined
+
+    def _arrivals(self, pace_ns: int = 0) -> array[int]:
+        arrival = filled(kernels.NONE, 2 * self.num_stages * self.width)
+        arrival[: self.width] = array("q", [n * pace_ns for n in range(self.width)])
+        return arrival
+
+    def _play_state(self) -> tuple[array[int], ...]:
+        arrivals, ranks, channels = self._arrivals(), self.num_ranks, 2 * self.num_stages
+        now, blocked = filled(0, ranks), filled(kernels.NONE, ranks)
+        walk = self.shape[3][:-1], now, blocked, array("q", range(ranks)), filled(0, channels)
+        causes = filled(0, len(arrivals)), filled(0, self.size), filled(0, 1)
+        return filled(0, 3 * self.num_stages), *walk, arrivals, *causes
 
 
 @dataclass(frozen=True)

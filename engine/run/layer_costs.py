@@ -23,7 +23,6 @@ from engine.model.partition import Costs
 from engine.model.stage_module import Model
 from engine.plan.model_costs import LayerCosts, ModelCosts
 from engine.run.clock import clock_for
-from engine.run.layer_bytes import PartBytes, measure_bytes
 from engine.run.layer_times import (
     PartTimes,
     are_told_apart,
@@ -33,7 +32,7 @@ from engine.run.layer_times import (
     run_whole,
     sample,
 )
-from engine.run.lone_stage import Conditions, Parts
+from engine.run.lone_stage import Conditions, PartBytes, Parts, measure_bytes
 from engine.run.optimizer import OptimizerSpec
 
 REPEATS = 5

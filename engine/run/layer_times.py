@@ -162,7 +162,8 @@ def are_told_apart(totals: Sequence[Sequence[float]]) -> bool:
     sums = [sum(of_group) for of_group in zip(*ranks, strict=True)]
     middle = num_rounds * (num + 1) / 2
     statistic: float = 12 * sum((s - middle) ** 2 for s in sums) / (num_rounds * num * (num + 1))
-    return statistic > _chi_square(num - 1)
+    part = 2 / (9 * (num - 1))  # the 99th percentile of chi square (Wilson and Hilferty 1931)
+    return statistic > (num - 1) * (1 - part + SIGNIFICANCE_Z * math.sqrt(part)) ** 3
 
 
 def _are_known(rounds: Sequence[Sequence[PartTimes]]) -> bool:
@@ -197,9 +198,3 @@ def _ranks(values: Sequence[float]) -> list[float]:
         ranks[value] = first + (count - 1) / 2
         first += count
     return [ranks[value] for value in values]
-
-
-def _chi_square(freedom: int) -> float:
-    """The 99th percentile, by the approximation of Wilson and Hilferty (1931)."""
-    part = 2 / (9 * freedom)
-    return float(freedom * (1 - part + SIGNIFICANCE_Z * math.sqrt(part)) ** 3)

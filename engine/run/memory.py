@@ -12,6 +12,7 @@ their memory was last allocated; before that they were something else, or not th
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import gc
 import itertools
@@ -19,17 +20,25 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from engine.plan.footprint import Messages, predict_peak, there_before_computing
+from engine.plan.action import Op
+from engine.plan.footprint import (
+    Cost,
+    Costs,
+    Messages,
+    StageOp,
+    predict_peak,
+    there_before_computing,
+)
 from engine.plan.program import Program
 from engine.plan.sharded_bytes import NOTHING_SHARED, Shared
-from engine.plan.spans import Span
+from engine.plan.spans import Lane, Span
 from engine.run import device as devices
-from engine.run.action_costs import Block, Level, costs_of
 from engine.run.allocations import Change, record
 
 _STATUS = Path("/proc/self/status")
@@ -37,6 +46,21 @@ _CLEAR_REFS = Path("/proc/self/clear_refs")
 
 MAX_LEVELS = 2000
 """A longer timeline is kept as its envelope."""
+
+
+class Level(NamedTuple):
+    """From `time_ns` on, `num_bytes` are allocated."""
+
+    time_ns: int
+    num_bytes: int
+
+
+class Block(NamedTuple):
+    """Memory that was allocated during a step; `end_ns` None where it outlived the step."""
+
+    start_ns: int
+    end_ns: int | None
+    num_bytes: int
 
 
 @dataclass(frozen=True)
@@ -168,21 +192,92 @@ def use_of(
     last_made = {c.address: at for at, c in enumerate(changes, start=1) if c.num_bytes > 0}
     predicted = None
     if is_known and plan is not None:
-        start_bytes, costs = costs_of(levels, _blocks(changes), spans)
+        live: dict[int, Change] = {}
+        blocks = []  # what was allocated, with its end; earlier allocations are not among them
+        for change in changes:
+            if change.num_bytes > 0:
+                live[change.address] = change
+            elif (made := live.pop(change.address, None)) is not None:
+                blocks.append(Block(made.time_ns, change.time_ns, made.num_bytes))
+        blocks += [Block(made.time_ns, None, made.num_bytes) for made in live.values()]
+        start_bytes, costs = costs_of(levels, blocks, spans)
         lowered, rank, messages, shared = plan.lowered, plan.rank, plan.messages, plan.shared
         start_bytes -= there_before_computing(lowered, rank, messages, shared)
         predicted = predict_peak(lowered, rank, start_bytes, costs, messages, shared)
+    seen: set[int] = set()
+
+    def bytes_at_peak(tensors: Sequence[Tensor]) -> int:
+        """Bytes of storages that were alive at the peak; what is two things counts as the first."""
+        there = storages(tensors, device).items()
+        alive = {at: n for at, n in there if at not in seen and last_made.get(at, 0) <= peak_at}
+        seen.update(alive)
+        return sum(alive.values())
+
+    kinds = (owned.parameters, owned.gradients, owned.optimizer_state, owned.buffers)
+    by_kind = list(map(bytes_at_peak, kinds))
     return MemoryUse(
         account.peak_bytes,
         account.reserved_bytes,
         process_bytes,
         envelope(levels, MAX_LEVELS) if is_known else (),
-        _split(account.peak_bytes, owned, device, lambda made: last_made.get(made, 0) <= peak_at),
+        MemorySplit(*by_kind, account.peak_bytes - sum(by_kind)),
         predicted,
         account.active_bytes,
         account.in_flight_bytes,
         account.outside_bytes,
     )
+
+
+def costs_of(
+    timeline: Sequence[Level], blocks: Iterable[Block], spans: Iterable[Span]
+) -> tuple[int, Costs]:
+    """The costs that a rank's measured step shows, and what it had when it first computed.
+
+    `engine.plan.footprint` predicts a row's peak from them.
+    `timeline` and `spans` are of one clock; `blocks` tell which memory outlives the spans.
+    """
+    compute = sorted((s for s in spans if s.lane is Lane.COMPUTE), key=lambda span: span.start_ns)
+    chosen: dict[StageOp, list[int]] = {}  # the first two of each; of F, which are alike, the first
+    for position, span in enumerate(compute):
+        positions = chosen.setdefault((span.stage, span.op), [])
+        if len(positions) < (1 if span.op is Op.F else 2):
+            positions.append(position)
+    starts = [span.start_ns for span in compute]
+
+    def place_of(time_ns: int) -> int | None:
+        at = bisect.bisect_right(starts, time_ns) - 1
+        return at if at >= 0 and time_ns <= compute[at].end_ns else None
+
+    handed = [0] * len(compute)  # bytes that each span allocated and that were freed once sent
+    for block in blocks:
+        at = place_of(block.start_ns)
+        if at is not None and block.end_ns is not None and place_of(block.end_ns) is None:
+            handed[at] += block.num_bytes
+
+    def cost(at: int) -> Cost:
+        span = compute[at]
+        start_bytes = _level_at(timeline, span.start_ns)
+        first, stop = (_position(timeline, time_ns) for time_ns in (span.start_ns, span.end_ns))
+        within = [level.num_bytes for level in itertools.islice(timeline, first, stop)]
+        end_bytes = within[-1] if within else start_bytes
+        return Cost(max([start_bytes, *within]) - start_bytes, end_bytes - start_bytes, handed[at])
+
+    first, later = (
+        {key: cost(positions[n]) for key, positions in chosen.items() if n < len(positions)}
+        for n in (0, 1)
+    )
+    later |= {key: cost for key, cost in first.items() if key[1] is Op.F}
+    return _level_at(timeline, compute[0].start_ns), Costs(first, later)
+
+
+def _level_at(timeline: Sequence[Level], time_ns: int) -> int:
+    """The bytes allocated at a time; before the timeline begins, as when it does."""
+    return timeline[max(0, _position(timeline, time_ns) - 1)].num_bytes
+
+
+def _position(timeline: Sequence[Level], time_ns: int) -> int:
+    """Return how many levels begin up to a time."""
+    return bisect.bisect_right(timeline, time_ns, key=lambda level: level.time_ns)
 
 
 def storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, int]:
@@ -248,36 +343,6 @@ def _levels(start: Level, changes: Iterable[Change]) -> list[Level]:
     for change in changes:
         levels.append(Level(change.time_ns, levels[-1].num_bytes + change.num_bytes))
     return levels
-
-
-def _split(
-    peak_bytes: int, owned: Owned, device: torch.device, was_alive: Callable[[int], bool]
-) -> MemorySplit:
-    """The peak by what it is for; a storage that is two things counts as the first."""
-    seen: set[int] = set()
-
-    def new_bytes(tensors: Sequence[Tensor]) -> int:
-        there = storages(tensors, device).items()
-        new = {address: n for address, n in there if address not in seen and was_alive(address)}
-        seen.update(new)
-        return sum(new.values())
-
-    kinds = (owned.parameters, owned.gradients, owned.optimizer_state, owned.buffers)
-    parameters, gradients, state, buffers = map(new_bytes, kinds)
-    rest = peak_bytes - parameters - gradients - state - buffers
-    return MemorySplit(parameters, gradients, state, buffers, rest)
-
-
-def _blocks(changes: Iterable[Change]) -> list[Block]:
-    """Return what was allocated, with its end. Earlier allocations are not among them."""
-    live: dict[int, Change] = {}
-    blocks = []
-    for change in changes:
-        if change.num_bytes > 0:
-            live[change.address] = change
-        elif (made := live.pop(change.address, None)) is not None:
-            blocks.append(Block(made.time_ns, change.time_ns, made.num_bytes))
-    return blocks + [Block(made.time_ns, None, made.num_bytes) for made in live.values()]
 
 
 def process_peak_bytes() -> int | None:

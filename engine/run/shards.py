@@ -65,12 +65,7 @@ class ReplicaGroup:
 
     def gather(self, whole: Tensor, shard: Tensor) -> None:
         """Put the shards of all replicas together; `shard` may be this replica's part of it."""
-        if self._is_gloo and devices.is_accelerator(whole.device):  # gloo knows host memory only
-            on_host = torch.empty_like(whole, device="cpu")
-            _gather(on_host, shard.cpu(), group=self._group)
-            whole.copy_(on_host)
-        else:
-            _gather(whole, shard, group=self._group)
+        self._exchange(_gather, whole, shard)
 
     def sum(self, flat: Tensor) -> None:
         """Replace it by the sum over replicas, equal on all of them bit for bit."""
@@ -78,12 +73,15 @@ class ReplicaGroup:
 
     def sum_shard(self, shard: Tensor, flat: Tensor) -> None:
         """Write this replica's part of the sum over replicas."""
-        if self._is_gloo and devices.is_accelerator(flat.device):
-            on_host = torch.empty_like(shard, device="cpu")
-            _reduce_scatter(on_host, flat.cpu(), group=self._group)
-            shard.copy_(on_host)
+        self._exchange(_reduce_scatter, shard, flat)
+
+    def _exchange(self, collective: Callable[..., object], result: Tensor, given: Tensor) -> None:
+        if self._is_gloo and devices.is_accelerator(result.device):  # gloo knows host memory only
+            on_host = torch.empty_like(result, device="cpu")
+            collective(on_host, given.cpu(), group=self._group)
+            result.copy_(on_host)
         else:
-            _reduce_scatter(shard, flat, group=self._group)
+            collective(result, given, group=self._group)
 
 
 @dataclass(frozen=True)

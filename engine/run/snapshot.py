@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from safetensors.torch import save as to_bytes
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 TRAINER = "trainer.json"
 KINDS = ("model", "optimizer")
@@ -112,11 +112,27 @@ def save(
     untouched.
     """
     aside = folder.with_name(f".{folder.name}.partial")
-    problems = gather(_attempt(lambda: _clear(aside)) if is_first_rank else None)
-    _raise_first(problems)
     written: TensorFiles = {kind: {} for kind in KINDS}
     parts = iter(parts)
-    problem = _attempt(lambda: _write_parts(aside, parts, num_stages, written))
+
+    def clear() -> None:
+        """Make the folder to write in; what killed runs left beside it goes."""
+        for left in aside.parent.glob(".step-*.partial"):
+            shutil.rmtree(left, ignore_errors=True)
+        aside.mkdir(parents=True)
+
+    def write_parts() -> None:
+        for part in parts:
+            for kind, tensors in (("model", part.model), ("optimizer", part.optimizer)):
+                if tensors:
+                    name = f"{kind}-{part.stage + 1:05d}-of-{num_stages:05d}.safetensors"
+                    own = {key: t.detach().cpu().contiguous() for key, t in tensors.items()}
+                    save_file(own, aside / name, metadata={"format": "pt"})
+                    _flush(aside / name)
+                    written[kind] |= dict.fromkeys(own, name)
+
+    _raise_first(gather(_attempt(clear) if is_first_rank else None))
+    problem = _attempt(write_parts)
     for _ in parts:  # which replicas put together, also where one of them could not write
         pass
     gathered: list[tuple[str | None, TensorFiles]] = gather((problem, written))
@@ -159,24 +175,6 @@ def _raise_first(problems: Iterable[str | None]) -> None:
             raise SnapshotError(f"the checkpoint could not be written: {problem}")
 
 
-def _clear(aside: Path) -> None:
-    """Make the folder to write in; what killed runs left beside it goes."""
-    for left in aside.parent.glob(".step-*.partial"):
-        shutil.rmtree(left, ignore_errors=True)
-    aside.mkdir(parents=True)
-
-
-def _write_parts(aside: Path, parts: Iterable[Part], num_stages: int, written: TensorFiles) -> None:
-    for part in parts:
-        for kind, tensors in (("model", part.model), ("optimizer", part.optimizer)):
-            if tensors:
-                name = f"{kind}-{part.stage + 1:05d}-of-{num_stages:05d}.safetensors"
-                own = {key: t.detach().cpu().contiguous() for key, t in tensors.items()}
-                save_file(own, aside / name, metadata={"format": "pt"})
-                _flush(aside / name)
-                written[kind] |= dict.fromkeys(own, name)
-
-
 def _finish(
     aside: Path,
     folder: Path,
@@ -208,17 +206,3 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def optimizer_tensors(
-    optimizer: torch.optim.Optimizer | None, parameters: Mapping[str, nn.Parameter]
-) -> dict[str, Tensor]:
-    """The optimizer's state as `parameter/entry`."""
-    if optimizer is None:
-        return {}
-    return {
-        f"{name}/{entry}": value
-        for name, parameter in parameters.items()
-        for entry, value in optimizer.state.get(parameter, {}).items()
-        if isinstance(value, Tensor)
-    }

@@ -102,11 +102,10 @@ def test_a_rank_alone_measures_nothing_without_a_limit(costs_known):
 @pytest.mark.parametrize(
     ("world_size", "rest"),
     [
-        (1, {"memory_limit": "1 GiB"}),
         (2, {"memory_limit": "1 GiB", "recompute": (False, True)}),
         (2, {"stages_per_rank": 2}),
     ],
-    ids=["alone", "limited", "two stages"],
+    ids=["limited", "two stages"],
 )
 def test_loss_and_gradients_equal_those_of_one_device(ranks, world_size, rest):
     outcomes = assert_exact(ranks, config("auto", world_size, 4, **rest))

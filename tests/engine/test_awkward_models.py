@@ -359,16 +359,18 @@ REPLICATED = (
 
 
 @pytest.mark.parametrize(
-    "policy",
+    ("name", "policy"),
     [
-        pytest.param(DataParallel(), marks=pytest.mark.thorough),
-        pytest.param(Zero2(), marks=pytest.mark.thorough),
-        Zero1(),
-        Zero3(),
+        *((name, Zero3()) for name in REPLICATED),
+        *((name, Zero1()) for name in ("unused", "used_by_some")),  # gradients stay whole
+        *(
+            pytest.param(name, policy, marks=pytest.mark.thorough)
+            for name in REPLICATED
+            for policy in (DataParallel(), Zero2())
+        ),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("name", REPLICATED)
 def test_an_awkward_model_is_exact_on_replicas(ranks, name, policy):
     """What no replica has used stays without a gradient, and what one has used has one on all."""
     changes = EXACT.get(name, {"optimizer": ADAMW})
@@ -397,6 +399,8 @@ def test_where_no_gradient_comes_back_none_is_made_whatever_the_cut(
     optimizer = dataclasses.replace(ADAMW, clip_norm=clip_norm)
     theirs = unsplit(settings_of(name, 1, optimizer=optimizer))
     for world_size, schedule in SPLIT_BACKWARD[way].items():
+        if world_size == 2 and not is_thorough:  # three ranks cut where two do
+            continue
         for partition in UNEVEN[world_size][: None if is_thorough else 1]:
             settings = settings_of(
                 name, world_size, optimizer=optimizer, schedule=schedule, partition=partition

@@ -13,6 +13,7 @@ from engine.run.optimizer import OptimizerSpec
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gpt_neox", "phi3", "olmo2")
 HEADS = {"gpt_neox": {"lm_head.weight": "gpt_neox.embed_in.weight"}}
 TIED = {"lm_head.weight": "model.embed_tokens.weight"}
+ONE = pytest.param(1, marks=pytest.mark.thorough)
 TWO = pytest.param(2, marks=pytest.mark.thorough)  # what four ranks show as well
 FOUR = pytest.param(4, marks=pytest.mark.thorough)  # what two ranks show as well: equal layers
 SGD = OptimizerSpec("sgd", 1e-2, momentum=0.9)
@@ -68,7 +69,7 @@ def build(factory):
 
 
 @pytest.mark.parametrize("schedule", [pytest.param("afab", marks=pytest.mark.thorough), "1f1b"])
-@pytest.mark.parametrize("world_size", [1, TWO, 4])
+@pytest.mark.parametrize("world_size", [ONE, TWO, 4])
 @pytest.mark.parametrize("name", ["sequential", "tied_sequential"])
 def test_a_sequential_is_exact(ranks, name, world_size, schedule):
     settings = config(schedule, world_size, 3, preset=f"models:{name}", optimizer=SGD)

@@ -73,10 +73,14 @@ def pairwise(cases):
 
 CHIEF = (
     ((2, 2), (4, 1), (3, 2)),
-    (DataParallel(), Zero1(), Zero2(), Zero3(), TorchWindow()),
+    (Zero1(), Zero2(), Zero3()),
     ("1f1b", "interleaved_1f1b", "zbv"),
 )
-FEW = list(pairwise(list(itertools.product(*CHIEF, KINDS))))
+FEW = [
+    *pairwise(list(itertools.product(*CHIEF, KINDS))),
+    ((3, 2), DataParallel(), "zbv", "clipped"),  # what ZeRO-1 does to gradients
+    ((2, 2), TorchWindow(), "interleaved_1f1b", "tied"),  # what ZeRO-3 does, elsewhere in the row
+]
 
 
 def settings_of(shape, policy, schedule, kind):
@@ -158,9 +162,8 @@ def assert_same(ours, theirs):
         assert relative_difference(tensor, theirs[name]) < TOLERANCE, name
 
 
-@pytest.mark.parametrize("policy", [Zero2(), Zero3(1, 0)], ids=str)
-def test_every_collective_of_the_program_leaves_one_span_in_the_order_of_its_lane(ranks, policy):
-    settings = settings_of((2, 2), policy, "interleaved_1f1b", "plain")
+def test_every_collective_of_the_program_leaves_one_span_in_the_order_of_its_lane(ranks):
+    settings = settings_of((2, 2), Zero3(1, 0), "interleaved_1f1b", "plain")
     for process, outcome in enumerate(ranks.run(4, with_trainer, settings, train)):
         replica, rank = divmod(process, 2)
         spans = outcome.results[-1].spans
@@ -176,12 +179,12 @@ def test_every_collective_of_the_program_leaves_one_span_in_the_order_of_its_lan
         for action in outcome.lowered.rows[rank]:
             if action.op in (Op.UNSHARD, Op.REDUCE_GRAD):
                 unsharded[action.stage] = next(begun).end_ns
-            elif action.op in COMPUTE_OPS and isinstance(policy, Zero3):
+            elif action.op in COMPUTE_OPS:
                 computed = at[action.op, action.stage, action.microbatch]
                 assert computed.start_ns >= unsharded[action.stage]
 
 
-@pytest.mark.parametrize("policy", [DataParallel(), Zero1(), Zero3()], ids=str)
+@pytest.mark.parametrize("policy", [DataParallel(), Zero3()], ids=str)
 def test_replicas_of_bfloat16_stay_equal_bit_for_bit(ranks, policy):
     settings = dataclasses.replace(
         settings_of((2, 2), policy, "zbv", "tied"), optimizer=OptimizerSpec(learning_rate=0.1)

@@ -15,7 +15,7 @@ from engine.run.optimizer import OptimizerSpec
 from engine.run.snapshot import SnapshotError
 from engine.trainer import Progress
 
-OTHERS = [("llama", True), ("gemma2", False), ("mixtral", True)]
+OTHERS = [("llama", True), ("llama", False), ("gemma2", False), ("mixtral", True)]
 TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 OPTIMIZER = OptimizerSpec(
     learning_rate=1e-3, lr_schedule="cosine", lr_decay_steps=10, clip_norm=1.0
@@ -51,10 +51,6 @@ def test_a_resumed_run_ends_bit_for_bit_as_an_uninterrupted_one(ranks, tmp_path,
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def shared_by(preset):
-    return TIED if preset.endswith("tied") else None
-
-
 REPLICATED = {
     "alone": (1, 1, NoCollectives()),
     "whole": (2, 2, DataParallel()),
@@ -64,18 +60,17 @@ REPLICATED = {
 }
 
 
-@pytest.mark.parametrize("preset", ["llama-tiny", "llama-tiny-tied"])
 @pytest.mark.parametrize(
     ("saved", "resumed"), [("zero3", "alone"), ("alone", "zero2"), ("zero1", "zero3")]
 )
-def test_a_run_resumes_with_other_replicas_and_shards(ranks, tmp_path, preset, saved, resumed):
+def test_a_run_resumes_with_other_replicas_and_shards(ranks, tmp_path, saved, resumed):
     def trained(name, *arguments):
         replicas, world_size, sharding = REPLICATED[name]
-        settings = settings_for(world_size, preset, replicas=replicas, sharding=sharding)
+        settings = settings_for(world_size, "llama-tiny-tied", replicas=replicas, sharding=sharding)
         data = dataclasses.replace(settings.data, num_microbatches=4 // replicas)
         settings = dataclasses.replace(settings, data=data)
         found = ranks.run(settings.num_processes, with_trainer, settings, run, *arguments)
-        return merged(found[-world_size:], shared_by(preset))
+        return merged(found[-world_size:], TIED)
 
     expected = trained("whole", 0, 6)
     trained(saved, 0, 3, tmp_path)
@@ -85,9 +80,8 @@ def test_a_run_resumes_with_other_replicas_and_shards(ranks, tmp_path, preset, s
         assert torch.allclose(ours[name], value, rtol=1e-10, atol=1e-13), name
 
 
-@pytest.mark.parametrize("name", ["zero2", "zero3"])
-def test_replicas_go_on_bit_for_bit(ranks, tmp_path, name):
-    replicas, world_size, sharding = REPLICATED[name]
+def test_replicas_go_on_bit_for_bit(ranks, tmp_path):
+    replicas, world_size, sharding = REPLICATED["zero3"]
     settings = settings_for(world_size, "llama-tiny-tied", replicas=replicas, sharding=sharding)
     expected = ranks.run(settings.num_processes, with_trainer, settings, run, 0, 4)
     ranks.run(settings.num_processes, with_trainer, settings, run, 0, 2, tmp_path)
@@ -102,7 +96,6 @@ def test_replicas_go_on_bit_for_bit(ranks, tmp_path, name):
 @pytest.mark.parametrize(
     ("architecture", "tied"),
     [
-        ("llama", False),
         ("gemma2", True),
         ("mixtral", False),
         *(pytest.param(*other, marks=pytest.mark.thorough) for other in OTHERS),
@@ -134,21 +127,16 @@ def test_the_index_and_the_files_agree_and_hold_every_parameter_once(ranks, tmp_
     assert "model.embed_tokens.weight" in names
 
 
-def test_a_checkpoint_that_is_not_whole_is_not_seen(ranks, tmp_path):
-    ranks.run(2, with_trainer, settings_for(2, "llama-tiny"), run, 0, 1, tmp_path)
-    whole = snapshot.latest(tmp_path)
+def test_a_checkpoint_that_is_not_whole_is_not_seen_and_one_that_was_being_replaced_is(tmp_path):
+    whole = tmp_path / "step-000007"
+    for name in (whole.name, "step-best"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "trainer.json").write_text("{}")
     (tmp_path / ".step-000009.partial").mkdir()
     (tmp_path / "step-000008").mkdir()
     assert snapshot.latest(tmp_path) == whole
     assert snapshot.latest(tmp_path / "nothing") is None
-
-
-def test_a_checkpoint_that_was_being_replaced_is_found_again(ranks, tmp_path):
-    ranks.run(1, with_trainer, settings_for(1, "llama-tiny"), run, 0, 1, tmp_path)
-    whole = snapshot.latest(tmp_path)
     whole.rename(tmp_path / f".{whole.name}.old")
-    (tmp_path / "step-best").mkdir()
-    (tmp_path / "step-best" / "trainer.json").write_text("{}")
     assert snapshot.latest(tmp_path) == whole
 
 

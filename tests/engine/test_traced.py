@@ -77,15 +77,13 @@ def _train(fabric: Fabric, is_member: bool, given: TrainerConfig) -> Result | st
         return str(error)
     initial = _state(trainer)
     loss = trainer.compute_gradients(0)
-    gradients = {n: None if p.grad is None else p.grad.clone() for n, p in _parameters(trainer)}
+    gradients = {
+        n: None if p.grad is None else p.grad.clone() for n, p in trainer.parameters().items()
+    }
     state = _state(trainer)
     result = Result(loss, trainer.compute_gradients(1), gradients, initial, state)
     trainer.close()
     return result
-
-
-def _parameters(trainer: Trainer) -> list[tuple[str, nn.Parameter]]:
-    return list(trainer.parameters().items())
 
 
 def _state(trainer: Trainer) -> dict[str, Tensor]:
@@ -150,17 +148,16 @@ def _merged(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 def run_all(ranks, every: list[TrainerConfig]) -> dict[TrainerConfig, list[Result | str]]:
     """Each configuration's results by rank; few to a call, whose answer is waited for patiently."""
     results: dict[TrainerConfig, list[Result | str]] = {}
-    for some in batched(every, PER_CALL):
+    for first in range(0, len(every), PER_CALL):
+        some = every[first : first + PER_CALL]
         by_rank = ranks.run(every[0].world_size, train, some)
         results.update({each: [part[i] for part in by_rank] for i, each in enumerate(some)})
     return results
 
 
-def batched(every: list[TrainerConfig], size: int) -> list[list[TrainerConfig]]:
-    return [every[i : i + size] for i in range(0, len(every), size)]
-
-
-@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.thorough), 3])
+@pytest.mark.parametrize(
+    "world_size", [*(pytest.param(few, marks=pytest.mark.thorough) for few in (1, 2)), 3]
+)
 def test_awkward_modules_are_exact(ranks, world_size):
     every = [settings(name, world_size, POINTS) for name in EXACT]
     for each, results in run_all(ranks, every).items():

@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -58,17 +57,6 @@ def tracked(folder: Path) -> None:
     add_launches(store, slower(-0.05, FEW), head, afab, **memory)
     add_launches(store, [None], head, wide, status="oom", error="too big\nmore")
     add_launches(store, FEW[:2], head, replace(CASE, seq_len=64), cautions="busy_machine")
-    noise = {
-        "case_id": afab.case_id,
-        "fingerprint": "f1f2",
-        "measured_at": "2026-01-01T00:00:00+00:00",
-        "commit": None,
-        "num_launches": 20,
-        "deviations": {"tokens_per_s": 0.02},
-        "run_ids": ["another"],
-    }
-    (folder / "results" / "noise").mkdir()
-    (folder / "results" / "noise" / f"f1f2-{afab.case_id}.json").write_text(json.dumps(noise))
 
 
 def history(folder: Path) -> None:

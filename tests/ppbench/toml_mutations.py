@@ -174,193 +174,132 @@ def mutate(seed: int) -> Mutation:
     """A valid sweep file with one to three changes, the same for the same seed."""
     rng = random.Random(seed)
     text = rng.choice(BASES)
-    kinds = [rng.choice(list(OF_TEXT)) for _ in range(rng.choice((1, 1, 1, 2, 3)))]
+    kinds = [rng.choice(OF_TEXT) for _ in range(rng.choice((1, 1, 1, 2, 3)))]
     for kind in kinds:
-        text = OF_TEXT[kind](rng, text)
+        text = changed_text(kind, text, rng)
     content = text.encode("utf-8", "surrogatepass")
     if rng.random() < 0.15:
-        kinds.append(kind := rng.choice(list(OF_BYTES)))
-        content = OF_BYTES[kind](rng, content)
-    overrides = tuple(_override(rng) for _ in range(rng.choice((1, 1, 2))))
-    has_overrides = rng.random() < 0.2
-    chosen = (*kinds, "override") if has_overrides else tuple(kinds)
-    return Mutation(content, overrides if has_overrides else (), chosen)
+        kinds.append(kind := rng.choice(OF_BYTES))
+        content = changed_bytes(kind, content, rng)
+    overrides = []
+    if rng.random() < 0.2:
+        kinds.append("override")
+        for _ in range(rng.choice((1, 1, 2))):
+            key = rng.choice(KEYS[: len(known_keys()) + len(shared_keys())])
+            value = rng.choice(VALUES)
+            forms = (f"{key}={value}", f"{key}={value}", f"grid.{key}={value}",
+                     f"{key} = [{value}]", f"{key}", f"={value}", f"{rng.choice(KEYS)}={value}",
+                     f"{key}={value}\nname = 'x'")  # fmt: skip
+            overrides.append(rng.choice(forms))
+    return Mutation(content, tuple(overrides), tuple(kinds))
 
 
-def _override(rng: random.Random) -> str:
-    key, value = rng.choice(KEYS[: len(known_keys()) + len(shared_keys())]), rng.choice(VALUES)
-    return rng.choice(
-        (f"{key}={value}", f"{key}={value}", f"grid.{key}={value}", f"{key} = [{value}]",
-         f"{key}", f"={value}", f"{rng.choice(KEYS)}={value}", f"{key}={value}\nname = 'x'")
-    )  # fmt: skip
+OF_TEXT = (
+    *("delete", "insert", "repeat", "truncate", "line", "token", "value", "number", "key"),
+    *("setting", "header", "table", "nest", "many lines", "line ends", "bare returns"),
+    "byte order mark",
+)
+OF_BYTES = ("flip", "random bytes", "UTF-16", "Latin-1", "null")
 
 
-def _piece(rng: random.Random, length: int) -> tuple[int, int]:
-    start = rng.randrange(length + 1)
-    return start, min(length, start + rng.choice((1, 1, 2, 5, 20)))
-
-
-def _delete(rng: random.Random, text: str) -> str:
-    start, end = _piece(rng, len(text))
-    return text[:start] + text[end:]
-
-
-def _insert(rng: random.Random, text: str) -> str:
-    start, _ = _piece(rng, len(text))
-    return text[:start] + rng.choice(CHARACTERS) * rng.choice((1, 1, 2, 3, 200)) + text[start:]
-
-
-def _repeat(rng: random.Random, text: str) -> str:
-    start, end = _piece(rng, len(text))
-    return text[:end] + text[start:end] * rng.choice((1, 2, 50)) + text[end:]
-
-
-def _truncate(rng: random.Random, text: str) -> str:
-    return text[: rng.randrange(len(text) + 1)]
-
-
-def _change_line(rng: random.Random, text: str) -> str:
-    lines = text.split("\n")
-    one, other = rng.randrange(len(lines)), rng.randrange(len(lines))
-    match rng.randrange(6):
-        case 0:
-            del lines[one]
-        case 1:
-            lines.insert(other, lines[one])
-        case 2:
-            lines[one], lines[other] = lines[other], lines[one]
-        case 3:
-            lines[one] = "# " + lines[one]
-        case 4:
-            lines[one : one + 2] = [" ".join(lines[one : one + 2])]
-        case 5:
-            lines[one] = lines[one].replace(" ", "\n")
-    return "\n".join(lines)
-
-
-def _change_token(rng: random.Random, text: str) -> str:
-    tokens = _TOKEN.findall(text)
-    if not tokens:
-        return text
-    one, other = rng.randrange(len(tokens)), rng.randrange(len(tokens))
-    match rng.randrange(4):
-        case 0:
-            tokens[one] = ""
-        case 1:
-            tokens[one], tokens[other] = tokens[other], tokens[one]
-        case 2:
-            tokens[one] = tokens[other]
-        case 3:
-            tokens[one] = rng.choice(_TOKEN.findall(rng.choice(BASES)))
-    return "".join(tokens)
-
-
-def _replace_one(
-    rng: random.Random, pattern: re.Pattern[str], text: str, new: Callable[[re.Match[str]], str]
-) -> str:
-    found = list(pattern.finditer(text))
-    if not found:
-        return text
-    match = rng.choice(found)
-    return text[: match.start()] + new(match) + text[match.end() :]
-
-
-def _change_value(rng: random.Random, text: str) -> str:
+def changed_text(kind: str, text: str, rng: random.Random) -> str:
+    """The text after a change of one of the kinds `OF_TEXT`."""
+    start = rng.randrange(len(text) + 1)
+    end = min(len(text), start + rng.choice((1, 1, 2, 5, 20)))
+    lines, tokens = text.split("\n"), _TOKEN.findall(text)
     value = rng.choice(VALUES)
-    written = rng.choice((value, value, f"[{value}]", f"[1, {value}]", f"{value} # 1"))
-    return _replace_one(rng, _SETTING, text, lambda match: f"{match[1]}= {written}")
 
+    def replaced(pattern: re.Pattern[str], new: Callable[[re.Match[str]], str]) -> str:
+        """The text with one match of a pattern replaced."""
+        found = list(pattern.finditer(text))
+        if not found:
+            return text
+        match = rng.choice(found)
+        return text[: match.start()] + new(match) + text[match.end() :]
 
-def _change_number(rng: random.Random, text: str) -> str:
-    return _replace_one(rng, _NUMBER, text, lambda _: rng.choice(VALUES[:27]))
-
-
-def _change_key(rng: random.Random, text: str) -> str:
-    def new(match: re.Match[str]) -> str:
+    def other_key(match: re.Match[str]) -> str:
         key = match[1].strip()
-        changed = rng.choice(
-            (rng.choice(KEYS), f'"{key}"', f"'{key}'", f"grid.{key}", key[1:], key.upper(),
-             key + key[-1], f"{key}.x", key.replace("_", "-"), f"{key} {key}")
-        )  # fmt: skip
-        return f"{changed} ={match[2]}"
+        keys = (rng.choice(KEYS), f'"{key}"', f"'{key}'", f"grid.{key}", key[1:], key.upper(),
+                key + key[-1], f"{key}.x", key.replace("_", "-"), f"{key} {key}")  # fmt: skip
+        return f"{rng.choice(keys)} ={match[2]}"
 
-    return _replace_one(rng, _SETTING, text, new)
-
-
-def _add_setting(rng: random.Random, text: str) -> str:
-    lines = text.split("\n")
-    lines.insert(rng.randrange(len(lines) + 1), f"{rng.choice(KEYS)} = {rng.choice(VALUES)}")
-    return "\n".join(lines)
-
-
-def _change_header(rng: random.Random, text: str) -> str:
-    names = (rng.choice(KEYS), rng.choice(KEYS))
-    return _replace_one(rng, _HEADER, text, lambda _: rng.choice(HEADERS).format(*names))
-
-
-def _change_table(rng: random.Random, text: str) -> str:
-    """Tables duplicated, removed or swapped."""
-    tables = re.split(r"(?m)^(?=\[)", text)
-    one, other = rng.randrange(len(tables)), rng.randrange(len(tables))
-    match rng.randrange(3):
-        case 0:
-            tables.insert(other, tables[one])
-        case 1:
-            del tables[one]
-        case 2:
-            tables[one], tables[other] = tables[other], tables[one]
-    return "".join(tables)
-
-
-def _nest(rng: random.Random, text: str) -> str:
-    depth = rng.choice((3, 50, 1200))
-    return _replace_one(
-        rng, _SETTING, text, lambda match: f"{match[1]}= {'[' * depth}{match[2]}{']' * depth}"
-    )
-
-
-def _many_lines(rng: random.Random, text: str) -> str:
-    filler = rng.choice(("# filler\n", "\n", "[[exclude]]\nseq_len = 7\n", "x = 1\n"))
-    return text + filler * rng.choice((10, 1000))
-
-
-OF_TEXT: dict[str, Callable[[random.Random, str], str]] = {
-    "delete": _delete,
-    "insert": _insert,
-    "repeat": _repeat,
-    "truncate": _truncate,
-    "line": _change_line,
-    "token": _change_token,
-    "value": _change_value,
-    "number": _change_number,
-    "key": _change_key,
-    "setting": _add_setting,
-    "header": _change_header,
-    "table": _change_table,
-    "nest": _nest,
-    "many lines": _many_lines,
-    "line ends": lambda _, text: text.replace("\n", "\r\n"),
-    "bare returns": lambda _, text: text.replace("\n", "\r"),
-    "byte order mark": lambda _, text: "\ufeff" + text,
-}
-
-
-def _flip(rng: random.Random, content: bytes) -> bytes:
-    changed = bytearray(content or b"x")
-    for _ in range(rng.choice((1, 1, 3))):
-        changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
-    return bytes(changed)
+    match kind:
+        case "delete":
+            return text[:start] + text[end:]
+        case "insert":
+            inserted = rng.choice(CHARACTERS) * rng.choice((1, 1, 2, 3, 200))
+            return text[:start] + inserted + text[start:]
+        case "repeat":
+            return text[:end] + text[start:end] * rng.choice((1, 2, 50)) + text[end:]
+        case "truncate":
+            return text[:start]
+        case "line":
+            one, other = rng.randrange(len(lines)), rng.randrange(len(lines))
+            here, below = lines[one], lines[one + 1 : one + 2]
+            match rng.choice(("left out", "again", "a comment", "joined", "broken")):
+                case "left out":
+                    del lines[one]
+                case "again":
+                    lines.insert(other, here)
+                case "a comment":
+                    lines[one] = f"# {here}"
+                case "joined":
+                    lines[one : one + 2] = [" ".join([here, *below])]
+                case "broken":
+                    lines[one] = here.replace(" ", "\n")
+            return "\n".join(lines)
+        case "token" if tokens:
+            one = rng.randrange(len(tokens))
+            tokens[one] = rng.choice(
+                ("", rng.choice(tokens), rng.choice(_TOKEN.findall(rng.choice(BASES))))
+            )
+            return "".join(tokens)
+        case "value":
+            written = rng.choice((value, value, f"[{value}]", f"[1, {value}]", f"{value} # 1"))
+            return replaced(_SETTING, lambda match: f"{match[1]}= {written}")
+        case "number":
+            return replaced(_NUMBER, lambda _: rng.choice(VALUES[:27]))
+        case "key":
+            return replaced(_SETTING, other_key)
+        case "setting":
+            lines.insert(rng.randrange(len(lines) + 1), f"{rng.choice(KEYS)} = {value}")
+            return "\n".join(lines)
+        case "header":
+            header = rng.choice(HEADERS).format(rng.choice(KEYS), rng.choice(KEYS))
+            return replaced(_HEADER, lambda _: header)
+        case "table":
+            tables = re.split(r"(?m)^(?=\[)", text)
+            one, other = rng.randrange(len(tables)), rng.randrange(len(tables))
+            moved = tables.pop(one)
+            return "".join([*tables[:other], *[moved] * rng.choice((0, 1, 2)), *tables[other:]])
+        case "nest":
+            depth = rng.choice((3, 50, 1200))
+            nested = ("[" * depth, "]" * depth)
+            return replaced(_SETTING, lambda match: f"{match[1]}= {match[2].join(nested)}")
+        case "many lines":
+            filler = rng.choice(("# filler\n", "\n", "[[exclude]]\nseq_len = 7\n", "x = 1\n"))
+            return text + filler * rng.choice((10, 1000))
+        case "line ends":
+            return text.replace("\n", "\r\n")
+        case "bare returns":
+            return text.replace("\n", "\r")
+        case "byte order mark":
+            return "\ufeff" + text
+    return text
 
 
-def _random_bytes(rng: random.Random, content: bytes) -> bytes:
+def changed_bytes(kind: str, content: bytes, rng: random.Random) -> bytes:
+    """The bytes after a change of one of the kinds `OF_BYTES`."""
     start = rng.randrange(len(content) + 1)
-    return content[:start] + rng.randbytes(rng.choice((1, 4, 64))) + content[start:]
-
-
-OF_BYTES: dict[str, Callable[[random.Random, bytes], bytes]] = {
-    "flip": _flip,
-    "random bytes": _random_bytes,
-    "UTF-16": lambda _, content: content.decode("utf-8", "replace").encode("utf-16"),
-    "Latin-1": lambda _, content: content.decode("utf-8", "replace").encode("latin-1", "replace"),
-    "null": lambda rng, content: content + b"\0" * rng.choice((1, 1000)),
-}
+    match kind:
+        case "flip":
+            flipped = bytearray(content or b"x")
+            for _ in range(rng.choice((1, 1, 3))):
+                flipped[rng.randrange(len(flipped))] ^= 1 << rng.randrange(8)
+            return bytes(flipped)
+        case "random bytes":
+            return content[:start] + rng.randbytes(rng.choice((1, 4, 64))) + content[start:]
+        case "null":
+            return content + b"\0" * rng.choice((1, 1000))
+    text = content.decode("utf-8", "replace")
+    return text.encode("utf-16") if kind == "UTF-16" else text.encode("latin-1", "replace")

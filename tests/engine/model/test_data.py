@@ -105,18 +105,6 @@ def test_an_epoch_has_every_window_of_the_tokenizers_output_once(sources, tokeni
     assert first != second
 
 
-def test_variable_microbatches_are_padded_to_their_own_longest(sources):
-    spec = DataSpec(
-        sources["json"], VARIABLE, microbatch_size=2, num_microbatches=2, max_seq_len=30
-    )
-    batch = Data(replace(spec, shuffle=False), 256).step(0)
-    lengths = [min(len(text.encode()) - 1, 30) for text in TEXTS if len(text) > 1]
-    assert batch.inputs[0].shape == (2, max(lengths[:2]))
-    assert batch.inputs[1].shape == (2, max(lengths[2:]))
-    assert batch.num_tokens == sum(lengths)
-    assert batch.num_tokens == sum(int((t != IGNORED).sum()) for t in batch.targets)
-
-
 def test_no_sequence_is_longer_than_the_longest():
     for spec in (DataSpec(seq_len=77), DataSpec(seq_len=VARIABLE, max_seq_len=33)):
         data = Data(replace(spec, num_microbatches=50), 256)
@@ -127,13 +115,6 @@ def test_no_sequence_is_longer_than_the_longest():
 
 def test_stdlib_stays_bytes_whatever_the_tokenizer(tokenizer):
     assert _is_same(Data(DataSpec(), 256).step(0), Data(DataSpec(), 256, tokenizer).step(0))
-
-
-def test_a_sequence_may_be_as_long_as_the_text_allows(tmp_path):
-    path = tmp_path / "text"
-    path.write_bytes(b"12345")
-    batch = Data(DataSpec(f"text:{path}", seq_len=4), 256).step(0)
-    assert [inputs.tolist() for inputs in batch.inputs] == [[list(b"1234")]] * 4
 
 
 def test_bytes_need_a_vocabulary_of_256():

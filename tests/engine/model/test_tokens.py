@@ -37,10 +37,6 @@ def test_without_a_tokenizer_rows_are_their_utf8_bytes(kind, sources):
     assert _documents(open_tokens(sources[kind], None)) == [list(t.encode()) for t in TEXTS]
 
 
-def test_without_a_tokenizer_a_text_file_is_its_bytes(sources):
-    assert bytes(_stream(open_tokens(sources["text"], None))) == "\n".join(TEXTS).encode()
-
-
 class _WithBytes:
     """A tokenizer whose vocabulary has bytes for words, as some on the hub have."""
 

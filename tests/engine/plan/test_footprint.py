@@ -14,7 +14,7 @@ from engine.plan.footprint import (
 from engine.plan.lower import lower
 from engine.plan.program import Program, actions_from_csv, loop_placement, v_placement
 from engine.plan.spans import Lane, Span
-from engine.run.action_costs import Block, Level, costs_of
+from engine.run.memory import Block, Level, costs_of
 
 OPT = (NO_INDEX, Op.OPT)
 STATIC = 1000
@@ -40,12 +40,6 @@ ONE_STAGE = Costs(
 def test_one_stage_peaks_where_the_row_says(row, peak):
     one = program(row, loop_placement(1))
     assert predict_peak(one, 0, STATIC, ONE_STAGE, Messages((), ())) == STATIC + peak
-
-
-def test_the_optimizers_own_peak_counts():
-    costs = Costs({**ONE_STAGE.first, OPT: Cost(40, 0)}, ONE_STAGE.later)
-    one = program("0F0,0F1,0B0,0B1", loop_placement(1))
-    assert predict_peak(one, 0, STATIC, costs, Messages((), ())) == STATIC + 3 + 40
 
 
 TWO_RANKS = """\

@@ -158,11 +158,6 @@ def test_memory_controlled_schedules_hold_a_half_and_a_third(p):
         assert max(peak_in_rank_shares(third)) == min((p + 4) // 3, m)
 
 
-@pytest.mark.parametrize("p", RANKS)
-def test_zb_h2_pays_with_memory(p):
-    assert max(peak_activations(build_program("zb_h2", p, 2 * p))) == 2 * p - 1
-
-
 @pytest.mark.parametrize(
     ("name", "p", "m", "v", "key", "message"),
     [

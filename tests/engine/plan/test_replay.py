@@ -2,12 +2,11 @@
 
 import random
 from array import array
-from itertools import compress
 
 import pytest
 from brute_force import SENDS, receive_of
 from mutations import with_rows
-from schedule_grid import families, programs_of, stages_per_rank
+from schedule_grid import stages_per_rank
 
 from engine import arrays
 from engine.plan.action import COMPUTE_OPS, SEND_OPS, Action, Op
@@ -20,14 +19,11 @@ from engine.plan.collectives import (
     Zero3,
     add_collectives,
 )
-from engine.plan.joined_simulation import CollectiveModel, simulate_joined
 from engine.plan.lower import Policy, lower
-from engine.plan.replay import JOINING_OPS, ReplicaTimes, joining, of_kinds, replay
+from engine.plan.replay import JOINING_OPS, ReplicaTimes, joining, replay
 from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program
-from engine.plan.simulate import TransferModel, simulate, uniform
 from engine.plan.spans import Lane, Span
 
-FREE = CollectiveModel((0,) * 4, (0,) * 4)
 POLICIES = (
     *(NoCollectives(), DataParallel(), Zero1(), Zero2(), Zero2(every_backward=False)),
     *(Zero3(1, 0), Zero3(2, 1), Zero3(3, 1), TorchWindow(1), TorchWindow(2)),
@@ -222,33 +218,6 @@ def test_joined_replicas_do_each_thing_when_queues_do(name, is_thorough, monkeyp
             for rank, row in enumerate(program.actions):
                 busy = sum(times[d][0][action] for action in row if action.op in COMPUTE_OPS)
                 assert idle[rank] == replayed.makespan_ns - busy
-
-
-@pytest.mark.parametrize(("name", "p", "v"), families(ranks=(1, 2, 3, 4)))
-def test_with_free_transfers_a_replay_is_the_simulation(name, p, v):
-    for program in programs_of(name, p, v).values():
-        durations = uniform(program.placement, 12 * v, 18 * v, 6 * v)
-        simulation, lowered = simulate(program, durations), lower(program)
-        took = of_kinds(lowered, durations.by_kind(program.num_stages))
-        replayed = replay(lowered, [ReplicaTimes(took)])
-        is_compute = [a.op in COMPUTE_OPS for row in lowered.actions for a in row]
-        for times, expected in (
-            (replayed.starts_ns[0], simulation.start_ns),
-            (replayed.ends_ns[0], simulation.end_ns),
-        ):
-            assert list(compress(times, is_compute)) == [ns for row in expected for ns in row]
-        assert replayed.makespan_ns == simulation.makespan_ns
-        assert sum(map(sum, replayed.compute_ns)) == simulation.compute_ns
-
-
-@pytest.mark.parametrize("name", ["afab", "1f1b", "zb_h1"])
-def test_where_receives_are_posted_long_before_equal_transfers_are_the_simulators(name):
-    program = build_program(name, 4, 8)
-    durations, transfers = uniform(program.placement, 12, 18, 6), TransferModel(latency_ns=5)
-    joined = simulate_joined(
-        lower(program, look_ahead=100), [durations], NoCollectives(), FREE, transfers
-    )
-    assert joined.makespan_ns == simulate(program, durations, transfers).makespan_ns
 
 
 def test_a_message_moves_when_both_ends_are_ready_and_the_one_before_is_over():

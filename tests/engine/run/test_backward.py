@@ -48,20 +48,18 @@ def _same_numbers_each_time() -> None:
     torch.manual_seed(0)
 
 
-def chain(*modules: nn.Module, is_first: bool = False, is_last: bool = False) -> ChainStage:
+def chain(*modules: nn.Module, is_first: bool = False) -> ChainStage:
     """A stage of pieces in a row."""
     names = [f"value {i}" for i in range(len(modules) + 1)]
     pieces = [Piece(m, f"{i}.", (names[i],), (names[i + 1],)) for i, m in enumerate(modules)]
     layers = range(len(modules))
-    return ChainStage(
-        pieces, layers, (names[0],), (names[-1],), {}, is_first=is_first, is_last=is_last
-    )
+    ends = (names[0],), (names[-1],)
+    return ChainStage(pieces, layers, *ends, {}, is_first=is_first, is_last=False)
 
 
 def stage_of(module, dtype=torch.float64, autocast=PLAIN, *, is_split=True):
-    """A stage that sends tensors of some dtype; the last sends none."""
-    sends = None if module.is_last else (TensorSpec(SHAPE, dtype),)
-    return Stage(module, sends, autocast, is_split=is_split)
+    """A stage that sends tensors of some dtype."""
+    return Stage(module, (TensorSpec(SHAPE, dtype),), autocast, is_split=is_split)
 
 
 def drawn(num, shape=SHAPE, dtype=torch.float64):
@@ -76,20 +74,19 @@ def names_with_gradient(module):
     return {name for name, gradient in gradients_of(module).items() if gradient is not None}
 
 
-def run(stage: Stage, order: str, inputs, given, targets=None) -> Gradients:
+def run(stage: Stage, order: str, inputs, given) -> Gradients:
     """Execute actions such as `F0 I0 W0`; returns the gradients of parameters and of `input 0`."""
     found: Gradients = {}
     for action in order.split():
         op, microbatch = action[0], int(action[1:])
         if op == "F":
-            target = targets[microbatch] if targets is not None else None
-            stage.forward(microbatch, (inputs[microbatch].clone(),), target)
+            stage.forward(microbatch, (inputs[microbatch].clone(),), None)
         elif op == "W":
             stage.backward_weight(microbatch)
         else:
-            gradient = None if stage.module.is_last else (given[microbatch].clone(),)
             backward = stage.backward_input if op == "I" else stage.backward
-            found |= {f"input {microbatch}": x for x in backward(microbatch, gradient)}
+            returned = backward(microbatch, (given[microbatch].clone(),))
+            found |= {f"input {microbatch}": x for x in returned}
     return {**gradients_of(stage.module), **found}
 
 
@@ -456,40 +453,6 @@ def test_linears_are_split_in_recomputed_layers_too(bare):
     assert names_with_gradient(module) == set()
     stage.backward_weight(0)
     assert len(names_with_gradient(module)) == 2
-
-
-def test_a_microbatch_is_held_until_its_b_or_w():
-    stage = stage_of(chain(linear()).double())
-    inputs, given, counts = drawn(3), drawn(3), []
-    for action in ["F0", "F1", "F2", "I0", "B1", "W0", "I2", "W2"]:
-        run(stage, action, inputs, given)
-        counts.append(stage.num_held)
-    assert counts == [1, 2, 3, 3, 2, 1, 1, 0]
-
-
-# Roles of a stage: the first, the last, empty, with messages of several tensors.
-
-
-def tied_embedding() -> nn.Module:
-    """Embeddings, and a linear of their weight, in one stage."""
-    embedding, head = nn.Embedding(16, WIDTH), nn.Linear(WIDTH, 16, bias=False)
-    head.weight = embedding.weight
-    return nn.Sequential(embedding, linear(), head)
-
-
-@pytest.mark.parametrize("order", ["F0 F1 I0 I1 W0 W1", "F0 I0 F1 W0 B1", "F0 F1 B0 I1 W1"])
-@pytest.mark.parametrize("recompute", [False, True])
-def test_a_whole_model_with_a_tied_head_gets_the_gradients_of_its_loss(recompute, order):
-    module = chain(tied_embedding(), is_first=True, is_last=True).double()
-    plain = copy.deepcopy(module)
-    if recompute:
-        recompute_layers(module)
-    ids, targets = torch.randint(16, (2, 2, 2, 3))
-    logits = torch.stack([plain(x)[0] for x in ids])
-    functional.cross_entropy(logits.flatten(0, -2), targets.flatten()).backward()
-    stage = stage_of(module)
-    stage.begin_step(targets.numel())
-    assert_same(run(stage, order, ids, None, targets), gradients_of(plain))
 
 
 def test_the_first_stage_runs_its_inner_layers_in_i_and_returns_nothing():
