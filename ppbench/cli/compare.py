@@ -220,11 +220,11 @@ def _along(
 
 def _write(path: Path, page: ComparisonPage) -> None:
     """Write the page; one in the folder of reports is added to their index."""
-    from ppbench.report.pages.comparison import write_comparison
-    from ppbench.report.pages.templates import listed
+    from ppbench.report.pages.comparison import render_comparison
+    from ppbench.report.pages.templates import listed, write_page
 
     with listed(path, REPORTS):
-        write_comparison(path, page)
+        write_page(path, render_comparison(page))
 
 
 def split_names(words: Sequence[str]) -> tuple[str | None, str | None, Path | None]:

@@ -82,8 +82,8 @@ def history(
 ) -> None:
     """Show a metric over commits: levels per case and machine, and what changed them."""
     from ppbench.commits.series import history as read_history
-    from ppbench.report.pages.history import HistoryPage, write_history
-    from ppbench.report.pages.templates import listed
+    from ppbench.report.pages.history import HistoryPage, render_history
+    from ppbench.report.pages.templates import listed, write_page
     from ppbench.store import Store
 
     view = View.of(columns, sort)
@@ -105,7 +105,7 @@ def history(
         again = command("history", metric=metric, **choice, repo=repo, results=results)
         shown = (result.metric, result.analyses, result.notes, result.line, again, store_options)
         with listed(path, reports):
-            write_history(path, Store(results), HistoryPage(*shown))
+            write_page(path, render_history(Store(results), HistoryPage(*shown)))
     is_shown = result.has_figures or how in (Format.json, Format.csv)
     if text := history_text(result, how, view) if is_shown else "":  # CSV without a row is empty
         print_text(text, how)

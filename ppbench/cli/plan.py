@@ -141,7 +141,8 @@ def plan(
             print(f"to train it: ppbench sweep {shlex.quote(str(path))}", file=aside)
     if output is not None:
         from ppbench.planning.planner import simulated
-        from ppbench.report.pages.plan import PlanPage, write_plan
+        from ppbench.report.pages.plan import PlanPage, render_plan
+        from ppbench.report.pages.templates import write_page
 
         drawn = [found.first]
         if found.baseline is not None and found.baseline != found.first:
@@ -153,7 +154,8 @@ def plan(
         ]
         steps = [(proposal, simulated(found, proposal)) for proposal in drawn]
         origin, title = found.costs.origin, f"Plan of {file.stem}"
-        write_plan(output, PlanPage(title, found, steps, origin, commands, typed_command()))
+        page = PlanPage(title, found, steps, origin, commands, typed_command())
+        write_page(output, render_plan(page))
         print(f"page: {output}", file=aside)
         if open_it:
             open_page(output)

@@ -165,7 +165,7 @@ def sweep(
                 sweep_text=Path(read.file).read_text(encoding="utf-8"),
                 assets=assets,
             )
-            update_index(reports, note)
+            update_index(reports)
     if how is Format.table:
         view = dataclasses.replace(view, short_ids=store.short_ids())
     has_failed = bool((done.frame["status"] != "ok").any())

@@ -31,10 +31,9 @@ _COLORS: dict[str, str] = {  # names that viewers reserve, nearest to ppbench's 
 def chrome_trace(trace: Trace) -> Iterator[str]:
     """The file piece by piece, one event on each line; the same bytes for the same run."""
     yield f'{{"displayTimeUnit":"ms","otherData":{_json(trace.facts)},"traceEvents":[\n'
-    separator = ""
-    for event in _events(trace):
-        yield separator + event
-        separator = ",\n"
+    events = _events(trace)
+    yield next(events)
+    yield from (f",\n{event}" for event in events)
     yield "\n]}\n"
 
 

@@ -182,7 +182,23 @@ def trace_of(
         kind=spans["op"].map({op.value: _ORDER.index(name) for op, name in _TRACK_NAMES.items()}),
     )
     in_job = _in_job(complete, size)
-    tracks, slices = _on_tracks(in_job)
+    # A span takes the first track of its kind whose last span is over.
+    ordered = in_job.sort_values(["rank", "kind", "start_ns", "end_ns"], kind="stable")
+    tracks: list[Track] = []
+    places: list[int] = []
+    for _, group in ordered.groupby(["rank", "kind"], sort=False):
+        rank, lane = int(group["rank"].iloc[0]), _ORDER[int(group["kind"].iloc[0])]
+        number_of_first = len(tracks)
+        ends: list[int] = []  # of each track
+        for start_ns, end_ns in zip(group["start_ns"], group["end_ns"], strict=True):
+            row = next((n for n, end in enumerate(ends) if end <= start_ns), len(ends))
+            if row == len(ends):
+                tracks.append(Track(len(tracks), rank, f"{lane} {row + 1}" if row else lane))
+                ends.append(end_ns)
+            ends[row] = end_ns
+            places.append(number_of_first + row)
+    slices = ordered.assign(track=np.array(places, "int64")).drop(columns="kind")
+    slices = slices.sort_values("track", kind="stable", ignore_index=True)
     levels = _in_job(memory, size)[list(Level._fields)]
     levels = levels.sort_values(["rank", "time_ns"], kind="stable")
     levels["time_ns"] += int(slices["start_ns"].min())
@@ -195,29 +211,9 @@ def trace_of(
         known = [str(value) for value in places if not pd.isna(value)]
         name = f"rank {rank} of replica {replica}" if has_replicas else f"rank {rank}"
         processes[number] = f"{name} ({', '.join(known)})" if known else name
-    return Trace(facts, processes, tracks, slices, levels)
+    return Trace(facts, processes, tuple(tracks), slices, levels)
 
 
 def _in_job(rows: pd.DataFrame, size: int) -> pd.DataFrame:
     """The rows with the numbers that ranks have in the whole job; replicas have `size` of them."""
     return rows.assign(rank=rows["replica"] * size + rows["rank"])
-
-
-def _on_tracks(spans: pd.DataFrame) -> tuple[tuple[Track, ...], pd.DataFrame]:
-    ordered = spans.sort_values(["rank", "kind", "start_ns", "end_ns"], kind="stable")
-    tracks: list[Track] = []
-    places: list[int] = []
-    for _, group in ordered.groupby(["rank", "kind"], sort=False):
-        rank, kind = int(group["rank"].iloc[0]), int(group["kind"].iloc[0])
-        number_of_first = len(tracks)
-        ends: list[int] = []  # of each track; a span takes the first whose last one is over
-        for start_ns, end_ns in zip(group["start_ns"], group["end_ns"], strict=True):
-            row = next((n for n, end in enumerate(ends) if end <= start_ns), len(ends))
-            if row == len(ends):
-                name = _ORDER[kind] if row == 0 else f"{_ORDER[kind]} {row + 1}"
-                tracks.append(Track(len(tracks), rank, name))
-                ends.append(end_ns)
-            ends[row] = end_ns
-            places.append(number_of_first + row)
-    placed = ordered.assign(track=np.array(places, "int64")).drop(columns="kind")
-    return tuple(tracks), placed.sort_values("track", kind="stable", ignore_index=True)

@@ -79,8 +79,32 @@ def drawn(figure: go.Figure, suffix: str, size: Size) -> str | bytes:
             library=library(),
             figure=figure_json(sized),
         )
-    options = {"format": suffix[1:], "width": width, "height": height}
-    return _picture(sized, {**options, "scale": size.scale if suffix == ".png" else 1})
+    try:
+        import kaleido
+        from kaleido import errors
+    except ImportError as error:
+        raise UsageError(
+            "pictures need the package kaleido; install it with, in ppbench's folder: "
+            "pip install -e '.[images]', or write .html or .json"
+        ) from error
+    scale = size.scale if suffix == ".png" else 1
+    options = {"format": suffix[1:], "width": width, "height": height, "scale": scale}
+    # It logs every message that it does not understand, which is harmless.
+    logging.getLogger("choreographer").setLevel(logging.CRITICAL)
+    for number, trace in enumerate(sized.data):
+        trace.uid = f"{number:06}"  # else the browser puts a random one into an SVG
+    try:
+        picture: bytes = kaleido.calc_fig_sync(
+            sized.to_dict(), opts=options, kopts={"mathjax": False}
+        )
+    except errors.ChromeNotFoundError as error:
+        raise UsageError(f"no browser found to draw the picture; {_BROWSER_HINT}") from error
+    except (errors.BrowserFailedError, errors.BrowserClosedError) as error:
+        message = str(error.args[0] if error.args else error).rstrip(".")
+        raise UsageError(
+            f"the browser failed to draw the picture: {message}; {_BROWSER_HINT}"
+        ) from error
+    return _reproducible(picture)
 
 
 def _arranged(figure: go.Figure, width: int) -> go.Figure:
@@ -111,33 +135,6 @@ def _arranged(figure: go.Figure, width: int) -> go.Figure:
 
 def _text_px(text: str) -> int:
     return len(html.unescape(text)) * _CHARACTER_PX
-
-
-def _picture(figure: go.Figure, options: Mapping[str, object]) -> bytes:
-    try:
-        import kaleido
-        from kaleido import errors
-    except ImportError as error:
-        raise UsageError(
-            "pictures need the package kaleido; install it with, in ppbench's folder: "
-            "pip install -e '.[images]', or write .html or .json"
-        ) from error
-    # It logs every message that it does not understand, which is harmless.
-    logging.getLogger("choreographer").setLevel(logging.CRITICAL)
-    for number, trace in enumerate(figure.data):
-        trace.uid = f"{number:06}"  # else the browser puts a random one into an SVG
-    try:
-        picture: bytes = kaleido.calc_fig_sync(
-            figure.to_dict(), opts=dict(options), kopts={"mathjax": False}
-        )
-    except errors.ChromeNotFoundError as error:
-        raise UsageError(f"no browser found to draw the picture; {_BROWSER_HINT}") from error
-    except (errors.BrowserFailedError, errors.BrowserClosedError) as error:
-        message = str(error.args[0] if error.args else error).rstrip(".")
-        raise UsageError(
-            f"the browser failed to draw the picture: {message}; {_BROWSER_HINT}"
-        ) from error
-    return _reproducible(picture)
 
 
 def _reproducible(picture: bytes) -> bytes:

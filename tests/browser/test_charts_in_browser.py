@@ -12,7 +12,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 from chromium import Browser, Tab
-from screens import needs_browser
+from screens import READER, needs_browser
 
 from ppbench.config.case import Case
 from ppbench.display.cases import by_case
@@ -39,11 +39,11 @@ def tab(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Tab:
     store, page = store_with(folder, rows), folder / "page.html"
     write_report(page, store, store.runs(), title="charts", command="ppbench", sweep_text=None)
     tab = Tab(browser, page, 1440)
+    tab.evaluate(READER)
     tab.evaluate("""(async () => {
-      for (const div of document.querySelectorAll("section > .chart")) {
+      for (const div of all("section > .chart")) {
         div.scrollIntoView();
-        for (let n = 0; n < 250 && !div.querySelector(".main-svg"); n++)
-          await new Promise((done) => setTimeout(done, 20));
+        await until(() => div.querySelector(".main-svg"));
       }
     })()""")
     return tab

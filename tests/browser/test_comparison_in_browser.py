@@ -9,19 +9,21 @@ from pathlib import Path
 
 import pytest
 from chromium import Browser, Tab
-from screens import DESK, PHONE, keep, needs_browser
+from screens import DESK, PHONE, READER, keep, needs_browser
 
 from ppbench.cli.comparison import page_of_axis
 from ppbench.comparison.across import compare_across
-from ppbench.report.pages.comparison import write_comparison
+from ppbench.report.pages.comparison import render_comparison
+from ppbench.report.pages.templates import write_page
 
 sys.path.append(str(Path(__file__).parent.parent / "ppbench"))
 from tracked import CASE, STEADY, add_launches, slower, store_in
 
 pytestmark = needs_browser
 SIZES = ((DESK, "light"), (1024, "dark"), (PHONE, "dark"))
-READER = """
-const all = (selector, within = document) => [...within.querySelectorAll(selector)];
+LOOK = (
+    READER
+    + """
 const middle = (node) => { const at = node.getBoundingClientRect(); return at.x + at.width / 2; };
 const strips = all(".forest tbody .strip");
 const place = (strip, selector) => middle(strip.querySelector(selector));
@@ -40,6 +42,7 @@ const overlaps = () => {
     a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1));
 };
 """
+)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +57,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
             add_launches(store, speeds, "c0de" * 10, case, stretch=stretch, position=ranks)
     result = compare_across("schedule", results=store.folder)
     told = page_of_axis(result, result.break_down(result.changed()), "ppbench compare")
-    write_comparison(folder / "page.html", told)
+    write_page(folder / "page.html", render_comparison(told))
     return folder / "page.html"
 
 
@@ -62,7 +65,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tabs(browser: Browser, page: Path) -> list[Tab]:
     opened = [Tab(browser, page, width, scheme) for width, scheme in SIZES]
     for tab, (width, scheme) in zip(opened, SIZES, strict=True):
-        tab.evaluate(READER)
+        tab.evaluate(LOOK)
         keep(tab, f"comparison-{width}-{scheme}")
     return opened
 
@@ -111,7 +114,7 @@ def test_paper_has_the_answer_and_every_interval_in_black_on_white(
     browser: Browser, page: Path
 ) -> None:
     tab = Tab(browser, page, DESK, "dark")
-    tab.evaluate(READER)
+    tab.evaluate(LOOK)
     tab.call("Emulation.setEmulatedMedia", media="print")
     tab.evaluate("dispatchEvent(new Event('beforeprint'))")
     keep(tab, "comparison-print")

@@ -68,11 +68,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(
     params=[
         (0, DESK, "light"),
-        pytest.param((0, PHONE, "dark"), marks=pytest.mark.thorough),
-        pytest.param((1, DESK, "dark"), marks=pytest.mark.thorough),
-        (1, PHONE, "light"),
+        (1, PHONE, "dark"),
     ],
-    ids=["report-desk", "report-phone", "timeline-desk", "timeline-phone"],
+    ids=["report-desk", "timeline-phone"],
     scope="module",
 )
 def opened(request: pytest.FixtureRequest, browser: Browser, pages: tuple[Path, Path]) -> Opened:
@@ -95,6 +93,8 @@ def test_a_failed_run_is_drawn_without_an_error_and_fits(opened: Opened) -> None
     assert opened.tab.problems() == []
     assert opened.tab.requests() == [opened.page.as_uri()]
     assert opened.tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert NASTY in str(opened.tab.evaluate("document.body.innerText"))
+    assert opened.tab.evaluate("document.title") != "taken over"
 
 
 def test_what_was_never_finished_is_hatched_and_told_from_what_was(opened: Opened) -> None:
@@ -120,14 +120,6 @@ def test_hovering_tells_for_whom_a_rank_waited_and_for_how_long(opened: Opened) 
         "rank 1 is stopped (SIGSTOP or a debugger) in 1B0 of step 1, since 10.0 s",
     ]
     assert "duration 10,000.000 ms" in told
-
-
-def test_the_page_tells_the_verdict_the_ranks_and_the_whole_error_as_text(opened: Opened) -> None:
-    text = str(opened.tab.evaluate("document.body.innerText"))
-    assert "rank 1 is stopped" in text
-    assert "1B0 of rank 1" in text
-    assert NASTY in text
-    assert opened.tab.evaluate("document.title") != "taken over"
 
 
 def test_the_report_opens_the_row_of_a_failed_run(

@@ -12,7 +12,8 @@ from screens import DESK, READER, keep, needs_browser
 
 from ppbench.commits.series import read_history
 from ppbench.display.metrics import METRICS
-from ppbench.report.pages.history import HistoryPage, write_history
+from ppbench.report.pages.history import HistoryPage, render_history
+from ppbench.report.pages.templates import write_page
 from ppbench.statistics.series import analyse
 
 sys.path.append(str(Path(__file__).parent.parent / "ppbench"))
@@ -54,7 +55,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = read_history(runs.store, metric)
     series = [analyse(one, metric) for one in found.series]
     told_page = HistoryPage(metric, series, found.notes, found.line, "ppbench history")
-    write_history(folder / "page.html", runs.store, told_page)
+    write_page(folder / "page.html", render_history(runs.store, told_page))
     return folder / "page.html"
 
 
@@ -140,6 +141,7 @@ def test_the_command_is_copied_from_the_panel(desk: Tab) -> None:
     key(desk, "Enter")
     assert desk.evaluate("until(() => globalThis.copied !== undefined)")
     assert str(desk.evaluate("globalThis.copied")).strip().startswith("ppbench compare ")
+    desk.evaluate("until(() => panel.querySelectorAll('.copy')[1].textContent === 'Copied')")
 
 
 def test_the_list_leaves_the_series_that_are_looked_for(desk: Tab) -> None:

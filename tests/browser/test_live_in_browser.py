@@ -45,7 +45,7 @@ def until(tab: Tab, check: str) -> None:
         time.sleep(0.2)
 
 
-def test_an_open_page_shows_each_state_keeps_its_place_and_ends_with_the_sweep(
+def test_an_open_page_shows_the_next_state_keeps_its_place_and_ends_with_the_sweep(
     browser: Browser, store: Store
 ) -> None:
     runs = store.runs()
@@ -64,11 +64,8 @@ def test_an_open_page_shows_each_state_keeps_its_place_and_ends_with_the_sweep(
     box = "[...document.querySelectorAll('#filters input')].find((one) => one.value === 'afab')"
     tab.evaluate(f"{box}.click()")
     tab.evaluate("scrollTo(0, 400)")
-    write(3, Live("3 of 3 cases", "10:00:01"))
-    until(tab, f"{shown}.startsWith('3 of 3 cases, running')")
-    until(tab, "document.readyState === 'complete'")
-    assert tab.evaluate(f"{box}.checked")
-    until(tab, "Math.abs(scrollY - 400) < 80")
     write(3, None)
     until(tab, "document.readyState === 'complete' && !document.getElementById('live')")
+    assert tab.evaluate(f"{box}.checked")
+    until(tab, "Math.abs(scrollY - 400) < 80")
     assert {name.split("/")[-1].split("?")[0] for name in tab.requests()} <= {path.name}

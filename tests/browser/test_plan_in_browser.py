@@ -9,17 +9,13 @@ from pathlib import Path
 
 import pytest
 from chromium import Browser, Tab
-from screens import DESK, PHONE, keep, needs_browser
+from screens import DESK, PHONE, READER, keep, needs_browser
 
 from ppbench.cli import schedules as planning
 
 pytestmark = needs_browser
-DRAWN = """new Promise(async (done) => {
-  const pause = () => new Promise((go) => setTimeout(go, 20));
-  const isDrawn = () => document.querySelector(".chart")?.timeline?.drawn != null;
-  for (let n = 0; n < 250 && !isDrawn(); n++) await pause();
-  done(isDrawn());
-})"""
+DRAWN = f"""{READER}
+until(() => document.querySelector(".chart")?.timeline?.drawn != null)"""
 CHART = "document.querySelector('.chart')"
 
 

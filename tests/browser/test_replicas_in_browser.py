@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from chromium import Browser, Tab
-from screens import DESK, PHONE, keep, needs_browser
+from screens import DESK, PHONE, READER, keep, needs_browser
 
 from benchmarks.made_up_jobs import Shape, make
 from engine.plan.program import to_json
@@ -22,15 +22,13 @@ sys.path.append(str(Path(__file__).parent.parent / "ppbench"))
 from stored_runs import run_row
 
 pytestmark = needs_browser
-READER = """
+LOOK = (
+    READER
+    + """
 let timeline = null;
 const isReady = () => {
   timeline = document.querySelector(".chart").timeline;
   return timeline?.kinds && timeline.plane && !menu().disabled;
-};
-const ready = async () => {
-  for (let n = 0; n < 250 && !isReady(); n++) await new Promise((done) => setTimeout(done, 20));
-  return Boolean(isReady());
 };
 const menu = () => document.querySelector(".tl-replicas");
 const choose = (text) => {
@@ -42,10 +40,11 @@ const begins = () => {
   return kind.rows.map(({ from }) => kind.replicaOf(from));
 };
 """
+)
 FEW, MANY = Shape(ranks=2, microbatches=4, replicas=3), Shape(ranks=4, microbatches=8, replicas=32)
 
 
-@pytest.fixture(scope="module", params=[FEW, MANY], ids=["drawn as bars", "packed"])
+@pytest.fixture(scope="module", params=[FEW, MANY], ids=["drawn as bars", "packed on a phone"])
 def shape(request: pytest.FixtureRequest) -> Shape:
     return request.param
 
@@ -72,12 +71,13 @@ def page(tmp_path_factory: pytest.TempPathFactory, shape: Shape) -> Path:
     return folder / "replicas.html"
 
 
-@pytest.fixture(params=[DESK, PHONE])
-def tab(request: pytest.FixtureRequest, browser: Browser, page: Path, shape: Shape) -> Tab:
-    opened = Tab(browser, page, request.param, "dark" if request.param == PHONE else "light")
-    opened.evaluate(READER)
-    assert opened.evaluate("ready()")
-    keep(opened, f"replicas-{shape.replicas}-{request.param}")
+@pytest.fixture(scope="module")
+def tab(browser: Browser, page: Path, shape: Shape) -> Tab:
+    width, scheme = (DESK, "light") if shape == FEW else (PHONE, "dark")
+    opened = Tab(browser, page, width, scheme)
+    opened.evaluate(LOOK)
+    assert opened.evaluate("until(isReady)")
+    keep(opened, f"replicas-{shape.replicas}-{width}")
     return opened
 
 
@@ -101,6 +101,7 @@ def test_another_replica_is_shown_and_found_in(tab, shape, slowest) -> None:
     lines = tab.evaluate('document.querySelector(".tl-side").innerText')
     assert "0REDUCE_GRAD reduce gradients" in lines
     assert f"replica {other}" in lines
+    tab.evaluate('timeline.choose(null); timeline.find("")')
     assert tab.problems() == []
 
 

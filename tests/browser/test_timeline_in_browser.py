@@ -17,8 +17,6 @@ from chromium import Browser, Tab
 from gestures import SHIFT, Point, click, drag, key, touch, typed, wheel
 from screens import DESK, PHONE, READER, keep, needs_browser
 
-from engine.plan.schedules.registry import build_program
-from engine.plan.simulate import TransferModel, simulate, uniform
 from ppbench.config.case import Case
 from ppbench.display.formats import Assets
 from ppbench.report.pages.report import write_report
@@ -28,7 +26,7 @@ from ppbench.report.timeline.overview import overview
 from ppbench.store import Store
 
 sys.path.append(str(Path(__file__).parent.parent / "ppbench"))
-from stored_runs import run_row
+from stored_runs import run_row, simulated_spans
 
 pytestmark = needs_browser
 MS = 1_000_000
@@ -62,18 +60,11 @@ const centreOf = (node) => {
 TABLET = 1024
 
 
-def step_of(schedule: str, ranks: int, microbatches: int) -> pd.DataFrame:
-    program = build_program(schedule, ranks, microbatches)
-    durations = uniform(program.placement, 10 * MS, 10 * MS, 10 * MS)
-    transfers = TransferModel(latency_ns=MS, message_bytes=4096)
-    return pd.DataFrame(simulate(program, durations, transfers).spans()).assign(step=3)
-
-
 def store_of(folder: Path, ranks: int, microbatches: int) -> Store:
     """AFAB and 1F1B as simulated, each with its plan."""
     store = Store(folder)
     for number, schedule in enumerate(("afab", "1f1b")):
-        spans = step_of(schedule, ranks, microbatches)
+        spans = simulated_spans(schedule, ranks, microbatches, 1).assign(step=3)
         step_ns = spans["end_ns"].max()
         case = Case(schedule=schedule, world_size=ranks, num_microbatches=microbatches)
         figures = {"step_ns": step_ns, "step_with_optimizer_ns": step_ns, "bubble_fraction": 0.2}
@@ -102,6 +93,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "timeline.html"
 
 
+ON_A_DESK = pytest.mark.parametrize("any_tab", [DESK], indirect=True)
+"""Of what is the same at every width."""
 WIDTHS = [DESK, pytest.param(TABLET, marks=pytest.mark.thorough), PHONE]
 
 
@@ -225,6 +218,7 @@ def test_hovering_tells_the_span_and_why_the_gap_before_it_exists(tab: Tab) -> N
     ]
 
 
+@ON_A_DESK
 def test_the_wheel_zooms_around_the_pointer(tab: Tab) -> None:
     at = place(tab, 0.7)
     before, time = view(tab), time_at(tab, at)
@@ -238,6 +232,7 @@ def test_the_wheel_zooms_around_the_pointer(tab: Tab) -> None:
     assert view(tab) == before
 
 
+@ON_A_DESK
 def test_dragging_moves_the_view_and_a_double_click_shows_the_whole_step(tab: Tab) -> None:
     whole = view(tab)
     wheel(tab, place(tab, 0.5), -600)
@@ -252,9 +247,8 @@ def test_dragging_moves_the_view_and_a_double_click_shows_the_whole_step(tab: Ta
     assert view(tab) == whole
 
 
-@pytest.mark.parametrize("width", [DESK, PHONE])  # a desk may have a touch screen
-def test_two_fingers_zoom_and_one_moves(browser: Browser, page: Path, width: int) -> None:
-    phone = opened(browser, page, width, "light")
+def test_two_fingers_zoom_and_one_moves(browser: Browser, page: Path) -> None:
+    phone = opened(browser, page, PHONE, "light")
     touch(phone, [[middle(phone, "backward", 3)]])
     assert phone.evaluate("chosen()") == "0B3"
     x, y = place(phone, 0.5)
@@ -270,6 +264,7 @@ def test_two_fingers_zoom_and_one_moves(browser: Browser, page: Path, width: int
     phone.close()
 
 
+@ON_A_DESK
 def test_keys_zoom_and_move(tab: Tab) -> None:
     focus(tab)
     key(tab, "w")
@@ -323,6 +318,7 @@ def search(tab: Tab, text: str) -> None:
     key(tab, "Enter")
 
 
+@ON_A_DESK
 def test_the_search_finds_actions_ranks_and_names(tab: Tab) -> None:
     count = "div.timeline.count.textContent"
     search(tab, "2F7")
@@ -380,7 +376,7 @@ def test_a_click_pins_details_beside_the_plot_and_its_messages(tab: Tab) -> None
 
 
 def test_a_range_is_measured_with_the_busy_time_of_every_rank(tab: Tab, page: Path) -> None:
-    spans = step_of("afab", 4, 8)
+    spans = simulated_spans("afab", 4, 8, 1)
     compute = spans[spans["lane"] == "compute"]
     points = [place(tab, share) for share in (0.2, 0.3, 0.6)]
     drag(tab, points, modifiers=SHIFT)
@@ -403,6 +399,7 @@ def test_a_range_is_measured_with_the_busy_time_of_every_rank(tab: Tab, page: Pa
     assert tab.evaluate("div.timeline.buttons.measure.ariaPressed") == "false"
 
 
+@ON_A_DESK
 def test_keys_reach_every_span_and_say_it(tab: Tab) -> None:
     focus(tab)
     key(tab, "Enter")
@@ -414,8 +411,6 @@ def test_keys_reach_every_span_and_say_it(tab: Tab) -> None:
     key(tab, "ArrowDown")
     key(tab, "ArrowDown")
     assert "rank 1" in tab.evaluate("div.timeline.live.textContent")
-    if tab.evaluate("innerWidth") != DESK:  # the way through all spans knows of no width
-        return
     reached, total = tab.evaluate("""(async () => {
       const { timeline } = div;
       const press = (key) => timeline.rows.dispatchEvent(new KeyboardEvent("keydown", { key }));
@@ -439,6 +434,7 @@ def test_keys_reach_every_span_and_say_it(tab: Tab) -> None:
     assert reached == total > 300
 
 
+@ON_A_DESK
 def test_layers_are_buttons_that_say_whether_they_are_on(tab: Tab) -> None:
     for name, group in (("critical path", "critical path"), ("forward", "forward")):
         before, was_on = tab.evaluate(f"[picture(), shown('{name}').ariaPressed]")
@@ -560,17 +556,19 @@ def test_the_page_slices_time_as_the_overview_did(big: Tab, big_store: Store) ->
     step = Step("", spans)
     kinds = [m for m in step.marks() if m.kind.has_text]
     wanted = overview(kinds, 4, 2e9, 3e9, 50)
-    found = json.loads(
+    busy, mostly, counts = json.loads(
         str(
             big.evaluate("""(() => {
               const kinds = div.timeline.kinds.filter((kind) => kind.isStep);
-              const { spent, counts } = slicesOf(kinds, div.timeline.steps[0], 2000, 3000, 50);
-              return JSON.stringify({ spent: spent.map((one) => [...one]), counts: [...counts] });
+              const [step] = div.timeline.steps;
+              const { busy, mostly, counts } = overviewOf(kinds, step, 2000, 3000, 50, 0.8);
+              return JSON.stringify([busy, mostly, counts].map((values) => [...values]));
             })()""")
         )
     )
-    np.testing.assert_allclose(np.reshape(found["spent"], (2, 4, 50)), wanted.shares, atol=1e-6)
-    np.testing.assert_array_equal(np.reshape(found["counts"], (4, 50)), wanted.counts)
+    np.testing.assert_allclose(np.reshape(busy, (4, 50)), wanted.busy, atol=1e-6)
+    np.testing.assert_array_equal(np.reshape(mostly, (4, 50)), wanted.mostly)
+    np.testing.assert_array_equal(np.reshape(counts, (4, 50)), wanted.counts)
 
 
 def test_zooming_in_shows_every_bar_and_double_click_the_overview_again(

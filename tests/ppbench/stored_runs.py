@@ -17,6 +17,7 @@ from engine.plan.lower import lower
 from engine.plan.program import to_json
 from engine.plan.replay import ReplicaTimes, joining, replay
 from engine.plan.schedules.registry import build_program
+from engine.plan.simulate import TransferModel, simulate, uniform
 from engine.plan.spans import Span, lane_of
 from ppbench.analysis.transfers import waiting_ns
 from ppbench.config.case import Case
@@ -62,6 +63,16 @@ def spans(step: int = 1, late_ms: int = 0) -> pd.DataFrame:
             for rank, stage, op, microbatch, start, end in ACTIONS
         ]
     )
+
+
+def simulated_spans(
+    schedule: str, ranks: int, microbatches: int, latency_ms: int = 0
+) -> pd.DataFrame:
+    """A step as simulated, in which every action takes 10 ms."""
+    program = build_program(schedule, ranks, microbatches)
+    durations = uniform(program.placement, 10 * MS, 10 * MS, 10 * MS)
+    transfers = TransferModel(latency_ns=latency_ms * MS, message_bytes=4096)
+    return pd.DataFrame(simulate(program, durations, transfers).spans())
 
 
 def traces(figure) -> dict:

@@ -90,10 +90,6 @@ def bar(**settings: object) -> Trace:
     return {**settings, "type": "bar"}
 
 
-def box(**settings: object) -> Trace:
-    return {**settings, "type": "box"}
-
-
 def scatter(**settings: object) -> Trace:
     return {**settings, "type": "scatter"}
 

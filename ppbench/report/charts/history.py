@@ -46,11 +46,20 @@ def history_chart(analysis: SeriesAnalysis, metric: Metric) -> go.Figure:
     The `customdata` of a clickable mark is the index of its commit, where work trees with
     uncommitted changes come last, or `change N`.
     """
-    series = analysis.series
+    series, steps = analysis.series, analysis.steps
     scale = _scale_of(metric.name, [value for point in series.points for value in point.figures])
     discounts = discounts_of(series, metric)
-    low, high = _range_of(series, metric, scale)
+    every = list(enumerate((*series.points, *series.dirty)))
+    committed, uncommitted = every[: len(series.points)], every[len(series.points) :]
+    # The range of the values is widened so that noise does not fill the chart.
+    values = [value * scale.factor for _, point in every for value in point.figures] or [0.0, 1.0]
+    low, high = min(values), max(values)
+    least = _LEAST_SPAN * (1.0 if metric.in_points else abs(high) or 1.0)
+    missing = max(0.0, least - (high - low))
+    low, high = low - missing / 2, high + missing / 2
     span = high - low
+    # Plotly chooses how many ticks of the x axis fit, each is labelled with its commit.
+    names = [*(point.commit[:7] for point in series.points), *["+"] * len(series.dirty)]
     layout = {
         "template": PLAIN,
         "height": HEIGHT_PX,
@@ -70,9 +79,20 @@ def history_chart(analysis: SeriesAnalysis, metric: Metric) -> go.Figure:
                 "fillcolor": translucent(color_of(step), 0.16),
                 "line": {"width": 0},
             }
-            for step in analysis.steps
+            for step in steps
         ],
-        "xaxis": _commit_axis(series),
+        "xaxis": {
+            "range": [-0.8, max(len(names), 6) - 0.2],
+            "anchor": "y2",
+            "labelalias": {
+                **{f"{place + 0.5:g}": " " for place in range(-1, len(names) + 1)},
+                **{str(place): name for place, name in enumerate(names)},
+                **{str(place): " " for place in range(len(names), len(names) + 12)},
+            },
+            "tickformat": "~r",
+            "showgrid": False,
+            "zeroline": False,
+        },
         "yaxis": {
             "domain": _PLOT,
             "range": [low - span * _BELOW, high + span * _ABOVE],
@@ -89,18 +109,159 @@ def history_chart(analysis: SeriesAnalysis, metric: Metric) -> go.Figure:
             "zeroline": False,
         },
     }
+    # Each level has its 95 % interval as a band.
+    band: list[tuple[float | None, float | None]] = []
+    lines: list[tuple[float | None, float | None]] = []
+    for level in analysis.levels:
+        left, right = level.first - 0.4, level.last + 0.4
+        if level.interval is not None:
+            bottom, top = (end * scale.factor for end in level.interval)
+            band += [(left, bottom), (right, bottom), (right, top), (left, top), (None, None)]
+        if level.estimate is not None:
+            height = level.estimate * scale.factor
+            lines += [(left, height), (right, height), (None, None)]
+    launches = [  # of commits that have several
+        (place, value * scale.factor)
+        for place, point in every
+        if len(point.figures) > 1
+        for value in point.figures
+    ]
+    discounted = [
+        (place, point, launch, launch.value * scale.factor)
+        for place, point in committed
+        for launch in point.launches
+        if launch.run_id in discounts and launch.value is not None
+    ]
+    medians = [(place, point) for place, point in committed if point.value is not None]
+    dirty = [(place, point) for place, point in uncommitted if point.value is not None]
+    failed = [(place, point) for place, point in committed if point.failures]
+    gaps = [(place, point) for place, point in committed if place and point.num_before]
+    has_counts = len(gaps) <= _MOST_COUNTS
     chart = go.Figure(layout=layout)
     chart.add_traces(
         [
-            _band(analysis, scale),
-            _levels(analysis, scale),
-            _launches(series, scale),
-            _medians(series, metric, scale, discounts),
-            _discounted(series, scale, discounts),
-            _dirty(series, metric, scale),
-            _failures(series),
-            _gaps(series),
-            _changes(analysis, metric, high + span * _ABOVE / 2),
+            go.Scatter(
+                name="interval",
+                x=[x for x, _ in band],
+                y=[y for _, y in band],
+                mode="lines",
+                line={"width": 0},
+                fill="toself",
+                fillcolor=translucent(MEDIUM_BLUE, 0.2),
+                hoverinfo="skip",
+            ),
+            go.Scatter(
+                name="level",
+                x=[x for x, _ in lines],
+                y=[y for _, y in lines],
+                mode="lines",
+                line={"color": MEDIUM_BLUE, "width": 2},
+                hoverinfo="skip",
+            ),
+            go.Scatter(
+                name="launch",
+                x=[place for place, _ in launches],
+                y=[value for _, value in launches],
+                mode="markers",
+                marker={"size": 4, "color": translucent(MEDIUM_BLUE, 0.5), "line": {"width": 0}},
+                hoverinfo="skip",
+            ),
+            _clickable(
+                medians,
+                [(point.value or 0.0) * scale.factor for _, point in medians],
+                [_median_text(series, place, metric, discounts) for place, _ in medians],
+                name="median",
+                marker={
+                    "size": 8,
+                    "color": MEDIUM_BLUE,
+                    "symbol": [
+                        "circle" if point.is_known else "circle-open" for _, point in medians
+                    ],
+                    "line": {"width": 1},
+                },
+            ),
+            _clickable(  # a ring around each launch that counts for no level and no change
+                [(place, point) for place, point, _, _ in discounted],
+                [value for *_, value in discounted],
+                [
+                    f"{heading(point)}<br>run {launch.run_id} counts for no level and no change: "
+                    f"{discount_text(discounts[launch.run_id], launch.slowdown)}"
+                    for _, point, launch, _ in discounted
+                ],
+                name="discounted",
+                marker={
+                    "size": 14,
+                    "symbol": "circle-open",
+                    "color": NEUTRAL,
+                    "line": {"width": 1.5, "color": NEUTRAL},
+                },
+            ),
+            _clickable(
+                dirty,
+                [(point.value or 0.0) * scale.factor for _, point in dirty],
+                [
+                    f"{heading(point)}<br>uncommitted changes {figure_text(point.changes)}"
+                    f"<br>{_figure_text(point, metric)}"
+                    for _, point in dirty
+                ],
+                name="uncommitted changes",
+                marker={"size": 9, "color": PURPLE, "symbol": "diamond-open"},
+            ),
+            _clickable(
+                failed,
+                [0.5] * len(failed),
+                [f"{heading(point)}<br>{failure_text(point)}" for _, point in failed],
+                name="did not run",
+                marker={"size": 8, "color": VERMILLION, "symbol": "x", "line": {"width": 0}},
+                yaxis="y2",
+            ),
+            go.Scatter(  # the numbers of unmeasured commits between two points
+                name="not measured",
+                x=[place - 0.5 for place, _ in gaps],
+                y=[0.5] * len(gaps),
+                yaxis="y2",
+                mode="text" if has_counts else "markers",
+                text=[f"{point.num_before:,}" if has_counts else "" for _, point in gaps],
+                textfont={"size": 10, "color": NEUTRAL},
+                marker={"symbol": "line-ew", "size": 5, "line": {"width": 1, "color": NEUTRAL}},
+                hovertext=[
+                    f"{counted(point.num_before, 'commit')} not measured" for _, point in gaps
+                ],
+                hovertemplate="%{hovertext}<extra></extra>",
+            ),
+            go.Scatter(
+                name="change",
+                x=[step.first for step in steps],
+                y=[high + span * _ABOVE / 2] * len(steps),
+                mode="markers+text",
+                marker={
+                    "size": 11,
+                    "color": [color_of(step) for step in steps],
+                    "symbol": [
+                        "triangle-up" if step.size.estimate > 0 else "triangle-down"
+                        for step in steps
+                    ],
+                    "line": {"width": 0},
+                },
+                text=[f"<b>{size_text(step, metric)}</b>" for step in steps],
+                textposition=[
+                    "middle left" if step.first > len(series.points) / 2 else "middle right"
+                    for step in steps
+                ],
+                cliponaxis=False,
+                customdata=[f"change {number}" for number in range(len(steps))],
+                hovertext=[
+                    f"<b>{size_text(step, metric)}</b>, {interval_text(step, metric)}"
+                    f"<br>most likely with {heading(series.points[step.first])}"
+                    + (
+                        "<br>and no other commit"
+                        if step.num_commits == 1
+                        else f"<br>one of {counted(step.num_commits, 'commit')} caused it"
+                    )
+                    for step in steps
+                ],
+                hovertemplate="%{hovertext}<extra></extra>",
+            ),
         ]
     )
     return chart
@@ -118,34 +279,6 @@ def _scale_of(column: str, values: Sequence[float]) -> _Scale:
     return _Scale(field.unit.factor, field.heading, ticks)
 
 
-def _range_of(series: Series, metric: Metric, scale: _Scale) -> tuple[float, float]:
-    """Return the range of the values, widened so that noise does not fill the chart."""
-    points = (*series.points, *series.dirty)
-    values = [value * scale.factor for point in points for value in point.figures] or [0.0, 1.0]
-    low, high = min(values), max(values)
-    least = _LEAST_SPAN * (1.0 if metric.in_points else abs(high) or 1.0)
-    missing = max(0.0, least - (high - low))
-    return low - missing / 2, high + missing / 2
-
-
-def _commit_axis(series: Series) -> dict[str, object]:
-    """Return the x axis: plotly chooses how many ticks fit, each is labelled with its commit."""
-    names = [*(point.commit[:7] for point in series.points), *["+"] * len(series.dirty)]
-    between = {f"{place + 0.5:g}": " " for place in range(-1, len(names) + 1)}
-    return {
-        "range": [-0.8, max(len(names), 6) - 0.2],
-        "anchor": "y2",
-        "labelalias": {
-            **between,
-            **{str(place): name for place, name in enumerate(names)},
-            **{str(place): " " for place in range(len(names), len(names) + 12)},
-        },
-        "tickformat": "~r",
-        "showgrid": False,
-        "zeroline": False,
-    }
-
-
 def color_of(step: Step) -> str:
     """Return green for better, red for worse, purple for a metric without a direction."""
     if step.is_better is None:
@@ -161,190 +294,6 @@ def size_text(step: Step, metric: Metric) -> str:
 def interval_text(step: Step, metric: Metric) -> str:
     unit = "points" if metric.in_points else "%"
     return f"{100 * step.size.low:+.1f} to {100 * step.size.high:+.1f} {unit}"
-
-
-def _band(analysis: SeriesAnalysis, scale: _Scale) -> go.Scatter:
-    """Return the 95 % interval of each level as a band."""
-    x: list[float | None] = []
-    y: list[float | None] = []
-    for level in analysis.levels:
-        if level.interval is not None:
-            left, right = level.first - 0.4, level.last + 0.4
-            low, high = (end * scale.factor for end in level.interval)
-            x += [left, right, right, left, None]
-            y += [low, low, high, high, None]
-    color = translucent(MEDIUM_BLUE, 0.2)
-    return go.Scatter(
-        name="interval",
-        x=x,
-        y=y,
-        mode="lines",
-        line={"width": 0},
-        fill="toself",
-        fillcolor=color,
-        hoverinfo="skip",
-    )
-
-
-def _levels(analysis: SeriesAnalysis, scale: _Scale) -> go.Scatter:
-    x: list[float | None] = []
-    y: list[float | None] = []
-    for level in analysis.levels:
-        if level.estimate is not None:
-            x += [level.first - 0.4, level.last + 0.4, None]
-            y += [level.estimate * scale.factor] * 2 + [None]
-    return go.Scatter(
-        name="level",
-        x=x,
-        y=y,
-        mode="lines",
-        line={"color": MEDIUM_BLUE, "width": 2},
-        hoverinfo="skip",
-    )
-
-
-def _launches(series: Series, scale: _Scale) -> go.Scatter:
-    """Return the single launches of commits that have several."""
-    points = enumerate((*series.points, *series.dirty))
-    drawn = [
-        (place, value * scale.factor)
-        for place, point in points
-        if len(point.figures) > 1
-        for value in point.figures
-    ]
-    return go.Scatter(
-        name="launch",
-        x=[place for place, _ in drawn],
-        y=[value for _, value in drawn],
-        mode="markers",
-        marker={"size": 4, "color": translucent(MEDIUM_BLUE, 0.5), "line": {"width": 0}},
-        hoverinfo="skip",
-    )
-
-
-def _discounted(
-    series: Series, scale: _Scale, discounts: Mapping[str, DiscountReason]
-) -> go.Scatter:
-    """Return a ring around each launch that counts for no level and no change."""
-    drawn = [
-        (place, point, launch, launch.value * scale.factor)
-        for place, point in enumerate(series.points)
-        for launch in point.launches
-        if launch.run_id in discounts and launch.value is not None
-    ]
-    return _clickable(
-        [(place, point) for place, point, _, _ in drawn],
-        [value for *_, value in drawn],
-        [
-            f"{heading(point)}<br>run {launch.run_id} counts for no level and no change: "
-            f"{discount_text(discounts[launch.run_id], launch.slowdown)}"
-            for _, point, launch, _ in drawn
-        ],
-        name="discounted",
-        marker={
-            "size": 14,
-            "symbol": "circle-open",
-            "color": NEUTRAL,
-            "line": {"width": 1.5, "color": NEUTRAL},
-        },
-    )
-
-
-def _medians(
-    series: Series, metric: Metric, scale: _Scale, discounts: Mapping[str, DiscountReason]
-) -> go.Scatter:
-    drawn = [(n, point) for n, point in enumerate(series.points) if point.value is not None]
-    symbols = ["circle" if point.is_known else "circle-open" for _, point in drawn]
-    return _clickable(
-        drawn,
-        [(point.value or 0.0) * scale.factor for _, point in drawn],
-        [_median_text(series, place, metric, discounts) for place, _ in drawn],
-        name="median",
-        marker={"size": 8, "color": MEDIUM_BLUE, "symbol": symbols, "line": {"width": 1}},
-    )
-
-
-def _dirty(series: Series, metric: Metric, scale: _Scale) -> go.Scatter:
-    """Return the work trees with uncommitted changes, after all commits."""
-    dirty = enumerate(series.dirty, len(series.points))
-    drawn = [(place, point) for place, point in dirty if point.value is not None]
-    return _clickable(
-        drawn,
-        [(point.value or 0.0) * scale.factor for _, point in drawn],
-        [
-            f"{heading(point)}<br>uncommitted changes {figure_text(point.changes)}"
-            f"<br>{_figure_text(point, metric)}"
-            for _, point in drawn
-        ],
-        name="uncommitted changes",
-        marker={"size": 9, "color": PURPLE, "symbol": "diamond-open"},
-    )
-
-
-def _failures(series: Series) -> go.Scatter:
-    drawn = [(n, point) for n, point in enumerate(series.points) if point.failures]
-    return _clickable(
-        drawn,
-        [0.5] * len(drawn),
-        [f"{heading(point)}<br>{failure_text(point)}" for _, point in drawn],
-        name="did not run",
-        marker={"size": 8, "color": VERMILLION, "symbol": "x", "line": {"width": 0}},
-        yaxis="y2",
-    )
-
-
-def _gaps(series: Series) -> go.Scatter:
-    """Return the numbers of unmeasured commits between two points."""
-    drawn = [(n, point) for n, point in enumerate(series.points) if n and point.num_before]
-    is_written = len(drawn) <= _MOST_COUNTS
-    return go.Scatter(
-        name="not measured",
-        x=[place - 0.5 for place, _ in drawn],
-        y=[0.5] * len(drawn),
-        yaxis="y2",
-        mode="text" if is_written else "markers",
-        text=[f"{point.num_before:,}" if is_written else "" for _, point in drawn],
-        textfont={"size": 10, "color": NEUTRAL},
-        marker={"symbol": "line-ew", "size": 5, "line": {"width": 1, "color": NEUTRAL}},
-        hovertext=[f"{counted(point.num_before, 'commit')} not measured" for _, point in drawn],
-        hovertemplate="%{hovertext}<extra></extra>",
-    )
-
-
-def _changes(analysis: SeriesAnalysis, metric: Metric, height: float) -> go.Scatter:
-    return go.Scatter(
-        name="change",
-        x=[step.first for step in analysis.steps],
-        y=[height] * len(analysis.steps),
-        mode="markers+text",
-        marker={
-            "size": 11,
-            "color": [color_of(step) for step in analysis.steps],
-            "symbol": [
-                "triangle-up" if step.size.estimate > 0 else "triangle-down"
-                for step in analysis.steps
-            ],
-            "line": {"width": 0},
-        },
-        text=[f"<b>{size_text(step, metric)}</b>" for step in analysis.steps],
-        textposition=[
-            "middle left" if step.first > len(analysis.series.points) / 2 else "middle right"
-            for step in analysis.steps
-        ],
-        cliponaxis=False,
-        customdata=[f"change {number}" for number in range(len(analysis.steps))],
-        hovertext=[
-            f"<b>{size_text(step, metric)}</b>, {interval_text(step, metric)}"
-            f"<br>most likely with {heading(analysis.series.points[step.first])}"
-            + (
-                "<br>and no other commit"
-                if step.num_commits == 1
-                else f"<br>one of {counted(step.num_commits, 'commit')} caused it"
-            )
-            for step in analysis.steps
-        ],
-        hovertemplate="%{hovertext}<extra></extra>",
-    )
 
 
 def _clickable(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pandas as pd
 
@@ -15,7 +14,6 @@ from ppbench.report.charts.canvas import (
     NEUTRAL,
     NOT_FINITE_SYMBOL,
     PLAIN,
-    Trace,
     bars,
     blank,
     by_schedule,
@@ -73,7 +71,21 @@ def peak_memory(
             "measured",
         ),
     ):
-        points = _rank_points(panels, runs, ranks, column, unit_bytes)
+        # A row per case and rank, of replicas the fullest, spread over the width of the case's bar.
+        owned = ranks.reindex(columns=["run_id", "rank", column]).merge(
+            runs[["run_id", "case_id"]], on="run_id"
+        )
+        fullest = owned.groupby(["run_id", "case_id", "rank"])[column].max()
+        peaks = fullest.groupby(["case_id", "rank"]).median().reset_index()
+        columns = ["case_id", "panel", "x", "text", "world_size"]
+        points = peaks.merge(panels.cases[columns], on="case_id").dropna(subset=[column])
+        spread = (points["rank"] + 0.5) / points["world_size"] - 0.5
+        text = points["text"].map(figure_text)
+        points = points.assign(
+            x=points["x"] + spread * panels.bar_width * 0.8,
+            value=points[column] / unit_bytes,
+            hover=text + "<br>rank " + points["rank"].astype(str),
+        )
         figure["data"] += markers(panels, points, name, marker, f" {word}: {shown}")
     return with_hatch_key(figure, panels)
 
@@ -100,74 +112,47 @@ def pareto(cases: pd.DataFrame, axes: Axes, panel_px: int = FRONT_PX) -> Picture
         cases, titles, {**memory, **title}, panel_px=panel_px, bottom_px=BOTTOM_PX + AXIS_TITLE_PX
     )
     figure = blank(panels, field_of("tokens_per_s").heading, {"matches": "y", "tickformat": ",~s"})
-    figure["data"] += [*_points(panels, unit, axes), *_fronts(panels, axes), *_keys(cases)]
     figure["layout"]["meta"]["mostLabels"] = MOST_LABELS
-    return figure
-
-
-def _rank_points(
-    panels: Panels, runs: pd.DataFrame, ranks: pd.DataFrame, column: str, unit_bytes: int
-) -> pd.DataFrame:
-    """Return a row per case and rank, spread over the width of the case's bar.
-
-    Of replicas it is the fullest.
-    """
-    owned = ranks.reindex(columns=["run_id", "rank", column]).merge(
-        runs[["run_id", "case_id"]], on="run_id"
-    )
-    fullest = owned.groupby(["run_id", "case_id", "rank"])[column].max()
-    peaks = fullest.groupby(["case_id", "rank"]).median().reset_index()
-    columns = ["case_id", "panel", "x", "text", "world_size"]
-    points = peaks.merge(panels.cases[columns], on="case_id").dropna(subset=[column])
-    spread = (points["rank"] + 0.5) / points["world_size"] - 0.5
-    text = points["text"].map(figure_text)
-    return points.assign(
-        x=points["x"] + spread * panels.bar_width * 0.8,
-        value=points[column] / unit_bytes,
-        hover=text + "<br>rank " + points["rank"].astype(str),
-    )
-
-
-def _points(panels: Panels, unit: str, axes: Axes) -> Iterator[Trace]:
-    colors, sizes = schedule_colors(panels.cases["schedule"]), _sizes(panels.cases)
-    for schedule, panel, cases, is_first in by_schedule(panels):
-        notes = launch_notes(cases) + caution_notes(cases)
-        shown_by_symbol = cases[["world_size", "is_oversubscribed", "is_not_finite"]]
-        symbols = [_symbol(sizes, case) for case in shown_by_symbol.to_dict("records")]
-        yield scatter(
-            x=cases["x"].to_list(),  # plain: the page computes the front of some of them
-            y=cases["tokens_per_s"].to_list(),
-            **ids_in_panel(cases, panel),
+    colors = schedule_colors(cases["schedule"])
+    sizes = sorted(cases["world_size"].unique())
+    for schedule, panel, drawn, is_first in by_schedule(panels):
+        symbols = []
+        for case in drawn[["world_size", "is_oversubscribed", "is_not_finite"]].to_dict("records"):
+            symbol = _SYMBOLS[sizes.index(case["world_size"]) % len(_SYMBOLS)]
+            shape = f"{symbol}-open" if case["is_oversubscribed"] else symbol
+            symbols.append(NOT_FINITE_SYMBOL if case["is_not_finite"] else shape)
+        points = scatter(
+            x=drawn["x"].to_list(),  # plain: the page computes the front of some of them
+            y=drawn["tokens_per_s"].to_list(),
+            **ids_in_panel(drawn, panel),
             name=figure_text(schedule),
             legendgroup=schedule,
             showlegend=is_first,
             mode="markers",
             cliponaxis=False,
             marker={"color": colors[schedule], "size": 9, "symbol": symbols, "line": {"width": 0}},
-            text=_labels(cases, axes),
+            text=_labels(drawn, axes),
             meta={
-                "isSound": (~cases["is_oversubscribed"] & ~cases["is_not_finite"]).to_list(),
-                "isFinite": (~cases["is_not_finite"]).to_list(),
+                "isSound": (~drawn["is_oversubscribed"] & ~drawn["is_not_finite"]).to_list(),
+                "isFinite": (~drawn["is_not_finite"]).to_list(),
             },
-            customdata=hover_texts(cases, notes),
+            customdata=hover_texts(drawn, launch_notes(drawn) + caution_notes(drawn)),
             hovertemplate="<b>%{customdata[0]}</b><br>%{y:,.0f} tokens/s"
             f"<br>%{{x:,.1f}} {unit}, fullest rank%{{customdata[1]}}<extra></extra>",
         )
-
-
-def _fronts(panels: Panels, axes: Axes) -> Iterator[Trace]:
-    """Yield a stepped line per panel: the highest tokens/s within a given memory."""
-    middle = panels.cases["x"].max() / 2
-    for panel in range(len(panels.titles)):
-        own = panels.cases[panels.cases["panel"] == panel]
+        figure["data"].append(points)
+    # A stepped line per panel is the highest tokens/s within a given memory.
+    middle = cases["x"].max() / 2
+    for panel in range(len(titles)):
+        own = cases[cases["panel"] == panel]
         finite = own[~own["is_not_finite"]]
         sound = finite[~finite["is_oversubscribed"]]
         pool = finite if sound.empty else sound
-        cases = pool.iloc[pareto_front(pool["x"].tolist(), pool["tokens_per_s"].tolist())]
-        has_labels = len(cases) <= MOST_LABELS
-        yield scatter(
-            x=cases["x"].to_list(),
-            y=cases["tokens_per_s"].to_list(),
+        drawn = pool.iloc[pareto_front(pool["x"].tolist(), pool["tokens_per_s"].tolist())]
+        has_labels = len(drawn) <= MOST_LABELS
+        front = scatter(
+            x=drawn["x"].to_list(),
+            y=drawn["tokens_per_s"].to_list(),
             **in_panel(panel),
             name="front",
             legendgroup="front",
@@ -176,13 +161,28 @@ def _fronts(panels: Panels, axes: Axes) -> Iterator[Trace]:
             cliponaxis=False,
             line={"color": NEUTRAL, "width": 1.5, "shape": "hv"},
             marker={"symbol": "circle-open", "size": 17, "color": NEUTRAL, "line": {"width": 1.5}},
-            text=_labels(cases, axes) if has_labels else [],
+            text=_labels(drawn, axes) if has_labels else [],
             # Labels point away from the nearer side, and up, where no better case can be.
-            textposition=["top right" if x < middle else "top left" for x in cases["x"]],
+            textposition=["top right" if x < middle else "top left" for x in drawn["x"]],
             textfont={"size": 11},
             meta={"isFront": True},
             hoverinfo="skip",
         )
+        figure["data"].append(front)
+    # The legend names the markers' shapes, where there are several.
+    names = {}
+    if len(sizes) > 1:
+        pairs = zip(sizes, _SYMBOLS, strict=False)
+        names = {counted(int(size), "rank"): symbol for size, symbol in pairs}
+    if cases["is_oversubscribed"].any():
+        names["oversubscribed"] = "circle-open"
+    if cases["is_not_finite"].any():
+        names["not finite"] = NOT_FINITE_SYMBOL
+    figure["data"] += [
+        legend_key(name, {"symbol": symbol, "size": 9, "color": NEUTRAL})
+        for name, symbol in names.items()
+    ]
+    return figure
 
 
 def _labels(cases: pd.DataFrame, axes: Axes) -> list[str]:
@@ -191,31 +191,6 @@ def _labels(cases: pd.DataFrame, axes: Axes) -> list[str]:
         [settings_text(case, [knob]) for knob in knobs] for case in cases[knobs].to_dict("records")
     )
     return [figure_lines(", ".join(elided(one) for one in own if one)) for own in settings]
-
-
-def _sizes(cases: pd.DataFrame) -> list[int]:
-    return sorted(cases["world_size"].unique())
-
-
-def _symbol(sizes: list[int], case: Mapping[Hashable, Any]) -> str:
-    symbol = _SYMBOLS[sizes.index(case["world_size"]) % len(_SYMBOLS)]
-    if case["is_not_finite"]:
-        return NOT_FINITE_SYMBOL
-    return f"{symbol}-open" if case["is_oversubscribed"] else symbol
-
-
-def _keys(cases: pd.DataFrame) -> Iterator[Trace]:
-    """Yield legend entries for the markers' shapes, where there are several."""
-    sizes, symbols = _sizes(cases), {}
-    if len(sizes) > 1:
-        pairs = zip(sizes, _SYMBOLS, strict=False)
-        symbols = {counted(int(size), "rank"): symbol for size, symbol in pairs}
-    if cases["is_oversubscribed"].any():
-        symbols["oversubscribed"] = "circle-open"
-    if cases["is_not_finite"].any():
-        symbols["not finite"] = NOT_FINITE_SYMBOL
-    for name, symbol in symbols.items():
-        yield legend_key(name, {"symbol": symbol, "size": 9, "color": NEUTRAL})
 
 
 def pareto_front(memory: Sequence[float], speed: Sequence[float]) -> list[int]:

@@ -83,14 +83,18 @@ def arrange(cases: pd.DataFrame, axes: Axes) -> Panels:
     if x_axis is None:
         return arrange_rows(cases, axes)
     index, ticks = _ticks(cases, x_axis)
-    offsets, bar_width = _offsets(list(cases["schedule"]))
+    # Schedules lie side by side, each at its own offset from the tick.
+    schedules = list(dict.fromkeys(cases["schedule"]))
+    slot = GROUP_WIDTH / max(1, len(schedules))
+    middle = (len(schedules) - 1) / 2
+    offsets = np.array([(schedules.index(name) - middle) * slot for name in cases["schedule"]])
     placed, titles = in_panels(cases, [a for a in axes if a not in (x_axis, "schedule")])
     positions = np.array(index, dtype=float)
     return Panels(
         placed.assign(tick=positions, x=positions + offsets),
         titles,
         _named(ticks, max(len(ticks) + 0.1, _LEAST_SLOTS)),
-        bar_width,
+        slot * 0.92,
     )
 
 
@@ -149,13 +153,6 @@ def _named(ticks: Sequence[str], length: float) -> Update:
     }
 
 
-def _offsets(series: list[str]) -> tuple[np.ndarray, float]:
-    """Return each bar's offset from its tick, which puts series side by side, and their width."""
-    names = list(dict.fromkeys(series))
-    slot = GROUP_WIDTH / max(1, len(names))
-    return np.array([(names.index(s) - (len(names) - 1) / 2) * slot for s in series]), slot * 0.92
-
-
 def _choose_x(cases: pd.DataFrame, axes: Axes) -> str | None:
     """Return the axis to draw along, of those other than the schedule in which cases differ."""
     varying = [a for a in axes if a != "schedule" and len(cases[a].astype(str).unique()) > 1]
@@ -183,8 +180,7 @@ def arrangement(meta: Mapping[str, Any], columns: int) -> Update:
     `meta` describes the panels, as `panels_meta` returns it.
     """
     num_panels = len(meta["titles"])
-    columns = max(1, columns)  # without panels, space for one remains
-    rows, panel_px, gap_px = max(1, math.ceil(num_panels / columns)), meta["panelPx"], meta["gapPx"]
+    rows, panel_px, gap_px = math.ceil(num_panels / columns), meta["panelPx"], meta["gapPx"]
     plot_px = rows * panel_px + (rows - 1) * gap_px
     update: Update = {"height": plot_px + meta["topPx"] + meta["bottomPx"]}
     width = (1 - (columns - 1) * _GAP_X) / columns

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections import defaultdict
 
 import numpy as np
 import pandas as pd
@@ -18,11 +17,9 @@ from ppbench.display.units import NS_PER_MS, counted
 from ppbench.report.charts.canvas import (
     NEUTRAL,
     NOT_FINITE_SYMBOL,
-    Trace,
     bar,
     bars,
     blank,
-    box,
     by_panel,
     by_schedule,
     caution_notes,
@@ -37,7 +34,7 @@ from ppbench.report.charts.canvas import (
     shared_axis,
     with_hatch_key,
 )
-from ppbench.report.charts.panels import Panels, arrange, arrange_rows, figure_text
+from ppbench.report.charts.panels import arrange, arrange_rows, figure_text
 from ppbench.report.scripts import Picture
 
 LEAST_FOR_BOX = 8
@@ -69,7 +66,40 @@ def scaling(cases: pd.DataFrame, axes: Axes) -> Picture:
     panels = arrange(cases, axes)
     scale = shared_axis(panels, tickformat=".0%", rangemode="normal")
     figure = blank(panels, f"efficiency, {base_text(cases)} = 100 %", scale)
-    figure["data"] += [*_ideal(panels), *_lines(panels)]
+    figure["data"] += [
+        scatter(  # at 100 % for each panel, from its first tick to its last
+            **in_panel(panel),
+            name="ideal",
+            legendgroup="ideal",
+            showlegend=panel == 0,
+            x=[panels.cases["tick"].min(), panels.cases["tick"].max()],
+            y=[1.0, 1.0],
+            mode="lines",
+            line={"color": NEUTRAL, "width": 1.5, "dash": "dot"},
+            hoverinfo="skip",
+        )
+        for panel in range(len(panels.titles))
+    ]
+    colors = schedule_colors(panels.cases["schedule"])
+    for schedule, panel, schedule_cases, is_first in by_schedule(panels):
+        drawn = schedule_cases.sort_values("tick")
+        shapes = np.where(drawn["is_oversubscribed"], "circle-open", "circle")
+        symbols = np.where(drawn["is_not_finite"], NOT_FINITE_SYMBOL, shapes).tolist()
+        base = [f", {counted(int(size), 'rank')} = 100%" for size in drawn["base_size"]]
+        line = scatter(
+            **panels.at(drawn["tick"], drawn["efficiency"]),
+            **ids_in_panel(drawn, panel),
+            name=figure_text(schedule),
+            legendgroup=schedule,
+            showlegend=is_first,
+            mode="lines+markers",
+            cliponaxis=False,
+            line={"color": colors[schedule], "width": 2},
+            marker={"color": colors[schedule], "size": 8, "symbol": symbols, "line": {"width": 0}},
+            customdata=hover_texts(drawn, base + caution_notes(drawn)),
+            hovertemplate="<b>%{customdata[0]}</b><br>%{y:.1%}%{customdata[1]}<extra></extra>",
+        )
+        figure["data"].append(line)
     if cases["is_oversubscribed"].any():
         open_circle = {"symbol": "circle-open", "size": 8, "color": NEUTRAL}
         figure["data"].append(legend_key("oversubscribed", open_circle))
@@ -89,43 +119,28 @@ def efficiencies(cases: pd.DataFrame, axes: Axes) -> pd.DataFrame:
     others = [axis for axis in axes if axis not in free] or ["device"]
     speed = cases["tokens_per_s"].mask(cases["is_not_finite"])  # no base
     rows = cases.assign(tokens_per_s=speed).dropna(subset=others).sort_index()
-    groups: dict[tuple[object, ...], list[_Speed]] = {}
     keys = list(zip(*(rows[axis] for axis in others), strict=True))
-    columns = (rows[name] for name in (*_KINDS, "world_size", "device", "tokens_per_s"))
-    speeds = [_Speed(*values) for values in zip(*columns, strict=True)]
+    speeds = list(rows[[*free, "device", "tokens_per_s"]].itertuples(index=False))
+    groups = defaultdict(list)  # of cases that differ only in what is free
     for key, own in zip(keys, speeds, strict=True):
-        groups.setdefault(key, []).append(own)
-    found = [_efficiency(own, groups[key]) for key, own in zip(keys, speeds, strict=True)]
-    sizes, values = zip(*found, strict=True) if found else ((), ())
-    return rows.assign(base_size=list(sizes), efficiency=np.array(values, dtype=float))
-
-
-class _Speed(NamedTuple):
-    """What a case's efficiency depends on."""
-
-    schedule: str
-    runtime: str
-    world_size: int
-    device: str
-    tokens_per_s: float
-
-
-def _efficiency(own: _Speed, group: Sequence[_Speed]) -> tuple[int, float]:
-    """The base's ranks, and the efficiency of a case among those that differ only in what is free.
-
-    NaN without a base.
-    """
-    single = [other for other in group if other.world_size == 1]
-    alike = [one for one in group if (one.schedule, one.runtime) == (own.schedule, own.runtime)]
-    size = 1 if single else min(one.world_size for one in alike)
-    by_runtime = {one.runtime: one.tokens_per_s for one in reversed(single)}
-    bases = [next((one.tokens_per_s for one in alike if one.world_size == size), math.nan)]
-    if single:
-        unsplit = by_runtime.get("single", single[0].tokens_per_s)
-        bases += [by_runtime.get(own.runtime, math.nan), unsplit]
-    base = next((base for base in bases if not math.isnan(base)), math.nan)
-    growth = 1.0 if own.device == EMULATED else own.world_size / size
-    return size, own.tokens_per_s / base / growth if base else math.nan
+        groups[key].append(own)
+    sizes: list[int] = []
+    efficiency: list[float] = []  # NaN without a base
+    for key, own in zip(keys, speeds, strict=True):
+        single = [other for other in groups[key] if other.world_size == 1]
+        kind = own.schedule, own.runtime
+        alike = [other for other in groups[key] if (other.schedule, other.runtime) == kind]
+        size = 1 if single else min(other.world_size for other in alike)
+        bases = [next((case.tokens_per_s for case in alike if case.world_size == size), math.nan)]
+        if single:
+            by_runtime = {case.runtime: case.tokens_per_s for case in reversed(single)}
+            unsplit = by_runtime.get("single", single[0].tokens_per_s)
+            bases += [by_runtime.get(own.runtime, math.nan), unsplit]
+        base = next((base for base in bases if not math.isnan(base)), math.nan)
+        growth = 1.0 if own.device == EMULATED else own.world_size / size
+        sizes.append(size)
+        efficiency.append(own.tokens_per_s / base / growth if base else math.nan)
+    return rows.assign(base_size=sizes, efficiency=np.array(efficiency, dtype=float))
 
 
 def base_text(cases: pd.DataFrame) -> str:
@@ -140,44 +155,6 @@ def has_scaling(cases: pd.DataFrame, axes: Axes) -> bool:
         return False
     cases = efficiencies(cases, axes).dropna(subset=["efficiency"])
     return bool((cases["world_size"] > cases["base_size"]).any())
-
-
-def _lines(panels: Panels) -> Iterator[Trace]:
-    colors = schedule_colors(panels.cases["schedule"])
-    for schedule, panel, schedule_cases, is_first in by_schedule(panels):
-        cases = schedule_cases.sort_values("tick")
-        shapes = np.where(cases["is_oversubscribed"], "circle-open", "circle")
-        symbols = np.where(cases["is_not_finite"], NOT_FINITE_SYMBOL, shapes).tolist()
-        base = [f", {counted(int(size), 'rank')} = 100%" for size in cases["base_size"]]
-        yield scatter(
-            **panels.at(cases["tick"], cases["efficiency"]),
-            **ids_in_panel(cases, panel),
-            name=figure_text(schedule),
-            legendgroup=schedule,
-            showlegend=is_first,
-            mode="lines+markers",
-            cliponaxis=False,
-            line={"color": colors[schedule], "width": 2},
-            marker={"color": colors[schedule], "size": 8, "symbol": symbols, "line": {"width": 0}},
-            customdata=hover_texts(cases, base + caution_notes(cases)),
-            hovertemplate="<b>%{customdata[0]}</b><br>%{y:.1%}%{customdata[1]}<extra></extra>",
-        )
-
-
-def _ideal(panels: Panels) -> Iterator[Trace]:
-    """Yield a line at 100 % for each panel, from its first tick to its last."""
-    for panel in range(len(panels.titles)):
-        yield scatter(
-            **in_panel(panel),
-            name="ideal",
-            legendgroup="ideal",
-            showlegend=panel == 0,
-            x=[panels.cases["tick"].min(), panels.cases["tick"].max()],
-            y=[1.0, 1.0],
-            mode="lines",
-            line={"color": NEUTRAL, "width": 1.5, "dash": "dot"},
-            hoverinfo="skip",
-        )
 
 
 def step_times(cases: pd.DataFrame, runs: pd.DataFrame, steps: pd.DataFrame, axes: Axes) -> Picture:
@@ -202,74 +179,32 @@ def step_times(cases: pd.DataFrame, runs: pd.DataFrame, steps: pd.DataFrame, axe
     boxes["num_steps"] = by_case_id.size()
     panels = arrange_rows(cases.merge(boxes.reset_index(), on="case_id"), axes)
     figure = blank(panels, "ms per step", {"tickformat": ",~r"})
-    figure["data"] += [
-        *_box_traces(panels),
-        *_single_steps(panels, times),
-        *_medians(panels),
-        *_outliers(panels, times),
-    ]
-    return figure
-
-
-def _box_traces(panels: Panels) -> Iterator[Trace]:
     colors = schedule_colors(panels.cases["schedule"])
     for schedule, panel, schedule_cases, _ in by_schedule(panels):
-        cases = schedule_cases[schedule_cases["num_steps"] >= LEAST_FOR_BOX]
-        if cases.empty:
-            continue
-        yield box(
-            **ids_in_panel(cases, panel),
-            name=figure_text(schedule),
-            showlegend=False,
-            orientation="h",
-            y=cases["x"].to_numpy(dtype=float),
-            q1=cases["q1"].to_numpy(dtype=float),
-            median=cases["median"].to_numpy(dtype=float),
-            q3=cases["q3"].to_numpy(dtype=float),
-            lowerfence=cases["fastest"].to_numpy(dtype=float),
-            upperfence=cases["slowest"].to_numpy(dtype=float),
-            width=panels.bar_width * 0.8,
-            line={"color": colors[schedule], "width": 1.5},
-            fillcolor=translucent(colors[schedule], 0.35),
-            boxpoints=False,
-            hoverinfo="skip",
-        )
-
-
-def _medians(panels: Panels) -> Iterator[Trace]:
-    """Yield the marks to hover over: plotly would show five labels of a box at once."""
-    for panel, cases, _ in by_panel(panels.cases):
-        notes = launch_notes(cases).str.replace("median of", "steps of") + caution_notes(cases)
-        yield scatter(
-            **panels.at(cases["x"], cases["median"]),
-            **ids_in_panel(cases, panel),
-            name="median",
-            showlegend=False,
-            mode="markers",
-            marker={"symbol": "line-ns", "size": 12, "line": {"width": 2.5, "color": NEUTRAL}},
-            customdata=hover_texts(cases, cases.apply(_box_text, axis=1) + notes),
-            hovertemplate="<b>%{customdata[0]}</b><br>median %{x:,.1f} ms%{customdata[1]}"
-            "<extra></extra>",
-        )
-
-
-def _box_text(case: pd.Series) -> str:
-    if case["num_steps"] < LEAST_FOR_BOX:
-        return f" of {counted(int(case['num_steps']), 'step')}"
-    return (
-        f"<br>half of {counted(int(case['num_steps']), 'step')}: "
-        f"{case['q1']:,.1f} to {case['q3']:,.1f} ms"
-        f"<br>all but outliers: {case['fastest']:,.1f} to {case['slowest']:,.1f} ms"
-    )
-
-
-def _single_steps(panels: Panels, steps: pd.DataFrame) -> Iterator[Trace]:
-    colors = schedule_colors(panels.cases["schedule"])
+        drawn = schedule_cases[schedule_cases["num_steps"] >= LEAST_FOR_BOX]
+        if len(drawn):
+            box = {
+                **ids_in_panel(drawn, panel),
+                "name": figure_text(schedule),
+                "showlegend": False,
+                "orientation": "h",
+                "y": drawn["x"].to_numpy(dtype=float),
+                **{name: drawn[name].to_numpy(dtype=float) for name in ("q1", "median", "q3")},
+                "lowerfence": drawn["fastest"].to_numpy(dtype=float),
+                "upperfence": drawn["slowest"].to_numpy(dtype=float),
+                "width": panels.bar_width * 0.8,
+                "line": {"color": colors[schedule], "width": 1.5},
+                "fillcolor": translucent(colors[schedule], 0.35),
+                "boxpoints": False,
+                "hoverinfo": "skip",
+                "type": "box",
+            }
+            figure["data"].append(box)
     few = panels.cases[panels.cases["num_steps"] < LEAST_FOR_BOX]
     columns = ["case_id", "panel", "x", "schedule"]
-    usual = steps[~steps["is_outlier"]].merge(few[columns], on="case_id")
-    for (schedule, panel), points in usual.groupby(["schedule", "panel"]):
-        yield scatter(
+    single_steps = times[~times["is_outlier"]].merge(few[columns], on="case_id")
+    for (schedule, panel), points in single_steps.groupby(["schedule", "panel"]):
+        steps_of_panel = scatter(
             **panels.at(points["x"], points["ms"]),
             **ids_in_panel(points, int(str(panel))),
             name=figure_text(schedule),
@@ -278,16 +213,29 @@ def _single_steps(panels: Panels, steps: pd.DataFrame) -> Iterator[Trace]:
             marker={"size": 7, "color": colors[str(schedule)]},
             hoverinfo="skip",
         )
-
-
-def _outliers(panels: Panels, steps: pd.DataFrame) -> Iterator[Trace]:
-    outliers = steps[steps["is_outlier"]].merge(panels.cases[["case_id", "panel", "x", "text"]])
+        figure["data"].append(steps_of_panel)
+    # The medians are the marks to hover over: plotly would show five labels of a box at once.
+    for panel, drawn, _ in by_panel(panels.cases):
+        notes = launch_notes(drawn).str.replace("median of", "steps of") + caution_notes(drawn)
+        medians = scatter(
+            **panels.at(drawn["x"], drawn["median"]),
+            **ids_in_panel(drawn, panel),
+            name="median",
+            showlegend=False,
+            mode="markers",
+            marker={"symbol": "line-ns", "size": 12, "line": {"width": 2.5, "color": NEUTRAL}},
+            customdata=hover_texts(drawn, drawn.apply(_box_text, axis=1) + notes),
+            hovertemplate="<b>%{customdata[0]}</b><br>median %{x:,.1f} ms%{customdata[1]}"
+            "<extra></extra>",
+        )
+        figure["data"].append(medians)
+    outliers = times[times["is_outlier"]].merge(panels.cases[["case_id", "panel", "x", "text"]])
     for panel, points, is_first in by_panel(outliers):
         where = [
             f"launch {launch}, step {step}"
             for launch, step in zip(points["launch"], points["step"], strict=True)
         ]
-        yield scatter(
+        rings = scatter(
             **panels.at(points["x"], points["ms"]),
             **ids_in_panel(points, panel),
             name="outlier",
@@ -300,6 +248,18 @@ def _outliers(panels: Panels, steps: pd.DataFrame) -> Iterator[Trace]:
             hovertemplate="<b>%{customdata[0]}</b><br>%{customdata[1]}: %{x:,.1f} ms,"
             "<br>an outlier among the steps of its launch<extra></extra>",
         )
+        figure["data"].append(rings)
+    return figure
+
+
+def _box_text(case: pd.Series) -> str:
+    if case["num_steps"] < LEAST_FOR_BOX:
+        return f" of {counted(int(case['num_steps']), 'step')}"
+    return (
+        f"<br>half of {counted(int(case['num_steps']), 'step')}: "
+        f"{case['q1']:,.1f} to {case['q3']:,.1f} ms"
+        f"<br>all but outliers: {case['fastest']:,.1f} to {case['slowest']:,.1f} ms"
+    )
 
 
 PART_COLUMNS = {part: f"bubble_{part}" for part in PART_NAMES if part not in OF_REPLICAS}

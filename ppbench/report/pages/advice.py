@@ -55,7 +55,13 @@ def advice(judgement: Judgement, runs: pd.DataFrame, command: str) -> tuple[str,
         return "", ""
     if judgement.has_several_machines and not cautions:
         return "To decide it, measure both on one machine.", ""
-    num = _launches(judgement)
+    fewest = judgement.fewest_launches
+    # The launches of each to measure; None if more of them would not help.
+    num: int | None = max(judgement.needed or _ADVISED, fewest + 2, _ADVISED)
+    if cautions:  # what these launches scatter says little of others
+        num = _ADVISED if fewest < FEWEST_LAUNCHES else None
+    elif judgement.needed is None and fewest >= FEWEST_LAUNCHES:
+        num = None
     if num is None and not cautions:
         return TOO_SMALL, ""
     settings = dict(_settings(cautions, runs))
@@ -87,29 +93,13 @@ def repeated(command: str, settings: Mapping[str, str], options: Sequence[str]) 
     if words[:2] != ["ppbench", "sweep"]:
         return ""
     added = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    kept = [word for word in _without(words, settings) if word not in options]
-    return shlex.join([*kept, *added, *options])
-
-
-def _without(words: Sequence[str], keys: Mapping[str, str]) -> Iterator[str]:
-    """Yield the words but for each `--set KEY=VALUE` of these keys."""
-    is_dropped = [
-        word == "--set" and after.partition("=")[0].strip() in keys
+    is_dropped = [  # a `--set KEY=VALUE` of these keys
+        word == "--set" and after.partition("=")[0].strip() in settings
         for word, after in zip(words, [*words[1:], ""], strict=True)
     ]
-    for word, is_option, is_value in zip(words, is_dropped, [False, *is_dropped], strict=False):
-        if not (is_option or is_value):
-            yield word
-
-
-def _launches(judgement: Judgement) -> int | None:
-    """Return how many launches of each to measure; None where more of them would not help."""
-    fewest = judgement.fewest_launches
-    if judgement.cautions:  # what these launches scatter says little of others
-        return _ADVISED if fewest < FEWEST_LAUNCHES else None
-    if judgement.needed is None and fewest >= FEWEST_LAUNCHES:
-        return None
-    return max(judgement.needed or _ADVISED, fewest + 2, _ADVISED)
+    marked = zip(words, is_dropped, [False, *is_dropped], strict=False)
+    kept = [word for word, *is_out in marked if not any(is_out) and word not in options]
+    return shlex.join([*kept, *added, *options])
 
 
 def _settings(cautions: Sequence[str], runs: pd.DataFrame) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -24,9 +23,9 @@ from ppbench.display.changes import (
 )
 from ppbench.display.fields import field_of
 from ppbench.display.units import MISSING, counted
-from ppbench.report.charts.forest import Mark, Scale, mark_of, scale_of
+from ppbench.report.charts.forest import mark_of, scale_of
 from ppbench.report.pages.provenance import COMPARISON, about_runs, environments
-from ppbench.report.pages.templates import render, write_page
+from ppbench.report.pages.templates import render
 from ppbench.statistics.verdicts import SPEED, Verdict
 
 _HEADINGS = {"peak_memory_bytes": "peak memory"}
@@ -48,31 +47,30 @@ class ComparisonPage:
     command: str  # makes the page again
 
 
-@dataclass(frozen=True)
-class _Cell:
-    """A metric of a series: its mark and its words."""
-
-    name: str
-    change: str
-    verdict: str
-    color: str
-    mark: Mark | None
-    values: str  # `1,000 -> 1,020`
-    counts: str
-
-
-def write_comparison(path: Path, page: ComparisonPage) -> None:
-    """Write the page. Raises StoreError if that fails."""
-    write_page(path, render_comparison(page))
-
-
 def render_comparison(page: ComparisonPage) -> str:
     """Return the page as HTML."""
     lines = page.compared.lines
     metrics = list(dict.fromkeys(line.metric for line in lines))
     scales = {m: scale_of(m, [line.change for line in lines if line.metric == m]) for m in metrics}
     series = page.compared.series()
-    cells = {(line.series, line.metric): _cell(line, scales[line.metric]) for line in lines}
+    cells = {}  # a metric of a series: its mark and its words
+    for line in lines:
+        metric, change = line.metric, line.change
+        base, head = (figure_text(metric, value) for value in (change.base, change.head))
+        discounts = f", {len(line.discounted)} discounted" if line.discounted else ""
+        cells[line.series, metric] = {
+            "name": field_of(metric.name).heading,
+            "change": change_text(metric, change),
+            "verdict": verdict_text(metric, change.verdict),
+            "color": _COLORS.get(change.verdict, str(change.verdict)),
+            "mark": mark_of(metric, change, scales[metric]),
+            "figures": f"{base} → {head}",
+            "counts": f"{change.num_base} and {counted(change.num_head, 'launch')}{discounts}",
+        }
+    by_sides: dict[tuple[str, str], list[Line[Any]]] = {}
+    for sides, line in zip(page.sides, lines, strict=True):
+        if line.metric.name == SPEED:
+            by_sides.setdefault(sides, []).append(line)
     panels = []
     for metric in metrics:
         left, right = (verdict_text(metric, end) for end in (Verdict.slower, Verdict.faster))
@@ -88,7 +86,7 @@ def render_comparison(page: ComparisonPage) -> str:
         title=page.title,
         about=about_runs(COMPARISON, page.title, page.runs),
         facts=page.facts,
-        answer=_answer(page),
+        answer=[_sentence(*sides, compared) for sides, compared in by_sides.items()],
         panels=panels,
         rows=[
             (
@@ -103,30 +101,6 @@ def render_comparison(page: ComparisonPage) -> str:
         environments=environments(page.runs),
         command=page.command,
     )
-
-
-def _cell(line: Line[Any], scale: Scale) -> _Cell:
-    metric, change = line.metric, line.change
-    base, head = (figure_text(metric, value) for value in (change.base, change.head))
-    discounts = f", {len(line.discounted)} discounted" if line.discounted else ""
-    return _Cell(
-        field_of(metric.name).heading,
-        change_text(metric, change),
-        verdict_text(metric, change.verdict),
-        _COLORS.get(change.verdict, str(change.verdict)),
-        mark_of(metric, change, scale),
-        f"{base} → {head}",
-        f"{change.num_base} and {counted(change.num_head, 'launch')}{discounts}",
-    )
-
-
-def _answer(page: ComparisonPage) -> list[str]:
-    """A sentence per pair of sides: in how many cases head is faster, and by how much."""
-    by_sides: dict[tuple[str, str], list[Line[Any]]] = {}
-    for sides, line in zip(page.sides, page.compared.lines, strict=True):
-        if line.metric.name == SPEED:
-            by_sides.setdefault(sides, []).append(line)
-    return [_sentence(*sides, lines) for sides, lines in by_sides.items()]
 
 
 def _sentence(base: str, head: str, lines: Sequence[Line[Any]]) -> str:
@@ -145,23 +119,19 @@ def _sentence(base: str, head: str, lines: Sequence[Line[Any]]) -> str:
             case _:
                 few = "has too few launches for a verdict"
                 return f"Not decided: {pair} {few} ({change} tokens/s)."
-    told = []
+    counts = []
     for verdict in Verdict:
         some = [line for line in lines if line.change.verdict is verdict]
         if some and verdict is Verdict.insufficient:
-            told.append(f"too few launches to tell in {len(some)}")
+            counts.append(f"too few launches to tell in {len(some)}")
         elif some:
-            told.append(f"{verdict} in {len(some)}{_range(some) if verdict in _COLORS else ''}")
-    return f"{head} against {base} in {counted(len(lines), 'case')}: {', '.join(told)}."
-
-
-def _range(lines: Sequence[Line[Any]]) -> str:
-    """` (+1.2 to +4.0 %)`."""
-    ratios = [100 * (line.change.ratio.estimate - 1) for line in lines if line.change.ratio]
-    if not ratios:
-        return ""
-    ends = dict.fromkeys(f"{end:+.1f}" for end in (min(ratios), max(ratios)))
-    return f" ({' to '.join(ends)} %)"
+            ratios = [100 * (line.change.ratio.estimate - 1) for line in some if line.change.ratio]
+            spread = ""
+            if ratios and verdict in _COLORS:
+                ends = dict.fromkeys(f"{end:+.1f}" for end in (min(ratios), max(ratios)))
+                spread = f" ({' to '.join(ends)} %)"
+            counts.append(f"{verdict} in {len(some)}{spread}")
+    return f"{head} against {base} in {counted(len(lines), 'case')}: {', '.join(counts)}."
 
 
 def _part(breakdown: Breakdown[Any], page: ComparisonPage) -> dict[str, object]:

@@ -37,6 +37,12 @@ COMPARED_AXES = ("schedule", "runtime")
 MAX_COMPARISONS = 3  # with a sentence each, as many as three schedules have
 NOTHING_COMPARABLE = "nothing to compare"
 
+_GRADES = (
+    f"figures are medians over launches. Decided means: at least {FEWEST_LAUNCHES} launches of "
+    "each, a lead over 1 % against every other case in Welch's test at 2 %, and no caution that "
+    "forbids a verdict. Leaning means: the same test at 20 % or, by a single launch, a lead over "
+    "5 % whose intervals over steps do not overlap."
+)
 _WHY = {
     Caution.oversubscribed.name: "ranks shared cores",
     Caution.time_sliced.name: "ranks shared a GPU",
@@ -94,6 +100,18 @@ def conclude(judged: Judged, runs: pd.DataFrame, command: str = "") -> Conclusio
 
     `command` is the one that measured them, for the advice; empty where it is not known.
     """
+    left_out = []
+    if num := len(judged.not_finite):
+        names = f" ({'; '.join(judged.not_finite['text'])})" if num <= MOST_NAMED else ""
+        left_out.append(
+            f"Left out: {counted(num, 'case')} in which a loss or gradient was NaN or "
+            f"infinite{names}, so that the speed means nothing."
+        )
+    if judged.num_emulated:
+        left_out.append(
+            f"Judged on their own: {counted(judged.num_emulated, 'emulated case')}, as they "
+            "compute nothing and others do."
+        )
     first = judged.first
     if first is None:
         if len(judged.not_finite):
@@ -103,12 +121,31 @@ def conclude(judged: Judged, runs: pd.DataFrame, command: str = "") -> Conclusio
         else:
             why = "No run has a stored throughput."
         nothing = Sentence(NOTHING_COMPARABLE, "", "", why, "", "")
-        return Conclusions(nothing, (), tuple(_left_out(judged)), (), (), ())
+        return Conclusions(nothing, (), tuple(left_out), (), (), ())
+    # What the sentence compares.
+    if len(first.cases) > 1:
+        common = f", all with {first.where}" if first.where else ""
+        words = [axis.removeprefix("model_").replace("_", " ") for axis in first.axes]
+        axes = " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+        numbers = sorted({int(num) for num in first.cases["num_launches"]})
+        each = " to ".join(str(num) for num in dict.fromkeys((numbers[0], numbers[-1])))
+        compared_cases = f"{len(first.cases)} cases that do the same work{common}"
+        notes = [
+            f"The answer compares {compared_cases}. They differ in {axes}.",
+            f"Each case has {each} {'launch' if each == '1' else 'launches'}; {_GRADES}",
+        ]
+        if first.num_left_out:
+            left = counted(first.num_left_out, "oversubscribed case")
+            notes.append(f"Left out: {left}, in which ranks shared cores.")
+    elif len(judged.cases) > 1:
+        notes = ["No two cases do the same work, so their throughputs do not compare."]
+    else:
+        notes = ["There is only one case."]
     others = [judgement for judgement in judged.judgements[1:] if judgement.leads]
     return Conclusions(
         sentence(first, runs, command),
         tuple(tiles(first)),
-        (*_counted(first, judged), *_left_out(judged)),
+        (*notes, *left_out),
         tuple(text for axis in COMPARED_AXES for text in _comparisons(compared(judged, axis))),
         tuple(_under_memory(first)),
         tuple(sentence(judgement, runs, command) for judgement in others),
@@ -213,75 +250,27 @@ def _why(judgement: Judgement) -> str:
     return f"by its launches the lead is between {low} and {high} (95 %)"
 
 
-def _counted(judgement: Judgement, judged: Judged) -> Iterator[str]:
-    """Say what the sentence compares."""
-    num = len(judgement.cases)
-    if num == 1:
-        many = len(judged.cases) > 1
-        yield (
-            "No two cases do the same work, so their throughputs do not compare."
-            if many
-            else "There is only one case."
-        )
-        return
-    common = f", all with {judgement.where}" if judgement.where else ""
-    words = [axis.removeprefix("model_").replace("_", " ") for axis in judgement.axes]
-    axes = " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
-    yield f"The answer compares {num} cases that do the same work{common}. They differ in {axes}."
-    numbers = sorted({int(num) for num in judgement.cases["num_launches"]})
-    each = " to ".join(str(num) for num in dict.fromkeys((numbers[0], numbers[-1])))
-    word = "launch" if each == "1" else "launches"
-    yield (
-        f"Each case has {each} {word}; figures are medians over launches. "
-        f"Decided means: at least {FEWEST_LAUNCHES} launches of each, a lead over 1 % against "
-        "every other case in Welch's test at 2 %, and no caution that forbids a verdict. Leaning "
-        "means: the same test at 20 % or, by a single launch, a lead over 5 % whose intervals over "
-        "steps do not overlap."
-    )
-    if judgement.num_left_out:
-        left = counted(judgement.num_left_out, "oversubscribed case")
-        yield f"Left out: {left}, in which ranks shared cores."
-
-
-def _left_out(judged: Judged) -> Iterator[str]:
-    broken = judged.not_finite
-    if len(broken):
-        names = f" ({'; '.join(broken['text'])})" if len(broken) <= MOST_NAMED else ""
-        yield (
-            f"Left out: {counted(len(broken), 'case')} in which a loss or gradient was NaN or "
-            f"infinite{names}, so that the speed means nothing."
-        )
-    if judged.num_emulated:
-        yield (
-            f"Judged on their own: {counted(judged.num_emulated, 'emulated case')}, as they "
-            "compute nothing and others do."
-        )
-
-
 def _under_memory(judgement: Judgement) -> Iterator[str]:
     """Name the case with most throughput for each smaller memory, along the Pareto front."""
+    best = judgement.best
     cases = judgement.cases.dropna(subset=["peak_memory_bytes"])
-    if len(cases) < 2 or is_missing(judgement.best["peak_memory_bytes"]):
+    if len(cases) < 2 or is_missing(best["peak_memory_bytes"]):
         return
     peaks = cases["peak_memory_bytes"].map(rounded_size)  # as printed, so that steps are visible
     memory, speed = peaks.tolist(), cases["tokens_per_s"].tolist()
     front = cases.assign(peak_memory_bytes=peaks).iloc[pareto_front(memory, speed)[::-1]]
-    smaller, last = [], front.iloc[0]
+    clauses, last = [], front.iloc[0]["peak_memory_bytes"]
     for _, case in front.iloc[1:].iterrows():  # each that saves enough over the one before
-        if case["peak_memory_bytes"] <= (1 - LEAST_SAVED) * last["peak_memory_bytes"]:
-            smaller.append(case)
-            last = case
-    clauses = [
-        f"{judgement.name(case)} needs {size(case['peak_memory_bytes'])} and measured "
-        f"{percent(1 - case['tokens_per_s'] / judgement.best['tokens_per_s'])} fewer tokens/s"
-        for case in smaller
-    ]
+        if case["peak_memory_bytes"] <= (1 - LEAST_SAVED) * last:
+            last = case["peak_memory_bytes"]
+            fewer = percent(1 - case["tokens_per_s"] / best["tokens_per_s"])
+            name = judgement.name(case)
+            clauses.append(f"{name} needs {size(last)} and measured {fewer} fewer tokens/s")
     if clauses:
         yield f"With less memory: {'; '.join(clauses[:MOST_SMALLER])}."
     else:
         yield (
-            f"No case that does the same work needs much less memory than "
-            f"{judgement.name(judgement.best)}."
+            f"No case that does the same work needs much less memory than {judgement.name(best)}."
         )
 
 
@@ -337,48 +326,44 @@ def compared(judged: Judged, axis: str) -> list[AxisComparison]:
     return found
 
 
-def _comparison_text(pair: AxisComparison) -> str:
-    where = f"Over {pair.num_pairs} pairs of cases that differ only in {pair.axis}, the median"
-    if pair.num_pairs == 1:
-        where = f"In the only pair of cases that differ only in {pair.axis}, the"
-    words = {"faster": pair.num_faster, "slower": pair.num_slower, "equal": pair.num_equal}
-    verdicts = [f"{word} in {num}" for word, num in words.items() if num]
-    rest = pair.num_pairs - sum(words.values())
-    if not verdicts:
-        decided = "which is faster is not decided"
-        decided += "" if pair.num_pairs == 1 else " in any of them"
-    elif pair.num_pairs == 1:
-        decided = f"decided: {verdicts[0].split()[0]}"
-    else:
-        decided = f"decided {', '.join(verdicts)}" + (f", not decided in {rest}" if rest else "")
-    memory = ""
-    if not is_missing(pair.memory):
-        memory = f" Its peak memory is {_times(pair.memory)} that of {pair.base}."
-    return (
-        f"{where} throughput of {pair.name} is {_times(pair.throughput)} that of {pair.base} "
-        f"({decided}).{memory}"
-    )
-
-
 def _comparisons(pairs: Sequence[AxisComparison]) -> list[str]:
     """Compare all values with the first in one sentence where all pairs would be too many."""
-    if len(pairs) <= MAX_COMPARISONS:
-        return list(map(_comparison_text, pairs))
-    first = pairs[0].base
-    ranked = sorted((r for r in pairs if r.base == first), key=lambda r: -r.throughput)
-    listed = ", ".join(f"{r.name} {written(r.throughput, '.2f')}" for r in ranked)
-    numbers = {r.num_pairs for r in ranked}
-    counts = " to ".join(str(n) for n in sorted({min(numbers), max(numbers)}))
-    where = f"{counts} pairs" if max(numbers) > 1 else "one pair"
-    decided = sum(r.num_faster + r.num_slower + r.num_equal for r in ranked)
-    return [
-        (
+    if len(pairs) > MAX_COMPARISONS:
+        first = pairs[0].base
+        ranked = sorted((r for r in pairs if r.base == first), key=lambda r: -r.throughput)
+        listed = ", ".join(f"{r.name} {written(r.throughput, '.2f')}" for r in ranked)
+        numbers = {r.num_pairs for r in ranked}
+        counts = " to ".join(str(n) for n in sorted({min(numbers), max(numbers)}))
+        where = f"{counts} pairs" if max(numbers) > 1 else "one pair"
+        num_decided = sum(r.num_faster + r.num_slower + r.num_equal for r in ranked)
+        text = (
             f"Median throughput as a multiple of {first}'s, over {where} of cases that differ "
-            f"only in {pairs[0].axis}: {listed}; decided in {decided} of "
+            f"only in {pairs[0].axis}: {listed}; decided in {num_decided} of "
             f"{sum(r.num_pairs for r in ranked)} pairs."
         )
-    ]
-
-
-def _times(ratio: float) -> str:
-    return written(ratio, ".2f", "times")
+        return [text]
+    texts = []
+    for pair in pairs:
+        where = f"Over {pair.num_pairs} pairs of cases that differ only in {pair.axis}, the median"
+        if pair.num_pairs == 1:
+            where = f"In the only pair of cases that differ only in {pair.axis}, the"
+        words = {"faster": pair.num_faster, "slower": pair.num_slower, "equal": pair.num_equal}
+        verdicts = [f"{word} in {num}" for word, num in words.items() if num]
+        rest = pair.num_pairs - sum(words.values())
+        if not verdicts:
+            decided = "which is faster is not decided"
+            decided += "" if pair.num_pairs == 1 else " in any of them"
+        elif pair.num_pairs == 1:
+            decided = f"decided: {verdicts[0].split()[0]}"
+        else:
+            undecided = f", not decided in {rest}" if rest else ""
+            decided = f"decided {', '.join(verdicts)}{undecided}"
+        text = (
+            f"{where} throughput of {pair.name} is {written(pair.throughput, '.2f', 'times')} that "
+            f"of {pair.base} ({decided})."
+        )
+        if not is_missing(pair.memory):
+            memory = written(pair.memory, ".2f", "times")
+            text += f" Its peak memory is {memory} that of {pair.base}."
+        texts.append(text)
+    return texts

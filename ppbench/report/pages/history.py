@@ -11,9 +11,8 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from ppbench.display.changes import discount_text
 from ppbench.display.fields import figure
@@ -28,7 +27,7 @@ from ppbench.report.charts.history import (
     size_text,
 )
 from ppbench.report.pages.provenance import HISTORY, about_runs
-from ppbench.report.pages.templates import render, write_page
+from ppbench.report.pages.templates import render
 from ppbench.report.timeline.timelines import Timeline, timeline
 from ppbench.statistics.series import Point, Series, SeriesAnalysis, State, Step, discounts_of
 from ppbench.statistics.verdicts import Metric
@@ -54,11 +53,6 @@ class HistoryPage:
     options: str = ""  # appended to the commands on the page, such as `--results DIR`
 
 
-def write_history(path: Path, store: Store, page: HistoryPage) -> None:
-    """Write the page. Raises StoreError when the file cannot be written."""
-    write_page(path, render_history(store, page))
-
-
 def render_history(store: Store, page: HistoryPage) -> str:
     """Return the page as HTML. Timelines that are not in the store are left out."""
     metric, title = page.metric, f"{page.metric.name} over commits"
@@ -76,7 +70,7 @@ def render_history(store: Store, page: HistoryPage) -> str:
     ]
     newest = [series.points[-1].commit for series in every if series.points]
     states = Counter(analysis.state for analysis in page.analyses)
-    embedded, num_left_out = _embedded(store, _pairs(page.analyses))
+    embedded, num_left_out = _embedded(store, page.analyses)
     return render(
         "history.html",
         title=title,
@@ -258,19 +252,20 @@ def _pair(series: Series, place: int) -> Pair:
     )
 
 
-def _pairs(analyses: Sequence[SeriesAnalysis]) -> Iterator[Pair]:
-    """Yield the pairs most likely to be opened: newest changes first, then newest commits."""
+def _embedded(
+    store: Store, analyses: Sequence[SeriesAnalysis]
+) -> tuple[dict[Pair, tuple[str, Timeline]], int]:
+    """Return the named timelines that fit the size limit of the page, and how many do not.
+
+    First come those that are most likely to be opened: newest changes, then newest commits.
+    """
     steps = [(analysis.series, step) for analysis in analyses for step in analysis.steps]
     steps.sort(key=lambda item: _date_of(*item), reverse=True)
     places = [(series, step.first) for series, step in steps]
     for analysis in analyses:
         measured = [n for n, point in enumerate(analysis.series.points) if point.figures]
         places += [(analysis.series, place) for place in measured[-1:]]
-    yield from filter(None, (_pair(*place) for place in places))
-
-
-def _embedded(store: Store, pairs: Iterator[Pair]) -> tuple[dict[Pair, tuple[str, Timeline]], int]:
-    """Return the named timelines that fit the size limit of the page, and how many do not."""
+    pairs = filter(None, (_pair(*place) for place in places))
     drawn: dict[Pair, tuple[str, Timeline]] = {}
     room, num_left_out = MOST_BYTES, 0
     for pair in dict.fromkeys(pairs):

@@ -146,14 +146,6 @@ class Evidence:
     cautions: Mapping[str, tuple[tuple[str, ...], ...]]  # of each launch
     machines: Mapping[str, frozenset[str]]
 
-    def lead(self, case: pd.Series, rival: pd.Series) -> Lead:
-        return lead(self.launches[str(case["case_id"])], self.launches[str(rival["case_id"])])
-
-    def needed(self, case: pd.Series, rival: pd.Series) -> int | None:
-        """Return how many launches of each would decide the lead, if that is known."""
-        sides = (self.launches[str(row["case_id"])] for row in (case, rival))
-        return launches_needed(*sides)
-
     def verdict(self, case_id: str, rival_id: str) -> str:
         """Return `faster`, `slower` or `equal` where that is decided, else an empty text."""
         names = {n for own in (case_id, rival_id) for launch in self.cautions[own] for n in launch}
@@ -234,12 +226,13 @@ def _judgement(
         ["tokens_per_s", "peak_memory_bytes"], ascending=[False, True], kind="stable"
     )
     rows = [case for _, case in compared.iterrows()]
-    leads = tuple(evidence.lead(rows[0], other) for other in rows[1:])
+    launches = [evidence.launches[str(row["case_id"])] for row in rows]
+    leads = tuple(lead(launches[0], others) for others in launches[1:])
     # The best other case that takes the same step, or else the next case.
     same = (n for n, row in enumerate(rows[1:], 1) if (row[_STEP] == rows[0][_STEP]).all())
     rival = next(same, min(1, len(rows) - 1))
-    # The best leads this case with the least certainty.
-    grades = list(map(_told, leads))
+    # The best leads this case with the least certainty; it may be as fast as another.
+    grades = [Grade.decided if own.is_equal else own.grade for own in leads]
     doubtful = [n for n, grade in enumerate(grades, 1) if grade is weakest(grades)]
     pivot = rival if rival in doubtful or not doubtful else doubtful[0]
     pair = [rows[place] for place in dict.fromkeys((0, rival))]
@@ -268,14 +261,9 @@ def _judgement(
         pivot=pivot,
         cautions=cautions,
         has_several_machines=is_spread,
-        needed=evidence.needed(rows[0], rows[pivot]) if leads else None,
+        needed=launches_needed(launches[0], launches[pivot]) if leads else None,
         num_left_out=len(cases) - len(compared),
     )
-
-
-def _told(own: Lead) -> Grade:
-    """Return how sure it is that the best case is no slower than another that may be equal."""
-    return Grade.decided if own.is_equal else own.grade
 
 
 def _names(lists: Iterable[Sequence[str]]) -> tuple[str, ...]:

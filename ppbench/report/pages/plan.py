@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pandas as pd
 
@@ -19,8 +18,8 @@ from ppbench.planning.words import pipeline_text, sentences_of
 from ppbench.report.charts.frontier import Frontier, Point, frontier
 from ppbench.report.pages.conclusions import Tile
 from ppbench.report.pages.provenance import PLAN, About
-from ppbench.report.pages.strips import Strips, strips_of
-from ppbench.report.pages.templates import render, write_page
+from ppbench.report.pages.strips import strips_of
+from ppbench.report.pages.templates import render
 from ppbench.report.timeline.marks import Step
 
 MOST_SPANS = 200_000
@@ -39,11 +38,6 @@ class PlanPage:
     command: str  # makes the page again
 
 
-def write_plan(path: Path, page: PlanPage) -> None:
-    """Write the page. Raises StoreError if that fails."""
-    write_page(path, render_plan(page))
-
-
 def render_plan(page: PlanPage) -> str:
     """Return the page as HTML."""
     plan = page.plan
@@ -53,37 +47,65 @@ def render_plan(page: PlanPage) -> str:
     configurations = [proposal.configuration for proposal in proposals]
     if baseline is not None and baseline.configuration not in configurations:
         proposals.append(baseline)
+    best, request = plan.first, plan.request
+    rivals = ["", "", ""]
+    if baseline is not None and baseline.configuration != best.configuration:
+        rivals = [
+            f"1F1B {baseline.tokens_per_s:,.0f}",
+            f"1F1B {size(max(baseline.peak_high_bytes))}",
+            f"1F1B {percent(baseline.bubble_fraction)}",
+        ]
+    limit = "" if request.memory_bytes is None else f"of {size(request.memory_bytes)}"
+    rows = []
+    for proposal in proposals:
+        ends = (f"{ns / NS_PER_MS:,.1f}" for ns in (proposal.step_low_ns, proposal.step_high_ns))
+        rows.append(
+            {
+                "name": name_of(proposal.configuration),
+                "details": pipeline_text(proposal.configuration),
+                "step": f"{milliseconds(proposal.step_ns)} [{', '.join(ends)}]",
+                "tokens_per_s": f"{proposal.tokens_per_s:,.0f}",
+                "bubble": percent(proposal.bubble_fraction),
+                "peaks": ", ".join(map(size, proposal.peak_high_bytes)),
+                "is_baseline": proposal == baseline,
+            }
+        )
+    drawn = []
+    are_drawn = all(step.program.num_computations <= MOST_SPANS for _, step in page.steps)
+    for proposal, simulation in page.steps if are_drawn else ():
+        spans = pd.DataFrame(simulation.spans(), columns=list(COLUMNS))
+        name = name_of(proposal.configuration)
+        figures = f"{milliseconds(proposal.step_ns)}, bubble {percent(proposal.bubble_fraction)}"
+        drawn.append((name, Step(name, spans), figures))
+    batch = request.replicas * request.global_batch
+    replicas = f"{request.replicas}, which share by {request.sharding}"
+    memory = "no limit" if request.memory_bytes is None else f"{size(request.memory_bytes)} each"
     return render(
         "plan.html",
         title=page.title,
         about=About(kind=PLAN, title=page.title, answer=first),
         lead=first,
         sentences=others,
-        tiles=_tiles(plan),
+        tiles=[
+            Tile("tokens/s", f"{best.tokens_per_s:,.0f}", milliseconds(best.step_ns), rivals[0]),
+            Tile("peak memory, fullest rank", size(max(best.peak_high_bytes)), limit, rivals[1]),
+            Tile("bubble", percent(best.bubble_fraction), "", rivals[2]),
+        ],
         picture=_picture(plan),
-        strips=_strips(page.steps),
-        rows=[_row(one, plan) for one in proposals],
-        facts=_facts(page),
+        strips=strips_of(drawn) if drawn else None,
+        rows=rows,
+        facts=[
+            ("costs", page.origin),
+            ("ranks", f"{' or '.join(map(str, request.ranks))}, {memory}"),
+            *([("replicas", replicas)] if request.replicas > 1 else []),
+            ("global batch", f"{batch} sequences of {request.seq_len} tokens"),
+            ("schedules", ", ".join(request.schedules)),
+            ("stages per rank", " or ".join(map(str, request.stages_per_rank))),
+            ("recompute", request.recompute),
+        ],
         commands=page.commands,
         command=page.command,
     )
-
-
-def _tiles(plan: Plan) -> list[Tile]:
-    first, baseline, memory = plan.first, plan.baseline, plan.request.memory_bytes
-    rivals = ["", "", ""]
-    if baseline is not None and baseline.configuration != first.configuration:
-        rivals = [
-            f"1F1B {baseline.tokens_per_s:,.0f}",
-            f"1F1B {size(max(baseline.peak_high_bytes))}",
-            f"1F1B {percent(baseline.bubble_fraction)}",
-        ]
-    limit = "" if memory is None else f"of {size(memory)}"
-    return [
-        Tile("tokens/s", f"{first.tokens_per_s:,.0f}", milliseconds(first.step_ns), rivals[0]),
-        Tile("peak memory, fullest rank", size(max(first.peak_high_bytes)), limit, rivals[1]),
-        Tile("bubble", percent(first.bubble_fraction), "", rivals[2]),
-    ]
 
 
 def _picture(plan: Plan) -> Frontier:
@@ -105,31 +127,6 @@ def _picture(plan: Plan) -> Frontier:
     return frontier(list(points.values()), request.memory_bytes)
 
 
-def _strips(steps: Sequence[tuple[Proposal, Simulation]]) -> Strips | None:
-    drawn = []
-    for proposal, simulation in steps:
-        if simulation.program.num_computations > MOST_SPANS:
-            return None
-        spans = pd.DataFrame(simulation.spans(), columns=list(COLUMNS))
-        name = name_of(proposal.configuration)
-        figures = f"{milliseconds(proposal.step_ns)}, bubble {percent(proposal.bubble_fraction)}"
-        drawn.append((name, Step(name, spans), figures))
-    return strips_of(drawn) if drawn else None
-
-
-def _row(proposal: Proposal, plan: Plan) -> dict[str, object]:
-    low, high = (f"{ns / NS_PER_MS:,.1f}" for ns in (proposal.step_low_ns, proposal.step_high_ns))
-    return {
-        "name": name_of(proposal.configuration),
-        "details": pipeline_text(proposal.configuration),
-        "step": f"{milliseconds(proposal.step_ns)} [{low}, {high}]",
-        "tokens_per_s": f"{proposal.tokens_per_s:,.0f}",
-        "bubble": percent(proposal.bubble_fraction),
-        "peaks": ", ".join(map(size, proposal.peak_high_bytes)),
-        "is_baseline": proposal == plan.baseline,
-    }
-
-
 def name_of(configuration: Configuration) -> str:
     """Return a configuration in short: `zbv, 4 ranks, 2 stages per rank, 16 microbatches of 2`."""
     each = configuration.microbatch_size
@@ -140,19 +137,3 @@ def name_of(configuration: Configuration) -> str:
         f"{counted(configuration.num_microbatches, 'microbatch')} of {each}",
     ]
     return ", ".join(part for part in parts if part != "1 stages per rank")
-
-
-def _facts(page: PlanPage) -> list[tuple[str, str]]:
-    request = page.plan.request
-    batch = request.replicas * request.global_batch
-    replicas = f"{request.replicas}, which share by {request.sharding}"
-    memory = "no limit" if request.memory_bytes is None else f"{size(request.memory_bytes)} each"
-    return [
-        ("costs", page.origin),
-        ("ranks", f"{' or '.join(map(str, request.ranks))}, {memory}"),
-        *([("replicas", replicas)] if request.replicas > 1 else []),
-        ("global batch", f"{batch} sequences of {request.seq_len} tokens"),
-        ("schedules", ", ".join(request.schedules)),
-        ("stages per rank", " or ".join(map(str, request.stages_per_rank))),
-        ("recompute", request.recompute),
-    ]

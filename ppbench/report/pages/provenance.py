@@ -16,6 +16,7 @@ from pathlib import Path
 import pandas as pd
 
 from ppbench.display.units import MISSING, counted, is_missing, size
+from ppbench.errors import shortened
 from ppbench.results import NOT_VERIFIED
 from ppbench.runtimes import ENGINE
 
@@ -23,7 +24,7 @@ META = "ppbench-report"
 REPORT, TIMELINE, HISTORY, INDEX = "report", "timeline", "history", "index"
 COMPARISON, PLAN = "comparison", "plan"
 _READ_BYTES = 16_384
-_CLIPPED = 200  # characters; the longest a text grows to in the page is five times that
+CLIPPED = 200  # characters; the longest a text grows to in the page is five times that
 
 
 def origin(runs: pd.DataFrame) -> str:
@@ -123,14 +124,7 @@ class About:
 def about_report(title: str, runs: pd.DataFrame, answer: str) -> About:
     num_failures = int((runs["status"] != "ok").sum())
     about = about_runs(REPORT, title, runs)
-    return dataclasses.replace(about, num_failures=num_failures, answer=_clip(answer))
-
-
-def about_timeline(title: str, runs: pd.DataFrame | None = None) -> About:
-    """Describe a timeline of measured runs, or of a plan if `runs` is None."""
-    if runs is None:
-        return About(kind=TIMELINE, title=_clip(title))
-    return about_runs(TIMELINE, title, runs)
+    return dataclasses.replace(about, num_failures=num_failures, answer=shortened(answer, CLIPPED))
 
 
 def about_runs(kind: str, title: str, runs: pd.DataFrame) -> About:
@@ -139,11 +133,11 @@ def about_runs(kind: str, title: str, runs: pd.DataFrame) -> About:
     commits = [str(commit)[:10] for commit in runs["commit"] if not is_missing(commit)]
     return About(
         kind=kind,
-        title=_clip(title),
+        title=shortened(title, CLIPPED),
         measured=moments[-1][:19].replace("T", " ") if moments else "",
         num_runs=len(runs),
         num_cases=int(runs["case_id"].nunique()),
-        commit=_clip(", ".join(dict.fromkeys(commits))),
+        commit=shortened(", ".join(dict.fromkeys(commits)), CLIPPED),
     )
 
 
@@ -169,7 +163,3 @@ class _Head(HTMLParser):
         attributes = dict(attrs)
         if tag == "meta" and attributes.get("name") == META and self.content is None:
             self.content = attributes.get("content")
-
-
-def _clip(text: str) -> str:
-    return text if len(text) <= _CLIPPED else f"{text[: _CLIPPED - 1]}…"

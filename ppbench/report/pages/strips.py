@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 
 from engine.plan.action import COMPUTE_OPS, Op
@@ -77,9 +76,20 @@ def strips(store: Store, runs: pd.DataFrame, judgement: Judgement) -> Strips | N
 def strips_of(drawn: Sequence[tuple[str, Step, str]]) -> Strips:
     """Draw steps, measured or planned, below each other: the name of each, and its figures."""
     end_ns = max(step.end_ns for _, step, _ in drawn)
-    made = tuple(_strip(name, step, facts, end_ns) for name, step, facts in drawn)
+    made = []
+    for name, step, facts in drawn:
+        row_px = max(_LEAST_PX, min(_MOST_PX, _TALLEST_PX // step.num_ranks))
+        spans = step.spans[step.spans["op"].isin([op.value for op in (*COMPUTE_OPS, Op.OPT)])]
+        shapes = tuple(
+            Shape(OP_COLORS[op], OP_WORDS[op], _path(own, step.origin_ns, end_ns, row_px))
+            for op in OP_COLORS
+            if len(own := spans[spans["op"] == op.value])
+        )
+        ranks = counted(step.num_ranks, "rank")
+        label = f"One step of {name} on {ranks}: {milliseconds(step.end_ns)}"
+        made.append(Strip(name, facts, label, row_px * step.num_ranks, shapes))
     words = dict.fromkeys((shape.color, shape.word) for strip in made for shape in strip.shapes)
-    return Strips(made, milliseconds(end_ns), tuple(words))
+    return Strips(tuple(made), milliseconds(end_ns), tuple(words))
 
 
 def median_run(runs: pd.DataFrame, case_id: str) -> pd.Series:
@@ -89,41 +99,24 @@ def median_run(runs: pd.DataFrame, case_id: str) -> pd.Series:
     return own.iloc[(own["tokens_per_s"].notna().sum() - 1) // 2]
 
 
-def _strip(name: str, step: Step, facts: str, end_ns: int) -> Strip:
-    row_px = max(_LEAST_PX, min(_MOST_PX, _TALLEST_PX // step.num_ranks))
-    spans = step.spans[step.spans["op"].isin([op.value for op in (*COMPUTE_OPS, Op.OPT)])]
-    shapes = tuple(
-        Shape(OP_COLORS[op], OP_WORDS[op], _path(own, step.origin_ns, end_ns, row_px))
-        for op in OP_COLORS
-        if len(own := spans[spans["op"] == op.value])
-    )
-    ranks = counted(step.num_ranks, "rank")
-    label = f"One step of {name} on {ranks}: {milliseconds(step.end_ns)}"
-    return Strip(name, facts, label, row_px * step.num_ranks, shapes)
-
-
 def _path(spans: pd.DataFrame, origin_ns: int, end_ns: int, row_px: int) -> str:
     """Return the outline of the bars of one op in the syntax of SVG, merged where they are tiny."""
     parts = []
     for rank, own in spans.sort_values("start_ns", kind="stable").groupby("rank"):
         starts, ends = (
-            (own[column].to_numpy() - origin_ns) / end_ns * WIDTH
+            ((own[column].to_numpy() - origin_ns) / end_ns * WIDTH).tolist()
             for column in ("start_ns", "end_ns")
         )
-        for start, end in _merged(starts, ends):
+        # Bars that begin in the grid cell in which the one before ends are joined, if either is
+        # tiny.
+        merged: list[tuple[float, float]] = []
+        for start, end in zip(starts, ends, strict=True):
+            if merged and end - start < 2 * _GRID and start - merged[-1][1] < _GRID:
+                merged[-1] = merged[-1][0], max(end, merged[-1][1])
+            else:
+                merged.append((start, end))
+        for start, end in merged:
             width = max(end - start - (_INSET if end - start > 2 * _INSET else 0), 0.1)
             top = int(str(rank)) * row_px
             parts.append(f"M{start:.1f} {top}h{width:.1f}v{max(row_px - 1, 1)}h-{width:.1f}z")
     return "".join(parts)
-
-
-def _merged(starts: np.ndarray, ends: np.ndarray) -> Sequence[tuple[float, float]]:
-    """Join bars that begin in the grid cell in which the one before ends, if either is tiny."""
-    merged: list[tuple[float, float]] = []
-    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-        is_tiny = end - start < 2 * _GRID
-        if merged and is_tiny and start - merged[-1][1] < _GRID:
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
-        else:
-            merged.append((start, end))
-    return merged

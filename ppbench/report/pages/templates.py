@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -135,15 +135,15 @@ def listed(path: Path, folder: Path) -> Iterator[None]:
         raise UsageError(f"{path}: this is the index of the reports; choose another name with -o")
     yield
     if path.parent.resolve() == folder.resolve():
-        update_index(folder, note)
+        update_index(folder)
 
 
-def update_index(folder: Path, tell: Callable[[str], None]) -> None:
+def update_index(folder: Path) -> None:
     """Write the index; a failure is only a warning, since the results are already stored."""
     try:
         write_index(folder)
     except StoreError as error:
-        tell(f"warning: {error}")
+        note(f"warning: {error}")
 
 
 def render_index(folder: Path) -> str:

@@ -21,15 +21,18 @@ from ppbench.display.units import (
     size,
     written,
 )
+from ppbench.errors import shortened
 from ppbench.report.charts.memory import memory_over_time
-from ppbench.report.pages.provenance import About, about_timeline
-from ppbench.report.pages.tables import Flight, flight_of
+from ppbench.report.pages.provenance import CLIPPED, TIMELINE, About, about_runs
+from ppbench.report.pages.tables import flight_of
 from ppbench.report.pages.templates import listed, render, write_page
 from ppbench.report.scripts import Picture
-from ppbench.report.timeline.timelines import Timeline, planned, timeline
+from ppbench.report.timeline.timelines import planned, timeline
 from ppbench.store import Store
 
 Facts = list[tuple[str, str]]
+_SECTION: dict[str, object] = {"name": "", "explanation": "", "flight": None, "error": ""}
+"""What the page says of a run beside its facts; only a failed run has a flight and an error."""
 
 
 def write_timeline(
@@ -49,32 +52,50 @@ def write_timeline(
     rows, names = [run for _, run in runs.iterrows()], run_names(runs)
     line = timeline(store, rows, names, choice=choice, has_plan=has_plan)
     texts = dict(zip(line.run_ids, line.explanations, strict=True))
-    sections = []
-    for name, run in zip(names, rows, strict=True):
-        if run["status"] == "ok":
-            text = texts.get(str(run["run_id"]), "")
-            sections.append(_section(name, _facts(run), explanation=text))
-            continue
-        facts = [
-            ("status", str(run["status"])),
-            ("at rank", written(run["error_rank"], ".0f")),
-            ("try", written(run["attempt"], ".0f")),
-            ("model", str(run["model_preset"])),
-            ("device", str(run["device"])),
-            ("run", str(run["run_id"])),
-        ]
-        error = "" if is_missing(run["error"]) else str(run["error"]).strip()
-        heading = f"{name}: {run['status']}"
-        sections.append(_section(heading, facts, flight=flight_of(store, run), error=error))
+    sections: list[dict[str, object]] = []
     memories: list[tuple[str, Picture]] = []
     for name, run in zip(names, rows, strict=True):
-        run_ids = [str(run["run_id"])]
-        levels = store.table("memory", run_ids)
+        run_id = str(run["run_id"])
+        section: dict[str, object]
+        workload = [("model", str(run["model_preset"])), ("device", str(run["device"]))]
+        if run["status"] == "ok":
+            facts = [
+                ("throughput", figure("tokens_per_s", run["tokens_per_s"])),
+                ("step", milliseconds(run["step_ns"])),
+                ("bubble", percent(run["bubble_fraction"])),
+                ("theory", percent(run["bubble_fraction_theory"])),
+                ("peak memory", size(run["peak_memory_bytes"])),
+                ("held microbatches", held(run)),
+                *workload,
+                ("cautions", ", ".join(cautions_of(run)) or "none"),
+                ("run", run_id),
+            ]
+            section = {"name": name, "explanation": texts.get(run_id, ""), "facts": facts}
+        else:
+            facts = [
+                ("status", str(run["status"])),
+                ("at rank", written(run["error_rank"], ".0f")),
+                ("try", written(run["attempt"], ".0f")),
+                *workload,
+                ("run", run_id),
+            ]
+            error = "" if is_missing(run["error"]) else str(run["error"]).strip()
+            flight, heading = flight_of(store, run), f"{name}: {run['status']}"
+            section = {"name": heading, "facts": facts, "flight": flight, "error": error}
+        sections.append({**_SECTION, **section})
+        levels = store.table("memory", [run_id])
         if not levels.empty:
-            memories.append((name, memory_over_time(levels, store.table("ranks", run_ids))))
-    about = about_timeline(line.name, runs)
-    damaged = [str(damage) for damage in store.damaged]  # after all reading of the store
-    text = _page(line, about, sections, memories, damaged, assets)
+            memories.append((name, memory_over_time(levels, store.table("ranks", [run_id]))))
+    text = render(
+        "timeline.html",
+        assets=assets,
+        title=line.name,
+        about=about_runs(TIMELINE, line.name, runs),
+        timeline=line,
+        runs=sections,
+        memories=memories,
+        damaged=[str(damage) for damage in store.damaged],  # after all reading of the store
+    )
     write_page(path, text, assets=assets)
 
 
@@ -119,41 +140,13 @@ def write_plan(path: Path, spans: pd.DataFrame, *, title: str, subtitle: str, fa
 
     Raises StoreError if the file cannot be written.
     """
-    line = planned(spans, title, subtitle)
-    page = _page(line, about_timeline(title), [_section("", facts)], [])
+    page = render(
+        "timeline.html",
+        title=title,
+        about=About(TIMELINE, shortened(title, CLIPPED)),
+        timeline=planned(spans, title, subtitle),
+        runs=[{**_SECTION, "facts": facts}],
+        memories=[],
+        damaged=[],
+    )
     write_page(path, page, option="--html")
-
-
-def _page(
-    line: Timeline,
-    about: About,
-    sections: Sequence[dict[str, object]],
-    memories: Sequence[tuple[str, Picture]],
-    damaged: Sequence[str] = (),
-    assets: Assets = Assets.inline,
-) -> str:
-    shown = {"title": line.name, "timeline": line, "runs": sections, "memories": memories}
-    return render("timeline.html", assets=assets, about=about, damaged=damaged, **shown)
-
-
-def _section(
-    name: str, facts: Facts, *, explanation: str = "", flight: Flight | None = None, error: str = ""
-) -> dict[str, object]:
-    """Return the section on a run below the timeline; only failed runs have a flight, an error."""
-    about = {"name": name, "explanation": explanation, "facts": facts}
-    return {**about, "flight": flight, "error": error}
-
-
-def _facts(run: pd.Series) -> Facts:
-    return [
-        ("throughput", figure("tokens_per_s", run["tokens_per_s"])),
-        ("step", milliseconds(run["step_ns"])),
-        ("bubble", percent(run["bubble_fraction"])),
-        ("theory", percent(run["bubble_fraction_theory"])),
-        ("peak memory", size(run["peak_memory_bytes"])),
-        ("held microbatches", held(run)),
-        ("model", str(run["model_preset"])),
-        ("device", str(run["device"])),
-        ("cautions", ", ".join(cautions_of(run)) or "none"),
-        ("run", str(run["run_id"])),
-    ]

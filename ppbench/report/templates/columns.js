@@ -66,11 +66,7 @@ function readColumns(detail, bytes) {
 
 const inMs = (ms) => ms.toLocaleString("en-US", { minimumFractionDigits: 3, maximumFractionDigits: 3 });
 
-// The same columns of a figure that has all bars in itself; `laneOf` is where a trace's lane lies.
-function columnsOfBars(data, laneOf) {
-  return data.flatMap((trace, number) => (trace.type === "bar" && trace.name ? [barColumns(trace, number, laneOf(trace))] : []));
-}
-
+// The same columns of a trace that has all bars in itself.
 function barColumns(trace, number, lane) {
   const [base, x, y, custom] = ["base", "x", "y", "customdata"].map((key) => numbers(trace[key]));
   const order = [...base.keys()].filter((n) => base[n] !== null).sort((a, b) => y[a] - y[b] || base[a] - base[b]);
@@ -159,16 +155,16 @@ function takenBefore(trace, row, end, from = row.from) {
   return { n, taken: trace.total[n] - trace.total[row.from] - over };
 }
 
-const takenBetween = (trace, row, start, end) => takenBefore(trace, row, end).taken - takenBefore(trace, row, start).taken;
-
-// The share of each kind in each slice of each rank between two times, as overview.py computes it; of
-// rows out of sight nothing is computed.
-function slicesOf(kinds, grid, start, end, numSlices, isInSight = () => true) {
+// The overview of one step between two times: of each cell the busy share, the kind that takes at least
+// `mostShare` of it (else the number of kinds), and how many computations begin there. Of rows out of sight
+// nothing is computed.
+function overviewOf(kinds, grid, start, end, numSlices, mostShare, isInSight = () => true) {
   const size = grid.ranks * numSlices;
-  const spent = kinds.map(() => new Float64Array(size));
-  const counts = new Float64Array(size);
   const width = (end - start) / numSlices;
-  kinds.forEach((trace, kind) => {
+  const [busy, mostly, counts] = [new Float64Array(size), new Uint8Array(size), new Float64Array(size)];
+  // The share of each kind in each slice of each rank, as overview.py computes it.
+  const spent = kinds.map((trace) => {
+    const shares = new Float64Array(size);
     for (let rank = 0; rank < grid.ranks; rank++) {
       const row = trace.rowAt.get(rowKey(grid.firstRow + rank));
       if (!row || !isInSight(row.row)) continue;
@@ -176,21 +172,13 @@ function slicesOf(kinds, grid, start, end, numSlices, isInSight = () => true) {
       let before = takenBefore(trace, row, start);
       for (let slice = 0; slice < numSlices; slice++) {
         const after = takenBefore(trace, row, start + (slice + 1) * width, before.n);
-        spent[kind][first + slice] = (after.taken - before.taken) / width;
+        shares[first + slice] = (after.taken - before.taken) / width;
         counts[first + slice] += after.n - before.n;
         before = after;
       }
     }
+    return shares;
   });
-  return { spent, counts };
-}
-
-// The overview of one step between two times: of each cell the busy share, the kind that takes at least
-// `mostShare` of it (else the number of kinds), and how many computations begin there.
-function overviewOf(kinds, grid, start, end, numSlices, mostShare, isInSight) {
-  const { spent, counts } = slicesOf(kinds, grid, start, end, numSlices, isInSight);
-  const size = counts.length;
-  const [busy, mostly] = [new Float64Array(size), new Uint8Array(size)];
   for (let cell = 0; cell < size; cell++) {
     let main = 0;
     for (let kind = 0; kind < kinds.length; kind++) {

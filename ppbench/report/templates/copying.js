@@ -3,18 +3,15 @@
 (() => {
   // A page opened from a file may have no access to the clipboard; then the text is selected and copied,
   // or left selected for the reader to copy.
-  async function copied(source) {
+  async function copy(button) {
+    const source = button.parentElement.querySelector("pre");
+    let isDone = true;
     try {
       await navigator.clipboard.writeText(source.textContent);
-      return true;
     } catch {
       getSelection().selectAllChildren(source);
-      return document.execCommand("copy");
+      isDone = document.execCommand("copy");
     }
-  }
-
-  async function copy(button) {
-    const isDone = await copied(button.parentElement.querySelector("pre"));
     button.textContent = isDone ? "Copied" : "Selected";
     setTimeout(() => { button.textContent = "Copy"; }, 1500);
   }

@@ -106,13 +106,6 @@ const figures = (() => {
     }
   }
 
-  function drawTimeline(div, figure) {
-    if (div.timeline) return div.timeline.restyle();
-    div.style.minHeight = "";
-    div.timeline = new Timeline(div, figure);
-    div.dispatchEvent(new Event("drawn", { bubbles: true }));
-  }
-
   function drawText(div, text) {
     const whole = JSON.parse(text);
     div.toggleAttribute("data-has-cases", whole.data.some((trace) => trace.ids));
@@ -120,7 +113,12 @@ const figures = (() => {
     div.toggleAttribute("data-empty", figure === null);
     if (figure === null) return null; // hidden by the style sheet
     if (isHidden(div)) return wait(div);
-    if (figure.layout.meta?.timeline) return drawTimeline(div, figure);
+    if (figure.layout.meta?.timeline) {
+      if (div.timeline) return div.timeline.restyle();
+      div.style.minHeight = "";
+      div.timeline = new Timeline(div, figure);
+      return div.dispatchEvent(new Event("drawn", { bubbles: true }));
+    }
     if (!globalThis.Plotly) return null; // the page says that it is missing
     const { data, layout } = fitted(figure, div);
     div.style.minHeight = "";

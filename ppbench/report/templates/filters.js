@@ -76,36 +76,27 @@
     for (const holder of document.querySelectorAll(".holder")) {
       holder.classList.toggle("unselected", !holder.querySelector("[data-cases]:not(.unselected)"));
     }
-    showCautions(selected);
-    for (const link of document.querySelectorAll("#contents a")) {
-      link.parentNode.hidden = !document.querySelector(link.hash)?.checkVisibility();
-    }
-  }
-
-  // A caution is counted where its cases are listed, and beside each chart that it concerns.
-  function showCautions(selected) {
-    const counts = new Map();
-    for (const caution of document.querySelectorAll(".caution")) {
-      counts.set(caution.dataset.caution, caution.querySelectorAll("li:not(.unselected)").length);
-    }
+    // A caution is counted where its cases are listed, and beside each chart that it concerns.
+    const counts = new Map([...document.querySelectorAll(".caution")].map((caution) => (
+      [caution.dataset.caution, caution.querySelectorAll("li:not(.unselected)").length])));
     for (const entry of document.querySelectorAll("[data-caution]")) {
       const count = counts.get(entry.dataset.caution);
       entry.querySelector(".carriers").textContent = count;
       entry.querySelector(".total").textContent = selected ? selected.size : cases.length;
       entry.classList.toggle("unselected", count === 0);
     }
-  }
-
-  // The name of a chart says what it shows of all cases; of some, it says how many they are.
-  const names = new Map([...document.querySelectorAll("section.figure > .chart")].map((div) => (
-    [div, div.getAttribute("aria-label")])));
-  function showNames(selected) {
+    for (const link of document.querySelectorAll("#contents a")) {
+      link.parentNode.hidden = !document.querySelector(link.hash)?.checkVisibility();
+    }
+    // The name of a chart says what it shows of all cases; of some, it says how many they are.
     for (const [div, name] of names) {
       const heading = div.closest("section").querySelector("h2").textContent;
       div.setAttribute("aria-label", selected ? `${heading}, ${selected.size} of ${cases.length} cases` : name);
     }
   }
 
+  const names = new Map([...document.querySelectorAll("section.figure > .chart")].map((div) => (
+    [div, div.getAttribute("aria-label")])));
   const showCount = () => { document.getElementById("num-runs").textContent = tables.count(runs); };
 
   function apply() {
@@ -113,7 +104,6 @@
     showChoices();
     showSentence(selected);
     showEntries(selected);
-    showNames(selected);
     showCount();
     figures.select(selected);
   }
@@ -122,17 +112,14 @@
   // browser's own anchor may be far below, among what comes and goes.
   const bar = document.getElementById("filters");
   const place = (node) => node.getBoundingClientRect();
-  function inSight() {
-    if (place(bar).top > 0) return bar; // it is not stuck to the top, so that it moves with the page
-    if (document.body.classList.contains("nothing-selected")) return null;
-    return [...document.querySelectorAll("#filters ~ section")]
-      .find((section) => section.checkVisibility() && place(section).bottom > place(bar).bottom);
-  }
-
   function applyInPlace() {
     const { style } = document.documentElement;
     style.overflowAnchor = "none";
-    const kept = inSight();
+    // What is in sight is the bar itself, unless it is stuck to the top, or else the section below it.
+    const isNothing = document.body.classList.contains("nothing-selected");
+    const isSeen = (node) => node.checkVisibility() && place(node).bottom > place(bar).bottom;
+    const sections = isNothing ? [] : [...document.querySelectorAll("#filters ~ section")];
+    const kept = place(bar).top > 0 ? bar : sections.find(isSeen);
     const before = kept && place(kept).top;
     apply();
     if (kept?.checkVisibility()) scrollBy(0, place(kept).top - before);

@@ -2,7 +2,6 @@
 // can be searched and filtered.
 
 (() => {
-  const chartOf = (section) => section.querySelector(":scope > .chart");
   const panelOf = (section) => section.querySelector(":scope > .panel");
 
   function fillPairs(list, pairs, wrap) {
@@ -18,20 +17,8 @@
 
   function copyable(text) {
     const block = element("div", "copyable");
-    const button = element("button", "copy", "Copy");
-    button.type = "button";
-    block.append(element("pre", "", text), button);
+    block.append(element("pre", "", text), element("button", "copy", "Copy", { type: "button" }));
     return block;
-  }
-
-  function timelinesOf(content) {
-    if (!content.figure) return [];
-    const div = element("div", "chart");
-    div.setAttribute("role", "figure");
-    div.setAttribute("aria-label", `Timelines, ${content.title}`);
-    div.dataset.figure = content.figure;
-    div.style.minHeight = `${content.height}px`;
-    return [div];
   }
 
   // Commits are numbered along the axis; a change has a name instead and no neighbours.
@@ -51,14 +38,19 @@
     find(".sentences").replaceChildren(...content.sentences.map((text) => element("p", "", text)));
     fillPairs(find(".facts"), content.facts, (text) => document.createTextNode(text));
     fillPairs(find(".commands"), content.commands, copyable);
-    find(".drawn").replaceChildren(...timelinesOf(content));
+    find(".drawn").replaceChildren();
+    if (content.figure) {
+      find(".drawn").append(element("div", "chart", "", {
+        role: "figure", "aria-label": `Timelines, ${content.title}`, "data-figure": content.figure, style: `min-height: ${content.height}px`,
+      }));
+    }
     neighbour(find(".older"), key, panels, -1);
     neighbour(find(".newer"), key, panels, 1);
   }
 
   // A line through the chart marks the open commit.
   function mark(section, key) {
-    const div = chartOf(section);
+    const div = section.querySelector(":scope > .chart");
     if (!div.layout) return;
     const shapes = (div.layout.shapes ?? []).filter(({ name }) => name !== "open");
     const trace = div.data.find(({ customdata }) => [...(customdata ?? [])].some((id) => String(id) === key));
@@ -76,14 +68,10 @@
   }
 
   const texts = new Map(); // section -> its panels
-  function panelsOf(section) {
-    if (!texts.has(section)) texts.set(section, JSON.parse(section.querySelector("script.panels").textContent));
-    return texts.get(section);
-  }
-
   function open(section, key) {
     const panel = panelOf(section);
-    const panels = panelsOf(section);
+    if (!texts.has(section)) texts.set(section, JSON.parse(section.querySelector("script.panels").textContent));
+    const panels = texts.get(section);
     clear(panel);
     fill(panel, panels[key], key, panels);
     panel.hidden = false;

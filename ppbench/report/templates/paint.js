@@ -19,6 +19,18 @@ function cleared(canvas, width, height, scale = Math.min(globalThis.devicePixelR
   return context;
 }
 
+const areaOf = ({ left, width, height }) => ({ x: left, y: 0, width, height });
+
+// Paints what `paint` does, as far as it lies in a box.
+function clipped(context, { x, y, width, height }, paint) {
+  context.save();
+  context.beginPath();
+  context.rect(x, y, width, height);
+  context.clip();
+  paint();
+  context.restore();
+}
+
 // Round times between two others, at most so many.
 function ticksOf(start, end, most) {
   const rough = (end - start) / Math.max(1, most);
@@ -133,17 +145,14 @@ function paintOverview(context, plane, step, overview, kinds, height, isVisible 
   const from = xAt(plane, overview.start);
   const width = xAt(plane, overview.end) - from;
   const every = Math.max(1, Math.floor(1 / plane.rowPx));
-  context.save();
-  context.beginPath();
-  context.rect(plane.left, 0, plane.width, plane.height);
-  context.clip();
-  context.imageSmoothingEnabled = false;
-  for (let rank = 0; rank < step.ranks; rank += every) {
-    const y = yAt(plane, step.firstRow + rank + height.at) - (height.size * plane.rowPx) / 2;
-    if (y > plane.height || y < -plane.rowPx) continue;
-    context.drawImage(picture, 0, rank, overview.slices, 1, from, y, width, Math.max(1, height.size * plane.rowPx));
-  }
-  context.restore();
+  clipped(context, areaOf(plane), () => {
+    context.imageSmoothingEnabled = false;
+    for (let rank = 0; rank < step.ranks; rank += every) {
+      const y = yAt(plane, step.firstRow + rank + height.at) - (height.size * plane.rowPx) / 2;
+      if (y > plane.height || y < -plane.rowPx) continue;
+      context.drawImage(picture, 0, rank, overview.slices, 1, from, y, width, Math.max(1, height.size * plane.rowPx));
+    }
+  });
 }
 
 // A bar's box on the canvas, cut off at the edges of the plot; a transfer is at least a pixel wide.
@@ -183,42 +192,36 @@ function paintBars(context, plane, kind, places, style) {
 }
 
 // Lines over a bar, in one of the directions of plotly's patterns `/`, `\` and `x`.
-function paintHatch(context, { x, y, width, height }, hatch) {
-  context.save();
-  context.beginPath();
-  context.rect(x, y, width, height);
-  context.clip();
-  context.strokeStyle = hatch.fgcolor;
-  context.lineWidth = 1.4;
-  context.beginPath();
-  const directions = { "/": [1], "\\": [-1], x: [1, -1] }[hatch.shape] ?? [1];
-  for (const direction of directions) {
-    for (let at = x - height; at < x + width + height; at += hatch.size) {
-      context.moveTo(at, direction > 0 ? y + height : y);
-      context.lineTo(at + height, direction > 0 ? y : y + height);
+function paintHatch(context, box, hatch) {
+  const { x, y, width, height } = box;
+  clipped(context, box, () => {
+    context.strokeStyle = hatch.fgcolor;
+    context.lineWidth = 1.4;
+    context.beginPath();
+    for (const direction of { "/": [1], "\\": [-1], x: [1, -1] }[hatch.shape] ?? [1]) {
+      for (let at = x - height; at < x + width + height; at += hatch.size) {
+        context.moveTo(at, direction > 0 ? y + height : y);
+        context.lineTo(at + height, direction > 0 ? y : y + height);
+      }
     }
-  }
-  context.stroke();
-  context.restore();
+    context.stroke();
+  });
 }
 
 // The critical path: lines from bar to bar, with gaps between the steps.
 function paintPath(context, plane, { x, y }, style) {
-  context.save();
-  context.beginPath();
-  context.rect(plane.left, 0, plane.width, plane.height);
-  context.clip();
-  context.strokeStyle = style.ink;
-  context.lineWidth = 2;
-  context.beginPath();
-  let isOn = false;
-  for (let n = 0; n < x.length; n++) {
-    const isGap = x[n] === null || Number.isNaN(x[n]);
-    if (!isGap) context[isOn ? "lineTo" : "moveTo"](xAt(plane, x[n]), yAt(plane, y[n]));
-    isOn = !isGap;
-  }
-  context.stroke();
-  context.restore();
+  clipped(context, areaOf(plane), () => {
+    context.strokeStyle = style.ink;
+    context.lineWidth = 2;
+    context.beginPath();
+    let isOn = false;
+    for (let n = 0; n < x.length; n++) {
+      const isGap = x[n] === null || Number.isNaN(x[n]);
+      if (!isGap) context[isOn ? "lineTo" : "moveTo"](xAt(plane, x[n]), yAt(plane, y[n]));
+      isOn = !isGap;
+    }
+    context.stroke();
+  });
 }
 
 function paintFrame(context, box, color, width = 2) {
@@ -260,12 +263,10 @@ function paintRange(context, plane, range, style) {
   const ends = endsOf(plane, range);
   if (!ends) return;
   const [from, to] = ends;
-  context.save();
+  context.fillStyle = style.link;
   context.globalAlpha = 0.14;
-  context.fillStyle = style.link;
   context.fillRect(from, 0, to - from, plane.height);
-  context.restore();
-  context.fillStyle = style.link;
+  context.globalAlpha = 1;
   context.fillRect(from, 0, 1, plane.height);
   context.fillRect(to - 1, 0, 1, plane.height);
 }

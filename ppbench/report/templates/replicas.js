@@ -38,8 +38,7 @@ function replicaChoice(timeline) {
   if (!replicas) return [];
   Object.assign(replicas, { ranks: timeline.steps[0].ranks });
   timeline.ownPath = timeline.path;
-  const select = element("select", "tl-replicas");
-  select.setAttribute("aria-label", "Shown: a replica, or a rank of all replicas");
+  const select = element("select", "tl-replicas", "", { "aria-label": "Shown: a replica, or a rank of all replicas" });
   const choices = [
     ...replicas.firstRows.map((_, replica) => ({ replica })),
     ...Array.from({ length: replicas.ranks }, (_, rank) => ({ rank })),

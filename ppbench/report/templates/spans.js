@@ -3,10 +3,10 @@
 "use strict";
 
 const COMPUTE = new Set(["F", "B", "I", "W"]);
-const SENT = { RECV_F: "SEND_F", RECV_B: "SEND_B" };
 const ARRIVES_AS = { SEND_F: "RECV_F", SEND_B: "RECV_B" };
-const INPUT_OF = { F: "RECV_F", B: "RECV_B", I: "RECV_B" };
-const OUTPUT_OF = { F: "SEND_F", B: "SEND_B", I: "SEND_B" };
+// The sends of what an action brings in, and of what it gives away.
+const INPUT_OF = { F: "SEND_F", B: "SEND_B", I: "SEND_B", RECV_F: "SEND_F", RECV_B: "SEND_B" };
+const OUTPUT_OF = { F: "SEND_F", B: "SEND_B", I: "SEND_B", SEND_F: "SEND_F", SEND_B: "SEND_B" };
 
 // A figure's traces with the properties of their kind; `columns` are those of columns.js.
 function kindsOf(figure, columns) {
@@ -120,8 +120,7 @@ function matchesOf(kinds, query) {
       }
     }
   });
-  const begin = (span) => kinds[span.kind].begin[span.n];
-  return found.sort((a, b) => begin(a) - begin(b));
+  return found.sort((a, b) => kinds[a.kind].begin[a.n] - kinds[b.kind].begin[b.n]);
 }
 
 // The mark of a transfer's moving part.
@@ -148,17 +147,14 @@ function messagesOf(kinds, steps, span) {
   const step = stepAt(steps, rowOf(kind, span.n).row);
   if (!kind.op || stage === null || !step) return [];
   const messages = [];
-  const add = (sendOp, sender, isInput) => {
-    const receiver = sender + (sendOp === "SEND_F" ? 1 : -1);
+  for (const [sendOp, isInput] of [[INPUT_OF[kind.op], true], [OUTPUT_OF[kind.op], false]]) {
+    if (!sendOp) continue;
+    const next = sendOp === "SEND_F" ? 1 : -1;
+    const sender = isInput ? stage - next : stage;
     const from = transferOf(kinds, step, sendOp, sender, microbatch);
-    const to = transferOf(kinds, step, ARRIVES_AS[sendOp], receiver, microbatch);
+    const to = transferOf(kinds, step, ARRIVES_AS[sendOp], sender + next, microbatch);
     if (from && to) messages.push({ from, to, isInput });
-  };
-  const senderTo = (op) => stage - (op === "RECV_F" ? 1 : -1);
-  if (kind.op in ARRIVES_AS) add(kind.op, stage, false);
-  if (kind.op in SENT) add(SENT[kind.op], senderTo(kind.op), true);
-  if (kind.op in INPUT_OF) add(SENT[INPUT_OF[kind.op]], senderTo(INPUT_OF[kind.op]), true);
-  if (kind.op in OUTPUT_OF) add(OUTPUT_OF[kind.op], stage, false);
+  }
   return messages;
 }
 
@@ -171,7 +167,7 @@ function busyTimes(kinds, steps, start, end) {
     const [from, to] = [Math.max(start, 0), Math.min(end, step.end)];
     const sum = (kind, rank) => {
       const row = kind.rowAt.get(rowKey(step.firstRow + rank));
-      return row ? Math.max(0, takenBetween(kind, row, from, to)) : 0;
+      return row ? Math.max(0, takenBefore(kind, row, to).taken - takenBefore(kind, row, from).taken) : 0;
     };
     const ranks = Array.from({ length: step.ranks }, (_, rank) => (
       working.reduce((total, kind) => total + sum(kind, rank), 0)));
@@ -198,11 +194,10 @@ function neighbourOf(kinds, isVisible, span, isForward) {
   kinds.forEach((kind, number) => {
     const part = kind.rowAt.get(row);
     if (!part || kind.lane !== lane || !isVisible(kind)) return;
-    const bound = number < span.kind ? (value) => value > begin : (value) => value >= begin;
     let n = firstAtLeast(kind.begin, begin, part.from, part.to);
     if (number === span.kind) n = isForward ? span.n + 1 : span.n - 1;
     else {
-      while (n < part.to && !bound(kind.begin[n])) n++;
+      while (n < part.to && number < span.kind && kind.begin[n] === begin) n++;
       if (!isForward) n--;
     }
     if (n < part.from || n >= part.to) return;

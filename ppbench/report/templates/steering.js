@@ -9,12 +9,13 @@ function build(timeline) {
   div.classList.add("tl");
   const tools = element("div", "tl-tools");
   const find = element("div", "tl-find");
-  timeline.search = Object.assign(element("input"), { type: "search", placeholder: PLACEHOLDER, autocomplete: "off", spellcheck: false });
-  timeline.search.setAttribute("aria-label", "Find actions: 2F7 is the forward of microbatch 7 in stage 2");
+  timeline.search = element("input", "", "", {
+    type: "search", placeholder: PLACEHOLDER, autocomplete: "off", spellcheck: false,
+    "aria-label": "Find actions: 2F7 is the forward of microbatch 7 in stage 2",
+  });
   timeline.previous = button("‹", "Previous match");
   timeline.next = button("›", "Next match");
-  timeline.count = element("span", "tl-count");
-  timeline.count.setAttribute("aria-live", "polite");
+  timeline.count = element("span", "tl-count", "", { "aria-live": "polite" });
   find.append(timeline.search, timeline.previous, timeline.next, timeline.count);
   timeline.buttons = {
     in: button("+", "Zoom in", "Zoom in (W)"),
@@ -26,52 +27,42 @@ function build(timeline) {
   };
   timeline.buttons.measure.setAttribute("aria-pressed", "false");
   tools.append(find, ...replicaChoice(timeline), ...Object.values(timeline.buttons));
-  timeline.layers = element("div", "tl-layers");
-  timeline.layers.setAttribute("role", "group");
-  timeline.layers.setAttribute("aria-label", "Shown in the timeline");
+  timeline.layers = element("div", "tl-layers", "", { role: "group", "aria-label": "Shown in the timeline" });
   timeline.noted = element("p", "note merged");
-  timeline.live = element("p", "sr-only tl-live");
-  timeline.live.setAttribute("aria-live", "polite");
-  div.replaceChildren(tools, timeline.layers, bodyOf(timeline), timeline.noted, timeline.live);
-  timeline.isFramed = Boolean(div.closest(".scroll"));
-  buildLayers(timeline);
-  fillSide(timeline);
-  timeline.tellMatches();
-  timeline.noted.hidden = true;
-}
+  timeline.live = element("p", "sr-only tl-live", "", { "aria-live": "polite" });
 
-function bodyOf(timeline) {
   const body = element("div", "tl-body");
   const plot = element("div", "tl-plot");
   timeline.head = element("div", "tl-head");
   timeline.map = element("div", "tl-map");
   timeline.mapCanvas = element("canvas");
-  timeline.shades = [element("div", "tl-shade"), element("div", "tl-shade")];
-  timeline.shades[0].style.left = "0";
-  timeline.shades[1].style.right = "0";
-  timeline.pane = Object.assign(element("div", "tl-window"), { tabIndex: 0 });
-  for (const [name, value] of Object.entries({ role: "slider", "aria-label": "Visible part of the step", "aria-valuemin": "0", "aria-valuemax": "100" })) {
-    timeline.pane.setAttribute(name, value);
-  }
+  timeline.shades = ["left", "right"].map((side) => element("div", "tl-shade", "", { style: `${side}: 0` }));
+  timeline.pane = element("div", "tl-window", "", {
+    role: "slider", tabindex: 0, "aria-label": "Visible part of the step", "aria-valuemin": 0, "aria-valuemax": 100,
+  });
   timeline.map.append(timeline.mapCanvas, ...timeline.shades, timeline.pane);
-  timeline.axis = element("canvas", "tl-axis");
-  timeline.axis.setAttribute("aria-hidden", "true");
-  timeline.brief = Object.assign(element("button", "tl-brief"), { type: "button", hidden: true });
+  timeline.axis = element("canvas", "tl-axis", "", { "aria-hidden": true });
+  timeline.brief = element("button", "tl-brief", "", { type: "button", hidden: "" });
   timeline.brief.addEventListener("click", () => timeline.side.scrollIntoView({ block: "nearest" }));
   timeline.head.append(timeline.map, timeline.brief, timeline.axis);
-  timeline.rows = Object.assign(element("div", "tl-rows"), { tabIndex: 0 });
-  timeline.rows.setAttribute("role", "application");
-  timeline.rows.setAttribute("aria-roledescription", "timeline");
-  timeline.rows.setAttribute("aria-label", `${timeline.div.getAttribute("aria-label") ?? "Timeline"}. Enter steps through its spans with the arrow keys; W, A, S, D zoom and move.`);
+  timeline.rows = element("div", "tl-rows", "", {
+    role: "application", tabindex: 0, "aria-roledescription": "timeline",
+    "aria-label": `${div.getAttribute("aria-label") ?? "Timeline"}. Enter steps through its spans with the arrow keys; W, A, S, D zoom and move.`,
+  });
   timeline.canvas = element("canvas");
-  timeline.titles = timeline.steps.map(({ title }) => Object.assign(element("div", "tl-title", title), { title }));
-  timeline.tip = Object.assign(element("div", "tl-tip"), { hidden: true });
+  timeline.titles = timeline.steps.map(({ title }) => element("div", "tl-title", title, { title }));
+  timeline.tip = element("div", "tl-tip", "", { hidden: "" });
   timeline.rows.append(timeline.canvas, ...timeline.titles);
   plot.append(timeline.head, timeline.rows, timeline.tip);
-  timeline.side = element("aside", "tl-side");
-  timeline.side.setAttribute("aria-label", "Details");
+  timeline.side = element("aside", "tl-side", "", { "aria-label": "Details" });
   body.append(plot, timeline.side);
-  return body;
+
+  div.replaceChildren(tools, timeline.layers, body, timeline.noted, timeline.live);
+  timeline.isFramed = Boolean(div.closest(".scroll"));
+  buildLayers(timeline);
+  fillSide(timeline);
+  timeline.tellMatches();
+  timeline.noted.hidden = true;
 }
 
 // A button for each kind, which is also the legend, one for all of several, and one for the critical path.
@@ -83,11 +74,9 @@ const SETS = [
 
 function buildLayers(timeline) {
   const listed = timeline.figure.data.filter((trace) => trace.type === "bar" && trace.name && trace.showlegend !== false);
-  const swatch = (trace) => Object.assign(element("i"), { style: `background: ${[trace.marker.color].flat()[0]}` });
+  const swatch = (trace) => element("i", "", "", { style: `background: ${[trace.marker.color].flat()[0]}` });
   const add = (groups, name, icon, className = "") => {
-    const made = element("button", className, name);
-    made.type = "button";
-    made.dataset.groups = JSON.stringify(groups);
+    const made = element("button", className, name, { type: "button", "data-groups": JSON.stringify(groups) });
     if (icon) made.prepend(icon);
     made.addEventListener("click", () => {
       const isShown = groups.some((group) => timeline.hidden.has(group));
@@ -161,34 +150,28 @@ function detailsOf(timeline, span) {
 function measured(timeline, { start, end }) {
   const { unit } = timeline;
   const parts = [element("h4", "", `Measured: ${inMs(end - start)}${unit}`), element("p", "", `${inMs(start)} to ${inMs(end)}${unit}`)];
-  if (timeline.kinds) {
-    for (const step of busyTimes(timeline.kinds, timeline.steps, start, end)) {
-      if (step.title) parts.push(element("h4", "", step.title.split(" · ")[0]));
-      parts.push(busyTable(step, unit));
-      step.causes.forEach(({ name, time }) => parts.push(element("p", "", `${name}: ${inMs(time)}${unit} over all ranks`)));
-    }
+  const steps = timeline.kinds ? busyTimes(timeline.kinds, timeline.steps, start, end) : [];
+  for (const { title, duration, ranks, causes, rowName = "rank" } of steps) {
+    if (title) parts.push(element("h4", "", title.split(" · ")[0]));
+    const table = element("table");
+    const addRow = (cells, name) => {
+      const row = element("tr");
+      row.append(...cells.map((text, n) => element(name, n ? "number" : "", text)));
+      table.append(row);
+    };
+    addRow([rowName, `busy,${unit}`, `idle,${unit}`, "idle"], "th");
+    ranks.forEach((busy, rank) => {
+      const idle = Math.max(0, duration - busy);
+      const share = duration > 0 ? `${((idle / duration) * 100).toFixed(1)}%` : "–";
+      addRow([String(rank), inMs(busy), inMs(idle), share], "td");
+    });
+    parts.push(table, ...causes.map(({ name, time }) => element("p", "", `${name}: ${inMs(time)}${unit} over all ranks`)));
   }
   const clear = button("Clear", "Clear the measured range");
   clear.addEventListener("click", () => timeline.measure(null));
   const actions = element("div", "tl-actions");
   actions.append(clear);
   return [...parts, actions];
-}
-
-function busyTable({ duration, ranks, rowName = "rank" }, unit) {
-  const table = element("table");
-  const line = (cells, name) => {
-    const row = element("tr");
-    row.append(...cells.map((text, n) => element(name, n ? "number" : "", text)));
-    return row;
-  };
-  const share = (time) => (duration > 0 ? `${((time / duration) * 100).toFixed(1)}%` : "–");
-  table.append(line([rowName, `busy,${unit}`, `idle,${unit}`, "idle"], "th"));
-  ranks.forEach((busy, rank) => {
-    const idle = Math.max(0, duration - busy);
-    table.append(line([String(rank), inMs(busy), inMs(idle), share(idle)], "td"));
-  });
-  return table;
 }
 
 // What mouse, wheel, touch and keys do.
@@ -338,9 +321,18 @@ function showTip(timeline, { x, y }) {
 const STEP = 0.15; // of the view, per key
 const FACTOR = 0.75;
 
+// The keys that move and zoom the view, over the rows and over the small overview.
+function keysOfView(timeline) {
+  const by = (share) => timeline.pan(share * (timeline.view.end - timeline.view.start));
+  return {
+    ArrowLeft: () => by(-STEP), ArrowRight: () => by(STEP),
+    ArrowUp: () => timeline.zoom(FACTOR), ArrowDown: () => timeline.zoom(1 / FACTOR),
+    Home: () => timeline.pan(timeline.first - timeline.last), End: () => timeline.pan(timeline.last - timeline.first),
+  };
+}
+
 function steerByKeys(timeline) {
   const visible = timeline.isVisible;
-  const by = (share) => timeline.pan(share * (timeline.view.end - timeline.view.start));
   const step = (isForward) => {
     const span = neighbourOf(timeline.kinds, visible, timeline.chosen, isForward);
     if (span) timeline.choose(span, { isShown: true });
@@ -370,28 +362,24 @@ function steerByKeys(timeline) {
     const { begin, width } = timeline.kinds[kind];
     return timeline.measure({ start: begin[n], end: begin[n] + width[n] });
   };
-  const chosen = (act, otherwise) => () => (timeline.chosen ? act() : otherwise());
-  const width = () => timeline.last - timeline.first;
+  const keysOfSpan = {
+    ArrowLeft: () => step(false), ArrowRight: () => step(true), ArrowUp: () => cross(-1), ArrowDown: () => cross(1),
+    Home: () => edge(false), End: () => edge(true),
+  };
+  const view = keysOfView(timeline);
   const keys = {
-    w: () => timeline.zoom(FACTOR), s: () => timeline.zoom(1 / FACTOR),
-    a: () => by(-STEP), d: () => by(STEP),
-    ArrowLeft: chosen(() => step(false), () => by(-STEP)),
-    ArrowRight: chosen(() => step(true), () => by(STEP)),
-    ArrowUp: chosen(() => cross(-1), () => timeline.zoom(FACTOR)),
-    ArrowDown: chosen(() => cross(1), () => timeline.zoom(1 / FACTOR)),
-    Home: chosen(() => edge(false), () => timeline.pan(-width())),
-    End: chosen(() => edge(true), () => timeline.pan(width())),
+    ...view, w: view.ArrowUp, s: view.ArrowDown, a: view.ArrowLeft, d: view.ArrowRight, "+": view.ArrowUp, "-": view.ArrowDown,
     Enter: enter, " ": enter,
     Escape: () => { timeline.choose(null); timeline.measure(null); },
     f: () => timeline.chosen && timeline.reveal(timeline.chosen, true),
     m: measureIt,
     0: () => timeline.show(timeline.first, timeline.last),
-    "+": () => timeline.zoom(FACTOR), "-": () => timeline.zoom(1 / FACTOR),
     "/": () => timeline.search.focus(),
   };
   timeline.rows.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const act = keys[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+    const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
+    const act = (timeline.chosen && keysOfSpan[key]) ?? keys[key];
     if (!act) return;
     event.preventDefault();
     timeline.tip.hidden = true;
@@ -434,12 +422,7 @@ function steerByMap(timeline) {
   map.addEventListener("pointerup", end);
   map.addEventListener("pointercancel", end);
   map.addEventListener("dragstart", (event) => event.preventDefault());  // of text that was selected before
-  const by = (share) => timeline.pan(share * (timeline.view.end - timeline.view.start));
-  const keys = {
-    ArrowLeft: () => by(-STEP), ArrowRight: () => by(STEP),
-    ArrowUp: () => timeline.zoom(FACTOR), ArrowDown: () => timeline.zoom(1 / FACTOR),
-    Home: () => timeline.pan(timeline.first - timeline.last), End: () => timeline.pan(timeline.last - timeline.first),
-  };
+  const keys = keysOfView(timeline);
   pane.addEventListener("keydown", (event) => {
     if (!(event.key in keys)) return;
     event.preventDefault();

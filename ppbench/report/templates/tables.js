@@ -53,17 +53,12 @@ const tables = (() => {
   document.querySelectorAll(".sortable th button").forEach((button) => {
     button.addEventListener("click", () => sortBy(button.closest("th")));
   });
-  // A click anywhere in a row opens its detail, unless it ends a selection of text or meets a control.
-  function toggleRow(row, target) {
-    const opener = row.querySelector("button.opener");
-    const isControl = target.closest("a, button, input") !== null;
-    if (opener && !isControl && getSelection().isCollapsed) toggle(opener);
-  }
-
   document.querySelectorAll("button.opener").forEach((button) => {
     button.addEventListener("click", () => toggle(button));
-    const row = button.closest("tr");
-    row.addEventListener("click", ({ target }) => toggleRow(row, target));
+    // A click anywhere in a row opens its detail, unless it ends a selection of text or meets a control.
+    button.closest("tr").addEventListener("click", ({ target }) => {
+      if (!target.closest("a, button, input") && getSelection().isCollapsed) toggle(button);
+    });
   });
   return { search, count };
 })();

@@ -2,19 +2,15 @@
 // many bars begin as an overview; their columns are read from the page once the overview is on the screen.
 "use strict";
 
-const element = (name, className = "", text = "") => {
+const element = (name, className = "", text = "", attributes = {}) => {
   const made = document.createElement(name);
   made.className = className;
   made.textContent = text;
+  Object.entries(attributes).forEach(([key, value]) => made.setAttribute(key, value));
   return made;
 };
 
-const button = (text, label, title = label) => {
-  const made = element("button", "", text);
-  Object.assign(made, { type: "button", title });
-  made.setAttribute("aria-label", label);
-  return made;
-};
+const button = (text, label, title = label) => element("button", "", text, { type: "button", title, "aria-label": label });
 
 const columnsOf = new Map(); // id of packed columns -> promise of them
 
@@ -22,16 +18,15 @@ function readOnce(detail) {
   if (!columnsOf.has(detail.columns)) {
     // Once the columns at the end of the page are parsed and the overview is on the screen.
     const ahead = globalThis.requestIdleCallback ?? setTimeout;
-    const idle = parsed().then(() => new Promise((done) => { ahead(done, { timeout: 500 }); }));
+    const parsed = new Promise((done) => {
+      if (document.readyState !== "loading") done();
+      else document.addEventListener("DOMContentLoaded", done, { once: true });
+    });
+    const idle = parsed.then(() => new Promise((done) => { ahead(done, { timeout: 500 }); }));
     const bytes = idle.then(() => unpackBytes(document.getElementById(detail.columns)));
     columnsOf.set(detail.columns, bytes.then((unpacked) => readColumns(detail, unpacked)));
   }
   return columnsOf.get(detail.columns);
-}
-
-async function parsed() {
-  if (document.readyState !== "loading") return;
-  await new Promise((done) => { document.addEventListener("DOMContentLoaded", done, { once: true }); });
 }
 
 const OVERSCAN_PX = 600;
@@ -54,17 +49,18 @@ class Timeline {
     this.matches = [];
     this.match = -1;
     this.kinds = null;
-    this.isReady = this.detail ? readOnce(this.detail).then((columns) => this.take(columns)) : null;
-    if (!this.detail) this.know(kindsOf(figure, columnsOfBars(figure.data, (trace) => lanes[trace.meta.lane].at)));
+    this.isReady = this.detail ? readOnce(this.detail).then((columns) => {
+      this.know(kindsOf(figure, columns));
+      this.refresh();
+    }) : null;
+    if (!this.detail) {
+      this.know(kindsOf(figure, figure.data.flatMap((trace, number) => (
+        trace.type === "bar" && trace.name ? [barColumns(trace, number, lanes[trace.meta.lane].at)] : []))));
+    }
     build(this);
     steer(this);
     this.watch();
     this.restyle();
-  }
-
-  take(columns) {
-    this.know(kindsOf(this.figure, columns));
-    this.refresh();
   }
 
   know(kinds) {
@@ -204,23 +200,21 @@ class Timeline {
     this.texts = [];
     this.cells = null;
     if (marks) shown.forEach((kind, n) => this.texts.push(...paintBars(context, plane, kind, marks[n], this.style)));
-    else this.paintCells(context);
+    else {
+      const { at, height } = this.lanes.compute;
+      const isInSight = (row) => Math.abs(yAt(plane, row) - plane.height / 2) < plane.height / 2 + this.rowPx;
+      this.cells = this.grids(this.view.start, this.view.end, this.detail.slices, isInSight);
+      this.steps.forEach((step, n) => {
+        const { kinds, overview } = this.cells[n];
+        paintOverview(context, plane, step, overview, kinds, { at, size: height }, this.isVisible);
+      });
+    }
     const count = marks?.reduce((sum, places) => sum + places.length / 2, 0);
     if (this.detail) this.noted.textContent = marks ? `${count.toLocaleString("en-US")} bars in view, drawn one by one.` : this.note;
     this.noted.hidden = !this.noted.textContent;
     if (this.path && !this.hidden.has(this.path.name)) {
       paintPath(context, plane, { x: numbers(this.path.x), y: numbers(this.path.y) }, this.style);
     }
-  }
-
-  paintCells(context) {
-    const { at, height } = this.lanes.compute;
-    const isInSight = (row) => Math.abs(yAt(this.plane, row) - this.plane.height / 2) < this.plane.height / 2 + this.rowPx;
-    this.cells = this.grids(this.view.start, this.view.end, this.detail.slices, isInSight);
-    this.steps.forEach((step, n) => {
-      const { kinds, overview } = this.cells[n];
-      paintOverview(context, this.plane, step, overview, kinds, { at, size: height }, this.isVisible);
-    });
   }
 
   // The overview of each step between two times; before the columns are read, that of the figure.
@@ -245,32 +239,27 @@ class Timeline {
     const { plane, style } = this;
     if (this.range) paintRange(context, plane, this.range, style);
     if (!this.kinds) return;
-    for (const span of this.matchesInView()) paintFrame(context, this.boxOfSpan(span), style.link, 1.5);
+    const { start: from, end: until } = this.view;
+    const matches = this.matches.filter(({ kind, n }) => {
+      const { begin, width } = this.kinds[kind];
+      return begin[n] < until && begin[n] + width[n] > from;
+    });
+    if (matches.length <= OUTLINED_MATCHES) {
+      for (const span of matches) paintFrame(context, this.boxOfSpan(span), style.link, 1.5);
+    }
     if (!this.chosen) return;
-    for (const { from, to } of this.messages) {
-      const [send, receive] = [this.boxOfSpan(from, false), this.boxOfSpan(to, false)];
+    for (const message of this.messages) {
+      const [send, receive] = [this.boxOfSpan(message.from, false), this.boxOfSpan(message.to, false)];
       const start = { x: send.x, y: send.y + send.height / 2 };
       const end = { x: receive.x + receive.width, y: receive.y + receive.height / 2 };
       if (Math.max(start.x, end.x) < plane.left || Math.min(start.x, end.x) > plane.left + plane.width) continue;
-      context.save();
-      context.beginPath();
-      context.rect(plane.left, 0, plane.width, plane.height);
-      context.clip();
-      paintArrow(context, start, end, style);
-      context.restore();
+      clipped(context, areaOf(plane), () => paintArrow(context, start, end, style));
     }
     const box = this.boxOfSpan(this.chosen);
     if (box.width > 0) {
       paintFrame(context, box, style.paper, 5);
       paintFrame(context, box, style.ink, 2);
     }
-  }
-
-  matchesInView() {
-    const { start, end } = this.view;
-    const begin = ({ kind, n }) => this.kinds[kind].begin[n];
-    const inView = this.matches.filter((span) => begin(span) < end && begin(span) + this.kinds[span.kind].width[span.n] > start);
-    return inView.length > OUTLINED_MATCHES ? [] : inView;
   }
 
   // The box of a span on the canvas; `isCut` where it would reach beyond the plot.

@@ -142,9 +142,31 @@ class _Drawing:
             )
             for (step, row), kinds in zip(self._placed, computations, strict=False)
         ]
+        num_spans = sum(len(step.spans) for step in self._steps)
+        more = (
+            f"Zoom in until at most {MOST_BARS:,} bars are in view to see them one by one."
+            if has_detail
+            else "On the page of ppbench timeline, zooming in shows the single bars."
+        )
+        note: Update = {
+            "align": "left",
+            "name": "note",
+            "showarrow": False,
+            "text": f"{counted(num_spans, 'span')} make {self._num_bars:,} bars, too many to draw "
+            f"one by one: the view is merged into {NUM_SLICES} slices of time per rank.<br>A slice "
+            "has the colour of the op that took at least four fifths of its compute time, else "
+            f"slate, and is fainter the more it idles.<br>{more}",
+            "x": 0,
+            "xanchor": "left",
+            "xref": "paper",
+            "y": 0,
+            "yanchor": "top",
+            "yref": "paper",
+            "yshift": -_BOTTOM_PX + 8,
+        }
         picture: Picture = {
             "data": [self._tracks(), *grids, *map(_trace, stacked), *path],
-            "layout": self._layout(self._note(has_detail=has_detail)),
+            "layout": self._layout(note),
         }
         if not has_detail:
             return Gantt(picture, None)
@@ -226,33 +248,6 @@ class _Drawing:
         }
         return [line]
 
-    def _note(self, *, has_detail: bool) -> Update:
-        num_spans = sum(len(step.spans) for step in self._steps)
-        more = (
-            f"Zoom in until at most {MOST_BARS:,} bars are in view to see them one by one."
-            if has_detail
-            else "On the page of ppbench timeline, zooming in shows the single bars."
-        )
-        text = (
-            f"{counted(num_spans, 'span')} make {self._num_bars:,} bars, too many to draw one by "
-            f"one: the view is merged into {NUM_SLICES} slices of time per rank.<br>A slice has "
-            "the colour of the op that took at least four fifths of its compute time, else slate, "
-            f"and is fainter the more it idles.<br>{more}"
-        )
-        return {
-            "align": "left",
-            "name": "note",
-            "showarrow": False,
-            "text": text,
-            "x": 0,
-            "xanchor": "left",
-            "xref": "paper",
-            "y": 0,
-            "yanchor": "top",
-            "yref": "paper",
-            "yshift": -_BOTTOM_PX + 8,
-        }
-
     def _tracks(self) -> Update:
         """Return a faint track for each thin lane."""
         rows = [first + np.arange(step.num_ranks, dtype=float) for step, first in self._placed]
@@ -302,6 +297,29 @@ class _Drawing:
             for rank in range(step.num_ranks)
             for lane in labels
         ]
+        meta: Update = {  # what a page needs to draw the timeline itself; see `timeline.js`
+            "rowPx": self._row_px,
+            "endMs": self._end_ms,
+            "lanes": {
+                lane.value: {"at": place.centre, "height": place.height}
+                for lane, place in self._lanes.items()
+            },
+            "steps": [
+                {
+                    "title": step.title,
+                    "firstRow": first,
+                    "ranks": step.num_ranks,
+                    "end": step.end_ns / NS_PER_MS,
+                }
+                for step, first in self._placed
+            ],
+        }
+        if self._behind:  # the first row of each replica, and which of them is shown at first
+            first_rows = {step.replica: row for step, row in (*self._placed, *self._behind)}
+            meta["replicas"] = {
+                "firstRows": [first_rows[n] for n in sorted(first_rows)],
+                "shown": self._steps[0].replica,
+            }
         return {
             **({"annotations": annotations} if annotations else {}),
             "barmode": "overlay",
@@ -310,7 +328,7 @@ class _Drawing:
             "hovermode": "closest",
             "legend": legend(),
             "margin": {"b": _BOTTOM_PX + below_px, "l": 62, "r": 12, "t": _TOP_PX},
-            "meta": {"timeline": self._meta()},
+            "meta": {"timeline": meta},
             "template": PLAIN,
             "uniformtext": {"minsize": 9, "mode": "hide"},
             "xaxis": {
@@ -332,33 +350,6 @@ class _Drawing:
                 "zeroline": False,
             },
         }
-
-    def _meta(self) -> Update:
-        """Return what a page needs to draw the timeline itself; see `timeline.js`."""
-        told: Update = {
-            "rowPx": self._row_px,
-            "endMs": self._end_ms,
-            "lanes": {
-                lane.value: {"at": place.centre, "height": place.height}
-                for lane, place in self._lanes.items()
-            },
-            "steps": [
-                {
-                    "title": step.title,
-                    "firstRow": first,
-                    "ranks": step.num_ranks,
-                    "end": step.end_ns / NS_PER_MS,
-                }
-                for step, first in self._placed
-            ],
-        }
-        if self._behind:  # the first row of each replica, and which of them is shown at first
-            first_rows = {step.replica: row for step, row in (*self._placed, *self._behind)}
-            told["replicas"] = {
-                "firstRows": [first_rows[n] for n in sorted(first_rows)],
-                "shown": self._steps[0].replica,
-            }
-        return told
 
 
 def _bars(stacked: Trace, *, is_outlined: bool) -> Picture:

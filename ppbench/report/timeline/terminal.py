@@ -98,9 +98,9 @@ def draw_steps(steps: Sequence[Step], console: Console) -> str:
         ruler[at : at + len(text)] = text
     ruler_line = Text(" " * gutter + "".join(ruler).rstrip(), _DIM)
     has_colors = _has_colors(console)
-    sliced = [_SlicedStep(step, num_slices, end_ns, has_colors) for step in steps]
+    sliced = [_sliced(step, num_slices, end_ns, has_colors=has_colors) for step in steps]
     legend = Text()
-    for name in dict.fromkeys(marks.kind.name for step in sliced for marks in step.kinds):
+    for name in dict.fromkeys(name for names, _ in sliced for name in names):
         if name not in _OP_OF:
             sign = Text(_SIGN_OF[name] if _SIGN_OF[name] != " " else "blank", _DIM)
         elif has_colors:
@@ -109,9 +109,9 @@ def draw_steps(steps: Sequence[Step], console: Console) -> str:
             sign = Text(_OP_OF[name].value)
         legend.append_text(sign).append(f" {name}   ")
     lines = [legend]
-    for step, slices in zip(steps, sliced, strict=True):
+    for step, (_, rows) in zip(steps, sliced, strict=True):
         lines += [Text(), *([Text(step.title, _BOLD)] if step.title else []), ruler_line]
-        for rank, row in enumerate(slices.rows()):
+        for rank, row in enumerate(rows):
             lines.append(Text(f"rank {rank}".ljust(gutter)).append_text(row))
         if step.flight is not None and len(step.flight):  # what each rank of it was doing
             accounts = step.flight.sort_values("rank")["account"].dropna()
@@ -200,57 +200,38 @@ def _filled(color: str) -> Style:
     return Style(color=ink_on(color), bgcolor=color)
 
 
-class _SlicedStep:
-    """A measured step, with the kind of mark that took most of each slice of each rank."""
+def _sliced(
+    step: Step, num_slices: int, end_ns: int, *, has_colors: bool
+) -> tuple[list[str], list[Text]]:
+    """Return the names of a measured step's kinds of marks, and a row of slices for each rank.
 
-    def __init__(self, step: Step, num_slices: int, end_ns: int, has_colors: bool) -> None:
-        self._step, self._has_colors = step, has_colors
-        marks = [kind for kind in step.marks() if kind.kind.lane == "compute"]
-        self.kinds = sorted(marks, key=lambda kind: kind.kind.name not in _OP_OF)
-        self._num_slices, self._end_ns = num_slices, end_ns
-        shares = overview(self.kinds, step.num_ranks, 0, end_ns, num_slices).shares
-        is_busy = shares.sum(axis=0) > 0
-        self._mostly = np.where(is_busy, shares.argmax(axis=0), len(self.kinds))
-
-    def rows(self) -> list[Text]:
-        line, has_colors = " " if self._has_colors else "─", self._has_colors
-        has_stages = self._step.num_stages > self._step.num_ranks
-        names = [marks.kind.name for marks in self.kinds]
-        signs = [*(line if name in _OP_OF else _SIGN_OF[name] for name in names), " "]
-        rows = [[signs[kind] for kind in rank] for rank in self._mostly]
-        styles = []
-        for number, (name, marks) in enumerate(zip(names, self.kinds, strict=True)):
-            if marks.kind.has_text:  # without colours actions, with stages if ranks have several
-                places = (marks.numbers[key][0].tolist() for key in ("stage", "microbatch"))
-                labels = [
-                    str(m) if has_colors else f"{s if has_stages else ''}{_OP_OF[name].value}{m}"
-                    for s, m in zip(*places, strict=True)
-                ]
-                self._put_labels(rows, number, labels)
-            elif marks.kind.hatch:
-                self._put_labels(rows, number, marks.labels)
-            # Bold is where a rank was not waiting, as it is the likelier culprit.
-            is_bold = marks.kind.hatch and name != OPEN_WORDS["waiting"]
-            style = (
-                _filled(OP_COLORS[_OP_OF[name]]) if name in _OP_OF else _BOLD if is_bold else _DIM
+    A slice shows the kind of mark that took most of it.
+    """
+    compute = [kind for kind in step.marks() if kind.kind.lane == "compute"]
+    kinds = sorted(compute, key=lambda kind: kind.kind.name not in _OP_OF)
+    shares = overview(kinds, step.num_ranks, 0, end_ns, num_slices).shares
+    mostly = np.where(shares.sum(axis=0) > 0, shares.argmax(axis=0), len(kinds))
+    names = [marks.kind.name for marks in kinds]
+    line = " " if has_colors else "─"
+    signs = [*(line if name in _OP_OF else _SIGN_OF[name] for name in names), " "]
+    rows = [[signs[kind] for kind in rank] for rank in mostly]
+    has_stages = step.num_stages > step.num_ranks
+    styles = []
+    for number, (name, marks) in enumerate(zip(names, kinds, strict=True)):
+        op, labels = _OP_OF.get(name), marks.labels
+        if marks.kind.has_text:  # without colours actions, with stages if ranks have several
+            places = (marks.numbers[key][0].tolist() for key in ("stage", "microbatch"))
+            labels = tuple(
+                str(m) if has_colors else f"{s if has_stages else ''}{_OP_OF[name].value}{m}"
+                for s, m in zip(*places, strict=True)
             )
-            styles.append(style if has_colors else _NO_STYLE)
-        styles.append(_NO_STYLE)
-        return [
-            _text_of((sign, styles[kind]) for sign, kind in zip(row, mostly, strict=True))
-            for row, mostly in zip(rows, self._mostly, strict=True)
-        ]
-
-    def _put_labels(self, rows: list[list[str]], number: int, labels: Sequence[str]) -> None:
-        """Write each bar's label into it or, if it does not fit, the letter of its op."""
-        marks, num_slices = self.kinds[number], self._num_slices
-        op = _OP_OF.get(marks.kind.name)
         times_ns = np.stack([marks.begin_ns, marks.begin_ns + marks.width_ns])
-        first, after = np.round(times_ns / self._end_ns * num_slices).astype(np.int64)
+        first, after = np.round(times_ns / end_ns * num_slices).astype(np.int64)
         if op is None:
             first = np.maximum(first - 1, 0)  # it may fill most of the slice that it begins in
-        for rank, begin, end, label in zip(marks.rank, first, after, labels, strict=True):
-            own = np.flatnonzero(self._mostly[rank, begin:end] == number)
+        # Each bar has its label or, if it does not fit, the letter of its op.
+        for rank, begin, end, label in zip(marks.rank, first, after, labels, strict=False):
+            own = np.flatnonzero(mostly[rank, begin:end] == number)
             if not len(own):
                 continue
             at = begin + int(own[0])
@@ -258,6 +239,15 @@ class _SlicedStep:
                 rows[rank][at : at + len(label)] = label
             elif op is not None and not label.isdecimal():
                 rows[rank][at] = op.value
+        # Bold is where a rank was not waiting, as it is the likelier culprit.
+        is_bold = marks.kind.hatch and name != OPEN_WORDS["waiting"]
+        style = _BOLD if is_bold else _DIM if op is None else _filled(OP_COLORS[op])
+        styles.append(style if has_colors else _NO_STYLE)
+    styles.append(_NO_STYLE)
+    return names, [
+        _text_of((sign, styles[kind]) for sign, kind in zip(row, rank, strict=True))
+        for row, rank in zip(rows, mostly, strict=True)
+    ]
 
 
 def shape_text(prediction: Prediction | JoinedPrediction) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from command import output_of
-from stored_runs import MS, demo_store, run_row, spans, store_of_replicas, store_with
+from stored_runs import MS, run_row, spans, store_of_replicas, store_with
 
 from ppbench.cli.export import trace
 from ppbench.config.case import Case
@@ -92,7 +92,8 @@ def test_each_rank_of_each_replica_is_a_process_with_its_collectives(tmp_path):
 
 
 def test_a_slice_tells_its_action_and_its_circumstances(results):
-    known = {(e["pid"], e["name"], e["args"]["step"]): e for e in slices(chrome(results))}
+    data = chrome(results)
+    known = {(e["pid"], e["name"], e["args"]["step"]): e for e in slices(data)}
     sent = known[1, "0SEND_F0", 2]
     assert (sent["ts"], sent["dur"]) == (Decimal("115000.000"), Decimal("2000.001"))
     assert sent["args"] == {
@@ -102,17 +103,7 @@ def test_a_slice_tells_its_action_and_its_circumstances(results):
     assert known[1, "0RECV_B0", 1]["args"]["waiting_ns"] == 22 * MS
     assert known[2, "OPT", 1]["args"] == {"step": 1, "op": "OPT"}
     assert known[2, "1B0", 1]["cat"] == "B"
-
-
-def test_an_arrow_ends_in_the_last_nanosecond_of_a_receive_however_early_it_was_posted(results):
-    data = chrome(results, "1")
-    # 1RECV_F0 and 0RECV_B0: the sends begin at 15 and 39 ms, the receives end at 17 and 41.
-    assert [(end["pid"], end["ts"]) for end in events(data, "s")] == [(1, 15000), (2, 39000)]
-    assert [(end["pid"], end["ts"]) for end in events(data, "f")] == [
-        (1, Decimal("40999.999")),
-        (2, Decimal("16999.999")),
-    ]
-    assert {end["bp"] for end in events(data, "f")} == {"e"}  # of the slice around it
+    assert "extra step" in data["otherData"]["memory"]
 
 
 @pytest.mark.parametrize(("end_ns", "has_arrow"), [(9, False), (10, False), (11, True)])
@@ -125,40 +116,7 @@ def test_a_message_that_arrives_before_it_is_sent_has_no_arrow(end_ns, has_arrow
     assert [row.has_flow for row in made.slices()] == [has_arrow] * 2
 
 
-def test_names_are_written_as_they_are_for_viewers_that_read_no_escapes(results):
-    assert "rank 1 (ü, cuda:1)" in written(results)
-
-
-def test_slices_of_one_track_never_overlap_however_early_receives_are_posted():
-    posted = pd.DataFrame(
-        [(0, 0, 10), (1, 2, 12), (2, 4, 14), (3, 10, 20), (4, 12, 12), (5, 13, 15)],
-        columns=["microbatch", "start_ns", "end_ns"],
-    ).assign(step=0, rank=1, lane="recv", stage=1, op="RECV_F", num_bytes=1, replica=0)
-    made = trace_of({}, posted, _no_rows("replica", "rank", "hostname", "device"), _no_memory())
-    assert [track.name for track in made.tracks] == [
-        "receive activations",
-        "receive activations 2",
-        "receive activations 3",
-    ]
-    microbatches = made.slice_rows.groupby("track")["microbatch"].apply(list).to_list()
-    assert microbatches == [[0, 3], [1, 4, 5], [2]]
-    for _, rows in made.slice_rows.groupby("track"):
-        assert (rows["start_ns"].to_numpy()[1:] >= rows["end_ns"].to_numpy()[:-1]).all()
-
-
-def test_memory_is_a_counter_from_the_start_of_the_first_step(results):
-    levels = [(e["pid"], e["ts"], e["args"]["bytes"]) for e in events(chrome(results), "C")]
-    assert levels == [
-        (1, Decimal("5000.000"), 10),
-        (1, Decimal("5007.001"), 20),
-        (2, Decimal("5000.005"), 30),
-    ]
-    assert "extra step" in chrome(results)["otherData"]["memory"]
-
-
-@pytest.mark.parametrize(
-    ("step", "shown"), [("2", {2}), ("median", {1}), ("slowest", {2}), ("all", {1, 2, 3})]
-)
+@pytest.mark.parametrize(("step", "shown"), [("2", {2}), ("slowest", {2}), ("all", {1, 2, 3})])
 def test_steps_are_chosen_by_number_or_by_what_they_are(results, step, shown):
     assert {event["args"]["step"] for event in slices(chrome(results, step))} == shown
 
@@ -190,12 +148,10 @@ def test_what_cannot_be_traced_is_an_error_that_says_why(results, tmp_path):
     failed = store_with(tmp_path / "failed", [run_row(1, Case(), status="oom")])
     with pytest.raises(UsageError, match="status is oom; it has no spans"):
         trace("last", None, "all", results=failed.folder)
-    bare = demo_store(tmp_path / "bare")
-    for path in (bare.folder / "spans").iterdir():
-        path.unlink()
-    name = bare.runs()["run_id"].iloc[0]
+    (spans_of_run,) = (results / "spans").iterdir()
+    spans_of_run.unlink()
     with pytest.raises(StoreError, match="its spans are not in the store"):
-        trace(name, None, "all", results=bare.folder)
+        trace("last", None, "all", results=results)
 
 
 def _no_rows(*columns: str) -> pd.DataFrame:

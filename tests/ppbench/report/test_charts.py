@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
-from stored_runs import concluded, run_row, store_with, traces
+from stored_runs import concluded, run_row, traces
 
 from ppbench.config.case import Case
 from ppbench.display.cases import by_case, varying_axes
@@ -19,7 +19,6 @@ from ppbench.display.colors import PART_COLORS
 from ppbench.display.explanation import OF_REPLICAS
 from ppbench.report import charts as plain
 from ppbench.report.charts.catalogue import Chart, charts_of
-from ppbench.report.charts.panels import Panels, arrangement, panels_meta
 from ppbench.report.charts.speed import has_scaling
 from ppbench.store import Store
 
@@ -107,19 +106,7 @@ def test_sixty_cases_become_panels_that_share_one_scale(tmp_path: Path) -> None:
     assert figure.layout.height == 3 * 220 + 2 * 70 + 64 + 32
 
 
-def test_error_bars_go_from_the_slowest_to_the_fastest_launch(tmp_path: Path) -> None:
-    rows = [
-        run_row(n, Case(), launch=n, tokens_per_s=speed, tokens_per_s_low=1.0)
-        for n, speed in enumerate([100.0, 300.0, 900.0])
-    ]
-    figure = charts.throughput(store_with(tmp_path, rows).runs(), ())
-    (bar,) = figure.data
-    assert [y for _, y in bars_of(figure, "1f1b")] == [300.0]
-    assert (list(bar.error_x.array), list(bar.error_x.arrayminus)) == ([600.0], [200.0])
-    assert "median of 3 launches<br>launches: 100 to 900" in bar.customdata[0][1]
-
-
-def test_launches_of_two_sweeps_are_launches_though_both_are_numbered_zero() -> None:
+def test_error_bars_go_over_launches_though_those_of_two_sweeps_have_one_number() -> None:
     rows = [
         run_row(n, Case(), sweep_id=f"s{n}", tokens_per_s=speed, tokens_per_s_low=1.0)
         for n, speed in enumerate([100.0, 200.0])
@@ -348,11 +335,6 @@ def test_where_only_schedules_differ_their_names_are_rows_however_long() -> None
     assert list(figure.layout.yaxis.ticktext) == ["afab", "…p/down/the/best_one.csv"]
     assert figure.layout.yaxis.automargin
     assert not any(bar.showlegend for bar in figure.data)
-
-
-def test_no_panels_leave_room_for_one() -> None:
-    none, one = (panels_meta(Panels(pd.DataFrame(), titles, {}), "") for titles in ((), ("",)))
-    assert arrangement(none, 0) == {"height": arrangement(one, 1)["height"]}
 
 
 LONG = "organisation/<b>model</b>-" + "with-a-very-long-name-" * 5

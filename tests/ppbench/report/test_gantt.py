@@ -9,11 +9,9 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
-from stored_runs import ACTIONS, MS, spans, traces
+from stored_runs import ACTIONS, MS, simulated_spans, spans, traces
 
 from engine.plan.action import Op
-from engine.plan.schedules.registry import build_program
-from engine.plan.simulate import simulate, uniform
 from ppbench.display.colors import LIGHTEST, OP_COLORS, OP_WORDS, tinted
 from ppbench.report.scripts import plain_json
 from ppbench.report.timeline.gantt import MOST_BARS, PATH, gantt, gantt_with_detail
@@ -25,14 +23,8 @@ def drawn(step: pd.DataFrame, title: str = "") -> go.Figure:
     return gantt([Step(title, step)])
 
 
-def simulated(schedule: str, ranks: int, microbatches: int) -> pd.DataFrame:
-    program = build_program(schedule, ranks, microbatches)
-    durations = uniform(program.placement, 10 * MS, 10 * MS, 10 * MS)
-    return pd.DataFrame(simulate(program, durations).spans())
-
-
 def test_a_gantt_has_a_bar_trace_per_op_and_cause_whatever_the_number_of_spans() -> None:
-    few, many = drawn(simulated("1f1b", 2, 2)), drawn(simulated("1f1b", 2, 200))
+    few, many = drawn(simulated_spans("1f1b", 2, 2)), drawn(simulated_spans("1f1b", 2, 200))
     assert [trace.name for trace in many.data] == [trace.name for trace in few.data]
     names = set(traces(drawn(spans())))
     assert {OP_WORDS[op] for _, _, op, *_ in ACTIONS} <= names
@@ -127,7 +119,7 @@ def test_arrays_are_typed_so_that_thousands_of_spans_stay_small() -> None:
 
 
 def test_each_further_stage_of_a_rank_is_drawn_in_a_lighter_colour() -> None:
-    (forward,) = [bar for bar in drawn(simulated("zbv", 2, 4)).data if bar.name == "forward"]
+    (forward,) = [bar for bar in drawn(simulated_spans("zbv", 2, 4)).data if bar.name == "forward"]
     stages = forward.customdata[:, 1]
     by_stage = {int(s): c for s, c in zip(stages, forward.marker.color, strict=True)}
     assert by_stage[0] == by_stage[1] == tinted(OP_COLORS[Op.F], 0)
@@ -142,7 +134,7 @@ def test_the_critical_path_is_one_line_that_waits_to_be_switched_on() -> None:
 
 
 def test_steps_are_stacked_on_one_axis_under_their_titles() -> None:
-    afab, other = simulated("afab", 2, 2), simulated("1f1b", 2, 2)
+    afab, other = simulated_spans("afab", 2, 2), simulated_spans("1f1b", 2, 2)
     figure = gantt([Step("AFAB", afab), Step("<b>1F1B", other)])
     forward = traces(figure)["forward"]
     rows = sorted(set(np.round(forward.y, 6)))
@@ -153,7 +145,7 @@ def test_steps_are_stacked_on_one_axis_under_their_titles() -> None:
 
 
 def test_a_picture_is_written_as_plotly_would_write_its_figure(many) -> None:
-    other = simulated("zbv", 2, 4)
+    other = simulated_spans("zbv", 2, 4)
     for steps in ([Step("", spans())], [Step("a", spans()), Step("<b>", other)], [Step("", many)]):
         picture = gantt_with_detail(steps).picture
         assert plain_json(picture) == plain_json(go.Figure(picture))
@@ -164,7 +156,7 @@ def test_a_picture_is_written_as_plotly_would_write_its_figure(many) -> None:
 
 @pytest.fixture(scope="module")
 def many() -> pd.DataFrame:
-    return simulated("1f1b", 4, 1200)
+    return simulated_spans("1f1b", 4, 1200)
 
 
 def test_more_bars_than_can_be_drawn_become_an_overview_and_a_plain_note(many) -> None:

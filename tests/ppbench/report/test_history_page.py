@@ -16,9 +16,9 @@ from ppbench.commits.series import read_history
 from ppbench.display.metrics import METRICS
 from ppbench.report.charts.history import history_chart
 from ppbench.report.pages import history as page_of
-from ppbench.report.pages.history import HistoryPage, render_history, write_history
+from ppbench.report.pages.history import HistoryPage, render_history
 from ppbench.report.pages.provenance import read_about
-from ppbench.report.pages.templates import render_index
+from ppbench.report.pages.templates import render_index, write_page
 from ppbench.statistics.series import Launch, Point, Series, analyse
 from ppbench.statistics.slowdowns import NOT_KNOWN, Slowdown
 from ppbench.statistics.verdicts import Metric
@@ -139,7 +139,7 @@ def test_the_page_says_what_changed_and_lists_every_series(html: str) -> None:
 def test_the_index_lists_histories_by_themselves(
     runs: Runs, page: HistoryPage, tmp_path: Path
 ) -> None:
-    write_history(tmp_path / "h.html", runs.store, page)
+    write_page(tmp_path / "h.html", render_history(runs.store, page))
     about = read_about(tmp_path / "h.html")
     assert about is not None
     assert (about.kind, about.num_runs, about.num_cases) == ("history", 22, 2)

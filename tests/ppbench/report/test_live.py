@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from command import EMULATED_SWEEP, ppbench
-from stored_runs import demo_store
+from stored_runs import run_row, store_with
 
 from ppbench.cli.live import ReportingDisplay, reporting
 from ppbench.config.case import Case, Measure
@@ -46,7 +46,7 @@ def report(tmp_path: Path):
     """Begin to report on a sweep, of which nothing is done."""
     (tmp_path / "live.toml").write_text(EMULATED)
     read = read_sweep(tmp_path / "live.toml", [], "cpu")
-    asked = (read, demo_store(tmp_path / "results"), Choice())
+    asked = (read, store_with(tmp_path / "results", [run_row(1, Case())]), Choice())
     return lambda: reporting(
         *(Display(), asked, tmp_path / "reports", "ppbench sweep", Assets.inline, lambda _: None)
     )
@@ -74,6 +74,7 @@ def test_of_a_stopped_sweep_without_an_ended_case_no_page_is_left(report, tmp_pa
     assert list((tmp_path / "reports").iterdir()) == []
 
 
+@pytest.mark.usefixtures("warm_starts")
 def test_the_ranks_wait_while_the_page_is_written(tmp_path):
     (tmp_path / "live.toml").write_text(EMULATED)
     done = ppbench("sweep", "live.toml", "--live", folder=tmp_path)

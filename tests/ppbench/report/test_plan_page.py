@@ -13,8 +13,8 @@ from ppbench.planning.plan import Plan, PlanRequest
 from ppbench.planning.planner import make_plan, simulated
 from ppbench.planning.words import sentences_of
 from ppbench.report.charts.frontier import Point, frontier
-from ppbench.report.pages.plan import PlanPage, render_plan, write_plan
-from ppbench.report.pages.templates import render_index
+from ppbench.report.pages.plan import PlanPage, render_plan
+from ppbench.report.pages.templates import render_index, write_page
 
 MIB = 2**20
 
@@ -65,7 +65,7 @@ def test_the_front_rises_with_memory_and_leaves_out_what_is_beaten():
 
 
 def test_the_index_lists_plans_with_their_answer(page, plan, tmp_path: Path):
-    write_plan(tmp_path / "plan.html", page)
+    write_page(tmp_path / "plan.html", render_plan(page))
     index = render_index(tmp_path)
     assert "<h2>Plans</h2>" in index
     assert sentences_of(plan)[0] in index

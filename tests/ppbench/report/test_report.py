@@ -238,23 +238,16 @@ def test_settings_that_a_run_does_not_have_are_a_value_too() -> None:
     ]  # fmt: skip
 
 
-def test_what_users_write_appears_as_text(demo: Store) -> None:
-    html = render(demo, title=NASTY, command=NASTY, sweep_text=NASTY)
-    page = _Page(html)
-    assert page.text.count('alert("1")') == 6  # title, heading, headline, error, command, file
-    assert_harmless(page)
-    assert json.loads(page.about())["title"] == NASTY
-
-
 def test_names_settings_commits_and_machines_are_text_wherever_they_stand(tmp_path: Path) -> None:
     machine = json.dumps({"hostname": NASTY, "cpu": NASTY})
     told = {"commit": NASTY, "branch": NASTY, "environment": machine, "sweep_file": NASTY}
     odd = {"sweep_name": NASTY, "cautions": NASTY, "fingerprint": NASTY, "created_at": NASTY}
     cases = [Case(model_preset=name) for name in (NASTY, "llama-8m")]
     store = store_with(tmp_path, [run_row(n, case, **told, **odd) for n, case in enumerate(cases)])
-    page = _Page(render(store))
-    assert page.text.count('alert("1")') > 8  # its filter among them
+    page = _Page(render(store, title=NASTY, command=NASTY, sweep_text=NASTY))
+    assert page.text.count('alert("1")') > 8 + 4  # its filter among them
     assert_harmless(page)
+    assert json.loads(page.about())["title"] == NASTY
     assert page.cases()[0]["axes"] == {"model_preset": NASTY}
     assert json.loads(page.about())["commit"].startswith("</script>")
     values = [attrs["value"] for tag, attrs in page.tags if tag == "input" and "value" in attrs]

@@ -28,26 +28,18 @@ def test_no_address_of_a_service_is_in_the_library_and_its_copyright_is() -> Non
     assert "MIT license" in library()[:300]
 
 
-def test_no_address_of_a_service_is_in_a_page(demo: Store, tmp_path: Path) -> None:
-    pages = [
-        report_runs(demo, [], None, tmp_path),
-        timeline_of_runs(demo, [str(demo.runs()["run_id"].iloc[1])], None, tmp_path),
-        tmp_path / "index.html",
-    ]
-    for page in pages:
-        assert addresses(page.read_text(encoding="utf-8")) == set()
-
-
-def test_pages_share_one_library_and_are_small(demo: Store, tmp_path: Path) -> None:
+def test_pages_share_one_library_name_no_service_and_are_small(demo: Store, tmp_path: Path) -> None:
     report = report_runs(demo, [], None, tmp_path, Assets.shared)
     run_id = str(demo.runs().query("status == 'ok'").iloc[0]["run_id"])
     line = timeline_of_runs(demo, [run_id], None, tmp_path, assets=Assets.shared)
     for page, has_charts in ((report, True), (line, False)):
         text = page.read_text(encoding="utf-8")
         assert page.stat().st_size < MOST_BYTES
+        assert addresses(text) == set()
         assert text.count(f'<script src="{shared_name()}">') == has_charts
         assert library() not in text
         assert ("is missing beside this page" in text) == has_charts
+    assert addresses((tmp_path / "index.html").read_text(encoding="utf-8")) == set()
     assert [path.name for path in (tmp_path / "assets").iterdir()] == [Path(shared_name()).name]
     assert (tmp_path / shared_name()).read_text(encoding="utf-8") == library()
 

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import pandas as pd
 from rich.console import Console
-from stored_runs import MS
+from stored_runs import simulated_spans
 
-from engine.plan.schedules.registry import build_program
-from engine.plan.simulate import simulate, uniform
 from ppbench.report.timeline.marks import Step
 from ppbench.report.timeline.terminal import draw_steps
 
 
-def plain() -> Console:
-    return Console(color_system=None, no_color=True, width=120)
-
-
-def simulated(schedule: str) -> pd.DataFrame:
-    program = build_program(schedule, 2, 2)
-    return pd.DataFrame(simulate(program, uniform(program.placement, MS, MS, MS)).spans())
-
-
 def test_on_a_terminal_microbatches_stand_on_the_colour_of_their_op() -> None:
     console = Console(force_terminal=True, color_system="truecolor", width=100)
-    text = draw_steps([Step("", simulated("1f1b"))], console)
+    text = draw_steps([Step("", simulated_spans("1f1b", 2, 2))], console)
     assert "48;2;0;114;178m0" in text  # the blue of a forward, and microbatch 0 on it
     assert "F0" not in text
     lines = [line for line in text.splitlines() if "rank" in line]
@@ -31,6 +19,6 @@ def test_on_a_terminal_microbatches_stand_on_the_colour_of_their_op() -> None:
 
 
 def test_a_thousand_actions_fit_in_a_row() -> None:
-    program = build_program("1f1b", 2, 500)
-    step = pd.DataFrame(simulate(program, uniform(program.placement, MS, MS, MS)).spans())
-    assert max(map(len, draw_steps([Step("", step)], plain()).splitlines())) <= 125
+    step = Step("", simulated_spans("1f1b", 2, 500))
+    console = Console(color_system=None, no_color=True, width=120)
+    assert max(map(len, draw_steps([step], console).splitlines())) <= 125
