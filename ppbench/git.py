@@ -27,8 +27,6 @@ _DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", "HE
 """Git's own diff, whatever programs the user has configured for it."""
 OF_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
 """Variables that git sets for its hooks; if ppbench runs in one, they would misdirect our git."""
-_OF_OWNERS = "safe.directory"
-"""The setting that lets git use another user's files, as containers often need."""
 _NO_HOOKS = ("-c", f"core.hooksPath={os.devnull}")
 """The user's git hooks must not run for our checkouts."""
 _QUIETLY = {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_LFS_SKIP_SMUDGE": "1"}
@@ -151,22 +149,18 @@ class Repository:
         if not path or self.describe(path[0]).parent != first:
             if not path and self.is_ancestor(last, first):
                 raise RepositoryError(f"{good}: is newer than {bad}; swap them")
+            ancestors = set(self._run("rev-list", first).split())
+            shared = [commit for commit in self.line(last) if commit in ancestors]
+            nearest = shared[-1][:12] if shared else f"{last[:12]}~1"
             raise RepositoryError(
                 f"{good}: does not lie on the first-parent line of {bad} in {self.root}"
-                f"{self._shallow_hint()}; name a commit that does, such as "
-                f"{self._nearest_on_line(first, last)}"
+                f"{self._shallow_hint()}; name a commit that does, such as {nearest}"
             )
         return path
 
     def line(self, tip: str) -> list[str]:
         """Return the first-parent line up to a commit, oldest first, as far as the clone has it."""
         return self._run("rev-list", "--first-parent", "--reverse", self.resolve(tip)).split()
-
-    def _nearest_on_line(self, sha: str, tip: str) -> str:
-        """The newest commit of the tip's first-parent line that `sha` descends from too."""
-        ancestors = set(self._run("rev-list", sha).split())
-        shared = [commit for commit in self.line(tip) if commit in ancestors]
-        return shared[-1][:12] if shared else f"{tip[:12]}~1"
 
     def positions(self, shas: Iterable[str]) -> dict[str, int]:
         """Return each commit's place in one order, parents first; unknown ones are missing."""
@@ -286,12 +280,9 @@ def _git(folder: Path, *arguments: str, where: str, text: str = "") -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RepositoryError(f"{where}: git {arguments[0]}: {error}") from None
     if done.returncode != 0:
-        problem = _problem(done.stderr) or f"ended with {done.returncode}"
+        # Git's error, with its advice if the files belong to another user, as in containers.
+        advice = [line.strip() for line in done.stderr.splitlines() if "safe.directory" in line]
+        problem = "; ".join(filter(None, [first_line(done.stderr), *advice[-1:]]))
+        problem = problem or f"ended with {done.returncode}"
         raise RepositoryError(f"{where}: git {arguments[0]}: {problem}")
     return done.stdout.rstrip("\n")
-
-
-def _problem(stderr: str) -> str:
-    """Git's error, with its advice if the files belong to another user."""
-    advice = [line.strip() for line in stderr.splitlines() if _OF_OWNERS in line][-1:]
-    return "; ".join(filter(None, [first_line(stderr), *advice]))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -147,6 +147,7 @@ class RunDetails:
     row: dict[str, object]
     """Its row of `runs`, with missing values as None, and the folder of its `profiles`."""
     stages: pd.DataFrame
+    """A row per stage with its layers, parameters and share; null if not stored with the run."""
     ranks: pd.DataFrame
     steps: pd.DataFrame
     flight: pd.DataFrame
@@ -166,15 +167,10 @@ def details_of(store: Store, name: str) -> RunDetails:
     row["profiles"] = str(profiles) if profiles.is_dir() else None
     row["verified"] = row["verified"] or NOT_VERIFIED
     tables = (store.table(table, [run["run_id"]]) for table in ("ranks", "steps", "flight"))
-    return RunDetails(row, _stages_of(row), *tables)
-
-
-def _stages_of(row: Mapping[str, object]) -> pd.DataFrame:
-    """A row per stage with its layers, parameters and share; null if not stored with the run."""
     lists = {name: row[column] for name, column in STAGE_LISTS.items()}
     columns = {name: json.loads(str(text)) for name, text in lists.items() if text is not None}
     stages = pd.DataFrame(columns).reindex(columns=list(STAGE_LISTS))
-    return stages.rename_axis("stage").reset_index()
+    return RunDetails(row, stages.rename_axis("stage").reset_index(), *tables)
 
 
 def load(results: str | Path = "results") -> Results:
@@ -182,9 +178,5 @@ def load(results: str | Path = "results") -> Results:
 
     A file that cannot be read is left out, with a warning.
     """
-    store = Store(Path(results), functools.cache(_warn))
+    store = Store(Path(results), functools.cache(warnings.warn))
     return Results(store, store.every_run())
-
-
-def _warn(problem: str) -> None:
-    warnings.warn(problem, stacklevel=2)

@@ -214,13 +214,14 @@ def use_of(
         return sum(alive.values())
 
     kinds = (owned.parameters, owned.gradients, owned.optimizer_state, owned.buffers)
-    by_kind = list(map(bytes_at_peak, kinds))
+    parameters, gradients, states, buffers = map(bytes_at_peak, kinds)
+    rest = account.peak_bytes - (parameters + gradients + states + buffers)
     return MemoryUse(
         account.peak_bytes,
         account.reserved_bytes,
         process_bytes,
         envelope(levels, MAX_LEVELS) if is_known else (),
-        MemorySplit(*by_kind, account.peak_bytes - sum(by_kind)),
+        MemorySplit(parameters, gradients, states, buffers, rest),
         predicted,
         account.active_bytes,
         account.in_flight_bytes,

@@ -204,7 +204,26 @@ def times_in(spans: pd.DataFrame, lowered: Program, replicas: int) -> tuple[JobT
     op = of_names[names.cat.codes.to_numpy()]
     steps, step = np.unique(spans["step"].to_numpy(), return_inverse=True)
     replica = spans["replica"].to_numpy() if "replica" in spans else np.zeros(len(spans), int)
-    column = _columns_of(spans, op, step * replicas + replica, columns)
+    # The column of each span; collectives of one stage and op are taken in their order.
+    stage, number = spans["stage"].to_numpy(), spans["microbatch"].to_numpy(copy=True)
+    joined = np.flatnonzero(op >= len(OPS))
+    order = joined[np.argsort(spans["start_ns"].to_numpy()[joined], kind="stable")]
+    cell = step * replicas + replica
+    keys = pd.DataFrame({"cell": cell[order], "op": op[order], "stage": stage[order]})
+    number[order] = keys.groupby(list(keys)).cumcount()
+    seen: Counter[tuple[Op, int]] = Counter()
+    num_ops, num_each = len(OPS) + len(JOINING_OPS), number.max(initial=0) + 1
+    index = np.full((num_ops, lowered.num_stages, num_each), _NONE)
+    for place, action in enumerate(columns.actions):
+        kind, of_kind = CODES.get(action.op), action.microbatch
+        if kind is None:
+            kind, of_kind = len(OPS) + JOINING_OPS.index(action.op), seen[action.op, action.stage]
+            seen[action.op, action.stage] += 1
+        if of_kind < num_each:
+            index[kind, action.stage, of_kind] = place
+    is_of_one = (op != _NONE) & (stage >= 0) & (stage < lowered.num_stages) & (number >= 0)
+    column = np.full(len(spans), _NONE)
+    column[is_of_one] = index[op[is_of_one], stage[is_of_one], number[is_of_one]]
     shape = len(steps), replicas, len(columns.actions)
     at = np.ravel_multi_index((step, replica, np.maximum(column, 0)), shape)[column != _NONE]
     starts, ends = np.zeros((2, *shape), np.int64)
@@ -240,28 +259,3 @@ def times_in(spans: pd.DataFrame, lowered: Program, replicas: int) -> tuple[JobT
     )
     measured_ns = ends[..., is_joined | is_compute].max(axis=(1, 2)) - first
     return JobTimes(columns, np.maximum(ns, 0), measured_ns), bool(is_whole)
-
-
-def _columns_of(
-    spans: pd.DataFrame, op: npt.NDArray[np.int64], cell: npt.NDArray[np.int64], columns: Columns
-) -> npt.NDArray[np.int64]:
-    """Return the column of each span; collectives of one stage and op are taken in their order."""
-    stage, number = spans["stage"].to_numpy(), spans["microbatch"].to_numpy(copy=True)
-    joined = np.flatnonzero(op >= len(OPS))
-    order = joined[np.argsort(spans["start_ns"].to_numpy()[joined], kind="stable")]
-    keys = pd.DataFrame({"cell": cell[order], "op": op[order], "stage": stage[order]})
-    number[order] = keys.groupby(list(keys)).cumcount()
-    seen: Counter[tuple[Op, int]] = Counter()
-    shape = len(OPS) + len(JOINING_OPS), columns.program.num_stages, number.max(initial=0) + 1
-    index = np.full(shape, _NONE)
-    for at, action in enumerate(columns.actions):
-        kind, of_kind = CODES.get(action.op), action.microbatch
-        if kind is None:
-            kind, of_kind = len(OPS) + JOINING_OPS.index(action.op), seen[action.op, action.stage]
-            seen[action.op, action.stage] += 1
-        if of_kind < shape[2]:
-            index[kind, action.stage, of_kind] = at
-    is_of_one = (op != _NONE) & (stage >= 0) & (stage < shape[1]) & (number >= 0)
-    found = np.full(len(spans), _NONE)
-    found[is_of_one] = index[op[is_of_one], stage[is_of_one], number[is_of_one]]
-    return found

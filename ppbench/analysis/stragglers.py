@@ -21,7 +21,6 @@ nobody.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -115,185 +114,158 @@ class Stragglers:
 
 def stragglers_of(times: JobTimes) -> Stragglers:
     """Analyse the steps of a job; raises what `times_of` raises for those that are incomplete."""
-    return _Analysis(times).result()
+    columns, ns = times.columns, times.ns
+    replicas, ranks = range(ns.shape[1]), range(columns.program.world_size)
+    compute = columns.is_compute
+    # What each column takes in each replica, and what it would ideally take.
+    own_ns = np.ones(ns.shape[1:])
+    of_stages: dict[Op, list[float]] = {}
+    for op, _, at in columns.kinds:
+        center = np.mean if op in COMPUTE_OPS else np.median
+        own_ns[:, at] = center(ns[..., at], axis=(0, 2))[:, None]
+        of_stages.setdefault(op, []).append(_usual(own_ns[:, at[0]]))
+    ideal = np.zeros(len(columns.actions), np.int64)
+    for op, stages in of_stages.items():
+        ideal[columns.of_ops([op])] = round(float(np.median(stages)))
 
+    def mean(changed: Factors | Ns) -> float:
+        return float(columns.steps_ns(changed.astype(np.int64, copy=False)).mean())
 
-class _Analysis:
-    """The replays of one job."""
+    step_ns, ideal_ns = mean(ns), mean(ideal[None, None])
 
-    def __init__(self, times: JobTimes) -> None:
-        self._times, self._columns, self._ns = times, times.columns, times.ns
-        # What each column takes in each replica, and what it would ideally take.
-        self._own = np.ones(times.ns.shape[1:])
-        of_stages: dict[Op, list[float]] = {}
-        for op, _, at in times.columns.kinds:
-            center = np.mean if op in COMPUTE_OPS else np.median
-            self._own[:, at] = center(times.ns[..., at], axis=(0, 2))[:, None]
-            of_stages.setdefault(op, []).append(_usual(self._own[:, at[0]]))
-        self._ideal = np.zeros(len(times.columns.actions), np.int64)
-        for op, stages in of_stages.items():
-            self._ideal[times.columns.of_ops([op])] = round(float(np.median(stages)))
-        self._num_ranks = self._columns.program.world_size
-        self._replicas = self._ns.shape[1]
-        self._step_ns = self._mean(self._ns)
-        self._ideal_ns = self._mean(self._ideal[None, None])
+    def slowness(chosen: Chosen) -> float:
+        """S where only some columns have their own times."""
+        return mean(np.where(chosen, ns, ideal)) / ideal_ns
 
-    def _mean(self, ns: Ns) -> float:
-        return float(self._columns.steps_ns(ns).mean())
+    def like_others(chosen: Chosen) -> Factors:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            factor = np.nan_to_num(ideal / own_ns, nan=1.0, posinf=1.0)
+        return np.asarray(ns * np.where(chosen, factor, 1.0))
 
-    def result(self) -> Stragglers:
-        columns, ranks, replicas = self._columns, range(self._num_ranks), range(self._replicas)
-
-        def slowness(chosen: Chosen) -> float:
-            """S where only some columns have their own times."""
-            return self._mean(np.where(chosen, self._ns, self._ideal)) / self._ideal_ns
-
-        ops = list(dict.fromkeys(op for op, *_ in columns.kinds))
-        of_ops = [slowness(columns.of_ops([op])) for op in ops]
-        by_op = pd.DataFrame({"op": list(map(str, ops)), "slowness": of_ops})
-        of_ranks = [slowness(columns.rank == rank) for rank in ranks]
-        by_stage = pd.DataFrame({"rank": ranks, "slowness": of_ranks})
-        # S of one replica, and of each of its ranks; the others are ideal, and so alike, so that
-        # one of them stands for all.
-        every = np.ones((1, len(columns.actions)), np.bool_)
-        chosen = np.concatenate([every, np.arange(self._num_ranks)[:, None] == columns.rank])
-        alone = []
-        for replica in replicas:
-            own = np.where(chosen[:, None], self._ns[:, replica], self._ideal)
-            own = own.reshape(-1, 1, chosen.shape[1])
-            if self._replicas > 1:
-                own = np.concatenate([own, np.broadcast_to(self._ideal, own.shape)], axis=1)
-            steps_ns = columns.steps_ns(own).reshape(len(chosen), -1)
-            alone.append(steps_ns.mean(axis=1) / self._ideal_ns)
-        of_replicas, *of_workers = np.array(alone).T
-        by_replica = pd.DataFrame({"replica": replicas, "slowness": of_replicas})
-        by_worker = pd.DataFrame(
-            {
-                "replica": np.repeat(replicas, self._num_ranks),
-                "rank": np.tile(ranks, self._replicas),
-                "slowness": np.array(of_workers).T.ravel(),
-            }
-        )
-        worst = by_worker.nlargest(max(1, round(WORST_WORKERS * len(by_worker))), "slowness")
-        last = by_worker[by_worker["rank"] == self._num_ranks - 1]
-        worst_workers, last_stage = (
-            self._explained(
-                self._mean(self._like_others(self._of_workers(workers)).astype(np.int64))
-            )
-            for workers in (worst, last)
-        )
-        correlation = self._correlation()
-        tried = sorted(self._tried(by_worker, by_replica, correlation), key=lambda one: -one.share)
-        # The cause is the smallest that costs nearly as much as the costliest; see `Kind`.
-        straggles = self._step_ns / self._ideal_ns >= LEAST_SLOWNESS
-        able = [
-            one
-            for one in tried
-            if one.share >= LEAST_COST
-            and (one.kind is not Kind.OP or (straggles and one.explained >= LEAST_EXPLAINED))
-        ]
-        most = max((one.share for one in able), default=0.0)
-        causes = [one for one in able if one.share >= NEARLY_ALL * most]
-        return Stragglers(
-            float(self._times.measured_ns.mean()),
-            self._step_ns,
-            self._ideal_ns,
-            _with_shares(by_op),
-            _with_shares(by_stage),
-            _with_shares(by_replica),
-            _with_shares(by_worker),
-            worst_workers,
-            last_stage,
-            correlation,
-            tried,
-            min(causes, key=lambda one: list(Kind).index(one.kind), default=None),
-        )
-
-    def _tried(
-        self, by_worker: pd.DataFrame, by_replica: pd.DataFrame, correlation: float
-    ) -> Iterator[Straggler]:
-        """All have their own times, but for some that are like the others: M."""
-        compute, columns = self._columns.is_compute, self._columns
-        links = np.unique(columns.link[columns.link >= 0]).tolist()
-
-        def alike(
-            kind: Kind, chosen: Chosen, replica: int | None = None, index: int | None = None
-        ) -> Straggler:
-            """With some columns of one replica, or of all, like the others."""
-            is_of = np.full(self._replicas, replica is None)
-            if replica is not None:
-                is_of[replica] = True
-            return self._made(kind, self._like_others(is_of[:, None] & chosen), replica, index)
-
-        if self._replicas > 1:
-            slowest = by_worker.nlargest(_TRIED, "slowness")[["replica", "rank"]]
-            for replica, rank in slowest.to_numpy().tolist():
-                yield alike(Kind.WORKER, compute & (columns.rank == rank), replica, rank)
-            for replica in by_replica.nlargest(_TRIED, "slowness")["replica"].tolist():
-                yield alike(Kind.REPLICA, compute, replica)
-            # The links of single replicas whose messages take longest beyond their ideal time.
-            beyond = (self._own - self._ideal).clip(min=0)
-            excess = {
-                (replica, link): float(beyond[replica, columns.link == link].sum())
-                for link in links
-                for replica in range(self._replicas)
-            }
-            for replica, link in sorted(excess, key=lambda one: -excess[one])[:_TRIED]:
-                yield alike(Kind.LINK, columns.link == link, replica, link)
-        for rank in range(self._num_ranks):
-            yield alike(Kind.STAGE, compute & (columns.rank == rank), None, rank)
-        for link in links:
-            yield alike(Kind.LINKS, columns.link == link, None, link)
-        if correlation >= CORRELATED:
-            # How much longer than usual each microbatch of a replica takes: the median of stages.
-            usual = np.maximum(np.median(self._own, axis=0), 1)
-            factors = np.ones(self._ns.shape)
-            for microbatch in range(columns.program.num_microbatches):
-                of_one = compute & (columns.microbatch == microbatch)
-                relative = self._ns[..., of_one] / usual[of_one]
-                factors[..., of_one] = np.median(relative, axis=2, keepdims=True)
-            yield self._made(Kind.LENGTHS, self._ns / np.maximum(factors, 1e-3))
-        for op in dict.fromkeys(op for op, *_ in columns.kinds if op in (*SEND_OPS, *JOINING_OPS)):
-            ideal = np.where(columns.of_ops([op]), self._ideal, self._ns)
-            yield self._made(Kind.OP, ideal, op=op)
-
-    def _made(
-        self,
+    def made(
         kind: Kind,
-        ns: Factors | Ns,
+        changed: Factors | Ns,
         replica: int | None = None,
         index: int | None = None,
         op: Op | None = None,
     ) -> Straggler:
-        step_ns = self._mean(ns.astype(np.int64))
-        cost_ns, explained = self._step_ns - step_ns, self._explained(step_ns)
-        share = cost_ns / self._step_ns
-        return Straggler(kind, replica, index, op, cost_ns, share, explained)
+        """What the job would gain with other times."""
+        cost_ns = step_ns - mean(changed)
+        explained = cost_ns / (step_ns - ideal_ns) if step_ns > ideal_ns else 0.0
+        return Straggler(kind, replica, index, op, cost_ns, cost_ns / step_ns, explained)
 
-    def _of_workers(self, workers: pd.DataFrame) -> Chosen:
-        """All that some workers do."""
-        is_slow = np.zeros((self._replicas, self._num_ranks), np.bool_)
+    def alike(
+        kind: Kind, chosen: Chosen, replica: int | None = None, index: int | None = None
+    ) -> Straggler:
+        """With some columns of one replica, or of all, like the others."""
+        is_of = np.array([replica in (None, each) for each in replicas])
+        return made(kind, like_others(is_of[:, None] & chosen), replica, index)
+
+    ops = list(of_stages)
+    of_ops = [slowness(columns.of_ops([op])) for op in ops]
+    by_op = pd.DataFrame({"op": list(map(str, ops)), "slowness": of_ops})
+    of_ranks = [slowness(columns.rank == rank) for rank in ranks]
+    by_stage = pd.DataFrame({"rank": ranks, "slowness": of_ranks})
+    # S of one replica, and of each of its ranks; the others are ideal, and so alike, so that
+    # one of them stands for all.
+    every = np.ones((1, len(columns.actions)), np.bool_)
+    chosen = np.concatenate([every, np.arange(len(ranks))[:, None] == columns.rank])
+    alone = []
+    for replica in replicas:
+        own = np.where(chosen[:, None], ns[:, replica], ideal)
+        own = own.reshape(-1, 1, chosen.shape[1])
+        if len(replicas) > 1:
+            own = np.concatenate([own, np.broadcast_to(ideal, own.shape)], axis=1)
+        steps_ns = columns.steps_ns(own).reshape(len(chosen), -1)
+        alone.append(steps_ns.mean(axis=1) / ideal_ns)
+    of_replicas, *of_workers = np.array(alone).T
+    by_replica = pd.DataFrame({"replica": replicas, "slowness": of_replicas})
+    by_worker = pd.DataFrame(
+        {
+            "replica": np.repeat(replicas, len(ranks)),
+            "rank": np.tile(ranks, len(replicas)),
+            "slowness": np.array(of_workers).T.ravel(),
+        }
+    )
+    explained = []
+    for workers in (
+        by_worker.nlargest(max(1, round(WORST_WORKERS * len(by_worker))), "slowness"),
+        by_worker[by_worker["rank"] == ranks[-1]],
+    ):
+        is_slow = np.zeros((len(replicas), len(ranks)), np.bool_)
         is_slow[workers["replica"], workers["rank"]] = True
-        return is_slow[:, self._columns.rank]
+        of_all = made(Kind.WORKER, like_others(is_slow[:, columns.rank]))
+        explained.append(of_all.explained)
+    worst_workers, last_stage = explained
 
-    def _like_others(self, chosen: Chosen) -> Factors:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            factor = np.nan_to_num(self._ideal / self._own, nan=1.0, posinf=1.0)
-        return np.asarray(self._ns * np.where(chosen, factor, 1.0))
+    # Forward and backward times of each microbatch on a worker, over their means.
+    relative = ns / np.maximum(own_ns, 1)
+    order = np.lexsort((columns.microbatch, columns.stage))
+    forward = order[columns.of_ops([Op.F])[order]]
+    backward = order[columns.of_ops([Op.B, Op.I])[order]]
+    both = relative[..., forward].ravel(), relative[..., backward].ravel()
+    correlation = 0.0
+    if len(both[0]) > 1 and min(one.std() for one in both) > 0:
+        correlation = float(np.corrcoef(*both)[0, 1])
 
-    def _explained(self, step_ns: float) -> float:
-        beyond_ns = self._step_ns - self._ideal_ns
-        return (self._step_ns - step_ns) / beyond_ns if beyond_ns > 0 else 0.0
+    # All have their own times, but for some that are like the others: M.
+    tried: list[Straggler] = []
+    links = np.unique(columns.link[columns.link >= 0]).tolist()
+    if len(replicas) > 1:
+        slowest = by_worker.nlargest(_TRIED, "slowness")[["replica", "rank"]]
+        for replica, rank in slowest.to_numpy().tolist():
+            tried.append(alike(Kind.WORKER, compute & (columns.rank == rank), replica, rank))
+        slowest = by_replica.nlargest(_TRIED, "slowness")["replica"]
+        tried += [alike(Kind.REPLICA, compute, replica) for replica in slowest.tolist()]
+        # The links of single replicas whose messages take longest beyond their ideal time.
+        beyond = (own_ns - ideal).clip(min=0)
+        excess = {
+            (replica, link): float(beyond[replica, columns.link == link].sum())
+            for link in links
+            for replica in replicas
+        }
+        for replica, link in sorted(excess, key=lambda one: -excess[one])[:_TRIED]:
+            tried.append(alike(Kind.LINK, columns.link == link, replica, link))
+    tried += [alike(Kind.STAGE, compute & (columns.rank == rank), None, rank) for rank in ranks]
+    tried += [alike(Kind.LINKS, columns.link == link, None, link) for link in links]
+    if correlation >= CORRELATED:
+        # How much longer than usual each microbatch of a replica takes: the median of stages.
+        usual = np.maximum(np.median(own_ns, axis=0), 1)
+        factors = np.ones(ns.shape)
+        for microbatch in range(columns.program.num_microbatches):
+            of_one = compute & (columns.microbatch == microbatch)
+            factors[..., of_one] = np.median(ns[..., of_one] / usual[of_one], axis=2, keepdims=True)
+        tried.append(made(Kind.LENGTHS, ns / np.maximum(factors, 1e-3)))
+    for op in ops:
+        if op in (*SEND_OPS, *JOINING_OPS):
+            ideally = np.where(columns.of_ops([op]), ideal, ns)
+            tried.append(made(Kind.OP, ideally, op=op))
+    tried.sort(key=lambda one: -one.share)
 
-    def _correlation(self) -> float:
-        columns, relative = self._columns, self._ns / np.maximum(self._own, 1)
-        order = np.lexsort((columns.microbatch, columns.stage))
-        forward = order[columns.of_ops([Op.F])[order]]
-        backward = order[columns.of_ops([Op.B, Op.I])[order]]
-        both = relative[..., forward].ravel(), relative[..., backward].ravel()
-        if len(both[0]) < 2 or min(one.std() for one in both) == 0:
-            return 0.0
-        return float(np.corrcoef(*both)[0, 1])
+    # The cause is the smallest that costs nearly as much as the costliest; see `Kind`.
+    straggles = step_ns / ideal_ns >= LEAST_SLOWNESS
+    able = [
+        one
+        for one in tried
+        if one.share >= LEAST_COST
+        and (one.kind is not Kind.OP or (straggles and one.explained >= LEAST_EXPLAINED))
+    ]
+    most = max((one.share for one in able), default=0.0)
+    causes = [one for one in able if one.share >= NEARLY_ALL * most]
+    return Stragglers(
+        float(times.measured_ns.mean()),
+        step_ns,
+        ideal_ns,
+        _with_shares(by_op),
+        _with_shares(by_stage),
+        _with_shares(by_replica),
+        _with_shares(by_worker),
+        worst_workers,
+        last_stage,
+        correlation,
+        tried,
+        min(causes, key=lambda one: list(Kind).index(one.kind), default=None),
+    )
 
 
 def _usual(values: Factors) -> float:

@@ -10,7 +10,7 @@ import functools
 import importlib
 import itertools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -96,45 +96,32 @@ def main() -> NoReturn:
 
 def _invoke() -> int:
     """Run the command of `sys.argv`. Raises UsageError for arguments that cannot be parsed."""
-    _check_paths(sys.argv)
-    try:
-        code = typer.main.get_command(app)(prog_name="ppbench", standalone_mode=False)
-    except _Refusal as refusal:
-        if (problem := _in_words(refusal)) is None:
-            return ExitCode.usage
-        raise UsageError(problem) from None
-    return code if isinstance(code, int) else ExitCode.ok
-
-
-def _in_words(refusal: Exception) -> str | None:
-    """The problem in the words of all other errors; None where the help is printed instead."""
-    text = str(refusal.format_message()) if hasattr(refusal, "format_message") else str(refusal)
-    text = " ".join(text.split())
-    if not text:
-        return None
-    text = text.removeprefix("Invalid value for ").replace(": Value error, ", ": ", 1)
-    context = getattr(refusal, "ctx", None)
-    where = "ppbench" if context is None else str(context.command_path)
-    text = f"{text[0].lower()}{text[1:]}".rstrip(".").replace(". Did you mean ", "; did you mean ")
-    return f"{where}: {text}{' S' if text.endswith('?') else '; s'}ee: {where} --help"
-
-
-def _check_paths(arguments: Sequence[str]) -> None:
-    """Raises UsageError for an empty path, or for a store whose path pyarrow cannot open.
-
-    An empty path, as from an unset variable, would mean the working directory.
-    """
     for option in ("--results", "--reports", "--output", "-o"):
-        values = [value for name, value in itertools.pairwise(arguments) if name == option]
+        values = [value for name, value in itertools.pairwise(sys.argv) if name == option]
         start = f"{option}="
-        values += [word.removeprefix(start) for word in arguments if word.startswith(start)]
+        values += [word.removeprefix(start) for word in sys.argv if word.startswith(start)]
         for value in values:
-            if not value:
+            if not value:  # as from an unset variable; it would mean the working directory
                 raise UsageError(f"{option}: is empty; expected a path")
-            if option == "--results" and encodable(value) != value:
+            if option == "--results" and encodable(value) != value:  # pyarrow cannot open it
                 raise UsageError(
                     f"{option}: {encodable(value)}: is not UTF-8; expected a UTF-8 path"
                 )
+    try:
+        code = typer.main.get_command(app)(prog_name="ppbench", standalone_mode=False)
+    except _Refusal as refusal:
+        text = str(refusal.format_message()) if hasattr(refusal, "format_message") else str(refusal)
+        text = " ".join(text.split())
+        if not text:  # the help was printed instead
+            return ExitCode.usage
+        text = text.removeprefix("Invalid value for ").replace(": Value error, ", ": ", 1)
+        context = getattr(refusal, "ctx", None)
+        where = "ppbench" if context is None else str(context.command_path)
+        text = f"{text[0].lower()}{text[1:]}".rstrip(".")
+        text = text.replace(". Did you mean ", "; did you mean ")
+        see = " See" if text.endswith("?") else "; see"
+        raise UsageError(f"{where}: {text}{see}: {where} --help") from None
+    return code if isinstance(code, int) else ExitCode.ok
 
 
 def _show_version(is_asked: bool) -> None:

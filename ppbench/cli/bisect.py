@@ -97,10 +97,7 @@ def bisection_text(
     if how is Format.json:
         return json.dumps(_values(result, results), indent=2, allow_nan=False)
     discounted = ["num_discounted"] if result.discounted else []
-    columns = [
-        *(*COMMIT_COLUMNS, "num_launches", *discounted),
-        *("status", result.metric, "chance"),
-    ]
+    columns = [*COMMIT_COLUMNS, "num_launches", *discounted, "status", result.metric, "chance"]
     table = render(result.frame, how, columns, view, ["commit", "chance"])
     if how is Format.csv:
         return table
@@ -121,6 +118,7 @@ def bisection_text(
 
 
 def _verdict(result: BisectionResult, good: str, bad: str) -> list[str]:
+    from ppbench.display.metrics import METRICS
     from ppbench.statistics.bisection import Finding
 
     launches = f"{result.num_launches} launches ({result.num_made} made now)"
@@ -133,9 +131,15 @@ def _verdict(result: BisectionResult, good: str, bad: str) -> list[str]:
             first = [f"first bad commit: {commits[0]}"]
             if (num := len(commits)) > 1:
                 first = [f"first bad commit: one of {num}; only the last of them runs", *commits]
+            ratio, difference = result.search.ratio, result.search.difference
+            is_higher = (ratio is not None and ratio.estimate > 1) or (
+                difference is not None and difference.estimate > 0
+            )
+            is_better = is_higher == METRICS[result.metric].higher_is_better
+            remark = ", for the better: the bad end is the better one here" if is_better else ""
             return [
                 *first,
-                f"change: {_change(result)}{_direction(result)}",
+                f"change: {_change(result)}{remark}",
                 f"confidence {_percent(result.search.confidence)}, {launches}",
             ]
         case Finding.no_difference:
@@ -175,19 +179,6 @@ def _change(result: BisectionResult) -> str:
     else:
         return f"{result.metric} is not known at both ends"
     return f"{result.metric} {ends[0]} ({ends[1]} to {ends[2]})"
-
-
-def _direction(result: BisectionResult) -> str:
-    """A remark where the bad end is the better one."""
-    from ppbench.display.metrics import METRICS
-
-    ratio, difference = result.search.ratio, result.search.difference
-    is_higher = (ratio is not None and ratio.estimate > 1) or (
-        difference is not None and difference.estimate > 0
-    )
-    if is_higher == METRICS[result.metric].higher_is_better:
-        return ", for the better: the bad end is the better one here"
-    return ""
 
 
 def _commands(result: BisectionResult, results: Path) -> dict[str, str]:

@@ -16,16 +16,13 @@ Open = Annotated[bool, typer.Option("--open", help="Open the page in the browser
 
 
 def open_page(path: Path) -> None:
-    """Open a page, or say where it is if this machine shows none; that is no failure."""
-    if not (_has_display() and webbrowser.open(path.resolve().as_uri())):
-        note(f"note: no browser can be opened here; the page is {path.resolve()}")
-
-
-def _has_display() -> bool:
-    """Whether a browser would have a window.
+    """Open a page, or say where it is if this machine shows none; that is no failure.
 
     A machine without a display may still have a browser for terminals, which would take over the
     one that the command runs in; `BROWSER` asks for it.
     """
-    is_linux = sys.platform.startswith("linux")
-    return not is_linux or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))
+    has_display = not sys.platform.startswith("linux") or any(
+        map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
+    )
+    if not (has_display and webbrowser.open(path.resolve().as_uri())):
+        note(f"note: no browser can be opened here; the page is {path.resolve()}")

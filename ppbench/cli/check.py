@@ -93,6 +93,7 @@ def check(
         raise typer.Exit(check_saved_file(file, num, results, how, view))
     from ppbench.cli.comparison import gate_text, note_aside
     from ppbench.commits.comparison import break_down
+    from ppbench.config.shipped import from_here
     from ppbench.config.sweep import read_share
     from ppbench.files import whole_file
 
@@ -112,7 +113,7 @@ def check(
             progress=progress,
         )
     again = command(
-        *("check", *map(_near, filter(None, [result.sweep_file]))),
+        *("check", *([str(from_here(Path(result.sweep_file)))] if result.sweep_file else [])),
         base=_lasting_name(result.comparison.base),
         head=_lasting_name(result.comparison.head),
         threshold=threshold,
@@ -135,9 +136,3 @@ def check(
 def _lasting_name(side: Side) -> str:
     """The name of a side that means the same commit whatever HEAD is by then."""
     return side.commit[:12] if side.commit and side.is_clean else side.name
-
-
-def _near(file: str) -> str:
-    """The path as it would be typed here."""
-    path, here = Path(file), Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else file

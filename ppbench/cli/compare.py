@@ -32,7 +32,6 @@ from ppbench.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from ppbench.commits.comparison import Comparison
     from ppbench.comparison.across import Across
-    from ppbench.display.tables import View
     from ppbench.report.pages.comparison import ComparisonPage
 
 Names = Annotated[
@@ -93,13 +92,27 @@ def compare(
     sort: Sort = None,
 ) -> None:
     """Compare two sides, or the cases that differ in one setting: figures, and what changed."""
+    from ppbench.cli.comparison import (
+        across_text,
+        comparison_text,
+        note_aside,
+        page_of_axis,
+        page_of_sides,
+    )
+    from ppbench.cli.progress import LiveProgress
+    from ppbench.commits.comparison import break_down
+    from ppbench.commits.comparison import compare as compare_sides
+    from ppbench.commits.sides import WORKTREE
     from ppbench.display.tables import View
+    from ppbench.files import whole_file
 
     words, view = names or [], View.of(columns, sort)
-    numbers = num_and_most(launches, most, is_run=is_run)
+    fixed, most = num_and_most(launches, most, is_run=is_run)
     is_named = across is not None or any(not word.endswith(".toml") for word in words)
     check_store_of(results, words, measures=is_run or not is_named)
+    is_saved = output is not None and output.suffix == SAVED
     result: Comparison | Across
+    page: ComparisonPage | None = None
     if across is None:
         for option, value in (("--base", base_value), ("--all-pairs", all_pairs)):
             if value:
@@ -111,121 +124,78 @@ def compare(
                 "compare: nothing is named; give BASE [HEAD], two commits for example, or compare "
                 "the last sweep along a setting with --across schedule"
             )
-        result, text = _sides(words, metrics, numbers, results, how, view, output)
+        base, head, sweep = split_names(words)
+        with going_on(), LiveProgress(is_shown=is_run) as progress:
+            sides = compare_sides(
+                base,
+                head or WORKTREE,
+                sweep=sweep,
+                metrics=metrics or (),
+                launches=fixed,
+                max_launches=most,
+                results=results,
+                progress=progress,
+            )
+        wanted = sides.series() if how is Format.json else sides.changed()
+        breakdowns = break_down(sides, wanted)
+        result, text = sides, comparison_text(sides, breakdowns, how, view)
+        if output is not None and is_saved:
+            with whole_file(output, "--output") as saved:
+                saved.write(f"{comparison_text(sides, breakdowns, Format.json)}\n".encode())
+        elif output is not None:
+            again = command("compare", *words, metric=metrics, results=results, output=output)
+            page = page_of_sides(sides, break_down(sides, sides.changed()), again)
     else:
-        options = (base_value, all_pairs, metrics)
-        result, text = _along(across, words, options, numbers, results, how, view, output)
+        if is_saved:
+            raise UsageError(
+                f"-o {output}: keeps two sides, BASE and HEAD; write a page: FILE.html"
+            )
+        display = None
+        if is_run:
+            from rich.console import Console
+
+            from ppbench.run.sweep.progress import display_for
+
+            display = display_for(Console(stderr=True))
+        with going_on():
+            cases = compare_sides(
+                across=across,
+                runs=words,
+                base=base_value,
+                all_pairs=all_pairs,
+                metrics=metrics or (),
+                launches=fixed,
+                max_launches=most,
+                results=results,
+                progress=LiveProgress(is_shown=False),
+                display=display,
+            )
+        contrasts = cases.series() if how is Format.json else cases.changed()
+        result, text = cases, across_text(cases, cases.break_down(contrasts), how, view)
+        if output is not None:
+            again = command(
+                *("compare", *words),
+                across=across,
+                base=base_value,
+                all_pairs=all_pairs,
+                metric=metrics,
+                results=results,
+                output=output,
+            )
+            page = page_of_axis(cases, cases.break_down(cases.changed()), again)
+    if output is not None and page is not None:
+        from ppbench.report.pages.comparison import render_comparison
+        from ppbench.report.pages.templates import listed, write_page
+
+        with listed(output, REPORTS):  # one in the folder of reports is added to their index
+            write_page(output, render_comparison(page))
+    note_aside(result, how)
     print_text(text, how)
     if output is not None:
-        word = "saved" if output.suffix == SAVED else "page"
+        word = "saved" if is_saved else "page"
         print(f"{word}: {output}", file=sys.stdout if how is Format.table else sys.stderr)
     is_answered = result.has_verdict and not result.is_open
     raise typer.Exit(ExitCode.ok if is_answered else ExitCode.insufficient)
-
-
-def _sides(
-    words: Sequence[str],
-    metrics: Sequence[str] | None,
-    asked: tuple[int | None, int | None],
-    results: Path,
-    how: Format,
-    view: View,
-    output: Path | None,
-) -> tuple[Comparison, str]:
-    """Compare two sides; return the result and its text, and write its page."""
-    from ppbench.cli.comparison import comparison_text, note_aside, page_of_sides
-    from ppbench.cli.progress import LiveProgress
-    from ppbench.commits.comparison import break_down
-    from ppbench.commits.comparison import compare as compare_sides
-    from ppbench.commits.sides import WORKTREE
-    from ppbench.files import whole_file
-
-    base, head, sweep = split_names(words)
-    launches, most = asked
-    with going_on(), LiveProgress(is_shown=asked != (None, None)) as progress:
-        result = compare_sides(
-            base,
-            head or WORKTREE,
-            sweep=sweep,
-            metrics=metrics or (),
-            launches=launches,
-            max_launches=most,
-            results=results,
-            progress=progress,
-        )
-    wanted = result.series() if how is Format.json else result.changed()
-    breakdowns = break_down(result, wanted)
-    if output is not None and output.suffix == SAVED:
-        with whole_file(output, "--output") as saved:
-            saved.write(f"{comparison_text(result, breakdowns, Format.json)}\n".encode())
-    elif output is not None:
-        again = command("compare", *words, metric=metrics, results=results, output=output)
-        _write(output, page_of_sides(result, break_down(result, result.changed()), again))
-    note_aside(result, how)
-    return result, comparison_text(result, breakdowns, how, view)
-
-
-def _along(
-    axis: str,
-    words: Sequence[str],
-    options: tuple[str | None, bool, Sequence[str] | None],
-    asked: tuple[int | None, int | None],
-    results: Path,
-    how: Format,
-    view: View,
-    output: Path | None,
-) -> tuple[Across, str]:
-    """Compare cases along an axis; return the result and its text, and write its page."""
-    from ppbench.cli.comparison import across_text, note_aside, page_of_axis
-    from ppbench.cli.progress import LiveProgress
-    from ppbench.commits.comparison import compare as compare_sides
-
-    base, all_pairs, metrics = options
-    if output is not None and output.suffix == SAVED:
-        raise UsageError(f"-o {output}: keeps two sides, BASE and HEAD; write a page: FILE.html")
-    display = None
-    if asked != (None, None):
-        from rich.console import Console
-
-        from ppbench.run.sweep.progress import display_for
-
-        display = display_for(Console(stderr=True))
-    with going_on():
-        result = compare_sides(
-            across=axis,
-            runs=words,
-            base=base,
-            all_pairs=all_pairs,
-            metrics=metrics or (),
-            launches=asked[0],
-            max_launches=asked[1],
-            results=results,
-            progress=LiveProgress(is_shown=False),
-            display=display,
-        )
-    wanted = result.series() if how is Format.json else result.changed()
-    if output is not None:
-        again = command(
-            *("compare", *words),
-            across=axis,
-            base=base,
-            all_pairs=all_pairs,
-            metric=metrics,
-            results=results,
-            output=output,
-        )
-        _write(output, page_of_axis(result, result.break_down(result.changed()), again))
-    note_aside(result, how)
-    return result, across_text(result, result.break_down(wanted), how, view)
-
-
-def _write(path: Path, page: ComparisonPage) -> None:
-    """Write the page; one in the folder of reports is added to their index."""
-    from ppbench.report.pages.comparison import render_comparison
-    from ppbench.report.pages.templates import listed, write_page
-
-    with listed(path, REPORTS):
-        write_page(path, render_comparison(page))
 
 
 def split_names(words: Sequence[str]) -> tuple[str | None, str | None, Path | None]:

@@ -33,7 +33,7 @@ from ppbench.display.changes import (
     moved_sentences,
     verdict_text,
 )
-from ppbench.display.fields import Field, field_of, words
+from ppbench.display.fields import field_of, words
 from ppbench.display.formats import Format
 from ppbench.display.tables import EVERYTHING, View, as_records, escaped, render, sort_rows
 from ppbench.display.units import counted
@@ -125,7 +125,10 @@ def across_text(
 
 
 def _across_table(across: Across, how: Format, view: View) -> str:
-    """A table with a few rows per pair; its settings are stacked beside them, to stay narrow."""
+    """A table with a few rows per pair; its settings are stacked beside them, to stay narrow.
+
+    With a single pair of values, its sides are headed by them.
+    """
     if not across.lines:
         return ""
     if view.sort:
@@ -146,18 +149,12 @@ def _across_table(across: Across, how: Format, view: View) -> str:
     alike = {name for name in ("fingerprint", "launches") if len({*frame[name], ""}) == 2}
     if len(across.series()) == 1 and not across.series()[0].common:
         alike.add("case")
-    shown = _with_values(across, [str(n) for n in frame if n not in alike])
-    return render(frame, how, shown, view, [*_NAMING, "verdict"])
-
-
-def _with_values(across: Across, columns: Sequence[str]) -> dict[str, Field]:
-    """The columns; with a single pair of values, its sides are headed by them."""
-    fields = {str(name): field_of(str(name)) for name in columns}
+    shown = {str(name): field_of(str(name)) for name in frame if name not in alike}
     pairs = {(line.series.base_value, line.series.head_value) for line in across.lines}
     if len(pairs) == 1:
         for name, value in zip(("base", "head"), *pairs, strict=True):
-            fields[name] = words(axis_text(across.axis, value), is_number=True)
-    return fields
+            shown[name] = words(axis_text(across.axis, value), is_number=True)
+    return render(frame, how, shown, view, [*_NAMING, "verdict"])
 
 
 def page_of_axis(
@@ -231,7 +228,30 @@ def gate_text(
         rows.append({**_row(gated.line), **(cells if gated.is_gated else unjudged)})
     lines = [gated.line for gated in result.lines]
     comparison = result.comparison
-    sections = (*_moved(breakdowns), _reasons(result), _accepted(result, how), _notes(comparison))
+    why = [
+        *(
+            f"regression: {_sentence(gated)}; {_allowed(gated)} is allowed"
+            for gated in result.regressions
+        ),
+        *(f"failed at head: {case}" for case in result.failed),
+        *(f"not enough data: {case}" for case in result.missing),
+        *(
+            f"unclear: {_sentence(gated)}; it passes, more launches would decide"
+            for gated in result.unclear
+        ),
+    ]
+    accepted = []
+    for gated in result.accepted:
+        if (entry := gated.accepted) is not None:
+            sentence = escaped(_sentence(gated)) if is_page else _sentence(gated)
+            reason = as_code(entry.reason) if is_page else _plain(entry.reason)
+            accepted.append(f"{sentence}, with {entry.commit[:SHORT]}: {reason}")
+    sections = (
+        *_moved(breakdowns),
+        _Section("Why", why, "", is_quoted=True),
+        _Section("Accepted", accepted, "accepted: ", is_markup=True),
+        _notes(comparison),
+    )
     parts = [
         f"## {escaped(headline(result))}" if is_page else headline(result),
         _heads(comparison, how),
@@ -349,10 +369,23 @@ def _table(
 def _sorted_table(frame: pd.DataFrame, lines: Sequence[Line[Any]], how: Format, view: View) -> str:
     """A table in another order: every row names its case; figures and changes sort as numbers."""
     column = view.order(list(map(str, frame.columns)))
+    changes: list[float | None] = []  # a difference for metrics in points, else a ratio
+    for line in lines:
+        change, in_points = line.change, line.metric.in_points
+        base, head = change.base, change.head
+        interval = change.difference if in_points else change.ratio
+        if interval is not None:
+            changes.append(interval.estimate)
+        elif base is None or head is None:
+            changes.append(None)
+        elif in_points:
+            changes.append(head - base)
+        else:
+            changes.append(head / base if base else None)
     numbers = {
         "base": [line.change.base for line in lines],
         "head": [line.change.head for line in lines],
-        "change_text": [_estimate(line) for line in lines],
+        "change_text": changes,
         "launches": [line.change.num_base for line in lines],
     }
     keys = pd.DataFrame({"key": numbers.get(str(column), frame[column])})
@@ -360,19 +393,6 @@ def _sorted_table(frame: pd.DataFrame, lines: Sequence[Line[Any]], how: Format, 
     shown = [str(name) for name in frame if name != "fingerprint" or len(set(frame[name])) > 1]
     essential = [*_NAMING, "verdict", *(["gate"] if "gate" in frame else [])]
     return render(frame.iloc[list(order)], how, shown, replace(view, sort=""), essential)
-
-
-def _estimate(line: Line[Any]) -> float | None:
-    """The change as a number: a difference for metrics in points, else a ratio."""
-    change = line.change
-    found = change.difference if line.metric.in_points else change.ratio
-    if found is not None:
-        return found.estimate
-    if change.base is None or change.head is None:
-        return None
-    if line.metric.in_points:
-        return change.head - change.base
-    return change.head / change.base if change.base else None
 
 
 @dataclass(frozen=True)
@@ -407,34 +427,6 @@ def _moved(breakdowns: Sequence[Breakdown[Series]]) -> list[_Section]:
         )
         for breakdown in breakdowns
     ]
-
-
-def _reasons(result: GateResult) -> _Section:
-    """All that keeps the gate from passing, and what remained unclear."""
-    lines = [
-        *(
-            f"regression: {_sentence(gated)}; {_allowed(gated)} is allowed"
-            for gated in result.regressions
-        ),
-        *(f"failed at head: {case}" for case in result.failed),
-        *(f"not enough data: {case}" for case in result.missing),
-        *(
-            f"unclear: {_sentence(gated)}; it passes, more launches would decide"
-            for gated in result.unclear
-        ),
-    ]
-    return _Section("Why", lines, "", is_quoted=True)
-
-
-def _accepted(result: GateResult, how: Format) -> _Section:
-    is_page = how is Format.markdown
-    pairs = [(gated, gated.accepted) for gated in result.accepted if gated.accepted is not None]
-    lines = [
-        f"{escaped(_sentence(gated)) if is_page else _sentence(gated)}, "
-        f"with {entry.commit[:SHORT]}: {as_code(entry.reason) if is_page else _plain(entry.reason)}"
-        for gated, entry in pairs
-    ]
-    return _Section("Accepted", lines, "accepted: ", is_markup=True)
 
 
 def _sentence(gated: GatedLine) -> str:
@@ -495,9 +487,19 @@ def _records(frame: pd.DataFrame) -> list[dict[str, object]]:
 def _comparison_values(
     comparison: Comparison, breakdowns: Sequence[Breakdown[Series]]
 ) -> dict[str, object]:
+    sides = {
+        word: {
+            "name": side.name,
+            "title": side.title,
+            "commit": side.commit,
+            "revision": lasting_revision(side),
+            "num_runs": len(side.runs),
+            "num_failed": len(side.failed),
+        }
+        for word, side in (("base", comparison.base), ("head", comparison.head))
+    }
     return {
-        "base": _side_values(comparison.base),
-        "head": _side_values(comparison.head),
+        **sides,
         **identity_values(comparison),
         **_looks_values(comparison),
         "changes": _records(comparison.frame),
@@ -516,17 +518,6 @@ def _comparison_values(
 
 def _looks_values(compared: Compared[Any]) -> dict[str, object]:
     return {} if compared.looks is None else {"looks": compared.looks.as_dict()}
-
-
-def _side_values(side: Side) -> dict[str, object]:
-    return {
-        "name": side.name,
-        "title": side.title,
-        "commit": side.commit,
-        "revision": lasting_revision(side),
-        "num_runs": len(side.runs),
-        "num_failed": len(side.failed),
-    }
 
 
 def _moved_values(part: Moved) -> dict[str, object]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,8 +33,8 @@ from ppbench.files import is_stream
 
 if TYPE_CHECKING:
     from ppbench.commits.series import History
-    from ppbench.statistics.series import Series, SeriesAnalysis, Step
-    from ppbench.statistics.verdicts import DiscountReason, Metric
+    from ppbench.statistics.series import Series, Step
+    from ppbench.statistics.verdicts import Metric
 
 SERIES = [
     *("number", "case", "fingerprint", "commits", "launches", "failed", "gaps"),
@@ -82,7 +82,7 @@ def history(
 ) -> None:
     """Show a metric over commits: levels per case and machine, and what changed them."""
     from ppbench.commits.series import history as read_history
-    from ppbench.report.pages.history import HistoryPage, render_history
+    from ppbench.report.pages.history import HistoryPage, backfill_command, render_history
     from ppbench.report.pages.templates import listed, write_page
     from ppbench.store import Store
 
@@ -109,35 +109,59 @@ def history(
     is_shown = result.has_figures or how in (Format.json, Format.csv)
     if text := history_text(result, how, view) if is_shown else "":  # CSV without a row is empty
         print_text(text, how)
-    for text in (*result.notes, *_backfills(result.analyses, store_options)):
+    for text in result.notes:
         note(f"note: {text}")
+    for number, analysis in enumerate(result.analyses, 1):  # pages say it beside the change
+        for step in analysis.steps:
+            if backfill := backfill_command(analysis.series, step):
+                first = analysis.series.points[step.first].commit[:_SHORT]
+                commits = counted(step.num_commits, "commit")
+                name = f"series {number}: " if len(result.analyses) > 1 else ""
+                text = (
+                    f"{name}{commits} may have made the change at {first}, "
+                    f"{step.num_unmeasured} of them not measured: {backfill} {store_options}"
+                )
+                note(f"note: {text.rstrip()}")
     if path is not None:
         is_beside = how is not Format.table or is_stream(path)
         print(f"page: {path}", file=sys.stderr if is_beside else sys.stdout)
     raise typer.Exit(ExitCode.ok if result.has_figures else ExitCode.insufficient)
 
 
-def _backfills(analyses: Sequence[SeriesAnalysis], options: str) -> Iterator[str]:
-    """Say how to find out which commit made a change; pages say it beside the change."""
-    from ppbench.report.pages.history import backfill_command
-
-    for number, analysis in enumerate(analyses, 1):
-        for step in analysis.steps:
-            if backfill := backfill_command(analysis.series, step):
-                first = analysis.series.points[step.first].commit[:_SHORT]
-                commits = counted(step.num_commits, "commit")
-                name = f"series {number}: " if len(analyses) > 1 else ""
-                yield (
-                    f"{name}{commits} may have made the change at {first}, "
-                    f"{step.num_unmeasured} of them not measured: {backfill} {options}".rstrip()
-                )
-
-
 def history_text(result: History, how: Format, view: View = EVERYTHING) -> str:
     """The output of `ppbench history`."""
     match how:
         case Format.json:
-            series = [_series_values(each, result.discounts) for each in result.analyses]
+            from ppbench.commits.series import point_values, step_values
+
+            series = []
+            for analysis in result.analyses:
+                own = analysis.series
+                values = {
+                    "case_id": own.case_id,
+                    "case": own.case,
+                    "fingerprint": own.fingerprint,
+                    "machine": own.machine,
+                    "state": analysis.state.value,
+                    "floor": own.floor,
+                    "num_behind": own.num_behind,
+                    "points": [
+                        point_values(point, result.discounts) for point in (*own.points, *own.dirty)
+                    ],
+                    "changes": [step_values(own, step) for step in analysis.steps],
+                    "levels": [
+                        {
+                            "first": own.points[level.first].commit,
+                            "last": own.points[level.last].commit,
+                            "num_launches": level.num_launches,
+                            "estimate": level.estimate,
+                            "low": None if level.interval is None else level.interval[0],
+                            "high": None if level.interval is None else level.interval[1],
+                        }
+                        for level in analysis.levels
+                    ],
+                }
+                series.append(values)
             whole = {
                 "metric": result.metric.name,
                 "order": result.line,
@@ -154,37 +178,33 @@ def _tables(result: History, how: Format, view: View) -> Iterator[str]:
     import pandas as pd
 
     yield f"{result.metric.name} over commits, {result.line}"
-    numbered = list(enumerate(result.analyses, 1))
-    rows = [_series_row(number, analysis, result.metric) for number, analysis in numbered]
+    rows: list[dict[str, object]] = []
+    steps: list[dict[str, object]] = []
+    for number, analysis in enumerate(result.analyses, 1):
+        series, level = analysis.series, analysis.current
+        rows.append(
+            {
+                "number": number,
+                "case": series.case,
+                "fingerprint": series.fingerprint,
+                "commits": series.num_measured,
+                "launches": series.num_launches,
+                "failed": series.num_failures,
+                "gaps": series.num_unmeasured,
+                "level": "" if level is None else figure(result.metric.name, level.estimate),
+                "state": analysis.state.value,
+            }
+        )
+        steps += [_step_row(number, series, step, result.metric) for step in analysis.steps]
     shown = [
         name for name in SERIES if name not in ("failed", "gaps") or any(row[name] for row in rows)
     ]
     yield render(pd.DataFrame(rows), how, shown, view, ["case", "level", "state"])
-    steps = [
-        _step_row(number, analysis.series, step, result.metric)
-        for number, analysis in numbered
-        for step in analysis.steps
-    ]
     if steps:
         whole = View(remedy="--format markdown shows all")
         yield render(pd.DataFrame(steps), how, STEPS, whole, ["change_text", "likeliest"])
     elif any(analysis.series.num_measured > 1 for analysis in result.analyses):
         yield "no change found"
-
-
-def _series_row(number: int, analysis: SeriesAnalysis, metric: Metric) -> dict[str, object]:
-    series, level = analysis.series, analysis.current
-    return {
-        "number": number,
-        "case": series.case,
-        "fingerprint": series.fingerprint,
-        "commits": series.num_measured,
-        "launches": series.num_launches,
-        "failed": series.num_failures,
-        "gaps": series.num_unmeasured,
-        "level": "" if level is None else figure(metric.name, level.estimate),
-        "state": analysis.state.value,
-    }
 
 
 def _step_row(number: int, series: Series, step: Step, metric: Metric) -> dict[str, object]:
@@ -203,34 +223,4 @@ def _step_row(number: int, series: Series, step: Step, metric: Metric) -> dict[s
         "likeliest": " ".join(
             filter(None, [first.commit[:_SHORT], (first.author_date or "")[:10], subject])
         ),
-    }
-
-
-def _series_values(
-    analysis: SeriesAnalysis, discounts: Mapping[str, DiscountReason]
-) -> dict[str, object]:
-    from ppbench.commits.series import point_values, step_values
-
-    series = analysis.series
-    return {
-        "case_id": series.case_id,
-        "case": series.case,
-        "fingerprint": series.fingerprint,
-        "machine": series.machine,
-        "state": analysis.state.value,
-        "floor": series.floor,
-        "num_behind": series.num_behind,
-        "points": [point_values(point, discounts) for point in (*series.points, *series.dirty)],
-        "changes": [step_values(series, step) for step in analysis.steps],
-        "levels": [
-            {
-                "first": series.points[level.first].commit,
-                "last": series.points[level.last].commit,
-                "num_launches": level.num_launches,
-                "estimate": level.estimate,
-                "low": None if level.interval is None else level.interval[0],
-                "high": None if level.interval is None else level.interval[1],
-            }
-            for level in analysis.levels
-        ],
     }

@@ -33,9 +33,7 @@ from ppbench.display.units import MEBIBYTES, MS, PERCENT
 from ppbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from ppbench.planning.plan import Plan
     from ppbench.planning.search import OnProgress
-    from ppbench.recommendation.trials import Trials
 
 Effort = Annotated[
     float,
@@ -103,6 +101,7 @@ def plan(
     sort: Sort = None,
 ) -> None:
     """Find the best pipeline for a model, devices and memory, and say how sure that is."""
+    from ppbench.planning.words import SHOWN, as_dict
     from ppbench.recommendation.question import answer, read_question
     from ppbench.recommendation.question import hand_over as write_forms
 
@@ -131,7 +130,16 @@ def plan(
         display = display_for(Console(stderr=True))
         with going_on():
             trials = measure(found, sweep, run, launches, results, display)
-    print_text(_text(found, trials, how, view), how)
+    if how is Format.json and view == EVERYTHING:
+        measured = {} if trials is None else trials.as_dict()
+        print(json.dumps({**as_dict(found), **measured}, indent=2, allow_nan=False))
+    elif how in (Format.json, Format.csv):
+        print(render(found.frame if trials is None else trials.frame, how, SHOWN, view))
+    else:
+        parts = [render(found.frame, how, SHOWN, view, ("step_ns",)), "\n".join(found.sentences)]
+        if trials is not None:
+            parts += [render(trials.frame, how, _TRIED), trials.sentence]
+        print_text("\n\n".join(parts), how)
     aside = sys.stdout if how is Format.table else sys.stderr
     if hand_over is not None:
         written = write_forms(found, sweep, hand_over)
@@ -159,21 +167,6 @@ def plan(
         print(f"page: {output}", file=aside)
         if open_it:
             open_page(output)
-
-
-def _text(found: Plan, trials: Trials | None, how: Format, view: View) -> str:
-    """The plan, and what was measured of it, in a format."""
-    from ppbench.planning.words import SHOWN, as_dict
-
-    if how is Format.json and view == EVERYTHING:
-        measured = {} if trials is None else trials.as_dict()
-        return json.dumps({**as_dict(found), **measured}, indent=2, allow_nan=False)
-    if how in (Format.json, Format.csv):
-        return render(found.frame if trials is None else trials.frame, how, SHOWN, view)
-    parts = [render(found.frame, how, SHOWN, view, ("step_ns",)), "\n".join(found.sentences)]
-    if trials is not None:
-        parts += [render(trials.frame, how, _TRIED), trials.sentence]
-    return "\n\n".join(parts)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -32,16 +31,17 @@ class LiveProgress:
             self._status.start()
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._status.stop()
 
     def begin(self, what: str, num_left: int | None = None) -> None:
-        self._what, self._began_s = what + self._left(num_left), time.monotonic()
+        left = ""
+        if num_left is not None:
+            left = f", {counted(num_left, 'start')} left with this one"
+            if self._seconds:
+                seconds = sum(self._seconds) / len(self._seconds) * num_left
+                left += f", about {duration(seconds)}"
+        self._what, self._began_s = what + left, time.monotonic()
         self._show("starting")
         if not self._console.is_terminal:
             self.say(self._what)
@@ -61,11 +61,3 @@ class LiveProgress:
 
     def _show(self, line: str) -> None:
         self._status.update(escape(f"{self._what}: {line}"))
-
-    def _left(self, num_left: int | None) -> str:
-        if num_left is None:
-            return ""
-        if not self._seconds:
-            return f", {counted(num_left, 'start')} left with this one"
-        seconds = sum(self._seconds) / len(self._seconds) * num_left
-        return f", {counted(num_left, 'start')} left with this one, about {duration(seconds)}"

@@ -75,7 +75,6 @@ STEP_COLUMNS = [
     *("step", "num_tokens", "step_ns", "optimizer_ns", "tokens_per_s"),
     *("bubble_fraction", "loss", "is_outlier"),
 ]
-FAILURE_COLUMNS = ("error", "last_actions")
 NO_FIGURES = ("load_window_s", "clock_offset_ns")
 PROGRAMS = (Format.json, Format.csv)
 _WHOLE = View(remedy="--columns shows them, and --format json all")
@@ -121,23 +120,16 @@ def list_runs(
         runs = runs.tail(most)
     if how is Format.table:
         view = replace(view, short_ids=store.short_ids())
-    shown = list(map(str, runs)) if columns else [name for name in LISTED if _is_shown(runs, name)]
+    shown = list(map(str, runs))
+    if not columns:
+        is_told = {
+            "error": runs["error"].notna(),
+            "cautions": runs["cautions"].fillna("").ne(""),
+            "runtime": runs["runtime"].ne(ENGINE),
+            **dict.fromkeys(("replicas", "sharding_policy"), runs["replicas"].gt(1)),
+        }
+        shown = [name for name in LISTED if name not in is_told or is_told[name].any()]
     print(render(runs, how, shown, view))
-
-
-def _is_shown(runs: pd.DataFrame, name: str) -> bool:
-    """Whether a column says anything: errors and cautions, other runtimes, several replicas."""
-    match name:
-        case "error":
-            return bool(runs["error"].notna().any())
-        case "cautions":
-            return bool(runs["cautions"].fillna("").ne("").any())
-        case "replicas" | "sharding_policy":
-            return bool(runs["replicas"].gt(1).any())
-        case "runtime":
-            return bool(runs["runtime"].ne(ENGINE).any())
-        case _:
-            return True
 
 
 def query(
@@ -209,10 +201,7 @@ def show(
         print("\n\n".join(parts))
     elif how is Format.json:
         tables = {"ranks": details.ranks, "steps": details.steps, "flight": details.flight}
-        data = {
-            "run": details.row,
-            **{name: as_records(table) for name, table in tables.items()},
-        }
+        data = {"run": details.row, **{name: as_records(rows) for name, rows in tables.items()}}
         print(json.dumps(data, indent=2, allow_nan=False))
     elif how is Format.csv:
         print(facts(details.row, how))
@@ -222,18 +211,29 @@ def show(
 
 def _details(details: RunDetails, how: Format) -> list[str]:
     """The text of a run: how it failed, if it did, its figures, tables, settings and the rest."""
-    failure = _failure(details, how) if details.row["status"] != "ok" else []
-    hidden = {*BULKY, *(FAILURE_COLUMNS if failure else []), *details.unknown_settings}
+    row, failed = details.row, details.row["status"] != "ok"
+    parts: list[str] = []
+    if failed:  # what each rank was doing, and the whole error if it has more lines
+        from ppbench.run.failures.post_mortem import in_words
+
+        error = str(row["error"] or "no error was recorded").strip()
+        where = "" if row["error_rank"] is None else f" at rank {row['error_rank']}"
+        parts.append(f"{row['status']}{where}: {first_line(error)}")
+        if not details.flight.empty:
+            ranks = in_words(details.flight)
+            parts.append(render(ranks, how, list(map(str, ranks))))
+        if error != first_line(error):
+            parts.append(f"```\n{error}\n```" if how is Format.markdown else error)
+    hidden = {*BULKY, *(("error", "last_actions") if failed else ()), *details.unknown_settings}
     known = {
-        key: value
-        for key, value in details.row.items()
-        if value not in (None, "") and key not in hidden
+        key: value for key, value in row.items() if value not in (None, "") and key not in hidden
     }
     settings = set(Case().settings())
     measured = {key: known[key] for key in known if key not in settings and _is_figure(key)}
     asked_for = {key: known[key] for key in known if key in settings}
     rest = {key: known[key] for key in known if key not in measured and key not in asked_for}
-    parts = [*failure, *([facts(_readable(measured), how)] if measured else [])]
+    if measured:
+        parts.append(facts(_readable(measured), how))
     if not details.stages.empty:
         parts.append(render(details.stages, how, list(map(str, details.stages)), _WHOLE))
     for leading, columns in TABLES_OF_RANKS.items():
@@ -267,19 +267,3 @@ def _readable(values: Mapping[str, object]) -> dict[str, object]:
         key: figure(key, value) if _is_figure(key) and not isinstance(value, str) else value
         for key, value in values.items()
     }
-
-
-def _failure(details: RunDetails, how: Format) -> list[str]:
-    """How a run failed, what each rank was doing, and the whole error if it has more lines."""
-    from ppbench.run.failures.post_mortem import in_words
-
-    row = details.row
-    error = str(row["error"] or "no error was recorded").strip()
-    where = "" if row["error_rank"] is None else f" at rank {row['error_rank']}"
-    parts = [f"{row['status']}{where}: {first_line(error)}"]
-    if not details.flight.empty:
-        ranks = in_words(details.flight)
-        parts.append(render(ranks, how, list(map(str, ranks))))
-    if error != first_line(error):
-        parts.append(f"```\n{error}\n```" if how is Format.markdown else error)
-    return parts

@@ -80,22 +80,10 @@ def recheck_text(recheck: Recheck, how: Format, view: View) -> str:
         return json.dumps(values, indent=2, allow_nan=False)
     is_page = how is Format.markdown
     table = render(pd.DataFrame(rows), how, _HEADED, view, ["figure", "outcome"]) if rows else ""
-    first = _headline(recheck)
-    parts = [
-        f"**{escaped(first)}**" if is_page else first,
-        table,
-        "\n".join(f"- {escaped(note)}" if is_page else f"note: {note}" for note in notes),
-    ]
-    return "\n\n".join(part for part in parts if part)
-
-
-def _headline(recheck: Recheck) -> str:
-    """The outcome in one sentence, with the changes that decide it."""
-    if not recheck.judged:
-        return f"{recheck.outcome}: the comparison states no change that could hold"
-    sentences = []
-    for judged in recheck.judged:
-        if judged.outcome is recheck.outcome:
+    first = f"{recheck.outcome}: the comparison states no change that could hold"
+    if deciding := [judged for judged in recheck.judged if judged.outcome is recheck.outcome]:
+        sentences = []
+        for judged in deciding[:_MOST_NAMED]:
             metric, again = judged.stated.metric, "not measured again"
             if judged.again is not None:
                 again = _in_words(metric, judged.again.change)
@@ -103,8 +91,14 @@ def _headline(recheck: Recheck) -> str:
                 f"{field_of(metric.name).label} of {judged.stated.case}: {again}; "
                 f"stated: {_in_words(metric, judged.stated.change)}"
             )
-    more = f"; and {len(sentences) - _MOST_NAMED} more" if len(sentences) > _MOST_NAMED else ""
-    return f"{recheck.outcome}: {'; '.join(sentences[:_MOST_NAMED])}{more}"
+        more = f"; and {num} more" if (num := len(deciding) - _MOST_NAMED) > 0 else ""
+        first = f"{recheck.outcome}: {'; '.join(sentences)}{more}"
+    parts = [
+        f"**{escaped(first)}**" if is_page else first,
+        table,
+        "\n".join(f"- {escaped(note)}" if is_page else f"note: {note}" for note in notes),
+    ]
+    return "\n\n".join(part for part in parts if part)
 
 
 def _in_words(metric: Metric, change: Change) -> str:

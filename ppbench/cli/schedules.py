@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -33,13 +33,6 @@ from ppbench.display.tables import EVERYTHING, View, facts, render
 from ppbench.display.units import counted
 from ppbench.errors import UsageError, nearest
 from ppbench.files import whole_file
-
-if TYPE_CHECKING:
-    from engine.plan.lower import Policy
-    from engine.plan.program import Program
-    from engine.plan.schedules.registry import Schedule
-    from ppbench.prediction import Prediction
-    from ppbench.prediction.replicas import JoinedPrediction
 
 commands = typer.Typer(
     cls=Group, no_args_is_help=True, help="List, draw, check and export schedules."
@@ -94,9 +87,27 @@ def list_schedules(
     """List the schedules with their constraints, bubble and peak activations."""
     import pandas as pd
 
-    from engine.plan.schedules.registry import CSV_PREFIX, SCHEDULES
+    from engine.plan.program import v_placement
+    from engine.plan.schedules.registry import ALIASES, CSV_PREFIX, SCHEDULES
+    from ppbench.prediction import number, simulate
 
-    rows = [_listed(schedule) for schedule in SCHEDULES.values()]
+    rows: list[dict[str, object]] = []
+    for schedule in SCHEDULES.values():
+        allowed = schedule.stages_per_rank
+        prediction = simulate(schedule.name, EXAMPLE_RANKS, EXAMPLE_MICROBATCHES)
+        rows.append(
+            {
+                "name": schedule.name,
+                "aliases": [alias for alias, name in ALIASES.items() if name == schedule.name],
+                "stages_per_rank": str(allowed.most or "any"),
+                "default_stages_per_rank": allowed.default,
+                "placement": "v" if schedule.place is v_placement else "loop",
+                "constraint": schedule.constraint.text if schedule.constraint else "",
+                "bubble_fraction": prediction.simulation.bubble_fraction,
+                "peak_activations": number(max(prediction.peaks)),
+                "source": schedule.source,
+            }
+        )
     rows.append(
         {
             "name": f"{CSV_PREFIX}PATH",
@@ -121,27 +132,6 @@ def list_schedules(
         print_text(_ABOUT_EXAMPLE)
 
 
-def _listed(schedule: Schedule) -> dict[str, object]:
-    """A schedule's constraints, and its figures in one small example."""
-    from engine.plan.program import v_placement
-    from engine.plan.schedules.registry import ALIASES
-    from ppbench.prediction import number, simulate
-
-    allowed = schedule.stages_per_rank
-    prediction = simulate(schedule.name, EXAMPLE_RANKS, EXAMPLE_MICROBATCHES)
-    return {
-        "name": schedule.name,
-        "aliases": [alias for alias, name in ALIASES.items() if name == schedule.name],
-        "stages_per_rank": str(allowed.most or "any"),
-        "default_stages_per_rank": allowed.default,
-        "placement": "v" if schedule.place is v_placement else "loop",
-        "constraint": schedule.constraint.text if schedule.constraint else "",
-        "bubble_fraction": prediction.simulation.bubble_fraction,
-        "peak_activations": number(max(prediction.peaks)),
-        "source": schedule.source,
-    }
-
-
 @commands.command("draw", cls=Command)
 def draw(
     name: ScheduleName,
@@ -161,9 +151,9 @@ def draw(
     from rich.console import Console
 
     from engine.plan.drawing import draw as draw_order
-    from engine.plan.schedules.registry import CSV_PREFIX, read_csv
-    from ppbench.prediction import ProgramRequest, predict, program_of, read_costs
-    from ppbench.prediction.replicas import predict_joined, read_replication
+    from engine.plan.schedules.registry import CSV_PREFIX, SCHEDULES, read_csv
+    from ppbench.prediction import Prediction, ProgramRequest, predict, program_of, read_costs
+    from ppbench.prediction.replicas import JoinedPrediction, predict_joined, read_replication
     from ppbench.report.timeline import terminal
 
     costs = read_costs(cost)
@@ -179,7 +169,30 @@ def draw(
         prediction = predict_joined(program, costs, replication)
         text = terminal.draw_joined(prediction, console)
     if html is not None:
-        _write_page(html, prediction)
+        from ppbench.report.pages.timeline import write_plan
+
+        figures, schedule = prediction.figures(), SCHEDULES.get(program.schedule)
+        peaks = terminal.peaks_text(prediction.peaks)
+        write_plan(
+            html,
+            prediction.frame,
+            title=f"{program.schedule}, planned",
+            subtitle=f"planned by simulation, not measured · {terminal.shape_text(prediction)}",
+            facts=[
+                ("makespan", f"{terminal.amount(prediction.makespan_s)} s"),
+                *((key, f"{figures[key]:.4f}") for key in figures if key.startswith("bubble")),
+                ("peak activations by rank", f"{peaks} (microbatches of a rank's share)"),
+                ("costs, in s", terminal.costs_text(prediction.costs)),
+                *(
+                    terminal.replicas_facts(prediction)
+                    if isinstance(prediction, JoinedPrediction)
+                    else []
+                ),
+                ("transfers", "free"),
+                ("placement of stages", str(prediction.shape()["placement"])),
+                ("source", schedule.source if schedule else "the file"),
+            ],
+        )
     print(text)
     if replication is None and (name.startswith(CSV_PREFIX) or name.endswith(".csv")):
         in_file = read_csv(Path(name.removeprefix(CSV_PREFIX)))
@@ -188,41 +201,6 @@ def draw(
             print(f"\nwith the collectives of replicas, in order:\n{listed}")
     if html is not None:
         print(html)
-
-
-def _write_page(path: Path, prediction: Prediction | JoinedPrediction) -> None:
-    from engine.plan.schedules.registry import SCHEDULES
-    from ppbench.prediction import Prediction
-    from ppbench.report.pages.timeline import write_plan
-    from ppbench.report.timeline.terminal import (
-        amount,
-        costs_text,
-        peaks_text,
-        replicas_facts,
-        shape_text,
-    )
-
-    schedule, figures = prediction.program.schedule, prediction.figures()
-    bubbles = [(name, f"{figures[name]:.4f}") for name in figures if name.startswith("bubble")]
-    write_plan(
-        path,
-        prediction.frame,
-        title=f"{schedule}, planned",
-        subtitle=f"planned by simulation, not measured · {shape_text(prediction)}",
-        facts=[
-            ("makespan", f"{amount(prediction.makespan_s)} s"),
-            *bubbles,
-            (
-                "peak activations by rank",
-                f"{peaks_text(prediction.peaks)} (microbatches of a rank's share)",
-            ),
-            ("costs, in s", costs_text(prediction.costs)),
-            *([] if isinstance(prediction, Prediction) else replicas_facts(prediction)),
-            ("transfers", "free"),
-            ("placement of stages", str(prediction.shape()["placement"])),
-            ("source", SCHEDULES[schedule].source if schedule in SCHEDULES else "the file"),
-        ],
-    )
 
 
 @commands.command("check", cls=Command)
@@ -243,22 +221,44 @@ def check(
 ) -> None:
     """Check a program, and prove that it cannot hang."""
     from engine.plan.collectives import POLICIES
+    from engine.plan.rules import ProgramError
+    from engine.plan.rules import check as check_rules
     from engine.plan.schedules.registry import CSV_PREFIX, known_names
-    from ppbench.prediction import UNIT_COSTS, placement_word, predict, with_transfers
+    from ppbench.prediction import (
+        UNIT_COSTS,
+        ProgramRequest,
+        placement_word,
+        predict,
+        program_of,
+        program_of_file,
+        with_transfers,
+    )
     from ppbench.prediction.replicas import collectives_of_file
     from ppbench.report.timeline.terminal import peaks_text
 
     if max_held is not None and max_held < 1:
         raise UsageError(f"--max-held: must be at least 1, got {max_held}")
-    program = _checked(name, ranks, microbatches, stages_per_rank, max_held)
     num_collectives = 0
     if name not in known_names():
-        num_collectives = collectives_of_file(Path(name.removeprefix(CSV_PREFIX)), sharding)
-    elif sharding is not None:
-        raise UsageError(
-            f"--sharding: checks the collectives of a file, and {name} is a schedule; to add "
-            f"collectives to it: ppbench schedules export {name} --sharding {sharding} -o FILE.csv"
-        )
+        shape = {"ranks": ranks, "microbatches": microbatches, "stages-per-rank": stages_per_rank}
+        for option, value in shape.items():
+            if value is not None:
+                raise UsageError(f"--{option}: a file has its own; leave it out")
+        path = Path(name.removeprefix(CSV_PREFIX))
+        program = program_of_file(path, max_held)
+        num_collectives = collectives_of_file(path, sharding)
+    else:
+        program = program_of(ProgramRequest(name, ranks, microbatches, stages_per_rank))
+        try:
+            check_rules(program, max_held)
+        except ProgramError as error:
+            raise UsageError(str(error)) from None
+        if sharding is not None:
+            raise UsageError(
+                f"--sharding: checks the collectives of a file, and {name} is a schedule; to add "
+                f"collectives to it: ppbench schedules export {name} --sharding {sharding} "
+                "-o FILE.csv"
+            )
     num_actions = program.num_computations
     num_transfers = with_transfers(program).table.num_actions - num_actions
     counts = [
@@ -277,33 +277,6 @@ def check(
     if num_collectives and sharding is None:
         policies = ", ".join(POLICIES)
         print_text(f"Its collectives are not checked: add --sharding POLICY, one of {policies}.")
-
-
-def _checked(
-    name: str,
-    ranks: int | None,
-    microbatches: int | None,
-    stages_per_rank: int | None,
-    max_held: int | None,
-) -> Program:
-    """The program of a file, or of a schedule of that shape. Raises UsageError if illegal."""
-    from engine.plan.rules import ProgramError
-    from engine.plan.rules import check as check_rules
-    from engine.plan.schedules.registry import CSV_PREFIX, known_names
-    from ppbench.prediction import ProgramRequest, program_of, program_of_file
-
-    if name not in known_names():
-        shape = {"ranks": ranks, "microbatches": microbatches, "stages-per-rank": stages_per_rank}
-        for option, value in shape.items():
-            if value is not None:
-                raise UsageError(f"--{option}: a file has its own; leave it out")
-        return program_of_file(Path(name.removeprefix(CSV_PREFIX)), max_held)
-    program = program_of(ProgramRequest(name, ranks, microbatches, stages_per_rank))
-    try:
-        check_rules(program, max_held)
-    except ProgramError as error:
-        raise UsageError(str(error)) from None
-    return program
 
 
 @commands.command("export", cls=Command)
@@ -333,14 +306,26 @@ def export(
     ] = None,
 ) -> None:
     """Write a schedule in torch's CSV form."""
+    from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy
     from engine.plan.program import to_csv
     from ppbench.prediction import ProgramRequest, program_of, with_transfers
     from ppbench.prediction.replicas import with_sharding
 
-    chosen = _communication(policy, look_ahead, is_wanted=with_communication)
+    for option, value in {"--policy": policy, "--look-ahead": look_ahead}.items():
+        if value is not None and not with_communication:
+            raise UsageError(f"{option}: applies only with --with-communication; add it")
+    policies = [known.value for known in Policy]
+    if policy is not None and policy not in policies:
+        raise UsageError(f'--policy: unknown policy "{policy}"{nearest(policy, policies)}')
+    posting = Policy(policy or Policy.EARLY)
+    if look_ahead is not None and look_ahead < 0:
+        raise UsageError(f"--look-ahead: must be at least 0, got {look_ahead}")
+    if look_ahead is not None and posting is not Policy.EARLY:
+        raise UsageError("--look-ahead: applies only with --policy early; leave it out")
     request = ProgramRequest(name, ranks, microbatches, stages_per_rank)
     written = program_of(request, is_replicated=True)
-    program = with_transfers(written, *chosen) if with_communication else written
+    num_ahead = DEFAULT_LOOK_AHEAD if look_ahead is None else look_ahead
+    program = with_transfers(written, posting, num_ahead) if with_communication else written
     text = to_csv(with_sharding(program, written, sharding))
     if str(output) == STANDARD_OUTPUT:
         print(text.rstrip("\n"))
@@ -348,25 +333,3 @@ def export(
     with whole_file(output, "-o") as file:
         file.write(text.encode())
     print_path(output)
-
-
-def _communication(
-    policy: str | None, look_ahead: int | None, *, is_wanted: bool
-) -> tuple[Policy, int]:
-    """How to add transfers. Raises UsageError where an option is unknown or has no effect."""
-    from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy
-
-    for option, value in {"--policy": policy, "--look-ahead": look_ahead}.items():
-        if value is not None and not is_wanted:
-            raise UsageError(f"{option}: applies only with --with-communication; add it")
-    policies = [known.value for known in Policy]
-    if policy is not None and policy not in policies:
-        raise UsageError(f'--policy: unknown policy "{policy}"{nearest(policy, policies)}')
-    chosen = Policy(policy or Policy.EARLY)
-    if look_ahead is None:
-        return chosen, DEFAULT_LOOK_AHEAD
-    if look_ahead < 0:
-        raise UsageError(f"--look-ahead: must be at least 0, got {look_ahead}")
-    if chosen is not Policy.EARLY:
-        raise UsageError("--look-ahead: applies only with --policy early; leave it out")
-    return chosen, look_ahead

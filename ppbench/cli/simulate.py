@@ -89,7 +89,13 @@ def simulate(
     sort: Sort = None,
 ) -> None:
     """Predict makespan, bubble and peak activations of a schedule, or of all."""
-    from ppbench.prediction import ProgramRequest, program_of, read_costs, read_transfers
+    from ppbench.prediction import (
+        Prediction,
+        ProgramRequest,
+        program_of,
+        read_costs,
+        read_transfers,
+    )
     from ppbench.prediction.replicas import read_replication
 
     conditions = _Conditions(
@@ -110,11 +116,36 @@ def simulate(
         return
     program = program_of(request, is_replicated=conditions.replication is not None)
     prediction = conditions.predict(program)
-    if how in (Format.table, Format.markdown):
-        print(facts(_for_people(prediction), how))
+    if how not in (Format.table, Format.markdown):
+        everything = _as_dict(prediction, has_held=held)
+        print(_as_json(everything) if how is Format.json else facts(everything, how))
         return
-    everything = _as_dict(prediction, has_held=held)
-    print(_as_json(everything) if how is Format.json else facts(everything, how))
+    from ppbench.report.timeline.terminal import amount, costs_text, peaks_text, replicas_facts
+
+    moved, figures = prediction.transfers, prediction.figures()
+    overlapping = "beside compute" if moved.overlaps else "compute waits"
+    takes = f"{amount(moved.duration_s)} s, {overlapping}" if moved.duration_s else "free"
+    bubbles = {name: f"{figures[name]:.4f}" for name in figures if name.startswith("bubble")}
+    of_replicas, path_facts = {}, {}
+    if isinstance(prediction, Prediction):
+        path = prediction.critical_path()
+        more = f" … {path[-1]}" if len(path) > SHOWN_OF_PATH else ""
+        words = f"{' '.join(path[:SHOWN_OF_PATH])}{more} ({counted(len(path), 'action')})"
+        path_facts = {"critical path": words}
+    else:
+        of_replicas = dict(replicas_facts(prediction)[1:])
+    for_people: dict[str, object] = {
+        **{field_of(key).label: value for key, value in prediction.shape().items()},
+        "cost, s": costs_text(prediction.costs),
+        "transfer": takes,
+        **of_replicas,
+        "makespan": f"{amount(prediction.makespan_s)} s",
+        **bubbles,
+        "peak activations by rank": peaks_text(prediction.peaks),
+        "actions": f"{figures['num_actions']:,}",
+        **path_facts,
+    }
+    print(facts(for_people, how))
 
 
 class _Conditions(NamedTuple):
@@ -141,36 +172,6 @@ def _as_dict(prediction: Prediction | JoinedPrediction, *, has_held: bool) -> di
     return prediction.as_dict()
 
 
-def _for_people(prediction: Prediction | JoinedPrediction) -> dict[str, object]:
-    from ppbench.prediction import Prediction
-    from ppbench.report.timeline.terminal import amount, costs_text, peaks_text, replicas_facts
-
-    transfers = prediction.transfers
-    overlap = "beside compute" if transfers.overlaps else "compute waits"
-    figures = prediction.figures()
-    bubbles = {name: f"{figures[name]:.4f}" for name in figures if name.startswith("bubble")}
-    takes = f"{amount(transfers.duration_s)} s, {overlap}" if transfers.duration_s else "free"
-    of_replicas, path_facts = {}, {}
-    if isinstance(prediction, Prediction):
-        path = prediction.critical_path()
-        more = f" … {path[-1]}" if len(path) > SHOWN_OF_PATH else ""
-        words = f"{' '.join(path[:SHOWN_OF_PATH])}{more} ({counted(len(path), 'action')})"
-        path_facts = {"critical path": words}
-    else:
-        of_replicas = dict(replicas_facts(prediction)[1:])
-    return {
-        **{field_of(key).label: value for key, value in prediction.shape().items()},
-        "cost, s": costs_text(prediction.costs),
-        "transfer": takes,
-        **of_replicas,
-        "makespan": f"{amount(prediction.makespan_s)} s",
-        **bubbles,
-        "peak activations by rank": peaks_text(prediction.peaks),
-        "actions": f"{figures['num_actions']:,}",
-        **path_facts,
-    }
-
-
 def _compared(
     request: ProgramRequest,
     conditions: _Conditions,
@@ -183,7 +184,7 @@ def _compared(
     import pandas as pd
 
     from engine.plan.schedules.registry import SCHEDULES
-    from ppbench.prediction import program_of
+    from ppbench.prediction import number, program_of
 
     rows: list[dict[str, object]] = []
     refusals: list[UsageError] = []
@@ -196,7 +197,14 @@ def _compared(
             refusals.append(error)
             rows.append({**named._asdict(), "reason": str(error)})
             continue
-        row = _as_dict(prediction, has_held=has_held) if is_json else _row(prediction, how)
+        if is_json:
+            rows.append(_as_dict(prediction, has_held=has_held))
+            continue
+        row = {**prediction.shape(), **prediction.figures(), "reason": None}
+        if how is Format.csv:  # all the peaks for programs, and the highest for people
+            row["peak_activations"] = json.dumps(row["peak_activations"])
+        else:
+            row["peak_activations"] = number(max(prediction.peaks))
         rows.append(row)
     if len(refusals) == len(rows):
         raise refusals[0]
@@ -205,16 +213,6 @@ def _compared(
     frame = pd.DataFrame(rows).convert_dtypes()  # whole numbers stay whole beside missing ones
     joined = OF_REPLICAS if conditions.replication is not None else []
     return render(frame, how, [*COMPARED, *joined, *(["reason"] if refusals else [])], view)
-
-
-def _row(prediction: Prediction | JoinedPrediction, how: Format) -> dict[str, object]:
-    """The figures, with all the peaks for programs and the highest for people."""
-    from ppbench.prediction import number
-
-    figures = {**prediction.shape(), **prediction.figures()}
-    peaks = figures["peak_activations"]
-    shown = json.dumps(peaks) if how is Format.csv else number(max(prediction.peaks))
-    return {**figures, "peak_activations": shown, "reason": None}
 
 
 def _as_json(values: Mapping[str, object]) -> str:

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ppbench.cli.options import RESULTS, HowToPrint, Run, StoredResults, print_text
 from ppbench.display.formats import Format
 from ppbench.display.tables import View, as_records, render
-
-if TYPE_CHECKING:
-    from ppbench.analysis.stragglers import Stragglers
 
 _WHOLE = View(remedy="--format json shows all")
 _TRIED = ["straggler", "cost_ns", "share_of_step", "explained"]
@@ -22,7 +17,7 @@ _MOST_ROWS = 8
 
 def stragglers(run: Run, results: StoredResults = RESULTS, how: HowToPrint = Format.table) -> None:
     """Say who slows a job down: a worker, stage, replica, link, op type or sequence lengths."""
-    from ppbench.display.stragglers import sentences_of
+    from ppbench.display.stragglers import heat_map, sentences_of, table_of
     from ppbench.explanation import stragglers_of_run
     from ppbench.store import Store
 
@@ -46,26 +41,25 @@ def stragglers(run: Run, results: StoredResults = RESULTS, how: HowToPrint = For
     elif how is Format.csv:
         print(render(found.by_worker, how, []))
     else:
-        print_text("\n\n".join(_paragraphs(run_id, found, how)), how)
-
-
-def _paragraphs(run_id: str, found: Stragglers, how: Format) -> Iterator[str]:
-    from ppbench.display.stragglers import heat_map, sentences_of, table_of
-
-    yield f"{run_id}: stragglers, by replay (arXiv 2505.05713)."
-    yield "\n".join(sentences_of(found))
-    yield "With one of them like the others, the step would be shorter by:"
-    yield render(table_of(found).head(_MOST_ROWS), how, _TRIED, _WHOLE)
-    yield "S with the times of one kind as they are and all others ideal:"
-    for key, frame in (("op", found.by_op), ("rank", found.by_stage)):
-        yield render(frame, how, [key, *_FIGURES], _WHOLE)
-    if len(found.by_replica) > 1:
-        for keys, frame in (
-            (["replica"], found.by_replica),
-            (["replica", "rank"], found.by_worker),
-        ):
-            slowest = frame.nlargest(_MOST_ROWS, "slowness")
-            yield render(slowest, how, [*keys, *_FIGURES], _WHOLE, keys)
-        shown = heat_map(found.by_worker, _MOST_ROWS)
-        yield f"```\n{shown}\n```" if how is Format.markdown else shown
-        yield f"All workers: ppbench figure stragglers {run_id} -o stragglers.html"
+        parts = [
+            f"{run_id}: stragglers, by replay (arXiv 2505.05713).",
+            "\n".join(sentences_of(found)),
+            "With one of them like the others, the step would be shorter by:",
+            render(table_of(found).head(_MOST_ROWS), how, _TRIED, _WHOLE),
+            "S with the times of one kind as they are and all others ideal:",
+            render(found.by_op, how, ["op", *_FIGURES], _WHOLE),
+            render(found.by_stage, how, ["rank", *_FIGURES], _WHOLE),
+        ]
+        if len(found.by_replica) > 1:
+            for keys, frame in (
+                (["replica"], found.by_replica),
+                (["replica", "rank"], found.by_worker),
+            ):
+                slowest = frame.nlargest(_MOST_ROWS, "slowness")
+                parts.append(render(slowest, how, [*keys, *_FIGURES], _WHOLE, keys))
+            shown = heat_map(found.by_worker, _MOST_ROWS)
+            parts += [
+                f"```\n{shown}\n```" if how is Format.markdown else shown,
+                f"All workers: ppbench figure stragglers {run_id} -o stragglers.html",
+            ]
+        print_text("\n\n".join(parts), how)

@@ -36,7 +36,6 @@ from ppbench.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from ppbench.config.sweep import Sweep
-    from ppbench.run.sweep.control import SweepResult
     from ppbench.run.sweep.plan import Choice
     from ppbench.run.sweep.progress import Display
 
@@ -179,8 +178,16 @@ def sweep(
     axes = [*_axes_of(read), *(["launch"] if is_repeated else [])]
     shown_columns = ["run_id", *axes, "status", *figures]
     print(render(done.frame, how, shown_columns, view, ["status"] if has_failed else []))
-    if how is Format.table and (answer := _answer(done, again)):
-        print_text(f"\n{answer}\n")
+    if how is Format.table:  # which case is best and how sure that is, in the report's words
+        from ppbench.display.cases import varying_axes
+        from ppbench.report.pages.conclusions import conclude
+        from ppbench.report.pages.judgement import judge
+
+        judged = judge(done.frame, varying_axes(done.frame))
+        if judged.first is not None and judged.first.rival is not None:
+            said = conclude(judged, done.frame, again).sentence
+            answer = "\n".join(filter(None, [said.text, said.advice, said.command]))
+            print_text(f"\n{answer}\n")
     if path is not None:
         print(f"report: {path}", file=sys.stdout if how is Format.table else sys.stderr)
         if open_it and not is_live:
@@ -207,20 +214,6 @@ def _axes_of(sweep: Sweep) -> tuple[str, ...]:
     """The columns that tell the cases of a sweep apart."""
     has_replicas = any(case.replicas > 1 for case, _ in sweep.cases)
     return sweep.axes or (OF_REPLICAS if has_replicas else WORKLOAD)
-
-
-def _answer(done: SweepResult, command: str) -> str:
-    """Which case is best and how sure that is, in the report's words; empty for a single case."""
-    from ppbench.display.cases import varying_axes
-    from ppbench.report.pages.conclusions import conclude
-    from ppbench.report.pages.judgement import judge
-
-    axes = varying_axes(done.frame)
-    judged = judge(done.frame, axes)
-    if judged.first is None or judged.first.rival is None:
-        return ""
-    sentence = conclude(judged, done.frame, command).sentence
-    return "\n".join(filter(None, [sentence.text, sentence.advice, sentence.command]))
 
 
 def _sweep_elsewhere(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,9 +11,6 @@ from ppbench.cli.options import RESULTS, Columns, HowToPrint, Results, Sort
 from ppbench.cli.runs import list_runs
 from ppbench.console import note
 from ppbench.display.formats import Format
-
-if TYPE_CHECKING:
-    from ppbench.external.traces import Imported
 
 Traces = Annotated[
     list[Path],
@@ -88,24 +84,18 @@ def import_traces(
         tokens_per_step=tokens_per_step,
         settings=settings or (),
     )
-    for sentence in _said_of(done):
-        note(sentence)
-    list_runs([f"run_id={done.run_id}"], None, results, how, columns, sort)
-
-
-def _said_of(done: Imported) -> Iterator[str]:
-    """Sentences on what was imported, what was left out, and how far clocks were moved."""
     replicated = f"{done.num_replicas} replicas of " if done.num_replicas > 1 else ""
-    yield (
+    note(
         f"imported {done.num_steps} steps of {replicated}{done.world_size} ranks, schedule "
         f"{done.schedule}, as run {done.run_id}"
     )
     if done.job_size is not None and done.job_size > done.num_replicas * done.world_size:
-        yield (
+        note(
             f"the job had {done.job_size} ranks: its other pipelines are not looked at, and if "
             f"this one has more than {done.world_size} ranks, files are missing"
         )
-    yield from done.notes
+    for sentence in done.notes:
+        note(sentence)
     moved = [
         f"{done.name_of(rank)} by {clock.offset_ns / 1e3:,.1f} us, error at most "
         f"{clock.error_ns / 1e3:,.1f} us"
@@ -113,4 +103,5 @@ def _said_of(done: Imported) -> Iterator[str]:
         if not clock.is_shared
     ]
     if moved:
-        yield f"clocks of other hosts were aligned by their messages: {'; '.join(moved)}"
+        note(f"clocks of other hosts were aligned by their messages: {'; '.join(moved)}")
+    list_runs([f"run_id={done.run_id}"], None, results, how, columns, sort)

@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from ppbench.config.shipped import from_here
+
 SWEEP = "SWEEP"
 """Stands for a sweep file that is not known."""
 COMPARE = f"ppbench compare BASE HEAD {SWEEP} --run"
@@ -34,10 +36,7 @@ def sweep_command(sweep: str, settings: Sequence[str], results: Path) -> str:
 
 def near(sweep: str | None) -> str:
     """A sweep file as it would be typed here."""
-    if sweep is None:
-        return SWEEP
-    path, here = Path(sweep), Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else sweep
+    return SWEEP if sweep is None else str(from_here(Path(sweep)))
 
 
 def _place(results: Path) -> list[str]:

@@ -65,12 +65,26 @@ def problems_of_settings(
         yield from _of_memory_limit(case)
     yield from problems_of_runtime(case)
     yield from problems_of_sharding(case)
-    yield from _of_transfers(case)
+    if case.transfer_policy == "just_in_time" and case.transfer_look_ahead != DEFAULT_LOOK_AHEAD:
+        message = 'applies only with transfer.policy = "early"'
+        yield Problem("transfer.look_ahead", message)
     if has_program and (is_of_this_tree or not case.emulated_costs):
         yield from _of_emulation(case, measure)
     if has_program:
-        yield from _of_recomputation(case)
-    yield from _of_learning_rate(case)
+        given, num_stages = case.train_recompute_stages, num_stages_of(case)
+        if given and len(given) != num_stages:
+            message = (
+                f"{brief(given)} has {len(given)} values for {num_stages} stages ({_shape(case)}); "
+                "give true, false, or one of them for each stage; values to compare go into [grid]"
+            )
+            yield Problem("train.recompute", message)
+    warmup, decay = case.train_lr_warmup_steps, case.train_lr_decay_steps
+    if case.train_lr_schedule == "cosine" and decay <= warmup:
+        message = (
+            f'{decay} must be greater than train.lr_warmup_steps {warmup}: lr_schedule "cosine" '
+            "reaches zero there"
+        )
+        yield Problem("train.lr_decay_steps", message)
     if is_of_this_tree or case.data_source.partition(":")[0] not in LOCAL_KINDS:
         yield from _of_source(case)
 
@@ -80,8 +94,21 @@ def problems_of_fit(case: Case, facts: Facts, *, is_max_seq_len_set: bool) -> It
     if facts.problem is not None:
         yield facts.problem
         return
-    yield from _of_positions(case, facts, is_max_seq_len_set)
-    yield from _of_partition(case, facts)
+    is_variable = case.seq_len == VARIABLE
+    longest = case.data_max_seq_len if case.seq_len == VARIABLE else case.seq_len
+    most = facts.max_positions
+    if most is not None and longest > most and (is_max_seq_len_set or not is_variable):
+        key = "data.max_seq_len" if is_variable else "seq_len"
+        message = f"{longest} is longer than the {most} positions of {case.model_preset}"
+        yield Problem(key, message)
+    partition = case.model_partition
+    if not isinstance(partition, str) and facts.num_layers is not None:
+        try:
+            partition_layers(partition, facts.num_layers, num_stages_of(case))
+        except PartitionError as error:
+            reason = str(error).replace(str(list(partition)), brief(partition))
+            message = f"{reason} (model {case.model_preset}, {_shape(case)})"
+            yield Problem("model.partition", message)
     yield from _of_vocabulary(case, facts)
     yield from _of_text_size(case, facts)
     if case.replicas > 1 and facts.num_parameters == 0:
@@ -142,12 +169,6 @@ def _of_memory_limit(case: Case) -> Iterator[Problem]:
     elif is_number and not case.is_emulated:
         message = f'{limit} has no unit; give a size, such as "{limit} GiB"'
         yield Problem("memory_limit", message)
-
-
-def _of_transfers(case: Case) -> Iterator[Problem]:
-    if case.transfer_policy == "just_in_time" and case.transfer_look_ahead != DEFAULT_LOOK_AHEAD:
-        message = 'applies only with transfer.policy = "early"'
-        yield Problem("transfer.look_ahead", message)
 
 
 def _of_emulation(case: Case, measure: Measure) -> Iterator[Problem]:
@@ -215,29 +236,9 @@ def _of_split(case: Case) -> Iterator[Problem]:
         yield Problem("model.partition", message)
 
 
-def _of_recomputation(case: Case) -> Iterator[Problem]:
-    given, num_stages = case.train_recompute_stages, num_stages_of(case)
-    if given and len(given) != num_stages:
-        message = (
-            f"{brief(given)} has {len(given)} values for {num_stages} stages ({_shape(case)}); "
-            "give true, false, or one of them for each stage; values to compare go into [grid]"
-        )
-        yield Problem("train.recompute", message)
-
-
 def _shape(case: Case) -> str:
     stages = f", stages_per_rank {case.stages_per_rank}" if case.stages_per_rank > 1 else ""
     return f"world_size {case.world_size}{stages}"
-
-
-def _of_learning_rate(case: Case) -> Iterator[Problem]:
-    warmup, decay = case.train_lr_warmup_steps, case.train_lr_decay_steps
-    if case.train_lr_schedule == "cosine" and decay <= warmup:
-        message = (
-            f'{decay} must be greater than train.lr_warmup_steps {warmup}: lr_schedule "cosine" '
-            "reaches zero there"
-        )
-        yield Problem("train.lr_decay_steps", message)
 
 
 def _of_source(case: Case) -> Iterator[Problem]:
@@ -266,29 +267,6 @@ def look_at_files(source: str) -> tuple[str, int]:
         return f"{printable(str(error.filename))}: cannot be read: {error.strerror}", 0
     reason = "" if files else f"{why_no_file(source)}: {printable(source.partition(':')[2])}"
     return reason, sum(file.stat().st_size for file in files)
-
-
-def _of_positions(case: Case, facts: Facts, is_max_seq_len_set: bool) -> Iterator[Problem]:
-    if facts.max_positions is None:
-        return
-    is_variable = case.seq_len == VARIABLE
-    longest = case.data_max_seq_len if case.seq_len == VARIABLE else case.seq_len
-    if longest > facts.max_positions and (is_max_seq_len_set or not is_variable):
-        key = "data.max_seq_len" if is_variable else "seq_len"
-        positions = f"{facts.max_positions} positions of {case.model_preset}"
-        yield Problem(key, f"{longest} is longer than the {positions}")
-
-
-def _of_partition(case: Case, facts: Facts) -> Iterator[Problem]:
-    partition = case.model_partition
-    if isinstance(partition, str) or facts.num_layers is None:
-        return
-    try:
-        partition_layers(partition, facts.num_layers, num_stages_of(case))
-    except PartitionError as error:
-        reason = str(error).replace(str(list(partition)), brief(partition))
-        message = f"{reason} (model {case.model_preset}, {_shape(case)})"
-        yield Problem("model.partition", message)
 
 
 def _of_vocabulary(case: Case, facts: Facts) -> Iterator[Problem]:
@@ -342,32 +320,24 @@ def problems_of_runtime(case: Case) -> Iterator[Problem]:
         return
     if case.replicas > 1 and case.runtime != "torch":
         message = f'{case.replicas} replicas need runtime = "{ENGINE}" or "torch"'
-        message = f'{message}, got "{case.runtime}"'
-        yield Problem("runtime", message)
+        yield Problem("runtime", f'{message}, got "{case.runtime}"')
         return
     if case.is_emulated:
         message = f'device = "emulated" needs runtime = "{ENGINE}"'
         yield Problem("runtime", f"{message}, got {case.runtime!r}".replace("'", '"'))
         return
     if case.runtime == "single":
-        yield from _of_single(case)
-    elif case.runtime == "torch":
-        yield from _of_torch(case)
-
-
-def _of_single(case: Case) -> Iterator[Problem]:
-    if case.world_size != 1:
-        message = f'"single" has no pipeline and needs world_size 1, got {case.world_size}'
-        yield Problem("runtime", message)
-    elif case.schedule != "1f1b":
-        message = (
-            '"single" runs each microbatch forward and backward, which on one rank is "1f1b"; '
-            f'got schedule "{case.schedule}"'
-        )
-        yield Problem("runtime", message)
-
-
-def _of_torch(case: Case) -> Iterator[Problem]:
+        if case.world_size != 1:
+            message = f'"single" has no pipeline and needs world_size 1, got {case.world_size}'
+            yield Problem("runtime", message)
+        elif case.schedule != "1f1b":
+            message = (
+                '"single" runs each microbatch forward and backward, which on one rank is "1f1b"; '
+                f'got schedule "{case.schedule}"'
+            )
+            yield Problem("runtime", message)
+    if case.runtime != "torch":
+        return
     if case.schedule not in TORCH_SCHEDULES:
         known = ", ".join(TORCH_SCHEDULES)
         yield Problem("runtime", f'"torch" has no schedule "{case.schedule}". It has: {known}')
@@ -384,12 +354,10 @@ def _of_torch(case: Case) -> Iterator[Problem]:
     if case.train_compile and case.schedule in SPLIT:
         message = '"torch" cannot split the backward of compiled stages; remove train.compile'
         yield Problem("runtime", message)
-    if case.transfer_policy != Case.transfer_policy:
-        message = 'applies only with runtime = "engine": torch places its own receives'
-        yield Problem("transfer.policy", message)
-    if case.transfer_look_ahead != Case.transfer_look_ahead:
-        message = 'applies only with runtime = "engine": torch places its own receives'
-        yield Problem("transfer.look_ahead", message)
+    for name in ("policy", "look_ahead"):
+        if getattr(case, f"transfer_{name}") != getattr(Case, f"transfer_{name}"):
+            message = 'applies only with runtime = "engine": torch places its own receives'
+            yield Problem(f"transfer.{name}", message)
     yield from problems_of_torch_replicas(case)
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeGuard
+from typing import Any, Final, NamedTuple
 
 from engine.model.presets import PRESETS
 from engine.plan.schedules.registry import (
@@ -51,9 +51,11 @@ class Kind(NamedTuple):
 
 def _known_schedule(value: object) -> object:
     """Resolve aliases to the registered name."""
-    if not isinstance(value, str) or value.removeprefix(CSV_PREFIX) not in ("", value):
-        return value
-    if value == AUTO:
+    if (
+        not isinstance(value, str)
+        or value == AUTO
+        or value.removeprefix(CSV_PREFIX) not in ("", value)
+    ):
         return value
     try:
         return find_schedule(value).name
@@ -164,9 +166,7 @@ def _seq_len(value: object) -> object:
 
 
 def _stages_per_rank(value: object) -> object:
-    if value == AUTO:
-        return value
-    if isinstance(value, int) and value is not True and 1 <= value <= MAX_STAGES_PER_RANK:
+    if value == AUTO or (type(value) is int and 1 <= value <= MAX_STAGES_PER_RANK):
         return value
     raise ValueError(f'expected 1 to {MAX_STAGES_PER_RANK} stages, or "{AUTO}"')
 
@@ -178,20 +178,9 @@ def _milliseconds(value: object) -> object:
     return _times(value, "stage")
 
 
-def _link_milliseconds(value: object) -> object:
-    """One number for all links, or a list with one for each; a tuple either way."""
-    return _times(value, "link from a stage to the next")
-
-
-def _stage_milliseconds(value: object) -> object:
-    """One number for all stages, or a list with one for each; a tuple either way."""
-    return _times(value, "stage")
-
-
 def _factors(value: object) -> object:
-    listed = value if isinstance(value, list | tuple) else [value]
-    factors = tuple(float(one) for one in listed if _is_factor(one))
-    if len(factors) == len(listed):
+    factors = _numbers(value, lambda factor: 0 < factor <= MOST_FACTOR)
+    if factors is not None:
         return factors
     raise ValueError(
         f"expected a list with a factor above 0 and up to {MOST_FACTOR:,} for each replica, such "
@@ -199,16 +188,9 @@ def _factors(value: object) -> object:
     )
 
 
-def _is_factor(value: object) -> TypeGuard[float]:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    return 0 < value <= MOST_FACTOR
-
-
 def _times(value: object, each: str) -> tuple[float, ...]:
-    listed = value if isinstance(value, list | tuple) else [value]
-    times = tuple(float(ms) for ms in listed if _is_time(ms))
-    if listed and len(times) == len(listed):
+    """One number for all, or a list with one for each; a tuple either way."""
+    if times := _numbers(value, lambda ms: ms == 0 or MIN_MS <= ms <= MAX_MS):
         return times
     raise ValueError(
         f"expected milliseconds, 0 or {MIN_MS} to {MAX_MS:,}: one number, or a list with one for "
@@ -216,11 +198,15 @@ def _times(value: object, each: str) -> tuple[float, ...]:
     )
 
 
-def _is_time(value: object) -> TypeGuard[float]:
-    """Whether a value is a time; integers too large for a float are compared first."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    return value == 0 or MIN_MS <= value <= MAX_MS
+def _numbers(value: object, is_allowed: Callable[[float], bool]) -> tuple[float, ...] | None:
+    """A number or a list of them as floats; None if any is none, or is not allowed.
+
+    Integers too large for a float are compared before they are converted.
+    """
+    listed: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
+    if all(type(number) in (int, float) and is_allowed(number) for number in listed):
+        return tuple(map(float, listed))
+    return None
 
 
 def _slurm_time(value: object) -> object:
@@ -302,18 +288,16 @@ def _schedules(value: object) -> object:
     """Names of schedules, `auto` among them; no file, since a plan makes programs itself."""
     if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
         raise ValueError(f'expected a list of schedules, such as ["1f1b", "{AUTO}"]')
-    named = [name if name == AUTO else _plannable(name) for name in value]
+    named = []
+    for name in value:
+        try:
+            named.append(name if name == AUTO else find_schedule(name).name)
+        except UnknownScheduleError:
+            known = [*(each for each in known_names() if not each.startswith(CSV_PREFIX)), AUTO]
+            raise ValueError(f"unknown schedule {brief(name)}{nearest(name, known)}") from None
     if (twice := first_twice(named)) is not None:
         raise ValueError(f"{brief(value[twice])} is listed twice")
     return tuple(named)
-
-
-def _plannable(name: str) -> str:
-    try:
-        return find_schedule(name).name
-    except UnknownScheduleError:
-        known = [*(each for each in known_names() if not each.startswith(CSV_PREFIX)), AUTO]
-        raise ValueError(f"unknown schedule {brief(name)}{nearest(name, known)}") from None
 
 
 def _costs_origin(value: object) -> object:
@@ -340,9 +324,11 @@ SplitPoints = Kind(tuple[str, ...], _split_points)
 Source = Kind(str, _source)
 StagesPerRank = Kind(int | str, _stages_per_rank)
 Milliseconds = Kind(tuple[float, ...], _milliseconds)
-StageMilliseconds = Kind(tuple[float, ...], _stage_milliseconds)
+StageMilliseconds = Kind(tuple[float, ...], lambda value: _times(value, "stage"))
 Factors = Kind(tuple[float, ...], _factors)
-LinkMilliseconds = Kind(tuple[float, ...], _link_milliseconds)
+LinkMilliseconds = Kind(
+    tuple[float, ...], lambda value: _times(value, "link from a stage to the next")
+)
 SeqLen = Kind(int | str, _seq_len)
 Rendezvous = Kind(str, _rendezvous)
 SlurmTime = Kind(str, _slurm_time)

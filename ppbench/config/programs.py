@@ -171,15 +171,13 @@ def durations_of(case: Case) -> Durations:
     times = (case.emulated_F_ms, case.emulated_I_ms, case.emulated_W_ms)
     num_stages = num_stages_of(case)
     share = case.world_size / num_stages
-    forward, input_gradient, weight_gradient = (_by_stage(ms, num_stages, share) for ms in times)
+    forward, input_gradient, weight_gradient = (
+        tuple(round(ms * NS_PER_MS) for ms in listed)
+        if len(listed) == num_stages
+        else (round(listed[0] * NS_PER_MS * share),) * num_stages
+        for listed in times
+    )
     return Durations(forward, input_gradient, weight_gradient)
-
-
-def _by_stage(milliseconds: tuple[float, ...], num_stages: int, share: float) -> tuple[int, ...]:
-    if len(milliseconds) == num_stages:
-        return tuple(round(ms * NS_PER_MS) for ms in milliseconds)
-    (of_a_rank,) = milliseconds
-    return (round(of_a_rank * NS_PER_MS * share),) * num_stages
 
 
 def link_ns_of(case: Case) -> tuple[int, ...]:
@@ -300,46 +298,37 @@ def identity_of(case: Case) -> Identity:
 def facts_of(identities: Iterable[Identity]) -> dict[Identity, Facts]:
     """The facts of each distinct model. Raises UsageError when models cannot be inspected."""
     distinct = list(dict.fromkeys(identities))
-    known = {model: _of_preset(model.model) for model in distinct if is_plain_preset(model)}
+    known: dict[Identity, Facts] = {}
+    for model in filter(is_plain_preset, distinct):
+        preset = PRESETS[model.model]
+        table = preset.vocab_size * preset.hidden_size
+        layers = (preset.layer_parameters,) * preset.num_hidden_layers
+        known[model] = Facts(
+            preset.num_hidden_layers,
+            preset.max_position_embeddings,
+            preset.vocab_size,
+            preset.num_parameters,
+            costs=Costs(layers, table, preset.hidden_size + table),
+        )
     others = [model for model in distinct if model not in known]
-    return {**known, **dict(zip(others, _inspected(others), strict=True))}
-
-
-def _of_preset(name: str) -> Facts:
-    preset = PRESETS[name]
-    table = preset.vocab_size * preset.hidden_size
-    layers = (preset.layer_parameters,) * preset.num_hidden_layers
-    return Facts(
-        preset.num_hidden_layers,
-        preset.max_position_embeddings,
-        preset.vocab_size,
-        preset.num_parameters,
-        costs=Costs(layers, table, preset.hidden_size + table),
-    )
-
-
-def _inspected(identities: Sequence[Identity]) -> list[Facts]:
-    if not identities:
-        return []
-    question = json.dumps([dataclasses.asdict(identity) for identity in identities])
+    if not others:
+        return known
+    question = json.dumps([dataclasses.asdict(identity) for identity in others])
     done = subprocess.run(COMMAND, input=question, capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()
     if done.returncode != 0 or not lines:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        names = ", ".join(dict.fromkeys(identity.model for identity in identities))
+        names = ", ".join(dict.fromkeys(identity.model for identity in others))
         raise UsageError(
             f"{names}: cannot be inspected; python -m engine.model.facts ended with exit code "
             f"{done.returncode}: {last}"
         )
     # A factory's module may print when it is imported, before the answer.
-    return [_fact(answer) for answer in json.loads(lines[-1])]
-
-
-def _fact(answer: dict[str, object]) -> Facts:
-    problem = answer.get("problem")
-    if isinstance(problem, dict):
-        return Facts(problem=Problem(str(problem["key"]), str(problem["message"])))
-    costs = answer.get("costs")
-    if isinstance(costs, dict):
-        answer = {**answer, "costs": Costs(tuple(costs["layers"]), costs["before"], costs["after"])}
-    return Facts(**answer)  # type: ignore[arg-type]  # our own process wrote it
+    for model, answer in zip(others, json.loads(lines[-1]), strict=True):
+        if problem := answer.get("problem"):
+            known[model] = Facts(problem=Problem(**problem))
+            continue
+        if costs := answer.get("costs"):
+            answer["costs"] = Costs(tuple(costs["layers"]), costs["before"], costs["after"])
+        known[model] = Facts(**answer)
+    return known

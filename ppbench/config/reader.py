@@ -10,13 +10,14 @@ started (except for the process that inspects models other than presets).
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -123,9 +124,24 @@ def read_sweep(
     overridden = [key.removeprefix("grid.") for key, _ in pairs]
     overriding = _read_overrides(source, tree.pop("override", []), grid, overridden)
     if "name" not in tree:
-        tree["name"] = _name_from(source, file)
-    checked = _validated(source, tree)
-    settings = _flattened(checked)
+        try:
+            tree["name"] = str(checked_value("name", file.stem))
+        except ValueError as error:
+            problem = f'{error}; this is the name of the file; set one, such as name = "mine"'
+            raise source.error(("name",), problem) from None
+    try:
+        checked = SweepFile.model_validate(tree).model_dump()
+    except ValidationError as error:
+        first = error.errors()[0]
+        problem = _misplaced(first["loc"], first["input"])
+        others = ("grid", "exclude", "override")
+        raise source.error(first["loc"], problem or describe(first, SweepFile, others)) from None
+    settings: dict[str, object] = {}  # by dotted key
+    for key, value in checked.items():
+        if isinstance(value, dict):
+            settings |= {f"{key}.{k}": v for k, v in value.items() if not isinstance(v, dict)}
+        else:
+            settings[key] = value
     launch = checked["launch"]
     axes = _checked_axes(source, grid)
     for values in ({}, *(override.values for override in overriding)):
@@ -133,13 +149,15 @@ def read_sweep(
     cases = tuple(_expand(settings, axes, exclude, overriding, default_device))
     if not cases:
         raise source.error(("exclude",), "excludes every combination of the grid; nothing to run")
-    _check_unique(source, cases, axes)
+    if (twice := first_twice(cases)) is not None:  # by two spellings, such as `auto` and `cpu`
+        point = ", ".join(f"{key} = {brief(setting_of(*cases[twice], key))}" for key in axes)
+        raise source.error(("grid",), f"two combinations give the same case, with {point}")
     facts = _check_possible(source, tree, axes, cases, is_of_this_tree=is_of_this_tree)
     return Sweep(
         str(tree["name"]),
         str(file),
         cases,
-        _columns_of((*axes, *_varied(overriding, cases)), cases),
+        _columns_that_vary(axes, overriding, cases),
         Torchrun(**launch["torchrun"]),
         Slurm(**launch["slurm"]),
         _track_of(source, TrackSection(**checked["track"])),
@@ -182,15 +200,6 @@ def _track_of(source: Source, section: TrackSection) -> Track:
         raise source.error(("track", "repo"), f"no such folder: {brief(section.repo)}")
     accept = folder / section.accept if section.accept else None
     return Track(repo, accept, section.setup, tuple(thresholds))
-
-
-def _name_from(source: Source, file: Path) -> str:
-    """The default name of a sweep: that of its file."""
-    try:
-        return str(checked_value("name", file.stem))
-    except ValueError as error:
-        problem = f'{error}; this is the name of the file; set one, such as name = "mine"'
-        raise source.error(("name",), problem) from None
 
 
 def _override(tree: Tree, key: str, value: object) -> None:
@@ -307,17 +316,14 @@ def _read_overrides(
         if axis := next((key for key in flat["set"] if key in grid), ""):
             place = source.path_in((*path, "set"), axis)
             raise source.error(place, "is an axis of [grid], which sets it for every case")
-        where = {k: _allowed(source, k, v, (*path, "where")) for k, v in flat["where"].items()}
+        where = {}
+        for key, value in flat["where"].items():
+            listed = value if isinstance(value, list) and is_list_of_values(key, value) else [value]
+            where[key] = [_checked_value(source, key, v, (*path, "where")) for v in listed]
         values = {k: _checked_value(source, k, v, (*path, "set")) for k, v in flat["set"].items()}
         kept = {key: value for key, value in values.items() if key not in set_here}
         overrides.append(_Override(where, kept))
     return overrides
-
-
-def _allowed(source: Source, key: str, value: object, table: Place) -> list[object]:
-    """The values of a condition: one, or any of a list."""
-    listed = value if isinstance(value, list) and is_list_of_values(key, value) else [value]
-    return [_checked_value(source, key, element, table) for element in listed]
 
 
 def _with_overrides(
@@ -337,18 +343,20 @@ def _with_overrides(
     return {key: point[key] if _is_in(key, "emulated") else v for key, v in changed.items()}
 
 
-def _varied(overriding: Sequence[_Override], cases: Sequence[Planned]) -> list[str]:
-    """The overridden keys in which the cases differ, but for the times of emulated stages."""
-    keys = dict.fromkeys(key for override in overriding for key in override.values)
-    return [
+def _columns_that_vary(
+    axes: Iterable[str], overriding: Sequence[_Override], cases: Sequence[Planned]
+) -> tuple[str, ...]:
+    """Columns of the axes, and of overridden keys that differ but for times of emulated stages.
+
+    Recomputation by stage has a column of its own.
+    """
+    overridden = dict.fromkeys(key for override in overriding for key in override.values)
+    varied = (
         key
-        for key in keys
+        for key in overridden
         if not _is_in(key, "emulated") and len({setting_of(*case, key) for case in cases}) > 1
-    ]
-
-
-def _columns_of(keys: Sequence[str], cases: Sequence[Planned]) -> tuple[str, ...]:
-    """The columns that vary: recomputation by stage has one of its own."""
+    )
+    keys = (*axes, *varied)
     has_lists = any(case.train_recompute_stages for case, _ in cases)
     by_stage = ("train_recompute_stages",) if has_lists and "train.recompute" in keys else ()
     return (*(key.replace(".", "_") for key in keys), *by_stage)
@@ -386,19 +394,6 @@ def _checked_value(
         raise source.error(where, str(error)) from None
 
 
-def _validated(source: Source, tree: Tree) -> dict[str, Any]:
-    try:
-        return SweepFile.model_validate(tree).model_dump()
-    except ValidationError as error:
-        first = error.errors()[0]
-        path = tuple(first["loc"])
-        raise source.error(
-            path,
-            _misplaced(path, first["input"])
-            or describe(first, SweepFile, ("grid", "exclude", "override")),
-        ) from None
-
-
 def _misplaced(path: Place, value: object) -> str:
     """The message for a key or value that is valid elsewhere; empty if it is not."""
     key, *others = (".".join(map(str, path[start:])) for start in range(len(path)))
@@ -428,8 +423,12 @@ def _expand(
     default_device: str,
 ) -> Iterator[Planned]:
     """The cases of the grid; values were checked one by one, since no check spans two keys."""
-    shapes: dict[str, _Shape] = {}
-    excluded = _by_keys(exclude)
+    # The values to exclude by their keys, so that thousands are looked up as fast as one.
+    excluded: dict[tuple[str, ...], set[tuple[object, ...]]] = {}
+    for excluding in exclude:
+        keys = tuple(sorted(excluding))
+        excluded.setdefault(keys, set()).add(tuple(excluding[key] for key in keys))
+    shape_of = functools.cache(_shape_of)  # a file may change between two sweeps
     for values in itertools.product(*axes.values()):
         point = {**settings, **dict(zip(axes, values, strict=True))}
         if point["device"] == AUTO:
@@ -437,72 +436,33 @@ def _expand(
         point = _with_overrides(point, overriding)
         if point["device"] == AUTO:
             point["device"] = default_device
-        name = str(point["schedule"])
-        shape = shapes.get(name) or shapes.setdefault(name, _shape_of(name))
-        point["program_digest"] = shape.program_digest
+        stages_per_rank, point["program_digest"] = shape_of(str(point["schedule"]))
         if point["stages_per_rank"] == AUTO:
-            point["stages_per_rank"] = shape.stages_per_rank
+            point["stages_per_rank"] = stages_per_rank
         if costs := str(point[_COSTS]):
-            point |= _costs_in(costs)
-        if not any(tuple(point[k] for k in keys) in points for keys, points in excluded.items()):
-            yield _frozen(point)
+            with contextlib.suppress(ValueError):  # an unusable file is refused as infeasible later
+                point |= {f"emulated.{name}": times for name, times in read_costs(costs).items()}
+        if any(tuple(point[k] for k in keys) in points for keys, points in excluded.items()):
+            continue
+        case = {name: point[key] for key, name in _CASE_FIELDS.items()}
+        measure = {name: point[key] for key, name in _MEASURE_FIELDS.items()}
+        yield Case(**with_recompute_by_stage(case)), Measure(**measure)  # type: ignore[arg-type]  # the schema checked them
 
 
-def _costs_in(file: str) -> dict[str, object]:
-    """Times of a costs file by dotted key; an unusable file is refused as infeasible later."""
-    try:
-        return {f"emulated.{name}": times for name, times in read_costs(file).items()}
-    except ValueError:
-        return {}
+def _shape_of(schedule: str) -> tuple[int, str]:
+    """The number for `stages_per_rank = "auto"`, and the hash of a program file.
 
-
-def _by_keys(
-    exclude: Sequence[Mapping[str, object]],
-) -> dict[tuple[str, ...], set[tuple[object, ...]]]:
-    """The values to exclude by their keys, so that thousands are looked up as fast as one."""
-    grouped: dict[tuple[str, ...], set[tuple[object, ...]]] = {}
-    for values in exclude:
-        keys = tuple(sorted(values))
-        grouped.setdefault(keys, set()).add(tuple(values[key] for key in keys))
-    return grouped
-
-
-@dataclass(frozen=True)
-class _Shape:
-    """The number for `stages_per_rank = "auto"`, and the hash of a program file."""
-
-    stages_per_rank: int
-    program_digest: str
-
-
-def _shape_of(schedule: str) -> _Shape:
-    """The shape of a schedule; an unusable file is refused as infeasible later."""
+    An unusable file is refused as infeasible later.
+    """
     if schedule == AUTO:
-        return _Shape(1, "")
+        return 1, ""
     if not schedule.startswith(CSV_PREFIX):
-        return _Shape(find_schedule(schedule).stages_per_rank.default, "")
+        return find_schedule(schedule).stages_per_rank.default, ""
     path = Path(schedule.removeprefix(CSV_PREFIX))
     try:
-        return _Shape(most_stages_per_rank(read_csv(path)), digest_of(path))
+        return most_stages_per_rank(read_csv(path)), digest_of(path)
     except (OSError, ProgramFileError):
-        return _Shape(1, "")
-
-
-def _flattened(checked: Mapping[str, Any]) -> dict[str, object]:
-    """Dotted key -> value of every setting."""
-    flat: dict[str, object] = {}
-    for key, value in checked.items():
-        if isinstance(value, dict):
-            flat.update({f"{key}.{k}": v for k, v in value.items() if not isinstance(v, dict)})
-        else:
-            flat[key] = value
-    return flat
-
-
-def _frozen(settings: dict[str, object]) -> Planned:
-    case = {name: settings[key] for key, name in _CASE_FIELDS.items()}
-    measure = {name: settings[key] for key, name in _MEASURE_FIELDS.items()}
-    return Case(**with_recompute_by_stage(case)), Measure(**measure)  # type: ignore[arg-type]  # the schema checked them
+        return 1, ""
 
 
 def _check_possible(
@@ -575,13 +535,3 @@ def _refuse(
     combination = f" (in the combination {', '.join(values)}{remedy})" if keys else ""
     message = f"{reason}{combination}{line_end}{drawing}"
     raise source.error_of(problem.key, axes, [*keys, *_DECISIVE], message)
-
-
-def _check_unique(source: Source, planned: Sequence[Planned], axes: Mapping[str, object]) -> None:
-    """Refuse cases that occur twice, by two spellings of a setting such as `auto` and `cpu`."""
-    twice = first_twice(planned)
-    if twice is None:
-        return
-    case, measure = planned[twice]
-    point = ", ".join(f"{key} = {brief(setting_of(case, measure, key))}" for key in axes)
-    raise source.error(("grid",), f"two combinations give the same case, with {point}")

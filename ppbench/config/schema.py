@@ -34,10 +34,6 @@ class TrackSection(_Section):
     thresholds: dict[str, str | float] = {}
 
 
-class _Named(_Section):
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
-
-
 _SECTIONS = ("model", "data", "train", "measure", "launch", "transfer", "sharding", "emulated")
 _PLACES = {"torchrun": Torchrun, "slurm": Slurm}
 
@@ -67,27 +63,23 @@ def _section(**fields: Any) -> tuple[type[BaseModel], BaseModel]:
     return section, section()
 
 
-def _sections() -> dict[str, Any]:
-    sections = {name: _fields(Case, name) for name in _SECTIONS} | {"measure": _fields(Measure)}
-    sections["launch"] |= {name: _section(**_fields(owner)) for name, owner in _PLACES.items()}
-    return {name: _section(**fields) for name, fields in sections.items()}
-
-
+_FIELDS = {name: _fields(Case, name) for name in _SECTIONS} | {"measure": _fields(Measure)}
+_FIELDS["launch"] |= {name: _section(**_fields(owner)) for name, owner in _PLACES.items()}
 SweepFile = create_model(
     "SweepFile",
-    __base__=_Named,
+    __base__=_Section,
+    name=(Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")], ...),
     **_fields(Case),
-    **_sections(),
+    **{name: _section(**fields) for name, fields in _FIELDS.items()},
     track=(TrackSection, TrackSection()),
     plan=_section(**_fields(PlanSettings)),
 )
 """A whole sweep file but for `[grid]`, `[[exclude]]` and `[[override]]`, which name other keys."""
 
-_EMULATED = _fields(Case, "emulated")
 CostsFile = create_model(
     "CostsFile",
     __base__=_Section,
-    **{key: _EMULATED[key] for key in (name.removeprefix("emulated_") for name in TIMES)},
+    **{key: _FIELDS["emulated"][key] for key in (t.removeprefix("emulated_") for t in TIMES)},
 )
 """A file of emulated costs."""
 

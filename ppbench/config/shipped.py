@@ -30,7 +30,7 @@ def find_sweep(file: Path) -> Path:
         return file  # reading it will say what is wrong
     name, shipped = file.name.removesuffix(".toml"), shipped_sweeps()
     if str(file) in shipped and not file.is_file():
-        return _from_here(shipped[str(file)])
+        return from_here(shipped[str(file)])
     if is_there or "\0" in str(file):
         return file
     raise UsageError(
@@ -39,7 +39,7 @@ def find_sweep(file: Path) -> Path:
     )
 
 
-def _from_here(path: Path) -> Path:
+def from_here(path: Path) -> Path:
     """The path relative to the working directory, if it is below it."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path

@@ -30,11 +30,10 @@ def notes_on_sources(cases: Iterable[Case], facts: Mapping[Identity, Facts]) -> 
         is_bytes = kind == "text" and known is not None and known.tokenizer_size is None
         if is_bytes and isinstance(case.seq_len, int):
             found.add(case.seq_len)
-    return [_note(source, sorted(found)) for source, found in lengths.items()]
-
-
-def _note(source: str, lengths: Iterable[int]) -> str:
-    num_files, num_bytes = len(local_files(source)), look_at_files(source)[1]
-    files = f"{num_files:,} file{'s' if num_files != 1 else ''}"
-    sequences = [f"{(num_bytes - 1) // n:,} sequences of {n:,} tokens" for n in lengths]
-    return ", ".join([f"{source}: {files}", f"{num_bytes:,} bytes", *sequences])
+    notes = []
+    for source, found in lengths.items():
+        num_files, num_bytes = len(local_files(source)), look_at_files(source)[1]
+        files = f"{num_files:,} file{'s' if num_files != 1 else ''}"
+        sequences = (f"{(num_bytes - 1) // n:,} sequences of {n:,} tokens" for n in sorted(found))
+        notes.append(", ".join([f"{source}: {files}", f"{num_bytes:,} bytes", *sequences]))
+    return notes

@@ -73,7 +73,18 @@ class Only:
         for position, (key, values) in enumerate(self.allowed):
             matching = tuple(case for case in left if setting_of(*case, key) in values)
             if not matching:
-                raise UsageError(_none_left(left, self.allowed[: position + 1]))
+                asked = ", ".join(map(brief, values))
+                known = list(dict.fromkeys(brief(setting_of(*case, key)) for case in left))
+                more = f", ... ({len(known):,} values)" if len(known) > MAX_LISTED else ""
+                met = ", ".join(
+                    f"{name} = {' or '.join(map(brief, wanted))}"
+                    for name, wanted in self.allowed[:position]
+                )
+                among = f" of those with {met}" if met else ""
+                raise UsageError(
+                    f"--only {key}={asked}: no case{among} has this value; "
+                    f"its values are {', '.join(known[:MAX_LISTED])}{more}"
+                )
             left = matching
         return left
 
@@ -99,20 +110,6 @@ def parse_only(texts: Sequence[str]) -> Only:
             raise UsageError(f"--only {cut(printable(text))}: {error}") from None
         allowed.setdefault(key, []).extend(checked)
     return Only(tuple((key, tuple(values)) for key, values in allowed.items()))
-
-
-def _none_left(left: Sequence[Planned], allowed: Sequence[tuple[str, tuple[object, ...]]]) -> str:
-    """The message if no case matches; `left` are the cases that match all but the last key."""
-    *others, (key, values) = allowed
-    asked = ", ".join(map(brief, values))
-    known = list(dict.fromkeys(brief(setting_of(*case, key)) for case in left))
-    more = f", ... ({len(known):,} values)" if len(known) > MAX_LISTED else ""
-    met = ", ".join(f"{name} = {' or '.join(map(brief, wanted))}" for name, wanted in others)
-    among = f" of those with {met}" if others else ""
-    return (
-        f"--only {key}={asked}: no case{among} has this value; "
-        f"its values are {', '.join(known[:MAX_LISTED])}{more}"
-    )
 
 
 LISTS: dict[str, type | tuple[type, ...]] = {
@@ -148,17 +145,12 @@ def parse_assignment(option: str, text: str, places: Sequence[str] = ()) -> tupl
     if bare not in known:
         problem = f"unknown key {quoted(bare)}{nearest_key(bare, known)}"
         raise UsageError(f"{option} {cut(printable(text))}: {problem}")
-    return key, _value_of(value)
-
-
-def _value_of(text: str) -> object:
-    """The TOML value if the text is exactly one, else the text itself."""
-    assigned = f"value = {text}"
+    assigned = f"value = {value}"
     try:
         parsed = {} if line_of_long_key(assigned) else tomllib.loads(assigned)
     except (ValueError, RecursionError):
         parsed = {}
-    return parsed["value"] if len(parsed) == 1 else text.strip()
+    return key, parsed["value"] if len(parsed) == 1 else value.strip()
 
 
 def is_list_of_values(key: str, value: object) -> bool:

@@ -3,24 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 from ppbench.config.case import EMULATED
 
-_SIZES = (2, 4, 8)
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
-
-
-class _Size(NamedTuple):
-    """The settings that fit a machine, as TOML."""
-
-    machine: str
-    device: str
-    preset: str
-    dtype: str
-    world_sizes: str
-    microbatches: str
-    seq_lens: str
 
 
 def sweep_template(stem: str, num_cores: int, num_gpus: int) -> str:
@@ -29,35 +15,26 @@ def sweep_template(stem: str, num_cores: int, num_gpus: int) -> str:
     Its ranks are no more than the GPUs or, without any, the cores; on a single core they are
     emulated.
     """
-    size = _size_of(num_cores, num_gpus)
-    name = _NOT_IN_A_NAME.sub("-", stem).strip("-._")[:100] or "mine"
-    times = _TIMES if size.device == _quoted(EMULATED) else _NO_TIMES
-    return _TEMPLATE.format(name=name, times=times, **size._asdict())
-
-
-def _size_of(num_cores: int, num_gpus: int) -> _Size:
+    sizes = [size for size in (2, 4, 8) if size <= (num_gpus or num_cores)]
     if num_gpus:
         machine = f"{num_gpus} GPU{'s' if num_gpus > 1 else ''}"
         device, preset, dtype = "cuda", "llama-160m", "bfloat16"
-        sizes, seq_lens = _sizes_up_to(num_gpus) or "[1]", "[1024]"
+        sizes, seq_lens = sizes or [1], "[1024]"
     else:
         machine = f"{num_cores} core{'s' if num_cores > 1 else ''}, no GPU"
-        sizes, seq_lens = _sizes_up_to(num_cores), "[128]"
         device, preset, dtype = "cpu" if sizes else EMULATED, "llama-8m", "float32"
-    return _Size(
-        machine,
-        *(_quoted(device), _quoted(preset), _quoted(dtype)),
-        *(sizes or "[2, 4]", "[4, 8]", seq_lens),
+        sizes, seq_lens = sizes or [2, 4], "[128]"
+    return _TEMPLATE.format(
+        name=_NOT_IN_A_NAME.sub("-", stem).strip("-._")[:100] or "mine",
+        machine=machine,
+        device=f'"{device}"',
+        preset=f'"{preset}"',
+        dtype=f'"{dtype}"',
+        world_sizes=str(sizes),
+        microbatches="[4, 8]",
+        seq_lens=seq_lens,
+        times=_TIMES if device == EMULATED else _NO_TIMES,
     )
-
-
-def _quoted(word: str) -> str:
-    return f'"{word}"'
-
-
-def _sizes_up_to(most: int) -> str:
-    sizes = [size for size in _SIZES if size <= most]
-    return f"[{', '.join(map(str, sizes))}]" if sizes else ""
 
 
 _TIMES = """\

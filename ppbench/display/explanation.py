@@ -117,7 +117,18 @@ def _idle_time(run: pd.Series, edges: pd.DataFrame) -> tuple[str, str]:
         case "imbalance":
             cause = _slow_stage_text(stored_costs(run, edges))
         case "transfer":
-            cause = _slow_link_text(stored_costs(run, edges))
+            costs = stored_costs(run, edges)
+            slow, taken = slow_link(costs), link_ns(costs)
+            if not taken:
+                cause = "the messages are no longer in the store, so the stages are unknown"
+            elif slow is not None:
+                cause = (
+                    f"messages between stages {slow.index} and {slow.index + 1} take "
+                    f"{milliseconds(slow.ns)}, elsewhere {milliseconds(slow.others_ns)}"
+                )
+            else:
+                ends = dict.fromkeys(milliseconds(end(taken.values())) for end in (min, max))
+                cause = f"a message takes {' to '.join(ends)}"
         case "jitter":
             varies = percent(run["op_variation"])
             cause = f"the time of an action varies by {varies} around its mean"
@@ -162,16 +173,3 @@ def _slow_replica_text(run: pd.Series) -> str:
         f"replica {slowest} takes {milliseconds(taken[slowest])} for a microbatch over all its "
         f"stages, the others {milliseconds(others)} {more}"
     )
-
-
-def _slow_link_text(costs: Costs) -> str:
-    slow, taken = slow_link(costs), link_ns(costs)
-    if not taken:
-        return "the messages are no longer in the store, so the stages are unknown"
-    if slow is not None:
-        return (
-            f"messages between stages {slow.index} and {slow.index + 1} take "
-            f"{milliseconds(slow.ns)}, elsewhere {milliseconds(slow.others_ns)}"
-        )
-    shortest, longest = (milliseconds(choose(taken.values())) for choose in (min, max))
-    return f"a message takes {shortest if shortest == longest else f'{shortest} to {longest}'}"

@@ -71,16 +71,14 @@ def write_job(folder: Path, job: Job) -> Path:
 
 def read_job(path: Path) -> Job:
     data = json.loads(path.read_text())
-    items = tuple(_read_item(item) for item in data.pop("items"))
+    items = tuple(
+        PlannedRun(
+            Case(**_frozen(item.pop("case"))), Measure(**item.pop("measure")), **_frozen(item)
+        )
+        for item in data.pop("items")
+    )
     commit = data.pop("commit")
     return Job(**data, items=items, commit=None if commit is None else Commit(**commit))
-
-
-def _read_item(data: dict[str, object]) -> PlannedRun:
-    case, measure = data.pop("case"), data.pop("measure")
-    assert isinstance(case, dict)
-    assert isinstance(measure, dict)
-    return PlannedRun(Case(**_frozen(case)), Measure(**measure), **_frozen(data))
 
 
 def _frozen(data: dict[str, Any]) -> dict[str, Any]:

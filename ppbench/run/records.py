@@ -151,12 +151,36 @@ def rows_of(finished: FinishedRun) -> Rows:
     figures = run_figures(steps)
     attribution = attribute(spans, finished.lowered, step_ns, moved)
     first = finished.not_finite
+    errors = [int(str(rank.get("clock_error_ns", 0))) for rank in finished.ranks]
+    # Within a rank times are exact: its clock's offset does not matter.
+    ends = zip(moved["replica"], moved["source_rank"], moved["target_rank"], strict=True)
+    p, planned_ns = case.world_size, finished.planned_step_ns
+    error_ns = [errors[d * p + source] + errors[d * p + target] for d, source, target in ends]
+    cautions = cautions_for(
+        is_not_finite=first is not None,
+        is_oversubscribed=finished.is_oversubscribed,
+        is_time_sliced=finished.is_time_sliced,
+        warmup_steps=int(finished.has_warmup),
+        num_steps=finished.spans["step"].nunique(),
+        relative_deviation=figures["step_relative_deviation"],
+        has_settled=finished.has_settled,
+        over_plan=figures["step_ns"] / planned_ns if planned_ns else 1.0,
+        has_coarse_clock=bool((moved["end_ns"] - moved["recv_start_ns"] < error_ns).any()),
+        is_busy_machine=finished.is_busy_machine,
+        is_throttled=finished.is_throttled,
+        has_bare_stage=finished.has_bare_stage,
+    )
+    # The memory is that of the rank that needs most; null where nothing was allocated.
+    known = ranks[ranks["peak_memory_bytes"].notna()].sort_values("peak_memory_bytes")
+    fullest = known.iloc[-1].to_dict() if len(known) else {}
     run = {
         **finished.facts,
         **figures,
         "num_outliers": int(steps["is_outlier"].sum()),
         **figures_of(attribution, spans, steps["step_ns"]),
-        **_peaks(ranks),
+        "peak_memory_bytes": fullest.get("peak_memory_bytes"),
+        "predicted_peak_memory_bytes": fullest.get("predicted_peak_memory_bytes"),
+        "peak_held_microbatches": int(ranks["peak_held_microbatches"].max()),
         # All null where nothing was computed or its loss is not known.
         "is_finite": None if finished.first_loss is None else first is None,
         "not_finite_step": None if first is None else first.step,
@@ -166,8 +190,8 @@ def rows_of(finished: FinishedRun) -> Rows:
         "last_loss": finished.last_loss,
         "program": to_json(program),
         "bubble_fraction_theory": simulated(case, program).bubble_fraction,
-        "planned_step_ns": finished.planned_step_ns,
-        "cautions": _cautions(finished, figures, moved),
+        "planned_step_ns": planned_ns,
+        "cautions": ",".join(caution.name for caution in cautions),
     }
     for name in ("step_ns", "tokens_per_s"):
         low, high = median_interval(steps[name]) or (None, None)
@@ -195,40 +219,6 @@ def _is_of_idle_time(column: str) -> bool:
     return is_measured or column in ("modelled_bubble_fraction", "idle_fraction")
 
 
-def _peaks(ranks: pd.DataFrame) -> dict[str, object]:
-    """Return the memory of the rank that needs most; None where nothing was allocated."""
-    known = ranks[ranks["peak_memory_bytes"].notna()].sort_values("peak_memory_bytes")
-    fullest = known.iloc[-1].to_dict() if len(known) else {}
-    return {
-        "peak_memory_bytes": fullest.get("peak_memory_bytes"),
-        "predicted_peak_memory_bytes": fullest.get("predicted_peak_memory_bytes"),
-        "peak_held_microbatches": int(ranks["peak_held_microbatches"].max()),
-    }
-
-
-def _cautions(finished: FinishedRun, figures: Mapping[str, float], moved: pd.DataFrame) -> str:
-    errors = [int(str(rank.get("clock_error_ns", 0))) for rank in finished.ranks]
-    planned_ns, p = finished.planned_step_ns, finished.case.world_size
-    # Within a rank times are exact: its clock's offset does not matter.
-    ends = zip(moved["replica"], moved["source_rank"], moved["target_rank"], strict=True)
-    error_ns = [errors[d * p + source] + errors[d * p + target] for d, source, target in ends]
-    cautions = cautions_for(
-        is_not_finite=finished.not_finite is not None,
-        is_oversubscribed=finished.is_oversubscribed,
-        is_time_sliced=finished.is_time_sliced,
-        warmup_steps=int(finished.has_warmup),
-        num_steps=finished.spans["step"].nunique(),
-        relative_deviation=figures["step_relative_deviation"],
-        has_settled=finished.has_settled,
-        over_plan=figures["step_ns"] / planned_ns if planned_ns else 1.0,
-        has_coarse_clock=bool((moved["end_ns"] - moved["recv_start_ns"] < error_ns).any()),
-        is_busy_machine=finished.is_busy_machine,
-        is_throttled=finished.is_throttled,
-        has_bare_stage=finished.has_bare_stage,
-    )
-    return ",".join(caution.name for caution in cautions)
-
-
 def write_result(job: Job, planned: PlannedRun, attempt: Attempt, result: CaseResult) -> float:
     """Store a case that ran; return its tokens per second.
 
@@ -249,6 +239,14 @@ def write_result(job: Job, planned: PlannedRun, attempt: Attempt, result: CaseRe
     ranks, num_tokens = rows.tables["ranks"], rows.tables["steps"]["num_tokens"]
     tokens_per_s = float(str(rows.run["tokens_per_s"]))
     peaks = [rank.peak for rank in result.ranks if rank.peak is not None]
+    energy: dict[str, object] = {"energy_per_token_j": None, "energy_source": None}
+    # Of the GPUs if known, else of the CPUs. Ranks that share a GPU have a part of its energy each;
+    # those of a node have all of the node's. Emulated ones train on no token.
+    for source, column in (("cpu packages", "cpu_energy_j"), ("gpus", "gpu_energy_j")):
+        if not case.is_emulated and column in ranks and ranks[column].notna().all():
+            counted = ranks if source == "gpus" else ranks.drop_duplicates("hostname")
+            joules = counted[column].sum() / int(num_tokens.sum())
+            energy = {"energy_per_token_j": joules, "energy_source": source}
     mfu = mfu_figures(result.flops, case.seq_len, tokens_per_s, peaks)
     nodes = [(str(rank.facts.get("hostname")), rank.summary) for rank in result.ranks]
     run = {
@@ -256,7 +254,7 @@ def write_result(job: Job, planned: PlannedRun, attempt: Attempt, result: CaseRe
         **rows.run,
         **mfu,
         "mfu": None if finished.is_time_sliced else mfu["mfu"],
-        **_energy(case, ranks, int(num_tokens.sum())),
+        **energy,
         **reference_figures([rank.reference for rank in result.ranks]),
         # Emulated ranks sleep, and want no core.
         **node_figures(nodes, 0 if case.is_emulated else case.launch_threads_per_rank),
@@ -322,20 +320,6 @@ def _finished(planned: PlannedRun, result: CaseResult, program: Program) -> Fini
         is_throttled=any(is_throttled(rank.summary) for rank in ranks),
         has_bare_stage=bool(bare_stages(case, result.facts)),
     )
-
-
-def _energy(case: Case, ranks: pd.DataFrame, num_tokens: int) -> dict[str, object]:
-    """Return joules per token over the measured steps: of the GPUs if known, else of the CPUs.
-
-    Ranks that share a GPU have a part of its energy each; those of a node have all of the node's.
-    Emulated ones train on no token.
-    """
-    for source, column in (("gpus", "gpu_energy_j"), ("cpu packages", "cpu_energy_j")):
-        if not case.is_emulated and column in ranks and ranks[column].notna().all():
-            counted = ranks if source == "gpus" else ranks.drop_duplicates("hostname")
-            joules = counted[column].sum()
-            return {"energy_per_token_j": joules / num_tokens, "energy_source": source}
-    return {"energy_per_token_j": None, "energy_source": None}
 
 
 def write_failure(job: Job, planned: PlannedRun, attempt: Attempt, diagnosis: Diagnosis) -> None:

@@ -623,9 +623,8 @@ def schema_of(name: str, columns: Iterable[str] | None = None) -> pa.Schema:
 
 @functools.cache
 def _schema_of(name: str, wanted: frozenset[str] | None) -> pa.Schema:
-    return pa.schema(
-        [(one.name, one.type) for one in TABLES[name] if wanted is None or one.name in wanted]
-    )
+    columns = TABLES[name]
+    return pa.schema([(c.name, c.type) for c in columns if wanted is None or c.name in wanted])
 
 
 def absent_in(name: str) -> dict[str, int]:

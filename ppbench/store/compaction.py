@@ -16,9 +16,10 @@ import fcntl
 import os
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -36,7 +37,7 @@ TARGET_BYTES = 128 * 2**20
 _ROWS_IN_GROUP = {"runs": 8192}
 _MOST_ROWS_IN_GROUP = 131_072
 _MOST_BYTES_IN_GROUP = 32 * 2**20
-_LOCK = "compact.lock"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -59,24 +60,20 @@ def compact(folder: Path, tell: Skip) -> list[Compacted]:
     """
     if not folder.is_dir():
         raise StoreError(f"{folder}: no such folder; name the store with --results")
-    with _locked(folder / LOCKS / _LOCK, tell):
+    lock = folder / LOCKS / "compact.lock"
+    try:
+        lock.parent.mkdir(exist_ok=True)
+        held = lock.open("ab")  # locked until it is closed, at the latest when the process ends
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            tell(f"{lock}: another ppbench compact is running; waiting for it")
+            fcntl.flock(held, fcntl.LOCK_EX)
+    except OSError as error:
+        raise StoreError(f"{lock}: cannot be locked: {error.strerror}") from error
+    with held:
         finished = frozenset(Reader(folder, tell).runs([RUN_ID], (), None)[RUN_ID].to_pylist())
         return [_Table(folder, name, finished, tell).compact() for name in TABLES]
-
-
-def _locked(path: Path, tell: Skip) -> IO[bytes]:
-    """Hold the lock until the file is closed, at the latest when the process ends."""
-    try:
-        path.parent.mkdir(exist_ok=True)
-        file = path.open("ab")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            tell(f"{path}: another ppbench compact is running; waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be locked: {error.strerror}") from error
-    return file
 
 
 @dataclass
@@ -167,27 +164,20 @@ class _Table:
             if has_between(names, first, last) or any(
                 first <= end and begin <= last for begin, end in others
             ):
-                try:
-                    with TableFile(path, self._name) as file:
-                        counts = file.rows([RUN_ID])[RUN_ID].value_counts().to_pylist()
-                except DamagedError as error:
-                    self._leave(path, error)
-                    continue
-                sharing[path] = {count["values"]: count["counts"] for count in counts}
+                ids = self._read(path, lambda file: file.rows([RUN_ID])[RUN_ID])
+                if ids is not None:
+                    counts = ids.value_counts().to_pylist()
+                    sharing[path] = {count["values"]: count["counts"] for count in counts}
         return sharing
 
     def _span(self, path: Path) -> tuple[str, str] | None:
         """The first and the last run of a file of many runs; None, reported, if unreadable."""
-        try:
-            with TableFile(path, self._name) as file, damage_in():
-                bounds = bounds_of(file.footer)
-        except DamagedError as error:
-            self._leave(path, error)
-            return None
-        firsts, lasts = zip(*bounds, strict=True) if bounds else ((), ())
+        bounds = self._read(path, lambda file: bounds_of(file.footer))
         if not bounds:
             return None
-        if None in firsts:
+        firsts = [first for first, _ in bounds if first is not None]
+        lasts = [last for _, last in bounds if last is not None]
+        if len(firsts) < len(bounds):
             self._leave(path, "its footer does not list its runs")
             return None
         return min(firsts), max(lasts)
@@ -223,7 +213,7 @@ class _Table:
                 if file.tell() >= TARGET_BYTES:
                     break
                 num_taken += 1
-                if (parts := self._parts_of(source)) is not None:
+                if (parts := self._read(source, _groups_of)) is not None:
                     batch.replaced.append(source)
                     for rows in parts:
                         batch.add(rows)
@@ -238,14 +228,11 @@ class _Table:
         _flush_folder(path.parent)
         return sources[num_taken:]
 
-    def _parts_of(self, path: Path) -> list[pa.Table] | None:
-        """All rows of a file; None, reported, if the file must stay."""
+    def _read(self, path: Path, read: Callable[[TableFile], T]) -> T | None:
+        """What `read` returns of a file; None, reported, if it is damaged and must stay."""
         try:
-            with TableFile(path, self._name) as file:
-                if path.parent != self._place:
-                    return [file.rows()]
-                groups = range(file.footer.num_row_groups)
-                return [file.rows(groups=[group]) for group in groups]
+            with TableFile(path, self._name) as file, damage_in():
+                return read(file)
         except DamagedError as error:
             self._leave(path, error)
             return None
@@ -253,6 +240,10 @@ class _Table:
     def _leave(self, path: Path, reason: object) -> None:
         self._apart.add(path)
         self._tell(f"{path}: left unchanged: {reason}")
+
+
+def _groups_of(file: TableFile) -> list[pa.Table]:
+    return [file.rows(groups=[group]) for group in range(file.footer.num_row_groups)]
 
 
 def _remove(path: Path) -> None:

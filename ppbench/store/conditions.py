@@ -5,6 +5,7 @@ A key is a column of `runs` or a key of sweep files; a value has the type of the
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import math
@@ -33,9 +34,11 @@ _COMPARE: dict[str, Callable[..., pa.ChunkedArray]] = {
 }
 _WORD = re.compile(r"""\s+and\s+|"[^"]*"|'[^']*'|\[[^\]]*\]|.""", re.IGNORECASE | re.DOTALL)
 _ONE = re.compile(r"\s*([^\s=!<>]+)\s*(!=|<=|>=|==|=|<|>)\s*(.*?)\s*", re.DOTALL)
-_NULL = "null"
 _FORM = 'give KEY=VALUE, or !=, <, <=, >, >= in its place; join several with " and "'
 _TYPES = {column.name: column.type for column in RUNS}
+_LISTS = {name for name, value in vars(Case()).items() if isinstance(value, tuple)} | {
+    "model_partition"
+}
 
 
 @dataclass(frozen=True)
@@ -66,47 +69,38 @@ class Condition:
 
 def read_conditions(texts: Sequence[str], option: str = "--where") -> tuple[Condition, ...]:
     """Parse texts of one condition, or of several joined with `and`. Raises UsageError."""
-    parts = [part for text in texts for part in _split(text)]
-    return tuple(_read(part, option) for part in parts)
-
-
-def _split(text: str) -> list[str]:
-    """Split a text at each `and` outside quotes and brackets."""
-    parts = [""]
-    for word in _WORD.findall(text):
-        if word.strip().lower() == "and":
-            parts.append("")
-        else:
-            parts[-1] += word
-    return parts
-
-
-def _read(text: str, option: str) -> Condition:
-    found = _ONE.fullmatch(text)
-    if found is None:
-        raise UsageError(f'{option}: cannot read "{text}"; {_FORM}')
-    key, operator, written = found[1], found[2].replace("==", "="), found[3]
-    column = _column_of(key, option)
-    value = _value_of(column, written, f"{option}: {key}")
-    if value is None and operator not in ("=", "!="):
-        raise UsageError(f"{option}: {key}: null has no order; compare it with = or !=")
-    return Condition(column, operator, value)
-
-
-def _column_of(key: str, option: str) -> str:
-    column = column_named(key)
-    if column in _TYPES:
-        return column
-    close = difflib.get_close_matches(column, [*_TYPES, *SYNONYMS], n=1, cutoff=0.5)
-    hint = f'; did you mean "{close[0]}"?' if close else "."
-    raise UsageError(
-        f'{option}: unknown key "{key}"{hint} Known are the keys of sweep files, and the '
-        "columns of runs that results/README.md lists"
-    )
+    parts = []
+    for text in texts:  # split at each `and` outside quotes and brackets
+        parts.append("")
+        for word in _WORD.findall(text):
+            if word.strip().lower() == "and":
+                parts.append("")
+            else:
+                parts[-1] += word
+    conditions = []
+    for part in parts:
+        found = _ONE.fullmatch(part)
+        if found is None:
+            raise UsageError(f'{option}: cannot read "{part}"; {_FORM}')
+        key, operator, written = found[1], found[2].replace("==", "="), found[3]
+        column = column_named(key)
+        if column not in _TYPES:
+            close = difflib.get_close_matches(column, [*_TYPES, *SYNONYMS], n=1, cutoff=0.5)
+            hint = f'; did you mean "{close[0]}"?' if close else "."
+            raise UsageError(
+                f'{option}: unknown key "{key}"{hint} Known are the keys of sweep files, and the '
+                "columns of runs that results/README.md lists"
+            )
+        value = _value_of(column, written, f"{option}: {key}")
+        if value is None and operator not in ("=", "!="):
+            raise UsageError(f"{option}: {key}: null has no order; compare it with = or !=")
+        conditions.append(Condition(column, operator, value))
+    return tuple(conditions)
 
 
 def _value_of(column: str, written: str, where: str) -> Value:
-    if written == _NULL:
+    """A value of a column's type; a text without quotes, a schedule's registered name."""
+    if written == "null":
         return None
     kind = _TYPES[column]
     if column == "seq_len" and written in (VARIABLE, UNKNOWN):
@@ -116,28 +110,15 @@ def _value_of(column: str, written: str, where: str) -> Value:
             raise UsageError(f'{where}: expected true or false, got "{written}"')
         return written.lower() == "true"
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return _number(written, where)
-    return _text(column, written)
-
-
-def _number(written: str, where: str) -> int | float:
-    try:
-        whole = int(written)
-        if -(2**63) <= whole < 2**63:
-            return whole
-        value = float(whole)
-    except (ValueError, OverflowError):
-        try:
+        with contextlib.suppress(ValueError):
+            whole = int(written)
+            if -(2**63) <= whole < 2**63:
+                return whole
+        with contextlib.suppress(ValueError):
             value = float(written)
-        except ValueError:
-            raise UsageError(f'{where}: expected a number, got "{written}"') from None
-    if not math.isfinite(value):
+            if math.isfinite(value):
+                return value
         raise UsageError(f'{where}: expected a number, got "{written}"')
-    return value
-
-
-def _text(column: str, written: str) -> str:
-    """A text without quotes; a schedule's registered name; a list as the store writes it."""
     if len(written) > 1 and written[0] == written[-1] and written[0] in "\"'":
         return written[1:-1]
     if column == "schedule":
@@ -145,22 +126,13 @@ def _text(column: str, written: str) -> str:
             return find_schedule(written).name
         except UnknownScheduleError:
             return written  # csv:PATH, or a schedule of another version
-    if column in _LISTS:
-        return _list(column, written)
-    return written
-
-
-_LISTS = {name for name, value in vars(Case()).items() if isinstance(value, tuple)} | {
-    "model_partition"
-}
-
-
-def _list(column: str, written: str) -> str:
-    """A list as the store writes it; one number means a list of one, as in sweep files."""
+    if column not in _LISTS:
+        return written
     try:
         listed = json.loads(written)
     except ValueError:
         return written
+    # As the store writes it; one number means a list of one, as in sweep files.
     values = listed if isinstance(listed, list) else [listed]
     is_time = column.endswith("_ms") and all(isinstance(value, int | float) for value in values)
     return json.dumps([float(value) for value in values] if is_time else values)

@@ -8,6 +8,7 @@ one run.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import secrets
 import shutil
 from collections import Counter
@@ -180,13 +181,10 @@ class Store:
         for length in range(_SHORTEST_ID, max(map(len, known), default=0)):
             ends = Counter(run_id[-length:] for run_id in known)
             starts = {run_id[:length] for run_id in known}
-            unique = {
-                run_id: run_id[-length:]
-                for run_id in left
-                if ends[run_id[-length:]] == 1 and run_id[-length:] not in starts
-            }
-            short |= unique
-            left = [run_id for run_id in left if run_id not in unique]
+            for run_id in left:
+                if ends[run_id[-length:]] == 1 and run_id[-length:] not in starts:
+                    short[run_id] = run_id[-length:]
+            left = [run_id for run_id in left if run_id not in short]
             if not left:
                 break
         return {run_id: short.get(run_id, run_id) for run_id in known}
@@ -238,21 +236,16 @@ class Store:
         if len(found) == 1:
             return str(found.iloc[0])
         if found.empty:
-            self._check_not_damaged(name)
+            damaged = (damage.run_ids for damage in self.damaged if damage.table == "runs")
+            for run_id in itertools.chain.from_iterable(damaged):
+                if run_id.startswith(name):
+                    raise self._unreadable(run_id)
             raise UsageError(f'run "{name}": not in {self.folder}; list them with: {self._listing}')
         some = ", ".join(found.tail(5))
         raise UsageError(
             f'run "{name}" is ambiguous: {len(found)} runs {end} with it: {some}; '
             "give more characters"
         )
-
-    def _check_not_damaged(self, name: str) -> None:
-        """Raise StoreError for the name of a run whose row is damaged."""
-        for damage in self.damaged:
-            if damage.table == "runs":
-                for run_id in damage.run_ids:
-                    if run_id.startswith(name):
-                        raise self._unreadable(run_id)
 
     def _unreadable(self, run_id: str) -> StoreError:
         damage = self.damage_to(run_id, "runs")

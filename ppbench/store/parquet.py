@@ -118,26 +118,18 @@ class TableFile:
             for needed in (RUN_ID, _VERSION):
                 if needed not in self.names:
                     raise DamagedError(f"it has no column {needed}")
-            versions = self._versions() - {SCHEMA_VERSION} if footer is None else set()
-        if versions:
+            index = self.names.index(_VERSION)
+            limits = [  # the ends of each row group's range of versions
+                self.footer.row_group(group).column(index).statistics
+                for group in range(self.footer.num_row_groups if footer is None else 0)
+            ]
+            known = [limit for limit in limits if limit is not None and limit.has_min_max]
+            others = {int(v) for limit in known for v in (limit.min, limit.max)} - {SCHEMA_VERSION}
+        if others:
             raise StoreError(
-                f"{path}: another version of ppbench wrote it (schema {max(versions)}; this one "
+                f"{path}: another version of ppbench wrote it (schema {max(others)}; this one "
                 f"reads {SCHEMA_VERSION}); use that version, or another folder with --results DIR"
             )
-
-    def _versions(self) -> set[int]:
-        """The ends of each row group's range of schema versions."""
-        index = self.names.index(_VERSION)
-        limits = [
-            self.footer.row_group(group).column(index).statistics
-            for group in range(self.footer.num_row_groups)
-        ]
-        return {
-            int(version)
-            for limit in limits
-            if limit is not None and limit.has_min_max
-            for version in (limit.min, limit.max)
-        }
 
     def __enter__(self) -> Self:
         return self

@@ -10,7 +10,6 @@ import pandas as pd
 from engine.plan.action import Op
 from engine.plan.collectives import CollectivePolicy, NoCollectives, with_collectives
 from engine.plan.program import Program, from_json
-from ppbench.analysis.collectives import Moving
 from ppbench.analysis.costs import stored_costs
 from ppbench.analysis.replicas import stored_replica_costs
 from ppbench.analysis.whatif import Modelled, Posting, posting_of, program_in
@@ -44,20 +43,16 @@ def modelled_run(run: pd.Series, edges: pd.DataFrame, collectives: pd.DataFrame)
     lowered, mean = program_of_run(run), stored_costs(run, edges)
     if int(run["replicas"]) == 1:
         return Modelled.alone(lowered, mean, posting_of(run))
+    moving: dict[tuple[Op, int], int] = {}
+    for op, column in ((Op.UNSHARD, "emulated_gather_ms"), (Op.REDUCE_GRAD, "emulated_reduce_ms")):
+        listed = json.loads(str(run[column])) or [0]
+        of_stages = listed * lowered.num_stages if len(listed) == 1 else listed
+        moving |= {(op, stage): round(ms * NS_PER_MS) for stage, ms in enumerate(of_stages)}
     return Modelled(
         lowered,
         stored_replica_costs(run, mean, collectives),
         posting_of(run),
         policy_of_run(run),
         is_written=from_json(str(run["program"])).has_collectives,
-        emulated=_emulated(run, lowered.num_stages) if run["device"] == "emulated" else None,
+        emulated=moving if run["device"] == "emulated" else None,
     )
-
-
-def _emulated(run: pd.Series, num_stages: int) -> Moving:
-    moving: dict[tuple[Op, int], int] = {}
-    for op, column in ((Op.UNSHARD, "emulated_gather_ms"), (Op.REDUCE_GRAD, "emulated_reduce_ms")):
-        listed = json.loads(str(run[column])) or [0]
-        of_stages = listed * num_stages if len(listed) == 1 else listed
-        moving |= {(op, stage): round(ms * NS_PER_MS) for stage, ms in enumerate(of_stages)}
-    return moving

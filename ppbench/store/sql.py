@@ -69,27 +69,23 @@ def _answer(
     if len(kinds) != 1 or kinds[0] not in _READS:
         got = ", ".join(kinds) or "nothing"
         raise UsageError(f"query: expected one SELECT; got {got}")
-    for name in TABLES:  # unused tables are views without rows
+    for name in TABLES:  # a view of its parts, each registered under a name of its own
         parts = _parts(folder, reader, name) if name in text.lower() else ()
-        _make_view(database, name, parts)
+        selects = []
+        for number, part in enumerate([_Part(schema_of(name).empty_table()), *parts]):
+            source = f"_{name}_{number}"
+            database.register(source, part.rows)
+            select = f"SELECT * FROM {source}"  # noqa: S608  # a name made here
+            if part.without:
+                database.register(f"{source}_not", pa.table({RUN_ID: sorted(part.without)}))
+                select += f" ANTI JOIN {source}_not USING ({RUN_ID})"
+            selects.append(select)
+        database.execute(f"CREATE VIEW {name} AS {' UNION ALL '.join(selects)}")
     database.execute("SET enable_external_access = false")
     database.execute("SET lock_configuration = true")
-    return _plain(database.execute(statements[0]).df())
-
-
-def _make_view(database: duckdb.DuckDBPyConnection, name: str, parts: Iterable[_Part]) -> None:
-    """Make one view of the parts, which are registered under names of their own."""
-    selects = []
-    for number, part in enumerate([_Part(schema_of(name).empty_table()), *parts]):
-        source = f"_{name}_{number}"
-        database.register(source, part.rows)
-        select = f"SELECT * FROM {source}"  # noqa: S608  # a name made here
-        if part.without:
-            database.register(f"{source}_not", pa.table({RUN_ID: sorted(part.without)}))
-            select += f" ANTI JOIN {source}_not USING ({RUN_ID})"
-        selects.append(select)
-    rows = " UNION ALL ".join(selects)
-    database.execute(f"CREATE VIEW {name} AS {rows}")
+    frame = database.execute(statements[0]).df()
+    assert frame.columns.is_unique  # duckdb makes them so
+    return frame.apply(_plain_column)
 
 
 def _parts(folder: Path, reader: Reader, name: str) -> Iterator[_Part]:
@@ -124,14 +120,8 @@ def _data_set(paths: Iterable[Path], name: str) -> ds.Dataset:
     return ds.dataset([str(path) for path in paths], schema=schema_of(name), format=how)
 
 
-def _plain(frame: pd.DataFrame) -> pd.DataFrame:
-    """A result of text, numbers and booleans; other types are written as text."""
-    columns = dict.fromkeys(map(str, frame.columns))
-    assert len(columns) == len(frame.columns)  # duckdb makes column names unique
-    return frame.apply(_plain_column)
-
-
 def _plain_column(column: pd.Series) -> pd.Series:
+    """Text, numbers or booleans; other types are written as text."""
     is_number = pd.api.types.is_numeric_dtype(column)
     if is_number and not np.isinf(column.to_numpy(dtype=float, na_value=np.nan)).any():
         return column

@@ -46,18 +46,9 @@ def write_sweep_note(
                 older.unlink()
 
 
-def find_sweep_note(store: Path, sweep_id: str) -> SweepNote | None:
-    """The newest note of a sweep; None if it has none that can be read."""
-    return _newest(store, f"*-{sweep_id}.json")
-
-
-def newest_sweep_note(store: Path) -> SweepNote | None:
-    """The note of the sweep that began last."""
-    return _newest(store, "*-*.json")
-
-
-def _newest(store: Path, pattern: str) -> SweepNote | None:
-    for path in sorted((store / SWEEPS).glob(pattern), reverse=True):
+def newest_sweep_note(store: Path, sweep_id: str = "*") -> SweepNote | None:
+    """The newest note of a sweep, or of any; None if there is none that can be read."""
+    for path in sorted((store / SWEEPS).glob(f"*-{sweep_id}.json"), reverse=True):
         begun, _, sweep_id = path.stem.partition("-")
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             held = json.loads(path.read_bytes())
@@ -78,7 +69,7 @@ def last_sweep_in(store: Path, runs: pd.DataFrame) -> tuple[pd.DataFrame, SweepN
         if len(found):
             return found, note
     sweep_id = None if pd.isna(last["sweep_id"]) else str(last["sweep_id"])
-    note = None if sweep_id is None else find_sweep_note(store, sweep_id)
+    note = None if sweep_id is None else newest_sweep_note(store, sweep_id)
     return _runs_of(runs, sweep_id, note), note
 
 

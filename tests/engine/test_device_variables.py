@@ -88,8 +88,13 @@ def test_the_agent_on_this_machine_starts_its_workers_with_them(bare, tmp_path):
     assert started[0].items() >= SET.items()
 
 
-def test_the_process_of_the_authors_module_has_them(bare):
-    assert exchange._environment({"RANK": "1", "HOME": "/"}) == {**SET, "HOME": "/"}
+def test_the_process_of_the_authors_module_has_them_and_is_no_rank(bare, tmp_path):
+    started = []
+    bare.setattr(subprocess, "Popen", lambda *_, env, **__: started.append(env))
+    bare.setenv("RANK", "1")
+    exchange.AuthorProcess(tmp_path, exchange.Way("float32", "cpu", 1, 1))
+    assert started[0].items() >= SET.items()
+    assert "RANK" not in started[0]
 
 
 SHOW = f"""

@@ -39,7 +39,7 @@ def test_a_busy_gpu_uses_power_and_memory(gpu: torch.device, tmp_path: Path) -> 
 
 
 def test_no_product_is_faster_than_the_datasheet_says(gpu: torch.device) -> None:
-    peak = peak_of(gpu, "bfloat16", 1)
+    peak = peak_of(gpu, "bfloat16", 1, 1)
     measured = measured_peak_flops(gpu, torch.bfloat16)
     assert 0 < measured <= 1.05 * peak.flops_per_s
 

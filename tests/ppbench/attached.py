@@ -225,11 +225,20 @@ def _runs_out(times) -> int:
     return next(times)
 
 
+class _Broken(dict):
+    """What an instrument keeps in it makes an error."""
+
+    def get(self, *_):
+        raise ZeroDivisionError
+
+    __setitem__ = __ior__ = get
+
+
 OUR_ERRORS = {
     "clock": lambda times: ("mark", lambda: _runs_out(times)),
-    "message": lambda _: ("_begin", lambda _operation: 1 / 0),
-    "works": lambda _: ("_follow", lambda _works, _messages: 1 / 0),
-    "names": lambda _: ("_remember", lambda *_: 1 / 0),
+    "message": lambda _: ("_open_messages", _Broken()),
+    "works": lambda _: ("_moving", _Broken()),
+    "names": lambda _: ("_to_start", _Broken()),
 }
 
 

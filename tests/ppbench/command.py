@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -37,11 +38,23 @@ max_warmup_steps = 1
 """A sweep of two ranks of a tiny model; a test adds its steps, and its grid."""
 
 
-def ppbench(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def words_of(*arguments: str) -> list[str]:
+    """The words of a command for a process of its own."""
+    return [sys.executable, "-c", "from ppbench.cli import main; main()", *arguments]
+
+
+def ppbench(
+    *arguments: str, folder: Path, patience_s: float = PATIENCE_S, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """A command in a process of its own."""
-    command = [sys.executable, "-c", "from ppbench.cli import main; main()", *arguments]
     return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        words_of(*arguments),
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=patience_s,
+        check=False,
     )
 
 

@@ -7,16 +7,13 @@ Run in the workers, which find this file in their working directory.
 import ctypes
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
-import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from engine.flight import read_record
-from engine.run.p2p.channel import TransferError
 from engine.run.p2p.shared_memory import MemoryChannel
 from ppbench.run.machine.node_folder import node_folder_of_rank
 
@@ -25,13 +22,13 @@ NO_LIMIT = 10**6
 
 
 class Faulty(nn.Module):
-    def __init__(self, act, *, always=False):
+    def __init__(self, act):
         super().__init__()
-        self.act, self.always, self.num_calls = act, always, 0
+        self.act, self.num_calls = act, 0
 
     def forward(self, x):
         if not isinstance(x, FakeTensor):  # a message's shape is found without running
-            if self.always or self.num_calls == AT:
+            if self.num_calls == AT:
                 self.act()
             self.num_calls += 1
         return x
@@ -41,25 +38,12 @@ def rank():
     return os.environ.get("RANK")
 
 
-def model(act, **options):
-    return nn.Sequential(
-        nn.Embedding(256, 8), nn.Linear(8, 8), Faulty(act, **options), nn.Linear(8, 256)
-    )
+def model(act):
+    return nn.Sequential(nn.Embedding(256, 8), nn.Linear(8, 8), Faulty(act), nn.Linear(8, 256))
 
 
 def sound():
     return model(lambda: None)
-
-
-def raises():
-    def act():
-        raise RuntimeError("not today")
-
-    return model(act)
-
-
-def allocates_too_much():
-    return model(lambda: torch.empty(2**50))
 
 
 def fills_its_cgroup():
@@ -75,42 +59,11 @@ def segfaults():
     return model(lambda: ctypes.string_at(0))
 
 
-def leaves():
-    return model(lambda: os._exit(0))
-
-
 def floods():
     def act():
         raise RuntimeError("first\x1b[31m\u202e\ud800 words\n" + "x" * 10**7 + "\nlast words")
 
     return model(act)
-
-
-def blames_another():
-    """Rank 1 is killed; what rank 0 makes of that is an error of its own."""
-
-    def act():
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    if rank() == "0":
-        receive = MemoryChannel.take
-
-        def take(*arguments, **named):
-            try:
-                return receive(*arguments, **named)
-            except TransferError:
-                raise ValueError("no answer") from None
-
-        MemoryChannel.take = take
-    return model(act)
-
-
-def exits():
-    return model(lambda: sys.exit(0))
-
-
-def is_killed():
-    return model(lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def stops():
@@ -128,11 +81,6 @@ def drops():
         MemoryChannel.send = lambda *_arguments: None
 
     return model(act)
-
-
-def creeps():
-    """Makes progress, and would be at it for ever."""
-    return model(lambda: time.sleep(0.4), always=True)
 
 
 def unbuildable():

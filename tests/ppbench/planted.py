@@ -41,16 +41,6 @@ def nothing(_runtime):
     pass
 
 
-def lost_second_use(runtime):
-    if twice := module_of(runtime, "4"):
-        twice.forward = twice.layer.__call__
-
-
-def lost_layer(runtime):
-    if layer := module_of(runtime, "5"):
-        layer.forward = lambda x: x
-
-
 def unsummed_tie(runtime):
     runtime._trainer._shared.sum_gradients = lambda *_: None
 
@@ -77,20 +67,6 @@ def loss_told_wrong(runtime):
         return None if loss is None else loss * 1.01
 
     runner.run = run
-
-
-def forgotten_w(runtime):
-    """The half of a backward that has the weights is dropped for one microbatch."""
-    for stage in runtime._trainer.runner._stages.values():
-        usual = stage.backward_weight
-
-        def backward_weight(microbatch, stage=stage, usual=usual):
-            if microbatch == 2:
-                stage._products.pop(microbatch)
-            else:
-                usual(microbatch)
-
-        stage.backward_weight = backward_weight
 
 
 def missing_bias_gradient(runtime):
@@ -163,12 +139,6 @@ def norm_of_one_rank(runtime):
     runtime._trainer._sum_over_all = lambda _: None
 
 
-def other_rate(runtime):
-    if runtime._trainer.rank == 1:
-        usual = runtime._trainer._update
-        runtime._trainer._update = lambda rate: usual(rate * 1.01)
-
-
 def recomputed_with_other_numbers(runtime):
     for module in runtime.modules.values():
         for unit in module.units:
@@ -201,12 +171,6 @@ def same_numbers_each_step(runtime):
 def no_dropout(runtime):
     for module in runtime.modules.values():
         module.eval()
-
-
-def wrong_scale_of_torch(runtime):
-    schedule = runtime._trainer.runner.schedule
-    usual = schedule._loss_fn
-    schedule._loss_fn = lambda *arguments: usual(*arguments) / 2
 
 
 def other_seed(runtime):

@@ -45,7 +45,7 @@ from ppbench.report.scripts import Picture
 from ppbench.report.timeline.timelines import rivalry, timelines
 from ppbench.store import Store
 from ppbench.store.once import ReadOnce
-from ppbench.store.sweeps import find_sweep_note
+from ppbench.store.sweeps import newest_sweep_note
 
 _FRONT_PX = 210
 
@@ -68,7 +68,7 @@ def render_report(
     measured_by = command  # a page of a sweep has itself the command that measured the runs
     if not command.startswith("ppbench sweep "):
         sweeps = runs["sweep_id"].dropna().unique()
-        note = find_sweep_note(store.folder, str(sweeps[0])) if len(sweeps) == 1 else None
+        note = newest_sweep_note(store.folder, str(sweeps[0])) if len(sweeps) == 1 else None
         measured_by = (note and note.command) or ""
     judged, measured = judge(runs, axes), ok_runs(runs)
     conclusions = conclude(judged, runs, measured_by)

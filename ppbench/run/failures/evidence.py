@@ -255,44 +255,6 @@ class _End:
             at_ns = time.monotonic_ns() if report is None else report.at_ns
         return at_ns + self.node.to_epoch_ns
 
-    @property
-    def is_by_watchdog(self) -> bool:
-        """Whether it was still alive when the watchdog saw a rank dead, or the time up."""
-        report = self.node.report
-        return report is not None and report.processes.get(self.rank, DEAD) != DEAD
-
-    @property
-    def is_by_sigterm(self) -> bool:
-        """Whether the agent, which ends the other ranks so, or someone outside ended it."""
-        return self.exit is not None and self.exit.exitcode == -signal.SIGTERM
-
-    @property
-    def is_killed_for_memory(self) -> bool:
-        is_kill = self.exit is None or self.exit.exitcode == -signal.SIGKILL
-        report = self.node.report
-        return is_kill and report is not None and report.oom_kills > 0
-
-    @property
-    def last_words(self) -> str:
-        """Return its stack at the crash and the end of its log, where C++ libraries say why."""
-        log = self.node.log_ends.get(self.rank, "")
-        texts = [self.node.faults.get(self.rank, ""), log and f"the end of its log:\n{log}"]
-        return "\n".join(text for text in texts if text)
-
-    @property
-    def how(self) -> str:
-        """Say how it ended, such as `was killed by SIGKILL`, for a rank that left no exception."""
-        code = None if self.exit is None else self.exit.exitcode
-        by_signal = "" if code is None or code >= 0 else signal_name(-code)
-        if self.rank in self.node.faults:
-            fault = first_line(self.node.faults[self.rank])
-            return f"crashed: {fault}{f' ({by_signal})' if by_signal else ''}"
-        if by_signal:
-            return f"was killed by {by_signal}"
-        if code is None:
-            return "died without a Python error: it was killed, or left by os._exit"
-        return f"exited with code {code} in the middle of the case, without a Python error"
-
 
 def _first_end(nodes: Sequence[CrashReport]) -> _End | None:
     """Return the earliest end that is no consequence of another one.
@@ -309,9 +271,16 @@ def _first_end(nodes: Sequence[CrashReport]) -> _End | None:
         ends += [_End(node, rank, errors.get(rank), node.exits.get(rank)) for rank in ranks]
     ends.sort(key=lambda end: (bool(end.node.exits) and end.exit is None, end.at_ns))
     for place, end in enumerate(ends):
-        if end.error is not None and end.error.status != PEER_LOST:
-            return end
-        if end.error is None and not end.is_by_watchdog and (place == 0 or not end.is_by_sigterm):
+        if end.error is not None:
+            if end.error.status != PEER_LOST:
+                return end
+            continue
+        report = end.node.report
+        # It was still alive when the watchdog saw a rank dead, or the time up.
+        is_by_watchdog = report is not None and report.processes.get(end.rank, DEAD) != DEAD
+        # The agent ends the other ranks so; or someone outside ended it.
+        is_by_sigterm = end.exit is not None and end.exit.exitcode == -signal.SIGTERM
+        if not is_by_watchdog and (place == 0 or not is_by_sigterm):
             return end
     return None
 
@@ -341,18 +310,29 @@ def _cause(
         words = f"not over after measure.timeout_s = {timeout_s:g} s"
         return "timeout", f"{words}: {states}", None if finding is None else finding.rank
     # No rank has an error of its own: the one that died first tells how.
-    status, rank = PEER_LOST, None if first is None else first.rank
-    is_seen = first is not None and (first.exit is not None or first.rank in first.node.faults)
-    if gone and not is_seen:
+    status, rank, trace = PEER_LOST, None if first is None else first.rank, ""
+    words = "a worker died without a Python error: it was killed, or crashed"
+    if first is not None:
+        code = None if first.exit is None else first.exit.exitcode
+        by_signal = "" if code is None or code >= 0 else signal_name(-code)
+        report, fault = first.node.report, first.node.faults.get(first.rank, "")
+        if fault:
+            how = f"crashed: {first_line(fault)}{f' ({by_signal})' if by_signal else ''}"
+        elif code in (None, -signal.SIGKILL) and report is not None and report.oom_kills > 0:
+            status, how = "oom", "was killed by the kernel, which had run out of memory"
+        elif by_signal:
+            how = f"was killed by {by_signal}"
+        elif code is None:
+            how = "died without a Python error: it was killed, or left by os._exit"
+        else:
+            how = f"exited with code {code} in the middle of the case, without a Python error"
+        words = f"{name(first.rank)} {how}"
+        # Its stack at the crash, and the end of its log, where C++ libraries say why.
+        log = first.node.log_ends.get(first.rank, "")
+        trace = "\n".join(text for text in (fault, log and f"the end of its log:\n{log}") if text)
+    if gone and (first is None or (first.exit is None and first.rank not in first.node.faults)):
         words, rank = f"{name(gone[0])} left nothing behind: its machine is gone", gone[0]
-    elif first is None:
-        words = "a worker died without a Python error: it was killed, or crashed"
-    elif first.is_killed_for_memory and first.rank not in first.node.faults:
-        status = "oom"
-        words = f"{name(first.rank)} was killed by the kernel, which had run out of memory"
-    else:
-        words = f"{name(first.rank)} {first.how}"
-    trace = "" if first is None else first.last_words
+        status = PEER_LOST
     errors = sort_errors([error for node in nodes for error in node.errors])
     complaints = [f"{name(e.rank)}: {e.message}\n{e.traceback}" for e in errors[:1]]
     texts = [words, states, trace, *complaints]

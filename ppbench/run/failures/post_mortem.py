@@ -114,7 +114,7 @@ def post_mortem(
     may be in it.
     """
     waits = _Waits(seen, lowered, replicas)
-    culprit = _culprit(waits, at_ns)
+    culprit, verdict, at_fault = _culprit(waits, at_ns)
     accounts = []
     for rank in waits.ranks:
         if rank not in waits.seen:
@@ -123,12 +123,11 @@ def post_mortem(
         peer: int | None = None
         action: Action | None = None
         if wait is not None and wait.ranks:
-            peer = culprit.rank if culprit.rank in wait.ranks else wait.ranks[0]
+            peer = culprit if culprit in wait.ranks else wait.ranks[0]
             action = wait.action if peer == wait.ranks[0] else None
         state = _state(waits, rank, at_ns)
         accounts.append(RankAccount(waits.seen[rank], peer, action, state))
-    world_size = lowered.world_size
-    return PostMortem(culprit.rank, culprit.verdict, tuple(accounts), culprit.action, world_size)
+    return PostMortem(culprit, verdict, tuple(accounts), at_fault, lowered.world_size)
 
 
 def name_of(rank: int, world_size: int, replicas: int) -> str:
@@ -204,28 +203,27 @@ class _Waits:
 
     def __init__(self, seen: Sequence[RankState], lowered: Program, replicas: int) -> None:
         self.seen = {state.rank: state for state in seen}
-        self._num_ranks, self._replicas = replicas * lowered.world_size, replicas
+        self._world_size, self._replicas = lowered.world_size, replicas
+        self._num_ranks = replicas * lowered.world_size
         self.ranks = sorted({*range(self._num_ranks), *self.seen})
         self._program = lowered
         self._positions = [{a: n for n, a in enumerate(row)} for row in lowered.rows]
         self._longest = max(map(len, lowered.rows))
         self._last_step = max((s.step for s in seen if s.step is not None), default=0)
         self.by_rank = {rank: self._wait_of(state) for rank, state in self.seen.items()}
-        self.reached = {rank: self._follow(rank) for rank in self.ranks}
+        # The ranks that each one waits for, directly or not; itself in a circle.
+        self.reached = dict[int, set[int]]()
+        for rank in self.ranks:
+            reached, pending = set[int](), [rank]
+            while pending:
+                wait = self.by_rank.get(pending.pop())
+                fresh = set(wait.ranks) - reached if wait is not None else set()
+                reached |= fresh
+                pending += fresh
+            self.reached[rank] = reached
 
     def name(self, rank: int) -> str:
-        return name_of(rank, self._program.world_size, self._replicas)
-
-    def _follow(self, rank: int) -> set[int]:
-        """Return the ranks that a rank waits for, directly or not; itself in a circle."""
-        reached: set[int] = set()
-        pending = [rank]
-        while pending:
-            wait = self.by_rank.get(pending.pop())
-            fresh = set(wait.ranks) - reached if wait is not None else set()
-            reached |= fresh
-            pending += fresh
-        return reached
+        return name_of(rank, self._world_size, self._replicas)
 
     def waiting_for(self, rank: int) -> list[int]:
         """Return the living ranks that wait for this one, directly or not."""
@@ -247,8 +245,17 @@ class _Waits:
             absent = tuple(rank for rank in fellows if rank != seen.rank and rank not in there)
             return _Wait(absent, seen.collective) if absent else None
         if seen.action is None:
-            if seen.phase == DRAINS:
-                return self._drain(seen)
+            if seen.phase == DRAINS:  # a message there moves when both of its ends are ready
+                awaited: dict[int, Action] = {}
+                own = seen.rank % self._world_size
+                row = self._program.rows[own] if seen.rank < self._num_ranks else ()
+                for receive in [counterpart(action) for action in row if action.op in SEND_OPS]:
+                    owner = self._program.placement.ranks[receive.stage]
+                    receiver = seen.rank - own + owner
+                    place = self._step_of(seen), self._positions[owner][receive] + 1
+                    if not self._has_begun(receiver, place):
+                        awaited.setdefault(receiver, receive)
+                return _Wait(tuple(awaited), next(iter(awaited.values()), None))
             is_waiting = seen.is_waiting or seen.phase in COLLECTIVE
             return _Wait(self._absent(seen.rank)) if is_waiting else None
         if not seen.is_waiting:
@@ -258,7 +265,21 @@ class _Waits:
         if seen.action.op not in COMPUTE_OPS or seen.rank >= self._num_ranks:
             return None
         receive = incoming(seen.action, self._program)
-        return None if receive is None else self._message(seen, counterpart(receive))
+        if receive is None:
+            return None
+        # It waits for what the sender has yet to do, or for a message that should have arrived.
+        send = counterpart(receive)
+        owner = self._program.placement.ranks[send.stage]
+        sender = seen.rank - seen.rank % self._world_size + owner
+        step, positions = self._step_of(seen), self._positions[owner]
+        if not self.is_gone(sender) and self._has_begun(sender, (step, positions[send] + 1)):
+            # For a rank that is gone it may well be there: nothing shows that it waited.
+            return None if self.is_gone(seen.rank) else _Wait((sender,), send, is_lost=True)
+        before = self._program.rows[owner][: positions[send]]
+        row = [action for action in before if action.op not in COLLECTIVE_OPS]
+        made_by = next(a for a in reversed(row) if outgoing(a, self._program) == send)
+        is_made = self._has_begun(sender, (step, positions[made_by] + 1))
+        return _Wait((sender,), send if is_made else made_by)
 
     def is_in_collective(self, seen: RankState) -> bool:
         """Whether a rank cannot go on before the collective on its lane is done."""
@@ -272,10 +293,6 @@ class _Waits:
         begun = [at for at, one in enumerate(before) if one == seen.collective]
         return seen.is_waiting and bool(gathered and begun) and begun[-1] <= gathered[-1]
 
-    @property
-    def _world_size(self) -> int:
-        return self._program.world_size
-
     def _absent(self, rank: int) -> tuple[int, ...]:
         """Return the others that have not come to where this rank is, or are gone."""
         place = self._place(rank)
@@ -284,40 +301,6 @@ class _Waits:
             for other in self.ranks
             if other != rank and (self.is_gone(other) or not self._has_begun(other, place))
         )
-
-    def _message(self, seen: RankState, send: Action) -> _Wait | None:
-        """Return the action that the sender has yet to do, or the message that should have arrived.
-
-        For a rank that is gone it may well be there: nothing shows that it waited.
-        """
-        owner = self._program.placement.ranks[send.stage]
-        sender = seen.rank - seen.rank % self._world_size + owner
-        positions = self._positions[owner]
-        step, position = self._step_of(seen), positions[send]
-        if not self.is_gone(sender) and self._has_begun(sender, (step, position + 1)):
-            is_lost = not self.is_gone(seen.rank)
-            return _Wait((sender,), send, is_lost=True) if is_lost else None
-        row = [a for a in self._program.rows[owner][:position] if a.op not in COLLECTIVE_OPS]
-        made_by = next(a for a in reversed(row) if outgoing(a, self._program) == send)
-        is_made = self._has_begun(sender, (step, positions[made_by] + 1))
-        return _Wait((sender,), send if is_made else made_by)
-
-    def _drain(self, seen: RankState) -> _Wait:
-        """Return the wait for a message at the end of a row; it moves when both ends are ready."""
-        if seen.rank >= self._num_ranks:
-            return _Wait(())
-        awaited: dict[int, Action] = {}
-        own = seen.rank % self._world_size
-        for send in self._program.rows[own]:
-            if send.op not in SEND_OPS:
-                continue
-            receive = counterpart(send)
-            owner = self._program.placement.ranks[receive.stage]
-            receiver = seen.rank - own + owner
-            place = self._step_of(seen), self._positions[owner][receive] + 1
-            if not self._has_begun(receiver, place):
-                awaited.setdefault(receiver, receive)
-        return _Wait(tuple(awaited), next(iter(awaited.values()), None))
 
     def _step_of(self, seen: RankState) -> int:
         return self._last_step if seen.step is None else seen.step
@@ -365,52 +348,16 @@ class _End:
     since_ns: int
 
 
-@dataclass(frozen=True)
-class _Culprit:
-    """The rank and action at fault, None where unknown, and the sentence about them."""
-
-    rank: int | None
-    verdict: str
-    action: Action | None = None
-
-
-def _culprit(waits: _Waits, at_ns: int) -> _Culprit:
+def _culprit(waits: _Waits, at_ns: int) -> tuple[int | None, str, Action | None]:
+    """Return the rank and action at fault, None where unknown, and between them the sentence."""
     if gone := {rank for rank in waits.ranks if waits.is_gone(rank)}:
         # The rank is blamed that waits for no other gone rank: those that lose a peer may end too.
         alone = [rank for rank in sorted(gone) if not waits.reached[rank] & gone - {rank}]
         if len(alone) != 1:
             states = "; ".join(_state(waits, rank, at_ns) for rank in sorted(gone))
-            return _Culprit(None, f"the rank that died first is unknown: {states}")
+            return None, f"the rank that died first is unknown: {states}", None
         verdict = _state(waits, alone[0], at_ns) + _who_wait(waits, waits.waiting_for(alone[0]))
-        return _Culprit(alone[0], verdict, waits.seen[alone[0]].action)
-    ends = _ends(waits)
-    if not ends:  # each rank waits for another, so every chain comes back to itself
-        chain: list[int] = []
-        rank = waits.ranks[0]
-        while rank not in chain:
-            chain.append(rank)
-            wait = waits.by_rank[rank]
-            assert wait is not None  # else it would be one of `ends`
-            rank = wait.ranks[0]
-        circle = chain[chain.index(rank) :]
-        words = "; ".join(_waits_in_words(waits, rank, None) for rank in circle)
-        return _Culprit(None, f"deadlock: {words}")
-    lost = [end for end in ends if end.cause is _Cause.LOST]
-    most = max(len(end.waiting) for end in lost or ends)
-    ends = [end for end in lost or ends if len(end.waiting) == most]
-    first = min(ends, key=lambda end: (end.cause, end.since_ns))
-    ends = [end for end in ends if end.cause is first.cause]
-    idle_ns = at_ns - max(state.since_ns for state in waits.seen.values()) if waits.seen else at_ns
-    if idle_ns < MOVED_LATELY_NS and first.cause is not _Cause.UNSEEN:
-        last = f"the last sign of life is {_seconds(idle_ns)} old"
-        return _Culprit(None, f"no rank is seen to hang: {last}; {_verdict(waits, first, at_ns)}")
-    if first.cause is not _Cause.LOST and len(ends) > 1:
-        states = "; ".join(_state(waits, end.rank, at_ns) for end in ends[:_MOST_NAMED])
-        return _Culprit(None, f"the rank at fault is unknown: {states}")
-    return _Culprit(first.rank, _verdict(waits, first, at_ns), first.action)
-
-
-def _ends(waits: _Waits) -> list[_End]:
+        return alone[0], verdict, waits.seen[alone[0]].action
     ends = []
     for rank in waits.ranks:
         seen, wait = waits.seen.get(rank), waits.by_rank.get(rank)
@@ -424,7 +371,30 @@ def _ends(waits: _Waits) -> list[_End]:
             ends.append(_End(_Cause.LOST, wait.ranks[0], those, wait.action, seen.since_ns))
         elif not wait.ranks:
             ends.append(_End(_Cause.UNKNOWN, rank, others, seen.action, seen.since_ns))
-    return ends
+    if not ends:  # each rank waits for another, so every chain comes back to itself
+        chain: list[int] = []
+        rank = waits.ranks[0]
+        while rank not in chain:
+            chain.append(rank)
+            wait = waits.by_rank[rank]
+            assert wait is not None  # else it would be one of `ends`
+            rank = wait.ranks[0]
+        circle = chain[chain.index(rank) :]
+        words = "; ".join(_waits_in_words(waits, rank, None) for rank in circle)
+        return None, f"deadlock: {words}", None
+    lost = [end for end in ends if end.cause is _Cause.LOST]
+    most = max(len(end.waiting) for end in lost or ends)
+    ends = [end for end in lost or ends if len(end.waiting) == most]
+    first = min(ends, key=lambda end: (end.cause, end.since_ns))
+    ends = [end for end in ends if end.cause is first.cause]
+    idle_ns = at_ns - max(state.since_ns for state in waits.seen.values()) if waits.seen else at_ns
+    if idle_ns < MOVED_LATELY_NS and first.cause is not _Cause.UNSEEN:
+        last = f"the last sign of life is {_seconds(idle_ns)} old"
+        return None, f"no rank is seen to hang: {last}; {_verdict(waits, first, at_ns)}", None
+    if first.cause is not _Cause.LOST and len(ends) > 1:
+        states = "; ".join(_state(waits, end.rank, at_ns) for end in ends[:_MOST_NAMED])
+        return None, f"the rank at fault is unknown: {states}", None
+    return first.rank, _verdict(waits, first, at_ns), first.action
 
 
 def _verdict(waits: _Waits, end: _End, at_ns: int) -> str:

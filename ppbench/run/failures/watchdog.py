@@ -76,7 +76,14 @@ def main(folder: Path, pids: Mapping[int, int]) -> None:
     oom_kills = deque([_num_oom_kills()], NUM_LOOKS)  # a victim dies some time after it is counted
     while True:
         oom_kills.append(_num_oom_kills())
-        has_death = _wait_for_death(processes, LOOK_S)
+        if all(process.fd is not None for process in processes.values()):
+            poll = select.poll()
+            for process in processes.values():
+                poll.register(process.fd or 0, select.POLLIN)
+            poll.poll(LOOK_S * 1000)
+        else:
+            time.sleep(LOOK_S)
+        has_death = any(process.is_dead() for process in processes.values())
         now_ns = time.monotonic_ns()
         deadlines = [end_ns for record in records if (end_ns := read_deadline(record))]
         has_timed_out = not has_death and any(end_ns < now_ns for end_ns in deadlines)
@@ -97,18 +104,6 @@ def main(folder: Path, pids: Mapping[int, int]) -> None:
         time.sleep(0.05)
     for process in processes.values():
         process.kill()
-
-
-def _wait_for_death(processes: Mapping[int, _Process], timeout_s: float) -> bool:
-    """Wait for a rank to die, at most so long; return whether one is dead."""
-    if all(process.fd is not None for process in processes.values()):
-        poll = select.poll()
-        for process in processes.values():
-            poll.register(process.fd or 0, select.POLLIN)
-        poll.poll(timeout_s * 1000)
-    else:
-        time.sleep(timeout_s)
-    return any(process.is_dead() for process in processes.values())
 
 
 class _Process:

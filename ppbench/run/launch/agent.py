@@ -190,26 +190,17 @@ class _Watch:
             except OSError as error:  # no room, no descriptor left, or the folder is gone
                 print(f"{self._folder}: cannot be written: {error}", flush=True)
 
-    def wait(self, timeout_s: float) -> bool:
-        """Whether all workers have ended within the time."""
-        until = time.monotonic() + timeout_s
-        for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
-
     def end(self) -> None:
         """End the workers and all that they have started. Blocks until they are gone."""
         with self._lock:
             self._is_ending = True
-        self._send(signal.SIGTERM)
-        self.wait(GRACE_S)
-        self._send(signal.SIGKILL)
-        self.wait(KILL_TIMEOUT_S)
-
-    def _send(self, number: signal.Signals) -> None:
-        for pid in self._pids.values():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, number)  # each has a session of its own
+        for number, timeout_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, KILL_TIMEOUT_S)):
+            for pid in self._pids.values():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, number)  # each has a session of its own
+            until = time.monotonic() + timeout_s
+            for thread in self._threads:
+                thread.join(max(0.0, until - time.monotonic()))
 
 
 def run(options: argparse.Namespace) -> RunResult:
@@ -261,13 +252,6 @@ def _end(code: int | str) -> NoReturn:
     os._exit(code if isinstance(code, int) else 1)
 
 
-def stay_local() -> None:
-    """Bind the workers' sockets to loopback as well, whatever the machine's settings are."""
-    for library in ("GLOO", "NCCL", "TP"):
-        os.environ.pop(f"{library}_SOCKET_IFNAME", None)
-    keep_to_loopback(os.environ)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Starts a machine's workers.")
     parser.add_argument("folder", type=Path)
@@ -277,7 +261,9 @@ def main() -> None:
     parser.add_argument("module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
-    stay_local()
+    for library in ("GLOO", "NCCL", "TP"):  # whatever the machine's settings are
+        os.environ.pop(f"{library}_SOCKET_IFNAME", None)
+    keep_to_loopback(os.environ)
     device_variables.prepare(os.environ)  # before anything that is preloaded may use a device
     # It would report a worker that was ended because of another one as if it were the cause.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)

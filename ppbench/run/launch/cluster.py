@@ -41,13 +41,6 @@ class Nodes:
     max_restarts: int
 
 
-def nodes_for(sweep: Sweep, num_nodes: int) -> Nodes:
-    """Return as many ranks per node as the largest case needs, and a restart for each failure."""
-    largest = max(case.num_processes for case, _ in sweep.cases)
-    tries = sum(2 + measure.retry for _, measure in sweep.cases)
-    return Nodes(num_nodes, -(-largest // num_nodes), tries)
-
-
 @dataclass(frozen=True)
 class Rendezvous:
     """Where the nodes meet: a port of one of them, and a name that no other start has."""
@@ -55,13 +48,6 @@ class Rendezvous:
     host: str
     port: int
     name: str
-
-    def of_launch(self, launch: int) -> tuple[str, str]:
-        """Return the endpoint and the id of a launch.
-
-        Each launch has a port of its own: the last one's may still be open.
-        """
-        return f"{self.host}:{self.port + launch}", f"{self.name}-{launch}"
 
 
 def torchrun_command(
@@ -101,8 +87,14 @@ class NodeLaunches:
     program: tuple[str, ...]  # a module and its arguments
 
     def commands(self, meeting: Rendezvous) -> list[list[str]]:
+        """Each launch has a port of its own: the last one's may still be open."""
         return [
-            torchrun_command(self.nodes, *meeting.of_launch(launch), self.program)
+            torchrun_command(
+                self.nodes,
+                f"{meeting.host}:{meeting.port + launch}",
+                f"{meeting.name}-{launch}",
+                self.program,
+            )
             for launch in range(self.num_launches)
         ]
 
@@ -130,8 +122,11 @@ class NodeLaunches:
 
 
 def node_launches(sweep: Sweep, num_nodes: int, program: Sequence[str]) -> NodeLaunches:
+    """Return as many ranks per node as the largest case needs, and a restart for each failure."""
     num = max(measure.launches for _, measure in sweep.cases)
-    return NodeLaunches(num, nodes_for(sweep, num_nodes), tuple(program))
+    largest = max(case.num_processes for case, _ in sweep.cases)
+    tries = sum(2 + measure.retry for _, measure in sweep.cases)
+    return NodeLaunches(num, Nodes(num_nodes, -(-largest // num_nodes), tries), tuple(program))
 
 
 def rendezvous_of(sweep: Sweep) -> Rendezvous:

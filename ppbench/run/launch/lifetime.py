@@ -33,19 +33,15 @@ def die_with_parent(parent_pid: int | None = None) -> None:
         if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     else:
-        threading.Thread(target=_watch, args=(parent_pid,), daemon=True).start()
+
+        def watch() -> None:
+            while os.getppid() == parent_pid:
+                time.sleep(_POLL_S)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        threading.Thread(target=watch, daemon=True).start()
     if os.getppid() != parent_pid:  # it ended before the kernel was asked
-        _die()
-
-
-def _watch(parent_pid: int) -> None:
-    while os.getppid() == parent_pid:
-        time.sleep(_POLL_S)
-    _die()
-
-
-def _die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def command(module: str, *arguments: str) -> list[str]:

@@ -89,11 +89,6 @@ class LocalLaunch:
         """Return how often the workers have been started."""
         return len(list(self._folder.glob("logs/*/attempt_*")))
 
-    def worker_exit_code(self) -> int | None:
-        """Return the exit code of the worker that failed first, in the newest start that failed."""
-        cause = first_exit(self._folder)
-        return None if cause is None else cause.exitcode
-
     def last_lines(self) -> list[str]:
         """Return the end of the log of the worker that failed first, else of the newest log."""
         cause = first_exit(self._folder)
@@ -164,14 +159,10 @@ class Exit:
     at_ns: int = 0  # the same moment on the machine's monotonic clock; 0 where it is not known
 
     def __str__(self) -> str:
-        return f"rank {self.rank} (pid {self.pid}) {self.how}"
-
-    @property
-    def how(self) -> str:
-        """Say how it ended, such as `was ended by SIGKILL`."""
-        if self.exitcode >= 0:
-            return f"ended with exit code {self.exitcode}"
-        return f"was ended by {signal_name(-self.exitcode)}"
+        how = f"ended with exit code {self.exitcode}"
+        if self.exitcode < 0:
+            how = f"was ended by {signal_name(-self.exitcode)}"
+        return f"rank {self.rank} (pid {self.pid}) {how}"
 
 
 def signal_name(number: int) -> str:

@@ -55,59 +55,6 @@ _ADDRESS = "ppbench/address-of-ranks"
 _STORE_TIMEOUT = timedelta(seconds=300)  # torch's, for the ranks'
 
 
-class OneInterface(RendezvousHandler):
-    """Torch's handler with another address for the ranks' store.
-
-    Torch would publish the first machine's name, which may be loopback there, or another interface.
-    """
-
-    def __init__(self, handler: RendezvousHandler, place: Interface) -> None:
-        self._handler, self._place = handler, place
-        theirs: Any = handler
-        theirs._create_tcp_store_server = self._serve  # torch calls it where agents share a store
-
-    def _serve(self, _host: str, port: int) -> object:
-        return serve(self._place.address, port, _STORE_TIMEOUT)
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        """Block until all nodes are here. The store's keys are those of this round."""
-        met = self._handler.next_rendezvous()
-        if met.rank == 0:
-            info = met.bootstrap_store_info
-            if info is not None and self.use_agent_store:
-                port = info.master_port
-            else:  # one that is free
-                with listen(self._place.address, 0) as listener:
-                    port = int(listener.getsockname()[1])
-            met.store.set(_ADDRESS, f"{port} {self._place.address}")
-        port_text, _, address = met.store.get(_ADDRESS).decode().partition(" ")
-        where = RendezvousStoreInfo(address, int(port_text))
-        return RendezvousInfo(met.store, met.rank, met.world_size, where)
-
-    @property
-    def use_agent_store(self) -> bool:
-        return self._handler.use_agent_store
-
-    def get_backend(self) -> str:
-        return BACKEND
-
-    def get_run_id(self) -> str:
-        return self._handler.get_run_id()
-
-    def is_closed(self) -> bool:
-        return self._handler.is_closed()
-
-    def set_closed(self) -> None:
-        closes: Any = self._handler.set_closed  # which torch has not typed
-        closes()
-
-    def num_nodes_waiting(self) -> int:
-        return self._handler.num_nodes_waiting()
-
-    def shutdown(self) -> bool:
-        return self._handler.shutdown()
-
-
 def create(params: RendezvousParameters) -> RendezvousHandler:
     """Make the handler that torchrun asks for; end the process where no address can be chosen."""
     try:
@@ -118,7 +65,33 @@ def create(params: RendezvousParameters) -> RendezvousHandler:
     print(f"{platform.node()}: listens on {place.address} ({place.name}) alone", file=sys.stderr)
     keep_to(place.name, os.environ)
     backend = C10dRendezvousBackend(store, params.run_id)
-    return OneInterface(create_handler(store, backend, params), place)
+    handler: Any = create_handler(store, backend, params)
+    # Torch calls it where agents share a store.
+    handler._create_tcp_store_server = lambda _, port: serve(place.address, port, _STORE_TIMEOUT)
+    next_rendezvous = handler.next_rendezvous
+
+    def rendezvous_on_interface() -> RendezvousInfo:
+        """Block until all nodes are here. The store's keys are those of this round.
+
+        Torch would publish the first machine's name, which may be loopback there, or another
+        interface.
+        """
+        met = next_rendezvous()
+        if met.rank == 0:
+            info = met.bootstrap_store_info
+            if info is not None and handler.use_agent_store:
+                port = info.master_port
+            else:  # one that is free
+                with listen(place.address, 0) as listener:
+                    port = int(listener.getsockname()[1])
+            met.store.set(_ADDRESS, f"{port} {place.address}")
+        port_text, _, address = met.store.get(_ADDRESS).decode().partition(" ")
+        where = RendezvousStoreInfo(address, int(port_text))
+        return RendezvousInfo(met.store, met.rank, met.world_size, where)
+
+    handler.next_rendezvous = rendezvous_on_interface
+    checked: RendezvousHandler = handler
+    return checked
 
 
 def _open_store(host: str, port: int, params: RendezvousParameters) -> tuple[Any, Interface]:
@@ -154,19 +127,13 @@ def _refuse(problem: str) -> NoReturn:
     sys.exit(2)
 
 
-def _caller(depth: int = 2) -> str:
-    """Name a function of the stack, which torch notes with each event of a rendezvous.
-
-    Its own way reads the source of all of them: seconds, while the machines wait for each other.
-    """
-    return sys._getframe(depth).f_code.co_name
-
-
 def main() -> None:
     device_variables.prepare(os.environ)  # the ranks inherit them
     registry = rendezvous_handler_registry._registry  # which lets nothing be registered twice
     registry[BACKEND], registry["static"] = create, _refuse_static
-    dynamic_rendezvous.get_method_name = _caller
+    # Torch notes the function on the stack with each event of a rendezvous. Its own way reads the
+    # source of all of them: seconds, while the machines wait for each other.
+    dynamic_rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
     try:
         folder = make_node_folder()
     except StoreError as error:

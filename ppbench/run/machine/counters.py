@@ -63,11 +63,8 @@ def cpu_ticks(stat: str, cores: Collection[int]) -> CpuTicks | None:
 
 def mean_mhz(cpuinfo: str, cores: Collection[int]) -> float | None:
     """Return the mean frequency of these cores, from the text of `/proc/cpuinfo`."""
-    pairs = re.findall(r"^processor\s*: (\d+)$.*?^cpu MHz\s*: ([\d.]+)$", cpuinfo, _LINES)
+    pairs = re.findall(r"(?ms)^processor\s*: (\d+)$.*?^cpu MHz\s*: ([\d.]+)$", cpuinfo)
     return _mean([float(mhz) for number, mhz in pairs if int(number) in cores])
-
-
-_LINES = re.MULTILINE | re.DOTALL
 
 
 def memory_used_bytes(meminfo: str) -> int | None:
@@ -200,6 +197,12 @@ class Host:
 
     def read(self) -> HostReading:
         load, own = self._load(), self._tree.ticks()
+        if time.monotonic() >= self._mhz_due_s:
+            folder = self._root / "sys/devices/system/cpu"
+            texts = (_text(folder / f"cpu{c}/cpufreq/scaling_cur_freq") for c in self._cores)
+            scaled = _mean([int(text) / 1000 for text in texts if text.strip().isdigit()])
+            self._mhz = scaled or mean_mhz(_text(self._root / "proc/cpuinfo"), self._cores)
+            self._mhz_due_s = time.monotonic() + FREQUENCY_EVERY_S
         return HostReading(
             num_cores=len(self._cores),
             total_s=self._seconds(load.total if load else None),
@@ -208,7 +211,7 @@ class Host:
             own_s=self._seconds(own),
             throttled_s=throttled_s(self._cgroups),
             energy_j=self._energy.joules(),
-            mhz=self._frequency(),
+            mhz=self._mhz,
             memory_used_bytes=memory_used_bytes(_text(self._root / "proc/meminfo")),
         )
 
@@ -217,12 +220,3 @@ class Host:
 
     def _seconds(self, ticks: int | None) -> float | None:
         return None if ticks is None else ticks / self._ticks_per_s
-
-    def _frequency(self) -> float | None:
-        if time.monotonic() >= self._mhz_due_s:
-            folder = self._root / "sys/devices/system/cpu"
-            texts = (_text(folder / f"cpu{c}/cpufreq/scaling_cur_freq") for c in self._cores)
-            scaled = _mean([int(text) / 1000 for text in texts if text.strip().isdigit()])
-            self._mhz = scaled or mean_mhz(_text(self._root / "proc/cpuinfo"), self._cores)
-            self._mhz_due_s = time.monotonic() + FREQUENCY_EVERY_S
-        return self._mhz

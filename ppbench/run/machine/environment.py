@@ -101,11 +101,15 @@ class Environment:
 def read_environment() -> Environment:
     gpus, driver, interconnect = _read_gpus()
     torch_facts = _torch_build()
+    cpu = None
+    with contextlib.suppress(OSError):
+        cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    nccl = (_version(f"nvidia-nccl-cu{cuda}") for cuda in (13, 12, 11))
     return Environment(
         hostname=platform.node(),
         platform=platform.platform(),
         python=platform.python_version(),
-        cpu=_cpu_model(),
+        cpu=cpu[1] if cpu else platform.processor() or platform.machine(),
         num_cores=available_cores(),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         gpus=gpus,
@@ -113,7 +117,7 @@ def read_environment() -> Environment:
         driver=driver,
         torch=torch_facts.get("__version__", _version("torch") or "missing"),
         cuda=torch_facts.get("cuda"),
-        nccl=_nccl_version(),
+        nccl=next((version for version in nccl if version), None),
         transformers=_version("transformers") or "missing",
         rocm=torch_facts.get("hip"),
     )
@@ -163,14 +167,6 @@ def default_device() -> str:
     return "cuda" if environment.gpus and environment.cuda else "cpu"
 
 
-def _cpu_model() -> str:
-    try:
-        match = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
-    except OSError:
-        match = None
-    return match[1] if match else platform.processor() or platform.machine()
-
-
 def _read_gpus() -> tuple[tuple[Gpu, ...], str | None, str | None]:
     """Read visible GPUs of NVIDIA, driver version and interconnect; empty without a driver."""
     devices = open_gpus().devices
@@ -199,11 +195,6 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _nccl_version() -> str | None:
-    names = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
-    return next((version for name in names if (version := _version(name))), None)
 
 
 def _torch_build() -> dict[str, str]:

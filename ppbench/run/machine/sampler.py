@@ -56,21 +56,15 @@ class Sample:
     cost_ns: int = 0  # CPU time of taking it
     gpus_ns: int = 0  # time for which the drivers of the GPUs were asked
 
-    def as_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
-
 
 def sample_of(text: str) -> Sample:
     """Parse the sample of a JSON line. Raises ValueError for a line that was cut short."""
     data = json.loads(text)
-    host, gpus = HostReading(**data.pop("host")), map(_gpu_of, data.pop("gpus"))
+    host, gpus = HostReading(**data.pop("host")), []
+    for gpu in data.pop("gpus"):
+        reasons = gpu.pop("throttle_reasons")
+        gpus.append(GpuReading(throttle_reasons=None if reasons is None else tuple(reasons), **gpu))
     return Sample(host=host, gpus=tuple(gpus), **data)
-
-
-def _gpu_of(data: dict[str, object]) -> GpuReading:
-    reasons = data.pop("throttle_reasons")
-    names = tuple(reasons) if isinstance(reasons, list) else None
-    return GpuReading(throttle_reasons=names, **data)  # type: ignore[arg-type]  # our own
 
 
 def samples_path(folder: Path, node: int) -> Path:
@@ -179,39 +173,26 @@ def _last_samples(path: Path, num_bytes: int) -> list[Sample]:
     return samples
 
 
-class _Source:
-    """Takes samples in the sampling process."""
-
-    def __init__(self, root_pid: int, devices: Sequence[str]) -> None:
-        self._gpus, self._devices = open_gpus(), devices
-        self._host = Host({root_pid, os.getpid()}, _cores_of(root_pid))
-        without = {"gpu": self._gpus.absent} if self._gpus.absent else {}
-        self._absent = self._host.absent | without
-
-    def sample(self) -> Sample:
-        cost_ns = time.process_time_ns()
-        time_ns = time.monotonic_ns()
-        host, asked_ns = self._host.read(), time.monotonic_ns()
-        gpus = self._gpus.read(self._devices)
-        gpus_ns = time.monotonic_ns() - asked_ns if gpus else 0
-        cost_ns = time.process_time_ns() - cost_ns
-        return Sample(time_ns, host, gpus, self._absent, cost_ns, gpus_ns)
-
-
-def _cores_of(pid: int) -> set[int]:
-    """Return the cores that a process, and so its children, may run on."""
-    try:
-        return os.sched_getaffinity(pid)
-    except (AttributeError, ProcessLookupError, PermissionError):
-        return set(range(available_cores()))
-
-
 def main(
     path: Path, root_pid: int, parent_pid: int, interval_s: float, devices: Sequence[str] = ()
 ) -> None:
     """Sample until standard input or the parent ends."""
     os.nice(NICENESS)
-    source = _Source(root_pid, devices)
+    try:  # the cores that the launch, and so its ranks, may run on
+        cores = os.sched_getaffinity(root_pid)
+    except (AttributeError, ProcessLookupError, PermissionError):
+        cores = set(range(available_cores()))
+    gpus, host = open_gpus(), Host({root_pid, os.getpid()}, cores)
+    absent = host.absent | ({"gpu": gpus.absent} if gpus.absent else {})
+
+    def sample() -> Sample:
+        cost_ns, time_ns = time.process_time_ns(), time.monotonic_ns()
+        counters, asked_ns = host.read(), time.monotonic_ns()
+        readings = gpus.read(devices)
+        gpus_ns = time.monotonic_ns() - asked_ns if readings else 0
+        cost_ns = time.process_time_ns() - cost_ns
+        return Sample(time_ns, counters, readings, absent, cost_ns, gpus_ns)
+
     due_s = time.monotonic()
     with path.open("ab", buffering=0) as file:
         file.write(b"\n")  # ends the line in which another sampler was killed
@@ -223,7 +204,7 @@ def main(
             if ready and not asked:
                 return
             if asked or time.monotonic() >= due_s:
-                file.write(f"{source.sample().as_json()}\n".encode())
+                file.write(f"{json.dumps(dataclasses.asdict(sample()))}\n".encode())
                 due_s = time.monotonic() + interval_s
             if asked:
                 os.write(1, asked)

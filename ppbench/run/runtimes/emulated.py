@@ -20,7 +20,7 @@ from engine.trainer import StepResult
 from ppbench.analysis.mfu import Peak
 from ppbench.config.case import Case
 from ppbench.config.programs import collective_ns_of, durations_of, link_ns_of
-from ppbench.run.runtimes.runtime import facts_of_split
+from ppbench.run.runtimes.runtime import facts_of_run
 
 
 class EmulatedRuntime:
@@ -71,9 +71,7 @@ class EmulatedRuntime:
 
     def run_facts(self) -> dict[str, object]:
         trainer = self._trainer
-        split = facts_of_split(trainer.config, trainer.program, self._device)
-        transport = trainer.transport if trainer.config.num_processes > 1 else "none"
-        return {**split, "transport": transport}
+        return facts_of_run(trainer.config, trainer.program, self._device, trainer.transport)
 
     def rank_facts(self) -> dict[str, object]:
         trainer = self._trainer

@@ -136,10 +136,10 @@ class Factory(Protocol):
         """Return the runtime, built and ready to step."""
 
 
-def facts_of_split(
-    config: TrainerConfig, program: Program, device: torch.device
+def facts_of_run(
+    config: TrainerConfig, program: Program, device: torch.device, transport: str
 ) -> dict[str, object]:
-    """Return columns of `runs` about how the model is cut into stages."""
+    """Return columns of `runs`: how the model is cut into stages, and what moves messages."""
     model = model_of(config, device)
     partition = partition_of(config, model, program.num_stages)
     sizes = model.costs.of_stages(partition)
@@ -150,6 +150,7 @@ def facts_of_split(
         "layers_per_stage": json.dumps([len(owned) for owned in partition]),
         "parameters_per_stage": json.dumps([int(size) for size in sizes]),
         "stage_shares": json.dumps(shares),
+        "transport": transport if config.num_processes > 1 else "none",
     }
 
 

@@ -34,8 +34,20 @@ from ppbench.errors import UsageError
 
 PATCHED = ("foreach_all_gather", "foreach_all_gather_copy_out", "foreach_reduce")
 """Names of torch's module of FSDP2 that are replaced while a step is recorded."""
-Note = Callable[..., Any]
-"""Calls a function of ours with arguments: its error ends the recording, never the training."""
+
+
+class Noting:
+    """A context for recording code: its first error is kept, and never ends the training."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None  # in the recorded step
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        if isinstance(error, Exception):
+            self.error = self.error or error
+        return isinstance(error, Exception)
 
 
 @dataclass
@@ -67,30 +79,28 @@ class Timed:
 class Collectives:
     """Records the collectives of one rank's stages among its other actions."""
 
-    def __init__(self, stages: Sequence[Any], issued: list[Timed], note: Note) -> None:
+    def __init__(self, stages: Sequence[Any], issued: list[Timed], noting: Noting) -> None:
         """`issued` has the rank's actions of the step, and gets its collectives."""
-        self._issued, self._note = issued, note
+        self._issued, self._noting = issued, noting
         self._stage_of: dict[int, int] = {}  # by the id of a parameter of FSDP's
         self._summed: dict[int, DistributedDataParallel] = {}  # by stage
         self._roots: dict[int, FSDPModule] = {}  # by stage
-        for stage in stages:
-            self._add(int(stage.stage_index), stage.submod)
+        for part in stages:
+            stage, module = int(part.stage_index), part.submod
+            if isinstance(module, DistributedDataParallel):
+                if dist.get_world_size(module.process_group) > 1:
+                    self._summed[stage] = module
+                continue
+            for group in _groups_of(module):
+                self._stage_of |= {id(parameter): stage for parameter in group.fsdp_params}
+            if isinstance(module, FSDPModule):
+                self._roots[stage] = module
         self.clock: Clock | None = None
         self.computation: Timed | None = None  # that is running
         self._unsharded: set[int] = set()  # stages that were gathered and not freed
         self._gathers: dict[int, Timed] = {}  # not waited for, by the id of their first parameter
         self._hooks = contextlib.ExitStack()
         self._complete: Mark | None = None  # the last gradient of the running B
-
-    def _add(self, stage: int, module: torch.nn.Module) -> None:
-        if isinstance(module, DistributedDataParallel):
-            if dist.get_world_size(module.process_group) > 1:
-                self._summed[stage] = module
-            return
-        for group in _groups_of(module):
-            self._stage_of |= {id(parameter): stage for parameter in group.fsdp_params}
-        if isinstance(module, FSDPModule):
-            self._roots[stage] = module
 
     def patches(self) -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
         """Yield whose attribute is replaced, its name, and what makes the other out of it."""
@@ -123,13 +133,15 @@ class Collectives:
         is_last = named.get("last_backward", len(arguments) > 3 and arguments[3])
         if module is None or computation.action.op is not Op.B or not is_last:
             return
+
+        def accumulated(_parameter: torch.Tensor) -> None:
+            with self._noting:
+                self._complete = self._mark()
+
         for parameter in module.parameters():
             if parameter.requires_grad:
-                hook = parameter.register_post_accumulate_grad_hook(self._accumulated)
+                hook = parameter.register_post_accumulate_grad_hook(accumulated)
                 self._hooks.callback(hook.remove)
-
-    def _accumulated(self, _parameter: torch.Tensor) -> None:
-        self._complete = self._note(self._mark) or self._complete
 
     def end_computation(self, computation: Timed) -> None:
         """End it with its last gradient where the rest of its time was DDP's sum."""
@@ -148,10 +160,15 @@ class Collectives:
         """Wrap the beginning of a gather, which blocks if it is not asynchronous."""
 
         def run(parameters: Any, *arguments: Any, **named: Any) -> Any:
-            stream = _last_stream((*arguments, *named.values()))
-            gather = self._note(self._begin, parameters, Op.UNSHARD, stream)
+            streams = [x for x in (*arguments, *named.values()) if isinstance(x, torch.Stream)]
+            stream = streams[-1] if streams else None
+            gather: Timed | None = None
+            with self._noting:
+                gather = self._begin(parameters, Op.UNSHARD, stream)
             result = usual(parameters, *arguments, **named)
-            self._note(self._follow, gather, parameters, result, stream)
+            if gather is not None and result is not None:
+                with self._noting:
+                    self._follow(gather, parameters, result, stream)
             return result
 
         return run
@@ -172,48 +189,46 @@ class Collectives:
             self._unsharded.add(stage)
         return part
 
-    def _follow(self, gather: Timed | None, parameters: Any, result: Any, stream: object) -> None:
-        if gather is None or result is None:
-            return
+    def _follow(self, gather: Timed, parameters: Any, result: Any, stream: object) -> None:
+        def arrive(_future: object) -> None:
+            with self._noting:
+                gather.end = self._mark()
+
         gather.num_bytes = result.all_gather_output.nbytes
         self._gathers[id(parameters[0])] = gather
         if isinstance(result.all_gather_work, dist.Work):
-            future = result.all_gather_work.get_future()
-            future.add_done_callback(lambda _: self._note(self._arrive, gather))
+            result.all_gather_work.get_future().add_done_callback(arrive)
         else:
             gather.end = self._mark(stream)
-            gather.asked = None if isinstance(stream, torch.Stream) else gather.start
-
-    def _arrive(self, gather: Timed) -> None:
-        gather.end = self._mark()
+            gather.asked = None if stream is not None else gather.start
 
     def _awaiting(self, usual: Any) -> Any:
         """Wrap the wait for a gather, and the copies out of it."""
 
         def run(result: Any, parameters: Any, *arguments: Any, **named: Any) -> Any:
-            self._note(self._wait, parameters)
+            with self._noting:
+                gather = self._gathers.pop(id(parameters[0]), None)
+                if gather is not None:
+                    gather.asked = gather.asked or self._mark()
+                    if self.computation is not None:
+                        self.computation.gathers.append(gather)
             return usual(result, parameters, *arguments, **named)
 
         return run
-
-    def _wait(self, parameters: Any) -> None:
-        gather = self._gathers.pop(id(parameters[0]), None)
-        if gather is None:
-            return
-        gather.asked = gather.asked or self._mark()
-        if self.computation is not None:
-            self.computation.gathers.append(gather)
 
     def _reducing(self, usual: Any) -> Any:
         """Wrap a sum of gradients: the device is done with it later than the call returns."""
 
         def run(parameters: Any, gradients: Any, *arguments: Any, **named: Any) -> Any:
             num_bytes = sum(gradient.nbytes for gradient in gradients)
-            reduction = self._note(self._begin, parameters, Op.REDUCE_GRAD)
+            reduction: Timed | None = None
+            with self._noting:
+                reduction = self._begin(parameters, Op.REDUCE_GRAD)
             result = usual(parameters, gradients, *arguments, **named)
             if reduction is not None:
-                reduction.num_bytes = num_bytes
-                reduction.end = self._note(self._mark, result[2])
+                with self._noting:
+                    reduction.num_bytes = num_bytes
+                    reduction.end = self._mark(result[2])
             return result
 
         return run
@@ -222,17 +237,14 @@ class Collectives:
         """Wrap the freeing of a stage's parameters; the schedule does it after computations."""
 
         def run() -> Any:
-            if self.computation is None:
-                self._note(self._reshard, stage)
+            if self.computation is None and stage in self._unsharded:
+                with self._noting:
+                    self._unsharded.remove(stage)
+                    mark = self._mark()
+                    self._issued.append(Timed(_collective(stage, Op.RESHARD), mark, mark))
             return usual()
 
         return run
-
-    def _reshard(self, stage: int) -> None:
-        if stage in self._unsharded:
-            self._unsharded.remove(stage)
-            mark = self._mark()
-            self._issued.append(Timed(_collective(stage, Op.RESHARD), mark, mark))
 
 
 def _collective(stage: int, op: Op) -> Action:
@@ -250,11 +262,6 @@ def in_order(spans: Sequence[Span]) -> list[Span]:
         else:
             out.append(span)
     return out
-
-
-def _last_stream(arguments: Sequence[object]) -> object:
-    streams = [argument for argument in arguments if isinstance(argument, torch.Stream)]
-    return streams[-1] if streams else None
 
 
 def _groups_of(module: torch.nn.Module) -> Iterator[Any]:

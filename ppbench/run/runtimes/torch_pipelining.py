@@ -44,26 +44,20 @@ from ppbench.run.runtimes.torch_spans import Instrument, program_from, program_o
 from ppbench.run.runtimes.trained import Stopwatch, TrainedRuntime
 
 
-def sharing_of(transport: str) -> Sharing:
-    """Which of torch's transfers keep an order on a transport: what a program is proved with.
-
-    Over gloo those from one rank to another do. NCCL has a stream for each communicator, on which a
-    transfer waits for those before it: torch uses one for the batches of a rank, and, in newer
-    versions, one for two ranks where a batch has one direction. What ends with one for all of a
-    rank ends with more of them too.
-    """
-    is_over_gloo = transport == "memory" or "gloo" in transport
-    return Sharing.RANK_EDGE if is_over_gloo else Sharing.RANK
-
-
 def proved_program(schedule: Any, transport: str) -> Program | None:
     """Return the program of a schedule whose transfers torch has placed; None for the others.
 
-    Raises ProgramError for one that can hang on the transport.
+    Over gloo the transfers from one rank to another keep an order. NCCL has a stream for each
+    communicator, on which a transfer waits for those before it: torch uses one for the batches of a
+    rank, and, in newer versions, one for two ranks where a batch has one direction. What ends with
+    one for all of a rank ends with more of them too.
+
+    Raises ProgramError for a program that can hang on the transport.
     """
     program = program_of(schedule)
     if program is not None:
-        prove_no_deadlock(program, sharing_of(transport))
+        is_over_gloo = transport == "memory" or "gloo" in transport
+        prove_no_deadlock(program, Sharing.RANK_EDGE if is_over_gloo else Sharing.RANK)
     return program
 
 

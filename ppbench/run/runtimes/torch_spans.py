@@ -36,7 +36,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.distributed.pipelining import schedules
@@ -47,9 +47,8 @@ from engine.plan.program import Placement, Program
 from engine.plan.spans import Span, lane_of
 from engine.run.clock import Clock, Mark
 from ppbench.errors import UsageError
-from ppbench.run.runtimes.torch_collectives import Collectives, Timed, in_order
+from ppbench.run.runtimes.torch_collectives import Collectives, Noting, Timed, in_order
 
-_T = TypeVar("_T")
 EARLY_NS = 100_000
 """A shorter wait means that the message had arrived already: gloo needs 10 to 50 us for that."""
 _STARTS = "_batch_p2p"
@@ -68,6 +67,8 @@ def _op_of_backward(*arguments: Any, **named: Any) -> Op:
     return Op.B if is_full else Op.I
 
 
+_CONSUMERS = {Op.RECV_F: (Op.F,), Op.RECV_B: (Op.B, Op.I)}
+"""The computations that wait for a receive."""
 _COMPUTATIONS: dict[str, Callable[..., Op]] = {
     "forward_one_chunk": lambda *_, **__: Op.F,
     "backward_one_chunk": _op_of_backward,
@@ -88,11 +89,21 @@ class Instrument:
         """
         self.schedule, self.clock = schedule, clock
         self.stages = stages_of(schedule)
-        _check_names(schedule, self.stages)
+        wanted = [(schedules, name) for name in (_STARTS, _WAITS)]
+        wanted += [(schedule, name) for name in _OF_SCHEDULES]
+        wanted += [(stage, name) for stage in self.stages for name in _OF_STAGES]
+        for owner, name in wanted:
+            if not hasattr(owner, name):
+                whose = getattr(owner, "__name__", type(owner).__name__)
+                raise UsageError(
+                    f"torch {torch.__version__}: {whose} has no {name}, which recording needs; "
+                    "torch 2.9 to 2.13 are supported"
+                )
         self.rank, self._replica = int(self.stages[0].group_rank), replica  # in the pipeline
         self._patches = contextlib.ExitStack()
         self._has_ranges = False
         self._issued: list[Timed] = []  # in the order in which the rank came to them
+        self._noting = Noting()
         self._collectives = Collectives(self.stages, self._issued, self._noting)
         # By the id of an operation that is not started yet, or of a work that is not waited for.
         # The object is kept as well, since an id is reused; no longer, since it holds its tensor.
@@ -100,7 +111,6 @@ class Instrument:
         self._moving: dict[int, tuple[Any, list[Timed]]] = {}
         self._open_messages: dict[Action, Timed] = {}
         self._computations: dict[Action, Timed] = {}
-        self._error: Exception | None = None  # of our own, in the recorded step
         self.early: set[Action] = set()  # receives that had arrived before the rank waited for them
 
     @property
@@ -123,12 +133,16 @@ class Instrument:
         `has_ranges`: each computation becomes a range of its name in torch's profiler, too.
         """
         self.remove()
-        self._has_ranges, self._error = has_ranges, None
+        self._has_ranges, self._noting.error = has_ranges, None
         self._issued.clear()
         self._open_messages.clear()
         self._computations.clear()
         for stage in self.stages:
-            self._patch_stage(stage)
+            index = int(stage.stage_index)
+            for name, op_of in _COMPUTATIONS.items():
+                self._patch(stage, name, functools.partial(self._timed, index, op_of))
+            for name, op in _SENDS_AND_RECEIVES.items():
+                self._patch(stage, name, functools.partial(self._named, index, op))
         self._patch(self.schedule, "_maybe_compute_loss", self._with_loss)
         self._patch(schedules, _STARTS, self._starting)
         self._patch(schedules, _WAITS, self._waiting)
@@ -143,13 +157,32 @@ class Instrument:
         Blocks until the device has finished it. Raises the error that ended its recording.
         """
         self.remove()
-        if self._error is not None:
-            raise self._error
-        over = self.clock.mark()
-        self.clock.end_step()
-        self.early = {timed.action for timed in self._issued if self._was_early(timed)}
-        timed = (timed for timed in self._issued if timed.action.op is not Op.RESHARD)
-        return in_order([self._span(step, timed, over) for timed in timed])
+        if self._noting.error is not None:
+            raise self._noting.error
+        over, clock = self.clock.mark(), self.clock
+        clock.end_step()
+        self.early = set()
+        spans = []
+        for timed in self._issued:
+            action, last = timed.action, over
+            if action.op is Op.RESHARD:
+                continue
+            if timed.end is None:
+                kinds = _CONSUMERS.get(action.op, ())
+                users = (self._computations.get(action._replace(op=kind)) for kind in kinds)
+                last = next((user.start for user in users if user is not None), over)
+            elif (
+                timed.asked is not None
+                and action.op in RECV_OPS
+                and clock.read_ns(timed.end) - clock.read_ns(timed.asked) < EARLY_NS
+            ):
+                self.early.add(action)
+            end_ns = timed.end_ns(clock, last)
+            start_ns = clock.read_ns(timed.start) + timed.waited_ns(clock, last)
+            num_bytes = sum(part.num_bytes for part in (timed, *timed.more))
+            times, lane = (start_ns, max(start_ns, end_ns)), lane_of(action.op)
+            spans.append(Span(step, self.rank, lane, *action, *times, num_bytes, self._replica))
+        return in_order(spans)
 
     def remove(self) -> None:
         """Remove the patches and keep no tensor. A second call changes nothing."""
@@ -158,154 +191,106 @@ class Instrument:
         self._to_start.clear()
         self._moving.clear()
 
-    def _was_early(self, timed: Timed) -> bool:
-        if timed.asked is None or timed.end is None or timed.action.op not in RECV_OPS:
-            return False
-        return self.clock.read_ns(timed.end) - self.clock.read_ns(timed.asked) < EARLY_NS
-
-    def _span(self, step: int, timed: Timed, over: Mark) -> Span:
-        if timed.end is None:
-            users = (self._computations.get(action) for action in _consumers(timed.action))
-            over = next((user.start for user in users if user is not None), over)
-        end_ns = timed.end_ns(self.clock, over)
-        start_ns = self.clock.read_ns(timed.start) + timed.waited_ns(self.clock, over)
-        num_bytes = sum(part.num_bytes for part in (timed, *timed.more))
-        times, lane = (start_ns, max(start_ns, end_ns)), lane_of(timed.action.op)
-        return Span(step, self.rank, lane, *timed.action, *times, num_bytes, self._replica)
-
     def _patch(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
         """Replace an attribute until the patches are removed."""
         self._patches.callback(replace_attribute(owner, name, wrap(getattr(owner, name))))
-
-    def _patch_stage(self, stage: Any) -> None:
-        index = int(stage.stage_index)
-        for name, op_of in _COMPUTATIONS.items():
-            self._patch(stage, name, functools.partial(self._timed, index, op_of))
-        for name, op in _SENDS_AND_RECEIVES.items():
-            self._patch(stage, name, functools.partial(self._named, index, op))
-
-    def _noting(self, note: Callable[..., _T], *arguments: Any) -> _T | None:
-        """Run recording code; its first error ends the recording, never the training."""
-        if self._error is not None:
-            return None
-        try:
-            return note(*arguments)
-        except Exception as error:
-            self._error = error
-            return None
 
     def _timed(self, stage: int, op_of: Callable[..., Op], usual: Any) -> Any:
         """Wrap a computation with marks."""
 
         def run(*arguments: Any, **named: Any) -> Any:
-            computation = self._noting(self._begin_computation, stage, op_of, arguments, named)
-            with self._range_of(computation):
+            computation: Timed | None = None
+            with self._noting:
+                action = Action(stage, op_of(*arguments, **named), _microbatch(arguments, named))
+                computation = self._computations[action] = Timed(action, self.clock.mark())
+                self._issued.append(computation)
+                self._collectives.begin_computation(computation, arguments, named)
+            if computation is not None and self._has_ranges:
+                with record_function(str(computation.action)):
+                    result = usual(*arguments, **named)
+            else:
                 result = usual(*arguments, **named)
-            self._noting(self._end, computation)
+            if computation is not None:
+                with self._noting:
+                    computation.end = self.clock.mark()
+                    self._collectives.end_computation(computation)
             return result
 
         return run
-
-    def _begin_computation(
-        self, stage: int, op_of: Callable[..., Op], arguments: Any, named: Any
-    ) -> Timed:
-        action = Action(stage, op_of(*arguments, **named), _microbatch(arguments, named))
-        computation = self._computations[action] = Timed(action, self.clock.mark())
-        self._issued.append(computation)
-        self._collectives.begin_computation(computation, arguments, named)
-        return computation
-
-    def _end(self, computation: Timed) -> None:
-        computation.end = self.clock.mark()
-        self._collectives.end_computation(computation)
 
     def _with_loss(self, usual: Any) -> Any:
         """Wrap the loss: the last stage's F ends with it."""
 
         def run(*arguments: Any, **named: Any) -> Any:
             result = usual(*arguments, **named)
-            self._noting(self._end_with_loss, *arguments)
+            with self._noting:
+                stage, _output, _targets, microbatch, *_more = arguments
+                if stage.is_last:
+                    action = Action(int(stage.stage_index), Op.F, int(microbatch))
+                    self._computations[action].end = self.clock.mark()
             return result
 
         return run
-
-    def _end_with_loss(
-        self, stage: Any, _output: Any, _targets: Any, microbatch: int, *_more: Any
-    ) -> None:
-        if stage.is_last:
-            forward = self._computations[Action(int(stage.stage_index), Op.F, int(microbatch))]
-            forward.end = self.clock.mark()
 
     def _named(self, stage: int, op: Op, usual: Any) -> Any:
         """Wrap the making of a message's operations, to remember them until they are started."""
 
         def run(*arguments: Any, **named: Any) -> Any:
             operations = usual(*arguments, **named)
-            self._noting(self._remember, stage, op, operations, arguments, named)
+            with self._noting:
+                action = Action(stage, op, _microbatch(arguments, named))
+                self._to_start |= {id(operation): (operation, action) for operation in operations}
             return operations
 
         return run
-
-    def _remember(self, stage: int, op: Op, operations: Any, arguments: Any, named: Any) -> None:
-        action = Action(stage, op, _microbatch(arguments, named))
-        self._to_start |= {id(operation): (operation, action) for operation in operations}
 
     def _starting(self, usual: Any) -> Any:
         """Wrap the start of messages: a work per operation, or one for all if NCCL joins them."""
 
         def run(operations: list[Any], *arguments: Any, **named: Any) -> Any:
-            messages = self._noting(self._begin_messages, operations)
+            messages: list[Timed | None] = []
+            with self._noting:
+                for operation in operations:
+                    _, action = self._to_start.pop(id(operation), (None, None))
+                    if action is None:
+                        messages.append(None)
+                        continue
+                    message = self._open_messages.get(action)
+                    if message is None:  # else it has several tensors, and this is not the first
+                        message = self._open_messages[action] = Timed(action, self.clock.mark())
+                        self._issued.append(message)
+                    message.num_bytes += operation.tensor.nbytes
+                    messages.append(message)
             works = usual(operations, *arguments, **named)
-            self._noting(self._follow, works, messages)
+            with self._noting:
+                ours = [message for message in messages if message is not None]
+                if len(works) == len(messages):
+                    for work, message in zip(works, messages, strict=True):
+                        if message is not None:
+                            self._moving[id(work)] = (work, [message])
+                else:
+                    self._moving |= {id(work): (work, ours) for work in works}
             return works
 
         return run
-
-    def _begin_messages(self, operations: list[Any]) -> list[Timed | None]:
-        return [self._begin(operation) for operation in operations]
-
-    def _begin(self, operation: Any) -> Timed | None:
-        _, action = self._to_start.pop(id(operation), (None, None))
-        if action is None:
-            return None
-        message = self._open_messages.get(action)  # of several tensors, this is not the first
-        if message is None:
-            message = self._open_messages[action] = Timed(action, self.clock.mark())
-            self._issued.append(message)
-        message.num_bytes += operation.tensor.nbytes
-        return message
-
-    def _follow(self, works: Sequence[Any], messages: Sequence[Timed | None]) -> None:
-        ours = [message for message in messages if message is not None]
-        if len(works) == len(messages):
-            for work, message in zip(works, messages, strict=True):
-                if message is not None:
-                    self._moving[id(work)] = (work, [message])
-        else:
-            self._moving |= {id(work): (work, ours) for work in works}
 
     def _waiting(self, usual: Any) -> Any:
         """Wrap the wait for messages: each ends when it has been waited for, one by one."""
 
         def run(works: Iterable[Any], *arguments: Any, **named: Any) -> Any:
             for work in works:
-                asked = self._noting(self.clock.mark)
+                asked: Mark | None = None
+                with self._noting:
+                    asked = self.clock.mark()
                 usual([work], *arguments, **named)
-                self._noting(self._end_messages, work, asked)
+                with self._noting:
+                    over = self.clock.mark()
+                    _, messages = self._moving.pop(id(work), (work, ()))
+                    for message in messages:
+                        message.asked = message.asked or asked  # of several tensors, the first
+                        message.end = over
 
         return run
-
-    def _end_messages(self, work: Any, asked: Mark) -> None:
-        over = self.clock.mark()
-        _, messages = self._moving.pop(id(work), (work, ()))
-        for message in messages:
-            message.asked = message.asked or asked  # of several tensors, the first
-            message.end = over
-
-    def _range_of(self, computation: Timed | None) -> contextlib.AbstractContextManager[object]:
-        if computation is None or not self._has_ranges:
-            return contextlib.nullcontext()
-        return record_function(str(computation.action))
 
 
 def _microbatch(arguments: tuple[Any, ...], named: dict[str, Any]) -> int:
@@ -313,16 +298,6 @@ def _microbatch(arguments: tuple[Any, ...], named: dict[str, Any]) -> int:
     if arguments:
         return int(arguments[0])
     return int(next(value for name, value in named.items() if name.endswith("chunk_id")))
-
-
-def _consumers(transfer: Action) -> tuple[Action, ...]:
-    """Return the actions that wait for a receive; none for any other action."""
-    stage, op, microbatch = transfer
-    if op is Op.RECV_F:
-        return (Action(stage, Op.F, microbatch),)
-    if op is Op.RECV_B:
-        return tuple(Action(stage, backward, microbatch) for backward in (Op.B, Op.I))
-    return ()
 
 
 def replace_attribute(owner: Any, name: str, value: Any) -> Callable[[], None]:
@@ -345,20 +320,6 @@ def stages_of(schedule: Any) -> list[Any]:
             "torch.distributed.pipelining, such as Schedule1F1B"
         )
     return list(stages)
-
-
-def _check_names(schedule: Any, stages: Sequence[Any]) -> None:
-    """Raises UsageError if this torch lacks a name that recording needs."""
-    wanted = [(schedules, name) for name in (_STARTS, _WAITS)]
-    wanted += [(schedule, name) for name in _OF_SCHEDULES]
-    wanted += [(stage, name) for stage in stages for name in _OF_STAGES]
-    for owner, name in wanted:
-        if not hasattr(owner, name):
-            whose = getattr(owner, "__name__", type(owner).__name__)
-            raise UsageError(
-                f"torch {torch.__version__}: {whose} has no {name}, which recording needs; torch "
-                "2.9 to 2.13 are supported"
-            )
 
 
 def placement_of(schedule: Any) -> Placement:

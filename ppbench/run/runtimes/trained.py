@@ -37,7 +37,7 @@ from engine.run.recording import Recording
 from engine.trainer import Build, Share, StepResult, Trainer
 from ppbench.analysis.mfu import Peak, datasheet_peak
 from ppbench.config.case import Case
-from ppbench.run.runtimes.runtime import facts_of_split, id_of
+from ppbench.run.runtimes.runtime import facts_of_run, id_of
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -53,9 +53,8 @@ class TrainedRuntime:
         fabric: Fabric,
         flight: Flight = NO_FLIGHT,
     ) -> None:
-        config = agreement.config
-        self._transport = fabric.transport if config.num_processes > 1 else "none"
-        self._trainer = Trainer(config, fabric, flight, self.executor(), self.share())
+        parts = self.executor(), self.share()
+        self._trainer = Trainer(agreement.config, fabric, flight, *parts)
 
     @staticmethod
     def executor() -> Build | None:
@@ -87,7 +86,7 @@ class TrainedRuntime:
         else:  # its ranks share the cores, each having some of them
             name = f"{platform.node()} {device} rank {self._trainer.rank}"
         dtype = "bfloat16" if config.autocast == "bfloat16" else config.model.dtype
-        return name, peak_of(device, dtype, config.num_processes)
+        return name, peak_of(device, dtype, config.num_processes, torch.get_num_threads())
 
     def flop_facts(self) -> FlopFacts:
         return flop_facts(model_of(self._trainer.config, self._trainer.device))
@@ -105,8 +104,8 @@ class TrainedRuntime:
 
     def run_facts(self) -> dict[str, object]:
         trainer = self._trainer
-        split = facts_of_split(trainer.config, trainer.program, trainer.device)
-        return {**split, "transport": self._transport}
+        transport = trainer.fabric.transport
+        return facts_of_run(trainer.config, trainer.program, trainer.device, transport)
 
     def rank_facts(self) -> dict[str, object]:
         trainer = self._trainer
@@ -170,18 +169,16 @@ class Stopwatch:
         """Do an action's work, with a span or a range where they are recorded."""
         self.work()
         start = self.clock.mark() if self.recording.has_spans else 0
-        with self._range_of(action):
+        if self.recording.has_ranges:
+            with record_function(action.op.value if action.op is Op.OPT else str(action)):
+                result = work(*arguments)
+        else:
             result = work(*arguments)
         if self.recording.has_spans:
             self._timed.append((action, start, self.clock.mark()))
         if action.op in COMPUTE_OPS:
             self.come_to_next()
         return result
-
-    def _range_of(self, action: Action) -> contextlib.AbstractContextManager[object]:
-        if not self.recording.has_ranges:
-            return contextlib.nullcontext()
-        return record_function(action.op.value if action.op is Op.OPT else str(action))
 
     @contextlib.contextmanager
     def timed_by(self, clock: Clock) -> Iterator[None]:
@@ -194,24 +191,20 @@ class Stopwatch:
 
     def spans(self, step: int) -> list[Span]:
         """Return the spans since the step began; the clock's step has been ended."""
-        return [self._span(step, *timed) for timed in self._timed]
-
-    def _span(self, step: int, action: Action, start: Mark, end: Mark) -> Span:
-        times = self.clock.read_ns(start), self.clock.read_ns(end)
-        return Span(step, self._rank, lane_of(action.op), *action, *times, 0, self._replica)
-
-
-def peak_of(device: torch.device, dtype: str, num_ranks: int) -> Peak:
-    """Return the peak speed of products in `dtype`: float32, float64 or bfloat16.
-
-    `num_ranks` ranks call it at the same time. It is taken from the device's datasheet, or else
-    measured once in a launch for each number of ranks and threads.
-    """
-    return _peak_of(device, dtype, num_ranks, torch.get_num_threads())
+        spans, read_ns = [], self.clock.read_ns
+        for action, start, end in self._timed:
+            where, times = (self._rank, lane_of(action.op)), (read_ns(start), read_ns(end))
+            spans.append(Span(step, *where, *action, *times, 0, self._replica))
+        return spans
 
 
 @functools.cache
-def _peak_of(device: torch.device, dtype: str, _num_ranks: int, _num_threads: int) -> Peak:
+def peak_of(device: torch.device, dtype: str, _num_ranks: int, _num_threads: int) -> Peak:
+    """Return the peak speed of products in `dtype`: float32, float64 or bfloat16.
+
+    As many ranks call it at the same time. It is taken from the device's datasheet, or else
+    measured once in a launch for each number of ranks and threads.
+    """
     if devices.is_accelerator(device):
         known = datasheet_peak(devices.name_of(device), dtype)
         if known is not None:

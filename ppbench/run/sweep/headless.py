@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 
@@ -27,7 +28,6 @@ from ppbench.run.sweep.control import job_of, num_ranks_of, show_event
 from ppbench.run.sweep.open_runs import RUNNING, running_note
 from ppbench.run.sweep.plan import (
     Choice,
-    SweepPlan,
     exclusive_plan,
     forget_rerun,
     note_rerun,
@@ -42,7 +42,20 @@ class Headless:
 
     def __init__(self, arguments: Sequence[str]) -> None:
         """Read the command line. Raises UsageError."""
-        self._given = _parse(arguments)
+        parser = argparse.ArgumentParser(prog="ppbench.run.worker", allow_abbrev=False)
+
+        def refuse(message: str) -> NoReturn:
+            what = f"ppbench.run.worker: {message}"
+            raise UsageError(f"{what}; expected SWEEP.toml and options")
+
+        parser.error = refuse  # type: ignore[method-assign]
+        parser.add_argument("file", type=Path)
+        parser.add_argument("--results", type=Path, default=Path("results"))
+        parser.add_argument("--rerun", action="store_true")
+        parser.add_argument("--retry-failed", action="store_true")
+        for option in ("--set", "--only"):
+            parser.add_argument(option, action="append", default=[], metavar="KEY=VALUE")
+        self._given = parser.parse_args(arguments)
         self._store = Store(self._given.results)
         self._held = contextlib.ExitStack()
         self._display = PlainDisplay(Console(stderr=True))
@@ -57,11 +70,21 @@ class Headless:
         read = read_sweep(given.file, given.set, default_device())
         check_writable(given.results, "--results")
         choice = Choice(given.rerun, given.retry_failed, parse_only(given.only))
-        begun = self._begun()
+        job: Job | None = None
+        for marker in (store.folder / "launches").glob(f"*/{RUNNING}"):
+            if Lock(marker).holder() == _agent():  # these agents have restarted their workers
+                self._hold(marker)
+                job = read_job(marker.with_name("job.json"))
         plan = self._plan = self._held.enter_context(
             exclusive_plan(read, store, choice, _say_wait, _agent())
         )
-        job = begun or self._begin(plan)
+        if job is None:  # the first launch that has a run missing
+            first = plan.missing[0].launch if plan.missing else 0
+            indices = [i for i, item in enumerate(plan.missing) if item.launch == first]
+            job = job_of(plan, indices, store, self._display)
+            if indices:
+                write_job(self.folder_of(job), job)
+                self._hold(self.folder_of(job) / RUNNING)
         needed = num_ranks_of(job.items)
         if needed > num_ranks:
             raise UsageError(
@@ -72,25 +95,6 @@ class Headless:
         if given.rerun:
             note_rerun(plan, store)
         self._display.begin(list(job.items), read.axes)
-        return job
-
-    def _begun(self) -> Job | None:
-        """Return the launch that these agents have begun, if the workers were restarted."""
-        for marker in (self._store.folder / "launches").glob(f"*/{RUNNING}"):
-            if Lock(marker).holder() == _agent():
-                self._hold(marker)
-                return read_job(marker.with_name("job.json"))
-        return None
-
-    def _begin(self, plan: SweepPlan) -> Job:
-        """Begin the first launch that has a run missing."""
-        first = plan.missing[0].launch if plan.missing else 0
-        indices = [i for i, item in enumerate(plan.missing) if item.launch == first]
-        job = job_of(plan, indices, self._store, self._display)
-        if indices:
-            folder = self.folder_of(job)
-            write_job(folder, job)
-            self._hold(folder / RUNNING)
         return job
 
     def _hold(self, marker: Path) -> None:
@@ -133,20 +137,3 @@ def _say(text: str) -> None:
 
 def _say_wait(holder: str) -> None:
     _say(f"waiting for {holder or 'another sweep'}")
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # type: ignore[override]  # it never returns either
-        raise UsageError(f"ppbench.run.worker: {message}; expected SWEEP.toml and options")
-
-
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the options, which are those of `ppbench sweep`."""
-    parser = _Parser(prog="ppbench.run.worker", allow_abbrev=False)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--results", type=Path, default=Path("results"))
-    parser.add_argument("--rerun", action="store_true")
-    parser.add_argument("--retry-failed", action="store_true")
-    for option in ("--set", "--only"):
-        parser.add_argument(option, action="append", default=[], metavar="KEY=VALUE")
-    return parser.parse_args(arguments)

@@ -20,7 +20,6 @@ from ppbench.errors import StoreError, first_line
 from ppbench.files import POLL_S, Lock
 from ppbench.run.failures.evidence import CrashReport, collect, diagnose
 from ppbench.run.job import (
-    Attempt,
     Event,
     Job,
     Journal,
@@ -48,31 +47,25 @@ def close_open_runs(
     """
     events: list[Event] = []
     for begun in read_state(folder).is_open:
-        status, summary = _close(job, folder, begun, nodes, is_interrupted=is_interrupted)
+        stored = Store(Path(job.results)).table("runs", [begun.run_id])
+        item = job.items[begun.index]
+        if len(stored):
+            status, summary = str(stored["status"].iloc[0]), "its workers died after it was stored"
+        else:
+            diagnosis = diagnose(
+                nodes,
+                _lowered(item.case, folder, begun.index),
+                begun.index,
+                item.measure.timeout_s,
+                replicas=item.case.replicas,
+                is_interrupted=is_interrupted,
+            )
+            write_failure(job, item, begun, diagnosis)
+            status, summary = diagnosis.status, first_line(diagnosis.error)
         details: Event = {"run_id": begun.run_id, "status": status, "summary": summary}
         events.append({"event": "row", "index": begun.index, **details})
         Journal(folder).add(events[-1])
     return events
-
-
-def _close(
-    job: Job, folder: Path, begun: Attempt, nodes: Sequence[CrashReport], *, is_interrupted: bool
-) -> tuple[str, str]:
-    """Write the row of an open run; return its status and a summary."""
-    stored = Store(Path(job.results)).table("runs", [begun.run_id])
-    if len(stored):
-        return str(stored["status"].iloc[0]), "its workers died after it was stored"
-    item = job.items[begun.index]
-    diagnosis = diagnose(
-        nodes,
-        _lowered(item.case, folder, begun.index),
-        begun.index,
-        item.measure.timeout_s,
-        replicas=item.case.replicas,
-        is_interrupted=is_interrupted,
-    )
-    write_failure(job, item, begun, diagnosis)
-    return diagnosis.status, first_line(diagnosis.error)
 
 
 def _lowered(case: Case, folder: Path, index: int) -> Program | None:
@@ -94,7 +87,20 @@ def close_abandoned(store: Store, ours: str | None = None) -> None:
     for marker in sorted((store.folder / "launches").glob(f"*/{RUNNING}")):
         lock = Lock(marker)
         if lock.holder() != ours and take_marker(lock):
-            _close_launch(marker.parent)
+            folder = marker.parent
+            try:
+                job = read_job(folder / "job.json")
+            except (OSError, ValueError, TypeError, KeyError):  # killed before it was written
+                folders = []
+            else:
+                folders = noted_node_folders(folder)
+                nodes = [collect(local, folder) for local in folders]
+                # A path in the job is relative to where that sweep was started.
+                here = dataclasses.replace(job, results=str(folder.parents[1]))
+                close_open_runs(here, folder, nodes, is_interrupted=True)
+            for local in folders:
+                remove_node_folder(local)
+            shutil.rmtree(folder / FOLDER, ignore_errors=True)
             marker.unlink(missing_ok=True)
             lock.release()
 
@@ -119,18 +125,3 @@ def take_marker(marker: Lock) -> bool:
             )
         time.sleep(POLL_S)
     return True
-
-
-def _close_launch(folder: Path) -> None:
-    try:
-        job = read_job(folder / "job.json")
-    except (OSError, ValueError, TypeError, KeyError):  # killed before it was written
-        return
-    folders = noted_node_folders(folder)
-    nodes = [collect(local, folder) for local in folders]
-    # A path in the job is relative to where that sweep was started.
-    here = dataclasses.replace(job, results=str(folder.parents[1]))
-    close_open_runs(here, folder, nodes, is_interrupted=True)
-    for local in folders:
-        remove_node_folder(local)
-    shutil.rmtree(folder / FOLDER, ignore_errors=True)

@@ -39,18 +39,14 @@ class PhaseWatch:
 
         The clocks are aligned before the measured steps and after them.
         """
-        self._open()
-        if self._record is None:
-            return []
-        phases, self._num_seen = phases_since(self._record, self._num_seen)
-        return [phase for phase in phases if phase in WORDS or phase is Phase.ALIGNS]
-
-    def _open(self) -> None:
-        """Map the record, if there is one and it is another than before."""
-        try:
+        try:  # it may be another than before
             file = self._path.stat().st_ino
             if self._file != file:
                 self._record, self._num_seen = map_record(self._path), 0
                 self._file = file
         except (OSError, ValueError):  # not there yet, or not whole
             self._file = self._record = None
+        if self._record is None:
+            return []
+        phases, self._num_seen = phases_since(self._record, self._num_seen)
+        return [phase for phase in phases if phase in WORDS or phase is Phase.ALIGNS]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from rich.console import Console, Group
@@ -85,43 +85,31 @@ class Estimate:
 
     def seconds_left(self) -> tuple[float | None, bool]:
         """Return the seconds left, None if unknown; and whether runs of an unseen kind are left."""
-        rates = self._rates()
-        known = {index: self._steps_seconds(index, rates) for index in self._to_come}
-        if all(seconds is None for seconds in known.values()) and known:
-            return None, True
-        around = statistics.mean(self._around) if self._around else 0.0
-        total = 0.0
-        for index, seconds in known.items():
-            is_current = index == self._current
-            total += (seconds or 0.0) * (1 - self._share_done if is_current else 1)
-            total += max(around - self._passed_around(), 0.0) if is_current else around
-        return total, None in known.values()
-
-    def _passed_around(self) -> float:
-        """Return the seconds of the current run that were not its steps."""
-        current = -1 if self._current is None else self._current
-        steps_s, _ = self._steps.get(current, (0.0, 0))
-        return self._now() - self._began_at - steps_s
-
-    def _rates(self) -> dict[tuple[object, ...], float]:
-        """Return, by kind, the seconds of a step per token: the mean over the runs seen."""
-        by_kind: dict[tuple[object, ...], list[float]] = {}
+        by_kind: dict[tuple[object, ...], list[float]] = {}  # seconds of a step per token
         for index, (seconds, count) in self._steps.items():
             item = self._items[index]
             rate = seconds / count / item.case.max_tokens_per_step
             by_kind.setdefault(_kind(item), []).append(rate)
-        return {kind: statistics.fmean(rates) for kind, rates in by_kind.items()}
-
-    def _steps_seconds(self, index: int, rates: Mapping[tuple[object, ...], float]) -> float | None:
-        """Return the time of all steps of a run, from its own steps if any, else from its kind."""
-        item = self._items[index]
-        if index in self._steps:
-            seconds, count = self._steps[index]
-            return seconds / count * _num_steps(item)
-        rate = rates.get(_kind(item))
-        if rate is None:
-            return None
-        return rate * item.case.max_tokens_per_step * _num_steps(item)
+        known: dict[int, float | None] = {}  # of all steps of a run: by its own, else by its kind's
+        for index in self._to_come:
+            item, known[index] = self._items[index], None
+            if index in self._steps:
+                seconds, count = self._steps[index]
+                known[index] = seconds / count * _num_steps(item)
+            elif rates := by_kind.get(_kind(item)):
+                tokens = item.case.max_tokens_per_step * _num_steps(item)
+                known[index] = statistics.fmean(rates) * tokens
+        if all(seconds is None for seconds in known.values()) and known:
+            return None, True
+        around = statistics.mean(self._around) if self._around else 0.0
+        total = 0.0
+        for index, steps_s in known.items():
+            if index == self._current:
+                passed_s = self._now() - self._began_at - self._steps.get(index, (0.0, 0))[0]
+                total += (steps_s or 0.0) * (1 - self._share_done) + max(around - passed_s, 0.0)
+            else:
+                total += (steps_s or 0.0) + around
+        return total, None in known.values()
 
 
 def _num_steps(item: PlannedRun) -> int:
@@ -203,7 +191,8 @@ class PlainDisplay(_ConsoleDisplay):
         """`looks_by_itself`: in a thread, which a process that measures should not have."""
         super().__init__(console)
         self._looks_by_itself = looks_by_itself
-        self._pulse = Pulse(self._print)
+        options = {"highlight": False, "markup": False, "soft_wrap": True}
+        self._pulse = Pulse(lambda text: console.print(printable(text), **options))
 
     def begin(self, items: list[PlannedRun], axes: tuple[str, ...]) -> None:
         super().begin(items, axes)
@@ -220,13 +209,7 @@ class PlainDisplay(_ConsoleDisplay):
         if what := self._in_phase(phase):
             self._pulse.doing(what)
 
-    def step_ends(
-        self,
-        step: int,
-        num_steps: int,
-        tokens_per_s: float,
-        step_s: float,
-    ) -> None:
+    def step_ends(self, step: int, num_steps: int, tokens_per_s: float, step_s: float) -> None:
         self._estimate.step(step, num_steps, step_s)
         self._pulse.doing(f"{self._after(step, num_steps)}, {tokens_per_s:,.0f} tokens/s")
         self._pulse.look()
@@ -238,9 +221,6 @@ class PlainDisplay(_ConsoleDisplay):
 
     def end(self) -> None:
         self._pulse.stop()
-
-    def _print(self, text: str) -> None:
-        self._console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
 
 class LiveDisplay(_ConsoleDisplay):

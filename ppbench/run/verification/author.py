@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> None:
         exchange.write(folder / exchange.TRIAL, {"way": None, "failures": failures})
         return
     exchange.write(folder / exchange.TRIAL, {"way": asdict(way), "failures": failures})
-    content = exchange.wait_for(folder / exchange.TRAINING, lambda: None)
+    content = exchange.wait_for(folder / exchange.TRAINING)
     forwards = {int(stage): order for stage, order in content.pop("forwards").items()}
     training = exchange.Training(**content, forwards=forwards)
     exchange.write(folder / exchange.VERDICT, asdict(verdict_of(folder, request, way, training)))

@@ -20,7 +20,6 @@ from ppbench.run.verification.exchange import Training, VerificationError
 from ppbench.run.verification.module import (
     IGNORED,
     Place,
-    Step,
     build_optimizer,
     is_same,
     train_step,
@@ -174,7 +173,37 @@ class Comparison:
                 for some in places
             ]
         step = train_step(self._author.module, inputs, targets, places)
-        self._check_drawing(number, step, parts)
+        if step.unplaced:
+            name = min(step.unplaced)
+            raise Incomparable(
+                f"the model draws random numbers, and {name}, where a stage begins, is called "
+                "more than once or not at all"
+            )
+        draws = any(drawn["has_drawn"] for part in parts for drawn in part["draws"])
+        if step.has_drawn and not draws:
+            raise VerificationError(
+                f"in step {number} the author's module draws random numbers, as dropout does, and "
+                "no rank draws any"
+            )
+        for rank, part in enumerate(parts):
+            # Random numbers begin with the step's seed and go on from forward to forward.
+            first_seed, forwards = seed_of(self._training.seed, number, rank), part["draws"]
+            if not any(forward["has_drawn"] for forward in forwards):
+                continue
+            if forwards[0]["begin"].numel() == _CUDA_STATE_BYTES:  # the seed and the count
+                expected = torch.tensor([first_seed, 0]).view(torch.uint8)
+            else:
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(first_seed)
+                    expected = torch.get_rng_state()
+            for index, forward in enumerate(forwards):
+                if not torch.equal(forward["begin"], expected):
+                    since = "the forward before it" if index else "the seed of the step"
+                    raise VerificationError(
+                        f"rank {rank} in step {number}: the random numbers of its forward {index} "
+                        f"(stage {forward['stage']}) do not follow {since}"
+                    )
+                expected = forward["end"]
         norm, clip_norm = None, self._training.clip_norm
         if clip_norm:
             norm = float(nn.utils.clip_grad_norm_(self._author.module.parameters(), clip_norm))
@@ -192,23 +221,28 @@ class Comparison:
             if gradient is not None:
                 parameter.grad = gradient.to(parameter.device, parameter.dtype).clone()
         self._optimizer.step()
-        self._check_update(parts, before, where)
-
-    def _check_drawing(self, number: int, step: Step, parts: Sequence[Part]) -> None:
-        draws = any(drawn["has_drawn"] for part in parts for drawn in part["draws"])
-        if step.unplaced:
-            name = min(step.unplaced)
-            raise Incomparable(
-                f"the model draws random numbers, and {name}, where a stage begins, is called "
-                "more than once or not at all"
-            )
-        if step.has_drawn and not draws:
-            raise VerificationError(
-                f"in step {number} the author's module draws random numbers, as dropout does, and "
-                "no rank draws any"
-            )
-        for rank, part in enumerate(parts):
-            _check_stream(rank, number, part["draws"], self._training.seed)
+        unordered = {s for s, order in self._training.forwards.items() if order != sorted(order)}
+        for held, tensor in entries(parts, "state"):
+            theirs = self._author.tensors[held.name]
+            expected = theirs.detach()
+            if not isinstance(theirs, nn.Parameter) and held.stage in unordered:
+                note = f"{held.name} depends on the order of microbatches and is not compared"
+                if note not in self._worst.notes:
+                    self._worst.notes.append(note)
+                continue
+            change = _largest(_widened(expected) - _widened(before[held.name]))
+            is_whole = not (expected.is_floating_point() or expected.is_complex())
+            epsilon = 0.0 if is_whole else torch.finfo(expected.dtype).eps
+            rounding = 8 * epsilon * _largest(expected)
+            difference = _largest(_widened(tensor.to(expected.device)) - _widened(expected))
+            if not difference <= self._author.tolerance * change + rounding and not is_same(
+                tensor, expected
+            ):
+                raise VerificationError(
+                    f"{held} after the update {where} differs by {difference:g} from the author's "
+                    f"module's, which the step has changed by {change:g}: "
+                    f"{_both(tensor, expected)}"
+                )
 
     def _check_number(
         self, what: str, expected: float, number: float | None, where: str, worst: str
@@ -251,32 +285,6 @@ class Comparison:
         rest = f" ({num_wrong - 1} more gradients differ)" if num_wrong > 1 else ""
         return f"{text}{rest}; at most {author.tolerance:g} is rounding" if text else ""
 
-    def _check_update(
-        self, parts: Sequence[Part], before: Mapping[str, Tensor], where: str
-    ) -> None:
-        unordered = {s for s, order in self._training.forwards.items() if order != sorted(order)}
-        for held, tensor in entries(parts, "state"):
-            expected = self._author.tensors[held.name].detach()
-            is_buffer = not isinstance(self._author.tensors[held.name], nn.Parameter)
-            if is_buffer and held.stage in unordered:
-                note = f"{held.name} depends on the order of microbatches and is not compared"
-                if note not in self._worst.notes:
-                    self._worst.notes.append(note)
-                continue
-            change = _largest(_widened(expected) - _widened(before[held.name]))
-            is_whole = not (expected.is_floating_point() or expected.is_complex())
-            epsilon = 0.0 if is_whole else torch.finfo(expected.dtype).eps
-            rounding = 8 * epsilon * _largest(expected)
-            difference = _largest(_widened(tensor.to(expected.device)) - _widened(expected))
-            if not difference <= self._author.tolerance * change + rounding and not is_same(
-                tensor, expected
-            ):
-                raise VerificationError(
-                    f"{held} after the update {where} differs by {difference:g} from the author's "
-                    f"module's, which the step has changed by {change:g}: "
-                    f"{_both(tensor, expected)}"
-                )
-
 
 class Incomparable(Exception):  # noqa: N818  # it is not an error of the run
     """The reason why this model cannot be compared."""
@@ -304,28 +312,6 @@ def places_of(
         if index < len(order):
             places[order[index]].append((stage, Place(draw["entrance"], draw["at_entrance"])))
     return [[place for _, place in sorted(some, key=lambda pair: pair[0])] for some in places]
-
-
-def _check_stream(rank: int, step: int, draws: Sequence[Mapping[str, Any]], seed: int) -> None:
-    """Check that random numbers begin with the step's seed and go on from forward to forward."""
-    if not any(draw["has_drawn"] for draw in draws):
-        return
-    first_seed = seed_of(seed, step, rank)
-    if draws[0]["begin"].numel() == _CUDA_STATE_BYTES:  # the seed and the count of numbers drawn
-        expected = torch.tensor([first_seed, 0]).view(torch.uint8)
-    else:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(first_seed)
-            expected = torch.get_rng_state()
-    for index, draw in enumerate(draws):
-        begin = draw["begin"]
-        if not torch.equal(begin, expected):
-            since = "the forward before it" if index else "the seed of the step"
-            raise VerificationError(
-                f"rank {rank} in step {step}: the random numbers of its forward {index} "
-                f"(stage {draw['stage']}) do not follow {since}"
-            )
-        expected = draw["end"]
 
 
 def seed_of(seed: int, step: int, rank: int) -> int:

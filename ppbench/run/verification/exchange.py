@@ -13,13 +13,12 @@ Files are used, not pipes: a user's module may print anything, and weights are l
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,7 +108,7 @@ def write(path: Path, content: dict[str, Any]) -> None:
     part.replace(path)
 
 
-def wait_for(path: Path, check: Callable[[], None]) -> dict[str, Any]:
+def wait_for(path: Path, check: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Return the content of a file once it exists; meanwhile call `check`, which may raise."""
     while not path.exists():
         check()
@@ -118,26 +117,21 @@ def wait_for(path: Path, check: Callable[[], None]) -> dict[str, Any]:
     return content
 
 
-def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return a rank's environment without what makes it a rank, with what its device needs."""
-    kept = {name: value for name, value in environ.items() if name not in _RANKS_OWN}
-    device_variables.prepare(kept)
-    return kept
-
-
 class AuthorProcess:
     """The author's process, from rank 0's side."""
 
     def __init__(self, folder: Path, request: Request) -> None:
         self._folder = folder
         write(folder / REQUEST, dataclasses.asdict(request))
+        environ = {name: value for name, value in os.environ.items() if name not in _RANKS_OWN}
+        device_variables.prepare(environ)
         with (folder / LOG).open("wb") as log:
             self._process = subprocess.Popen(
                 command("ppbench.run.verification.author", str(folder)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_environment(os.environ),
+                env=environ,
             )
 
     def wait_for(self, name: str) -> dict[str, Any]:
@@ -146,20 +140,24 @@ class AuthorProcess:
         Raises VerificationError when the process has ended without writing the file, and
         NoRoomError when the system killed it, as it does when memory runs out.
         """
-        return wait_for(self._folder / name, functools.partial(self._check, self._folder / name))
+        path = self._folder / name
 
-    def _check(self, path: Path) -> None:
-        code = self._process.poll()
-        if code is None or path.exists():
-            return
-        if code == -signal.SIGKILL:
-            raise NoRoomError(
-                "the process of the unsplit module was killed, probably because memory ran out"
+        def check() -> None:
+            code = self._process.poll()
+            if code is None or path.exists():
+                return
+            if code == -signal.SIGKILL:
+                raise NoRoomError(
+                    "the process of the unsplit module was killed, probably because memory ran out"
+                )
+            ended = f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
+            lines = (self._folder / LOG).read_text(errors="replace").strip().splitlines()
+            last = f": {lines[-1][:300]}" if lines else ""
+            raise VerificationError(
+                f"verification: the process of the unsplit module {ended}{last}"
             )
-        ended = f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
-        lines = (self._folder / LOG).read_text(errors="replace").strip().splitlines()
-        last = f": {lines[-1][:300]}" if lines else ""
-        raise VerificationError(f"verification: the process of the unsplit module {ended}{last}")
+
+        return wait_for(path, check)
 
     def stop(self) -> None:
         if self._process.poll() is None:

@@ -58,25 +58,22 @@ def check_first_loss(case: Case, loss: float | None, expected: float) -> None:
 
 
 def check_last_loss(item: PlannedRun, loss: float | None, store: Store) -> None:
-    """Compare the last step's loss with that of the engine's run. Raises DisagreementError."""
+    """Compare the last step's loss with that of the engine's newest run of the same case.
+
+    Raises DisagreementError.
+    """
     case, kind = item.case, _kind_of(item.case)
     num_steps = item.measure.warmup_steps + item.measure.steps
     tolerance = FIRST_TOLERANCE[kind] + GROWTH[kind] * num_steps
-    reference = _loss_of_engine(item, store)
-    if reference is not None and not _agree(loss, reference[1], tolerance):
-        run_id, expected = reference
-        raise DisagreementError(
-            f"{_loss_in_words(case, 'last', loss)} differs from {expected!r} of the engine's run "
-            f"{run_id} by more than {tolerance:g} ({kind} rounding after {num_steps} steps)"
-        )
-
-
-def _loss_of_engine(item: PlannedRun, store: Store) -> tuple[str, float] | None:
-    """Return the id and last loss of the engine's newest run of the same case."""
     runs = store.runs(["run_id", "resume_key", "status", "last_loss"])
     runs = runs[runs["resume_key"].isin(item.references) & (runs["status"] == "ok")]
     runs = runs[runs["last_loss"].notna()].sort_values("run_id")
-    return None if runs.empty else (str(runs["run_id"].iloc[-1]), float(runs["last_loss"].iloc[-1]))
+    if len(runs) and not _agree(loss, expected := float(runs["last_loss"].iloc[-1]), tolerance):
+        raise DisagreementError(
+            f"{_loss_in_words(case, 'last', loss)} differs from {expected!r} of the engine's run "
+            f"{runs['run_id'].iloc[-1]} by more than {tolerance:g} "
+            f"({kind} rounding after {num_steps} steps)"
+        )
 
 
 def _agree(loss: float | None, expected: float, tolerance: float) -> bool:

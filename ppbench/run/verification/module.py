@@ -11,15 +11,17 @@ the ranks must have drawn, in whatever order they computed their microbatches.
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import hashlib
 import importlib
 import os
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -89,7 +91,9 @@ def _from_factory(request: Request, dtype: torch.dtype) -> nn.Module:
         np.random.seed(request.seed % 2**32)  # noqa: NPY002  # the one that factories draw from
         module: nn.Module = factory()
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        if hasattr(module, "base_model_prefix") and not _is_state(module, name):
+        prefix, _, own = name.rpartition(".")
+        is_state = own not in module.get_submodule(prefix)._non_persistent_buffers_set
+        if hasattr(module, "base_model_prefix") and not is_state:
             continue  # as in `from_pretrained`, which does not convert frequencies and the like
         if tensor.is_complex():  # which `nn.Module.to` would make real
             tensor.data = tensor.data.to(COMPLEX_DTYPES[dtype])
@@ -98,38 +102,23 @@ def _from_factory(request: Request, dtype: torch.dtype) -> nn.Module:
     return module
 
 
-def _is_state(module: nn.Module, name: str) -> bool:
-    """Whether checkpoints contain a tensor."""
-    prefix, _, own = name.rpartition(".")
-    return own not in module.get_submodule(prefix)._non_persistent_buffers_set
-
-
 def _from_name(request: Request, dtype: torch.dtype) -> nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    consent = {"trust_remote_code": request.trust_remote_code}
+    if reads_checkpoint(request):
+        read: nn.Module = AutoModelForCausalLM.from_pretrained(
+            request.model, dtype=dtype, **consent
+        )
+        return read
     if request.model in PRESETS:
         from engine.model.pretrained import preset_config
 
-        preset: nn.Module = AutoModelForCausalLM.from_config(
-            preset_config(request.model), dtype=dtype
-        )
-        return preset
-    consent = request.trust_remote_code
-    if reads_checkpoint(request):
-        read: nn.Module = AutoModelForCausalLM.from_pretrained(
-            request.model, dtype=dtype, trust_remote_code=consent
-        )
-        return read
-    config = AutoConfig.from_pretrained(request.model, trust_remote_code=consent)
-    drawn: nn.Module = AutoModelForCausalLM.from_config(
-        config, dtype=dtype, trust_remote_code=consent
-    )
+        config, consent = preset_config(request.model), {}
+    else:
+        config = AutoConfig.from_pretrained(request.model, **consent)
+    drawn: nn.Module = AutoModelForCausalLM.from_config(config, dtype=dtype, **consent)
     return drawn
-
-
-def _seed(text: str, num_bytes: int, *, signed: bool = False) -> int:
-    digest = hashlib.sha256(text.encode()).digest()
-    return int.from_bytes(digest[:num_bytes], "little", signed=signed)
 
 
 def _seeded_by_name(module: nn.Module, seed: int) -> dict[str, Tensor]:
@@ -155,7 +144,8 @@ def _initialise(part: nn.Module, name: str, owner: Any, seed: int, tied: set[str
         inner = child if hasattr(child, "_init_weights") else owner
         _initialise(child, f"{name}.{child_name}" if name else child_name, inner, seed, tied)
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(_seed(f"{seed}:{name}", 8, signed=True))
+        digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+        torch.default_generator.manual_seed(int.from_bytes(digest[:8], "little", signed=True))
         if not any(f"{name}.{own}" in tied for own, _ in part.named_parameters(recurse=False)):
             owner._init_weights(part)
 
@@ -179,7 +169,11 @@ class Step:
 
 def loss_of(output: object, targets: Tensor, num_tokens: int) -> Tensor:
     """Return a microbatch's share of the step's mean loss per token, in at least float32."""
-    logits = _logits(output)
+    named = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
+    first = output[:1] if isinstance(output, tuple | list) else ()
+    logits = next((part for part in (output, named, *first) if isinstance(part, Tensor)), None)
+    if logits is None:
+        raise TypeError(f"the module returns a {type(output).__name__} without logits")
     if logits.dtype not in (torch.float32, torch.float64):
         logits = logits.float()
     total = cross_entropy(
@@ -207,60 +201,31 @@ def train_step(
     """
     module.zero_grad(set_to_none=True)
     num_tokens = sum(int((target != IGNORED).sum()) for target in targets)
-    step = Step(0.0)
+    step, num_calls, device = Step(0.0), collections.Counter[str](), inputs[0].device
     for ids, target, of_stages in zip(inputs, targets, places, strict=True):
-        before = random_state(ids.device)
-        with _Placed(module, of_stages, ids.device) as placed:
+        before = random_state(device)
+        num_calls.clear()
+        with contextlib.ExitStack() as hooks:
+            for place in of_stages:
+                if not place.entrance:
+                    set_random_state(place.state, device)
+                    continue
+
+                def enter(
+                    *_: object, name: str = place.entrance, state: Tensor = place.state
+                ) -> None:
+                    num_calls[name] += 1
+                    set_random_state(state, device)
+
+                part = module.get_submodule(place.entrance)
+                hooks.callback(part.register_forward_pre_hook(enter).remove)
             loss = loss_of(call(module, ids), target, num_tokens)
-        step.has_drawn |= bool(of_stages) or not torch.equal(before, random_state(ids.device))
-        step.unplaced |= placed.unplaced()
+        step.has_drawn |= bool(of_stages) or not torch.equal(before, random_state(device))
+        entrances = {place.entrance for place in of_stages} - {""}
+        step.unplaced |= {name for name in entrances if num_calls[name] != 1}
         torch.autograd.backward(loss)
         step.loss += loss.item()
     return step
-
-
-class _Placed:
-    """Sets the random state where stages are entered, during one forward."""
-
-    def __init__(self, module: nn.Module, places: Sequence[Place], device: torch.device) -> None:
-        self._module, self._places, self._device = module, places, device
-        self._num_calls: dict[str, int] = {}
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
-
-    def __enter__(self) -> Self:
-        for place in self._places:
-            if not place.entrance:
-                set_random_state(place.state, self._device)
-                continue
-            self._num_calls[place.entrance] = 0
-            part = self._module.get_submodule(place.entrance)
-            self._handles.append(part.register_forward_pre_hook(self._setter(place)))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def _setter(self, place: Place) -> Callable[..., None]:
-        def enter(*_: object) -> None:
-            self._num_calls[place.entrance] += 1
-            set_random_state(place.state, self._device)
-
-        return enter
-
-    def unplaced(self) -> set[str]:
-        return {name for name, count in self._num_calls.items() if count != 1}
-
-
-def _logits(output: object) -> Tensor:
-    if isinstance(output, Tensor):
-        return output
-    named = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
-    if isinstance(named, Tensor):
-        return named
-    if isinstance(output, tuple | list) and isinstance(output[0], Tensor):
-        return output[0]
-    raise TypeError(f"the module returns a {type(output).__name__} without logits")
 
 
 def build_optimizer(

@@ -15,10 +15,10 @@ import io
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -257,7 +257,12 @@ def _ways(case: Case, results: Path, *, is_full: bool) -> tuple[list[Way], str]:
     shapes = [full] if is_full or small == full else [small, full]
     config = trainer_config(case)
     num_parameters = model_of(config, torch.device(case.device)).num_parameters
-    free_bytes = _free_host_bytes()
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        fields = dict(line.split(":", 1) for line in lines)
+        free_bytes = int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        free_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if case.device == devices.kind():
         free_bytes = min(devices.free_bytes(torch.device(case.device)), free_bytes)
     ways, reason = [], ""
@@ -278,15 +283,6 @@ def _ways(case: Case, results: Path, *, is_full: bool) -> tuple[list[Way], str]:
             continue
         ways += [Way(dtype, case.device, *shape) for shape in shapes]
     return list(dict.fromkeys(ways)), reason
-
-
-def _free_host_bytes() -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        fields = dict(line.split(":", 1) for line in lines)
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def request_of(case: Case, ways: list[Way]) -> exchange.Request:
@@ -347,13 +343,27 @@ def take_steps(member: RankContext, plan: Plan) -> Taken | None:
     modules = getattr(member.runtime, "modules", None)
     if modules is None:
         return None
-    writer = _Writer(member, Path(plan.folder))
-    writer.write(exchange.BEFORE, _held(modules, with_flags=True))
+    folder, own_rank = Path(plan.folder), dist.get_rank()
+    is_visible = (folder / exchange.REQUEST).exists()
+
+    def write(phase: str, part: dict[str, Any]) -> None:
+        """Write into rank 0's folder, or, from another machine, send to rank 0. Collective."""
+        sent = None
+        if is_visible:
+            torch.save(part, exchange.part_file(folder, own_rank, phase))
+        else:
+            torch.save(part, buffer := io.BytesIO())
+            sent = buffer.getvalue()
+        for rank, received in enumerate(_gathered(member, sent)):
+            if received is not None and own_rank == 0:
+                exchange.part_file(folder, rank, phase).write_bytes(received)
+
+    write(exchange.BEFORE, _held(modules, with_flags=True))
     results = []
     for step in range(exchange.NUM_STEPS):
-        with _Drawing(modules, member.fabric.device) as drawing:
+        with _drawing(modules, member.fabric.device) as draws:
             result = member.runtime.step(step, Recording.flight_only)
-        writer.write(str(step), {**_held(modules), "draws": drawing.draws})
+        write(str(step), {**_held(modules), "draws": draws})
         results.append(dataclasses.replace(result, spans=[]))
     everyone: list[list[StepResult]] = _gathered(member, results)
     steps = [
@@ -391,65 +401,36 @@ def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 
-class _Writer:
-    """Writes into rank 0's folder, or, from another machine, sends to rank 0."""
+@contextlib.contextmanager
+def _drawing(
+    modules: Mapping[int, StageModule], device: torch.device
+) -> Iterator[list[dict[str, Any]]]:
+    """Record the random state at the forwards of stages, in their order."""
+    draws: list[dict[str, Any]] = []
 
-    def __init__(self, member: RankContext, folder: Path) -> None:
-        self._member, self._folder = member, folder
-        self._rank = dist.get_rank()
-        self._is_visible = (folder / exchange.REQUEST).exists()
+    def begin(stage: int, entrance: str, *_: object) -> None:
+        state = random_state(device)
+        draws.append({"stage": stage, "entrance": entrance, "begin": state, "at_entrance": state})
 
-    def write(self, phase: str, part: dict[str, Any]) -> None:
-        """Write a part. Collective over the case's ranks."""
-        if self._is_visible:
-            torch.save(part, exchange.part_file(self._folder, self._rank, phase))
-        ours = None
-        if not self._is_visible:
-            buffer = io.BytesIO()
-            torch.save(part, buffer)
-            ours = buffer.getvalue()
-        for rank, sent in enumerate(_gathered(self._member, ours)):
-            if sent is not None and self._rank == 0:
-                exchange.part_file(self._folder, rank, phase).write_bytes(sent)
-
-
-class _Drawing:
-    """Records the random state at the forwards of stages, in their order."""
-
-    def __init__(self, modules: Mapping[int, StageModule], device: torch.device) -> None:
-        self._modules, self._device = modules, device
-        self._handles: list[Any] = []
-        self.draws: list[dict[str, Any]] = []
-
-    def __enter__(self) -> Self:
-        for stage, module in self._modules.items():
-            name = entrance_of(module)
-            begin = functools.partial(self._begin, stage, name)
-            self._handles.append(module.register_forward_pre_hook(begin))
-            self._handles.append(module.register_forward_hook(self._end))
-            if module.units and name:
-                self._handles.append(module.units[0].register_forward_pre_hook(self._enter))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def _begin(self, stage: int, entrance: str, *_: object) -> None:
-        state = random_state(self._device)
-        self.draws.append(
-            {"stage": stage, "entrance": entrance, "begin": state, "at_entrance": state}
-        )
-
-    def _enter(self, *_: object) -> None:
-        draw = self.draws[-1] if self.draws else {}
+    def enter(*_: object) -> None:
+        draw = draws[-1] if draws else {}
         if "end" not in draw:  # a recomputation enters it again
-            draw["at_entrance"] = random_state(self._device)
+            draw["at_entrance"] = random_state(device)
 
-    def _end(self, *_: object) -> None:
-        draw = self.draws[-1]
-        draw["end"] = random_state(self._device)
+    def end(*_: object) -> None:
+        draw = draws[-1]
+        draw["end"] = random_state(device)
         draw["has_drawn"] = not torch.equal(draw["begin"], draw["end"])
+
+    with contextlib.ExitStack() as hooks:
+        for stage, module in modules.items():
+            name = entrance_of(module)
+            begins = functools.partial(begin, stage, name)
+            hooks.callback(module.register_forward_pre_hook(begins).remove)
+            hooks.callback(module.register_forward_hook(end).remove)
+            if module.units and name:
+                hooks.callback(module.units[0].register_forward_pre_hook(enter).remove)
+        yield draws
 
 
 def entrance_of(module: StageModule) -> str:

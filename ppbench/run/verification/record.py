@@ -88,9 +88,7 @@ def key_of(case: Case, num_microbatches: int, is_full: bool) -> str:
         "runtime_code": runtime_code(case.runtime),
         "transformers": environment.transformers,
         "machine": fingerprint_here(case.device, case.num_processes, case.launch_threads_per_rank),
-        "model": _sources(case.model_preset)
-        if ":" in case.model_preset
-        else _stamps(Path(case.model_preset)),
+        "model": (_sources if ":" in case.model_preset else _stamps)(case.model_preset),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 
@@ -129,7 +127,13 @@ def _sources(factory: str) -> list[tuple[str, str]]:
         for file, owner in files.items()
         if file.endswith(".py") and (owner == package or not _is_installed(file))
     )
-    return [(file, _hash(Path(file))) for file in sorted(wanted)]
+    hashes = []
+    for file in sorted(wanted):
+        digest = "unreadable"
+        with contextlib.suppress(OSError):
+            digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        hashes.append((file, digest))
+    return hashes
 
 
 def _is_installed(file: str) -> bool:
@@ -149,30 +153,18 @@ def _known_folders() -> tuple[str, ...]:
     return tuple(f"{folder}{os.sep}" for folder in known)
 
 
-def _downloaded(name: str) -> Path:
-    """Return the folder of a model's files in the hub's cache."""
-    from huggingface_hub import try_to_load_from_cache
-
-    with contextlib.suppress(ValueError):  # no hub id
-        found = try_to_load_from_cache(name, "config.json")
-        if isinstance(found, str):
-            return Path(found).parent
-    return Path(name)
-
-
-def _hash(path: Path) -> str:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        return "unreadable"
-
-
-def _stamps(folder: Path) -> list[tuple[str, int, int, int]]:
+def _stamps(name: str) -> list[tuple[str, int, int, int]]:
     """Return sizes and times of a checkpoint's files, whose contents are too large to be read.
 
     The last of the times is the kernel's own, which programs cannot set back.
     """
-    folder = folder if folder.is_dir() else _downloaded(str(folder))
+    folder = Path(name)
+    if not folder.is_dir():
+        from huggingface_hub import try_to_load_from_cache
+
+        with contextlib.suppress(ValueError):  # no hub id
+            cached = try_to_load_from_cache(name, "config.json")
+            folder = Path(cached).parent if isinstance(cached, str) else folder
     if not folder.is_dir():
         return []
     files = sorted(path for path in folder.iterdir() if path.is_file())

@@ -54,32 +54,24 @@ def plan_cores(
     num_wanted = num_ranks * num_per_rank
     if num_wanted > len(cpus):
         return None
-    free = _by_node(_wholes_first(cpus, num_wanted))
+    ordered = sorted(cpus, key=lambda cpu: cpu.number)
+    firsts = {cpu.core: cpu for cpu in reversed(ordered)}
+    others = [cpu for cpu in ordered if firsts[cpu.core] is not cpu]
+    used = [*firsts.values(), *others[: max(0, num_wanted - len(firsts))]]
+    used.sort(key=lambda cpu: (cpu.core, cpu.number))  # those of a core are beside each other
+    free = [
+        [cpu.number for cpu in used if cpu.node == node] for node in sorted({c.node for c in used})
+    ]
     plan = []
     for rank in range(num_ranks):
         preferred = rank * len(free) // num_ranks
         nodes = sorted(range(len(free)), key=lambda node: abs(node - preferred))
         with_room = next((n for n in nodes if len(free[n]) >= num_per_rank), None)
-        ordered = [free[with_room]] if with_room is not None else [free[n] for n in nodes]
-        taken = tuple(chain.from_iterable(ordered))[:num_per_rank]
+        rooms = [free[with_room]] if with_room is not None else [free[n] for n in nodes]
+        taken = tuple(chain.from_iterable(rooms))[:num_per_rank]
         free = [[number for number in node if number not in taken] for node in free]
         plan.append(tuple(sorted(taken)))
     return tuple(plan)
-
-
-def _wholes_first(cpus: Sequence[Cpu], num_wanted: int) -> list[Cpu]:
-    """Return one CPU of each core, then as many of the others as are needed beyond those."""
-    ordered = sorted(cpus, key=lambda cpu: cpu.number)
-    firsts = {cpu.core: cpu for cpu in reversed(ordered)}
-    others = [cpu for cpu in ordered if firsts[cpu.core] is not cpu]
-    return [*firsts.values(), *others[: max(0, num_wanted - len(firsts))]]
-
-
-def _by_node(cpus: Sequence[Cpu]) -> list[list[int]]:
-    """Return the numbers of each node's CPUs, those that share a core beside each other."""
-    ordered = sorted(cpus, key=lambda cpu: (cpu.core, cpu.number))
-    nodes = sorted({cpu.node for cpu in cpus})
-    return [[cpu.number for cpu in ordered if cpu.node == node] for node in nodes]
 
 
 def share_cores(
@@ -91,18 +83,14 @@ def share_cores(
     all of these ranks have all of these CPUs.
     """
     chosen = [tuple(cpu for cpu in cpus if cpu.number in numbers) for numbers in near]
-    return tuple(
-        _part_of(own, chosen[:rank].count(own), chosen.count(own), num_per_rank) if own else None
-        for rank, own in enumerate(chosen)
-    )
-
-
-def _part_of(cpus: Sequence[Cpu], index: int, num_ranks: int, num_per_rank: int) -> tuple[int, ...]:
-    cores = sorted({cpu.core for cpu in cpus})
-    begin, end = (len(cores) * place // num_ranks for place in (index, index + 1))
-    part = [cpu.number for cpu in cpus if cpu.core in cores[begin:end]]
-    everything = [cpu.number for cpu in cpus]
-    return tuple(sorted(part if len(part) >= num_per_rank else everything))
+    shares: list[tuple[int, ...] | None] = []
+    for rank, own in enumerate(chosen):
+        index, num_ranks, cores = chosen[:rank].count(own), chosen.count(own), {c.core for c in own}
+        begin, end = (len(cores) * place // num_ranks for place in (index, index + 1))
+        part = [cpu.number for cpu in own if cpu.core in sorted(cores)[begin:end]]
+        numbers = part if len(part) >= num_per_rank else [cpu.number for cpu in own]
+        shares.append(tuple(sorted(numbers)) if own else None)
+    return tuple(shares)
 
 
 def cores_near(pci: str, root: Path = Path("/sys")) -> frozenset[int]:
@@ -172,13 +160,11 @@ def read_cpus(numbers: Collection[int]) -> list[Cpu]:
     for folder in _NODES.glob("node[0-9]*"):
         listed = _numbers_in(folder / "cpulist")
         node_of |= dict.fromkeys(listed, int(folder.name.removeprefix("node")))
-    return [Cpu(number, _core_of(number), node_of.get(number, 0)) for number in sorted(numbers)]
-
-
-def _core_of(number: int) -> int:
-    """Return the first of the CPUs that share a core, as the number of the core."""
-    siblings = _numbers_in(_CPUS / f"cpu{number}" / "topology" / "thread_siblings_list")
-    return min(siblings, default=number)
+    cpus = []
+    for number in sorted(numbers):  # the first of the CPUs that share a core is its number
+        siblings = _numbers_in(_CPUS / f"cpu{number}" / "topology" / "thread_siblings_list")
+        cpus.append(Cpu(number, min(siblings, default=number), node_of.get(number, 0)))
+    return cpus
 
 
 def _numbers_in(path: Path) -> list[int]:

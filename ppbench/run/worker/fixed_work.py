@@ -14,6 +14,7 @@ the heap nor the process's high-water mark keeps anything; on an accelerator its
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import mmap
 import time
@@ -67,7 +68,25 @@ class Reference:
         dist.barrier(self._group)
         began_ns, peak_bytes = self._clock_ns(), process_peak_bytes()
         share = SHARE if self._places else SHARE / 2
-        self._places.append(self._repeat(share * steps_ns - self._cost_ns))
+        work = None
+        with contextlib.suppress(torch.OutOfMemoryError):  # on a GPU without room there is none
+            work = work_of(self._case, self._device)
+        times_ns, budget_ns = list[int](), share * steps_ns - self._cost_ns
+        # The first repetition that computes is not kept: it finds its memory and the caches cold.
+        # The next one is expected to take as long as the longest so far.
+        num_cold, fewest = (0, FEWEST_SLEEPS) if self._case.is_emulated else (1, FEWEST)
+        while work is not None and (
+            len(times_ns) < num_cold + fewest
+            or (
+                len(times_ns) < num_cold + MOST
+                and self._clock_ns() - began_ns + max(times_ns) < budget_ns
+            )
+        ):
+            start_ns = self._clock_ns()
+            work()
+            times_ns.append(self._clock_ns() - start_ns)
+        del work  # with its tensors, which are no part of the next peak
+        self._places.append(tuple(times_ns[num_cold:]))
         if peak_bytes is not None:
             self.process_peak_bytes = max(peak_bytes, self.process_peak_bytes or 0)
             reset_process_peak()
@@ -80,31 +99,6 @@ class Reference:
         return ReferenceTimes(
             name_of(self._case), tuple(self._places), share, sleeps=self._case.is_emulated
         )
-
-    def _repeat(self, budget_ns: float) -> tuple[int, ...]:
-        """Repeat the work until the budget is spent; on a GPU without room for it, not at all.
-
-        The first repetition that computes is not kept: it finds its memory and the caches cold. The
-        next one is expected to take as long as the longest so far.
-        """
-        began_ns = self._clock_ns()
-        try:
-            work = work_of(self._case, self._device)
-        except torch.OutOfMemoryError:
-            return ()
-        num_cold, fewest = (0, FEWEST_SLEEPS) if self._case.is_emulated else (1, FEWEST)
-        times_ns = list[int]()
-        while len(times_ns) < num_cold + fewest or (
-            len(times_ns) < num_cold + MOST
-            and self._clock_ns() - began_ns + max(times_ns) < budget_ns
-        ):
-            times_ns.append(self._time(work))
-        return tuple(times_ns[num_cold:])
-
-    def _time(self, work: Callable[[], None]) -> int:
-        began_ns = self._clock_ns()
-        work()
-        return self._clock_ns() - began_ns
 
 
 def name_of(case: Case) -> str:
@@ -127,16 +121,14 @@ def work_of(case: Case, device: torch.device) -> Callable[[], None]:
         return _training(room, num_rows=512, width=512, num_passes=12)
     room = torch.frombuffer(mmap.mmap(-1, BYTES), dtype=torch.float32).fill_(0.01)
     if case.is_emulated:
-        return _sleeping(room[: 1 << 16], sleep_ms(case) / 1e3)
+        touched, seconds = room[: 1 << 16], sleep_ms(case) / 1e3
+
+        def sleep() -> None:
+            time.sleep(seconds)
+            touched.add_(1e-9)
+
+        return sleep
     return _training(room, num_rows=64, width=256, num_passes=1)
-
-
-def _sleeping(touched: Tensor, seconds: float) -> Callable[[], None]:
-    def work() -> None:
-        time.sleep(seconds)
-        touched.add_(1e-9)
-
-    return work
 
 
 def _training(room: Tensor, num_rows: int, width: int, num_passes: int) -> Callable[[], None]:

@@ -30,7 +30,7 @@ from engine.plan.spans import COLUMNS, Span
 from engine.run import device as devices
 from engine.run.alignment import align, measure_offset
 from engine.run.heap import give_back_freed_memory
-from engine.run.memory import MemoryUse, reset_process_peak
+from engine.run.memory import reset_process_peak
 from engine.run.precision import float32_precision
 from engine.run.recording import Recording
 from engine.trainer import StepResult
@@ -68,7 +68,8 @@ def measure(
     steps.warm_up()
     reference = Reference(member.case, member.fabric.device, member.group)
     flight.enter(Phase.REFERENCE)
-    reference.run(steps.expected_ns)
+    # The measured steps are expected to take as long as the last warm-up step.
+    reference.run(item.measure.steps * (steps.warmup_ns[-1] if steps.warmup_ns else 0))
     flight.enter(Phase.ALIGNS)
     before = measure_offset(member.fabric, member.ranks)
     window = steps.measure(node)
@@ -77,9 +78,26 @@ def measure(
     summary = node.summary(window, member.fabric.device, member.places)
     flight.enter(Phase.MEMORY)
     memory = runtime.measure_memory(steps.num_done)
+    memory_facts: dict[str, object] = {  # null where nothing is allocated
+        "peak_memory_bytes": None,
+        "predicted_peak_memory_bytes": None,
+    }
+    if memory is not None:
+        # The second is the process's high-water mark before it was last reset.
+        marks = (memory.process_peak_bytes, reference.process_peak_bytes)
+        memory_facts = {
+            "peak_memory_bytes": memory.peak_bytes,
+            "predicted_peak_memory_bytes": memory.predicted_peak_bytes,
+            "active_bytes": memory.active_bytes,
+            "reserved_bytes": memory.reserved_bytes,
+            "in_flight_bytes": memory.in_flight_bytes,
+            "outside_bytes": memory.outside_bytes,
+            "process_peak_bytes": max((m for m in marks if m is not None), default=None),
+            **dataclasses.asdict(memory.at_peak),
+        }
     rank_facts = {
         **runtime.rank_facts(),
-        **_memory_facts(memory, reference.process_peak_bytes),
+        **memory_facts,
         **clock_facts(dist.get_rank(), alignment, steps.clock_error_ns),
         **dataclasses.asdict(summary),
         "peak_held_microbatches": runtime.peak_held,
@@ -121,10 +139,8 @@ def measure(
         return None
     results = [result for result in gathered if result is not None]
     flops = runtime.flop_facts()
-    facts = {
-        **runtime.run_facts(),
-        "float32_precision": None if member.case.is_emulated else float32_precision(),
-    }
+    precision = None if member.case.is_emulated else float32_precision()
+    facts = {**runtime.run_facts(), "float32_precision": precision}
     done = (results, facts, steps.warmup_ns, flops, runtime.lowered, expected_loss)
     return CaseResult(*done, member.places)
 
@@ -147,11 +163,6 @@ class _Steps:
     @property
     def num_done(self) -> int:
         return len(self.losses)
-
-    @property
-    def expected_ns(self) -> int:
-        """The time that the measured steps will take together, by the last warm-up step."""
-        return self._plan.steps * (self.warmup_ns[-1] if self.warmup_ns else 0)
 
     def warm_up(self) -> None:
         """Run the warm-up steps, and more of them while they get faster, up to the bound."""
@@ -215,26 +226,6 @@ def release_memory() -> None:
     gc.collect()
     give_back_freed_memory()
     devices.empty_cache()
-
-
-def _memory_facts(memory: MemoryUse | None, earlier_peak_bytes: int | None) -> dict[str, object]:
-    """Return the columns of `ranks` about memory; null where nothing is allocated.
-
-    `earlier_peak_bytes` is the process's high-water mark before it was last reset.
-    """
-    if memory is None:
-        return {"peak_memory_bytes": None, "predicted_peak_memory_bytes": None}
-    peaks = [peak for peak in (memory.process_peak_bytes, earlier_peak_bytes) if peak is not None]
-    return {
-        "peak_memory_bytes": memory.peak_bytes,
-        "predicted_peak_memory_bytes": memory.predicted_peak_bytes,
-        "active_bytes": memory.active_bytes,
-        "reserved_bytes": memory.reserved_bytes,
-        "in_flight_bytes": memory.in_flight_bytes,
-        "outside_bytes": memory.outside_bytes,
-        "process_peak_bytes": max(peaks, default=None),
-        **dataclasses.asdict(memory.at_peak),
-    }
 
 
 def profiler_for(device: str) -> profile:

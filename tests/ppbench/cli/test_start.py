@@ -1,7 +1,6 @@
 """The first commands of a newcomer: `init`, and `--open`."""
 
 import re
-import shutil
 from pathlib import Path
 from urllib.request import url2pathname
 
@@ -10,6 +9,7 @@ from command import ppbench, printed
 
 from ppbench.errors import ExitCode, UsageError
 from ppbench.run.machine.environment import read_environment
+from ppbench.store import Store
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
@@ -67,19 +67,19 @@ def test_where_there_is_no_browser_the_path_is_said_and_nothing_fails(
     assert said == f"no browser can be opened here; the page is {tmp_path / 'page.html'}"
 
 
-def test_a_sweep_opens_the_report_that_it_writes(tmp_path, monkeypatch):
+def test_a_shipped_sweep_opens_its_report_and_is_noted_as_it_was_typed(tmp_path, monkeypatch):
     for variable in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.chdir(tmp_path)
-    Path("mine.toml").write_text(
-        'device = "emulated"\nworld_size = 1\nemulated = {F_ms = 1, I_ms = 1, W_ms = 1}\n'
-        "measure = {warmup_steps = 1, max_warmup_steps = 1, steps = 1}\n"
-    )
+    times = [f"emulated.{op}_ms=1" for op in "FIW"]
+    typed = ["device=emulated", *times, "measure.steps=1", "num_microbatches=2", "schedule=1f1b"]
+    options = [word for setting in typed for word in ("--set", setting)]
     with pytest.raises(UsageError, match="--open: opens the report, which --no-report leaves out"):
-        printed("sweep", "mine.toml", "--open", "--no-report")
-    done = printed("sweep", "mine.toml", "--open")
-    (page,) = Path("reports").glob("mine-*.html")
+        printed("sweep", "quick", *options, "--open", "--no-report")
+    done = printed("sweep", "quick", *options, "--open")
+    (page,) = Path("reports").glob("quick-*.html")
     assert done.exit_code == ExitCode.ok
     assert f"report: {page}" in done.text
     assert f"no browser can be opened here; the page is {page.resolve()}" in done.notes
-    shutil.rmtree("results")
+    note = Store(Path("results")).last_sweep().note
+    assert note.command == f"ppbench sweep quick {' '.join(options)}"

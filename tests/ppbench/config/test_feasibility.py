@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import itertools
 
 import pytest
 import torch
+from recordings import ppbench
 
 from engine.model.partition import balance, partition_layers
 from engine.model.spec import ModelSpec
@@ -27,14 +27,13 @@ world_size = [2, 7]
 
 
 @pytest.mark.parametrize("name", ["llama-tiny", "llama-tiny-tied"])
-@pytest.mark.parametrize("partition", ["uniform", "parameters"])
-def test_stages_are_as_bare_as_those_of_the_model_itself(name, partition):
+def test_stages_are_as_bare_as_those_of_the_model_itself(name):
     model = open_model(ModelSpec(name), (1, 16), torch.device("cpu"))
     parts = {"uniform": partition_layers, "parameters": lambda _, __, n: balance(model.costs, n)}
     identity = identity_of(Case(model_preset=name))
     costs = facts_of([identity])[identity].costs
     assert costs == model.costs
-    for num_stages in range(1, 13):
+    for num_stages, partition in itertools.product(range(1, 13), parts):
         layers = parts[partition](partition, model.num_layers, num_stages)
         sizes = model.costs.of_stages(layers)
         assert stages_without(costs, partition, num_stages) == [
@@ -50,17 +49,7 @@ def test_what_is_asked_for_or_decided_by_the_run_is_not_noted(partition):
 
 def test_a_dry_run_names_the_stages_once_and_keeps_its_output_clean(tmp_path):
     (tmp_path / "bare.toml").write_text(SWEEP)
-    command = [
-        sys.executable,
-        "-m",
-        "ppbench",
-        "sweep",
-        "bare.toml",
-        "--dry-run",
-        "--format",
-        "csv",
-    ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = ppbench(["sweep", "bare.toml", "--dry-run", "--format", "csv"], tmp_path)
     (line,) = done.stderr.splitlines()
     assert line.startswith("note: llama-tiny on 7 stages (world_size 7): stage 5 has no parameters")
     assert len(done.stdout.splitlines()) == 5

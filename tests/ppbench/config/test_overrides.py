@@ -60,8 +60,6 @@ def test_lists_and_how_a_case_is_measured_can_be_chosen(planned):
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (["wrold_size=2"], '--only wrold_size=2: unknown key "wrold_size"; did you mean "world_s'),
-        (["world_size"], "--only world_size: expected KEY=VALUE"),
         (["name=x"], "--only name=x: not a setting of a case"),
         (["world_size=two"], '--only world_size=two: expected an integer, got "two"'),
         (["schedule=1f1v"], '--only schedule=1f1v: unknown schedule "1f1v"; did you mean "1f1b"?'),

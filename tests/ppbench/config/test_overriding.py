@@ -92,8 +92,6 @@ def test_a_measurement_may_be_overridden(tmp_path):
          'mean "world_size"'),
         ("[[override]]\nwhere = {seq_len = 64}\nset = {world_size = 4}", "9: override.set.world",
          "is an axis of [grid]"),
-        ("[[override]]\nwhere = {seq_len = 'x'}\nset = {device = 'cpu'}", "8: override.where.seq",
-         "expected 1 to"),
         ("[[override]]\nwhere = {seq_len = 64}\nset = {device = 'emulated'}",
          "9: override.set.device", "needs F_ms, I_ms and W_ms"),
         ("[[override]]\nwhere = {seq_len = 64}\nset = {name = 'x'}", "9: override.set.name",

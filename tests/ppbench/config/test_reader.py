@@ -91,39 +91,17 @@ def test_any_dotted_key_may_be_an_axis_quoted_or_not(tmp_path, key):
         assert sweep.axes == (key.replace(".", "_"),)
 
 
-def test_aliases_are_resolved_and_device_auto_is_what_is_there(tmp_path):
-    ((case, _),) = read(tmp_path, '[grid]\nschedule = ["gpipe"]').cases
-    assert (case.schedule, case.device) == ("afab", "cpu")
-
-
 def test_overrides_replace_an_axis_or_set_a_key(tmp_path):
     sweep = read(tmp_path, VALID, "world_size=4", "train.microbatch_size=3", 'schedule=["1f1b"]')
     assert cases(sweep) == [("1f1b", 4, 4), ("1f1b", 4, 8)]
     assert {case.train_microbatch_size for case, _ in sweep.cases} == {3}
-
-
-def test_an_override_that_is_not_toml_is_a_string(tmp_path):
-    assert {c.schedule for c, _ in read(tmp_path, "", "schedule=gpipe").cases} == {"afab"}
+    ((case, _),) = read(tmp_path, "\ufeff", "schedule=gpipe").cases  # a byte order mark; no TOML
+    assert (case.schedule, case.device) == ("afab", "cpu")
 
 
 def test_a_case_id_is_stable_and_ignores_how_it_is_measured(tmp_path):
     ids = {c.case_id for c, _ in read(tmp_path, "[grid]\nmeasure.steps = [1, 2]").cases}
     assert ids == {Case().case_id}
-
-
-@pytest.mark.parametrize(
-    ("key", "why"),
-    [
-        ("name", "it names the whole sweep"),
-        ("measure.launches", "all cases have the same number of launches"),
-        ("measure.order_seed", "it sets the order of the cases of a launch"),
-    ],
-)
-@pytest.mark.parametrize("table", ["[grid]", "[[exclude]]"])
-def test_what_concerns_the_whole_sweep_is_no_axis(tmp_path, table, key, why):
-    with pytest.raises(SweepFileError) as caught:
-        read(tmp_path, f"{table}\n{key} = [1, 2]")
-    assert f":2: {table.strip('[]')}.{key}: cannot be an axis: {why}" in str(caught.value)
 
 
 GRID = """\
@@ -165,13 +143,6 @@ def test_a_key_left_at_its_default_is_reported_where_it_is_asked_for(tmp_path):
         read(tmp_path, 'world_size = 8\nschedule = "dualpipev"')
     with pytest.raises(SweepFileError, match=r":3: num_microbatches: .*combination world_size = 8"):
         read(tmp_path, 'schedule = "dualpipev"\n[grid]\nworld_size = [2, 8]')
-
-
-def test_two_spellings_of_one_case_are_refused_with_the_case(tmp_path):
-    with pytest.raises(
-        SweepFileError, match=r"grid: two combinations give the same case, .*= \"cpu\""
-    ):
-        read(tmp_path, '[grid]\ndevice = ["auto", "cpu"]\nseq_len = [8, 9]')
 
 
 def test_emulating_without_times_shows_how_to_give_them(tmp_path):
@@ -353,10 +324,6 @@ def test_a_text_is_long_enough_only_if_its_tokens_are_bytes(tmp_path):
     assert "has 5 bytes" in problem.message
 
 
-def test_a_byte_order_mark_is_no_mistake(tmp_path):
-    assert read(tmp_path, "\ufeffname = 'marked'").name == "marked"
-
-
 def test_exclude_sees_the_device_that_auto_stands_for(tmp_path):
     text = '[grid]\nworld_size = [1, 2]\n[[exclude]]\ndevice = "cpu"\nworld_size = 1'
     assert len(read(tmp_path, text).cases) == 1
@@ -365,18 +332,14 @@ def test_exclude_sees_the_device_that_auto_stands_for(tmp_path):
 @pytest.mark.parametrize(
     "text",
     [
-        f"seq_len = {'9' * 5000}",
         f"seq_len = 0x{'f' * 5000}",
-        f"seq_len = {'[' * 5000}{']' * 5000}",
-        f"[grid.{'.'.join('a' * 3000)}]\nb = 1",
-        f"{'.'.join('a' * 3000)} = 1",
         f'data.source = "text:{"x" * 5000}"',
         'data.source = "text:a\\u0000b"',
         "[grid]\nseq_len = [nan, inf]",
         '"" = 1',
         '[grid]\n"" = [1]',
     ],
-    ids=range(10),
+    ids=range(6),
 )
 def test_monstrous_input_is_refused_in_one_line(tmp_path, text):
     with pytest.raises(SweepFileError) as caught:
@@ -387,31 +350,14 @@ def test_monstrous_input_is_refused_in_one_line(tmp_path, text):
 @pytest.mark.parametrize(
     ("old", "new", "where", "what"),
     [
-        ("steps = 8", "stepz = 8", "10: measure.stepz", 'did you mean "steps"?'),
-        ("[grid]", "[grit]", "12: grit", 'did you mean "grid"?'),
-        ('"1f1b"]', '"1f1v"]', "13: grid.schedule", '"1f1b"? Known: afab, 1f1b, interleaved_1f1b'),
-        ("[1, 2]", "0", "14: grid.world_size", "0 is out of range; must be at least 1"),
-        ("[1, 2]", "[1, -3]", "14: grid.world_size", "-3 is out of range"),
-        ("[1, 2]", '[1, "two"]', "14: grid.world_size", 'an integer, got "two" (a string)'),
-        ("[1, 2]", "[]", "14: grid.world_size", "at least one value"),
-        ("[1, 2]", "[2, 2]", "14: grid.world_size", "listed twice"),
         ("[1, 2]", "[1, 2", "15", "not valid TOML"),
         ("    8,", '    "8",', "17: grid.num_microbatches", 'got "8" (a string)'),
-        ("microbatch_size = 1", 'microbatch_size = "1"', "7: train.microbatch_size", "an integer"),
         ("microbatch_size = 1", "microbatch_size = 1.5", "7: train.microbatch_size", "a float"),
-        ("microbatch_size = 1", "microbatch_size = true", "7: train.microbatch_size", "a boolean"),
-        ("steps = 8", "steps = 8\nsteps = 9", "11", "not valid TOML"),
-        ('"llama-8m"', '"llama-9m"', "4: model.preset", 'did you mean "llama-8m"?'),
-        ('preset = "llama-8m"', 'dtype = "float23"', "4: model.dtype", 'did you mean "float32"?'),
-        ('preset = "llama-8m"', "partition = [3, 6]", "4: model.partition", "sums to 9"),
         ('preset = "llama-8m"', "partition = 3", "4: model.partition", "number of layers"),
-        ('name = "trial"', 'name = "../x"', "1: name", "letters, digits"),
         ('"llama-8m"', '"llama"', "4: model.preset", 'or a hub id "owner/name", a checkpoint'),
-        ('"llama-8m"', '"./none"', "4: model.preset", 'no such folder: "./none"'),
         ('"llama-8m"', '""', "4: model.preset", "unknown preset"),
         ('preset = "llama-8m"', 'partition = "x"', "4: model.partition", '"measured" or the'),
         ('preset = "llama-8m"', 'split = "trace"', "3: model.split_points", "is empty; world_size"),
-        ('preset = "llama-8m"', 'split_points = ["a"]', "4: model.split_points", 'split = "trace"'),
         ('preset = "llama-8m"', 'split_points = "a"', "4: model.split_points", "list of module"),
         ('preset = "llama-8m"', 'split_points = ["a", "a"]', "4: model.split_points", "twice"),
         ('preset = "llama-8m"', 'split = "trace"\nsplit_points = ["a", "b"]',
@@ -420,23 +366,13 @@ def test_monstrous_input_is_refused_in_one_line(tmp_path, text):
          "6: model.partition", "model.split_points decide"),
         ('preset = "llama-8m"', 'weights = "mine"', "4: model.weights", "Known: auto, random"),
         ('preset = "llama-8m"', "trust_remote_code = 1", "4: model.trust_remote_code", "got 1"),
-        ("microbatch_size = 1", 'lr_schedule = "cosine"', "6: train.lr_decay_steps",
-         "0 must be greater than train.lr_warmup_steps 0"),
-        ("microbatch_size = 1", "momentum = 1.0", "7: train.momentum", "must be less than 1"),
         ("microbatch_size = 1", "clip_norm = -1.0", "7: train.clip_norm", "at least 0"),
         ("microbatch_size = 1", 'compile = "yes"', "7: train.compile", "true or false"),
-        ('name = "trial"', 'seq_len = "varying"', "1: seq_len", 'or "variable"; got "varying"'),
         ('name = "trial"', "seq_len = 0", "1: seq_len", "got 0 (an integer)"),
-        ('name = "trial"', 'data.source = "fils:x"', "1: data.source", 'mean "files:PATH"'),
         ('name = "trial"', 'data.source = "files:no"', "1: data.source", "no such file: no"),
         ('name = "trial"', 'data.tokenizer = ""', "1: data.tokenizer", "at least 1 character"),
-        ('name = "trial"', "model = 3", "3", "not valid TOML"),
-        ('name = "trial"', "seq_len = 4096", "1: seq_len", "longer than the 2048 positions"),
-        ('name = "trial"', "[train]\nlearning_rate = nan", "7", "not valid TOML"),
-        ('schedule = "afab"\n', 'scheduel = "afab"\n', "22: exclude.scheduel", "schedule"),
         ('world_size = 1\nschedule = "afab"\n', "", "20: exclude", "every case"),
         ('schedule = "afab"\n', 'schedule = "gpipes"\n', "22: exclude.schedule", "gpipe"),
-        ('schedule = "afab"\n', "[[exclude]]\nworld_size = 2\n", "20: exclude", "nothing to run"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_located_with_what_is_allowed(tmp_path, old, new, where, what):
@@ -446,32 +382,6 @@ def test_a_mistake_is_located_with_what_is_allowed(tmp_path, old, new, where, wh
     message = str(caught.value)
     assert message.startswith(f"{tmp_path / 'sweep.toml'}:{where}: "), message
     assert what in message
-
-
-@pytest.mark.parametrize(
-    ("override", "what"),
-    [
-        ("world_size", "expected KEY=VALUE"),
-        ("wrold_size=2", 'did you mean "world_size"?'),
-        ("world_size=none", '--set: grid.world_size: expected an integer, got "none"'),
-        ("grid.world_size=[0]", "--set: grid.world_size: 0 is out of range"),
-        ("measure.steps=0", "--set: measure.steps: 0 is out of range"),
-    ],
-)
-def test_a_bad_override_is_named(tmp_path, override, what):
-    with pytest.raises(UsageError) as caught:
-        read(tmp_path, VALID, override)
-    assert what in str(caught.value)
-
-
-def test_files_that_are_no_text_are_refused(tmp_path):
-    with pytest.raises(UsageError, match="No such file"):
-        read_sweep(tmp_path / "none.toml", [], "cpu")
-    with pytest.raises(UsageError, match="directory"):
-        read_sweep(tmp_path, [], "cpu")
-    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UsageError, match="not a text file"):
-        read_sweep(tmp_path / "binary", [], "cpu")
 
 
 @pytest.mark.parametrize("kind", ["text", "files"])
@@ -488,11 +398,6 @@ def test_a_grid_that_is_too_large_is_refused_without_expanding_it(tmp_path):
     text = f"[grid]\nnum_microbatches = {axis}\nseq_len = {axis}\nworld_size = {axis}"
     with pytest.raises(SweepFileError, match="63,521,199 cases; at most 100,000"):
         read(tmp_path, text)
-
-
-@pytest.mark.parametrize("path", sorted(SWEEPS.glob("*.toml")), ids=lambda path: path.name)
-def test_the_shipped_sweeps_are_valid(path):
-    assert read_sweep(path, [], "cpu").cases
 
 
 def test_every_case_of_the_demo_means_something_on_two_cores():
@@ -553,7 +458,6 @@ def test_a_program_file_tells_its_stages_and_its_content_is_part_of_the_case(tmp
 @pytest.mark.parametrize(
     ("text", "where", "what"),
     [
-        ("stages_per_rank = 2", "1: stages_per_rank", "1f1b needs exactly 1 stage per rank, got 2"),
         ("stages_per_rank = 0", "1: stages_per_rank", 'expected 1 to 1024 stages, or "auto"'),
         ("stages_per_rank = true", "1: stages_per_rank", "got true"),
         (
@@ -566,28 +470,18 @@ def test_a_program_file_tells_its_stages_and_its_content_is_part_of_the_case(tmp
             "1: num_microbatches",
             "multiple of max(1, num_microbatches // world_size)",
         ),
-        ('schedule = "csv:no.csv"', "1: schedule", "no.csv: cannot be read"),
         ('schedule = "csv:"', "1: schedule", 'unknown schedule "csv:"'),
-        ('device = "emulated"', "1: device", "needs F_ms, I_ms and W_ms; emulated.F_ms is missing"),
-        (EMULATED.replace("2]", "2, 3]"), "5: emulated.W_ms", "3 times for 2 stages"),
         (EMULATED.replace("= 2", "= -2"), "3: emulated.F_ms", "milliseconds, 0 or 0.001 to"),
         (EMULATED.replace("= 2", "= 1e-7"), "3: emulated.F_ms", "0 or 0.001 to"),
         (EMULATED.replace("= 2", "= [2]"), "3: emulated.F_ms", "give one number for all ranks"),
         (EMULATED.replace("= 2", "= []"), "3: emulated.F_ms", "give one number for all ranks"),
         (EMULATED.replace("= 2", "= nan"), "3: emulated.F_ms", "milliseconds, 0 or 0.001 to"),
-        (EMULATED + "jitter = 2.0", "6: emulated.jitter", "at most 1"),
         (EMULATED + "link_ms = [1, 2]", "6: emulated.link_ms", "2 stages have 1 links"),
         ("[emulated]\nlink_ms = 1", "2: emulated.link_ms", 'only with device = "emu'),
         (EMULATED.replace("emulated", "cpu", 1), "3: emulated.F_ms", 'only with device = "emu'),
-        (EMULATED + "[measure]\nverify = true", "7: measure.verify", "nothing is computed"),
         ("seq_len = 'variable'\n" + EMULATED, "1: seq_len", "no data is read"),
         (EMULATED + "[model]\npartition = 'measured'", "7: model.partition", "no time of their"),
         ("[transfer]\npolicy = 'late'", "2: transfer.policy", "just_in_time"),
-        (
-            "[transfer]\npolicy = 'just_in_time'\nlook_ahead = 3",
-            "3: transfer.look_ahead",
-            'only with transfer.policy = "early"',
-        ),
         (
             "world_size = 2\nstages_per_rank = 2\nschedule = 'zbv'\n[model]\npartition = [4, 4]",
             "5: model.partition",
@@ -601,15 +495,6 @@ def test_what_no_schedule_or_emulation_can_do_is_located(tmp_path, text, where, 
     message = str(caught.value)
     assert message.startswith(f"{tmp_path / 'sweep.toml'}:{where}: "), message
     assert what in message
-
-
-def test_an_illegal_program_file_is_shown_with_the_place_marked(tmp_path):
-    file = tmp_path / "program.csv"
-    file.write_text("0F0,0B0\n1B0,1F0\n")
-    with pytest.raises(SweepFileError) as caught:
-        read(tmp_path, f'schedule = "csv:{file}"\nnum_microbatches = 1')
-    assert "rank 1, position 0, 1B0: can never start" in str(caught.value)
-    assert "[1B0]" in str(caught.value)
 
 
 def test_a_broken_program_file_beside_a_good_schedule_is_to_be_mended(tmp_path):
@@ -643,13 +528,6 @@ def test_a_program_file_whose_own_transfers_could_hang_is_refused(tmp_path):
     assert only_case(read(tmp_path, text)).program_digest
     with pytest.raises(SweepFileError, match=r"transfer\.policy: .*has its own transfers"):
         read(tmp_path, text + '\ntransfer.policy = "just_in_time"')
-
-
-def test_a_rank_without_a_stage_is_refused(tmp_path):
-    file = tmp_path / "program.csv"
-    file.write_text("0F0,0B0\n,\n1F0,1B0\n")
-    with pytest.raises(SweepFileError, match="rank 1 has no actions; every rank needs a stage"):
-        read(tmp_path, f'schedule = "csv:{file}"\nnum_microbatches = 1\nworld_size = 3')
 
 
 def test_a_program_file_that_changes_under_a_sweep_is_noticed(tmp_path):

@@ -25,7 +25,6 @@ schedule = "afab"
 where = { ranks = 4 }
 set = { seq_len = 64 }
 """
-RANKS = pd.DataFrame({"world_size": [1]})
 
 
 def cases(tmp_path, text, *overrides):

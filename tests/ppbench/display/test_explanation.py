@@ -12,9 +12,6 @@ from ppbench.display.explanation import OF_REPLICAS, PART_NAMES, explain, headli
 MS = 1_000_000
 
 
-NO_COLLECTIVES = pd.DataFrame()
-
-
 def run_with(op_costs_ms=None, **parts):
     """A run of 1F1B, 4 ranks and 8 microbatches, with these parts of its bubble."""
     costs = op_costs_ms or {"F": [10] * 4, "B": [20] * 4}
@@ -106,7 +103,7 @@ def test_the_prediction_is_told_with_its_residual():
 
 
 def test_what_if_is_modelled_from_the_same_costs():
-    (sentence,) = what_if(run_with(SLOW_STAGE, structure=0.2), edges_with(0, 0, 0), NO_COLLECTIVES)
+    (sentence,) = what_if(run_with(SLOW_STAGE, structure=0.2), edges_with(0, 0, 0), pd.DataFrame())
     # 420 ms with the slow stage, 11 x 33.75 with its work spread evenly.
     assert sentence.startswith(
         "What if, with a modelled step of 420.0 ms now: perfect balance 371.2 ms (-11.6%);"

@@ -226,20 +226,16 @@ def places(tmp_path_factory):
 COMMANDS = [
     *(("axes", words) for words in (
         "ls",
-        "ls --columns run_id,schedule,ranks,error --sort -ranks",
         "show last",
         "query 'SELECT run_id, error, tokens_per_s FROM runs'",
         "sweep many.toml --dry-run",
     )),
     *(("swept", words) for words in (
         "show 20260102", "explain 20261122T222659",
-        "query 'SELECT * FROM ranks'", "compact",
-        "compare 20261122T222659 20261122T222659",
     )),
     ("tracked", "compare HEAD~1 HEAD"),
     ("history", "history --no-page --all --dirty"),
     ("bisected", "bisect main~6 main sweep.toml --only schedule=1f1b"),
-    ("bisected", "backfill main~6.. sweep.toml --dry-run"),
     ("traces", "import rank0.json rank1.json --name mine --tokens-per-step 1000"),
     ("empty", "schedules list"),
     ("empty", "simulate --schedule zbv -p 4 -m 8"),

@@ -12,7 +12,6 @@ from engine.model.descriptions import FlopFacts
 from engine.plan.action import Op
 from engine.plan.spans import COLUMNS, Lane, Span
 from ppbench.analysis.mfu import Peak
-from ppbench.cautions import Caution
 from ppbench.config.case import Case, Measure
 from ppbench.config.programs import durations_of, program_of, simulated
 from ppbench.display.explanation import parts_of
@@ -21,6 +20,7 @@ from ppbench.explanation import explanation_of
 from ppbench.report.charts.memory import memory_over_time
 from ppbench.run.job import Attempt, Job, PlannedRun
 from ppbench.run.machine.placement import Place
+from ppbench.run.machine.telemetry import Summary
 from ppbench.run.records import CaseResult, RankResult, _finished, rows_of, write_result
 from ppbench.store import Store
 
@@ -245,29 +245,25 @@ def test_idle_time_of_ranks_that_share_a_gpu_is_not_explained(tmp_path):
         explanation_of(stored_on_gpus(tmp_path, "a", "a"), "a")
 
 
-def test_sixteen_ranks_on_two_machines_of_eight_gpus_carry_no_caution_of_place():
-    assert cautions_of_places([Place(f"m{r // 8}", 8, f"{r}") for r in range(16)], "cuda") == []
-    assert cautions_of_places([Place("m", 8, f"{r % 8}") for r in range(16)], "cuda") == [
-        Caution.time_sliced
-    ]
+@pytest.mark.parametrize(("num_cores", "is_oversubscribed"), [(2, True), (4, False)])
+def test_ranks_with_too_few_cores_carry_a_caution(tmp_path, num_cores, is_oversubscribed):
+    crowded = dataclasses.replace(two_ranks((0, 0)), places=(Place("m", num_cores),) * 2)
+    run = write_two_ranks(tmp_path, crowded, launch_threads_per_rank=2)
+    assert ("oversubscribed" in run["cautions"]) == is_oversubscribed
 
 
-def test_ranks_on_cores_are_counted_on_each_machine():
-    assert cautions_of_places([Place(f"m{r // 2}", 2) for r in range(4)], "cpu") == []
-    assert cautions_of_places([Place("m", 2) for _ in range(4)], "cpu") == [Caution.oversubscribed]
-
-
-def cautions_of_places(places, device):
-    case = Case(world_size=len(places), device=device)
-    item = PlannedRun(case, Measure(), 0, "key")
-    one = RankResult({}, {}, [1.0] * 99, [1] * 99)
-    measured = CaseResult([one] * len(places), {}, [], places=tuple(places))
-    finished = _finished(item, measured, program_of(case))
-    holds = {
-        Caution.oversubscribed: finished.is_oversubscribed,
-        Caution.time_sliced: finished.is_time_sliced,
-    }
-    return [caution for caution, is_true in holds.items() if is_true]
+@pytest.mark.parametrize(
+    ("caution", "figures"),
+    [
+        ("busy_machine", {"other_load_cores": 2.0, "watched_cores": 4}),
+        ("throttled", {"cpu_throttled_fraction": 0.5}),
+    ],
+)
+def test_what_held_up_one_rank_is_a_caution(tmp_path, caution, figures):
+    result = two_ranks((0, 0))
+    assert caution not in write_two_ranks(tmp_path, result)["cautions"]
+    result.ranks[1] = dataclasses.replace(result.ranks[1], summary=Summary(**figures))
+    assert caution in write_two_ranks(tmp_path, result)["cautions"]
 
 
 def test_the_variables_and_the_precision_are_in_the_row(tmp_path, monkeypatch):

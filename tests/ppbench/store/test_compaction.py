@@ -113,7 +113,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize(
     "num_steps",
-    [n if n % 3 == 1 else pytest.param(n, marks=pytest.mark.thorough) for n in range(12)],
+    [n if n % 4 == 1 else pytest.param(n, marks=pytest.mark.thorough) for n in range(12)],
 )
 def test_stopped_between_any_two_changes_of_the_folder_every_run_is_there_once(
     tmp_path, monkeypatch, num_steps

@@ -81,13 +81,6 @@ def test_the_results_readme_documents_every_column():
     assert columns_as_markdown() in (ROOT / "results" / "README.md").read_text()
 
 
-def test_a_run_exists_only_once_its_last_file_does(tmp_path):
-    store = Store(tmp_path)
-    write(store, "a")
-    (tmp_path / "runs" / "a.parquet").unlink()
-    assert store.runs().empty
-
-
 def test_nothing_is_left_beside_the_files(tmp_path):
     write(Store(tmp_path), "a")
     assert sorted(p.name for p in tmp_path.rglob("*.*")) == ["a.parquet"] * len(TABLES)
@@ -97,6 +90,7 @@ def test_a_run_that_was_killed_while_it_was_stored_leaves_no_figures_to_its_fail
     store = Store(tmp_path)
     write(store, "a")
     (tmp_path / "runs" / "a.parquet").unlink()
+    assert store.runs().empty  # a run exists only once its last file does
     store.write_run({"run_id": "a", "status": "interrupted"}, {"spans": pd.DataFrame()})
     assert list(store.runs()["status"]) == ["interrupted"]
     assert all(store.table(name, ["a"]).empty for name in TABLES if name != "runs")

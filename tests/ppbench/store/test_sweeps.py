@@ -12,7 +12,7 @@ import ppbench
 from ppbench.config.case import Case
 from ppbench.errors import UsageError
 from ppbench.store import Store, write_sweep_note
-from ppbench.store.sweeps import SWEEPS, find_sweep_note
+from ppbench.store.sweeps import SWEEPS, newest_sweep_note
 
 LATER = "20990101T000000000-abcdef"
 OTHER = replace(Case(), seq_len=64)
@@ -68,7 +68,7 @@ def test_what_another_sweep_began_and_did_not_end_is_no_run_of_it(store):
 def test_a_sweep_has_one_note_the_newest(store):
     for begun in (LATER, "20990101T000000001-abcdef"):
         write_sweep_note(store.folder, "long", begun, "abc", begun)
-    assert find_sweep_note(store.folder, "long").command == "20990101T000000001-abcdef"
+    assert newest_sweep_note(store.folder, "long").command == "20990101T000000001-abcdef"
     assert len(list((store.folder / SWEEPS).iterdir())) == 1
 
 

@@ -54,11 +54,36 @@ def visible(gpus: Sequence[Device], setting: str | None) -> list[Device]:
     their beginnings, of GPUs or of their parts; the first that is wrong hides those after it, and
     one that occurs twice hides all. Of parts, CUDA shows one process the first only.
     """
+    chosen: list[Device] = []
     if setting is None:
-        return _as_shown(list(gpus))
-    if setting.startswith((SLICE, WHOLE)):
-        return _as_shown(_named(gpus, setting))
-    return _as_shown(_numbered(gpus, setting))
+        chosen = list(gpus)
+    elif setting.startswith((SLICE, WHOLE)):
+        prefix = SLICE if setting.startswith(SLICE) else WHOLE
+        known = gpus if prefix == WHOLE else [part for gpu in gpus for part in gpu.slices]
+        names = setting.split(",")
+        names = list(itertools.takewhile(lambda name: name.startswith(prefix), names))
+        for name in names:
+            matching = [device for device in known if device.uuid.startswith(name)]
+            if len(matching) != 1:
+                break
+            chosen += matching
+        if len(set(names)) < len(names) or len(set(chosen)) < len(chosen):
+            return []
+    else:
+        numbers: list[int] = []
+        for text in setting.split(","):
+            match = re.match(r"[+-]?\d+", text.strip())
+            number = -1 if match is None else int(match[0])
+            if number in numbers:
+                return []
+            if number < 0:
+                break
+            numbers.append(number)
+        there = itertools.takewhile(lambda number: number < len(gpus), numbers)
+        chosen = [gpus[number] for number in there]
+    # GPUs that are divided are replaced by their parts; of all parts, the first alone is kept.
+    parts = [part for device in chosen for part in ([device] if device.is_slice else device.slices)]
+    return parts[:1] if parts else chosen
 
 
 def find(gpus: Sequence[Device], uuid: str) -> Device | None:
@@ -70,47 +95,8 @@ def find(gpus: Sequence[Device], uuid: str) -> Device | None:
 
 def find_reading(readings: Sequence[GpuReading], uuid: str) -> GpuReading | None:
     """Return the reading of the device with a UUID, however it is written."""
-    return next((one for one in readings if _bare(one.uuid) == _bare(uuid)), None)
+    return next((reading for reading in readings if _bare(reading.uuid) == _bare(uuid)), None)
 
 
 def _bare(uuid: str) -> str:
     return uuid.removeprefix(SLICE).removeprefix(WHOLE).lower()
-
-
-def _as_shown(chosen: Sequence[Device]) -> list[Device]:
-    """Replace GPUs that are divided by their parts; of all parts, keep the first alone."""
-    parts = [part for device in chosen for part in ([device] if device.is_slice else device.slices)]
-    return parts[:1] if parts else list(chosen)
-
-
-def _numbered(gpus: Sequence[Device], setting: str) -> list[Device]:
-    numbers: list[int] = []
-    for text in setting.split(","):
-        match = re.match(r"[+-]?\d+", text.strip())
-        number = -1 if match is None else int(match[0])
-        if number in numbers:
-            return []
-        if number < 0:
-            break
-        numbers.append(number)
-    there = itertools.takewhile(lambda number: number < len(gpus), numbers)
-    return [gpus[number] for number in there]
-
-
-def _named(gpus: Sequence[Device], setting: str) -> list[Device]:
-    """Return the devices whose UUIDs begin so, each of which must be the only one."""
-    prefix = SLICE if setting.startswith(SLICE) else WHOLE
-    known = gpus if prefix == WHOLE else [part for gpu in gpus for part in gpu.slices]
-    names = setting.split(",")
-    names = list(itertools.takewhile(lambda name: name.startswith(prefix), names))
-    if len(set(names)) < len(names):
-        return []
-    chosen: list[Device] = []
-    for name in names:
-        matching = [device for device in known if device.uuid.startswith(name)]
-        if len(matching) != 1:
-            break
-        if matching[0] in chosen:
-            return []
-        chosen += matching
-    return chosen

@@ -7,6 +7,7 @@ Accelerators of other vendors have the figures of torch alone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -112,7 +113,10 @@ class NvidiaGpus:
             uuid = _text(nvml.nvmlDeviceGetUUID(handle))
         except nvml.NVMLError:
             return Device(f"broken {index}")
-        pci = self._address(handle)
+        pci = ""
+        with contextlib.suppress(nvml.NVMLError):  # as /sys writes it: NVML's domain is longer
+            address = nvml.nvmlDeviceGetPciInfo(handle)
+            pci = f"{address.domain:04x}:{address.bus:02x}:{address.device:02x}.0"
         slices = tuple(self._described(part, pci, uuid) for part in self._slices(handle))
         whole = self._described(handle, pci)
         return Device(uuid, whole.name, whole.memory_bytes, pci, slices)
@@ -142,19 +146,23 @@ class NvidiaGpus:
         memory = self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total)
         return Device(uuid, name, memory, pci, parent=parent)
 
-    def _address(self, handle: object) -> str:
-        """Return the address as /sys writes it: NVML has more digits for the domain."""
-        try:
-            found = self._nvml.nvmlDeviceGetPciInfo(handle)
-        except self._nvml.NVMLError:
-            return ""
-        return f"{found.domain:04x}:{found.bus:02x}:{found.device:02x}.0"
-
     def _read(self, device: Device) -> GpuReading:
         nvml, ask = self._nvml, self._ask
         own = self._handles[device.uuid]
         sensors = self._handles[device.parent] if device.is_slice else own
-        power, energy, percent = (None,) * 3 if device.is_slice else self._of_whole(own)
+        power = energy = percent = None  # in mW, mJ and percent, of whole GPUs
+        if not device.is_slice:
+            with contextlib.suppress(nvml.NVMLError, ValueError):
+                fields = nvml.nvmlDeviceGetFieldValues(own, [POWER_FIELD, ENERGY_FIELD])
+                power, energy = (
+                    int(getattr(field.value, kind)) if field.nvmlReturn == 0 else None
+                    for field, kind in zip(fields, ("uiVal", "ullVal"), strict=True)
+                )
+            if power is None:
+                power = ask(lambda: nvml.nvmlDeviceGetPowerUsage(own))
+            if energy is None:
+                energy = ask(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(own))
+            percent = ask(lambda: nvml.nvmlDeviceGetUtilizationRates(own).gpu)
         # The older of two names: drivers before 535 have no other, and newer ones keep it.
         reasons = ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(sensors))
         return GpuReading(
@@ -168,26 +176,6 @@ class NvidiaGpus:
             memory_used_bytes=ask(lambda: nvml.nvmlDeviceGetMemoryInfo(own).used),
             uuid=device.uuid,
             note=OF_A_SLICE if device.is_slice else "",
-        )
-
-    def _of_whole(self, handle: object) -> tuple[int | None, int | None, int | None]:
-        """Power in mW, energy in mJ and utilisation in percent: the first two by one call."""
-        nvml, ask = self._nvml, self._ask
-        power, energy = self._fields(handle)
-        if power is None:
-            power = ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
-        if energy is None:
-            energy = ask(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
-        return power, energy, ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-
-    def _fields(self, handle: object) -> tuple[int | None, int | None]:
-        try:
-            power, energy = self._nvml.nvmlDeviceGetFieldValues(handle, [POWER_FIELD, ENERGY_FIELD])
-        except (self._nvml.NVMLError, ValueError):
-            return None, None
-        return (
-            int(power.value.uiVal) if power.nvmlReturn == 0 else None,
-            int(energy.value.ullVal) if energy.nvmlReturn == 0 else None,
         )
 
     def _ask(self, query: Callable[[], int]) -> int | None:

@@ -1,17 +1,20 @@
 """Failures become rows: stages that misbehave in one rank, sweeps that are stopped or meet."""
 
 import contextlib
+import functools
+import itertools
 import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from command import ppbench as ppbench_within
+from command import words_of
 
 from engine.flight import read_record
 from ppbench.run.job import noted_node_folders, read_job
@@ -38,60 +41,36 @@ steps = 3
 [grid]
 """
 FAULTS = {  # status, rank, what its row says
-    "raises": ("error", 1, "RuntimeError: not today"),
-    "allocates_too_much": ("oom", 1, "t allocate memory"),
     "fills_its_cgroup": ("oom", 1, "rank 1 was killed by the kernel, which had run out of memory"),
     "segfaults": ("crash", 1, "rank 1 crashed: Fatal Python error: Segmentation fault (SIGSEGV)"),
-    "leaves": ("crash", 1, "rank 1 exited with code 0"),
     "floods": ("error", 1, "characters left out; the whole is in results/launches/"),
-    "blames_another": ("crash", 1, "rank 1 was killed by SIGKILL"),
-    "exits": ("error", 1, "SystemExit: 0"),
-    "is_killed": ("crash", 1, "rank 1 was killed by SIGKILL"),
     "stops": ("timeout", 1, "rank 1 is stopped (SIGSTOP or a debugger) in 1F2 of step 1"),
-    "sleeps": ("timeout", 1, "rank 1 is in the work of 1F2 of step 1"),
     "drops": ("timeout", 1, "the message of 1SEND_B2 was lost or never sent"),
-    "creeps": ("timeout", None, "no rank is seen to hang"),
     "unbuildable": ("invalid", 1, "no weights today"),
     "kills_an_idle_rank": ("crash", 1, "rank 1 was killed by SIGKILL"),
 }
-ONE_OF_A_KIND = (
-    "fills_its_cgroup", "segfaults", "floods", "stops", "drops", "unbuildable",
-    "kills_an_idle_rank",
-)  # fmt: skip
-"""A fault for each way in which one is found; the others are for `--thorough`.
+"""A fault for each way in which one is found.
 
-What is made of exceptions and exit codes is in `test_errors.py`, too.
+What is made of exceptions and exit codes is in `test_errors.py`.
 """
-HANGS = ("stops", "sleeps", "drops", "creeps")
-ELSEWHERE = ("unbuildable", "creeps", "drops", "kills_an_idle_rank")
-IN_A_STEP = [name for name in FAULTS if name not in ELSEWHERE]
+HANGS = ("stops", "drops", "sleeps")
+IN_A_STEP = ("fills_its_cgroup", "segfaults", "floods", "stops")
 """In 1F2 of step 1."""
 
 
-def params(names):
-    marks = {True: (), False: (pytest.mark.thorough,)}
-    return [pytest.param(name, marks=marks[name in ONE_OF_A_KIND]) for name in names]
+ppbench = functools.partial(ppbench_within, patience_s=PATIENCE_S)
 
 
-def command(*arguments):
-    return [sys.executable, "-c", "from ppbench.cli import main; main()", *arguments]
-
-
-def ppbench(*arguments, folder, **environment):
-    return subprocess.run(
-        command(*arguments), cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S,
-        check=False, env={**os.environ, **environment},
-    )  # fmt: skip
-
-
-def write_sweep(folder, grid, measure="", excluded=()):
-    """A sweep file, and the models beside it, where workers find them."""
+def write_sweep(folder, cases, measure=""):
+    """A sweep file of these cases, and the models beside it, where workers find them."""
     shutil.copy(HERE / "faulty.py", folder)
+    grid = {key: list(dict.fromkeys(case[key] for case in cases)) for key in cases[0]}
     text = SWEEP.format(measure=measure)
-    text += "\n".join(f'"{key}" = {json.dumps(values)}' for key, values in grid.items())
-    for settings in excluded:
-        text += "\n[[exclude]]\n"
-        text += "\n".join(f'"{key}" = {json.dumps(value)}' for key, value in settings.items())
+    text += "".join(f'"{key}" = {json.dumps(values)}\n' for key, values in grid.items())
+    for values in itertools.product(*grid.values()):
+        if dict(zip(grid, values, strict=True)) not in cases:
+            lines = (f'"{key}" = {json.dumps(v)}' for key, v in zip(grid, values, strict=True))
+            text += "\n".join(["[[exclude]]", *lines, ""])
     (folder / "faulty.toml").write_text(text)
 
 
@@ -102,72 +81,54 @@ def names_of(runs):
 @contextlib.contextmanager
 def limited_memory(num_bytes):
     """A control group's file of processes, None where none can be made here."""
-    name = f"ppbench-test-{os.getpid()}"
-    kinds = (("memory", "memory.limit_in_bytes"), ("", "memory.max"))
-    for base, limit in kinds:
-        group = Path("/sys/fs/cgroup", base, name)
+    for base, limit in (("memory", "memory.limit_in_bytes"), ("", "memory.max")):
+        group = Path("/sys/fs/cgroup", base, f"ppbench-test-{os.getpid()}")
         try:
             if not (group.parent / "cgroup.procs").exists():
                 continue
             group.mkdir()
+            (group / limit).write_text(str(num_bytes))
         except OSError:
             continue
-        try:
-            (group / limit).write_text(str(num_bytes))
-            yield group / "cgroup.procs"
-        except OSError:
-            yield None
-        finally:
-            remove_group(group)
+        yield group / "cgroup.procs"
+        until = time.monotonic() + 10
+        while group.exists() and time.monotonic() < until:
+            with contextlib.suppress(OSError):  # its processes are gone, or about to be
+                group.rmdir()
+            time.sleep(0.1)
         return
     yield None
 
 
-def remove_group(group):
-    """Its processes are gone, or about to be."""
-    until = time.monotonic() + 10
-    while time.monotonic() < until:
-        with contextlib.suppress(OSError):
-            group.rmdir()
-            return
-        time.sleep(0.1)
-
-
 @pytest.fixture(scope="module")
-def failed(tmp_path_factory, is_thorough):
+def failed(tmp_path_factory):
     """A folder where a sweep of the faults has been run, and what it printed."""
     folder = tmp_path_factory.mktemp("failed")
-    wanted = FAULTS if is_thorough else ONE_OF_A_KIND
     with limited_memory(2**26) as procs:
-        faults = [name for name in wanted if procs is not None or name != "fills_its_cgroup"]
-        lone = ("kills_an_idle_rank", "sound")
-        excluded = [
-            {"model.preset": f"faulty:{name}", "world_size": 1}
-            for name in faults
-            if name not in lone
-        ]
-        excluded += [{"model.preset": "faulty:kills_an_idle_rank", "world_size": 2}]
-        excluded += [
+        cases = [
             {
+                "runtime": runtime,
                 "model.preset": f"faulty:{name}",
-                "measure.timeout_s": 300 if name in HANGS else TIMEOUT_S,
+                "world_size": world_size,
+                "measure.timeout_s": TIMEOUT_S if name in HANGS else 300,
             }
-            for name in [*faults, "sound"]
+            for runtime, name, world_size in [
+                *(("engine", name, 1 if name == "kills_an_idle_rank" else 2) for name in FAULTS),
+                *(("engine", "sound", world_size) for world_size in (1, 2)),
+                ("torch", "stops", 2),
+                ("single", "sleeps", 1),
+            ]
+            if procs is not None or name != "fills_its_cgroup"
         ]
-        grid = {
-            "model.preset": [f"faulty:{name}" for name in [*faults, "sound"]],
-            "world_size": [1, 2],
-            "measure.timeout_s": [TIMEOUT_S, 300],
-        }
-        write_sweep(folder, grid, excluded=excluded)
-        more = () if is_thorough else ("--no-report",)
+        write_sweep(folder, cases)
         cgroup = f"{procs}:{2**28}"
-        done = ppbench("sweep", "faulty.toml", *more, folder=folder, FAULTY_CGROUP=cgroup)
+        done = ppbench("sweep", "faulty.toml", "--no-report", folder=folder, FAULTY_CGROUP=cgroup)
     return folder, done
 
 
-def run_of(failed, name):
+def run_of(failed, name, runtime="engine"):
     runs = Store(failed[0] / "results").runs()
+    runs = runs[runs["runtime"] == runtime]
     if name not in set(names_of(runs)):
         pytest.skip("no control group with a limit can be made here")
     (run,) = [run for _, run in runs[names_of(runs) == name].iterrows()]
@@ -184,25 +145,27 @@ def test_a_sweep_of_failures_comes_to_its_end_and_its_sound_cases_are_ok(failed)
     assert set(runs["attempt"]) == {1}
 
 
-@pytest.mark.parametrize("name", params(FAULTS))
+@pytest.mark.parametrize("name", FAULTS)
 def test_a_failure_is_a_row_that_names_the_rank_and_the_cause(failed, name):
     status, rank, words = FAULTS[name]
     run = run_of(failed, name)
-    assert (run["status"], run["error_rank"] if rank is not None else None) == (status, rank), run[
-        "error"
-    ]
+    assert (run["status"], run["error_rank"]) == (status, rank), run["error"]
     assert words in run["error"]
 
 
-@pytest.mark.parametrize("name", params(IN_A_STEP))
-def test_it_tells_what_every_rank_did_last(failed, name):
+@pytest.mark.parametrize("name", IN_A_STEP)
+def test_it_tells_what_every_rank_did_last_and_had_finished(failed, name):
     run = run_of(failed, name)
     flight = Store(failed[0] / "results").table("flight", [run["run_id"]])
     assert list(flight["rank"]) == [0, 1]
     assert json.loads(run["last_actions"])[1] == "1F2"
     assert list(flight["action"]) == json.loads(run["last_actions"])
     assert list(flight["step"]) == [1, 1]
-    assert flight["process"][1] == {"stops": "stopped", "sleeps": "alive"}.get(name, "dead")
+    assert flight["process"][1] == ("stopped" if name == "stops" else "dead")
+    spans = Store(failed[0] / "results").table("spans", [run["run_id"]])
+    done = spans[(spans["rank"] == 0) & (spans["op"] == "F")]
+    assert {(0, 3), (1, 0)} <= set(zip(done["step"], done["microbatch"], strict=True))
+    assert (spans["end_ns"] >= spans["start_ns"]).all()
 
 
 def test_of_a_message_that_is_never_sent_it_tells_who_waits_for_which(failed):
@@ -219,16 +182,7 @@ def test_a_rank_that_has_no_part_in_the_case_ends_it_too(failed):
     assert len(json.loads(run["last_actions"])) == run["world_size"] == 1
 
 
-@pytest.mark.parametrize("name", params([*IN_A_STEP, "drops"]))
-def test_what_its_ranks_had_finished_is_kept(failed, name):
-    run = run_of(failed, name)
-    spans = Store(failed[0] / "results").table("spans", [run["run_id"]])
-    done = spans[(spans["rank"] == 0) & (spans["op"] == "F")]
-    assert {(0, 3), (1, 0)} <= set(zip(done["step"], done["microbatch"], strict=True))
-    assert (spans["end_ns"] >= spans["start_ns"]).all()
-
-
-@pytest.mark.parametrize("name", params(HANGS))
+@pytest.mark.parametrize("name", ["stops", "drops"])
 def test_a_hang_ends_soon_after_the_time_that_it_has(failed, name):
     """A bound on hangs, not a measurement."""
     run = run_of(failed, name)
@@ -237,48 +191,21 @@ def test_a_hang_ends_soon_after_the_time_that_it_has(failed, name):
     assert TIMEOUT_S <= took_s < TIMEOUT_S + 60
 
 
-HANGS_ELSEWHERE = {
-    "torch": ("stops", "rank 1 is stopped (SIGSTOP or a debugger) in 1F2 of step 1", 1),
-    "torch, at work": ("sleeps", "rank 1 is in the work of 1F2 of step 1", 1),
-    "single": ("sleeps", "rank 0 is in the work of 0F2 of step 1", 0),
-}
-
-
-@pytest.fixture(scope="module")
-def hung(tmp_path_factory, is_thorough):
-    """A sweep of hangs on other runtimes than the engine."""
-    folder = tmp_path_factory.mktemp("hung")
-    excluded = [
-        {"runtime": "torch", "world_size": 1},
-        {"runtime": "single", "world_size": 2},
-        {"runtime": "single", "model.preset": "faulty:stops"},
-    ]
-    if not is_thorough:
-        excluded += [{"runtime": "torch", "model.preset": "faulty:sleeps"}]
-    grid = {
-        "runtime": ["torch", "single"],
-        "model.preset": ["faulty:stops", "faulty:sleeps"],
-        "world_size": [1, 2],
-    }
-    write_sweep(folder, grid, f"timeout_s = {TIMEOUT_S}", excluded)
-    return folder, ppbench("sweep", "faulty.toml", "--no-report", folder=folder)
-
-
 @pytest.mark.parametrize(
-    "where", ["torch", pytest.param("torch, at work", marks=pytest.mark.thorough), "single"]
+    ("runtime", "name", "rank", "words"),
+    [
+        ("torch", "stops", 1, "rank 1 is stopped (SIGSTOP or a debugger) in 1F2 of step 1"),
+        ("single", "sleeps", 0, "rank 0 is in the work of 0F2 of step 1"),
+    ],
 )
-def test_of_a_hang_on_another_runtime_the_computation_is_named_too(hung, where):
-    folder, done = hung
-    assert done.returncode == 4, done.stderr
-    name, words, rank = HANGS_ELSEWHERE[where]
-    runs = Store(folder / "results").runs()
-    is_it = (runs["runtime"] == where.partition(",")[0]) & (names_of(runs) == name)
-    (run,) = runs[is_it].to_dict("records")
+def test_of_a_hang_on_another_runtime_the_computation_is_named_too(
+    failed, runtime, name, rank, words
+):
+    run = run_of(failed, name, runtime)
     assert (run["status"], run["error_rank"]) == ("timeout", rank), run["error"]
     assert words in run["error"]
-    last = words.partition(" of step")[0].split()[-1]
-    assert json.loads(run["last_actions"])[rank] == last
-    if where == "torch":  # the other waits for what it cannot have
+    assert json.loads(run["last_actions"])[rank] == f"{rank}F2"
+    if name == "stops":  # the other waits for what it cannot have
         assert "rank 0 waits in 0B2 of step 1 for 1B2 of rank 1" in run["error"]
 
 
@@ -300,8 +227,8 @@ def ended_s(folder, run_id):
 def mendable(tmp_path):
     """A folder with a sweep of which two cases fail, one of them but once."""
     names = ["once", "sound", "broken"]
-    grid = {"model.preset": [f"faulty:{name}" for name in names], "world_size": [1]}
-    write_sweep(tmp_path, grid, measure="retry = 1")
+    cases = [{"model.preset": f"faulty:{name}", "world_size": 1} for name in names]
+    write_sweep(tmp_path, cases, measure="retry = 1")
     return tmp_path
 
 
@@ -339,7 +266,7 @@ def sweep_in_long_case(folder, *arguments):
     """A running sweep, in the middle of its longest case, and its launch."""
     before = set((folder / "results" / "launches").glob("*"))
     with subprocess.Popen(
-        command("sweep", *arguments), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        words_of("sweep", *arguments), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True,
     ) as process:  # fmt: skip
         deadline = time.monotonic() + PATIENCE_S
@@ -403,8 +330,6 @@ def write_emulated(folder, name, times):
 
 def test_a_rerun_that_is_stopped_goes_on_where_it_was(tmp_path, is_thorough):
     file = write_emulated(tmp_path, "times", [1, 2, LONG_MS])
-    done = ppbench("sweep", file, "--no-report", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
     signals = (signal.SIGINT, signal.SIGTERM) if is_thorough else (signal.SIGTERM,)
     for number in signals:
         with sweep_in_long_case(tmp_path, file, "--rerun") as (process, launch):
@@ -420,9 +345,9 @@ def test_a_rerun_that_is_stopped_goes_on_where_it_was(tmp_path, is_thorough):
     runs = Store(tmp_path / "results").runs()
     of = {ms: list(some["status"]) for ms, some in runs.groupby("emulated_F_ms")}
     assert of == {
-        "[1.0]": ["ok", "ok"],
-        "[2.0]": ["ok", "ok"],
-        f"[{LONG_MS}.0]": ["ok", *["interrupted"] * len(signals), "ok"],
+        "[1.0]": ["ok"],
+        "[2.0]": ["ok"],
+        f"[{LONG_MS}.0]": [*["interrupted"] * len(signals), "ok"],
     }
     stopped = runs[runs["status"] == "interrupted"]
     assert set(stopped["last_actions"]) <= {'["0F0"]', '["0F1"]'}
@@ -433,7 +358,7 @@ def test_sweeps_that_meet_in_one_store_take_turns_and_repeat_nothing(tmp_path):
     other = write_emulated(tmp_path, "other", [4, 5])
     started = [
         subprocess.Popen(
-            command("sweep", file, "--no-report"), cwd=tmp_path, stdout=subprocess.DEVNULL,
+            words_of("sweep", file, "--no-report"), cwd=tmp_path, stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE, text=True,
         )
         for file in (one, one, other)

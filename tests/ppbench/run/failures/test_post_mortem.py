@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from engine.plan.action import COMPUTE_OPS, SEND_OPS, Action, Op, parse_action
+from engine.plan.collectives import DataParallel, add_collectives
 from engine.plan.lower import counterpart, edge_of, incoming, lower
 from engine.plan.program import Program, loop_placement
 from engine.plan.schedules.registry import SCHEDULES, build_program
@@ -191,162 +192,165 @@ def judged(*seen, lowered=None):
     return post_mortem(seen, lowered or one_f_one_b(), AT_NS)
 
 
-def test_a_stopped_rank_is_told_with_those_that_wait_for_it():
-    diagnosis = judged(
-        in_step(0, "0B2", waits=True, since_s=9.5),
-        in_step(1, "1F2", since_s=9.8, process="stopped"),
-    )
-    assert diagnosis.rank == 1
-    assert diagnosis.verdict == (
-        "rank 1 is stopped (SIGSTOP or a debugger) in 1F2 of step 4, since 9.8 s; "
-        "rank 0 waits for it"
-    )
-    assert [one.account for one in diagnosis.ranks] == [
-        "rank 0 waits in 0B2 of step 4 for 1B2 of rank 1, since 9.5 s",
-        "rank 1 is stopped (SIGSTOP or a debugger) in 1F2 of step 4, since 9.8 s",
-    ]
+STOPPED, DEAD = {"process": "stopped"}, {"process": "dead"}
+THREE, FOUR = one_f_one_b(3), one_f_one_b(4)
+CROSSED = Program(
+    "hangs",
+    loop_placement(2),
+    2,
+    tuple(
+        tuple(map(parse_action, row.split()))
+        for row in (
+            "0F0 0SEND_F0 0RECV_B0 0B0 0F1 0SEND_F1 0RECV_B1 0B1",
+            "1RECV_F0 1RECV_F1 1F0 1F1 1B0 1SEND_B0 1B1 1SEND_B1",
+        )
+    ),
+)
+JUDGED = {  # states, program if it is not that of two ranks, rank and action at fault, verdict
+    "a stopped rank": (
+        [in_step(0, "0B2", waits=True, since_s=9.5), in_step(1, "1F2", since_s=9.8, **STOPPED)],
+        *(None, 1, "1F2"),
+        (
+            "rank 1 is stopped (SIGSTOP or a debugger) in 1F2 of step 4, since 9.8 s; rank 0 waits "
+            "for it"
+        ),
+    ),
+    "a rank at work": (
+        [
+            in_step(0, "0F0", since_s=12.3),
+            *(in_step(rank, f"{rank}F0", waits=True) for rank in (1, 2, 3)),
+        ],
+        *(FOUR, 0, "0F0"),
+        "rank 0 is in the work of 0F0 of step 4, since 12.3 s; ranks 1, 2 and 3 wait for it",
+    ),
+    "a message that its sender has behind it": (
+        [in_step(0, "0B0", waits=True), in_step(1, "1F0", waits=True, since_s=11)],
+        *(None, 0, "0SEND_F0"),
+        (
+            "the message of 0SEND_F0 was lost or never sent, or one before it on its channel: "
+            "rank 0 has it behind it, and rank 1 waits for it in 1F0 of step 4, since 11.0 s"
+        ),
+    ),
+    "a message of a step that its sender has left": (
+        [in_step(0, "0F0", step=5), in_step(1, "1F3", waits=True)],
+        *(None, 0, "0SEND_F3", "the message of 0SEND_F3 was lost"),
+    ),
+    "a message of a step to come": (
+        [in_step(0, "OPT", step=4), in_step(1, "1F0", waits=True, step=5)],
+        *(None, 0, str(OPT), "rank 0 is in the work of OPT of step 4"),
+    ),
+    "a message whose sender has come to the end of the step": (
+        [in_phase(0, BARRIER, step=4), in_step(1, "1F3", waits=True)],
+        *(None, 0, "0SEND_F3", "the message of 0SEND_F3 was lost"),
+    ),
+    "a circle": (
+        [in_step(0, "0B0", waits=True), in_step(1, "1F1", waits=True)],
+        *(CROSSED, None, None),
+        (
+            "deadlock: rank 0 waits in 0B0 of step 4 for 1B0 of rank 1; "
+            "rank 1 waits in 1F1 of step 4 for 0F1 of rank 0"
+        ),
+    ),
+    "a rank that is not at the barrier": (
+        [in_phase(0, BARRIER), in_phase(1, "builds the model", since_s=20), in_phase(2, BARRIER)],
+        *(THREE, 1, None, "rank 1 builds the model, since 20.0 s; ranks 0 and 2 wait for it"),
+    ),
+    "all at the barrier": (
+        [in_phase(0, BARRIER), in_phase(1, BARRIER)],
+        *(None, None, None, "the rank at fault is unknown: rank 0 waits for"),
+    ),
+    "no record": (
+        [in_step(0, "0B0", waits=True)],
+        *(None, 1, None, "rank 1 left no record; rank 0 waits for it"),
+    ),
+    "what all do together": (
+        [in_phase(0, "sums shared gradients", step=4), in_phase(1, BARRIER, step=4)],
+        *(None, 0, None),
+        "rank 0 sums shared gradients in step 4, since 10.0 s; rank 1 waits for it",
+    ),
+    "deaths, of which one waited for no other": (
+        [
+            in_step(0, "0B0", waits=True, **DEAD),
+            in_step(1, "1B0", **DEAD),
+            in_step(2, "2F2", waits=True, **DEAD),
+        ],
+        *(THREE, 1, "1B0", "rank 1 died in 1B0 of step 4"),
+    ),
+    "deaths at work": (
+        [in_step(rank, f"{rank}F0", **DEAD) for rank in (0, 1)],
+        *(None, None, None, "the rank that died first is unknown: rank 0 died in 0F0"),
+    ),
+    "a rank that takes no part": (
+        [in_step(0, "0B0", waits=True), in_step(1, "1B0"), in_phase(2, BARRIER, **STOPPED)],
+        *(None, 2, None, "rank 2 is stopped"),
+    ),
+}
 
 
-def test_a_rank_at_work_is_told_with_those_that_wait_for_it_directly_or_not():
-    diagnosis = judged(
-        in_step(0, "0F0", since_s=12.3),
-        *(in_step(rank, f"{rank}F0", waits=True) for rank in (1, 2, 3)),
-        lowered=one_f_one_b(4),
-    )
-    assert diagnosis.rank == 0
-    assert diagnosis.verdict == (
-        "rank 0 is in the work of 0F0 of step 4, since 12.3 s; ranks 1, 2 and 3 wait for it"
-    )
+@pytest.mark.parametrize("what", JUDGED)
+def test_the_rank_and_action_at_fault_are_named_in_a_sentence(what):
+    seen, lowered, rank, action, verdict = JUDGED[what]
+    diagnosis = judged(*seen, lowered=lowered)
+    named = None if diagnosis.action is None else str(diagnosis.action)
+    assert (diagnosis.rank, named) == (rank, action)
+    assert diagnosis.verdict.startswith(verdict)
+    assert len(diagnosis.ranks) == len(seen)
 
 
-def test_a_message_that_its_sender_has_behind_it_was_lost():
-    diagnosis = judged(in_step(0, "0B0", waits=True), in_step(1, "1F0", waits=True, since_s=11))
-    assert (diagnosis.rank, str(diagnosis.action)) == (0, "0SEND_F0")
-    assert diagnosis.verdict == (
-        "the message of 0SEND_F0 was lost or never sent, or one before it on its channel: rank 0 "
-        "has it behind it, and rank 1 waits for it in 1F0 of step 4, since 11.0 s"
-    )
+@pytest.mark.parametrize(
+    ("waiting", "other", "account"),
+    [
+        (
+            in_step(0, "0B2", waits=True, since_s=9.5),
+            in_step(1, "1F2", **STOPPED),
+            "rank 0 waits in 0B2 of step 4 for 1B2 of rank 1, since 9.5 s",
+        ),
+        (
+            in_phase(0, BARRIER),
+            in_phase(1, "builds the model"),
+            "rank 0 waits for the other ranks, since 10.0 s: rank 1 is not there",
+        ),
+        (
+            in_phase(0, BARRIER, step=4),
+            in_phase(1, "stores the run", step=4),
+            "rank 0 waits for the other ranks after step 4, since 10.0 s: rank 1 is not there",
+        ),
+        (
+            in_phase(0, DRAINS),
+            in_step(1, "1B1", since_s=11),
+            "rank 0 drains its transfers, since 10.0 s: rank 1 has not posted 1RECV_F3",
+        ),
+        (
+            in_step(0, "OPT", waits=True),
+            in_step(1, "1B3"),
+            "rank 0 waits in OPT of step 4, since 10.0 s: rank 1 is not there",
+        ),
+        (
+            in_phase(0, "runs the optimizer", step=4),
+            in_step(1, "1B3"),
+            "rank 0 runs the optimizer in step 4, since 10.0 s: rank 1 is not there",
+        ),
+    ],
+)
+def test_what_a_rank_waits_for_is_told(waiting, other, account):
+    diagnosis = judged(waiting, other)
+    assert diagnosis.rank == diagnosis.ranks[0].waits_for_rank == 1
+    assert diagnosis.ranks[0].account == account
 
 
-def test_a_message_of_a_step_that_its_sender_has_left_was_lost_and_of_one_to_come_was_not():
-    ahead = judged(in_step(0, "0F0", step=5), in_step(1, "1F3", waits=True))
-    assert (ahead.rank, str(ahead.action)) == (0, "0SEND_F3")
-    behind = judged(in_step(0, "OPT", step=4), in_step(1, "1F0", waits=True, step=5))
-    assert (behind.rank, str(behind.action)) == (0, str(OPT))
-
-
-def test_waits_in_a_circle_are_a_deadlock_and_named_whole():
-    rows = [["0F0", "0SEND_F0", "0RECV_B0", "0B0", "0F1", "0SEND_F1", "0RECV_B1", "0B1"]]
-    rows.append(["1RECV_F0", "1RECV_F1", "1F0", "1F1", "1B0", "1SEND_B0", "1B1", "1SEND_B1"])
-    actions = tuple(tuple(map(parse_action, row)) for row in rows)
-    hangs = Program("hangs", loop_placement(2), 2, actions)
-    diagnosis = judged(in_step(0, "0B0", waits=True), in_step(1, "1F1", waits=True), lowered=hangs)
-    assert diagnosis.rank is None
-    assert diagnosis.verdict == (
-        "deadlock: rank 0 waits in 0B0 of step 4 for 1B0 of rank 1; "
-        "rank 1 waits in 1F1 of step 4 for 0F1 of rank 0"
-    )
-
-
-def test_ranks_at_a_barrier_wait_for_those_that_are_not_there():
-    diagnosis = judged(
-        in_phase(0, BARRIER),
-        in_phase(1, "builds the model", since_s=20),
-        in_phase(2, BARRIER),
-        lowered=one_f_one_b(3),
-    )
-    assert diagnosis.rank == 1
-    assert diagnosis.verdict == "rank 1 builds the model, since 20.0 s; ranks 0 and 2 wait for it"
-    assert diagnosis.ranks[0].waits_for_rank == 1
-    assert diagnosis.ranks[0].account == (
-        "rank 0 waits for the other ranks, since 10.0 s: rank 1 is not there"
-    )
-
-
-def test_when_all_are_at_the_barrier_nobody_is_named():
-    diagnosis = judged(in_phase(0, BARRIER), in_phase(1, BARRIER))
-    assert diagnosis.rank is None
-    assert diagnosis.verdict.startswith("the rank at fault is unknown: rank 0 waits for")
-
-
-def test_a_rank_without_a_record_is_named_where_others_wait_for_it():
-    diagnosis = judged(in_step(0, "0B0", waits=True))
-    assert (diagnosis.rank, diagnosis.verdict) == (1, "rank 1 left no record; rank 0 waits for it")
-    assert len(diagnosis.ranks) == 1
-
-
-def test_a_rank_that_drains_waits_for_receives_that_are_not_posted():
-    diagnosis = judged(in_phase(0, DRAINS), in_step(1, "1B1", since_s=11))
-    assert diagnosis.rank == 1
-    assert diagnosis.ranks[0].account == (
-        "rank 0 drains its transfers, since 10.0 s: rank 1 has not posted 1RECV_F3"
-    )
-
-
-def test_a_rank_whose_transfers_do_not_end_is_named_when_all_others_wait_for_it():
-    diagnosis = judged(in_phase(0, BARRIER, step=4), in_phase(1, DRAINS, step=4))
-    assert diagnosis.rank == 1
-    assert diagnosis.verdict == (
-        "rank 1 drains its transfers in step 4, since 10.0 s; rank 0 waits for it"
-    )
-
-
-def test_ranks_that_wait_in_their_optimizer_wait_for_those_that_have_not_come_to_it():
-    diagnosis = judged(in_step(0, "OPT", waits=True), in_step(1, "1B3"))
-    assert diagnosis.rank == 1
-    assert diagnosis.ranks[0].account == (
-        "rank 0 waits in OPT of step 4, since 10.0 s: rank 1 is not there"
-    )
-
-
-@pytest.mark.parametrize("phase", ["sums shared gradients", "runs the optimizer"])
-def test_what_ranks_do_together_waits_for_those_that_are_still_behind(phase):
-    behind = judged(in_phase(0, phase, step=4), in_step(1, "1B3"))
-    assert (behind.rank, behind.ranks[0].waits_for_rank) == (1, 1)
-    alone = judged(in_phase(0, phase, step=4), in_phase(1, BARRIER, step=4))
-    assert alone.rank == 0
-    assert alone.verdict == f"rank 0 {phase} in step 4, since 10.0 s; rank 1 waits for it"
-
-
-def test_what_one_rank_does_after_a_step_the_others_wait_for():
-    diagnosis = judged(in_phase(0, "stores the run", step=4), in_phase(1, BARRIER, step=4))
-    assert diagnosis.rank == 0
-    assert diagnosis.ranks[1].account == (
-        "rank 1 waits for the other ranks after step 4, since 10.0 s: rank 0 is not there"
-    )
-
-
-def test_a_message_is_lost_whose_sender_has_come_to_the_end_of_the_step():
-    diagnosis = judged(in_phase(0, BARRIER, step=4), in_step(1, "1F3", waits=True))
-    assert (diagnosis.rank, str(diagnosis.action)) == (0, "0SEND_F3")
-    before = judged(in_phase(0, BARRIER, step=3), in_step(1, "1F3", waits=True))
-    assert (before.rank, before.action) == (0, None)
-
-
-def test_of_ranks_that_died_the_one_that_waited_for_none_of_them_went_first():
-    diagnosis = judged(
-        in_step(0, "0B0", waits=True, process="dead"),
-        in_step(1, "1B0", process="dead"),
-        in_step(2, "2F2", waits=True, process="dead"),
-        lowered=one_f_one_b(3),
-    )
-    assert diagnosis.rank == 1
-    assert diagnosis.verdict.startswith("rank 1 died in 1B0 of step 4")
-
-
-def test_when_all_died_at_work_nobody_is_named():
-    diagnosis = judged(*(in_step(rank, f"{rank}F0", process="dead") for rank in (0, 1)))
-    assert diagnosis.rank is None
-    assert diagnosis.verdict.startswith("the rank that died first is unknown: rank 0 died in 0F0")
-
-
-def test_a_rank_that_takes_no_part_in_the_case_can_be_at_fault():
-    diagnosis = judged(
-        in_step(0, "0B0", waits=True), in_step(1, "1B0"), in_phase(2, BARRIER, process="stopped")
-    )
+def test_a_rank_waits_in_a_collective_for_its_fellow_of_the_other_replica():
+    lowered = add_collectives(lower(build_program("1f1b", 2, 2)), DataParallel())
+    seen = [in_step(2, "0F0", **STOPPED), in_step(3, "1F0", waits=True)]
+    for rank, row in enumerate(lowered.rows):
+        place = {"action": row[-1], "collective": row[-1], "position": len(row) - 1}
+        seen.append(replace(in_step(rank, "OPT"), **place))
+    diagnosis = post_mortem(seen, lowered, AT_NS, replicas=2)
     assert diagnosis.rank == 2
-    idle = judged(in_step(0, "0B0", waits=True), in_step(1, "1B0"), in_phase(2, BARRIER))
-    assert idle.rank == 1
+    assert diagnosis.verdict.startswith("rank 0 of replica 1 is stopped (SIGSTOP or a debugger)")
+    assert diagnosis.ranks[0].account == (
+        "rank 0 of replica 0 waits in 0REDUCE_GRAD of step 4, since 10.0 s: rank 0 of replica 1 is "
+        "not there"
+    )
 
 
 def test_a_run_that_still_moved_is_slow_and_nobody_is_at_fault():

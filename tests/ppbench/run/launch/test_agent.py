@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -13,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sockets import descendants, is_loopback, listening
+from sockets import descendants
 
 from ppbench.run.launch.agent import GRACE_S
 from ppbench.run.launch.local import Exit, LocalLaunch, first_exit, note_exit, read_exits
@@ -91,7 +90,6 @@ if start < 3: time.sleep(1000)
     told = [(one.attempt, one.rank, one.exitcode) for one in read_exits(tmp_path)]
     assert told == [(0, 1, -signal.SIGKILL), (1, 0, -signal.SIGABRT), (2, 1, 1)]
     assert ended.num_starts() == 4
-    assert ended.worker_exit_code() == 1
     assert ended.last_lines() == ["no more"]
 
 
@@ -178,14 +176,14 @@ time.sleep(1000)
 
 
 @pytest.mark.usefixtures("fresh_starts")
-@pytest.mark.parametrize("killed", ["controller", "agent", "while starting"])
+@pytest.mark.parametrize("killed", ["agent", "controller while starting"])
 def test_nothing_outlives_a_controller_or_an_agent_that_is_killed(killed, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     write_worker(tmp_path, "\n(here / f'up-{rank}').touch()\ntime.sleep(1000)\n")
     controller = subprocess.Popen([sys.executable, "-c", CONTROLLER, str(tmp_path)])
-    num_alive = 2 if killed == "while starting" else 4
+    num_alive = 2 if killed == "controller while starting" else 4
     wait_until(lambda: len(descendants(controller.pid)) >= num_alive, "the processes")
-    if killed != "while starting":
+    if killed != "controller while starting":
         wait_until(lambda: all((tmp_path / f"up-{r}").exists() for r in (0, 1)), "the workers")
     everyone = descendants(controller.pid) - {controller.pid}
     (agent,) = (pid for pid in everyone if parent_of(pid) == controller.pid)
@@ -207,49 +205,6 @@ def test_a_process_whose_parent_is_gone_already_ends_at_once(tmp_path):
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
 
 
-SWEEP = """
-device = "cpu"
-
-[measure]
-warmup_steps = 1
-max_warmup_steps = 1
-steps = 20
-
-[grid]
-num_microbatches = [2]
-
-[model]
-preset = "llama-tiny"
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_local_sweep_listens_on_loopback_alone(tmp_path):
-    (tmp_path / "a.toml").write_text(SWEEP)
-    main = "from ppbench.cli import main; main()"
-    command = [sys.executable, "-c", main, "sweep", "a.toml", "--no-report"]
-    with (tmp_path / "log").open("w") as log:
-        sweep = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
-    seen: set[str] = set()
-    most = 0
-    while sweep.poll() is None:
-        now = listening(sweep.pid)
-        seen, most = seen | now, max(most, len(descendants(sweep.pid)))
-        time.sleep(0.25)
-    assert sweep.returncode == 0, (tmp_path / "log").read_text()
-    assert most >= 4  # it, the agent, two ranks
-    assert seen
-    assert all(map(is_loopback, seen)), seen
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1", "::"])
-def test_a_socket_that_listens_is_seen_where_it_listens(host):
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family):
-        assert host in listening(os.getpid())
-    assert is_loopback(host) == (host in ("127.0.0.1", "::1"))
-
-
 def test_a_line_that_a_kill_cut_short_is_passed_over(tmp_path):
     assert first_exit(tmp_path) is None
     first, second = Exit(0, 1, 10, -9, 1.0), Exit(1, 0, 11, 1, 2.0)
@@ -259,4 +214,5 @@ def test_a_line_that_a_kill_cut_short_is_passed_over(tmp_path):
     note_exit(tmp_path, second)
     assert read_exits(tmp_path) == [first, second]
     assert first_exit(tmp_path) == second
-    assert (first.how, second.how) == ("was ended by SIGKILL", "ended with exit code 1")
+    assert str(first) == "rank 1 (pid 10) was ended by SIGKILL"
+    assert str(second) == "rank 0 (pid 11) ended with exit code 1"

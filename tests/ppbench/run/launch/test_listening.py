@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from command import EMULATED_SWEEP
+from command import EMULATED_SWEEP, words_of
 from nodes import ADDRESSES, reason_against_nodes, two_nodes
 from sockets import is_loopback, listening
 
@@ -79,14 +79,7 @@ def test_a_sweep_under_torchrun_on_one_machine_listens_on_loopback_alone(tmp_pat
     (tmp_path / "a.toml").write_text(SWEEP)
     code, log, seen = run(
         tmp_path,
-        *(
-            "-c",
-            "from ppbench.cli import main; main()",
-            "sweep",
-            "a.toml",
-            "--launcher",
-            "torchrun",
-        ),
+        *words_of("sweep", "a.toml", "--launcher", "torchrun")[1:],
         *("--set", f"launch.torchrun.rendezvous=localhost:{free_port()}"),
     )
     assert code == 0, log
@@ -98,14 +91,6 @@ def test_a_sweep_under_torchrun_on_one_machine_listens_on_loopback_alone(tmp_pat
 
 TRAIN = ["engine.train", "--model", "llama-tiny", "--seq-len", "32", "--global-batch-size", "4"]
 TRAIN += ["--threads", "1", "--max-steps", "2", "--device", "cpu"]
-
-
-def test_a_training_run_started_by_our_torchrun_listens_on_loopback_alone(tmp_path):
-    options = ["--standalone", "--nproc-per-node", "2", "-m", *TRAIN]
-    code, log, seen = run(tmp_path, "-m", NODES, *options, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
-    assert code == 0, log
-    assert seen
-    assert all(map(is_loopback, seen)), seen
 
 
 def test_ranks_that_are_started_without_torchrun_listen_where_they_meet_alone(tmp_path):
@@ -121,22 +106,6 @@ def test_ranks_that_are_started_without_torchrun_listen_where_they_meet_alone(tm
     assert [rank.returncode for rank in ranks] == [0, 0], (tmp_path / "log").read_text()
     assert seen
     assert all(map(is_loopback, seen)), seen
-
-
-@needs_nodes
-@pytest.mark.parametrize(
-    "endpoint", ["node-a", pytest.param("10.77.0.1", marks=pytest.mark.thorough)]
-)
-def test_two_machines_listen_on_the_interface_of_the_rendezvous_alone(tmp_path, endpoint):
-    (tmp_path / "a.toml").write_text(SWEEP)
-    command = torchrun_command(Nodes(2, 1, 10), f"{endpoint}:29400", "trial", [WORKER, "a.toml"])
-    with two_nodes(tmp_path / "hosts") as nodes:
-        started = [node.start(command, tmp_path, tmp_path / "log") for node in nodes]
-        seen = seen_while(started, tmp_path / "log")
-    assert [one.returncode for one in started] == [0, 0], (tmp_path / "log").read_text()
-    assert seen == [{ADDRESSES["node-a"]}, {ADDRESSES["node-b"]}]
-    runs = Store(tmp_path / "results").runs()
-    assert runs["status"].tolist() == ["ok"]
 
 
 @needs_nodes

@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from nodes import Node, reason_against_nodes, two_nodes
+from nodes import ADDRESSES, Node, reason_against_nodes, two_nodes
+from sockets import listening
 
 from ppbench.run.launch.cluster import Nodes, torchrun_command
 from ppbench.run.launch.local import WORKER
@@ -65,9 +66,16 @@ class Cluster:
     def log(self, node: Node) -> Path:
         return self._folder / f"{node.name}.log"
 
-    def run(self, ranks_per_node: int, *options: str) -> None:
+    def run(self, ranks_per_node: int, *options: str) -> list[set[str]]:
+        """The addresses on which each node has listened, until all is done."""
         started = [self.start(node, ranks_per_node, *options) for node in self.nodes]
-        assert [self.exit_code(one) for one in started] == [0, 0], self.logs()
+        seen: list[set[str]] = [set(), set()]
+        while any(process.poll() is None for process in started):
+            for addresses, process in zip(seen, started, strict=True):
+                addresses.update(listening(process.pid) if process.poll() is None else ())
+            time.sleep(0.25)
+        assert [self.exit_code(process) for process in started] == [0, 0], self.logs()
+        return seen
 
     def exit_code(self, process: subprocess.Popen[bytes]) -> int:
         try:
@@ -94,7 +102,8 @@ def test_a_sweep_runs_across_two_nodes_rank_by_rank_and_node_by_node(cluster, de
     text = f'device = "{device}"' + SWEEP + "world_size = [2, 4]\n"
     cluster.write_sweep(text + (EMULATED if device == "emulated" else ""))
     cluster.run(1, "--only", "world_size=2")
-    cluster.run(2)
+    seen = cluster.run(2)
+    assert seen == [{ADDRESSES["node-a"]}, {ADDRESSES["node-b"]}]
     store = Store(cluster.results)
     runs = store.runs().sort_values("world_size")
     assert runs[["world_size", "status"]].to_numpy().tolist() == [[2, "ok"], [4, "ok"]]
@@ -131,7 +140,10 @@ def test_a_node_that_is_killed_leaves_a_store_that_the_same_commands_finish(clus
     other.wait()
     before = Store(cluster.results).runs()
     cluster.run(1)
-    check_all(cluster, before["run_id"])
+    runs = Store(cluster.results).runs()
+    assert sorted(runs[runs["status"] == "ok"]["num_microbatches"]) == [4, 5, 6]
+    assert set(before["run_id"]) <= set(runs["run_id"])
+    assert set(runs["status"]) <= {"ok", "crash", "interrupted"}
 
 
 def test_a_node_whose_command_is_started_again_joins_the_one_that_waits(cluster):
@@ -140,13 +152,9 @@ def test_a_node_whose_command_is_started_again_joins_the_one_that_waits(cluster)
     again = cluster.start(cluster.nodes[1], 1)
     assert [cluster.exit_code(one) for one in (other, again)] == [0, 0], cluster.logs()
     assert len(list(cluster.results.glob("launches/*"))) == 1
-    cluster.run(1)  # what the loss of the node cut short is a crash, which is made anew
-    check_all(cluster, before["run_id"])
-
-
-def check_all(cluster: Cluster, before: Iterable[str]) -> None:
-    """Each is done once, and nothing that was there before is gone."""
     runs = Store(cluster.results).runs()
-    assert sorted(runs[runs["status"] == "ok"]["num_microbatches"]) == [4, 5, 6]
-    assert set(before) <= set(runs["run_id"])
-    assert set(runs["status"]) <= {"ok", "crash", "interrupted"}
+    assert set(before["run_id"]) <= set(runs["run_id"])
+    # What the loss of the node cut short is a crash, which the same commands make anew.
+    done = sorted(runs[runs["status"] == "ok"]["num_microbatches"])
+    lost = sorted(runs[runs["status"] == "crash"]["num_microbatches"])
+    assert (len(lost), sorted(done + lost)) == (1, [4, 5, 6])

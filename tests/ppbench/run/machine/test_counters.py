@@ -28,9 +28,6 @@ intr 1 2 3
 
 def test_waiting_for_disks_is_idle_and_stolen_time_is_not_busy():
     assert cpu_ticks(STAT, {0}) == CpuTicks(total=1000, busy=133, steal=17)
-
-
-def test_only_the_named_cores_count():
     assert cpu_ticks(STAT, {0, 1}) == CpuTicks(total=2000, busy=333, steal=117)
 
 

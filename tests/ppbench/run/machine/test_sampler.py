@@ -1,10 +1,12 @@
 """The sampling process itself, on this machine."""
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,7 @@ SAMPLE = Sample(
 )
 PARENT = """
 import os, sys
+from dataclasses import asdict
 from pathlib import Path
 from ppbench.run.machine.sampler import start_sampler
 sampler = start_sampler(Path(sys.argv[1]), os.getpid())
@@ -119,11 +122,11 @@ def test_a_dead_sampler_gives_no_sample_and_does_not_block(tmp_path):
 
 
 def test_a_sample_is_read_as_it_was_written():
-    assert sample_of(SAMPLE.as_json()) == SAMPLE
+    assert sample_of(json.dumps(asdict(SAMPLE))) == SAMPLE
 
 
 def written(path, *times_ns, end="\n"):
-    lines = [Sample(t, SAMPLE.host, SAMPLE.gpus, {}).as_json() for t in times_ns]
+    lines = [json.dumps(asdict(Sample(t, SAMPLE.host, SAMPLE.gpus, {}))) for t in times_ns]
     path.write_text("\n" + "\n".join(lines) + end)
     return path
 

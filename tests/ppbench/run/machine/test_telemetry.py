@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from ppbench.cautions import Caution, cautions_for
 from ppbench.run.machine.accelerators.devices import GpuReading
 from ppbench.run.machine.counters import HostReading
 from ppbench.run.machine.sampler import Sample
@@ -187,7 +186,6 @@ def test_more_than_a_tenth_of_the_cores_is_a_disturbance():
     ("values", "expected"),
     [
         ({}, False),
-        ({"gpu_throttle_reasons": ""}, False),
         ({"gpu_throttle_reasons": "applications_clocks_setting,gpu_idle"}, False),
         ({"gpu_throttle_reasons": "gpu_idle,sw_power_cap"}, True),
         ({"steal_fraction": 0.01, "cpu_throttled_fraction": 0.01}, False),
@@ -198,18 +196,6 @@ def test_more_than_a_tenth_of_the_cores_is_a_disturbance():
 )
 def test_throttling_is_what_nobody_set(values, expected):
     assert is_throttled(Summary(**values)) == expected
-
-
-def test_both_are_cautions():
-    calm = {
-        "is_oversubscribed": False,
-        "warmup_steps": 1,
-        "num_steps": 9,
-        "relative_deviation": 0.0,
-    }
-    assert cautions_for(**calm) == []
-    found = cautions_for(**calm, is_busy_machine=True, is_throttled=True)
-    assert found == [Caution.busy_machine, Caution.throttled]
 
 
 def test_every_sample_of_the_window_is_a_row_for_the_node_and_for_each_gpu():

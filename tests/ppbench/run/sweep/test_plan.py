@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -10,12 +11,15 @@ from pathlib import Path
 
 import pytest
 from repositories import commit, make_repository
+from stored_runs import run_row
 
+from ppbench.config.case import Case
 from ppbench.run.machine.measuring_code import ROOT
+from ppbench.store import Store
 
 SWEEP = """\
 name = "own"
-device = "emulated"
+device = "cpu"
 schedule = "1f1b"
 world_size = 1
 num_microbatches = 2
@@ -28,14 +32,9 @@ preset = "llama-tiny"
 warmup_steps = 1
 max_warmup_steps = 1
 steps = 2
-
-[emulated]
-F_ms = 2
-I_ms = 2
-W_ms = 2
 """
 PLAN = """\
-import os, sys
+import json, os, sys
 from pathlib import Path
 from ppbench.config.reader import read_sweep
 from ppbench.run.sweep.plan import Choice, plan_sweep
@@ -44,25 +43,15 @@ from ppbench.store import Store
 for _ in sys.stdin:
     if (process := os.fork()) == 0:
         read = read_sweep(Path("sweep.toml"), [], "cpu")
-        print(len(plan_sweep(read, Store(Path("results")), Choice()).missing), flush=True)
+        missing = plan_sweep(read, Store(Path("results")), Choice()).missing
+        print(json.dumps([item.resume_key for item in missing]), flush=True)
         os._exit(0)
-    os.waitpid(process, 0)
+    assert os.waitpid(process, 0)[1] == 0
 """
 """Plans anew, as a new process does, for each line: imports are most of what that takes."""
 
 EXECUTOR = Path("engine/run/executor.py")
 REPORT = Path("ppbench/report/pages/report.py")
-
-
-def python(folder: Path, program: str, *arguments: str) -> str:
-    command = [sys.executable, "-c", program, *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def ppbench(folder: Path, *arguments: str) -> str:
-    return python(folder, "from ppbench.cli import main; main()", *arguments)
 
 
 class Own:
@@ -78,11 +67,13 @@ class Own:
             text=True,
         )
 
-    def num_missing(self) -> int:
+    def missing(self) -> list[str]:
+        """The resume keys of the runs that are not done."""
         assert self.planner.stdin is not None
         assert self.planner.stdout is not None
         print(file=self.planner.stdin, flush=True)
-        return int(self.planner.stdout.readline())
+        keys: list[str] = json.loads(self.planner.stdout.readline())
+        return keys
 
 
 def reword(folder: Path) -> None:
@@ -104,42 +95,43 @@ def own(tmp_path_factory):
         shutil.copytree(ROOT / package, folder / package)  # as it is compiled, too
     files = {"sweep.toml": SWEEP, ".gitignore": "results/\n__pycache__/\n", "README.md": "one\n"}
     first = commit(folder, files, "First", day=1)
-    ppbench(folder, "sweep", "sweep.toml", "--no-report")
-    one = Own(folder, first)
-    assert one.num_missing() == 0
-    yield one
-    one.planner.communicate()
+    repository = Own(folder, first)
+    (key,) = repository.missing()
+    Store(folder / "results").write_run(run_row(1, Case(), resume_key=key, commit=first), {})
+    assert repository.missing() == []
+    yield repository
+    repository.planner.communicate()
 
 
 @pytest.fixture(scope="module")
 def reworded(own):
-    """The same with a commit more, which rewords a docstring; the number missing before and at it.
+    """The same with a commit more, which rewords a docstring; what is missing before and at it.
 
     Then the two commits.
     """
     reword(own.folder)
     (own.folder / "README.md").write_text("two\n")
-    uncommitted = own.num_missing()
+    uncommitted = own.missing()
     second = commit(own.folder, {}, "Second", day=2)
-    return uncommitted, own.num_missing(), (own.first, second)
+    return uncommitted, own.missing(), (own.first, second)
 
 
 def test_reworded_code_leaves_a_finished_sweep_with_nothing_to_do(reworded):
     uncommitted, committed, _ = reworded
-    assert (uncommitted, committed) == (0, 0)
+    assert (uncommitted, committed) == ([], [])
 
 
 def test_a_changed_constant_of_the_executor_makes_runs_undone(own, reworded):
     path = own.folder / EXECUTOR
     text = path.read_text()
     path.write_text(f"{text}\n_OTHER = 1\n")
-    assert own.num_missing() == 1
+    assert len(own.missing()) == 1
     path.write_text(text)
-    assert own.num_missing() == 0
+    assert own.missing() == []
 
 
 def test_a_changed_file_beside_the_code_makes_runs_undone(own, reworded):
     path = own.folder / "sweep.toml"
     path.write_text(f"{SWEEP}# it may be read by a case, as a file of costs is\n")
-    assert own.num_missing() == 1
+    assert len(own.missing()) == 1
     path.write_text(SWEEP)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import planted
 import pytest
 import torch
+from command import ppbench
 
 sys.path.append(str(Path(__file__).parents[3] / "engine"))  # its pool of ranks
 
@@ -36,7 +35,6 @@ from ppbench.store import Store
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
 HERE = Path(__file__).parents[2]
-PATIENCE_S = 400
 SWEEP = """\
 name = "authors"
 num_microbatches = 4
@@ -99,12 +97,9 @@ SOUND = [
     {"world_size": 1, "runtime": "single", **DROPPING},
 ]
 FOUND = [
-    ("lost_second_use", {}, "loss in step 0 is .*gradient of .* differ"),
-    ("lost_layer", {}, r"gradient of 5\.\S+ on rank 1 \(stage 1\) in step 0: .* has one, .* none"),
     ("unsummed_tie", TIED, r"gradient of 0\.weight on rank . .* in step 0 is .* away"),
     ("wrong_gradient", {}, r"gradient of \S+ on rank 0 \(stage 0\) in step 0 is .* away"),
     ("loss_told_wrong", {}, r"loss in step 0 is [\d.]+; the author's module has [\d.]+$"),
-    ("forgotten_w", SPLIT, r"gradient of \S+ on rank . .* in step 0 is .* away"),
     ("missing_bias_gradient", {}, r"gradient of 5\.down\.bias on rank 1 .*the author's module has"),
     ("stale_weight", {}, r"5\.up\.weight on rank 1 \(stage 1\) after the update in step 0 differs"),
     ("stale_imaginary_part", ROTATING, r"2\.turns on rank 0 .* after the update in step 0 differs"),
@@ -114,9 +109,7 @@ FOUND = [
     ("superfluous_state", {}, r"9\.weight on rank 0 .*: the author's module has no such weight"),
     ("frozen_statistics", BATCHED, r"3\.norm\.running_\S+ on rank 0 .* after the update in step 0"),
     ("norm_of_one_rank", CLIPPED, "gradient norm in step 0 is "),
-    ("other_rate", {}, r"on rank 1 \(stage 1\) after the update in step 0 differs"),
     ("recomputed_with_other_numbers", DROPPING, "gradient of .* away|do not follow the forward be"),
-    ("wrong_scale_of_torch", {"runtime": "torch"}, "loss in step 0 is "),
     ("same_numbers_each_microbatch", DROPPING, r"rank 0 in step 0: the random numbers of its forw"),
     ("same_numbers_each_step", DROPPING, "rank 0 in step 0: .* do not follow the seed of the step"),
     ("no_dropout", DROPPING, "draws random numbers, as dropout does, and no rank draws any"),
@@ -296,14 +289,6 @@ def runs(swept):
     return {key: runs.loc[key] for key in runs.index}
 
 
-def ppbench(*arguments, folder):
-    command = [sys.executable, "-c", "from ppbench.cli import main; main()", *arguments]
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-        env=os.environ,
-    )  # fmt: skip
-
-
 def test_a_factorys_model_is_verified_once_on_a_machine_and_each_run_says_so(swept, runs):
     both = [runs["authors:dropping", length] for length in (12, 24)]
     assert [run["status"] for run in both] == ["ok", "ok"]
@@ -313,6 +298,7 @@ def test_a_factorys_model_is_verified_once_on_a_machine_and_each_run_says_so(swe
     assert all(0 <= run["verified_difference"] < 1e-9 for run in both)
     folder, _ = swept
     assert len(list((folder / "results" / "verified").iterdir())) == 1
+    assert not list((folder / "results" / "launches").glob("*/verification"))
 
 
 def test_a_preset_says_that_it_was_not_verified(swept, runs):
@@ -364,9 +350,3 @@ def test_a_run_measures_the_same_whether_it_began_with_a_verification_or_not(swe
             assert run[column] == first[column]
         for column in ("peak_memory_bytes", "peak_held_microbatches"):
             assert run[column] == pytest.approx(first[column], rel=0.02)
-
-
-def test_no_file_of_a_verification_is_left_in_a_launch(swept, runs):
-    folder, _ = swept
-    assert len(runs) == 6
-    assert not list((folder / "results" / "launches").glob("*/verification"))

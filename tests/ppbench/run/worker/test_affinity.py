@@ -73,14 +73,6 @@ def test_cores_are_distinct_and_allowed(numbers, num_siblings, num_nodes, num_ra
         assert len(used) >= min(len(taken), len(whole))
 
 
-@needs_affinity
-def test_the_cpus_that_this_process_may_use_are_read():
-    allowed = os.sched_getaffinity(0)
-    cpus = read_cpus(allowed)
-    assert {cpu.number for cpu in cpus} == allowed
-    assert len({cpu.core for cpu in cpus}) <= len(cpus)
-
-
 def test_lists_of_the_kernel_are_read(tmp_path, monkeypatch):
     for name, siblings in {"cpu0": "0,4", "cpu4": "0,4", "cpu1": "1-1"}.items():
         folder = tmp_path / name / "topology"
@@ -118,19 +110,16 @@ def test_ranks_on_gpus_are_bound_near_them_and_divide_those_cores():
     assert share_cores(TWO_NODES, reordered, 2) == ((4, 5), (0, 1), (6, 7), (2, 3))
 
 
-def test_too_few_cores_near_a_gpu_are_used_by_all_of_its_ranks():
-    near = [{0, 1, 2, 3}, {0, 1, 2, 3}]
-    assert share_cores(TWO_NODES, near, 3) == ((0, 1, 2, 3), (0, 1, 2, 3))
-
-
-def test_of_the_cores_near_a_gpu_only_those_allowed_are_used_and_no_rank_is_bound_to_none():
-    allowed = TWO_NODES[:6]
-    assert share_cores(allowed, [{4, 5, 6, 7}, {6, 7}, set()], 1) == ((4, 5), None, None)
-
-
-def test_ranks_do_not_share_a_core_whose_threads_are_near():
-    everything = set(range(8))
-    assert share_cores(SMT, [everything] * 2, 2) == ((0, 1, 4, 5), (2, 3, 6, 7))
+@pytest.mark.parametrize(
+    ("cpus", "near", "num_per_rank", "cores"),
+    [
+        (TWO_NODES, [{0, 1, 2, 3}] * 2, 3, ((0, 1, 2, 3), (0, 1, 2, 3))),  # too few for each
+        (TWO_NODES[:6], [{4, 5, 6, 7}, {6, 7}, set()], 1, ((4, 5), None, None)),  # not allowed
+        (SMT, [set(range(8))] * 2, 2, ((0, 1, 4, 5), (2, 3, 6, 7))),  # threads of whole cores
+    ],
+)
+def test_ranks_on_gpus_share_what_is_near_and_allowed(cpus, near, num_per_rank, cores):
+    assert share_cores(cpus, near, num_per_rank) == cores
 
 
 @needs_affinity

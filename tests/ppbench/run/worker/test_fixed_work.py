@@ -14,7 +14,7 @@ import torch.distributed as dist
 from engine.run.memory import process_peak_bytes, reset_process_peak
 from ppbench.config.case import Case
 from ppbench.run.worker import fixed_work
-from ppbench.run.worker.fixed_work import MOST, SHARE, Reference, name_of, sleep_ms, work_of
+from ppbench.run.worker.fixed_work import MOST, SHARE, Reference, sleep_ms, work_of
 
 CPU = torch.device("cpu")
 MS = 1_000_000
@@ -83,13 +83,6 @@ def test_a_disturbance_makes_it_repeat_less_and_cost_no_more(monkeypatch, group)
     reference.run(4000 * MS)
     assert reference.times().share <= SHARE
     assert {time for place in reference.times().times_ns for time in place} == {10 * MS}
-
-
-def test_steps_that_are_shorter_than_expected_leave_less_for_the_second_place(monkeypatch, group):
-    reference = scripted(monkeypatch, group, 1)
-    reference.run(4000 * MS)  # by a slow warm-up step
-    reference.run(2400 * MS)
-    assert reference.times().share <= SHARE
 
 
 def test_one_repetition_that_took_long_is_expected_again(monkeypatch, group):
@@ -174,11 +167,6 @@ def test_its_memory_is_gone_and_no_part_of_the_process_peak(group):
     reference.run(MS)
     peaks = (reference.process_peak_bytes, process_peak_bytes())
     assert max(peaks) - unused < fixed_work.BYTES / 4
-
-
-def test_its_name_says_what_times_compare():
-    assert name_of(TRAINS) == "train, version 2, 2 x 1"
-    assert name_of(SLEEPS) == "sleep 5 ms, version 2, 2 x 1"
 
 
 @pytest.mark.parametrize(

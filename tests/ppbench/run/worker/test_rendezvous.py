@@ -105,23 +105,6 @@ def test_ranks_that_meet_again_through_one_store_reach_each_other_and_not_the_de
             rank.kill()
 
 
-def test_a_rank_that_is_restarted_before_all_have_come_is_met(store):
-    ranks = [Rank(name_of, store.port, rank, 3) for rank in (0, 1)]
-    wait_for(store, "nonce/0", "nonce/1")
-    ranks[1].kill()
-    ranks[1] = Rank(name_of, store.port, 1, 3)
-    ranks.append(Rank(name_of, store.port, 2, 3))
-    assert len(names(ranks)) == 1
-
-
-def test_a_roll_with_the_nonce_of_a_dead_rank_is_replaced_when_its_successor_comes(store):
-    leave_nonce(store, 2)
-    ranks = [Rank(name_of, store.port, rank, 3) for rank in (0, 1)]
-    wait_for(store, "roll")
-    ranks.append(Rank(name_of, store.port, 2, 3))
-    assert len(names(ranks)) == 1
-
-
 @pytest.mark.parametrize("restarted", [0, 1])
 def test_a_rank_that_is_restarted_after_it_has_confirmed_a_roll_is_met(store, restarted):
     leave_nonce(store, 2)
@@ -131,10 +114,6 @@ def test_a_rank_that_is_restarted_after_it_has_confirmed_a_roll_is_met(store, re
     ranks[restarted] = Rank(name_of, store.port, restarted, 3)
     ranks.append(Rank(name_of, store.port, 2, 3))
     assert len(names(ranks)) == 1
-
-
-def test_one_rank_meets_itself(store):
-    assert agree_on_name(store, 0, 1, PATIENCE_S) != agree_on_name(store, 0, 1, PATIENCE_S)
 
 
 def test_who_never_came_is_named(store):
@@ -147,9 +126,3 @@ def test_who_came_and_died_is_named(store):
     leave_nonce(store, 1)
     with pytest.raises(MeetingError, match=r"missing: 1\. Are all nodes started"):
         agree_on_name(store, 0, 2, patience_s=0.2)
-
-
-def test_without_rank_0_nobody_goes(store):
-    leave_nonce(store, 0)
-    with pytest.raises(MeetingError, match="rank 1 of 2 waited"):
-        agree_on_name(store, 1, 2, patience_s=0.2)

@@ -31,27 +31,6 @@ def uuids(devices):
     return [device.uuid for device in devices]
 
 
-@pytest.mark.parametrize(
-    ("setting", "shown"),
-    [
-        (None, [0, 1, 2, 3]),
-        ("2,0", [2, 0]),
-        ("0,-1,1", [0]),
-        ("1,9,2", [1]),
-        ("1,1", []),
-        ("", []),
-        ("-1", []),
-        ("GPU-3,GPU-2", [3, 2]),
-        ("GPU-11b", [1]),
-        ("GPU-11,GPU-2", []),  # two begin so
-        ("GPU-2,GPU-9,GPU-3", [2]),
-        ("GPU-2,GPU-2", []),
-    ],
-)
-def test_a_setting_shows_gpus_by_number_or_uuid_in_its_order(setting, shown):
-    assert visible(FOUR, setting) == [FOUR[index] for index in shown]
-
-
 SETTINGS = st.lists(
     st.sampled_from(
         [
