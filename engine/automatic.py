@@ -18,7 +18,6 @@ from engine.configuration import (
     TrainerConfig,
     data_spec_of,
     recomputed_stages,
-    stages_per_rank_of,
 )
 from engine.model.stage_module import Model
 from engine.plan.choice import best_program, placements_of, with_whole_backwards
@@ -72,7 +71,7 @@ def found_program(
     durations = Durations(forwards, inputs, weights, tuple(one.backward_ns for one in costs))
     num_microbatches = config.data.num_microbatches
     problems, least = [], []
-    for placement in placements_of(config.world_size, stages_per_rank_of(config)):
+    for placement in placements_of(config.world_size, config.stages_per_rank or 1):
         fixed = []  # what each rank needs besides activations: its stages' own, an action's most
         for rank in range(config.world_size):
             own = [costs[stage] for stage in placement.stages_of(rank)]

@@ -48,19 +48,6 @@ def test_a_transfer_delays_its_consumer_and_has_a_span_on_both_ranks():
     ]
 
 
-@pytest.mark.parametrize(
-    ("model", "duration_ns"),
-    [
-        (TransferModel(), 0),
-        (TransferModel(message_bytes=10**9), 0),
-        (TransferModel(latency_ns=7), 7),
-        (TransferModel(latency_ns=7, bytes_per_s=2e9, message_bytes=1000), 507),
-    ],
-)
-def test_a_message_takes_its_latency_and_its_bytes(model, duration_ns):
-    assert model.duration_ns == duration_ns
-
-
 def test_a_stage_of_v_takes_its_part_of_a_ranks_time():
     placement = loop_placement(4, 3)
     assert uniform(placement, 30, 15, 9) == Durations((10,) * 12, (5,) * 12, (3,) * 12)
