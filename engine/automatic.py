@@ -80,7 +80,7 @@ def found_program(
         else:
             limits = tuple(limit - own_bytes for own_bytes in fixed)
         problem = Problem(placement, num_microbatches, durations, limits, held, left)
-        needs = list(map(int.__add__, fixed, problem.least_limits))
+        needs = [own + least for own, least in zip(fixed, problem.least_limits, strict=True)]
         if limit is None or max(needs) <= limit:
             problems.append(problem)
         least.append((max(needs), needs.index(max(needs)), fixed))
