@@ -1,6 +1,5 @@
 """torch.distributed.pipelining as a runtime, on real ranks: exact, and its spans tell all of it."""
 
-import functools
 import itertools
 import sys
 import weakref
@@ -69,18 +68,6 @@ def ranks():
 def train_on(fabric, is_member, settings, runner=TorchPipeline):
     fabric.connect([], tuple(range(settings.world_size)), ())
     return train(fabric, is_member, settings, runner)
-
-
-def connected(work):
-    """Work of a member, given the agreement, once all are connected."""
-
-    @functools.wraps(work)
-    def run(fabric, is_member, settings, *rest):
-        fabric.connect([], tuple(range(settings.world_size)), ())
-        agreement = agree(settings, fabric)
-        return work(fabric, agreement, *rest) if is_member else None
-
-    return run
 
 
 def action_of(span):
@@ -209,8 +196,11 @@ def train_unsplit_on(fabric, is_member, settings):
     return train_on(fabric, is_member, settings, Unsplit)
 
 
-@connected
-def measure_memory_on(fabric, agreement, runner):
+def measure_memory_on(fabric, is_member, settings, runner):
+    fabric.connect([], tuple(range(settings.world_size)), ())
+    agreement = agree(settings, fabric)
+    if not is_member:
+        return None
     trainer = Trainer(agreement.config, fabric, build=runner)
     for step in range(2):
         trainer.step(step)
@@ -249,9 +239,12 @@ def test_the_expected_loss_is_the_unsplit_models_and_unknown_with_dropout(ranks,
     assert expected is None
 
 
-@connected
-def watch_on(fabric, agreement):
+def watch_on(fabric, is_member, settings):
     """Whether torch is patched while a step is recorded, and what is left of it afterwards."""
+    fabric.connect([], (0, 1), ())
+    agreement = agree(settings, fabric)
+    if not is_member:
+        return None
     trainer = Trainer(agreement.config, fabric, build=TorchPipeline)
     schedule = trainer.runner.schedule
     (stage,) = schedule._stages if hasattr(schedule, "_stages") else [schedule._stage]
@@ -300,9 +293,12 @@ def test_a_receive_before_the_send_that_it_waits_for_hangs_on_the_one_stream_of_
             assert proved_program(None, transport) is crossed
 
 
-@connected
-def sends_alive_on(fabric, agreement):
+def sends_alive_on(fabric, is_member, settings):
     """The most operations that were still there when the next ones were started."""
+    fabric.connect([], (0, 1), ())
+    agreement = agree(settings, fabric)
+    if not is_member:
+        return None
     trainer = Trainer(agreement.config, fabric, build=TorchPipeline)
     usual, started, alive = torchs._batch_p2p, [], []
 
@@ -326,9 +322,12 @@ def test_an_instrument_lets_go_of_what_has_been_sent(ranks):
         assert num_alive <= 3  # as many as torch itself has at hand
 
 
-@connected
-def early_on(fabric, agreement, threshold_ns):
+def early_on(fabric, is_member, settings, threshold_ns):
     """The receives of two steps, with this threshold for a receive that was waited for."""
+    fabric.connect([], (0, 1), ())
+    agreement = agree(settings, fabric)
+    if not is_member:
+        return None
     usual, torch_spans.EARLY_NS = torch_spans.EARLY_NS, threshold_ns
     try:
         runtime = TorchRuntime(Case(), agreement, fabric)
