@@ -13,13 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.configuration import (
-    AUTOCAST,
-    TrainerConfig,
-    data_spec_of,
-    recomputed_stages,
-    stages_per_rank_of,
-)
+from engine.configuration import AUTOCAST, TrainerConfig, data_spec_of, recomputed_stages
 from engine.model.stage_module import Model
 from engine.plan.choice import best_program, placements_of, with_whole_backwards
 from engine.plan.model_costs import StageCosts
@@ -72,7 +66,7 @@ def found_program(
     durations = Durations(forwards, inputs, weights, tuple(one.backward_ns for one in costs))
     num_microbatches = config.data.num_microbatches
     problems, least = [], []
-    for placement in placements_of(config.world_size, stages_per_rank_of(config)):
+    for placement in placements_of(config.world_size, config.stages_per_rank or 1):
         fixed = []  # what each rank needs besides activations: its stages' own, an action's most
         for rank in range(config.world_size):
             own = [costs[stage] for stage in placement.stages_of(rank)]
@@ -86,7 +80,7 @@ def found_program(
         else:
             limits = tuple(limit - own_bytes for own_bytes in fixed)
         problem = Problem(placement, num_microbatches, durations, limits, held, left)
-        needs = list(map(int.__add__, fixed, problem.least_limits))
+        needs = [own + least for own, least in zip(fixed, problem.least_limits, strict=True)]
         if limit is None or max(needs) <= limit:
             problems.append(problem)
         least.append((max(needs), needs.index(max(needs)), fixed))

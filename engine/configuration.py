@@ -108,15 +108,10 @@ class TrainerConfig:
         return bytes_of(limit) if isinstance(limit, str) else limit
 
 
-def stages_per_rank_of(config: TrainerConfig) -> int:
-    """The stages of a rank of a schedule that the solver finds."""
-    return config.stages_per_rank or 1
-
-
 def num_stages_of(config: TrainerConfig) -> int:
     """Stages over all ranks. Raises ScheduleError or ProgramError."""
     if is_open(config):
-        return config.world_size * stages_per_rank_of(config)
+        return config.world_size * (config.stages_per_rank or 1)
     return program_of(config).num_stages
 
 

@@ -56,7 +56,9 @@ def answer_to(request: CostRequest) -> Answer:
     try:
         device = _device(request.device, rank=0)
         torch.set_num_threads(request.num_threads)
-        answer["device_name"] = _name_of(device)
+        processor = platform.processor() or platform.machine()
+        is_accelerator = devices.is_accelerator(device)
+        answer["device_name"] = devices.name_of(device) if is_accelerator else processor
         for size, recompute in request.settings:
             setting = {"microbatch_size": size, "recompute": recompute}
             try:
@@ -117,12 +119,6 @@ def _device(kind: str, rank: int) -> torch.device:
         return devices.CPU
     device_variables.check(os.environ)
     return devices.of_local_rank(rank, kind)
-
-
-def _name_of(device: torch.device) -> str:
-    if devices.is_accelerator(device):
-        return devices.name_of(device)
-    return platform.processor() or platform.machine()
 
 
 def _measured_link(kind: str) -> LinkCosts | None:

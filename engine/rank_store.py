@@ -11,13 +11,7 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public
 
-from engine.interfaces import (
-    LOOPBACK,
-    InterfaceError,
-    keep_to_loopback,
-    listen,
-    place_to_listen,
-)
+from engine.interfaces import LOOPBACK, InterfaceError, keep_to_loopback, listen, place_to_listen
 
 _VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 

@@ -169,7 +169,20 @@ class CausalLM:
         cut = {n: skeleton.get_submodule(n) for n in ("", skeleton.base_model_prefix, last)}
         hooks = {name or self.architecture: hook_on(module) for name, module in cut.items()}
         self._hooks = {name: what for name, what in hooks.items() if what}
-        _check_cache(skeleton, f"{self._base}{self.plan.layers}.")
+        # Layers may not write to one place of a cache, which training here goes without.
+        prefix, places = f"{self._base}{self.plan.layers}.", dict[tuple[object, str], str]()
+        has_cache = getattr(self.config, "use_cache", False)
+        for name, module in skeleton.named_modules(remove_duplicate=False) if has_cache else ():
+            index = vars(module).get("layer_idx")
+            if index is None or not name.startswith(prefix):
+                continue
+            first = places.setdefault((index, name.removeprefix(prefix).partition(".")[2]), name)
+            if first != name:
+                raise ModelError(
+                    f"{self.architecture}: {first} and {name} have the same layer_idx, so a call "
+                    "with the model's cache lets the second see the keys of the first; set "
+                    "config.use_cache = False, as for training, or give each its own"
+                )
         self.num_layers = len(layers)
         self.num_parameters = _num_parameters(skeleton)
         self.vocab_size = int(self.config.vocab_size)
@@ -181,11 +194,7 @@ class CausalLM:
             for names in (self.plan.before, self.plan.after)
         )
         head = sum(_num_parameters(getattr(skeleton, name)) for name in _outside_base(skeleton))
-        self._costs = Costs(tuple(sizes), before, after + head)  # tied weights count on both
-
-    @property
-    def costs(self) -> Costs:
-        return self._costs
+        self.costs = Costs(tuple(sizes), before, after + head)  # tied weights count on both
 
     def skeleton(self) -> PreTrainedModel:
         """The whole model without its weights, made anew."""
@@ -333,25 +342,6 @@ def plan_of(model: PreTrainedModel) -> Plan:
     if loose:
         raise ModelError(f"architecture {name}: parameters {loose} belong to no part of its plan")
     return plan
-
-
-def _check_cache(model: PreTrainedModel, layers: str) -> None:
-    """Refuse layers that would write to one place of a cache, which training here goes without."""
-    if not getattr(model.config, "use_cache", False):
-        return
-    names: dict[tuple[object, str], str] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        index = vars(module).get("layer_idx")
-        if index is None or not name.startswith(layers):
-            continue
-        inside = name.removeprefix(layers).partition(".")[2]
-        first = names.setdefault((index, inside), name)
-        if first != name:
-            raise ModelError(
-                f"{type(model).__name__}: {first} and {name} have the same layer_idx, so a call "
-                "with the model's cache lets the second see the keys of the first; set "
-                "config.use_cache = False, as for training, or give each its own"
-            )
 
 
 def _outside_base(model: PreTrainedModel) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ looked for on fake tensors (`survey`) and refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -205,7 +205,10 @@ def survey(pieces: Sequence[Piece], values: Values, run: Callable[[int, Values],
         result.written[index] = {name for name, t, version in inputs if t._version != version}
         now = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
         changed = [t for t, version in state if t._version != version or id(t) not in now]
-        for tensor in (*changed, *_running_statistics(module)):
+        for inner in module.modules():  # norms, whose kernels change theirs without a trace
+            if isinstance(inner, _NormBase) and inner.track_running_stats:
+                changed += inner.buffers(recurse=False)
+        for tensor in changed:
             result.changed.setdefault(address(tensor), index)
         outputs = [tensor for name in piece.gives for tensor in tensors_of(local[name])]
         result.flows[index] = _flows(leaves, outputs)
@@ -235,13 +238,6 @@ def _flows(leaves: list[Tensor], outputs: list[Tensor]) -> set[tuple[int, int]]:
     return flows
 
 
-def _running_statistics(module: nn.Module) -> Iterator[Tensor]:
-    """Yield the running statistics of norms, whose kernels change them without a trace."""
-    for inner in module.modules():
-        if isinstance(inner, _NormBase) and inner.track_running_stats:
-            yield from inner.buffers(recurse=False)
-
-
 class Chain:
     """A chain without weights."""
 
@@ -268,11 +264,7 @@ class Chain:
             )
         self.vocab_size = embedding.num_embeddings
         sizes = [sum(p.numel() for p in set(piece.tensors().values())) for piece in pieces]
-        self._costs = Costs(tuple(sizes))
-
-    @property
-    def costs(self) -> Costs:
-        return self._costs
+        self.costs = Costs(tuple(sizes))
 
     @property
     def skeleton(self) -> nn.Module:

@@ -29,12 +29,7 @@ from engine.model.presets import PRESETS
 from engine.model.probe import check_splits
 from engine.model.spec import ModelSpec
 from engine.model.stage_module import Model, ModelError, first_line
-from engine.model.weights import (
-    cast_parameters,
-    copy_tensors,
-    initialise,
-    read_checkpoint,
-)
+from engine.model.weights import cast_parameters, copy_tensors, initialise, read_checkpoint
 
 
 def from_factory(factory: Factory, dtype: torch.dtype, is_tried: bool) -> Model:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,8 +79,19 @@ class TracedPiece(nn.Module):
         }
         self._traced_device = torch.device("cpu")
         for slot in slots:
-            if slot.kind is not InputKind.CONSTANT_TENSOR:
-                _register(self, slot, tensors[slot])
+            if slot.kind is InputKind.CONSTANT_TENSOR:
+                continue
+            module: nn.Module = self  # the modules on the way to a dotted name are empty ones
+            *path, attribute = slot.name.split(".")
+            for name in path:
+                if name not in module._modules:
+                    module.add_module(name, nn.Module())
+                module = module.get_submodule(name)
+            tensor = tensors[slot]
+            if isinstance(tensor, nn.Parameter):
+                module.register_parameter(attribute, tensor)
+            else:
+                module.register_buffer(attribute, tensor, persistent=slot.is_persistent)
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -133,38 +144,20 @@ class TracedPiece(nn.Module):
         device = fn(torch.empty(0, device=self._traced_device)).device
         super()._apply(fn, recurse)
         self._traced_constants = {s: t.to(device) for s, t in self._traced_constants.items()}
-        if device != self._traced_device:
-            _move(self.__dict__["_traced_code"], device)
-            self._traced_device = device
+        if device == self._traced_device:
+            return self
+        self._traced_device = device
+
+        def moved(argument: object) -> object:
+            return device if isinstance(argument, torch.device) else argument
+
+        for module in self.__dict__["_traced_code"].modules():  # nodes make their tensors there
+            if isinstance(module, GraphModule):
+                for node in module.graph.nodes:
+                    node.args = tree_map(moved, node.args)
+                    node.kwargs = tree_map(moved, node.kwargs)
+                module.recompile()
         return self
-
-
-def _register(piece: nn.Module, slot: Slot, tensor: Tensor) -> None:
-    """Register a tensor under its dotted name; the modules on the way there are empty ones."""
-    module = piece
-    *path, attribute = slot.name.split(".")
-    for name in path:
-        if name not in module._modules:
-            module.add_module(name, nn.Module())
-        module = module.get_submodule(name)
-    if isinstance(tensor, nn.Parameter):
-        module.register_parameter(attribute, tensor)
-    else:
-        module.register_buffer(attribute, tensor, persistent=slot.is_persistent)
-
-
-def _move(code: GraphModule, device: torch.device) -> None:
-    """Let the nodes make their tensors on another device than that of the traced run."""
-
-    def moved(argument: object) -> object:
-        return device if isinstance(argument, torch.device) else argument
-
-    for module in code.modules():
-        if isinstance(module, GraphModule):
-            for node in module.graph.nodes:
-                node.args = tree_map(moved, node.args)
-                node.kwargs = tree_map(moved, node.kwargs)
-            module.recompile()
 
 
 def cut_graph(
@@ -180,7 +173,16 @@ def cut_graph(
     name; `output`: the value that the last piece gives. Raises ModelError for what cannot be cut.
     """
     flow = _Flow(program, marks, canonical, output)
-    _check_crossing(flow)
+    for index in range(flow.num_pieces - 1):  # no message carries numbers, lists, sparse tensors
+        for node in flow.crossing(index):
+            value = node.meta.get("val")
+            if not _is_strided(value):
+                is_tensor = isinstance(value, Tensor)
+                kind = "a sparse tensor" if is_tensor else f"a {type(value).__name__}"
+                raise refusal(
+                    f"{place_of(node)}: gives {kind} that is used after a split point; only dense "
+                    "tensors pass from piece to piece: move the split point, or make it a tensor"
+                )
     _check_writes(flow)
     for node in flow.nodes:  # a message is contiguous: strides of a received tensor do not count
         source = node.args[0] if node.args else None
@@ -329,18 +331,14 @@ def written_storages(node: Node) -> set[int]:
     if target is torch.ops.aten.detach_.default:
         return set()
     if isinstance(target, torch._ops.OpOverload):
-        written = (argument for name, argument in _arguments(node, target) if name)
-        nodes = (n for argument in written for n in tree_leaves(argument) if isinstance(n, Node))
-        return {s for node in nodes for s in storages(node)}
+        written: list[object] = []
+        for place, argument in enumerate(target._schema.arguments):
+            is_written = argument.alias_info is not None and argument.alias_info.is_write
+            if is_written or argument.name in _STATISTICS:
+                is_by_name = place >= len(node.args)
+                written.append(node.kwargs.get(argument.name) if is_by_name else node.args[place])
+        return {s for n in tree_leaves(written) if isinstance(n, Node) for s in storages(n)}
     return {s for block in _blocks_of(node) for n in block.graph.nodes for s in written_storages(n)}
-
-
-def _arguments(node: Node, operation: torch._ops.OpOverload) -> Iterator[tuple[bool, object]]:
-    """Whether each argument is written to, and the argument."""
-    for place, argument in enumerate(operation._schema.arguments):
-        given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
-        is_written = argument.alias_info is not None and argument.alias_info.is_write
-        yield is_written or argument.name in _STATISTICS, given
 
 
 def _blocks_of(node: Node) -> list[GraphModule]:
@@ -373,21 +371,6 @@ def place_of(node: Node) -> str:
     path = stack[-1][0] if stack else ""
     where = line.replace("File ", "", 1) or str(node.target)
     return f"{where} (submodule {path})" if path else where
-
-
-def _check_crossing(flow: _Flow) -> None:
-    """Refuse what no message carries: numbers, lists, sparse tensors."""
-    for index in range(flow.num_pieces - 1):
-        for node in flow.crossing(index):
-            value = node.meta.get("val")
-            if not _is_strided(value):
-                kind = (
-                    "a sparse tensor" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-                )
-                raise refusal(
-                    f"{place_of(node)}: gives {kind} that is used after a split point; only dense "
-                    "tensors pass from piece to piece: move the split point, or make it a tensor"
-                )
 
 
 def _check_writes(flow: _Flow) -> None:
@@ -514,22 +497,18 @@ def real_tensors(piece: TracedPiece, built: nn.Module) -> dict[Slot, Tensor]:
         elif slot.kind is InputKind.BUFFER:
             tensors[slot] = buffers[slot.name]
         else:
-            tensors[slot] = _constant(slot, built, piece.constants[slot])
+            # The attribute of that name, or the value with which the traced run has made it.
+            attribute: object = built
+            for name in slot.name.split("."):
+                attribute = getattr(attribute, name, None)
+            traced = piece.constants[slot]
+            value = traced.constant if isinstance(traced, FakeTensor) else traced
+            if isinstance(attribute, Tensor):
+                value = attribute.detach()
+            if value is None:
+                raise refusal(
+                    f'forward uses a tensor, "{slot.name}" in the trace, that is neither a '
+                    "parameter nor a buffer nor an attribute of its module; register it as a buffer"
+                )
+            tensors[slot] = value
     return tensors
-
-
-def _constant(slot: Slot, built: nn.Module, traced: Tensor) -> Tensor:
-    """The attribute of that name, or the value with which the traced run has made it."""
-    attribute: object = built
-    for name in slot.name.split("."):
-        attribute = getattr(attribute, name, None)
-    if isinstance(attribute, Tensor):
-        return attribute.detach()
-    if isinstance(traced, FakeTensor):
-        if traced.constant is None:
-            raise refusal(
-                f'forward uses a tensor, "{slot.name}" in the trace, that is neither a parameter '
-                "nor a buffer nor an attribute of its module; register it as a buffer"
-            )
-        return traced.constant
-    return traced

@@ -28,12 +28,10 @@ def draw(program: Program, mark: tuple[int, int] | None = None, context: int = 8
     )
 
 
-def draw_timeline(
-    program: Program, start_ns: Times, end_ns: Times, unit_ns: int | None = None
-) -> str:
-    """Draw what each rank computes in each unit of time; by default the unit is `unit_of`."""
+def draw_timeline(program: Program, start_ns: Times, end_ns: Times) -> str:
+    """Draw what each rank computes in each unit of time, which is `unit_of`."""
     has_stages = program.num_stages > program.world_size
-    grid = grid_of(program, start_ns, end_ns, unit_ns or unit_of(start_ns, end_ns))
+    grid = grid_of(program, start_ns, end_ns, unit_of(start_ns, end_ns))
     return _text([label_of(cell, has_stages=has_stages) for cell in row] for row in grid)
 
 

@@ -143,11 +143,7 @@ def prove_no_deadlock(lowered: Program, sharing: Sharing = Sharing.STAGE_EDGE) -
     """
     lowered = lowered.without_collectives()
     arrays, width = columns_of(lowered)
-    num_actions, num_ranks, links = (
-        lowered.table.num_actions,
-        lowered.world_size,
-        num_links(lowered),
-    )
+    num_actions, links = lowered.table.num_actions, num_links(lowered)
     # Each transfer occurs once, a SEND after its producer, a RECV before its consumer.
     kinds, ranks = kinds_of(lowered.placement, width), array("q", lowered.placement.ranks)
     marks = tuple(filled(0, size * width) for size in (len(kinds.edge), links, links))
@@ -178,7 +174,8 @@ def prove_no_deadlock(lowered: Program, sharing: Sharing = Sharing.STAGE_EDGE) -
                     ends[kind] = names.setdefault(name, len(names))
     num_lines = max(lines[0], default=0) + 1
     position = lowered.table.offset[:-1]
-    walk = position, filled(kernels.NONE, num_ranks), array("q", range(num_ranks))
+    every = range(lowered.world_size)
+    walk = position, filled(kernels.NONE, len(every)), array("q", every)
     first, last, todo = (filled(kernels.NONE, num_lines) for _ in range(3))
     line = first, last, filled(kernels.NONE, num_actions), todo, filled(0, num_lines)
     arguments = arrays, kinds, lines, walk, line, filled(0, links * width)

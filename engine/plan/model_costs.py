@@ -97,6 +97,3 @@ class LinkCosts:
     latency_ns: float = 0.0
     bytes_per_s: float = float("inf")
     error: float = 0.0  # relative standard error of both
-
-    def message_ns(self, num_bytes: int) -> int:
-        return round(self.latency_ns + num_bytes / self.bytes_per_s * 1e9)

@@ -18,13 +18,7 @@ from functools import cached_property
 
 from engine.arrays import run
 from engine.plan import kernels
-from engine.plan.action import (
-    COLLECTIVE_OPS,
-    OPS,
-    Action,
-    parse_action,
-    parse_cell,
-)
+from engine.plan.action import COLLECTIVE_OPS, OPS, Action, parse_action, parse_cell
 from engine.plan.table import Table
 
 

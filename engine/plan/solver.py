@@ -159,7 +159,15 @@ class Rows:
 
         All that are split are tried at once, then halves of what was no success.
         """
-        todo = deque([[*self._splits(candidate.row)]])
+        count, split = [0] * self.num_stages, self._split_places(candidate.row)
+        splits: list[tuple[int, int]] = []  # stage and number of each I that could be of one
+        for at, kind in enumerate(candidate.row):
+            half, here = divmod(kind, self.num_stages)
+            if half in (1, 3):
+                if split[at] and self.gains[here]:
+                    splits.append((here, count[here]))
+                count[here] += 1
+        todo = deque([splits])
         while todo and todo[0] and num_tries > 0:
             some, num_tries = todo.popleft(), num_tries - 1
             row = self._joined(candidate.row, set(some))
@@ -222,17 +230,6 @@ class Rows:
             if is_whole and at not in last:
                 split[at - 1] = split[at] = False
         return split
-
-    def _splits(self, row: array[int]) -> list[tuple[int, int]]:
-        """Stage and number of each I that is not of a whole backward, but could be."""
-        count, split, found = [0] * self.num_stages, self._split_places(row), []
-        for at, kind in enumerate(row):
-            half, here = divmod(kind, self.num_stages)
-            if half in (1, 3):
-                if split[at] and self.gains[here]:
-                    found.append((here, count[here]))
-                count[here] += 1
-        return found
 
     def _joined(self, row: array[int], some: set[tuple[int, int]]) -> array[int]:
         """The rows with these backwards whole: the next W of their stage comes to each."""

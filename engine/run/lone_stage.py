@@ -26,13 +26,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from engine.model.stage_module import (
-    Message,
-    Model,
-    StageModule,
-    gradient_message,
-    message_bytes,
-)
+from engine.model.stage_module import Message, Model, StageModule, gradient_message, message_bytes
 from engine.run.allocations import record
 from engine.run.memory import own_changes, storages
 from engine.run.optimizer import OptimizerSpec, build_optimizer

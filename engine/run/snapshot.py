@@ -131,6 +131,25 @@ def save(
                     _flush(aside / name)
                     written[kind] |= dict.fromkeys(own, name)
 
+    def finish() -> None:
+        """Write the indexes of all ranks' files, then put the folder in its place."""
+        for kind in KINDS:
+            files = {t: f for _, theirs in gathered for t, f in sorted(theirs[kind].items())}
+            size = sum((aside / name).stat().st_size for name in set(files.values()))
+            index = {"metadata": {"total_size": size}, "weight_map": files}
+            (aside / index_name(kind)).write_text(json.dumps(index, indent=1))
+        write_configuration(aside)
+        (aside / TRAINER).write_text(json.dumps(asdict(state), indent=1))
+        for path in (*aside.rglob("*"), aside):
+            _flush(path)
+        old = folder.with_name(f".{folder.name}.old")  # a kill in between loses neither's files
+        shutil.rmtree(old, ignore_errors=True)
+        if folder.exists():
+            folder.replace(old)
+        aside.replace(folder)
+        shutil.rmtree(old, ignore_errors=True)
+        _flush(folder.parent)
+
     _raise_first(gather(_attempt(clear) if is_first_rank else None))
     problem = _attempt(write_parts)
     for _ in parts:  # which replicas put together, also where one of them could not write
@@ -138,11 +157,7 @@ def save(
     gathered: list[tuple[str | None, TensorFiles]] = gather((problem, written))
     problem = next((problem for problem, _ in gathered if problem), None)
     if is_first_rank and problem is None:
-        everything: TensorFiles = {kind: {} for kind in KINDS}
-        for _, files in gathered:
-            for kind in KINDS:
-                everything[kind] |= dict(sorted(files[kind].items()))
-        problem = _attempt(lambda: _finish(aside, folder, everything, state, write_configuration))
+        problem = _attempt(finish)
     if is_first_rank and problem is not None:
         shutil.rmtree(aside, ignore_errors=True)  # a full disk is not left full
     _raise_first(gather(problem))
@@ -173,30 +188,6 @@ def _raise_first(problems: Iterable[str | None]) -> None:
     for problem in problems:
         if problem:
             raise SnapshotError(f"the checkpoint could not be written: {problem}")
-
-
-def _finish(
-    aside: Path,
-    folder: Path,
-    written: TensorFiles,
-    state: State,
-    write_configuration: Callable[[Path], None],
-) -> None:
-    for kind, files in written.items():
-        size = sum((aside / name).stat().st_size for name in set(files.values()))
-        index = {"metadata": {"total_size": size}, "weight_map": files}
-        (aside / index_name(kind)).write_text(json.dumps(index, indent=1))
-    write_configuration(aside)
-    (aside / TRAINER).write_text(json.dumps(asdict(state), indent=1))
-    for path in (*aside.rglob("*"), aside):
-        _flush(path)
-    old = folder.with_name(f".{folder.name}.old")  # a kill in between loses neither's files
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        folder.replace(old)
-    aside.replace(folder)
-    shutil.rmtree(old, ignore_errors=True)
-    _flush(folder.parent)
 
 
 def _flush(path: Path) -> None:

@@ -13,7 +13,6 @@ from engine.run import device as devices
 
 NUM_STREAMS = 32
 """Those of torch's pool (c10/cuda/CUDAStream.h, c10/xpu/XPUStream.h: kStreamsPerPool)."""
-_LANE = 0
 MOST_EDGES = NUM_STREAMS - 1  # the first is the lane's
 
 
@@ -30,11 +29,11 @@ class Streams:
 
     def of_lane(self) -> torch.Stream:
         """The stream of the lane of collectives."""
-        return self._at(_LANE)
+        return self._at(0)
 
     def of_edge(self, position: int) -> torch.Stream:
         """The stream of the rank's edge at a position among its own, equal in every case."""
-        return self._at(_LANE + 1 + position)
+        return self._at(1 + position)
 
     def _at(self, number: int) -> torch.Stream:
         while len(self._drawn) <= number:
@@ -47,13 +46,3 @@ class Streams:
                 )
             self._drawn.append(stream)
         return self._drawn[number]
-
-
-def check_num_edges(most: int, rank: int) -> None:
-    """Raises TooManyEdgesError if a rank's edges are more than there are streams for."""
-    if most > MOST_EDGES:
-        raise TooManyEdgesError(
-            f"rank {rank} sends or receives over {most} edges, and a device has streams for "
-            f"{MOST_EDGES}: two would share one and wait for each other; use fewer stages on each "
-            "rank"
-        )

@@ -215,8 +215,8 @@ def stragglers_of(times: JobTimes) -> Stragglers:
         slowest = by_worker.nlargest(_TRIED, "slowness")[["replica", "rank"]]
         for replica, rank in slowest.to_numpy().tolist():
             tried.append(alike(Kind.WORKER, compute & (columns.rank == rank), replica, rank))
-        slowest = by_replica.nlargest(_TRIED, "slowness")["replica"]
-        tried += [alike(Kind.REPLICA, compute, replica) for replica in slowest.tolist()]
+        slow = by_replica.nlargest(_TRIED, "slowness")["replica"]
+        tried += [alike(Kind.REPLICA, compute, replica) for replica in slow.tolist()]
         # The links of single replicas whose messages take longest beyond their ideal time.
         beyond = (own_ns - ideal).clip(min=0)
         excess = {

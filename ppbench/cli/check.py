@@ -92,7 +92,6 @@ def check(
         num = (launches or 5) if is_run else None
         raise typer.Exit(check_saved_file(file, num, results, how, view))
     from ppbench.cli.comparison import gate_text, note_aside
-    from ppbench.commits.comparison import break_down
     from ppbench.config.shipped import from_here
     from ppbench.config.sweep import read_share
     from ppbench.files import whole_file
@@ -123,7 +122,7 @@ def check(
         launches=launches,
         max_launches=most,
     )
-    breakdowns = break_down(result.comparison, result.comparison.changed())
+    breakdowns = result.comparison.break_down(result.comparison.changed())
     note_aside(result.comparison, how)
     if summary is not None:
         text = gate_text(result, breakdowns, Format.markdown, again)

@@ -100,7 +100,6 @@ def compare(
         page_of_sides,
     )
     from ppbench.cli.progress import LiveProgress
-    from ppbench.commits.comparison import break_down
     from ppbench.commits.comparison import compare as compare_sides
     from ppbench.commits.sides import WORKTREE
     from ppbench.display.tables import View
@@ -137,14 +136,14 @@ def compare(
                 progress=progress,
             )
         wanted = sides.series() if how is Format.json else sides.changed()
-        breakdowns = break_down(sides, wanted)
+        breakdowns = sides.break_down(wanted)
         result, text = sides, comparison_text(sides, breakdowns, how, view)
         if output is not None and is_saved:
             with whole_file(output, "--output") as saved:
                 saved.write(f"{comparison_text(sides, breakdowns, Format.json)}\n".encode())
         elif output is not None:
             again = command("compare", *words, metric=metrics, results=results, output=output)
-            page = page_of_sides(sides, break_down(sides, sides.changed()), again)
+            page = page_of_sides(sides, sides.break_down(sides.changed()), again)
     else:
         if is_saved:
             raise UsageError(

@@ -176,7 +176,7 @@ def page_of_axis(
         for line in across.lines
     ]
     title = f"Along {key_of(across.axis)}: {values}"
-    runs = across.store.table("runs", across.run_ids)
+    runs = across.stores[0].table("runs", across.run_ids)
     return ComparisonPage(title, facts, sides, across, breakdowns, BY_AXIS, runs, command)
 
 

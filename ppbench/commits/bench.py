@@ -252,7 +252,19 @@ class Bench:
         error = self._start(target, num_launches)
         after = self._stored.of(target.commit)
         if error is not None and after.run_ids <= stored.run_ids:
-            self._write_failures(target, missing, num_launches, error)
+            # A failure row for each launch that should have had a row.
+            cases = tuple(
+                (case, dataclasses.replace(measure, launches=num_launches))
+                for case, measure in self.sweep.cases
+            )
+            sweep = dataclasses.replace(self.sweep, cases=cases)
+            items = items_of(sweep, target.commit)
+            named = (sweep_id_of(sweep, items, target.commit), sweep.name, sweep.file)
+            job = Job(new_run_id(), str(self._store.folder), *named, target.commit, items)
+            judgement = Diagnosis("error", error, None, [], None, 0, pd.DataFrame())
+            for place, launch in missing:
+                index = launch * len(cases) + place  # items are in this order
+                write_failure(job, items[index], Attempt(index, new_run_id(), 1), judgement)
             after = self._stored.of(target.commit)
         num_cases = len(self.sweep.cases)
         failures = [row for place in range(num_cases) if (row := after.failure(place))]
@@ -319,23 +331,6 @@ class Bench:
             raise StoreError(text)  # not the commit's fault
         return text
 
-    def _write_failures(
-        self, target: Target, missing: list[tuple[int, int]], num_launches: int, error: str
-    ) -> None:
-        """Write a failure row for each launch that should have had a row."""
-        cases = tuple(
-            (case, dataclasses.replace(measure, launches=num_launches))
-            for case, measure in self.sweep.cases
-        )
-        sweep = dataclasses.replace(self.sweep, cases=cases)
-        items = items_of(sweep, target.commit)
-        named = (sweep_id_of(sweep, items, target.commit), sweep.name, sweep.file)
-        job = Job(new_run_id(), str(self._store.folder), *named, target.commit, items)
-        judgement = Diagnosis("error", error, None, [], None, 0, pd.DataFrame())
-        for place, launch in missing:
-            index = launch * len(cases) + place  # items are in this order
-            write_failure(job, items[index], Attempt(index, new_run_id(), 1), judgement)
-
 
 @dataclass
 class Rounds:
@@ -362,7 +357,13 @@ class Rounds:
             # Drift of the machine favours neither side.
             sides = (self.base, self.head) if count % 2 else (self.head, self.base)
             for side in sides:
-                stored = self._launched(side, count)
+                stored = self.bench.measure_afresh(side, count)
+                for _ in range(most_repeats(count)):  # disturbed launches are made again
+                    cases = map(stored.disturbed, range(len(self.bench.sweep.cases)))
+                    if not any(any(slowed) and is_lacking(slowed, count) for slowed in cases):
+                        break
+                    self.bench.progress.say("  its machine was disturbed: launched once more")
+                    stored = self.bench.measure_afresh(side, count)
                 failures = [stored.failure(place) for place in range(len(self.bench.sweep.cases))]
                 if count == 1 and all(failures) and failures[0] is not None:
                     why = f"{failures[0].status}: {first_line(failures[0].error)}"
@@ -383,17 +384,6 @@ class Rounds:
         return measure_until_decided(
             most_launches, self.bring_to, judged, compared_of, metrics, known, say
         )
-
-    def _launched(self, side: Target, count: int) -> Launches:
-        """Bring a side to so many launches; disturbed ones are made again, so often at most."""
-        stored = self.bench.measure_afresh(side, count)
-        for _ in range(most_repeats(count)):
-            cases = map(stored.disturbed, range(len(self.bench.sweep.cases)))
-            if not any(any(disturbed) and is_lacking(disturbed, count) for disturbed in cases):
-                break
-            self.bench.progress.say("  its machine was disturbed: launched once more")
-            stored = self.bench.measure_afresh(side, count)
-        return stored
 
 
 @contextmanager
@@ -444,22 +434,3 @@ def rounds_of(
             raise SweepInterruptedError(
                 f"interrupted after {done} of each side; what is finished is kept"
             ) from None
-
-
-def measure_sides(
-    sweep: Sweep | None,
-    base: str | None,
-    head: str,
-    launches: int,
-    results: Path,
-    progress: Progress = SILENT,
-    *,
-    after: str = "",
-) -> tuple[str, str]:
-    """Measure two commits in interleaved launches, so many of each, and return their names.
-
-    Launches of the last hour count, if they were made `after` this run.
-    """
-    with rounds_of(sweep, base, head, results, progress, after) as rounds:
-        rounds.bring_to(launches)
-        return rounds.names

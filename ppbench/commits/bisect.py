@@ -207,7 +207,17 @@ class _Bisection:
         self.fruitless = [0] * len(self.targets)  # starts in a row without a figure, by commit
         self.is_retry_due = [self.retries_failed] * len(self.targets)
         self.launches: list[Launches] = self.bench.launches(self.targets)
-        self.noises = self._noises_of_others()
+        # The noise of each case on this machine, by launches of commits that are not searched.
+        self.noises: dict[Key, Noise] = {}
+        if self.bench.results.exists():
+            metric, keys = METRICS[self.metric], [key_of(*each) for each in self.bench.sweep.cases]
+            machines = {key[1] for key in keys}
+            store = Store(self.bench.results)
+            slowdowns, launches = slowdowns_and_launches([store], machines, [metric])
+            searched = {target.commit.commit for target in self.targets}
+            others = launches[~launches["commit"].isin(searched)]
+            noises = noises_of(keys, [metric], others, slowdowns)
+            self.noises = {k: own[metric.name] for k, own in noises.items() if metric.name in own}
         self.num_made = 0
         self.is_reach_said = False
 
@@ -297,19 +307,6 @@ class _Bisection:
             slow_sign=metric.slow_sign,
         )
 
-    def _noises_of_others(self) -> dict[Key, Noise]:
-        """The noise of each case on this machine, by launches of commits that are not searched."""
-        if not self.bench.results.exists():
-            return {}
-        metric, keys = METRICS[self.metric], [key_of(*each) for each in self.bench.sweep.cases]
-        machines = {key[1] for key in keys}
-        store = Store(self.bench.results)
-        slowdowns, launches = slowdowns_and_launches([store], machines, [metric])
-        searched = {target.commit.commit for target in self.targets}
-        others = launches[~launches["commit"].isin(searched)]
-        noises = noises_of(keys, [metric], others, slowdowns)
-        return {key: own[metric.name] for key, own in noises.items() if metric.name in own}
-
     def _runs(self, place: int) -> list[bool]:
         return [self._runs_at(commit, place) for commit in range(len(self.targets))]
 
@@ -374,9 +371,7 @@ def _counting(launches: Launches, case: int, metric: Metric) -> dict[int, Launch
 def _distance(search: Search) -> float:
     """The smallest difference between the ends that the interval allows."""
     if search.ratio is not None:
-        low, high = math.log(search.ratio.low), math.log(search.ratio.high)
-    elif search.difference is not None:
-        low, high = search.difference.low, search.difference.high
-    else:
+        return max(math.log(search.ratio.low), -math.log(search.ratio.high))
+    if search.difference is None:
         return -math.inf
-    return max(low, -high)
+    return max(search.difference.low, -search.difference.high)

@@ -9,11 +9,7 @@ from pathlib import Path
 
 from ppbench.commits.advice import check_command
 from ppbench.commits.bench import SILENT, Progress, read_tracked, rounds_of
-from ppbench.commits.comparison import (
-    compare_sides,
-    of_sweep,
-    places_of,
-)
+from ppbench.commits.comparison import compare_sides, of_sweep, places_of
 from ppbench.commits.gate import (
     GATED,
     Accepted,
@@ -77,8 +73,17 @@ def check(
         places = replace(places_of(planned, folder), check=again(planned))
         last = find_side(head, places)
         if planned is None:
-            planned, notes = _sweep_of(last)
-            last = replace(last, notes=(*last.notes, *notes))
+            # The one that head's runs come from; its thresholds must not be lost without a note.
+            rows = last.failed if last.runs.empty else last.runs
+            files = sorted(set(rows["sweep_file"].dropna()))
+            names = ", ".join(files)
+            if len(files) == 1 and Path(files[0]).exists():
+                planned = read_tracked(files[0])
+            elif files:
+                why = f"{names} not found" if len(files) == 1 else f"head's runs come from {names}"
+                lost = "no thresholds and accepted changes of a sweep file are used"
+                text = f"{why}, so {lost}; name one: ppbench check SWEEP"
+                last = replace(last, notes=(*last.notes, text))
             places = replace(places_of(planned, folder), check=again(planned))
         first = _base(base, last, places)
         if set(first.runs["run_id"]) & set(last.runs["run_id"]):
@@ -132,22 +137,6 @@ def check(
             note(f"warning: {error}")
             return judged(base, head, is_fresh=True)
         return judged(*rounds.names, is_fresh=True)
-
-
-def _sweep_of(head: Side) -> tuple[Sweep | None, tuple[str, ...]]:
-    """The sweep file that head's runs come from, or a note that says why there is none.
-
-    Raises UsageError for a file that exists and cannot be used: its thresholds must not be lost.
-    """
-    files = sorted(set((head.failed if head.runs.empty else head.runs)["sweep_file"].dropna()))
-    if len(files) == 1 and Path(files[0]).exists():
-        return read_tracked(files[0]), ()
-    if not files:
-        return None, ()
-    names = ", ".join(files)
-    why = f"{names} not found" if len(files) == 1 else f"head's runs come from {names}"
-    lost = "no thresholds and accepted changes of a sweep file are used"
-    return None, (f"{why}, so {lost}; name one: ppbench check SWEEP",)
 
 
 def _base(name: str | None, head: Side, places: Places) -> Side:

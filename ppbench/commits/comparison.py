@@ -32,11 +32,9 @@ from ppbench.comparison.launches import (
     without_times_of_files,
 )
 from ppbench.comparison.lines import (
-    Breakdown,
     Compared,
     Line,
     Pairing,
-    break_down_pairing,
     lines_of,
     listed,
     of_keys,
@@ -149,6 +147,7 @@ def compare_sides(
         pairings={pairing.series: pairing for pairing in pairings},
         lines=tuple(lines),
         notes=tuple(dict.fromkeys(found)),
+        stores=(base.store, head.store),
     )
 
 
@@ -163,14 +162,6 @@ def _differing_settings(key: Key, others: Sequence[Key]) -> list[str]:
 
 def of_series(runs: pd.DataFrame, series: Series) -> pd.DataFrame:
     return of_keys(runs, keys_of(runs), series.key)
-
-
-def break_down(comparison: Comparison, wanted: Iterable[Series]) -> list[Breakdown[Series]]:
-    """Find the spans that changed in these series, as far as their spans are stored."""
-    stores = (comparison.base.store, comparison.head.store)
-    pairings = (comparison.pairings[series] for series in wanted)
-    breakdowns = (break_down_pairing(pairing, stores) for pairing in pairings)
-    return [breakdown for breakdown in breakdowns if breakdown is not None]
 
 
 def _notes(
@@ -195,7 +186,16 @@ def _notes(
                 f"only {word} was measured on the machine {machine} ({listed(names)}): these runs "
                 "are not compared, since machines differ in more than the code"
             )
-    yield from _other_settings(base, head, texts)
+    first, last = (list(dict.fromkeys(keys_of(side.runs))) for side in (base, head))
+    for mine, theirs, word in ((first, last, "base"), (last, first, "head")):
+        for key in mine:
+            others = [other for other in theirs if other[:2] == key[:2]]
+            if others and key not in theirs:
+                settings = ", ".join(_differing_settings(key, others))
+                yield (
+                    f"only {word} was measured with {settings} ({texts[key[0]]}): runs with "
+                    "different measurement settings are not compared"
+                )
     known = {launch.run_id for line in lines for launch in line.discounted}
     for side, word in ((base, "base"), (head, "head")):
         yield from notes.failures(side.failed, texts, f" at {word}")
@@ -215,19 +215,6 @@ def _notes(
         )
     runs = [of_series(side.runs, series) for side in (base, head) for series in shared]
     yield from notes.cautions(pd.concat(runs or [base.runs]))
-
-
-def _other_settings(base: Side, head: Side, texts: Mapping[str, str]) -> Iterable[str]:
-    first, last = (list(dict.fromkeys(keys_of(side.runs))) for side in (base, head))
-    for mine, theirs, word in ((first, last, "base"), (last, first, "head")):
-        for key in mine:
-            others = [other for other in theirs if other[:2] == key[:2]]
-            if others and key not in theirs:
-                settings = ", ".join(_differing_settings(key, others))
-                yield (
-                    f"only {word} was measured with {settings} ({texts[key[0]]}): runs with "
-                    "different measurement settings are not compared"
-                )
 
 
 def _of_any(runs: pd.DataFrame, shared: Sequence[Series]) -> pd.DataFrame:

@@ -39,9 +39,7 @@ from ppbench.config.case import Case, Measure, setting_of
 from ppbench.config.schema import known_keys
 from ppbench.config.sweep import AND, EVERYTHING, Only, Sweep, Track, parse_only, read_fraction
 from ppbench.config.toml import (
-    Place,
     Source,
-    Tree,
     brief,
     parse,
     quoted,
@@ -105,39 +103,38 @@ def read_accepted(file: Path, repository: Repository) -> list[Accepted]:
     tables = tree.get("accept", [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise source.error(("accept",), "expected [[accept]], an array of tables")
-    return [_entry(source, ("accept", index), t, repository) for index, t in enumerate(tables)]
-
-
-def _entry(source: Source, place: Place, table: Tree, repository: Repository) -> Accepted:
-    for key, value in table.items():
-        if key not in _KEYS:
-            raise source.error((*place, key), unknown_key(key, value, _KEYS))
-        if not isinstance(value, str) and key != "up_to":
-            raise source.error((*place, key), f"expected a string, got {shown(value)}")
-    for key in _NEEDED:
-        if not str(table.get(key, "")).strip():
-            raise source.error((*place, key), f"is missing; every entry needs a {key}")
-    metric, up_to = table.get("metric"), table.get("up_to")
-    if metric is not None and metric not in METRICS:
-        problem = f"unknown metric {brief(metric)}{nearest(str(metric), METRICS)}"
-        raise source.error((*place, "metric"), problem)
-    commit, problem = str(table["commit"]), ""
-    try:
-        commit = repository.resolve(commit)
-    except RepositoryError as error:
-        problem = str(error)
-    try:
-        cases = table.get("cases")
-        only = EVERYTHING if cases is None else parse_only(AND.split(str(cases).strip()))
-    except UsageError as error:
-        raise source.error((*place, "cases"), str(error).removeprefix("--only ")) from None
-    try:
-        most = None if up_to is None else read_fraction(up_to, _MOST)
-    except ValueError as error:
-        raise source.error((*place, "up_to"), f"{error}; got {shown(up_to)}") from None
-    return Accepted(
-        commit, str(table["reason"]), only, None if metric is None else str(metric), most, problem
-    )
+    entries = []
+    for index, table in enumerate(tables):
+        place = ("accept", index)
+        for key, value in table.items():
+            if key not in _KEYS:
+                raise source.error((*place, key), unknown_key(key, value, _KEYS))
+            if not isinstance(value, str) and key != "up_to":
+                raise source.error((*place, key), f"expected a string, got {shown(value)}")
+        for key in _NEEDED:
+            if not str(table.get(key, "")).strip():
+                raise source.error((*place, key), f"is missing; every entry needs a {key}")
+        metric, up_to = table.get("metric"), table.get("up_to")
+        if metric is not None and metric not in METRICS:
+            problem = f"unknown metric {brief(metric)}{nearest(str(metric), METRICS)}"
+            raise source.error((*place, "metric"), problem)
+        commit, problem = str(table["commit"]), ""
+        try:
+            commit = repository.resolve(commit)
+        except RepositoryError as error:
+            problem = str(error)
+        try:
+            cases = table.get("cases")
+            only = EVERYTHING if cases is None else parse_only(AND.split(str(cases).strip()))
+        except UsageError as error:
+            raise source.error((*place, "cases"), str(error).removeprefix("--only ")) from None
+        try:
+            most = None if up_to is None else read_fraction(up_to, _MOST)
+        except ValueError as error:
+            raise source.error((*place, "up_to"), f"{error}; got {shown(up_to)}") from None
+        of_metric = None if metric is None else str(metric)
+        entries.append(Accepted(commit, str(table["reason"]), only, of_metric, most, problem))
+    return entries
 
 
 def in_force(
@@ -262,10 +259,6 @@ class GatedLine:
     def is_regression(self) -> bool:
         return self.is_beyond and self.accepted is None
 
-    @property
-    def is_too_little(self) -> bool:
-        return self.is_gated and self.line.change.verdict is Verdict.insufficient
-
     def values(self) -> dict[str, object]:
         """The row of this line in `GateResult.frame`."""
         return {
@@ -374,8 +367,8 @@ def worse_by(line: Line[Series], end: str = "estimate") -> float | None:
 
 def _missing(comparison: Comparison, lines: Sequence[GatedLine], limits: Limits) -> Iterable[str]:
     for gated in lines:
-        if gated.is_too_little:
-            change = gated.line.change
+        change = gated.line.change
+        if gated.is_gated and change.verdict is Verdict.insufficient:
             counts = f"{change.num_base} at base, {change.num_head} at head"
             yield f"{gated.line.series.text}: too few launches ({counts})"
     compared = {line.series.case_id for line in comparison.lines}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,9 @@ from ppbench.run.machine.environment import default_device
 from ppbench.run.sweep.control import run_sweep
 from ppbench.run.sweep.plan import Choice
 from ppbench.run.sweep.progress import Display
-from ppbench.statistics.noise import NoiseLevel, detectable_change, measure_noise
+from ppbench.statistics.noise import detectable_change, measure_noise
 from ppbench.statistics.significance import FEWEST_LAUNCHES
-from ppbench.statistics.slowdowns import NOT_KNOWN, Slowdown, is_disturbed
+from ppbench.statistics.slowdowns import NOT_KNOWN, is_disturbed
 from ppbench.statistics.verdicts import FLOOR, SPEED, DiscountReason, effective_floor
 from ppbench.store import Store, check_writable
 
@@ -93,8 +93,35 @@ def noise(
     for _, of_case in good.groupby("case_id", sort=False):
         if len(of_case) < FEWEST_LAUNCHES:
             continue
-        level, reasons = _measure(of_case, slowdowns)
-        rows.append(_row(of_case, level, len(reasons), store))
+        # Launches that comparisons would discount do not count; those whose machine was slow do if
+        # too few others are left.
+        ids = of_case["run_id"]
+        is_slow = [is_disturbed(slowdowns.get(str(run_id), NOT_KNOWN)) for run_id in ids]
+        has_others = len(of_case) - sum(is_slow) >= FEWEST_LAUNCHES
+        slow = of_case[is_slow] if has_others else of_case.iloc[:0]
+        usual = of_case.drop(slow.index)
+        level = measure_noise([usual[SPEED].tolist()], slow_sign=METRICS[SPEED].slow_sign)
+        apart = usual["run_id"].iloc[list(level.left_out[0])]
+        reasons = dict.fromkeys(map(str, slow["run_id"]), DiscountReason.reference)
+        reasons |= dict.fromkeys(map(str, apart), DiscountReason.apart)
+        last = of_case.iloc[-1]
+        drift = drift_like(dict(last), store)
+        rows.append(
+            {
+                **last,
+                "num_launches": len(of_case),
+                "num_discounted": len(reasons),
+                "deviation": level.noise.deviation,
+                "deviation_low": level.low,
+                "deviation_high": level.high,
+                "floor": effective_floor(FLOOR, level.noise),
+                "detectable_change": detectable_change(level.noise, NUM_LAUNCHES),
+                "num_sessions": 1 if drift is None else drift.num_sessions,
+                "drift": None if drift is None else drift.deviation,
+                "drift_low": None if drift is None else drift.low,
+                "drift_high": None if drift is None or math.isinf(drift.high) else drift.high,
+            }
+        )
         for row in of_case.to_dict("records"):
             if reason := reasons.get(str(row["run_id"])):
                 why = discount_text(reason, slowdowns.get(str(row["run_id"]), NOT_KNOWN))
@@ -121,44 +148,3 @@ def noise(
             )
     planned = len(done.plan.items)
     return NoiseResult(pd.DataFrame(rows), tuple(read.axes), planned, len(good), tuple(texts))
-
-
-def _measure(
-    runs: pd.DataFrame, slowdowns: Mapping[str, Slowdown]
-) -> tuple[NoiseLevel, dict[str, DiscountReason]]:
-    """The noise of a case's throughput, and why launches do not count, by run.
-
-    They are those that comparisons would discount. Those whose machine was slow count if too few
-    others are left.
-    """
-    is_slow = [is_disturbed(slowdowns.get(str(run_id), NOT_KNOWN)) for run_id in runs["run_id"]]
-    slow = runs[is_slow] if len(runs) - sum(is_slow) >= FEWEST_LAUNCHES else runs.iloc[:0]
-    usual = runs.drop(slow.index)
-    speed = METRICS[SPEED]
-    level = measure_noise([usual[SPEED].tolist()], slow_sign=speed.slow_sign)
-    (apart,) = level.left_out
-    left_out = dict.fromkeys(map(str, slow["run_id"]), DiscountReason.reference)
-    left_out |= dict.fromkeys(map(str, usual["run_id"].iloc[list(apart)]), DiscountReason.apart)
-    return level, left_out
-
-
-def _row(
-    runs: pd.DataFrame, speed: NoiseLevel, num_discounted: int, store: Store
-) -> dict[Hashable, Any]:
-    """The last run of a case, with the noise of its runs, and the drift as far as it is known."""
-    last = runs.iloc[-1]
-    drift = drift_like(dict(last), store)
-    return {
-        **last,
-        "num_launches": len(runs),
-        "num_discounted": num_discounted,
-        "deviation": speed.noise.deviation,
-        "deviation_low": speed.low,
-        "deviation_high": speed.high,
-        "floor": effective_floor(FLOOR, speed.noise),
-        "detectable_change": detectable_change(speed.noise, NUM_LAUNCHES),
-        "num_sessions": 1 if drift is None else drift.num_sessions,
-        "drift": None if drift is None else drift.deviation,
-        "drift_low": None if drift is None else drift.low,
-        "drift_high": None if drift is None or math.isinf(drift.high) else drift.high,
-    }

@@ -11,15 +11,13 @@ chosen because they showed something.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from ppbench.commits.advice import near
-from ppbench.commits.bench import SILENT, Progress, measure_sides, read_tracked
+from ppbench.commits.bench import SILENT, Progress, read_tracked, rounds_of
 from ppbench.commits.comparison import (
     Comparison,
     Series,
@@ -137,7 +135,32 @@ def lasting_revision(side: Side) -> str | None:
 def read_saved(file: Path) -> Saved:
     """Read a saved comparison of two sides. Raises UsageError for any other file."""
     try:
-        return _saved(json.loads(file.read_bytes()))
+        content = json.loads(file.read_bytes())
+        stated = []
+        for row in content["changes"]:
+            ratio, difference = (
+                None
+                if row[name] is None
+                else Ratio(float(row[name]), float(row[f"{name}_low"]), float(row[f"{name}_high"]))
+                for name in ("ratio", "difference")
+            )
+            change = Change(
+                *(row["base"], row["head"], ratio, row["p"], Verdict(row["verdict"])),
+                *(int(row["num_base"]), int(row["num_head"]), float(row["floor"])),
+                difference=difference,
+            )
+            names = (str(row["case_id"]), str(row["case"]), str(row["fingerprint"]))
+            stated.append(Stated(*names, METRICS[row["metric"]], change))
+        changes = [one for one in stated if one.change.verdict in _CHANGES]
+        same = [one for one in stated if one.change.verdict is Verdict.same]
+        base, head = (
+            SavedSide(side["name"], side["title"], side["revision"])
+            for side in (content["base"], content["head"])
+        )
+        sweep_file, last_run = content["sweep_file"], content["last_run"]
+        if isinstance(last_run, str) and isinstance(sweep_file, str | None):
+            return Saved(base, head, sweep_file, last_run, tuple(changes or same))
+        why = "is no saved comparison of two sides"
     except OSError as error:
         why = error.strerror or "cannot be read"
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -145,36 +168,6 @@ def read_saved(file: Path) -> Saved:
     raise UsageError(
         f"{file}: {why}; expected what this writes: ppbench compare BASE HEAD SWEEP -o {file}"
     )
-
-
-def _saved(content: Mapping[str, Any]) -> Saved:
-    rows = [_stated(row) for row in content["changes"]]
-    changes = [row for row in rows if row.change.verdict in _CHANGES]
-    same = [row for row in rows if row.change.verdict is Verdict.same]
-    file, last = content["sweep_file"], content["last_run"]
-    if not isinstance(last, str) or not isinstance(file, str | None):
-        raise TypeError
-    base, head = (
-        SavedSide(side["name"], side["title"], side["revision"])
-        for side in (content["base"], content["head"])
-    )
-    return Saved(base, head, file, last, tuple(changes or same))
-
-
-def _stated(row: Mapping[str, Any]) -> Stated:
-    ratio, difference = (
-        None
-        if row[name] is None
-        else Ratio(float(row[name]), float(row[f"{name}_low"]), float(row[f"{name}_high"]))
-        for name in ("ratio", "difference")
-    )
-    change = Change(
-        *(row["base"], row["head"], ratio, row["p"], Verdict(row["verdict"])),
-        *(int(row["num_base"]), int(row["num_head"]), float(row["floor"])),
-        difference=difference,
-    )
-    names = (str(row["case_id"]), str(row["case"]), str(row["fingerprint"]))
-    return Stated(*names, METRICS[row["metric"]], change)
 
 
 def check_saved(
@@ -210,7 +203,8 @@ def check_saved(
                 f"--run: {file}: {what}, so it cannot be measured again; leave out --run to judge "
                 "by newer launches of the store"
             )
-        measure_sides(sweep, base, head, launches, results, progress, after=saved.last_run)
+        with rounds_of(sweep, base, head, results, progress, saved.last_run) as rounds:
+            rounds.bring_to(launches)
     newer = []  # the launches of the stated cases that the saved comparison has not seen
     for named in (saved.base, saved.head):
         side = find_side(named.revision or named.name, places)
@@ -228,24 +222,17 @@ def check_saved(
             )
     metrics = list(dict.fromkeys(each.metric for each in saved.stated))
     comparison = compare_sides(first, last, metrics, again=f"ppbench check {file} --run")
-    judged = tuple(_judged(each, comparison) for each in saved.stated)
-    return Recheck(comparison, judged)
-
-
-def _judged(stated: Stated, comparison: Comparison) -> Judged:
-    lines = [
-        line
-        for line in comparison.lines
-        if line.metric == stated.metric and line.series.case_id == stated.case_id
-    ]
-    alike = sorted(
-        lines,
-        key=lambda line: (
-            line.series.fingerprint != stated.fingerprint,
-            line.series.text != stated.case,
-        ),
-    )
-    if not alike or alike[0].change.verdict not in _DECIDED:
-        return Judged(stated, alike[0] if alike else None, Outcome.not_decided)
-    is_held = alike[0].change.verdict is stated.change.verdict
-    return Judged(stated, alike[0], Outcome.held if is_held else Outcome.not_held)
+    judged = []
+    for stated in saved.stated:
+        lines = {
+            (line.series.fingerprint != stated.fingerprint, line.series.text != stated.case): line
+            for line in reversed(comparison.lines)
+            if line.metric == stated.metric and line.series.case_id == stated.case_id
+        }
+        alike = lines[min(lines)] if lines else None  # the nearest: at best of the same machine
+        outcome = Outcome.not_decided
+        if alike is not None and alike.change.verdict in _DECIDED:
+            is_held = alike.change.verdict is stated.change.verdict
+            outcome = Outcome.held if is_held else Outcome.not_held
+        judged.append(Judged(stated, alike, outcome))
+    return Recheck(comparison, tuple(judged))

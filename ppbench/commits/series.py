@@ -86,9 +86,20 @@ class History:
     @property
     def frame(self) -> pd.DataFrame:
         """One row per launch, and one per change, whose commit is the likeliest."""
-        return pd.DataFrame(
-            [row for analysis in self.analyses for row in _flat(analysis, self.discounts)]
-        )
+        rows: list[dict[str, object]] = []
+        for analysis in self.analyses:
+            series = analysis.series
+            key = {"case_id": series.case_id, "fingerprint": series.fingerprint}
+            for point in (*series.points, *series.dirty):
+                values = point_values(point, self.discounts)
+                commit = {name: value for name, value in values.items() if name != "launches"}
+                for launch in point.launches:
+                    own = _launch_values(launch, self.discounts.get(launch.run_id))
+                    rows.append({"kind": "launch", **key, **commit, **own})
+            rows += [
+                {"kind": "change", **key, **step_values(series, step)} for step in analysis.steps
+            ]
+        return pd.DataFrame(rows)
 
 
 def history(
@@ -113,42 +124,35 @@ def history(
     read = read_history(
         store, column, where=conditions, has_all=has_all, has_dirty=has_dirty, repo=folder
     )
-    notes = (*read.notes, *_notes_on(read.series), *_disturbed(read))
-    if not read.has_figures:
-        num_failed = sum(series.num_failures for series in read.series)
-        failed = f"; {counted(num_failed, 'run')} failed: ppbench ls, ppbench show RUN"
-        where = f"no commit has {read.metric.name} in {store.folder}"
-        notes = (*notes, f"nothing to show: {where}{failed if read.series else ''}")
-    return replace(read, notes=notes)
-
-
-def _notes_on(series: Sequence[Series]) -> Iterator[str]:
-    """Note the series whose newest commits are not measured, and those of one commit."""
+    notes, numbered = list(read.notes), list(enumerate(read.series, 1))
     behind: dict[tuple[str, int], list[int]] = {}
-    for number, line in enumerate(series, 1):
+    for number, line in numbered:
         if line.num_behind:
             newest = line.points[-1].commit[:SHORT]
             behind.setdefault((newest, line.num_behind), []).append(number)
     for (newest, num), numbers in behind.items():
-        yield f"{counted(num, 'commit')} after {newest}: not measured yet{_in(numbers, series)}"
-    single = [number for number, line in enumerate(series, 1) if line.num_measured == 1]
-    if single:
-        yield f"only one commit is measured, and a change takes two{_in(single, series)}"
-
-
-def _disturbed(read: History) -> Iterator[str]:
-    """Name the launches that count for no level and no change, and why."""
-    found = [
+        which = _in(numbers, read.series)
+        notes.append(f"{counted(num, 'commit')} after {newest}: not measured yet{which}")
+    if single := [number for number, line in numbered if line.num_measured == 1]:
+        which = _in(single, read.series)
+        notes.append(f"only one commit is measured, and a change takes two{which}")
+    discounted = [
         f"run {launch.run_id} of {point.commit[:SHORT]} counts for no level and no change: "
         f"{discount_text(reason, launch.slowdown)}{_in([number], read.series)}"
-        for number, series in enumerate(read.series, 1)
-        for point in series.points
+        for number, line in numbered
+        for point in line.points
         for launch in point.launches
         if (reason := read.discounts.get(launch.run_id))
     ]
-    yield from found[:_MOST_NAMED]
-    if (more := len(found) - _MOST_NAMED) > 0:
-        yield f"{counted(more, 'more run')} discounted: --format csv names them"
+    notes += discounted[:_MOST_NAMED]
+    if (more := len(discounted) - _MOST_NAMED) > 0:
+        notes.append(f"{counted(more, 'more run')} discounted: --format csv names them")
+    if not read.has_figures:
+        num_failed = sum(series.num_failures for series in read.series)
+        failed = f"; {counted(num_failed, 'run')} failed: ppbench ls, ppbench show RUN"
+        missing = f"no commit has {read.metric.name} in {store.folder}"
+        notes.append(f"nothing to show: {missing}{failed if read.series else ''}")
+    return replace(read, notes=tuple(notes))
 
 
 def _in(numbers: Sequence[int], series: Sequence[Series]) -> str:
@@ -206,10 +210,24 @@ def read_history(
     by_machine = every.groupby("fingerprint")["run_id"]
     last_runs = by_machine.last()
     rows = store.table("runs", last_runs).set_index("run_id")
-    machines = {
-        str(name): _machine(rows.loc[run_id]) if run_id in rows.index else "damaged in the store"
-        for name, run_id in last_runs.items()
-    }
+    machines = {}
+    for name, run_id in last_runs.items():
+        if run_id not in rows.index:
+            machines[str(name)] = "damaged in the store"
+            continue
+        run = rows.loc[run_id]
+        facts: dict[str, object] = {}
+        with contextlib.suppress(ValueError, TypeError):  # another program may have written it
+            facts = json.loads(str(run["environment"]))
+        gpus = facts.get("gpus")
+        listed = gpus if isinstance(gpus, list) else []
+        names = [str(gpu["name"]) for gpu in listed if isinstance(gpu, dict) and "name" in gpu]
+        words = [
+            f"{len(names)} x {names[0]}" if names and run["device"] == "cuda" else None,
+            facts.get("cpu"),
+            facts.get("num_cores") and f"{facts['num_cores']} cores",
+        ]
+        machines[str(name)] = ", ".join(map(str, filter(None, [run["device"], *words])))
     if len(machines) > 1:
         named = "; ".join(f"{name}: {text}" for name, text in machines.items())
         notes.append(
@@ -241,7 +259,14 @@ def _runs(
         what = "no run meets the conditions" if is_there else "no runs here yet"
         notes.append(f"{store.folder}: {what}; measure with: ppbench sweep FILE")
         return read
-    runs = _measured_alike(newest_launches(read, by_state=True), notes)
+    runs = newest_launches(read, by_state=True)
+    # Per case and machine the most common measurement settings count; of ties the newest.
+    settings = pd.Series(keys_of(runs), runs.index, dtype=object)
+    usual = [
+        settings[rows.index[::-1]].value_counts(sort=False).idxmax()
+        for _, rows in runs.groupby(["case_id", "fingerprint"], dropna=False, sort=False)
+    ]
+    runs = exclude(runs, ~settings.isin(usual), "with other measurement settings", notes)
     if num := int((runs["status"] == NOT_FINITE).sum()):
         notes.append(
             f"{counted(num, 'run')} with a loss or gradient that was NaN or infinite: counted as "
@@ -252,20 +277,6 @@ def _runs(
     has_no_figure = (runs["status"] == "ok") & runs[name].isna()
     runs = exclude(runs, has_no_figure, f"without {name}", notes)
     return runs.assign(fingerprint=runs["fingerprint"].fillna("unknown"))
-
-
-def _measured_alike(runs: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
-    """Keep, per case and machine, the runs with the most common measurement settings.
-
-    Ties go to the newest.
-    """
-    key = ["case_id", "fingerprint"]
-    settings = pd.Series(keys_of(runs), runs.index, dtype=object)
-    usual = [
-        settings[rows.index[::-1]].value_counts(sort=False).idxmax()
-        for _, rows in runs.groupby(key, dropna=False, sort=False)
-    ]
-    return exclude(runs, ~settings.isin(usual), "with other measurement settings", notes)
 
 
 def _note_code(runs: pd.DataFrame, order: Order, notes: list[str]) -> None:
@@ -285,22 +296,6 @@ def _note_code(runs: pd.DataFrame, order: Order, notes: list[str]) -> None:
             f"measured by {measured['code'].nunique()} versions of ppbench, changing at "
             f"{shown}: a change of the figure there may be due to that"
         )
-
-
-def _machine(run: pd.Series) -> str:
-    facts: dict[str, object] = {}
-    with contextlib.suppress(ValueError, TypeError):  # another program may have written the file
-        facts = json.loads(str(run["environment"]))
-    gpus = facts.get("gpus")
-    listed = gpus if isinstance(gpus, list) else []
-    names = [str(gpu["name"]) for gpu in listed if isinstance(gpu, dict) and "name" in gpu]
-    counted_gpus = [f"{len(names)} x {names[0]}"] if names and run["device"] == "cuda" else []
-    words = [
-        *counted_gpus,
-        facts.get("cpu"),
-        facts.get("num_cores") and f"{facts['num_cores']} cores",
-    ]
-    return ", ".join([str(run["device"]), *(str(word) for word in words if word)])
 
 
 def _series(
@@ -374,21 +369,6 @@ def _moment(run: pd.Series) -> float:
             moment = datetime.fromisoformat(str(run[column]))
             return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
     return 0.0
-
-
-def _flat(
-    analysis: SeriesAnalysis, discounts: Mapping[str, DiscountReason]
-) -> Iterator[dict[str, object]]:
-    series = analysis.series
-    key = {"case_id": series.case_id, "fingerprint": series.fingerprint}
-    for point in (*series.points, *series.dirty):
-        values = point_values(point, discounts)
-        commit = {name: value for name, value in values.items() if name != "launches"}
-        for launch in point.launches:
-            reason = discounts.get(launch.run_id)
-            yield {"kind": "launch", **key, **commit, **_launch_values(launch, reason)}
-    for step in analysis.steps:
-        yield {"kind": "change", **key, **step_values(series, step)}
 
 
 def point_values(point: Point, discounts: Mapping[str, DiscountReason]) -> dict[str, object]:

@@ -121,7 +121,22 @@ def find_side(name: str, places: Places) -> Side:
         raise UsageError('"": is empty; give a revision, a run, a sweep or a results folder')
     meanings = list(_meanings(name, places))
     if not meanings:
-        raise _unknown(name, places)
+        runs = places.store.runs(["run_id"])["run_id"]
+        begin = runs[runs.str.startswith(name)]
+        if len(begin) > 1:
+            raise UsageError(
+                f'"{name}" is ambiguous: {len(begin)} runs start with it: '
+                f"{', '.join(begin.tail(5))}; give more characters"
+            )
+        try:
+            places.repository().resolve(name)  # a revision would have been a meaning
+        except RepositoryError as error:
+            why = str(error).removeprefix(f'"{name}": ')
+            folder = "; it is a folder, but holds no runs" if _is_folder(name) else ""
+            raise UsageError(
+                f'"{name}": not a results folder, not a run or sweep in {places.store.folder}, and '
+                f"not a revision: {why}{folder}"
+            ) from None
     if len(meanings) > 1:
         words = "; ".join(words for words, _ in meanings)
         raise UsageError(
@@ -184,26 +199,6 @@ def _meanings(name: str, places: Places) -> Iterable[tuple[str, Callable[[], Sid
                     f"the stored commit {lost[:SHORT]}",
                     partial(_commit_side, name, lost, places, notes),
                 )
-
-
-def _unknown(name: str, places: Places) -> UsageError:
-    runs = places.store.runs(["run_id"])["run_id"]
-    begin = runs[runs.str.startswith(name)]
-    if len(begin) > 1:
-        some = ", ".join(begin.tail(5))
-        return UsageError(
-            f'"{name}" is ambiguous: {len(begin)} runs start with it: {some}; give more characters'
-        )
-    try:
-        places.repository().resolve(name)
-    except RepositoryError as error:
-        why = str(error).removeprefix(f'"{name}": ')
-        folder = "; it is a folder, but holds no runs" if _is_folder(name) else ""
-        return UsageError(
-            f'"{name}": not a results folder, not a run or sweep in {places.store.folder}, and not '
-            f"a revision: {why}{folder}"
-        )
-    raise AssertionError(name)  # a revision would have been a meaning
 
 
 def _is_folder(*parts: str) -> bool:

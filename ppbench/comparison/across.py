@@ -19,18 +19,16 @@ from ppbench.comparison import notes
 from ppbench.comparison.axes import find_axis, key_of, ordered, value_named, work_note
 from ppbench.comparison.launches import Key, key_text, keys_of
 from ppbench.comparison.lines import (
-    Breakdown,
     Compared,
     Judge,
     Line,
     Pairing,
-    break_down_pairing,
     lines_of,
     listed,
     of_keys,
     read_metrics,
 )
-from ppbench.comparison.noise import Noises, noises_of, slowdowns_and_launches
+from ppbench.comparison.noise import noises_of, slowdowns_and_launches
 from ppbench.comparison.rows import Grid, num_pairs, pairs_of
 from ppbench.comparison.runs import Chosen, choose_runs
 from ppbench.display.cases import axis_text
@@ -40,8 +38,6 @@ from ppbench.store import Store
 
 PROGRAM = "program_digest"
 """The setting whose values are contents of a program file."""
-_OF_STAGES = ("world_size", "stages_per_rank")
-"""Settings with which stages are other slices of the model."""
 _OTHERS = {
     "runtime": ["engine", "torch"],
     "model_partition": ["uniform", "parameters"],
@@ -107,21 +103,10 @@ class Across(Compared[Contrast]):
     axis_values: tuple[Hashable, ...]  # in order
     title: str  # which runs were compared
     shared: str  # the usual settings that all pairs have alike, in words
-    store: Store
 
     def __repr__(self) -> str:
         values = ", ".join(map(str, self.axis_values))
         return f"<Comparison across {key_of(self.axis)} ({values}): {self.counts() or 'no pair'}>"
-
-    def break_down(self, wanted: Iterable[Contrast]) -> list[Breakdown[Contrast]]:
-        """Find the spans that differ in these pairs, as far as their spans are stored."""
-        stores = (self.store, self.store)
-        breakdowns = []
-        for pairing in (self.pairings[contrast] for contrast in wanted):
-            base, head = (runs.iloc[0] for runs in (pairing.base, pairing.head))
-            is_alike = all(base[name] == head[name] for name in _OF_STAGES)
-            breakdowns.append(break_down_pairing(pairing, stores, has_same_stages=is_alike))
-        return [breakdown for breakdown in breakdowns if breakdown is not None]
 
 
 def _runs_of(pairings: Iterable[Pairing[Contrast]]) -> pd.DataFrame:
@@ -184,25 +169,31 @@ def compare_along(
         compared_with = value_named(question.base, grid.axis, values)
     elif not question.all_pairs:
         compared_with = max(values, key=lambda value: num_pairs(grid.rows, value))
-    pairings = _pairings(grid, values, compared_with, chosen)
+    pairs = [(row, pair) for row in grid.rows for pair in pairs_of(row, values, compared_with)]
+    paired = list({id(row): row for row, _ in pairs}.values())
+    common = dict(zip(map(id, paired), grid.common_texts(paired), strict=True))
+    has_other_pairs = len({pair for _, pair in pairs}) > 1
+    keys_of_runs = keys_of(chosen.runs)
+    pairings = []
+    for row, (first, other) in pairs:
+        own_keys = row.keys[first], row.keys[other]
+        named = (grid.axis, first, other, *own_keys)
+        base, head = (of_keys(chosen.runs, keys_of_runs, key) for key in own_keys)
+        pairings.append(Pairing(Contrast(*named, common[id(row)], has_other_pairs), base, head))
     machines = set(chosen.runs["fingerprint"].dropna())
     slowdowns, launches = slowdowns_and_launches([chosen.store], machines, chosen_metrics)
     if pairings:
         keys = {key for p in pairings for key in (p.series.base_key, p.series.head_key)}
         noises = noises_of(keys, chosen_metrics, launches, slowdowns, _runs_of(pairings))
-
-        def larger_of(pairing: Pairing[Contrast]) -> Noises:
-            """The larger noise of two cases; none where that of one is not known."""
-            base, head = noises[pairing.series.base_key], noises[pairing.series.head_key]
-            return {
-                name: max(base[name], head[name], key=lambda noise: noise.deviation)
-                for name in base
-                if name in head
+        for place, pairing in enumerate(pairings):
+            # The larger noise of two cases; none where that of one is not known.
+            of_both = [noises[key] for key in (pairing.series.base_key, pairing.series.head_key)]
+            larger = {
+                name: max((own[name] for own in of_both), key=lambda noise: noise.deviation)
+                for name in of_both[0]
+                if name in of_both[1]
             }
-
-        pairings = [
-            replace(pairing, noises=larger_of(pairing), slowdowns=slowdowns) for pairing in pairings
-        ]
+            pairings[place] = replace(pairing, noises=larger, slowdowns=slowdowns)
     lines = lines_of(chosen_metrics, pairings, judge) if pairings else []
     file, num = chosen.sweep_file or "SWEEP", notes.launches_wanted(lines)
     more = f"measure more with: ppbench sweep {file} --set measure.launches={num}"
@@ -217,33 +208,12 @@ def compare_along(
         base=compared_with,
         axis_values=tuple(values),
         title=chosen.title,
-        shared=grid.shared_text([row for row in grid.rows if pairs_of(row, values, compared_with)]),
-        store=chosen.store,
+        shared=grid.shared_text(paired),
+        stores=(chosen.store, chosen.store),
         pairings={pairing.series: pairing for pairing in pairings},
         lines=tuple(lines),
         notes=tuple(dict.fromkeys(found)),
     )
-
-
-def _pairings(
-    grid: Grid, values: Sequence[Hashable], base: Hashable | None, chosen: Chosen
-) -> list[Pairing[Contrast]]:
-    pairs = [(row, pair) for row in grid.rows for pair in pairs_of(row, values, base)]
-    paired = list({id(row): row for row, _ in pairs}.values())
-    common = dict(zip(map(id, paired), grid.common_texts(paired), strict=True))
-    has_other_pairs = len({pair for _, pair in pairs}) > 1
-    keys = keys_of(chosen.runs)
-    made = []
-    for row, (first, other) in pairs:
-        contrast = Contrast(
-            *(grid.axis, first, other, row.keys[first], row.keys[other]),
-            common[id(row)],
-            has_other_pairs,
-        )
-        sides = (of_keys(chosen.runs, keys, row.keys[value]) for value in (first, other))
-        base_runs, head_runs = sides
-        made.append(Pairing(contrast, base_runs, head_runs))
-    return made
 
 
 def _notes(
@@ -260,39 +230,34 @@ def _notes(
     if not chosen.failed.empty:
         texts = Grid("schedule", pd.concat([chosen.runs, chosen.failed])).texts()
         yield from notes.failures(chosen.failed, texts)
-    if pairings:
-        yield from _states(pairings)
-        runs = _runs_of(pairings)
-        known = {launch.run_id for line in lines for launch in line.discounted}
-        yield from notes.outliers(runs, discounted=known)
-        yield from notes.discounted(lines)
-        yield from notes.cautions(runs)
-        yield from notes.one_session(lines, pairings)
-
-
-def _states(pairings: Sequence[Pairing[Contrast]]) -> Iterable[str]:
-    """Name the pairs whose sides differ in the code or lie far apart in time."""
-    others, gaps = [], {}
+    if not pairings:
+        return
+    others, gaps = [], []  # pairs whose sides differ in the code or lie far apart in time
     for pairing in pairings:
         sides = (pairing.base, pairing.head)
         for column, word in (("commit", "commit"), ("changes", "changes"), ("code", "ppbench")):
-            known = [set(side[column].dropna().map(key_text)) for side in sides]
-            if all(known) and known[0] != known[1]:
+            states = [set(side[column].dropna().map(key_text)) for side in sides]
+            if all(states) and states[0] != states[1]:
                 others.append(f"{pairing.series.text} ({word})")
                 break
         if gap := notes.gap_between(*sides):
-            gaps[pairing.series.text] = gap
+            gaps.append(f"{pairing.series.text} ({gap})")
     if others:
         yield (
             f"these pairs differ in the code that was measured too: {listed(others)}; measure both "
             "sides at one commit: ppbench sweep SWEEP"
         )
     if gaps:
-        apart = [f"{text} ({gap})" for text, gap in gaps.items()]
         yield (
-            f"these pairs were measured far apart: {listed(apart)}: part of it is drift "
-            "of the machine; measure both sides in one sweep: ppbench sweep SWEEP --rerun"
+            f"these pairs were measured far apart: {listed(gaps)}: part of it is drift of the "
+            "machine; measure both sides in one sweep: ppbench sweep SWEEP --rerun"
         )
+    runs = _runs_of(pairings)
+    known = {launch.run_id for line in lines for launch in line.discounted}
+    yield from notes.outliers(runs, discounted=known)
+    yield from notes.discounted(lines)
+    yield from notes.cautions(runs)
+    yield from notes.one_session(lines, pairings)
 
 
 def _too_few_values(axis: str, values: Sequence[Hashable], chosen: Chosen) -> str:

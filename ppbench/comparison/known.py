@@ -44,22 +44,14 @@ def known_of(sweep: Sweep, results: Path, num_sides: int) -> Known:
         key=lambda noise: noise.deviation,
         default=None,
     )
-    launch_s = _launch_s(store, fingerprints)
-    return Known(len(fingerprints), noisiest, None if launch_s is None else num_sides * launch_s)
-
-
-def _launch_s(store: Store, fingerprints: dict[str, str]) -> float | None:
-    """Seconds of a launch of all these cases on this machine; None if one was never launched.
-
-    It is the time from the end of one launch to that of the next, where it followed within the
-    hour, and at least the time of the runs alone, without the start of their ranks. A run's id has
-    the time when it began.
-    """
+    # A launch of all cases takes the time from the end of one launch to that of the next, where it
+    # followed within the hour, and at least the time of the runs alone, without the start of their
+    # ranks. A run's id has the time when it began.
     runs = store.runs(["run_id", "case_id", "fingerprint", "status", "created_at"])
     is_here = runs["case_id"].map(fingerprints) == runs["fingerprint"]
     runs = runs[(runs["status"] == "ok") & is_here].sort_values("run_id")
     if set(runs["case_id"]) != set(fingerprints):
-        return None
+        return Known(len(fingerprints), noisiest)  # one was never launched
     ended = pd.to_datetime(runs["created_at"], utc=True, format="ISO8601")
     begun = [
         datetime.strptime(one[:15], _RUN_ID_TIME).replace(tzinfo=UTC) for one in runs["run_id"]
@@ -69,4 +61,5 @@ def _launch_s(store: Store, fingerprints: dict[str, str]) -> float | None:
     is_first = runs["case_id"] == runs["case_id"].iloc[0]  # once in each launch
     gaps_s = ended[is_first].diff().dt.total_seconds()
     gaps_s = gaps_s[gaps_s.between(0, FRESH_S)]
-    return alone_s if gaps_s.empty else max(alone_s, float(gaps_s.median()))
+    launch_s = alone_s if gaps_s.empty else max(alone_s, float(gaps_s.median()))
+    return Known(len(fingerprints), noisiest, num_sides * launch_s)

@@ -158,6 +158,7 @@ class Compared(Generic[S]):
     pairings: Mapping[S, Pairing[S]]
     lines: tuple[Line[S], ...]
     notes: tuple[str, ...]
+    stores: tuple[Store, Store]  # of the runs of base and of head
     looks: Looks | None = None  # if launches were made until the answer was clear
 
     @property
@@ -206,6 +207,27 @@ class Compared(Generic[S]):
                 changed.append(line.series)
         return list(dict.fromkeys(changed))
 
+    def break_down(self, wanted: Iterable[S]) -> list[Breakdown[S]]:
+        """Find the spans that changed in these series, as far as both sides have stored theirs.
+
+        Where the sides have other stages, spans are summed over the whole pipeline.
+        """
+        breakdowns = []
+        for pairing in (self.pairings[series] for series in wanted):
+            runs_of_sides, sides = (pairing.base, pairing.head), []
+            for runs, store in zip(runs_of_sides, self.stores, strict=True):
+                spans = store.table("spans", runs["run_id"]).groupby("run_id", sort=False)
+                sides.append([launch_figures(of_run) for _, of_run in spans])
+            if not all(sides):
+                continue
+            base, head = with_whole_backwards(*sides)
+            first, last = (runs.iloc[0] for runs in runs_of_sides)
+            if any(first[name] != last[name] for name in ("world_size", "stages_per_rank")):
+                base, head = ([of_whole_pipeline(own) for own in side] for side in (base, head))
+            step_ns = float(pairing.base["step_ns"].median())
+            breakdowns.append(Breakdown(pairing.series, tuple(breakdown(base, head, step_ns))))
+        return breakdowns
+
     def counts(self) -> str:
         """`2 faster, 1 same`; empty without lines."""
         counted = Counter(str(line.change.verdict) for line in self.lines)
@@ -252,26 +274,6 @@ def lines_of(
                 )
             lines[place, at] = Line(pairing.series, metric, change, pair.noise, tuple(discounted))
     return [line for _, line in sorted(lines.items(), key=lambda item: item[0])]
-
-
-def break_down_pairing(
-    pairing: Pairing[S], stores: tuple[Store, Store], *, has_same_stages: bool = True
-) -> Breakdown[S] | None:
-    """Find the spans that changed; None if a side has none in its store.
-
-    Without the same stages on both sides, spans are summed over the whole pipeline.
-    """
-    sides = []
-    for runs, store in zip((pairing.base, pairing.head), stores, strict=True):
-        spans = store.table("spans", runs["run_id"]).groupby("run_id", sort=False)
-        sides.append([launch_figures(of_run) for _, of_run in spans])
-    if not all(sides):
-        return None
-    base, head = with_whole_backwards(*sides)
-    if not has_same_stages:
-        base, head = ([of_whole_pipeline(figures) for figures in side] for side in (base, head))
-    step_ns = float(pairing.base["step_ns"].median())
-    return Breakdown(pairing.series, tuple(breakdown(base, head, step_ns)))
 
 
 def listed(words: Sequence[str], most: int = 4) -> str:

@@ -127,29 +127,22 @@ def too_few(lines: Sequence[Line[Any]], sides: tuple[str, str], remedy: str) -> 
 
 def opposed(lines: Sequence[Line[Any]]) -> Iterable[str]:
     """Name the figures whose change has the other sign than the two figures beside it."""
-    names = [
-        f"{field_of(line.metric.name).heading} of {line.series.text}"
-        for line in lines
-        if _is_opposed(line)
-    ]
+    names = []
+    for line in lines:
+        change, metric = line.change, line.metric
+        estimate = change.difference if metric.in_points else change.ratio
+        if estimate is None or change.base is None or change.head is None:
+            continue
+        if figure_text(metric, change.base) == figure_text(metric, change.head):
+            continue
+        middle = 0.0 if metric.in_points else 1.0
+        if round((estimate.estimate - middle) * 100, 1) * (change.head - change.base) < 0:
+            names.append(f"{field_of(metric.name).heading} of {line.series.text}")
     if names:
         yield (
             f"the change has another sign than the two figures: {listed(names)}; it compares means "
             "over the launches that count, each figure is the median of all, and they differ much"
         )
-
-
-def _is_opposed(line: Line[Any]) -> bool:
-    """Whether the estimate and the difference of the medians have other signs, as shown."""
-    change, metric = line.change, line.metric
-    estimate = change.difference if metric.in_points else change.ratio
-    if estimate is None or change.base is None or change.head is None:
-        return False
-    if figure_text(metric, change.base) == figure_text(metric, change.head):
-        return False
-    middle = 0.0 if metric.in_points else 1.0
-    percent = round((estimate.estimate - middle) * 100, 1)
-    return percent * (change.head - change.base) < 0
 
 
 def undecided(lines: Sequence[Line[Any]], remedy: str) -> Iterable[str]:

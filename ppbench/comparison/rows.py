@@ -111,30 +111,27 @@ class Grid:
         for row in self.rows:
             is_paired = len(row.keys) > 1 and (base is None or base in row.keys)
             for value, key in () if is_paired else row.keys.items():
-                reasons.setdefault(self._why_alone(row, value, base), []).append(self.text_of(key))
+                wanted = {base} if base is not None and value != base else None
+                differing = [
+                    row.differs_from(other)
+                    for other in self.rows
+                    if other is not row and (wanted or set(other.keys) - {value}) & set(other.keys)
+                ]
+                which = f"another {_name_of(self.axis)}"
+                if wanted:
+                    which = axis_text(self.axis, base)
+                elif self.axis in HEADED and HEADED[self.axis].is_number and self.axis != "seq_len":
+                    which = f"another number of {_name_of(self.axis)}"
+                why = f"no case with {which} was measured"
+                if differing:
+                    fewest = min(differing, key=len)
+                    names = [_name_of(name) for name in self._told if name in fewest]
+                    shown = names[:6] + ([f"{len(names) - 6} more"] if len(names) > 6 else [])
+                    words = " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
+                    why = f"the nearest case with {which} differs in {words} too"
+                reasons.setdefault(why, []).append(self.text_of(key))
         for why, texts in reasons.items():
             yield f"not compared: {listed(texts)}: {why}"
-
-    def _why_alone(self, row: Row, value: Hashable, base: Hashable | None) -> str:
-        wanted = {base} if base is not None and value != base else None
-        others = [
-            other
-            for other in self.rows
-            if other is not row and (wanted or set(other.keys) - {value}) & set(other.keys)
-        ]
-        which = f"another {_name_of(self.axis)}"
-        if wanted:
-            which = axis_text(self.axis, base)
-        elif self.axis in HEADED and HEADED[self.axis].is_number and self.axis != "seq_len":
-            which = f"another number of {_name_of(self.axis)}"
-        if not others:
-            return f"no case with {which} was measured"
-        nearest = min(others, key=lambda other: len(row.differs_from(other)))
-        differing = row.differs_from(nearest)
-        names = [_name_of(name) for name in self._told if name in differing]
-        shown = names[:6] + ([f"{len(names) - 6} more"] if len(names) > 6 else [])
-        listed_names = " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
-        return f"the nearest case with {which} differs in {listed_names} too"
 
 
 def _name_of(name: str) -> str:

@@ -57,7 +57,7 @@ def checked(kind: object) -> object:
     return Annotated[kind.type, check]
 
 
-def _section(**fields: Any) -> tuple[type[BaseModel], BaseModel]:
+def _section(**fields: Any) -> Any:
     """A section whose keys have defaults, and its default."""
     section = create_model("Section", __base__=_Section, **fields)
     return section, section()
@@ -65,10 +65,11 @@ def _section(**fields: Any) -> tuple[type[BaseModel], BaseModel]:
 
 _FIELDS = {name: _fields(Case, name) for name in _SECTIONS} | {"measure": _fields(Measure)}
 _FIELDS["launch"] |= {name: _section(**_fields(owner)) for name, owner in _PLACES.items()}
+_NAME: Any = (Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")], ...)
 SweepFile = create_model(
     "SweepFile",
     __base__=_Section,
-    name=(Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")], ...),
+    name=_NAME,
     **_fields(Case),
     **{name: _section(**fields) for name, fields in _FIELDS.items()},
     track=(TrackSection, TrackSection()),

@@ -148,16 +148,6 @@ class Attachment:
             self.close()
         if number not in self._request.steps or self._is_over:
             return self._usual_step(*arguments, **named)
-        self._begin(number)
-        try:
-            result = self._usual_step(*arguments, **named)
-        except BaseException as error:
-            self._abandon(error)
-            raise
-        self._end(number, named.get("losses"))
-        return result
-
-    def _begin(self, number: int) -> None:
         if not self._has_begun:
             self._has_begun, self._num_before = True, number
             with self._guarded():
@@ -166,17 +156,27 @@ class Attachment:
         if self._recording.error is None:
             with self._guarded():
                 self._instrument.start_step()
-
-    def _end(self, number: int, losses: Sequence[torch.Tensor] | None) -> None:
+        try:
+            result = self._usual_step(*arguments, **named)
+        except BaseException as error:
+            self._abandon(error)
+            raise
         if self._recording.error is None:
             with self._guarded():
                 self._recording.spans += self._instrument.collect(number)
                 self._recording.early |= {(number, *action) for action in self._instrument.early}
                 self._recording.row = self._instrument.row
-                self._note_loss(number, losses)
-                self._record_optimizers(number)
+                self._note_loss(number, named.get("losses"))
+                # The optimizers are hooked until the next step begins.
+                self._optimizer_step = number
+                for optimizer in self._request.optimizers:
+                    before = optimizer.register_step_pre_hook(self._optimizer_begins)
+                    self._hooks.callback(before.remove)
+                    after = optimizer.register_step_post_hook(self._optimizer_ends)
+                    self._hooks.callback(after.remove)
         if number == self._request.last and not self._request.optimizers:
             self.close()
+        return result
 
     @contextlib.contextmanager
     def _guarded(self) -> Any:
@@ -198,14 +198,6 @@ class Attachment:
                 self._recording.losses[number] = float(loss)
         except Exception as error:
             _warn(f"the loss of step {number} is not known: {describe(error)}")
-
-    def _record_optimizers(self, number: int) -> None:
-        """Hook the optimizers until the next step begins."""
-        self._optimizer_step = number
-        for optimizer in self._request.optimizers:
-            before = optimizer.register_step_pre_hook(self._optimizer_begins)
-            self._hooks.callback(before.remove)
-            self._hooks.callback(optimizer.register_step_post_hook(self._optimizer_ends).remove)
 
     def _release_optimizers(self) -> None:
         """Remove the hooks. Not to be called from one: torch is iterating over them."""
@@ -249,26 +241,22 @@ class Attachment:
                     self._recording.place = place_of(self._device)
             everyone: list[RankRecording] = members.gather_objects(self._recording, members.ranks)
             if members.rank == 0:
-                self.run_id = self._write(everyone)
-                stored = f"ppbench: run {self.run_id} is stored in {self._request.results}"
+                recorded = join_recordings(
+                    everyone, self._schedule, self._device, members, self._num_before
+                )
+                metadata, results = self._request.metadata, self._request.results
+                settings = {
+                    "device": self._device.type,
+                    "runtime": "torch",
+                    "launch_threads_per_rank": torch.get_num_threads(),
+                    **metadata.settings,
+                }
+                metadata = dataclasses.replace(metadata, settings=settings)
+                self.run_id = write_run(recorded, metadata, Store(results))
+                stored = f"ppbench: run {self.run_id} is stored in {results}"
                 print(stored, file=sys.stderr, flush=True)
         except Exception as error:
             self._warn(_text_of(error))
-
-    def _write(self, everyone: Sequence[RankRecording]) -> str:
-        """Store the run; return its id. Raises PpbenchError."""
-        recorded = join_recordings(
-            everyone, self._schedule, self._device, self._members, self._num_before
-        )
-        metadata = self._request.metadata
-        settings = {
-            "device": self._device.type,
-            "runtime": "torch",
-            "launch_threads_per_rank": torch.get_num_threads(),
-            **metadata.settings,
-        }
-        metadata = dataclasses.replace(metadata, settings=settings)
-        return write_run(recorded, metadata, Store(self._request.results))
 
     def _abandon(self, error: BaseException) -> None:
         """After an error of the script: restore the schedule, and let no other rank wait."""
@@ -362,13 +350,10 @@ def attach(
     except Exception as error:
         return _refuse(name, error)
     try:
-        check_name(name, "name=")
-        _check_tokens(tokens_per_step)
         if members.rank == 0:
             check_writable(Path(results), "results=")
         metadata = RunMetadata(name, settings_from(settings or {}), tokens_per_step)
-        optimizers = _checked_optimizers(optimizer)
-        request = AttachRequest(_checked_steps(steps), metadata, Path(results), optimizers, loss)
+        request = _checked(steps, metadata, Path(results), optimizer, loss)
         attachment = Attachment(schedule, request, members)
     except Exception as error:
         members.give_up(f"rank {members.rank} could not attach: {_text_of(error)}")
@@ -386,22 +371,21 @@ def _refuse(name: str, error: Exception) -> Attachment:
     return _Inert()
 
 
-def _agree(members: Members, ours: str) -> None:
-    """Raises UsageError if the members were given different arguments."""
-    first, *others = members.meet("attach()", ours)
-    for rank, theirs in enumerate(others, 1):
-        if theirs != first:
+def _checked(
+    steps: Iterable[int], metadata: RunMetadata, results: Path, optimizer: Any, loss: Loss | None
+) -> AttachRequest:
+    """Raises UsageError for arguments of `attach` that cannot be."""
+    check_name(metadata.name, "name=")
+    tokens = metadata.tokens_per_step
+    if tokens is not None and not (isinstance(tokens, int) and tokens > 0):
+        raise UsageError(f"tokens_per_step={tokens!r}: expected a number above 0")
+    several = optimizer if isinstance(optimizer, list | tuple) else (optimizer,)
+    optimizers = () if optimizer is None else tuple(several)
+    for candidate in optimizers:  # torch's optimizers have these hooks
+        if not hasattr(candidate, "register_step_pre_hook"):
             raise UsageError(
-                f"{members.name_of(rank)} was given {theirs}, rank 0 {first}; give the same on all "
-                "ranks"
+                f"optimizer={type(candidate).__name__}: expected a torch.optim.Optimizer or several"
             )
-
-
-def _text_of(error: Exception) -> str:
-    return str(error) if isinstance(error, PpbenchError) else describe(error)
-
-
-def _checked_steps(steps: Iterable[int]) -> frozenset[int]:
     try:
         chosen = frozenset(map(operator.index, steps))
     except TypeError:
@@ -410,27 +394,22 @@ def _checked_steps(steps: Iterable[int]) -> frozenset[int]:
         raise UsageError(
             f"steps={steps}: expected numbers of steps from now on, such as range(10, 20)"
         )
-    return chosen
+    return AttachRequest(chosen, metadata, results, optimizers, loss)
 
 
-def _check_tokens(tokens_per_step: int | None) -> None:
-    if tokens_per_step is not None and not (
-        isinstance(tokens_per_step, int) and tokens_per_step > 0
-    ):
-        raise UsageError(f"tokens_per_step={tokens_per_step!r}: expected a number above 0")
-
-
-def _checked_optimizers(optimizer: Any) -> tuple[Any, ...]:
-    """Raises UsageError for an object without the hooks of torch's optimizers."""
-    if optimizer is None:
-        return ()
-    optimizers = tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)
-    for candidate in optimizers:
-        if not hasattr(candidate, "register_step_pre_hook"):
+def _agree(members: Members, ours: str) -> None:
+    """Raises UsageError if the members were given different arguments."""
+    first, *others = members.meet("attach()", ours)
+    for rank, theirs in enumerate(others, 1):
+        if theirs != first:
             raise UsageError(
-                f"optimizer={type(candidate).__name__}: expected a torch.optim.Optimizer or several"
+                f"{members.name_of(rank)} was given {theirs}, rank 0 {first}; give the same on "
+                "all ranks"
             )
-    return optimizers
+
+
+def _text_of(error: Exception) -> str:
+    return str(error) if isinstance(error, PpbenchError) else describe(error)
 
 
 def _warn(text: str) -> None:

@@ -60,7 +60,14 @@ def _solve(names: Sequence[Hashable], slack: Slack) -> tuple[list[Clock], int]:
             within_ns = max(within_ns, -ns)
         else:
             bounds[source, target] = min(bounds[source, target], ns)
-    violated_ns = max(within_ns, _relax(bounds))
+    # Around a cycle of messages the bounds must not add up to a negative number: if they do, the
+    # clocks have drifted, or ranges were not recognized rightly. They are widened until they agree.
+    widened_ns = 0.0
+    while (worst := float(np.diag(_shortest(bounds)).min())) < 0:  # the most negative cycle
+        step = -worst / len(bounds)
+        bounds[np.isfinite(bounds) & ~np.eye(len(bounds), dtype=bool)] += step + 1
+        widened_ns += step + 1
+    violated_ns = max(within_ns, round(widened_ns))
     reach = _shortest(bounds)
     offsets = _least_correction(bounds)
     clocks = []
@@ -70,20 +77,6 @@ def _solve(names: Sequence[Hashable], slack: Slack) -> tuple[list[Clock], int]:
         error_ns = round(far) if np.isfinite(far) else 0
         clocks.append(Clock(round(offsets[number]), error_ns + violated_ns, number == 0))
     return clocks, violated_ns
-
-
-def _relax(bounds: np.ndarray) -> int:
-    """Widen bounds in place until they are consistent; return by how much.
-
-    Around a cycle of messages the bounds must not add up to a negative number: if they do, the
-    clocks have drifted, or ranges were not recognized rightly.
-    """
-    widened_ns = 0.0
-    while (worst := float(np.diag(_shortest(bounds)).min())) < 0:  # the most negative cycle
-        step = -worst / len(bounds)
-        bounds[np.isfinite(bounds) & ~np.eye(len(bounds), dtype=bool)] += step + 1
-        widened_ns += step + 1
-    return round(widened_ns)
 
 
 def _shortest(bounds: np.ndarray) -> np.ndarray:

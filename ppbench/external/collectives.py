@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from engine.plan.action import COLLECTIVE_OPS, COMPUTE_OPS, NO_INDEX, Action, Op
@@ -169,25 +169,20 @@ def placed(ranges: Sequence[Range], collectives: Sequence[Collective]) -> list[P
             action = Action(stage, one.op, NO_INDEX)
             times = one.start_ns, one.end_ns
             found.append(Placed(action, *times, one.num_bytes, within, one))
-    return sorted(_joined(found), key=lambda one: (one.issue, one.start_ns))
-
-
-def _joined(found: Iterable[Placed]) -> Iterator[Placed]:
-    """Join what one range of the schedule asks for, and the sums of a stage.
-
-    Of sums within a backward only the last is left: those before it are hidden behind it.
-    """
+    # What one range of the schedule asks for is one, and so are the sums of a stage. Of sums within
+    # a backward only the last is left: those before it are hidden behind it.
+    alone: list[Placed] = []
     joined: dict[tuple[Action, Range | None], Placed] = {}
-    for one in found:
-        if one.is_in_computation and one.action.op is Op.UNSHARD:
-            yield one
+    for own in found:
+        if own.is_in_computation and own.action.op is Op.UNSHARD:
+            alone.append(own)
             continue
-        first = joined.setdefault((one.action, one.within), one)
-        if first is not one:
-            starts_ns = first.start_ns, one.start_ns
-            joined[one.action, one.within] = first._replace(
-                start_ns=max(starts_ns) if one.is_in_computation else min(starts_ns),
-                end_ns=max(first.end_ns, one.end_ns),
-                num_bytes=first.num_bytes + one.num_bytes,
+        first = joined.setdefault((own.action, own.within), own)
+        if first is not own:
+            starts_ns = first.start_ns, own.start_ns
+            joined[own.action, own.within] = first._replace(
+                start_ns=max(starts_ns) if own.is_in_computation else min(starts_ns),
+                end_ns=max(first.end_ns, own.end_ns),
+                num_bytes=first.num_bytes + own.num_bytes,
             )
-    yield from joined.values()
+    return sorted([*alone, *joined.values()], key=lambda own: (own.issue, own.start_ns))

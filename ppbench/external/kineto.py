@@ -186,6 +186,21 @@ def _trace_of(
     base_ns = int(str(facts.get("baseTimeNanoseconds", 0)))
     launches = sorted({str(e.get("cat")).rpartition("_")[0] for e in complete if _is_launch(e)})
     kernels, doubts = _kernels(complete, base_ns)
+
+    def event_of(event: Mapping[str, object]) -> Event:
+        details = event.get("args")
+        times = _times(event, base_ns)
+        return Event(str(event["name"]), times, details if isinstance(details, dict) else {})
+
+    launched = _launches(complete, base_ns)
+    named = [event for event in complete if kind_of(str(event["name"]))]
+    moving = [e for e in named if e.get("cat") in _GPU_WORK and _is_communication(e)]
+    collectives = collectives_of(
+        (event_of(e) for e in named if str(e["name"]).startswith("c10d::")),
+        (event_of(e) for e in named if str(e["name"]).startswith("gloo:")),
+        ((launched[at], event_of(e)) for e in moving if (at := _correlation(e)) in launched),
+        groups,
+    )
     return Trace(
         path,
         None if rank is None else int(str(rank)),
@@ -200,7 +215,7 @@ def _trace_of(
         sorted(_interval(e, base_ns) for e in complete if _is_range(e)),
         sorted(_interval(e, base_ns) for e in complete if e.get("cat") == _OPERATOR),
         kernels,
-        _collectives(complete, base_ns, groups),
+        collectives,
         groups,
         launches[0] if launches else "cuda",
         doubts,
@@ -239,18 +254,15 @@ def _kernels(
     streams: dict[tuple[object, object], list[tuple[Kernel, str]]] = {}
     wrong: list[str] = []
     for event in work:
-        if (correlation := _correlation(event)) in launches:
-            name = str(event["name"])
-            kernel = Kernel(
-                launches[correlation], *_times(event, base_ns), _is_communication(event)
-            )
-            if (
-                kernel.start_ns < kernel.launched_ns - _EARLIEST_NS
-                or kernel.end_ns < kernel.start_ns
-            ):
-                wrong.append(name)
-            else:
-                streams.setdefault((event.get("pid"), event.get("tid")), []).append((kernel, name))
+        if (correlation := _correlation(event)) not in launches:
+            continue
+        name, launched_ns = str(event["name"]), launches[correlation]
+        start_ns, end_ns = _times(event, base_ns)
+        if start_ns < launched_ns - _EARLIEST_NS or end_ns < start_ns:
+            wrong.append(name)
+            continue
+        kernel = Kernel(launched_ns, start_ns, end_ns, _is_communication(event))
+        streams.setdefault((event.get("pid"), event.get("tid")), []).append((kernel, name))
     kernels: list[Kernel] = []
     for stream in streams.values():
         stream.sort()
@@ -287,25 +299,6 @@ def _longest_rise(numbers: Sequence[int]) -> set[int]:
         kept.add(index)
         index = before[index]
     return kept
-
-
-def _collectives(
-    events: Sequence[Mapping[str, object]], base_ns: int, groups: Mapping[str, tuple[int, ...]]
-) -> list[Collective]:
-    def event_of(event: Mapping[str, object]) -> Event:
-        details = event.get("args")
-        times = _times(event, base_ns)
-        return Event(str(event["name"]), times, details if isinstance(details, dict) else {})
-
-    launches = _launches(events, base_ns)
-    named = [event for event in events if kind_of(str(event["name"]))]
-    kernels = [e for e in named if e.get("cat") in _GPU_WORK and _is_communication(e)]
-    return collectives_of(
-        (event_of(e) for e in named if str(e["name"]).startswith("c10d::")),
-        (event_of(e) for e in named if str(e["name"]).startswith("gloo:")),
-        ((launches[at], event_of(e)) for e in kernels if (at := _correlation(e)) in launches),
-        groups,
-    )
 
 
 def _launches(events: Sequence[Mapping[str, object]], base_ns: int) -> dict[int | None, int]:
@@ -385,16 +378,12 @@ def named_ranges(trace: Trace, pattern: re.Pattern[str] | None) -> list[Named]:
 
 def collective_ranges(trace: Trace) -> list[Named]:
     """Return the ranges in which a schedule asks for collectives, by start."""
-    named = [
-        (outer, parse_cell(name))
+    return [
+        Named(outer, action.op, action.stage, NO_INDEX, may_wait=False)
         for outer in trace.ranges
         if (name := outer.name.removeprefix(_TORCH))[:1].isdecimal()
         and name.rstrip("0123456789").endswith(_COLLECTIVE_NAMES)
-    ]
-    return [
-        Named(outer, action.op, action.stage, NO_INDEX, may_wait=False)
-        for outer, cell in named
-        for action in cell
+        for action in parse_cell(name)
     ]
 
 

@@ -18,7 +18,6 @@ import json
 import pickle
 import time
 from collections import Counter
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -67,7 +66,9 @@ class Members:
         """
         keys = [f"{where}/{rank}" for rank in range(len(self.ranks))]
         self._store.set(keys[self.rank], text)
-        for is_late in _moments():
+        until_s = time.monotonic() + PATIENCE_S
+        while True:
+            is_late = time.monotonic() > until_s
             if self._store.check([_GAVE_UP]):
                 raise UsageError(self._store.get(_GAVE_UP).decode())
             absent = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
@@ -78,6 +79,7 @@ class Members:
                     f"{self.name_of(absent[0])} did not reach {where} within {PATIENCE_S} s; every "
                     "rank of the pipeline, and of its replicas, must"
                 )
+            time.sleep(_POLL_S)
         return [self._store.get(key).decode() for key in keys]
 
     def give_up(self, reason: str) -> None:
@@ -113,24 +115,18 @@ class Members:
 
     def exchange_pings(self, peers: Ranks, count: int, ranks: Ranks) -> list[Ping]:
         """Exchange pings between rank 0 and each peer; return those that this rank answered."""
-        if ranks[self.rank] in peers:
-            return self._answer(count)
-        if self.rank == 0:
-            for peer in peers:
-                self._ask(ranks.index(peer), count)
-        return []
-
-    def _ask(self, peer: int, count: int) -> None:
-        clock, number, times = HostClock(), torch.zeros(1), []
-        for _ in range(count):
-            sent_ns = clock.mark()
-            self._send(number, peer)
-            self._receive(number, peer)
-            times.append((sent_ns, clock.mark()))
-        self._send(torch.tensor(times, dtype=torch.int64), peer)
-
-    def _answer(self, count: int) -> list[Ping]:
-        clock, number, times = HostClock(), torch.zeros(1), []
+        clock, number = HostClock(), torch.zeros(1)
+        for peer in map(ranks.index, peers) if self.rank == 0 else ():
+            sent = []
+            for _ in range(count):
+                sent_ns = clock.mark()
+                self._send(number, peer)
+                self._receive(number, peer)
+                sent.append((sent_ns, clock.mark()))
+            self._send(torch.tensor(sent, dtype=torch.int64), peer)
+        if ranks[self.rank] not in peers:
+            return []
+        times = []
         for _ in range(count):
             self._receive(number, 0)
             received_ns, answered_ns = clock.mark(), clock.mark()
@@ -177,11 +173,3 @@ def members_of(stage: Any, replicas: Ranks | None) -> Members:
         )
     ranks = tuple(itertools.chain(*zip(*columns, strict=True)))
     return Members(ranks, len(columns[0]), backend)
-
-
-def _moments() -> Iterator[bool]:
-    """Yield, every now and then, whether the time is over."""
-    until_s = time.monotonic() + PATIENCE_S
-    while True:
-        yield time.monotonic() > until_s
-        time.sleep(_POLL_S)

@@ -137,54 +137,13 @@ def check_legal(program: Program) -> None:
 
 def write_run(recorded: RecordedRun, metadata: RunMetadata, store: Store) -> str:
     """Store the run; returns its id. Raises UsageError, StoreError."""
-    check_legal(recorded.program)
-    run_id, case = new_run_id(), _case_of(recorded, metadata)
-    rows = rows_of(_finished(recorded, metadata, case))
-    run = {
-        **_identity(run_id, recorded, metadata, case, store),
-        **rows.run,
-        "num_stages": recorded.program.num_stages,
-        "tokens_per_step": metadata.tokens_per_step,
-        "num_warmup_steps": recorded.num_warmup_steps,
-        "measure_steps": len(rows.tables["steps"]),
-    }
-    edges = rows.tables["edges"]
-    is_known = edges["num_bytes"] > 0
-    known = {column: edges[column].where(is_known) for column in ("num_bytes", "bytes_per_s")}
-    store.write_run(run, {**rows.tables, "edges": edges.assign(**known)})
-    return run_id
-
-
-def _finished(recorded: RecordedRun, metadata: RunMetadata, case: Case) -> FinishedRun:
-    spans = recorded.spans.sort_values(["step", "rank", "start_ns"], ignore_index=True)
-    losses = [loss for _, loss in sorted(recorded.losses.items())]
-    last_rank = recorded.program.placement.ranks[-1]
-    return FinishedRun(
-        case,
-        recorded.program,
-        lowered_of(case, recorded.program),
-        spans,
-        _ranks_of(recorded),
-        recorded.facts,
-        recorded.losses,
-        {int(step): metadata.tokens_per_step for step in spans["step"].unique()},
-        first_loss=losses[0] if losses else None,
-        last_loss=losses[-1] if losses else None,
-        not_finite=first_loss_not_finite(recorded.losses, last_rank),
-        early=recorded.early,
-        completion_seen_on_wait=recorded.completion_seen_on_wait,
-        has_warmup=recorded.num_warmup_steps != 0,  # an unknown number is not reported as none
-        is_oversubscribed=recorded.is_oversubscribed,
-        is_time_sliced=recorded.is_time_sliced,
-    )
-
-
-def _ranks_of(recorded: RecordedRun) -> list[dict[str, object]]:
-    """Add the columns that the program implies: each rank's stages and held microbatches."""
     program = recorded.program
+    check_legal(program)
+    run_id, case = new_run_id(), _case_of(recorded, metadata)
+    # The columns of ranks that the program implies: their stages and held microbatches.
     held = peak_activations(program)  # from a microbatch's forward to the end of its backward
     places = (divmod(number, program.world_size) for number in range(len(recorded.ranks)))
-    return [
+    ranks = [
         {
             "replica": replica,
             "rank": rank,
@@ -197,6 +156,40 @@ def _ranks_of(recorded: RecordedRun) -> list[dict[str, object]]:
         }
         for (replica, rank), row in zip(places, recorded.ranks, strict=True)
     ]
+    spans = recorded.spans.sort_values(["step", "rank", "start_ns"], ignore_index=True)
+    losses = [loss for _, loss in sorted(recorded.losses.items())]
+    finished = FinishedRun(
+        case,
+        program,
+        lowered_of(case, program),
+        spans,
+        ranks,
+        recorded.facts,
+        recorded.losses,
+        {int(step): metadata.tokens_per_step for step in spans["step"].unique()},
+        first_loss=losses[0] if losses else None,
+        last_loss=losses[-1] if losses else None,
+        not_finite=first_loss_not_finite(recorded.losses, program.placement.ranks[-1]),
+        early=recorded.early,
+        completion_seen_on_wait=recorded.completion_seen_on_wait,
+        has_warmup=recorded.num_warmup_steps != 0,  # an unknown number is not reported as none
+        is_oversubscribed=recorded.is_oversubscribed,
+        is_time_sliced=recorded.is_time_sliced,
+    )
+    rows = rows_of(finished)
+    run = {
+        **_identity(run_id, recorded, metadata, case, store),
+        **rows.run,
+        "num_stages": program.num_stages,
+        "tokens_per_step": metadata.tokens_per_step,
+        "num_warmup_steps": recorded.num_warmup_steps,
+        "measure_steps": len(rows.tables["steps"]),
+    }
+    edges = rows.tables["edges"]
+    is_known = edges["num_bytes"] > 0
+    known = {column: edges[column].where(is_known) for column in ("num_bytes", "bytes_per_s")}
+    store.write_run(run, {**rows.tables, "edges": edges.assign(**known)})
+    return run_id
 
 
 def _case_of(recorded: RecordedRun, metadata: RunMetadata) -> Case:

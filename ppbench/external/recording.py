@@ -64,16 +64,47 @@ def join_recordings(
         if recording.error is not None:
             name = members.name_of(rank).removesuffix(" of the pipeline")
             raise UsageError(f"{name} could not be recorded: {recording.error}")
-    program = _program_of(schedule, recordings, members)
-    spans = [span for recording in recordings for span in recording.spans]
+    size = len(recordings) // members.num_replicas
+    replicas = [recordings[first : first + size] for first in range(0, len(recordings), size)]
+    program = _program_of(schedule, replicas)
+    # The mean over the replicas of each step; of each replica that of its last rank that has it.
+    by_step: dict[int, list[float]] = {}
+    for replica in replicas:
+        of_replica = {step: loss for rank in replica for step, loss in rank.losses.items()}
+        for step, loss in of_replica.items():
+            by_step.setdefault(step, []).append(loss)
+    # One optimizer span per rank and step: there may be an optimizer for each stage.
+    optimizers: dict[tuple[int, int, int], Span] = {}
+    spans = []
+    for span in (span for recording in recordings for span in recording.spans):
+        if span.op is not Op.OPT:
+            spans.append(span)
+            continue
+        key = span.step, span.rank, span.replica
+        before = optimizers.get(key, span)
+        optimizers[key] = before._replace(
+            start_ns=min(before.start_ns, span.start_ns), end_ns=max(before.end_ns, span.end_ns)
+        )
     places = [recording.place for recording in recordings]
+    commit, num_ranks = read_commit(Path.cwd()), len(members.ranks)
+    facts = {
+        **({} if commit is None else asdict(commit)),
+        "fingerprint": fingerprint_here(device.type, num_ranks, torch.get_num_threads()),
+        "environment": read_environment().as_json(),
+        "device_variables": json.dumps(device_variables.recorded(os.environ))
+        if devices.is_accelerator(device)
+        else None,
+        "float32_precision": float32_precision(),
+        "transport": members.backend if num_ranks > 1 else "none",
+        "sweep_file": sys.argv[0],
+    }
     return RecordedRun(
         ATTACHED,
         program,
-        pd.DataFrame(_with_joined_optimizers(spans), columns=list(COLUMNS)),
+        pd.DataFrame([*spans, *optimizers.values()], columns=list(COLUMNS)),
         [recording.facts for recording in recordings],
-        _run_facts(device, members.backend, len(members.ranks)),
-        _losses(recordings, members.num_replicas),
+        facts,
+        {step: sum(losses) / len(losses) for step, losses in by_step.items()},
         early=set().union(*(recording.early for recording in recordings)),
         num_warmup_steps=num_steps_before,
         is_oversubscribed=has_too_few_cores(places, torch.get_num_threads()),
@@ -83,28 +114,10 @@ def join_recordings(
     )
 
 
-def _by_replica(
-    recordings: Sequence[RankRecording], num_replicas: int
-) -> list[Sequence[RankRecording]]:
-    size = len(recordings) // num_replicas
-    return [recordings[size * replica :][:size] for replica in range(num_replicas)]
-
-
-def _losses(recordings: Sequence[RankRecording], num_replicas: int) -> dict[int, float]:
-    """Return the mean over the replicas of each step; of each that of its last rank that has it."""
-    steps: dict[int, list[float]] = {}
-    for replica in _by_replica(recordings, num_replicas):
-        losses = {step: loss for rank in replica for step, loss in rank.losses.items()}
-        for step, loss in losses.items():
-            steps.setdefault(step, []).append(loss)
-    return {step: sum(losses) / len(losses) for step, losses in steps.items()}
-
-
-def _program_of(schedule: Any, recordings: Sequence[RankRecording], members: Members) -> Program:
+def _program_of(schedule: Any, replicas: Sequence[Sequence[RankRecording]]) -> Program:
     """Return the program of all replicas, without transfers. Raises UsageError."""
     first, *others = (
-        program_from(schedule, [recording.row for recording in replica])
-        for replica in _by_replica(recordings, members.num_replicas)
+        program_from(schedule, [recording.row for recording in replica]) for replica in replicas
     )
     for replica, program in enumerate(others, 1):
         if program.rows != first.rows:
@@ -123,38 +136,6 @@ def _program_of(schedule: Any, recordings: Sequence[RankRecording], members: Mem
     name = named_program(first.compute_only()).schedule
     kept = [tuple(a for a in row if a.op not in SEND_OPS | RECV_OPS) for row in first.rows]
     return dataclasses.replace(first, schedule=name, actions=kept)
-
-
-def _with_joined_optimizers(spans: Sequence[Span]) -> list[Span]:
-    """Make one optimizer span per rank and step: there may be an optimizer for each stage."""
-    optimizers: dict[tuple[int, int, int], Span] = {}
-    others = []
-    for span in spans:
-        if span.op is not Op.OPT:
-            others.append(span)
-            continue
-        key = span.step, span.rank, span.replica
-        before = optimizers.get(key, span)
-        optimizers[key] = before._replace(
-            start_ns=min(before.start_ns, span.start_ns), end_ns=max(before.end_ns, span.end_ns)
-        )
-    return [*others, *optimizers.values()]
-
-
-def _run_facts(device: torch.device, backend: str, num_ranks: int) -> dict[str, object]:
-    """Return columns of `runs`."""
-    environment, commit = read_environment(), read_commit(Path.cwd())
-    return {
-        **({} if commit is None else asdict(commit)),
-        "fingerprint": fingerprint_here(device.type, num_ranks, torch.get_num_threads()),
-        "environment": environment.as_json(),
-        "device_variables": json.dumps(device_variables.recorded(os.environ))
-        if devices.is_accelerator(device)
-        else None,
-        "float32_precision": float32_precision(),
-        "transport": backend if num_ranks > 1 else "none",
-        "sweep_file": sys.argv[0],
-    }
 
 
 def rank_facts(

@@ -28,7 +28,16 @@ def pipelines_in(
     paths: Sequence[Path], pattern: re.Pattern[str] | None, num_replicas: int | None
 ) -> list[list[RankTrace]]:
     """Read the traces of files and folders; return them by replica and rank. Raises UsageError."""
-    traces = [trace for path in _files_of(paths) for trace in read_traces(path, pattern)]
+    files: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            files.append(path)
+            continue
+        inside = sorted(file for file in path.iterdir() if file.name.endswith(_SUFFIXES))
+        if not inside:
+            raise UsageError(f"{path}: has no traces; expected files *.json or *.json.gz")
+        files += inside
+    traces = [trace for file in files for trace in read_traces(file, pattern)]
     _check_ranks(traces)
     by_job = sorted(
         enumerate(traces), key=lambda item: item[0] if item[1].rank is None else item[1].rank
@@ -53,19 +62,6 @@ def pipelines_in(
     ]
 
 
-def _files_of(paths: Sequence[Path]) -> list[Path]:
-    files: list[Path] = []
-    for path in paths:
-        if not path.is_dir():
-            files.append(path)
-            continue
-        inside = sorted(file for file in path.iterdir() if file.name.endswith(_SUFFIXES))
-        if not inside:
-            raise UsageError(f"{path}: has no traces; expected files *.json or *.json.gz")
-        files += inside
-    return files
-
-
 def _columns(sources: Sequence[RankTrace], num_replicas: int | None) -> list[list[RankTrace]]:
     """Return the traces by rank of the pipeline, and then by replica; the first stage first."""
     stages = [named_stages(source) for source in sources]
@@ -87,25 +83,7 @@ def _columns(sources: Sequence[RankTrace], num_replicas: int | None) -> list[lis
         raise UsageError(
             f"--replicas {num_replicas}: each stage is in {len(most)} of the {len(sources)} traces"
         )
-    return _joined(columns)
-
-
-def _columns_by_number(sources: Sequence[RankTrace], num_replicas: int) -> list[list[RankTrace]]:
-    size, rest = divmod(len(sources), num_replicas)
-    if rest:
-        raise UsageError(
-            f"--replicas {num_replicas}: {len(sources)} traces are not so many pipelines of one "
-            "length; give the files of all ranks of each replica"
-        )
-    groups = {tuple(sorted(group)) for group in sources[0].trace.groups.values()}
-    is_strided = tuple(range(0, len(sources), num_replicas)) in groups
-    if is_strided and tuple(range(size)) not in groups:
-        return [list(sources[rank * num_replicas :][:num_replicas]) for rank in range(size)]
-    return [list(sources[rank::size]) for rank in range(size)]
-
-
-def _joined(columns: Sequence[Sequence[RankTrace]]) -> list[list[RankTrace]]:
-    """Reorder each column, so that the traces of one pipeline have the same place in all."""
+    # The traces of one pipeline get the same place in all columns.
     places = {source.trace.rank: rank for rank, column in enumerate(columns) for source in column}
     by_rank = {source.trace.rank: source for column in columns for source in column}
     joined = []
@@ -121,6 +99,20 @@ def _joined(columns: Sequence[Sequence[RankTrace]]) -> list[list[RankTrace]]:
             in_order = [by_rank[rank] for rank in sorted(groups[0], key=lambda rank: places[rank])]
         joined.append(in_order)
     return [list(column) for column in zip(*joined, strict=True)]
+
+
+def _columns_by_number(sources: Sequence[RankTrace], num_replicas: int) -> list[list[RankTrace]]:
+    size, rest = divmod(len(sources), num_replicas)
+    if rest:
+        raise UsageError(
+            f"--replicas {num_replicas}: {len(sources)} traces are not so many pipelines of one "
+            "length; give the files of all ranks of each replica"
+        )
+    groups = {tuple(sorted(group)) for group in sources[0].trace.groups.values()}
+    is_strided = tuple(range(0, len(sources), num_replicas)) in groups
+    if is_strided and tuple(range(size)) not in groups:
+        return [list(sources[rank * num_replicas :][:num_replicas]) for rank in range(size)]
+    return [list(sources[rank::size]) for rank in range(size)]
 
 
 def _check_ranks(traces: Sequence[Trace]) -> None:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from engine.plan.action import COLLECTIVE_OPS, COMPUTE_OPS, NO_INDEX, Action, Op
 from ppbench.errors import UsageError
-from ppbench.external.collectives import Placed, Range, kind_of, placed
+from ppbench.external.collectives import Range, kind_of, placed
 from ppbench.external.kineto import (
     OPTIMIZER,
     Interval,
@@ -67,15 +67,43 @@ class RankTrace:
 def steps_of(source: RankTrace) -> Steps:
     """Return all steps of which the trace has actions. Raises UsageError."""
     numbered = _by_marks(source)
-    counts = (
+    keys = (
         Counter(_key(n) for n in part if n.op is not Op.OPT and n.microbatch is not None)
         for part in (numbered or {}).values()
     )
-    if numbered is None or any(max(count.values(), default=0) > 1 for count in counts):
+    if numbered is None or any(max(count.values(), default=0) > 1 for count in keys):
         numbered = _by_repeats(source)
-    ranges = {number: _ranges(source, part) for number, part in numbered.items()}
-    timed = {number: _timed(source, part, ranges[number]) for number, part in numbered.items()}
-    _add_collectives(source, ranges, timed)
+    ranges: dict[int, list[Range]] = {}
+    timed: Steps = {}
+    for number, part in numbered.items():
+        counts: Counter[tuple[Op, int]] = Counter()
+        ranges[number], timed[number], free_ns = [], [], 0
+        # No action begins before the previous one ends.
+        for named in part:
+            if named.op is Op.OPT:
+                continue
+            stage = source.rank if named.stage is None else named.stage
+            microbatch = named.microbatch
+            if microbatch is None:
+                microbatch = counts[named.op, stage]
+            counts[named.op, stage] += 1
+            action = Action(stage, named.op, microbatch)
+            ranges[number].append(Range(*named.within[:2], action))
+            timed[number].append(_time_of(source.trace, named, action, free_ns))
+            if not is_transfer(named.op):
+                free_ns = timed[number][-1].end_ns
+        optimizers = [
+            _time_of(source.trace, named, OPTIMIZER, free_ns)
+            for named in part
+            if named.op is Op.OPT
+        ]
+        if optimizers:  # there may be one for each of the rank's stages
+            start_ns = min(t.start_ns for t in optimizers)
+            end_ns = max(t.end_ns for t in optimizers)
+            is_seen = all(t.is_seen for t in optimizers)
+            timed[number].append(Timed(OPTIMIZER, start_ns, end_ns, is_seen))
+    if len(source.replicas) > 1:
+        _add_collectives(source, ranges, timed)
     return timed
 
 
@@ -141,50 +169,15 @@ def _by_repeats(source: RankTrace) -> dict[int, list[Named]]:
     return dict(enumerate(parts))
 
 
-def _ranges(source: RankTrace, part: Sequence[Named]) -> list[Range]:
-    """Return the ranges of a step's actions but the optimizer's, with their numbers filled in."""
-    counts: Counter[tuple[Op, int]] = Counter()
-    ranges = []
-    for named in part:
-        if named.op is Op.OPT:
-            continue
-        stage = source.rank if named.stage is None else named.stage
-        microbatch = named.microbatch
-        if microbatch is None:
-            microbatch = counts[named.op, stage]
-        counts[named.op, stage] += 1
-        ranges.append(Range(*named.within[:2], Action(stage, named.op, microbatch)))
-    return ranges
-
-
-def _timed(source: RankTrace, part: Sequence[Named], ranges: Sequence[Range]) -> list[Timed]:
-    """Time the actions of a step; none begins before the previous one ends."""
-    timed: list[Timed] = []
-    free_ns = 0
-    actions = [named for named in part if named.op is not Op.OPT]
-    for named, (_, _, action) in zip(actions, ranges, strict=True):
-        timed.append(_time_of(source.trace, named, action, free_ns))
-        if not is_transfer(named.op):
-            free_ns = timed[-1].end_ns
-    optimizers = [
-        _time_of(source.trace, named, OPTIMIZER, free_ns) for named in part if named.op is Op.OPT
-    ]
-    if optimizers:  # there may be one for each of the rank's stages
-        start_ns, end_ns = min(t.start_ns for t in optimizers), max(t.end_ns for t in optimizers)
-        timed.append(Timed(OPTIMIZER, start_ns, end_ns, all(t.is_seen for t in optimizers)))
-    return timed
-
-
 def _add_collectives(
     source: RankTrace, ranges: Mapping[int, list[Range]], timed: Mapping[int, list[Timed]]
 ) -> None:
     """Add the collectives of each step among its actions, at the places of their issue.
 
     A gather comes before the computation that needs it, and so belongs to that one's step; all else
-    belongs to the step of the computation before it.
+    belongs to the step of the computation before it. Computations are shortened by the gathers that
+    they waited for, and by the sum that they ended with.
     """
-    if len(source.replicas) < 2:
-        return
     own = [one for one in source.trace.collectives if one.is_among(source.replicas)]
     steps = sorted((part[0].start_ns, number) for number, part in ranges.items() if part)
     begins = [start_ns for start_ns, _ in steps]
@@ -201,93 +194,65 @@ def _add_collectives(
     bounds = [*(every[number][0].start_ns for _, number in steps), math.inf]
     for index, (_, number) in enumerate(steps):
         low, high = bounds[index : index + 2]
-        begun = [one for one in own if low <= one.launched_ns < high]
-        reshards = [outer for outer in asked[number] if outer.action.op is Op.RESHARD]
-        timed[number][:] = _with_collectives(
-            source.trace, ranges[number], timed[number], placed(every[number], begun), reshards
-        )
-
-
-def _with_collectives(
-    trace: Trace,
-    ranges: Sequence[Range],
-    timed: Sequence[Timed],
-    found: Sequence[Placed],
-    reshards: Sequence[Range],
-) -> list[Timed]:
-    """Join a step's actions with its collectives, and take these off the computations' times."""
-    if not found:
-        return list(timed)
-    ordered = [
-        ((outer.start_ns, 0), _without_collectives(trace, one, outer, found))
-        for outer, one in zip(ranges, timed, strict=False)
-    ]
-    free_ns = 0
-    for one in found:
-        start_ns = max(one.start_ns, free_ns)
-        free_ns = max(start_ns, one.end_ns)
-        times = Timed(one.action, start_ns, free_ns, is_seen=True, num_bytes=one.num_bytes)
-        ordered.append((one.issue, times))
-    gathered = {one.action.stage for one in found if one.action.op is Op.UNSHARD}
-    for start_ns, _, action in reshards:
-        if action.stage in gathered:
-            ordered.append(((start_ns, 0), Timed(action, start_ns, start_ns, is_seen=True)))
-    ordered.sort(key=lambda item: item[0])
-    return [*(one for _, one in ordered), *timed[len(ranges) :]]
-
-
-def _without_collectives(
-    trace: Trace, timed: Timed, outer: Range, found: Sequence[Placed]
-) -> Timed:
-    """Shorten a computation by the gathers that it waited for, and the sum that it ended with."""
-    start_ns, end_ns = timed.start_ns, timed.end_ns
-    for one in found:
-        if one.within != outer or (one.first.is_kernel and one.action.op is Op.UNSHARD):
+        found = placed(every[number], [one for one in own if low <= one.launched_ns < high])
+        if not found:
             continue
-        if one.action.op is Op.UNSHARD:
-            operators = trace.operators_in(Interval(one.first.returned_ns, outer.end_ns, ""))
-            went_on_ns = next((o.start_ns for o in operators), outer.end_ns)
-            start_ns += max(0, min(one.end_ns, went_on_ns) - one.first.launched_ns)
-        elif not one.first.is_scatter:
-            end_ns = min(end_ns, one.start_ns)
-    return timed._replace(start_ns=start_ns, end_ns=max(start_ns, end_ns))
+        ordered: list[tuple[tuple[int, int], Timed]] = []
+        for outer, computed in zip(ranges[number], timed[number], strict=False):
+            start_ns, end_ns = computed.start_ns, computed.end_ns
+            for one in found:
+                is_gather = one.action.op is Op.UNSHARD
+                if one.within != outer or (one.first.is_kernel and is_gather):
+                    continue
+                if is_gather:
+                    after = Interval(one.first.returned_ns, outer.end_ns, "")
+                    operators = source.trace.operators_in(after)
+                    went_on_ns = next((o.start_ns for o in operators), outer.end_ns)
+                    start_ns += max(0, min(one.end_ns, went_on_ns) - one.first.launched_ns)
+                elif not one.first.is_scatter:
+                    end_ns = min(end_ns, one.start_ns)
+            times = computed._replace(start_ns=start_ns, end_ns=max(start_ns, end_ns))
+            ordered.append(((outer.start_ns, 0), times))
+        free_ns = 0
+        for one in found:
+            start_ns = max(one.start_ns, free_ns)
+            free_ns = max(start_ns, one.end_ns)
+            times = Timed(one.action, start_ns, free_ns, is_seen=True, num_bytes=one.num_bytes)
+            ordered.append((one.issue, times))
+        gathered = {one.action.stage for one in found if one.action.op is Op.UNSHARD}
+        for start_ns, _, action in asked[number]:
+            if action.op is Op.RESHARD and action.stage in gathered:
+                ordered.append(((start_ns, 0), Timed(action, start_ns, start_ns, is_seen=True)))
+        ordered.sort(key=lambda item: item[0])
+        optimizers = timed[number][len(ranges[number]) :]
+        timed[number][:] = [*(times for _, times in ordered), *optimizers]
 
 
 def _time_of(trace: Trace, named: Named, action: Action, free_ns: int) -> Timed:
-    within = named.within
-    is_message = is_transfer(named.op)
+    within, is_message = named.within, is_transfer(named.op)
+    start_ns, end_ns = within[:2]
     kernels = [k for k in trace.kernels_of(within) if k.is_communication == is_message]
     if kernels:
         start_ns, end_ns = min(k.start_ns for k in kernels), max(k.end_ns for k in kernels)
     elif trace.kernels and not is_message:  # it computed nothing
-        start_ns = end_ns = max(within.start_ns, free_ns)
-    else:
-        start_ns, end_ns = _work_ns(trace, named)
+        start_ns = end_ns = max(start_ns, free_ns)
+    elif named.may_wait and trace.operators and not is_message:
+        # It may receive, wait, compute and send: it computes from the first operator after the
+        # receive to the send, and without any it computes nothing, and ends when it begins.
+        operators = trace.operators_in(within)
+        receives = [i for i, operator in enumerate(operators) if _RECEIVE in operator.name]
+        after = operators[receives[-1] + 1 :] if receives else operators
+        sends = [
+            operator.start_ns
+            for operator in after
+            if operator.name.startswith(_COMMUNICATION) and kind_of(operator.name) is None
+        ]
+        if sends:
+            after, end_ns = [o for o in after if o.start_ns < sends[0]], sends[0]
+        start_ns = after[0].start_ns if after else end_ns
     if not is_message:
         start_ns = max(start_ns, free_ns)
     return Timed(action, start_ns, max(start_ns, end_ns), bool(kernels))
-
-
-def _work_ns(trace: Trace, named: Named) -> tuple[int, int]:
-    """Return when a range that may receive, wait, compute and send has computed.
-
-    That is from the first operator after the receive to the send. Without operators it computed
-    nothing, and ends when it begins.
-    """
-    start_ns, end_ns = named.within[:2]
-    if not (named.may_wait and trace.operators) or is_transfer(named.op):
-        return start_ns, end_ns
-    operators = trace.operators_in(named.within)
-    receives = [i for i, operator in enumerate(operators) if _RECEIVE in operator.name]
-    after = operators[receives[-1] + 1 :] if receives else operators
-    sends = [
-        operator.start_ns
-        for operator in after
-        if operator.name.startswith(_COMMUNICATION) and kind_of(operator.name) is None
-    ]
-    if sends:
-        after, end_ns = [o for o in after if o.start_ns < sends[0]], sends[0]
-    return (after[0].start_ns if after else end_ns), end_ns
 
 
 def chosen_steps(ranks: Sequence[Steps], wanted: Iterable[int]) -> list[int]:

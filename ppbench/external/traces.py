@@ -118,9 +118,21 @@ def import_traces(
     parts = [ranks[first : first + size] for first in range(0, len(ranks), size)]
     program = _program_of(found[0], parts, chosen[0], schedule)
     check_legal(program)
-    odd = _odd_collectives(sources, ranks, chosen)
-    if odd:
-        notes.append(f"collectives are left out: {odd}")
+    odd = next(
+        (
+            (source, number)
+            for source, steps in zip(sources, ranks, strict=True)
+            for number in chosen
+            if issued(steps[number]) != issued(ranks[source.rank][chosen[0]])
+        ),
+        None,
+    )
+    if odd is not None:
+        source, number = odd
+        notes.append(
+            f"collectives are left out: rank {source.rank} of replica {source.replica} has others "
+            f"in step {number} than that rank of replica 0 in step {chosen[0]}"
+        )
     else:
         rows = [tuple(issued(steps[chosen[0]])) for steps in parts[0]]
         program = dataclasses.replace(program, actions=rows)
@@ -128,21 +140,43 @@ def import_traces(
     spans: list[Span] = []
     for replica, part in enumerate(parts):
         spans += _spans(program, part, chosen, clocks[replica * len(part) :], replica)
-    recorded = RecordedRun(
-        IMPORTED,
-        program,
-        pd.DataFrame(spans, columns=list(COLUMNS)),
-        [_rank_row(source, clock) for source, clock in zip(sources, clocks, strict=True)],
-        _facts(sources),
-    )
+    rank_rows = []
+    for source, clock in zip(sources, clocks, strict=True):
+        trace = source.trace
+        gpu = trace.gpus[0] if trace.gpus and trace.kernels else None
+        source_of_clock = "shared with rank 0" if clock.is_shared else "aligned by messages"
+        rank_rows.append(
+            {
+                "hostname": trace.hostname,
+                "device": gpu or (trace.accelerator if trace.kernels else "cpu"),
+                "clock": "rank 0" if source.rank == source.replica == 0 else source_of_clock,
+                "clock_offset_ns": clock.offset_ns,
+                "clock_error_ns": clock.error_ns,
+            }
+        )
+    first = sources[0].trace  # the machines, as far as the traces name them
+    hosts = sorted({source.trace.hostname or "" for source in sources})
+    environment = {
+        "hostname": first.hostname,
+        "gpus": [{"name": name, "memory_bytes": None} for name in first.gpus],
+        "backend": first.backend,
+    }
+    machines = json.dumps([first.gpus, first.backend, hosts], sort_keys=True)
+    facts = {
+        "fingerprint": hashlib.sha256(machines.encode()).hexdigest()[:12],
+        "environment": json.dumps(environment),
+        "transport": first.backend,
+        "sweep_file": None,
+    }
+    frame = pd.DataFrame(spans, columns=list(COLUMNS))
+    recorded = RecordedRun(IMPORTED, program, frame, rank_rows, facts)
     check_writable(results, "--results")
     devices = [source.trace.accelerator for source in sources if source.trace.kernels]
     device = {"device": devices[0] if devices else "cpu"}
     metadata = RunMetadata(name, {**device, **known}, tokens_per_step)
     run_id = write_run(recorded, metadata, Store(results))
-    job_size = sources[0].trace.world_size
     shape = len(chosen), program.world_size, program.schedule
-    return Imported(run_id, *shape, clocks, job_size, len(parts), notes)
+    return Imported(run_id, *shape, clocks, first.world_size, len(parts), notes)
 
 
 def _program_of(
@@ -179,21 +213,6 @@ def _needs(program: Program) -> Iterator[tuple[int, Action, int, Action]]:
             maker = fact if fact in makers else fact._replace(op=Op.B)
             if makers[maker] != rank:
                 yield makers[maker], maker, rank, action
-
-
-def _odd_collectives(
-    sources: Sequence[RankTrace], ranks: Sequence[Steps], chosen: Sequence[int]
-) -> str:
-    """Return where collectives are not those of the same rank's first replica and first step."""
-    for source, steps in zip(sources, ranks, strict=True):
-        first = issued(ranks[source.rank][chosen[0]])
-        for number in chosen:
-            if issued(steps[number]) != first:
-                return (
-                    f"rank {source.rank} of replica {source.replica} has others in step {number} "
-                    f"than that rank of replica 0 in step {chosen[0]}"
-                )
-    return ""
 
 
 def _slack(
@@ -233,27 +252,23 @@ def _spans(
 ) -> Iterator[Span]:
     for number in chosen:
         times: dict[Action, tuple[int, Timed]] = {}
+        found: list[tuple[int, Timed]] = []
         for rank, (steps, clock) in enumerate(zip(ranks, clocks, strict=False)):
             for timed in steps[number]:
                 moved = timed._replace(
                     start_ns=timed.start_ns - clock.offset_ns, end_ns=timed.end_ns - clock.offset_ns
                 )
-                if timed.action.op is Op.OPT or timed.action.op in _MEETINGS:
-                    if timed.action.op is Op.OPT or program.has_collectives:
-                        yield _span(number, rank, moved, replica)
-                else:
+                is_meeting = timed.action.op in _MEETINGS
+                if timed.action.op is Op.OPT or (is_meeting and program.has_collectives):
+                    found.append((rank, moved))
+                elif not is_meeting:
                     times[timed.action] = rank, moved
-        for action, (rank, timed) in times.items():
-            if action.op in COMPUTE_OPS:
-                yield _span(number, rank, timed, replica)
-        for rank, timed in _messages(program, times):
-            yield _span(number, rank, timed, replica)
-
-
-def _span(step: int, rank: int, timed: Timed, replica: int) -> Span:
-    stage, op, microbatch = timed.action
-    times = timed.start_ns, timed.end_ns
-    return Span(step, rank, lane_of(op), stage, op, microbatch, *times, timed.num_bytes, replica)
+        found += [placed for action, placed in times.items() if action.op in COMPUTE_OPS]
+        for rank, timed in (*found, *_messages(program, times)):
+            stage, op, microbatch = timed.action
+            action = lane_of(op), stage, op, microbatch
+            taken = timed.start_ns, timed.end_ns, timed.num_bytes
+            yield Span(number, rank, *action, *taken, replica)
 
 
 def _messages(
@@ -277,34 +292,3 @@ def _messages(
         waits_ns = min(idle_from.get(taken, sent_ns), went_on_ns)
         yield maker, Timed(send, sent_ns, max(sent_ns, went_on_ns), is_seen=False)
         yield taker, Timed(receive, waits_ns, max(waits_ns, went_on_ns), is_seen=False)
-
-
-def _rank_row(source: RankTrace, clock: Clock) -> dict[str, object]:
-    trace = source.trace
-    gpu = trace.gpus[0] if trace.gpus and trace.kernels else None
-    source_of_clock = "shared with rank 0" if clock.is_shared else "aligned by messages"
-    return {
-        "hostname": trace.hostname,
-        "device": gpu or (trace.accelerator if trace.kernels else "cpu"),
-        "clock": "rank 0" if source.rank == source.replica == 0 else source_of_clock,
-        "clock_offset_ns": clock.offset_ns,
-        "clock_error_ns": clock.error_ns,
-    }
-
-
-def _facts(sources: Sequence[RankTrace]) -> dict[str, object]:
-    """Return the columns of `runs` about the machines, as far as the traces name them."""
-    first = sources[0].trace
-    hosts = sorted({source.trace.hostname or "" for source in sources})
-    environment = {
-        "hostname": first.hostname,
-        "gpus": [{"name": name, "memory_bytes": None} for name in first.gpus],
-        "backend": first.backend,
-    }
-    facts = json.dumps([first.gpus, first.backend, hosts], sort_keys=True)
-    return {
-        "fingerprint": hashlib.sha256(facts.encode()).hexdigest()[:12],
-        "environment": json.dumps(environment),
-        "transport": first.backend,
-        "sweep_file": None,
-    }

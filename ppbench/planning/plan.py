@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 AUTO: Final = "auto"
 """As a schedule, a program of the solver; as `recompute`, only where memory needs it."""
-RECOMPUTE: Final = ("auto", "none", "all")
 
 
 @dataclass(frozen=True)

@@ -344,7 +344,20 @@ def program_of(
         hint = nearest(request.schedule, known_names())
         raise UsageError(f'unknown schedule "{request.schedule}"{hint}') from None
     except ShapeError as error:
-        raise UsageError(f"{_OPTIONS[error.key]}: {error}{_fix(request, error)}") from None
+        fix = ""  # the values that would be accepted
+        if request.schedule.startswith(CSV_PREFIX):
+            fix = "; leave it out"
+        elif error.key == "stages_per_rank":
+            allowed = find_schedule(request.schedule).stages_per_rank
+            fix = f"; leave it out for {allowed.default}"
+        else:
+            constraint = find_schedule(request.schedule).constraint
+            p, m = request.ranks, request.microbatches
+            if constraint is not None and p is not None and m is not None:
+                fitting = [n for n in range(1, m + 2 * p + 1) if constraint.is_met(Shape(p, 1, n))]
+                below, above = [n for n in fitting if n < m][-1:], [n for n in fitting if n > m][:1]
+                fix = f"; expected for example {' or '.join(map(str, below + above))}"
+        raise UsageError(f"{_OPTIONS[error.key]}: {error}{fix}") from None
     except (ValueError, OSError) as error:
         raise _unusable(request.schedule, error) from None
     return program
@@ -384,22 +397,6 @@ def with_transfers(
         return lower(program, policy, look_ahead)
     except ProgramError as error:
         raise UsageError(str(error)) from None
-
-
-def _fix(request: ProgramRequest, error: ShapeError) -> str:
-    """The values that would be accepted, to end a message with."""
-    if request.schedule.startswith(CSV_PREFIX):
-        return "; leave it out"
-    if error.key == "stages_per_rank":
-        allowed = find_schedule(request.schedule).stages_per_rank
-        return f"; leave it out for {allowed.default}"
-    constraint = find_schedule(request.schedule).constraint
-    if constraint is None or request.ranks is None or request.microbatches is None:
-        return ""
-    p, m = request.ranks, request.microbatches
-    fitting = [n for n in range(1, m + 2 * p + 1) if constraint.is_met(Shape(p, 1, n))]
-    below, above = [n for n in fitting if n < m][-1:], [n for n in fitting if n > m][:1]
-    return f"; expected for example {' or '.join(map(str, below + above))}"
 
 
 def _unusable(name: str, error: ValueError | OSError) -> UsageError:

@@ -48,6 +48,9 @@ from ppbench.prediction import (
 )
 
 MOST_REPLICAS = 1024
+_TIMES = {"gather": "seconds", "reduce": "seconds"}
+_OF_LINK = {"bytes": "bytes", "bandwidth": "bytes per second", "latency": "seconds"}
+"""What collectives are described by, and in which units."""
 
 
 @dataclass(frozen=True)
@@ -217,8 +220,24 @@ def read_replication(
         each = tuple(read_quantity("--replica-factors", part, "times as long") for part in parts)
         if not all(each):
             raise UsageError("--replica-factors: one is 0; expected more than 0")
-    times = _read_collectives(collectives or "gather=0,reduce=0")
-    if "bytes" in times:
+    times: dict[str, Fraction] = {}
+    units = {**_TIMES, **_OF_LINK}
+    for part in (collectives or "gather=0,reduce=0").split(","):
+        key, _, value = (word.strip() for word in part.partition("="))
+        if key not in units or key in times:
+            raise UsageError(
+                f'--collectives: "{part.strip()}" is not one of gather=S and reduce=S, or '
+                "bytes=N, bandwidth=B and latency=S; expected the seconds of a stage's UNSHARD "
+                "and REDUCE_GRAD, or its bytes and the link, such as gather=0.5,reduce=1"
+            )
+        times[key] = read_quantity(f"--collectives: {key}", value, units[key])
+    if _OF_LINK.keys() & times.keys():
+        if _TIMES.keys() & times.keys():
+            raise UsageError("--collectives: gives both times and a link; expected one of them")
+        if not (times.get("bytes") and times.get("bandwidth")):
+            raise UsageError(
+                "--collectives: of a link, bytes=N and bandwidth=B are needed, both more than 0"
+            )
         latency_ns = round(times.get("latency", Fraction(0)) * NS_PER_S)
         stages = [int(times["bytes"])]
         model = ring(stages, stages, replicas, policy, float(times["bandwidth"]), latency_ns)
@@ -259,28 +278,3 @@ def sharding_text(policy: CollectivePolicy) -> str:
     name = next(name for name, kind in POLICIES.items() if kind is type(policy))
     settings = dataclasses.asdict(policy).items()
     return ",".join([name, *(f"{key}={str(value).lower()}" for key, value in settings)])
-
-
-_TIMES = {"gather": "seconds", "reduce": "seconds"}
-_OF_LINK = {"bytes": "bytes", "bandwidth": "bytes per second", "latency": "seconds"}
-
-
-def _read_collectives(text: str) -> dict[str, Fraction]:
-    given: dict[str, Fraction] = {}
-    units = {**_TIMES, **_OF_LINK}
-    for part in text.split(","):
-        key, _, value = (word.strip() for word in part.partition("="))
-        if key not in units or key in given:
-            raise UsageError(
-                f'--collectives: "{part.strip()}" is not one of gather=S and reduce=S, or '
-                "bytes=N, bandwidth=B and latency=S; expected the seconds of a stage's UNSHARD "
-                "and REDUCE_GRAD, or its bytes and the link, such as gather=0.5,reduce=1"
-            )
-        given[key] = read_quantity(f"--collectives: {key}", value, units[key])
-    if _TIMES.keys() & given.keys() and _OF_LINK.keys() & given.keys():
-        raise UsageError("--collectives: gives both times and a link; expected one of them")
-    if _OF_LINK.keys() & given.keys() and not (given.get("bytes") and given.get("bandwidth")):
-        raise UsageError(
-            "--collectives: of a link, bytes=N and bandwidth=B are needed, both more than 0"
-        )
-    return given

@@ -45,16 +45,8 @@ _PIPELINE = ("name", "memory_limit")
 """Keys that are not handed over: the file has a name of its own, and the program is chosen."""
 _DECISIVE = (
     *("model_preset", "model_weights", "model_dtype", "model_split", "model_split_points"),
-    *(
-        "replicas",
-        "sharding_policy",
-        "seq_len",
-        "device",
-        "train_optimizer",
-        "train_autocast",
-        "train_compile",
-    ),
-    *("launch_threads_per_rank",),
+    *("replicas", "sharding_policy", "seq_len", "device"),
+    *("train_optimizer", "train_autocast", "train_compile", "launch_threads_per_rank"),
 )
 """Settings of the cases that a plan is made for: they must be the same in all."""
 

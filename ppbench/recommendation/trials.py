@@ -140,10 +140,10 @@ def measure(
         proposals.append(plan.baseline)
     case, measured = chosen_case(plan, sweep)
     (folder / "plans").mkdir(parents=True, exist_ok=True)
-    cases = [
-        case_of(proposal, case, folder / "plans" / f"{sweep.name}-{_digest(proposal)}.csv")
-        for proposal in proposals
-    ]
+    cases = []
+    for proposal in proposals:  # no other plan writes another program under that name
+        digest = sha256(program_text(proposal.program).encode()).hexdigest()[:12]
+        cases.append(case_of(proposal, case, folder / "plans" / f"{sweep.name}-{digest}.csv"))
     planned = tuple((one, replace(measured, launches=most)) for one in cases)
     trial = replace(sweep, name=f"{sweep.name}-plan", cases=planned, axes=_VARIED)
     store = Store(folder)
@@ -260,11 +260,6 @@ def case_of(proposal: Proposal, case: Case, file: Path) -> Case:
         train_recompute=any(one.recompute),
         train_recompute_stages=one.recompute if is_mixed else (),
     )
-
-
-def _digest(proposal: Proposal) -> str:
-    """What names a program's file: no other plan writes another program under that name."""
-    return sha256(program_text(proposal.program).encode()).hexdigest()[:12]
 
 
 def table_of(proposals: Sequence[Proposal]) -> pd.DataFrame:

@@ -95,7 +95,21 @@ class _Question:
 
     @functools.cached_property
     def chances(self) -> Values:
-        return _chances(self)
+        """Chance of each commit to be the first bad one, shared among unmeasured neighbours."""
+        measured = np.flatnonzero([len(launches) > 0 for launches in self.launches])
+        chances = np.zeros(len(self.launches))
+        if len(measured) < 2 or measured[0] != 0 or measured[-1] != len(chances) - 1:
+            chances[1:] = 1 / (len(chances) - 1)
+            return chances
+        values = np.concatenate([self.launches[commit] for commit in measured])
+        nums = [len(self.launches[commit]) for commit in measured]
+        cuts, widths = np.cumsum(nums)[:-1], np.diff(measured)
+        least = float(squares_around(values, cuts).min())
+        freedom = len(values) - 2
+        noise = _believed(self.noise, least / max(freedom, 1), freedom)
+        by_cut = cut_chances(values, cuts, widths.astype(float), noise)
+        chances[1:] = np.repeat(by_cut / widths, widths)
+        return chances
 
     def num(self, commit: int) -> int:
         return len(self.launches[commit])
@@ -145,9 +159,12 @@ def search_first_bad(
         apart = tuple(tuple(np.flatnonzero(part).tolist()) for part in parts)
     kept = (np.delete(each, list(places)) for each, places in zip(values, apart, strict=True))
     question = _Question(tuple(kept), tuple(runs), noise, in_points, apart)
-    ends = _ends(question)
-    if ends is None:
-        return _search(question, ends, Finding.searching, question.fewer_end)
+    if question.num_at_ends < FEWEST_AT_ENDS:
+        return _search(question, None, Finding.searching, question.fewer_end)
+    bad, good = group(question.launches[-1]), group(question.launches[0])
+    freedom = bad.freedom + good.freedom
+    noise = _believed(noise, (bad.squares + good.squares) / freedom, freedom)
+    ends = student(bad, good, *((noise.deviation**2, noise.freedom) if noise else ()))
     limit = smallest_difference(floor, in_points=in_points)
     if ends.p >= ENDS_LEVEL:
         is_over = ends.is_within(limit) or question.num_at_ends >= MOST_AT_ENDS
@@ -158,7 +175,16 @@ def search_first_bad(
         return _search(question, ends, Finding.several, None, between)
     earliest, latest, chance = _likeliest(question)
     if chance < confidence:
-        next_commit: int | None = _halving(question)
+        # The commit that halves the chances; of several, the one with the fewest launches.
+        is_bad = np.cumsum(question.chances)
+        inner = [commit for commit in range(1, len(is_bad) - 1) if question.runs[commit]]
+        most = MOST_INNER * question.num_at_ends
+        next_commit: int | None = question.fewer_end
+        if sum(map(question.num, inner)) <= most:
+            next_commit = min(
+                inner,
+                key=lambda at: (round(abs(float(is_bad[at]) - 0.5), 3), question.num(at)),
+            )
     else:
         boundary = question.fewest(earliest - 1, latest)
         next_commit = boundary if question.num(boundary) < FEWEST_AT_BOUNDARY else None
@@ -178,54 +204,12 @@ def reach_of_ends(noise: Noise) -> list[tuple[int, float]]:
     return [(num, detectable_change(noise, num, rule=rule)) for num in nums]
 
 
-def _ends(question: _Question) -> Difference | None:
-    """Bad minus good; None with too few launches of either."""
-    if question.num_at_ends < FEWEST_AT_ENDS:
-        return None
-    bad, good = group(question.launches[-1]), group(question.launches[0])
-    freedom = bad.freedom + good.freedom
-    noise = _believed(question.noise, (bad.squares + good.squares) / freedom, freedom)
-    if noise is None:
-        return student(bad, good)
-    return student(bad, good, noise.deviation**2, noise.freedom)
-
-
 def _believed(noise: Noise | None, variance: float, freedom: int) -> Noise | None:
     """The measured noise, unless these launches scatter clearly more."""
     if noise is None:
         return None
     known = noise.deviation**2, noise.freedom
     return None if is_larger(variance, freedom, *known) else noise
-
-
-def _chances(question: _Question) -> Values:
-    """Chance of each commit to be the first bad one, shared among unmeasured neighbours."""
-    measured = np.flatnonzero([len(launches) > 0 for launches in question.launches])
-    chances = np.zeros(len(question.launches))
-    if len(measured) < 2 or measured[0] != 0 or measured[-1] != len(chances) - 1:
-        chances[1:] = 1 / (len(chances) - 1)
-        return chances
-    values = np.concatenate([question.launches[commit] for commit in measured])
-    nums = [len(question.launches[commit]) for commit in measured]
-    cuts, widths = np.cumsum(nums)[:-1], np.diff(measured)
-    least = float(squares_around(values, cuts).min())
-    freedom = len(values) - 2
-    noise = _believed(question.noise, least / max(freedom, 1), freedom)
-    by_cut = cut_chances(values, cuts, widths.astype(float), noise)
-    chances[1:] = np.repeat(by_cut / widths, widths)
-    return chances
-
-
-def _halving(question: _Question) -> int:
-    """The commit that halves the chances; of several, the one with the fewest launches."""
-    is_bad = np.cumsum(question.chances)
-    inner = [commit for commit in range(1, len(is_bad) - 1) if question.runs[commit]]
-    if sum(question.num(commit) for commit in inner) > MOST_INNER * question.num_at_ends:
-        return question.fewer_end
-    return min(
-        inner,
-        key=lambda commit: (round(abs(float(is_bad[commit]) - 0.5), 3), question.num(commit)),
-    )
 
 
 def _likeliest(question: _Question) -> tuple[int, int, float]:

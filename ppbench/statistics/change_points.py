@@ -21,8 +21,7 @@ Launches of one commit may be correlated:
 
 They often share a session, a build, a layout of memory, and a test that takes them for independent
 finds a change at every other commit. So an analysis of variance compares the mean squares between
-the commits of each level with those within commits, by the F test (one-way random effects). The
-intraclass correlation that it also gives is too uncertain, with ten commits, to correct with.
+the commits of each level with those within commits, by the F test (one-way random effects).
 
 A disturbed launch is told from a change by those beside it: two launches that agree are a new level
 at the end of a series, and three within it (`ppbench.statistics.disturbances`).
@@ -32,8 +31,7 @@ whether launches are correlated.
 
 How likely each cut is follows from the fit of two levels with one spread, all three of which are
 integrated out: what is left is the sum of squares around the two means, to a power. Levels need not
-be known in advance, and their uncertainty makes the place less certain too. A test for each place
-would only show where two levels differ, not where they meet.
+be known in advance, and their uncertainty makes the place less certain too.
 """
 
 from __future__ import annotations
@@ -263,6 +261,8 @@ def _cuts(launches: _Launches, size: float, level: float) -> list[int]:
 
 def _weak_cuts(launches: _Launches) -> list[int]:
     """Step 1: the best cut of each window, where it is worth a look."""
+    from scipy.special import stdtr
+
     num = len(launches.values)
     may_cut = np.zeros(num + 1, dtype=bool)
     may_cut[launches.cuts] = True
@@ -274,7 +274,13 @@ def _weak_cuts(launches: _Launches) -> list[int]:
         allowed = may_cut[starts[:, None] + before]
         energy = np.where(allowed, _energies(windows)[:, before], -np.inf)
         best = before[energy.argmax(axis=1)]
-        is_weak = allowed.any(axis=1) & (_t_chances(windows, best) < WEAK)
+        # Student's test at the best cut of each window.
+        offsets = windows - windows.mean(axis=1, keepdims=True)
+        sums = np.take_along_axis(np.cumsum(offsets, axis=1), best[:, None] - 1, axis=1)[:, 0]
+        between = np.square(sums) * width / (best * (width - best))
+        rest = np.maximum(np.square(offsets).sum(axis=1) - between, width * LEAST_DEVIATION**2)
+        chances = 2 * stdtr(width - 2, -np.sqrt(between * (width - 2) / rest))
+        is_weak = allowed.any(axis=1) & (chances < WEAK)
         weak.update((starts + best)[is_weak].tolist())
     return sorted(weak)
 
@@ -298,19 +304,6 @@ def _energies(windows: Values) -> Values:
     means = 2 * before / (num * (num - 1)) + 2 * behind / (rest * (rest - 1))
     energies[:, places] = num * rest / width * (2 * across / (num * rest) - means)
     return energies
-
-
-def _t_chances(windows: Values, cuts: Places) -> Values:
-    """p-values of Student's test at one cut in each window."""
-    from scipy.special import stdtr
-
-    width = windows.shape[1]
-    offsets = windows - windows.mean(axis=1, keepdims=True)
-    sums = np.take_along_axis(np.cumsum(offsets, axis=1), cuts[:, None] - 1, axis=1)[:, 0]
-    between = np.square(sums) * width / (cuts * (width - cuts))
-    rest = np.maximum(np.square(offsets).sum(axis=1) - between, width * LEAST_DEVIATION**2)
-    chances = 2 * stdtr(width - 2, -np.sqrt(between * (width - 2) / rest))
-    return np.asarray(chances, dtype=float)
 
 
 def _merged(

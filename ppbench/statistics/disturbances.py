@@ -16,11 +16,6 @@ with a flat prior on its logarithm. Likelihoods of mixtures with a broad compone
 due to Box and Tiao (1968); here the component is one-sided, and each launch belongs to one of the
 two altogether, which leaves few enough cases to try them all.
 
-A symmetric trimmed mean with its t test (Yuen 1974) gives up two of five launches whether anything
-is wrong with them or not: with normal noise it finds a change of 2 % in 49 % of comparisons in
-place of 70 %, and with one launch in five disturbed a change of 10 % in 54 % in place of 95 %.
-Tests by ranks cannot reach 1 % if one of five launches is disturbed.
-
 Launches that differ between two levels, by an address or a frequency that is drawn anew, look as
 if they were disturbed. A difference is then shown only where chance could hardly have shared the
 two levels out in this way: `are_two_levels` says where it could.
@@ -175,14 +170,8 @@ def are_two_levels(faster: Side, slower: Side, known_squares: float, known_freed
         return True
     if num_slow > (len(faster.values) - 1) // FOR_EACH:
         return True
-    return _has_fast_launch(faster, slower, known_squares, known_freedom)
-
-
-def _has_fast_launch(faster: Side, slower: Side, known_squares: float, known_freedom: int) -> bool:
-    """Whether the fastest launch of the slower side lies apart from its own, among the others.
-
-    With more than five launches, chance hardly ever leaves a single one there.
-    """
+    # The fastest launch of the slower side may lie apart from its own, among the others. With more
+    # than five launches, chance hardly ever leaves a single one there.
     rest = slower.kept[1:]
     if len(rest) > FOR_EACH:
         return False
@@ -194,7 +183,6 @@ def _has_fast_launch(faster: Side, slower: Side, known_squares: float, known_fre
     kept = len(faster.kept) + len(rest) - 2 + known_freedom
     deviation = math.sqrt(without / kept)
     is_among = slower.kept[0] <= faster.kept[-1] + NEAR * deviation
-    distance = float(slower.kept.mean() - faster.kept.mean())
     return bool(is_among) and distance >= BROKEN_OUT * deviation
 
 
@@ -226,7 +214,15 @@ def disturbed_in_series(values: Values) -> npt.NDArray[np.bool_]:
         if len(kept) >= FEWEST_NEIGHBOURS:
             far = FAR * float(np.median(np.abs(np.diff(values[kept])))) / _MEDIAN_DISTANCE
         found = values > _levels_around(values, kept) + far
-        found = _without_levels(values, found, far)
+        # Those that agree with others beside them are a level.
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], found, [False]]).astype(int)))
+        for start, end in edges.reshape(-1, 2):
+            row, is_at_end = values[start:end], start == 0 or end == len(values)
+            agree = row <= row.min() + far
+            beside = [values[place] for place in (start - 1, end) if 0 <= place < len(values)]
+            is_continued = any(value >= row.min() - far for value in beside)
+            if is_continued or agree.sum() >= (OF_A_LEVEL_AT_END if is_at_end else OF_A_LEVEL):
+                found[start:end] = ~agree
         if (found == disturbed).all():
             break
         disturbed = found
@@ -255,19 +251,3 @@ def _lower_medians(windows: Values) -> Values:
     middle = np.maximum(nums - 1, 0) // 2
     medians = np.take_along_axis(np.sort(windows, axis=1), middle[:, None], axis=1)[:, 0]
     return np.where(nums >= FEWEST_NEIGHBOURS, medians, -np.inf)
-
-
-def _without_levels(
-    values: Values, found: npt.NDArray[np.bool_], far: float
-) -> npt.NDArray[np.bool_]:
-    """Leave out the launches that agree with others beside them."""
-    result = found.copy()
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], found, [False]]).astype(int)))
-    for start, end in edges.reshape(-1, 2):
-        row, is_at_end = values[start:end], start == 0 or end == len(values)
-        agree = row <= row.min() + far
-        beside = [values[place] for place in (start - 1, end) if 0 <= place < len(values)]
-        is_continued = any(value >= row.min() - far for value in beside)
-        if is_continued or agree.sum() >= (OF_A_LEVEL_AT_END if is_at_end else OF_A_LEVEL):
-            result[start:end] = ~agree
-    return result

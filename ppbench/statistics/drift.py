@@ -73,17 +73,24 @@ def with_drift(
     `apart` is how many times the drift's variance is in the difference, at most 2, and `num_pairs`
     how many comparisons were tested together.
     """
-    additive = additive_interval(metric, change)
+    # The change as a difference, of logarithms or fractions.
+    interval = change.difference if metric.in_points else change.ratio
+    if interval is not None and not metric.in_points:
+        ends = (interval.estimate, interval.low, interval.high)
+        interval = Ratio(*(math.log(end) if end > 0 else -math.inf for end in ends))
     extra = drift.deviation**2 * apart
-    if additive is None or extra == 0 or not math.isfinite(additive.high - additive.low):
+    if interval is None or extra == 0 or not math.isfinite(interval.high - interval.low):
         return change
-    # The variance of the launches is read from their interval.
-    own_freedom = max(least_freedom(change), 1)
-    half = (additive.high - additive.low) / 2
+    # The variance of the launches is read from their interval; its test had at least the degrees of
+    # freedom of the smaller side.
+    sides = (("base", change.num_base), ("head", change.num_head))
+    left_out = [str(discount.side) for discount in change.discounts]
+    own_freedom = max(min(num - left_out.count(side) for side, num in sides) - 1, 1)
+    half = (interval.high - interval.low) / 2
     own = (half / t_quantile(own_freedom, _IN_TAIL)) ** 2
     total = own + extra
     freedom = total**2 / (own**2 / own_freedom + extra**2 / (drift.num_sessions - 1))
-    difference = Difference(additive.estimate, math.sqrt(total), freedom)
+    difference = Difference(interval.estimate, math.sqrt(total), freedom)
     p = max(change.p or 0.0, min(1.0, difference.p * num_pairs))
     is_lost = (
         not difference.is_within(smallest_difference(change.floor, in_points=metric.in_points))
@@ -133,20 +140,3 @@ def without_drift(
         values[side] = level + (values[side] - level) * grown
     moved = values if metric.in_points else np.exp(values)
     return tuple(moved[is_base].tolist()), tuple(moved[~is_base].tolist())
-
-
-def least_freedom(change: Change) -> int:
-    """The fewest degrees of freedom that the test of a change may have had: its smaller side's."""
-    sides = (("base", change.num_base), ("head", change.num_head))
-    left_out = [str(discount.side) for discount in change.discounts]
-    return min(num - left_out.count(side) for side, num in sides) - 1
-
-
-def additive_interval(metric: Metric, change: Change) -> Ratio | None:
-    """A change as a difference, of logarithms or fractions; None where it was not estimated."""
-    if metric.in_points:
-        return change.difference
-    if change.ratio is None:
-        return None
-    ends = (change.ratio.estimate, change.ratio.low, change.ratio.high)
-    return Ratio(*(math.log(end) if end > 0 else -math.inf for end in ends))

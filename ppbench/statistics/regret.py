@@ -79,7 +79,6 @@ class Outcome:
     """The launches of all arms, and what they say; no regret where the first choice failed."""
 
     steps: Steps
-    set_aside: tuple[SetAside, ...]
     regret: Regret | None
 
     def stop(self, most: int) -> Stop:
@@ -104,7 +103,7 @@ def race(
     returns the steps of all arms. No arm has more than `most` launches. `on_first_rounds` is given
     the launches before any arm is set aside.
     """
-    going, aside = list(range(num_arms)), list[SetAside]()
+    going = list(range(num_arms))
     steps: Steps = [()] * num_arms
     regret = None
     for count in range(min(FIRST_ROUNDS, most), most + 1):
@@ -116,12 +115,11 @@ def race(
             break
         for one in losers(steps, going, count, _num_looks(most)):
             going.remove(one.arm)
-            aside.append(one)
             on_set_aside(one)
         regret = regret_of(steps, going, _num_looks(most))
         if regret.finding is not Finding.undecided:
             break
-    return Outcome(steps, tuple(aside), regret)
+    return Outcome(steps, regret)
 
 
 def reach(noise: Noise, num_arms: int, most: int) -> list[tuple[int, float]]:

@@ -55,7 +55,19 @@ def measure_drift(
     within = sum(each.squares for each in groups) / freedom
     size = len(groups) / sum(1 / each.num for each in groups)  # the harmonic mean
     between = size * float(np.var([each.mean for each in groups], ddof=1))
-    low, high = _ends(between, len(groups) - 1, within, freedom)
+    # The interval of the difference of the two mean squares, by Ting and others.
+    from scipy.special import chdtri, fdtri
+
+    tail, own = (1 - CONFIDENCE) / 2, len(groups) - 1
+    g1, h1 = (abs(1 - own / float(chdtri(own, at))) for at in (tail, 1 - tail))
+    g2, h2 = (abs(1 - freedom / float(chdtri(freedom, at))) for at in (tail, 1 - tail))
+    upper, lower = (float(fdtri(own, freedom, at)) for at in (1 - tail, tail))
+    g12 = ((upper - 1) ** 2 - (g1 * upper) ** 2 - h2**2) / upper
+    h12 = ((1 - lower) ** 2 - (h1 * lower) ** 2 - g2**2) / lower
+    product, estimate = between * within, between - within
+    below = (g1 * between) ** 2 + (h2 * within) ** 2 + g12 * product
+    above = (h1 * between) ** 2 + (g2 * within) ** 2 + h12 * product
+    low, high = estimate - math.sqrt(max(below, 0.0)), estimate + math.sqrt(max(above, 0.0))
     return Drift(
         deviation=math.sqrt(max(between - within, 0.0) / size),
         low=math.sqrt(max(low, 0.0) / size),
@@ -64,20 +76,3 @@ def measure_drift(
         num_sessions=len(groups),
         num_launches=sum(each.num for each in groups),
     )
-
-
-def _ends(between: float, freedom: int, within: float, rest: int) -> tuple[float, float]:
-    """The interval of the difference of two mean squares, by Ting and others."""
-    from scipy.special import chdtri, fdtri
-
-    tail = (1 - CONFIDENCE) / 2
-    g1, h1 = (abs(1 - freedom / float(chdtri(freedom, at))) for at in (tail, 1 - tail))
-    g2, h2 = (abs(1 - rest / float(chdtri(rest, at))) for at in (tail, 1 - tail))
-    upper, lower = (float(fdtri(freedom, rest, at)) for at in (1 - tail, tail))
-    g12 = ((upper - 1) ** 2 - (g1 * upper) ** 2 - h2**2) / upper
-    h12 = ((1 - lower) ** 2 - (h1 * lower) ** 2 - g2**2) / lower
-    product = between * within
-    below = (g1 * between) ** 2 + (h2 * within) ** 2 + g12 * product
-    above = (h1 * between) ** 2 + (g2 * within) ** 2 + h12 * product
-    estimate = between - within
-    return estimate - math.sqrt(max(below, 0.0)), estimate + math.sqrt(max(above, 0.0))

@@ -93,18 +93,25 @@ def slowdowns(controls: Sequence[Control]) -> tuple[Slowdown, ...]:
             1 / control.gpu_sm_mhz if control.gpu_sm_mhz > 0 else UNKNOWN for control in controls
         ],
     }
-    keys = {cause: machines if cause is Cause.reference else cases for cause in factors}
-    by_cause = [
-        [Slowdown(over, cause, limit) for over, limit in _over_usual(keys[cause], values)]
-        for cause, values in factors.items()
-    ]
+    found: list[list[Slowdown]] = [[] for _ in controls]  # of each launch, as far as is known
+    for cause, values in factors.items():
+        keys: Sequence[Hashable] = machines if cause is Cause.reference else cases
+        places: dict[Hashable, list[int]] = {}
+        for place, (key, factor) in enumerate(zip(keys, values, strict=True)):
+            if not math.isnan(factor):
+                places.setdefault(key, []).append(place)
+        for of_key in places.values():
+            known = [values[place] for place in of_key]
+            for number, place in enumerate(of_key if len(known) >= FEWEST else ()):
+                nearby = np.sort(known[max(0, number - NEARBY) : number + NEARBY + 1])
+                faster = nearby[: (len(nearby) + 1) // 2]
+                usual = float(np.median(faster))
+                variation = float(np.median(np.abs(faster - usual))) / usual
+                limit = max(DISTURBED, VARIATIONS * variation)
+                found[place].append(Slowdown(values[place] / usual - 1, cause, limit))
     return tuple(
-        max(
-            (one for one in of_launch if not math.isnan(one.fraction)),
-            key=lambda one: (is_disturbed(one), one.fraction),
-            default=NOT_KNOWN,
-        )
-        for of_launch in zip(*by_cause, strict=True)
+        max(own, key=lambda one: (is_disturbed(one), one.fraction), default=NOT_KNOWN)
+        for own in found
     )
 
 
@@ -116,22 +123,3 @@ def is_disturbed(slowdown: Slowdown) -> bool:
 def _stretch(share: float) -> float:
     """How much longer work takes when this share of the time is taken away."""
     return 1 / (1 - share) if share < 1 else UNKNOWN
-
-
-def _over_usual(keys: Sequence[Hashable], factors: Sequence[float]) -> list[tuple[float, float]]:
-    """Each factor over the usual one of its key, less 1; and from where on it is disturbed."""
-    places: dict[Hashable, list[int]] = {}
-    for place, (key, factor) in enumerate(zip(keys, factors, strict=True)):
-        if not math.isnan(factor):
-            places.setdefault(key, []).append(place)
-    result = [(UNKNOWN, DISTURBED)] * len(factors)
-    for of_key in places.values():
-        known = [factors[place] for place in of_key]
-        for number, place in enumerate(of_key if len(known) >= FEWEST else ()):
-            nearby = np.sort(known[max(0, number - NEARBY) : number + NEARBY + 1])
-            faster = nearby[: (len(nearby) + 1) // 2]
-            usual = float(np.median(faster))
-            variation = float(np.median(np.abs(faster - usual))) / usual
-            limit = max(DISTURBED, VARIATIONS * variation)
-            result[place] = factors[place] / usual - 1, limit
-    return result

@@ -8,13 +8,10 @@ whole interval lies inside the floor; a test that finds nothing is no evidence o
 Launches that something slowed do not count, and are named: those far on the slow side of the others
 (`ppbench.statistics.disturbances`), and those beside which the fixed reference was slow. The test
 is then Student's, since two or three launches do not show a spread of their own; its variance is
-raised, because the launches left were chosen by their values. One disturbed launch in ten took two
-thirds of the power from Welch's test at 5 % of change, and takes 1 % of that from this one.
+raised, because the launches left were chosen by their values.
 
 Steps are not tested against steps: those of one launch are correlated, and such a test alarms in
-half of all comparisons of a commit with itself. Nor is the interval a bootstrap's: with five
-launches a side, its 95 % interval holds the true ratio in 88 % of cases, Welch's in 95 %
-(`benchmarks/tracking.py` measures both).
+half of all comparisons of a commit with itself.
 
 The gate alarms on `slower` only: falsely in at most 1 % of comparisons of a commit with itself, as
 long as launches of both sides alternate, under every noise that was tried but one: where half of
@@ -30,7 +27,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
@@ -267,20 +264,13 @@ def _usual(metric: Metric, pair: Pair) -> tuple[Places, Places]:
     Those beside which the reference was slow do not; those without a reference do. A metric that
     nothing can disturb, such as memory, has all its launches.
     """
-    places = []
-    for figures, slowdowns in (
-        (pair.base, pair.base_slowdowns),
-        (pair.head, pair.head_slowdowns),
-    ):
-        if slowdowns is None or not metric.can_be_disturbed:
-            places.append(np.arange(len(figures)))
-            continue
-        if len(slowdowns) != len(figures):
-            raise ValueError(
-                f"{len(slowdowns)} slowdowns of {len(figures)} launches; expected as many"
-            )
-        places.append(np.flatnonzero(~(np.asarray(slowdowns, dtype=float) >= SLOW_REFERENCE)))
-    base, head = places
+    sides = ((pair.base, pair.base_slowdowns), (pair.head, pair.head_slowdowns))
+    base, head = (
+        np.arange(len(figures))
+        if slowdowns is None or not metric.can_be_disturbed
+        else np.flatnonzero(~(np.asarray(slowdowns, dtype=float) >= SLOW_REFERENCE))
+        for figures, slowdowns in sides
+    )
     return base, head
 
 
@@ -345,25 +335,6 @@ def _compared(
     )
 
 
-def _discounts(
-    pair: Pair, usual: tuple[Places, Places], result: _Compared | None
-) -> Iterator[Discount]:
-    """The launches that do not count, in their order."""
-    sides: tuple[tuple[Literal["base", "head"], int, Places, Side | None], ...] = (
-        ("base", len(pair.base), usual[0], None if result is None else result.base),
-        ("head", len(pair.head), usual[1], None if result is None else result.head),
-    )
-    for name, num, places, side in sides:
-        apart: set[int] = set()
-        if side is not None:
-            apart = set(places[side.places[side.num_kept :]].tolist())
-        for place in range(num):
-            if place in apart:
-                yield Discount(name, place, DiscountReason.apart)
-            elif place not in places:
-                yield Discount(name, place, DiscountReason.reference)
-
-
 def _change(
     metric: Metric,
     pair: Pair,
@@ -389,6 +360,21 @@ def _change(
             doubt = Doubt.lopsided if result.is_lopsided else None
         elif result.are_two_levels and verdict is not Verdict.unclear:
             doubt = Doubt.two_levels
+    # The launches that do not count, in their order.
+    discounts: list[Discount] = []
+    sides: tuple[tuple[Literal["base", "head"], int, Places, Side | None], ...] = (
+        ("base", len(pair.base), usual[0], None if result is None else result.base),
+        ("head", len(pair.head), usual[1], None if result is None else result.head),
+    )
+    for name, num, places, side in sides:
+        far: set[int] = (
+            set() if side is None else set(places[side.places[side.num_kept :]].tolist())
+        )
+        for place in range(num):
+            if place in far:
+                discounts.append(Discount(name, place, DiscountReason.apart))
+            elif place not in places:
+                discounts.append(Discount(name, place, DiscountReason.reference))
     return Change(
         base=float(statistics.median(pair.base)) if pair.base else None,
         head=float(statistics.median(pair.head)) if pair.head else None,
@@ -399,7 +385,7 @@ def _change(
         num_head=len(pair.head),
         floor=effective_floor(pair.floor, pair.noise),
         difference=difference,
-        discounts=tuple(_discounts(pair, usual, result)),
+        discounts=tuple(discounts),
         doubt=doubt,
     )
 

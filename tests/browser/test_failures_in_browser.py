@@ -120,22 +120,3 @@ def test_hovering_tells_for_whom_a_rank_waited_and_for_how_long(opened: Opened) 
         "rank 1 is stopped (SIGSTOP or a debugger) in 1B0 of step 1, since 10.0 s",
     ]
     assert "duration 10,000.000 ms" in told
-
-
-def test_the_report_opens_the_row_of_a_failed_run(
-    browser: Browser, pages: tuple[Path, Path]
-) -> None:
-    tab = Tab(browser, pages[0], DESK, "light")
-    tab.evaluate(LOOK)
-    shown = tab.evaluate("""(async () => {
-      const rows = all("#runs tbody tr:not(.detail)");
-      const row = rows.find((one) => one.textContent.includes("timeout"));
-      row.querySelector(".opener").click();
-      const div = row.nextElementSibling.querySelector(".chart");
-      div.scrollIntoView();
-      await until(() => isDrawn(div));
-      return [isDrawn(div), row.nextElementSibling.textContent];
-    })()""")
-    assert shown[0]
-    assert "ppbench show 2026" in shown[1]
-    assert tab.problems() == []

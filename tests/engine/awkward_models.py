@@ -78,15 +78,6 @@ def subclassed() -> nn.Sequential:
     return Backwards(*chain(mixer()))
 
 
-class Called(nn.Sequential):
-    def __call__(self, x: Tensor) -> Tensor:
-        return super().__call__(x) * 2
-
-
-def subclassed_call() -> nn.Sequential:
-    return Called(*chain(mixer()))
-
-
 class Named(nn.Sequential):
     """Adds nothing to how it is run."""
 
@@ -102,8 +93,6 @@ def hooked_container(register: str) -> nn.Sequential:
 
 
 container_forward_hook = functools.partial(hooked_container, "register_forward_hook")
-container_pre_hook = functools.partial(hooked_container, "register_forward_pre_hook")
-container_backward_hook = functools.partial(hooked_container, "register_full_backward_hook")
 container_backward_pre_hook = functools.partial(hooked_container, "register_full_backward_pre_hook")
 
 
@@ -139,12 +128,6 @@ def tied_over_three() -> nn.Sequential:
     model = chain(nn.Linear(WIDTH, VOCABULARY), nn.Tanh(), nn.Linear(VOCABULARY, WIDTH, bias=False))
     model[1].weight = model[0].weight
     model[4].weight = model[0].weight
-    return model
-
-
-def one_memory() -> nn.Sequential:
-    model = chain(mixer(), mixer())
-    model[2].weight.data = model[1].weight.data
     return model
 
 

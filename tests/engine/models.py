@@ -141,27 +141,6 @@ def big_sequential() -> nn.Sequential:
     return nn.Sequential(nn.Embedding(900, 3600), *layers, nn.Linear(3600, 900, bias=False))
 
 
-class Drawn(nn.Module):
-    """Draws before it registers, and after."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shift = nn.Parameter(torch.randn(WIDTH))
-        self.scale = nn.Parameter(torch.empty(WIDTH))
-        nn.init.uniform_(self.scale)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale + self.shift
-
-
-def drawing() -> nn.Sequential:
-    model = nn.Sequential(nn.Embedding(256, WIDTH), *(Drawn() for _ in range(4)))
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            nn.init.xavier_uniform_(parameter)
-    return model
-
-
 class Repeated(nn.Module):
     """A linear that is applied so many times, which its structure does not tell."""
 

@@ -87,9 +87,9 @@ def join(into, other):
 class Event:
     """A point in a stream; recorded anew, it is another point."""
 
-    def __init__(self, device, name, *, is_timed, is_blocking):
+    def __init__(self, device, name, *, is_timed):
         self.device, self.name = device, name
-        self.is_timed, self.is_blocking = is_timed, is_blocking
+        self.is_timed = is_timed
         self.time_ns, self.seen, self.is_read_later = None, {}, False
 
     def record(self):
@@ -291,10 +291,10 @@ class ScriptedDevice:
         self.streams.append(Stream(self, name))
         return self.streams[-1]
 
-    def make_event(self, device=None, *, enable_timing=False, blocking=False):
+    def make_event(self, device=None, *, enable_timing=False):
         self.num_events += 1
         name = f"event {self.num_events}"
-        return Event(self, name, is_timed=enable_timing, is_blocking=blocking)
+        return Event(self, name, is_timed=enable_timing)
 
     def accelerator(self):
         return types.SimpleNamespace(
@@ -326,7 +326,7 @@ class Torch:
         self.Event, self.Tensor, self.device = device.make_event, torch.Tensor, torch.device
         self.empty = torch.empty
         self._own = types.SimpleNamespace(
-            Event=lambda blocking: device.make_event(blocking=blocking),
+            Event=lambda blocking: device.make_event(),
             synchronize=device.synchronize,
         )
 

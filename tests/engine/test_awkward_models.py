@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import awkward_models
+import models
 import numpy as np
 import pytest
 import torch
+import traced_models
 from pipeline import (
     accumulate,
     by_memory,
@@ -30,6 +32,7 @@ from pipeline import (
 from torch import Tensor, nn
 
 from engine.model.data import Data
+from engine.model.factory import find_factory
 from engine.model.stage_module import ModelError
 from engine.plan.collectives import DataParallel, Zero1, Zero2, Zero3
 from engine.run.optimizer import OptimizerSpec
@@ -57,7 +60,9 @@ class Trained:
 def settings_of(name: str, world_size: int, **changes: object) -> TrainerConfig:
     changes = {"optimizer": SGD, **BATCH, **changes}
     schedule = changes.pop("schedule", SCHEDULES[world_size])
-    return config(schedule, world_size, 4, preset=f"awkward_models:{name}", **changes)
+    places = (awkward_models, models, traced_models)
+    place = next(place.__name__ for place in places if hasattr(place, name))
+    return config(schedule, world_size, 4, preset=f"{place}:{name}", **changes)
 
 
 def train(trainer: Trainer) -> Trained:
@@ -87,7 +92,7 @@ def unsplit(
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002  # as a factory draws
-    module = getattr(awkward_models, settings.model.name.partition(":")[2])()
+    module = find_factory(settings.model.name)()
     assert settings.model.torch_dtype == torch.float64
     module.double()  # of complex tensors `to` would take the real part, and this takes none
     module._apply(lambda t: t.to(torch.complex128) if t.is_complex() else t)
@@ -179,14 +184,34 @@ def test_an_awkward_model_is_exact_wherever_it_is_cut(ranks, name, is_thorough):
         assert_equal(ours, theirs, 1e-10)
 
 
+TRACE = {"split": "trace", "split_points": ("second", "third")}
+OTHERS = [
+    ("sequential", 3, {"partition": (0, 5, 3)}),  # with an empty stage
+    ("tied_sequential", 3, {}),
+    ("TiedTutorial", 2, {**TRACE, "split_points": ("layers.2",)}),
+    ("Frame", 3, {**TRACE, "split_points": ("second",)}),  # with an empty stage
+    ("Dropped", 1, TRACE),
+    *(
+        (name, 3, TRACE)
+        for name in (
+            *("Blocks", "Frame", "Twice", "WrittenSkip", "ComplexSkip", "Hooked", "Unused"),
+            *("Spectral", "WithoutGradient", "DictOutput", "BranchingOnShape"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "world_size", "changes"), OTHERS)
+def test_chains_of_usual_layers_and_traced_modules_are_exact(ranks, name, world_size, changes):
+    settings = settings_of(name, world_size, **changes)
+    ours = ranks.run(world_size, with_trainer, settings, train)
+    assert_equal(ours, unsplit(settings_of(name, 1, **{**changes, "partition": "uniform"})), 1e-10)
+
+
 REFUSED = {
     "subclassed": "is a Backwards with a forward of its own",
-    "subclassed_call": "is a Called with a __call__ of its own",
     "container_forward_hook": "the nn.Sequential has a forward hook",
-    "container_pre_hook": "the nn.Sequential has a forward pre-hook",
-    "container_backward_hook": "the nn.Sequential has a backward hook",
     "container_backward_pre_hook": "the nn.Sequential has a backward pre-hook",
-    "one_memory": "1.weight and 2.weight lie in the same memory",
     "a_slice": "0.weight and 2.weight lie in the same memory",
     "several_outputs": "returns a tuple; expected logits",
     "wrong_output": "returns a tensor [12, 256]; expected logits [2, 6, vocabulary]",
@@ -276,14 +301,16 @@ def error_of(trainer: Trainer) -> str:
         "statistics",
         "averaging",
         "recurrent",
+        "sequential",
+        "Frame",
     ],
 )
 def test_recomputation_of_an_awkward_model_is_exact(ranks, name):
     """Its second forward sees the input and the buffers of the first, and changes neither."""
-    theirs = unsplit(settings_of(name, 1))
-    assert_equal(
-        ranks.run(2, with_trainer, settings_of(name, 2, recompute=True), train), theirs, 1e-10
-    )
+    changes = TRACE if name == "Frame" else {}
+    theirs = unsplit(settings_of(name, 1, **changes))
+    settings = settings_of(name, 2, recompute=True, **changes)
+    assert_equal(ranks.run(2, with_trainer, settings, train), theirs, 1e-10)
 
 
 def test_recomputation_is_refused_of_what_writes_to_memory_that_others_read(ranks):

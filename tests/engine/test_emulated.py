@@ -115,16 +115,13 @@ def emulate_with_own_clocks(fabric, is_member, settings, emulation):
 def joint_step_ns(lowered, emulation, replicas):
     by_op = emulation.durations.by_op()
     moving = [emulation.collective_ns(a) for row in joining(lowered) for a in row]
-    computed = [by_op[op][stage] if op in by_op else 0 for op, stage in kinds_of_actions(lowered)]
+    actions = [action for row in lowered.actions for action in row]
+    computed = [by_op[a.op][a.stage] if a.op in by_op else 0 for a in actions]
     times = [
         ReplicaTimes(array("q", [round(ns * factor) for ns in computed]), array("q", moving))
         for factor in emulation.factors or (1,) * replicas
     ]
     return replay(lowered, times).makespan_ns
-
-
-def kinds_of_actions(lowered):
-    return [(action.op, action.stage) for row in lowered.actions for action in row]
 
 
 @pytest.mark.parametrize(

@@ -22,14 +22,7 @@ from pipeline import (
 from engine.configuration import num_stages_of
 from engine.model.data import Data
 from engine.plan.action import COMPUTE_OPS, Op
-from engine.plan.collectives import (
-    DataParallel,
-    NoCollectives,
-    TorchWindow,
-    Zero1,
-    Zero2,
-    Zero3,
-)
+from engine.plan.collectives import DataParallel, NoCollectives, TorchWindow, Zero1, Zero2, Zero3
 from engine.plan.spans import Lane
 from engine.run.optimizer import OptimizerSpec
 from engine.run.shards import was_used

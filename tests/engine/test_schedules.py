@@ -47,11 +47,6 @@ def test_any_number_of_ranks_and_microbatches_is_exact(
     assert_exact(ranks, config(schedule, world_size, num_microbatches))
 
 
-@pytest.mark.parametrize("partition", [(4, 0), (1, 0, 3), (0, 0, 0, 4), (2, 0, 0, 2)], ids=str)
-def test_uneven_and_empty_stages_of_whole_backwards_are_exact(ranks, partition):
-    assert_exact(ranks, config("1f1b", len(partition), 3, partition=partition))
-
-
 @pytest.mark.parametrize("schedule", A_FEW)
 def test_over_gloo_they_equal_it_as_well(ranks, schedule):
     assert_exact(ranks, config(schedule, 2, 4), run=train_over_gloo)
@@ -65,21 +60,27 @@ def test_over_gloo_ranks_between_others_equal_it_as_well(ranks, schedule):
     assert_exact(ranks, config(schedule, 4, 8), run=train_over_gloo)
 
 
-@pytest.mark.parametrize("num_microbatches", [2, pytest.param(5, marks=THOROUGH)])
-@pytest.mark.parametrize("schedule", ["interleaved_1f1b", "zb_h2", "zbv", "v_half", "v_min"])
-def test_few_and_odd_numbers_of_microbatches_are_exact(ranks, schedule, num_microbatches):
-    v = 1 if schedule == "zb_h2" else 2
-    assert_exact(ranks, config(schedule, 4, num_microbatches, stages_per_rank=v))
+FEW = ("interleaved_1f1b", "zb_h2", "zbv", "v_half", "v_min")
+SPECIAL = [
+    *((name, 1, 4, {}) for name in EVERY_KIND),  # without any message
+    *((name, 4, 2, {"stages_per_rank": 1 if name == "zb_h2" else 2}) for name in FEW),
+    *((name, 2, 4, {"stages_per_rank": 3}) for name in ("interleaved_1f1b", "interleaved_zb")),
+    *(
+        ("1f1b", len(layers), 3, {"partition": layers})
+        for layers in ((4, 0), (1, 0, 3), (0, 0, 0, 4), (2, 0, 0, 2))
+    ),
+    ("zb_h1", 2, 4, {"recompute": (False, True)}),
+    ("dualpipev", 2, 4, {"recompute": (True, False, False, True)}),
+    ("interleaved_zb", 2, 4, {"policy": Policy.JUST_IN_TIME}),
+    ("interleaved_zb", 2, 4, {"look_ahead": 4}),
+]
 
 
-@pytest.mark.parametrize("schedule", A_FEW)
-def test_a_single_rank_needs_no_messages(ranks, schedule):
-    assert_exact(ranks, config(schedule, 1, 4))
-
-
-@pytest.mark.parametrize("schedule", ["interleaved_1f1b", "interleaved_zb"])
-def test_three_stages_per_rank_are_exact(ranks, schedule):
-    assert_exact(ranks, config(schedule, 2, 4, stages_per_rank=3))
+@pytest.mark.parametrize(("schedule", "world_size", "num_microbatches", "changes"), SPECIAL)
+def test_special_shapes_and_settings_are_exact(
+    ranks, schedule, world_size, num_microbatches, changes
+):
+    assert_exact(ranks, config(schedule, world_size, num_microbatches, **changes))
 
 
 @pytest.mark.parametrize("world_size", [1, 2, FOUR])
@@ -95,20 +96,6 @@ def test_empty_stages_are_exact(ranks, schedule):
     v = 1 if schedule == "zb_h1" else 2
     partition = (0, 4, 0, 0) if v == 1 else (0, 1, 0, 2, 0, 0, 1, 0)
     assert_exact(ranks, config(schedule, 4, 8, partition=partition))
-
-
-BY_STAGE = {"zb_h1": (False, True), "dualpipev": (True, False, False, True)}
-
-
-@pytest.mark.parametrize("schedule", BY_STAGE)
-def test_layers_recomputed_on_some_stages_are_exact(ranks, schedule):
-    assert_exact(ranks, config(schedule, 2, 4, recompute=BY_STAGE[schedule]))
-
-
-@pytest.mark.parametrize(("policy", "look_ahead"), [(Policy.JUST_IN_TIME, 0), (Policy.EARLY, 4)])
-def test_where_receives_are_posted_changes_nothing(ranks, policy, look_ahead):
-    settings = config("interleaved_zb", 2, 4, policy=policy, look_ahead=look_ahead)
-    assert_exact(ranks, settings)
 
 
 def test_a_program_file_is_exact(ranks, tmp_path):

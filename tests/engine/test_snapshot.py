@@ -6,7 +6,6 @@ import pytest
 import torch
 from models import configuration_folder
 from pipeline import config, merged, with_trainer
-from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
 from engine.plan.collectives import DataParallel, NoCollectives, Zero1, Zero2, Zero3
@@ -111,20 +110,6 @@ def test_a_saved_folder_loads_with_plain_transformers(ranks, tmp_path, architect
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, trained[name]), name
-
-
-def test_the_index_and_the_files_agree_and_hold_every_parameter_once(ranks, tmp_path):
-    ranks.run(3, with_trainer, settings_for(3, "llama-tiny-tied"), run, 0, 1, tmp_path)
-    folder = snapshot.latest(tmp_path)
-    files = sorted(folder.glob("model-*.safetensors"))
-    assert [f.name for f in files] == [f"model-{i:05d}-of-00003.safetensors" for i in (1, 2, 3)]
-    names = []
-    for file in files:
-        with safe_open(file, framework="pt") as opened:
-            names += list(opened.keys())
-    assert len(names) == len(set(names))
-    assert "lm_head.weight" not in names
-    assert "model.embed_tokens.weight" in names
 
 
 def test_a_checkpoint_that_is_not_whole_is_not_seen_and_one_that_was_being_replaced_is(tmp_path):

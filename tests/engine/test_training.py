@@ -4,10 +4,8 @@ import dataclasses
 import functools
 import math
 
-import models
 import pytest
 import torch
-import traced_models
 from pipeline import (
     assert_exact,
     by_memory,
@@ -78,17 +76,6 @@ def test_messages_that_vary_are_as_long_as_their_microbatch(ranks, way):
     expected = sorted(8 * 64 * 2 * length for length in lengths)
     for sent, received in ranks.run(2, way, with_trainer, settings, bytes_moved):
         assert sorted(sent) == sorted(received) == expected
-
-
-@pytest.mark.parametrize("name", ["models:sequential", "traced_models:Frame"])
-def test_recomputation_of_other_modules_is_exact(ranks, name):
-    from test_models import SGD, build
-
-    trace = {"split": "trace", "split_points": ("second",)} if "Frame" in name else {}
-    settings = config("1f1b", 2, 3, preset=name, recompute=True, optimizer=SGD, **trace)
-    module, _, factory = name.partition(":")
-    factory = getattr({"models": models, "traced_models": traced_models}[module], factory)
-    assert_exact(ranks, settings, build=build(factory))
 
 
 def test_a_stage_that_is_recomputed_holds_less_than_one_that_is_not():

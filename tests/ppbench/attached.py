@@ -95,6 +95,22 @@ class Script:
         ]
 
 
+def on_two_of_four(train):
+    """Run on ranks 0 and 1 of four, which are a pipeline: `train` takes their group."""
+
+    @functools.wraps(train)
+    def on_each(_fabric, is_member, *arguments):
+        group = pipeline_groups((0, 1), (2, 3))
+        return train(group, *arguments) if is_member else None
+
+    return on_each
+
+
+def ours(caught: list[warnings.WarningMessage]) -> list[str]:
+    """The texts of ppbench's warnings."""
+    return [str(one.message) for one in caught if "ppbench" in str(one.message)]
+
+
 def _layers(index: int) -> nn.Module:
     torch.manual_seed(index)
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
@@ -123,8 +139,7 @@ def watched(_fabric, _is_member, folder: Path) -> SimpleNamespace:
     """Two data-parallel pipelines, of which the first is watched in steps 1 and 3."""
     script = Script(pipeline_groups((0, 2), (1, 3)), 1)
     before = script.attributes()
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as told:
         attachment = ppbench.attach(
             script.schedule,
             steps=[1, 3],
@@ -144,15 +159,13 @@ def watched(_fabric, _is_member, folder: Path) -> SimpleNamespace:
         losses=losses,
         changed=changed,
         parameters=[p.detach() for p in script.parameters],
-        warnings=[str(one.message) for one in told if "ppbench" in str(one.message)],
+        warnings=ours(told),
     )
 
 
-def watched_and_profiled(_fabric, is_member, folder: Path) -> SimpleNamespace | None:
+@on_two_of_four
+def watched_and_profiled(group, folder: Path) -> SimpleNamespace:
     """Two ranks with two stages each, watched by us and by torch's profiler in the same steps."""
-    group = pipeline_groups((0, 1), (2, 3))
-    if not is_member:
-        return None
     script = Script(group, 2)
     attachment = ppbench.attach(script.schedule, range(1, 3), results=folder, name="two")
     script.step()
@@ -171,40 +184,12 @@ def watched_and_profiled(_fabric, is_member, folder: Path) -> SimpleNamespace | 
     )
 
 
-def failing(_fabric, is_member, folder: Path, how: str) -> SimpleNamespace | None:
-    """Training goes on, whatever is wrong with us."""
-    group = pipeline_groups((0, 1), (2, 3))
-    if not is_member:
-        return None
-    script = Script(group, 1)
-    before = script.attributes()
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        options = {"results": folder, "optimizer": script.optimizer}
-        if how == "no steps":
-            options["steps"] = []
-        attachment = ppbench.attach(script.schedule, **{"steps": [0, 1], **options})
-        if how == "one rank" and dist.get_rank() == 1:
-            attachment._instrument.start_step = lambda: 1 / 0
-        losses = [script.step() for _ in range(3)]
-        attachment.close()
-    return SimpleNamespace(
-        run_id=attachment.run_id,
-        losses=losses,
-        changed=same_objects(before, script.attributes()),
-        warnings=[str(one.message) for one in told if "ppbench" in str(one.message)],
-    )
-
-
-def our_error(_fabric, is_member, folder: Path, where: str) -> SimpleNamespace | None:
+@on_two_of_four
+def our_error(group, folder: Path, where: str) -> SimpleNamespace:
     """Something of ours fails on rank 1 in the middle of a watched step, or a hook of ours does."""
-    group = pipeline_groups((0, 1), (2, 3))
-    if not is_member:
-        return None
     script = Script(group, 2)
     before = script.attributes()
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as told:
         attachment = ppbench.attach(
             script.schedule, [1, 2], results=folder, optimizer=script.optimizer
         )
@@ -217,7 +202,7 @@ def our_error(_fabric, is_member, folder: Path, where: str) -> SimpleNamespace |
         losses=losses,
         changed=same_objects(before, script.attributes()),
         parameters=[p.detach() for p in script.parameters],
-        warnings=[str(one.message) for one in told if "ppbench" in str(one.message)],
+        warnings=ours(told),
     )
 
 
@@ -242,32 +227,35 @@ OUR_ERRORS = {
 }
 
 
-def unwatched(_fabric, is_member) -> list[torch.Tensor] | None:
-    group = pipeline_groups((0, 1), (2, 3))
-    if not is_member:
-        return None
+@on_two_of_four
+def unwatched(group) -> list[torch.Tensor]:
     script = Script(group, 2)
     for _ in range(4):
         script.step()
     return [p.detach() for p in script.parameters]
 
 
-def mistaken(_fabric, is_member, folder: Path, how: str) -> SimpleNamespace | None:
+@on_two_of_four
+def mistaken(group, folder: Path, how: str) -> SimpleNamespace:
     """Attach with a mistake; returns the runs, the attributes left changed, and the warnings."""
-    group = pipeline_groups((0, 1), (2, 3))
-    if not is_member:
-        return None
     script, rank = Script(group, 1), dist.get_rank()
     before = script.attributes()
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as told:
         runs = MISTAKES[how](script, rank, {"results": folder})
     return SimpleNamespace(
         runs=[one.run_id for one in runs],
         changed=same_objects(before, script.attributes()),
-        warnings=[str(one.message) for one in told if "ppbench" in str(one.message)],
+        warnings=ours(told),
         files={one.filename for one in told if "ppbench" in str(one.message)},
     )
+
+
+def _no_folder(script, rank, options):
+    if rank == 0:
+        options["results"].write_text("a file")
+    attachment = ppbench.attach(script.schedule, [0], **options)
+    script.step()
+    return [attachment]
 
 
 def _twice(script, _rank, options):
@@ -351,6 +339,7 @@ def _no_loss(script, _rank, options):
 
 
 MISTAKES = {
+    "no folder": _no_folder,
     "twice": _twice,
     "different steps": _different_steps,
     "mistake of one rank": _mistake_of_one_rank,
@@ -365,26 +354,25 @@ MISTAKES = {
 }
 
 
-def from_csv(_fabric, is_member, folder: Path, path: Path, form: str) -> SimpleNamespace | None:
+@on_two_of_four
+def from_csv(group, folder: Path, path: Path, form: str) -> SimpleNamespace:
     """A program of the script's author, run by torch's own runtime, two microbatches, two ranks."""
-    group = pipeline_groups((0, 1), (2, 3))
-    if not is_member:
-        return None
     script = Script(group, 2 if form == "compute_only" else 1)
     runtime = schedules._PipelineScheduleRuntime(
         script.stages, n_microbatches=2, loss_fn=nn.functional.mse_loss
     )
     runtime._load_csv(str(path), format=form)
     script.schedule = runtime
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with ppbench.attach(runtime, [1, 2], results=folder, name="csv") as attachment:
-            losses = [script.step() for _ in range(3)]
+    with (
+        warnings.catch_warnings(record=True, action="always") as told,
+        ppbench.attach(runtime, [1, 2], results=folder, name="csv") as attachment,
+    ):
+        losses = [script.step() for _ in range(3)]
     return SimpleNamespace(
         run_id=attachment.run_id,
         losses=losses,
         parameters=[p.detach() for p in script.parameters],
-        warnings=[str(one.message) for one in caught if "ppbench" in str(one.message)],
+        warnings=ours(told),
     )
 
 
@@ -396,11 +384,9 @@ def both_pipelines(_fabric, _is_member, folder: Path) -> str | None:
     return attachment.run_id
 
 
-def interrupted(_fabric, is_member, folder: Path) -> list[str] | None:
+@on_two_of_four
+def interrupted(group, folder: Path) -> list[str]:
     """The script's own exception, in a step that is watched."""
-    group = pipeline_groups((0, 1), (2, 3))
-    if not is_member:
-        return None
     script = Script(group, 1)
     before = script.attributes()
     script.stages[0].clear_runtime_states = lambda: 1 / 0
@@ -413,11 +399,9 @@ def interrupted(_fabric, is_member, folder: Path) -> list[str] | None:
     raise AssertionError("the exception was lost")
 
 
-def pinged(_fabric, is_member) -> tuple[list, list] | None:
+@on_two_of_four
+def pinged(group) -> tuple[list, list]:
     """The members' objects, and round trips as if their clocks were two."""
-    group = pipeline_groups((0, 1), (2, 3))
-    if not is_member:
-        return None
     both = Members(tuple(dist.get_process_group_ranks(group)), 1, "gloo")
     objects = both.gather_objects("x" * dist.get_rank(), both.ranks)
     return objects, both.exchange_pings((1,), 5, both.ranks)

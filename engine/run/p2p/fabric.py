@@ -21,7 +21,7 @@ from engine.run.p2p.gloo import GlooChannel, Staging
 from engine.run.p2p.nccl import NcclChannel, options_of
 from engine.run.p2p.shapes import Shapes
 from engine.run.p2p.shared_memory import can_share_memory, open_channels
-from engine.run.streams import Streams, check_num_edges
+from engine.run.streams import MOST_EDGES, Streams, TooManyEdgesError
 
 Ranks = tuple[int, ...]
 _NO_LIMIT = timedelta(days=365)
@@ -86,8 +86,24 @@ class Fabric:
         if devices.is_accelerator(self.device):
             check_streams(edges, ranks)
         if self._is_direct:
+            # What only earlier cases used is freed: each holds memory of the device, and its
+            # stream is one of a pool. One number goes through each link, so that it is ready
+            # before any timing: NCCL builds it at first use and blocks the host until both ends
+            # are there. Inside a step, with ends used in different orders, that could hang.
             links = [link for p in pipelines for link in links_of(edges, ranks, p)]
-            self._connect_links(links, [*sums, *across])
+            for link in [link for link in self._links if link not in links]:
+                _free(self._links.pop(link))
+            for some in [some for some in self._sum_groups if some not in (*sums, *across)]:
+                _free(self._sum_groups.pop(some))
+            for link in links:
+                if link not in self._links:
+                    group = self._links[link] = self._new_group(link[:2], is_edge=True)
+                    number = torch.zeros(1, device=self.device)
+                    if dist.get_rank() == link.source:
+                        dist.send(number, link.target, group)
+                    elif dist.get_rank() == link.target:
+                        dist.recv(number, link.source, group)
+                    devices.wait_for_all(self.device)
         for some in [*pipelines, *across]:
             if some not in self._host_groups:
                 self._host_groups[some] = dist.new_group(list(some), backend="gloo")
@@ -118,28 +134,6 @@ class Fabric:
             more = {"timeout": self._timeout, "pg_options": options}
         group: dist.ProcessGroup = dist.new_group(list(ranks), backend=self._backend, **more)
         return group
-
-    def _connect_links(self, links: Sequence[Link], sums: Sequence[Ranks]) -> None:
-        """Make the communicators of edges, after freeing what only earlier cases used.
-
-        Each holds memory of the device, and its stream is one of a pool. One number goes through
-        each, so that it is ready before any timing: NCCL builds it at first use and blocks the host
-        until both ends are there. Inside a step, with ends used in different orders, that could
-        hang.
-        """
-        for link in [link for link in self._links if link not in links]:
-            _free(self._links.pop(link))
-        for some in [some for some in self._sum_groups if some not in sums]:
-            _free(self._sum_groups.pop(some))
-        for link in links:
-            if link not in self._links:
-                group = self._links[link] = self._new_group(link[:2], is_edge=True)
-                number = torch.zeros(1, device=self.device)
-                if dist.get_rank() == link.source:
-                    dist.send(number, link.target, group)
-                elif dist.get_rank() == link.target:
-                    dist.recv(number, link.source, group)
-                devices.wait_for_all(self.device)
 
     def limit(self, timeout_s: float) -> None:
         """Give what the device's backend does from now on so many seconds; 0: as long as it likes.
@@ -288,7 +282,12 @@ def check_streams(edges: Sequence[Edge], ranks: Ranks) -> None:
     """Raises TooManyEdgesError, on all ranks alike, if a rank has more edges than streams."""
     ends = [ranks[stage] for edge in edges for stage in (edge.source, edge.target)]
     for rank in sorted(set(ends)):
-        check_num_edges(ends.count(rank), rank)
+        if (num_edges := ends.count(rank)) > MOST_EDGES:
+            raise TooManyEdgesError(
+                f"rank {rank} sends or receives over {num_edges} edges, and a device has streams "
+                f"for {MOST_EDGES}: two would share one and wait for each other; use fewer stages "
+                "on each rank"
+            )
 
 
 def _free(group: dist.ProcessGroup) -> None:

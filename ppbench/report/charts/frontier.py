@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ppbench.display.units import size, size_unit
 from ppbench.report.charts.forest import Scale
@@ -33,21 +34,13 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Spot:
-    """A point's place in percent from the left and from the bottom, and its words."""
-
-    left: float
-    bottom: float
-    name: str
-    text: str
-    kind: str
-
-
-@dataclass(frozen=True)
 class Frontier:
-    """The picture; `line` is the front as the `points` of an SVG polyline, from the top left."""
+    """The picture; `line` is the front as the `points` of an SVG polyline, from the top left.
 
-    spots: tuple[Spot, ...]
+    A spot is a point's place in percent from the `left` and from the `bottom`, and its words.
+    """
+
+    spots: Sequence[dict[str, Any]]
     line: str
     memory_ticks: tuple[tuple[float, str], ...]
     speed_ticks: tuple[tuple[float, str], ...]
@@ -68,16 +61,16 @@ def frontier(points: Sequence[Point], limit_bytes: int | None) -> Frontier:
         line += [*((left, y) for _, y in line[-1:]), (left, top)]
     line += [(100.0, y) for _, y in line[-1:]]
     return Frontier(
-        tuple(
-            Spot(
-                memory.share(point.memory_bytes),
-                speed.share(point.tokens_per_s),
-                point.name,
-                f"{point.tokens_per_s:,.0f} tokens/s, {size(point.memory_bytes)}",
-                point.kind,
-            )
+        [
+            {
+                "left": memory.share(point.memory_bytes),
+                "bottom": speed.share(point.tokens_per_s),
+                "name": point.name,
+                "text": f"{point.tokens_per_s:,.0f} tokens/s, {size(point.memory_bytes)}",
+                "kind": point.kind,
+            }
             for point in points
-        ),
+        ],
         " ".join(f"{x:g},{y:g}" for x, y in line),
         _ticks(memory, unit_bytes),
         _ticks(speed),

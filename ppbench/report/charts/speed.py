@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -120,8 +121,8 @@ def efficiencies(cases: pd.DataFrame, axes: Axes) -> pd.DataFrame:
     speed = cases["tokens_per_s"].mask(cases["is_not_finite"])  # no base
     rows = cases.assign(tokens_per_s=speed).dropna(subset=others).sort_index()
     keys = list(zip(*(rows[axis] for axis in others), strict=True))
-    speeds = list(rows[[*free, "device", "tokens_per_s"]].itertuples(index=False))
-    groups = defaultdict(list)  # of cases that differ only in what is free
+    speeds: list[Any] = list(rows[[*free, "device", "tokens_per_s"]].itertuples(index=False))
+    groups = defaultdict[Any, list[Any]](list)  # of cases that differ only in what is free
     for key, own in zip(keys, speeds, strict=True):
         groups[key].append(own)
     sizes: list[int] = []
@@ -203,14 +204,14 @@ def step_times(cases: pd.DataFrame, runs: pd.DataFrame, steps: pd.DataFrame, axe
     few = panels.cases[panels.cases["num_steps"] < LEAST_FOR_BOX]
     columns = ["case_id", "panel", "x", "schedule"]
     single_steps = times[~times["is_outlier"]].merge(few[columns], on="case_id")
-    for (schedule, panel), points in single_steps.groupby(["schedule", "panel"]):
+    for (of, place), points in single_steps.groupby(["schedule", "panel"]):
         steps_of_panel = scatter(
             **panels.at(points["x"], points["ms"]),
-            **ids_in_panel(points, int(str(panel))),
-            name=figure_text(schedule),
+            **ids_in_panel(points, int(str(place))),
+            name=figure_text(str(of)),
             showlegend=False,
             mode="markers",
-            marker={"size": 7, "color": colors[str(schedule)]},
+            marker={"size": 7, "color": colors[str(of)]},
             hoverinfo="skip",
         )
         figure["data"].append(steps_of_panel)

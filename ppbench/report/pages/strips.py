@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
@@ -29,30 +30,14 @@ _GRID = 0.5  # units; bars of an op that end in the same one are drawn as one
 
 
 @dataclass(frozen=True)
-class Shape:
-    """All bars of one op."""
-
-    color: str
-    word: str
-    path: str
-
-
-@dataclass(frozen=True)
-class Strip:
-    """One step of a run."""
-
-    name: str
-    facts: str
-    label: str  # for screen readers
-    height: int
-    shapes: tuple[Shape, ...]
-
-
-@dataclass(frozen=True)
 class Strips:
-    """Steps on one time scale, and what their colours mean."""
+    """Steps on one time scale, and what their colours mean.
 
-    strips: tuple[Strip, ...]
+    A strip has a `name`, `facts`, a `label` for screen readers, a `height` and `shapes`: of each op
+    the `color` and the `path` of all its bars.
+    """
+
+    strips: Sequence[dict[str, Any]]
     end: str
     words: tuple[tuple[str, str], ...]  # colour and word of each op
 
@@ -77,19 +62,22 @@ def strips_of(drawn: Sequence[tuple[str, Step, str]]) -> Strips:
     """Draw steps, measured or planned, below each other: the name of each, and its figures."""
     end_ns = max(step.end_ns for _, step, _ in drawn)
     made = []
+    words = {}
     for name, step, facts in drawn:
         row_px = max(_LEAST_PX, min(_MOST_PX, _TALLEST_PX // step.num_ranks))
         spans = step.spans[step.spans["op"].isin([op.value for op in (*COMPUTE_OPS, Op.OPT)])]
-        shapes = tuple(
-            Shape(OP_COLORS[op], OP_WORDS[op], _path(own, step.origin_ns, end_ns, row_px))
-            for op in OP_COLORS
-            if len(own := spans[spans["op"] == op.value])
-        )
+        shapes = []
+        for op, color in OP_COLORS.items():
+            if len(own := spans[spans["op"] == op.value]):
+                path = _path(own, step.origin_ns, end_ns, row_px)
+                shapes.append({"color": color, "path": path})
+                words[color] = OP_WORDS[op]
         ranks = counted(step.num_ranks, "rank")
         label = f"One step of {name} on {ranks}: {milliseconds(step.end_ns)}"
-        made.append(Strip(name, facts, label, row_px * step.num_ranks, shapes))
-    words = dict.fromkeys((shape.color, shape.word) for strip in made for shape in strip.shapes)
-    return Strips(tuple(made), milliseconds(end_ns), tuple(words))
+        height = row_px * step.num_ranks
+        strip = {"name": name, "facts": facts, "label": label, "height": height, "shapes": shapes}
+        made.append(strip)
+    return Strips(made, milliseconds(end_ns), tuple(words.items()))
 
 
 def median_run(runs: pd.DataFrame, case_id: str) -> pd.Series:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 from pandas.api.types import is_bool, is_number
@@ -190,22 +190,6 @@ def _interval_cell(run: Row) -> Cell:
 _INTERVAL = Column("95 %", "interval of the median over the run's own steps", True, _interval_cell)
 
 
-class Choice(NamedTuple):
-    """A value of an axis as text, in full and as it is shown, and how many cases have it."""
-
-    text: str
-    shown: str
-    num_cases: int
-
-
-class Filter(NamedTuple):
-    """An axis and all its values."""
-
-    axis: str
-    heading: str
-    choices: list[Choice]
-
-
 def value_text(value: object) -> str:
     """Format a setting's value without the name of its axis."""
     if is_bool(value):
@@ -214,8 +198,12 @@ def value_text(value: object) -> str:
     return NOT_GIVEN if text in ("[]", "None", "nan") else text
 
 
-def filters(runs: pd.DataFrame, axes: Axes) -> list[Filter]:
-    """Return a filter per varying axis; numbers are sorted, words in the order of the runs."""
+def filters(runs: pd.DataFrame, axes: Axes) -> list[dict[str, Any]]:
+    """Return the `axis`, the `heading` and the `choices` of a filter per varying axis.
+
+    A choice is a value as `text`, as `shown`, and its `num_cases`. Numbers are sorted, words are in
+    the order of the runs.
+    """
     cases, found = runs.drop_duplicates("case_id"), []
     for axis in axes:
         distinct = list(dict.fromkeys(cases[axis]))
@@ -223,8 +211,11 @@ def filters(runs: pd.DataFrame, axes: Axes) -> list[Filter]:
             distinct.sort(key=lambda value: place_of(value) or 0.0)
         counts = cases[axis].map(value_text).value_counts()
         texts = dict.fromkeys(value_text(value) for value in distinct)
-        choices = [Choice(text, shortened(text, _SHORT), int(counts[text])) for text in texts]
-        found.append(Filter(axis, field_of(axis).heading, choices))
+        choices = [
+            {"text": text, "shown": shortened(text, _SHORT), "num_cases": int(counts[text])}
+            for text in texts
+        ]
+        found.append({"axis": axis, "heading": field_of(axis).heading, "choices": choices})
     return found
 
 

@@ -249,12 +249,12 @@ class _Waits:
                 awaited: dict[int, Action] = {}
                 own = seen.rank % self._world_size
                 row = self._program.rows[own] if seen.rank < self._num_ranks else ()
-                for receive in [counterpart(action) for action in row if action.op in SEND_OPS]:
-                    owner = self._program.placement.ranks[receive.stage]
+                for end in [counterpart(action) for action in row if action.op in SEND_OPS]:
+                    owner = self._program.placement.ranks[end.stage]
                     receiver = seen.rank - own + owner
-                    place = self._step_of(seen), self._positions[owner][receive] + 1
+                    place = self._step_of(seen), self._positions[owner][end] + 1
                     if not self._has_begun(receiver, place):
-                        awaited.setdefault(receiver, receive)
+                        awaited.setdefault(receiver, end)
                 return _Wait(tuple(awaited), next(iter(awaited.values()), None))
             is_waiting = seen.is_waiting or seen.phase in COLLECTIVE
             return _Wait(self._absent(seen.rank)) if is_waiting else None
@@ -276,8 +276,11 @@ class _Waits:
             # For a rank that is gone it may well be there: nothing shows that it waited.
             return None if self.is_gone(seen.rank) else _Wait((sender,), send, is_lost=True)
         before = self._program.rows[owner][: positions[send]]
-        row = [action for action in before if action.op not in COLLECTIVE_OPS]
-        made_by = next(a for a in reversed(row) if outgoing(a, self._program) == send)
+        made_by = next(
+            action
+            for action in reversed(before)
+            if action.op not in COLLECTIVE_OPS and outgoing(action, self._program) == send
+        )
         is_made = self._has_begun(sender, (step, positions[made_by] + 1))
         return _Wait((sender,), send if is_made else made_by)
 

@@ -193,8 +193,9 @@ class Stopwatch:
         """Return the spans since the step began; the clock's step has been ended."""
         spans, read_ns = [], self.clock.read_ns
         for action, start, end in self._timed:
-            where, times = (self._rank, lane_of(action.op)), (read_ns(start), read_ns(end))
-            spans.append(Span(step, *where, *action, *times, 0, self._replica))
+            stage, op, microbatch = action
+            where, times = (self._rank, lane_of(op), stage), (read_ns(start), read_ns(end))
+            spans.append(Span(step, *where, op, microbatch, *times, 0, self._replica))
         return spans
 
 

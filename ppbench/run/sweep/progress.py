@@ -7,6 +7,7 @@ output holds the results alone.
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -191,8 +192,8 @@ class PlainDisplay(_ConsoleDisplay):
         """`looks_by_itself`: in a thread, which a process that measures should not have."""
         super().__init__(console)
         self._looks_by_itself = looks_by_itself
-        options = {"highlight": False, "markup": False, "soft_wrap": True}
-        self._pulse = Pulse(lambda text: console.print(printable(text), **options))
+        say = functools.partial(console.print, highlight=False, markup=False, soft_wrap=True)
+        self._pulse = Pulse(lambda text: say(printable(text)))
 
     def begin(self, items: list[PlannedRun], axes: tuple[str, ...]) -> None:
         super().begin(items, axes)

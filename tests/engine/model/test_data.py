@@ -105,14 +105,6 @@ def test_an_epoch_has_every_window_of_the_tokenizers_output_once(sources, tokeni
     assert first != second
 
 
-def test_no_sequence_is_longer_than_the_longest():
-    for spec in (DataSpec(seq_len=77), DataSpec(seq_len=VARIABLE, max_seq_len=33)):
-        data = Data(replace(spec, num_microbatches=50), 256)
-        widths = {inputs.shape[1] for step in range(4) for inputs in data.step(step).inputs}
-        assert max(widths) == spec.longest
-    assert (DataSpec().is_variable, DataSpec(seq_len=VARIABLE).is_variable) == (False, True)
-
-
 def test_stdlib_stays_bytes_whatever_the_tokenizer(tokenizer):
     assert _is_same(Data(DataSpec(), 256).step(0), Data(DataSpec(), 256, tokenizer).step(0))
 

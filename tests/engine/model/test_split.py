@@ -46,7 +46,7 @@ def build_stage(spec, stage, num_stages):
 @pytest.mark.parametrize("num_stages", [3, *(pytest.param(n, marks=THOROUGH) for n in (1, 2, 6))])
 @pytest.mark.parametrize(
     "preset",
-    ["llama-tiny-tied", "models:small_llama", "models:sequential", "models:drawing"],
+    ["llama-tiny-tied", "models:small_llama", "models:sequential"],
 )
 def test_weights_depend_on_name_and_seed_not_on_the_split(preset, num_stages):
     spec = ModelSpec(preset, seed=3)

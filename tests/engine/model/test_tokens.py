@@ -117,14 +117,6 @@ def test_the_tokenizers_truncation_does_not_shorten_documents(sources, tokenizer
     assert _stream(open_tokens(sources["json"], tokenizer)) == full
 
 
-def test_a_source_is_tokenised_once(sources, tokenizer, datasets_cache):
-    open_tokens(sources["json"], tokenizer)
-    files = sorted(datasets_cache.rglob("*.arrow"))
-    assert files
-    open_tokens(sources["json"], tokenizer)
-    assert sorted(datasets_cache.rglob("*.arrow")) == files
-
-
 def test_nothing_is_printed_and_progress_bars_are_as_before(
     datasets_cache, tokenizer, tmp_path, capfd
 ):

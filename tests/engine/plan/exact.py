@@ -131,10 +131,8 @@ class _Model:
             for other in self.actions:
                 if other == taking or ranks[other[1]] != ranks[taking[1]]:
                     continue
-                taken, left = (
-                    problem.held_after_forward[other[1]],
-                    problem.held_after_input[other[1]],
-                )
+                taken = problem.held_after_forward[other[1]]
+                left = problem.held_after_input[other[1]]
                 change = (taken, left - taken, -left)[other[0]]
                 pair = min(taking, other), max(taking, other)
                 if (order := self.orders.get(pair)) is None:

@@ -6,11 +6,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from torch.distributed.pipelining.schedules import (
-    _Action,
-    _add_reduce_grad,
-    _add_unshard_reshard,
-)
+from torch.distributed.pipelining.schedules import _Action, _add_reduce_grad, _add_unshard_reshard
 from torch_schedules import OUR_NAMES, numbers_of_microbatches, runtime, schedule, stages_of
 
 from engine.plan.action import COLLECTIVE_OPS, COMPUTE_OPS, NO_INDEX, Action, Op, parse_cell

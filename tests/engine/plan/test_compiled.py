@@ -153,16 +153,6 @@ def test_times_too_large_for_64_bits_are_exact(monkeypatch):
     assert many.makespan_ns == large * one.makespan_ns
 
 
-def test_small_programs_are_played_without_the_compiler():
-    script = (
-        "import sys; from engine.plan.schedules.registry import build_program;"
-        "from engine.plan.lower import lower; from engine.plan.simulate import simulate, uniform;"
-        "p = build_program('zb_h1', 4, 8); lower(p); simulate(p, uniform(p.placement, 1, 1, 1));"
-        "assert not {'numpy', 'numba'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
-
-
 DAMAGED = """
 import os, sys
 from pathlib import Path

@@ -4,13 +4,7 @@ import pytest
 from schedule_grid import families, programs_of
 
 from engine.plan.action import NO_INDEX, Op
-from engine.plan.footprint import (
-    Cost,
-    Costs,
-    Messages,
-    predict_peak,
-    there_before_computing,
-)
+from engine.plan.footprint import Cost, Costs, Messages, predict_peak, there_before_computing
 from engine.plan.lower import lower
 from engine.plan.program import Program, actions_from_csv, loop_placement, v_placement
 from engine.plan.spans import Lane, Span

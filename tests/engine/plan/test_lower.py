@@ -21,7 +21,7 @@ from engine.plan.lower import (
 )
 from engine.plan.program import Placement, Program
 from engine.plan.rules import ProgramError, check
-from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program
+from engine.plan.schedules.registry import SCHEDULES, build_program
 
 FAMILIES = [(name, v) for name in SCHEDULES for v in stages_per_rank(name)]
 
@@ -202,41 +202,7 @@ def test_a_circle_may_lead_over_what_is_not_posted_yet():
         assert wait in caught.value.reason
 
 
-# What is known of shared channels, over a grid. With one per stage edge nothing hangs.
-
 POSTINGS = [(Policy.JUST_IN_TIME, 0), (Policy.EARLY, 1), (Policy.EARLY, 3), (Policy.EARLY, 99)]
-
-
-def hanging(name, v, sharing, posting):
-    """The (p, m) at which it hangs, and those at which it does not."""
-    verdicts = {True: [], False: []}
-    for p in (2, 3, 4):
-        for m in (1, 2, 3, 4, 6, 8):
-            try:
-                program = build_program(name, p, m, v)
-            except ShapeError:
-                continue
-            verdicts[is_safe(lower(program, *posting), sharing)].append((p, m))
-    return verdicts[False], verdicts[True]
-
-
-@pytest.mark.parametrize("posting", POSTINGS)
-@pytest.mark.parametrize(
-    ("name", "v"),
-    [(name, v) for name, v in FAMILIES if name not in ("zbv", "dualpipev", "interleaved_zb")],
-)
-def test_channels_per_direction_between_ranks_free_these_schedules(name, v, posting):
-    hang, free = hanging(name, v, Sharing.RANK_EDGE, posting)
-    assert hang == []
-    assert len(free) > 10
-
-
-@pytest.mark.parametrize("posting", POSTINGS)
-@pytest.mark.parametrize(("name", "p", "m"), [("zbv", 2, 4), ("zbv", 4, 8), ("dualpipev", 4, 8)])
-def test_v_shaped_schedules_need_channels_per_stage_edge(name, p, m, posting):
-    lowered = lower(build_program(name, p, m), *posting)
-    assert not is_safe(lowered, Sharing.RANK_EDGE)
-    assert is_safe(lowered, Sharing.STAGE_EDGE)
 
 
 def test_a_legal_program_never_hangs_with_a_channel_per_stage_edge(is_thorough):

@@ -150,14 +150,6 @@ def test_no_rank_waits_once_it_has_begun(name, p):
         assert simulation.bubble_fraction > 0
 
 
-@pytest.mark.parametrize("p", RANKS)
-def test_memory_controlled_schedules_hold_a_half_and_a_third(p):
-    for m in (p, 2 * p, 4 * p):
-        half, third = (build_program(name, p, m) for name in ("v_half", "v_min"))
-        assert max(peak_in_rank_shares(half)) == min((p + 2) // 2, m)
-        assert max(peak_in_rank_shares(third)) == min((p + 4) // 3, m)
-
-
 @pytest.mark.parametrize(
     ("name", "p", "m", "v", "key", "message"),
     [

@@ -174,14 +174,8 @@ def facts(program, replayed):
                 computed[d, action] = both
             elif action.op in SEND_OPS:
                 moved[d, action] = both
-        begun, ready, over = (
-            list(times[d])
-            for times in (
-                replayed.collective_starts_ns,
-                replayed.collective_ready_ns,
-                replayed.collective_ends_ns,
-            )
-        )
+        begun, ready = replayed.collective_starts_ns[d], replayed.collective_ready_ns[d]
+        over = replayed.collective_ends_ns[d]
         whole = list(map(list, zip(begun, ready, over, strict=True)))
         for rank, lane in enumerate(joining(program)):
             lanes[d, rank], whole = whole[: len(lane)], whole[len(lane) :]

@@ -8,13 +8,9 @@ from hypothesis import given, settings
 from mutations import mutated_programs
 from schedule_grid import stages_per_rank
 
-from engine.plan.action import Action, Op, parse_action
+from engine.plan.action import Op, parse_action
 from engine.plan.program import Placement, Program, loop_placement
-from engine.plan.rules import (
-    ProgramError,
-    check,
-    peak_activations,
-)
+from engine.plan.rules import ProgramError, check, peak_activations
 from engine.plan.schedules.registry import SCHEDULES, build_program
 
 
@@ -121,9 +117,3 @@ def test_a_mutated_program_is_refused_exactly_when_it_cannot_run():
 
     agree()
     assert min(verdicts[True], verdicts[False]) > 100
-
-
-def test_transfers_in_a_program_are_left_aside():
-    program = program_of("0F0 0SEND_F0 0B0", "1F0 1B0")
-    check(program)
-    assert Action(0, Op.SEND_F, 0) in program.actions[0]

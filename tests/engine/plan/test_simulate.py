@@ -14,14 +14,7 @@ from engine.plan.lower import lower
 from engine.plan.program import loop_placement
 from engine.plan.rules import check, peak_activations
 from engine.plan.schedules.registry import SCHEDULES, build_program
-from engine.plan.simulate import (
-    FREE_TRANSFERS,
-    Durations,
-    Held,
-    TransferModel,
-    simulate,
-    uniform,
-)
+from engine.plan.simulate import FREE_TRANSFERS, Durations, Held, TransferModel, simulate, uniform
 from engine.plan.spans import Lane, Span
 
 FAMILIES = [(name, v) for name in SCHEDULES for v in stages_per_rank(name)]
@@ -46,19 +39,6 @@ def test_a_transfer_delays_its_consumer_and_has_a_span_on_both_ranks():
         Span(0, 0, Lane.RECV, 0, Op.RECV_B, 0, 325, 350, 20),
         Span(0, 0, Lane.COMPUTE, 0, Op.B, 0, 350, 450, 0),
     ]
-
-
-@pytest.mark.parametrize(
-    ("model", "duration_ns"),
-    [
-        (TransferModel(), 0),
-        (TransferModel(message_bytes=10**9), 0),
-        (TransferModel(latency_ns=7), 7),
-        (TransferModel(latency_ns=7, bytes_per_s=2e9, message_bytes=1000), 507),
-    ],
-)
-def test_a_message_takes_its_latency_and_its_bytes(model, duration_ns):
-    assert model.duration_ns == duration_ns
 
 
 def test_a_stage_of_v_takes_its_part_of_a_ranks_time():

@@ -153,21 +153,6 @@ def test_ranks_of_one_machine_share_its_clock(ranks):
     assert ranks.run(3, offsets_of_ranks, config("1f1b", 3, 2)) == [SAME_CLOCK] * 3
 
 
-def pings_of_ranks(fabric, is_member, settings):
-    connect(settings, fabric)
-    return fabric.exchange_pings((1, 2), 7, (0, 1, 2)) if is_member else None
-
-
-def test_pings_over_gloo_bound_an_offset_that_is_nought(ranks):
-    none, *of_peers = ranks.run(3, pings_of_ranks, config("1f1b", 3, 2))
-    assert none == []
-    for pings in of_peers:
-        assert len(pings) == 7
-        assert all(ping.sent_ns < ping.received_ns <= ping.answered_ns for ping in pings)
-        offset = estimate_offset(pings)
-        assert abs(offset.offset_ns) <= offset.error_ns
-
-
 @dataclass
 class Apart:
     """The spans of a step on a rank with a clock of its own, before and after alignment."""

@@ -172,31 +172,26 @@ def test_equal_layers_have_equal_times():
 SIZES = layer_costs.PartBytes(0, 0, 0, 0)
 
 
-def same_times(ns, num_rounds=5):
-    return [PartTimes(*[ns] * 6)] * num_rounds
-
-
 def parts_taking(*alone_ns):
-    return [layer_costs._Measured(same_times(ns), SIZES, 0, "layer") for ns in alone_ns]
+    samples = ([PartTimes(*[ns] * 6)] * 5 for ns in alone_ns)
+    return [layer_costs._Measured(of_part, SIZES, 0, "layer") for of_part in samples]
 
 
-def test_what_a_call_adds_is_in_each_action_and_not_in_the_layers():
-    """Four layers of 100 alone and 370 together: a call takes 10."""
-    parts = parts_taking(50.0, 100.0, 100.0, 100.0, 100.0, 60.0)
-    added = layer_costs.added_ns_of(parts, 4, same_times(370.0))
-    assert added == PartTimes(*[10.0] * 6)
-    assert layer_costs._layer_costs(parts[1], parts[1].samples, added).forward_ns == 90
-
-
-def test_a_call_adds_no_more_than_the_smallest_part_takes():
-    parts = parts_taking(4.0, 100.0, 100.0, 60.0)
-    assert layer_costs.added_ns_of(parts, 2, same_times(170.0)).forward == 4
-
-
-def test_what_a_call_adds_is_nothing_where_chance_explains_it():
-    parts = parts_taking(50.0, 100.0, 100.0, 60.0)
-    together = [PartTimes(*[ns] * 6) for ns in (150.0, 190.0, 199.0, 215.0, 260.0)]
-    assert layer_costs.added_ns_of(parts, 2, together).forward == 0
+@pytest.mark.parametrize(
+    ("alone_ns", "together_ns", "added_ns"),
+    [
+        ((50.0, 100.0, 100.0, 100.0, 100.0, 60.0), [370.0] * 5, 10),
+        ((4.0, 100.0, 100.0, 60.0), [170.0] * 5, 4),  # no more than the smallest part takes
+        ((50.0, 100.0, 100.0, 60.0), [150.0, 190.0, 199.0, 215.0, 260.0], 0),  # by chance
+        ((50.0, 100.0, 100.0, 60.0), [220.0] * 5, -20),  # layers slow each other down
+    ],
+)
+def test_what_a_call_adds_is_in_each_action_and_not_in_the_layers(alone_ns, together_ns, added_ns):
+    parts = parts_taking(*alone_ns)
+    together = [PartTimes(*[ns] * 6) for ns in together_ns]
+    added = layer_costs.added_ns_of(parts, len(parts) - 2, together)
+    assert added == PartTimes(*[added_ns] * 6)
+    assert layer_costs._layer_costs(parts[1], parts[1].samples, added).forward_ns == 100 - added_ns
 
 
 def test_what_a_forward_takes_longer_before_a_split_backward_is_the_latters():
@@ -209,12 +204,6 @@ def test_what_a_forward_takes_longer_before_a_split_backward_is_the_latters():
         one._replace(split_forward=ns) for one, ns in zip(drifting, (300, 100, 950), strict=True)
     ]
     assert layer_costs._layer_costs(part, by_chance, none).input_ns == 90
-
-
-def test_layers_that_slow_each_other_down_have_longer_times():
-    parts = parts_taking(50.0, 100.0, 100.0, 60.0)
-    added = layer_costs.added_ns_of(parts, 2, same_times(220.0))
-    assert layer_costs._layer_costs(parts[1], parts[1].samples, added).forward_ns == 120
 
 
 @pytest.mark.parametrize(

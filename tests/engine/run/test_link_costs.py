@@ -25,7 +25,8 @@ def test_a_noisy_link_is_found_within_its_error():
         samples = {size: [off[size] * (30_000 + size / 2)] for size in SIZES_BYTES}
         found = link_through(samples)
         size = numbers.choice(SIZES_BYTES)
-        hits += abs(found.message_ns(size) / (30_000 + size / 2) - 1) < 2 * found.error
+        message_ns = found.latency_ns + size / found.bytes_per_s * 1e9
+        hits += abs(message_ns / (30_000 + size / 2) - 1) < 2 * found.error
         assert found.error < 0.4
     assert hits > 170
 
@@ -33,7 +34,6 @@ def test_a_noisy_link_is_found_within_its_error():
 def test_where_larger_messages_take_no_longer_the_bandwidth_has_no_limit():
     found = link_through({size: [50_000.0] for size in SIZES_BYTES})
     assert (found.latency_ns, found.bytes_per_s) == (pytest.approx(50_000), float("inf"))
-    assert found.message_ns(10**9) == 50_000
 
 
 def test_a_line_below_zero_goes_through_it():
@@ -51,4 +51,4 @@ def test_the_link_of_two_ranks_is_measured(ranks: Ranks):
     assert (second, third) == (None, None)
     assert first.latency_ns >= 0
     assert first.bytes_per_s > 1e6
-    assert first.message_ns(2**22) > first.message_ns(2**10)
+    assert first.bytes_per_s < float("inf")

@@ -8,14 +8,7 @@ from pipeline import config, lone_trainer, memory_of, over_gloo, with_trainer
 from ranks import Ranks
 
 from engine.plan.action import Op
-from engine.plan.collectives import (
-    DataParallel,
-    NoCollectives,
-    TorchWindow,
-    Zero1,
-    Zero2,
-    Zero3,
-)
+from engine.plan.collectives import DataParallel, NoCollectives, TorchWindow, Zero1, Zero2, Zero3
 from engine.run.allocations import Change, changes_of_trace, record
 from engine.run.clock import HostClock, IssueClock
 from engine.run.memory import (

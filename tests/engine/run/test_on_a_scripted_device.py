@@ -20,9 +20,7 @@ from engine.plan.action import NO_INDEX, Action, Op, parse_action
 from engine.plan.lower import Edge, Policy, lower
 from engine.plan.schedules.registry import build_program
 from engine.run import device as devices
-from engine.run import (
-    streams,
-)
+from engine.run import streams
 from engine.run.clock import DeviceClock, IssueClock
 from engine.run.collective_lane import StreamLane
 from engine.run.executor import Executor
@@ -94,12 +92,10 @@ class Rank:
     back_ns: list
 
     def step(self, number, recording=Recording.spans):
-        token = torch.zeros(1, 1, dtype=torch.int64)
-        batch = StepBatch((token,) * NUM_MICROBATCHES, (token,) * NUM_MICROBATCHES, 4)
         with self.device.no_synchronisation():
             self.device.is_in_step = False  # until the clock has been tied
             tie, self.clock.begin_step = self.clock.begin_step, lambda: self._begin(tie)
-            self.executor.run(number, batch, recording)
+            self.executor.run(number, _batch(), recording)
         self.clock.begin_step = tie
         return {(s.op, s.microbatch): s for s in self.executor.collect_spans(number)}
 

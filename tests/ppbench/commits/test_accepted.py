@@ -79,6 +79,9 @@ def test_a_mistake_is_told_with_its_line(root, text, told):
 def test_an_entry_holds_while_its_commit_lies_between_base_and_head(root):
     first, second, third = commits(root, 3)
     repository, entry = Repository.around(root), Accepted(second, "x")
+    (gone,) = entries(root, '[[accept]]\ncommit = "beefbeef"\nreason = "x"\n')
+    assert (gone.commit, gone.problem[:30]) == ("beefbeef", '"beefbeef": no such revision i')
+    assert in_force([gone], repository, first, third) == []
     assert in_force([entry], repository, first, third) == [entry]
     assert in_force([entry], repository, first, second) == [entry]
     assert in_force([entry], repository, second, third) == []
@@ -102,6 +105,8 @@ def test_what_is_printed_to_be_pasted_can_be_read_back(root):
     only = parse_only(["schedule=1f1b", "world_size=4"])
     reason = "why this is intended"
     assert entries(root, text) == [Accepted(sha, reason, only, "tokens_per_s", 0.09)]
+    text = entry_text(sha[:12], {}, "peak_memory_bytes", 1.6)  # it may grow to several times
+    assert entries(root, text)[0].up_to == 1.6
 
 
 def test_the_file_is_the_one_named_or_the_one_beside_the_sweep(tmp_path):
@@ -115,16 +120,3 @@ def test_the_file_is_the_one_named_or_the_one_beside_the_sweep(tmp_path):
         accept_file(read_sweep(file, [], "cpu"))
     (tmp_path / "other.toml").write_text("")
     assert accept_file(read_sweep(file, [], "cpu")) == tmp_path / "other.toml"
-
-
-def test_an_entry_of_a_commit_that_is_gone_holds_nowhere_and_tells_why(root):
-    first, second = commits(root, 2)
-    (entry,) = entries(root, '[[accept]]\ncommit = "beefbeef"\nreason = "x"\n')
-    assert (entry.commit, entry.problem[:30]) == ("beefbeef", '"beefbeef": no such revision i')
-    assert in_force([entry], Repository.around(root), first, second) == []
-
-
-def test_memory_may_be_accepted_to_grow_to_several_times(root):
-    (sha,) = commits(root, 1)
-    text = entry_text(sha[:12], {}, "peak_memory_bytes", 1.6)
-    assert entries(root, text)[0].up_to == 1.6

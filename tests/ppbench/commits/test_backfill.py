@@ -148,20 +148,15 @@ def test_no_commit_has_its_second_launch_before_all_have_their_first(repository)
     assert list(made.itertuples(index=False, name=None)) == expected
 
 
-def test_a_setup_may_not_change_what_git_tracks(repository):
-    folder, _ = repository
-    file = sweep_in(folder, SWEEP + '\n[track]\nsetup = "echo changed > number"\n')
-    rows, _ = listed(folder, file, "HEAD..")
-    assert "changed files that git tracks; have it write others" in rows[0]["error"]
-
-
-def test_no_work_tree_stays_and_those_of_killed_processes_are_cleared_away(repository):
+def test_a_setup_may_not_change_what_git_tracks_and_no_work_tree_stays(repository):
+    """Those of killed processes are cleared away too."""
     folder, shas = repository
-    file = sweep_in(folder, FAILS)
+    file = sweep_in(folder, SWEEP + '\n[track]\nsetup = "echo changed > number"\n')
     trees = folder / "results" / "worktrees"
     left = Repository.around(folder).worktree(shas[0], trees / platform.node())
     left.__enter__()
-    listed(folder, file, "HEAD..")
+    rows, _ = listed(folder, file, "HEAD..")
+    assert "changed files that git tracks; have it write others" in rows[0]["error"]
     assert not trees.exists()
     assert git(folder, "worktree", "list").count("\n") == 0
 

@@ -11,7 +11,7 @@ from measured import FAILS, add_measured, around, sweep_in
 from repositories import commit, commits, make_repository
 
 from ppbench.commits import worktrees
-from ppbench.commits.bench import WORKTREE, measure_sides, read_tracked
+from ppbench.commits.bench import WORKTREE, read_tracked, rounds_of
 from ppbench.commits.worktrees import Checkouts
 from ppbench.console import print_notes
 from ppbench.errors import LaunchError, StoreError, UsageError
@@ -109,6 +109,12 @@ def test_an_account_begins_with_what_tells_most():
 def now():
     """Columns of a launch that counts: made just now, by the present measuring code."""
     return {"created_at": datetime.now(UTC).isoformat(), "code": code_hash()}
+
+
+def measure_sides(sweep, base, head, launches, results):
+    with rounds_of(sweep, base, head, results) as rounds:
+        rounds.bring_to(launches)
+        return rounds.names
 
 
 def test_sides_that_were_just_measured_are_named_and_not_measured(repository, capsys):

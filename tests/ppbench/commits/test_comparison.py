@@ -7,7 +7,7 @@ import pytest
 from command import Printed, printed
 from tracked import CASE, STEADY, add_launches, in_one_file, scattered, slower
 
-from ppbench.commits.comparison import Comparison, break_down, compare, compare_sides
+from ppbench.commits.comparison import Comparison, compare, compare_sides
 from ppbench.commits.sides import Places, find_side
 from ppbench.comparison.lines import SHOWN, read_metrics
 from ppbench.display.changes import moved_sentences
@@ -131,18 +131,15 @@ def test_launches_that_are_compared_or_of_another_case_are_no_noise(store, commi
     assert (line.noise, line.change.floor) == (None, 0.01)
 
 
-def test_a_figure_that_no_run_has_makes_no_line(store):
-    for sha in (BASE, HEAD):
-        add_launches(store, STEADY, sha, peak_memory_bytes=None)
-    assert {line.metric.name for line in compared(store).lines} == set(SHOWN[:2])
-
-
-def test_times_of_a_file_of_costs_are_no_part_of_a_case(store):
+def test_times_of_a_file_of_costs_are_no_part_of_a_case_and_it_has_no_peak(store):
     case = replace(CASE, device="emulated", emulated_costs="costs.toml", emulated_F_ms=(1.0,))
     for sha, ms in ((BASE, 1.0), (HEAD, 2.0)):
-        add_launches(store, STEADY, sha, replace(case, emulated_F_ms=(ms,)))
-        add_launches(store, STEADY, sha, replace(case, schedule="afab", emulated_F_ms=(ms,)))
-    assert {line.series.text for line in compared(store).lines} == {"1f1b", "afab"}
+        for schedule in ("1f1b", "afab"):
+            own = replace(case, schedule=schedule, emulated_F_ms=(ms,))
+            add_launches(store, STEADY, sha, own, peak_memory_bytes=None)
+    lines = compared(store).lines
+    assert {line.series.text for line in lines} == {"1f1b", "afab"}
+    assert {line.metric.name for line in lines} == set(SHOWN[:2])
 
 
 def test_notes_tell_what_a_reader_must_know(store):
@@ -171,7 +168,7 @@ def test_a_launch_that_stands_apart_is_told_and_hides_no_stage_that_moved(store)
     (note,) = [note for note in result.notes if "counts for nothing" in note]
     assert note.startswith("launch 4 of head counts for nothing")
     assert note.endswith(f"(run {ids[-1]})")
-    (one,) = break_down(result, result.changed())
+    (one,) = result.break_down(result.changed())
     assert moved_sentences(one.moved)[0].startswith("compute of stage 1 changed: B 12.0 -> 13.2 ms")
 
 
@@ -179,7 +176,7 @@ def test_where_only_waiting_moved_it_is_said_to_be_no_cause(store):
     add_launches(store, STEADY, BASE, stretch={})
     add_launches(store, slower(0.05), HEAD, stretch={(0, "RECV_B"): 1.0, (-1, "late"): 9})
     result = compared(store)
-    (one,) = break_down(result, result.changed())
+    (one,) = result.break_down(result.changed())
     told = moved_sentences(one.moved)
     assert told[0] == "no compute, optimizer, transfer or collective time changed"
 
@@ -189,7 +186,7 @@ def test_one_launch_a_side_shows_what_moved_as_untested(store):
     add_launches(store, STEADY[:1], HEAD, stretch={(1, "F"): 1.08})
     result = compared(store)
     assert result.changed() == []
-    (one,) = break_down(result, result.series())
+    (one,) = result.break_down(result.series())
     told = moved_sentences(one.moved)
     assert told[0] == "not tested, which takes 3 launches per side; the largest differences:"
     assert told[1].startswith(
@@ -232,19 +229,13 @@ def test_what_was_measured_over_other_steps_replaces_nothing_and_is_a_line_of_it
     assert "measure.steps=1," in second.series.text
 
 
-def test_a_comparison_without_any_verdict_is_not_enough_data(store, monkeypatch, tmp_path):
+def test_a_comparison_is_data_for_a_notebook_or_not_enough(store, monkeypatch, tmp_path):
     add_launches(store, STEADY[:2], BASE)
-    add_launches(store, STEADY, HEAD)
+    add_launches(store, slower(0.08), HEAD)
     monkeypatch.chdir(tmp_path)
     assert printed_by(store, BASE, HEAD).exit_code == 3
     add_launches(store, STEADY, BASE)
     assert printed_by(store, BASE, HEAD).exit_code == 0
-
-
-def test_a_comparison_is_data_for_a_notebook(store, monkeypatch, tmp_path):
-    add_launches(store, STEADY, BASE)
-    add_launches(store, slower(0.08), HEAD)
-    monkeypatch.chdir(tmp_path)
     comparison = compare(BASE, HEAD, metrics=["tokens_per_s"], results=store.folder)
     rows = json.loads(printed_by(store, BASE, HEAD, how=Format.json).text)["changes"]
     assert list(comparison.frame) == list(rows[0])

@@ -9,15 +9,14 @@ from tracked import CASE, STEADY, add_launches, store_in
 
 from ppbench.commits import noise
 from ppbench.statistics.slowdowns import Slowdown
+from ppbench.store import Store
 
 SWEEP = 'name = "demo"\ndevice = "cpu"\n'
 
 
-def notes_of(folder: Path, speeds: list[float], monkeypatch, **changes: object) -> tuple[str, ...]:
-    """The notes of a measurement that found these launches finished."""
-    store = store_in(folder)
-    add_launches(store, speeds, "ba5e" * 10, CASE, **changes)
-    runs = pd.DataFrame(store.runs())
+def measured(folder: Path, store: Store, monkeypatch) -> noise.NoiseResult:
+    """A measurement that found the last five launches finished."""
+    runs = pd.DataFrame(store.runs()).tail(5)
     asked: dict[str, str] = {}
 
     def finished(*_: object, **how: str) -> SimpleNamespace:
@@ -29,7 +28,13 @@ def notes_of(folder: Path, speeds: list[float], monkeypatch, **changes: object) 
     file.write_text(SWEEP)
     result = noise.noise(file, launches=5, results=store.folder)
     assert asked["to_repeat"].startswith(f"ppbench sweep {file} --set measure.launches=5")
-    return result.notes
+    return result
+
+
+def notes_of(folder: Path, speeds: list[float], monkeypatch, **changes: object) -> tuple[str, ...]:
+    store = store_in(folder)
+    add_launches(store, speeds, "ba5e" * 10, CASE, **changes)
+    return measured(folder, store, monkeypatch).notes
 
 
 def test_quiet_launches_have_no_note(tmp_path, monkeypatch):
@@ -74,14 +79,7 @@ def test_the_drift_between_sessions_stands_beside_the_noise_of_launches(tmp_path
         at = f"2026-01-{day:02d}T09:00:00+00:00"
         speeds = [level * speed for speed in STEADY]
         add_launches(store, speeds, "ba5e" * 10, CASE, created_at=at)
-    runs = pd.DataFrame(store.runs())
-    done = SimpleNamespace(
-        frame=runs.tail(5), plan=SimpleNamespace(items=runs["run_id"].tail(5).tolist())
-    )
-    monkeypatch.setattr(noise, "run_sweep", lambda *_, **__: done)
-    file = tmp_path / "demo.toml"
-    file.write_text(SWEEP)
-    result = noise.noise(file, launches=5, results=store.folder)
+    result = measured(tmp_path, store, monkeypatch)
     (row,) = result.frame.to_dict("records")
     assert result.has_drift
     assert row["num_sessions"] == 3

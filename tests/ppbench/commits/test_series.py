@@ -46,6 +46,15 @@ def test_commits_stand_in_the_repositorys_order_whenever_they_were_measured(
     assert [point.value for point in history.series[0].points] == [1000, 1001, 1002, 1003]
     assert history.line == "first-parent line of main"
     assert history.notes == ()
+    git(tmp_path, "clone", "--quiet", "--depth=2", f"file://{tmp_path}/repo", "shallow")
+    shallow = asked(runs, tmp_path / "shallow")
+    assert set(commits(shallow)) == set(shas)
+    assert "2 commits not in" in shallow.notes[0]
+    assert "git fetch --unshallow" in shallow.notes[0]
+    git(tmp_path / "repo", "checkout", "--quiet", shas[1])
+    detached = asked(runs, tmp_path / "repo")
+    assert commits(detached) == shas[:2]
+    assert detached.line == f"first-parent line of {shas[1][:9]} (no branch is checked out)"
 
 
 def test_commits_that_were_not_measured_are_counted_where_they_are(
@@ -59,11 +68,10 @@ def test_commits_that_were_not_measured_are_counted_where_they_are(
     assert (series.num_unmeasured, series.num_behind) == (3, 3)
 
 
-def test_a_failed_run_is_a_point_without_a_figure(runs: Runs, tmp_path: Path) -> None:
-    shas = made(tmp_path / "repo", 2)
-    runs.add(CommitFacts(shas[0], 0), CASE, 1000.0)
-    failed = runs.add(CommitFacts(shas[1], 1), CASE, None)
-    [series] = asked(runs, tmp_path / "repo").series
+def test_a_failed_run_is_a_point_without_a_figure(runs: Runs) -> None:
+    runs.add(CommitFacts("a" * 40, 0), CASE, 1000.0)
+    failed = runs.add(CommitFacts("b" * 40, 1), CASE, None)
+    [series] = asked(runs).series
     first, second = series.points
     assert (first.figures, first.failures) == ((1000.0,), ())
     assert (second.figures, second.value) == ((), None)
@@ -136,16 +144,6 @@ def test_commits_of_a_merged_branch_are_beside_the_line_and_shown_with_all(
     assert every.notes[0].startswith("1 commit of other branches: shown among those of main")
 
 
-def test_a_detached_head_is_the_end_of_the_line(runs: Runs, tmp_path: Path) -> None:
-    shas = made(tmp_path / "repo", 3)
-    for number, sha in enumerate(shas):
-        runs.add(CommitFacts(sha, number), CASE, 1000.0)
-    git(tmp_path / "repo", "checkout", "--quiet", shas[1])
-    history = asked(runs, tmp_path / "repo")
-    assert commits(history) == shas[:2]
-    assert history.line == f"first-parent line of {shas[1][:9]} (no branch is checked out)"
-
-
 def test_a_commit_that_is_in_no_repository_is_left_out_or_stands_at_its_date(
     runs: Runs, tmp_path: Path
 ) -> None:
@@ -163,34 +161,20 @@ def test_a_commit_that_is_in_no_repository_is_left_out_or_stands_at_its_date(
     assert "(rebased?): placed by author date" in history.notes[0]
 
 
-def test_a_trial_over_other_steps_is_not_mixed_in(runs: Runs, tmp_path: Path) -> None:
+def test_a_trial_over_other_steps_is_not_mixed_in_and_other_code_is_said(
+    runs: Runs, tmp_path: Path
+) -> None:
     shas = made(tmp_path / "repo", 2)
     for number, sha in enumerate(shas):
-        runs.add_launches(CommitFacts(sha, number), CASE, [1000.0] * 3, measure_steps=50)
-    runs.add_launches(CommitFacts(shas[1], 1), CASE, [500.0] * 3, measure_steps=1)
+        told = CommitFacts(sha, number)
+        runs.add_launches(told, CASE, [1000.0] * 3, measure_steps=50, code=f"c{number}")
+    runs.add_launches(CommitFacts(shas[1], 1), CASE, [500.0] * 3, measure_steps=1, code="c1")
     history = asked(runs, tmp_path / "repo")
     assert [point.figures for point in history.series[0].points] == [(1000.0,) * 3] * 2
-    assert history.notes == ("3 runs with other measurement settings: excluded",)
-
-
-def test_where_the_code_that_measures_changed_is_said(runs: Runs, tmp_path: Path) -> None:
-    shas = made(tmp_path / "repo", 4)
-    for number, sha in enumerate(shas):
-        runs.add(CommitFacts(sha, number), CASE, 1000.0, code="old" if number < 2 else "new")
-    [note] = asked(runs, tmp_path / "repo").notes
-    assert note.startswith("measured by 2 versions of ppbench, changing at ")
-    assert f" at {shas[2][:9]}: " in note
-
-
-def test_a_shallow_clone_says_how_to_get_the_rest(runs: Runs, tmp_path: Path) -> None:
-    shas = made(tmp_path / "repo", 4)
-    for number, sha in enumerate(shas):
-        runs.add(CommitFacts(sha, number), CASE, 1000.0)
-    git(tmp_path, "clone", "--quiet", "--depth=2", f"file://{tmp_path}/repo", "shallow")
-    history = asked(runs, tmp_path / "shallow")
-    assert commits(history) == shas
-    assert "2 commits not in" in history.notes[0]
-    assert "git fetch --unshallow" in history.notes[0]
+    other_steps, other_code = history.notes
+    assert other_steps == "3 runs with other measurement settings: excluded"
+    assert other_code.startswith("measured by 2 versions of ppbench, changing at ")
+    assert f" at {shas[1][:9]}: " in other_code
 
 
 def test_without_a_repository_commits_are_in_the_order_of_their_dates(runs: Runs) -> None:

@@ -1,8 +1,5 @@
 """Scripts with FSDP2 or DDP inside are watched; torch's profiler is the oracle of collectives."""
 
-import sys
-from pathlib import Path
-
 import attached_replicas as script
 import pytest
 import torch
@@ -13,7 +10,6 @@ from ppbench.store import Store
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
-ENGINE_TESTS = Path(__file__).parents[2] / "engine"
 LAST = script.STEPS - 1  # the step that is profiled
 CLOCK_NS = 100_000  # between the profiler's clock and the host's
 UNSHARDED = {"kept": 1, "resharded": 4}  # least gathers of a stage, in a step
@@ -24,20 +20,8 @@ CASES = [
     ("replicate", 2, "rank by rank"),
     ("kept", 1, "replica by replica"),  # Schedule1F1B
     ("ddp", 1, "rank by rank"),
-    ("ddp", 1, "one rank"),
     ("kept", 2, "one rank"),
 ]
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    sys.path.insert(0, str(ENGINE_TESTS))  # where the pool lives
-    from ranks import Ranks
-
-    pool = Ranks(4)
-    yield pool
-    pool.stop()
-    sys.path.remove(str(ENGINE_TESTS))
 
 
 def joined(intervals):

@@ -140,7 +140,6 @@ def test_what_is_written_is_read(tmp_path):
 FAULTS = [
     ('model = "mine"\n', "", None, "model: is missing"),
     ("seq_len = 4096", 'seq_len = "long"', 3, 'seq_len: expected an integer, got "long"'),
-    ("seq_len = 4096", "seq_len = 0", 3, "seq_len: 0 (an integer) is out of range"),
     ("latency_ms = 0.02", "latency_ms = -1", 8, "link.latency_ms: -1 (an integer) is out of"),
     ("gb_per_s = 25.0", "gb_per_s = 0", 9, "link.gb_per_s: is 0"),
     ("microbatch_size = 1", "microbatch_size = true", 12, "setting.microbatch_size: expected"),
@@ -151,7 +150,6 @@ FAULTS = [
     ("forward_ms = 10", 'forward_ms = "1"', 21, "setting.layers.forward_ms: expected a number"),
     ("weight_ms = 7\n", "", 19, "setting.layers.weight_ms: is missing"),
     ("held_after_forward_mib = 1.5\n", "", 19, "setting.layers.held_after_forward_mib: is missing"),
-    ("message_mib = 2\nerror", "error", 19, "setting.layers.message_mib: is missing"),
     ("static_mib = 12", "static_bytes = 12", 25, "setting.layers.static_bytes: unknown key"),
     (
         "forward_ms = 20\nbackward_ms = 30",
@@ -194,14 +192,11 @@ def test_a_file_that_is_not_whole_is_refused(tmp_path, text, message):
         read(tmp_path, text)
 
 
-def test_a_file_that_is_not_there_is_a_costs_file(tmp_path):
-    with pytest.raises(UsageError, match="cannot read the costs file"):
-        read_costs_file(tmp_path / "none.toml")
-
-
 def test_a_damaged_file_never_gives_a_traceback(tmp_path, is_thorough):
     numbers = random.Random(5)
     file = tmp_path / "costs.toml"
+    with pytest.raises(UsageError, match="cannot read the costs file"):
+        read_costs_file(file)
     for _ in range(1000 if is_thorough else 100):
         content = bytearray(FILE.encode())
         for _ in range(numbers.randint(1, 4)):

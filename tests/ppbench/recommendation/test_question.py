@@ -70,7 +70,6 @@ def test_the_command_prints_a_table_and_sentences_or_json_or_csv(folder):
         ("ranks = [2]", "ranks = [0]", "mine.toml:6: plan.ranks: expected a whole number"),
         ("ranks = [2]", "ranks = [16]", "stages_per_rank: no schedule of 1f1b, zb_h1 has"),
         ("file:costs", "files:costs", 'plan.costs: expected "measure" or "file:PATH"'),
-        ("ranks = [2]", "microbatch_sizes = [3]", "none divides the global batch of 8"),
         ("ranks = [2]", "microbatch_sizes = [2]", "no costs for microbatches of 2, only for"),
         ("ranks = [2]", "ranks = 2\nrnks = 2", "mine.toml:7: plan.rnks: unknown key"),
     ],

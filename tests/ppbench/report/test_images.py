@@ -12,11 +12,10 @@ from pathlib import Path
 
 import kaleido
 import pytest
-from stored_runs import NASTY, demo_store, run_row, store_with
+from stored_runs import NASTY, demo_store
 
 import ppbench
 from ppbench.cli.figure import figure
-from ppbench.config.case import Case
 from ppbench.display.formats import Theme
 from ppbench.errors import UsageError
 from ppbench.report import images
@@ -135,15 +134,6 @@ def test_what_is_missing_is_named_with_the_way_to_install_it(
 def test_a_file_without_a_name_is_refused(demo: Store, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="the file name is only an extension; write a name"):
         figure("throughput", tmp_path / ".svg", results=demo.folder)
-
-
-def test_timelines_are_drawn_in_the_order_of_the_names(tmp_path: Path) -> None:
-    rows = [run_row(n, Case(schedule=name)) for n, name in enumerate(("afab", "1f1b"))]
-    store, path = store_with(tmp_path / "results", rows), tmp_path / "a.json"
-    names = ["last", rows[0]["run_id"]]
-    figure("timeline", path, names, results=store.folder)
-    titles = json.loads(path.read_text())["layout"]["annotations"]
-    assert [title["text"][:7] for title in titles] == ["<b>1f1b", "<b>afab"]
 
 
 def test_dates_of_a_pdf_are_settled() -> None:

@@ -60,7 +60,7 @@ def test_the_front_rises_with_memory_and_leaves_out_what_is_beaten():
     places = [tuple(map(float, corner.split(","))) for corner in drawn.line.split()]
     assert [x for x, _ in places] == sorted(x for x, _ in places)
     assert [y for _, y in places] == sorted((y for _, y in places), reverse=True)
-    assert all(0 <= spot.left <= 100 and 0 <= spot.bottom <= 100 for spot in drawn.spots)
+    assert all(0 <= spot["left"] <= 100 and 0 <= spot["bottom"] <= 100 for spot in drawn.spots)
     assert frontier(points[:1], None).limit is None
 
 

@@ -221,10 +221,10 @@ def test_filters_offer_every_value_of_every_varying_axis_with_its_cases(
 ) -> None:
     runs = demo.runs()
     shown = filters(runs, varying_axes(runs))
-    assert [(one.axis, one.heading) for one in shown] == [
+    assert [(one["axis"], one["heading"]) for one in shown] == [
         ("schedule", "schedule"), ("world_size", "ranks"), ("seq_len", "seq len"),
     ]  # fmt: skip
-    assert [(choice.text, choice.num_cases) for choice in shown[1].choices] == [
+    assert [(choice["text"], choice["num_cases"]) for choice in shown[1]["choices"]] == [
         ("1", 2), ("2", 3), ("4", 2),
     ]  # fmt: skip
     cases = page.cases()

@@ -12,9 +12,7 @@ from ppbench.statistics.change_points import (
     cut_chances,
     disturbed_launches,
     levels,
-    squares_around,
 )
-from ppbench.statistics.significance import group
 
 
 def made(seed, num_commits=60, num_launches=1, deviation=0.0087):
@@ -188,13 +186,6 @@ def test_the_energy_is_that_of_its_definition():
         expected = num * rest / (num + rest) * (2 * apart(left, right).mean() - within)
         assert results[cut] == pytest.approx(expected)
     assert np.isneginf(results[[0, 1, 8]]).all()
-
-
-def test_squares_around_two_levels_are_those_of_both_sides():
-    values = np.random.default_rng(0).normal(5, 1, 10)
-    cuts = np.arange(1, 10)
-    expected = [group(values[:cut]).squares + group(values[cut:]).squares for cut in cuts]
-    assert squares_around(values, cuts) == pytest.approx(expected)
 
 
 def test_the_chances_of_a_cut_are_those_of_integrating_over_levels_and_spread():

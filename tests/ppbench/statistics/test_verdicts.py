@@ -47,14 +47,10 @@ def test_the_p_value_and_the_interval_are_welchs_on_logarithms():
     assert (change.num_base, change.num_head) == (5, 7)
 
 
-def test_students_test_is_scipys_and_knowledge_counts_as_launches():
+def test_students_test_is_scipys():
     base, head = np.log(drawn(2)), np.log(drawn(3))
     oracle = scipy.stats.ttest_ind(head, base)
     assert student(group(head), group(base)).p == pytest.approx(oracle.pvalue)
-    # Variances (4 * 1 + 4 * 3 + 8 * 8) / 16 = 5, so the error is (5 * 2/5) ** 0.5.
-    sides = [dataclasses.replace(group(base), num=5, squares=squares) for squares in (4.0, 12.0)]
-    moderated = student(*sides, known_variance=8.0, known_freedom=8)
-    assert (moderated.error, moderated.freedom) == pytest.approx((math.sqrt(2), 16))
 
 
 def test_an_f_test_is_scipys():
@@ -200,15 +196,6 @@ def test_the_unit_does_not_matter(base, head):
     assert there.ratio.estimate == pytest.approx(here.ratio.estimate)
 
 
-def test_an_interval_of_95_percent_holds_the_truth_in_95_percent():
-    draw = np.random.default_rng(0)
-    sides = draw.lognormal(0, 0.01, (1000, 2, 5))
-    pairs = [Pair(tuple(base), tuple(head)) for base, head in sides]
-    intervals = [one.ratio for one in compare(SPEED, pairs)]
-    holds = np.mean([ratio.low <= 1 <= ratio.high for ratio in intervals])
-    assert 0.93 < holds < 0.97
-
-
 def test_welch_is_exact_for_spreads_of_any_size():
     tiny = [group(np.array(values) * 1e-170) for values in ([1.0, 2.0, 4.0], [2.0, 3.0, 9.0])]
     plain = [group(values) for values in ([1.0, 2.0, 4.0], [2.0, 3.0, 9.0])]
@@ -274,11 +261,6 @@ def test_a_launch_whose_reference_was_slow_does_not_count_whatever_its_figure():
 def test_without_three_undisturbed_launches_there_is_no_verdict():
     change = one(STEP, QUIET, QUIET[:4], head_slowdowns=(0.2, 0.0, 0.2, 0.0))
     assert (change.verdict, change.p) == (Verdict.insufficient, None)
-
-
-def test_slowdowns_are_as_many_as_launches():
-    with pytest.raises(ValueError, match="2 slowdowns of 5 launches"):
-        one(STEP, QUIET, QUIET, base_slowdowns=(0.0, 0.0))
 
 
 def test_both_reasons_are_given_at_the_right_places():
