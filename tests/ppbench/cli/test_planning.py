@@ -3,7 +3,6 @@
 import io
 import itertools
 import json
-import os
 import re
 import subprocess
 import sys
@@ -41,19 +40,6 @@ pytestmark = pytest.mark.usefixtures("warm_starts")
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 AS_EARLY = {"with_communication": True}
-
-
-def ppbench(*arguments, folder, **environment):
-    command = [sys.executable, "-c", "from ppbench.cli import main; main()", *arguments]
-    return subprocess.run(
-        command,
-        cwd=folder,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
 
 
 def predicted(name, p, m, v=None, cost="F=1,I=1,W=1", transfers=FREE_TRANSFERS):
@@ -264,22 +250,22 @@ def test_a_drawing_shows_each_action_as_long_as_it_takes():
     assert drawn(predicted("1f1b", 3, 3)) == DRAWING
 
 
-@pytest.mark.usefixtures("fresh_starts")
-def test_a_terminal_gets_colours_and_blocks_that_fit(tmp_path):
-    arguments = ["schedules", "draw", "zbv", "-p", "4", "-m", "8"]
-    piped = ppbench(*arguments, folder=tmp_path)
-    assert piped.returncode == 0
-    assert ANSI.search(piped.stdout) is None
-    assert sum(line.startswith("rank 0") for line in piped.stdout.splitlines()) == 1
-    console = {"FORCE_COLOR": "1", "COLUMNS": "60", "TERM": "xterm-256color"}
-    coloured = ppbench(*arguments, folder=tmp_path, **console)
-    assert ANSI.search(coloured.stdout)
-    plain = ANSI.sub("", coloured.stdout)
+def test_a_terminal_gets_colours_and_blocks_that_fit(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    piped = output_of(planning.draw, "zbv", 4, 8)
+    assert ANSI.search(piped) is None
+    assert sum(line.startswith("rank 0") for line in piped.splitlines()) == 1
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "60")
+    coloured = output_of(planning.draw, "zbv", 4, 8)
+    assert ANSI.search(coloured)
+    plain = ANSI.sub("", coloured)
     assert max(map(len, plain.splitlines())) <= 60
     rows = [line for line in plain.splitlines() if line.startswith("rank 0")]
     assert len(rows) > 1
     labels = " ".join(row.removeprefix("rank 0") for row in rows).split()
-    whole = next(line for line in piped.stdout.splitlines() if line.startswith("rank 0"))
+    whole = next(line for line in piped.splitlines() if line.startswith("rank 0"))
     assert labels == whole.removeprefix("rank 0").split()
 
 
