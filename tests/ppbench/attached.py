@@ -179,7 +179,7 @@ def watched_and_profiled(group, folder: Path) -> SimpleNamespace:
     return SimpleNamespace(
         run_id=attachment.run_id,
         path=path,
-        changed=same_objects([], []) + [n for n in ("step",) if n in vars(script.schedule)],
+        changed=[n for n in ("step",) if n in vars(script.schedule)],
         order=[[str(action) for action in order[rank] if action] for rank in sorted(order)],
     )
 
@@ -250,12 +250,16 @@ def mistaken(group, folder: Path, how: str) -> SimpleNamespace:
     )
 
 
+def _one_step(script, steps, options):
+    attachment = ppbench.attach(script.schedule, steps, **options)
+    script.step()
+    return [attachment]
+
+
 def _no_folder(script, rank, options):
     if rank == 0:
         options["results"].write_text("a file")
-    attachment = ppbench.attach(script.schedule, [0], **options)
-    script.step()
-    return [attachment]
+    return _one_step(script, [0], options)
 
 
 def _twice(script, _rank, options):
@@ -266,18 +270,6 @@ def _twice(script, _rank, options):
     third = attach()
     script.step()
     return [first, second, third]
-
-
-def _different_steps(script, rank, options):
-    attachment = ppbench.attach(script.schedule, [rank], **options)
-    script.step()
-    return [attachment]
-
-
-def _mistake_of_one_rank(script, rank, options):
-    attachment = ppbench.attach(script.schedule, [-rank], **options)
-    script.step()
-    return [attachment]
 
 
 def _one_rank_alone(script, rank, options):
@@ -315,14 +307,6 @@ def _never_closed(script, _rank, options):
     return [attachment]
 
 
-def _no_optimizer(script, _rank, options):
-    return [ppbench.attach(script.schedule, [0], optimizer="adamw", **options)]
-
-
-def _no_schedule(_script, _rank, options):
-    return [ppbench.attach("1f1b", [0], **options)]
-
-
 def _other_torch(script, _rank, options):
     usual = schedules._wait_batch_p2p
     del schedules._wait_batch_p2p
@@ -332,25 +316,23 @@ def _other_torch(script, _rank, options):
     return [attachment]
 
 
-def _no_loss(script, _rank, options):
-    attachment = ppbench.attach(script.schedule, [0], loss=lambda: 1 / 0, **options)
-    script.step()
-    return [attachment]
-
-
 MISTAKES = {
     "no folder": _no_folder,
     "twice": _twice,
-    "different steps": _different_steps,
-    "mistake of one rank": _mistake_of_one_rank,
+    "different steps": lambda script, rank, options: _one_step(script, [rank], options),
+    "mistake of one rank": lambda script, rank, options: _one_step(script, [-rank], options),
     "one rank alone": _one_rank_alone,
     "closed before": _closed_before,
     "never closed": _never_closed,
     "closed half way": _closed_half_way,
-    "no optimizer": _no_optimizer,
-    "no schedule": _no_schedule,
+    "no optimizer": lambda script, _, options: [
+        ppbench.attach(script.schedule, [0], optimizer="adamw", **options)
+    ],
+    "no schedule": lambda _script, _, options: [ppbench.attach("1f1b", [0], **options)],
     "other torch": _other_torch,
-    "no loss": _no_loss,
+    "no loss": lambda script, _, options: _one_step(
+        script, [0], {**options, "loss": lambda: 1 / 0}
+    ),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -119,35 +120,36 @@ def skipping() -> nn.Module:
     return Skipping()
 
 
+class Acting(nn.Module):
+    """Does something where it is called with true tensors; shapes are found with fake ones."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        super().__init__()
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        if type(x) is Tensor:
+            self.act()
+        return x
+
+
 def leaving() -> nn.Sequential:
     """Takes its process down when it is called unsplit; its stages pass their fake tensors on."""
-
-    class Leaving(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            if type(x) is Tensor:
-                os._exit(7)
-            return x
-
-    return _of(Leaving(), Layer())
+    return _of(Acting(lambda: os._exit(7)), Layer())
 
 
 def too_large() -> nn.Sequential:
     """Is killed in the author's process, as where memory runs out; on a rank it is called alike."""
 
-    class TooLarge(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            if type(x) is Tensor and "RANK" not in os.environ:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return x
+    def act() -> None:
+        if "RANK" not in os.environ:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    return _of(TooLarge(), Layer())
+    return _of(Acting(act), Layer())
 
 
 def failing() -> nn.Sequential:
-    class Failing(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            if type(x) is Tensor:  # not while shapes are found
-                raise RuntimeError("the author's own mistake")
-            return x
+    def act() -> None:
+        raise RuntimeError("the author's own mistake")
 
-    return _of(Failing(), Layer())
+    return _of(Acting(act), Layer())

@@ -75,32 +75,26 @@ def missing_bias_gradient(runtime):
         before_sums(runtime, lambda: setattr(bias, "grad", None))
 
 
-def stale_weight(runtime):
-    """One weight is not updated."""
-    weight = parameter_of(runtime, "5.up.weight")
+def _stale(runtime, name, part):
+    """Updates leave a part of a weight as it was."""
+    weight = parameter_of(runtime, name)
     if weight is not None:
         trainer, usual = runtime._trainer, runtime._trainer._update
 
         def update(rate):
-            old = weight.detach().clone()
+            old = part(weight.detach()).clone()
             usual(rate)
-            weight.data.copy_(old)
+            part(weight.data).copy_(old)
 
         trainer._update = update
+
+
+def stale_weight(runtime):
+    _stale(runtime, "5.up.weight", lambda tensor: tensor)
 
 
 def stale_imaginary_part(runtime):
-    """The update skips the imaginary part of one complex weight."""
-    weight = parameter_of(runtime, "2.turns")
-    if weight is not None:
-        trainer, usual = runtime._trainer, runtime._trainer._update
-
-        def update(rate):
-            old = weight.detach().imag.clone()
-            usual(rate)
-            weight.data.imag.copy_(old)
-
-        trainer._update = update
+    _stale(runtime, "2.turns", lambda tensor: tensor.imag)
 
 
 def other_initial_weight(runtime):
@@ -115,19 +109,18 @@ def trained_frozen(runtime):
         frozen.requires_grad_(True)
 
 
+def _with_state(runtime, change):
+    for module in runtime.modules.values():
+        module.own_state = lambda usual=module.own_state: change(usual())
+
+
 def lost_state(runtime):
     """A weight is in no checkpoint of this rank."""
-    for module in runtime.modules.values():
-        usual = module.own_state
-        module.own_state = lambda usual=usual: {
-            name: tensor for name, tensor in usual().items() if name != "3.norm.bias"
-        }
+    _with_state(runtime, lambda own: {n: own[n] for n in own if n != "3.norm.bias"})
 
 
 def superfluous_state(runtime):
-    for module in runtime.modules.values():
-        usual = module.own_state
-        module.own_state = lambda usual=usual: {**usual(), "9.weight": torch.ones(1)}
+    _with_state(runtime, lambda own: {**own, "9.weight": torch.ones(1)})
 
 
 def frozen_statistics(runtime):
@@ -147,25 +140,19 @@ def recomputed_with_other_numbers(runtime):
             )
 
 
+def _draws_alike(owner, method):
+    """Each call begins with the same random numbers."""
+    usual = getattr(owner, method)
+    setattr(owner, method, lambda *arguments: (torch.manual_seed(0), usual(*arguments))[1])
+
+
 def same_numbers_each_microbatch(runtime):
     for stage in runtime._trainer.runner._stages.values():
-        usual = stage.forward
-
-        def forward(*arguments, usual=usual):
-            torch.manual_seed(0)
-            return usual(*arguments)
-
-        stage.forward = forward
+        _draws_alike(stage, "forward")
 
 
 def same_numbers_each_step(runtime):
-    runner, usual = runtime._trainer.runner, runtime._trainer.runner.run
-
-    def run(*arguments):
-        torch.manual_seed(0)
-        return usual(*arguments)
-
-    runner.run = run
+    _draws_alike(runtime._trainer.runner, "run")
 
 
 def no_dropout(runtime):

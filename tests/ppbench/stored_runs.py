@@ -24,7 +24,7 @@ from ppbench.config.case import Case
 from ppbench.display.cases import varying_axes
 from ppbench.report.pages.conclusions import Conclusions, conclude
 from ppbench.report.pages.judgement import judge
-from ppbench.run.failures.post_mortem import PostMortem, RankState, flight_rows, post_mortem
+from ppbench.run.failures.post_mortem import RankState, flight_rows, post_mortem
 from ppbench.store import TABLES, Store
 from ppbench.store.columns import RUN_ID, SCHEMA_VERSION
 from ppbench.store.parquet import as_table, row_as_table, storable, write_parquet
@@ -172,18 +172,16 @@ def demo_store(folder: Path) -> Store:
     )
 
 
-def found_stopped(until_ms: int = 10_027) -> PostMortem:
-    """Rank 1 was stopped in 1B0 of step 1, at 27 ms of `ACTIONS`, and rank 0 waits for it."""
+def store_failed(store: Store, row: dict, until_ms: int = 10_027, last_ms: int = 27) -> dict:
+    """A run that hung, with what was finished up to `last_ms` of its step 1.
+
+    Rank 1 was stopped in 1B0 of step 1, at 27 ms of `ACTIONS`, and rank 0 waits for it.
+    """
     seen = [
         RankState(0, "node", "alive", "steps", 1, parse_action("0B0"), True, 17 * MS),
         RankState(1, "node", "stopped", "steps", 1, parse_action("1B0"), False, 27 * MS),
     ]
-    return post_mortem(seen, lower(build_program("1f1b", 2, 1)), until_ms * MS)
-
-
-def store_failed(store: Store, row: dict, until_ms: int = 10_027, last_ms: int = 27) -> dict:
-    """A run of two ranks that hung, with what was finished up to `last_ms` of its step 1."""
-    diagnosis = found_stopped(until_ms)
+    diagnosis = post_mortem(seen, lower(build_program("1f1b", 2, 1)), until_ms * MS)
     error = f"{diagnosis.verdict}\nrank 1: last lines of its log"
     run = {
         **row,

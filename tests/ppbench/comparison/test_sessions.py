@@ -88,27 +88,20 @@ def test_the_drift_in_a_difference_depends_on_the_shares_of_the_sessions(base, h
     assert shares_apart(base, head) == pytest.approx(apart)
 
 
-def test_drift_is_estimated_within_states_of_the_code_and_not_between_them(tmp_path):
+@pytest.mark.parametrize("drifts", [(0.0, 0.02), (0.0, 0.02, -0.02)])
+def test_drift_and_noise_are_estimated_within_states_of_the_code(tmp_path, drifts):
     store = store_in(tmp_path)
     for sha, level in (("ba5e" * 10, 0.0), ("4ead" * 10, 0.3)):
-        for day, drift in ((1, 0.0), (2, 0.02), (3, -0.02)):
-            at = f"2026-01-{day:02d}T09:00:00+00:00"
-            add_launches(store, slower(level + drift), sha, CASE, created_at=at)
-    found = drift_in(store.runs(), SPEED)
-    assert found is not None
-    assert 0.01 < found.deviation < 0.04
-    assert (found.num_sessions, found.num_launches) == (3, 30)
-
-
-def test_noise_is_pooled_within_states_and_sessions_once_it_is_worth_ten_launches(tmp_path):
-    store = store_in(tmp_path)
-    for sha, level in (("ba5e" * 10, 0.0), ("4ead" * 10, 0.3)):
-        for day, drift in ((1, 0.0), (2, 0.02)):
+        for day, drift in enumerate(drifts, 1):
             at = f"2026-01-{day:02d}T09:00:00+00:00"
             add_launches(store, slower(level + drift), sha, CASE, created_at=at)
     runs = store.runs()
+    if len(drifts) == 3:
+        found = drift_in(runs, SPEED)
+        assert 0.01 < found.deviation < 0.04
+        assert (found.num_sessions, found.num_launches) == (3, 30)
+        return
     noise = noise_in(runs, SPEED)
-    assert noise is not None
     assert 0.001 < noise.deviation < 0.004  # neither 2 % of drift nor 30 % of change
     assert noise.num_launches == 17  # four groups of five have a mean each
     assert noise_in(runs[:10], SPEED) is None

@@ -141,12 +141,14 @@ def test_a_variable_length_is_a_word_in_every_label(tmp_path: Path) -> None:
     assert "variable length" in _Page(render(store)).text
 
 
-def test_settings_are_called_by_words(tmp_path: Path) -> None:
+def test_settings_are_called_by_words_and_one_that_a_run_does_not_have_is_none() -> None:
     assert axis_text("seq_len", 64) == "64 tokens"
     assert axis_text("seq_len", "variable") == "variable length"
     assert axis_text("train_recompute", np.True_) == "recompute"
     assert axis_text("train_compile", value=False) == "no compile"
     assert axis_text("model_split_points", '["a.1"]') == 'split points ["a.1"]'
+    texts = [value_text(value) for value in ("[]", None, np.True_, 4, "a")]
+    assert texts == ["none", "none", "yes", "4", "a"]
 
 
 # The answer in words
@@ -230,12 +232,6 @@ def test_filters_offer_every_value_of_every_varying_axis_with_its_cases(
     cases = page.cases()
     assert {case["case_id"] for case in cases} == set(runs["case_id"])
     assert cases[0]["axes"] == {"schedule": "afab", "world_size": "1", "seq_len": "128"}
-
-
-def test_settings_that_a_run_does_not_have_are_a_value_too() -> None:
-    assert [value_text(value) for value in ("[]", None, np.True_, 4, "a")] == [
-        "none", "none", "yes", "4", "a",
-    ]  # fmt: skip
 
 
 def test_names_settings_commits_and_machines_are_text_wherever_they_stand(tmp_path: Path) -> None:

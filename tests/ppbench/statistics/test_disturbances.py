@@ -112,13 +112,10 @@ def test_one_disturbed_launch_may_lie_on_the_other_level_and_two_may_not():
     assert levels(with_slow(QUIET, 0.1, 0.1), slower)
 
 
-def test_not_even_one_may_where_the_levels_are_near():
+def test_not_even_one_may_where_the_levels_are_near_or_of_three_launches():
     near = QUIET / 2
     assert kept(with_slow(near, 0.016), near + 0.011) == (4, 5)
     assert levels(with_slow(near, 0.016), near + 0.011)
-
-
-def test_not_even_one_may_of_three_launches():
     assert levels(with_slow(QUIET[:3], 0.1), QUIET[:3] + 0.1)
 
 

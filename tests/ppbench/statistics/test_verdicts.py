@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ppbench.display.metrics import METRICS
-from ppbench.statistics.significance import group, is_larger, student, welch
+from ppbench.statistics.significance import group, is_larger, welch
 from ppbench.statistics.verdicts import (
     Discount,
     DiscountReason,
@@ -45,12 +45,6 @@ def test_the_p_value_and_the_interval_are_welchs_on_logarithms():
     assert (change.ratio.low, change.ratio.high) == pytest.approx(interval)
     assert (change.base, change.head) == (np.median(base), np.median(head))
     assert (change.num_base, change.num_head) == (5, 7)
-
-
-def test_students_test_is_scipys():
-    base, head = np.log(drawn(2)), np.log(drawn(3))
-    oracle = scipy.stats.ttest_ind(head, base)
-    assert student(group(head), group(base)).p == pytest.approx(oracle.pvalue)
 
 
 def test_an_f_test_is_scipys():
