@@ -68,18 +68,13 @@ def test_a_round_has_each_parts_times_in_the_order_of_a_step():
 )
 def test_every_part_has_costs(preset, recompute):
     costs = costs_of(preset, recompute=recompute)
-    model = opened(preset)
-    assert len(costs.layers) == model.num_layers
+    assert len(costs.layers) == opened(preset).num_layers
     assert costs.action_ns >= 0
     every = [costs.before, *costs.layers, costs.after]
     numbers = [number for part in every for number in dataclasses.astuple(part)]
     assert min(numbers) >= 0
     assert all(part.forward_ns + part.backward_ns > 0 for part in [*costs.layers, costs.after])
     assert costs.after.message_bytes == 0
-    (message,) = model.messages([range(model.num_layers), range(0)], *SHAPE)[0]
-    assert costs.layers[-1].message_bytes == message.dtype.itemsize * SHAPE[0] * SHAPE[1] * 64 or (
-        preset == "models:tied_sequential"
-    )
 
 
 def test_a_linear_keeps_its_input_and_its_split_backward_the_output_gradient_too():
