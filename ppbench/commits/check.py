@@ -99,13 +99,13 @@ def check(
         if accepting is not None:
             repository = places.repository()
             entries = read_accepted(accepting, repository)
-            lost = [
+            unforced = [
                 f"{accepting}: an entry is not in force: {entry.problem}; delete it if its commit "
                 "was squashed or rebased away, or name the new one"
                 for entry in entries
                 if entry.problem
             ]
-            last = replace(last, notes=(*last.notes, *lost))
+            last = replace(last, notes=(*last.notes, *unforced))
             if first.commit is not None and last.commit is not None:
                 accepted = in_force(entries, repository, first.commit, last.commit)
         limits = limits_of(planned, default, accepted, has_all=tracked is not None)

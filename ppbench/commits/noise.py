@@ -104,8 +104,8 @@ def noise(
         apart = usual["run_id"].iloc[list(level.left_out[0])]
         reasons = dict.fromkeys(map(str, slow["run_id"]), DiscountReason.reference)
         reasons |= dict.fromkeys(map(str, apart), DiscountReason.apart)
-        last = of_case.iloc[-1]
-        drift = drift_like(dict(last), store)
+        last = dict(of_case.iloc[-1])
+        drift = drift_like(last, store)
         rows.append(
             {
                 **last,

@@ -179,9 +179,9 @@ def placed(ranges: Sequence[Range], collectives: Sequence[Collective]) -> list[P
             continue
         first = joined.setdefault((own.action, own.within), own)
         if first is not own:
-            starts_ns = first.start_ns, own.start_ns
+            start = max if own.is_in_computation else min
             joined[own.action, own.within] = first._replace(
-                start_ns=max(starts_ns) if own.is_in_computation else min(starts_ns),
+                start_ns=start(first.start_ns, own.start_ns),
                 end_ns=max(first.end_ns, own.end_ns),
                 num_bytes=first.num_bytes + own.num_bytes,
             )

@@ -96,25 +96,20 @@ container_forward_hook = functools.partial(hooked_container, "register_forward_h
 container_backward_pre_hook = functools.partial(hooked_container, "register_full_backward_pre_hook")
 
 
-def hooked_children() -> nn.Sequential:
-    """Hooks of every kind, each of which changes what is computed."""
+def hooked() -> nn.Sequential:
+    """Hooks of every kind, on children and weights, each of which changes what is computed."""
     model = chain(mixer(), nn.Tanh(), mixer(), mixer())
-    model[1].register_forward_hook(lambda _m, _x, y: y * 1.5)
-    model[3].register_forward_pre_hook(lambda _m, x: (x[0] + 0.1,))
-    model[3].register_full_backward_hook(lambda _m, of_x, _y: (of_x[0] * 0.5,))
-    model[4].register_full_backward_pre_hook(lambda _m, of_y: (of_y[0] * 3,))
-    return model
-
-
-def hooked_weights() -> nn.Sequential:
-    model = chain(mixer(), nn.Tanh(), mixer())
     model[0].weight.register_hook(lambda gradient: gradient.clamp(-1e-4, 1e-4))
-    model[3].weight.register_hook(lambda gradient: gradient * 2)
+    model[5].weight.register_hook(lambda gradient: gradient * 2)
 
     def halve(parameter: Tensor) -> None:
         parameter.grad.mul_(0.5)
 
     model[1].weight.register_post_accumulate_grad_hook(halve)
+    model[1].register_forward_hook(lambda _m, _x, y: y * 1.5)
+    model[3].register_forward_pre_hook(lambda _m, x: (x[0] + 0.1,))
+    model[3].register_full_backward_hook(lambda _m, of_x, _y: (of_x[0] * 0.5,))
+    model[4].register_full_backward_pre_hook(lambda _m, of_y: (of_y[0] * 3,))
     return model
 
 
@@ -137,18 +132,13 @@ def a_slice() -> nn.Sequential:
     return model
 
 
-def weight_normed() -> nn.Sequential:
+def normed() -> nn.Sequential:
+    """Each kind of norm of weights, as a parametrization and as the hook that it was before."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        old = nn.utils.weight_norm(mixer())
-    return chain(parametrizations.weight_norm(mixer()), nn.Tanh(), old, mixer())
-
-
-def spectrally_normed() -> nn.Sequential:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        old = nn.utils.spectral_norm(mixer())
-    return chain(parametrizations.spectral_norm(mixer()), nn.Tanh(), old, mixer())
+        old = nn.utils.weight_norm(mixer()), nn.utils.spectral_norm(mixer())
+    new = parametrizations.weight_norm(mixer()), parametrizations.spectral_norm(mixer())
+    return chain(*new, nn.Tanh(), *old, mixer())
 
 
 def adder() -> Of:
@@ -158,11 +148,9 @@ def adder() -> Of:
 
 
 def in_place() -> nn.Sequential:
-    return chain(adder(), mixer(), nn.ReLU(inplace=True), mixer(), adder(), mixer())
-
-
-def in_place_behind_a_view() -> nn.Sequential:
-    return chain(mixer(), nn.Identity(), nn.Flatten(2), adder(), mixer())
+    """One of the writers has a view of a stage's input, or of what a layer has made."""
+    behind_a_view = nn.Identity(), nn.Flatten(2), adder()
+    return chain(adder(), mixer(), nn.ReLU(inplace=True), mixer(), *behind_a_view, mixer())
 
 
 def in_place_on_ids() -> nn.Sequential:
@@ -170,19 +158,8 @@ def in_place_on_ids() -> nn.Sequential:
     return nn.Sequential(reverse, *chain(mixer(), mixer()))
 
 
-def statistics() -> nn.Sequential:
-    return chain(Normed(), mixer(), Normed(), nn.Tanh())
-
-
 def dropped() -> nn.Sequential:
     return chain(nn.Dropout(0.2), mixer(), nn.Dropout(0.3), mixer(), nn.Dropout(0.1))
-
-
-def frozen() -> nn.Sequential:
-    model = chain(mixer(), nn.Tanh(), mixer())
-    model[0].requires_grad_(False)
-    model[1].bias.requires_grad_(False)
-    return model
 
 
 class Averaging(nn.Module):
@@ -203,8 +180,8 @@ class Averaging(nn.Module):
         return y
 
 
-def averaging() -> nn.Sequential:
-    return chain(Averaging(), mixer(), Averaging())
+def statistics() -> nn.Sequential:
+    return chain(Normed(), Averaging(), mixer(), Normed(), nn.Tanh(), Averaging())
 
 
 def fork(x: Tensor) -> dict[str, object]:
@@ -286,10 +263,6 @@ class Rotary(nn.Module):
         return turned[..., self.order]
 
 
-def rotary() -> nn.Sequential:
-    return chain(Rotary(), mixer(), Rotary())
-
-
 def stopped() -> nn.Sequential:
     """No layer before the one that detaches is trained."""
     return chain(mixer(), mixer(), Apply(Tensor.detach), mixer(), mixer())
@@ -305,6 +278,7 @@ def frozen_front() -> nn.Sequential:
     """No value that leaves the first four children wants a gradient."""
     model = chain(mixer(), nn.Tanh(), mixer(), mixer(), mixer())
     model[:4].requires_grad_(False)
+    model[4].bias.requires_grad_(False)
     return model
 
 
@@ -353,9 +327,9 @@ class Turn(nn.Module):
         return torch.view_as_real(pairs * self.turns).flatten(-2)
 
 
-def complex_shared_weight() -> nn.Sequential:
+def complex_weights_and_buffers() -> nn.Sequential:
     turn = Turn()
-    return chain(turn, mixer(), nn.Tanh(), turn)
+    return chain(turn, Rotary(), mixer(), nn.Tanh(), turn, Rotary())
 
 
 def with_spare() -> Of:
@@ -367,10 +341,6 @@ def with_spare() -> Of:
     )
 
 
-def unused() -> nn.Sequential:
-    return chain(with_spare(), mixer(), with_spare())
-
-
 def chosen() -> Of:
     """Uses one of its layers for a microbatch, by its length, and a third one for none."""
     layers = nn.ModuleList(mixer() for _ in range(3))
@@ -378,7 +348,7 @@ def chosen() -> Of:
 
 
 def used_by_some() -> nn.Sequential:
-    return chain(chosen(), mixer(), nn.Tanh(), chosen())
+    return chain(with_spare(), chosen(), mixer(), nn.Tanh(), chosen(), with_spare())
 
 
 def compute_half(own: Of, x: Tensor) -> Tensor:
@@ -460,7 +430,7 @@ def another_each_time() -> nn.Sequential:
 
 
 def drawn() -> nn.Sequential:
-    """Draws by every generator there is, one of them its own."""
+    """Draws by every generator there is, one of them its own, and reads what it has drawn."""
     model = chain(mixer(), nn.Tanh(), mixer(), mixer())
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -469,14 +439,8 @@ def drawn() -> nn.Sequential:
         model[1].weight.mul_(random.random())
         model[3].bias.copy_(torch.from_numpy(np.random.rand(WIDTH)))  # noqa: NPY002
         model[4].weight.copy_(torch.nn.init.orthogonal_(torch.empty(WIDTH, WIDTH)))
-    return model
-
-
-def reads_weights() -> nn.Sequential:
-    model = chain(mixer(), nn.Tanh(), mixer())
-    with torch.no_grad():
-        model[3].weight.copy_(model[1].weight * 0.5)
-        model[4].weight.mul_(1 / float(model[0].weight.norm()))
+        model[4].bias.copy_(model[1].weight[0] * 0.5)
+        model[5].weight.mul_(1 / float(model[0].weight.norm()))
     return model
 
 

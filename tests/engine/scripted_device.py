@@ -11,7 +11,8 @@ and no values. It checks what a real device does not tell:
 - Reading. An event is read when it is done, and not after it was recorded again for another.
 - Steps. Within `no_synchronisation` nothing waits for the whole device.
 
-Each fault raises `Fault`, and names the stream and the kernel. Every call is in `calls`, in order.
+Each fault raises `Fault`, and names the stream and the kernel. Kernels, readings of peaks, and
+waits for the whole device are in `calls`, in order.
 """
 
 import contextlib
@@ -38,7 +39,7 @@ class Fault(Exception):
     """The code under test would be wrong on a real device."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Stream:
     """A queue of kernels; `seen` holds, by stream, the last of its kernels that this follows."""
 
@@ -48,23 +49,14 @@ class Stream:
     count: int = 0
     seen: dict = field(default_factory=dict)
 
-    def __eq__(self, other):
-        return self is other
-
-    def __hash__(self):
-        return id(self)
-
     def wait_stream(self, other):
-        self.device.note(f"{self.name} waits for {other.name}")
         self._follow(other.ready_ns, other.seen)
 
     def wait_event(self, event):
-        self.device.note(f"{self.name} waits for {event.name}")
         if event.time_ns is not None:
             self._follow(event.time_ns, event.seen)
 
     def synchronize(self):
-        self.device.note(f"host waits for {self.name}")
         self.device.host_reaches(self.ready_ns, self.seen)
 
     def __enter__(self):
@@ -90,11 +82,10 @@ class Event:
     def __init__(self, device, name, *, is_timed):
         self.device, self.name = device, name
         self.is_timed = is_timed
-        self.time_ns, self.seen, self.is_read_later = None, {}, False
+        self.time_ns, self.seen = None, {}
 
     def record(self):
         device, stream = self.device, self.device.stream
-        device.note(f"{self.name} recorded on {stream.name}")
         device.now_ns += RECORD_NS
         stream.ready_ns = max(stream.ready_ns, device.now_ns)
         join(stream.seen, device.host_seen)
@@ -104,7 +95,6 @@ class Event:
         return self.time_ns is None or self.time_ns <= self.device.now_ns
 
     def synchronize(self):
-        self.device.note(f"host waits for {self.name}")
         self.device.now_ns += SYNCHRONIZE_NS
         self.device.host_reaches(self.time_ns or 0, self.seen)
 
@@ -148,9 +138,6 @@ class ScriptedDevice:
         self.is_in_step = False
         self.history = None
         self.reset_peaks()
-
-    def __repr__(self):
-        return "the scripted device"
 
     @property
     def stream(self):
@@ -277,6 +264,17 @@ class ScriptedDevice:
         for stream in self.streams:
             self.host_reaches(stream.ready_ns, stream.seen)
 
+    def keep_until_done(self, tensor, stream):
+        self._block_of(tensor).recorded.add(stream)
+
+    def begin_history(self, device):
+        self.history = []
+
+    def end_history(self, device):
+        self.synchronize()
+        trace, self.history = self.history, None
+        return trace
+
     def draw_stream(self, device):
         """As torch's pool does: after the last the first again."""
         if len(self.pool) < POOL:
@@ -299,7 +297,6 @@ class ScriptedDevice:
     def accelerator(self):
         return types.SimpleNamespace(
             device_count=lambda: 1,
-            current_accelerator=lambda check_available=False: DEVICE,
             current_stream=lambda device=None: self.stream,
             memory_allocated=lambda device: (self.settle(), self.allocated)[1],
             memory_reserved=lambda device: self.reserved,
@@ -314,17 +311,13 @@ class ScriptedDevice:
         self.note(f"peak {name} read")
         return self.peaks[name]
 
-    def monotonic_ns(self):
-        return self.now_ns
-
 
 class Torch:
     """torch as `engine.run.device` sees it."""
 
     def __init__(self, device):
         self.accelerator, self.Stream = device.accelerator(), device.draw_stream
-        self.Event, self.Tensor, self.device = device.make_event, torch.Tensor, torch.device
-        self.empty = torch.empty
+        self.Event = device.make_event
         self._own = types.SimpleNamespace(
             Event=lambda blocking: device.make_event(),
             synchronize=device.synchronize,
@@ -360,33 +353,16 @@ def scripted(monkeypatch, copy_ns=40_000):
     """Meanwhile `engine.run` works on a scripted device."""
     device = ScriptedDevice()
     monkeypatch.setattr(devices, "torch", Torch(device))
-    monkeypatch.setattr(devices, "keep_until_done", _keep(device))
+    monkeypatch.setattr(devices, "keep_until_done", device.keep_until_done)
     monkeypatch.setattr(
         devices, "pinned_empty", lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype)
     )
-    monkeypatch.setattr(clocks, "time", types.SimpleNamespace(monotonic_ns=device.monotonic_ns))
+    monkeypatch.setattr(clocks, "time", types.SimpleNamespace(monotonic_ns=lambda: device.now_ns))
     monkeypatch.setattr(devices, "keeps_history", lambda device_: True)
-    monkeypatch.setattr(devices, "begin_history", lambda device_: setattr(device, "history", []))
-    monkeypatch.setattr(devices, "end_history", _end(device))
+    monkeypatch.setattr(devices, "begin_history", device.begin_history)
+    monkeypatch.setattr(devices, "end_history", device.end_history)
     with Tensors(device, copy_ns):
         yield device
-
-
-def _keep(device):
-    def keep_until_done(tensor, stream):
-        device.note(f"memory kept for {stream.name}")
-        device._block_of(tensor).recorded.add(stream)
-
-    return keep_until_done
-
-
-def _end(device):
-    def end_history(device_):
-        device.synchronize()
-        trace, device.history = device.history, None
-        return trace
-
-    return end_history
 
 
 class Link:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 
 from engine.plan.action import Action, Op
-from engine.plan.lower import edge_of, incoming, lower, outgoing
+from engine.plan.lower import lower
 from engine.plan.program import Placement, Program
 
 MAX_STAGES_PER_RANK = 3
@@ -63,20 +63,6 @@ def _made_possible(
         return []
     before = [backward(stage - 1)] if stage else []
     return [*before, Action(stage, Op.W, microbatch)] if op is Op.I else before
-
-
-def is_taken_out_of_order(program: Program) -> bool:
-    """Whether some receiver needs the messages of a channel in another order than they are sent."""
-    sent, taken = ({}, {})
-    for row in program.compute_only().actions:
-        for action in row:
-            for messages, message in (
-                (sent, outgoing(action, program)),
-                (taken, incoming(action, program)),
-            ):
-                if message is not None:
-                    messages.setdefault(edge_of(message), []).append(message.microbatch)
-    return sent != taken
 
 
 def with_own_transfers(program: Program, seed: int) -> Program:

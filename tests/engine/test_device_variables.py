@@ -80,21 +80,16 @@ def test_other_ways_to_write_the_same_are_accepted(environ):
     check(environ)
 
 
-def test_the_agent_on_this_machine_starts_its_workers_with_them(bare, tmp_path):
-    started = []
-    bare.setattr(subprocess, "Popen", lambda *_, env, **__: started.append(env))
-    options = {"num_ranks": 1, "threads_per_rank": 1, "max_restarts": 0, "preloaded": ""}
-    local.LocalLaunch(tmp_path, ["module"], **options)
-    assert started[0].items() >= SET.items()
-
-
-def test_the_process_of_the_authors_module_has_them_and_is_no_rank(bare, tmp_path):
+def test_workers_of_the_agent_and_the_authors_process_which_is_no_rank_have_them(bare, tmp_path):
     started = []
     bare.setattr(subprocess, "Popen", lambda *_, env, **__: started.append(env))
     bare.setenv("RANK", "1")
+    options = {"num_ranks": 1, "threads_per_rank": 1, "max_restarts": 0, "preloaded": ""}
+    local.LocalLaunch(tmp_path, ["module"], **options)
     exchange.AuthorProcess(tmp_path, exchange.Way("float32", "cpu", 1, 1))
-    assert started[0].items() >= SET.items()
-    assert "RANK" not in started[0]
+    worker, author = started
+    assert worker.items() >= SET.items() <= author.items()
+    assert "RANK" not in author
 
 
 SHOW = f"""

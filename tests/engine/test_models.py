@@ -4,7 +4,7 @@ import pytest
 from models import configuration_folder
 from pipeline import assert_exact, config
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gpt_neox", "phi3", "olmo2")
+ARCHITECTURES = ("qwen2", "qwen3", "gemma2", "gpt_neox", "phi3", "olmo2")
 HEADS = {"gpt_neox": {"lm_head.weight": "gpt_neox.embed_in.weight"}}
 TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 FOUR = pytest.param(4, marks=pytest.mark.thorough)  # what two ranks show as well: equal layers

@@ -32,7 +32,7 @@ def test_loss_gradients_and_training_equal_the_unsplit_model(ranks, schedule, wo
     assert [outcome.peak_held for outcome in outcomes] == peak_activations(program)
 
 
-FEW_AND_MANY = {(1, 3), (3, 1), (3, 8)}
+FEW_AND_MANY = {(3, 1), (3, 8)}
 EVERY = itertools.product((1, 2, 3, 4), (1, 2, 3, 8))
 
 
@@ -40,7 +40,7 @@ EVERY = itertools.product((1, 2, 3, 4), (1, 2, 3, 8))
     ("world_size", "num_microbatches"),
     [size if size in FEW_AND_MANY else pytest.param(*size, marks=THOROUGH) for size in EVERY],
 )
-@pytest.mark.parametrize("schedule", ["afab", "1f1b"])
+@pytest.mark.parametrize("schedule", [pytest.param("afab", marks=THOROUGH), "1f1b"])
 def test_any_number_of_ranks_and_microbatches_is_exact(
     ranks, schedule, world_size, num_microbatches
 ):
@@ -64,11 +64,8 @@ FEW = ("interleaved_1f1b", "zb_h2", "zbv", "v_half", "v_min")
 SPECIAL = [
     *((name, 1, 4, {}) for name in EVERY_KIND),  # without any message
     *((name, 4, 2, {"stages_per_rank": 1 if name == "zb_h2" else 2}) for name in FEW),
-    *((name, 2, 4, {"stages_per_rank": 3}) for name in ("interleaved_1f1b", "interleaved_zb")),
-    *(
-        ("1f1b", len(layers), 3, {"partition": layers})
-        for layers in ((4, 0), (1, 0, 3), (0, 0, 0, 4), (2, 0, 0, 2))
-    ),
+    ("interleaved_zb", 2, 4, {"stages_per_rank": 3}),
+    ("1f1b", 4, 3, {"partition": (2, 0, 0, 2)}),
     ("zb_h1", 2, 4, {"recompute": (False, True)}),
     ("dualpipev", 2, 4, {"recompute": (True, False, False, True)}),
     ("interleaved_zb", 2, 4, {"policy": Policy.JUST_IN_TIME}),

@@ -37,21 +37,9 @@ def settings_for(world_size, preset, **rest):
     return config("1f1b", world_size, 4, preset=preset, optimizer=OPTIMIZER, **rest)
 
 
-@pytest.mark.parametrize("preset", ["llama-tiny-tied", "models:tied_sequential"])
-def test_a_resumed_run_ends_bit_for_bit_as_an_uninterrupted_one(ranks, tmp_path, preset):
-    settings = settings_for(2, preset, dtype="float32")
-    expected = ranks.run(2, with_trainer, settings, run, 0, 6)
-    ranks.run(2, with_trainer, settings, run, 0, 4, tmp_path)
-    source = snapshot.latest(tmp_path)
-    assert source.name == "step-000004"
-    resumed = ranks.run(2, with_trainer, settings, run, 4, 6, None, source)
-    for ours, theirs in zip(resumed, expected, strict=True):
-        assert ours.keys() == theirs.keys()
-        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-
-
 REPLICATED = {
     "alone": (1, 1, NoCollectives()),
+    "pipeline": (1, 2, NoCollectives()),
     "whole": (2, 2, DataParallel()),
     "zero1": (4, 1, Zero1()),
     "zero2": (2, 3, Zero2()),
@@ -60,36 +48,52 @@ REPLICATED = {
 
 
 @pytest.mark.parametrize(
-    ("saved", "resumed"), [("zero3", "alone"), ("alone", "zero2"), ("zero1", "zero3")]
+    ("preset", "name"),
+    [("llama-tiny-tied", "zero3"), ("models:tied_sequential", "pipeline")],
 )
-def test_a_run_resumes_with_other_replicas_and_shards(ranks, tmp_path, saved, resumed):
-    def trained(name, *arguments):
-        replicas, world_size, sharding = REPLICATED[name]
-        settings = settings_for(world_size, "llama-tiny-tied", replicas=replicas, sharding=sharding)
-        data = dataclasses.replace(settings.data, num_microbatches=4 // replicas)
-        settings = dataclasses.replace(settings, data=data)
-        found = ranks.run(settings.num_processes, with_trainer, settings, run, *arguments)
-        return merged(found[-world_size:], TIED)
-
-    expected = trained("whole", 0, 6)
-    trained(saved, 0, 3, tmp_path)
-    ours = trained(resumed, 3, 6, None, snapshot.latest(tmp_path))
-    assert ours.keys() == expected.keys()
-    for name, value in expected.items():
-        assert torch.allclose(ours[name], value, rtol=1e-10, atol=1e-13), name
-
-
-def test_replicas_go_on_bit_for_bit(ranks, tmp_path):
-    replicas, world_size, sharding = REPLICATED["zero3"]
-    settings = settings_for(world_size, "llama-tiny-tied", replicas=replicas, sharding=sharding)
-    expected = ranks.run(settings.num_processes, with_trainer, settings, run, 0, 4)
-    ranks.run(settings.num_processes, with_trainer, settings, run, 0, 2, tmp_path)
+def test_a_resumed_run_ends_bit_for_bit_as_an_uninterrupted_one(ranks, tmp_path, preset, name):
+    replicas, world_size, sharding = REPLICATED[name]
+    settings = settings_for(
+        world_size, preset, dtype="float32", replicas=replicas, sharding=sharding
+    )
+    num = settings.num_processes
+    expected = ranks.run(num, with_trainer, settings, run, 0, 4)
+    ranks.run(num, with_trainer, settings, run, 0, 2, tmp_path)
     source = snapshot.latest(tmp_path)
+    assert source.name == "step-000002"
     assert len(list(source.glob("model-*.safetensors"))) == world_size  # of one replica
-    resumed = ranks.run(settings.num_processes, with_trainer, settings, run, 2, 4, None, source)
+    resumed = ranks.run(num, with_trainer, settings, run, 2, 4, None, source)
     for ours, theirs in zip(resumed, expected, strict=True):
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def trained(ranks, name, *arguments):
+    """The whole model, trained on four microbatches a step."""
+    replicas, world_size, sharding = REPLICATED[name]
+    settings = settings_for(world_size, "llama-tiny-tied", replicas=replicas, sharding=sharding)
+    data = dataclasses.replace(settings.data, num_microbatches=4 // replicas)
+    settings = dataclasses.replace(settings, data=data)
+    found = ranks.run(settings.num_processes, with_trainer, settings, run, *arguments)
+    return merged(found[-world_size:], TIED)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(ranks):
+    return trained(ranks, "whole", 0, 4)
+
+
+@pytest.mark.parametrize(
+    ("saved", "resumed"), [("zero3", "alone"), ("alone", "zero2"), ("zero1", "zero3")]
+)
+def test_a_run_resumes_with_other_replicas_and_shards(
+    ranks, tmp_path, uninterrupted, saved, resumed
+):
+    trained(ranks, saved, 0, 2, tmp_path)
+    ours = trained(ranks, resumed, 2, 4, None, snapshot.latest(tmp_path))
+    assert ours.keys() == uninterrupted.keys()
+    for name, value in uninterrupted.items():
+        assert torch.allclose(ours[name], value, rtol=1e-10, atol=1e-13), name
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_what_tracing_cannot_keep_is_refused_with_its_place(name, message):
 
 def test_a_split_point_that_is_not_called_is_refused():
     with pytest.raises(ModelError, match='does not call the split point "spare"'):
-        model_of(settings("Unused", 2, ("spare",)), CPU)
+        model_of(settings("Mixed", 2, ("spare",)), CPU)
 
 
 def test_a_traced_module_takes_no_other_shape():

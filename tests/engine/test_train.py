@@ -154,7 +154,18 @@ def test_what_is_wrong_on_all_ranks_is_said_once():
 
 
 def test_an_interrupted_run_says_how_to_go_on(tmp_path):
-    endless = [*TINY, "--max-steps", "100000", "--save", tmp_path, "--save-every", "1"]
+    """Stages without parameters are asked for, so nothing is said of them."""
+    endless = [
+        *TINY,
+        *STAGES,
+        "0,1,1,1,1,0,0",
+        "--max-steps",
+        "100000",
+        "--save",
+        tmp_path,
+        "--save-every",
+        "1",
+    ]
     process = start(ALONE, *endless)
     for line in process.stdout:
         if line.startswith("step 3 "):
@@ -164,26 +175,29 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path):
     assert done.code == 130
     assert re.search(r"stopped after step \d+; .*step-\d+ is saved: .*--resume latest", done.stderr)
     assert "Traceback" not in done.stderr
+    assert "no parameters" not in done.stderr
 
 
-def test_a_run_that_breaks_down_says_so_at_once_with_step_and_rank():
-    done = finish(start(ALONE, *TINY, "--max-steps", "4", "--learning-rate", "1e30"))
-    assert done.code == 0
-    [caution] = [line for line in done.stderr.splitlines() if line.startswith("caution: ")]
+STAGES = ["--schedule", "looped_bfs", "--stages-per-rank", "7", "--partition"]
+
+
+@pytest.fixture(scope="module")
+def broken_down() -> Done:
+    """A run whose weights become infinite, and whose last stages have none by accident."""
+    options = [*STAGES, "uniform", "--max-steps", "4", "--learning-rate", "1e30"]
+    return finish(start(ALONE, *TINY, *options))
+
+
+def test_a_run_that_breaks_down_says_so_at_once_with_step_and_rank(broken_down):
+    assert broken_down.code == 0
+    lines = broken_down.stderr.splitlines()
+    [caution] = [line for line in lines if line.startswith("caution: ")]
     assert re.match(r"caution: step [23]: .* is not finite on rank 0 \(NaN or infinite\)", caution)
 
 
-@pytest.mark.parametrize(
-    ("partition", "noted"),
-    [("uniform", ["stage 5 has no parameters"]), ("0,1,1,1,1,0,0", [])],
-    ids=["by accident", "as asked for"],
-)
-def test_a_stage_without_parameters_is_noted_unless_it_was_asked_for(partition, noted):
-    stages = ["--schedule", "looped_bfs", "--stages-per-rank", "7", "--partition", partition]
-    done = finish(start(ALONE, *TINY, *stages, "--max-steps", "1"))
-    assert done.code == 0, done.stderr
-    notes = [line for line in done.stderr.splitlines() if "no parameters" in line]
-    assert [note.partition(":")[0] for note in notes] == noted
+def test_a_stage_without_parameters_is_noted_unless_it_was_asked_for(broken_down):
+    notes = [line for line in broken_down.stderr.splitlines() if "no parameters" in line]
+    assert [note.partition(":")[0] for note in notes] == ["stage 5 has no parameters"]
 
 
 RECOMPUTED = ["--max-steps", "1", "--schedule", "looped_bfs", "--recompute-stages"]

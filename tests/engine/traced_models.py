@@ -126,28 +126,6 @@ class Blocks(Frame):
         return functional.linear(self.inner(x), self.embed.weight)
 
 
-class Normalised(Frame):
-    def __init__(self) -> None:
-        super().__init__()
-        self.second = Norm()
-
-
-class Paired(Frame):
-    """Two values pass from the split point on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.second = Pair()
-
-    def middle(self, x: tuple[Tensor, Tensor], skip: Tensor) -> Tensor:
-        return x[0] * x[1] + skip
-
-
-class Twice(Frame):
-    def middle(self, x: Tensor, skip: Tensor) -> Tensor:
-        return self.first(torch.tanh(x)) + self.second(skip)
-
-
 class WrittenSkip(Frame):
     """The skip is written to after the split point."""
 
@@ -174,40 +152,32 @@ class Hooked(Frame):
         self.third.weight.register_hook(lambda gradient: gradient * 0.5)
 
 
-class Unused(Frame):
-    """A layer and a buffer that forward does not use, and a plain tensor that it does."""
+class Mixed(Frame):
+    """What a trace keeps: it uses a layer twice, branches on a shape and returns a dictionary.
+
+    One layer and a buffer are not used, a plain tensor is, and a part has no gradient.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.second = nn.utils.parametrizations.spectral_norm(self.second)
         self.spare = nn.Linear(3, 3)
         self.register_buffer("note", torch.arange(3))
         self.plain = torch.linspace(0, 1, WIDTH)
 
     def middle(self, x: Tensor, skip: Tensor) -> Tensor:
-        return x * self.plain + skip
+        with torch.no_grad():
+            mean = skip.mean(-1, keepdim=True) + torch.arange(x.shape[1]).unsqueeze(-1)
+        again = self.first(torch.tanh(x * self.plain)) + self.second(skip)
+        return again if x.shape[1] > LONGEST else again * x.shape[1] - mean
+
+    def forward(self, ids: Tensor) -> object:
+        return {"logits": super().forward(ids), "sizes": [ids.shape[0], None]}
 
 
 class Dropped(Frame):
     def middle(self, x: Tensor, skip: Tensor) -> Tensor:
         return functional.dropout(x, 0.5, self.training) + skip * torch.rand_like(skip)
-
-
-class Spectral(Frame):
-    def __init__(self) -> None:
-        super().__init__()
-        self.second = nn.utils.parametrizations.spectral_norm(self.second)
-
-
-class WithoutGradient(Frame):
-    def middle(self, x: Tensor, skip: Tensor) -> Tensor:
-        with torch.no_grad():
-            mean = skip.mean(-1, keepdim=True) + torch.arange(x.shape[1]).unsqueeze(-1)
-        return x - mean
-
-
-class DictOutput(Frame):
-    def forward(self, ids: Tensor) -> object:
-        return {"logits": super().forward(ids), "sizes": [ids.shape[0], None]}
 
 
 class TupleOutput(Frame):
@@ -226,11 +196,6 @@ class Flat(Frame):
 class Branching(Frame):
     def middle(self, x: Tensor, skip: Tensor) -> Tensor:
         return x if x.sum() > 0 else skip
-
-
-class BranchingOnShape(Frame):
-    def middle(self, x: Tensor, skip: Tensor) -> Tensor:
-        return x if x.shape[1] > LONGEST else skip * x.shape[1]
 
 
 class Reversed(torch.autograd.Function):

@@ -18,6 +18,10 @@ from engine.run.clock import clock_for
 from engine.run.p2p.fabric import Fabric
 from engine.run.recording import Recording
 
+ALSO_THOROUGH = pytest.mark.parametrize(
+    "device", [pytest.param("cpu", marks=pytest.mark.thorough), "cuda"], indirect=True
+)
+"""What other tests show of the CPU is tried there in thorough runs only."""
 TRANSPORTS = {"cpu": "memory", "cuda": "gloo via host memory"}
 
 
@@ -57,9 +61,7 @@ def assert_exact(device: torch.device, folder: Path, transport: str, *, is_share
         assert_messages_follow_their_dependencies(parts)
 
 
-@pytest.mark.parametrize(
-    "device", [pytest.param("cpu", marks=pytest.mark.thorough), "cuda"], indirect=True
-)
+@ALSO_THOROUGH
 def test_ranks_that_share_a_device_are_exact(device: torch.device, tmp_path: Path) -> None:
     assert_exact(device, tmp_path, TRANSPORTS[device.type], is_shared=True)
 
@@ -98,6 +100,7 @@ def test_no_step_waits_for_its_device_while_it_is_issued(device: torch.device) -
     assert errors == []
 
 
+@ALSO_THOROUGH
 def test_peak_memory_is_linear_for_afab_and_flat_for_1f1b(device: torch.device) -> None:
     measured = measure_memory(device)
     assert off_line(measured.afab) < 0.1

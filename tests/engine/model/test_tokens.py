@@ -162,6 +162,7 @@ def test_documents_of_bytes_are_paragraphs(text, paragraphs):
     assert [bytes(document) for document in _documents(tokens) if document] == paragraphs
 
 
+ONE_FORMAT = r"the files end in .*; expected one format: .json, .jsonl"
 BAD_SOURCES = [
     ("nonsense", 'unknown data source "nonsense"; expected "stdlib", "synthetic"'),
     ("text:no/such/file", 'data source "text:no/such/file": no such file'),
@@ -177,27 +178,24 @@ def test_a_source_that_cannot_be_had_says_why(datasets_cache, source, message):
         open_tokens(source, None)
 
 
-def test_a_broken_file_is_named_with_what_is_wrong_in_it(datasets_cache, tmp_path):
-    path = tmp_path / "broken.json"
-    path.write_text("{nonsense")
-    with pytest.raises(DataError, match=f'data source "files:{path}": .*JSON'):
-        open_tokens(f"files:{path}", None)
-
-
-@pytest.mark.parametrize("kind", ["files", "text"])
-def test_an_empty_file_is_refused_as_empty(datasets_cache, tokenizer, tmp_path, kind):
-    path = tmp_path / "empty.json"
-    path.touch()
-    with pytest.raises(DataError, match=f'data source "{kind}:{path}": the file is empty'):
-        open_tokens(f"{kind}:{path}", tokenizer)
-
-
-@pytest.mark.parametrize("names", [["a.json", "b.parquet"], ["a.json", "notes.md"], ["a"]])
-def test_files_that_are_not_of_one_format_are_refused(datasets_cache, tmp_path, names):
-    for name in names:
-        (tmp_path / name).write_text("x")
-    with pytest.raises(DataError, match=r"the files end in .*; expected one format: .json, .jsonl"):
-        open_tokens(f"files:{tmp_path}", None)
+@pytest.mark.parametrize(
+    ("kind", "texts", "problem"),
+    [
+        ("files", {"broken.json": "{nonsense"}, ".*JSON"),
+        ("files", {"empty.json": ""}, "the file is empty"),
+        ("text", {"empty.json": ""}, "the file is empty"),
+        ("files", {"a.json": "x", "b.parquet": "x"}, ONE_FORMAT),
+        ("files", {"a": "x"}, ONE_FORMAT),
+    ],
+)
+def test_files_that_hold_no_rows_are_named_with_what_is_wrong(
+    datasets_cache, tokenizer, tmp_path, kind, texts, problem
+):
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    place = tmp_path if problem == ONE_FORMAT else tmp_path / name
+    with pytest.raises(DataError, match=f'data source "{kind}:{place}": {problem}'):
+        open_tokens(f"{kind}:{place}", tokenizer)
 
 
 def test_what_a_source_does_not_have_is_answered_with_what_there_is(sources):

@@ -34,7 +34,6 @@ def test_the_program_is_no_slower_than_any_schedule_within_the_limit(p, v, limit
     fitting = [rival for rival in rivals if max(peak_activations(rival)) <= limit]
     assert fitting
     assert all(makespan <= simulate(rival, durations).makespan_ns for rival in fitting)
-    assert best_program(problems(p, v, m, durations, limit)) == found
 
 
 def test_a_limit_below_one_microbatch_has_no_program():

@@ -46,12 +46,6 @@ def test_a_transfer_that_takes_time_is_on_it():
     assert path == "0F0 0SEND_F0 1F0 1B0 1SEND_B0 0B0"
 
 
-def test_messages_that_queue_on_a_channel_follow_each_other_on_it():
-    durations = Durations((1, 1), (1, 1), (1, 1))
-    path = path_of("afab", 2, 3, durations, TransferModel(latency_ns=10))
-    assert path.startswith("0F0 0SEND_F0 0SEND_F1 0SEND_F2 1F2 ")
-
-
 def test_an_empty_program_has_none():
     program = Program("test", loop_placement(1), 0, ((),))
     assert critical_path(simulate(program, Durations((1,), (1,), (1,)))) == []

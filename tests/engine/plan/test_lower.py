@@ -222,12 +222,6 @@ def test_a_legal_program_never_hangs_with_a_channel_per_stage_edge(is_thorough):
     assert num_legal["all"] > num_examples / 2
 
 
-@settings(max_examples=150, derandomize=True)
-@given(lowered_programs(), st.sampled_from(Sharing))
-def test_the_proof_agrees_with_a_plain_rendezvous_however_channels_are_shared(lowered, sharing):
-    assert is_safe(lowered, sharing) == delivers_all(lowered, sharing)
-
-
 def test_what_is_proved_with_a_line_per_rank_edge_is_delivered_in_order_between_ranks():
     verdicts = Counter()
 

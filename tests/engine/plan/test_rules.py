@@ -1,11 +1,6 @@
 """Illegal programs are refused with the rank, the place and the reason."""
 
-from collections import Counter
-
 import pytest
-from brute_force import is_legal
-from hypothesis import given, settings
-from mutations import mutated_programs
 from schedule_grid import stages_per_rank
 
 from engine.plan.action import Op, parse_action
@@ -96,24 +91,3 @@ def test_the_memory_rule_refuses_one_less_than_the_peak(name, v, p):
     assert error.reason == (
         f"holds the activations of {limit + 1} microbatches; at most {limit} are allowed"
     )
-
-
-def test_a_mutated_program_is_refused_exactly_when_it_cannot_run():
-    verdicts = Counter()
-
-    @settings(max_examples=600, derandomize=True)
-    @given(mutated_programs())
-    def agree(program):
-        try:
-            check(program)
-            is_accepted = True
-        except ProgramError as error:
-            is_accepted = False
-            row = program.actions[error.rank]
-            at_end = error.position == len(row) and error.action == "end of program"
-            assert at_end or str(row[error.position]) == error.action
-        assert is_accepted == is_legal(program)
-        verdicts[is_accepted] += 1
-
-    agree()
-    assert min(verdicts[True], verdicts[False]) > 100

@@ -26,17 +26,17 @@ SHAPE = (2, 32)
 FLOAT = 4
 
 
-def opened(name, shape=SHAPE):
-    return open_model(ModelSpec(name, "float32"), shape, CPU)
+def opened(name):
+    return open_model(ModelSpec(name, "float32"), SHAPE, CPU)
 
 
-def costs_of(name, shape=SHAPE, **settings) -> ModelCosts:
-    return measure_model_costs(opened(name, shape), shape, CPU, budget_s=0.2, **settings)
+def costs_of(name, *, budget_s=0, **settings) -> ModelCosts:
+    return measure_model_costs(opened(name), SHAPE, CPU, budget_s=budget_s, **settings)
 
 
-def parts_of(name, partition, shape=SHAPE, **settings):
-    conditions = Conditions(shape, CPU, nullcontext(), OptimizerSpec(), **settings)
-    return Parts(opened(name, shape), partition, conditions)
+def parts_of(name, partition, **settings):
+    conditions = Conditions(SHAPE, CPU, nullcontext(), OptimizerSpec(), **settings)
+    return Parts(opened(name), partition, conditions)
 
 
 def alone(num_layers):
@@ -68,18 +68,13 @@ def test_a_round_has_each_parts_times_in_the_order_of_a_step():
 )
 def test_every_part_has_costs(preset, recompute):
     costs = costs_of(preset, recompute=recompute)
-    model = opened(preset)
-    assert len(costs.layers) == model.num_layers
+    assert len(costs.layers) == opened(preset).num_layers
     assert costs.action_ns >= 0
     every = [costs.before, *costs.layers, costs.after]
     numbers = [number for part in every for number in dataclasses.astuple(part)]
     assert min(numbers) >= 0
     assert all(part.forward_ns + part.backward_ns > 0 for part in [*costs.layers, costs.after])
     assert costs.after.message_bytes == 0
-    (message,) = model.messages([range(model.num_layers), range(0)], *SHAPE)[0]
-    assert costs.layers[-1].message_bytes == message.dtype.itemsize * SHAPE[0] * SHAPE[1] * 64 or (
-        preset == "models:tied_sequential"
-    )
 
 
 def test_a_linear_keeps_its_input_and_its_split_backward_the_output_gradient_too():
@@ -145,7 +140,7 @@ def test_the_peak_of_a_run_is_what_its_layers_hold(schedule, num_held, recompute
 
 
 def test_a_layer_that_takes_longer_than_its_like_keeps_its_own_times():
-    layers = costs_of("models:uneven_sequential").layers
+    layers = costs_of("models:uneven_sequential", budget_s=0.2).layers
     light, heavy = layers[1], layers[3]
     assert heavy.forward_ns > 3 * light.forward_ns
     assert heavy.held_after_forward > 10 * light.held_after_forward

@@ -14,8 +14,7 @@ from engine.run.p2p.fabric import Fabric
 from engine.trainer import Trainer
 
 CHANGING = [
-    *("statistics", "dropped", "averaging", "renormed", "in_place_on_ids", "frozen"),
-    "spectrally_normed",
+    *("statistics", "dropped", "renormed", "in_place_on_ids", "frozen_front", "normed"),
 ]
 """Models whose forward draws, or changes buffers, weights or its input."""
 
