@@ -56,9 +56,10 @@ def answer_to(request: CostRequest) -> Answer:
     try:
         device = _device(request.device, rank=0)
         torch.set_num_threads(request.num_threads)
-        processor = platform.processor() or platform.machine()
-        is_accelerator = devices.is_accelerator(device)
-        answer["device_name"] = devices.name_of(device) if is_accelerator else processor
+        if devices.is_accelerator(device):
+            answer["device_name"] = devices.name_of(device)
+        else:
+            answer["device_name"] = platform.processor() or platform.machine()
         for size, recompute in request.settings:
             setting = {"microbatch_size": size, "recompute": recompute}
             try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -111,6 +112,7 @@ def compare(
     check_store_of(results, words, measures=is_run or not is_named)
     is_saved = output is not None and output.suffix == SAVED
     result: Comparison | Across
+    text: Callable[[], str]  # made once all is written: it refuses unknown columns
     page: ComparisonPage | None = None
     if across is None:
         for option, value in (("--base", base_value), ("--all-pairs", all_pairs)):
@@ -137,7 +139,7 @@ def compare(
             )
         wanted = sides.series() if how is Format.json else sides.changed()
         breakdowns = sides.break_down(wanted)
-        result, text = sides, comparison_text(sides, breakdowns, how, view)
+        result, text = sides, partial(comparison_text, sides, breakdowns, how, view)
         if output is not None and is_saved:
             with whole_file(output, "--output") as saved:
                 saved.write(f"{comparison_text(sides, breakdowns, Format.json)}\n".encode())
@@ -170,7 +172,8 @@ def compare(
                 display=display,
             )
         contrasts = cases.series() if how is Format.json else cases.changed()
-        result, text = cases, across_text(cases, cases.break_down(contrasts), how, view)
+        result = cases
+        text = partial(across_text, cases, cases.break_down(contrasts), how, view)
         if output is not None:
             again = command(
                 *("compare", *words),
@@ -189,7 +192,7 @@ def compare(
         with listed(output, REPORTS):  # one in the folder of reports is added to their index
             write_page(output, render_comparison(page))
     note_aside(result, how)
-    print_text(text, how)
+    print_text(text(), how)
     if output is not None:
         word = "saved" if is_saved else "page"
         print(f"{word}: {output}", file=sys.stdout if how is Format.table else sys.stderr)

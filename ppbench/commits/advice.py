@@ -36,7 +36,10 @@ def sweep_command(sweep: str, settings: Sequence[str], results: Path) -> str:
 
 def near(sweep: str | None) -> str:
     """A sweep file as it would be typed here."""
-    return SWEEP if sweep is None else str(from_here(Path(sweep)))
+    if sweep is None:
+        return SWEEP
+    path = Path(sweep)
+    return sweep if from_here(path) == path else str(from_here(path))
 
 
 def _place(results: Path) -> list[str]:

@@ -174,7 +174,7 @@ def durations_of(case: Case) -> Durations:
     forward, input_gradient, weight_gradient = (
         tuple(round(ms * NS_PER_MS) for ms in listed)
         if len(listed) == num_stages
-        else (round(listed[0] * NS_PER_MS * share),) * num_stages
+        else tuple(round(ms * NS_PER_MS * share) for (ms,) in [listed] for _ in range(num_stages))
         for listed in times
     )
     return Durations(forward, input_gradient, weight_gradient)

@@ -350,10 +350,12 @@ def attach(
     except Exception as error:
         return _refuse(name, error)
     try:
+        check_name(name, "name=")
+        _check_tokens(tokens_per_step)
         if members.rank == 0:
             check_writable(Path(results), "results=")
         metadata = RunMetadata(name, settings_from(settings or {}), tokens_per_step)
-        request = _checked(steps, metadata, Path(results), optimizer, loss)
+        request = _request(steps, metadata, Path(results), optimizer, loss)
         attachment = Attachment(schedule, request, members)
     except Exception as error:
         members.give_up(f"rank {members.rank} could not attach: {_text_of(error)}")
@@ -371,14 +373,15 @@ def _refuse(name: str, error: Exception) -> Attachment:
     return _Inert()
 
 
-def _checked(
+def _check_tokens(number: int | None) -> None:
+    if number is not None and not (isinstance(number, int) and number > 0):
+        raise UsageError(f"tokens_per_step={number!r}: expected a number above 0")
+
+
+def _request(
     steps: Iterable[int], metadata: RunMetadata, results: Path, optimizer: Any, loss: Loss | None
 ) -> AttachRequest:
-    """Raises UsageError for arguments of `attach` that cannot be."""
-    check_name(metadata.name, "name=")
-    tokens = metadata.tokens_per_step
-    if tokens is not None and not (isinstance(tokens, int) and tokens > 0):
-        raise UsageError(f"tokens_per_step={tokens!r}: expected a number above 0")
+    """Make the request of these arguments of `attach`. Raises UsageError for what cannot be."""
     several = optimizer if isinstance(optimizer, list | tuple) else (optimizer,)
     optimizers = () if optimizer is None else tuple(several)
     for candidate in optimizers:  # torch's optimizers have these hooks

@@ -118,12 +118,13 @@ def import_traces(
     parts = [ranks[first : first + size] for first in range(0, len(ranks), size)]
     program = _program_of(found[0], parts, chosen[0], schedule)
     check_legal(program)
+    firsts = [issued(of_rank[chosen[0]]) for of_rank in parts[0]]
     odd = next(
         (
             (source, number)
-            for source, steps in zip(sources, ranks, strict=True)
+            for source, of_rank in zip(sources, ranks, strict=True)
             for number in chosen
-            if issued(steps[number]) != issued(ranks[source.rank][chosen[0]])
+            if issued(of_rank[number]) != firsts[source.rank]
         ),
         None,
     )

@@ -43,16 +43,19 @@ def modelled_run(run: pd.Series, edges: pd.DataFrame, collectives: pd.DataFrame)
     lowered, mean = program_of_run(run), stored_costs(run, edges)
     if int(run["replicas"]) == 1:
         return Modelled.alone(lowered, mean, posting_of(run))
-    moving: dict[tuple[Op, int], int] = {}
-    for op, column in ((Op.UNSHARD, "emulated_gather_ms"), (Op.REDUCE_GRAD, "emulated_reduce_ms")):
-        listed = json.loads(str(run[column])) or [0]
-        of_stages = listed * lowered.num_stages if len(listed) == 1 else listed
-        moving |= {(op, stage): round(ms * NS_PER_MS) for stage, ms in enumerate(of_stages)}
+    moving: dict[tuple[Op, int], int] | None = None
+    if run["device"] == "emulated":
+        given = {Op.UNSHARD: "emulated_gather_ms", Op.REDUCE_GRAD: "emulated_reduce_ms"}
+        moving = {}
+        for op, column in given.items():
+            listed = json.loads(str(run[column])) or [0]
+            of_stages = listed * lowered.num_stages if len(listed) == 1 else listed
+            moving |= {(op, stage): round(ms * NS_PER_MS) for stage, ms in enumerate(of_stages)}
     return Modelled(
         lowered,
         stored_replica_costs(run, mean, collectives),
         posting_of(run),
         policy_of_run(run),
         is_written=from_json(str(run["program"])).has_collectives,
-        emulated=moving if run["device"] == "emulated" else None,
+        emulated=moving,
     )

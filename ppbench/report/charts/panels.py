@@ -180,7 +180,9 @@ def arrangement(meta: Mapping[str, Any], columns: int) -> Update:
     `meta` describes the panels, as `panels_meta` returns it.
     """
     num_panels = len(meta["titles"])
-    rows, panel_px, gap_px = math.ceil(num_panels / columns), meta["panelPx"], meta["gapPx"]
+    columns = max(1, columns)
+    rows = max(1, math.ceil(num_panels / columns))
+    panel_px, gap_px = meta["panelPx"], meta["gapPx"]
     plot_px = rows * panel_px + (rows - 1) * gap_px
     update: Update = {"height": plot_px + meta["topPx"] + meta["bottomPx"]}
     width = (1 - (columns - 1) * _GAP_X) / columns

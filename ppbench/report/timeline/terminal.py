@@ -230,7 +230,8 @@ def _sliced(
         if op is None:
             first = np.maximum(first - 1, 0)  # it may fill most of the slice that it begins in
         # Each bar has its label or, if it does not fit, the letter of its op.
-        for rank, begin, end, label in zip(marks.rank, first, after, labels, strict=False):
+        bars = zip(marks.rank, first, after, labels, strict=True) if labels else ()
+        for rank, begin, end, label in bars:
             own = np.flatnonzero(mostly[rank, begin:end] == number)
             if not len(own):
                 continue

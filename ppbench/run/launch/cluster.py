@@ -87,7 +87,7 @@ class NodeLaunches:
     program: tuple[str, ...]  # a module and its arguments
 
     def commands(self, meeting: Rendezvous) -> list[list[str]]:
-        """Each launch has a port of its own: the last one's may still be open."""
+        """Return the command of each launch, on a port of its own: the last may still be open."""
         return [
             torchrun_command(
                 self.nodes,
@@ -122,7 +122,7 @@ class NodeLaunches:
 
 
 def node_launches(sweep: Sweep, num_nodes: int, program: Sequence[str]) -> NodeLaunches:
-    """Return as many ranks per node as the largest case needs, and a restart for each failure."""
+    """Return the launches of a sweep, with ranks for its largest case and a restart per failure."""
     num = max(measure.launches for _, measure in sweep.cases)
     largest = max(case.num_processes for case, _ in sweep.cases)
     tries = sum(2 + measure.retry for _, measure in sweep.cases)

@@ -37,7 +37,7 @@ PATCHED = ("foreach_all_gather", "foreach_all_gather_copy_out", "foreach_reduce"
 
 
 class Noting:
-    """A context for recording code: its first error is kept, and never ends the training."""
+    """A context for recording code: its first error is kept, and no error ends the training."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None  # in the recorded step

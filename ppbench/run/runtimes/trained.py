@@ -203,7 +203,7 @@ class Stopwatch:
 def peak_of(device: torch.device, dtype: str, _num_ranks: int, _num_threads: int) -> Peak:
     """Return the peak speed of products in `dtype`: float32, float64 or bfloat16.
 
-    As many ranks call it at the same time. It is taken from the device's datasheet, or else
+    All ranks of a launch call it at the same time. It is taken from the device's datasheet, or else
     measured once in a launch for each number of ranks and threads.
     """
     if devices.is_accelerator(device):

@@ -75,6 +75,7 @@ class Headless:
             if Lock(marker).holder() == _agent():  # these agents have restarted their workers
                 self._hold(marker)
                 job = read_job(marker.with_name("job.json"))
+                break
         plan = self._plan = self._held.enter_context(
             exclusive_plan(read, store, choice, _say_wait, _agent())
         )

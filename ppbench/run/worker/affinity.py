@@ -85,9 +85,11 @@ def share_cores(
     chosen = [tuple(cpu for cpu in cpus if cpu.number in numbers) for numbers in near]
     shares: list[tuple[int, ...] | None] = []
     for rank, own in enumerate(chosen):
-        index, num_ranks, cores = chosen[:rank].count(own), chosen.count(own), {c.core for c in own}
+        index, num_ranks = chosen[:rank].count(own), chosen.count(own)
+        cores = sorted({cpu.core for cpu in own})
         begin, end = (len(cores) * place // num_ranks for place in (index, index + 1))
-        part = [cpu.number for cpu in own if cpu.core in sorted(cores)[begin:end]]
+        mine = set(cores[begin:end])
+        part = [cpu.number for cpu in own if cpu.core in mine]
         numbers = part if len(part) >= num_per_rank else [cpu.number for cpu in own]
         shares.append(tuple(sorted(numbers)) if own else None)
     return tuple(shares)
