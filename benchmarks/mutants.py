@@ -3,7 +3,7 @@
     python -m benchmarks.mutants before.json                        # about 200 faults
     python -m benchmarks.mutants after.json --again before.json
 
-`mutants.json` beside this file has those of d33be92, of the rooms before `ppbench/export`.
+`mutants.json` beside this file has those of d33be92, of every room.
 
 A mutant is one changed expression: a flipped comparison, a dropped call, a number off by one, two
 swapped arguments, a value that is not returned. It is planted in a copy of the repository. There
@@ -172,7 +172,9 @@ def run(copied: Path, tests: Sequence[str], limit_s: float) -> tuple[int | None,
         process.wait()
         return None, ""
     failed = [
-        line.split()[1] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))
+        line.partition(" ")[2].partition(" - ")[0]
+        for line in output.splitlines()
+        if line.startswith(("FAILED ", "ERROR "))
     ]
     return process.returncode, (failed or [tests[0]])[0]
 

@@ -2,77 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ppbench.config.case import Case, Measure
 from ppbench.config.schema import SweepFile, known_keys, shared_keys
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"
-EVERYTHING = '''\
-# Every section at once.
-name = "everything"
-device = "cpu"
-schedule = "1f1b"
-world_size = 2
-stages_per_rank = "auto"
-num_microbatches = 8
-seq_len = 128
-
-[model]
-preset = "llama-8m"
-weights = "random"
-trust_remote_code = false
-dtype = 'float32'
-partition = "parameters"
-split = "auto"
-split_points = []
-seed = 0x1F
-
-[data]
-source = """stdlib"""
-tokenizer = "bytes"
-text_column = "text"
-max_seq_len = 2_048
-shuffle = true
-num_workers = 0
-seed = 3
-
-[train]
-optimizer = "adamw"
-learning_rate = 1e-4
-weight_decay = 0.01
-momentum = 0.0
-lr_schedule = "cosine"
-lr_warmup_steps = 10
-lr_decay_steps = 100
-clip_norm = 1.0
-autocast = "none"
-recompute = false
-compile = false
-microbatch_size = 1
-
-[measure]
-warmup_steps = 1
-max_warmup_steps = 20
-steps = 3
-launches = 2
-verify = false
-profile_steps = 0
-timeout_s = 600
-retry = 1
-order_seed = 7
-
-[launch]
-threads_per_rank = 1
-bind = true
-
-[transfer]
-policy = "early"
-look_ahead = 1
-
+_DEFAULTS = {**Case().settings(), **Measure().settings()}
+_KEYS = {key: _DEFAULTS[key.replace(".", "_")] for key in known_keys() if key != "name"}
+EVERYTHING = (
+    "".join(
+        f"{key} = {json.dumps(value)}\n"
+        for key, value in _KEYS.items()
+        if value != "[]" and key != "emulated.costs"  # for emulated ranks
+    )
+    + """\
 [grid]
 schedule = ["afab", "1f1b", "zb_h1"]
 world_size = [
@@ -89,7 +38,8 @@ schedule = "1f1b"
 [[exclude]]
 train.microbatch_size = 2
 world_size = 2
-'''
+"""
+)
 EMULATED = """\
 device = "emulated"
 world_size = 4

@@ -1,7 +1,6 @@
 """Schedules listed, drawn, checked, exported and simulated from the command line."""
 
 import io
-import itertools
 import json
 import re
 import subprocess
@@ -27,7 +26,6 @@ from ppbench.display.formats import Format
 from ppbench.errors import UsageError
 from ppbench.prediction import (
     FREE_TRANSFERS,
-    Transfers,
     predict,
     program_of,
     read_costs,
@@ -154,17 +152,6 @@ def test_a_drawing_of_replicas_is_that_of_the_slowest_with_its_collectives(tmp_p
     assert "gather parameters" in page.read_text()
 
 
-def test_1f1b_of_the_papers_has_makespan_22_and_bubble_3_of_11():
-    figures = simulated("1f1b", 4, 8, cost="F=1,I=0.5,W=0.5")
-    assert figures["makespan"] == 22
-    assert figures["bubble_fraction"] == pytest.approx(3 / 11, abs=1e-15)
-    assert figures["bubble_idle_over_ideal"] == pytest.approx(3 / 8, abs=1e-15)
-    assert figures["peak_activations"] == [4, 3, 2, 1]
-    assert figures["num_actions"] == 64
-    assert figures["critical_path"][:5] == ["0F0", "1F0", "2F0", "3F0", "3B0"]
-    assert figures["critical_path"][-1] == "0B7"
-
-
 def test_thirds_and_tenths_stay_exact():
     assert predicted("interleaved_1f1b", 3, 6, v=3, cost="F=0.1,I=0.2,W=0.7").makespan_s == (
         6 + Fraction(2, 3)
@@ -173,28 +160,6 @@ def test_thirds_and_tenths_stay_exact():
     assert transfers.duration_s == Fraction(1, 10) + Fraction(1, 3)
     makespan = predicted("1f1b", 2, 1, cost="F=1,I=1,W=1", transfers=transfers).makespan_s
     assert makespan == 6 + 2 * transfers.duration_s
-
-
-@pytest.mark.parametrize(
-    ("cost", "transfers"),
-    [
-        ("F=1,I=1,W=1", FREE_TRANSFERS),
-        ("F=0.3,I=1.7,W=0", FREE_TRANSFERS),
-        ("F=1,I=0.5,W=0.25", Transfers(Fraction(1, 7))),
-        ("F=0,I=2,W=1", Transfers(Fraction(3, 2), overlaps=False)),
-        ("F=1,I=1,W=1", Transfers(Fraction(9))),
-    ],
-    ids=["units", "no W", "overlapped", "in the way", "slow"],
-)
-def test_the_critical_path_lasts_as_long_as_the_step(cost, transfers):
-    costs = read_costs(cost)
-    for name, (p, m) in itertools.product(SCHEDULES, [(1, 2), (2, 4), (4, 8)]):
-        prediction = predict(program_of(Wanted(name, p, m, None)), costs, transfers)
-        share = Fraction(p, prediction.program.num_stages)
-        lasts = {"F": costs.f * share, "I": costs.i * share, "W": costs.w * share}
-        lasts["B"] = lasts["I"] + lasts["W"]
-        ops = [re.fullmatch(r"\d+([A-Z_]+)\d+", text)[1] for text in prediction.critical_path()]
-        assert sum(lasts.get(op, transfers.duration_s) for op in ops) == prediction.makespan_s, name
 
 
 def test_messages_take_their_latency_and_their_bytes_over_the_bandwidth():
@@ -233,23 +198,6 @@ def drawn(prediction, width=None):
     return drawing.draw_prediction(prediction, console)
 
 
-DRAWING = """\
-1f1b: 3 ranks, 3 microbatches, F=1 I=1 W=1
-F forward   B backward   . idle
-
-time s  0              5              10
-rank 0  F0 F1 F2 .  .  .  .  B0─── .  B1─── .  B2───
-rank 1  .  F0 F1 .  .  B0─── F2 B1─── .  B2─── .  .
-rank 2  .  .  F0 B0─── F1 B1─── F2 B2─── .  .  .  .
-
-makespan 15 s   bubble_fraction 0.4000   bubble_idle_over_ideal 0.6667   bubble_max_stage_span 0.4000
-peak activations by rank: 3, 2, 1 (microbatches of a rank's share)"""  # noqa: E501
-
-
-def test_a_drawing_shows_each_action_as_long_as_it_takes():
-    assert drawn(predicted("1f1b", 3, 3)) == DRAWING
-
-
 def test_a_terminal_gets_colours_and_blocks_that_fit(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -282,13 +230,6 @@ def test_every_action_is_drawn_once_whatever_the_width_and_costs(cost, width):
         for stage, op, microbatch in prediction.program.actions[0]:
             label = f"{stage if has_stages else ''}{op}{microbatch}"
             assert rank_0.count(label) == 1, (name, label, rank_0)
-
-
-def test_what_is_too_short_to_be_drawn_is_counted():
-    assert "too short" not in drawn(predicted("zb_h1", 2, 3))
-    lines = drawn(predicted("zb_h1", 2, 3, cost="F=1,I=1,W=0")).splitlines()
-    assert lines[-1] == "6 actions are too short to be drawn"
-    assert not re.search(r"W\d", "".join(line for line in lines if line.startswith("rank ")))
 
 
 def test_stages_of_a_rank_have_shades_of_their_own():

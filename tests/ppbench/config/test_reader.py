@@ -330,24 +330,6 @@ def test_exclude_sees_the_device_that_auto_stands_for(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        f"seq_len = 0x{'f' * 5000}",
-        f'data.source = "text:{"x" * 5000}"',
-        'data.source = "text:a\\u0000b"',
-        "[grid]\nseq_len = [nan, inf]",
-        '"" = 1',
-        '[grid]\n"" = [1]',
-    ],
-    ids=range(6),
-)
-def test_monstrous_input_is_refused_in_one_line(tmp_path, text):
-    with pytest.raises(SweepFileError) as caught:
-        read(tmp_path, text)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
     ("old", "new", "where", "what"),
     [
         ("[1, 2]", "[1, 2", "15", "not valid TOML"),

@@ -198,21 +198,6 @@ def test_what_a_sweep_is_writing_is_left_to_it(tmp_path):
     assert f"{ids(2)[1]}.parquet" in files(tmp_path, "spans")
 
 
-def test_a_truncated_compacted_file_is_named_and_the_rest_is_read(tmp_path):
-    fill(tmp_path, ids(2))
-    Store(tmp_path).compact(pytest.fail)
-    (path,) = (tmp_path / "runs" / COMPACTED).iterdir()
-    path.write_bytes(path.read_bytes()[:-9])
-    fill(tmp_path, ids(1, start=2))
-    problems = []
-    store = Store(tmp_path, problems.append)
-    assert list(store.runs()["run_id"]) == ids(1, start=2)
-    assert [str(path) in problem for problem in problems] == [True]
-    assert store.table("runs", ids(1)).empty
-    store.compact(lambda _problem: None)
-    assert path.exists()
-
-
 def test_compacting_a_folder_that_is_not_there_is_a_clear_error(tmp_path):
     with pytest.raises(StoreError, match="no such folder"):
         Store(tmp_path / "none").compact(pytest.fail)
