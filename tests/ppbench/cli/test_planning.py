@@ -200,6 +200,7 @@ def drawn(prediction, width=None):
 
 def test_a_terminal_gets_colours_and_blocks_that_fit(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLORTERM", "truecolor")  # rich keeps the codes of a style once it is drawn
     monkeypatch.delenv("NO_COLOR", raising=False)
     piped = output_of(planning.draw, "zbv", 4, 8)
     assert ANSI.search(piped) is None

@@ -52,7 +52,8 @@ def refused(fabric, is_member, settings):
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 @pytest.mark.parametrize(("schedule", "shape"), [("1f1b", (2, 2)), ("interleaved_zb", (2, 2))])
 def test_gradients_losses_and_norms_are_those_of_one_device(ranks, schedule, shape, policy):
-    settings = config(schedule, *shape, replicas=2, sharding=policy, **KINDS["clipped"])
+    optimizer = KINDS["tied and clipped"]["optimizer"]
+    settings = config(schedule, *shape, replicas=2, sharding=policy, optimizer=optimizer)
     outcomes = ranks.run(settings.num_processes, trained_by_torch, settings)
     assert_as_one_device(outcomes, settings)
     for process, outcome in enumerate(outcomes):
