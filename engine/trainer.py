@@ -94,7 +94,7 @@ class Runner(Protocol):
 
     @property
     def messages(self) -> Messages | None:
-        """What holds messages, and how long, for the prediction of memory; None: none is made."""
+        """Who holds messages, and how long; None where no memory is predicted."""
 
     def enter(self, phase: Phase) -> None:
         """Note what the rank comes to beside its actions."""
@@ -114,7 +114,7 @@ class Runner(Protocol):
         """The spans of the step that has just run. Blocks until the device is done with it."""
 
     def held_tensors(self) -> Iterable[Tensor]:
-        """What it keeps from step to step and may let go of within one."""
+        """Return the tensors that it keeps from step to step and may let go of within one."""
 
     def close(self) -> None:
         """Give back what it holds; it is not used again."""

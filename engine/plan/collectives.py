@@ -132,9 +132,8 @@ def add_collectives(program: Program, policy: CollectivePolicy) -> Program:
             stage, op, _ = computations[at]
             is_complete = reduces_every_backward(policy) or last.get(stage) == at
             is_summed = is_complete and not isinstance(policy, NoCollectives)
-            if op in (Op.B, Op.W) and is_summed:
-                resharded = [_collective(stage, Op.REDUCE_GRAD), *resharded]  # noqa: PLW2901
-            around.append((unsharded, resharded))
+            sums = [_collective(stage, Op.REDUCE_GRAD)] if op in (Op.B, Op.W) and is_summed else []
+            around.append((unsharded, sums + resharded))
         rows.append(_placed(row, [], around))
     return replace(program, actions=Table.of(rows))
 

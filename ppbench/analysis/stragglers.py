@@ -149,7 +149,7 @@ def stragglers_of(times: JobTimes) -> Stragglers:
         index: int | None = None,
         op: Op | None = None,
     ) -> Straggler:
-        """What the job would gain with other times."""
+        """Return what the job would gain with other times."""
         cost_ns = step_ns - mean(changed)
         explained = cost_ns / (step_ns - ideal_ns) if step_ns > ideal_ns else 0.0
         return Straggler(kind, replica, index, op, cost_ns, cost_ns / step_ns, explained)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 AUTO: Final = "auto"
-"""As a schedule, a program of the solver; as `recompute`, only where memory needs it."""
+"""It means a program of the solver as a schedule, and only where memory needs it as `recompute`."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ from ppbench.prediction import (
 MOST_REPLICAS = 1024
 _TIMES = {"gather": "seconds", "reduce": "seconds"}
 _OF_LINK = {"bytes": "bytes", "bandwidth": "bytes per second", "latency": "seconds"}
-"""What collectives are described by, and in which units."""
+"""These keys describe collectives, in these units."""
 
 
 @dataclass(frozen=True)

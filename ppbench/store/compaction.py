@@ -229,7 +229,7 @@ class _Table:
         return sources[num_taken:]
 
     def _read(self, path: Path, read: Callable[[TableFile], T]) -> T | None:
-        """What `read` returns of a file; None, reported, if it is damaged and must stay."""
+        """Return what `read` returns of a file; None, reported, if it is damaged and must stay."""
         try:
             with TableFile(path, self._name) as file, damage_in():
                 return read(file)

@@ -94,7 +94,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 ON_A_DESK = pytest.mark.parametrize("any_tab", [DESK], indirect=True)
-"""Of what is the same at every width."""
+"""It marks tests of what is the same at every width."""
 WIDTHS = [DESK, pytest.param(TABLET, marks=pytest.mark.thorough), PHONE]
 
 

@@ -32,7 +32,7 @@ from ppbench.store import Store
 
 Facts = list[tuple[str, str]]
 _SECTION: dict[str, object] = {"name": "", "explanation": "", "flight": None, "error": ""}
-"""What the page says of a run beside its facts; only a failed run has a flight and an error."""
+"""The page says this of a run beside its facts; only a failed run has a flight and an error."""
 
 
 def write_timeline(
