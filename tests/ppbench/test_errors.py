@@ -9,7 +9,6 @@ import sys
 import time
 import unicodedata
 
-import pyarrow.parquet as pq
 import pytest
 from command import output_of
 from stored_runs import demo_store, run_row
@@ -127,15 +126,6 @@ def flooded(tmp_path):
     store = Store(tmp_path)
     store.write_run(new, {})
     return tmp_path, new["run_id"]
-
-
-def test_an_error_is_bounded_and_printable_in_the_file_that_holds_it(flooded):
-    folder, run_id = flooded
-    (error,) = pq.read_table(folder / "runs" / f"{run_id}.parquet")["error"].to_pylist()
-    assert is_safe(error)
-    assert len(error) <= MOST_OF_ERROR
-    assert error.startswith("\\x1b]0;owned\\x07")
-    assert error.endswith("the end")
 
 
 def test_an_error_is_bounded_and_printable_wherever_it_is_shown(flooded):

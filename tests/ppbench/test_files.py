@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import stat
 import subprocess
 import sys
@@ -80,11 +79,6 @@ def test_links_in_a_circle_and_folders_are_refused_in_one_line(tmp_path: Path) -
     assert names(tmp_path) == ["a", "b", "file", "folder"]
 
 
-def test_a_name_as_long_as_the_disk_takes_is_written(tmp_path: Path) -> None:
-    write(tmp_path / ("x" * 255))
-    assert names(tmp_path) == ["x" * 255]
-
-
 def test_what_fails_halfway_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_bytes(b"old")
@@ -115,18 +109,6 @@ def test_a_reader_that_has_gone_is_one_clear_error(tmp_path: Path) -> None:
     with gone, whole_file(pipe) as file:
         os.close(reader)
         file.write(bytes(2**20))
-
-
-def test_a_descriptor_is_written_where_it_is(tmp_path: Path) -> None:
-    with (tmp_path / "log").open("w+b") as log:
-        log.write(b"before ")
-        log.flush()
-        write(Path(f"/dev/fd/{log.fileno()}"))
-        assert (tmp_path / "log").read_bytes() == b"before new"
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        write(Path(f"/proc/self/fd/{ours.fileno()}"))
-        assert theirs.recv(100) == b"new"
 
 
 @pytest.mark.usefixtures("warm_starts")

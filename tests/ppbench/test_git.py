@@ -101,18 +101,6 @@ def test_a_state_that_git_cannot_tell_is_none_and_said(repository, capsys):
     assert "are not stored with the runs: " in capsys.readouterr().err
 
 
-def test_a_repository_of_another_user_is_not_silently_none(repository, monkeypatch, capsys):
-    folder, _ = repository
-    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
-    assert read_commit(folder) is None
-    told = capsys.readouterr().err
-    assert "warning: commit and changes are not stored with the runs: " in told
-    assert "dubious ownership" in told
-    assert f"git config --global --add safe.directory {folder}" in told
-    assert read_commit(folder) is None
-    assert capsys.readouterr().err == ""  # said once
-
-
 def test_subjects_and_branches_of_any_characters_are_kept(repository):
     folder, _ = repository
     subject, branch = "Ünïcode \"quotes\" 'x' [a] <b> $HOME `ls` %H\t|", "feature/ä'b#1"
@@ -208,12 +196,6 @@ def test_the_base_is_the_parent_on_main_and_elsewhere_where_the_branch_left_it(r
     git(folder, "switch", "--quiet", "--create", "feature", shas[1])
     commits(folder, 2, first=10)
     assert repo.default_base() == shas[1]
-
-
-def test_a_main_branch_of_an_old_name_is_not_the_base(repository):
-    folder, shas = repository
-    git(folder, "branch", "master", shas[0])
-    assert Repository.around(folder).default_base() == shas[2]
 
 
 def test_an_only_branch_is_the_main_one_and_of_several_none_is_guessed(repository):
@@ -336,20 +318,3 @@ def test_users_settings_change_nothing(repository, tmp_path, monkeypatch):
         states.append(repo.state())
     assert all(state.is_dirty and state.subject == "Number 4" for state in states)
     assert states[0].changes != states[1].changes
-
-
-def test_signatures_are_not_checked(repository, tmp_path, monkeypatch):
-    folder, shas = repository
-    raw = tmp_path / "raw"
-    text = git(folder, "cat-file", "commit", shas[1])
-    mark = "-----{} PGP SIGNATURE-----".format
-    signature = f"\ngpgsig {mark('BEGIN')}\n \n abc\n {mark('END')}\n\n"
-    raw.write_text(text.replace("\n\n", signature, 1) + "\n")
-    signed = git(folder, "hash-object", "-t", "commit", "-w", str(raw))
-    settings = tmp_path / "gitconfig"
-    program = tmp_path / "gpg"
-    program.write_text("#!/bin/sh\ncat > /dev/null\necho 'gpg: no key' >&2\nexit 2\n")
-    program.chmod(0o755)
-    settings.write_text(f"[log]\nshowSignature = true\n[gpg]\nprogram = {program}\n")
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
-    assert Repository.around(folder).describe(signed).subject == "Number 2"

@@ -117,19 +117,6 @@ def test_the_tokenizers_truncation_does_not_shorten_documents(sources, tokenizer
     assert _stream(open_tokens(sources["json"], tokenizer)) == full
 
 
-def test_nothing_is_printed_and_progress_bars_are_as_before(
-    datasets_cache, tokenizer, tmp_path, capfd
-):
-    from datasets.utils import are_progress_bars_disabled
-
-    before = are_progress_bars_disabled()
-    path = tmp_path / "rows.json"
-    path.write_text(json.dumps({"text": "word " * 5000}) + "\n")
-    open_tokens(f"files:{path}", tokenizer)
-    assert capfd.readouterr() == ("", "")
-    assert are_progress_bars_disabled() == before
-
-
 def tokens_in_cache(source, tokenizer_folder, cache):
     import datasets
 

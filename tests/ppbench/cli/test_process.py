@@ -59,28 +59,6 @@ steps = 3
 "emulated.F_ms" = [1, 200, 201, 202]
 """
 ONE_CASE = ("short.toml", "--only", "emulated.F_ms=1", "--no-report")
-INTERRUPTED_LINES = """\
-import contextlib, signal, sys
-from ppbench.cli import process
-
-class Alarm(Exception):
-    pass
-
-def come(number, frame):
-    if frame.f_code.co_name in {"show", "write", "flush"}:
-        raise Alarm
-
-def show(number):
-    print(f"{number};", end="", flush=True)
-
-sys.stdout = process._forgiving(sys.stdout, 1)
-signal.signal(signal.SIGALRM, come)
-signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
-for number in range(30_000):
-    with contextlib.suppress(Alarm):
-        show(number)
-signal.setitimer(signal.ITIMER_REAL, 0)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -256,18 +234,6 @@ def test_a_results_folder_that_goes_during_a_sweep_is_one_clear_error(script, tm
 
 
 @fresh
-def test_what_a_signal_interrupts_is_never_printed_twice():
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED_LINES], capture_output=True, text=True, check=False,
-        timeout=PATIENCE_S,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
-    numbers = [int(text) for text in done.stdout.split(";")[:-1]]
-    assert numbers == sorted(set(numbers))
-    assert len(numbers) > 1_000
-
-
-@fresh
 @pytest.mark.parametrize("arguments", [("--help",), ("export", "--format", "csv")], ids=" ".join)
 def test_a_reader_that_goes_away_closes_a_command_quietly(ppbench, arguments):
     reader, writer = os.pipe()
@@ -297,15 +263,6 @@ def test_output_that_is_full_is_one_clear_error(ppbench):
     assert done.stderr.count("\n") == 1
 
 
-@fresh
-def test_in_the_barest_environment_a_listing_is_printed(ppbench):
-    encoding = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    places = {"TERM": "dumb", "HOME": "/nonexistent", "TMPDIR": "/nonexistent"}
-    done = ppbench("ls", env={**os.environ, **encoding, **places})
-    assert (done.returncode, done.stderr) == (0, "")
-    assert len(done.stdout.splitlines()) >= 7
-
-
 LONG = "x" * 300
 REFUSED = {  # arguments: what the error says
     ("ls", "--results", LONG): "File name too long; choose a shorter path",
@@ -329,12 +286,3 @@ def test_odd_arguments_are_one_clear_error(ppbench, stored, arguments):
     assert REFUSED[arguments] in done.stderr
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
-
-
-def test_folders_with_newlines_and_files_that_are_not_utf8_are_worked_in(ppbench, stored, tmp_path):
-    name = "two\nlines\x1b[31m"
-    shutil.copytree(stored / "results", tmp_path / name)
-    path = os.fsencode(tmp_path) + b"/\xff\n.html"
-    written = ppbench("report", "--results", name, "-o", path, folder=tmp_path)
-    assert (written.returncode, written.stderr) == (0, "")
-    assert Path(os.fsdecode(path)).read_text().startswith("<!doctype html>")

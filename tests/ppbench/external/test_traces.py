@@ -210,22 +210,6 @@ def test_host_times_in_place_of_kernels_are_said(tmp_path):
     assert "its times are the host's, for none of its 5 kernels has a launch" in notes[0]
 
 
-@pytest.mark.parametrize(
-    ("start", "end"), [(-1_000_000, -999_990), (-1_000_000, 30), (900, 910), (30, 20)]
-)
-def test_kernels_with_impossible_times_are_left_out_and_named(tmp_path, start, end):
-    """Kernels that failed to be timed begin at 0, or in another order than their stream's."""
-    first = [*on_device(0, num_steps=2), launch(99, 11), kernel("untimed", 99, start, end)]
-    paths = [trace(tmp_path, 0, first), trace(tmp_path, 1, on_device(1, num_steps=2))]
-    done = import_traces(paths, "mine", tmp_path / "results")
-    assert done.notes == [
-        "rank 0: 1 of its 11 kernels are left out, for they have impossible times (1 of untimed)"
-    ]
-    spans = Store(tmp_path / "results").table("spans", [done.run_id])
-    assert times(spans)["0F1"] == (10, 20)
-    assert times(spans, 1)["0B1"] == (80, 100)
-
-
 def test_a_step_that_does_not_train_is_left_out_and_named(tmp_path):
     """The second step's kernels have no times, and its backwards none either."""
     events = [on_device(rank, num_steps=3) for rank in (0, 1)]

@@ -190,15 +190,6 @@ def test_no_command_is_given_where_these_cases_cannot_decide_it(caution: str) ->
     assert "measure again" not in advice
 
 
-@pytest.mark.parametrize("command", ["", "ppbench report last"])
-def test_runs_whose_sweep_is_not_known_have_no_command(command: str) -> None:
-    sentence = concluded(launches(AFAB, [1.0]) + launches(OTHER, [1.2]), command).sentence
-    assert (sentence.advice, sentence.command) == (
-        "To decide it, measure 5 launches of each.",
-        "",
-    )
-
-
 @pytest.mark.parametrize("cautions", ["", "busy_machine,noisy_steps"])
 def test_memory_is_said_where_every_launch_shows_it_and_throughput_is_not_decided(
     cautions: str,
@@ -265,12 +256,6 @@ def test_a_caution_on_one_of_three_launches_leaves_a_leaning() -> None:
 def test_a_caution_on_another_case_than_the_best_two_leaves_a_leaning() -> None:
     third = launches(replace(OTHER, schedule="zb_h1"), [500.0] * 3, cautions="throttled")
     assert judged(launches(AFAB, SLOW) + launches(OTHER, FAST) + third).grade is Grade.leaning
-
-
-def test_a_caution_that_only_a_newer_version_knows_forbids() -> None:
-    rows = launches(AFAB, SLOW) + launches(OTHER, FAST, cautions="moonlight")
-    assert judged(rows).grade is Grade.undecided
-    assert "the caution moonlight" in answer(rows).text
 
 
 def test_oversubscribed_cases_are_left_out_beside_others() -> None:

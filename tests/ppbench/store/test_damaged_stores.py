@@ -9,15 +9,10 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-import typer.main
 from stored_runs import demo_store
 
-from ppbench.cli.app import app
-from ppbench.errors import PpbenchError
 from ppbench.store import TABLES, Store
 from ppbench.store.snapshot import COMPACTED
-
-COMMAND = typer.main.get_command(app)
 
 
 def flip_a_page(path: Path) -> None:
@@ -66,35 +61,3 @@ def test_a_damaged_file_of_many_runs_costs_its_table_alone(tmp_path):
     assert damaged.table("steps", ids).empty
     assert [str(path) in problem for problem in problems] == [True]
     assert len(damaged.table("spans", ids)) == len(store.table("spans", ids)) > 0
-
-
-@pytest.mark.parametrize("names", [["runs"], ["steps", "spans", "ranks"]], ids="-".join)
-def test_every_command_names_what_it_cannot_read_and_ends_without_a_traceback(
-    tmp_path, names, capsys
-):
-    store = demo_store(tmp_path / "results")
-    ids = list(store.runs(["run_id"])["run_id"])
-    paths = {name: store.folder / name / f"{ids[1]}.parquet" for name in names}
-    for path in paths.values():
-        DAMAGE["truncated"](path)
-    page = str(tmp_path / "page.html")
-    for words in (
-        ("ls",),
-        ("show", ids[1]),
-        ("show", ids[0]),
-        ("explain", ids[1]),
-        ("report", *ids, "-o", page),
-        ("timeline", ids[1], "-o", page),
-        ("history", "--all", "-o", page),
-        *(("query", f"SELECT count(*) FROM {name}") for name in names),
-        *(("export", "--format", "csv", "--table", name) for name in names),
-    ):
-        try:
-            COMMAND([*words, "--results", str(store.folder)], standalone_mode=False)
-            told = ""
-        except (PpbenchError, SystemExit) as error:
-            told = str(error)
-        told += capsys.readouterr().err
-        asked = {"ls": "runs", "query": words[-1].split()[-1], "export": words[-1]}.get(words[0])
-        if asked in paths:
-            assert str(paths[asked]) in told.replace("\n", ""), words

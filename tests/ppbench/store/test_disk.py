@@ -71,22 +71,6 @@ def test_on_a_disk_that_fills_up_each_run_is_there_wholly_or_an_error(small):
     assert list(store.runs()["run_id"]) == stored
 
 
-def test_compacting_on_a_full_disk_changes_nothing(small):
-    store = Store(small, pytest.fail)
-    with pytest.raises(StoreError):
-        for number in range(100):
-            write(store, f"{number:03}")
-    with contextlib.suppress(OSError), (small / "filler").open("wb", buffering=0) as filler:
-        while True:
-            filler.write(bytes(4096))
-    before = store.runs()
-    with pytest.raises(StoreError, match="No space left on device"):
-        store.compact(pytest.fail)
-    pd.testing.assert_frame_equal(store.runs(), before)
-    (small / "filler").unlink()
-    (small / "spans" / f"{before['run_id'].iloc[0]}.parquet").stat()
-
-
 def test_a_read_only_store_is_read_and_refuses_to_be_written(read_only):
     store = Store(read_only, pytest.fail)
     assert list(store.runs()["run_id"]) == ["a", "b"]

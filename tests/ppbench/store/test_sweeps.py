@@ -72,15 +72,6 @@ def test_a_sweep_has_one_note_the_newest(store):
     assert len(list((store.folder / SWEEPS).iterdir())) == 1
 
 
-@pytest.mark.parametrize("held", [b"", b"{", b"[]", b'{"command": null}', b"\xff", b"null"])
-def test_a_damaged_note_costs_itself_alone(store, held):
-    write_sweep_note(store.folder, "long", LATER, "abc", None)
-    (note,) = (store.folder / SWEEPS).iterdir()
-    note.write_bytes(held)
-    (store.folder / SWEEPS / "foreign.txt").write_text("")
-    assert last(store) == ["c"]
-
-
 def test_a_sweeps_name_or_id_means_its_runs_wherever_runs_are_named(store):
     assert list(store.named(["short"])["resume_key"]) == ["a", "b"]
     assert len(store.named(["short", "long"])) == 3

@@ -85,11 +85,6 @@ def test_samples_too_close_together_tell_no_load():
     assert "too close together" in summary.telemetry_note
 
 
-def test_a_launch_that_seems_to_use_more_than_all_is_no_negative_load():
-    samples = [counted(10), counted(11, busy=1, own=1.5)]
-    assert summarize(samples, 10 * S, 11 * S, None).other_load_cores == 0
-
-
 def test_without_samples_everything_is_none_and_the_note_says_why():
     summary = summarize([], 0, S, "GPU-a")
     assert set(dataclasses.astuple(summary)[:-1]) == {None}

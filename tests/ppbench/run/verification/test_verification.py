@@ -253,19 +253,6 @@ def test_what_decides_what_is_trained_is_verified_anew_and_what_does_not_is_not(
     assert checkpoint_key() != before[1]
 
 
-def test_a_record_that_is_damaged_or_cannot_be_written_costs_a_verification_only(tmp_path):
-    verified = record.Verified("against the factory's module", 1e-12)
-    record.write_verified(tmp_path, "a", verified)
-    assert record.read_verified(tmp_path, "a") == verified
-    assert record.read_verified(tmp_path, "b") is None
-    for content in ("", "[]", "{}", '{"how": "x", "difference": null}', "\x00"):
-        (tmp_path / "verified" / "a.json").write_text(content)
-        assert record.read_verified(tmp_path, "a") is None
-    (tmp_path / "file").write_text("")
-    record.write_verified(tmp_path / "file", "a", verified)
-    assert record.read_verified(tmp_path / "file", "a") is None
-
-
 def test_a_rank_that_does_not_see_rank_0s_files_sends_them(ranks, tmp_path):
     seen = verdict(ranks, tmp_path, "sees_no_files_on_rank_1")
     assert seen.error == ""
@@ -325,14 +312,6 @@ def test_a_verification_that_runs_out_of_memory_costs_itself_alone(runs):
     run = runs["authors:too_large", 12]
     assert run["status"] == "ok"
     assert run["verified"].startswith("no: the process of the unsplit module was killed")
-
-
-def test_a_model_for_whose_copies_the_disk_has_no_room_is_not_verified(tmp_path, monkeypatch):
-    full = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
-    ways, reason = verifying._ways(CASE, tmp_path, is_full=False)
-    assert ways == []
-    assert "of the results' disk, and 0.0 are free" in reason
 
 
 def test_a_run_measures_the_same_whether_it_began_with_a_verification_or_not(swept, runs):
