@@ -1,4 +1,4 @@
-"""How the constants of `ppbench.statistics.disturbances` were chosen: rates for other values.
+"""How the constants of `ppbench.judge.disturbances` were chosen: rates for other values.
 
     python -m benchmarks.calibration [--comparisons 5000] [--only APART INFLATION ...]
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.made_up_launches import ALL_MODELS, Floats, Settings, made_up_steps
 from benchmarks.robustness import verdicts_of
-from ppbench.statistics import disturbances
+from ppbench.judge import disturbances
 from ppbench.statistics.verdicts import Verdict
 
 VALUES: Mapping[str, Sequence[float]] = {

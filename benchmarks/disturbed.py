@@ -35,8 +35,8 @@ from benchmarks.outcome import Figure, Goal, Ratio, parser, write
 from benchmarks.surroundings import read_surroundings
 from ppbench.comparison.slowdowns import in_order, slowdowns_by_run
 from ppbench.display.metrics import METRICS
-from ppbench.statistics.significance import group, welch
-from ppbench.statistics.slowdowns import NOT_KNOWN, is_disturbed
+from ppbench.judge.differences import group, welch
+from ppbench.judge.slowdowns import NOT_KNOWN, is_disturbed
 from ppbench.statistics.verdicts import FLOOR, LEVEL, Pair, Verdict, compare
 from ppbench.store import Store
 

@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from benchmarks.surroundings import ROOT, Surroundings
-from ppbench.statistics.significance import group, t_quantile
+from ppbench.judge.differences import group, t_quantile
 from ppbench.statistics.step_times import CONFIDENCE, median_interval
 
 RESULTS = ROOT / "benchmarks" / "results"

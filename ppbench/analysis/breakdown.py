@@ -22,7 +22,7 @@ from engine.plan.action import Op
 from ppbench.analysis.collectives import collectives
 from ppbench.analysis.metrics import compute_spans, step_starts
 from ppbench.analysis.transfers import messages
-from ppbench.statistics.significance import FEWEST_LAUNCHES
+from ppbench.judge.differences import FEWEST_LAUNCHES
 from ppbench.statistics.verdicts import Change, Metric, Pair, Verdict, compare
 
 DURATION = Metric("duration_ns", higher_is_better=False, in_points=False)

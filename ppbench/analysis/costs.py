@@ -21,7 +21,7 @@ from engine.plan.action import OPS, SEND_OPS, Action, Op
 from engine.plan.lower import Edge, edge_of
 from engine.plan.program import Program
 from ppbench.analysis.metrics import compute_spans
-from ppbench.statistics.significance import is_larger
+from ppbench.judge.differences import is_larger
 
 SIGNIFICANCE = 0.01
 

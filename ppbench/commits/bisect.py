@@ -44,7 +44,7 @@ from ppbench.statistics.bisection import (
 )
 from ppbench.statistics.noise import measure_noise
 from ppbench.statistics.sequential import Stop
-from ppbench.statistics.slowdowns import Slowdown, is_disturbed
+from ppbench.judge.slowdowns import Slowdown, is_disturbed
 from ppbench.statistics.verdicts import DiscountReason, Metric, Noise
 from ppbench.store import Store
 

@@ -27,8 +27,8 @@ from ppbench.run.sweep.control import run_sweep
 from ppbench.run.sweep.plan import Choice
 from ppbench.run.sweep.progress import Display
 from ppbench.statistics.noise import detectable_change, measure_noise
-from ppbench.statistics.significance import FEWEST_LAUNCHES
-from ppbench.statistics.slowdowns import NOT_KNOWN, is_disturbed
+from ppbench.judge.differences import FEWEST_LAUNCHES
+from ppbench.judge.slowdowns import NOT_KNOWN, is_disturbed
 from ppbench.statistics.verdicts import FLOOR, SPEED, DiscountReason, effective_floor
 from ppbench.store import Store, check_writable
 

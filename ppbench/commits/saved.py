@@ -28,7 +28,7 @@ from ppbench.commits.sides import SHORT, WORKTREE, Side, both_fresh, find_side
 from ppbench.comparison.lines import Line
 from ppbench.display.metrics import METRICS
 from ppbench.errors import ExitCode, NotMeasuredError, UsageError
-from ppbench.statistics.significance import Ratio
+from ppbench.judge.differences import Ratio
 from ppbench.statistics.verdicts import Change, Metric, Verdict
 
 _CHANGES = (Verdict.faster, Verdict.slower)

@@ -42,7 +42,7 @@ from ppbench.statistics.series import (
     analyse,
     discounts_of,
 )
-from ppbench.statistics.slowdowns import NOT_KNOWN, Slowdown
+from ppbench.judge.slowdowns import NOT_KNOWN, Slowdown
 from ppbench.statistics.verdicts import DiscountReason, Metric
 from ppbench.store import TABLES, Condition, Store, read_conditions
 

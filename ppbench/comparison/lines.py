@@ -31,8 +31,8 @@ from ppbench.display.metrics import METRICS
 from ppbench.errors import UsageError, nearest
 from ppbench.statistics import verdicts
 from ppbench.statistics.sequential import Looks
-from ppbench.statistics.significance import Ratio
-from ppbench.statistics.slowdowns import NOT_KNOWN, Slowdown
+from ppbench.judge.differences import Ratio
+from ppbench.judge.slowdowns import NOT_KNOWN, Slowdown
 from ppbench.statistics.verdicts import (
     FLOOR,
     SPEED,

@@ -21,7 +21,7 @@ from ppbench.errors import UsageError
 from ppbench.statistics import sequential
 from ppbench.statistics.noise import noise_of
 from ppbench.statistics.sequential import LEVEL, Look, Looks, Stop
-from ppbench.statistics.significance import FEWEST_LAUNCHES
+from ppbench.judge.differences import FEWEST_LAUNCHES
 from ppbench.statistics.verdicts import FLOOR, SPEED, Noise
 
 _MOST_SHOWN = 4

@@ -18,7 +18,7 @@ from ppbench.display.cases import cautions_of
 from ppbench.display.changes import discount_text, figure_text
 from ppbench.display.fields import field_of
 from ppbench.errors import first_line
-from ppbench.statistics.significance import FEWEST_LAUNCHES
+from ppbench.judge.differences import FEWEST_LAUNCHES
 from ppbench.statistics.step_times import is_outlier
 from ppbench.statistics.verdicts import LEVEL, SPEED, Doubt, Verdict
 

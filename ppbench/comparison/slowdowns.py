@@ -10,7 +10,7 @@ import pandas as pd
 from ppbench.comparison.launches import CONTROLS, key_text
 from ppbench.comparison.repeats import num_taken
 from ppbench.display.units import is_missing
-from ppbench.statistics.slowdowns import (
+from ppbench.judge.slowdowns import (
     NOT_KNOWN,
     UNKNOWN,
     Control,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ppbench.analysis.breakdown import DURATION, EVERYWHERE, Kind, Moved
 from ppbench.display.fields import field_of
 from ppbench.display.units import MISSING, MS, TOKENS_PER_S
-from ppbench.statistics.slowdowns import Cause, Slowdown, is_disturbed
+from ppbench.judge.slowdowns import Cause, Slowdown, is_disturbed
 from ppbench.statistics.verdicts import Change, DiscountReason, Metric, Verdict
 
 BY_COMMIT = "so the order of actions or the host between them did"

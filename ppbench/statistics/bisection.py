@@ -27,9 +27,9 @@ from enum import StrEnum
 import numpy as np
 
 from ppbench.statistics.change_points import Values, cut_chances, squares_around
-from ppbench.statistics.disturbances import disturbed_in_series
+from ppbench.judge.disturbances import disturbed_in_series
 from ppbench.statistics.noise import detectable_change
-from ppbench.statistics.significance import (
+from ppbench.judge.differences import (
     Difference,
     Group,
     Ratio,

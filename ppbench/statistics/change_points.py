@@ -24,7 +24,7 @@ finds a change at every other commit. So an analysis of variance compares the me
 the commits of each level with those within commits, by the F test (one-way random effects).
 
 A disturbed launch is told from a change by those beside it: two launches that agree are a new level
-at the end of a series, and three within it (`ppbench.statistics.disturbances`).
+at the end of a series, and three within it (`ppbench.judge.disturbances`).
 
 The commit that is furthest from its level is left out, since it may be a change; the others show
 whether launches are correlated.
@@ -45,8 +45,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ppbench.statistics.disturbances import disturbed_in_series
-from ppbench.statistics.significance import (
+from ppbench.judge.disturbances import disturbed_in_series
+from ppbench.judge.differences import (
     Difference,
     Group,
     Ratio,

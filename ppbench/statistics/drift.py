@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ppbench.statistics.sessions import Drift
-from ppbench.statistics.significance import (
+from ppbench.judge.differences import (
     Difference,
     Ratio,
     additive,

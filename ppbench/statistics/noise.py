@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ppbench.statistics.disturbances import places_apart
-from ppbench.statistics.significance import additive, group, t_quantile
+from ppbench.judge.disturbances import places_apart
+from ppbench.judge.differences import additive, group, t_quantile
 from ppbench.statistics.step_times import CONFIDENCE
 from ppbench.statistics.verdicts import FLOOR, RULE, Noise, Rule, effective_floor
 

@@ -29,7 +29,7 @@ from enum import StrEnum
 import numpy as np
 
 from ppbench.statistics.noise import POWER
-from ppbench.statistics.significance import (
+from ppbench.judge.differences import (
     FEWEST_LAUNCHES,
     Ratio,
     group,

@@ -24,7 +24,7 @@ import numpy as np
 
 from ppbench.statistics.noise import noise_of
 from ppbench.statistics.sequential import Stop
-from ppbench.statistics.significance import (
+from ppbench.judge.differences import (
     Difference,
     Group,
     Ratio,

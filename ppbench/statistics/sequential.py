@@ -39,7 +39,7 @@ from enum import StrEnum
 import numpy as np
 
 from ppbench.statistics.noise import detectable_change
-from ppbench.statistics.significance import FEWEST_LAUNCHES
+from ppbench.judge.differences import FEWEST_LAUNCHES
 from ppbench.statistics.step_times import CONFIDENCE
 from ppbench.statistics.verdicts import Change, Metric, Noise, Pair, Rule, Verdict, compare
 

@@ -19,8 +19,8 @@ from ppbench.statistics.change_points import (
     disturbed_launches,
     levels,
 )
-from ppbench.statistics.significance import Ratio
-from ppbench.statistics.slowdowns import NOT_KNOWN, Slowdown, is_disturbed
+from ppbench.judge.differences import Ratio
+from ppbench.judge.slowdowns import NOT_KNOWN, Slowdown, is_disturbed
 from ppbench.statistics.verdicts import FLOOR, DiscountReason, Metric
 
 FEWEST = 4

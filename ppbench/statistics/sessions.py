@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ppbench.statistics.disturbances import places_apart
-from ppbench.statistics.significance import additive, group
+from ppbench.judge.disturbances import places_apart
+from ppbench.judge.differences import additive, group
 from ppbench.statistics.step_times import CONFIDENCE
 
 

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-CONFIDENCE = 0.95
+from ppbench.judge.differences import CONFIDENCE
+
 SETTLED_WITHIN = 0.05
 LOOK_BACK = 2
 MOST_DEVIATIONS = 3.5

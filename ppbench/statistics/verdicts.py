@@ -6,7 +6,7 @@ beyond the floor, which is 1 % or the machine's own noise. Two sides are the sam
 whole interval lies inside the floor; a test that finds nothing is no evidence of equality.
 
 Launches that something slowed do not count, and are named: those far on the slow side of the others
-(`ppbench.statistics.disturbances`), and those beside which the fixed reference was slow. The test
+(`ppbench.judge.disturbances`), and those beside which the fixed reference was slow. The test
 is then Student's, since two or three launches do not show a spread of their own; its variance is
 raised, because the launches left were chosen by their values.
 
@@ -35,14 +35,14 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from ppbench.statistics.disturbances import (
+from ppbench.judge.disturbances import (
     Side,
     Values,
     are_two_levels,
     inflation,
     without_disturbed,
 )
-from ppbench.statistics.significance import (
+from ppbench.judge.differences import (
     FEWEST_LAUNCHES,
     Difference,
     Group,

@@ -15,7 +15,7 @@ from ppbench.cautions import MIN_STEPS, Caution
 from ppbench.config.case import Measure
 from ppbench.report.pages.judgement import Judgement
 from ppbench.statistics.ranking import MOST_LAUNCHES, Grade
-from ppbench.statistics.significance import FEWEST_LAUNCHES
+from ppbench.judge.differences import FEWEST_LAUNCHES
 
 TOO_SMALL = (
     f"Throughput would decide it after more than {MOST_LAUNCHES} launches of each, if at all: "

@@ -28,7 +28,7 @@ from ppbench.report.charts.memory import pareto_front
 from ppbench.report.pages.advice import advice
 from ppbench.report.pages.judgement import Judged, Judgement, alike
 from ppbench.statistics.ranking import Grade
-from ppbench.statistics.significance import FEWEST_LAUNCHES
+from ppbench.judge.differences import FEWEST_LAUNCHES
 
 MOST_SMALLER = 4  # cases along the front
 LEAST_SAVED = 0.05  # share of the memory that is worth a clause

@@ -45,7 +45,7 @@ from ppbench.statistics.ranking import (
     lead,
     weakest,
 )
-from ppbench.statistics.significance import FEWEST_LAUNCHES
+from ppbench.judge.differences import FEWEST_LAUNCHES
 
 FORBIDDING = (
     Caution.oversubscribed.name,

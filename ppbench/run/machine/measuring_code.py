@@ -37,6 +37,7 @@ MEASURING = (
     "ppbench/analysis/replicas.py",
     "ppbench/analysis/transfers.py",
     "ppbench/config/programs.py",
+    "ppbench/judge/differences.py",
     "ppbench/run/launch/agent.py",
     "ppbench/run/launch/forking.py",
     "ppbench/run/launch/local.py",
@@ -49,7 +50,6 @@ MEASURING = (
     "ppbench/run/runtimes",
     "ppbench/run/verification/losses.py",
     "ppbench/run/worker",
-    "ppbench/statistics/significance.py",
     "ppbench/statistics/step_times.py",
 )
 """The files, and folders of files, whose code a stored figure depends on."""

@@ -13,7 +13,7 @@ from ppbench.commits import bisect
 from ppbench.commits.launches import StoredLaunches
 from ppbench.display.formats import Format
 from ppbench.errors import LaunchError, UsageError
-from ppbench.statistics.slowdowns import Slowdown
+from ppbench.judge.slowdowns import Slowdown
 from ppbench.store import Store
 
 GOOD, BAD = 1000.0, 930.0

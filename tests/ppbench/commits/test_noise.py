@@ -8,7 +8,7 @@ import pytest
 from tracked import CASE, STEADY, add_launches, store_in
 
 from ppbench.commits import noise
-from ppbench.statistics.slowdowns import Slowdown
+from ppbench.judge.slowdowns import Slowdown
 from ppbench.store import Store
 
 SWEEP = 'name = "demo"\ndevice = "cpu"\n'

@@ -17,7 +17,7 @@ from ppbench.config.reader import read_sweep
 from ppbench.config.schema import known_keys
 from ppbench.errors import SweepFileError, UsageError
 from ppbench.run.job import Job, PlannedRun, read_job, write_job
-from ppbench.statistics.significance import FEWEST_LAUNCHES
+from ppbench.judge.differences import FEWEST_LAUNCHES
 
 SWEEPS = Path(__file__).parents[3] / "sweeps"
 VALID = """\

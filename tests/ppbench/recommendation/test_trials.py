@@ -21,7 +21,7 @@ from ppbench.recommendation import trials
 from ppbench.recommendation.question import read_question
 from ppbench.run.sweep.control import run_sweep
 from ppbench.statistics.regret import SetAside, race
-from ppbench.statistics.significance import Ratio
+from ppbench.judge.differences import Ratio
 from ppbench.statistics.verdicts import Noise
 from ppbench.store import Store
 

@@ -20,7 +20,7 @@ from ppbench.report.pages.history import HistoryPage, render_history
 from ppbench.report.pages.provenance import read_about
 from ppbench.report.pages.templates import render_index, write_page
 from ppbench.statistics.series import Launch, Point, Series, analyse
-from ppbench.statistics.slowdowns import NOT_KNOWN, Slowdown
+from ppbench.judge.slowdowns import NOT_KNOWN, Slowdown
 from ppbench.statistics.verdicts import Metric
 
 TOKENS = METRICS["tokens_per_s"]

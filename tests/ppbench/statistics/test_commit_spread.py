@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ppbench.statistics.change_points import launches_are_correlated
-from ppbench.statistics.significance import group
+from ppbench.judge.differences import group
 
 
 def commits(seed, nums, shared, own=0.008):

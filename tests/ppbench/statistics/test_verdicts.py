@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ppbench.display.metrics import METRICS
-from ppbench.statistics.significance import group, is_larger, welch
+from ppbench.judge.differences import group, is_larger, welch
 from ppbench.statistics.verdicts import (
     Discount,
     DiscountReason,

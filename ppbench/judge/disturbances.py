@@ -34,7 +34,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Values = npt.NDArray[np.float64]
+from ppbench.judge.differences import Values
+
 Counts = npt.NDArray[np.intp]
 
 APART = 5.25

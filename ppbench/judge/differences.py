@@ -14,8 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ppbench.statistics.step_times import CONFIDENCE
+Values = npt.NDArray[np.float64]
 
+CONFIDENCE = 0.95
+"""Of the intervals that are shown."""
 FEWEST_LAUNCHES = 3
 """Fewest launches of a side for a verdict: with fewer, their spread is hardly known."""
 ROUNDING = 1e-12
@@ -76,7 +78,7 @@ class Difference:
         return -limit <= low and high <= limit
 
 
-def additive(figures: Sequence[float], *, in_points: bool) -> npt.NDArray[np.float64]:
+def additive(figures: Sequence[float], *, in_points: bool) -> Values:
     """Figures on the scale of the tests: their logarithms, or with `in_points` themselves.
 
     Raises ValueError for figures that are not finite, or have no logarithm.
@@ -88,7 +90,7 @@ def additive(figures: Sequence[float], *, in_points: bool) -> npt.NDArray[np.flo
     return values if in_points else np.log(values)
 
 
-def without_rounding(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def without_rounding(values: Values) -> Values:
     """Logarithms or fractions, those equal that differ from the smallest by rounding alone."""
     return np.where(values - values.min() < ROUNDING, values.min(), values)
 
@@ -98,7 +100,7 @@ def smallest_difference(floor: float, *, in_points: bool) -> float:
     return floor if in_points else math.log1p(floor)
 
 
-def group(values: Sequence[float] | npt.NDArray[np.float64]) -> Group:
+def group(values: Sequence[float] | Values) -> Group:
     """Summarise values; equal values have exactly their own mean and no spread."""
     array = np.sort(np.asarray(values, dtype=float))  # sorted: sums do not depend on the order
     offsets = array - array[0]
@@ -180,3 +182,10 @@ def ratio_of_logs(difference: Difference, confidence: float = CONFIDENCE) -> Rat
     """The ratio that a difference of logarithms means; an end may be 0 or infinite."""
     with np.errstate(over="ignore"):
         return Ratio(*np.exp([difference.estimate, *difference.ends(confidence)]).tolist())
+
+
+def chi_square(freedom: float, chance: float) -> float:
+    """Quantile of the chi-square distribution."""
+    from scipy.special import chdtri
+
+    return float(chdtri(freedom, 1 - chance))

@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from ppbench.statistics.slowdowns import (
+from ppbench.judge.slowdowns import (
     DISTURBED,
     FEWEST,
     NEARBY,

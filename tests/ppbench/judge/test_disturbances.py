@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from ppbench.statistics.disturbances import (
+from ppbench.judge.disturbances import (
     APART,
     APART_ALONE,
     are_two_levels,

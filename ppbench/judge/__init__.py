@@ -1,0 +1,1 @@
+"""The one judgement: launches and rounds in, differences with intervals and verdicts out."""

@@ -1,0 +1,374 @@
+"""One difference between two sides, with its standard error: of paired rounds, or of two groups.
+
+    rounds of a launch --20 % trimmed, batches of neighbours--> its difference d, and the error s
+    launches  d ± s, d ± s, ...  --weighted by 1 / (tau² + s²)--> difference, error, freedom
+
+A launch's difference is the true one, plus what the start of its processes decided (tau), plus what
+rounds scatter around it (s / error of the rounds' mean). The error of several launches is that of
+their scatter around the weighted mean (Hartung and Knapp 2001; Sidik and Jonkman 2002), which holds
+both without assuming either. A known tau counts like further launches (Smyth's moderated t, 2004),
+unless these scatter clearly more; with it, one launch is enough. Without it, one is not: its rounds
+share whatever that start decided.
+
+Rounds are trimmed since another job slows single turns by far more than rounds differ. The errors
+are those of batches of neighbouring rounds, which may be correlated, and which come in both orders.
+
+Groups of single launches are compared by Student's test or Welch's, without those that something
+slowed. Five launches say little about their spread, so that a known noise counts like more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ppbench.judge.differences import (
+    FEWEST_LAUNCHES,
+    ROUNDING,
+    Difference,
+    Group,
+    Values,
+    additive,
+    group,
+    is_larger,
+    student,
+    student_or_welch,
+    welch,
+    without_rounding,
+)
+from ppbench.judge.disturbances import Side, are_two_levels, inflation, without_disturbed
+from ppbench.judge.evidence import (
+    Discount,
+    DiscountReason,
+    Evidence,
+    Launches,
+    Metric,
+    Noise,
+    Rounds,
+)
+
+NOISIER = 0.05
+"""Level of the test that launches scatter more than the known noise."""
+LEAST_P_OF_NONE = 0.05
+"""With a larger p, sides are not said to differ by any rule."""
+SLOW_REFERENCE = 0.05
+"""Slowdown of the reference beside a launch from which the launch does not count.
+
+Whether it counts does not depend on its own figure, so that neither side is favoured.
+"""
+TRIMMED = 0.2
+"""Share of the rounds of a launch that is trimmed at either end."""
+FEWEST_ROUNDS = 4
+"""Fewest rounds that show their own error: two batches of two."""
+FAR_ROUND = 3.5
+"""Deviations from the median beyond which a round is named as disturbed."""
+_NORMAL = 0.6745  # the median absolute deviation of a normal distribution, in standard deviations
+
+
+class Doubt(StrEnum):
+    """Why sides whose interval is narrow enough have no verdict."""
+
+    two_levels = "two_levels"  # chance may have shared out two levels of launches between the sides
+    lopsided = "lopsided"  # many more launches lie apart on one side: the change may make them so
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The difference of head and base, of logarithms or in points, and what does not count in it.
+
+    Its freedom is 0, and its interval infinite, where the spread of launches is unknown.
+    """
+
+    difference: Difference | None  # None without figures of both sides
+    num_base: int  # launches, counted or not
+    num_head: int
+    discounts: tuple[Discount, ...] = ()
+    doubt: Doubt | None = None
+
+
+@dataclass(frozen=True)
+class Level:
+    """The difference of two sides in one launch, by its rounds."""
+
+    estimate: float
+    variance: float  # of the estimate, around what this launch's start decided; NaN if unknown
+    freedom: float  # of the variance
+    disturbed: tuple[int, ...] = ()  # rounds
+
+
+def estimate(metric: Metric, evidence: Evidence, num_tests: int = 1) -> Estimate:
+    """The difference that the evidence shows, by rounds if there are any, else by launches.
+
+    `num_tests` is how many such estimates are looked at together.
+    """
+    if evidence.paired:
+        return _of_rounds(metric, evidence)
+    return _of_launches(metric, evidence, num_tests)
+
+
+# Rounds
+
+
+def level_of(metric: Metric, rounds: Rounds) -> Level | None:
+    """The difference in one launch; None without a round that has figures of both sides."""
+    base, head = np.asarray(rounds.base, dtype=float), np.asarray(rounds.head, dtype=float)
+    usable = np.isfinite(base) & np.isfinite(head)
+    if not metric.in_points:
+        usable &= (base > 0) & (head > 0)
+    places = np.flatnonzero(usable)
+    if not len(places):
+        return None
+    base, head = base[places], head[places]
+    values = without_rounding(head - base if metric.in_points else np.log(head / base))
+    estimate, variance, freedom = trimmed_mean(values)
+    median = float(np.median(values))
+    far = FAR_ROUND / _NORMAL * float(np.median(np.abs(values - median)))
+    is_far = (np.abs(values - median) > far) & bool(metric.slow_sign) & (far > 0)
+    return Level(estimate, variance, freedom, tuple(places[is_far].tolist()))
+
+
+def trimmed_mean(values: Values) -> tuple[float, float, float]:
+    """The trimmed mean of a series, its variance with the degrees of freedom of that.
+
+    The variance is that of the winsorized series (Tukey and McLaughlin 1963, Yuen 1974), by means
+    of batches of neighbours. It is NaN, with freedom 0, for fewer than `FEWEST_ROUNDS` values.
+    """
+    num = len(values)
+    cut = math.floor(TRIMMED * num)
+    ordered = np.sort(values)
+    kept = num - 2 * cut
+    mean = group(ordered[cut : num - cut]).mean
+    if num < FEWEST_ROUNDS:
+        return mean, math.nan, 0.0
+    winsorized = np.clip(values, ordered[cut], ordered[num - cut - 1])
+    size = 2 * max(1, round(num ** (1 / 3) / 2))  # even: the sides come first in turn
+    num_batches = num // size
+    batches = winsorized[num % size :].reshape(num_batches, size).mean(axis=1)
+    of_one = size * group(batches).variance  # of one round, were rounds independent
+    variance = of_one * (num - 1) / (kept * (kept - 1))
+    return mean, variance, float(min(num_batches, kept) - 1)
+
+
+def variance_of_start(level: Level, starts: Noise) -> tuple[float, float]:
+    """The variance of one launch's difference with a known noise of starts, and its freedom.
+
+    The freedom is that of a sum of variances (Satterthwaite 1946).
+    """
+    own = starts.deviation**2
+    total = own + level.variance
+    if total == 0:
+        return 0.0, starts.freedom + level.freedom
+    shares = ((own / total, starts.freedom), (level.variance / total, level.freedom))
+    return total, 1 / sum(share**2 / freedom for share, freedom in shares if share)
+
+
+def _of_rounds(metric: Metric, evidence: Evidence) -> Estimate:
+    found = [level_of(metric, rounds) for rounds in evidence.paired]
+    levels = [level for level in found if level is not None]
+    if any(math.isfinite(level.variance) for level in levels):
+        # A launch that was stopped after a few rounds waits for more of them.
+        levels = [level for level in levels if math.isfinite(level.variance)]
+    discounts = tuple(
+        Discount("both", launch, DiscountReason.round, place)
+        for launch, level in enumerate(found)
+        if level is not None
+        for place in level.disturbed
+    )
+    num = len(levels)
+    difference = combined(levels, evidence.starts)
+    return Estimate(difference, num, num, discounts)
+
+
+def combined(levels: Sequence[Level], starts: Noise | None = None) -> Difference | None:
+    """The difference over launches; with a freedom of 0 where their spread is unknown."""
+    if not levels:
+        return None
+    values = np.array([level.estimate for level in levels])
+    variances = np.array([level.variance for level in levels])
+    has_errors = bool(np.isfinite(variances).all())
+    if starts is not None and (starts.freedom <= 0 or not has_errors):
+        starts = None
+    extra = 0.0 if starts is None else starts.deviation**2
+    if starts is not None:
+        freedoms = [variance_of_start(level, starts)[1] for level in levels]
+        known_freedom = float(np.mean(freedoms))
+        mean, error, scatter = _weighted(values, variances + extra)
+        freedom = len(levels) - 1
+        if not is_larger(scatter, freedom, 1.0, known_freedom, NOISIER):
+            pooled = (freedom * scatter + known_freedom) / (freedom + known_freedom)
+            return Difference(mean, error * math.sqrt(pooled), freedom + known_freedom)
+    if len(levels) < FEWEST_LAUNCHES:
+        error = math.sqrt(float(np.mean(variances)) / len(levels)) if has_errors else 0.0
+        return Difference(float(values.mean()), error, 0.0)
+    if has_errors:  # what launches scatter beyond the errors of their rounds
+        extra = max(0.0, group(values).variance - float(variances.mean()))
+        mean, error, scatter = _weighted(values, variances + extra)
+    else:
+        mean, error, scatter = _weighted(values, np.ones(len(values)))
+    return Difference(mean, error * math.sqrt(scatter), len(levels) - 1)
+
+
+def _weighted(values: Values, variances: Values) -> tuple[float, float, float]:
+    """The weighted mean, its error if these variances are right, and how much larger they are.
+
+    The last is the mean square around the weighted mean, in units of these variances.
+    """
+    weights = 1 / np.maximum(variances, ROUNDING**2)
+    own = group(values)
+    mean = own.mean + float(weights @ (values - own.mean) / weights.sum())
+    scatter = float(weights @ np.square(values - mean)) / max(len(values) - 1, 1)
+    return mean, math.sqrt(1 / float(weights.sum())), scatter
+
+
+# Launches of one side
+
+
+def _of_launches(metric: Metric, evidence: Evidence, num_tests: int) -> Estimate:
+    """Compare two groups, those of a metric that can be disturbed without disturbed launches."""
+    sides = evidence.base, evidence.head
+    # Places of the launches that count before their figures are looked at: those beside which the
+    # reference was slow do not; those without a reference do.
+    usual = [
+        np.arange(len(side.figures))
+        if side.slowdowns is None or not metric.can_be_disturbed
+        else np.flatnonzero(~(np.asarray(side.slowdowns, dtype=float) >= SLOW_REFERENCE))
+        for side in sides
+    ]
+    compared = None
+    figures = np.array([figure for side in sides for figure in side.figures], dtype=float)
+    is_usable = np.isfinite(figures).all() and (metric.in_points or bool((figures > 0).all()))
+    if is_usable and min(map(len, usual)) >= FEWEST_LAUNCHES:
+        compared = _compared(metric, evidence, usual, num_tests)
+    nums = [len(side.figures) for side in sides]
+    discounts: list[Discount] = []
+    names: tuple[Literal["base", "head"], ...] = ("base", "head")
+    for at, (name, num, places) in enumerate(zip(names, nums, usual, strict=True)):
+        side = None if compared is None else compared.sides[at]
+        apart = () if side is None else places[side.places[side.num_kept :]].tolist()
+        for place in range(num):
+            if place in apart:
+                discounts.append(Discount(name, place, DiscountReason.apart))
+            elif place not in places:
+                discounts.append(Discount(name, place, DiscountReason.reference))
+    if compared is None:
+        return Estimate(None, *nums, tuple(discounts))
+    return Estimate(compared.difference, *nums, tuple(discounts), compared.doubt)
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """Base and head without their disturbed launches, and the difference between them."""
+
+    sides: tuple[Side, Side]
+    difference: Difference
+    doubt: Doubt | None = None
+
+
+def _compared(
+    metric: Metric, evidence: Evidence, usual: Sequence[npt.NDArray[np.intp]], num_tests: int
+) -> _Compared:
+    values = [
+        without_rounding(additive(side.figures, in_points=metric.in_points))[places]
+        for side, places in zip((evidence.base, evidence.head), usual, strict=True)
+    ]
+    num_centres = 0
+    if evidence.sessions_are_shared:
+        values, num_centres = _on_one_level(evidence, values, usual)
+    sign, noise = metric.slow_sign, evidence.noise
+    doubt = None
+    if not sign:
+        base, head = (Side(side, np.arange(len(side)), len(side)) for side in values)
+        difference = _difference(group(values[1]), group(values[0]), noise)
+    else:
+        slow = [sign * side for side in values]
+        if noise is not None:
+            base, head = without_disturbed(slow, noise.squares, noise.freedom, num_tests)
+            if _is_noisier(group(head.kept), group(base.kept), noise):
+                noise = None
+        if noise is None:
+            base, head = without_disturbed(slow, num_tests=num_tests)
+        squares, freedom = (0.0, 0.0) if noise is None else (noise.squares, noise.freedom)
+        num_discounted = base.num_discounted + head.num_discounted
+        groups = group(sign * head.kept), group(sign * base.kept)
+        if noise is not None:
+            difference = student(*groups, noise.deviation**2, freedom)
+        else:
+            difference = student_or_welch(*groups) if num_discounted else welch(*groups)
+        factor = inflation(num_discounted, len(base.values) + len(head.values), freedom)
+        difference = replace(difference, error=difference.error * math.sqrt(factor))
+        faster, slower = (base, head) if difference.estimate * sign > 0 else (head, base)
+        more, fewer = sorted((base.num_discounted, head.num_discounted), reverse=True)
+        if more > fewer and (more - fewer) ** 2 >= 2 * (more + fewer):  # a sign test at 1/6
+            doubt = Doubt.lopsided
+        if difference.p < LEAST_P_OF_NONE and are_two_levels(faster, slower, squares, freedom):
+            doubt = Doubt.two_levels
+    if num_centres:
+        # The centres of the sessions, but one, were taken from these launches.
+        left = difference.freedom - (num_centres - 1)
+        if left < 1:
+            return _Compared((base, head), replace(difference, freedom=0), doubt)
+        error = difference.error * math.sqrt(difference.freedom / left)
+        difference = replace(difference, error=error, freedom=left)
+    if evidence.drift is not None and not num_centres:
+        difference = _with_variance(difference, evidence.drift, evidence.sessions_apart)
+    return _Compared((base, head), difference, doubt)
+
+
+def _on_one_level(
+    evidence: Evidence, values: Sequence[Values], usual: Sequence[npt.NDArray[np.intp]]
+) -> tuple[list[Values], int]:
+    """The values less the centres of their sessions, which both sides share, and their number.
+
+    A centre is the mean of the two medians of the sides.
+    """
+    sessions = [
+        np.asarray(side.sessions)[places]
+        for side, places in zip((evidence.base, evidence.head), usual, strict=True)
+    ]
+    shared = sorted(set(sessions[0].tolist()) & set(sessions[1].tolist()))
+    centres = {
+        number: np.mean(
+            [np.median(side[own == number]) for side, own in zip(values, sessions, strict=True)]
+        )
+        for number in shared
+    }
+    middle = np.mean(list(centres.values()))
+    moved = [
+        side - np.array([centres.get(number, middle) for number in own.tolist()]) + middle
+        for side, own in zip(values, sessions, strict=True)
+    ]
+    return moved, len(shared)
+
+
+def _with_variance(difference: Difference, drift: Noise, times: float) -> Difference:
+    """A difference that has so many times the variance of a drift in it too (Satterthwaite)."""
+    extra = drift.deviation**2 * times
+    if extra == 0 or difference.freedom == 0:
+        return difference
+    own = difference.error**2
+    total = own + extra
+    parts = ((own / total, difference.freedom), (extra / total, drift.freedom))
+    freedom = 1 / sum(share**2 / of_share for share, of_share in parts if share)
+    return replace(difference, error=math.sqrt(total), freedom=freedom)
+
+
+def _difference(one: Group, other: Group, noise: Noise | None) -> Difference:
+    """One mean less another; a noise counts as further launches, unless these scatter more."""
+    if noise is None or _is_noisier(one, other, noise):
+        return welch(one, other)
+    return student(one, other, noise.deviation**2, noise.freedom)
+
+
+def _is_noisier(head: Group, base: Group, noise: Noise) -> bool:
+    """Whether the launches of a side, or of both together, scatter more than the noise."""
+    both = Group(head.freedom + base.freedom + 1, 0.0, head.squares + base.squares)
+    return any(
+        is_larger(side.variance, side.freedom, noise.deviation**2, noise.freedom, NOISIER)
+        for side in (head, base, both)
+    )

@@ -1,0 +1,183 @@
+"""What scatters: rounds within a launch, starts of processes, launches of one side, sessions.
+
+    session     Monday              Tuesday             Wednesday
+    launches    o  o o o            o o  oo             o o oo
+    mean           |                    |                   |
+
+Launches of one session agree in all that sessions differ by (a boot, a temperature, a layout of
+memory), so that spreads are pooled around the mean of each state of the code in each session, and
+the drift between sessions is told apart. Launches that something slowed are left out, as they are
+where they are judged. The range or the largest difference would grow with the number of launches.
+
+The drift follows by one-way random effects: the mean square between sessions less that within them,
+over the number of launches of each. Its interval is that of Ting, Burdick, Graybill, Jeyaratnam and
+Lu (1990, Journal of Statistical Computation and Simulation 35) for a difference of mean squares,
+for which Satterthwaite's degrees of freedom (1946) fail. For sessions of unequal size, the mean
+square is that of their means, and the number the harmonic mean (Thomas and Hultquist 1978, Annals
+of Statistics 6).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ppbench.judge.differences import CONFIDENCE, additive, chi_square, group
+from ppbench.judge.disturbances import places_apart
+from ppbench.judge.estimates import level_of
+from ppbench.judge.evidence import Metric, Noise, Rounds
+
+
+@dataclass(frozen=True)
+class NoiseLevel:
+    """The deviation between launches with the ends of its 95 % interval."""
+
+    noise: Noise
+    low: float
+    high: float
+    left_out: tuple[tuple[int, ...], ...] = ()  # of each group: places of launches that lie apart
+
+
+def noise_of_launches(metric: Metric, groups: Sequence[Sequence[float]]) -> NoiseLevel | None:
+    """The noise of launches of one side, from groups of one case, state of the code and session.
+
+    None without two kept launches in any group. The interval is that of a normal distribution's
+    deviation, by chi-square. Raises ValueError for figures that have no logarithm.
+    """
+    values = [additive(figures, in_points=metric.in_points) for figures in groups]
+    left_out = tuple(places_apart(each, metric.slow_sign) for each in values)
+    kept = [
+        group(np.delete(each, list(apart)))
+        for each, apart in zip(values, left_out, strict=True)
+        if len(each) > len(apart)
+    ]
+    freedom = sum(each.freedom for each in kept)
+    if freedom < 1:
+        return None
+    squares = math.fsum(each.squares for each in kept)
+    tails = (1 + CONFIDENCE) / 2, (1 - CONFIDENCE) / 2
+    low, high = (math.sqrt(squares / chi_square(freedom, tail)) for tail in tails)
+    return NoiseLevel(Noise(math.sqrt(squares / freedom), freedom), low, high, left_out)
+
+
+@dataclass(frozen=True)
+class RoundNoise:
+    """What paired launches say of their noise."""
+
+    starts: Noise | None  # of the difference between starts; None without two in a group
+    rounds: Noise | None  # of a round's difference; None where no launch has enough of them
+
+
+def noise_of_rounds(metric: Metric, groups: Sequence[Sequence[Rounds]]) -> RoundNoise:
+    """The noise of starts and of rounds, from launches of one pair of sides and one session each.
+
+    The variance of starts is that of the launches' differences less what their rounds explain. It
+    is not taken for less than its own standard error: launches with few rounds do not show that
+    starts differ by nothing.
+    """
+    found = [[level_of(metric, rounds) for rounds in launches] for launches in groups]
+    rounds_squares = rounds_freedom = 0.0
+    between = within = between_freedom = within_freedom = 0.0
+    for launches, levels in zip(groups, found, strict=True):
+        known = [
+            (level, len(rounds.base))
+            for level, rounds in zip(levels, launches, strict=True)
+            if level is not None and level.freedom > 0
+        ]
+        for level, num in known:
+            rounds_squares += level.freedom * level.variance * num
+            rounds_freedom += level.freedom
+        if len(known) > 1:
+            own = group([level.estimate for level, _ in known])
+            between += own.squares
+            between_freedom += own.freedom
+            error = float(np.mean([level.variance for level, _ in known]))
+            within += own.freedom * error
+            within_freedom += sum(level.freedom for level, _ in known)
+    rounds = None
+    if rounds_freedom:
+        rounds = Noise(math.sqrt(rounds_squares / rounds_freedom), rounds_freedom)
+    if not between_freedom:
+        return RoundNoise(None, rounds)
+    scatter, explained = between / between_freedom, within / between_freedom
+    error = math.sqrt(2 * (scatter**2 / between_freedom + explained**2 / within_freedom))
+    variance = max(scatter - explained, error)
+    if variance == 0:
+        return RoundNoise(Noise(0.0, between_freedom), rounds)
+    freedom = min(2 * (variance / error) ** 2, between_freedom)
+    return RoundNoise(Noise(math.sqrt(variance), freedom), rounds)
+
+
+@dataclass(frozen=True)
+class Drift:
+    """The deviation of the levels of sessions, and that of launches within a session."""
+
+    deviation: float  # between sessions, relative; of a metric in points, as a fraction
+    low: float  # the ends of its 95 % interval
+    high: float
+    launch_deviation: float  # within a session
+    num_sessions: int
+    num_launches: int
+
+    @property
+    def noise(self) -> Noise:
+        return Noise(self.deviation, self.num_sessions - 1)
+
+
+def drift_of(
+    metric: Metric, states: Sequence[Sequence[Sequence[float]]], num_sessions: int
+) -> Drift | None:
+    """The drift, from the launches of each session of each state of the code, all of one case.
+
+    What several states say is pooled by their sessions; `num_sessions` is that of all together,
+    since states that were measured in the same ones say the same twice. None where no state has two
+    sessions, one of them with two launches.
+    """
+    drifts = [each for each in (_drift_of_state(metric, state) for state in states) if each]
+    if len(drifts) < 2:
+        return drifts[0] if drifts else None
+    weights = [drift.num_sessions - 1 for drift in drifts]
+    launches = [drift.num_launches - drift.num_sessions for drift in drifts]
+    deviation, low, high = (
+        math.sqrt(np.average(np.square([getattr(one, name) for one in drifts]), weights=weights))
+        for name in ("deviation", "low", "high")
+    )
+    own = np.average([drift.launch_deviation**2 for drift in drifts], weights=launches)
+    num = min(num_sessions, sum(weights) + 1)
+    num_launches = sum(drift.num_launches for drift in drifts)
+    return Drift(deviation, low, high, math.sqrt(own), num, num_launches)
+
+
+def _drift_of_state(metric: Metric, sessions: Sequence[Sequence[float]]) -> Drift | None:
+    values = [additive(each, in_points=metric.in_points) for each in sessions if len(each)]
+    groups = [group(np.delete(each, list(places_apart(each, metric.slow_sign)))) for each in values]
+    freedom = sum(each.freedom for each in groups)
+    if len(groups) < 2 or freedom < 1:
+        return None
+    within = sum(each.squares for each in groups) / freedom
+    size = len(groups) / sum(1 / each.num for each in groups)  # the harmonic mean
+    between = size * float(np.var([each.mean for each in groups], ddof=1))
+    # The interval of the difference of the two mean squares, by Ting and others.
+    from scipy.special import fdtri
+
+    tail, own = (1 - CONFIDENCE) / 2, len(groups) - 1
+    g1, h1 = (abs(1 - own / chi_square(own, 1 - at)) for at in (tail, 1 - tail))
+    g2, h2 = (abs(1 - freedom / chi_square(freedom, 1 - at)) for at in (tail, 1 - tail))
+    upper, lower = (float(fdtri(own, freedom, at)) for at in (1 - tail, tail))
+    g12 = ((upper - 1) ** 2 - (g1 * upper) ** 2 - h2**2) / upper
+    h12 = ((1 - lower) ** 2 - (h1 * lower) ** 2 - g2**2) / lower
+    product, estimate = between * within, between - within
+    below = (g1 * between) ** 2 + (h2 * within) ** 2 + g12 * product
+    above = (h1 * between) ** 2 + (g2 * within) ** 2 + h12 * product
+    low, high = estimate - math.sqrt(max(below, 0.0)), estimate + math.sqrt(max(above, 0.0))
+    return Drift(
+        deviation=math.sqrt(max(between - within, 0.0) / size),
+        low=math.sqrt(max(low, 0.0) / size),
+        high=math.sqrt(max(high, 0.0) / size),
+        launch_deviation=math.sqrt(within),
+        num_sessions=len(groups),
+        num_launches=sum(each.num for each in groups),
+    )

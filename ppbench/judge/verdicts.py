@@ -1,0 +1,184 @@
+"""Whether a head is faster or slower than its base, or the same, or whether that is open.
+
+    faster, slower   the interval excludes no difference, and the estimate is beyond half of x
+    same             the whole interval lies within x, the resolution: a test that finds nothing is
+                     no evidence of equality
+    open             neither; the interval says within how much the sides are the same
+
+The interval that decides has 99 % at all looks together (`ppbench.judge.looks`), so that at most
+1 % of comparisons of equal sides end with a claim, and as few of sides that differ by more than x
+are the same. It is corrected after Holm for the number of claims that are made together. What is
+shown is the interval of 95 %.
+
+Steps are not tested against steps: those of one launch are correlated, and such a test alarms in
+half of all comparisons of a commit with itself.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from ppbench.judge.differences import (
+    CONFIDENCE,
+    FEWEST_LAUNCHES,
+    Difference,
+    Ratio,
+    ratio_of_logs,
+    smallest_difference,
+)
+from ppbench.judge.estimates import Doubt, estimate
+from ppbench.judge.evidence import Discount, Evidence, Metric
+from ppbench.judge.looks import ONE_LOOK, Looks
+
+SPEED = "tokens_per_s"
+"""The default figure."""
+LEVEL = 0.01
+"""Chance of a claim, in either direction, between equal sides over all looks."""
+SHARE_OF_RESOLUTION = 0.5
+"""Share of the resolution that the estimate of a claim exceeds."""
+
+
+class Verdict(StrEnum):
+    """Head compared with base; `faster` is better, whatever the metric's own direction."""
+
+    faster = "faster"
+    slower = "slower"
+    same = "same"
+    open = "open"
+
+    @property
+    def is_claim(self) -> bool:
+        return self in (Verdict.faster, Verdict.slower)
+
+
+@dataclass(frozen=True)
+class Change:
+    """The comparison of two sides."""
+
+    base: float | None  # medians of the figures
+    head: float | None
+    verdict: Verdict
+    num_base: int  # launches
+    num_head: int
+    resolution: float
+    ratio: Ratio | None = None  # head / base, with 95 %; None without interval, or in points
+    difference: Ratio | None = None  # head - base, of a metric in points
+    p: float = 1.0  # corrected for looks and for the number of comparisons; below `LEVEL`: a claim
+    within: float = math.inf  # the deciding interval lies within this; relative, or in points
+    discounts: tuple[Discount, ...] = ()  # launches and rounds that do not count
+    doubt: Doubt | None = None
+    exact: Difference | None = None  # on the scale of the tests: logarithms, or points
+
+    @property
+    def is_decided(self) -> bool:
+        return self.verdict is not Verdict.open
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether the spread of launches is known, by themselves or from elsewhere."""
+        return math.isfinite(self.within)
+
+    @property
+    def num_missing(self) -> int:
+        """Launches of each side without which there is no interval."""
+        counted = min(self.num_base, self.num_head)
+        return 0 if self.has_interval else max(1, FEWEST_LAUNCHES - counted)
+
+    def reversed(self) -> Change:
+        """The same comparison with base and head exchanged."""
+        other = {Verdict.faster: Verdict.slower, Verdict.slower: Verdict.faster}
+        exact = self.exact and replace(self.exact, estimate=-self.exact.estimate)
+        ratio, difference = self.ratio, self.difference
+        sides = {"base": "head", "head": "base"}
+        return replace(
+            self,
+            base=self.head,
+            head=self.base,
+            num_base=self.num_head,
+            num_head=self.num_base,
+            verdict=other.get(self.verdict, self.verdict),
+            ratio=ratio and Ratio(*(_inverse(x) for x in (ratio.estimate, ratio.high, ratio.low))),
+            difference=difference
+            and Ratio(-difference.estimate, -difference.high, -difference.low),
+            discounts=tuple(
+                replace(one, side=sides.get(one.side, one.side)) for one in self.discounts
+            ),
+            exact=exact,
+        )
+
+
+def _inverse(value: float) -> float:
+    return math.inf if value == 0 else 1 / value
+
+
+def judge(metric: Metric, evidences: Sequence[Evidence], looks: Looks = ONE_LOOK) -> list[Change]:
+    """Judge each of some comparisons that are made together, at the present look."""
+    found = [estimate(metric, evidence, len(evidences)) for evidence in evidences]
+    differences = [each.difference for each in found]
+    known = [each for each in differences if each is not None and each.freedom > 0]
+    level = looks.level(LEVEL)
+    confidence = 1 - looks.level(1 - CONFIDENCE)
+    corrected = iter(holm([each.p for each in known]))
+    changes = []
+    for evidence, each in zip(evidences, found, strict=True):
+        sides = [
+            [figure for rounds in evidence.paired for figure in getattr(rounds, name)]
+            or list(getattr(evidence, name).figures)
+            for name in ("base", "head")
+        ]
+        sides = [[figure for figure in side if math.isfinite(figure)] for side in sides]
+        base, head = (float(statistics.median(side)) if side else None for side in sides)
+        change = Change(
+            base,
+            head,
+            Verdict.open,
+            each.num_base,
+            each.num_head,
+            evidence.resolution,
+            discounts=each.discounts,
+            exact=each.difference,
+        )
+        difference = each.difference
+        if difference is not None and difference.freedom > 0:
+            if metric.in_points:
+                change = replace(change, difference=difference.interval(confidence))
+            else:
+                change = replace(change, ratio=ratio_of_logs(difference, confidence))
+            p = min(1.0, next(corrected) * LEVEL / level)
+            far = max(map(abs, difference.ends(1 - level)))
+            within = far if metric.in_points else _expm1(far)
+            x, half = (
+                smallest_difference(size, in_points=metric.in_points)
+                for size in (evidence.resolution, SHARE_OF_RESOLUTION * evidence.resolution)
+            )
+            verdict, doubt = Verdict.open, None
+            if p < LEVEL and abs(difference.estimate) > half:
+                is_better = (difference.estimate > 0) == bool(metric.higher_is_better)
+                verdict = Verdict.faster if is_better else Verdict.slower
+            elif far <= x:
+                verdict = Verdict.same
+            is_hidden = verdict.is_claim and each.doubt is Doubt.two_levels
+            if is_hidden or (verdict is Verdict.same and each.doubt is Doubt.lopsided):
+                verdict, doubt = Verdict.open, each.doubt
+            change = replace(change, p=p, within=within, verdict=verdict, doubt=doubt)
+        changes.append(change)
+    return changes
+
+
+def holm(chances: Sequence[float]) -> list[float]:
+    """p-values corrected for the number of tests (Holm 1979), in the order given."""
+    order = sorted(range(len(chances)), key=lambda place: chances[place])
+    corrected = [0.0] * len(chances)
+    highest = 0.0
+    for rank, place in enumerate(order):
+        highest = max(highest, min(1.0, chances[place] * (len(chances) - rank)))
+        corrected[place] = highest
+    return corrected
+
+
+def _expm1(value: float) -> float:
+    return math.expm1(value) if value < 700 else math.inf
