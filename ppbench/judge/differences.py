@@ -123,7 +123,7 @@ def welch(one: Group, other: Group) -> Difference:
 
 
 def student(
-    one: Group, other: Group, known_variance: float = 0.0, known_freedom: int = 0
+    one: Group, other: Group, known_variance: float = 0.0, known_freedom: float = 0
 ) -> Difference:
     """Compare two means with one spread, pooled with a variance that is known from elsewhere.
 
@@ -150,7 +150,7 @@ def student_or_welch(one: Group, other: Group) -> Difference:
 
 
 def is_larger(
-    variance: float, freedom: int, than: float, than_freedom: int, level: float = UNEQUAL
+    variance: float, freedom: float, than: float, than_freedom: float, level: float = UNEQUAL
 ) -> bool:
     """Whether one variance is larger than another beyond chance: the F test, one-sided."""
     if freedom == 0 or than_freedom == 0 or variance <= than:

@@ -80,7 +80,7 @@ class Side:
 def without_disturbed(
     sides: Sequence[Values],
     known_squares: float = 0.0,
-    known_freedom: int = 0,
+    known_freedom: float = 0,
     num_tests: int = 1,
 ) -> tuple[Side, ...]:
     """Find the launches of one side or two that nothing slowed; larger values are slower.
@@ -120,7 +120,7 @@ def places_apart(values: Values, slow_sign: int) -> tuple[int, ...]:
     return tuple(sorted(side.places[side.num_kept :].tolist()))
 
 
-def _gain(squares: Values, freedom: int) -> Values:
+def _gain(squares: Values, freedom: float) -> Values:
     """Logarithm of likelihood for each number kept, above that of keeping all, the last one."""
     if squares.flat[-1] == 0:
         return np.zeros_like(squares)
@@ -137,7 +137,7 @@ def _squares(ordered: Values) -> Values:
     return np.asarray(np.maximum(squares, 0.0), dtype=float)
 
 
-def inflation(num_discounted: int, num_launches: int, known_freedom: int = 0) -> float:
+def inflation(num_discounted: int, num_launches: int, known_freedom: float = 0) -> float:
     """Return the factor of the variance of kept launches that makes up for their choice."""
     return 1 + INFLATION * num_discounted / (num_launches * (num_launches + known_freedom))
 
@@ -152,7 +152,7 @@ BROKEN_OUT = 5.0
 """Deviations between two levels from which a launch on the other is not explained by noise."""
 
 
-def are_two_levels(faster: Side, slower: Side, known_squares: float, known_freedom: int) -> bool:
+def are_two_levels(faster: Side, slower: Side, known_squares: float, known_freedom: float) -> bool:
     """Whether both sides have launches on both levels, so that chance may have shared them out.
 
     Of five launches a side, one disturbed one may lie on the level of the slower side: if launches

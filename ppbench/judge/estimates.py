@@ -19,6 +19,7 @@ slowed. Five launches say little about their spread, so that a known noise count
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -47,7 +48,6 @@ from ppbench.judge.evidence import (
     Discount,
     DiscountReason,
     Evidence,
-    Launches,
     Metric,
     Noise,
     Rounds,
@@ -97,8 +97,9 @@ class Level:
     """The difference of two sides in one launch, by its rounds."""
 
     estimate: float
-    variance: float  # of the estimate, around what this launch's start decided; NaN if unknown
+    variance: float  # of a round, as far as it counts in the estimate; NaN if unknown
     freedom: float  # of the variance
+    num_rounds: int
     disturbed: tuple[int, ...] = ()  # rounds
 
 
@@ -115,6 +116,7 @@ def estimate(metric: Metric, evidence: Evidence, num_tests: int = 1) -> Estimate
 # Rounds
 
 
+@functools.lru_cache(maxsize=2**14)  # looks at more and more launches, and pairs of arms
 def level_of(metric: Metric, rounds: Rounds) -> Level | None:
     """The difference in one launch; None without a round that has figures of both sides."""
     base, head = np.asarray(rounds.base, dtype=float), np.asarray(rounds.head, dtype=float)
@@ -130,14 +132,15 @@ def level_of(metric: Metric, rounds: Rounds) -> Level | None:
     median = float(np.median(values))
     far = FAR_ROUND / _NORMAL * float(np.median(np.abs(values - median)))
     is_far = (np.abs(values - median) > far) & bool(metric.slow_sign) & (far > 0)
-    return Level(estimate, variance, freedom, tuple(places[is_far].tolist()))
+    return Level(estimate, variance, freedom, len(places), tuple(places[is_far].tolist()))
 
 
 def trimmed_mean(values: Values) -> tuple[float, float, float]:
-    """The trimmed mean of a series, its variance with the degrees of freedom of that.
+    """The trimmed mean of a series, the variance of one value in it, and that one's freedom.
 
-    The variance is that of the winsorized series (Tukey and McLaughlin 1963, Yuen 1974), by means
-    of batches of neighbours. It is NaN, with freedom 0, for fewer than `FEWEST_ROUNDS` values.
+    The variance of the mean is that over the number of values. It is that of the winsorized series
+    (Tukey and McLaughlin 1963, Yuen 1974), by means of batches of neighbours. It is NaN, with
+    freedom 0, for fewer than `FEWEST_ROUNDS` values.
     """
     num = len(values)
     cut = math.floor(TRIMMED * num)
@@ -151,29 +154,16 @@ def trimmed_mean(values: Values) -> tuple[float, float, float]:
     num_batches = num // size
     batches = winsorized[num % size :].reshape(num_batches, size).mean(axis=1)
     of_one = size * group(batches).variance  # of one round, were rounds independent
-    variance = of_one * (num - 1) / (kept * (kept - 1))
+    variance = of_one * num * (num - 1) / (kept * (kept - 1))
     return mean, variance, float(min(num_batches, kept) - 1)
-
-
-def variance_of_start(level: Level, starts: Noise) -> tuple[float, float]:
-    """The variance of one launch's difference with a known noise of starts, and its freedom.
-
-    The freedom is that of a sum of variances (Satterthwaite 1946).
-    """
-    own = starts.deviation**2
-    total = own + level.variance
-    if total == 0:
-        return 0.0, starts.freedom + level.freedom
-    shares = ((own / total, starts.freedom), (level.variance / total, level.freedom))
-    return total, 1 / sum(share**2 / freedom for share, freedom in shares if share)
 
 
 def _of_rounds(metric: Metric, evidence: Evidence) -> Estimate:
     found = [level_of(metric, rounds) for rounds in evidence.paired]
     levels = [level for level in found if level is not None]
-    if any(math.isfinite(level.variance) for level in levels):
+    if any(level.freedom > 0 for level in levels):
         # A launch that was stopped after a few rounds waits for more of them.
-        levels = [level for level in levels if math.isfinite(level.variance)]
+        levels = [level for level in levels if level.freedom > 0]
     discounts = tuple(
         Discount("both", launch, DiscountReason.round, place)
         for launch, level in enumerate(found)
@@ -186,32 +176,58 @@ def _of_rounds(metric: Metric, evidence: Evidence) -> Estimate:
 
 
 def combined(levels: Sequence[Level], starts: Noise | None = None) -> Difference | None:
-    """The difference over launches; with a freedom of 0 where their spread is unknown."""
+    """The difference over launches; with a freedom of 0 where their spread is unknown.
+
+    The launches' weights follow from their numbers of rounds and one variance of a round: those of
+    variances that each launch has estimated for itself would fit its chance too.
+    """
     if not levels:
         return None
     values = np.array([level.estimate for level in levels])
-    variances = np.array([level.variance for level in levels])
-    has_errors = bool(np.isfinite(variances).all())
-    if starts is not None and (starts.freedom <= 0 or not has_errors):
-        starts = None
-    extra = 0.0 if starts is None else starts.deviation**2
-    if starts is not None:
-        freedoms = [variance_of_start(level, starts)[1] for level in levels]
-        known_freedom = float(np.mean(freedoms))
-        mean, error, scatter = _weighted(values, variances + extra)
-        freedom = len(levels) - 1
+    nums = np.array([level.num_rounds for level in levels])
+    freedom = len(levels) - 1
+    rounds = noise_in_rounds(levels)
+    if rounds is None:  # too few rounds in each launch; launches count alike
+        mean, error, scatter = _weighted(values, np.ones(len(values)))
+        if len(levels) < FEWEST_LAUNCHES:
+            return Difference(mean, 0.0, 0.0)
+        return Difference(mean, error * math.sqrt(scatter), freedom)
+    variances = rounds.deviation**2 / nums
+    if starts is not None and starts.freedom > 0:
+        mean, error, scatter = _weighted(values, variances + starts.deviation**2)
+        size = float(len(nums) / (1 / nums).sum())  # the harmonic mean
+        known_freedom = _freedom_of_sum(
+            (starts.deviation**2, starts.freedom), (rounds.deviation**2 / size, rounds.freedom)
+        )
         if not is_larger(scatter, freedom, 1.0, known_freedom, NOISIER):
             pooled = (freedom * scatter + known_freedom) / (freedom + known_freedom)
             return Difference(mean, error * math.sqrt(pooled), freedom + known_freedom)
     if len(levels) < FEWEST_LAUNCHES:
-        error = math.sqrt(float(np.mean(variances)) / len(levels)) if has_errors else 0.0
-        return Difference(float(values.mean()), error, 0.0)
-    if has_errors:  # what launches scatter beyond the errors of their rounds
-        extra = max(0.0, group(values).variance - float(variances.mean()))
-        mean, error, scatter = _weighted(values, variances + extra)
-    else:
-        mean, error, scatter = _weighted(values, np.ones(len(values)))
-    return Difference(mean, error * math.sqrt(scatter), len(levels) - 1)
+        mean, error, _ = _weighted(values, variances)
+        return Difference(mean, error, 0.0)
+    beyond = max(0.0, group(values).variance - float(variances.mean()))
+    mean, error, scatter = _weighted(values, variances + beyond)
+    return Difference(mean, error * math.sqrt(scatter), freedom)
+
+
+def noise_in_rounds(levels: Sequence[Level]) -> Noise | None:
+    """The deviation of a round in a launch, pooled; None where no launch shows it."""
+    known = [level for level in levels if level.freedom > 0]
+    freedom = math.fsum(level.freedom for level in known)
+    if not known:
+        return None
+    squares = math.fsum(level.freedom * level.variance for level in known)
+    return Noise(math.sqrt(squares / freedom), freedom)
+
+
+def _freedom_of_sum(*parts: tuple[float, float]) -> float:
+    """Degrees of freedom of a sum of variances with their own (Satterthwaite 1946)."""
+    total = math.fsum(variance for variance, _ in parts)
+    if total == 0:
+        return math.fsum(freedom for _, freedom in parts)
+    return 1 / math.fsum(
+        (variance / total) ** 2 / freedom for variance, freedom in parts if variance
+    )
 
 
 def _weighted(values: Values, variances: Values) -> tuple[float, float, float]:
@@ -245,7 +261,7 @@ def _of_launches(metric: Metric, evidence: Evidence, num_tests: int) -> Estimate
     is_usable = np.isfinite(figures).all() and (metric.in_points or bool((figures > 0).all()))
     if is_usable and min(map(len, usual)) >= FEWEST_LAUNCHES:
         compared = _compared(metric, evidence, usual, num_tests)
-    nums = [len(side.figures) for side in sides]
+    nums = len(evidence.base.figures), len(evidence.head.figures)
     discounts: list[Discount] = []
     names: tuple[Literal["base", "head"], ...] = ("base", "head")
     for at, (name, num, places) in enumerate(zip(names, nums, usual, strict=True)):
@@ -353,8 +369,7 @@ def _with_variance(difference: Difference, drift: Noise, times: float) -> Differ
         return difference
     own = difference.error**2
     total = own + extra
-    parts = ((own / total, difference.freedom), (extra / total, drift.freedom))
-    freedom = 1 / sum(share**2 / of_share for share, of_share in parts if share)
+    freedom = _freedom_of_sum((own, difference.freedom), (extra, drift.freedom))
     return replace(difference, error=math.sqrt(total), freedom=freedom)
 
 

@@ -13,24 +13,21 @@ from dataclasses import dataclass
 from ppbench.judge.differences import smallest_difference, t_quantile
 from ppbench.judge.estimates import FEWEST_ROUNDS
 from ppbench.judge.evidence import RESOLUTION, Noise
-from ppbench.judge.verdicts import LEVEL, SHARE_OF_RESOLUTION, Change
+from ppbench.judge.verdicts import LEVEL, Change
 
 POWER = 0.8
 MOST_LAUNCHES = 30
 """More launches than this are not worth the time for what they would show."""
 
 
-def found_by(
-    noise: Noise, num_launches: int, *, level: float = LEVEL, resolution: float = RESOLUTION
-) -> float:
+def found_by(noise: Noise, num_launches: int, level: float = LEVEL) -> float:
     """The change that 80 % of comparisons find with so many launches a side: 0.02 is 2 %.
 
     The noise is that of launches of one side, and is known to those comparisons too.
     """
     error = noise.deviation * math.sqrt(2 / num_launches)
     freedom = 2 * (num_launches - 1) + noise.freedom
-    least = math.log1p(SHARE_OF_RESOLUTION * resolution) + t_quantile(freedom, POWER) * error
-    return math.expm1(max(_distance(error, freedom, level), least if error else 0.0))
+    return math.expm1(_distance(error, freedom, level))
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ def launches_needed(change: Change, *, num_tests: int = 1, most: int = MOST_LAUN
     """How many launches of each side would decide an open comparison, the present ones included.
 
     It assumes that launches go on to differ and to scatter as these do. None if that takes more
-    than `most`, as for a difference at half of the resolution, or if the scatter is unknown.
+    than `most`, or if the scatter is unknown.
     """
     counted = min(change.num_base, change.num_head)
     exact = change.exact
@@ -99,12 +96,8 @@ def _is_decided(
     in_points: bool,
     num_tests: int,
 ) -> bool:
-    x, half = (
-        smallest_difference(size, in_points=in_points)
-        for size in (resolution, SHARE_OF_RESOLUTION * resolution)
-    )
-    ahead = abs(difference)
-    is_claim = ahead > half and _distance(error, freedom, LEVEL / num_tests) <= ahead
+    x, ahead = smallest_difference(resolution, in_points=in_points), abs(difference)
+    is_claim = _distance(error, freedom, LEVEL / num_tests) <= ahead
     return is_claim or ahead + _distance(error, freedom, LEVEL) <= x
 
 

@@ -27,8 +27,11 @@ import numpy as np
 
 from ppbench.judge.differences import CONFIDENCE, additive, chi_square, group
 from ppbench.judge.disturbances import places_apart
-from ppbench.judge.estimates import level_of
+from ppbench.judge.estimates import level_of, noise_in_rounds
 from ppbench.judge.evidence import Metric, Noise, Rounds
+
+LEAST_SHARE = 0.25
+"""Least share of its standard error for which the variance of starts is taken."""
 
 
 @dataclass(frozen=True)
@@ -74,41 +77,40 @@ class RoundNoise:
 def noise_of_rounds(metric: Metric, groups: Sequence[Sequence[Rounds]]) -> RoundNoise:
     """The noise of starts and of rounds, from launches of one pair of sides and one session each.
 
-    The variance of starts is that of the launches' differences less what their rounds explain. It
-    is not taken for less than its own standard error: launches with few rounds do not show that
-    starts differ by nothing.
+    The variance of starts is that of the launches' differences less what their rounds explain
+    (`noise_beyond`): launches with few rounds do not show that starts differ by nothing.
     """
-    found = [[level_of(metric, rounds) for rounds in launches] for launches in groups]
-    rounds_squares = rounds_freedom = 0.0
-    between = within = between_freedom = within_freedom = 0.0
-    for launches, levels in zip(groups, found, strict=True):
-        known = [
-            (level, len(rounds.base))
-            for level, rounds in zip(levels, launches, strict=True)
-            if level is not None and level.freedom > 0
-        ]
-        for level, num in known:
-            rounds_squares += level.freedom * level.variance * num
-            rounds_freedom += level.freedom
-        if len(known) > 1:
-            own = group([level.estimate for level, _ in known])
+    between = explained = freedom = 0.0
+    all_levels = []
+    for launches in groups:
+        found = [level_of(metric, rounds) for rounds in launches]
+        levels = [level for level in found if level is not None and level.freedom > 0]
+        all_levels += levels
+        if len(levels) > 1:
+            own = group([level.estimate for level in levels])
             between += own.squares
-            between_freedom += own.freedom
-            error = float(np.mean([level.variance for level, _ in known]))
-            within += own.freedom * error
-            within_freedom += sum(level.freedom for level, _ in known)
-    rounds = None
-    if rounds_freedom:
-        rounds = Noise(math.sqrt(rounds_squares / rounds_freedom), rounds_freedom)
-    if not between_freedom:
+            freedom += own.freedom
+            explained += own.freedom * float(np.mean([1 / level.num_rounds for level in levels]))
+    rounds = noise_in_rounds(all_levels)
+    if rounds is None or not freedom:
         return RoundNoise(None, rounds)
-    scatter, explained = between / between_freedom, within / between_freedom
-    error = math.sqrt(2 * (scatter**2 / between_freedom + explained**2 / within_freedom))
-    variance = max(scatter - explained, error)
+    of_launch = Noise(rounds.deviation * math.sqrt(explained / freedom), rounds.freedom)
+    scatter = Noise(math.sqrt(between / freedom), freedom)
+    return RoundNoise(noise_beyond(scatter, of_launch), rounds)
+
+
+def noise_beyond(scatter: Noise, explained: Noise) -> Noise:
+    """What launches scatter beyond what their rounds explain.
+
+    It is at least a share of its standard error, so that its freedom says how little is known.
+    """
+    total, own = scatter.deviation**2, explained.deviation**2
+    error = math.sqrt(2 * (total**2 / scatter.freedom + own**2 / explained.freedom))
+    variance = max(total - own, LEAST_SHARE * error)
     if variance == 0:
-        return RoundNoise(Noise(0.0, between_freedom), rounds)
-    freedom = min(2 * (variance / error) ** 2, between_freedom)
-    return RoundNoise(Noise(math.sqrt(variance), freedom), rounds)
+        return Noise(0.0, scatter.freedom)
+    freedom = min(2 * (variance / error) ** 2, scatter.freedom)
+    return Noise(math.sqrt(variance), freedom)
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,14 @@
 """Whether a head is faster or slower than its base, or the same, or whether that is open.
 
-    faster, slower   the interval excludes no difference, and the estimate is beyond half of x
     same             the whole interval lies within x, the resolution: a test that finds nothing is
                      no evidence of equality
+    faster, slower   else, the interval excludes no difference
     open             neither; the interval says within how much the sides are the same
 
-The interval that decides has 99 % at all looks together (`ppbench.judge.looks`), so that at most
-1 % of comparisons of equal sides end with a claim, and as few of sides that differ by more than x
-are the same. It is corrected after Holm for the number of claims that are made together. What is
-shown is the interval of 95 %.
+At most 1 % of comparisons of equal sides end with a claim, over all looks together
+(`ppbench.judge.looks`), corrected after Holm for the number of claims that are made together; and
+as few of sides that differ by more than x are the same. So a claim takes an interval of 99 %, and
+`same` one whose ends are each wrong in 1 %. What is shown is the interval of 95 %.
 
 Steps are not tested against steps: those of one launch are correlated, and such a test alarms in
 half of all comparisons of a commit with itself.
@@ -21,6 +21,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Literal
 
 from ppbench.judge.differences import (
     CONFIDENCE,
@@ -36,10 +37,12 @@ from ppbench.judge.looks import ONE_LOOK, Looks
 
 SPEED = "tokens_per_s"
 """The default figure."""
-LEVEL = 0.01
-"""Chance of a claim, in either direction, between equal sides over all looks."""
-SHARE_OF_RESOLUTION = 0.5
-"""Share of the resolution that the estimate of a claim exceeds."""
+LEVEL = 0.0075
+"""Spent on false claims, in either direction, over all looks.
+
+Tests of few launches, whose disturbed ones do not count, add the rest of 1 %.
+"""
+_LARGEST_LOG = 700.0
 
 
 class Verdict(StrEnum):
@@ -68,7 +71,7 @@ class Change:
     ratio: Ratio | None = None  # head / base, with 95 %; None without interval, or in points
     difference: Ratio | None = None  # head - base, of a metric in points
     p: float = 1.0  # corrected for looks and for the number of comparisons; below `LEVEL`: a claim
-    within: float = math.inf  # the deciding interval lies within this; relative, or in points
+    ends: tuple[float, float] = (-math.inf, math.inf)  # each wrong in 1 %; on the scale of `exact`
     discounts: tuple[Discount, ...] = ()  # launches and rounds that do not count
     doubt: Doubt | None = None
     exact: Difference | None = None  # on the scale of the tests: logarithms, or points
@@ -78,9 +81,15 @@ class Change:
         return self.verdict is not Verdict.open
 
     @property
+    def within(self) -> float:
+        """Both ends lie within so much, relative or in points: `within 4 %`."""
+        far = max(map(abs, self.ends))
+        return far if self.difference is not None or far > _LARGEST_LOG else math.expm1(far)
+
+    @property
     def has_interval(self) -> bool:
         """Whether the spread of launches is known, by themselves or from elsewhere."""
-        return math.isfinite(self.within)
+        return self.exact is not None and self.exact.freedom > 0
 
     @property
     def num_missing(self) -> int:
@@ -93,7 +102,8 @@ class Change:
         other = {Verdict.faster: Verdict.slower, Verdict.slower: Verdict.faster}
         exact = self.exact and replace(self.exact, estimate=-self.exact.estimate)
         ratio, difference = self.ratio, self.difference
-        sides = {"base": "head", "head": "base"}
+        sides: dict[Literal["base", "head", "both"], Literal["base", "head", "both"]]
+        sides = {"base": "head", "head": "base", "both": "both"}
         return replace(
             self,
             base=self.head,
@@ -104,9 +114,8 @@ class Change:
             ratio=ratio and Ratio(*(_inverse(x) for x in (ratio.estimate, ratio.high, ratio.low))),
             difference=difference
             and Ratio(-difference.estimate, -difference.high, -difference.low),
-            discounts=tuple(
-                replace(one, side=sides.get(one.side, one.side)) for one in self.discounts
-            ),
+            discounts=tuple(replace(one, side=sides[one.side]) for one in self.discounts),
+            ends=(-self.ends[1], -self.ends[0]),
             exact=exact,
         )
 
@@ -149,22 +158,18 @@ def judge(metric: Metric, evidences: Sequence[Evidence], looks: Looks = ONE_LOOK
             else:
                 change = replace(change, ratio=ratio_of_logs(difference, confidence))
             p = min(1.0, next(corrected) * LEVEL / level)
-            far = max(map(abs, difference.ends(1 - level)))
-            within = far if metric.in_points else _expm1(far)
-            x, half = (
-                smallest_difference(size, in_points=metric.in_points)
-                for size in (evidence.resolution, SHARE_OF_RESOLUTION * evidence.resolution)
-            )
+            ends = difference.ends(1 - looks.level(2 * LEVEL))
+            x = smallest_difference(evidence.resolution, in_points=metric.in_points)
             verdict, doubt = Verdict.open, None
-            if p < LEVEL and abs(difference.estimate) > half:
+            if -x <= ends[0] and ends[1] <= x:
+                verdict = Verdict.same
+            elif p < LEVEL:
                 is_better = (difference.estimate > 0) == bool(metric.higher_is_better)
                 verdict = Verdict.faster if is_better else Verdict.slower
-            elif far <= x:
-                verdict = Verdict.same
             is_hidden = verdict.is_claim and each.doubt is Doubt.two_levels
             if is_hidden or (verdict is Verdict.same and each.doubt is Doubt.lopsided):
                 verdict, doubt = Verdict.open, each.doubt
-            change = replace(change, p=p, within=within, verdict=verdict, doubt=doubt)
+            change = replace(change, p=p, ends=ends, verdict=verdict, doubt=doubt)
         changes.append(change)
     return changes
 
@@ -178,7 +183,3 @@ def holm(chances: Sequence[float]) -> list[float]:
         highest = max(highest, min(1.0, chances[place] * (len(chances) - rank)))
         corrected[place] = highest
     return corrected
-
-
-def _expm1(value: float) -> float:
-    return math.expm1(value) if value < 700 else math.inf
