@@ -383,7 +383,8 @@ def _difference(one: Group, other: Group, noise: Noise | None) -> Difference:
 def _is_noisier(head: Group, base: Group, noise: Noise) -> bool:
     """Whether the launches of a side, or of both together, scatter more than the noise."""
     both = Group(head.freedom + base.freedom + 1, 0.0, head.squares + base.squares)
+    spreads, level = (head, base, both), NOISIER / 3
     return any(
-        is_larger(side.variance, side.freedom, noise.deviation**2, noise.freedom, NOISIER)
-        for side in (head, base, both)
+        is_larger(spread.variance, spread.freedom, noise.deviation**2, noise.freedom, level)
+        for spread in spreads
     )
