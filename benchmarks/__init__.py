@@ -28,6 +28,7 @@ BENCHMARKS: tuple[str, ...] = (
     "store",
     "controls",
     "disturbed",
+    "judging",
 )
 """The benchmarks in the order in which they run and are shown on the page. Each is a module of this
 package with a `main()` that needs no argument and writes `results/NAME.json`."""

@@ -43,8 +43,8 @@ from engine.run.recording import Recording
 from engine.trainer import Trainer, connect
 from ppbench.comparison.slowdowns import slowdowns_by_run
 from ppbench.config.case import Case
-from ppbench.run.worker.fixed_work import Reference
 from ppbench.judge.slowdowns import Control, is_disturbed, slowdowns
+from ppbench.run.worker.fixed_work import Reference
 from ppbench.store import Store
 
 MOST_COST = 0.03

@@ -10,9 +10,8 @@ jobs there are: beside them it has a higher priority, on all cores, for which it
 
 Every ten launches that follow one another are two sides of five, the even ones and the odd ones.
 That gives comparisons of a case with itself, and comparisons of the two cases, all judged by the
-step's time as `ppbench compare` judges them, with each launch's controls. Beside them is Welch's
-test alone, at the same level and floor: the verdicts before launches were discounted. Sides of five
-that are drawn from all launches tell more than those that follow one another, but overlap.
+step's time as `ppbench compare` judges them, with each launch's controls. Sides of five that are
+drawn from all launches tell more than those that follow one another, but overlap.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from benchmarks.outcome import Figure, Goal, Ratio, parser, write
 from benchmarks.surroundings import read_surroundings
 from ppbench.comparison.slowdowns import in_order, slowdowns_by_run
 from ppbench.display.metrics import METRICS
-from ppbench.judge.differences import group, welch
+from ppbench.judge.evidence import Evidence, Launches
 from ppbench.judge.slowdowns import NOT_KNOWN, is_disturbed
-from ppbench.statistics.verdicts import FLOOR, LEVEL, Pair, Verdict, compare
+from ppbench.judge.verdicts import Verdict, judge
 from ppbench.store import Store
 
 A_SIDE = 5
@@ -145,7 +144,7 @@ class Sides:
     fast: Side
     slow: Side
 
-    def pairs(self, base: Side, head: Side) -> list[Pair]:
+    def pairs(self, base: Side, head: Side) -> list[Evidence]:
         """Even launches of one against odd ones of the other, five of each, and the reverse."""
         size, both = 2 * A_SIDE, []
         for start in range(0, len(base.figures) - size + 1, size):
@@ -153,21 +152,19 @@ class Sides:
             both += [_pair(base, head, *order) for order in ((even, odd), (odd, even))]
         return both
 
-    def drawn(self, base: Side, head: Side, draw: random.Random) -> list[Pair]:
+    def drawn(self, base: Side, head: Side, draw: random.Random) -> list[Evidence]:
         """Five launches of one against five others of the other, drawn many times."""
         drawn = (draw.sample(range(len(base.figures)), 2 * A_SIDE) for _ in range(NUM_DRAWN))
         return [_pair(base, head, ten[:A_SIDE], ten[A_SIDE:]) for ten in drawn]
 
 
-def _pair(base: Side, head: Side, of_base: Sequence[int], of_head: Sequence[int]) -> Pair:
+def _pair(base: Side, head: Side, of_base: Sequence[int], of_head: Sequence[int]) -> Evidence:
     def at(values: Sequence[float], places: Sequence[int]) -> tuple[float, ...]:
         return tuple(values[place] for place in places)
 
-    return Pair(
-        at(base.figures, of_base),
-        at(head.figures, of_head),
-        base_slowdowns=at(base.slowdowns, of_base),
-        head_slowdowns=at(head.slowdowns, of_head),
+    return Evidence(
+        Launches(at(base.figures, of_base), at(base.slowdowns, of_base)),
+        Launches(at(head.figures, of_head), at(head.slowdowns, of_head)),
     )
 
 
@@ -202,15 +199,11 @@ def ratios(sides: Sides, draw: random.Random) -> Iterator[Ratio]:
     yield from _shares("drawn, ", alike, sides.drawn(fast, slow, draw))
 
 
-def _shares(start: str, alike: Sequence[Pair], slower: Sequence[Pair]) -> Iterator[Ratio]:
-    for name, verdicts in (("", judged), ("Welch's test alone: ", judged_by_welch)):
-        same, found = verdicts(alike), verdicts(slower)
-        false, goal = (None, None) if name else (FALSE, FOUND)
-        yield _share(f"{start}{name}{len(alike)} of one case, slower", same, Verdict.slower, false)
-        yield _share(f"{start}{name}{len(alike)} of one case, faster", same, Verdict.faster)
-        yield _share(
-            f"{start}{name}{len(slower)} of two cases, slower", found, Verdict.slower, goal
-        )
+def _shares(start: str, alike: Sequence[Evidence], slower: Sequence[Evidence]) -> Iterator[Ratio]:
+    same, found = judged(alike), judged(slower)
+    yield _share(f"{start}{len(alike)} of one case, slower", same, Verdict.slower, FALSE)
+    yield _share(f"{start}{len(alike)} of one case, faster", same, Verdict.faster)
+    yield _share(f"{start}{len(slower)} of two cases, slower", found, Verdict.slower, FOUND)
 
 
 def _share(name: str, verdicts: Sequence[Verdict], of: Verdict, goal: Goal | None = None) -> Ratio:
@@ -218,21 +211,9 @@ def _share(name: str, verdicts: Sequence[Verdict], of: Verdict, goal: Goal | Non
     return Ratio(name, (share,), goal=goal)
 
 
-def judged(pairs: Sequence[Pair]) -> list[Verdict]:
+def judged(pairs: Sequence[Evidence]) -> list[Verdict]:
     """Verdicts as `ppbench compare` has them, each comparison on its own."""
-    return [compare(METRICS[STEP], [pair])[0].verdict for pair in pairs]
-
-
-def judged_by_welch(pairs: Sequence[Pair]) -> list[Verdict]:
-    """Verdicts of Welch's test on logarithms, beyond the floor."""
-    return [_by_welch(np.log(pair.head), np.log(pair.base)) for pair in pairs]
-
-
-def _by_welch(head: np.ndarray, base: np.ndarray) -> Verdict:
-    difference = welch(group(head), group(base))
-    if difference.p >= LEVEL or abs(difference.estimate) <= math.log1p(FLOOR):
-        return Verdict.unclear
-    return Verdict.slower if difference.estimate > 0 else Verdict.faster
+    return [judge(METRICS[STEP], [pair])[0].verdict for pair in pairs]
 
 
 def figures(sides: Sides) -> Iterator[Figure]:

@@ -1,6 +1,6 @@
 """Whether the judge's error rates hold, and how soon it answers, on made-up rounds and launches.
 
-    python -m benchmarks.judging [--sequences 2400] [--seed 38] [--only NAME...]
+    python -m benchmarks.judging [--sequences 1200] [--seed 38] [--only NAME...]
 
 A launch has rounds of two sides that take turns, base first and head first alternately. The head's
 turns differ from the base's by the true difference, by what the start of the launch decided, and by
@@ -13,40 +13,37 @@ what each turn scatters:
     correlated              a turn's noise is correlated by 0.5 with that of the one before it
     drift                   the machine gets 6 % slower in the course of a launch
 
-One looks after every eighth round until the verdict, or until eight launches of 24 rounds are
+One looks after every twelfth round until the verdict, or until eight launches of 24 rounds are
 spent. The starts are known from ten launches of the same kind before, or unknown. `False claims`
 are `faster` or `slower` for equal sides, at any look; `wrong same` is `same` where the true
 difference is the resolution of 2 % (the hardest: larger ones are confused less). Intervals are
 those of 95 % at a single look after the whole budget, and at all looks together.
 
-Launches of one side each (`alone`) are judged after every launch of both sides, up to twelve, with
-a deviation of 0.8 %: normal, Student's t of three degrees of freedom, exponential, on a slow level
-in some share, a tenth and a fifth disturbed by 10 to 35 %, drifting by 1 % in a day, correlated
-by 0.6 with the one before.
+Launches of one side each (`alone`, the models of `benchmarks/made_up_launches.py`) are judged after
+every launch of both sides, up to twelve.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 from scipy.signal import lfilter
 
+from benchmarks.made_up_launches import ALL_MODELS, SEARCHED, Model, bimodal_name
 from benchmarks.outcome import Figure, Goal, Ratio, parser, write
 from benchmarks.surroundings import read_surroundings
 from ppbench.display.metrics import METRICS
 from ppbench.judge.evidence import RESOLUTION, Evidence, Launches, Noise, Rounds
-from ppbench.judge.looks import looks_at
+from ppbench.judge.looks import Looks
 from ppbench.judge.noise import noise_of_launches, noise_of_rounds
 from ppbench.judge.verdicts import Change, Verdict, judge
 
-Floats = npt.NDArray[np.float64]
 STEP = METRICS["step_ns"]
-NUM_LAUNCHES, NUM_ROUNDS, A_LOOK = 8, 24, 8
+NUM_LAUNCHES, NUM_ROUNDS, A_LOOK = 8, 24, 12
 NUM_BEFORE = 10
 """Launches that have measured how much starts differ, or launches of one side."""
 NUM_BATCHES = 12
@@ -99,39 +96,8 @@ TURNS: Mapping[str, Turns] = {
     "correlated": Turns(0.08, correlation=0.5),
     "drift": Turns(drift=0.06),
 }
-ALONE = 0.008
-
-
-def alone(
-    draw: np.random.Generator, num: int, *, kind: str = "normal", share: float = 0.0
-) -> Floats:
-    """Logarithms of the steps of launches of one side or of both in turn, in the order of time."""
-    logs = draw.normal(0, ALONE, num)
-    if kind == "t3":
-        logs = draw.standard_t(3, num) * ALONE / math.sqrt(3)
-    elif kind == "exponential":
-        logs = draw.exponential(ALONE, num)
-    elif kind == "disturbed":
-        logs += np.where(draw.random(num) < share, np.log1p(draw.uniform(*DISTURBANCE, num)), 0)
-    elif kind == "two levels":
-        logs += 0.03 * (draw.random(num) < share)
-    elif kind == "drift":
-        logs += 0.01 * np.sin(2 * np.pi * (np.arange(num) / num + draw.random()))
-    elif kind == "correlated":
-        fresh = draw.normal(0, ALONE * 0.8, num + 30)
-        logs = lfilter([1.0], [1.0, -0.6], fresh)[30:]
-    return np.asarray(logs)
-
-
-ALONES: Mapping[str, Callable[[np.random.Generator, int], Floats]] = {
-    "normal": alone,
-    "t3": partial(alone, kind="t3"),
-    "exponential": partial(alone, kind="exponential"),
-    "disturbed 10 %": partial(alone, kind="disturbed", share=0.1),
-    "disturbed 20 %": partial(alone, kind="disturbed", share=0.2),
-    "3 % slower in 30 %": partial(alone, kind="two levels", share=0.3),
-    "drift": partial(alone, kind="drift"),
-    "correlated": partial(alone, kind="correlated"),
+ALONES: Mapping[str, Model] = {
+    name: ALL_MODELS[name] for name in (*SEARCHED, bimodal_name(0.03, 0.3), "drift", "correlated")
 }
 MOST_ALONE, FEWEST_ALONE = 12, 3
 
@@ -149,38 +115,77 @@ class Looked:
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--sequences", type=int, default=2400, help="of each kind")
+    options.add_argument("--sequences", type=int, default=1200, help="of each kind")
     options.add_argument("--seed", type=int, default=38)
     options.add_argument("--only", nargs="+", help="kinds, by the beginnings of their names")
     settings, surroundings = options.parse_args(), read_surroundings()
-    ratios: list[Ratio] = []
+    rates: dict[str, list[tuple[float, ...]]] = {}  # of each measure, over kinds, in batches
     figures: list[Figure] = []
-    for name, simulate in kinds():
+    for group, name, simulate in kinds():
         if settings.only and not name.startswith(tuple(settings.only)):
             continue
         for difference in (0.0, RESOLUTION, 0.05):
             draw = np.random.default_rng([settings.seed, *f"{name}{difference}".encode()])
             log = math.log1p(difference)
             found = [simulate(draw, log) for _ in range(settings.sequences)]
-            for figure in figures_of(f"{name}, {difference:.0%}", difference, found):
-                (ratios if isinstance(figure, Ratio) else figures).append(figure)
-                print(f"  {figure.name}: {float(np.mean(figure.values)):.4g}", flush=True)
+            batches = np.array_split(np.arange(len(found)), NUM_BATCHES)
+            for measure, is_so in measures(difference):
+                by_batch = tuple(
+                    float(np.mean([is_so(found[at]) for at in batch])) for batch in batches
+                )
+                rates.setdefault(f"{group}: {measure}", []).append(by_batch)
+                figures.append(Figure(f"{name}: {measure}", (float(np.mean(by_batch)),)))
+            for unit in ("launches", "rounds"):
+                nums = [getattr(one, f"num_{unit}") for one in found]
+                if any(nums):
+                    text = f"{name}: {unit} for {difference:.0%}"
+                    figures.append(Figure(text, (float(np.median(nums)),)))
+        for figure in figures:
+            if figure.name.startswith(f"{name}: "):
+                print(f"  {figure.name}: {figure.values[0]:.4g}", flush=True)
+    goals = {"false claims": FALSE, "wrong same": WRONG, "interval holds": HOLDS}
+    ratios = [
+        Ratio(name, tuple(np.mean(of_kinds, axis=0).tolist()), goal=goals.get(name.split(": ")[1]))
+        for name, of_kinds in rates.items()
+    ]
     write("judging", settings, surroundings, ratios, figures)
+
+
+def measures(difference: float) -> Iterator[tuple[str, Callable[[Looked], bool]]]:
+    """What is counted of comparisons of sides that differ by so much."""
+    if difference == 0:
+        yield "false claims", lambda one: one.verdict.is_claim
+        yield "interval holds", lambda one: one.held_at_end
+        yield "interval holds at all looks", lambda one: one.always_held
+        yield "same", lambda one: one.verdict is Verdict.same
+    elif difference == RESOLUTION:
+        yield "wrong same", lambda one: one.verdict is Verdict.same
+        yield "2 % found", lambda one: one.verdict is Verdict.slower
+    else:
+        yield "5 % found", lambda one: one.verdict is Verdict.slower
 
 
 Simulate = Callable[[np.random.Generator, float], Looked]
 
 
-def kinds() -> Iterator[tuple[str, Simulate]]:
-    """The kinds of comparisons, with their names."""
+def kinds() -> Iterator[tuple[str, str, Simulate]]:
+    """The kinds of comparisons, with the groups that they are in, and their names."""
     for name, turns in TURNS.items():
         for is_known in (True, False):
             known = "known" if is_known else "unknown"
-            yield f"{name}, starts {known}", partial(in_turns, turns, is_known=is_known)
+            yield (
+                f"in turns, starts {known}",
+                f"{name}, starts {known}",
+                partial(in_turns, turns, is_known=is_known),
+            )
     for name, model in ALONES.items():
         for is_known in (True, False):
             known = "known" if is_known else "unknown"
-            yield f"alone: {name}, noise {known}", partial(side_by_side, model, is_known=is_known)
+            yield (
+                f"alone, noise {known}",
+                f"alone: {name}, noise {known}",
+                partial(side_by_side, model, is_known=is_known),
+            )
 
 
 def in_turns(
@@ -201,7 +206,7 @@ def in_turns(
         parts = [*launches[:full]]
         if rest:
             parts.append(Rounds(launches[full].base[:rest], launches[full].head[:rest]))
-        looks = looks_at(counts[: place + 1], counts[-1])
+        looks = Looks(tuple(counts[: place + 1]), counts[-1])
         (change,) = judge(STEP, [Evidence(paired=tuple(parts), starts=starts)], looks)
         if change.is_decided and first is None:
             first = change.verdict, len(parts), count
@@ -213,7 +218,7 @@ def in_turns(
 
 
 def side_by_side(
-    model: Callable[[np.random.Generator, int], Floats],
+    model: Model,
     draw: np.random.Generator,
     difference: float,
     *,
@@ -222,9 +227,9 @@ def side_by_side(
     """Look at launches of either side until the verdict."""
     noise: Noise | None = None
     if is_known:
-        level = noise_of_launches(STEP, [np.exp(model(draw, 2 * NUM_BEFORE)).tolist()])
+        level = noise_of_launches(STEP, [np.exp(model(draw, (2 * NUM_BEFORE,))).tolist()])
         noise = None if level is None else level.noise
-    logs = model(draw, 2 * MOST_ALONE)
+    logs = model(draw, (2 * MOST_ALONE,))
     base, head = np.exp(logs[::2]).tolist(), np.exp(logs[1::2] + difference).tolist()
     counts = range(FEWEST_ALONE, MOST_ALONE + 1)
     (whole,) = judge(STEP, [Evidence(Launches(tuple(base)), Launches(tuple(head)), noise=noise)])
@@ -232,7 +237,7 @@ def side_by_side(
     always = True
     for place, num in enumerate(counts):
         sides = Launches(tuple(base[:num])), Launches(tuple(head[:num]))
-        looks = looks_at(counts[: place + 1], MOST_ALONE)
+        looks = Looks(tuple(counts[: place + 1]), MOST_ALONE)
         (change,) = judge(STEP, [Evidence(*sides, noise=noise)], looks)
         if change.is_decided and first is None:
             first = change.verdict, num
@@ -248,29 +253,6 @@ def holds(change: Change, difference: float) -> bool:
     if change.ratio is None:
         return True
     return change.ratio.low <= math.exp(difference) <= change.ratio.high
-
-
-def figures_of(name: str, difference: float, found: Sequence[Looked]) -> Iterator[Figure | Ratio]:
-    """The rates of one kind, in batches of comparisons, and how long they took."""
-    batches = np.array_split(np.arange(len(found)), NUM_BATCHES)
-
-    def rates(is_so: Callable[[Looked], bool]) -> tuple[float, ...]:
-        return tuple(float(np.mean([is_so(found[at]) for at in batch])) for batch in batches)
-
-    if difference == 0:
-        yield Ratio(f"{name}: false claims", rates(lambda one: one.verdict.is_claim), goal=FALSE)
-        yield Ratio(f"{name}: interval holds", rates(lambda one: one.held_at_end), goal=HOLDS)
-        yield Ratio(f"{name}: interval holds at all looks", rates(lambda one: one.always_held))
-    if difference == RESOLUTION:
-        same = rates(lambda one: one.verdict is Verdict.same)
-        yield Ratio(f"{name}: wrong same", same, goal=WRONG)
-    words = ("same",) if difference == 0 else ("slower",)
-    for verdict in words:
-        found_so = rates(lambda one, verdict=verdict: str(one.verdict) == verdict)
-        yield Ratio(f"{name}: {verdict}", found_so)
-    yield Figure(f"{name}: launches", (float(np.median([one.num_launches for one in found])),))
-    if found[0].num_rounds:
-        yield Figure(f"{name}: rounds", (float(np.median([one.num_rounds for one in found])),))
 
 
 if __name__ == "__main__":

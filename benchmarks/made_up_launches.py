@@ -23,8 +23,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.signal import lfilter
 
-from ppbench.statistics.noise import measure_noise
-from ppbench.statistics.verdicts import Noise
+from ppbench.display.metrics import METRICS
+from ppbench.judge.evidence import Noise
+from ppbench.judge.noise import noise_of_launches
 
 BETWEEN, WITHIN, AUTOREGRESSION, OUTLYING = 0.008, 0.008, 0.4, 0.02
 OUTLIERS = (1.5, 3.0)  # factors by which an outlier is longer
@@ -46,12 +47,9 @@ class Settings:
     """The options of the command line."""
 
     seed: int
-    comparisons: int
     series: int
     searches: int
-    sequences: int
     steps: int
-    launches: int
     json: Path | None
     parts: list[str] | None = None  # all
 
@@ -165,7 +163,8 @@ def noises(settings: Settings, num: int, model: Model = normal) -> list[Noise]:
     """Noises as measured before, each by launches of its own."""
     draw = settings.draw("noise")
     launches = np.median(made_up_steps(draw, (num, NOISE_LAUNCHES), settings.steps, model), axis=-1)
-    return [measure_noise([series], slow_sign=1).noise for series in launches]
+    levels = [noise_of_launches(METRICS["step_ns"], [series]) for series in launches.tolist()]
+    return [level.noise for level in levels if level is not None]
 
 
 Part = Callable[[Settings], Iterator[tuple[str, float]]]

@@ -18,8 +18,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from benchmarks.surroundings import ROOT, Surroundings
-from ppbench.judge.differences import group, t_quantile
-from ppbench.statistics.step_times import CONFIDENCE, median_interval
+from ppbench.judge.differences import CONFIDENCE, group, t_quantile
+from ppbench.statistics.step_times import median_interval
 
 RESULTS = ROOT / "benchmarks" / "results"
 MAX_ROUNDS = "most rounds, to which it is measured on while a goal is not decided; 0: none"

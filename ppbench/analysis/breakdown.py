@@ -23,11 +23,14 @@ from ppbench.analysis.collectives import collectives
 from ppbench.analysis.metrics import compute_spans, step_starts
 from ppbench.analysis.transfers import messages
 from ppbench.judge.differences import FEWEST_LAUNCHES
-from ppbench.statistics.verdicts import Change, Metric, Pair, Verdict, compare
+from ppbench.judge.evidence import Evidence, Launches, Metric
+from ppbench.judge.verdicts import Change, judge
 
 DURATION = Metric("duration_ns", higher_is_better=False, in_points=False)
 EVERYWHERE = -1
 """The place of a class that is summed over all stages and ranks."""
+MATTERS = 0.01
+"""Change of a class within which it is the same."""
 NEGLIGIBLE = 0.005
 """Share of a step below which the contribution of a class is not reported."""
 
@@ -171,12 +174,12 @@ def _tested(
         spans: [[figures[spans] for figures in side if spans in figures] for side in (base, head)]
         for spans in classes
     }
-    pairs = [
-        Pair(tuple(figure.ns for figure in of_base), tuple(figure.ns for figure in of_head))
-        for of_base, of_head in known.values()
-    ]
+    pairs = []
+    for both in known.values():
+        base_side, head_side = (Launches(tuple(one.ns for one in side)) for side in both)
+        pairs.append(Evidence(base_side, head_side, resolution=MATTERS))
     moved, least_ns = [], NEGLIGIBLE * step_ns
-    for (spans, both), change in zip(known.items(), compare(DURATION, pairs), strict=True):
+    for (spans, both), change in zip(known.items(), judge(DURATION, pairs), strict=True):
         base_ns, head_ns = (  # medians over launches of the time per step
             float(pd.Series([figure.per_step_ns for figure in figures]).median())
             for figures in both
@@ -185,7 +188,7 @@ def _tested(
         # The largest change that the interval by launches allows; without one, as of times that
         # are 0, it is taken as it was measured.
         most_ns = math.fabs(contribution_ns)
-        has_moved = most_ns >= least_ns and change.verdict in (Verdict.faster, Verdict.slower)
+        has_moved = most_ns >= least_ns and change.verdict.is_claim
         if change.ratio is not None:
             ends = (change.ratio.low, change.ratio.high)
             most_ns = base_ns * max(math.fabs(end - 1) for end in ends)

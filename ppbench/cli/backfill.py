@@ -63,7 +63,7 @@ def backfill(
     """Measure past commits in work trees: newest, oldest, then the middle of the largest gap."""
     from ppbench.cli.progress import LiveProgress
     from ppbench.commits.backfill import backfill as measure
-    from ppbench.statistics.verdicts import SPEED
+    from ppbench.judge.verdicts import SPEED
 
     view = View.of(columns, sort)
     if most is not None and every != 1:

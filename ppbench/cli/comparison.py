@@ -1,7 +1,7 @@
 """The text of a comparison and of the gate's result, as `ppbench compare` and `check` print them.
 
 In a terminal and in markdown: one line per case and metric, then sentences. In JSON and CSV: every
-raw figure under its own name, with the verdicts in the five words of `statistics.verdicts`.
+raw figure under its own name, with the verdicts in the words of `judge.verdicts`.
 """
 
 from __future__ import annotations
@@ -38,13 +38,12 @@ from ppbench.display.formats import Format
 from ppbench.display.tables import EVERYTHING, View, as_records, escaped, render, sort_rows
 from ppbench.display.units import counted
 from ppbench.report.pages.comparison import ComparisonPage
-from ppbench.statistics.verdicts import Verdict
 
 _COLUMNS = ("case", "fingerprint", "figure", "base", "head", "change_text", "verdict")
 _GATE_COLUMNS = ("allowed", "gate")
 _NAMING = ("case", "figure", "change_text")
 """Columns that are never moved above the table, and left out last."""
-_DETAILS = ["case", "metric", "fingerprint", "p", "floor", "num_base", "num_head"]
+_DETAILS = ["case", "metric", "fingerprint", "p", "resolution", "within", "num_base", "num_head"]
 
 
 def comparison_text(
@@ -221,7 +220,7 @@ def gate_text(
     rows = []
     for gated in result.lines:
         word = "regression" if gated.is_regression else "accepted" if gated.accepted else "ok"
-        if gated.line.change.verdict in (Verdict.unclear, Verdict.insufficient):
+        if not gated.line.change.is_decided:
             word = gated.line.change.verdict
         cells = {"allowed": _allowed(gated), "gate": word}
         unjudged = {"allowed": "", "gate": "not gated"}
@@ -236,8 +235,8 @@ def gate_text(
         *(f"failed at head: {case}" for case in result.failed),
         *(f"not enough data: {case}" for case in result.missing),
         *(
-            f"unclear: {_sentence(gated)}; it passes, more launches would decide"
-            for gated in result.unclear
+            f"open: {_sentence(gated)}; it passes, more launches would decide"
+            for gated in result.open
         ),
     ]
     accepted = []
@@ -279,16 +278,16 @@ def headline(result: GateResult) -> str:
         f"{counted(len(result.failed), 'case')} failed at head" if result.failed else "",
         f"{counted(len(result.missing), 'case')} not judged" if result.missing else "",
         f"{counted(len(result.accepted), 'regression')} accepted" if result.accepted else "",
-        f"{counted(len(result.unclear), 'metric')} unclear" if result.unclear else "",
+        f"{counted(len(result.open), 'metric')} open" if result.open else "",
     ]
     reasons = "; ".join(part for part in parts if part) or "nothing worse than allowed"
     compared = f"({counted(num_cases, 'case')} compared)"
     text = f"ppbench check: {result.word}: {reasons} {compared}"
     if result.word != NOT_DECIDED:
         return text
-    num = launches_wanted([gated.line for gated in result.unclear])
-    looks = result.comparison.looks
-    more = f"--launches {num}" if looks is None else f"--max-launches {2 * looks.most_launches}"
+    num = launches_wanted([gated.line for gated in result.open])
+    stopped = result.comparison.stopped
+    more = f"--launches {num}" if stopped is None else f"--max-launches {2 * stopped.looks.most}"
     exits = f"exits with {result.exit_code:d}"
     return f"{text}; {exits}; to decide it: --run {more} on a quiet machine"
 
@@ -309,9 +308,9 @@ def _listed(lines: Sequence[str], how: Format) -> str:
 
 def _stop(compared: Compared[Any], how: Format) -> str:
     """Why no more launches were made; empty if their number was fixed."""
-    if compared.looks is None:
+    if compared.stopped is None:
         return ""
-    text = stop_text(compared.looks)
+    text = stop_text(compared.stopped)
     return escaped(text) if how is Format.markdown else text
 
 
@@ -517,7 +516,7 @@ def _comparison_values(
 
 
 def _looks_values(compared: Compared[Any]) -> dict[str, object]:
-    return {} if compared.looks is None else {"looks": compared.looks.as_dict()}
+    return {} if compared.stopped is None else {"looks": compared.stopped.as_dict()}
 
 
 def _moved_values(part: Moved) -> dict[str, object]:

@@ -33,8 +33,8 @@ from ppbench.files import is_stream
 
 if TYPE_CHECKING:
     from ppbench.commits.series import History
+    from ppbench.judge.evidence import Metric
     from ppbench.statistics.series import Series, Step
-    from ppbench.statistics.verdicts import Metric
 
 SERIES = [
     *("number", "case", "fingerprint", "commits", "launches", "failed", "gaps"),

@@ -33,7 +33,7 @@ def noise(
     columns: Columns = None,
     sort: Sort = None,
 ) -> None:
-    """Measure launch-to-launch noise on this machine, the floor for comparisons.
+    """Measure launch-to-launch noise on this machine, which hides changes.
 
     Shows the drift between sessions beside it, once launches of one commit in two are stored.
     """
@@ -56,7 +56,6 @@ def noise(
         *counts,
         *spread,
         *drifts,
-        "floor",
         "detectable_change",
     ]
     for text in result.notes:

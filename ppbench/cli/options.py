@@ -248,7 +248,7 @@ def num_and_most(
 
     Raises UsageError where both are asked for.
     """
-    from ppbench.statistics.sequential import MOST_LAUNCHES
+    from ppbench.comparison.measurement import MOST_LAUNCHES
 
     if most is not None and launches is not None:
         raise UsageError(

@@ -15,7 +15,8 @@ from ppbench.display.fields import Field, field_of, words
 from ppbench.display.formats import Format
 from ppbench.display.tables import View, as_records, escaped, render
 from ppbench.errors import ExitCode
-from ppbench.statistics.verdicts import Change, Metric
+from ppbench.judge.evidence import Metric
+from ppbench.judge.verdicts import Change
 
 _MOST_NAMED = 3
 _HEADED: dict[str, Field] = {

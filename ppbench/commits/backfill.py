@@ -23,7 +23,7 @@ from ppbench.commits.bench import SILENT, Bench, Progress, commit_values, read_t
 from ppbench.console import note
 from ppbench.errors import ExitCode, SweepInterruptedError, UsageError, first_line
 from ppbench.git import Repository
-from ppbench.statistics.verdicts import SPEED
+from ppbench.judge.verdicts import SPEED
 
 
 @dataclass(frozen=True, repr=False)

@@ -28,7 +28,7 @@ from ppbench.commits.launches import Launches, StoredLaunches
 from ppbench.commits.sides import WORKTREE
 from ppbench.commits.worktrees import Checkouts, SetupError
 from ppbench.comparison.known import known_of
-from ppbench.comparison.lines import Compared
+from ppbench.comparison.lines import Compared, Stopped
 from ppbench.comparison.measurement import measure_until_decided
 from ppbench.comparison.repeats import is_lacking, most_repeats
 from ppbench.config.case import setting_of
@@ -46,6 +46,8 @@ from ppbench.errors import (
     first_line,
 )
 from ppbench.git import Commit, Repository
+from ppbench.judge.looks import Looks
+from ppbench.judge.verdicts import SPEED
 from ppbench.run.failures.evidence import Diagnosis
 from ppbench.run.job import Attempt, Job
 from ppbench.run.launch import lifetime
@@ -53,8 +55,6 @@ from ppbench.run.machine.environment import default_device
 from ppbench.run.machine.measuring_code import code_hash
 from ppbench.run.records import write_failure
 from ppbench.run.sweep.plan import EACH_COMMIT, check_devices, items_of, sweep_id_of
-from ppbench.statistics.sequential import Look, Looks
-from ppbench.statistics.verdicts import SPEED
 from ppbench.store import Store, check_writable, new_run_id
 
 Result = TypeVar("Result")
@@ -374,10 +374,10 @@ class Rounds:
     def until_decided(
         self,
         most_launches: int,
-        judged: Callable[[Look], Result],
+        judged: Callable[[Looks], Result],
         compared_of: Callable[[Result], Compared[Any]],
         metrics: Collection[str],
-    ) -> tuple[Result, Looks]:
+    ) -> tuple[Result, Stopped]:
         """Launch both sides until the verdicts of these metrics are decided. Raises UsageError."""
         known = known_of(self.bench.sweep, self.bench.results, num_sides=2)
         say = self.bench.progress.say

@@ -35,6 +35,9 @@ from ppbench.errors import (
     UsageError,
     first_line,
 )
+from ppbench.judge.evidence import DiscountReason, Metric, Noise
+from ppbench.judge.noise import noise_of_launches
+from ppbench.judge.slowdowns import Slowdown, is_disturbed
 from ppbench.statistics.bisection import (
     Finding,
     Search,
@@ -42,10 +45,6 @@ from ppbench.statistics.bisection import (
     reach_of_ends,
     search_first_bad,
 )
-from ppbench.statistics.noise import measure_noise
-from ppbench.statistics.sequential import Stop
-from ppbench.judge.slowdowns import Slowdown, is_disturbed
-from ppbench.statistics.verdicts import DiscountReason, Metric, Noise
 from ppbench.store import Store
 
 MOST_FRUITLESS = 2
@@ -88,10 +87,10 @@ class BisectionResult:
         return ExitCode.ok if self.search.finding is Finding.found else ExitCode.insufficient
 
     @property
-    def stop(self) -> Stop:
+    def stop(self) -> str:
         """Why no more launches were made."""
         is_open = self.search.finding is Finding.searching
-        return Stop.most if is_open else Stop.decided
+        return "most launches reached" if is_open else "decided"
 
     @property
     def num_launches(self) -> int:
@@ -349,9 +348,10 @@ class _Bisection:
         cases = range(len(self.bench.sweep.cases))
         ends = (self.launches[0], self.launches[-1])
         figures = [end.figures(place, self.metric) for place in cases for end in ends]
-        in_points = METRICS[self.metric].in_points
         if not self.is_reach_said and all(len(own) > 1 for own in figures):
-            self._say_reach(measure_noise(figures, in_points=in_points).noise, "noise so far")
+            level = noise_of_launches(METRICS[self.metric], figures)
+            if level is not None:
+                self._say_reach(level.noise, "noise so far")
 
     def _num_figures(self, commit: int) -> int:
         cases = range(len(self.bench.sweep.cases))

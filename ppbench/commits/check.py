@@ -33,7 +33,7 @@ from ppbench.comparison.lines import SHOWN, read_metrics
 from ppbench.config.sweep import Sweep, read_share
 from ppbench.console import note
 from ppbench.errors import LaunchError, NotMeasuredError, UsageError
-from ppbench.statistics.sequential import Look
+from ppbench.judge.looks import Looks
 
 
 def check(
@@ -66,7 +66,7 @@ def check(
         return check_command(file, base, None if head == WORKTREE else head, folder)
 
     def judged(
-        base: str | None, head: str, *, is_fresh: bool = False, look: Look | None = None
+        base: str | None, head: str, *, is_fresh: bool = False, looks: Looks | None = None
     ) -> GateResult:
         """Judge two sides, with `is_fresh` by their launches of the last hour."""
         planned = tracked
@@ -113,9 +113,9 @@ def check(
             first,
             last,
             shown,
-            limits.floor_of,
+            limits.resolution_of,
             again=again(planned),
-            look=look,
+            looks=looks,
             sweep_file=None if tracked is None else tracked.file,
         )
         return judge(compared, gated, limits)
@@ -125,13 +125,13 @@ def check(
     with rounds_of(tracked, base, head, folder, progress) as rounds:
         try:
             if max_launches is not None:
-                result, looks = rounds.until_decided(
+                result, stopped = rounds.until_decided(
                     max_launches,
-                    lambda look: judged(*rounds.names, is_fresh=True, look=look),
+                    lambda looks: judged(*rounds.names, is_fresh=True, looks=looks),
                     lambda result: result.comparison,
                     {metric.name for metric in gated},
                 )
-                return replace(result, comparison=replace(result.comparison, looks=looks))
+                return replace(result, comparison=replace(result.comparison, stopped=stopped))
             rounds.bring_to(launches or 0)
         except LaunchError as error:  # it has rows, and is a failure like any other
             note(f"warning: {error}")

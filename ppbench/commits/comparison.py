@@ -18,12 +18,12 @@ from typing import overload
 import pandas as pd
 
 from ppbench.commits.advice import COMPARE, compare_command, near
-from ppbench.commits.apart import include_drift, on_one_level
 from ppbench.commits.bench import SILENT, Progress, read_tracked, rounds_of
 from ppbench.commits.sides import WORKTREE, Places, Side, both_fresh, find_side
 from ppbench.comparison import notes
 from ppbench.comparison.across import Across, AxisQuestion, compare_across
 from ppbench.comparison.contrast_runs import measure_across
+from ppbench.comparison.drifts import notes_on_sessions, with_drifts
 from ppbench.comparison.launches import (
     MEASURED_ALIKE,
     SETTINGS,
@@ -44,10 +44,10 @@ from ppbench.comparison.noise import noises_of, slowdowns_and_launches
 from ppbench.config.sweep import Sweep
 from ppbench.display.cases import case_text, varying_axes
 from ppbench.errors import UsageError
+from ppbench.judge.evidence import RESOLUTION, Metric
+from ppbench.judge.looks import ONE_LOOK, Looks
+from ppbench.judge.verdicts import SPEED
 from ppbench.run.sweep.progress import Display
-from ppbench.statistics import verdicts
-from ppbench.statistics.sequential import Look
-from ppbench.statistics.verdicts import FLOOR, SPEED, Metric
 from ppbench.store import Store
 
 
@@ -84,21 +84,20 @@ def compare_sides(
     base: Side,
     head: Side,
     metrics: Sequence[Metric],
-    floor_of: Callable[[Series], float] = lambda _: FLOOR,
+    resolution_of: Callable[[Series], float] = lambda _: RESOLUTION,
     *,
     again: str = COMPARE,
-    look: Look | None = None,
+    looks: Looks | None = None,
     sweep_file: str | None = None,
 ) -> Comparison:
     """Compare every case that both sides have, in the order of the head's sweep.
 
-    `again` is the command that measures both sides. At a `look` only the first so many launches
-    count, and the verdicts are those of that look. `sweep_file` is the one that was named. Raises
-    StoreError.
+    `again` is the command that measures both sides. With `looks` only the first launches
+    count, and the verdicts are those of the last look. `sweep_file` is the one that was named.
+    Raises StoreError.
     """
-    if look is not None:
-        base, head = (side.first(look.num_launches) for side in (base, head))
-    judge = verdicts.compare if look is None else look.judge
+    if looks is not None:
+        base, head = (side.first(looks.last) for side in (base, head))
     every = pd.concat([head.runs, head.failed, base.runs, base.failed])
     cases = without_times_of_files(every.drop_duplicates("case_id"))
     axes = varying_axes(cases) if len(cases) else ()
@@ -121,13 +120,13 @@ def compare_sides(
         dataclasses.replace(
             Pairing(series, of_series(base.runs, series), of_series(head.runs, series)),
             noises=noises[series.key],
-            floor=floor_of(series),
+            resolution=resolution_of(series),
             slowdowns=slowdowns,
         )
         for series in shared
     ]
-    own_lines = lines_of(metrics, on_one_level(pairings, metrics), judge)
-    lines, of_sessions = include_drift(own_lines, pairings, (base.store, head.store))
+    pairings = with_drifts(pairings, metrics, (base.store, head.store))
+    lines = lines_of(metrics, pairings, looks or ONE_LOOK)
     remedy = f"measure more with: {again} --launches {notes.launches_wanted(lines)}"
     found = [
         *base.notes,
@@ -136,7 +135,7 @@ def compare_sides(
         *notes.too_few(lines, (" at base", " at head"), remedy),
         *notes.opposed(lines),
         *notes.undecided(lines, remedy),
-        *of_sessions,
+        *notes_on_sessions(lines, pairings),
     ]
     return Comparison(
         base=base,
@@ -292,7 +291,7 @@ def compare(
     named = None if tracked is None else tracked.file
 
     def compared(
-        base: str, head: str, *, is_fresh: bool = False, look: Look | None = None
+        base: str, head: str, *, is_fresh: bool = False, looks: Looks | None = None
     ) -> Comparison:
         """Compare two sides, with `is_fresh` by their launches of the last hour."""
         places = places_of(tracked, folder)
@@ -303,7 +302,7 @@ def compare(
         is_one = first.revision == last.revision  # two runs of a commit: no two sides to measure
         measurable = (None, None) if is_one else (first.revision, last.revision)
         again = compare_command(*measurable, sweep_file_of(first, last, named), folder)
-        return compare_sides(first, last, chosen, again=again, look=look, sweep_file=named)
+        return compare_sides(first, last, chosen, again=again, looks=looks, sweep_file=named)
 
     if launches is None and max_launches is None:
         return compared(str(base), head)
@@ -311,13 +310,13 @@ def compare(
         if max_launches is None:
             rounds.bring_to(launches or 0)
         else:
-            result, looks = rounds.until_decided(
+            result, stopped = rounds.until_decided(
                 max_launches,
-                lambda look: compared(*rounds.names, is_fresh=True, look=look),
+                lambda looks: compared(*rounds.names, is_fresh=True, looks=looks),
                 lambda result: result,
                 set(metrics or (SPEED,)),
             )
-            return dataclasses.replace(result, looks=looks)
+            return dataclasses.replace(result, stopped=stopped)
     return compared(*rounds.names, is_fresh=True)
 
 

@@ -6,7 +6,7 @@
 
 A case that fails on both sides is no worse than it was: it passes, with a note.
 
-A case that is `unclear` passes too, and is reported as such: a gate that failed whatever is
+A case that is `open` passes too, and is reported as such: a gate that failed whatever is
 uncertain would stop most changes, and soon be switched off.
 
 The accept file lists intended changes for the worse, which then pass:
@@ -51,7 +51,8 @@ from ppbench.display.cases import case_text, varying_axes
 from ppbench.display.metrics import METRICS
 from ppbench.errors import ExitCode, RepositoryError, UsageError, nearest
 from ppbench.git import Repository
-from ppbench.statistics.verdicts import FLOOR, Metric, Verdict
+from ppbench.judge.evidence import RESOLUTION, Metric
+from ppbench.judge.verdicts import Verdict
 
 _KEYS = ("commit", "reason", "cases", "metric", "up_to")
 _NEEDED = ("commit", "reason")
@@ -208,9 +209,9 @@ class Limits:
         keys = [key for key in known_keys() if key.replace(".", "_") in axes]
         return {key: setting_of(*planned, key) for key in keys} if planned else {}
 
-    def floor_of(self, series: Series) -> float:
-        """The smallest change to look for: a threshold below the usual floor lowers it."""
-        return min(FLOOR, self.threshold_of(series))
+    def resolution_of(self, series: Series) -> float:
+        """Within how much sides are the same: a threshold below the usual one lowers it."""
+        return min(RESOLUTION, self.threshold_of(series))
 
 
 def limits_of(
@@ -305,17 +306,20 @@ class GateResult:
         return [line for line in self.lines if line.is_beyond and line.accepted is not None]
 
     @property
-    def unclear(self) -> list[GatedLine]:
+    def open(self) -> list[GatedLine]:
+        """The lines that have an interval and no verdict."""
         return [
             gated
             for gated in self.lines
-            if gated.is_gated and gated.line.change.verdict is Verdict.unclear
+            if gated.is_gated
+            and gated.line.change.verdict is Verdict.open
+            and gated.line.change.has_interval
         ]
 
     @property
     def word(self) -> str:
         """The result in a word; where nothing is sure and nothing worse, it is not decided."""
-        is_open = self.exit_code is ExitCode.ok and bool(self.unclear)
+        is_open = self.exit_code is ExitCode.ok and bool(self.open)
         is_left_open = self.exit_code is ExitCode.insufficient and not self.missing
         return NOT_DECIDED if is_open or is_left_open else WORDS[self.exit_code]
 
@@ -331,7 +335,7 @@ class GateResult:
 
 
 def judge(comparison: Comparison, gated: Sequence[Metric], limits: Limits) -> GateResult:
-    """Judge a comparison that was made with the floors of `limits`; pure."""
+    """Judge a comparison that was made with the resolutions of `limits`; pure."""
     lines = []
     for line in comparison.lines:
         threshold, worse = limits.threshold_of(line.series), worse_by(line)
@@ -368,7 +372,7 @@ def worse_by(line: Line[Series], end: str = "estimate") -> float | None:
 def _missing(comparison: Comparison, lines: Sequence[GatedLine], limits: Limits) -> Iterable[str]:
     for gated in lines:
         change = gated.line.change
-        if gated.is_gated and change.verdict is Verdict.insufficient:
+        if gated.is_gated and not change.has_interval:
             counts = f"{change.num_base} at base, {change.num_head} at head"
             yield f"{gated.line.series.text}: too few launches ({counts})"
     compared = {line.series.case_id for line in comparison.lines}

@@ -24,8 +24,8 @@ from ppbench.comparison.slowdowns import recorded, slowdowns_by_run
 from ppbench.config.sweep import Sweep
 from ppbench.display.cases import NOT_FINITE
 from ppbench.git import Commit
-from ppbench.run.sweep.plan import FINAL as FAILED_FINALLY
 from ppbench.judge.slowdowns import NOT_KNOWN, Slowdown, is_disturbed
+from ppbench.run.sweep.plan import FINAL as FAILED_FINALLY
 from ppbench.store import Condition, Store
 
 FINAL = (*FAILED_FINALLY, NOT_FINITE)

@@ -11,8 +11,8 @@ from typing import Any
 import pandas as pd
 
 from ppbench.commits.advice import sweep_command
-from ppbench.commits.apart import drift_like
 from ppbench.commits.gate import THRESHOLD
+from ppbench.comparison.drifts import drift_like
 from ppbench.comparison.lines import listed
 from ppbench.comparison.notes import cautions
 from ppbench.comparison.sessions import BREAK
@@ -22,14 +22,16 @@ from ppbench.display.cases import case_text, without_not_finite
 from ppbench.display.changes import discount_text
 from ppbench.display.metrics import METRICS
 from ppbench.errors import ExitCode
+from ppbench.judge.differences import FEWEST_LAUNCHES
+from ppbench.judge.evidence import DiscountReason
+from ppbench.judge.forecast import found_by
+from ppbench.judge.noise import noise_of_launches
+from ppbench.judge.slowdowns import NOT_KNOWN, is_disturbed
+from ppbench.judge.verdicts import SPEED
 from ppbench.run.machine.environment import default_device
 from ppbench.run.sweep.control import run_sweep
 from ppbench.run.sweep.plan import Choice
 from ppbench.run.sweep.progress import Display
-from ppbench.statistics.noise import detectable_change, measure_noise
-from ppbench.judge.differences import FEWEST_LAUNCHES
-from ppbench.judge.slowdowns import NOT_KNOWN, is_disturbed
-from ppbench.statistics.verdicts import FLOOR, SPEED, DiscountReason, effective_floor
 from ppbench.store import Store, check_writable
 
 NUM_LAUNCHES = 5
@@ -44,7 +46,7 @@ class NoiseResult:
     axes: tuple[str, ...]  # settings in which the cases differ
     num_planned: int  # launches of all cases
     num_ok: int
-    notes: tuple[str, ...] = ()  # cautions of the launches, and floors that are large
+    notes: tuple[str, ...] = ()  # cautions of the launches, and noise that hides changes
 
     def __repr__(self) -> str:
         launches = f"{self.num_ok} of {self.num_planned} launches ok"
@@ -100,7 +102,9 @@ def noise(
         has_others = len(of_case) - sum(is_slow) >= FEWEST_LAUNCHES
         slow = of_case[is_slow] if has_others else of_case.iloc[:0]
         usual = of_case.drop(slow.index)
-        level = measure_noise([usual[SPEED].tolist()], slow_sign=METRICS[SPEED].slow_sign)
+        level = noise_of_launches(METRICS[SPEED], [usual[SPEED].tolist()])
+        if level is None:
+            continue
         apart = usual["run_id"].iloc[list(level.left_out[0])]
         reasons = dict.fromkeys(map(str, slow["run_id"]), DiscountReason.reference)
         reasons |= dict.fromkeys(map(str, apart), DiscountReason.apart)
@@ -114,8 +118,7 @@ def noise(
                 "deviation": level.noise.deviation,
                 "deviation_low": level.low,
                 "deviation_high": level.high,
-                "floor": effective_floor(FLOOR, level.noise),
-                "detectable_change": detectable_change(level.noise, NUM_LAUNCHES),
+                "detectable_change": found_by(level.noise, NUM_LAUNCHES),
                 "num_sessions": 1 if drift is None else drift.num_sessions,
                 "drift": None if drift is None else drift.deviation,
                 "drift_low": None if drift is None else drift.low,
@@ -131,15 +134,15 @@ def noise(
     if rows:
         texts += [*cautions(good), *left_out]
         large = [
-            f"{case_text(pd.Series(row), read.axes)} ({row['floor']:.1%})"
+            f"{case_text(pd.Series(row), read.axes)} ({row['detectable_change']:.1%})"
             for row in rows
-            if row["floor"] > THRESHOLD
+            if row["detectable_change"] > THRESHOLD
         ]
         if large:  # changes of the size that the gate allows cannot be seen
             texts.append(
-                f"the floor is above the usual threshold of {THRESHOLD:.0%}: {listed(large)}: "
-                "smaller changes are not found on this machine; measure it again while nothing "
-                "else runs"
+                f"{NUM_LAUNCHES} launches a side do not find the usual threshold of "
+                f"{THRESHOLD:.0%}: {listed(large)}: measure in turns, or again while nothing else "
+                "runs"
             )
         if all(row["drift"] is None for row in rows):
             texts.append(

@@ -29,10 +29,8 @@ from ppbench.comparison.lines import Line
 from ppbench.display.metrics import METRICS
 from ppbench.errors import ExitCode, NotMeasuredError, UsageError
 from ppbench.judge.differences import Ratio
-from ppbench.statistics.verdicts import Change, Metric, Verdict
-
-_CHANGES = (Verdict.faster, Verdict.slower)
-_DECIDED = (*_CHANGES, Verdict.same)
+from ppbench.judge.evidence import Metric
+from ppbench.judge.verdicts import Change, Verdict
 
 
 class Outcome(StrEnum):
@@ -145,13 +143,14 @@ def read_saved(file: Path) -> Saved:
                 for name in ("ratio", "difference")
             )
             change = Change(
-                *(row["base"], row["head"], ratio, row["p"], Verdict(row["verdict"])),
-                *(int(row["num_base"]), int(row["num_head"]), float(row["floor"])),
+                *(row["base"], row["head"], Verdict(row["verdict"])),
+                *(int(row["num_base"]), int(row["num_head"]), float(row["resolution"])),
+                ratio=ratio,
                 difference=difference,
             )
             names = (str(row["case_id"]), str(row["case"]), str(row["fingerprint"]))
             stated.append(Stated(*names, METRICS[row["metric"]], change))
-        changes = [one for one in stated if one.change.verdict in _CHANGES]
+        changes = [one for one in stated if one.change.verdict.is_claim]
         same = [one for one in stated if one.change.verdict is Verdict.same]
         base, head = (
             SavedSide(side["name"], side["title"], side["revision"])
@@ -231,7 +230,7 @@ def check_saved(
         }
         alike = lines[min(lines)] if lines else None  # the nearest: at best of the same machine
         outcome = Outcome.not_decided
-        if alike is not None and alike.change.verdict in _DECIDED:
+        if alike is not None and alike.change.is_decided:
             is_held = alike.change.verdict is stated.change.verdict
             outcome = Outcome.held if is_held else Outcome.not_held
         judged.append(Judged(stated, alike, outcome))

@@ -33,6 +33,8 @@ from ppbench.display.metrics import metric_of
 from ppbench.display.units import counted, is_missing
 from ppbench.errors import PpbenchError, RepositoryError, UsageError, nearest
 from ppbench.git import Repository
+from ppbench.judge.evidence import DiscountReason, Metric
+from ppbench.judge.slowdowns import NOT_KNOWN, Slowdown
 from ppbench.statistics.series import (
     Launch,
     Point,
@@ -42,8 +44,6 @@ from ppbench.statistics.series import (
     analyse,
     discounts_of,
 )
-from ppbench.judge.slowdowns import NOT_KNOWN, Slowdown
-from ppbench.statistics.verdicts import DiscountReason, Metric
 from ppbench.store import TABLES, Condition, Store, read_conditions
 
 _NUMBERS = ("int64", "double")

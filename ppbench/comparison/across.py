@@ -17,10 +17,10 @@ import pandas as pd
 
 from ppbench.comparison import notes
 from ppbench.comparison.axes import find_axis, key_of, ordered, value_named, work_note
+from ppbench.comparison.drifts import notes_on_sessions, with_drifts
 from ppbench.comparison.launches import Key, key_text, keys_of
 from ppbench.comparison.lines import (
     Compared,
-    Judge,
     Line,
     Pairing,
     lines_of,
@@ -33,7 +33,7 @@ from ppbench.comparison.rows import Grid, num_pairs, pairs_of
 from ppbench.comparison.runs import Chosen, choose_runs
 from ppbench.display.cases import axis_text
 from ppbench.errors import UsageError
-from ppbench.statistics import verdicts
+from ppbench.judge.looks import ONE_LOOK, Looks
 from ppbench.store import Store
 
 PROGRAM = "program_digest"
@@ -153,10 +153,8 @@ def compare_across(
     return compare_along(question, chosen)
 
 
-def compare_along(
-    question: AxisQuestion, chosen: Chosen, judge: Judge = verdicts.compare
-) -> Across:
-    """Compare the chosen runs; `judge` gives the verdicts. Raises UsageError."""
+def compare_along(question: AxisQuestion, chosen: Chosen, looks: Looks = ONE_LOOK) -> Across:
+    """Compare the chosen runs at the last of some looks. Raises UsageError."""
     setting, chosen_metrics = question.setting, read_metrics(question.metrics)
     if question.all_pairs and question.base is not None:
         raise UsageError("--all-pairs: compares each value with each; leave --base out")
@@ -194,7 +192,8 @@ def compare_along(
                 if name in of_both[1]
             }
             pairings[place] = replace(pairing, noises=larger, slowdowns=slowdowns)
-    lines = lines_of(chosen_metrics, pairings, judge) if pairings else []
+    pairings = with_drifts(pairings, chosen_metrics, [chosen.store])
+    lines = lines_of(chosen_metrics, pairings, looks) if pairings else []
     file, num = chosen.sweep_file or "SWEEP", notes.launches_wanted(lines)
     more = f"measure more with: ppbench sweep {file} --set measure.launches={num}"
     found = [
@@ -257,7 +256,7 @@ def _notes(
     yield from notes.outliers(runs, discounted=known)
     yield from notes.discounted(lines)
     yield from notes.cautions(runs)
-    yield from notes.one_session(lines, pairings)
+    yield from notes_on_sessions(lines, pairings)
 
 
 def _too_few_values(axis: str, values: Sequence[Hashable], chosen: Chosen) -> str:

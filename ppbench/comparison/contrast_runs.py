@@ -16,19 +16,18 @@ from pathlib import Path
 from ppbench.comparison.across import Across, AxisQuestion, compare_along
 from ppbench.comparison.known import known_of
 from ppbench.comparison.launches import FRESH_S
-from ppbench.comparison.lines import Judge
 from ppbench.comparison.measurement import measure_until_decided
 from ppbench.comparison.repeats import is_lacking
 from ppbench.comparison.runs import choose_runs
 from ppbench.comparison.slowdowns import find_disturbed, first_launches
 from ppbench.config.reader import read_sweep
 from ppbench.errors import UsageError
+from ppbench.judge.looks import ONE_LOOK, Looks
+from ppbench.judge.verdicts import SPEED
 from ppbench.run.machine.environment import default_device
 from ppbench.run.sweep.control import run_sweep
 from ppbench.run.sweep.plan import Choice
 from ppbench.run.sweep.progress import Display
-from ppbench.statistics import verdicts
-from ppbench.statistics.verdicts import SPEED
 from ppbench.store import Store, check_writable
 
 
@@ -85,25 +84,25 @@ def measure_across(
                 num_planned[case_id] += 1
             num_made += launched()
 
-    def compared(num_launches: int, judge: Judge = verdicts.compare) -> Across:
+    def compared(num_launches: int, looks: Looks = ONE_LOOK) -> Across:
         """Compare the first launches of each case, so many undisturbed ones."""
         chosen = choose_runs(names, store)
         runs, failed = (rows[rows["run_id"] > an_hour_ago] for rows in (chosen.runs, chosen.failed))
         in_order = runs.sort_values("launch")
         ids = first_launches(store, in_order, in_order["case_id"], num_launches)
         own = replace(chosen, runs=runs[runs["run_id"].isin(ids)], failed=failed)
-        return compare_along(question, own, judge)
+        return compare_along(question, own, looks)
 
     if max_launches is None:
         bring_to(launches or 0)
         return compared(launches or 0)
-    result, looks = measure_until_decided(
+    result, stopped = measure_until_decided(
         max_launches,
         bring_to,
-        lambda look: compared(look.num_launches, look.judge),
+        lambda looks: compared(looks.last, looks),
         lambda across: across,
         set(question.metrics or (SPEED,)),
         known_of(sweep, question.results, num_sides=1),
         say,
     )
-    return replace(result, looks=looks)
+    return replace(result, stopped=stopped)

@@ -12,7 +12,8 @@ from ppbench.comparison.launches import FRESH_S, fingerprint_of, key_of
 from ppbench.comparison.noise import noises_of, slowdowns_and_launches
 from ppbench.config.sweep import Sweep
 from ppbench.display.metrics import METRICS
-from ppbench.statistics.verdicts import SPEED, Noise
+from ppbench.judge.evidence import Noise
+from ppbench.judge.verdicts import SPEED
 from ppbench.store import Store
 
 _RUN_ID_TIME = "%Y%m%dT%H%M%S"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -26,29 +26,21 @@ from ppbench.analysis.breakdown import (
     of_whole_pipeline,
     with_whole_backwards,
 )
+from ppbench.comparison.sessions import moments_of, number_sessions
 from ppbench.comparison.slowdowns import in_order
 from ppbench.display.metrics import METRICS
 from ppbench.errors import UsageError, nearest
-from ppbench.statistics import verdicts
-from ppbench.statistics.sequential import Looks
 from ppbench.judge.differences import Ratio
+from ppbench.judge.evidence import RESOLUTION, Evidence, Launches, Metric, Noise
+from ppbench.judge.looks import ONE_LOOK, Looks
+from ppbench.judge.noise import Drift
 from ppbench.judge.slowdowns import NOT_KNOWN, Slowdown
-from ppbench.statistics.verdicts import (
-    FLOOR,
-    SPEED,
-    Change,
-    Metric,
-    Noise,
-    Pair,
-    Verdict,
-)
+from ppbench.judge.verdicts import LEVEL, SPEED, Change, Verdict, judge
 from ppbench.store import Store
 
 SHOWN = ("tokens_per_s", "bubble_fraction", "peak_memory_bytes")
 """The metrics that are compared by default."""
 _SPEEDS = (SPEED, "step_ns")
-Judge = Callable[[Metric, Sequence[Pair]], list[Change]]
-"""Gives the verdicts of one metric in several pairs."""
 
 
 class Series(Protocol):
@@ -80,8 +72,35 @@ class Pairing(Generic[S]):
     base: pd.DataFrame
     head: pd.DataFrame
     noises: Mapping[str, Noise] = field(default_factory=dict)  # by metric, as far as known
-    floor: float = FLOOR
+    resolution: float = RESOLUTION
     slowdowns: Mapping[str, Slowdown] = field(default_factory=dict)  # by run, as far as known
+    drifts: Mapping[str, Drift] = field(default_factory=dict)  # by metric, as far as known
+
+    @property
+    def sessions(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The numbers of the sessions of both sides, launch by launch."""
+        base, head = moments_of(self.base), moments_of(self.head)
+        numbers = tuple(number_sessions([*base, *head]))
+        return numbers[: len(base)], numbers[len(base) :]
+
+    def evidence(self, metric: Metric) -> Evidence:
+        """The launches that have a figure, with what is known of their noise and sessions."""
+        sides = []
+        for runs, sessions in zip((self.base, self.head), self.sessions, strict=True):
+            is_known = runs[metric.name].notna().to_numpy()
+            known = runs[is_known]
+            figures = tuple(map(float, known[metric.name]))
+            numbers = tuple(np.array(sessions, dtype=int)[is_known].tolist())
+            sides.append(Launches(figures, in_order(known, self.slowdowns), numbers))
+        drift = self.drifts.get(metric.name)
+        base, head = sides
+        return Evidence(
+            base,
+            head,
+            noise=self.noises.get(metric.name),
+            drift=None if drift is None else drift.noise,
+            resolution=self.resolution,
+        )
 
 
 @dataclass(frozen=True)
@@ -91,7 +110,7 @@ class DiscountedLaunch:
     side: str  # `base` or `head`
     run_id: str
     launch: int
-    reason: str  # of `statistics.verdicts.DiscountReason`
+    reason: str  # of `judge.evidence.DiscountReason`
     slowdown: Slowdown  # of its machine
 
     def values(self) -> dict[str, object]:
@@ -127,11 +146,12 @@ class Line(Generic[S]):
             "head": change.head,
             **ends("ratio", change.ratio),
             **ends("difference", change.difference),
-            "p": change.p,
+            "p": change.p if change.has_interval else None,
             "verdict": str(change.verdict),
             "num_base": change.num_base,
             "num_head": change.num_head,
-            "floor": change.floor,
+            "resolution": change.resolution,
+            "within": change.within if change.has_interval else None,
             "noise": None if self.noise is None else self.noise.deviation,
             "discounts": json.dumps([launch.values() for launch in self.discounted]),
         }
@@ -151,6 +171,25 @@ class Breakdown(Generic[S]):
     moved: tuple[Moved, ...]
 
 
+@dataclass(frozen=True)
+class Stopped:
+    """The looks that were taken until launching was stopped, and whether all was decided then."""
+
+    looks: Looks
+    is_decided: bool
+
+    def as_dict(self) -> dict[str, object]:
+        """The looks, as JSON has them."""
+        return {
+            "num_looks": len(self.looks.counts),
+            "launches": list(self.looks.counts),
+            "max_launches": self.looks.most,
+            "level_spent": self.looks.spent(LEVEL),
+            "is_decided": self.is_decided,
+            "stop": "decided" if self.is_decided else "most launches reached",
+        }
+
+
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Compared(Generic[S]):
     """All lines, by series and then metric, with notes that qualify them."""
@@ -159,7 +198,7 @@ class Compared(Generic[S]):
     lines: tuple[Line[S], ...]
     notes: tuple[str, ...]
     stores: tuple[Store, Store]  # of the runs of base and of head
-    looks: Looks | None = None  # if launches were made until the answer was clear
+    stopped: Stopped | None = None  # if launches were made until the answer was clear
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -169,17 +208,21 @@ class Compared(Generic[S]):
     def values_of(self, line: Line[S]) -> dict[str, object]:
         """The row of a line in `frame`."""
         values = line.values()
-        return values if self.looks is None else {**values, **self.looks.values_of(line.change)}
+        if self.stopped is not None:
+            looks = self.stopped.looks
+            values |= {"num_looks": len(looks.counts), "level_spent": looks.spent(LEVEL)}
+            values["is_decided"] = line.change.is_decided
+        return values
 
     @property
     def is_open(self) -> bool:
         """Whether as many launches were made as were allowed, and the answer is not clear."""
-        return self.looks is not None and not self.looks.is_decided
+        return self.stopped is not None and not self.stopped.is_decided
 
     @property
     def has_verdict(self) -> bool:
-        """Whether any line has launches enough for a verdict."""
-        return any(line.change.verdict is not Verdict.insufficient for line in self.lines)
+        """Whether any line has launches enough for an interval."""
+        return any(line.change.has_interval for line in self.lines)
 
     @property
     def run_ids(self) -> list[str]:
@@ -194,15 +237,15 @@ class Compared(Generic[S]):
     def changed(self) -> list[S]:
         """Return the series whose throughput or step has changed, or may have.
 
-        Unclear ones are included: a stage that moved shows in its spans even where the step, which
+        Open ones are included: a stage that moved shows in its spans even where the step, which
         has the noise of all ranks, does not.
         """
         changed = []
         for line in self.lines:
             change = line.change
-            may_have = change.verdict in (Verdict.faster, Verdict.slower)
-            if change.verdict is Verdict.unclear and change.ratio is not None:
-                may_have = abs(math.log(change.ratio.estimate)) > math.log1p(change.floor)
+            may_have = change.verdict.is_claim
+            if change.verdict is Verdict.open and change.ratio is not None:
+                may_have = abs(math.log(change.ratio.estimate)) > math.log1p(change.resolution)
             if may_have and line.metric.name in _SPEEDS:
                 changed.append(line.series)
         return list(dict.fromkeys(changed))
@@ -243,36 +286,33 @@ def read_metrics(names: Sequence[str], default: Sequence[str] = SHOWN) -> list[M
 
 
 def lines_of(
-    metrics: Sequence[Metric], pairings: Sequence[Pairing[S]], judge: Judge = verdicts.compare
+    metrics: Sequence[Metric], pairings: Sequence[Pairing[S]], looks: Looks = ONE_LOOK
 ) -> list[Line[S]]:
     """Compare every metric of every pairing, with Holm's correction for each metric's pairings.
 
-    `judge` gives the verdicts of a metric's pairings. A metric that no launch of a pairing has
-    makes no line: emulated ranks have no peak memory.
+    A metric that no launch of a pairing has makes no line: emulated ranks have no peak memory.
     """
     lines: dict[tuple[int, int], Line[S]] = {}  # by the places of the pairing and the metric
     for at, metric in enumerate(metrics):
-        sides: dict[int, list[pd.DataFrame]] = {}
-        pairs: dict[int, Pair] = {}
+        known: dict[int, Evidence] = {}
         for place, pairing in enumerate(pairings):
-            own = [runs[runs[metric.name].notna()] for runs in (pairing.base, pairing.head)]
-            base, head = (tuple(map(float, runs[metric.name])) for runs in own)
-            slowed = (in_order(runs, pairing.slowdowns) for runs in own)
-            noise = pairing.noises.get(metric.name)
-            if base or head:
-                sides[place] = own
-                pairs[place] = Pair(base, head, noise, pairing.floor, *slowed)
-        changes = judge(metric, list(pairs.values()))
-        for (place, pair), change in zip(pairs.items(), changes, strict=True):
+            evidence = pairing.evidence(metric)
+            if evidence.base.figures or evidence.head.figures:
+                known[place] = evidence
+        changes = judge(metric, list(known.values()), looks)
+        for (place, evidence), change in zip(known.items(), changes, strict=True):
             pairing, discounted = pairings[place], []
             for discount in change.discounts:
-                run = sides[place][discount.side == "head"].iloc[discount.index]
+                runs = pairing.head if discount.side == "head" else pairing.base
+                run = runs[runs[metric.name].notna()].iloc[discount.index]
                 run_id, reason = str(run["run_id"]), str(discount.reason)
                 slowdown = pairing.slowdowns.get(run_id, NOT_KNOWN)
                 discounted.append(
                     DiscountedLaunch(discount.side, run_id, int(run["launch"]), reason, slowdown)
                 )
-            lines[place, at] = Line(pairing.series, metric, change, pair.noise, tuple(discounted))
+            lines[place, at] = Line(
+                pairing.series, metric, change, evidence.noise, tuple(discounted)
+            )
     return [line for _, line in sorted(lines.items(), key=lambda item: item[0])]
 
 

@@ -16,8 +16,8 @@ from ppbench.comparison.launches import COLUMNS, Key, keys_of, states_of
 from ppbench.comparison.lines import of_keys
 from ppbench.comparison.sessions import noise_in
 from ppbench.comparison.slowdowns import recorded, slowdowns_by_run
+from ppbench.judge.evidence import Metric, Noise
 from ppbench.judge.slowdowns import NOT_KNOWN, Slowdown, is_disturbed
-from ppbench.statistics.verdicts import Metric, Noise
 from ppbench.store import Store
 
 Noises = Mapping[str, Noise]

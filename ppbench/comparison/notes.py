@@ -19,8 +19,9 @@ from ppbench.display.changes import discount_text, figure_text
 from ppbench.display.fields import field_of
 from ppbench.errors import first_line
 from ppbench.judge.differences import FEWEST_LAUNCHES
+from ppbench.judge.estimates import Doubt
+from ppbench.judge.verdicts import LEVEL, SPEED, Verdict
 from ppbench.statistics.step_times import is_outlier
-from ppbench.statistics.verdicts import LEVEL, SPEED, Doubt, Verdict
 
 _USUAL_LAUNCHES = 5
 _DOUBTS = {
@@ -30,7 +31,6 @@ _DOUBTS = {
     "may be what slows them",
 }
 """Why the launches of both sides may differ for another reason than the change."""
-_DECIDED = (Verdict.faster, Verdict.slower, Verdict.same)
 OUTLYING = 0.05
 """Relative distance from its side's median beyond which a launch is reported."""
 
@@ -146,37 +146,37 @@ def opposed(lines: Sequence[Line[Any]]) -> Iterable[str]:
 
 
 def undecided(lines: Sequence[Line[Any]], remedy: str) -> Iterable[str]:
-    """Say why a change is unclear although its interval alone would decide."""
+    """Say why a change is open although its interval alone would decide."""
     names = []
     for line in lines:
         change, interval, middle = line.change, line.change.difference, 0.0
-        if change.verdict is not Verdict.unclear or change.doubt is Doubt.two_levels:
+        if change.verdict is not Verdict.open or change.doubt is Doubt.two_levels:
             continue
         beyond = 0.0 if interval is None else abs(interval.estimate)
         if interval is None and change.ratio is not None:
             interval, middle, beyond = change.ratio, 1.0, abs(math.log(change.ratio.estimate))
-        # The estimate is beyond the floor, and the interval leaves no change out.
-        if interval and beyond > change.floor and not interval.low <= middle <= interval.high:
+        # The estimate is beyond the resolution, and the interval leaves no change out.
+        if interval and beyond > change.resolution and not interval.low <= middle <= interval.high:
             names.append(f"{field_of(line.metric.name).heading} of {line.series.text}")
     if names:
         yield (
-            f"unclear although its 95 % interval does not contain 0: {listed(names)}; a verdict "
-            f"must be sure to {1 - LEVEL:.0%} for all cases together (Holm's correction); {remedy}"
+            f"open although its 95 % interval does not contain 0: {listed(names)}; a verdict "
+            f"must be sure to {1 - LEVEL:.2%} for all cases together (Holm's correction); {remedy}"
         )
 
     for doubt, reason in _DOUBTS.items():
         names = [
             f"{field_of(line.metric.name).heading} of {line.series.text}"
             for line in lines
-            if line.change.verdict is Verdict.unclear and line.change.doubt is doubt
+            if line.change.verdict is Verdict.open and line.change.doubt is doubt
         ]
         if names:
-            yield f"unclear: {listed(names)}; {reason}; {remedy}"
+            yield f"open: {listed(names)}; {reason}; {remedy}"
 
 
 def one_session(lines: Sequence[Line[S]], pairings: Sequence[Pairing[S]]) -> Iterable[str]:
     """Name the verdicts that were seen in a single session, and when that was."""
-    decided = {line.series for line in lines if line.change.verdict in _DECIDED}
+    decided = {line.series for line in lines if line.change.is_decided}
     found = {
         pairing.series: sessions_of(moments_of(pd.concat([pairing.base, pairing.head])))
         for pairing in pairings

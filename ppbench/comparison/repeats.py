@@ -3,7 +3,7 @@
     launches of a side    ok   disturbed   ok   ok       three launches count in full, the fourth
                            1       -        2    3       replaces the second
 
-A disturbed launch stays: it does not count (`statistics.verdicts`), and is shown. It is recognised
+A disturbed launch stays: it does not count (`judge.estimates`), and is shown. It is recognised
 by what was measured beside it, never by its own figure: to repeat launches that look wrong would
 make any two sides equal.
 """

@@ -19,20 +19,15 @@ from datetime import UTC, datetime, timedelta
 import pandas as pd
 
 from ppbench.comparison.launches import states_of
-from ppbench.statistics.drift import pool_drifts
-from ppbench.statistics.noise import measure_noise
-from ppbench.statistics.sessions import Drift, measure_drift
-from ppbench.statistics.verdicts import Metric, Noise
+from ppbench.judge.evidence import UNKNOWN, Metric, Noise
+from ppbench.judge.noise import Drift, drift_of, noise_of_launches
 
 BREAK = timedelta(hours=4)
 """The longest break between two launches of one session."""
 LONGEST = timedelta(hours=12)
 """The longest time between the first launch of a session and its last."""
-UNKNOWN = -1
-"""The session of a launch whose time is not known."""
 FEWEST_FOR_NOISE = 10
 """Launches of one commit and session that show a noise on which verdicts may rest."""
-_FEWEST_SHARED = 2
 
 
 @dataclass(frozen=True)
@@ -77,29 +72,6 @@ def sessions_of(moments: Sequence[datetime | None]) -> list[Session]:
     return [Session(min(some), max(some), len(some)) for _, some in sorted(by_session.items())]
 
 
-def shares_apart(base: Sequence[int], head: Sequence[int]) -> float:
-    """How much of the variance between sessions is in the difference of two sides.
-
-    It is the sum of the squared differences between the shares that sessions have in the sides: 0
-    where both have the same, 2 where each was measured in a session of its own.
-    """
-    numbers = {number for number in (*base, *head) if number != UNKNOWN}
-    shares = (
-        base.count(number) / len(base) - head.count(number) / len(head)
-        for number in numbers
-        if base and head
-    )
-    return sum(share**2 for share in shares)
-
-
-def are_shared(base: Sequence[int], head: Sequence[int]) -> bool:
-    """Whether both sides have launches in the same sessions, equally many and at least two each."""
-    numbers = {*base, *head}
-    return UNKNOWN not in numbers and all(
-        base.count(number) == head.count(number) >= _FEWEST_SHARED for number in numbers
-    )
-
-
 def drift_in(runs: pd.DataFrame, metric: Metric) -> Drift | None:
     """The drift between sessions, from launches of one case that are ok, on one machine.
 
@@ -107,14 +79,8 @@ def drift_in(runs: pd.DataFrame, metric: Metric) -> Drift | None:
     pooled. None where no state was measured in two sessions.
     """
     by_state = _figures_by_state(runs, metric)
-    drifts = [
-        measure_drift(
-            list(sessions.values()), in_points=metric.in_points, slow_sign=metric.slow_sign
-        )
-        for sessions in by_state
-    ]
     numbers = {number for sessions in by_state for number in sessions}
-    return pool_drifts([drift for drift in drifts if drift is not None], len(numbers))
+    return drift_of(metric, [list(sessions.values()) for sessions in by_state], len(numbers))
 
 
 def noise_in(runs: pd.DataFrame, metric: Metric) -> Noise | None:
@@ -125,10 +91,10 @@ def noise_in(runs: pd.DataFrame, metric: Metric) -> Noise | None:
     """
     by_state = _figures_by_state(runs, metric)
     groups = [figures for sessions in by_state for figures in sessions.values()]
-    if not any(len(figures) > 1 for figures in groups):
+    level = noise_of_launches(metric, groups)
+    if level is None or level.noise.freedom + 1 < FEWEST_FOR_NOISE:
         return None
-    level = measure_noise(groups, in_points=metric.in_points, slow_sign=metric.slow_sign)
-    return level.noise if level.noise.num_launches >= FEWEST_FOR_NOISE else None
+    return level.noise
 
 
 def _figures_by_state(runs: pd.DataFrame, metric: Metric) -> list[dict[int, list[float]]]:

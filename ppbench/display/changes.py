@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from ppbench.analysis.breakdown import DURATION, EVERYWHERE, Kind, Moved
 from ppbench.display.fields import field_of
 from ppbench.display.units import MISSING, MS, TOKENS_PER_S
+from ppbench.judge.evidence import DiscountReason, Metric
 from ppbench.judge.slowdowns import Cause, Slowdown, is_disturbed
-from ppbench.statistics.verdicts import Change, DiscountReason, Metric, Verdict
+from ppbench.judge.verdicts import Change, Verdict
 
 BY_COMMIT = "so the order of actions or the host between them did"
 """Why only idle time changed between two commits."""

@@ -433,7 +433,16 @@ COMPUTED: dict[str, dict[str, Field]] = {
         "change_text": words(
             "change", "change in percent, or in points for a bubble, with its 95 % interval"
         ),
-        "verdict": words("verdict", "`faster`, `slower`, `same`, `unclear` or `insufficient`"),
+        "verdict": words("verdict", "`faster`, `slower`, `same` (within the resolution) or `open`"),
+        "resolution": number(
+            "resolution", ".2f", PERCENT, meaning="difference within which two sides are the same"
+        ),
+        "within": number(
+            "within",
+            ".2f",
+            PERCENT,
+            meaning="the two sides are known to differ by no more; wrong in at most 1 % either way",
+        ),
         "launches": words("launches", "launches of base, of head; or of a series", is_number=True),
         "p": number(
             "p (Holm)",
@@ -545,9 +554,6 @@ COMPUTED: dict[str, dict[str, Field]] = {
         ),
         "drift_low": number("drift, low", ".2f", PERCENT, lower, "lower end of its interval"),
         "drift_high": number("drift, high", ".2f", PERCENT, lower, "upper end of its interval"),
-        "floor": number(
-            "floor", ".2f", PERCENT, lower, "smallest difference that counts as a change"
-        ),
         "detectable_change": number(
             "detectable (5 launches)",
             ".1f",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ppbench.display.fields import Direction, field_of
-from ppbench.statistics.verdicts import Metric
+from ppbench.judge.evidence import Metric
 
 
 def metric_of(column: str) -> Metric:

@@ -19,7 +19,7 @@ from ppbench.config.schema import known_keys
 from ppbench.display.cases import without_not_finite
 from ppbench.display.units import is_missing
 from ppbench.errors import UsageError
-from ppbench.statistics.verdicts import SPEED
+from ppbench.judge.verdicts import SPEED
 
 _USUAL = ("world_size", "num_microbatches", "seq_len", "device", "model_preset")
 _KEYS = {key.replace(".", "_"): key for key in known_keys()}

@@ -86,6 +86,13 @@ class Evidence:
     resolution: float = RESOLUTION
 
     @property
+    def never_share_a_session(self) -> bool:
+        """Whether all sessions are known, and none of them has launches of both sides."""
+        base, head = self.base.sessions or (), self.head.sessions or ()
+        is_known = bool(base and head) and UNKNOWN not in (*base, *head)
+        return is_known and not set(base) & set(head)
+
+    @property
     def sessions_apart(self) -> float:
         """How much of the variance between sessions is in the difference of the sides.
 

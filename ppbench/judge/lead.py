@@ -9,18 +9,19 @@ interval. Which arm to take is known once that is within the resolution: all oth
 or the same.
 
 Two or three launches say little about their spread, and the arms beside them more. So the spread of
-a pair is pooled with that of the arms which are not in it, where none is known from elsewhere.
+a pair is pooled with that of the arms which are not in it, where none is known from elsewhere and
+they do not scatter clearly more.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ppbench.judge.differences import additive, group
+from ppbench.judge.differences import additive, group, is_larger
 from ppbench.judge.disturbances import places_apart
 from ppbench.judge.estimates import level_of, noise_in_rounds
 from ppbench.judge.evidence import Evidence, Metric, Noise
@@ -81,9 +82,10 @@ class Lead:
         """The arms that are slower than this one, from the best."""
         return tuple(other for other in self.arms if self._verdict(other, arm) is Verdict.slower)
 
-    def regret(self, arm: int) -> Regret:
-        """What the best of the others may gain on an arm."""
-        gains = {rival: self._gain(rival, arm) for rival in self.arms if rival != arm}
+    def regret(self, arm: int, rivals: Sequence[int] | None = None) -> Regret:
+        """What the best of the others, or of these rivals, may gain on an arm."""
+        others = self.arms if rivals is None else rivals
+        gains = {rival: self._gain(rival, arm) for rival in others if rival != arm}
         if not gains:
             return Regret(0.0, 0.0, 0.0, None)
         rival = max(gains, key=lambda one: (gains[one][0], gains[one][2]))
@@ -175,13 +177,22 @@ def with_shared_noise(
             scatter = Noise(math.sqrt(between[apart].sum() / total), total / num)
             rounds_freedom = max(float(within_freedom[apart].sum()) / num, 1.0)
             explained = Noise(math.sqrt(within[apart].sum() / total), rounds_freedom)
-            known = replace(evidence, starts=noise_beyond(scatter, explained))
+            if not _is_quieter(between[pair], freedom[pair], scatter):
+                known = replace(evidence, starts=noise_beyond(scatter, explained))
         elif not evidence.paired and evidence.noise is None and free[others].any():
             total = float(free[others].sum())
-            deviation = math.sqrt(float(squares[others].sum()) / total)
-            known = replace(evidence, noise=Noise(deviation, total))
+            noise = Noise(math.sqrt(float(squares[others].sum()) / total), total)
+            of_pair = list(pair)
+            if not _is_quieter(squares[of_pair].sum(), free[of_pair].sum(), noise):
+                known = replace(evidence, noise=noise)
         shared.append(known)
     return shared
+
+
+def _is_quieter(squares: float, freedom: float, noise: Noise) -> bool:
+    """Whether launches of a pair scatter clearly less than those of other arms."""
+    variance = float(squares) / float(freedom) if freedom else 0.0
+    return is_larger(noise.deviation**2, noise.freedom, variance, float(freedom))
 
 
 def _expm1(value: float) -> float:

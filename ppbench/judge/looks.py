@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,29 +30,35 @@ _CLOSE = 1e-9
 
 @dataclass(frozen=True)
 class Looks:
-    """The shares of a budget, of launches or rounds, after which one has looked and looks now.
+    """The numbers of launches or rounds after which one has looked and looks now, of a budget.
 
-    They rise to at most 1. The last is the present look; one look at the whole budget is no
-    sequence.
+    The last is the present look. A budget that is larger than what will be measured costs nothing
+    but power.
     """
 
-    shares: tuple[float, ...] = (1.0,)
+    counts: tuple[int, ...]
+    most: int
+
+    @property
+    def last(self) -> int:
+        """The number at the present look."""
+        return self.counts[-1]
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The shares of the budget."""
+        return tuple(count / self.most for count in self.counts)
 
     def level(self, total: float) -> float:
         """The two-sided level of the present look, where all looks together spend the total."""
-        return _walk(self.shares, total).level
+        return total if self.shares == (1.0,) else _walk(self.shares, total).level
 
     def spent(self, total: float) -> float:
         """How much of a total level the looks so far have spent."""
         return float(total * self.shares[-1] ** SPENDING)
 
 
-ONE_LOOK = Looks()
-
-
-def looks_at(counts: Sequence[int], most: int) -> Looks:
-    """Looks after so many launches or rounds, of a budget of `most`."""
-    return Looks(tuple(count / most for count in counts))
+ONE_LOOK = Looks((1,), 1)
 
 
 @dataclass(frozen=True, eq=False)

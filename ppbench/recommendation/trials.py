@@ -1,6 +1,6 @@
 """Trials of a plan: its best proposals and 1F1B, measured in turns, against what was predicted.
 
-proposals --cases--> rounds of launches, as `statistics.regret` asks for --> table and sentence
+proposals --cases--> rounds of launches, as `recommendation.race` asks for --> table and sentence
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pandas as pd
 
 from engine.plan.schedules.registry import CSV_PREFIX
 from ppbench.comparison.known import known_of
+from ppbench.comparison.measurement import reach_text
 from ppbench.config.case import Case, Measure
 from ppbench.config.programs import digest_of
 from ppbench.config.sweep import Sweep
@@ -25,28 +26,27 @@ from ppbench.display.cases import cautions_of
 from ppbench.display.tables import as_records
 from ppbench.display.units import counted, duration, milliseconds, percent
 from ppbench.files import write_file
+from ppbench.judge.differences import FEWEST_LAUNCHES
+from ppbench.judge.evidence import Noise
+from ppbench.judge.lead import Regret
+from ppbench.judge.noise import noise_of_launches
 from ppbench.planning.handover import program_text
 from ppbench.planning.plan import AUTO, Plan, Proposal
+from ppbench.recommendation.race import (
+    STEP,
+    Finding,
+    Outcome,
+    SetAside,
+    Steps,
+    Stop,
+    interval_of,
+    race,
+)
 from ppbench.run.sweep.control import run_sweep
 from ppbench.run.sweep.plan import Choice, forget_rerun, note_rerun, plan_sweep, rerun_since
 from ppbench.run.sweep.progress import Display
-from ppbench.statistics.noise import noise_of
-from ppbench.statistics.regret import (
-    Finding,
-    Outcome,
-    Regret,
-    SetAside,
-    Steps,
-    interval_of,
-    race,
-    reach,
-)
-from ppbench.statistics.sequential import Stop
-from ppbench.statistics.verdicts import Noise
 from ppbench.store import Store
 
-STEP = "step_with_optimizer_ns"
-"""The measured figure: a predicted step has its optimizer too."""
 _VARIED = (
     *("schedule", "stages_per_rank", "num_microbatches", "train_microbatch_size"),
     *("model_partition", "train_recompute"),
@@ -61,6 +61,7 @@ class Trials:
     """A row for each: what it is, its predicted and measured step and peak, and the error."""
     regret: Regret | None
     """How much longer the first choice took than the best of all; None if it failed."""
+    finding: Finding = Finding.open
     cautions: tuple[Counter[str], ...] = ()
     """How many launches of each proposal carry which caution."""
     stop: Stop | None = None
@@ -83,7 +84,9 @@ class Trials:
 
     def as_dict(self) -> dict[str, object]:
         """The table and the finding, as JSON has them; an unknown end of an interval is None."""
-        known = {} if self.regret is None else dict(vars(self.regret))
+        known: dict[str, object] = {}
+        if self.regret is not None:
+            known = {"finding": str(self.finding), **vars(self.regret)}
         if known.get("high") == math.inf:
             known["high"] = None
         known["sentence"] = self.sentence
@@ -94,7 +97,7 @@ class Trials:
     def _finding(self, regret: Regret) -> str:
         steps = self.frame["measured_step_ns"]
         first, num = milliseconds(steps[0]), len(steps)
-        if regret.rival is None:
+        if self.finding is Finding.best or regret.rival is None:
             others = ": the others failed or are" if steps.isna().any() else "; the others are"
             return f"Measured, the first choice is the best of {num}, {first}{others} slower."
         by = f"{percent(regret.estimate)}, with an unknown error"
@@ -102,7 +105,7 @@ class Trials:
             by = f"{percent(regret.estimate)} ({percent(regret.low)} to {percent(regret.high)})"
         rival = name_of(self.frame, regret.rival)
         theirs = milliseconds(steps[regret.rival])
-        match regret.finding:
+        match self.finding:
             case Finding.within:
                 return (
                     f"Measured, the first choice is the best of {num} or within 2 % of it: it "
@@ -115,7 +118,7 @@ class Trials:
                 )
         launches = int(self.frame["num_launches"].max())
         return (
-            f"Not decided after {counted(launches, 'launch')}: the first choice takes {first}, "
+            f"Open after {counted(launches, 'launch')}: the first choice takes {first}, "
             f"and {rival} {theirs}; a regret of {by}. More launches would help: --max-launches "
             f"{max(2 * launches, 6)}."
         )
@@ -166,7 +169,7 @@ def measure(
         good = result.frame[result.frame["status"] == "ok"]
         for place in places:
             runs[place] = good[good["case_id"] == cases[place].case_id]
-        return [runs[place][STEP].dropna().tolist() for place in range(len(cases))]
+        return [runs[place][STEP.name].dropna().tolist() for place in range(len(cases))]
 
     frame = table_of(proposals)
     known = known_of(trial, folder, num_sides=1)
@@ -177,7 +180,8 @@ def measure(
 
     def note_forecast(steps: Steps) -> None:
         """Note what could not be said beforehand, now that there are launches."""
-        noise = noise_of(steps) if known.noise is None else None
+        level = None if known.noise else noise_of_launches(STEP, steps)
+        noise = None if level is None else level.noise
         for text in forecast_texts(noise, "noise so far", round_s, len(steps), most):
             note(text)
 
@@ -198,13 +202,11 @@ def measure(
 def forecast_texts(
     noise: Noise | None, origin: str, round_s: float | None, num_arms: int, most: int
 ) -> Iterator[str]:
-    """Which regret is decided with how many launches of each, and how long these take."""
-    if noise is not None:
-        found = ", ".join(f"{percent(by)} with {num}" for num, by in reach(noise, num_arms, most))
-        yield (
-            f"launches of each decide, in half of all trials, a regret that is above 2 % by "
-            f"{found} ({origin} {percent(noise.deviation)})"
-        )
+    """Which difference is found with how many launches of each, and how long these take."""
+    if noise is not None and most >= FEWEST_LAUNCHES:
+        planned = tuple(range(FEWEST_LAUNCHES, most + 1))
+        reach = reach_text(noise, planned, num_arms * (num_arms - 1) // 2)
+        yield f"{reach} ({origin} {percent(noise.deviation)})"
     if round_s is not None:
         yield (
             f"one launch of each takes about {duration(round_s)}: at most "
@@ -296,4 +298,4 @@ def trials_of(frame: pd.DataFrame, outcome: Outcome, runs: dict[int, pd.DataFram
         for own in of_arms
     )
     frame.loc[frame["measured_high_ns"] == math.inf, ["measured_low_ns", "measured_high_ns"]] = None
-    return Trials(frame, outcome.regret, cautions)
+    return Trials(frame, outcome.regret, outcome.finding, cautions)

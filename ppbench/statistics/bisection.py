@@ -26,10 +26,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from ppbench.statistics.change_points import Values, cut_chances, squares_around
-from ppbench.judge.disturbances import disturbed_in_series
-from ppbench.statistics.noise import detectable_change
 from ppbench.judge.differences import (
+    CONFIDENCE,
     Difference,
     Group,
     Ratio,
@@ -40,8 +38,10 @@ from ppbench.judge.differences import (
     smallest_difference,
     student,
 )
-from ppbench.statistics.step_times import CONFIDENCE
-from ppbench.statistics.verdicts import FLOOR, Noise, Rule
+from ppbench.judge.disturbances import disturbed_in_series
+from ppbench.judge.evidence import Noise
+from ppbench.judge.forecast import found_by
+from ppbench.statistics.change_points import FLOOR, Values, cut_chances, squares_around
 
 FEWEST_AT_ENDS = 2
 FEWEST_AT_BOUNDARY = 2
@@ -199,9 +199,8 @@ def fewest_launches(num_commits: int) -> int:
 
 def reach_of_ends(noise: Noise) -> list[tuple[int, float]]:
     """Launches of each end, and the change that 80 % of searches find with so many."""
-    rule = Rule(ENDS_LEVEL, ENDS_LEVEL)
     nums = (FEWEST_AT_ENDS, 2 * FEWEST_AT_ENDS, MOST_AT_ENDS)
-    return [(num, detectable_change(noise, num, rule=rule)) for num in nums]
+    return [(num, found_by(noise, num, ENDS_LEVEL)) for num in nums]
 
 
 def _believed(noise: Noise | None, variance: float, freedom: int) -> Noise | None:
@@ -247,9 +246,9 @@ def _further(question: _Question, start: int, cut: int, end: int) -> Difference 
     if min(before.num, after.num) < FEWEST_AT_BOUNDARY:
         return None
     rest = _launched(question, 0, start), _launched(question, end, len(question.launches))
-    freedom = sum(side.freedom for side in rest if side.num)
+    freedom = float(sum(side.freedom for side in rest if side.num))
     squares = sum(side.squares for side in rest)
-    all_freedom = freedom + before.freedom + after.freedom
+    all_freedom = int(freedom) + before.freedom + after.freedom
     variance = (squares + before.squares + after.squares) / all_freedom
     noise = _believed(question.noise, variance, all_freedom)
     if noise is not None:

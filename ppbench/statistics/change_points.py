@@ -45,8 +45,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ppbench.judge.disturbances import disturbed_in_series
 from ppbench.judge.differences import (
+    CONFIDENCE,
     Difference,
     Group,
     Ratio,
@@ -56,8 +56,8 @@ from ppbench.judge.differences import (
     smallest_difference,
     student_or_welch,
 )
-from ppbench.statistics.step_times import CONFIDENCE
-from ppbench.statistics.verdicts import FLOOR, Noise
+from ppbench.judge.disturbances import disturbed_in_series
+from ppbench.judge.evidence import Noise
 
 LEAST_DEVIATION = 1e-9
 """Smallest deviation assumed: launches that agree to the last digit do so by rounding."""
@@ -65,6 +65,8 @@ LEAST_DEVIATION = 1e-9
 Values = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
 
+FLOOR = 0.01
+"""Smallest change of a history that matters: 1 %, or one percentage point."""
 LEVEL = 0.05
 """Level of each point's test, corrected for the number of places and widths."""
 WEAK = 0.02
@@ -434,7 +436,7 @@ def cut_chances(
     `weights` are prior chances. Priors on both levels and on the logarithm of the spread are flat;
     a measured noise counts as that many further launches.
     """
-    freedom = 0 if noise is None else noise.freedom
+    freedom = 0.0 if noise is None else noise.freedom
     known = 0.0 if noise is None else freedom * noise.deviation**2
     least = len(values) * LEAST_DEVIATION**2
     squares = np.maximum(squares_around(values, cuts) + known, least)

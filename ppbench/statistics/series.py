@@ -13,15 +13,16 @@ import statistics
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from ppbench.judge.differences import Ratio
+from ppbench.judge.evidence import DiscountReason, Metric
+from ppbench.judge.slowdowns import NOT_KNOWN, Slowdown, is_disturbed
 from ppbench.statistics.change_points import (
+    FLOOR,
     Level,
     change_points,
     disturbed_launches,
     levels,
 )
-from ppbench.judge.differences import Ratio
-from ppbench.judge.slowdowns import NOT_KNOWN, Slowdown, is_disturbed
-from ppbench.statistics.verdicts import FLOOR, DiscountReason, Metric
 
 FEWEST = 4
 """Fewest launches that can show a change: two before and two after."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks import robustness, tracking
+from benchmarks import judging, tracking
 from benchmarks.made_up_launches import (
     ALL_MODELS,
     BIMODAL,
@@ -14,9 +14,7 @@ from benchmarks.made_up_launches import (
     noises,
 )
 
-TINY = Settings(
-    seed=8, comparisons=2, series=2, searches=2, sequences=2, steps=20, launches=5, json=None
-)
+TINY = Settings(seed=8, series=2, searches=2, steps=20, json=None)
 
 
 def drawn(name, shape=(20_000, 10)):
@@ -81,22 +79,28 @@ def test_a_demand_is_a_bound_in_either_direction():
     assert str(Demand("rate", at_least=0.9)) == "rate >= 90.00%"
 
 
-@pytest.mark.parametrize("part", ["models", "histories", "sequences"])
+@pytest.mark.parametrize("part", ["history", "histories"])
 def test_each_part_measures_the_figures_of_its_demands(part):
     figures = dict(tracking.PARTS[part](TINY))
     assert all(np.isfinite(value) for value in figures.values())
-    starts = {
-        "histories": lambda name: name.startswith("history"),
-        "sequences": lambda name: name.startswith(("looks", "20 of 20")),
-        "models": lambda name: not name.startswith(("history", "looks", "20 of 20")),
+    is_long = part == "histories"
+    demanded = {
+        demand.figure
+        for demand in tracking.DEMANDS
+        if demand.figure.startswith("history") and ("disturbed" in demand.figure) == is_long
     }
-    demanded = {demand.figure for demand in robustness.DEMANDS if starts[part](demand.figure)}
     assert demanded
     assert demanded <= set(figures)
 
 
-def test_paired_steps_of_one_launch_a_side_claim_nothing():
-    settings = Settings(8, 0, 0, 0, 100, 20, 5, None)
-    figures = dict(robustness._paired(settings))
-    assert figures["paired steps of one launch a side, no effect: 20 of 20"] > 0.5
-    assert figures["20 of 20 paired steps of one launch a side, no effect: claims"] == 0
+@pytest.mark.parametrize("name", judging.TURNS)
+def test_turns_have_the_difference_and_the_noise_that_they_say(name):
+    turns, draw = judging.TURNS[name], np.random.default_rng(0)
+    launches = [turns.launch(draw, 0.3) for _ in range(400)]
+    logs = np.array([[each.base, each.head] for each in launches])
+    differences = np.log(logs[:, 1]) - np.log(logs[:, 0])
+    assert np.median(differences) == pytest.approx(0.3, abs=0.01)
+    between = np.median(differences, axis=1).std()
+    assert turns.start <= between * 1.1
+    quiet = np.quantile(np.abs(differences - 0.3), 0.2)
+    assert quiet > 0.2 * turns.turn

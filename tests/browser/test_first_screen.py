@@ -364,10 +364,10 @@ def test_an_answer_that_is_not_decided_says_so_first_and_what_to_do(
     tab.evaluate(LOOK)
     keep(tab, "first-not-decided")
     answer = str(tab.evaluate("document.querySelector('#answer .lead').textContent"))
-    assert answer.startswith("Not decided. 1f1b measured")
+    assert answer.startswith("Open. 1f1b measured")
     command = "ppbench sweep s.toml --rerun"
     assert command in str(tab.evaluate("document.getElementById('answer').textContent"))
-    assert "is fastest" not in str(tab.evaluate("document.body.innerText"))
+    assert "Use 1f1b" not in str(tab.evaluate("document.body.innerText"))
     bottoms = """[".lead", ".tile:last-child"].map((selector) =>
       frameOf(document.querySelector(`#answer ${selector}`)).bottom)"""
     assert max(tab.evaluate(bottoms)) <= SCREEN_PX  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """Intervals of changes on one scale per metric: a forest plot, as shares of a strip's width.
 
-    low ├───────●───────┤ high        0 and the floor's band are on every strip
+    low ├───────●───────┤ high        0 and the resolution's band are on every strip
 
 The page places the marks as parts of HTML rather than by plotly: each strip is a cell of a table,
 so that it fits every width, prints, and is read aloud with the texts beside it.
@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ppbench.display.units import round_step
-from ppbench.statistics.verdicts import Change, Metric
+from ppbench.judge.evidence import Metric
+from ppbench.judge.verdicts import Change
 
 _MOST_TICKS = 4
 _WIDEST = 2.5
 """Estimates that fit between zero and the end of a strip; wider intervals are cut, and say so."""
-_LEAST = 2.0  # of the floor's width
+_LEAST = 2.0  # of the band's width
 _PADDING = 1.08
 
 
@@ -28,7 +29,7 @@ class Scale:
 
     low: float
     high: float
-    floor: float = 0.0
+    band: float = 0.0
 
     def share(self, value: float) -> float:
         """The place of a value in percent of the width, from 0 to 100."""
@@ -62,13 +63,13 @@ class Mark:
 def scale_of(metric: Metric, changes: Sequence[Change]) -> Scale:
     """Return the scale that fits the changes of a metric; zero is on it."""
     intervals = [found for change in changes if (found := interval_of(metric, change))]
-    floor = 100 * max((change.floor for change in changes), default=0.0)
+    band = 100 * max((change.resolution for change in changes), default=0.0)
     far = max([abs(estimate) for estimate, _, _ in intervals] or [0.0])
-    most = max(_WIDEST * far, _LEAST * floor)
+    most = max(_WIDEST * far, _LEAST * band)
     lows = [max(low, -most) for _, low, _ in intervals]
     highs = [min(high, most) for _, _, high in intervals]
-    low, high = min([*lows, -_LEAST * floor]), max([*highs, _LEAST * floor])
-    return Scale(low * _PADDING, high * _PADDING, floor)
+    low, high = min([*lows, -_LEAST * band]), max([*highs, _LEAST * band])
+    return Scale(low * _PADDING, high * _PADDING, band)
 
 
 def mark_of(metric: Metric, change: Change, scale: Scale) -> Mark | None:

@@ -17,10 +17,10 @@ from ppbench.display.colors import GREEN, MEDIUM_BLUE, PURPLE, VERMILLION, trans
 from ppbench.display.fields import field_of, figure
 from ppbench.display.units import MEBIBYTES, PERCENT, TOKENS_PER_S, counted, size_unit
 from ppbench.errors import shortened
+from ppbench.judge.evidence import DiscountReason, Metric
 from ppbench.report.charts.canvas import NEUTRAL, PLAIN
 from ppbench.report.charts.panels import figure_text
 from ppbench.statistics.series import Point, Series, SeriesAnalysis, Step, discounts_of
-from ppbench.statistics.verdicts import DiscountReason, Metric
 
 HEIGHT_PX = 330
 SHORT = 9

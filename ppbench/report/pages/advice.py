@@ -1,4 +1,4 @@
-"""What would decide an answer that is not decided: what to do, and the one command that does it.
+"""What would decide an answer that is open: what to do, and the one command that does it.
 
 The command is the one that measured the runs, as its user wrote it, with everything that is missing
 added at once: more launches, other settings, another measurement of what was disturbed.
@@ -13,9 +13,9 @@ import pandas as pd
 
 from ppbench.cautions import MIN_STEPS, Caution
 from ppbench.config.case import Measure
-from ppbench.report.pages.judgement import Judgement
-from ppbench.statistics.ranking import MOST_LAUNCHES, Grade
 from ppbench.judge.differences import FEWEST_LAUNCHES
+from ppbench.judge.forecast import MOST_LAUNCHES
+from ppbench.report.pages.judgement import Judgement
 
 TOO_SMALL = (
     f"Throughput would decide it after more than {MOST_LAUNCHES} launches of each, if at all: "
@@ -46,12 +46,12 @@ _PASSING = (Caution.throttled.name, Caution.busy_machine.name)
 
 
 def advice(judgement: Judgement, runs: pd.DataFrame, command: str) -> tuple[str, str]:
-    """Return what to do about an undecided answer, and the command that does it, if one does.
+    """Return what to do about an open answer, and the command that does it, if one does.
 
     `command` is the one that measured the runs; empty where it is not known.
     """
     cautions = judgement.cautions
-    if judgement.grade is Grade.decided:
+    if judgement.is_decided:
         return "", ""
     if judgement.has_several_machines and not cautions:
         return "To decide it, measure both on one machine.", ""

@@ -22,11 +22,11 @@ from ppbench.display.changes import (
     verdict_text,
 )
 from ppbench.display.fields import field_of
-from ppbench.display.units import MISSING, counted
+from ppbench.display.units import MISSING, counted, percent
+from ppbench.judge.verdicts import SPEED, Verdict
 from ppbench.report.charts.forest import mark_of, scale_of
 from ppbench.report.pages.provenance import COMPARISON, about_runs, environments
 from ppbench.report.pages.templates import render
-from ppbench.statistics.verdicts import SPEED, Verdict
 
 _HEADINGS = {"peak_memory_bytes": "peak memory"}
 """Metrics whose label says too little where no figure is beside it."""
@@ -104,7 +104,7 @@ def render_comparison(page: ComparisonPage) -> str:
 
 
 def _sentence(base: str, head: str, lines: Sequence[Line[Any]]) -> str:
-    """`1f1b against afab in 4 cases: faster in 3 (+1.2 to +4.0 %), unclear in 1.`."""
+    """`1f1b against afab in 4 cases: faster in 3 (+1.2 to +4.0 %), open in 1.`."""
     if len(lines) == 1:
         (line,) = lines
         change = change_text(line.metric, line.change)
@@ -114,17 +114,14 @@ def _sentence(base: str, head: str, lines: Sequence[Line[Any]]) -> str:
                 return f"{head} is {line.change.verdict} than {base}: {change} tokens/s."
             case Verdict.same:
                 return f"{head} is as fast as {base}: {change} tokens/s."
-            case Verdict.unclear:
-                return f"Not decided: {pair}: {change} tokens/s; measure more launches."
-            case _:
-                few = "has too few launches for a verdict"
-                return f"Not decided: {pair} {few} ({change} tokens/s)."
+        if line.change.has_interval:
+            known = f"known within {percent(line.change.within)}"
+            return f"Open: {pair}: {change} tokens/s, {known}; measure more launches."
+        return f"Open: {pair} has too few launches for a verdict ({change} tokens/s)."
     counts = []
     for verdict in Verdict:
         some = [line for line in lines if line.change.verdict is verdict]
-        if some and verdict is Verdict.insufficient:
-            counts.append(f"too few launches to tell in {len(some)}")
-        elif some:
+        if some:
             ratios = [100 * (line.change.ratio.estimate - 1) for line in some if line.change.ratio]
             spread = ""
             if ratios and verdict in _COLORS:

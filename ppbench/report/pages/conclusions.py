@@ -6,6 +6,7 @@ fastest; without that, the sentence says why and what to do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -24,24 +25,24 @@ from ppbench.display.units import (
     size,
     written,
 )
+from ppbench.judge.differences import FEWEST_LAUNCHES
+from ppbench.judge.evidence import RESOLUTION
+from ppbench.judge.verdicts import Verdict
 from ppbench.report.charts.memory import pareto_front
 from ppbench.report.pages.advice import advice
-from ppbench.report.pages.judgement import Judged, Judgement, alike
-from ppbench.statistics.ranking import Grade
-from ppbench.judge.differences import FEWEST_LAUNCHES
+from ppbench.report.pages.judgement import LEAST_SAVED, Judged, Judgement, alike
 
 MOST_SMALLER = 4  # cases along the front
-LEAST_SAVED = 0.05  # share of the memory that is worth a clause
 MOST_NAMED = 4  # cases by name
 COMPARED_AXES = ("schedule", "runtime")
 MAX_COMPARISONS = 3  # with a sentence each, as many as three schedules have
 NOTHING_COMPARABLE = "nothing to compare"
 
+OPEN, DECIDED = "open", "decided"
 _GRADES = (
-    f"figures are medians over launches. Decided means: at least {FEWEST_LAUNCHES} launches of "
-    "each, a lead over 1 % against every other case in Welch's test at 2 %, and no caution that "
-    "forbids a verdict. Leaning means: the same test at 20 % or, by a single launch, a lead over "
-    "5 % whose intervals over steps do not overlap."
+    "figures are medians over launches. Decided means: no other case can be faster by more than "
+    f"{RESOLUTION:.0%}".replace("%", " %")
+    + ", which is wrong in at most 1 % of reports, and no caution forbids a verdict."
 )
 _WHY = {
     Caution.oversubscribed.name: "ranks shared cores",
@@ -60,17 +61,18 @@ _WHY = {
 class Sentence:
     """The answer: how sure it is, in what setting, which case, and the rest; plain text."""
 
-    grade: str  # `decided`, `leaning`, `not decided` or `nothing to compare`
+    grade: str  # `decided`, `open` or `nothing to compare`
     where: str  # `With 2 ranks, 128 tokens: `, or empty
     name: str
     rest: str
-    advice: str  # what to do where it is not decided, or empty
+    advice: str  # what to do where it is open, or empty
     command: str  # that does it, or empty
+    verb: str = ""  # before the name: `Use `, or empty
 
     @property
     def text(self) -> str:
         grade = f"{self.grade.capitalize()}. "
-        return f"{grade}{self.where}{self.name}{self.rest}"
+        return f"{grade}{self.where}{self.verb}{self.name}{self.rest}"
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ def conclude(judged: Judged, runs: pd.DataFrame, command: str = "") -> Conclusio
         notes = ["No two cases do the same work, so their throughputs do not compare."]
     else:
         notes = ["There is only one case."]
-    others = [judgement for judgement in judged.judgements[1:] if judgement.leads]
+    others = [judgement for judgement in judged.judgements[1:] if judgement.lead is not None]
     return Conclusions(
         sentence(first, runs, command),
         tuple(tiles(first)),
@@ -153,34 +155,61 @@ def conclude(judged: Judged, runs: pd.DataFrame, command: str = "") -> Conclusio
 
 
 def sentence(judgement: Judgement, runs: pd.DataFrame, command: str = "") -> Sentence:
-    """Say which case is best, by how much, how sure that is and, if it is not, what to do."""
+    """Say which case to take and why, or what is known so far and what would decide it."""
     where = f"With {judgement.where}: " if judgement.where else ""
-    best, rival = judgement.best, judgement.rival
+    best, rival, change = judgement.best, judgement.rival, judgement.to_rival
     speed = figure("tokens_per_s", best["tokens_per_s"])
     if rival is None:
         name = f"{judgement.name(best)}"
         return Sentence(NOTHING_COMPARABLE, "", name, f" reaches {speed}.", "", "")
-    name, other = judgement.name(best), judgement.name(rival)
-    if judgement.are_equal:
-        memory = best["peak_memory_bytes"] / rival["peak_memory_bytes"]
-        needs = (
-            "" if is_missing(memory) else f"; {name} needs {comparison(memory, 'memory')} the other"
-        )
-        rest = f" and {other} are equally fast (within 1 %): {speed}{needs}."
-    elif judgement.grade is Grade.decided:
-        more = f"{_percent_more(judgement.ratio)} than {other}"
-        if judgement.lead is not None and (ends := judgement.lead.interval) is not None:
-            low, high = (written(end - 1, ".1f", "", 100) for end in (ends.low, ends.high))
-            more += f" ({low} to {high} %, 95 %, by {judgement.fewest_launches} launches of each)"
-        rest = f" is fastest: {speed}, {more}."
-    elif judgement.grade is Grade.leaning:
-        more = f"{_percent_more(judgement.ratio)}, but {_why(judgement)}"
-        rest = f" is probably faster than {other}: {speed}, {more}.{_saving(judgement, runs)}"
-    else:
-        ratio = best["tokens_per_s"] / rival["tokens_per_s"]
-        more = f"{_percent_more(ratio)} than {other}, but {_why(judgement)}"
-        rest = f" measured {speed}, {more}.{_saving(judgement, runs)}"
-    return Sentence(str(judgement.grade), where, name, rest, *advice(judgement, runs, command))
+    name, other, saving = judgement.name(best), judgement.name(rival), _saving(judgement, runs)
+    interval = None if change is None else change.ratio
+    by = ""
+    if interval is not None:
+        low, high = (written(end - 1, "+.1f", "%", 100) for end in (interval.low, interval.high))
+        by = f"{written(interval.estimate - 1, '+.1f', '%', 100)}, between {low} and {high}"
+    if judgement.is_decided and change is not None:
+        if change.verdict is Verdict.faster:
+            rest = f": {speed}, faster than {other} ({by}).{saving}"
+        else:
+            others = [judgement.name(judgement.cases.iloc[place]) for place in _as_fast(judgement)]
+            as_fast = _or(others[:MOST_NAMED], "and")
+            beside = f" ({by})" if len(others) == 1 else ""
+            least = "" if change.verdict is Verdict.same else "at least "
+            rest = f": {speed}, {least}as fast as {as_fast}{beside}.{saving}"
+        return Sentence(DECIDED, where, name, rest, "", "", "use " if where else "Use ")
+    # What is known: which cases may be the best, and which are slower than the first of them.
+    maybe = [0, *judgement.places(Verdict.open), *judgement.places(Verdict.same)]
+    beaten = judgement.places(Verdict.faster)
+    clauses = []
+    if beaten:
+        slower = judgement.cases.iloc[beaten[0]]
+        lead_over = judgement.change(0, beaten[0])
+        if lead_over is not None and lead_over.ratio is not None:
+            percent_more = written(lead_over.ratio.estimate - 1, ".1f", "%", 100)
+            clauses.append(f"{name} beats {judgement.name(slower)} by {percent_more}")
+    if change is not None and change.has_interval and not change.verdict.is_claim:
+        clauses.append(f"{name} and {other} differ by {by}")
+    known = f"; {'; '.join(clauses)}" if clauses else ""
+    if len(maybe) <= MOST_NAMED and beaten:
+        names = _or([judgement.name(judgement.cases.iloc[place]) for place in maybe], "or")
+        rest = f"{known}, but {_why(judgement)}.{saving}"
+        return Sentence(OPEN, where, names, rest, *advice(judgement, runs, command))
+    ratio = best["tokens_per_s"] / rival["tokens_per_s"]
+    more = f"{_percent_more(ratio)} than {other}"
+    rest = f" measured {speed}, {more}{known}, but {_why(judgement)}.{saving}"
+    return Sentence(OPEN, where, name, rest, *advice(judgement, runs, command))
+
+
+def _as_fast(judgement: Judgement) -> list[int]:
+    """The places of the cases that are as fast as the best, the rival first."""
+    places = [judgement.rival_place, *judgement.places(Verdict.same)]
+    return list(dict.fromkeys(places))
+
+
+def _or(names: Sequence[str], word: str) -> str:
+    """`a, b or c`."""
+    return f" {word} ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
 def tiles(judgement: Judgement) -> Iterator[Tile]:
@@ -229,7 +258,7 @@ def _saving(judgement: Judgement, runs: pd.DataFrame) -> str:
 
 
 def _why(judgement: Judgement) -> str:
-    """Say why a lead is not decided; the first reason that holds."""
+    """Say why it is open; the first reason that holds."""
     if judgement.cautions:
         reasons = " and ".join(
             _WHY.get(name, f"of the caution {name}") for name in judgement.cautions
@@ -241,13 +270,14 @@ def _why(judgement: Judgement) -> str:
         if judgement.fewest_launches == 1:
             return "a single launch cannot decide it"
         return f"{judgement.fewest_launches} launches cannot decide it"
-    if judgement.doubtful is not None:
-        return f"it cannot be told from {judgement.name(judgement.doubtful)}"
-    lead = judgement.lead
-    assert lead is not None
-    assert lead.interval is not None
-    low, high = (written(e - 1, "+.1f", "%", 100) for e in (lead.interval.low, lead.interval.high))
-    return f"by its launches the lead is between {low} and {high} (95 %)"
+    assert judgement.lead is not None
+    rivals = judgement.places(Verdict.open) or [judgement.rival_place]
+    names = [judgement.name(judgement.cases.iloc[place]) for place in rivals]
+    regret = judgement.lead.regret(judgement.arms[0]).high
+    if not math.isfinite(regret):
+        return f"nothing is known of {_or(names[:MOST_NAMED], 'and')}"
+    could = f"could be faster by up to {written(regret, '.1f', '%', 100)}"
+    return f"{_or(names[:MOST_NAMED], 'or')} {could}"
 
 
 def _under_memory(judgement: Judgement) -> Iterator[str]:
@@ -316,10 +346,12 @@ def compared(judged: Judged, axis: str) -> list[AxisComparison]:
             for column in ("tokens_per_s", "peak_memory_bytes")
         )
         verdicts = [
-            judged.evidence.verdict(head, other)
+            judged.known.verdict(head, other)
             for head, other in zip(pairs["case_id"], pairs["case_id_base"], strict=True)
         ]
-        faster, slower, equal = (verdicts.count(kind) for kind in ("faster", "slower", "equal"))
+        faster, slower, equal = (
+            verdicts.count(kind) for kind in (Verdict.faster, Verdict.slower, Verdict.same)
+        )
         if len(pairs):
             ratios, counts = (throughput, memory), (faster, slower, equal, len(pairs))
             found.append(AxisComparison(axis, name, base, *ratios, *counts))
@@ -347,16 +379,16 @@ def _comparisons(pairs: Sequence[AxisComparison]) -> list[str]:
         where = f"Over {pair.num_pairs} pairs of cases that differ only in {pair.axis}, the median"
         if pair.num_pairs == 1:
             where = f"In the only pair of cases that differ only in {pair.axis}, the"
-        words = {"faster": pair.num_faster, "slower": pair.num_slower, "equal": pair.num_equal}
+        words = {"faster": pair.num_faster, "slower": pair.num_slower, "the same": pair.num_equal}
         verdicts = [f"{word} in {num}" for word, num in words.items() if num]
         rest = pair.num_pairs - sum(words.values())
         if not verdicts:
-            decided = "which is faster is not decided"
+            decided = "which is faster is open"
             decided += "" if pair.num_pairs == 1 else " in any of them"
         elif pair.num_pairs == 1:
-            decided = f"decided: {verdicts[0].split()[0]}"
+            decided = f"decided: {verdicts[0].rpartition(' in ')[0]}"
         else:
-            undecided = f", not decided in {rest}" if rest else ""
+            undecided = f", open in {rest}" if rest else ""
             decided = f"decided {', '.join(verdicts)}{undecided}"
         text = (
             f"{where} throughput of {pair.name} is {written(pair.throughput, '.2f', 'times')} that "

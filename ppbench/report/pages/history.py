@@ -18,6 +18,7 @@ from ppbench.display.changes import discount_text
 from ppbench.display.fields import figure
 from ppbench.display.units import counted
 from ppbench.errors import StoreError, UsageError
+from ppbench.judge.evidence import Metric
 from ppbench.report.charts.history import (
     SHORT,
     difference_text,
@@ -30,7 +31,6 @@ from ppbench.report.pages.provenance import HISTORY, about_runs
 from ppbench.report.pages.templates import render
 from ppbench.report.timeline.timelines import Timeline, timeline
 from ppbench.statistics.series import Point, Series, SeriesAnalysis, State, Step, discounts_of
-from ppbench.statistics.verdicts import Metric
 from ppbench.store import Store
 
 MOST_PAIRS = 24

@@ -8,27 +8,25 @@ ranks counts as a choice too. Emulated cases compute nothing, so beside measured
 judged on their own. Left out are oversubscribed cases beside others, and always cases with a NaN or
 infinite loss or gradient.
 
-A lead has the grade that its launches give it (`ppbench.statistics.ranking`), at most:
-
-    not decided  if half of the launches of the best case or its rival carry a caution that forbids
-                 a verdict; if fewer than 3 carry one of scatter; if the machines differ
-    leaning      if a caution that forbids a verdict is on any other launch that is compared
+Which case to take, and what is known of the others, is what `ppbench.judge.lead` says of all pairs.
+Of cases that are the same as the fastest, the one that needs least memory is taken. The answer
+stays open if half of the launches of that case or its rival carry a caution that forbids a verdict,
+if fewer than 3 carry one of scatter, or if the machines differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from ppbench.cautions import Caution
+from ppbench.comparison.sessions import moments_of, number_sessions
+from ppbench.comparison.slowdowns import in_order, slowdowns_by_run
 from ppbench.config.case import EMULATED
 from ppbench.display.cases import (
-    INTERVAL,
     Axes,
     by_case,
     cautions_of,
@@ -36,16 +34,14 @@ from ppbench.display.cases import (
     settings_text,
     work_axes,
 )
+from ppbench.display.metrics import METRICS
 from ppbench.display.units import is_missing
-from ppbench.statistics.ranking import (
-    Grade,
-    Launches,
-    Lead,
-    launches_needed,
-    lead,
-    weakest,
-)
 from ppbench.judge.differences import FEWEST_LAUNCHES
+from ppbench.judge.evidence import Evidence, Launches
+from ppbench.judge.forecast import launches_needed
+from ppbench.judge.lead import Lead, lead
+from ppbench.judge.verdicts import SPEED, Change, Verdict
+from ppbench.judge.verdicts import judge as judge_pairs
 
 FORBIDDING = (
     Caution.oversubscribed.name,
@@ -62,21 +58,31 @@ _STEP = ["num_microbatches", "train_microbatch_size"]
 _MACHINE_AXES = ("device", "launch_threads_per_rank")  # which change the fingerprint of a run
 
 
+LEAST_SAVED = 0.05
+"""Share of the memory for which a case is taken in place of one that is as fast."""
+
+
 @dataclass(frozen=True)
 class Judgement:
-    """Comparable cases, and how sure it is that the best of them is faster than the others."""
+    """Comparable cases, which of them to take, and how sure that is."""
 
     where: str  # what all have in common: `2 ranks, 128 tokens`; empty if nothing else varies
     axes: tuple[str, ...]  # in which they differ
-    cases: pd.DataFrame  # rows of `by_case`, the highest throughput first
-    grade: Grade
-    leads: tuple[Lead, ...]  # of the best over each other case
+    cases: pd.DataFrame  # rows of `by_case`, the one to take first, then as the lead has them
+    lead: Lead | None  # None for a single case
+    arms: tuple[int, ...]  # of the lead, by place among the cases
     rival_place: int = 1  # among the cases
-    pivot: int = 1  # place of the case that is told from the best with the least certainty
-    cautions: tuple[str, ...] = ()  # that lowered the grade
+    cautions: tuple[str, ...] = ()  # that leave it open
     has_several_machines: bool = False
-    needed: int | None = None  # launches of each that would tell the best from the pivot
+    needed: int | None = None  # launches of each that would decide it
     num_left_out: int = 0  # oversubscribed cases
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether it is known which case to take."""
+        if self.lead is None or self.cautions or self.has_several_machines:
+            return False
+        return self.lead.regret(self.arms[0]).high <= self.lead.resolution * (1 + 1e-9)
 
     @property
     def best(self) -> pd.Series:
@@ -85,32 +91,29 @@ class Judgement:
     @property
     def rival(self) -> pd.Series | None:
         """The next case that takes a step over as many microbatches, or else just the next."""
-        return self.cases.iloc[self.rival_place] if self.leads else None
+        return None if self.lead is None else self.cases.iloc[self.rival_place]
+
+    def change(self, place: int, other: int) -> Change | None:
+        """How the case at one place compares with that at another."""
+        if self.lead is None:
+            return None
+        return self.lead.changes.get((self.arms[place], self.arms[other]))
 
     @property
-    def lead(self) -> Lead | None:
-        """The lead over the rival."""
-        return self.leads[self.rival_place - 1] if self.leads else None
+    def to_rival(self) -> Change | None:
+        """How the best case compares with its rival."""
+        return self.change(0, self.rival_place)
 
-    @property
-    def ratio(self) -> float:
-        """The lead over the rival, of geometric means over launches; 1 without a rival."""
-        return self.lead.ratio if self.lead else 1.0
-
-    @property
-    def are_equal(self) -> bool:
-        """Whether the best case and its rival are equally fast, as far as that matters."""
-        return self.grade is Grade.decided and self.lead is not None and self.lead.is_equal
-
-    @property
-    def doubtful(self) -> pd.Series | None:
-        """The case that is told from the best with less certainty than the rival, if any is."""
-        return None if self.pivot == self.rival_place else self.cases.iloc[self.pivot]
+    def places(self, verdict: Verdict) -> list[int]:
+        """The places of the cases against which the best one has this verdict."""
+        changes = ((place, self.change(0, place)) for place in range(1, len(self.cases)))
+        return [place for place, change in changes if change and change.verdict is verdict]
 
     @property
     def fewest_launches(self) -> int:
-        """The fewest launches of the best case and of the one that is hardest to tell from it."""
-        return int(self.cases["num_launches"].iloc[[0, self.pivot]].min())
+        """The fewest launches of the best case and of those that may be better."""
+        places = [0, *(self.places(Verdict.open) or [self.rival_place])]
+        return int(self.cases["num_launches"].iloc[places].min())
 
     def name(self, case: pd.Series) -> str:
         """Name a case by the settings in which these cases differ."""
@@ -129,7 +132,7 @@ class Judged:
     not_finite: pd.DataFrame  # rows of `by_case`
     num_emulated: int  # judged on their own beside measured cases
     cases: pd.DataFrame  # all that were judged, without emulated ones beside measured ones
-    evidence: Evidence
+    known: Known
     axes: tuple[str, ...]
     of_runs: pd.DataFrame  # `by_case` of all runs that are ok
 
@@ -139,25 +142,24 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Known:
     """What is known of each case beside its medians, by case id."""
 
     launches: Mapping[str, Launches]
     cautions: Mapping[str, tuple[tuple[str, ...], ...]]  # of each launch
     machines: Mapping[str, frozenset[str]]
 
-    def verdict(self, case_id: str, rival_id: str) -> str:
-        """Return `faster`, `slower` or `equal` where that is decided, else an empty text."""
+    def evidence(self, case_id: str, rival_id: str) -> Evidence:
+        """The launches of a rival, as the base, and of a case."""
+        return Evidence(self.launches[rival_id], self.launches[case_id])
+
+    def verdict(self, case_id: str, rival_id: str) -> Verdict:
+        """The verdict of a case against its rival; open where a caution forbids one."""
         names = {n for own in (case_id, rival_id) for launch in self.cautions[own] for n in launch}
         if names.intersection(FORBIDDING):
-            return ""
-        sides = self.launches[case_id], self.launches[rival_id]
-        ahead = lead(*sides)
-        if ahead.is_equal:
-            return "equal"
-        if ahead.grade is Grade.decided:
-            return "faster"
-        return "slower" if lead(*reversed(sides)).grade is Grade.decided else ""
+            return Verdict.open
+        (change,) = judge_pairs(METRICS[SPEED], [self.evidence(case_id, rival_id)])
+        return change.verdict
 
     def disturbing(self, case: pd.Series, kinds: Sequence[str], least: float = 0) -> list[str]:
         """Return the cautions of these kinds that more than a share of the launches carry."""
@@ -179,16 +181,16 @@ def judge(runs: pd.DataFrame, axes: Axes) -> Judged:
     cases = cases[~cases["is_not_finite"]]
     is_emulated = cases["device"] == EMULATED
     num_emulated = int(is_emulated.sum()) if not is_emulated.all() else 0
-    evidence = _evidence_of(ok_runs(runs))
+    known = _known_of(ok_runs(runs))
     kinds = [cases[~is_emulated], cases[is_emulated]]
     groups = [
-        _judgement(group, ["device", *key] if num_emulated else key, axes, evidence)
+        _judgement(group, ["device", *key] if num_emulated else key, axes, known)
         for kind in kinds
         for key, group in _groups(kind, axes)
     ]
     ordered = tuple(sorted(groups, key=_worth, reverse=True))
     compared = kinds[0] if num_emulated else cases
-    return Judged(ordered, broken, num_emulated, compared, evidence, tuple(axes), of_runs)
+    return Judged(ordered, broken, num_emulated, compared, known, tuple(axes), of_runs)
 
 
 def alike(cases: pd.DataFrame) -> pd.DataFrame:
@@ -219,75 +221,84 @@ def _groups(cases: pd.DataFrame, axes: Axes) -> list[tuple[list[str], pd.DataFra
     return groups
 
 
-def _judgement(
-    cases: pd.DataFrame, key: Sequence[str], axes: Axes, evidence: Evidence
-) -> Judgement:
+def _judgement(cases: pd.DataFrame, key: Sequence[str], axes: Axes, known: Known) -> Judgement:
     compared = alike(cases).sort_values(
         ["tokens_per_s", "peak_memory_bytes"], ascending=[False, True], kind="stable"
     )
+    ids = [str(case_id) for case_id in compared["case_id"]]
+    found, arms = None, list(range(len(ids)))
+    if len(ids) > 1:
+        pairs = {
+            (arm, rival): known.evidence(ids[arm], ids[rival])
+            for arm in range(len(ids))
+            for rival in range(arm + 1, len(ids))
+        }
+        found = lead(METRICS[SPEED], pairs, len(ids))
+        arms = list(found.arms)
+        # Of cases that are as fast, the one that needs clearly less memory.
+        peaks = compared["peak_memory_bytes"].astype(float).tolist()
+        good = [arm for arm in found.equals if found.regret(arm).high <= found.resolution]
+        taken = found.first
+        for arm in good if found.is_decided else []:
+            if peaks[arm] < (1 - LEAST_SAVED) * peaks[taken]:
+                taken = arm
+        arms.remove(taken)
+        arms.insert(0, taken)
+    compared = compared.iloc[arms]
     rows = [case for _, case in compared.iterrows()]
-    launches = [evidence.launches[str(row["case_id"])] for row in rows]
-    leads = tuple(lead(launches[0], others) for others in launches[1:])
     # The best other case that takes the same step, or else the next case.
     same = (n for n, row in enumerate(rows[1:], 1) if (row[_STEP] == rows[0][_STEP]).all())
     rival = next(same, min(1, len(rows) - 1))
-    # The best leads this case with the least certainty; it may be as fast as another.
-    grades = [Grade.decided if own.is_equal else own.grade for own in leads]
-    doubtful = [n for n, grade in enumerate(grades, 1) if grade is weakest(grades)]
-    pivot = rival if rival in doubtful or not doubtful else doubtful[0]
     pair = [rows[place] for place in dict.fromkeys((0, rival))]
-    others = [row for place, row in enumerate(rows) if place not in (0, rival)]
     fewest = min(int(row["num_launches"]) for row in pair)
-    carried = {n for launches in evidence.cautions.values() for own in launches for n in own}
+    carried = {n for launches in known.cautions.values() for own in launches for n in own}
     unknown = sorted(carried - set(Caution.__members__))  # a newer version of ppbench knows them
     kinds = (*FORBIDDING, *(SCATTER if fewest < FEWEST_LAUNCHES else ()), *unknown)
-    most = Grade.undecided
-    cautions = _names(evidence.disturbing(row, kinds, 0.5) for row in pair)
-    if not cautions:
-        single = _names(evidence.disturbing(row, FORBIDDING) for row in pair)
-        other = _names(evidence.disturbing(row, FORBIDDING, 0.5) for row in others)
-        cautions = _names([single, other])
-        most = Grade.leaning if cautions else Grade.decided
-    machines = frozenset().union(*(evidence.machines[str(row["case_id"])] for row in rows))
-    is_spread = len(machines) > 1 and not set(axes).intersection(_MACHINE_AXES)
-    limits = [most, Grade.undecided if is_spread else Grade.decided]
-    return Judgement(
+    machines = frozenset().union(*(known.machines[str(row["case_id"])] for row in rows))
+    judgement = Judgement(
         where=settings_text(rows[0], [axis for axis in axes if axis in key]),
         axes=tuple(a for a in axes if a not in key and len(compared[a].astype(str).unique()) > 1),
         cases=compared,
-        grade=weakest([*grades, *limits]),
-        leads=leads,
+        lead=found,
+        arms=tuple(arms),
         rival_place=rival,
-        pivot=pivot,
-        cautions=cautions,
-        has_several_machines=is_spread,
-        needed=launches_needed(launches[0], launches[pivot]) if leads else None,
+        cautions=_names(known.disturbing(row, kinds, 0.5) for row in pair),
+        has_several_machines=len(machines) > 1 and not set(axes).intersection(_MACHINE_AXES),
         num_left_out=len(cases) - len(compared),
     )
+    if found is None:
+        return judgement
+    doubtful = [judgement.change(0, place) for place in judgement.places(Verdict.open)]
+    num = len(found.changes) // 2
+    needed = [launches_needed(change, num_tests=num) for change in doubtful if change]
+    most = None if None in needed else max(filter(None, needed), default=None)
+    return replace(judgement, needed=most)
 
 
 def _names(lists: Iterable[Sequence[str]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for names in lists for name in names))
 
 
-def _evidence_of(runs: pd.DataFrame) -> Evidence:
-    runs = runs.reindex(columns=[*dict.fromkeys([*runs.columns, *INTERVAL, "fingerprint"])])
-    launches: dict[str, Launches] = {}
-    cautions: dict[str, tuple[tuple[str, ...], ...]] = {}
-    machines: dict[str, frozenset[str]] = {}
-    needed = ["case_id", "tokens_per_s", *INTERVAL, "cautions", "fingerprint"]
-    by_case_id: dict[str, list[dict[Hashable, Any]]] = {}
-    for row in runs[needed].to_dict("records"):
-        by_case_id.setdefault(str(row["case_id"]), []).append(row)
-    for case_id, rows in by_case_id.items():
-        speeds = np.array([row["tokens_per_s"] for row in rows], dtype=float).tolist()
-        low, high = (np.array([row[name] for row in rows], dtype=float) for name in INTERVAL)
-        positive = tuple(speed for speed in speeds if speed > 0)
-        launches[case_id] = Launches(positive, float(low.min()), float(high.max()))
-        cautions[case_id] = tuple(tuple(cautions_of(row)) for row in rows)
-        known = (row["fingerprint"] for row in rows)
-        machines[case_id] = frozenset(str(one) for one in known if not is_missing(one))
-    return Evidence(launches, cautions, machines)
+def _known_of(runs: pd.DataFrame) -> Known:
+    """The launches of each case as they are compared: positive, with slowdowns and sessions."""
+    needed = ["run_id", "status", "case_id", "fingerprint", "cautions", "created_at", SPEED]
+    runs = runs.reindex(columns=list(dict.fromkeys([*runs.columns, *needed])))
+    runs = runs.reset_index(drop=True)
+    usable = runs[runs[SPEED] > 0]
+    slowdowns = slowdowns_by_run(usable) if len(usable) else {}
+    numbers = pd.Series(number_sessions(moments_of(usable)), usable.index, dtype=int)
+    launches, cautions, machines = {}, {}, {}
+    for case_id, own in runs.groupby("case_id", sort=False):
+        fast = own[own[SPEED] > 0]
+        launches[str(case_id)] = Launches(
+            tuple(map(float, fast[SPEED])),
+            in_order(fast, slowdowns) if len(fast) else None,
+            tuple(numbers[fast.index].tolist()),
+        )
+        cautions[str(case_id)] = tuple(tuple(cautions_of(row)) for _, row in own.iterrows())
+        known = (one for one in own["fingerprint"] if not is_missing(one))
+        machines[str(case_id)] = frozenset(map(str, known))
+    return Known(launches, cautions, machines)
 
 
 def _worth(judgement: Judgement) -> tuple[bool, bool, bool, int, int, int]:

@@ -8,7 +8,7 @@ from stored_runs import MS, spans, store_of_replicas
 from tracked import stretched
 
 from ppbench.analysis.breakdown import Kind, Moved, SpanClass, breakdown, launch_figures
-from ppbench.statistics.verdicts import Verdict
+from ppbench.judge.verdicts import Verdict
 
 STEP_NS = 56 * MS
 F1, B1 = SpanClass(Kind.compute, 1, "F"), SpanClass(Kind.compute, 1, "B")

@@ -12,7 +12,7 @@ from ppbench.commits.sides import Places, find_side
 from ppbench.comparison.lines import SHOWN, read_metrics
 from ppbench.display.changes import moved_sentences
 from ppbench.display.formats import Format
-from ppbench.statistics.verdicts import Verdict
+from ppbench.judge.verdicts import Verdict
 from ppbench.store import Store
 
 AFAB = replace(CASE, schedule="afab")
@@ -98,9 +98,9 @@ def test_why_a_narrow_interval_decides_nothing_is_said(store, base, head, words)
     add_launches(store, base, BASE)
     add_launches(store, head, HEAD)
     result = compared(store, "tokens_per_s")
-    assert result.lines[0].change.verdict is Verdict.unclear
+    assert result.lines[0].change.verdict is Verdict.open
     (note,) = [note for note in result.notes if words in note]
-    assert note.startswith("unclear: tokens/s of 1f1b")
+    assert note.startswith("open: tokens/s of 1f1b")
     assert not any("Holm" in note for note in result.notes)
 
 
@@ -113,12 +113,12 @@ def test_more_launches_are_advised_with_the_names_that_are_known(store):
     assert f" --run --results {store.folder} --launches 5" in note
 
 
-def test_the_noise_of_other_launches_is_the_floor(store):
+def test_the_noise_of_other_launches_hides_a_change_that_is_smaller(store):
     add_launches(store, scattered(0.05), "0" * 40)
     add_launches(store, STEADY, BASE)
     add_launches(store, slower(0.04), HEAD)
     line = compared(store).lines[0]
-    assert line.change.floor == line.noise.deviation == pytest.approx(0.05, rel=0.01)
+    assert line.noise.deviation == pytest.approx(0.05, rel=0.01)
     assert line.change.verdict is not Verdict.slower
 
 
@@ -128,7 +128,7 @@ def test_launches_that_are_compared_or_of_another_case_are_no_noise(store, commi
     add_launches(store, scattered(0.05), commit, **changes)
     add_launches(store, slower(0.04), HEAD)
     line = compared(store).lines[0]
-    assert (line.noise, line.change.floor) == (None, 0.01)
+    assert line.noise is None
 
 
 def test_times_of_a_file_of_costs_are_no_part_of_a_case_and_it_has_no_peak(store):

@@ -95,7 +95,7 @@ def test_thresholds_of_the_sweep_file_hold_for_its_cases(root, store):
     assert wrong == {"1f1b": 0.04, "afab": 0.03}
 
 
-def test_a_threshold_below_the_floor_finds_less_than_one_percent(root, store):
+def test_a_threshold_below_the_resolution_finds_less_than_one_percent(root, store):
     measure(store, root, "HEAD~1", [s / 10 + 900 for s in STEADY])
     measure(store, root, "HEAD", [s / 10 + 892 for s in STEADY])
     assert checked(store).exit_code == 0
@@ -133,12 +133,12 @@ def test_a_regression_comes_before_a_failure_and_that_before_too_little(root, st
     assert checked(store).exit_code == 1
 
 
-def test_what_is_unclear_passes_and_is_said(root, store):
+def test_what_is_open_passes_and_is_said(root, store):
     measure(store, root, "HEAD~1", [1000.0, 1100.0, 900.0, 1050.0])
     measure(store, root, "HEAD", [950.0, 1060.0, 880.0, 1000.0])
     outcome = checked(store)
     assert outcome.exit_code == 0
-    assert outcome.text.startswith("ppbench check: not decided: 1 metric unclear (1 case compared)")
+    assert outcome.text.startswith("ppbench check: not decided: 1 metric open (1 case compared)")
     assert "exits with 0; to decide it: --run --launches 5 on a quiet machine" in outcome.text
     (heading,) = (line for line in outcome.text.splitlines() if line.lstrip().startswith("figure"))
     assert "verdict" in heading

@@ -13,9 +13,8 @@ from ppbench.commits.bench import read_tracked, rounds_of
 from ppbench.commits.check import check
 from ppbench.commits.comparison import compare
 from ppbench.errors import ExitCode, SweepInterruptedError, UsageError
+from ppbench.judge.verdicts import Verdict
 from ppbench.run.machine.measuring_code import code_hash
-from ppbench.statistics.sequential import Stop
-from ppbench.statistics.verdicts import Verdict
 from ppbench.store import Store
 
 QUIET = (1.0, 1.002, 0.999, 1.001, 0.998)
@@ -88,13 +87,13 @@ def test_a_clear_change_takes_the_first_launches_alone(changed):
     (line,) = [line for line in comparison.lines if line.metric.name == "tokens_per_s"]
     assert line.change.verdict is Verdict.slower
     assert (line.change.num_base, line.change.num_head) == (3, 3)
-    assert comparison.looks.stop is Stop.decided
+    assert comparison.stopped.is_decided
     assert not comparison.is_open
     assert said.lines[-1].startswith("stopped: decided after 3 launches of each side (1 look; ")
     assert said.lines[-2] == "after 3 launches of each side: 1 of 1 verdict decided"
     del named["max_launches"]
     fixed = compare(**named, launches=5)  # one look by the usual rule
-    assert fixed.looks is None
+    assert fixed.stopped is None
     assert "num_looks" not in fixed.frame
 
 
@@ -110,8 +109,8 @@ def test_it_is_said_beforehand_which_change_is_found_and_how_long_that_takes(rep
 def test_without_an_answer_it_ends_with_the_most_launches(scattered):
     said, named = options(*scattered, most=5)
     comparison = compare(**named)
-    assert comparison.looks.stop is Stop.most
-    assert comparison.looks.num_taken == 3
+    assert not comparison.stopped.is_decided
+    assert comparison.stopped.looks.counts == (3, 4, 5)
     assert said.lines[-1].startswith("stopped: --max-launches 5 reached, and not decided (3 looks;")
 
 
@@ -120,7 +119,7 @@ def test_a_regression_ends_with_exit_code_1_and_an_equal_head_with_0(repository)
     file = stored(repository, around(1000), around(930))
     _, named = options(repository, file)
     result = check(**named)
-    assert (result.exit_code, result.comparison.looks.num_launches) == (ExitCode.regression, 3)
+    assert (result.exit_code, result.comparison.stopped.looks.last) == (ExitCode.regression, 3)
     add_measured(file, shas[1], around(1000), tokens_per_s=1000.0, **now())
     again = check(**{**named, "results": folder / "results"})
     assert again.exit_code is ExitCode.ok
@@ -161,7 +160,7 @@ def test_open_answers_end_the_commands_with_3(scattered, monkeypatch):
     assert printed("compare", *shas, file, *more).exit_code == ExitCode.insufficient
     gate = printed("check", file, "--base", shas[0], "--head", shas[1], *more)
     assert gate.exit_code == ExitCode.insufficient
-    assert "not decided: 1 metric unclear" in gate.text
+    assert "not decided: 1 metric open" in gate.text
     assert "exits with 3; to decide it: --run --max-launches 8" in gate.text
 
 

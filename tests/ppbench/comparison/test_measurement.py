@@ -10,12 +10,14 @@ from stored_runs import run_row, store_together
 from tracked import scattered
 
 from ppbench.comparison.known import Known, known_of
+from ppbench.comparison.lines import Stopped
 from ppbench.comparison.measurement import measure_until_decided, reach_text, stop_text
 from ppbench.config.reader import read_sweep
 from ppbench.errors import ExitCode, UsageError
+from ppbench.judge.evidence import Noise
+from ppbench.judge.looks import Looks
+from ppbench.judge.verdicts import LEVEL
 from ppbench.run.machine.environment import read_environment
-from ppbench.statistics.sequential import LEVEL, Look, Looks, Stop, looks
-from ppbench.statistics.verdicts import Noise
 from ppbench.store import Store
 
 SWEEP = """\
@@ -50,11 +52,11 @@ def test_more_launches_find_smaller_changes_and_a_few_of_them_are_named():
 
 
 def test_the_end_says_how_many_looks_it_took_and_what_they_spent():
-    planned, level = looks(12), f"{LEVEL:.2%}".replace("%", " %")
-    first = stop_text(Looks(Look(0, planned), Stop.decided))
+    planned, level = tuple(range(3, 13)), f"{LEVEL:.2%}".replace("%", " %")
+    first = stop_text(Stopped(Looks(planned[:1], 12), is_decided=True))
     assert first.startswith("stopped: decided after 3 launches of each side (1 look; 0.")
     assert first.endswith(f" % of {level} spent on false claims)")
-    last = stop_text(Looks(Look(9, planned), Stop.most))
+    last = stop_text(Stopped(Looks(planned, 12), is_decided=False))
     reached = "stopped: --max-launches 12 reached, and not decided"
     assert last == f"{reached} (10 looks; {level} of {level} spent on false claims)"
 

@@ -13,15 +13,14 @@ from tracked import CASE, STEADY, add_launches, slower, store_in
 from ppbench.comparison.sessions import (
     BREAK,
     LONGEST,
-    UNKNOWN,
     drift_in,
     moments_of,
     noise_in,
     number_sessions,
     sessions_of,
-    shares_apart,
 )
 from ppbench.display.metrics import METRICS
+from ppbench.judge.evidence import UNKNOWN
 
 START = datetime(2026, 3, 29, 0, 30, tzinfo=UTC)
 SPEED = METRICS["tokens_per_s"]
@@ -74,20 +73,6 @@ def test_a_launch_whose_time_is_not_known_is_in_no_session():
     assert sessions_of([None]) == []
 
 
-@pytest.mark.parametrize(
-    ("base", "head", "apart"),
-    [
-        ([0, 0, 1], [1, 0, 0], 0.0),
-        ([0, 0], [1, 1], 2.0),
-        ([0, 1], [1, 1], 0.5),
-        ([0, 1, 2, 3], [4, 5, 6, 7], 0.5),
-        ([], [1], 0.0),
-    ],
-)
-def test_the_drift_in_a_difference_depends_on_the_shares_of_the_sessions(base, head, apart):
-    assert shares_apart(base, head) == pytest.approx(apart)
-
-
 @pytest.mark.parametrize("drifts", [(0.0, 0.02), (0.0, 0.02, -0.02)])
 def test_drift_and_noise_are_estimated_within_states_of_the_code(tmp_path, drifts):
     store = store_in(tmp_path)
@@ -103,7 +88,7 @@ def test_drift_and_noise_are_estimated_within_states_of_the_code(tmp_path, drift
         return
     noise = noise_in(runs, SPEED)
     assert 0.001 < noise.deviation < 0.004  # neither 2 % of drift nor 30 % of change
-    assert noise.num_launches == 17  # four groups of five have a mean each
+    assert noise.freedom == 16  # four groups of five have a mean each
     assert noise_in(runs[:10], SPEED) is None
     assert noise_in(runs[:0], SPEED) is None
 

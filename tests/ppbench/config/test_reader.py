@@ -16,8 +16,8 @@ from ppbench.config.programs import check_file_unchanged, link_ns_of
 from ppbench.config.reader import read_sweep
 from ppbench.config.schema import known_keys
 from ppbench.errors import SweepFileError, UsageError
-from ppbench.run.job import Job, PlannedRun, read_job, write_job
 from ppbench.judge.differences import FEWEST_LAUNCHES
+from ppbench.run.job import Job, PlannedRun, read_job, write_job
 
 SWEEPS = Path(__file__).parents[3] / "sweeps"
 VALID = """\

@@ -28,14 +28,14 @@ def told(factors: Sequence[float], why: str = BY_COMMIT) -> list[str]:
 @pytest.mark.parametrize("why", [BY_COMMIT, BY_AXIS])
 def test_spans_too_noisy_to_tell_are_named_and_nothing_is_concluded_from_them(why: str) -> None:
     first, *rest = told((1.4, 2.6, 4.6), why)
-    assert first == "too noisy to name a cause; largest: B of stage 1, x2.6 [0.6, 11.2], unclear"
+    assert first == "too noisy to name a cause; largest: B of stage 1, x2.6 [0.6, 11.2], open"
     assert not [sentence for sentence in rest if "only" in sentence or why in sentence]
 
 
-def test_a_small_change_that_is_unclear_is_a_percentage() -> None:
+def test_a_small_change_that_is_open_is_a_percentage() -> None:
     (first, *_) = told((0.95, 1.0, 1.2))
     assert first.startswith("too noisy to name a cause; largest: B of stage 1, +")
-    assert first.endswith("], unclear")
+    assert first.endswith("], open")
 
 
 def test_that_nothing_changed_is_said_where_the_intervals_exclude_it() -> None:

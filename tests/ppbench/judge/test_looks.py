@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from ppbench.judge.looks import ONE_LOOK, SPENDING, Looks, looks_at
+from ppbench.judge.looks import ONE_LOOK, SPENDING, Looks
 
 
 def levels(counts, most, total):
-    return [looks_at(counts[: place + 1], most).level(total) for place in range(len(counts))]
+    return [Looks(counts[: place + 1], most).level(total) for place in range(len(counts))]
 
 
 def test_one_look_at_the_whole_budget_has_the_whole_level():
@@ -19,7 +19,7 @@ def test_one_look_at_the_whole_budget_has_the_whole_level():
 
 
 def test_the_first_look_spends_its_share():
-    first = looks_at((3,), 12)
+    first = Looks((3,), 12)
     assert first.level(0.01) == pytest.approx(0.01 * (3 / 12) ** SPENDING)
     assert first.spent(0.01) == pytest.approx(0.01 * (3 / 12) ** SPENDING)
 
@@ -45,7 +45,7 @@ def test_later_looks_do_not_change_the_levels_of_earlier_ones():
     assert levels((3, 5, 9), 12, 0.01)[:2] == levels((3, 5), 12, 0.01)
 
 
-@pytest.mark.parametrize("shares", [(0.5, 0.5), (0.5, 0.4), (0.0,), (0.5, 1.1)])
-def test_shares_that_do_not_rise_to_at_most_1_are_refused(shares):
+@pytest.mark.parametrize("counts", [(5, 5), (5, 4), (0,), (5, 11)])
+def test_shares_that_do_not_rise_to_at_most_1_are_refused(counts):
     with pytest.raises(ValueError, match="expected shares that rise to at most 1"):
-        Looks(shares).level(0.01)
+        Looks(counts, 10).level(0.01)

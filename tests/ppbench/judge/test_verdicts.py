@@ -21,7 +21,7 @@ from ppbench.judge.evidence import (
     Rounds,
 )
 from ppbench.judge.lead import lead
-from ppbench.judge.looks import looks_at
+from ppbench.judge.looks import Looks
 from ppbench.judge.verdicts import LEVEL, Verdict, holm, judge
 
 SPEED, BUBBLE, MEMORY, STEP = (
@@ -210,7 +210,7 @@ def test_p_is_compared_with_the_level_of_all_looks():
     evidence = sides(
         np.exp(np.linspace(-0.01, 0.01, 5)), 1.02 * np.exp(np.linspace(-0.01, 0.01, 5))
     )
-    looks = looks_at((3, 4, 5), 12)
+    looks = Looks((3, 4, 5), 12)
     (change,), (single,) = judge(SPEED, [evidence], looks), judge(SPEED, [evidence])
     assert change.p == pytest.approx(single.p * LEVEL / looks.level(LEVEL))
     assert change.ratio.low < single.ratio.low < single.ratio.high < change.ratio.high
@@ -369,7 +369,7 @@ def until_decided(seed, change=0.0, most=12, noise=None):
     base = draw.lognormal(0, 0.008, most)
     head = draw.lognormal(0, 0.008, most) * (1 + change)
     for num in range(3, most + 1):
-        looks = looks_at(range(3, num + 1), most)
+        looks = Looks(tuple(range(3, num + 1)), most)
         (found,) = judge(STEP, [sides(base[:num], head[:num], noise=noise)], looks)
         if found.is_decided:
             break

@@ -14,15 +14,15 @@ from engine.plan.schedules.registry import build_program, read_csv
 from ppbench.config.case import Case, Measure
 from ppbench.config.feasibility import problems_of_settings
 from ppbench.errors import SweepInterruptedError
+from ppbench.judge.differences import Ratio
+from ppbench.judge.evidence import Noise
 from ppbench.planning.cost_file import write_costs_file
 from ppbench.planning.cost_set import CostSet, Setting
 from ppbench.planning.plan import Configuration, Proposal
 from ppbench.recommendation import trials
 from ppbench.recommendation.question import read_question
+from ppbench.recommendation.race import SetAside, race
 from ppbench.run.sweep.control import run_sweep
-from ppbench.statistics.regret import SetAside, race
-from ppbench.judge.differences import Ratio
-from ppbench.statistics.verdicts import Noise
 from ppbench.store import Store
 
 MIB = 2**20
@@ -76,7 +76,7 @@ def test_the_mean_of_launches_is_compared_with_the_prediction():
     found = measured([[110, 110, 110], [100, 100, 100]])
     assert list(found.frame["measured_step_ns"]) == pytest.approx([110e6, 100e6])
     assert list(found.frame["step_error"]) == pytest.approx([0.1, 100 / 120 - 1])
-    assert list(found.frame["num_launches"]) == [2, 2]
+    assert list(found.frame["num_launches"]) == [3, 3]
     assert found.regret.estimate == pytest.approx(0.1)
     assert found.sentence == (
         "Measured, the first choice is slower by 10.0 % (10.0 % to 10.0 %) than 1f1b (number 2): "
@@ -85,16 +85,14 @@ def test_the_mean_of_launches_is_compared_with_the_prediction():
 
 
 def test_the_sentence_says_which_of_the_three_it_is():
-    best = measured([[100, 100.1], [120, 120.1]])
+    best = measured([[100, 100.1, 99.9], [120, 120.1, 119.9]])
     assert best.sentence == (
         "Measured, the first choice is the best of 2, 100.0 ms; the others are slower."
     )
     within = measured([[100, 100.1, 100.2] * 2, [100.1, 100, 100.2] * 2]).sentence
-    assert "is the best of 2 or within 2 % of it: it takes 100.0 ms, and 1f1b (number" in within
+    assert "is the best of 2 or within 2 % of it: it takes 100.1 ms, and 1f1b (number" in within
     unsure = measured([[100, 110, 90], [108, 92, 96]], most=3).sentence
-    assert unsure.startswith(
-        "Not decided after 3 launches: the first choice takes 99.7 ms, and 1f1b"
-    )
+    assert unsure.startswith("Open after 3 launches: the first choice takes 99.7 ms, and 1f1b")
     assert unsure.endswith("More launches would help: --max-launches 6.")
     alone = measured([[100], [110]], most=1)
     assert "a regret of 0.0 %, with an unknown error." in alone.sentence
@@ -103,17 +101,17 @@ def test_the_sentence_says_which_of_the_three_it_is():
 
 
 def test_a_first_choice_that_failed_has_no_regret():
-    failed = measured([[], [110, 111]])
+    failed = measured([[], [110, 111, 112]])
     assert failed.regret is None
     assert "failed" in failed.sentence
     assert json.loads(json.dumps(failed.as_dict()))["regret"] == {"sentence": failed.sentence}
-    other = measured([[100, 101], []])
-    assert "is the best of 2, 100.5 ms: the others failed or are slower." in other.sentence
+    other = measured([[100, 101, 102], []])
+    assert "is the best of 2, 101.0 ms: the others failed or are slower." in other.sentence
 
 
-def test_a_line_says_which_regret_is_decided_and_how_long_that_takes():
+def test_a_line_says_which_difference_is_found_and_how_long_that_takes():
     reach, took = trials.forecast_texts(Noise(0.01, 10), "noise of stored launches", 30.0, 2, 6)
-    assert "a regret that is above 2 % by " in reach
+    assert "find, in 80 % of comparisons, a change of " in reach
     assert reach.endswith(" with 6 (noise of stored launches 1.0 %)")
     assert took == "one launch of each takes about 0:30: at most 3:00 for 6 launches of each"
     assert list(trials.forecast_texts(None, "", None, 2, 6)) == []
@@ -124,16 +122,16 @@ def test_a_line_says_why_no_more_is_launched():
         outcome = race(lambda _, count: [own[:count] for own in steps], len(steps), most)
         return trials.stop_text(outcome, most)
 
-    assert text([[100, 100], [120, 120]], 6) == "stopped: decided after 2 launches of each"
+    assert text([[100] * 3, [120] * 3], 6) == "stopped: decided after 3 launches of each"
     unsure = [[100, 110, 90], [108, 92, 96]]
     assert text(unsure, 3) == "stopped: --max-launches 3 reached, and not decided"
     assert text(unsure, 6).startswith("stopped: launches failed after 3 launches of each")
-    assert text([[], [110, 111]], 6).startswith("stopped: launches failed")
+    assert text([[], [110, 111, 112]], 6).startswith("stopped: launches failed")
 
 
 def test_cautions_are_said_of_launches_that_the_finding_stands_on():
-    assert "caution" not in measured([[110, 110], [100, 100]]).sentence
-    sentence = measured([[110, 110], [100, 100]], cautions="busy_machine").sentence
+    assert "caution" not in measured([[110] * 3, [100] * 3]).sentence
+    sentence = measured([[110] * 3, [100] * 3], cautions="busy_machine").sentence
     assert sentence.endswith(
         "Mind the cautions of launches of the first choice: 1 busy_machine; of 1f1b (number 2): "
         "1 busy_machine."

@@ -14,14 +14,14 @@ from stored_runs import NASTY, traces
 
 from ppbench.commits.series import read_history
 from ppbench.display.metrics import METRICS
+from ppbench.judge.evidence import Metric
+from ppbench.judge.slowdowns import NOT_KNOWN, Slowdown
 from ppbench.report.charts.history import history_chart
 from ppbench.report.pages import history as page_of
 from ppbench.report.pages.history import HistoryPage, render_history
 from ppbench.report.pages.provenance import read_about
 from ppbench.report.pages.templates import render_index, write_page
 from ppbench.statistics.series import Launch, Point, Series, analyse
-from ppbench.judge.slowdowns import NOT_KNOWN, Slowdown
-from ppbench.statistics.verdicts import Metric
 
 TOKENS = METRICS["tokens_per_s"]
 BAD = 4

@@ -158,11 +158,11 @@ def test_the_answer_is_about_cases_that_were_not_oversubscribed(demo: Store) -> 
     conclusions = concluded(demo.runs())
     answer = conclusions.sentence
     assert answer.text == (
-        "Not decided. With 2 ranks, 128 tokens: 1f1b measured 1,100 tokens/s, 10.0 % more than "
+        "Open. With 2 ranks, 128 tokens: 1f1b measured 1,100 tokens/s, 10.0 % more than "
         "afab, but a single launch cannot decide it. 1f1b needs 50 % less memory."
     )
     assert answer.command == "ppbench sweep sweeps/demo.toml --set measure.launches=5"
-    pair = "1.10 times that of afab (which is faster is not decided). Its peak memory is 0.50 times"
+    pair = "1.10 times that of afab (which is faster is open). Its peak memory is 0.50 times"
     assert pair in conclusions.comparisons[0]
     assert conclusions.smaller == (
         "No case that does the same work needs much less memory than 1f1b.",
@@ -189,7 +189,7 @@ def test_the_answer_without_a_single_success_says_so(demo: Store) -> None:
 
 def test_a_report_shows_runs_failures_cautions_charts_and_how_to_reproduce(page: _Page) -> None:
     for text in (
-        "Not decided.",
+        "Open.",
         "ranks took turns",
         "2 of 7 cases",
         "line two",

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from ppbench.judge.evidence import Noise
 from ppbench.statistics.bisection import (
     FEWEST_AT_BOUNDARY,
     MOST_AT_ENDS,
@@ -14,7 +15,6 @@ from ppbench.statistics.bisection import (
     reach_of_ends,
     search_first_bad,
 )
-from ppbench.statistics.verdicts import Noise
 
 
 def searched(levels, deviation=0.0087, seed=0, runs=None, noise=None, most=200, **more):

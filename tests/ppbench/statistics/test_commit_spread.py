@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ppbench.statistics.change_points import launches_are_correlated
 from ppbench.judge.differences import group
+from ppbench.statistics.change_points import launches_are_correlated
 
 
 def commits(seed, nums, shared, own=0.008):
