@@ -199,6 +199,13 @@ class Repository:
         first = next((tip for tip in tips if tip is not None), None)
         if first is not None:
             return first
+        fetched = self._try("config", "--get-regexp", r"remote\..*\.fetch")
+        if fetched and "*" not in fetched:
+            raise RepositoryError(
+                f"{self.root}: is a clone of one branch or tag, so that its main branch is not "
+                "known; name a base with --base, or fetch it, as with: "
+                "git fetch origin main:refs/remotes/origin/main"
+            )
         listing = ("for-each-ref", "--format=%(refname)", "refs/heads", "refs/remotes")
         references = self._run(*listing).splitlines()
         names = {re.sub(r"^refs/(heads|remotes/[^/]+)/", "", name) for name in references}

@@ -349,10 +349,14 @@ def judge(comparison: Comparison, gated: Sequence[Metric], limits: Limits) -> Ga
     # A case that failed at head; one failed launch counts if base had none.
     base, head = comparison.base, comparison.head
     ran, flaky, runs = (set(keys_of(rows)) for rows in (base.runs, base.failed, head.runs))
+    launches: dict[str, list[str]] = {}  # statuses of the failed launches of each case
+    for key, status in zip(keys_of(head.failed), head.failed["status"], strict=True):
+        if key in ran and (key not in runs or key not in flaky):
+            launches.setdefault(key[0], []).append(str(status))
     failed = tuple(
-        f"{comparison.texts[key[0]]}: {status}"
-        for key, status in zip(keys_of(head.failed), head.failed["status"], strict=True)
-        if key in ran and (key not in runs or key not in flaky)
+        f"{comparison.texts[case_id]}: {' and '.join(dict.fromkeys(statuses))}"
+        + (f" in {len(statuses)} launches" if len(statuses) > 1 else "")
+        for case_id, statuses in launches.items()
     )
     missing = tuple(dict.fromkeys(_missing(comparison, lines, limits)))
     return GateResult(comparison, tuple(lines), failed, missing, limits.file)

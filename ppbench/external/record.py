@@ -34,6 +34,8 @@ _CASE_FIELDS: dict[str, object] = {
 }
 _RECORDED = ("schedule", "world_size", "num_microbatches", "stages_per_rank")
 _NOT_SETTABLE = (*_RECORDED, "replicas", "device", "runtime")
+IMPORTED, ATTACHED = "imported", "attached"
+"""Origins of a run."""
 _NAMES = ("model.preset", "data.source")
 """Settings whose values ppbench need not know."""
 _LOWERING = ("transfer_", "sharding_")
@@ -65,6 +67,7 @@ class RecordedRun:
     is_time_sliced: bool = False  # ranks shared a GPU
     completion_seen_on_wait: bool = False  # a receive ends with the wait for it, not on arrival
     number: int = 0  # among runs that may be written at the same time
+    source: str = ""  # hash of what the run is from, as far as nothing else tells it
 
     @property
     def num_replicas(self) -> int:
@@ -213,22 +216,44 @@ def _case_of(recorded: RecordedRun, metadata: RunMetadata) -> Case:
     return Case(**{**unknown, "seq_len": UNKNOWN, **known})  # type: ignore[arg-type]  # as declared
 
 
+def same_recording(recorded: RecordedRun, metadata: RunMetadata, store: Store) -> str | None:
+    """Return the newest run that was imported from the same recording under the same name."""
+    keys = _keys_of(recorded, metadata, _case_of(recorded, metadata), "")
+    runs = store.runs(["run_id"], [Condition("resume_key", "=", keys["resume_key"])])["run_id"]
+    return None if runs.empty else str(runs.iloc[-1])
+
+
+def _keys_of(
+    recorded: RecordedRun, metadata: RunMetadata, case: Case, run_id: str
+) -> dict[str, str]:
+    """Return `sweep_id`, `case_id` and `resume_key`.
+
+    Two scripts of one name are two workloads. What was imported before replaces itself; an attached
+    run replaces none.
+    """
+    is_imported = recorded.origin == IMPORTED
+    sweep_id = _digest(recorded.origin, metadata.name)
+    script = [] if is_imported or not recorded.source else [recorded.source]
+    case_id = _digest(case.case_id, metadata.name, *script)
+    resume_key = _digest(sweep_id, case_id, recorded.source if is_imported else run_id)
+    return {"sweep_id": sweep_id, "case_id": case_id, "resume_key": resume_key}
+
+
 def _identity(
     run_id: str, recorded: RecordedRun, metadata: RunMetadata, case: Case, store: Store
 ) -> dict[str, object]:
-    """Return the columns that identify the run. Its `resume_key` is its own: it replaces no run."""
-    case_id = _digest(case.case_id, metadata.name)
-    sweep_id = _digest(recorded.origin, metadata.name)
-    same = [Condition("sweep_id", "=", sweep_id), Condition("case_id", "=", case_id)]
-    launches = store.runs(["launch"], same)["launch"]
+    """Return the columns that identify the run."""
+    keys = _keys_of(recorded, metadata, case, run_id)
+    same = [Condition(name, "=", keys[name]) for name in ("sweep_id", "case_id")]
+    earlier = store.runs(["launch", "resume_key"], same)
+    known = earlier.loc[earlier["resume_key"] == keys["resume_key"], "launch"]
+    launch = (0 if earlier.empty else int(earlier["launch"].max()) + 1) + recorded.number
     replicas = ["replicas"] if recorded.num_replicas > 1 else []
     return {
         "run_id": run_id,
-        "sweep_id": sweep_id,
         "sweep_name": metadata.name,
-        "resume_key": _digest(sweep_id, case_id, run_id),
-        "case_id": case_id,
-        "launch": (0 if launches.empty else int(launches.max()) + 1) + recorded.number,
+        **keys,
+        "launch": launch if known.empty else int(known.iloc[-1]),
         "position": 0,
         "attempt": 1,
         "status": "ok",

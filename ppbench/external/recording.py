@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import platform
@@ -29,14 +31,12 @@ from engine.run.precision import float32_precision
 from ppbench.analysis.transfers import Receive
 from ppbench.errors import UsageError
 from ppbench.external.members import Members
-from ppbench.external.record import RecordedRun, named_program
+from ppbench.external.record import ATTACHED, RecordedRun, named_program
 from ppbench.git import read_commit
 from ppbench.run.machine.environment import available_cores, fingerprint_here, read_environment
 from ppbench.run.machine.placement import Place, has_too_few_cores, machine_id, shares_device
 from ppbench.run.runtimes.runtime import clock_facts, id_of
 from ppbench.run.runtimes.torch_spans import program_from, stages_of
-
-ATTACHED = "attached"
 
 
 @dataclass
@@ -111,7 +111,15 @@ def join_recordings(
         is_time_sliced=shares_device(places),
         completion_seen_on_wait=True,
         number=members.ranks[0],
+        source="" if commit is not None else _script_hash(),
     )
+
+
+def _script_hash() -> str:
+    """Return a hash of the script that this process runs; empty where it cannot be read."""
+    with contextlib.suppress(OSError):
+        return hashlib.sha256(Path(sys.argv[0]).read_bytes()).hexdigest()[:12]
+    return ""
 
 
 def _program_of(schedule: Any, replicas: Sequence[Sequence[RankRecording]]) -> Program:

@@ -29,11 +29,13 @@ from ppbench.errors import UsageError
 from ppbench.external.clocks import Clock, clocks_of
 from ppbench.external.kineto import check_pattern
 from ppbench.external.record import (
+    IMPORTED,
     RecordedRun,
     RunMetadata,
     check_legal,
     check_name,
     named_program,
+    same_recording,
     settings_from_text,
     write_run,
 )
@@ -51,7 +53,6 @@ from ppbench.external.steps import (
 )
 from ppbench.store import Store, check_writable
 
-IMPORTED = "imported"
 _MEETINGS = (Op.UNSHARD, Op.REDUCE_GRAD)
 """The collectives that take time."""
 
@@ -170,12 +171,19 @@ def import_traces(
         "sweep_file": None,
     }
     frame = pd.DataFrame(spans, columns=list(COLUMNS))
-    recorded = RecordedRun(IMPORTED, program, frame, rank_rows, facts)
+    content = pd.util.hash_pandas_object(frame, index=False).to_numpy().tobytes()
+    recorded = RecordedRun(
+        *(IMPORTED, program, frame, rank_rows, facts),
+        source=hashlib.sha256(content).hexdigest()[:12],
+    )
     check_writable(results, "--results")
     devices = [source.trace.accelerator for source in sources if source.trace.kernels]
     device = {"device": devices[0] if devices else "cpu"}
     metadata = RunMetadata(name, {**device, **known}, tokens_per_step)
-    run_id = write_run(recorded, metadata, Store(results))
+    store = Store(results)
+    if earlier := same_recording(recorded, metadata, store):
+        notes.append(f"run {earlier} is of the same recording: both count as one launch")
+    run_id = write_run(recorded, metadata, store)
     shape = len(chosen), program.world_size, program.schedule
     return Imported(run_id, *shape, clocks, first.world_size, len(parts), notes)
 

@@ -211,6 +211,25 @@ def test_an_only_branch_is_the_main_one_and_of_several_none_is_guessed(repositor
         repo.default_base()
 
 
+@pytest.mark.parametrize("what", ["feature", "v1"])
+def test_a_clone_of_one_branch_or_tag_has_no_base_until_the_main_one_is_fetched(
+    repository, tmp_path, what
+):
+    folder, shas = repository
+    git(folder, "switch", "--quiet", "--create", "feature", shas[1])
+    commits(folder, 2, first=10)
+    git(folder, "tag", "v1")
+    git(folder, "switch", "--quiet", "main")
+    clone = tmp_path / "clone"
+    options = ("--quiet", "--single-branch", "--branch", what, f"file://{folder}")
+    git(tmp_path, "-c", "advice.detachedHead=false", "clone", *options, str(clone))
+    with pytest.raises(RepositoryError, match="is a clone of one branch or tag") as error:
+        Repository.around(clone).default_base()
+    words = str(error.value).partition("git fetch ")[2].split()
+    git(clone, "fetch", "--quiet", *words)
+    assert Repository.around(clone).default_base() == shas[1]
+
+
 def test_uncommitted_changes_on_main_are_compared_with_its_newest_commit(repository):
     folder, shas = repository
     (folder / "number").write_text("changed\n")

@@ -133,6 +133,16 @@ def test_a_regression_comes_before_a_failure_and_that_before_too_little(root, st
     assert checked(store).exit_code == 1
 
 
+def test_a_case_whose_launches_all_failed_is_one_failed_case(root, store):
+    measure(store, root, "HEAD~1")
+    measure(store, root, "HEAD", [None] * 5, status="oom", error="too big")
+    outcome = checked(store)
+    assert outcome.exit_code == 4
+    assert "1 case failed at head" in outcome.text
+    assert outcome.text.count("failed at head: ") == 1
+    assert "oom in 5 launches" in outcome.text
+
+
 def test_what_is_open_passes_and_is_said(root, store):
     measure(store, root, "HEAD~1", [1000.0, 1100.0, 900.0, 1050.0])
     measure(store, root, "HEAD", [950.0, 1060.0, 880.0, 1000.0])

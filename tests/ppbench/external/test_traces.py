@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from stored_runs import simulated_spans
 from traces import complete, kernel, launch, on_device, one_step, operator, trace, two_ranks
 
 from engine.plan.program import from_json
@@ -11,6 +12,7 @@ from ppbench.cli import export as exporting
 from ppbench.errors import UsageError
 from ppbench.export.bencher import name_of
 from ppbench.external.clocks import clocks_of
+from ppbench.external.record import ATTACHED, RecordedRun, RunMetadata, write_run
 from ppbench.external.traces import import_traces
 from ppbench.report.pages.report import report_runs
 from ppbench.report.pages.timeline import timeline_of_runs
@@ -59,12 +61,15 @@ def test_ranges_named_like_actions_become_spans_steps_and_figures(tmp_path):
     assert measured["1B1"] == (52, 72)
     assert measured["OPT of 1"] == (72, 78)
     assert tables["steps"]["step"].tolist() == [0, 1, 2]
-    assert tables["steps"]["step_ns"].tolist() == [100 * US] * 3
-    assert tables["steps"]["step_with_optimizer_ns"].tolist() == [105 * US] * 3
-    assert run["bubble_fraction"] == pytest.approx(1 - (60 + 60) / 200)
-    assert run["tokens_per_s"] == pytest.approx(1000 / 105e-6)
+    assert tables["steps"]["makespan_ns"].tolist() == [100 * US] * 3
+    assert tables["steps"]["step_ns"].tolist() == [105 * US, 200 * US, 200 * US]
+    busy = 60 + 60 + 5 + 6  # a step follows every 200 µs, 95 of them without work on any rank
+    assert run["bubble_fraction"] == pytest.approx(1 - busy / (2 * 200))
+    assert run["tokens_per_s"] == pytest.approx(1000 / 200e-6)
     assert tables["ranks"]["compute_ns"].tolist() == [60 * US] * 2
-    parts = tables["attribution"].filter(regex="^(structure|imbalance|transfer|jitter|launch)")
+    parts = tables["attribution"].filter(
+        regex="^(structure|imbalance|transfer|jitter|launch|between)"
+    )
     assert (parts.sum(axis=1) == tables["attribution"]["idle_ns"]).all()
 
 
@@ -77,7 +82,7 @@ def test_the_schedule_is_found_by_the_order_of_its_actions_or_as_told(tmp_path):
     assert (run["launch"], told["launch"]) == (0, 0)
     again, _ = imported(two_ranks(tmp_path), tmp_path)
     other, _ = imported(two_ranks(tmp_path), tmp_path, name="else")
-    assert (again["launch"], other["launch"]) == (1, 0)
+    assert (again["launch"], other["launch"]) == (0, 0)
     assert run["case_id"] == again["case_id"] != other["case_id"]
     odd = [
         trace(tmp_path, 0, [complete("0F0", 0, 1), complete("0B0", 3, 4),
@@ -86,6 +91,32 @@ def test_the_schedule_is_found_by_the_order_of_its_actions_or_as_told(tmp_path):
                             complete("1F1", 5, 6), complete("1B1", 6, 7)]),
     ]  # fmt: skip
     assert imported(odd, tmp_path)[0]["schedule"] == "imported"
+
+
+def test_the_same_recording_is_one_launch_however_often_it_is_imported(tmp_path):
+    for _ in range(3):
+        done = import_traces(two_ranks(tmp_path), "mine", tmp_path / "results")
+    runs = Store(tmp_path / "results").runs()
+    assert runs["launch"].tolist() == [0, 0, 0]
+    assert runs["resume_key"].nunique() == 1
+    assert f"run {runs['run_id'].iloc[1]} is of the same recording" in done.notes[-1]
+    other = import_traces(two_ranks(tmp_path), "mine", tmp_path / "results", steps=(0, 1))
+    assert Store(tmp_path / "results").find(other.run_id)["launch"] == 1
+
+
+@pytest.mark.parametrize(
+    ("sources", "num_cases"), [(("a", "b"), 2), (("a", "a"), 1), (("", ""), 1)]
+)
+def test_two_scripts_of_one_name_are_two_cases_where_no_commit_tells_them_apart(
+    tmp_path, sources, num_cases
+):
+    program = build_program("1f1b", 2, 2)
+    spans, ranks = simulated_spans("1f1b", 2, 2), [{"hostname": "a"}, {"hostname": "a"}]
+    store = Store(tmp_path)
+    for source in sources:
+        recorded = RecordedRun(ATTACHED, program, spans, ranks, {}, source=source)
+        write_run(recorded, RunMetadata("mine"), store)
+    assert store.runs()["case_id"].nunique() == num_cases
 
 
 def test_what_a_trace_does_not_tell_is_null_or_unknown(tmp_path):
@@ -199,7 +230,7 @@ def test_kernels_of_every_runtime_are_matched_with_their_launches(tmp_path, cate
     paths = [trace(tmp_path, rank, on_device(rank, category)) for rank in (0, 1)]
     run, tables = imported(paths, tmp_path)
     assert times(tables["spans"])["1B1"] == (52, 72)
-    assert run["bubble_fraction"] == pytest.approx(1 - (60 + 60) / 200)
+    assert run["bubble_fraction"] == pytest.approx(1 - (60 + 60 + 5 + 6) / (2 * 105))
     assert run["device"] == category.partition("_")[0]
 
 
@@ -241,7 +272,7 @@ def test_each_process_of_a_file_is_a_rank(tmp_path):
         path = merged(tmp_path, [one_step(rank) for rank in order], names)
         run, tables = imported([path], tmp_path)
         assert (run["world_size"], run["schedule"]) == (2, "1f1b")
-        assert run["bubble_fraction"] == pytest.approx(1 - (60 + 60) / 200)
+        assert run["bubble_fraction"] == pytest.approx(1 - (60 + 60 + 5 + 6) / (2 * 105))
         assert times(tables["spans"])["1B1"] == (52, 72)
 
 

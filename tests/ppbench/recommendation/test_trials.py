@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -16,12 +17,13 @@ from ppbench.config.feasibility import problems_of_settings
 from ppbench.errors import SweepInterruptedError
 from ppbench.judge.differences import Ratio
 from ppbench.judge.evidence import Noise
+from ppbench.judge.lead import Regret
 from ppbench.planning.cost_file import write_costs_file
 from ppbench.planning.cost_set import CostSet, Setting
 from ppbench.planning.plan import Configuration, Proposal
 from ppbench.recommendation import trials
 from ppbench.recommendation.question import read_question
-from ppbench.recommendation.race import SetAside, race
+from ppbench.recommendation.race import SetAside, Stop, race
 from ppbench.run.sweep.control import run_sweep
 from ppbench.store import Store
 
@@ -189,6 +191,24 @@ def test_trials_that_are_stopped_are_kept_and_go_on(folder, monkeypatch):
     runs = store.table("runs", store.runs(["run_id"])["run_id"])
     assert len(runs) == 2
     assert set(runs["status"]) == {"ok"}
-    of_first = runs[runs["schedule"] == found["trials"][0]["schedule"]]["step_with_optimizer_ns"]
+    of_first = runs[runs["schedule"] == found["trials"][0]["schedule"]]["step_ns"]
     assert found["trials"][0]["measured_step_ns"] == pytest.approx(of_first.item())
     assert not list((folder / "results" / "locks").glob("rerun-*"))
+
+
+@pytest.mark.parametrize(
+    ("has_regret", "stop", "is_kept"),
+    [(True, Stop.failed, True), (True, Stop.most, False), (False, Stop.failed, False)],
+)
+def test_only_trials_whose_launches_failed_go_on_with_the_same_command(
+    folder, monkeypatch, has_regret, stop, is_kept
+):
+    monkeypatch.chdir(folder)
+    plan, sweep = ppbench.plan("mine.toml", effort=0.05), read_question("mine.toml")
+    regret = Regret(0.0, 0.0, 0.1, 1) if has_regret else None
+    ended = SimpleNamespace(steps=[[1.0], [2.0]], regret=regret, stop=lambda _: stop)
+    monkeypatch.setattr(trials, "race", lambda *_: ended)
+    monkeypatch.setattr(trials, "trials_of", lambda frame, *_: trials.Trials(frame, regret))
+    results = folder / f"results-{has_regret}-{stop.name}"
+    trials.measure(plan, sweep, 1, 1, results)
+    assert bool(list((results / "locks").glob("rerun-*"))) == is_kept
