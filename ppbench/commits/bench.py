@@ -16,7 +16,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ import pandas as pd
 
 from ppbench.commits.launches import Launches, StoredLaunches
 from ppbench.commits.sides import WORKTREE
-from ppbench.commits.worktrees import Checkouts, SetupError
+from ppbench.commits.worktrees import Checkouts, SetupError, run
 from ppbench.comparison.known import known_of
 from ppbench.comparison.lines import Compared, Stopped
 from ppbench.comparison.measurement import measure_until_decided
@@ -48,6 +48,7 @@ from ppbench.errors import (
 from ppbench.git import Commit, Repository
 from ppbench.judge.looks import Looks
 from ppbench.judge.verdicts import SPEED
+from ppbench.run.conductor import Conductor
 from ppbench.run.failures.evidence import Diagnosis
 from ppbench.run.job import Attempt, Job
 from ppbench.run.launch import lifetime
@@ -223,33 +224,57 @@ class Bench:
         if not missing:
             return stored
         self.progress.begin(f"{target.label}, {counted(num_launches, 'launch')}", num_left)
-        after = self._made(target, stored, num_launches, missing)
+        (error,) = self._start({0: target}, {0: num_launches - 1}).values()
+        after, outcome = self._made(target, stored, num_launches, missing, error)
+        self.progress.end(outcome)
         self._tried[target.name] = num_launches
         return after
 
-    def measure_afresh(self, target: Target, num_launches: int) -> Launches:
-        """Launch once more the cases with fewer fresh launches; they get the next free number.
+    def measure_together(self, targets: Sequence[Target], num_launches: int) -> list[Launches]:
+        """Launch once more, in turns, targets with fewer fresh launches; return those of each.
 
-        Where cases have unequal numbers of older launches, some are launched more than once.
+        Each has processes of its own, of which one set works at a time. They get the next free
+        number of a launch. Where cases have unequal numbers of older launches, some are launched
+        more than once.
         """
-        stored = self._stored.of(target.commit)
-        places = [
-            place
-            for place in range(len(self.sweep.cases))
-            if is_lacking(stored.disturbed(place), num_launches) and not stored.does_not_run(place)
-        ]
-        if not places:
+        stored = self.launches(targets)
+        lacking: dict[int, list[int]] = {}  # the places of cases, by the place of their target
+        for at, launches in enumerate(stored):
+            lacking[at] = [
+                place
+                for place in range(len(self.sweep.cases))
+                if is_lacking(launches.disturbed(place), num_launches)
+                and not launches.does_not_run(place)
+            ]
+        chosen = [at for at, places in lacking.items() if places]
+        if not chosen:
             return stored
-        self.progress.begin(f"{target.label}, {counted(num_launches, 'launch')}")
-        number = self._stored.next_launch(target.commit)
-        return self._made(target, stored, number + 1, [(place, number) for place in places])
+        numbers = {at: self._stored.next_launch(targets[at].commit) for at in chosen}
+        labels = " and ".join(targets[at].label for at in chosen)
+        self.progress.begin(f"{labels}, {counted(num_launches, 'launch')}")
+        errors = self._start({at: targets[at] for at in chosen}, numbers)
+        outcomes = []
+        for at in chosen:
+            missing = [(place, numbers[at]) for place in lacking[at]]
+            made = numbers[at] + 1
+            stored[at], text = self._made(targets[at], stored[at], made, missing, errors[at])
+            outcomes.append(text)
+        self.progress.end("; ".join(outcomes))
+        return stored
 
     def _made(
-        self, target: Target, stored: Launches, num_launches: int, missing: list[tuple[int, int]]
-    ) -> Launches:
-        """Start once, and return the launches there are then; `missing` is what was expected."""
+        self,
+        target: Target,
+        stored: Launches,
+        num_launches: int,
+        missing: list[tuple[int, int]],
+        error: str | None,
+    ) -> tuple[Launches, str]:
+        """Return the launches there are after a start, and its outcome in words.
+
+        `missing` is what was expected of it, `error` why it ended early.
+        """
         self.num_starts += 1
-        error = self._start(target, num_launches)
         after = self._stored.of(target.commit)
         if error is not None and after.run_ids <= stored.run_ids:
             # A failure row for each launch that should have had a row.
@@ -270,14 +295,11 @@ class Bench:
         failures = [row for place in range(num_cases) if (row := after.failure(place))]
         if failures:
             more = f" ({len(failures)} of {num_cases} cases)" if num_cases > 1 else ""
-            outcome = f"{failures[0].status}{more}: {first_line(failures[0].error)}"
-        elif num_cases > 1:
-            outcome = f"ok, {num_cases} cases"
-        else:
-            figures = ", ".join(f"{speed:,.0f}" for speed in after.figures(0, SPEED))
-            outcome = f"ok, {figures} tokens/s"
-        self.progress.end(outcome)
-        return after
+            return after, f"{failures[0].status}{more}: {first_line(failures[0].error)}"
+        if num_cases > 1:
+            return after, f"ok, {num_cases} cases"
+        figures = ", ".join(f"{speed:,.0f}" for speed in after.figures(0, SPEED))
+        return after, f"ok, {figures} tokens/s"
 
     def _missing(
         self, target: Target, stored: Launches, num_launches: int
@@ -295,46 +317,64 @@ class Bench:
                     break
         return firsts
 
-    def _start(self, target: Target, num_launches: int) -> str | None:
-        """Run the sweep on a target; return the error, or None."""
-        try:  # git's own failures are not the commit's
-            tree = (
-                self.repository.root
-                if target.commit.is_dirty
-                else self.checkouts.of(target.commit.commit)
-            )
-        except SetupError as error:
-            return str(error)
+    def _start(
+        self, targets: Mapping[int, Target], numbers: Mapping[int, int]
+    ) -> dict[int, str | None]:
+        """Run the sweep on targets at the same time, up to the launch with this number of each.
+
+        Several take turns. Returns the error of each, or None; where one cannot be set up, none
+        is started.
+        """
+        errors: dict[int, str | None] = {}
+        trees: dict[int, Path] = {}
+        for at, target in targets.items():  # git's own failures are not the commit's
+            try:
+                trees[at] = (
+                    self.repository.root
+                    if target.commit.is_dirty
+                    else self.checkouts.of(target.commit.commit)
+                )
+            except SetupError as error:  # the others are not measured in vain
+                return {**dict.fromkeys(targets), at: str(error)}
         here, root = Path.cwd().resolve(), self.repository.root.resolve()
-        folder = tree / (here.relative_to(root) if here.is_relative_to(root) else Path())
-        settings = [
-            *self._overrides,
-            f"measure.launches={num_launches}",
-            f"track.repo={json.dumps(str(tree), ensure_ascii=False)}",
-        ]
-        words = [word for setting in settings for word in ("--set", setting)]
-        words += [word for condition in self._only for word in ("--only", condition)]
-        words += ["--no-report", "--results", str(self._store.folder)]
-        words += ["--retry-failed"] * self._retries_failed
-        program = _PROGRAM.format(
-            each_commit=EACH_COMMIT, lifetime=lifetime.__file__, parent=os.getpid()
-        )
-        command = [sys.executable, "-c", program, "sweep", self.sweep.file, *words]
-        ended = self.checkouts.run(command, tree, folder if folder.is_dir() else tree)
-        if ended.exit_code == ExitCode.interrupted:
-            raise KeyboardInterrupt
-        if ended.exit_code == 0:
-            return None
-        text, store = ended.error_text(), str(self._store.folder)
-        line = first_line(text)
-        if line.startswith(store) and not line.startswith(f"{store}/worktrees"):
-            raise StoreError(text)  # not the commit's fault
-        return text
+        places = list(trees)
+        with Conductor(new_run_id(), len(trees)) as conductor:  # a single one asks for no turn
+            starts = []
+            for number, (at, tree) in enumerate(trees.items()):
+                folder = tree / (here.relative_to(root) if here.is_relative_to(root) else Path())
+                settings = [
+                    *self._overrides,
+                    f"measure.launches={numbers[at] + 1}",
+                    f"track.repo={json.dumps(str(tree), ensure_ascii=False)}",
+                ]
+                words = [word for setting in settings for word in ("--set", setting)]
+                words += [word for condition in self._only for word in ("--only", condition)]
+                words += ["--no-report", "--results", str(self._store.folder)]
+                words += ["--retry-failed"] * self._retries_failed
+                program = _PROGRAM.format(
+                    each_commit=EACH_COMMIT, lifetime=lifetime.__file__, parent=os.getpid()
+                )
+                command = [sys.executable, "-c", program, "sweep", self.sweep.file, *words]
+                turns = conductor.variables(number) if len(trees) > 1 else {}
+                inside = folder if folder.is_dir() else tree
+                starts.append(self.checkouts.start(command, tree, inside, turns))
+            ends = run(starts, self.progress.note, conductor.leave_out)
+        for at, ended in zip(places, ends, strict=True):
+            errors[at] = None
+            if ended.exit_code == ExitCode.interrupted:
+                raise KeyboardInterrupt
+            if ended.exit_code != 0:
+                text, store = ended.error_text(), str(self._store.folder)
+                line = first_line(text)
+                if line.startswith(store) and not line.startswith(f"{store}/worktrees"):
+                    raise StoreError(text)  # not the commit's fault
+                errors[at] = text
+        return errors
 
 
 @dataclass
 class Rounds:
-    """Two commits that are launched in turns: A B, B A, A B, ..."""
+    """Two commits that are launched together and take turns."""
 
     bench: Bench
     base: Target
@@ -354,17 +394,16 @@ class Rounds:
         """
         starts = self.bench.num_starts
         for count in range(self.num_done + 1, num_launches + 1):
-            # Drift of the machine favours neither side.
-            sides = (self.base, self.head) if count % 2 else (self.head, self.base)
-            for side in sides:
-                stored = self.bench.measure_afresh(side, count)
-                for _ in range(most_repeats(count)):  # disturbed launches are made again
-                    cases = map(stored.disturbed, range(len(self.bench.sweep.cases)))
-                    if not any(any(slowed) and is_lacking(slowed, count) for slowed in cases):
-                        break
-                    self.bench.progress.say("  its machine was disturbed: launched once more")
-                    stored = self.bench.measure_afresh(side, count)
-                failures = [stored.failure(place) for place in range(len(self.bench.sweep.cases))]
+            sides, places = (self.base, self.head), range(len(self.bench.sweep.cases))
+            stored = self.bench.measure_together(sides, count)
+            for _ in range(most_repeats(count)):  # disturbed launches are made again
+                slowed = [own.disturbed(place) for own in stored for place in places]
+                if not any(any(one) and is_lacking(one, count) for one in slowed):
+                    break
+                self.bench.progress.say("  the machine was disturbed: launched once more")
+                stored = self.bench.measure_together(sides, count)
+            for side, own in zip(sides, stored, strict=True):
+                failures = [own.failure(place) for place in places]
                 if count == 1 and all(failures) and failures[0] is not None:
                     why = f"{failures[0].status}: {first_line(failures[0].error)}"
                     raise LaunchError(f"{side.label}: does not run: {why}")

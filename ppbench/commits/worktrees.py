@@ -20,10 +20,13 @@ import platform
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import ppbench
 from ppbench.files import hold_lock, lock_note
@@ -98,7 +101,17 @@ class Checkouts:
             )
 
     def run(self, command: Sequence[str], tree: Path, folder: Path) -> Ended:
-        """Run a command in a folder of a tree, to its end, with the tree first on Python's path.
+        """Run a command in a folder of a tree, to its end, with the tree first on Python's path."""
+        return run([self.start(command, tree, folder)], self._on_line)[0]
+
+    def start(
+        self,
+        command: Sequence[str],
+        tree: Path,
+        folder: Path,
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> Start:
+        """Describe a command in a folder of a tree, with the tree first on Python's path.
 
         Every folder of the repository on the module path, as of an editable install, is replaced by
         the same folder of the tree.
@@ -113,7 +126,7 @@ class Checkouts:
         homes = [] if home.name in _INSTALLED else [str(home)]
         names = [*(str(path) for path in first if path.is_dir()), *before, *homes]
         path = os.pathsep.join(dict.fromkeys(filter(None, names)))
-        return run(command, folder, {**known, "PYTHONPATH": path}, self._on_line)
+        return Start(tuple(command), folder, {**known, **variables, "PYTHONPATH": path})
 
     def close(self) -> None:
         """Remove the work trees."""
@@ -127,6 +140,7 @@ class Checkouts:
 
 MOST_LINES = 30
 PATIENCE_S = 60.0
+POLL_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -151,41 +165,81 @@ class Ended:
         return "\n".join([last or f"it {how}, and printed nothing", *self.lines])
 
 
+@dataclass(frozen=True)
+class Start:
+    """A command, the folder that it runs in, and its environment."""
+
+    command: tuple[str, ...]
+    folder: Path
+    environment: Mapping[str, str]
+
+
 def run(
-    command: Sequence[str],
-    folder: Path,
-    environment: Mapping[str, str],
+    starts: Sequence[Start],
     on_line: Callable[[str], None],
-) -> Ended:
-    """Run a command to its end; KeyboardInterrupt ends it first."""
-    lines: collections.deque[str] = collections.deque(maxlen=MOST_LINES)
-    child = subprocess.Popen(
-        command,
-        cwd=folder,
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        errors="replace",
-        start_new_session=True,
-    )
-    assert child.stdout is not None
+    on_end: Callable[[int], None] = lambda _: None,
+) -> list[Ended]:
+    """Run commands at the same time, to their ends; KeyboardInterrupt ends them first.
+
+    `on_end` is given the place of each that has ended, in a thread of its own.
+    """
+    ended: dict[int, Ended] = {}
+    children: list[subprocess.Popen[str]] = []
+    failures: list[BaseException] = []
+
+    def follow(place: int, child: subprocess.Popen[str]) -> None:
+        lines: collections.deque[str] = collections.deque(maxlen=MOST_LINES)
+        try:
+            assert child.stdout is not None
+            with child.stdout:
+                for line in child.stdout:
+                    lines.append(line.rstrip("\n"))
+                    on_line(lines[-1])
+            ended[place] = Ended(child.wait(), tuple(lines))
+        except BaseException as error:  # raised again by the caller's own thread
+            failures.append(error)
+        finally:
+            on_end(place)
+
+    def wait(threads: Sequence[threading.Thread]) -> None:
+        while any(thread.is_alive() for thread in threads) and not failures:
+            for thread in threads:
+                thread.join(POLL_S)
+        if failures:
+            raise failures[0]
+
     try:
-        for line in child.stdout:
-            lines.append(line.rstrip("\n"))
-            on_line(lines[-1])
-        return Ended(child.wait(), tuple(lines))
+        threads = []
+        for place, start in enumerate(starts):
+            children.append(
+                subprocess.Popen(
+                    start.command,
+                    cwd=start.folder,
+                    env=dict(start.environment),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    encoding="utf-8",
+                    errors="replace",
+                    start_new_session=True,
+                )
+            )
+            threads.append(threading.Thread(target=follow, args=(place, children[-1]), daemon=True))
+            threads[-1].start()
+        wait(threads)
+        return [ended[place] for place in range(len(starts))]
     except BaseException:
-        # End the command and all that it started: with SIGTERM first, then SIGKILL.
-        _signal_all(child, signal.SIGTERM)
+        # End the commands and all that they started: with SIGTERM first, then SIGKILL.
+        for child in children:
+            _signal_all(child, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
-            child.wait(PATIENCE_S)
-        _signal_all(child, signal.SIGKILL)
-        child.wait()
+            until_s = time.monotonic() + PATIENCE_S
+            for child in children:
+                child.wait(max(0.0, until_s - time.monotonic()))
+        for child in children:
+            _signal_all(child, signal.SIGKILL)
+            child.wait()
         raise
-    finally:
-        child.stdout.close()
 
 
 def _signal_all(child: subprocess.Popen[str], number: signal.Signals) -> None:

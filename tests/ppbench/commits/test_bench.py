@@ -12,7 +12,7 @@ from repositories import commit, commits, make_repository
 
 from ppbench.commits import worktrees
 from ppbench.commits.bench import WORKTREE, read_tracked, rounds_of
-from ppbench.commits.worktrees import Checkouts
+from ppbench.commits.worktrees import Checkouts, Start
 from ppbench.console import print_notes
 from ppbench.errors import LaunchError, StoreError, UsageError
 from ppbench.git import Repository
@@ -68,7 +68,7 @@ def test_a_command_is_ended_when_we_are_stopped():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        worktrees.run([sys.executable, "-c", program], Path(), {}, stop)
+        worktrees.run([Start((sys.executable, "-c", program), Path(), {})], stop)
     with pytest.raises(ProcessLookupError):
         os.kill(seen[0], 0)
 
@@ -82,7 +82,7 @@ def test_what_a_command_has_started_is_ended_with_it(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        worktrees.run(["/bin/sh", "-c", program], tmp_path, dict(os.environ), stop)
+        worktrees.run([Start(("/bin/sh", "-c", program), tmp_path, dict(os.environ))], stop)
     assert os.read(reader, 99) == b"begun\n"
     poll = select.poll()  # unlike select.select, of descriptors of any number
     poll.register(reader, select.POLLIN)

@@ -15,7 +15,7 @@ def test_a_key_is_the_same_whatever_else_its_column_holds(store):
     (alone,) = keys_of(store.runs())
     add_launches(store, STEADY[:1], ONE, measure_steps=None)
     mixed, unknown = keys_of(store.runs())
-    assert alone == mixed == (CASE.case_id, "f1f2", "", "", "50", "", "")
+    assert alone == mixed == (CASE.case_id, "f1f2", "", "", "50", "", "", "")
     assert dict(zip(MEASURED_ALIKE, unknown, strict=True))["measure_steps"] == ""
 
 

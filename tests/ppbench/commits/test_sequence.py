@@ -179,21 +179,21 @@ def test_numbers_that_contradict_are_refused(changed, words, message):
 
 def test_an_interruption_says_how_far_it_came(repository, monkeypatch):
     file = stored(repository, around(1000, num=2), around(985, num=2))
-    measure = bench.Bench.measure_afresh
+    measure = bench.Bench.measure_together
 
-    def stopped_at_the_third(self, target, num_launches):
+    def stopped_at_the_third(self, targets, num_launches):
         if num_launches == 3:
             raise KeyboardInterrupt
-        return measure(self, target, num_launches)
+        return measure(self, targets, num_launches)
 
-    monkeypatch.setattr(bench.Bench, "measure_afresh", stopped_at_the_third)
+    monkeypatch.setattr(bench.Bench, "measure_together", stopped_at_the_third)
     _, named = options(repository, file)
     with pytest.raises(SweepInterruptedError, match="interrupted after 2 launches of each side"):
         compare(**named)
 
 
-def test_launches_that_are_lacking_are_made_for_both_sides_in_turn(repository):
-    """None can be: the set-up fails. Each try leaves its row."""
+def test_where_one_side_cannot_be_set_up_the_other_is_not_measured_in_vain(repository):
+    """Each try leaves a row of the side that failed."""
     folder, shas = repository
     file = stored(repository, around(1000, num=3), around(930, num=3), FAILS)
     with rounds_of(read_tracked(file), shas[0], shas[1], folder / "results") as rounds:
@@ -201,8 +201,7 @@ def test_launches_that_are_lacking_are_made_for_both_sides_in_turn(repository):
         assert rounds.bring_to(5) == 2
     rows = Store(folder / "results").runs(["commit", "run_id", "status"]).sort_values("run_id")
     made = rows[rows["status"] != "ok"]
-    a, b = shas
-    assert list(made["commit"]) == [b, a, a, b]  # the fourth launches, and the fifth
+    assert list(made["commit"]) == [shas[0]] * 2  # the fourth launch, and the fifth
 
 
 def test_a_disturbed_launch_is_made_again(repository):

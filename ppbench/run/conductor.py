@@ -1,0 +1,169 @@
+"""Turns between sets of processes: one set works at a time, and the others sleep.
+
+    set 0   opens its cases | waits ........ | round 0 | waits . | waits . | round 1 | ... closes
+    set 1   waits ......... | opens its own  | waits . | round 0 | round 1 | waits . | ...
+
+Commits, and packages of other versions, cannot share processes. Each has a set of its own, whose
+rank 0 asks the conductor before it opens its cases, before each round, and before it closes them.
+A round begins when every set has asked for it. Whoever waits sleeps in a read of its socket.
+
+Requests and answers are lines of JSON over a socket of this machine:
+
+    {"set": 0, "wants": "round"}    ->    {"round": 3}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import socket
+import tempfile
+import threading
+from collections import deque
+from pathlib import Path
+from typing import Self
+
+from ppbench.run.rounds import order_of
+
+VARIABLE = "PPBENCH_CONDUCTOR"
+"""Environment variable of a set: its number, the id of its rounds and the conductor's socket."""
+
+
+class Conductor:
+    """Gives the sets of a launch their turns, in a thread, until it is left."""
+
+    def __init__(self, name: str, num_sets: int) -> None:
+        """`name` identifies the rounds: what was measured under it is paired."""
+        self._name, self._expected = name, set(range(num_sets))
+        self._folder = Path(tempfile.mkdtemp(prefix="ppbench-turns-"))
+        self._path = self._folder / "socket"
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(self._path))
+        self._listener.listen()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._wakes, self._wake = socket.socketpair()
+        self._selector.register(self._wakes, selectors.EVENT_READ)
+        self._wanting: dict[int, tuple[str, socket.socket]] = {}  # by set, as long as it waits
+        self._set_of: dict[socket.socket, int] = {}
+        self._active: int | None = None
+        self._round = -1
+        self._queue: deque[int] = deque()  # sets whose turn of this round is to come
+        self._lock, self._is_over = threading.Lock(), False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._is_over = True
+        self._wake.send(b".")
+        self._thread.join()
+        for connection in (*self._set_of, self._listener, self._wakes, self._wake):
+            connection.close()
+        self._selector.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def variables(self, number: int) -> dict[str, str]:
+        """The environment variables of a set."""
+        return {VARIABLE: json.dumps([number, self._name, str(self._path)])}
+
+    def leave_out(self, number: int) -> None:
+        """Wait no longer for a set: its processes have ended."""
+        with self._lock:
+            self._expected.discard(number)
+        self._wake.send(b".")
+
+    def _run(self) -> None:
+        while not self._is_over:
+            for key, _ in self._selector.select():
+                connection = key.fileobj
+                assert isinstance(connection, socket.socket)
+                if connection is self._listener:
+                    asking, _ = self._listener.accept()
+                    self._selector.register(asking, selectors.EVENT_READ)
+                elif connection is self._wakes:
+                    self._wakes.recv(100)
+                else:
+                    self._hear(connection)
+            self._go_on()
+
+    def _hear(self, connection: socket.socket) -> None:
+        """Take the request of a set, or that it has gone."""
+        data = b""
+        with contextlib.suppress(OSError):
+            data = connection.recv(10_000)
+        number = self._set_of.get(connection)
+        if data:
+            asked = json.loads(data)
+            number = self._set_of[connection] = int(asked["set"])
+            self._wanting[number] = asked["wants"], connection
+        else:
+            self._selector.unregister(connection)
+            self._set_of.pop(connection, None)
+            connection.close()
+            if number is not None:
+                self._wanting.pop(number, None)
+        if number is not None and self._active == number:
+            self._active = None
+
+    def _go_on(self) -> None:
+        """Let the next set work, if none does and it is known which."""
+        if self._active is not None:
+            return
+        for number, (wants, _) in sorted(self._wanting.items()):
+            if wants != "round":
+                self._answer(number)
+                return
+        with self._lock:
+            expected = sorted(self._expected)
+        if not self._queue and expected and set(self._wanting) >= set(expected):
+            self._round += 1
+            self._queue += [expected[at] for at in order_of(len(expected), self._round)]
+        while self._queue:
+            number = self._queue.popleft()
+            if number in self._wanting:
+                self._answer(number)
+                return
+
+    def _answer(self, number: int) -> None:
+        _, connection = self._wanting.pop(number)
+        self._active = number
+        with contextlib.suppress(OSError):
+            connection.sendall(json.dumps({"round": self._round}).encode() + b"\n")
+
+
+class Conducted:
+    """A set's end of the conductor, held by its rank 0."""
+
+    def __init__(self, number: int, name: str, path: str) -> None:
+        self.name, self._number = name, number
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(path)
+        self._answers = self._socket.makefile("r")
+
+    @classmethod
+    def from_environment(cls) -> Conducted | None:
+        """The conductor of this process; None if it has none."""
+        text = os.environ.get(VARIABLE)
+        return None if text is None else cls(*json.loads(text))
+
+    def ask(self, wants: str) -> int:
+        """End this set's turn, and wait for the next; returns the number of its round.
+
+        `wants` is "open", "round" or "close". Raises ConnectionError if the conductor has gone.
+        """
+        self._socket.sendall(json.dumps({"set": self._number, "wants": wants}).encode() + b"\n")
+        answer = self._answers.readline()
+        if not answer:
+            raise ConnectionError("the command that gives the turns has ended")
+        return int(json.loads(answer)["round"])
+
+    def close(self) -> None:
+        """Leave: other sets go on without this one."""
+        self._answers.close()
+        self._socket.close()

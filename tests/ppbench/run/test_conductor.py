@@ -1,0 +1,98 @@
+"""Sets of processes take turns: one works at a time, in balanced rounds, whoever dies."""
+
+import itertools
+import json
+import threading
+import time
+
+import pytest
+
+from ppbench.run.conductor import VARIABLE, Conducted, Conductor
+from ppbench.run.rounds import order_of
+
+
+@pytest.mark.parametrize("num_arms", [1, 2, 3, 4])
+def test_each_arm_comes_first_last_and_after_each_other_equally_often(num_arms):
+    rounds = [order_of(num_arms, index) for index in range(4 * num_arms)]
+    assert all(sorted(one) == list(range(num_arms)) for one in rounds)
+    for place in (0, -1):
+        firsts = [one[place] for one in rounds]
+        assert {firsts.count(arm) for arm in range(num_arms)} == {4}
+    pairs = [pair for one in rounds for pair in itertools.pairwise(one)]
+    assert all(pairs.count((a, b)) == pairs.count((b, a)) for a, b in set(pairs))
+
+
+class Sets:
+    """Sets that note when they work, each in a thread in place of processes."""
+
+    def __init__(self, conductor, nums):
+        self.log, self._working, self._lock = [], 0, threading.Lock()
+        self._threads = [
+            threading.Thread(target=self._work, args=(conductor, number, num))
+            for number, num in enumerate(nums)
+        ]
+
+    def _work(self, conductor, number, num_rounds):
+        connected = Conducted(*json.loads(conductor.variables(number)[VARIABLE]))
+        for wants in ("open", *["round"] * num_rounds, "close"):
+            index = connected.ask(wants)
+            with self._lock:
+                self._working += 1
+                assert self._working == 1
+                self.log.append((wants, number, index))
+            time.sleep(0.002)
+            with self._lock:
+                self._working -= 1
+        connected.close()
+        conductor.leave_out(number)
+
+    def run(self):
+        for thread in self._threads:
+            thread.start()
+        for thread in self._threads:
+            thread.join(30)
+            assert not thread.is_alive()
+        return self.log
+
+
+def rounds_in(log):
+    numbered = [(index, number) for wants, number, index in log if wants == "round"]
+    return {
+        index: [number for _, number in group]
+        for index, group in itertools.groupby(numbered, lambda one: one[0])
+    }
+
+
+@pytest.mark.parametrize("num_sets", [1, 2, 3])
+def test_sets_work_one_at_a_time_and_each_round_has_all_of_them(num_sets):
+    with Conductor("a", num_sets) as conductor:
+        log = Sets(conductor, [5] * num_sets).run()
+    assert rounds_in(log) == {index: order_of(num_sets, index) for index in range(5)}
+    assert [wants for wants, _, _ in log].count("open") == num_sets
+
+
+def test_a_set_with_fewer_rounds_is_not_waited_for():
+    with Conductor("a", 2) as conductor:
+        log = Sets(conductor, [1, 4]).run()
+    found = rounds_in(log)
+    assert sorted(found[0]) == [0, 1]
+    assert [found[index] for index in (1, 2, 3)] == [[1]] * 3
+
+
+def test_a_set_that_dies_in_its_turn_or_never_comes_holds_nobody_up():
+    with Conductor("a", 3) as conductor:
+        dying = Conducted(*json.loads(conductor.variables(1)[VARIABLE]))
+        dying.ask("open")
+        threading.Timer(0.05, lambda: (dying.close(), conductor.leave_out(1))).start()
+        conductor.leave_out(2)
+        assert rounds_in(Sets(conductor, [3]).run()) == {0: [0], 1: [0], 2: [0]}
+
+
+def test_without_its_conductor_a_set_ends():
+    with Conductor("a", 2) as conductor:
+        waiting = Conducted(*json.loads(conductor.variables(0)[VARIABLE]))
+        waiting.ask("open")
+        asking = threading.Timer(0.05, conductor.__exit__)
+    with pytest.raises(ConnectionError):
+        waiting.ask("round")
+    asking.cancel()
