@@ -36,6 +36,7 @@ from ppbench.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from ppbench.config.sweep import Sweep
+    from ppbench.report.until_answered import UntilAnswered
     from ppbench.run.sweep.plan import Choice
     from ppbench.run.sweep.progress import Display
 
@@ -56,6 +57,14 @@ OnlyCases = Annotated[
         metavar="KEY=VALUE",
         help="Run only the cases that match.",
         autocompletion=completion.settings,
+    ),
+]
+Budget = Annotated[
+    str | None,
+    typer.Option(
+        "--budget",
+        metavar="TIME",
+        help="Launch until it is known which case to take, at most so long, as in 90s or 10m.",
     ),
 ]
 IsLive = Annotated[
@@ -81,6 +90,7 @@ def sweep(
     rerun: Rerun = False,
     retry_failed: RetryFailedCases = False,
     only: OnlyCases = None,
+    budget: Budget = None,
     launcher: ChosenLauncher = Launcher.local,
     how: HowToPrint = Format.table,
     columns: Columns = None,
@@ -110,6 +120,8 @@ def sweep(
     if no_report and (open_it or is_live):
         option = "--open: opens" if open_it else "--live: rewrites"
         raise UsageError(f"{option} the report, which --no-report leaves out; drop one")
+    if budget is not None:
+        overrides = [*(overrides or []), f"measure.budget={budget}"]
     with doing(f"reading {file}", Console(stderr=True)):
         read = read_sweep(file, overrides or [], default_device())
     if launcher is not Launcher.local:
@@ -121,6 +133,7 @@ def sweep(
         return
     import dataclasses
 
+    from ppbench.config.kinds import seconds_of
     from ppbench.run.sweep.control import note_stages, run_sweep
     from ppbench.run.sweep.progress import display_for
     from ppbench.store import Store, check_writable
@@ -138,6 +151,16 @@ def sweep(
         no_report=no_report,
         assets=None if assets is Assets.inline else assets,
     )
+    policy: UntilAnswered | None = None
+    if seconds := seconds_of(read.cases[0][1].budget):
+        from ppbench.report.until_answered import MOST_LAUNCHES, UntilAnswered
+
+        policy = UntilAnswered(read, seconds, note)
+        launches = tuple(
+            (case, dataclasses.replace(measure, launches=MOST_LAUNCHES))
+            for case, measure in read.cases
+        )
+        read = dataclasses.replace(read, cases=launches)
     asked = (read, store, choice)
     with contextlib.ExitStack() as held:
         live: Display = display
@@ -146,7 +169,7 @@ def sweep(
 
             opens = open_page if open_it else lambda _: None
             live = held.enter_context(reporting(display, asked, reports, again, assets, opens))
-        done = run_sweep(*asked, live, again)
+        done = run_sweep(*asked, live, again, policy=policy)
     path = None
     if not no_report:
         with display.doing("writing the report"):
@@ -180,10 +203,12 @@ def sweep(
     print(render(done.frame, how, shown_columns, view, ["status"] if has_failed else []))
     if how is Format.table:  # which case is best and how sure that is, in the report's words
         from ppbench.display.cases import varying_axes
+        from ppbench.judge.looks import ONE_LOOK
         from ppbench.report.pages.conclusions import conclude
         from ppbench.report.pages.judgement import judge
 
-        judged = judge(done.frame, varying_axes(done.frame))
+        looks = ONE_LOOK if policy is None else policy.looks
+        judged = judge(done.frame, varying_axes(done.frame), looks)
         if judged.first is not None and judged.first.rival is not None:
             said = conclude(judged, done.frame, again).sentence
             answer = "\n".join(filter(None, [said.text, said.advice, said.command]))

@@ -13,7 +13,7 @@ from ppbench.run.machine.environment import fingerprint_here
 
 SETTINGS = tuple(
     f"measure_{name}"
-    for name in ("warmup_steps", "max_warmup_steps", "steps", "verify", "profile_steps")
+    for name in ("warmup_steps", "max_warmup_steps", "steps", "block", "verify", "profile_steps")
 )
 """The measurement settings that figures depend on."""
 MEASURED_ALIKE = ("case_id", "fingerprint", *SETTINGS)
@@ -35,6 +35,7 @@ SIDE_COLUMNS = (
     *("sweep_id", "sweep_name", "sweep_file", "position", "subject", "author_date"),
     *Case().settings(),
     *("tokens_per_s", "step_ns", "bubble_fraction", "peak_memory_bytes"),
+    *("process_start", "rounds"),
 )
 """The columns of `runs` that sides and their comparison need."""
 FRESH_S = 3600.0

@@ -26,6 +26,7 @@ from ppbench.analysis.breakdown import (
     of_whole_pipeline,
     with_whole_backwards,
 )
+from ppbench.comparison.rounds import shared_rounds
 from ppbench.comparison.sessions import moments_of, number_sessions
 from ppbench.comparison.slowdowns import in_order
 from ppbench.display.metrics import METRICS
@@ -97,6 +98,7 @@ class Pairing(Generic[S]):
         return Evidence(
             base,
             head,
+            paired=shared_rounds(self.base, self.head, metric.name),
             noise=self.noises.get(metric.name),
             drift=None if drift is None else drift.noise,
             resolution=self.resolution,
@@ -303,6 +305,8 @@ def lines_of(
         for (place, evidence), change in zip(known.items(), changes, strict=True):
             pairing, discounted = pairings[place], []
             for discount in change.discounts:
+                if discount.side == "both":  # a round, not a launch
+                    continue
                 runs = pairing.head if discount.side == "head" else pairing.base
                 run = runs[runs[metric.name].notna()].iloc[discount.index]
                 run_id, reason = str(run["run_id"]), str(discount.reason)

@@ -23,6 +23,7 @@ from functools import cached_property
 import pandas as pd
 
 from ppbench.cautions import Caution
+from ppbench.comparison.rounds import shared_rounds
 from ppbench.comparison.sessions import moments_of, number_sessions
 from ppbench.comparison.slowdowns import in_order, slowdowns_by_run
 from ppbench.config.case import EMULATED
@@ -37,9 +38,10 @@ from ppbench.display.cases import (
 from ppbench.display.metrics import METRICS
 from ppbench.display.units import is_missing
 from ppbench.judge.differences import FEWEST_LAUNCHES
-from ppbench.judge.evidence import Evidence, Launches
+from ppbench.judge.evidence import RESOLUTION, Evidence, Launches, Rounds
 from ppbench.judge.forecast import launches_needed
 from ppbench.judge.lead import Lead, lead
+from ppbench.judge.looks import ONE_LOOK, Looks
 from ppbench.judge.verdicts import SPEED, Change, Verdict
 from ppbench.judge.verdicts import judge as judge_pairs
 
@@ -52,6 +54,12 @@ FORBIDDING = (
     Caution.behind_plan.name,
 )
 """Cautions that shift a throughput: no number of launches makes up for them."""
+FORBIDDING_IN_TURNS = (
+    Caution.oversubscribed.name,
+    Caution.time_sliced.name,
+    Caution.behind_plan.name,
+)
+"""Those that shift a throughput also where cases took turns."""
 SCATTER = (Caution.noisy_steps.name, Caution.few_steps.name, Caution.no_warmup.name)
 """Cautions that make a launch unreliable; several launches show by how much."""
 _STEP = ["num_microbatches", "train_microbatch_size"]
@@ -146,17 +154,29 @@ class Known:
     """What is known of each case beside its medians, by case id."""
 
     launches: Mapping[str, Launches]
+    runs: Mapping[str, pd.DataFrame]
     cautions: Mapping[str, tuple[tuple[str, ...], ...]]  # of each launch
     machines: Mapping[str, frozenset[str]]
+    resolution: float = RESOLUTION  # within which cases are the same
 
     def evidence(self, case_id: str, rival_id: str) -> Evidence:
-        """The launches of a rival, as the base, and of a case."""
-        return Evidence(self.launches[rival_id], self.launches[case_id])
+        """The launches of a rival, as the base, and of a case, with the rounds that they share."""
+        base, head = self.launches[rival_id], self.launches[case_id]
+        rounds = self.rounds(case_id, rival_id)
+        return Evidence(base, head, paired=rounds, resolution=self.resolution)
+
+    def rounds(self, case_id: str, rival_id: str) -> tuple[Rounds, ...]:
+        """The rounds in which both had turns, for each start of their processes."""
+        return shared_rounds(self.runs[rival_id], self.runs[case_id], SPEED)
+
+    def forbidding(self, case_id: str, rival_id: str) -> tuple[str, ...]:
+        """The cautions that forbid a verdict: what slows the machine slows both in their turns."""
+        return FORBIDDING_IN_TURNS if self.rounds(case_id, rival_id) else FORBIDDING
 
     def verdict(self, case_id: str, rival_id: str) -> Verdict:
         """The verdict of a case against its rival; open where a caution forbids one."""
         names = {n for own in (case_id, rival_id) for launch in self.cautions[own] for n in launch}
-        if names.intersection(FORBIDDING):
+        if names.intersection(self.forbidding(case_id, rival_id)):
             return Verdict.open
         (change,) = judge_pairs(METRICS[SPEED], [self.evidence(case_id, rival_id)])
         return change.verdict
@@ -170,10 +190,10 @@ class Known:
         ]
 
 
-def judge(runs: pd.DataFrame, axes: Axes) -> Judged:
+def judge(runs: pd.DataFrame, axes: Axes, looks: Looks = ONE_LOOK) -> Judged:
     """Judge every group of comparable cases among `runs` (rows of `store.runs()`).
 
-    `axes` are the settings that vary.
+    `axes` are the settings that vary, `looks` the present one and those before it.
     """
     of_runs = by_case(runs, axes)
     cases = of_runs[of_runs["tokens_per_s"] > 0]
@@ -184,7 +204,7 @@ def judge(runs: pd.DataFrame, axes: Axes) -> Judged:
     known = _known_of(ok_runs(runs))
     kinds = [cases[~is_emulated], cases[is_emulated]]
     groups = [
-        _judgement(group, ["device", *key] if num_emulated else key, axes, known)
+        _judgement(group, ["device", *key] if num_emulated else key, axes, known, looks)
         for kind in kinds
         for key, group in _groups(kind, axes)
     ]
@@ -221,7 +241,9 @@ def _groups(cases: pd.DataFrame, axes: Axes) -> list[tuple[list[str], pd.DataFra
     return groups
 
 
-def _judgement(cases: pd.DataFrame, key: Sequence[str], axes: Axes, known: Known) -> Judgement:
+def _judgement(
+    cases: pd.DataFrame, key: Sequence[str], axes: Axes, known: Known, looks: Looks
+) -> Judgement:
     compared = alike(cases).sort_values(
         ["tokens_per_s", "peak_memory_bytes"], ascending=[False, True], kind="stable"
     )
@@ -233,7 +255,7 @@ def _judgement(cases: pd.DataFrame, key: Sequence[str], axes: Axes, known: Known
             for arm in range(len(ids))
             for rival in range(arm + 1, len(ids))
         }
-        found = lead(METRICS[SPEED], pairs, len(ids))
+        found = lead(METRICS[SPEED], pairs, len(ids), looks)
         arms = list(found.arms)
         # Of cases that are as fast, the one that needs clearly less memory.
         peaks = compared["peak_memory_bytes"].astype(float).tolist()
@@ -253,7 +275,10 @@ def _judgement(cases: pd.DataFrame, key: Sequence[str], axes: Axes, known: Known
     fewest = min(int(row["num_launches"]) for row in pair)
     carried = {n for launches in known.cautions.values() for own in launches for n in own}
     unknown = sorted(carried - set(Caution.__members__))  # a newer version of ppbench knows them
-    kinds = (*FORBIDDING, *(SCATTER if fewest < FEWEST_LAUNCHES else ()), *unknown)
+    ends = [str(row["case_id"]) for row in (rows[0], rows[rival])]
+    has_turns = len(rows) > 1 and bool(known.rounds(*ends))
+    scatter = () if has_turns or fewest >= FEWEST_LAUNCHES else SCATTER
+    kinds = (*(known.forbidding(*ends) if len(rows) > 1 else FORBIDDING), *scatter, *unknown)
     machines = frozenset().union(*(known.machines[str(row["case_id"])] for row in rows))
     judgement = Judgement(
         where=settings_text(rows[0], [axis for axis in axes if axis in key]),
@@ -287,8 +312,9 @@ def _known_of(runs: pd.DataFrame) -> Known:
     usable = runs[runs[SPEED] > 0]
     slowdowns = slowdowns_by_run(usable) if len(usable) else {}
     numbers = pd.Series(number_sessions(moments_of(usable)), usable.index, dtype=int)
-    launches, cautions, machines = {}, {}, {}
+    launches, cautions, machines, by_id = {}, {}, {}, {}
     for case_id, own in runs.groupby("case_id", sort=False):
+        by_id[str(case_id)] = own
         fast = own[own[SPEED] > 0]
         launches[str(case_id)] = Launches(
             tuple(map(float, fast[SPEED])),
@@ -298,7 +324,9 @@ def _known_of(runs: pd.DataFrame) -> Known:
         cautions[str(case_id)] = tuple(tuple(cautions_of(row)) for _, row in own.iterrows())
         known = (one for one in own["fingerprint"] if not is_missing(one))
         machines[str(case_id)] = frozenset(map(str, known))
-    return Known(launches, cautions, machines)
+    asked = runs.get("measure_resolution", pd.Series(dtype=float)).dropna()
+    resolution = RESOLUTION if asked.empty else float(asked.max())
+    return Known(launches, by_id, cautions, machines, resolution)
 
 
 def _worth(judgement: Judgement) -> tuple[bool, bool, bool, int, int, int]:

@@ -1,0 +1,115 @@
+"""A policy of launches: until it is known which case to take, or the time is spent.
+
+    launch 1    all cases
+    launch 2    all cases
+    launch 3    all cases      a look: what is decided has no part in the next launch
+    launch 4    cases of questions that are open, without those that are beaten
+    ...
+
+Cases of one launch take turns in the same processes, and launches are the replicate above them. A
+question is a group of cases that do the same work on as many ranks (`report.pages.judgement`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pandas as pd
+
+from ppbench.config.sweep import Sweep
+from ppbench.display.cases import varying_axes
+from ppbench.display.units import counted, duration, percent
+from ppbench.judge.differences import FEWEST_LAUNCHES
+from ppbench.judge.looks import ONE_LOOK, Looks
+from ppbench.judge.verdicts import Verdict
+from ppbench.report.pages.judgement import Judged, judge
+
+MOST_LAUNCHES = 16
+"""Launches after which an open question stays open: starts of processes differ by too much."""
+
+
+class UntilAnswered:
+    """Says after each launch which cases have a part in the next one."""
+
+    def __init__(
+        self,
+        sweep: Sweep,
+        budget_s: float,
+        say: Callable[[str], None],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cases = [case.case_id for case, _ in sweep.cases]
+        self._budget_s, self._say, self._now = budget_s, say, now
+        self._began = self._last = now()
+        self._looks: list[int] = []  # launches, at each look
+        self._num_wanted = len(self._cases)
+        self.stop = ""
+        """Why no further launch is made, once none is."""
+
+    @property
+    def looks(self) -> Looks:
+        """The looks that were taken; the answer holds over them."""
+        return Looks(tuple(self._looks), MOST_LAUNCHES) if self._looks else ONE_LOOK
+
+    def __call__(self, runs: pd.DataFrame) -> frozenset[str]:
+        """Return the ids of the cases to launch again; none if no further launch is made."""
+        now = self._now()
+        passed_s, launch_s, self._last = now - self._began, now - self._last, now
+        good = runs[runs["status"] == "ok"]
+        num_launches = 0 if good.empty else int(good.groupby("case_id").size().max())
+        is_first = passed_s == launch_s  # nothing was launched yet by this call
+        if good.empty and is_first:
+            return frozenset(self._cases)
+        if num_launches < FEWEST_LAUNCHES:
+            wanted, text = frozenset(good["case_id"]), ""
+        else:
+            if not self._looks or num_launches > self._looks[-1]:
+                self._looks.append(num_launches)
+            judged = judge(runs, varying_axes(runs), self.looks)
+            wanted, text = open_cases(judged), progress_text(judged)
+        if not wanted:
+            self.stop = f"decided after {counted(num_launches, 'launch')}"
+            self._say(self.stop)
+            return wanted
+        next_s = 0.0 if is_first else launch_s * len(wanted) / max(self._num_wanted, 1)
+        left_s = self._budget_s - passed_s
+        if text:
+            self._say(f"after {counted(num_launches, 'launch')}: {text}")
+        if next_s > left_s:
+            self.stop = (
+                f"stopped after {counted(num_launches, 'launch')}: another takes about "
+                f"{duration(next_s)}, and {duration(max(left_s, 0.0))} of the budget are left"
+            )
+            self._say(self.stop)
+            return frozenset()
+        self._num_wanted = len(wanted)
+        return wanted
+
+
+def open_cases(judged: Judged) -> frozenset[str]:
+    """Return the cases of open questions, without those that are beaten."""
+    wanted: set[str] = set()
+    for judgement in judged.judgements:
+        if judgement.lead is not None and not judgement.is_decided:
+            places = [0, *judgement.places(Verdict.open), *judgement.places(Verdict.same)]
+            wanted |= {judgement.case_ids[place] for place in places}
+    return frozenset(wanted)
+
+
+def progress_text(judged: Judged) -> str:
+    """Return how many questions are decided, and the interval of each that is open."""
+    questions = [judgement for judgement in judged.judgements if judgement.lead is not None]
+    opened = [judgement for judgement in questions if not judgement.is_decided]
+    parts = [f"{len(questions) - len(opened)} of {counted(len(questions), 'question')} decided"]
+    for judgement in opened[:_MOST_SHOWN]:
+        change = judgement.to_rival
+        if change is not None and change.ratio is not None and judgement.rival is not None:
+            low, high = (percent(end - 1) for end in (change.ratio.low, change.ratio.high))
+            names = f"{judgement.name(judgement.best)} over {judgement.name(judgement.rival)}"
+            where = f"{judgement.where}: " if judgement.where else ""
+            parts.append(f"{where}{names} between {low} and {high}")
+    return "; ".join(parts)
+
+
+_MOST_SHOWN = 3

@@ -1,0 +1,88 @@
+"""Launches go on until each question is answered, or the budget is spent."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from stored_runs import run_row
+
+from ppbench.config.case import Case, Measure
+from ppbench.config.sweep import Sweep
+from ppbench.report.until_answered import UntilAnswered
+
+AFAB, OTHER, THIRD = (Case(schedule=name) for name in ("afab", "1f1b", "zb_h1"))
+LAUNCH_S = 10.0
+
+
+class World:
+    """Launches whose cases have true speeds; each start and each round adds its own."""
+
+    def __init__(self, speeds, budget_s=600.0, seed=0, deviation=0.003):
+        self.speeds, self._draw, self._deviation = speeds, np.random.default_rng(seed), deviation
+        self.now_s, self.rows, self.said, self.launched = 0.0, [], [], []
+        cases = tuple((case, Measure()) for case in speeds)
+        sweep = Sweep("w", "w.toml", cases, ("schedule",))
+        self.policy = UntilAnswered(sweep, budget_s, self.said.append, lambda: self.now_s)
+
+    def run(self):
+        while wanted := self.policy(self.runs()):
+            number = len(self.launched)
+            self.launched.append({case.schedule for case in self.speeds if case.case_id in wanted})
+            self.now_s += LAUNCH_S
+            for case, speed in self.speeds.items():
+                if case.case_id in wanted:
+                    own = speed * self._draw.lognormal(0, self._deviation)
+                    turns = own * self._draw.lognormal(0, 0.02, 8)
+                    rounds = {"round": list(range(8)), "tokens_per_s": turns.tolist()}
+                    more = {"process_start": str(number), "rounds": json.dumps(rounds)}
+                    run_id = f"{number:04}{case.schedule}"
+                    speed_of_run = float(np.median(turns))
+                    self.rows.append(
+                        run_row(
+                            0, case, launch=number, tokens_per_s=speed_of_run, run_id=run_id,
+                            cautions="busy_machine", **more,
+                        )
+                    )  # fmt: skip
+        return self
+
+    def runs(self):
+        return pd.DataFrame(self.rows or [run_row(0, AFAB)])[: len(self.rows)]
+
+
+def test_a_large_difference_is_decided_after_three_launches():
+    world = World({AFAB: 1000.0, OTHER: 1300.0}).run()
+    assert len(world.launched) == 3
+    assert world.policy.stop == "decided after 3 launches"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_equal_cases_are_launched_until_they_are_the_same_within_the_resolution(seed):
+    world = World({AFAB: 1000.0, OTHER: 1000.0}, seed=seed).run()
+    assert 3 <= len(world.launched) <= 20
+    assert world.policy.stop.startswith("decided after")
+
+
+def test_a_case_that_is_beaten_has_no_part_in_further_launches():
+    world = World({AFAB: 1000.0, OTHER: 1001.0, THIRD: 600.0}, deviation=0.008).run()
+    assert world.launched[0] == {"afab", "1f1b", "zb_h1"}
+    assert world.launched[-1] == {"afab", "1f1b"}
+
+
+def test_no_launch_is_begun_that_the_budget_does_not_hold():
+    world = World({AFAB: 1000.0, OTHER: 1005.0}, budget_s=45.0, deviation=0.03).run()
+    assert len(world.launched) == 4
+    assert world.policy.stop == (
+        "stopped after 4 launches: another takes about 0:10, and 0:05 of the budget are left"
+    )
+    assert any("0 of 1 question decided; 1f1b over afab between" in text
+               or "0 of 1 question decided; afab over 1f1b between" in text
+               for text in world.said)  # fmt: skip
+
+
+def test_what_is_stored_already_counts_and_an_answered_question_is_not_measured():
+    world = World({AFAB: 1000.0, OTHER: 1300.0}).run()
+    again = World({AFAB: 1000.0, OTHER: 1300.0})
+    again.rows = world.rows
+    assert again.run().launched == []
+    assert again.policy.stop == "decided after 3 launches"
