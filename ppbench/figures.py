@@ -92,7 +92,7 @@ def steps(results: Results, theme: str = "light") -> go.Figure:
     """The distribution of the measured step times of every case."""
     runs, axes = _measured(results)
     rows = _rows(results, "steps", runs)
-    if rows["step_with_optimizer_ns"].isna().all():
+    if rows["step_ns"].isna().all():
         raise _missing(results, "step times")
     return _styled(charts.step_times(by_case(runs, axes), runs, rows, axes), theme)
 

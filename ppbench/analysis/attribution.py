@@ -1,13 +1,16 @@
 """Attributes every idle nanosecond to a cause, and finds what each computation waited for.
 
-The idle time of a step is that of all ranks: ranks x step - computation. It is split by replaying
-the program with ever more of the run's own times, and taking the differences:
+The idle time of a step is that of all ranks: their windows (`ppbench.analysis.metrics`) less
+computations and optimizer. It is split by replaying the program with ever more of the run's own
+times, and taking the differences:
 
     1  equal stages, free transfers               idle: the schedule itself
     2  the stages' mean costs                     more: stage imbalance
     3  the channels' mean transfers               more: exposed transfer
     4  every action's and message's own time      more: jitter
     5  the step as it was measured                more: launch gaps, the host between actions
+    6  the step of the running training           more: between steps, host time from one to the
+                                                  next, less where neighbouring steps overlap
 
 Replicas that train together are replayed together, joined at their collectives. Up to 3 all are
 alike and the collectives take no time; before 4 come
@@ -46,7 +49,9 @@ from ppbench.analysis.metrics import num_replicas as count_replicas
 from ppbench.analysis.replicas import ReplicaCosts, own_as_json, replica_costs
 from ppbench.analysis.transfers import messages
 
-PARTS = ("structure_ns", "imbalance_ns", "transfer_ns", "jitter_ns", "launch_gap_ns")
+PARTS = (
+    *("structure_ns", "imbalance_ns", "transfer_ns", "jitter_ns", "launch_gap_ns", "between_ns"),
+)
 REPLICA_PARTS = (*PARTS[:3], "collective_ns", "skew_ns", *PARTS[3:])
 """The parts for runs with replicas."""
 PHASES = ("warmup_ns", "steady_ns", "cooldown_ns")
@@ -77,13 +82,13 @@ def parts_in(rows: pd.DataFrame) -> tuple[str, ...]:
 def attribute(
     spans: pd.DataFrame,
     lowered: Program,
-    step_ns: pd.Series,
+    of_ranks: pd.DataFrame,
     moved: pd.DataFrame | None = None,
 ) -> Attribution:
     """Split the idle time of the measured steps.
 
     `spans` has the columns of `engine.plan.spans.Span` for whole steps of `lowered`, the program
-    with its transfers; `step_ns` is indexed by step (see `ppbench.analysis.metrics.step_figures`).
+    with its transfers; `of_ranks` has the windows of the steps to split (`metrics.windows`).
     `moved` are the messages of the spans, if they are matched already.
     """
     moved = messages(spans) if moved is None else moved
@@ -103,26 +108,31 @@ def attribute(
     job = times_in(spans, lowered, num_replicas)[0]
     places = {int(step): place for place, step in enumerate(sorted(spans["step"].unique()))}
     num_actions = job.columns.num_actions
+    steps = of_ranks.index.unique("step")
     own = [
         [
             ReplicaTimes(*(array("q", part.tobytes()) for part in np.split(ns, [num_actions])))
             for ns in job.ns[places[int(str(step))]]
         ]
-        for step in step_ns.index
+        for step in steps
     ]
     replays = list(replay_all(lowered, [*chain, *own]))
     idle_ns = [each.idle_ns() for each in replays]
     by_worker = dict(iter(compute_spans(spans).groupby(["step", "replica", "rank"])))
-    began = step_starts(spans)
+    program = spans[spans["op"] != Op.OPT.value]
+    makespans = program.groupby("step")["end_ns"].max() - step_starts(spans)
+    own_window = of_ranks.to_dict("index")
     rows: list[dict[str, int]] = []
     exact_ns = idle_ns[len(chain) :]
-    for (step, duration_ns), own_idle_ns in zip(step_ns.items(), exact_ns, strict=True):
-        number, took_ns = int(str(step)), int(duration_ns)
+    for step, own_idle_ns in zip(steps, exact_ns, strict=True):
+        number = int(step)
         for replica, of_replica in enumerate(zip(*idle_ns[: len(chain)], own_idle_ns, strict=True)):
             for rank, replayed in enumerate(zip(*of_replica, strict=True)):
                 computed = by_worker.get((number, replica, rank), spans.iloc[:0])
-                rank_idle_ns = took_ns - _total(computed)
-                ends = itertools.pairwise([0, *replayed, rank_idle_ns])
+                window = own_window[number, replica, rank]
+                rank_idle_ns = window["end_ns"] - window["begin_ns"] - window["busy_ns"]
+                alone_ns = int(makespans[number]) - _total(computed)
+                ends = itertools.pairwise([0, *replayed, alone_ns, rank_idle_ns])
                 of_parts = (later - earlier for earlier, later in ends)
                 # Before the rank's first backward, in between, and after its last forward.
                 phases = rank_idle_ns, 0, 0
@@ -133,9 +143,9 @@ def attribute(
                     last_forward = max(first_backward, int(forwards["end_ns"].max()))
                     before = _total(computed[computed["start_ns"] < first_backward])
                     after = _total(computed[computed["start_ns"] >= last_forward])
-                    begun_ns = int(began[number])
-                    warmup = first_backward - begun_ns - before
-                    cooldown = begun_ns + took_ns - last_forward - after
+                    optimizer_ns = window["busy_ns"] - _total(computed)
+                    warmup = first_backward - window["begin_ns"] - before
+                    cooldown = window["end_ns"] - last_forward - after - optimizer_ns
                     phases = warmup, rank_idle_ns - warmup - cooldown, cooldown
                 named = dict(zip((*parts, *PHASES), (*of_parts, *phases), strict=True))
                 place = {"step": number, "rank": rank, "replica": replica}
@@ -146,18 +156,18 @@ def attribute(
 
 
 def figures_of(
-    attribution: Attribution, spans: pd.DataFrame, step_ns: pd.Series
+    attribution: Attribution, spans: pd.DataFrame, of_ranks: pd.DataFrame, makespan_ns: pd.Series
 ) -> dict[str, object]:
     """Columns of `runs`: the parts as shares of rank-time, and the underlying prediction.
 
-    `spans` and `step_ns` are those that were attributed.
+    `spans` and `of_ranks` are those that were attributed, `makespan_ns` that of each step.
     """
     rows, modelled, costs = attribution.rows, attribution.modelled, attribution.costs
     num_ranks, modelled_ns = (
         count_replicas(spans) * modelled.program.world_size,
         modelled.makespan_ns,
     )
-    capacity_ns = int(step_ns.sum()) * num_ranks
+    capacity_ns = int((of_ranks["end_ns"] - of_ranks["begin_ns"]).sum())
     own = attribution.replicas
     return {
         **{
@@ -167,7 +177,7 @@ def figures_of(
         "bubble_mean": rows["idle_ns"].sum() / capacity_ns,
         "modelled_step_ns": modelled_ns,
         "modelled_bubble_fraction": sum(map(sum, modelled.idle_ns())) / (num_ranks * modelled_ns),
-        "model_residual": float(step_ns.mean()) / modelled_ns - 1,
+        "model_residual": float(makespan_ns.mean()) / modelled_ns - 1,
         "op_costs_ns": json.dumps({str(op): ns for op, ns in costs.by_stage.items()}),
         "op_variation": variation(spans, costs),
         **({} if own is None else {"replica_costs_ns": own_as_json(own)}),

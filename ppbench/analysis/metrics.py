@@ -1,16 +1,27 @@
 """Figures of steps, ranks and runs, from spans.
 
+A step of a running training lasts from the end of the one before it to its own, on each rank:
+
+    rank 0   ..OPT 1)[F0 F1 .. B1 OPT 2)        its window of step 2
+    rank 1   .OPT 1)[   F0 .. B1 OPT 2)
+
+The windows of a rank follow each other without a gap, so that nothing of a training is left out or
+counted twice. The period of a step is the mean of its windows over ranks. The makespan is from the
+first action's start to the last one's end; where steps overlap it is longer than the period. A step
+whose predecessor is not known stands alone: it lasts from its first action to its last on every
+rank.
+
 "Bubble" has three definitions in the literature; all are computed, each under its own name. With C
-the compute time summed over ranks, p ranks, T the step's duration:
+the time of computations and optimizer summed over ranks, p ranks, T the period:
 
     bubble_fraction         1 - C / (p T)
     bubble_idle_over_ideal  (p T - C) / C
-    bubble_max_stage_span   1 - (C / p) / (longest span of one rank, its first start to last end)
+    bubble_max_stage_span   1 - (F, B, I and W / p) / (longest span of one rank, its first to last)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import pandas as pd
@@ -23,8 +34,8 @@ MEDIAN, SLOWEST = "median", "slowest"
 
 STEP_FIGURES = (
     "step_ns",
+    "makespan_ns",
     "optimizer_ns",
-    "step_with_optimizer_ns",
     "tokens_per_s",
     "bubble_fraction",
     "bubble_idle_over_ideal",
@@ -32,42 +43,73 @@ STEP_FIGURES = (
 )
 
 
+def windows(
+    spans: pd.DataFrame, world_size: int, after_pause: Collection[int] = ()
+) -> pd.DataFrame:
+    """Return `begin_ns`, `end_ns` and `busy_ns` of each step on each rank of each replica.
+
+    The index is (`step`, `replica`, `rank`). `busy_ns` is the time of computations and optimizer.
+    Steps that began `after_pause` stand alone, and so does one that overlaps the step before it on
+    its own rank: their numbers say that one follows the other, their times do not.
+    """
+    first, last = step_starts(spans), spans.groupby("step")["end_ns"].max()
+    ranks = pd.MultiIndex.from_product(
+        [last.index, range(num_replicas(spans)), range(world_size)],
+        names=["step", "replica", "rank"],
+    )
+    worked = spans[spans["op"].isin([op.value for op in (*COMPUTE_OPS, Op.OPT)])]
+    by_rank, steps = worked.groupby(["step", "replica", "rank"]), ranks.get_level_values("step")
+    whole_begin, whole_end = (
+        pd.Series(ends.reindex(steps).to_numpy(), index=ranks) for ends in (first, last)
+    )
+    own_begin = by_rank["start_ns"].min().reindex(ranks).fillna(whole_begin)
+    own_end = by_rank["end_ns"].max().reindex(ranks).fillna(whole_end).astype("int64")
+    following = ranks.set_levels((ranks.levels[0] + 1).tolist(), level="step")
+    before = pd.Series(own_end.to_numpy(), index=following).reindex(ranks)
+    follows = (before <= own_begin) & ~steps.isin(list(after_pause))
+    found = pd.DataFrame(index=ranks)
+    found["begin_ns"] = before.where(follows, whole_begin).astype("int64")
+    found["end_ns"] = own_end.where(follows, whole_end).astype("int64")
+    busy = (worked["end_ns"] - worked["start_ns"]).groupby([worked[name] for name in ranks.names])
+    found["busy_ns"] = busy.sum().reindex(ranks).fillna(0).astype("int64")
+    return found
+
+
 def step_figures(
-    spans: pd.DataFrame, world_size: int, tokens_of_step: Mapping[int, int | None]
+    spans: pd.DataFrame,
+    world_size: int,
+    tokens_of_step: Mapping[int, int | None],
+    after_pause: Collection[int] = (),
 ) -> pd.DataFrame:
     """One row per step, in order of `step`: the columns `step`, `num_tokens` and `STEP_FIGURES`.
 
     `spans` has the columns of `engine.plan.spans.Span`; `tokens_of_step` is the number of tokens of
     each step, None for all where unknown, and may hold steps without spans. Times are nanoseconds.
-    A step begins as `step_starts` says. Without
-    optimizer spans (a simulation) it ends with its last action. Of replicas, each of `world_size`
-    ranks, it is all of them: the first start and the last end.
+    `after_pause` is as in `windows`.
     """
     program = spans[spans["op"] != Op.OPT.value]
-    start = step_starts(spans)
-    end = program.groupby("step")["end_ns"].max()
+    makespan = program.groupby("step")["end_ns"].max() - step_starts(spans)
     optimizer = spans[spans["op"] == Op.OPT.value]
-    optimizer_end = optimizer.groupby("step")["end_ns"].max().reindex(end.index)
-    full_end = optimizer_end.fillna(end).astype("int64").clip(lower=end)
     optimizer_ns = (optimizer["end_ns"] - optimizer["start_ns"]).groupby(optimizer["step"]).max()
+    of_ranks = windows(spans, world_size, after_pause)
+    capacity = (of_ranks["end_ns"] - of_ranks["begin_ns"]).groupby("step").sum()
+    busy, num_ranks = of_ranks["busy_ns"].groupby("step").sum(), num_replicas(spans) * world_size
     figures = pd.DataFrame(
         {
-            "step_ns": end - start,
-            "optimizer_ns": optimizer_ns.reindex(end.index).fillna(0).astype("int64"),
-            "step_with_optimizer_ns": full_end - start,
+            "step_ns": capacity // num_ranks,
+            "makespan_ns": makespan,
+            "optimizer_ns": optimizer_ns.reindex(makespan.index).fillna(0).astype("int64"),
         }
     )
     tokens = [tokens_of_step[int(step)] for step in figures.index]
     figures["num_tokens"] = tokens if None not in tokens else np.nan
-    figures["tokens_per_s"] = figures["num_tokens"] / (figures["step_with_optimizer_ns"] / 1e9)
-    compute, num_ranks = compute_spans(spans), num_replicas(spans) * world_size
+    figures["tokens_per_s"] = figures["num_tokens"] / (figures["step_ns"] / 1e9)
+    compute = compute_spans(spans)
     total = (compute["end_ns"] - compute["start_ns"]).groupby(compute["step"]).sum()
     by_rank = compute.groupby(["step", "replica", "rank"])
-    rank_span = by_rank["end_ns"].max() - by_rank["start_ns"].min()
-    longest = rank_span.groupby("step").max()
-    capacity = num_ranks * figures["step_ns"]
-    figures["bubble_fraction"] = 1 - total / capacity
-    figures["bubble_idle_over_ideal"] = (capacity - total) / total
+    longest = (by_rank["end_ns"].max() - by_rank["start_ns"].min()).groupby("step").max()
+    figures["bubble_fraction"] = 1 - busy / capacity
+    figures["bubble_idle_over_ideal"] = (capacity - busy) / busy
     figures["bubble_max_stage_span"] = 1 - total / num_ranks / longest
     return figures.rename_axis("step").reset_index()
 
@@ -97,33 +139,30 @@ def compute_spans(spans: pd.DataFrame) -> pd.DataFrame:
     return spans[spans["op"].isin([op.value for op in COMPUTE_OPS])]
 
 
-def rank_figures(spans: pd.DataFrame, step_ns: pd.Series, world_size: int) -> pd.DataFrame:
+def rank_figures(spans: pd.DataFrame, of_ranks: pd.DataFrame) -> pd.DataFrame:
     """One row per rank of each replica: `compute_ns`, `idle_fraction`, both medians over steps.
 
-    `replica` and `rank` come first. `step_ns` is indexed by step. A rank without compute is idle
-    throughout.
+    `replica` and `rank` come first. `of_ranks` are the `windows` of the steps that count. A rank
+    without compute is idle throughout.
     """
     compute = compute_spans(spans)
     duration = compute["end_ns"] - compute["start_ns"]
-    ranks = [range(num_replicas(spans)), range(world_size)]
-    columns = pd.MultiIndex.from_product(ranks, names=["replica", "rank"])
-    by_rank = duration.groupby([compute[name] for name in ("step", *columns.names)]).sum()
-    per_step = by_rank.unstack(columns.names, fill_value=0)
-    per_step = per_step.reindex(index=step_ns.index, columns=columns, fill_value=0)
-    idle = 1 - per_step.div(step_ns, axis=0)
-    figures = pd.DataFrame({"compute_ns": per_step.median(), "idle_fraction": idle.median()})
-    return figures.reset_index()
+    per_step = duration.groupby([compute[name] for name in of_ranks.index.names]).sum()
+    computed = per_step.reindex(of_ranks.index).fillna(0)
+    idle = 1 - of_ranks["busy_ns"] / (of_ranks["end_ns"] - of_ranks["begin_ns"])
+    figures = pd.DataFrame({"compute_ns": computed, "idle_fraction": idle})
+    return figures.groupby(["replica", "rank"]).median().reset_index()
 
 
 def run_figures(steps: pd.DataFrame) -> dict[str, float]:
     """The median over steps of every step figure, and the steps' relative deviation.
 
-    `step_relative_deviation` is the median absolute deviation of the full step time over its
-    median: a few slow steps do not move it.
+    `step_relative_deviation` is the median absolute deviation of the period over its median: a few
+    slow steps do not move it.
     """
     medians = {name: float(steps[name].median()) for name in STEP_FIGURES}
-    full = steps["step_with_optimizer_ns"]
-    deviation = (full - full.median()).abs().median() / full.median()
+    periods = steps["step_ns"]
+    deviation = (periods - periods.median()).abs().median() / periods.median()
     return {**medians, "step_relative_deviation": float(deviation)}
 
 
@@ -133,12 +172,11 @@ def chosen_step(steps: pd.DataFrame, choice: str, *others: str) -> int:
     Of several medians it is the lower one, of several slowest steps the first. Raises UsageError
     for any other; `others` are further words that the caller accepts.
     """
-    full = "step_with_optimizer_ns"
     if choice == MEDIAN:
-        ordered = steps.sort_values([full, "step"])
+        ordered = steps.sort_values(["step_ns", "step"])
         return int(ordered.iloc[(len(ordered) - 1) // 2]["step"])
     if choice == SLOWEST:
-        return int(steps.sort_values([full, "step"], ascending=[False, True]).iloc[0]["step"])
+        return int(steps.sort_values(["step_ns", "step"], ascending=[False, True]).iloc[0]["step"])
     numbers = {str(number): int(number) for number in steps["step"]}
     if choice in numbers:
         return numbers[choice]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from ppbench.config.kinds import (
     MAX_SEQ_LEN,
     VARIABLE,
     BelowOne,
+    Budget,
     CostsOrigin,
     Counts,
     Factors,
@@ -41,6 +43,7 @@ from ppbench.config.kinds import (
     Ranks,
     Recompute,
     Rendezvous,
+    Resolution,
     RuntimeName,
     Schedule,
     Schedules,
@@ -348,7 +351,16 @@ class Measure:
         20, whole(0, 1_000_000), "most of them, while steps still get faster"
     )
     steps: int = setting(10, whole(1, 1_000_000), "measured steps")
+    block: int = setting(
+        4, whole(1, 1_000_000), "most measured steps of a turn, which follow each other unhindered"
+    )
     launches: int = setting(1, whole(1, 1000), "launches that the sweep asked for")
+    budget: str = setting(
+        "", Budget, "time for launches until the sweep's question is answered; none: `launches`"
+    )
+    resolution: float = setting(
+        0.02, Resolution, "difference within which two cases are the same, as a share"
+    )
     verify: bool = setting(False, bool, "whether the run was to be verified at its own size")
     profile_steps: int = setting(
         0, whole(0, 1000), "further steps, untimed, under torch's profiler"
@@ -358,6 +370,13 @@ class Measure:
     )
     retry: int = setting(0, whole(0, 100), "further tries of a launch after one that failed")
     order_seed: int = setting(0, Seed, "seed of the order of a launch's cases")
+
+    @property
+    def turns(self) -> tuple[int, ...]:
+        """The measured steps of each turn: as few turns as blocks allow, about equally long."""
+        num_turns = -(-self.steps // self.block)
+        ends = [self.steps * at // num_turns for at in range(num_turns + 1)]
+        return tuple(end - begin for begin, end in itertools.pairwise(ends))
 
     @property
     def has_adaptive_warmup(self) -> bool:

@@ -34,6 +34,7 @@ MOST_FACTOR = 1000
 _PARTITIONS = ("uniform", "parameters", "measured")
 _SOURCES = ("stdlib", "synthetic", "text:PATH", "files:PATH", "hf:DATASET")
 _OPTION = re.compile(r"[a-z][a-z0-9_-]*")
+_BUDGET = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) ?([smh])")
 _HOST_AND_PORT = re.compile(r"[\w.-]+:[1-9]\d{0,4}|\[[0-9a-fA-F:.]+\]:[1-9]\d{0,4}", re.ASCII)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _TIME = re.compile(r"(?:(\d{1,4})-)?(\d{1,6})(?::(\d{1,6}))?(?::(\d{1,6}))?", re.ASCII)
@@ -308,7 +309,20 @@ def _costs_origin(value: object) -> object:
     raise ValueError('expected "measure" or "file:PATH"')
 
 
+def _budget(value: object) -> object:
+    if isinstance(value, str) and (value == "" or seconds_of(value)):
+        return value
+    raise ValueError('expected a time with its unit, such as "90s", "10m" or "1.5h"')
+
+
+def seconds_of(budget: str) -> float:
+    """Seconds of a time such as `90s`, `10m` or `1.5h`; 0 if it is none."""
+    match = _BUDGET.fullmatch(budget)
+    return 0.0 if match is None else float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+
+
 Schedule = Kind(str, _known_schedule)
+Budget = Kind(str, _budget)
 Memory = Kind(str, _memory)
 Ranks = Kind(tuple[int, ...], _counts)
 Counts = Ranks
@@ -338,6 +352,7 @@ Seed = Kind(int, bounds={"ge": 0, "lt": 2**63})
 Positive = Kind(float, bounds={"gt": 0, "allow_inf_nan": False})
 NotNegative = Kind(float, bounds={"ge": 0, "allow_inf_nan": False})
 BelowOne = Kind(float, bounds={"ge": 0, "lt": 1})
+Resolution = Kind(float, bounds={"ge": 0.001, "le": 0.5})
 
 
 def whole(least: int, most: int) -> Kind:

@@ -78,6 +78,8 @@ MAX_CASES = 100_000
 _NOT_AN_AXIS = {
     "name": "it names the whole sweep",
     "measure.launches": "all cases have the same number of launches",
+    "measure.budget": "it is the time of the whole sweep",
+    "measure.resolution": "it belongs to the question of the whole sweep",
     "measure.order_seed": "it sets the order of the cases of a launch",
 }
 _SHARED = {

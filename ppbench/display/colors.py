@@ -57,6 +57,7 @@ PART_COLORS: dict[str, str] = {
     "skew": "#48240C",
     "jitter": "#D9C8B4",
     "launch_gap": "#7A7A2E",
+    "between": "#B0EE88",
 }
 """The colours of the parts of the bubble; they are muted, since idle time is not work."""
 MIXED_COLOR = "#5B6472"

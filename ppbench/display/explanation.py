@@ -33,6 +33,7 @@ PART_NAMES = {
     "skew": "replica skew",
     "jitter": "jitter",
     "launch_gap": "launch gaps",
+    "between": "between steps",
 }
 """The parts of the bubble, by the suffix of their columns in `runs`."""
 OF_REPLICAS = ("collective", "skew")
@@ -65,8 +66,8 @@ def explain(run: pd.Series, edges: pd.DataFrame) -> list[str]:
     residual = float(run["model_residual"])
     word = "longer" if residual >= 0 else "shorter"
     replayed = (
-        "Replayed with its own mean costs and transfers, the step takes "
-        f"{milliseconds(run['modelled_step_ns'])}; the measured steps were "
+        "Replayed with its own mean costs and transfers, a step alone takes "
+        f"{milliseconds(run['modelled_step_ns'])}; the measured makespans were "
         f"{percent(abs(residual))} {word} on average."
     )
     return [*_idle_time(run, edges), replayed]
@@ -138,6 +139,8 @@ def _idle_time(run: pd.Series, edges: pd.DataFrame) -> tuple[str, str]:
             )
         case "skew":
             cause = _slow_replica_text(run)
+        case "between":
+            cause = "time of the host from one step to the next, as for its batch"
         case _:
             cause = "time of the host between actions, or of contention between ranks"
     return whole, f"The largest avoidable loss is {PART_NAMES[name]}: {cause}."

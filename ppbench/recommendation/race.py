@@ -22,7 +22,7 @@ from ppbench.judge.lead import Lead, Regret, lead
 from ppbench.judge.looks import Looks
 from ppbench.judge.noise import noise_of_launches
 
-STEP = Metric("step_with_optimizer_ns", higher_is_better=False, in_points=False)
+STEP = Metric("step_ns", higher_is_better=False, in_points=False)
 """The measured figure: a predicted step has its optimizer too."""
 Steps = Sequence[Sequence[float]]
 """The steps of each arm's launches, the first choice's first; none of an arm that failed."""

@@ -10,6 +10,7 @@ Both are in one folder per launch, beside the workers' logs.
                                  running              exists, locked, while runs are left
                                  nodes.jsonl          folders of its nodes, outside the store
                                  shown                a byte for each row that was shown
+                                 stop                 exists when its ranks are to end
                                  logs/                standard output and error of each worker
 """
 
@@ -32,7 +33,7 @@ from ppbench.files import POLL_S, whole_file
 from ppbench.git import Commit
 
 Event = dict[str, str | int | float | None]
-EventName = Literal["case", "step", "round", "row", "end"]
+EventName = Literal["case", "step", "focus", "turn", "left", "row", "round"]
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,7 @@ class LaunchState:
     """Progress of a launch, according to its journal."""
 
     is_open: tuple[Attempt, ...]  # begun and without a row
+    focus: int | None  # the item that the ranks worked on last
     attempts: dict[int, int]  # item -> how often it has begun
     statuses: dict[int, str]  # item -> status of its newest row
     num_rows: int
@@ -156,20 +158,35 @@ def read_state(folder: Path) -> LaunchState:
     begun: dict[str, Attempt] = {}
     attempts: dict[int, int] = {}
     statuses: dict[int, str] = {}
-    num_rows = 0
+    num_rows, focus = 0, None
     for event in Journal(folder).new_events():
         if event["event"] == "case":
             index = int(event["index"] or 0)
             attempts[index] = attempts.get(index, 0) + 1
             begun[str(event["run_id"])] = Attempt(index, str(event["run_id"]), attempts[index])
+            focus = index
+        elif event["event"] == "focus":
+            focus = int(event["index"] or 0)
+        elif event["event"] == "left":  # it was alive beside another that failed
+            attempts[begun.pop(str(event["run_id"])).index] -= 1
         elif event["event"] == "row":
             begun.pop(str(event["run_id"]), None)
             statuses[int(event["index"] or 0)] = str(event["status"])
             num_rows += 1
-    return LaunchState(tuple(begun.values()), attempts, statuses, num_rows)
+    return LaunchState(tuple(begun.values()), focus, attempts, statuses, num_rows)
 
 
-_SHOWN, _NODES = "shown", "nodes.jsonl"
+_SHOWN, _NODES, _STOP = "shown", "nodes.jsonl", "stop"
+
+
+def ask_to_stop(folder: Path) -> None:
+    """Ask the ranks of a launch to end after the present round, and to keep what they have."""
+    (folder / _STOP).touch()
+
+
+def is_asked_to_stop(folder: Path) -> bool:
+    """Return whether the ranks of a launch were asked to end."""
+    return (folder / _STOP).exists()
 
 
 def note_shown(folder: Path) -> None:

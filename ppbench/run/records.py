@@ -25,7 +25,7 @@ from engine.plan.spans import COLUMNS
 from ppbench import __version__
 from ppbench.analysis.attribution import attribute, figures_of
 from ppbench.analysis.collectives import collective_figures
-from ppbench.analysis.metrics import rank_figures, run_figures, step_figures
+from ppbench.analysis.metrics import rank_figures, run_figures, step_figures, windows
 from ppbench.analysis.mfu import Peak, mfu_figures
 from ppbench.analysis.reference import ReferenceTimes, reference_figures
 from ppbench.analysis.transfers import (
@@ -69,7 +69,7 @@ class RankResult:
     """Measurements of one rank."""
 
     facts: dict[str, object]  # columns of `ranks`
-    spans: dict[str, list[object]]  # columns of the measured steps' spans
+    spans: dict[str, list[object]]  # columns of the spans of all turns
     losses: list[float | None]  # of every step, warm-up included; None off the last stage
     num_tokens: list[int]  # trained on in every step, warm-up included; the same on all ranks
     telemetry: list[Figures] = field(default_factory=list)  # samples of the node, from its first
@@ -79,6 +79,8 @@ class RankResult:
     early: set[Receive] = field(default_factory=set)  # had arrived before the rank waited for it
     not_finite: NotFinite | None = None  # where this rank first saw NaN or infinity
     reference: ReferenceTimes | None = None  # beside the steps
+    lead_ins: list[int] = field(default_factory=list)  # steps whose spans are not measured
+    round_of: dict[int, int] = field(default_factory=dict)  # of each measured step
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,10 @@ class FinishedRun:
     is_busy_machine: bool = False
     is_throttled: bool = False
     has_bare_stage: bool = False
+    lead_ins: Collection[int] = frozenset()  # steps after a pause, which are not measured
+    round_of: Mapping[int, int] = field(
+        default_factory=dict
+    )  # of each step that was measured in one
 
 
 @dataclass(frozen=True)
@@ -141,15 +147,21 @@ def rows_of(finished: FinishedRun) -> Rows:
     spans["end_ns"] = reconciled_end_ns(
         spans, completion_seen_on_wait=finished.completion_seen_on_wait
     )
+    lead_ins = list(finished.lead_ins)
+    of_ranks = windows(spans, case.world_size, lead_ins).drop(index=lead_ins, level="step")
+    steps = step_figures(spans, case.world_size, finished.num_tokens, lead_ins)
+    steps, spans = (
+        rows[~rows["step"].isin(lead_ins)].reset_index(drop=True) for rows in (steps, spans)
+    )
     moved = messages(spans)
-    steps = step_figures(spans, case.world_size, finished.num_tokens)
+    steps["round"] = [finished.round_of.get(step) for step in steps["step"]]
     steps["loss"] = [finished.losses.get(step) for step in steps["step"]]
     steps["loss"] = steps["loss"].astype(float)
-    steps["is_outlier"] = is_outlier(steps["step_with_optimizer_ns"].tolist())
-    step_ns = steps.set_index("step")["step_ns"]
-    ranks = pd.DataFrame(finished.ranks).assign(**rank_figures(spans, step_ns, case.world_size))
+    steps["is_outlier"] = is_outlier(steps["step_ns"].tolist())
+    makespan_ns = steps.set_index("step")["makespan_ns"]
+    ranks = pd.DataFrame(finished.ranks).assign(**rank_figures(spans, of_ranks))
     figures = run_figures(steps)
-    attribution = attribute(spans, finished.lowered, step_ns, moved)
+    attribution = attribute(spans, finished.lowered, of_ranks, moved)
     first = finished.not_finite
     errors = [int(str(rank.get("clock_error_ns", 0))) for rank in finished.ranks]
     # Within a rank times are exact: its clock's offset does not matter.
@@ -161,10 +173,10 @@ def rows_of(finished: FinishedRun) -> Rows:
         is_oversubscribed=finished.is_oversubscribed,
         is_time_sliced=finished.is_time_sliced,
         warmup_steps=int(finished.has_warmup),
-        num_steps=finished.spans["step"].nunique(),
+        num_steps=len(steps),
         relative_deviation=figures["step_relative_deviation"],
         has_settled=finished.has_settled,
-        over_plan=figures["step_ns"] / planned_ns if planned_ns else 1.0,
+        over_plan=figures["makespan_ns"] / planned_ns if planned_ns else 1.0,
         has_coarse_clock=bool((moved["end_ns"] - moved["recv_start_ns"] < error_ns).any()),
         is_busy_machine=finished.is_busy_machine,
         is_throttled=finished.is_throttled,
@@ -177,7 +189,8 @@ def rows_of(finished: FinishedRun) -> Rows:
         **finished.facts,
         **figures,
         "num_outliers": int(steps["is_outlier"].sum()),
-        **figures_of(attribution, spans, steps["step_ns"]),
+        "rounds": rounds_text(steps),
+        **figures_of(attribution, spans, of_ranks, makespan_ns),
         "peak_memory_bytes": fullest.get("peak_memory_bytes"),
         "predicted_peak_memory_bytes": fullest.get("predicted_peak_memory_bytes"),
         "peak_held_microbatches": int(ranks["peak_held_microbatches"].max()),
@@ -214,15 +227,32 @@ def rows_of(finished: FinishedRun) -> Rows:
     return Rows(run, tables, origin_ns)
 
 
+OF_ROUNDS = ("step_ns", "tokens_per_s", "bubble_fraction")
+"""The figures of steps that a run has for each of its rounds."""
+
+
+def rounds_text(steps: pd.DataFrame) -> str | None:
+    """The median figures of each round, as JSON; None for steps that were in none."""
+    by_round = steps.dropna(subset=["round"]).groupby("round")[list(OF_ROUNDS)].median()
+    if by_round.empty:
+        return None
+    known = by_round.astype(object).where(by_round.notna(), None)
+    columns = {"round": [int(number) for number in by_round.index]}
+    return json.dumps(columns | {name: known[name].tolist() for name in OF_ROUNDS})
+
+
 def _is_of_idle_time(column: str) -> bool:
     is_measured = column.startswith("bubble_") and column != "bubble_fraction_theory"
     return is_measured or column in ("modelled_bubble_fraction", "idle_fraction")
 
 
-def write_result(job: Job, planned: PlannedRun, attempt: Attempt, result: CaseResult) -> float:
+def write_result(
+    job: Job, planned: PlannedRun, attempt: Attempt, result: CaseResult, status: str = "ok"
+) -> float:
     """Store a case that ran; return its tokens per second.
 
-    Raises DisagreementError for a run whose losses are wrong.
+    One that was stopped between two rounds is `interrupted`, with the rounds that it had. Raises
+    DisagreementError for a run whose losses are wrong.
     """
     case, store = planned.case, Store(Path(job.results))
     if result.lowered and must_agree(case):  # the case alone does not say it
@@ -234,7 +264,8 @@ def write_result(job: Job, planned: PlannedRun, attempt: Attempt, result: CaseRe
     finished = _finished(planned, result, program)
     if result.expected_loss is not None:
         check_first_loss(case, finished.first_loss, result.expected_loss)
-        check_last_loss(planned, finished.last_loss, store)
+        if status == "ok":
+            check_last_loss(planned, finished.last_loss, store)
     rows = rows_of(finished)
     ranks, num_tokens = rows.tables["ranks"], rows.tables["steps"]["num_tokens"]
     tokens_per_s = float(str(rows.run["tokens_per_s"]))
@@ -260,7 +291,7 @@ def write_result(job: Job, planned: PlannedRun, attempt: Attempt, result: CaseRe
         **node_figures(nodes, 0 if case.is_emulated else case.launch_threads_per_rank),
         "run_id": attempt.run_id,
         "attempt": attempt.attempt,
-        "status": "ok",
+        "status": status,
         "verified": result.verified.how,
         "verified_difference": result.verified.difference,
         "tokens_per_step": int(num_tokens.median()),
@@ -302,7 +333,7 @@ def _finished(planned: PlannedRun, result: CaseResult, program: Program) -> Fini
         dict(enumerate(losses)),
         dict(enumerate(ranks[0].num_tokens)),
         first_loss=losses[0],
-        last_loss=losses[measure.warmup_steps + measure.steps - 1],  # which every run computes
+        last_loss=losses[min(measure.warmup_steps + measure.steps, len(losses)) - 1],
         not_finite=first_of(rank.not_finite for rank in ranks),
         early={
             (*receive, number // case.world_size)
@@ -319,6 +350,8 @@ def _finished(planned: PlannedRun, result: CaseResult, program: Program) -> Fini
         is_busy_machine=any(is_disturbed(rank.summary) for rank in ranks),
         is_throttled=any(is_throttled(rank.summary) for rank in ranks),
         has_bare_stage=bool(bare_stages(case, result.facts)),
+        lead_ins=ranks[0].lead_ins,
+        round_of=ranks[0].round_of,
     )
 
 

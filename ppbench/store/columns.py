@@ -56,6 +56,12 @@ RUNS: tuple[Column, ...] = (
     Column("case_id", pa.string(), "hash of the workload"),
     Column("launch", pa.int64(), "number of the start of the worker processes, from 0"),
     Column(
+        "process_start",
+        pa.string(),
+        "identifies the start of the worker processes; runs of one start were alive together and "
+        "took turns in the rounds that they share",
+    ),
+    Column(
         "position",
         pa.int64(),
         "index in the sweep file's order, which is not the order of execution",
@@ -92,16 +98,22 @@ RUNS: tuple[Column, ...] = (
     *_columns_of(Case),
     *_columns_of(Measure, "measure_"),
     Column("tokens_per_step", pa.int64(), "tokens trained on in a step; median"),
+    Column("tokens_per_s", pa.float64(), "tokens of a step over its period step_ns; median"),
     Column(
-        "tokens_per_s", pa.float64(), "tokens of a step over its time, optimizer included; median"
+        "step_ns",
+        pa.float64(),
+        "period of consecutive steps of the running training, optimizer included; median",
     ),
-    Column("step_ns", pa.float64(), "first computation or gather to last action's end; median"),
+    Column(
+        "makespan_ns",
+        pa.float64(),
+        "first computation or gather of a step to its last action's end, without optimizer; median",
+    ),
     Column("optimizer_ns", pa.float64(), "longest optimizer span of any rank; median over steps"),
-    Column("step_with_optimizer_ns", pa.float64(), "first start to last optimizer end; median"),
     Column(
         "bubble_fraction",
         pa.float64(),
-        "share of rank-time without compute: 1 - compute / (world_size x step_ns); median",
+        "share of rank-time without work: 1 - (compute + optimizer) / (ranks x step_ns); median",
     ),
     Column("bubble_idle_over_ideal", pa.float64(), "idle over compute time; median"),
     Column("bubble_max_stage_span", pa.float64(), "1 - mean compute / longest rank span; median"),
@@ -111,22 +123,28 @@ RUNS: tuple[Column, ...] = (
         "bubble_fraction simulated with free transfers: emulated times, else equal stages with "
         "F = I = W",
     ),
-    Column("planned_step_ns", pa.int64(), "simulated step_ns of an emulated case"),
+    Column("planned_step_ns", pa.int64(), "simulated makespan of an emulated case"),
     Column("step_relative_deviation", pa.float64(), "median absolute deviation / median of steps"),
     Column("step_ns_low", pa.float64(), "95 % interval of the median step_ns: its lower end"),
     Column("step_ns_high", pa.float64(), "its upper end; null for fewer than 6 steps"),
     Column("tokens_per_s_low", pa.float64(), "95 % interval of the median tokens_per_s: lower end"),
     Column("tokens_per_s_high", pa.float64(), "its upper end; null for fewer than 6 steps"),
+    Column(
+        "rounds",
+        pa.string(),
+        "numbers of the rounds in which the case had a turn, with the median step_ns, tokens_per_s "
+        "and bubble_fraction of each; JSON",
+    ),
     Column("num_outliers", pa.int64(), "measured steps that are outliers; they are kept"),
     Column("num_warmup_steps", pa.int64(), "steps run before measuring"),
     Column("warmup_step_ns", pa.string(), "duration of each of them on rank 0's clock, JSON list"),
     Column(
         "modelled_step_ns",
         pa.int64(),
-        "step_ns predicted by replaying the program with the run's mean costs and transfer times",
+        "makespan predicted by replaying the program with the run's mean costs and transfer times",
     ),
     Column("modelled_bubble_fraction", pa.float64(), "bubble_fraction of that prediction"),
-    Column("model_residual", pa.float64(), "mean step_ns over modelled_step_ns, less 1"),
+    Column("model_residual", pa.float64(), "mean makespan_ns over modelled_step_ns, less 1"),
     Column("bubble_mean", pa.float64(), "idle time of all measured steps over their rank-time"),
     Column(
         "bubble_structure",
@@ -150,7 +168,12 @@ RUNS: tuple[Column, ...] = (
     Column(
         "bubble_jitter", pa.float64(), "part added by the variation of single actions and messages"
     ),
-    Column("bubble_launch_gap", pa.float64(), "the rest: host time between actions"),
+    Column("bubble_launch_gap", pa.float64(), "the rest of the makespan: host between actions"),
+    Column(
+        "bubble_between",
+        pa.float64(),
+        "host time from step to step, less where neighbouring steps overlap",
+    ),
     Column(
         "op_costs_ns",
         pa.string(),
@@ -308,20 +331,33 @@ STEPS: tuple[Column, ...] = (
     _RUN_ID,
     _VERSION,
     Column("step", pa.int64(), "number of the step; warm-up steps come before the first"),
-    Column("step_ns", pa.int64(), "first computation or gather to last action's end, all ranks"),
+    Column(
+        "round",
+        pa.int64(),
+        "round of its launch in which the step was measured; rounds are counted from 0, and cases "
+        "that were measured in turns share them",
+    ),
+    Column(
+        "step_ns",
+        pa.int64(),
+        "period: from the end of the step before to its own, mean over ranks; first start to last "
+        "end where the step before is not known",
+    ),
+    Column(
+        "makespan_ns", pa.int64(), "first computation or gather to last action's end, all ranks"
+    ),
     Column("optimizer_ns", pa.int64(), "longest optimizer span of any rank"),
-    Column("step_with_optimizer_ns", pa.int64(), "first start to last optimizer end"),
     Column("num_tokens", pa.int64(), "targets trained on in the step"),
-    Column("tokens_per_s", pa.float64(), "num_tokens over step_with_optimizer_ns"),
+    Column("tokens_per_s", pa.float64(), "num_tokens over step_ns"),
     Column(
         "bubble_fraction",
         pa.float64(),
-        "share of rank-time without compute: 1 - compute / (world_size x step_ns)",
+        "share of rank-time without work: 1 - (compute + optimizer) / (ranks x step_ns)",
     ),
     Column("bubble_idle_over_ideal", pa.float64(), "idle over compute time"),
     Column("bubble_max_stage_span", pa.float64(), "1 - mean compute / longest rank span"),
     Column("loss", pa.float64(), "mean loss per token"),
-    Column("is_outlier", pa.bool_(), "whether the step's full time is an outlier"),
+    Column("is_outlier", pa.bool_(), "whether the step's period is an outlier"),
 )
 RANKS: tuple[Column, ...] = (
     _RUN_ID,
@@ -334,7 +370,11 @@ RANKS: tuple[Column, ...] = (
     Column("num_layers", pa.int64(), "decoder layers it owns"),
     Column("num_parameters", pa.int64(), "parameters it holds"),
     Column("compute_ns", pa.float64(), "time in F, B, I and W; median over steps"),
-    Column("idle_fraction", pa.float64(), "1 - compute_ns / step_ns; median over steps"),
+    Column(
+        "idle_fraction",
+        pa.float64(),
+        "share of its period without computation or optimizer; median over steps",
+    ),
     Column("peak_memory_bytes", pa.int64(), "most bytes allocated to tensors during a step"),
     Column(
         "predicted_peak_memory_bytes",
@@ -491,7 +531,13 @@ ATTRIBUTION: tuple[Column, ...] = (
     Column(
         "jitter_ns", pa.int64(), "idle time added by the variation of single actions and messages"
     ),
-    Column("launch_gap_ns", pa.int64(), "the rest; the parts add up to idle_ns"),
+    Column("launch_gap_ns", pa.int64(), "the rest of the makespan"),
+    Column(
+        "between_ns",
+        pa.int64(),
+        "host time from step to step, less where neighbouring steps overlap; the parts add up to "
+        "idle_ns",
+    ),
     Column("warmup_ns", pa.int64(), "idle time before the rank's first backward begins"),
     Column(
         "steady_ns", pa.int64(), "idle time between the two; the three phases add up to idle_ns"

@@ -65,7 +65,7 @@ def page(tmp_path_factory: pytest.TempPathFactory, shape: Shape) -> Path:
     store = Store(folder / "results")
     of_step = spans.groupby("step")
     took = of_step["end_ns"].max() - of_step["start_ns"].min()
-    steps = pd.DataFrame({"step": took.index, "step_ns": took, "step_with_optimizer_ns": took})
+    steps = pd.DataFrame({"step": took.index, "step_ns": took})
     store.write_run(run, {"spans": spans.assign(waiting_ns=waiting_ns(spans)), "steps": steps})
     write_timeline(folder / "replicas.html", store, store.runs(), choice="0")
     return folder / "replicas.html"

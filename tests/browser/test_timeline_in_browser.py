@@ -67,7 +67,7 @@ def store_of(folder: Path, ranks: int, microbatches: int) -> Store:
         spans = simulated_spans(schedule, ranks, microbatches, 1).assign(step=3)
         step_ns = spans["end_ns"].max()
         case = Case(schedule=schedule, world_size=ranks, num_microbatches=microbatches)
-        figures = {"step_ns": step_ns, "step_with_optimizer_ns": step_ns, "bubble_fraction": 0.2}
+        figures = {"step_ns": step_ns, "bubble_fraction": 0.2}
         run = run_row(number, case, model_preset=NASTY, **figures)
         steps = pd.DataFrame([{"step": 3, **figures}])
         planned = spans.drop(columns="num_bytes")

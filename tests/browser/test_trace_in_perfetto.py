@@ -61,7 +61,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     memory = {"rank": [0, 0, 2], "time_ns": [0, 7001, 7001], "num_bytes": [10, 2**40 + 1, 0]}
     tables = {
         "spans": pd.concat([spans_of_step(step) for step in STEPS], ignore_index=True),
-        "steps": pd.DataFrame({"step": STEPS, "step_with_optimizer_ns": 400 * MS}),
+        "steps": pd.DataFrame({"step": STEPS, "step_ns": 400 * MS}),
         "ranks": pd.DataFrame(ranks),
         "memory": pd.DataFrame(memory),
     }

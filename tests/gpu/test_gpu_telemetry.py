@@ -27,7 +27,7 @@ def test_a_busy_gpu_uses_power_and_memory(gpu: torch.device, tmp_path: Path) -> 
     end_ns = time.monotonic_ns()
     sampler.stop()
     summary = summarize(
-        read_samples(tmp_path / "s", begin_ns, end_ns), begin_ns, end_ns, id_of(gpu)
+        read_samples(tmp_path / "s", begin_ns, end_ns), [(begin_ns, end_ns)], id_of(gpu)
     )
     assert summary.gpu_power_w is not None
     assert summary.gpu_power_w > 0

@@ -143,7 +143,7 @@ def store_with(folder: Path, rows: list[dict]) -> Store:
     store = Store(folder)
     for row in rows:
         is_ok = row["status"] == "ok"
-        steps = [{"step": n, "step_with_optimizer_ns": n * MS} for n in (1, 2, 3)]
+        steps = [{"step": n, "step_ns": n * MS} for n in (1, 2, 3)]
         ranks = [
             {"rank": rank, "peak_memory_bytes": row["peak_memory_bytes"] - rank * 2**20}
             for rank in range(row["world_size"])

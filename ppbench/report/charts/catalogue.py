@@ -85,9 +85,9 @@ def charts_of(store: Store, runs: pd.DataFrame, cases: pd.DataFrame, axes: Axes)
         figure = charts.idle(cases, measured, axes)
         drawn.append(Chart("idle", "Where the idle time went", explanation, figure))
     steps = store.table("steps", measured["run_id"])
-    if not steps["step_with_optimizer_ns"].dropna().empty:
+    if not steps["step_ns"].dropna().empty:
         explanation = (
-            "Full times of the measured steps; fewer than 8 are drawn one by one. A box spans the "
+            "Periods of the measured steps; fewer than 8 are drawn one by one. A box spans the "
             "middle half of the steps, its whiskers all but the outliers. Each panel has its own "
             "scale, which need not start at zero."
         )

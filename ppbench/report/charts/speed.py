@@ -159,7 +159,7 @@ def has_scaling(cases: pd.DataFrame, axes: Axes) -> bool:
 
 
 def step_times(cases: pd.DataFrame, runs: pd.DataFrame, steps: pd.DataFrame, axes: Axes) -> Picture:
-    """Draw the full times in ms of all steps of every ok case: boxes, or points for few steps.
+    """Draw the periods in ms of all steps of every ok case: boxes, or points for few steps.
 
     A box spans the first to the third quartile over the steps of all launches, with the median
     inside; its whiskers reach the fastest and the slowest step that is not an outlier; outliers are
@@ -168,7 +168,7 @@ def step_times(cases: pd.DataFrame, runs: pd.DataFrame, steps: pd.DataFrame, axe
     """
     times = steps.merge(ok_runs(runs)[["run_id", "case_id", "launch"]], on="run_id")
     times = times.assign(
-        ms=times["step_with_optimizer_ns"] / NS_PER_MS,
+        ms=times["step_ns"] / NS_PER_MS,
         is_outlier=times["is_outlier"].eq(True),  # null where it was not asked
     ).dropna(subset=["ms"])
     # Quartiles over all steps, whiskers without outliers.

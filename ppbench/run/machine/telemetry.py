@@ -108,32 +108,42 @@ def node_figures(ranks: Sequence[tuple[str, Summary]], cores_per_rank: int) -> F
 
 
 def summarize(
-    samples: Sequence[Sample], begin_ns: int, end_ns: int, gpu: str | None, num_sharing: int = 1
+    samples: Sequence[Sample],
+    windows: Sequence[tuple[int, int]],
+    gpu: str | None,
+    num_sharing: int = 1,
 ) -> Summary:
-    """Summarize the window from `begin_ns` to `end_ns` of CLOCK_MONOTONIC.
+    """Summarize windows of CLOCK_MONOTONIC, each from its begin to its end, in their order.
 
-    `samples` come from `read_samples` for it; `gpu` is the UUID of the rank's, None for a rank
-    without one. Of a GPU that `num_sharing` ranks share, each has an equal part of the energy.
+    All figures are of the windows alone, between which other arms may have had their turns.
+    `samples` come from `read_samples` for that time; `gpu` is the UUID of the rank's, None for a
+    rank without one. Of a GPU that `num_sharing` ranks share, each has an equal part of the energy.
     """
+    begin_ns, end_ns = windows[0][0], windows[-1][1]
     around = samples_around(samples, begin_ns, end_ns)
     if not around:
         return Summary(telemetry_note="no samples of this time: the sampler did not run")
-    inside = [s for s in around if s.time_ns > begin_ns] or around
-    window_s = (end_ns - begin_ns) / NS_PER_S
+    of_windows = [samples_around(samples, begin, end) for begin, end in windows]
+    begun = zip(of_windows, windows, strict=True)
+    inside = [s for own, (begin, _) in begun for s in own if s.time_ns > begin] or around
+    seconds = [(end - begin) / NS_PER_S for begin, end in windows]
     # Samples from before the window make it `MIN_LOAD_NS` long for loads. Much older ones are left
     # out: between them and the window another sampler may have ended.
-    last_ns = around[-1].time_ns
-    oldest_ns = around[0].time_ns - LOOK_BACK_NS
-    recent = [s for s in samples if oldest_ns <= s.time_ns <= last_ns]
-    loaded = samples_around(recent, min(around[0].time_ns, last_ns - MIN_LOAD_NS), last_ns)
-    loaded_ns = loaded[-1].time_ns - loaded[0].time_ns
+    loaded = [own for own in of_windows if own]
+    loaded_ns = sum(own[-1].time_ns - own[0].time_ns for own in loaded)
     notes = []
+    if loaded_ns < MIN_LOAD_NS:
+        last_ns = around[-1].time_ns
+        oldest_ns = around[0].time_ns - LOOK_BACK_NS
+        recent = [s for s in samples if oldest_ns <= s.time_ns <= last_ns]
+        longer = samples_around(recent, min(around[0].time_ns, last_ns - MIN_LOAD_NS), last_ns)
+        if longer[-1].time_ns - longer[0].time_ns > loaded_ns:
+            loaded, loaded_ns = [longer], longer[-1].time_ns - longer[0].time_ns
+            notes.append(
+                f"CPU load is of the {loaded_ns / NS_PER_S:.2f} s that end with a shorter window"
+            )
     if loaded_ns < MIN_RATE_NS:
         notes.append("no CPU load: the samples are too close together")
-    elif len(loaded) > len(around):
-        notes.append(
-            f"CPU load is of the {loaded_ns / NS_PER_S:.2f} s that end with a shorter window"
-        )
     notes += around[-1].absent.values()
     if gpu is None and "gpu" not in around[-1].absent:
         notes.append("no GPU figures: this rank computes on the CPU")
@@ -142,20 +152,28 @@ def summarize(
         "load_window_s": loaded_ns / NS_PER_S,
         "watched_cores": around[-1].host.num_cores,
         "cpu_mhz": _mean(s.host.mhz for s in inside),
-        "cpu_energy_j": _times(_host_rate(around, "energy_j"), window_s),
+        "cpu_energy_j": _sum(
+            _times(_host_rate(own, "energy_j"), s)
+            for own, s in zip(of_windows, seconds, strict=True)
+        ),
     }
     of_gpu: Figures = {}
     if gpu is not None and "gpu" not in around[-1].absent:
         timed = _readings(around, gpu)
         readings = [reading for _, reading in _readings(inside, gpu)]
         counted = [(t, r.energy_j) for t, r in timed if r.energy_j is not None]
-        power_w = _rate(counted)
-        if power_w is None:
-            power_w = _mean_over_time([(t, r.power_w) for t, r in timed if r.power_w is not None])
+        energies: list[float | None] = []
+        for own, window_s in zip(of_windows, seconds, strict=True):
+            of_own = _readings(own, gpu)
+            power_w = _rate([(t, r.energy_j) for t, r in of_own if r.energy_j is not None])
+            if power_w is None:
+                powers = [(t, r.power_w) for t, r in of_own if r.power_w is not None]
+                power_w = _mean_over_time(powers)
+            energies.append(_times(power_w, window_s / num_sharing))
         reasons = [r.throttle_reasons for r in readings if r.throttle_reasons is not None]
         of_gpu = {
             "gpu_power_w": _mean(reading.power_w for reading in readings),
-            "gpu_energy_j": _times(power_w, window_s / num_sharing),
+            "gpu_energy_j": _sum(energies),
             "gpu_utilization": _mean(reading.utilization for reading in readings),
             "gpu_sm_mhz": _mean(reading.sm_mhz for reading in readings),
             "gpu_temperature_c": _highest(reading.temperature_c for reading in readings),
@@ -171,7 +189,7 @@ def summarize(
                 notes.append(
                     f"GPU energy is the part of one of {num_sharing} ranks that share the GPU"
                 )
-            if end_ns - begin_ns < GPU_AVERAGING_NS:
+            if min(end - begin for begin, end in windows) < GPU_AVERAGING_NS:
                 notes.append(
                     "the window was short: GPU power and utilisation are means over up to a "
                     "second, and reasons for a lower clock are those at its end"
@@ -182,11 +200,19 @@ def summarize(
     return Summary(**figures)  # type: ignore[arg-type]  # named as its fields
 
 
-def _loads(samples: Sequence[Sample]) -> Figures:
-    if samples[-1].time_ns - samples[0].time_ns < MIN_RATE_NS:
+def _loads(windows: Sequence[Sequence[Sample]]) -> Figures:
+    """Return the loads of windows, each from its first sample to its last."""
+    took_s = [(own[-1].time_ns - own[0].time_ns) / NS_PER_S for own in windows]
+    whole_s = sum(took_s)
+    if whole_s < MIN_RATE_NS / NS_PER_S:
         return {}
+
+    def rate(counter: str) -> float | None:
+        each = zip(windows, took_s, strict=True)
+        return _times(_sum(_times(_host_rate(w, counter), s) for w, s in each if s), 1 / whole_s)
+
     counters = ("busy_s", "own_s", "total_s", "steal_s", "throttled_s")
-    busy, own, total, steal, throttled = (_host_rate(samples, name) for name in counters)
+    busy, own, total, steal, throttled = map(rate, counters)
     used = None if own is None else max(0.0, own)  # it falls when an orphan ends
     wanted = None if used is None or throttled is None else used + throttled
     return {
@@ -231,6 +257,12 @@ def _mean_over_time(values: Sequence[tuple[int, float]]) -> float | None:
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """Return the sum; None where one of them is not known."""
+    known = list(values)
+    return None if None in known else sum(value for value in known if value is not None)
 
 
 def _highest(values: Iterable[float | None]) -> float | None:
@@ -280,7 +312,7 @@ def sample_rows(samples: Sequence[Sample], begin_ns: int, end_ns: int) -> list[F
         num_old = bisect.bisect_right(times_ns, sample.time_ns - MIN_RATE_NS)
         pair = [samples[max(0, num_old - 1)], sample]
         host: Figures = {
-            **_loads(pair),
+            **_loads([pair]),
             "time_ns": sample.time_ns,
             "device": "cpu",
             "utilization": _ratio(_host_rate(pair, "busy_s"), sample.host.num_cores),

@@ -16,11 +16,12 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 import os
 import platform
 import shlex
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from ppbench.config.sweep import Sweep, parse_only
 from ppbench.console import note
 from ppbench.display.cases import cautions_of
 from ppbench.display.fields import figure
-from ppbench.display.units import is_missing, size
+from ppbench.display.units import counted, is_missing, size
 from ppbench.errors import (
     MOST_OF_MESSAGE,
     LaunchError,
@@ -49,6 +50,7 @@ from ppbench.run.job import (
     Job,
     Journal,
     PlannedRun,
+    ask_to_stop,
     note_node_folders,
     note_shown,
     read_state,
@@ -73,36 +75,65 @@ from ppbench.run.sweep.progress import Display
 from ppbench.store import Store, check_writable, new_run_id
 
 POLL_S = 0.2
+GRACE_S = 20.0
+"""Time for ranks that were asked to stop, to end their round and to store what they have."""
 MAX_FRUITLESS_STARTS = 2
 
 
-def run_plan(plan: SweepPlan, store: Store, display: Display, *, reruns: bool = False) -> None:
-    """Run the missing cases. Every finished one is in the store when the next begins.
+Policy = Callable[[pd.DataFrame], Collection[str]]
+"""Given the runs so far, says which cases, by id, have a part in the next launch; none: it ends."""
 
-    Raises LaunchError if the workers end without finishing any, StoreError if results cannot be
-    stored. On KeyboardInterrupt the workers are ended, and finished runs are kept.
+
+def run_plan(
+    plan: SweepPlan,
+    store: Store,
+    display: Display,
+    *,
+    reruns: bool = False,
+    policy: Policy | None = None,
+) -> None:
+    """Run the missing cases, or those of them that a policy wants, launch by launch.
+
+    Every finished run is in the store when the next launch begins. Raises LaunchError if the
+    workers end without finishing any, StoreError if results cannot be stored. On KeyboardInterrupt
+    the workers are ended, and finished runs are kept.
     """
     if plan.missing:
         check_semaphores()
     if reruns:
         note_rerun(plan, store)
-    display.begin(list(plan.missing), plan.sweep.axes)
-    try:
-        for launch in sorted({item.launch for item in plan.missing}):
-            indices = [i for i, item in enumerate(plan.missing) if item.launch == launch]
-            # The workers are started anew when the agent itself has died, as long as each start
-            # finishes some runs.
-            while indices:
-                job = job_of(plan, indices, store, display)
-                statuses = _run_job(job, indices, store, display)
-                indices = [at for place, at in enumerate(indices) if place not in statuses]
-    finally:
-        display.end()
+    for part in _parts(plan, store, policy):
+        display.begin(part, plan.sweep.axes)
+        try:
+            for launch in sorted({item.launch for item in part}):
+                indices = [i for i, item in enumerate(part) if item.launch == launch]
+                # The workers are started anew when the agent itself has died, as long as each start
+                # finishes some runs.
+                while indices:
+                    job = job_of(plan, [part[index] for index in indices], store, display)
+                    statuses = _run_job(job, indices, store, display)
+                    indices = [at for place, at in enumerate(indices) if place not in statuses]
+        finally:
+            display.end()
     forget_rerun(plan, store)
 
 
-def job_of(plan: SweepPlan, indices: list[int], store: Store, display: Display) -> Job:
-    """Return the job of a launch; `indices` are the positions of its items in `plan.missing`."""
+def _parts(plan: SweepPlan, store: Store, policy: Policy | None) -> Iterator[list[PlannedRun]]:
+    """All missing runs at once, or launch by launch those that the policy wants."""
+    if policy is None:
+        yield list(plan.missing)
+        return
+    for launch in sorted({item.launch for item in plan.missing}):
+        wanted = policy(runs_of(plan, store))
+        if not wanted:
+            return
+        of_launch = (item for item in plan.missing if item.launch == launch)
+        if part := [item for item in of_launch if item.case.case_id in wanted]:
+            yield part
+
+
+def job_of(plan: SweepPlan, items: Sequence[PlannedRun], store: Store, display: Display) -> Job:
+    """Return the job of a launch of these items."""
     return Job(
         new_run_id(),
         str(store.folder),
@@ -110,7 +141,7 @@ def job_of(plan: SweepPlan, indices: list[int], store: Store, display: Display) 
         plan.sweep.name,
         plan.sweep.file,
         plan.commit,
-        tuple(plan.missing[index] for index in indices),
+        tuple(items),
         is_shown_first=display.is_waited_for,
     )
 
@@ -122,7 +153,11 @@ def _run_job(job: Job, indices: list[int], store: Store, display: Display) -> di
     """
     folder = store.folder / "launches" / job.launch_id
 
+    has_turns = False
+
     def show(event: Event) -> None:
+        nonlocal has_turns
+        has_turns = has_turns or event["event"] == "turn"
         if event["event"] == "row" and event["status"] == "ok":
             runs = store.table("runs", [str(event["run_id"])])
             if not runs.empty:
@@ -147,7 +182,15 @@ def _run_job(job: Job, indices: list[int], store: Store, display: Display) -> di
         marker = Lock(folder / RUNNING)
         marker.try_to_hold(shared=True, note=running_note(f"process {os.getpid()}"))
         launch = start_workers(folder, program, job.items, max_restarts, local)
-        follow(launch, folder, show, local, display.phase_begins)
+        try:
+            follow(launch, folder, show, local, display.phase_begins)
+        except KeyboardInterrupt:
+            if has_turns:
+                note("stopping after this round, which is kept; once more stops at once")
+                ask_to_stop(folder)
+                until_s = time.monotonic() + GRACE_S
+                follow(launch, folder, show, local, display.phase_begins, until_s)
+            raise
     except KeyboardInterrupt:
         if launch is not None:
             launch.stop()
@@ -216,8 +259,11 @@ def follow(
     on_event: Callable[[Event], None],
     local: Path,
     on_phase: Callable[[Phase], None] = lambda _: None,
+    until_s: float = math.inf,
 ) -> bool:
     """Pass the journal's events on until the agent has ended; return whether all work is done.
+
+    `until_s` is the time, on the monotonic clock, to which it is followed at most.
 
     `on_phase` is given the phases that rank 0 comes to.
 
@@ -231,13 +277,9 @@ def follow(
         phases = watch.new_phases()
         events = list(journal.new_events())  # read after the phases
         for phase in phases:
-            if phase is not Phase.ALIGNS:
-                on_phase(phase)
+            on_phase(phase)
         for event in events:
             on_event(event)
-        # Clocks are aligned after the last warm-up step, whose event must come before.
-        if Phase.ALIGNS in phases and all(event["event"] != "case" for event in events):
-            on_phase(Phase.ALIGNS)
         has_begun = has_begun or bool(events)
         problem = store_error(local)  # read before the folder: one that is gone causes others
         if not folder.is_dir():
@@ -250,6 +292,8 @@ def follow(
             raise StoreError(problem)
         if exit_code is not None:
             return exit_code == 0
+        if time.monotonic() > until_s:
+            return False
         if not has_begun and launch.num_starts() > MAX_FRUITLESS_STARTS:
             return False
         time.sleep(POLL_S)
@@ -264,6 +308,10 @@ def show_event(indices: list[int], display: Display, event: Event) -> None:
             step, num_steps = int(event["step"] or 0), int(event["num_steps"] or 1)
             speed, step_s = float(event["tokens_per_s"] or 0), float(event.get("step_s") or 0)
             display.step_ends(step, num_steps, speed, step_s)
+        case "turn":
+            turn, num_turns = int(event["turn"] or 0), int(event["num_turns"] or 1)
+            speed, step_s = float(event["tokens_per_s"] or 0), float(event.get("step_s") or 0)
+            display.turn_ends(indices[int(event["index"] or 0)], turn, num_turns, speed, step_s)
         case "row":
             index, status = indices[int(event["index"] or 0)], str(event["status"])
             display.case_ends(index, status, str(event["run_id"]), str(event["summary"]))
@@ -338,8 +386,9 @@ def run_sweep(
     command: str | None = None,
     *,
     to_repeat: str = "",
+    policy: Policy | None = None,
 ) -> SweepResult:
-    """Run the missing cases of a sweep that has been read.
+    """Run the missing cases of a sweep that has been read, or those of them that a policy wants.
 
     `to_repeat` is the sweep command that can repeat finished runs, if it is not the running one.
 
@@ -363,7 +412,10 @@ def run_sweep(
             if not choice.since:  # else the caller asked for more of them
                 prefix = f"{to_repeat} " if to_repeat else ""
                 num_failed, num_chosen = sum(plan.failed.values()), len(plan.chosen)
-                if num_done := num_chosen - len(plan.missing) - num_failed:
+                num_done = num_chosen - len(plan.missing) - num_failed
+                if num_done and policy is not None:
+                    note(f"{counted(num_done, 'run')} of earlier launches count")
+                elif num_done:
                     note(
                         f"{num_done} of {num_chosen} runs are done already; {prefix}--rerun runs "
                         "them again"
@@ -375,7 +427,7 @@ def run_sweep(
                         "again"
                     )
             note_sweep(plan, store, command)
-            run_plan(plan, store, display, reruns=choice.reruns)
+            run_plan(plan, store, display, reruns=choice.reruns, policy=policy)
     except LaunchError as error:
         note(f"error: {error}")
     except KeyboardInterrupt:
@@ -385,6 +437,10 @@ def run_sweep(
             whole = f"{command} {shlex.join(choice_options(choice))}".strip()
             text += f". Go on with: {whole}\nReport on what is done with: ppbench report"
         raise SweepInterruptedError(text) from None
+    if policy is not None:  # what it did not want was not asked for
+        made = set(runs_of(plan, store)["resume_key"])
+        chosen = tuple(item for item in plan.chosen if item.resume_key in made)
+        plan = dataclasses.replace(plan, chosen=chosen)
     return SweepResult(plan, store)
 
 

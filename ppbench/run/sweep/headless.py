@@ -82,7 +82,7 @@ class Headless:
         if job is None:  # the first launch that has a run missing
             first = plan.missing[0].launch if plan.missing else 0
             indices = [i for i, item in enumerate(plan.missing) if item.launch == first]
-            job = job_of(plan, indices, store, self._display)
+            job = job_of(plan, [plan.missing[i] for i in indices], store, self._display)
             if indices:
                 write_job(self.folder_of(job), job)
                 self._hold(self.folder_of(job) / RUNNING)

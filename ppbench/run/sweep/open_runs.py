@@ -1,4 +1,6 @@
-"""Writes a failure row for every run that has begun and has no row, because its ranks died.
+"""Writes a failure row for the run that was worked on when its ranks died.
+
+Others that were alive beside it, and have no row, begin anew.
 
 Rank 0 does so when the agent has started the workers anew, the controller when they will not be
 started again, and the next sweep into the same store for a launch that was killed as a whole.
@@ -40,17 +42,21 @@ PATIENCE_S = 20.0
 def close_open_runs(
     job: Job, folder: Path, nodes: Sequence[CrashReport], *, is_interrupted: bool = False
 ) -> list[Event]:
-    """Write a row for each open run; return its events, which are in the journal.
+    """Write a row for the open run that was worked on; return its event, which is in the journal.
 
     `is_interrupted`: the runs were ended from outside. A run whose row was stored before its ranks
     died keeps it. Raises StoreError.
     """
     events: list[Event] = []
-    for begun in read_state(folder).is_open:
+    state = read_state(folder)
+    for begun in state.is_open:
         stored = Store(Path(job.results)).table("runs", [begun.run_id])
         item = job.items[begun.index]
         if len(stored):
             status, summary = str(stored["status"].iloc[0]), "its workers died after it was stored"
+        elif begun.index != state.focus:
+            Journal(folder).add({"event": "left", "index": begun.index, "run_id": begun.run_id})
+            continue
         else:
             diagnosis = diagnose(
                 nodes,

@@ -35,10 +35,7 @@ class PhaseWatch:
         self._num_seen = 0
 
     def new_phases(self) -> list[Phase]:
-        """Return the phases of `WORDS` that rank 0 has come to since the last call, and ALIGNS.
-
-        The clocks are aligned before the measured steps and after them.
-        """
+        """Return the phases of `WORDS` that rank 0 has come to since the last call."""
         try:  # it may be another than before
             file = self._path.stat().st_ino
             if self._file != file:
@@ -49,4 +46,4 @@ class PhaseWatch:
         if self._record is None:
             return []
         phases, self._num_seen = phases_since(self._record, self._num_seen)
-        return [phase for phase in phases if phase in WORDS or phase is Phase.ALIGNS]
+        return [phase for phase in phases if phase in WORDS]

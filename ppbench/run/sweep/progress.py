@@ -42,80 +42,91 @@ class Display:
     def case_begins(self, index: int) -> None: ...
     def phase_begins(self, phase: Phase) -> None: ...
     def step_ends(self, step: int, num_steps: int, tokens_per_s: float, step_s: float) -> None: ...
+    def turn_ends(
+        self, index: int, turn: int, num_turns: int, tokens_per_s: float, step_s: float
+    ) -> None: ...
     def case_ends(self, index: int, status: str, run_id: str, summary: str) -> None: ...
     def end(self) -> None: ...
 
 
 class Estimate:
-    """Estimates the time left: the steps of each run to come, and the time around the steps.
+    """Estimates the time left: the runs to open, the turns to come, and the runs to close.
 
-    A step's time is taken from the runs of its kind so far: runs with sequences of one length, or
-    runs over the same data with the same limit to lengths that vary. Only within a kind is a step's
-    time proportional to its tokens: sequences of varying length are mostly far shorter than the
-    limit. The time around the steps is the mean of the finished runs.
+    Opening and closing a run takes the mean of those so far. A turn takes the run's own step time
+    for each of its steps. A run that has not shown one has that of its kind, in proportion to its
+    tokens: runs with sequences of one length, or runs over the same data with the same limit to
+    lengths that vary. Sequences of varying length are mostly far shorter than the limit.
     """
 
     def __init__(self, items: list[PlannedRun], now: Callable[[], float] = time.monotonic) -> None:
         self._items, self._now = items, now
-        self._to_come = set(range(len(items)))
-        self._current: int | None = None
-        self._began_at = now()
-        self._share_done = 0.0
-        self._steps: dict[int, tuple[float, int]] = {}  # by run: seconds of its steps, their number
-        self._around: list[float] = []  # each finished run's time without its steps
+        self._to_open, self._to_close = set(range(len(items))), set(range(len(items)))
+        self._opened_s: list[float] = []
+        self._closed_s: list[float] = []
+        self._step_s: dict[int, float] = {}  # of each run that has shown one
+        self._turns_done: dict[int, int] = {}
+        self._current: int | None = None  # the run that is being opened
+        self._since = now()  # the last begin, turn or end
 
     def begin(self, index: int) -> None:
-        """Begin a run; the one before it has ended or will be begun again."""
-        self._current, self._share_done, self._began_at = index, 0.0, self._now()
-        self._steps.pop(index, None)
-
-    def step(self, step: int, num_steps: int, step_s: float) -> None:
-        """Count a step of the current run, and the seconds that it took."""
+        """Begin to open a run; what was open before and has not ended begins anew."""
+        took_s = self._passed_s()
         if self._current is not None:
-            seconds, count = self._steps.get(self._current, (0.0, 0))
-            self._steps[self._current] = (seconds + step_s, count + 1)
-            self._share_done = step / num_steps
+            self._opened_s.append(took_s)
+        self._current = index
+        self._to_open.discard(index)
+        self._turns_done.pop(index, None)
+
+    def step(self, step_s: float) -> None:
+        """Note the seconds of a warm-up step of the run that is being opened."""
+        if self._current is not None:
+            self._step_s[self._current] = step_s
+
+    def turn(self, index: int, turn: int, step_s: float) -> None:
+        """Note that a run has had its turn with this number, and the seconds of its steps."""
+        took_s = self._passed_s()
+        if self._current is not None:
+            steps_s = step_s * (1 + self._items[index].measure.turns[turn])
+            self._opened_s.append(max(took_s - steps_s, 0.0))
+            self._current = None
+        self._step_s[index], self._turns_done[index] = step_s, turn + 1
 
     def finish(self, index: int) -> None:
         """End a run, whatever its status."""
-        steps_s, _ = self._steps.get(index, (0.0, 0))
-        if index == self._current:
-            self._around.append(max(self._now() - self._began_at - steps_s, 0.0))
-        self._to_come.discard(index)
+        took_s = self._passed_s()
+        (self._closed_s if self._current is None else self._opened_s).append(took_s)
         self._current = None
+        self._to_open.discard(index)
+        self._to_close.discard(index)
 
     def seconds_left(self) -> tuple[float | None, bool]:
         """Return the seconds left, None if unknown; and whether runs of an unseen kind are left."""
         by_kind: dict[tuple[object, ...], list[float]] = {}  # seconds of a step per token
-        for index, (seconds, count) in self._steps.items():
+        for index, step_s in self._step_s.items():
             item = self._items[index]
-            rate = seconds / count / item.case.max_tokens_per_step
-            by_kind.setdefault(_kind(item), []).append(rate)
-        known: dict[int, float | None] = {}  # of all steps of a run: by its own, else by its kind's
-        for index in self._to_come:
-            item, known[index] = self._items[index], None
-            if index in self._steps:
-                seconds, count = self._steps[index]
-                known[index] = seconds / count * _num_steps(item)
-            elif rates := by_kind.get(_kind(item)):
-                tokens = item.case.max_tokens_per_step * _num_steps(item)
-                known[index] = statistics.fmean(rates) * tokens
-        if all(seconds is None for seconds in known.values()) and known:
+            by_kind.setdefault(_kind(item), []).append(step_s / item.case.max_tokens_per_step)
+        known: dict[int, float | None] = {}  # seconds of the turns to come
+        for index in self._to_close:
+            item, of_own = self._items[index], self._step_s.get(index)
+            left = item.measure.turns[self._turns_done.get(index, 0) :]
+            if of_own is None and (rates := by_kind.get(_kind(item))):
+                of_own = statistics.fmean(rates) * item.case.max_tokens_per_step
+            known[index] = None if of_own is None else of_own * sum(1 + num for num in left)
+        if known and all(seconds is None for seconds in known.values()):
             return None, True
-        around = statistics.mean(self._around) if self._around else 0.0
-        total = 0.0
-        for index, steps_s in known.items():
-            if index == self._current:
-                passed_s = self._now() - self._began_at - self._steps.get(index, (0.0, 0))[0]
-                total += (steps_s or 0.0) * (1 - self._share_done) + max(around - passed_s, 0.0)
-            else:
-                total += (steps_s or 0.0) + around
+        to_open_s, to_close_s = (
+            statistics.mean(took) if took else 0.0 for took in (self._opened_s, self._closed_s)
+        )
+        total = sum(seconds or 0.0 for seconds in known.values())
+        total += len(self._to_open) * to_open_s + len(self._to_close) * to_close_s
+        if self._current is not None:
+            total += max(to_open_s - (self._now() - self._since), 0.0)
         return total, None in known.values()
 
-
-def _num_steps(item: PlannedRun) -> int:
-    """Return the number of steps of a run that report their progress."""
-    return item.measure.warmup_steps + item.measure.steps
+    def _passed_s(self) -> float:
+        now = self._now()
+        passed_s, self._since = now - self._since, now
+        return passed_s
 
 
 def _kind(item: PlannedRun) -> tuple[object, ...]:
@@ -131,7 +142,9 @@ def describe(item: PlannedRun, axes: tuple[str, ...]) -> str:
     settings = {**item.case.settings(), **item.measure.settings()}
     usual = ("schedule", "world_size", *(("replicas",) if item.case.replicas > 1 else ()))
     words = [axis_text(axis, settings[axis]) for axis in axes or usual]
-    if item.measure.launches > 1:
+    if item.measure.budget:
+        words.append(f"launch {item.launch + 1}")
+    elif item.measure.launches > 1:
         words.append(f"launch {item.launch} (0 to {item.measure.launches - 1})")
     return ", ".join(words)
 
@@ -145,8 +158,18 @@ def time_left(estimate: Estimate) -> str:
     return f"{clock} or more left" if has_more else f"{clock} left"
 
 
+def warm_up_text(step: int, num_steps: int) -> str:
+    """Name what follows a warm-up step; there may be more of them than were asked for."""
+    return f"warm-up, step {step + 1}" if step < num_steps else f"after {step} steps of warm-up"
+
+
+def turn_text(turn: int, num_turns: int, case: str, tokens_per_s: float) -> str:
+    """Name the turn that a case has had, and its speed."""
+    return f"round {turn + 1} of {num_turns}: {case}, {tokens_per_s:,.0f} tokens/s"
+
+
 class _ConsoleDisplay(Display):
-    """A display that names cases and what is done in them, and estimates the time left."""
+    """A display that names cases, and estimates the time left."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -156,33 +179,14 @@ class _ConsoleDisplay(Display):
 
     def begin(self, items: list[PlannedRun], axes: tuple[str, ...]) -> None:
         self._items, self._axes, self._estimate = items, axes, Estimate(items)
-        self._current, self._is_warm = -1, False
+        self._current = -1
 
     def case_begins(self, index: int) -> None:
-        self._current, self._is_warm = index, False
+        self._current = index
         self._estimate.begin(index)
 
     def _case(self, index: int) -> str:
         return describe(self._items[index], self._axes)
-
-    def _in_phase(self, phase: Phase) -> str:
-        """Name what is done in a phase; empty if it says nothing new."""
-        if phase is not Phase.ALIGNS:
-            return WORDS[phase]
-        if self._is_warm:  # after the measured steps the clocks are aligned again
-            return ""
-        self._is_warm = True
-        return f"measured step 1 of {self._items[self._current].measure.steps}"
-
-    def _after(self, step: int, num_steps: int) -> str:
-        """Name the step that follows the one that has just ended."""
-        num_measured = self._items[self._current].measure.steps
-        num_done = step - num_steps + num_measured  # of the measured ones, once it is warm
-        if step >= num_steps:
-            return "memory step"
-        if self._is_warm or num_done > 1:  # 1 may be a warm-up step beyond those asked for
-            return f"measured step {num_done + 1} of {num_measured}"
-        return f"warm-up, step {step + 1}"
 
 
 class PlainDisplay(_ConsoleDisplay):
@@ -207,17 +211,25 @@ class PlainDisplay(_ConsoleDisplay):
         self._pulse.doing("building")
 
     def phase_begins(self, phase: Phase) -> None:
-        if what := self._in_phase(phase):
-            self._pulse.doing(what)
+        self._pulse.doing(WORDS[phase])
 
     def step_ends(self, step: int, num_steps: int, tokens_per_s: float, step_s: float) -> None:
-        self._estimate.step(step, num_steps, step_s)
-        self._pulse.doing(f"{self._after(step, num_steps)}, {tokens_per_s:,.0f} tokens/s")
+        self._estimate.step(step_s)
+        self._pulse.doing(f"{warm_up_text(step, num_steps)}, {tokens_per_s:,.0f} tokens/s")
+        self._pulse.look()
+
+    def turn_ends(
+        self, index: int, turn: int, num_turns: int, tokens_per_s: float, step_s: float
+    ) -> None:
+        self._estimate.turn(index, turn, step_s)
+        text = turn_text(turn, num_turns, self._case(index), tokens_per_s)
+        self._pulse.doing(f"{text}, {time_left(self._estimate)}")
         self._pulse.look()
 
     def case_ends(self, index: int, status: str, run_id: str, summary: str) -> None:
         self._estimate.finish(index)
-        self._pulse.say(f"  {status}, {summary}, run {run_id}, {time_left(self._estimate)}")
+        text = f"{self._case(index)}: {status}, {summary}, run {run_id}"
+        self._pulse.say(f"  {text}, {time_left(self._estimate)}")
         self._pulse.doing("ending the run")
 
     def end(self) -> None:
@@ -247,12 +259,18 @@ class LiveDisplay(_ConsoleDisplay):
         self._show("building")
 
     def phase_begins(self, phase: Phase) -> None:
-        if what := self._in_phase(phase):
-            self._show(what)
+        self._show(WORDS[phase])
 
     def step_ends(self, step: int, num_steps: int, tokens_per_s: float, step_s: float) -> None:
-        self._estimate.step(step, num_steps, step_s)
-        self._show(f"{self._after(step, num_steps)}, {tokens_per_s:,.0f} tokens/s")
+        self._estimate.step(step_s)
+        self._show(f"{warm_up_text(step, num_steps)}, {tokens_per_s:,.0f} tokens/s")
+        self._bar.update(self._all, note=time_left(self._estimate))
+
+    def turn_ends(
+        self, index: int, turn: int, num_turns: int, tokens_per_s: float, step_s: float
+    ) -> None:
+        self._estimate.turn(index, turn, step_s)
+        self._update(turn_text(turn, num_turns, self._case(index), tokens_per_s))
         self._bar.update(self._all, note=time_left(self._estimate))
 
     def case_ends(self, index: int, status: str, run_id: str, summary: str) -> None:
@@ -264,7 +282,9 @@ class LiveDisplay(_ConsoleDisplay):
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _show(self, what: str) -> None:
-        text = f"{self._case(self._current)}: {what}" if self._current >= 0 else what
+        self._update(f"{self._case(self._current)}: {what}" if self._current >= 0 else what)
+
+    def _update(self, text: str) -> None:
         self._now.update(text=Text(printable(text), no_wrap=True, overflow="ellipsis"))
 
     def end(self) -> None:

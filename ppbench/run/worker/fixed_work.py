@@ -26,7 +26,6 @@ from torch import Tensor
 
 from engine.plan.action import Op
 from engine.run import device as devices
-from engine.run.memory import process_peak_bytes, reset_process_peak
 from ppbench.analysis.reference import ReferenceTimes
 from ppbench.config.case import Case
 from ppbench.config.programs import durations_of
@@ -56,8 +55,6 @@ class Reference:
         self._case, self._device, self._group, self._clock_ns = case, device, group, clock_ns
         self._places: list[tuple[int, ...]] = []
         self._cost_ns, self._steps_ns = 0, 0.0
-        self.process_peak_bytes: int | None = None
-        """The process's high-water mark without the reference, up to its last run."""
 
     def run(self, steps_ns: float) -> None:
         """Run it before or after the steps, which together take or took so long.
@@ -66,7 +63,7 @@ class Reference:
         ranks are here.
         """
         dist.barrier(self._group)
-        began_ns, peak_bytes = self._clock_ns(), process_peak_bytes()
+        began_ns = self._clock_ns()
         share = SHARE if self._places else SHARE / 2
         work = None
         with contextlib.suppress(torch.OutOfMemoryError):  # on a GPU without room there is none
@@ -87,9 +84,6 @@ class Reference:
             times_ns.append(self._clock_ns() - start_ns)
         del work  # with its tensors, which are no part of the next peak
         self._places.append(tuple(times_ns[num_cold:]))
-        if peak_bytes is not None:
-            self.process_peak_bytes = max(peak_bytes, self.process_peak_bytes or 0)
-            reset_process_peak()
         self._cost_ns += self._clock_ns() - began_ns
         self._steps_ns = steps_ns
 

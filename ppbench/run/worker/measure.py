@@ -1,10 +1,14 @@
-"""Measures one case, on one rank: warm-up, measured steps, and the node's samples meanwhile.
+"""An arm on one rank: a case that is alive, from its warm-up over its turns to its result.
 
-    warm-up | reference | clocks | measured steps | clocks | memory | reference | profile
-                                  [ node's samples ]
+    open    build | peak | warm-up | reference | clocks
+    turn    ranks meet | lead-in step, step, step, ... | ranks meet          once in each round
+                       [      node's samples           ]
+    close   clocks | memory | reference | profile | results to rank 0
 
-All ranks of the case run this together; only the measured steps are timed. One more step is for
-memory, and the reference (`fixed_work`) shows whether the machine was disturbed.
+Other arms take their turns in between. Steps of a turn follow each other as in a training loop: no
+barrier and no report comes between them. The lead-in is not measured: what follows it does not
+begin after a pause. One more step is for memory, and the reference (`fixed_work`) shows whether the
+machine was disturbed.
 
 A profile is a kernel-level Chrome trace of a few steps under torch's profiler. It shows the kernels
 of each action, and slows the step down. So its steps are extra ones, and nothing else is measured
@@ -30,12 +34,11 @@ from engine.plan.spans import COLUMNS, Span
 from engine.run import device as devices
 from engine.run.alignment import align, measure_offset
 from engine.run.heap import give_back_freed_memory
-from engine.run.memory import reset_process_peak
+from engine.run.memory import process_peak_bytes, reset_process_peak
 from engine.run.precision import float32_precision
 from engine.run.recording import Recording
 from engine.trainer import StepResult
 from ppbench.analysis.transfers import Receive
-from ppbench.config.case import Measure
 from ppbench.run.job import PlannedRun
 from ppbench.run.machine.environment import ON_GPUS
 from ppbench.run.records import LOSS, CaseResult, NotFinite, RankResult
@@ -47,178 +50,203 @@ from ppbench.run.worker.node import Node, Window
 from ppbench.statistics.step_times import has_settled
 
 OnStep = Callable[[int, int, float, float], None]
-"""Called after each step with the steps done, all steps, its tokens per second and its seconds."""
+"""Called after each warm-up step: steps done, steps to do, its tokens per second, its seconds."""
 
 
-def measure(
-    item: PlannedRun, member: RankContext, node: Node, on_step: OnStep, profiles: Path
-) -> CaseResult | None:
-    """Run the case; return its result on rank 0. Profiles, if any, are written to a folder."""
-    runtime, flight = member.runtime, member.flight
-    flight.enter(Phase.VERIFIES)
-    expected_loss = None
-    if dist.get_rank() == 0 and has_known_first_loss(member.case):
-        expected_loss = unsplit_loss(member.config, member.fabric.device)
-    member.wait()  # ranks that share cores measure their peaks together
-    flight.enter(Phase.PEAK)
-    peak = runtime.peak()
-    release_memory()
-    reset_process_peak()
-    steps = _Steps(member, item.measure, on_step)
-    steps.warm_up()
-    reference = Reference(member.case, member.fabric.device, member.group)
-    flight.enter(Phase.REFERENCE)
-    # The measured steps are expected to take as long as the last warm-up step.
-    reference.run(item.measure.steps * (steps.warmup_ns[-1] if steps.warmup_ns else 0))
-    flight.enter(Phase.ALIGNS)
-    before = measure_offset(member.fabric, member.ranks)
-    window = steps.measure(node)
-    flight.enter(Phase.ALIGNS)
-    alignment = align(before, measure_offset(member.fabric, member.ranks))
-    summary = node.summary(window, member.fabric.device, member.places)
-    flight.enter(Phase.MEMORY)
-    memory = runtime.measure_memory(steps.num_done)
-    memory_facts: dict[str, object] = {  # null where nothing is allocated
-        "peak_memory_bytes": None,
-        "predicted_peak_memory_bytes": None,
-    }
-    if memory is not None:
-        # The second is the process's high-water mark before it was last reset.
-        marks = (memory.process_peak_bytes, reference.process_peak_bytes)
-        memory_facts = {
-            "peak_memory_bytes": memory.peak_bytes,
-            "predicted_peak_memory_bytes": memory.predicted_peak_bytes,
-            "active_bytes": memory.active_bytes,
-            "reserved_bytes": memory.reserved_bytes,
-            "in_flight_bytes": memory.in_flight_bytes,
-            "outside_bytes": memory.outside_bytes,
-            "process_peak_bytes": max((m for m in marks if m is not None), default=None),
-            **dataclasses.asdict(memory.at_peak),
-        }
-    rank_facts = {
-        **runtime.rank_facts(),
-        **memory_facts,
-        **clock_facts(dist.get_rank(), alignment, steps.clock_error_ns),
-        **dataclasses.asdict(summary),
-        "peak_held_microbatches": runtime.peak_held,
-        "hostname": platform.node(),
-        "cores": None if member.cores is None else json.dumps(member.cores),
-    }
-    samples = [
-        {**row, "time_ns": alignment.to_rank_0(int(str(row["time_ns"])))}
-        for row in node.rows(window)
-    ]
-    spans = alignment.apply(steps.spans)
-    levels = [] if memory is None else memory.timeline
-    flight.enter(Phase.REFERENCE_AGAIN)
-    reference.run(window.end_ns - window.begin_ns)
-    ours = RankResult(
-        {**rank_facts, "reference_times_ns": json.dumps(reference.times().times_ns)},
-        {name: [span[i] for span in spans] for i, name in enumerate(COLUMNS)},
-        steps.losses,
-        steps.num_tokens,
-        samples,
-        summary,
-        [(alignment.to_rank_0(time_ns), num_bytes) for time_ns, num_bytes in levels],
-        peak,
-        early=steps.early,
-        not_finite=steps.not_finite,
-        reference=reference.times(),
-    )
-    if item.measure.profile_steps:
-        flight.enter(Phase.PROFILES)
-        first = steps.num_done + 1  # after the step for memory
-        numbers = range(first, first + item.measure.profile_steps)
-        profile_steps(runtime, member.case.device, numbers, member.group, profiles)
-    runtime.close()
-    flight.enter(Phase.GATHERS)
-    gathered: list[RankResult | None] = [None] * len(member.ranks)
-    is_first = dist.get_rank() == 0
-    dist.gather_object(ours, gathered if is_first else None, dst=0, group=member.group)
-    if not is_first:
-        return None
-    results = [result for result in gathered if result is not None]
-    flops = runtime.flop_facts()
-    precision = None if member.case.is_emulated else float32_precision()
-    facts = {**runtime.run_facts(), "float32_precision": precision}
-    done = (results, facts, steps.warmup_ns, flops, runtime.lowered, expected_loss)
-    return CaseResult(*done, member.places)
+class Arm:
+    """A case on one of its ranks; all of them call each method together."""
 
-
-class _Steps:
-    """Runs a case's steps and keeps their results; all ranks of the case run in lockstep."""
-
-    def __init__(self, member: RankContext, plan: Measure, on_step: OnStep) -> None:
-        self._member, self._plan, self._on_step = member, plan, on_step
+    def __init__(
+        self,
+        item: PlannedRun,
+        member: RankContext,
+        node: Node,
+        on_step: OnStep,
+        others_bytes: int | None,
+    ) -> None:
+        """`others_bytes` is the memory of this process that its other arms hold, if it is known."""
+        self.item, self.member = item, member
+        self._node, self._on_step, self._plan = node, on_step, item.measure
         self._replica, self._rank = divmod(dist.get_rank(), member.case.world_size)
         self._which = (self._replica,) if self._replica else ()  # of a receive
-        self.warmup_ns: list[int] = []
-        self.spans: list[Span] = []  # of the measured steps
-        self.early: set[Receive] = set()  # of those
-        self.clock_error_ns = 0  # of the device's clock on the host's, in those
-        self.losses: list[float | None] = []
-        self.not_finite: NotFinite | None = None
-        self.num_tokens: list[int] = []
+        self._others_bytes = others_bytes
+        self._windows: list[Window] = []
+        self._spans: list[Span] = []  # of the turns' steps
+        self._early: set[Receive] = set()  # of those
+        self._lead_ins: list[int] = []  # the first step of each turn, which is not measured
+        self._round_of: dict[int, int] = {}  # of each measured step
+        self._clock_error_ns = 0  # of the device's clock on the host's, in the turns
+        self._losses: list[float | None] = []
+        self._num_tokens: list[int] = []
+        self._not_finite: NotFinite | None = None
+        self._warmup_ns: list[int] = []
+
+    def open(self) -> None:
+        """Warm up; the arm can take its turns then."""
+        member, flight = self.member, self.member.flight
+        flight.enter(Phase.VERIFIES)
+        self._expected_loss = None
+        if dist.get_rank() == 0 and has_known_first_loss(member.case):
+            self._expected_loss = unsplit_loss(member.config, member.fabric.device)
+        member.wait()  # ranks that share cores measure their peaks together
+        flight.enter(Phase.PEAK)
+        self._peak = member.runtime.peak()
+        release_memory()
+        reset_process_peak()
+        self._warm_up()
+        peak_bytes, others_bytes = process_peak_bytes(), self._others_bytes
+        self._process_peak_bytes: int | None = None
+        if peak_bytes is not None and others_bytes is not None:
+            self._process_peak_bytes = peak_bytes - others_bytes
+        self._reference = Reference(member.case, member.fabric.device, member.group)
+        flight.enter(Phase.REFERENCE)
+        # The measured steps are expected to take as long as the last warm-up step.
+        self._reference.run(self._plan.steps * (self._warmup_ns[-1] if self._warmup_ns else 0))
+        flight.enter(Phase.ALIGNS)
+        self._offset = measure_offset(member.fabric, member.ranks)
+
+    def turn(self, round_index: int, num_steps: int) -> tuple[float, float]:
+        """Run a lead-in and so many steps after it, one right after the other.
+
+        Returns the seconds of a step and its tokens per second, as this rank saw them.
+        """
+        member, first = self.member, self._num_done
+        self._lead_ins.append(first)
+        self._round_of |= dict.fromkeys(range(first + 1, first + 1 + num_steps), round_index)
+        self._windows.append(self._node.begin())
+        member.wait()
+        began_ns = time.monotonic_ns()
+        results = [self._step() for _ in range(1 + num_steps)]
+        step_s = (time.monotonic_ns() - began_ns) / len(results) / 1e9
+        self._node.end(self._windows[-1])
+        member.wait()
+        for number, result in enumerate(results, first):
+            self._spans += result.spans
+            self._early |= {(number, *action, *self._which) for action in result.early}
+        self._clock_error_ns = max(self._clock_error_ns, member.fabric.clock.error_ns)
+        self._look(has_weights=True)
+        return step_s, results[-1].num_tokens / step_s
+
+    def close(self, profiles: Path) -> CaseResult | None:
+        """Free the arm; return its result on rank 0. Profiles, if any, are written to a folder."""
+        member, flight, runtime = self.member, self.member.flight, self.member.runtime
+        flight.enter(Phase.ALIGNS)
+        alignment = align(self._offset, measure_offset(member.fabric, member.ranks))
+        summary = self._node.summary(self._windows, member.fabric.device, member.places)
+        flight.enter(Phase.MEMORY)
+        memory = runtime.measure_memory(self._num_done)
+        memory_facts: dict[str, object] = {  # null where nothing is allocated
+            "peak_memory_bytes": None,
+            "predicted_peak_memory_bytes": None,
+        }
+        if memory is not None:
+            memory_facts = {
+                "peak_memory_bytes": memory.peak_bytes,
+                "predicted_peak_memory_bytes": memory.predicted_peak_bytes,
+                "active_bytes": memory.active_bytes,
+                "reserved_bytes": memory.reserved_bytes,
+                "in_flight_bytes": memory.in_flight_bytes,
+                "outside_bytes": memory.outside_bytes,
+                "process_peak_bytes": self._process_peak_bytes,
+                **dataclasses.asdict(memory.at_peak),
+            }
+        rank_facts = {
+            **runtime.rank_facts(),
+            **memory_facts,
+            **clock_facts(dist.get_rank(), alignment, self._clock_error_ns),
+            **dataclasses.asdict(summary),
+            "peak_held_microbatches": runtime.peak_held,
+            "hostname": platform.node(),
+            "cores": None if member.cores is None else json.dumps(member.cores),
+        }
+        samples = [
+            {**row, "time_ns": alignment.to_rank_0(int(str(row["time_ns"])))}
+            for row in self._node.rows(self._windows)
+        ]
+        spans = alignment.apply(self._spans)
+        levels = [] if memory is None else memory.timeline
+        flight.enter(Phase.REFERENCE_AGAIN)
+        self._reference.run(sum(window.end_ns - window.begin_ns for window in self._windows))
+        reference = self._reference.times()
+        ours = RankResult(
+            {**rank_facts, "reference_times_ns": json.dumps(reference.times_ns)},
+            {name: [span[i] for span in spans] for i, name in enumerate(COLUMNS)},
+            self._losses,
+            self._num_tokens,
+            samples,
+            summary,
+            [(alignment.to_rank_0(time_ns), num_bytes) for time_ns, num_bytes in levels],
+            self._peak,
+            early=self._early,
+            not_finite=self._not_finite,
+            reference=reference,
+            lead_ins=self._lead_ins,
+            round_of=self._round_of,
+        )
+        if self._plan.profile_steps:
+            flight.enter(Phase.PROFILES)
+            first = self._num_done + 1  # after the step for memory
+            numbers = range(first, first + self._plan.profile_steps)
+            profile_steps(runtime, member.case.device, numbers, member.group, profiles)
+        runtime.close()
+        flight.enter(Phase.GATHERS)
+        gathered: list[RankResult | None] = [None] * len(member.ranks)
+        is_first = dist.get_rank() == 0
+        dist.gather_object(ours, gathered if is_first else None, dst=0, group=member.group)
+        if not is_first:
+            return None
+        results = [result for result in gathered if result is not None]
+        flops = runtime.flop_facts()
+        precision = None if member.case.is_emulated else float32_precision()
+        facts = {**runtime.run_facts(), "float32_precision": precision}
+        done = (results, facts, self._warmup_ns, flops, runtime.lowered, self._expected_loss)
+        return CaseResult(*done, member.places)
 
     @property
-    def num_done(self) -> int:
-        return len(self.losses)
+    def _num_done(self) -> int:
+        return len(self._losses)
 
-    def warm_up(self) -> None:
+    def _warm_up(self) -> None:
         """Run the warm-up steps, and more of them while they get faster, up to the bound."""
-        plan = self._plan
+        plan, member = self._plan, self.member
         while True:
-            if self.num_done >= plan.warmup_steps:
-                if not plan.has_adaptive_warmup or self.num_done >= plan.max_warmup_steps:
+            if self._num_done >= plan.warmup_steps:
+                if not plan.has_adaptive_warmup or self._num_done >= plan.max_warmup_steps:
                     return
-                goes_on = [not has_settled(self.warmup_ns)]  # rank 0 decides for all
-                dist.broadcast_object_list(goes_on, src=0, group=self._member.group)
+                goes_on = [not has_settled(self._warmup_ns)]  # rank 0 decides for all
+                dist.broadcast_object_list(goes_on, src=0, group=member.group)
                 if not goes_on[0]:
                     return
+            member.wait()
             began_ns = time.monotonic_ns()
             result = self._step()
-            self._member.wait()
-            self.warmup_ns.append(time.monotonic_ns() - began_ns)
-            self._look(result)
-
-    def measure(self, node: Node) -> Window:
-        """Run the measured steps; return their window. Blocks until all ranks have run them."""
-        clock = self._member.fabric.clock
-        window = node.begin()
-        for _ in range(self._plan.steps):
-            number, result = self.num_done, self._step()
-            self._look(result)
-            self.spans += result.spans
-            self.early |= {(number, *action, *self._which) for action in result.early}
-            self.clock_error_ns = max(self.clock_error_ns, clock.error_ns)
-        node.end(window)
-        self._member.wait()
-        self._look(result, has_weights=True)
-        return window
-
-    def _look(self, result: StepResult, *, has_weights: bool = False) -> None:
-        """Note the first step in which a value of this rank is not finite; called between steps."""
-        if self.not_finite is not None:
-            return
-        what = None
-        if result.loss is not None and not math.isfinite(result.loss):
-            what = LOSS
-        elif isinstance(self._member.runtime, Inspected):
-            what = self._member.runtime.find_not_finite(has_weights=has_weights)
-        if what is not None:
-            where = f" of replica {self._replica}" if self._replica else ""
-            self.not_finite = NotFinite(self.num_done - 1, self._rank, f"{what}{where}")
+            member.wait()
+            self._warmup_ns.append(time.monotonic_ns() - began_ns)
+            self._look()
+            step_s = self._warmup_ns[-1] / 1e9
+            total = max(plan.warmup_steps, self._num_done)
+            self._on_step(self._num_done, total, result.num_tokens / step_s, step_s)
 
     def _step(self) -> StepResult:
-        self._member.wait()
-        result = self._member.runtime.step(self.num_done)
-        self.losses.append(result.loss)
-        self.num_tokens.append(result.num_tokens)
-        ends_ns, starts_ns = ([s.end_ns for s in result.spans], [s.start_ns for s in result.spans])
-        duration_s = (max(ends_ns) - min(starts_ns)) / 1e9
-        total = max(self._plan.warmup_steps, len(self.warmup_ns)) + self._plan.steps
-        self._on_step(self.num_done, total, result.num_tokens / duration_s, duration_s)
+        result = self.member.runtime.step(self._num_done)
+        self._losses.append(result.loss)
+        self._num_tokens.append(result.num_tokens)
         return result
+
+    def _look(self, *, has_weights: bool = False) -> None:
+        """Note the first step in which a value of this rank is not finite; called between turns."""
+        if self._not_finite is not None:
+            return
+        what, step = None, self._num_done - 1
+        losses = enumerate(self._losses)
+        bad = next((at for at, x in losses if x is not None and not math.isfinite(x)), None)
+        if bad is not None:
+            what, step = LOSS, bad
+        elif isinstance(self.member.runtime, Inspected):
+            what = self.member.runtime.find_not_finite(has_weights=has_weights)
+        if what is not None:
+            where = f" of replica {self._replica}" if self._replica else ""
+            self._not_finite = NotFinite(step, self._rank, f"{what}{where}")
 
 
 def release_memory() -> None:

@@ -82,24 +82,27 @@ class Node:
         if self._sampler is not None:
             self._sampler.sample()
 
-    def summary(self, window: Window, device: torch.device, places: Sequence[Place]) -> Summary:
-        """Summarize the node during the window, and this rank's GPU if it computes on one.
+    def summary(
+        self, windows: Sequence[Window], device: torch.device, places: Sequence[Place]
+    ) -> Summary:
+        """Summarize the node during the windows, and this rank's GPU if it computes on one.
 
         `places` are those of the case's ranks, which may share the GPU.
         """
         own = self.places[dist.get_rank()].device if is_accelerator(device) else ""
         num_sharing = ranks_on_devices(places).get(own, 1)
-        times = window.begin_ns, window.end_ns
-        return summarize(self._read(window), *times, own or None, num_sharing)
+        ends = [(window.begin_ns, window.end_ns) for window in windows]
+        return summarize(self._read(windows), ends, own or None, num_sharing)
 
-    def rows(self, window: Window) -> list[Figures]:
-        """Return the window's samples, from one rank per node."""
+    def rows(self, windows: Sequence[Window]) -> list[Figures]:
+        """Return the samples of the windows, from one rank per node."""
         if self._sampler is None:
             return []
-        return sample_rows(self._read(window), window.begin_ns, window.end_ns)
+        samples = self._read(windows)
+        return [row for w in windows for row in sample_rows(samples, w.begin_ns, w.end_ns)]
 
-    def _read(self, window: Window) -> list[Sample]:
-        return read_samples(self._path, window.begin_ns, window.end_ns)
+    def _read(self, windows: Sequence[Window]) -> list[Sample]:
+        return read_samples(self._path, windows[0].begin_ns, windows[-1].end_ns)
 
     def close(self) -> None:
         if self._sampler is not None:

@@ -1,14 +1,19 @@
-"""This rank's place: its machine, and its accelerator if the launch computes on any."""
+"""This rank's place: its machine, its accelerator if the launch computes on any, its memory."""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
+import re
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 
 from engine import device_variables
 from engine.run import device as devices
+from engine.run.memory import process_peak_bytes
 from ppbench.config.case import Case
 from ppbench.run.machine.accelerators.devices import find
 from ppbench.run.machine.accelerators.nvidia import open_gpus
@@ -27,6 +32,26 @@ def own_device(kind: str) -> torch.device:
     if (problem := device_variables.refused(os.environ)) is not None:
         raise RefusalError(problem)
     return devices.of_local_rank(int(os.environ["LOCAL_RANK"]), kind)
+
+
+def most_used_bytes(device: torch.device) -> int:
+    """Return the most that this process has used since the last reset, or that is used of a device.
+
+    0 where the system does not tell.
+    """
+    if devices.is_accelerator(device):
+        return devices.used_bytes(device)
+    return process_peak_bytes() or 0
+
+
+def left_bytes(device: torch.device) -> float:
+    """Return this rank's part of the memory that is left; infinite where it is not known."""
+    if devices.is_accelerator(device):
+        return devices.free_bytes(device)
+    with contextlib.suppress(OSError):
+        if match := re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text()):
+            return int(match[1]) * 1024 / int(os.environ["LOCAL_WORLD_SIZE"])
+    return math.inf
 
 
 def own_place(cases: Iterable[Case]) -> Place:

@@ -3,9 +3,15 @@
     python -m ppbench.run.launch.agent ... ppbench.run.worker JOB.json     for a controller
     torchrun ... -m ppbench.run.worker SWEEP.toml [OPTIONS]                without one
 
+Cases are alive together, as many as fit into memory, and take turns. What does not fit comes in a
+further group, which shares the first case with the one before:
+
+    group 1   open A, B, C | round 0: A B C | round 1: C B A | ... | close B, C
+    group 2   open D       | round k: A D   | ...                  | close D, A
+
 A case with fewer ranks than the launch uses the first ones; the others wait. A rank that fails
 writes its error to its node's folder and dies; the agent restarts all workers, rank 0 makes a row
-of their files, and the next case begins.
+of their files for the case whose turn it was, and the others begin anew.
 """
 
 from __future__ import annotations
@@ -21,6 +27,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -37,6 +44,7 @@ from engine.plan.rules import ProgramError
 from engine.plan.schedules.registry import ScheduleError
 from engine.run.clock import clock_for
 from engine.run.heap import keep_freed_memory
+from engine.run.memory import process_peak_bytes, reset_process_peak
 from engine.run.p2p.channel import TransferError
 from engine.run.p2p.fabric import Fabric
 from engine.run.precision import force_ieee
@@ -45,6 +53,7 @@ from ppbench.config.case import Case
 from ppbench.config.programs import check_file_unchanged, program_of
 from ppbench.errors import PpbenchError, StoreError, UsageError, chain_of, led_to
 from ppbench.files import Lock
+from ppbench.run.conductor import VARIABLE, Conducted
 from ppbench.run.failures.evidence import (
     PEER_LOST,
     STORE_FAILED,
@@ -60,6 +69,8 @@ from ppbench.run.job import (
     EventName,
     Job,
     Journal,
+    PlannedRun,
+    is_asked_to_stop,
     keep_program,
     note_node_folders,
     read_job,
@@ -71,6 +82,7 @@ from ppbench.run.machine.environment import ON_GPUS
 from ppbench.run.machine.node_folder import node_folder_of_rank, remove_node_folder
 from ppbench.run.machine.placement import needs_host_memory, on_cores
 from ppbench.run.records import write_result
+from ppbench.run.rounds import order_of
 from ppbench.run.runtimes.emulated import EmulatedRuntime
 from ppbench.run.runtimes.runtime import Factory, RankContext, RefusalError, trainer_config
 from ppbench.run.sweep.headless import Headless
@@ -78,15 +90,18 @@ from ppbench.run.sweep.open_runs import RUNNING, close_open_runs
 from ppbench.run.verification.exchange import FOLDER, VerificationError
 from ppbench.run.verification.losses import DisagreementError
 from ppbench.run.verification.ranks import Hands, Verifier
+from ppbench.run.verification.record import Verified
 from ppbench.run.worker.affinity import Cores
-from ppbench.run.worker.measure import measure, release_memory
+from ppbench.run.worker.measure import Arm, release_memory
 from ppbench.run.worker.node import Node
-from ppbench.run.worker.place import own_device, own_place
+from ppbench.run.worker.place import left_bytes, most_used_bytes, own_device, own_place
 from ppbench.run.worker.rendezvous import WAIT_FOREVER, join_other_ranks
 from ppbench.runtimes import ENGINE, load_factory
 from ppbench.store import Store, new_run_id
 
 NUM_SPARE = 8
+ROOM = 1.5
+"""Times the memory that the largest case so far needed, which must be left to open another."""
 _NO_MEMORY = (torch.OutOfMemoryError, MemoryError)
 _NO_MEMORY_WORDS = ("t allocate memory", "out of memory", "ALLOC_FAILED")
 """Words by which generic exceptions report a failed allocation."""
@@ -164,8 +179,7 @@ def take_part(job_file: Path, work: Callable[[Worker], None]) -> None:
 
 
 def _run_remaining(worker: Worker) -> None:
-    for index, attempt in worker.remaining():
-        worker.run_item(index, attempt)
+    worker.run(worker.remaining())
 
 
 def _work(
@@ -212,6 +226,25 @@ def _status_of(error: BaseException, message: str) -> str:
     return "invalid" if isinstance(error, _REFUSED) else "error"
 
 
+@dataclass
+class Open:
+    """A case that is alive, or was; a rank that has no part in it has no arm."""
+
+    item: PlannedRun
+    begun: Attempt
+    arm: Arm | None
+    verified: Verified
+    device: torch.device
+    is_whole: bool = True  # it has had, or will have, all its turns
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer of rank 0 to all ranks."""
+
+    value: int
+
+
 class Worker:
     """This rank, from the first case of a launch to the last."""
 
@@ -227,6 +260,9 @@ class Worker:
         self._fabrics: dict[tuple[str, bool], Fabric] = {}
         self._groups: dict[int, dist.ProcessGroup] = {}
         self._limit_s = 0.0  # of the case
+        self._most_needed = 0  # bytes, by any case of this launch
+        self._conducted = Conducted.from_environment() if self._rank == 0 else None
+        self._start = broadcast(self._new_start)
         self._cores = Cores()
         self._marker = Lock(folder / RUNNING)
         if self._rank == 0:
@@ -272,10 +308,63 @@ class Worker:
         dist.broadcast_object_list(left, src=0)
         return left[0]
 
-    def run_item(self, index: int, attempt: int) -> None:
-        """Make one run, from its beginning to its row. Collective."""
-        if self._rank == 0 and self.job.is_shown_first:
-            wait_until_shown(self._folder)
+    def run(self, left: Sequence[tuple[int, int]]) -> None:
+        """Make these runs, each an item and the number of its attempt, in groups. Collective."""
+        reset_process_peak()
+        first_bytes, next_round = process_peak_bytes(), 0
+        shared: Open | None = None
+        while left:
+            if self._rank == 0 and self.job.is_shown_first:
+                wait_until_shown(self._folder)
+            self._ask("open")
+            group = [] if shared is None else [shared]
+            num_before = len(group)
+            for index, attempt in left:
+                if len(group) > num_before and not self._has_room(group[-1].device):
+                    break
+                group.append(self._open(index, attempt, first_bytes))
+            left = left[len(group) - num_before :]
+            turns = [own.item.measure.turns for own in group]
+            num_rounds, is_stopped = max(map(len, turns)), False
+            for number in range(num_rounds):
+                asked = self._ask("round")
+                round_index = next_round + number if asked is None else asked
+                for place in order_of(len(group), number):
+                    if number < len(turns[place]):
+                        where = number, len(turns[place])
+                        self._turn(group[place], round_index, turns[place][number], where)
+                is_stopped = bool(broadcast(self._is_asked_to_stop).value)
+                if is_stopped and number < num_rounds - 1:
+                    for own in group:
+                        own.is_whole = False
+                    break
+            next_round += num_rounds
+            if is_stopped:
+                left = []
+            shared = group[0] if left else None
+            self._ask("close")
+            for own in group[1:] if left else group:
+                self._close(own)
+
+    def _new_start(self) -> str:
+        return new_run_id() if self._conducted is None else self._conducted.name
+
+    def _ask(self, wants: str) -> int | None:
+        """Wait for the turn of this set of processes; return its round, None if it is alone."""
+        if VARIABLE not in os.environ:
+            return None
+
+        def ask() -> Answer:
+            assert self._conducted is not None
+            return Answer(self._conducted.ask(wants))
+
+        return broadcast(ask).value
+
+    def _is_asked_to_stop(self) -> Answer:
+        return Answer(is_asked_to_stop(self._folder))
+
+    def _open(self, index: int, attempt: int, first_bytes: int | None) -> Open:
+        """Make a case alive, and warm it up."""
         item, begun = self.job.items[index], Attempt(index, broadcast(new_run_id), attempt)
         self._node.look_after()
         self.flight.begin_case(index, item.measure.timeout_s)
@@ -293,19 +382,68 @@ class Worker:
         hands = Hands(self.prepare, self._release, begin_clock)
         verified = self._verifier.verify(item.case, item.measure, hands)
         self._begin_clock(index, item.measure.timeout_s)
-        member = self.prepare(item.case)
+        reset_process_peak()
+        now_bytes = process_peak_bytes()
+        others_bytes: int | None = None
+        if now_bytes is not None and first_bytes is not None:
+            others_bytes = max(0, now_bytes - first_bytes)
+        device = own_device(item.case.device)
+        before_bytes = most_used_bytes(device)
+        member, arm = self.prepare(item.case), None
         if member is not None:
             if self._rank == 0 and member.config.program is not None:
                 keep_program(self._folder, index, member.config.program)
-            profiles = Store(Path(self.job.results)).profiles_of(begun.run_id)
-            result = measure(item, member, self._node, note_step, profiles)
+            arm = Arm(item, member, self._node, note_step, others_bytes)
+            arm.open()
+            self._most_needed = max(self._most_needed, most_used_bytes(device) - before_bytes)
+        self.end_case()
+        return Open(item, begun, arm, verified, device)
+
+    def _turn(self, own: Open, round_index: int, num_steps: int, where: tuple[int, int]) -> None:
+        """Let a case run some steps; `where` is the number of its turn, and how many it has."""
+        self._enter(own)
+        if own.arm is not None:
+            step_s, tokens_per_s = own.arm.turn(round_index, num_steps)
+            speed = {"tokens_per_s": tokens_per_s, "step_s": step_s}
+            turn, num_turns = where
+            self.note("turn", index=own.begun.index, turn=turn, num_turns=num_turns, **speed)
+        self._end_turn()
+
+    def _close(self, own: Open) -> None:
+        """Store a case's run, and free it."""
+        self._enter(own)
+        if own.arm is not None:
+            profiles = Store(Path(self.job.results)).profiles_of(own.begun.run_id)
+            result = own.arm.close(profiles)
+            own.arm = None
             if result is not None:
                 self.flight.enter(Phase.STORES)
-                result = dataclasses.replace(result, verified=verified)
-                tokens_per_s = write_result(self.job, item, begun, result)
-                details = {"status": "ok", "summary": f"{tokens_per_s:,.0f} tokens/s"}
-                self.note("row", index=index, run_id=begun.run_id, **details)
+                facts = {**result.facts, "process_start": self._start}
+                result = dataclasses.replace(result, facts=facts, verified=own.verified)
+                status = "ok" if own.is_whole else "interrupted"
+                tokens_per_s = write_result(self.job, own.item, own.begun, result, status)
+                details = {"status": status, "summary": f"{tokens_per_s:,.0f} tokens/s"}
+                index, run_id = own.begun.index, own.begun.run_id
+                self.note("row", index=index, run_id=run_id, **details)
         self.end_case()
+
+    def _enter(self, own: Open) -> None:
+        """Make a case the one that has its turn: its time limit, threads and cores."""
+        index, limit_s = own.begun.index, own.item.measure.timeout_s
+        self.note("focus", index=index)
+        self._begin_clock(index, limit_s)
+        torch.set_num_threads(own.item.case.launch_threads_per_rank)
+        if own.arm is not None:
+            own.arm.member.fabric.limit(limit_s)
+            if own.arm.member.cores is not None:
+                self._cores.bind(own.arm.member.cores)
+
+    def _has_room(self, device: torch.device) -> bool:
+        """Whether every rank has room for another case like the largest so far."""
+        has_room = left_bytes(device) > ROOM * self._most_needed
+        everyone = torch.tensor(int(has_room))
+        dist.all_reduce(everyone, dist.ReduceOp.MIN)
+        return bool(everyone)
 
     def _begin_clock(self, index: int, limit_s: float) -> None:
         """Let the case take so many seconds from now, and the devices' own transfers as many."""
@@ -322,7 +460,7 @@ class Worker:
     def prepare(self, case: Case) -> RankContext | None:
         """Build this rank's part of a case, None where it has none.
 
-        Collective: every rank of the launch calls it, and `end_case` after it.
+        Collective: every rank of the launch calls it, and waits for the others afterwards.
         """
         self.flight.enter(Phase.CONNECTS)
         if case.num_processes not in self._groups:  # of the first ranks, for control messages
@@ -369,8 +507,15 @@ class Worker:
         )
 
     def end_case(self) -> None:
-        """Wait for the ranks that ran the case."""
+        """Free what a case has left, and wait for the ranks that had a part in it."""
         self._release()
+        self.flight.end_case()
+
+    def _end_turn(self) -> None:
+        """Wait for the ranks that had a part in it."""
+        self._cores.release()
+        self.flight.enter(Phase.WAITS)
+        dist.barrier()
         self.flight.end_case()
 
     def _release(self) -> None:
@@ -382,6 +527,8 @@ class Worker:
 
     def close(self) -> None:
         """Free the communicators; end the sampler and the watchdog: there are no more cases."""
+        if self._conducted is not None:
+            self._conducted.close()
         for fabric in self._fabrics.values():
             fabric.close()
         self._node.close()

@@ -15,7 +15,7 @@ from engine.plan.spans import Lane, Span
 from ppbench.analysis.attribution import PHASES, REPLICA_PARTS, attribute, figures_of
 from ppbench.analysis.collectives import collective_figures, collectives
 from ppbench.analysis.job_times import times_of
-from ppbench.analysis.metrics import rank_figures, step_figures
+from ppbench.analysis.metrics import rank_figures, step_figures, windows
 from ppbench.analysis.transfers import edges, messages, waiting_ns
 from ppbench.analysis.waits import Cause, Spans, gaps, waits
 
@@ -77,7 +77,7 @@ def test_gather_reduce_and_a_slow_replica_are_each_named_within_a_tenth():
     spans, steps = measured((1, 1, FACTOR, 1))
     alike_ns = measured((mean,) * 4)[1].mean()
     free_ns = measured((mean,) * 4, 0, 0)[1].mean()
-    found = attribute(spans, lowered, steps)
+    found = attribute(spans, lowered, windows(spans, 4))
     parts = found.rows[list(REPLICA_PARTS)].mean()
     assert parts["collective_ns"] == pytest.approx(alike_ns - free_ns, rel=0.1)
     assert parts["skew_ns"] == pytest.approx(steps.mean() - alike_ns, rel=0.1)
@@ -91,7 +91,7 @@ def test_gather_reduce_and_a_slow_replica_are_each_named_within_a_tenth():
 
 def test_replicas_that_chance_alone_tells_apart_have_no_skew():
     spans = steps_of(lowered := lowered_of(DataParallel()), *truth((1, 1, 1)))
-    assert attribute(spans, lowered, step_ns_of(spans, 4)).rows["skew_ns"].abs().max() == 0
+    assert attribute(spans, lowered, windows(spans, 4)).rows["skew_ns"].abs().max() == 0
 
 
 @pytest.mark.parametrize("policy", [NoCollectives(), DataParallel(), Zero2(), Zero3()])
@@ -103,7 +103,8 @@ def test_parts_and_phases_of_random_spans_add_up_for_each_replica_rank_and_step(
     spans = steps_of(lowered, *times, 3)
     spans["end_ns"] += [drawn.randrange(50) for _ in range(len(spans))]  # overlaps: no model of it
     steps = step_ns_of(spans, 2)
-    found = attribute(spans, lowered, steps)
+    of_ranks = windows(spans, 2)
+    found = attribute(spans, lowered, of_ranks)
     compute = spans[spans["lane"] == "compute"]
     keys = ["step", "replica", "rank"]
     busy = (compute["end_ns"] - compute["start_ns"]).groupby([compute[key] for key in keys]).sum()
@@ -113,7 +114,7 @@ def test_parts_and_phases_of_random_spans_add_up_for_each_replica_rank_and_step(
     assert rows["idle_ns"].tolist() == idle.tolist()
     assert rows[list(REPLICA_PARTS)].sum(axis=1).tolist() == idle.tolist()
     assert rows[list(PHASES)].sum(axis=1).tolist() == idle.tolist()
-    shares = figures_of(found, spans, steps)
+    shares = figures_of(found, spans, of_ranks, steps)
     named = [shares[f"bubble_{part.removesuffix('_ns')}"] for part in REPLICA_PARTS]
     assert sum(named) == pytest.approx(shares["bubble_mean"])
 
@@ -141,7 +142,7 @@ def test_messages_are_matched_within_a_replica_and_figures_count_all_ranks():
     steps = step_figures(spans, 2, {0: 1})
     step_ns = steps["step_ns"].iloc[0]
     assert steps["bubble_fraction"].iloc[0] == pytest.approx(1 - 2 * 12_000 / (4 * step_ns))
-    ranks = rank_figures(spans, steps.set_index("step")["step_ns"], 2)
+    ranks = rank_figures(spans, windows(spans, 2))
     assert ranks["replica"].tolist() == [0, 0, 1, 1]
     assert ranks["compute_ns"].tolist() == [4000, 4000, 8000, 8000]
 
@@ -166,7 +167,7 @@ def test_a_step_begins_when_all_replicas_have_come_to_its_first_gather():
     program = from_csv("0UNSHARD,0F0,0B0,0REDUCE_GRAD,0RESHARD\n", "one")
     (measured,) = times_of(spans.assign(waiting_ns=0), program, 2).measured_ns
     assert measured == 30 * MS
-    found = attribute(spans, program, step_ns_of(spans, 1)).rows
+    found = attribute(spans, program, windows(spans, 1)).rows
     assert found["idle_ns"].tolist() == [9 * MS] * 2
     assert found["collective_ns"].tolist() == [8 * MS] * 2
     assert found["warmup_ns"].tolist() == [9 * MS] * 2

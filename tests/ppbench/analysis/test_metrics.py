@@ -11,17 +11,37 @@ from ppbench.analysis.metrics import (
     rank_figures,
     run_figures,
     step_figures,
+    windows,
 )
 from ppbench.errors import UsageError
 
 
-def test_a_step_lasts_from_the_first_start_to_the_last_end_and_the_optimizer_is_apart():
+def test_a_step_alone_lasts_from_its_first_start_to_its_last_end_and_the_makespan_leaves_out_opt():
     (step,) = step_figures(TWO_RANKS, world_size=2, tokens_of_step={5: 55}).to_dict("records")
     assert step["step"] == 5
-    assert step["step_ns"] == 590 - 100
+    assert step["makespan_ns"] == 590 - 100
     assert step["optimizer_ns"] == 50
-    assert step["step_with_optimizer_ns"] == 640 - 100
+    assert step["step_ns"] == 640 - 100
     assert step["tokens_per_s"] == 55 / (540 / 1e9)
+
+
+def test_a_step_of_a_training_lasts_from_the_end_of_the_one_before_it_on_each_rank():
+    """The second begins on rank 1 while rank 0 is still in the first: 540 alone, 500 in a row."""
+    second = TWO_RANKS.assign(step=6)
+    second[["start_ns", "end_ns"]] += 500
+    third = second.assign(step=7)
+    third[["start_ns", "end_ns"]] += 700
+    spans = pd.concat([TWO_RANKS, second, third], ignore_index=True)
+    spans.loc[(spans["step"] == 6) & (spans["rank"] == 0) & (spans["op"] == "F"), "start_ns"] += 60
+    found = windows(spans, 2).loc[[6, 7]]
+    assert (found["end_ns"] - found["begin_ns"]).tolist() == [500, 500, 700, 700]
+    steps = step_figures(spans, 2, {5: 1, 6: 1, 7: 1}).set_index("step")
+    assert steps["step_ns"].tolist() == [540, 500, 700]
+    assert steps["makespan_ns"].tolist() == [490, 490 - 60, 490]
+    busy = 450 - 60 + 70
+    assert steps["bubble_fraction"][6] == pytest.approx(1 - busy / (2 * 500))
+    alone = step_figures(spans, 2, {5: 1, 6: 1, 7: 1}, after_pause=[7]).set_index("step")
+    assert alone["step_ns"].tolist() == [540, 500, 540]
 
 
 def test_every_step_is_as_fast_as_its_own_tokens_make_it():
@@ -33,17 +53,17 @@ def test_every_step_is_as_fast_as_its_own_tokens_make_it():
 
 def test_the_three_bubbles_of_a_hand_written_step():
     (step,) = step_figures(TWO_RANKS, 2, {5: 1}).to_dict("records")
-    compute, capacity = 100 + 100 + 100 + 150, 2 * 490
-    assert step["bubble_fraction"] == pytest.approx(1 - compute / capacity)
-    assert step["bubble_idle_over_ideal"] == pytest.approx((capacity - compute) / compute)
+    compute, optimizer, capacity = 100 + 100 + 100 + 150, 20 + 50, 2 * 540
+    busy = compute + optimizer
+    assert step["bubble_fraction"] == pytest.approx(1 - busy / capacity)
+    assert step["bubble_idle_over_ideal"] == pytest.approx((capacity - busy) / busy)
     assert step["bubble_max_stage_span"] == pytest.approx(1 - compute / 2 / (590 - 100))
 
 
 def test_ranks_are_idle_for_what_they_do_not_compute():
-    steps = step_figures(TWO_RANKS, 2, {5: 1}).set_index("step")
-    ranks = rank_figures(TWO_RANKS, steps["step_ns"], world_size=3).to_dict("records")
+    ranks = rank_figures(TWO_RANKS, windows(TWO_RANKS, 3)).to_dict("records")
     assert [r["compute_ns"] for r in ranks] == [250, 200, 0]
-    assert [r["idle_fraction"] for r in ranks] == pytest.approx([1 - 250 / 490, 1 - 200 / 490, 1.0])
+    assert [r["idle_fraction"] for r in ranks] == pytest.approx([1 - 300 / 540, 1 - 220 / 540, 1.0])
 
 
 def simulated(name, p, m, costs, transfers):
@@ -58,21 +78,21 @@ def simulated(name, p, m, costs, transfers):
 def test_a_simulation_has_the_figures_of_its_spans(name, transfers):
     simulation = simulated(name, 4, 8, (12, 18, 6), transfers)
     (step,) = step_figures(pd.DataFrame(simulation.spans()), 4, {0: 1}).to_dict("records")
-    assert step["step_ns"] == simulation.makespan_ns
+    assert step["step_ns"] == step["makespan_ns"] == simulation.makespan_ns
     for figure in ("bubble_fraction", "bubble_idle_over_ideal", "bubble_max_stage_span"):
         assert step[figure] == pytest.approx(getattr(simulation, figure), abs=1e-12)
 
 
 def steps_of(*durations):
     figures = dict.fromkeys(
-        ("step_ns", "optimizer_ns", "bubble_fraction", "bubble_idle_over_ideal"), 1.0
+        ("makespan_ns", "optimizer_ns", "bubble_fraction", "bubble_idle_over_ideal"), 1.0
     )
     return pd.DataFrame(
         [
             {
                 **figures,
                 "step": number,
-                "step_with_optimizer_ns": duration,
+                "step_ns": duration,
                 "tokens_per_s": 1 / duration,
                 "bubble_max_stage_span": 0.5,
             }
@@ -83,7 +103,7 @@ def steps_of(*durations):
 
 def test_a_runs_figures_are_medians_and_one_slow_step_does_not_move_them():
     figures = run_figures(steps_of(10, 12, 11, 900, 11))
-    assert figures["step_with_optimizer_ns"] == 11
+    assert figures["step_ns"] == 11
     assert figures["step_relative_deviation"] == pytest.approx(1 / 11)
 
 

@@ -55,7 +55,7 @@ def test_the_parts_are_told_in_order_and_add_up():
     first, *_ = explain(run, ALIKE)
     assert first.endswith(
         "ranks were idle 28.0 % of the time: schedule 20.0, stage imbalance 5.0, exposed transfer "
-        "2.0, jitter 1.0, launch gaps 0.0."
+        "2.0, jitter 1.0, launch gaps 0.0, between steps 0.0."
     )
 
 
@@ -99,7 +99,9 @@ def test_a_bubble_that_is_the_schedules_alone_has_no_other_cause():
 
 def test_the_prediction_is_told_with_its_residual():
     *_, last = explain(run_with(structure=0.2), ALIKE)
-    assert "the step takes 330.0 ms; the measured steps were 2.1 % longer on average" in last
+    assert (
+        "a step alone takes 330.0 ms; the measured makespans were 2.1 % longer on average" in last
+    )
 
 
 def test_what_if_is_modelled_from_the_same_costs():

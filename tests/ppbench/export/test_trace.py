@@ -31,7 +31,7 @@ def results(tmp_path: Path) -> Path:
     timed.loc[timed["step"] == 2, "end_ns"] += 1  # no whole number of microseconds
     ranks = pd.DataFrame({"rank": [0, 1], "hostname": ['a "b"', "ü"], "device": ["cpu", "cuda:1"]})
     memory = pd.DataFrame({"rank": [0, 0, 1], "time_ns": [0, 7001, 5], "num_bytes": [10, 20, 30]})
-    ends = [{"step": n, "step_with_optimizer_ns": MS * (n if n < 3 else 0)} for n in (1, 2, 3)]
+    ends = [{"step": n, "step_ns": MS * (n if n < 3 else 0)} for n in (1, 2, 3)]
     tables = {"spans": timed, "ranks": ranks, "memory": memory, "steps": pd.DataFrame(ends)}
     store.write_run(run_row(1, Case()), tables)
     return tmp_path / "results"

@@ -180,7 +180,6 @@ def test_a_title_tells_the_step_it_shows_and_not_the_run(tmp_path) -> None:
         steps = pd.DataFrame(
             {
                 "step": n,
-                "step_with_optimizer_ns": n * MS,
                 "step_ns": n * MS,
                 "bubble_fraction": 0.1 * n,
             }

@@ -73,7 +73,7 @@ def test_what_the_partition_gave_to_each_stage_is_in_the_row(tmp_path):
 def test_where_the_idle_time_went_is_in_the_row_and_adds_up(tmp_path):
     run, _ = write(tmp_path, Case(**ALONE))
     parts = list(parts_of(run).values())
-    assert parts == pytest.approx([0, 0, 0, 0, 0.1])
+    assert parts == pytest.approx([0, 0, 0, 0, 0.1, 0])
     assert run["bubble_mean"] == pytest.approx(sum(parts))
     assert (run["modelled_step_ns"], run["op_costs_ns"]) == (900, '{"B": [500], "F": [400]}')
     assert run["model_residual"] == pytest.approx(1000 / 900 - 1)

@@ -126,11 +126,15 @@ THREE = 'device = "emulated"' + SWEEP.replace("steps = 3", "steps = 20") + "num_
 
 
 def begin_and_kill(cluster: Cluster, killed: int) -> subprocess.Popen[bytes]:
-    """A sweep of three cases, one of them done when a node fails; the other node's torchrun."""
+    """A sweep of three cases that take turns when a node fails; the other node's torchrun."""
     text = THREE.replace("world_size = 4", "world_size = 2").replace("\nsteps = 3", "\nsteps = 20")
     cluster.write_sweep(text + "[4, 5, 6]\n" + EMULATED)
     started = [cluster.start(node, 1) for node in cluster.nodes]
-    wait_until(lambda: len(Store(cluster.results).runs()) >= 1, cluster)
+    journals = cluster.results.glob
+    wait_until(
+        lambda: any('"turn"' in j.read_text() for j in journals("launches/*/journal.jsonl")),
+        cluster,
+    )
     cluster.nodes[killed].kill()
     started[killed].wait()
     return started[1 - killed]

@@ -84,7 +84,7 @@ def test_a_core_that_another_process_burns_is_other_load_and_is_own_load_under_t
             sampler.stop()
     found = {name: read_samples(tmp_path / name, begin_ns, end_ns) for name in samplers}
     load = {
-        name: summarize(samples, begin_ns, end_ns, None).other_load_cores
+        name: summarize(samples, [(begin_ns, end_ns)], None).other_load_cores
         for name, samples in found.items()
     }
     assert load["other"] > 0.5

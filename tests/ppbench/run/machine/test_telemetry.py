@@ -43,7 +43,7 @@ TWO_SECONDS = [
 
 
 def test_loads_and_energy_are_differences_over_the_window():
-    summary = summarize(TWO_SECONDS, 10 * S, 12 * S, None)
+    summary = summarize(TWO_SECONDS, [(10 * S, 12 * S)], None)
     assert summary == Summary(
         other_load_cores=(7 - 5) / 2,
         watched_cores=4,
@@ -57,7 +57,7 @@ def test_loads_and_energy_are_differences_over_the_window():
 
 
 def test_energy_is_of_the_window_even_if_the_samples_reach_beyond_it():
-    assert summarize(TWO_SECONDS, int(10.5 * S), int(11.5 * S), None).cpu_energy_j == 30
+    assert summarize(TWO_SECONDS, [(int(10.5 * S), int(11.5 * S))], None).cpu_energy_j == 30
 
 
 def test_a_short_window_takes_its_load_from_samples_before_it_and_says_so():
@@ -67,7 +67,7 @@ def test_a_short_window_takes_its_load_from_samples_before_it_and_says_so():
         counted(10.5),
         counted(10.6, busy=2, own=1),
     ]
-    summary = summarize(samples, int(10.5 * S), int(10.55 * S), None)
+    summary = summarize(samples, [(int(10.5 * S), int(10.55 * S))], None)
     assert summary.other_load_cores == pytest.approx(1 / 0.6)
     words = "CPU load is of the 0.60 s that end with a shorter window"
     assert summary.telemetry_note.startswith(words)
@@ -75,28 +75,28 @@ def test_a_short_window_takes_its_load_from_samples_before_it_and_says_so():
 
 def test_samples_of_long_before_do_not_lengthen_a_short_window():
     samples = [counted(4, busy=1), counted(10, busy=9), counted(10.25, busy=9.5)]
-    assert summarize(samples, 10 * S, int(10.25 * S), None).other_load_cores == 0.5 / 0.25
+    assert summarize(samples, [(10 * S, int(10.25 * S))], None).other_load_cores == 0.5 / 0.25
 
 
 def test_samples_too_close_together_tell_no_load():
     samples = [counted(10, busy=1), counted(10.05, busy=2)]
-    summary = summarize(samples, 10 * S, int(10.05 * S), None)
+    summary = summarize(samples, [(10 * S, int(10.05 * S))], None)
     assert (summary.other_load_cores, summary.cpu_mhz) == (None, 1000)
     assert "too close together" in summary.telemetry_note
 
 
 def test_without_samples_everything_is_none_and_the_note_says_why():
-    summary = summarize([], 0, S, "GPU-a")
+    summary = summarize([], [(0, S)], "GPU-a")
     assert set(dataclasses.astuple(summary)[:-1]) == {None}
     assert "did not run" in summary.telemetry_note
 
 
 def test_a_machine_that_tells_nothing_gives_none_and_its_reasons():
     samples = [sample(at, absent=NO_ENERGY | NO_DRIVER) for at in (10, 11)]
-    summary = summarize(samples, 10 * S, 11 * S, None)
+    summary = summarize(samples, [(10 * S, 11 * S)], None)
     note = "no CPU energy: not allowed; no NVIDIA driver: not found"
     assert summary == Summary(watched_cores=4, load_window_s=1, telemetry_note=note)
-    assert summarize(samples, 10 * S, 11 * S, "GPU-a").telemetry_note == note
+    assert summarize(samples, [(10 * S, 11 * S)], "GPU-a").telemetry_note == note
 
 
 def gpu(power, energy=None, **values):
@@ -120,7 +120,7 @@ def test_a_rank_has_the_figures_of_its_own_gpu():
             gpu(300, 1600, utilization=0.7, sm_mhz=1700, temperature_c=70, memory_used_bytes=8),
         ),
     )
-    summary = summarize(samples, 10 * S, 12 * S, "a")  # as torch writes it
+    summary = summarize(samples, [(10 * S, 12 * S)], "a")  # as torch writes it
     assert (summary.gpu_power_w, summary.gpu_energy_j) == (350, 600)
     assert (summary.gpu_utilization, summary.gpu_sm_mhz) == (pytest.approx(0.8), 1800)
     assert (summary.gpu_temperature_c, summary.gpu_memory_used_bytes) == (70, 9)
@@ -128,15 +128,15 @@ def test_a_rank_has_the_figures_of_its_own_gpu():
 
 
 def test_without_a_counter_energy_is_the_area_under_the_power():
-    summary = summarize(on_gpus([gpu(100)], [gpu(300)], [gpu(500)]), 10 * S, 12 * S, "GPU-a")
+    summary = summarize(on_gpus([gpu(100)], [gpu(300)], [gpu(500)]), [(10 * S, 12 * S)], "GPU-a")
     assert summary.gpu_energy_j == 200 + 400
     assert summary.telemetry_note == "GPU energy is the integral of sampled power"
 
 
 def test_ranks_that_share_a_gpu_have_a_part_of_its_energy_each():
     samples = on_gpus([gpu(100, 0)], [gpu(300, 150)], [gpu(300, 600)])
-    whole = summarize(samples, 10 * S, 12 * S, "GPU-a")
-    parts = [summarize(samples, 10 * S, 12 * S, "GPU-a", num_sharing=3) for _ in range(3)]
+    whole = summarize(samples, [(10 * S, 12 * S)], "GPU-a")
+    parts = [summarize(samples, [(10 * S, 12 * S)], "GPU-a", num_sharing=3) for _ in range(3)]
     assert sum(part.gpu_energy_j for part in parts) == whole.gpu_energy_j == 600
     assert parts[0].gpu_power_w == whole.gpu_power_w
     assert "one of 3 ranks that share the GPU" in parts[0].telemetry_note
@@ -144,20 +144,20 @@ def test_ranks_that_share_a_gpu_have_a_part_of_its_energy_each():
 
 def test_a_slice_has_no_energy_and_its_note_says_why():
     samples = on_gpus(*([gpu(None, sm_mhz=1500, note="all slices together")] for _ in range(3)))
-    summary = summarize(samples, 10 * S, 12 * S, "GPU-a")
+    summary = summarize(samples, [(10 * S, 12 * S)], "GPU-a")
     assert (summary.gpu_energy_j, summary.gpu_power_w, summary.gpu_sm_mhz) == (None, None, 1500)
     assert summary.telemetry_note == "all slices together"
 
 
 def test_a_short_window_says_that_a_gpus_averages_are_longer():
     samples = on_gpus([gpu(100, 10)], [gpu(300, 40)])
-    summary = summarize(samples, int(10.5 * S), int(10.6 * S), "GPU-a")
+    summary = summarize(samples, [(int(10.5 * S), int(10.6 * S))], "GPU-a")
     assert (summary.gpu_power_w, summary.gpu_energy_j) == (300, pytest.approx(3))
     assert "the window was short" in summary.telemetry_note
 
 
 def test_a_gpu_that_nvml_does_not_see_is_named():
-    summary = summarize(on_gpus([gpu(1)], [gpu(1)]), 10 * S, 11 * S, "GPU-c")
+    summary = summarize(on_gpus([gpu(1)], [gpu(1)]), [(10 * S, 11 * S)], "GPU-c")
     assert summary.gpu_power_w is None
     assert "no figures of GPU GPU-c" in summary.telemetry_note
 
@@ -166,9 +166,10 @@ def test_reasons_are_those_seen_in_the_window_once_each():
     seen = [("hw_slowdown",), ("sw_power_cap", "gpu_idle"), (), ("sw_power_cap",)]
     samples = on_gpus(*([gpu(1, throttle_reasons=names)] for names in seen))
     assert (
-        summarize(samples, 10 * S, 13 * S, "GPU-a").gpu_throttle_reasons == "gpu_idle,sw_power_cap"
+        summarize(samples, [(10 * S, 13 * S)], "GPU-a").gpu_throttle_reasons
+        == "gpu_idle,sw_power_cap"
     )
-    assert summarize(samples[1:3], 11 * S, 12 * S, "GPU-a").gpu_throttle_reasons == ""
+    assert summarize(samples[1:3], [(11 * S, 12 * S)], "GPU-a").gpu_throttle_reasons == ""
 
 
 def test_more_than_a_tenth_of_the_cores_is_a_disturbance():

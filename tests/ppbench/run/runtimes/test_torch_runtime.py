@@ -26,7 +26,7 @@ from engine.run.optimizer import OptimizerSpec
 from engine.run.recording import Recording
 from engine.trainer import Trainer
 from ppbench.analysis.attribution import PARTS, attribute
-from ppbench.analysis.metrics import step_figures
+from ppbench.analysis.metrics import step_figures, windows
 from ppbench.config.case import Case
 from ppbench.config.feasibility import TORCH_SCHEDULES
 from ppbench.run.runtimes import torch_pipelining as pipelining
@@ -134,7 +134,7 @@ def test_its_bubble_is_attributed_to_the_nanosecond(outcomes, name, p, m):
     found = outcomes(name, p, m)
     spans = pd.DataFrame([s for o in found for result in o.results for s in result.spans])
     steps = step_figures(spans, p, dict.fromkeys(range(NUM_STEPS), 64)).set_index("step")
-    attribution = attribute(spans, found[0].lowered, steps["step_ns"])
+    attribution = attribute(spans, found[0].lowered, windows(spans, p))
     assert (attribution.rows[list(PARTS)].sum(axis=1) == attribution.rows["idle_ns"]).all()
     assert steps["bubble_fraction"].between(0, 1).all()
 

@@ -35,12 +35,12 @@ def item(seq_len: int | str, max_seq_len: int = 2048, world_size: int = 2) -> Pl
 
 
 def run(estimate: Estimate, clock: Clock, index: int, around_s: float, step_s: float) -> None:
-    """A run from its beginning to its end."""
+    """A run from its beginning to its end, of three turns with three steps and a lead-in."""
     estimate.begin(index)
     clock.seconds += around_s
-    for step in range(10):
-        clock.seconds += step_s
-        estimate.step(step + 1, 10, step_s)
+    for turn in range(3):
+        clock.seconds += 4 * step_s
+        estimate.turn(index, turn, step_s)
     estimate.finish(index)
 
 
@@ -49,7 +49,7 @@ def test_short_runs_that_take_long_to_begin_do_not_make_long_ones_look_longer():
     estimate = Estimate([item(8), item(800)], clock)
     run(estimate, clock, 0, around_s=12, step_s=0.01)
     seconds, has_more = estimate.seconds_left()
-    assert seconds == pytest.approx(12 + 10 * 0.01 * 100)
+    assert seconds == pytest.approx(12 + 12 * 0.01 * 100)
     assert not has_more
 
 
@@ -58,11 +58,11 @@ def test_sequences_of_varying_length_are_not_counted_as_long_as_they_may_be():
     every = [item(32), item("variable"), item("variable", world_size=1), item(32, world_size=1)]
     estimate = Estimate(every, clock)
     run(estimate, clock, 0, around_s=5, step_s=0.1)
-    assert estimate.seconds_left() == (pytest.approx(15 + 1), True)
+    assert estimate.seconds_left() == (pytest.approx(15 + 1.2), True)
     assert time_left(estimate) == "0:16 or more left"
     run(estimate, clock, 1, around_s=5, step_s=0.2)  # not 0.1 × 2048 / 32
-    assert estimate.seconds_left() == (pytest.approx(5 + 2 + 5 + 1), False)
-    assert time_left(estimate) == "0:13 left"
+    assert estimate.seconds_left() == (pytest.approx(5 + 2.4 + 5 + 1.2), False)
+    assert time_left(estimate) == "0:14 left"
 
 
 def test_runs_of_another_limit_or_text_are_of_another_kind():
@@ -73,16 +73,18 @@ def test_runs_of_another_limit_or_text_are_of_another_kind():
     assert time_left(estimate) == "-:-- left"
 
 
-def test_the_current_run_is_judged_by_its_own_steps():
+def test_runs_that_take_turns_are_each_judged_by_their_own_steps():
     clock = Clock()
     estimate = Estimate([item(8), item("variable")], clock)
-    run(estimate, clock, 0, around_s=4, step_s=0.1)
-    estimate.begin(1)
-    clock.seconds += 4
-    for step in range(5):
-        clock.seconds += 2
-        estimate.step(step + 1, 10, 2.0)
-    assert estimate.seconds_left() == (pytest.approx(5 * 2), False)
+    for index, step_s in enumerate((0.1, 2.0)):
+        estimate.begin(index)
+        clock.seconds += 4
+        estimate.step(step_s)
+    assert estimate.seconds_left() == (pytest.approx(12 * 0.1 + 12 * 2), False)
+    for index, step_s in enumerate((0.1, 2.0)):
+        clock.seconds += 4 * step_s
+        estimate.turn(index, 0, step_s)
+    assert estimate.seconds_left() == (pytest.approx(8 * 0.1 + 8 * 2), False)
 
 
 def test_a_run_that_fails_or_begins_anew_leaves_the_rest_right():
@@ -94,7 +96,7 @@ def test_a_run_that_fails_or_begins_anew_leaves_the_rest_right():
     estimate.begin(1)  # its workers died, and it is tried again
     clock.seconds += 2
     estimate.finish(1)
-    assert estimate.seconds_left() == (pytest.approx(2 + 10 * 0.5 * 2), False)
+    assert estimate.seconds_left() == (pytest.approx(2 + 12 * 0.5 * 2), False)
     run(estimate, clock, 2, around_s=2, step_s=1)
     assert estimate.seconds_left() == (0.0, False)
 
@@ -110,10 +112,9 @@ def shown_on(display, console_text) -> str:
     display.phase_begins(Phase.BUILDS)
     display.phase_begins(Phase.PEAK)
     display.step_ends(1, 10, 500.0, 0.1)
-    display.phase_begins(Phase.ALIGNS)
-    display.step_ends(2, 10, 500.0, 0.1)
-    display.case_ends(0, "ok", "2026-a", "1,000 tokens/s, bubble 20.0 %, peak 90.0 MiB")
     display.case_begins(1)
+    display.turn_ends(0, 0, 3, 500.0, 0.1)
+    display.case_ends(0, "ok", "2026-a", "1,000 tokens/s, bubble 20.0 %, peak 90.0 MiB")
     display.case_ends(1, "oom", "2026-b", "too [big]")
     display.end()
     return console_text.getvalue()
@@ -123,9 +124,9 @@ def test_in_a_pipe_each_case_is_a_line_when_it_begins_and_one_with_figures_when_
     text = io.StringIO()
     assert shown_on(PlainDisplay(Console(file=text)), text).splitlines() == [
         "run 1 of 2: 8 tokens",
-        "  ok, 1,000 tokens/s, bubble 20.0 %, peak 90.0 MiB, run 2026-a, 0:02 left",
         "run 2 of 2: 16 tokens",
-        "  oom, too [big], run 2026-b, 0:00 left",
+        "  8 tokens: ok, 1,000 tokens/s, bubble 20.0 %, peak 90.0 MiB, run 2026-a, 0:02 left",
+        "  16 tokens: oom, too [big], run 2026-b, 0:00 left",
     ]
 
 
@@ -151,22 +152,6 @@ def test_launches_are_counted_from_0_as_in_tables():
     assert describe(replace(item(8), measure=measure), ("seq_len",)) == (
         "8 tokens, launch 0 (0 to 2)"
     )
-
-
-def test_steps_have_their_names_whatever_the_warm_up_does():
-    display = PlainDisplay(Console(file=io.StringIO()))
-    display.begin([item(8)], ())
-    display.case_begins(0)
-    assert [display._after(step, total) for step, total in ((1, 10), (2, 10), (3, 11))] == [
-        "warm-up, step 2",
-        "warm-up, step 3",  # beyond those asked for
-        "warm-up, step 4",
-    ]
-    assert display._in_phase(Phase.ALIGNS) == "measured step 1 of 9"
-    assert display._after(4, 12) == "measured step 2 of 9"
-    assert display._after(12, 12) == "memory step"
-    assert display._in_phase(Phase.ALIGNS) == ""
-    assert display._in_phase(Phase.MEMORY) == "memory step"
 
 
 def test_silence_is_broken_every_five_seconds_by_what_is_being_done():

@@ -1,0 +1,111 @@
+"""Cases of a launch are alive together and take turns; each is measured as if it were alone."""
+
+import json
+import signal
+import subprocess
+import time
+
+import pytest
+from command import ppbench, words_of
+
+from ppbench.run.job import Journal
+from ppbench.store import Store
+
+pytestmark = pytest.mark.usefixtures("warm_starts")
+
+SWEEP = """\
+name = "turns"
+device = "cpu"
+seq_len = 16
+world_size = 2
+num_microbatches = 4
+
+[model]
+preset = "llama-tiny"
+
+[measure]
+warmup_steps = 1
+max_warmup_steps = 1
+steps = 5
+block = 2
+
+[grid]
+schedule = ["afab", "1f1b"]
+"""
+EMULATED = SWEEP.replace('"cpu"', '"emulated"').replace("steps = 5", "steps = 40") + (
+    "\n[emulated]\nF_ms = 20\nI_ms = 10\nW_ms = 10\n"
+)
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """The store of a launch in which both cases took turns."""
+    folder = tmp_path_factory.mktemp("turns")
+    (folder / "turns.toml").write_text(SWEEP)
+    done = ppbench("sweep", "turns.toml", "--no-report", folder=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_cases_of_a_launch_share_its_start_and_have_each_a_turn_in_every_round(swept):
+    store = Store(swept / "results")
+    runs = store.runs()
+    assert runs["process_start"].nunique() == 1
+    for run_id, text in zip(runs["run_id"], runs["rounds"], strict=True):
+        rounds, steps = json.loads(text), store.table("steps", [run_id])
+        assert rounds["round"] == [0, 1, 2]
+        assert steps["round"].tolist() == [0, 1, 1, 2, 2]
+        assert steps["step"].tolist() == [2, 4, 5, 7, 8]  # before each turn comes a lead-in
+        medians = steps.groupby("round")["step_ns"].median()
+        assert rounds["step_ns"] == medians.tolist()
+        assert sorted(store.table("spans", [run_id])["step"].unique()) == [2, 4, 5, 7, 8]
+    events = Journal(swept / "results" / "launches" / launch_in(swept)).new_events()
+    order = [(int(e["turn"]), int(e["index"])) for e in events if e["event"] == "turn"]
+    assert order == [(0, 0), (0, 1), (1, 1), (1, 0), (2, 1), (2, 0)]
+
+
+def launch_in(folder):
+    (launch,) = (folder / "results" / "launches").iterdir()
+    return launch.name
+
+
+def test_a_case_in_turns_needs_as_many_bytes_and_trains_as_it_does_alone(swept, tmp_path):
+    together = Store(swept / "results")
+    (tmp_path / "turns.toml").write_text(SWEEP)
+    for run_id, schedule in zip(*(together.runs()[c] for c in ("run_id", "schedule")), strict=True):
+        only = ("--only", f"schedule={schedule}", "--no-report")
+        assert ppbench("sweep", "turns.toml", *only, folder=tmp_path).returncode == 0
+        alone = Store(tmp_path / "results")
+        own = alone.runs().set_index("schedule").loc[schedule, "run_id"]
+        figures = ["rank", "peak_memory_bytes", "parameter_bytes", "optimizer_bytes"]
+        both = [
+            store.table("ranks", [i])[figures] for store, i in ((together, run_id), (alone, own))
+        ]
+        assert both[0].to_dict() == both[1].to_dict()
+        losses = [
+            store.table("steps", [i])["loss"] for store, i in ((together, run_id), (alone, own))
+        ]
+        assert losses[0].tolist() == losses[1].tolist()
+
+
+def test_a_sweep_that_is_stopped_between_rounds_keeps_them(tmp_path):
+    (tmp_path / "turns.toml").write_text(EMULATED)
+    words = words_of("sweep", "turns.toml", "--no-report")
+    process = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 120
+    while not any(
+        '"turn": 2' in journal.read_text()
+        for journal in (tmp_path / "results").glob("launches/*/journal.jsonl")
+    ):
+        assert time.monotonic() < until
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130, stderr
+    assert "stopping after this round, which is kept" in stderr
+    runs = Store(tmp_path / "results").every_run()
+    assert runs["status"].tolist() == ["interrupted"] * 2
+    rounds = [json.loads(text)["round"] for text in runs["rounds"]]
+    assert rounds[0] == rounds[1]
+    assert 2 <= len(rounds[0]) < 20
