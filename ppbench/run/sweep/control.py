@@ -199,7 +199,7 @@ def _run_job(job: Job, indices: list[int], store: Store, display: Display) -> di
     finally:
         if launch is not None:
             launch.stop()
-        if launch is None or not folder.is_dir():  # no other sweep would find it
+        if launch is None or not is_there(folder):  # no other sweep would find it
             remove_node_folder(local)
     _close(job, folder, local, marker, show, is_interrupted=False)
     if statuses := read_state(folder).statuses:
@@ -282,7 +282,7 @@ def follow(
             on_event(event)
         has_begun = has_begun or bool(events)
         problem = store_error(local)  # read before the folder: one that is gone causes others
-        if not folder.is_dir():
+        if not is_there(folder):
             raise StoreError(
                 f"{folder.parents[1]}: was deleted or renamed while the sweep ran; the runs that "
                 "it held are gone with it, and the ranks were stopped. Put it back, or start the "
@@ -297,6 +297,14 @@ def follow(
         if not has_begun and launch.num_starts() > MAX_FRUITLESS_STARTS:
             return False
         time.sleep(POLL_S)
+
+
+def is_there(folder: Path) -> bool:
+    """Whether this is still the folder of the launch.
+
+    If it is renamed, the agent may make one of its name again, for the logs of the next start.
+    """
+    return (folder / "job.json").is_file()
 
 
 def show_event(indices: list[int], display: Display, event: Event) -> None:

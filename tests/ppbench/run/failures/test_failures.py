@@ -314,7 +314,8 @@ I_ms = 1
 W_ms = 1
 
 [measure]
-warmup_steps = 0
+warmup_steps = 3
+max_warmup_steps = 3
 steps = 2
 
 [grid]
