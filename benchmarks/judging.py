@@ -156,7 +156,7 @@ def main() -> None:
 
 
 def measures(difference: float) -> Iterator[tuple[str, Callable[[Looked], bool]]]:
-    """What is counted of comparisons of sides that differ by so much."""
+    """Count the verdicts of comparisons of sides that differ by so much."""
     if difference == 0:
         yield "false claims", lambda one: one.verdict.is_claim
         yield "interval holds", lambda one: one.held_at_end

@@ -50,7 +50,12 @@ from ppbench.analysis.replicas import ReplicaCosts, own_as_json, replica_costs
 from ppbench.analysis.transfers import messages
 
 PARTS = (
-    *("structure_ns", "imbalance_ns", "transfer_ns", "jitter_ns", "launch_gap_ns", "between_ns"),
+    "structure_ns",
+    "imbalance_ns",
+    "transfer_ns",
+    "jitter_ns",
+    "launch_gap_ns",
+    "between_ns",
 )
 REPLICA_PARTS = (*PARTS[:3], "collective_ns", "skew_ns", *PARTS[3:])
 """The parts for runs with replicas."""

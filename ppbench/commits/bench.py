@@ -233,7 +233,7 @@ class Bench:
     def measure_together(self, targets: Sequence[Target], num_launches: int) -> list[Launches]:
         """Launch once more, in turns, targets with fewer fresh launches; return those of each.
 
-        Each has processes of its own, of which one set works at a time. They get the next free
+        Each commit has its own processes, and one set works at a time. They get the next free
         number of a launch. Where cases have unequal numbers of older launches, some are launched
         more than once.
         """

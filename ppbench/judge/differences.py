@@ -17,7 +17,7 @@ import numpy.typing as npt
 Values = npt.NDArray[np.float64]
 
 CONFIDENCE = 0.95
-"""Of the intervals that are shown."""
+"""The confidence of the intervals that are shown."""
 FEWEST_LAUNCHES = 3
 """Fewest launches of a side for a verdict: with fewer, their spread is hardly known."""
 ROUNDING = 1e-12

@@ -1,4 +1,4 @@
-"""What was measured of two sides: rounds in which they took turns, or launches of each side alone.
+"""Holds what was measured of two sides: rounds in turns, or launches of each side alone.
 
     launch 1    base head | head base | base head | ...     a round is a turn of each side
     launch 2    base head | head base | ...

@@ -1,4 +1,4 @@
-"""What more launches and rounds would decide, from the noise so far.
+"""Tells from the noise so far what more launches and rounds would decide.
 
 A difference is decided where the deciding interval excludes none, or lies within the resolution.
 With an error e of the estimate, that happens in 80 % of comparisons if (t + 0.84) e is at most the
@@ -32,7 +32,7 @@ def found_by(noise: Noise, num_launches: int, level: float = LEVEL) -> float:
 
 @dataclass(frozen=True)
 class Needed:
-    """What would decide a comparison: launches, and rounds of each if they were in turns."""
+    """The launches that would decide a comparison, and the rounds of each if it is in turns."""
 
     num_launches: int
     num_rounds: int = 1

@@ -37,7 +37,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Regret:
-    """What a rival may gain on an arm: by how much of its own figure the arm could be better.
+    """Bounds what a rival may gain on an arm: the share of its figure by which it could be better.
 
     The interval is the deciding one, of all looks together. The estimate is 0 for the best arm.
     """
@@ -50,7 +50,7 @@ class Regret:
 
 @dataclass(frozen=True)
 class Lead:
-    """What pairwise evidence says of several arms."""
+    """The best of several arms, as far as pairwise evidence shows it."""
 
     changes: Mapping[Pair, Change]  # both orders of each pair
     arms: tuple[int, ...]  # from the best; those that are beaten after the others
@@ -83,7 +83,7 @@ class Lead:
         return tuple(other for other in self.arms if self._verdict(other, arm) is Verdict.slower)
 
     def regret(self, arm: int, rivals: Sequence[int] | None = None) -> Regret:
-        """What the best of the others, or of these rivals, may gain on an arm."""
+        """Return what the best of the others, or of these rivals, may gain on an arm."""
         others = self.arms if rivals is None else rivals
         gains = {rival: self._gain(rival, arm) for rival in others if rival != arm}
         if not gains:

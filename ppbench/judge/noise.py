@@ -1,4 +1,4 @@
-"""What scatters: rounds within a launch, starts of processes, launches of one side, sessions.
+"""Estimates what scatters: rounds within a launch, process starts, launches alone, sessions.
 
     session     Monday              Tuesday             Wednesday
     launches    o  o o o            o o  oo             o o oo
@@ -68,7 +68,7 @@ def noise_of_launches(metric: Metric, groups: Sequence[Sequence[float]]) -> Nois
 
 @dataclass(frozen=True)
 class RoundNoise:
-    """What paired launches say of their noise."""
+    """The noise that paired launches show."""
 
     starts: Noise | None  # of the difference between starts; None without two in a group
     rounds: Noise | None  # of a round's difference; None where no launch has enough of them
