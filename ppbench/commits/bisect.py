@@ -115,7 +115,8 @@ class BisectionResult:
                         "chance": self.search.chances[place],
                     }
                 )
-        return pd.DataFrame(rows)
+        columns = ["author_date", "commit", "subject", "num_launches", "num_discounted", "status"]
+        return pd.DataFrame(rows, columns=[*columns, self.metric, "chance"])
 
 
 def bisect(
