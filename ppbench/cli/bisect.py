@@ -27,7 +27,6 @@ from ppbench.cli.options import (
 from ppbench.display.fields import COMMIT_COLUMNS
 from ppbench.display.formats import Format
 from ppbench.display.tables import View, as_records, render
-from ppbench.errors import first_line
 
 if TYPE_CHECKING:
     from ppbench.commits.bench import Target
@@ -115,8 +114,7 @@ def bisection_text(
     for target, launches, runs in zip(result.targets, result.launches, result.runs, strict=True):
         if not runs:
             failure = launches.last_failure(0)  # it may have had launches that were ok
-            why = f"{failure.status}: {first_line(failure.error)}" if failure else "no figure"
-            lines.append(f"skipped: {target.label}: {why}")
+            lines.append(f"skipped: {target.label}: {failure or 'no figure'}")
     for commit, number, _ in result.discounted:
         where = f"{result.targets[commit].label}, launch {number}"
         lines.append(f"discounted: {where}: it lies far from the others, on the slow side")

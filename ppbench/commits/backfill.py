@@ -22,7 +22,7 @@ import pandas as pd
 from ppbench.commits.bench import SILENT, Bench, Part, Progress, commit_values, read_tracked
 from ppbench.commits.launches import Launches
 from ppbench.console import note
-from ppbench.errors import ExitCode, SweepInterruptedError, UsageError, first_line
+from ppbench.errors import ExitCode, SweepInterruptedError, UsageError
 from ppbench.git import Repository
 from ppbench.judge.verdicts import SPEED
 
@@ -131,7 +131,7 @@ def backfill(
                         "num_launches": num_ok,
                         "status": "ok" if num_ok else status,
                         SPEED: statistics.median(speeds) if speeds else None,
-                        "error": first_line(failure.error) if failure else None,
+                        "error": failure.error if failure else None,
                     }
                 )
         axes = tuple(bench.sweep.axes) if len(bench.sweep.cases) > 1 else ()

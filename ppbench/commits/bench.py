@@ -230,12 +230,12 @@ class Bench:
                 for target, number in zip(chosen, numbers, strict=True)
             )
             self.progress.begin(" and ".join(labels), part.num_left)
-            before = {row.run_id for own in launches for row in own.rows.values()}
+            before = {run_id for own in launches for run_id in own.rows["run_id"]}
             errors = self._start(chosen, numbers)
             after = self.launches(chosen)
             for at, error in errors.items():
                 self.starts[chosen[at].name] += 1
-                is_new = any(row.run_id not in before for row in after[at].rows.values())
+                is_new = bool(set(after[at].rows["run_id"]) - before)
                 if error is not None and not is_new:
                     self._write_failures(chosen[at], numbers[at], error)
             launches = self.launches(targets)
@@ -261,10 +261,10 @@ class Bench:
     def _outcome(self, launches: Launches) -> str:
         """What a target has after a start, in words."""
         num_cases = len(self.sweep.cases)
-        failures = [row for place in range(num_cases) if (row := launches.failure(place))]
+        failures = [one for place in range(num_cases) if (one := launches.failure(place))]
         if failures:
             more = f" ({len(failures)} of {num_cases} cases)" if num_cases > 1 else ""
-            return f"{failures[0].status}{more}: {first_line(failures[0].error)}"
+            return f"{failures[0].status}{more}: {failures[0].error}"
         if num_cases > 1:
             return f"ok, {num_cases} cases"
         figures = ", ".join(f"{speed:,.0f}" for speed in launches.figures(0, SPEED))
@@ -348,9 +348,8 @@ class TwoSides:
             self.num_done = asked
             for side, own in zip(sides, launches, strict=True):
                 failures = [own.failure(place) for place in range(len(self.bench.sweep.cases))]
-                if asked <= 1 and all(failures) and failures[0] is not None:
-                    why = f"{failures[0].status}: {first_line(failures[0].error)}"
-                    raise LaunchError(f"{side.label}: does not run: {why}")
+                if asked <= 1 and all(failures):
+                    raise LaunchError(f"{side.label}: does not run: {failures[0]}")
             while asked < num_launches:
                 asked += 1
                 pairs = enumerate(zip(sides, launches, strict=True))

@@ -30,20 +30,14 @@ from ppbench.commits.bench import (
     commit_values,
     read_tracked,
 )
-from ppbench.commits.launches import Launch, Launches
+from ppbench.commits.launches import Launches
 from ppbench.comparison.known import known_of
 from ppbench.comparison.lines import read_metrics
 from ppbench.comparison.rounds import shared_rounds
 from ppbench.config.sweep import read_share
 from ppbench.display.metrics import METRICS
 from ppbench.display.units import counted, duration
-from ppbench.errors import (
-    ExitCode,
-    LaunchError,
-    SweepInterruptedError,
-    UsageError,
-    first_line,
-)
+from ppbench.errors import ExitCode, LaunchError, SweepInterruptedError, UsageError
 from ppbench.judge.evidence import Rounds
 from ppbench.statistics.bisection import Finding, Search, fewest_launches, search_first_bad
 
@@ -94,8 +88,8 @@ class BisectionResult:
 
     def run_id(self, place: int) -> str | None:
         """The newest run of a commit that is ok."""
-        runs = [row.run_id for row in self.launches[place].of_case(0) if row.is_ok]
-        return runs[-1] if runs else None
+        runs = self.launches[place].measured(0, self.metric)["run_id"]
+        return None if runs.empty else str(runs.iloc[-1])
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -104,7 +98,7 @@ class BisectionResult:
         for place, (target, launches) in enumerate(zip(self.targets, self.launches, strict=True)):
             figures = launches.figures(0, self.metric)
             failure = launches.failure(0)
-            if launches.rows:
+            if len(launches.rows):
                 rows.append(
                     {
                         **commit_values(target.commit),
@@ -248,8 +242,10 @@ class _Bisection:
         self.launches = launches
         for commit, (target, own) in enumerate(zip(self.targets, launches, strict=True)):
             cases = range(len(self.bench.sweep.cases))
-            known = [self.in_turns(commit, at) or own.measured(at, self.metric) for at in cases]
-            num = sum(map(len, known))
+            num = sum(
+                len(self.in_turns(commit, at) if commit else own.measured(at, self.metric))
+                for at in cases
+            )
             if num > self.num_figures[commit]:
                 self.num_figures[commit] = num
                 self.num_starts[commit] = self.bench.starts[target.name]
@@ -265,9 +261,7 @@ class _Bisection:
         for end in (0, -1):
             if not runs[end]:
                 failure = self.launches[end].last_failure(place)
-                why = f"Its runs have no {self.metric}."
-                if failure is not None:
-                    why = f"{failure.status}: {first_line(failure.error)}"
+                why = failure or f"Its runs have no {self.metric}."
                 raise LaunchError(
                     f"{self.targets[end].label}: does not run, and so cannot be an end of the "
                     f"search; name another commit, or try again with --retry-failed. {why}"
@@ -285,21 +279,16 @@ class _Bisection:
 
         A figure that rounds do not have counts as one round.
         """
-        good = self.launches[0].measured(place, self.metric).values()
-        of_good = {row.process_start: row for row in good if row.process_start}
+        good, own = (self.launches[at].measured(place, self.metric) for at in (0, commit))
         found = {}
-        for number, row in self.launches[commit].measured(place, self.metric).items():
-            beside = of_good.get(row.process_start)
-            if commit and beside is not None:
-                figures = ((one.figures[self.metric],) for one in (beside, row))
-                shared = shared_rounds(_frame(beside), _frame(row), self.metric)
-                found[number, row.run_id] = next(iter(shared), Rounds(*figures))
+        for start, row in own.groupby("process_start") if commit else ():
+            beside = good[good["process_start"] == start]
+            if len(beside):
+                figures = ((float(one[self.metric].iloc[-1]),) for one in (beside, row))
+                shared = shared_rounds(beside, row, self.metric)
+                number, run_id = int(row["launch"].iloc[-1]), str(row["run_id"].iloc[-1])
+                found[number, run_id] = next(iter(shared), Rounds(*figures))
         return found
-
-
-def _frame(launch: Launch) -> pd.DataFrame:
-    start, rounds = launch.process_start, launch.rounds or None
-    return pd.DataFrame([{"run_id": launch.run_id, "process_start": start, "rounds": rounds}])
 
 
 def _distance(search: Search) -> float:

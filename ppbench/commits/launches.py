@@ -6,7 +6,7 @@ files of the tree and the code that measures, which differ between the commits t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -22,6 +22,7 @@ from ppbench.comparison.launches import (
 )
 from ppbench.config.sweep import Sweep
 from ppbench.display.cases import NOT_FINITE
+from ppbench.errors import first_line
 from ppbench.git import Commit
 from ppbench.run.sweep.plan import FINAL as FAILED_FINALLY
 from ppbench.store import Store
@@ -30,55 +31,50 @@ FINAL = (*FAILED_FINALLY, NOT_FINITE)
 
 
 @dataclass(frozen=True)
-class Launch:
-    """The newest row of a case in a launch."""
+class Failure:
+    """How a launch failed."""
 
-    run_id: str
     status: str
-    error: str
-    figures: Mapping[str, float]  # by metric; what is null is left out
-    process_start: str  # launches in turns with one another have the same; "" if it is not known
-    rounds: str  # their figures, as JSON; "" if it had none
+    error: str  # its first line
 
-    @property
-    def is_ok(self) -> bool:
-        return self.status == "ok"
+    def __str__(self) -> str:
+        return f"{self.status}: {self.error}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Launches:
-    """The launches of one commit."""
+    """The launches of one commit: the newest row of each case in each launch, launch by launch."""
 
-    rows: Mapping[tuple[int, int], Launch]  # (place of the case in the sweep, launch) -> row
+    rows: pd.DataFrame  # of `runs`, and `place`: that of the case in the sweep
 
-    def of_case(self, case: int) -> list[Launch]:
-        """The launches of a case in order, ok or not."""
-        return [row for (place, _), row in sorted(self.rows.items()) if place == case]
+    def of_case(self, case: int) -> pd.DataFrame:
+        return self.rows[self.rows["place"] == case]
 
-    def measured(self, case: int, metric: str) -> dict[int, Launch]:
-        """The launches of a case that are `ok` and have the metric, by their number, in order."""
-        return {
-            launch: row
-            for (place, launch), row in sorted(self.rows.items())
-            if place == case and row.is_ok and metric in row.figures
-        }
+    def measured(self, case: int, metric: str) -> pd.DataFrame:
+        """The launches of a case that are `ok` and have the metric."""
+        rows = self.of_case(case)
+        return rows[(rows["status"] == "ok") & rows[metric].notna()]
 
     def figures(self, case: int, metric: str) -> tuple[float, ...]:
-        """A metric of the launches of a case that are `ok`, in order."""
-        return tuple(row.figures[metric] for row in self.measured(case, metric).values())
+        return tuple(map(float, self.measured(case, metric)[metric]))
 
     def num_ok(self, case: int) -> int:
-        return sum(row.is_ok for row in self.of_case(case))
+        return int((self.of_case(case)["status"] == "ok").sum())
 
     def num_done(self, case: int) -> int:
         """How many launches are finished: ok, or failed for a reason of their own."""
-        return sum(row.status in ("ok", *FINAL) for row in self.of_case(case))
+        return int(self.of_case(case)["status"].isin(("ok", *FINAL)).sum())
 
-    def last_failure(self, case: int) -> Launch | None:
+    def last_failure(self, case: int) -> Failure | None:
         """The last failed launch of a case, whether or not others are ok."""
-        return next((row for row in reversed(self.of_case(case)) if not row.is_ok), None)
+        rows = self.of_case(case)
+        failed = rows[rows["status"] != "ok"]
+        if failed.empty:
+            return None
+        last = failed.iloc[-1]
+        return Failure(str(last["status"]), first_line(key_text(last["error"])))
 
-    def failure(self, case: int) -> Launch | None:
+    def failure(self, case: int) -> Failure | None:
         """The last failed launch of a case that is ok in none."""
         return None if self.num_ok(case) else self.last_failure(case)
 
@@ -110,53 +106,34 @@ class StoredLaunches:
         self._after, self._fails_after = after, fails_after
         # Later launches stay fresh, however long measuring takes.
         self._begun = datetime.now(UTC)
-        self._metrics = list(dict.fromkeys(metrics))
+        self._columns = list(dict.fromkeys([*COLUMNS, "process_start", "rounds", *metrics]))
         self._places = {key_of(*planned): place for place, planned in enumerate(sweep.cases)}
 
     def of(self, commits: Sequence[Commit]) -> list[Launches]:
         """The launches of each commit with the same uncommitted changes."""
-        runs = self._rows()
-        return [self._chosen(self._of_commit(runs, commit)) for commit in commits]
+        found = self._rows(commits)
+        if self._is_fresh:
+            found = [fresh(self._of_code(rows), self._begun) for rows in found]
+            found = [rows[rows["run_id"] > self._after] for rows in found]
+        newest = map(newest_launches, found)
+        return [Launches(rows.sort_values("launch", kind="stable")) for rows in newest]
 
     def next_launches(self, commits: Sequence[Commit]) -> list[int]:
         """The first launch number of each, of all cases, that a sweep would not find."""
-        runs, numbers = self._rows(), []
-        for commit in commits:
-            own = self._of_code(self._of_commit(runs, commit))
-            own = own[own["status"].isin(("ok", *FINAL))]
+        numbers = []
+        for rows in self._rows(commits):
+            own = self._of_code(rows[rows["status"].isin(("ok", *FINAL))])
             numbers.append(0 if own.empty else int(own["launch"].max()) + 1)
         return numbers
 
-    def _rows(self) -> pd.DataFrame:
-        """The rows of the sweep's cases, without the failures that do not count."""
-        columns = [*COLUMNS, "process_start", "rounds", *self._metrics]
-        runs = self._store.runs(list(dict.fromkeys(columns)))
-        is_case = pd.Series([key in self._places for key in keys_of(runs)], runs.index, dtype=bool)
-        return runs[is_case & (runs["status"].eq("ok") | (runs["run_id"] > self._fails_after))]
-
-    def _chosen(self, rows: pd.DataFrame) -> Launches:
-        """The launches in these rows of a commit."""
-        if self._is_fresh:
-            rows = fresh(self._of_code(rows), self._begun)
-            rows = rows[rows["run_id"] > self._after]
-        rows = newest_launches(rows)
-        return Launches(
-            {
-                (self._places[key], int(row["launch"])): Launch(
-                    str(row["run_id"]),
-                    str(row["status"]),
-                    key_text(row["error"]),
-                    {name: float(row[name]) for name in self._metrics if not pd.isna(row[name])},
-                    key_text(row["process_start"]),
-                    key_text(row["rounds"]),
-                )
-                for key, row in zip(keys_of(rows), rows.to_dict("records"), strict=True)
-            }
-        )
-
-    def _of_commit(self, runs: pd.DataFrame, commit: Commit) -> pd.DataFrame:
-        is_its = runs["commit"].eq(commit.commit)
-        return runs[is_its & (runs["changes"].map(key_text) == commit.changes)]
+    def _rows(self, commits: Sequence[Commit]) -> list[pd.DataFrame]:
+        """The rows of each commit's cases, without the failures that do not count."""
+        runs = self._store.runs(self._columns)
+        runs["place"] = [self._places.get(key, -1) for key in keys_of(runs)]
+        is_counted = runs["status"].eq("ok") | (runs["run_id"] > self._fails_after)
+        runs = runs[is_counted & (runs["place"] >= 0)]
+        changes = runs["changes"].map(key_text)
+        return [runs[runs["commit"].eq(one.commit) & (changes == one.changes)] for one in commits]
 
     def _of_code(self, runs: pd.DataFrame) -> pd.DataFrame:
         if runs.empty:

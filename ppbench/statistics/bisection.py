@@ -1,5 +1,4 @@
-"""The first bad commit, from launches in turns with the good one: what to measure next, and when
-to stop.
+"""The first bad commit, from launches in turns with the good one: what to measure, when to stop.
 
     commit        0   1   2   3   4   5   6   7     0 is good, 7 is bad, 6 does not run
     launches          0   1   2   2   0   x   3     in turns with a launch of commit 0

@@ -111,7 +111,9 @@ def test_a_commit_that_ran_once_and_fails_since_does_not_end_the_search(reposito
 def test_commits_that_failed_are_tried_again_when_it_is_asked_for(repository):
     folder, shas = repository
     figures = levels(GOOD, GOOD, None, GOOD, BAD, BAD, BAD)
-    file = measured(repository, [[] if n == 3 else some for n, some in enumerate(figures)], ONLY_GOOD)
+    file = measured(
+        repository, [[] if n == 3 else some for n, some in enumerate(figures)], ONLY_GOOD
+    )
     asked(repository, file, Format.table, "--max-launches", 9)
     before = list(Store(folder / "results").runs(["commit"])["commit"])
     assert before.count(shas[2]) == 1
