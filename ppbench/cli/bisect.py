@@ -129,8 +129,7 @@ def _verdict(result: BisectionResult, between: Callable[[str, str], str]) -> lis
     search, targets = result.search, result.targets
     launches = f"{result.num_launches} launches ({result.num_made} made now)"
     change = f"{result.metric} is not known at both ends"
-    interval = search.ends and (search.ends.ratio or search.ends.difference)
-    if search.ends is not None and interval is not None:
+    if search.ends is not None and (interval := search.ends.ratio or search.ends.difference):
         shift, unit = (1, "%") if search.ends.ratio is not None else (0, "points")
         bounds = (interval.estimate, interval.low, interval.high)
         values = [f"{100 * (one - shift):+.1f} {unit}" for one in bounds]

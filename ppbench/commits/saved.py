@@ -216,19 +216,12 @@ def check_saved(
     comparison = compare_sides(first, last, metrics, again=f"ppbench check {file} --run")
     judged = []
     for stated in saved.stated:
-        lines = [
-            line
-            for line in comparison.lines
+        lines = {
+            (line.series.fingerprint != stated.fingerprint, line.series.text != stated.case): line
+            for line in reversed(comparison.lines)
             if line.metric == stated.metric and line.series.case_id == stated.case_id
-        ]
-        nearest = min(  # at best of the same machine
-            lines,
-            key=lambda line, own=stated: (
-                line.series.fingerprint != own.fingerprint,
-                line.series.text != own.case,
-            ),
-            default=None,
-        )
+        }
+        nearest = lines[min(lines)] if lines else None  # at best of the same machine
         outcome = Outcome.not_decided
         if nearest is not None and nearest.change.is_decided:
             is_held = nearest.change.verdict is stated.change.verdict
