@@ -31,12 +31,11 @@ from ppbench.commits.bench import (
     read_tracked,
 )
 from ppbench.commits.launches import Launches
-from ppbench.comparison.known import known_of
 from ppbench.comparison.lines import read_metrics
 from ppbench.comparison.rounds import shared_rounds
 from ppbench.config.sweep import read_share
 from ppbench.display.metrics import METRICS
-from ppbench.display.units import counted, duration
+from ppbench.display.units import counted
 from ppbench.errors import ExitCode, LaunchError, SweepInterruptedError, UsageError
 from ppbench.judge.evidence import Rounds
 from ppbench.statistics.bisection import Finding, Search, fewest_launches, search_first_bad
@@ -181,11 +180,8 @@ class _Bisection:
         if self.may_launch():
             num_commits = len(self.targets) - 1
             fewest = fewest_launches(num_commits)
-            text = f"at least {fewest} launches for {counted(num_commits, 'commit')}"
-            took_s = known_of(bench.sweep, bench.results, num_sides=1).round_s
-            if took_s is not None:
-                text += f", {duration(fewest * took_s)}: one takes about {duration(took_s)}"
-            bench.progress.say(text)
+            commits = counted(num_commits, "commit")
+            bench.progress.say(f"at least {fewest} launches for {commits}, two at a time")
         if len(cases) > 1:
             bench.measure(self.targets, self.until_a_case_differs)
             place = max(self.places(), key=lambda at: _distance(self.search(at)))
