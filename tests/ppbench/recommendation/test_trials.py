@@ -146,7 +146,8 @@ def test_measured_figures_lead_and_the_same_command_goes_on_with_what_is_stored(
     text = printed("plan", *words, "-o", "plan.html").text
     assert text.startswith("Open. ")
     assert "ppbench plan mine.toml --effort 0.05 --run 1 --max-launches 5" in text.splitlines()
-    places = [text.index(part) for part in ("measured step", "to be the best:", "% faster than")]
+    parts = "The first choice of the plan is auto", "to be the best:", "% faster than the best 1F1B"
+    places = [text.index(part) for part in parts]
     assert places == sorted(places)
     page = (folder / "plan.html").read_text()
     assert "predicted, not measured" not in page
