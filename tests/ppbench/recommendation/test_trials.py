@@ -164,6 +164,8 @@ def test_measured_figures_lead_and_the_same_command_goes_on_with_what_is_stored(
     assert found["answer"]["grade"] == "open"
     assert found["sentences"][0].startswith("Predicted to be the best: ")
     assert len(Store(folder / "results").runs(["run_id"])) == 2
+    printed("plan", *words, "--rerun")
+    assert len(Store(folder / "results").runs(["run_id"])) == 4
 
 
 @pytest.mark.parametrize("options", [("--budget", "10s"), ("--rerun",)])
