@@ -41,7 +41,7 @@ from ppbench.judge.evidence import Rounds
 from ppbench.statistics.bisection import Finding, Search, fewest_launches, search_first_bad
 
 MOST_FRUITLESS = 2
-"""Starts of a commit in a row without any figure after which it counts as not running."""
+"""Launches of a commit in a row without a figure after which it counts as not running."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -169,10 +169,7 @@ class _Bisection:
     max_launches: int | None
 
     def __post_init__(self) -> None:
-        self.num_figures = Counter[int]()  # of each commit, at its last start with more of them
-        self.num_starts = Counter[int]()  # of each commit, at the same time
         self.launches: list[Launches] = []
-        self.num_said = 0  # starts at the last report
 
     def run(self) -> BisectionResult:
         """Measure until the answer is known, or no more launches are allowed."""
@@ -186,7 +183,6 @@ class _Bisection:
             bench.measure(self.targets, self.until_a_case_differs)
             place = max(self.places(), key=lambda at: _distance(self.search(at)))
             bench.select(bench.conditions_of_case(place))
-            self.num_figures.clear()  # they were those of all cases
         self.launches = bench.measure(self.targets, self.until_found)
         return BisectionResult(
             self.metric,
@@ -206,7 +202,7 @@ class _Bisection:
 
     def until_a_case_differs(self, launches: list[Launches]) -> Part:
         """Both ends, until one case differs between them, or none will."""
-        self.note(launches)
+        self.launches = launches
         searches = [self.search(place) for place in self.places()]
         is_open = any(each.finding is Finding.searching for each in searches)
         is_known = any(each.ends and each.ends.verdict.is_claim for each in searches)
@@ -216,10 +212,9 @@ class _Bisection:
 
     def until_found(self, launches: list[Launches]) -> Part:
         """The good commit with the one that tells most, until the search is over."""
-        self.note(launches)
+        self.launches = launches
         search = self.search(0)
-        if self.bench.starts.total() > self.num_said:
-            self.num_said = self.bench.starts.total()
+        if self.bench.starts:
             so_far = "the ends are measured first"
             if search.ends is not None and search.earliest <= search.latest:
                 last = self.targets[search.latest].label
@@ -233,23 +228,10 @@ class _Bisection:
         """Whether a launch of two commits may be made."""
         return self.max_launches is None or self.bench.starts.total() + 2 <= self.max_launches
 
-    def note(self, launches: list[Launches]) -> None:
-        """Take the launches so far; for each commit, remember the last start that had figures."""
-        self.launches = launches
-        for commit, (target, own) in enumerate(zip(self.targets, launches, strict=True)):
-            cases = range(len(self.bench.sweep.cases))
-            num = sum(
-                len(self.in_turns(commit, at) if commit else own.measured(at, self.metric))
-                for at in cases
-            )
-            if num > self.num_figures[commit]:
-                self.num_figures[commit] = num
-                self.num_starts[commit] = self.bench.starts[target.name]
-
     def places(self) -> list[int]:
         """The cases that run at both ends, else the first one, which is told of."""
-        cases = range(len(self.bench.sweep.cases))
-        return [at for at in cases if all(self.runs(end, at) for end in (0, -1))] or [0]
+        cases, last = range(len(self.bench.sweep.cases)), len(self.targets) - 1
+        return [at for at in cases if self.runs(0, at) and self.runs(last, at)] or [0]
 
     def search(self, place: int) -> Search:
         """The state of the search in a case. Raises LaunchError for an end that does not run."""
@@ -267,8 +249,13 @@ class _Bisection:
 
     def runs(self, commit: int, place: int) -> bool:
         """Whether a commit can be measured, as far as is known."""
-        num_fruitless = self.bench.starts[self.targets[commit].name] - self.num_starts[commit]
-        return num_fruitless < MOST_FRUITLESS and not self.launches[commit].does_not_run(place)
+        launches = self.launches[commit]
+        measured = launches.measured(place, self.metric).index
+        is_ok = launches.of_case(place).index.isin(measured)
+        is_failing = len(is_ok) >= MOST_FRUITLESS and not is_ok[-MOST_FRUITLESS:].any()
+        is_started = self.bench.starts[self.targets[commit].name] >= MOST_FRUITLESS
+        is_alone = is_started and commit > 0 and not self.in_turns(commit, place)
+        return not (launches.does_not_run(place) or is_failing or is_alone)
 
     def in_turns(self, commit: int, place: int) -> dict[tuple[int, str], Rounds]:
         """A commit's launches in turns with the good one, by number and run; of that one none.
