@@ -14,6 +14,7 @@ import pandas as pd
 
 from ppbench.comparison.launches import (
     COLUMNS,
+    FINAL,
     fresh,
     key_of,
     key_text,
@@ -22,13 +23,9 @@ from ppbench.comparison.launches import (
 )
 from ppbench.comparison.slowdowns import recorded, slowdowns_by_run
 from ppbench.config.sweep import Sweep
-from ppbench.display.cases import NOT_FINITE
 from ppbench.git import Commit
 from ppbench.judge.slowdowns import NOT_KNOWN, Slowdown, is_disturbed
-from ppbench.run.sweep.plan import FINAL as FAILED_FINALLY
 from ppbench.store import Condition, Store
-
-FINAL = (*FAILED_FINALLY, NOT_FINITE)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from ppbench.comparison.launches import COLUMNS, Key, keys_of, states_of
-from ppbench.comparison.lines import of_keys
+from ppbench.comparison.launches import COLUMNS, Key, of_keys, states_of
 from ppbench.comparison.sessions import noise_in
 from ppbench.comparison.slowdowns import recorded, slowdowns_by_run
 from ppbench.judge.evidence import Metric, Noise
@@ -57,7 +56,7 @@ def noises_of(
     undisturbed = usable[~np.array(is_slow, dtype=bool)]
     noises: dict[Key, Noises] = {}
     for key in keys:
-        alike, quiet = (of_keys(runs, keys_of(runs), key) for runs in (usable, undisturbed))
+        alike, quiet = (of_keys(runs, key) for runs in (usable, undisturbed))
         by_metric = {
             metric.name: noise_in(quiet if metric.slow_sign else alike, metric)
             for metric in metrics

@@ -18,9 +18,11 @@ from datetime import UTC, datetime, timedelta
 
 import pandas as pd
 
-from ppbench.comparison.launches import states_of
+from ppbench.comparison.launches import COLUMNS, MEASURED_ALIKE, keys_of, of_keys, states_of
+from ppbench.display.metrics import METRICS
 from ppbench.judge.evidence import UNKNOWN, Metric, Noise
 from ppbench.judge.noise import Drift, drift_of, noise_of_launches
+from ppbench.store import Condition, Store
 
 BREAK = timedelta(hours=4)
 """The longest break between two launches of one session."""
@@ -81,6 +83,22 @@ def drift_in(runs: pd.DataFrame, metric: Metric) -> Drift | None:
     by_state = _figures_by_state(runs, metric)
     numbers = {number for sessions in by_state for number in sessions}
     return drift_of(metric, [list(sessions.values()) for sessions in by_state], len(numbers))
+
+
+def drifts_like(
+    launch: pd.DataFrame, metrics: Sequence[Metric], *stores: Store
+) -> dict[str, Drift]:
+    """The drift of each metric between sessions, from all launches that compare with this one.
+
+    It is the only row of `launch`. The commit may be any.
+    """
+    row, key = launch.iloc[0], keys_of(launch)[0]
+    columns = [*COLUMNS, *METRICS]
+    same = [Condition(name, "=", str(row[name])) for name in MEASURED_ALIKE[:2]]
+    rows = pd.concat([store.runs(columns, same) for store in dict.fromkeys(stores)])
+    alike = of_keys(rows[rows["status"] == "ok"].drop_duplicates("run_id"), key)
+    found = {metric.name: drift_in(alike, metric) for metric in metrics}
+    return {name: drift for name, drift in found.items() if drift is not None}
 
 
 def noise_in(runs: pd.DataFrame, metric: Metric) -> Noise | None:
