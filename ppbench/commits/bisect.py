@@ -24,7 +24,7 @@ from ppbench.commits.launches import Launch, Launches
 from ppbench.comparison.known import known_of
 from ppbench.comparison.launches import Key, key_of
 from ppbench.comparison.lines import read_metrics
-from ppbench.comparison.noise import noises_of, slowdowns_and_launches
+from ppbench.comparison.sessions import noises_of, slowdowns_and_launches
 from ppbench.config.sweep import read_share
 from ppbench.display.metrics import METRICS
 from ppbench.display.units import counted, duration, percent

@@ -27,9 +27,14 @@ from ppbench.analysis.breakdown import (
 )
 from ppbench.comparison.axes import key_of
 from ppbench.comparison.launches import Key
-from ppbench.comparison.noise import noises_of, slowdowns_and_launches
 from ppbench.comparison.rounds import shared_rounds
-from ppbench.comparison.sessions import drifts_like, moments_of, number_sessions
+from ppbench.comparison.sessions import (
+    drifts_like,
+    moments_of,
+    noises_of,
+    number_sessions,
+    slowdowns_and_launches,
+)
 from ppbench.comparison.sides import Side
 from ppbench.comparison.slowdowns import in_order
 from ppbench.display.cases import axis_text
