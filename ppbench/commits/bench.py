@@ -28,7 +28,6 @@ import pandas as pd
 
 from ppbench.commits.launches import Launches, StoredLaunches
 from ppbench.commits.worktrees import Checkouts, SetupError, run
-from ppbench.comparison.known import known_of
 from ppbench.comparison.lines import Comparison, Stopped
 from ppbench.comparison.measurement import measure_until_decided
 from ppbench.comparison.sides import WORKTREE
@@ -371,10 +370,9 @@ class TwoSides:
         metrics: Collection[str],
     ) -> tuple[Result, Stopped]:
         """Launch both sides until the verdicts of these metrics are decided. Raises UsageError."""
-        known = known_of(self.bench.sweep, self.bench.results, num_sides=2)
         say = self.bench.progress.say
         return measure_until_decided(
-            most_launches, self.bring_to, judged, compared_of, metrics, known, say
+            most_launches, self.bring_to, judged, compared_of, metrics, say
         )
 
 

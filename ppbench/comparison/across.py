@@ -18,7 +18,6 @@ import pandas as pd
 
 from ppbench.comparison import notes
 from ppbench.comparison.axes import find_axis, key_of, ordered, value_named, work_note
-from ppbench.comparison.known import known_of
 from ppbench.comparison.launches import FRESH_S, key_text, of_keys
 from ppbench.comparison.lines import (
     Comparison,
@@ -30,10 +29,8 @@ from ppbench.comparison.lines import (
     read_metrics,
 )
 from ppbench.comparison.measurement import measure_until_decided
-from ppbench.comparison.repeats import is_lacking
 from ppbench.comparison.rows import Grid, num_pairs, pairs_of
 from ppbench.comparison.sides import Side, choose_runs, the_sweep_file
-from ppbench.comparison.slowdowns import find_disturbed, first_launches
 from ppbench.config.reader import read_sweep
 from ppbench.display.cases import axis_text
 from ppbench.errors import UsageError
@@ -102,44 +99,20 @@ def compare_across(
     an_hour_ago = (
         f"{datetime.now(UTC) - timedelta(seconds=FRESH_S):%Y%m%dT%H%M%S}"  # as run ids are
     )
-    num_planned = dict.fromkeys((case.case_id for case, _ in sweep.cases), 0)
-
-    def launched() -> int:
-        """Make the launches that are planned; return how many were missing."""
-        planned = tuple(
-            (case, replace(own, launches=num_planned[case.case_id])) for case, own in sweep.cases
-        )
-        choice = Choice(since=an_hour_ago)
-        return len(run_sweep(replace(sweep, cases=planned), store, choice, display).plan.missing)
 
     def bring_to(num_launches: int) -> float:
-        """Launch every case until it has so many undisturbed launches; return the rounds made."""
-        num_planned.update(dict.fromkeys(num_planned, num_launches))
-        num_made = launched()
-        while True:
-            rows = store.runs(["run_id", "case_id", "launch", "status"])
-            is_ours = rows["case_id"].isin(num_planned) & (rows["run_id"] > an_hour_ago)
-            made = rows[is_ours & (rows["status"] == "ok")].sort_values("launch")
-            made["is_disturbed"] = find_disturbed(store, made)
-            lacking = []  # cases with a disturbed launch that is to be made again
-            for case_id, own in made.groupby("case_id", sort=False):
-                disturbed = own["is_disturbed"].tolist()
-                is_full = len(disturbed) >= num_planned[str(case_id)]
-                if any(disturbed) and is_full and is_lacking(disturbed, num_launches):
-                    lacking.append(str(case_id))
-            if not lacking:
-                return num_made / len(num_planned)
-            for case_id in lacking:
-                num_planned[case_id] += 1
-            num_made += launched()
+        """Launch every case until it has so many launches; return the rounds made."""
+        planned = tuple((case, replace(own, launches=num_launches)) for case, own in sweep.cases)
+        choice = Choice(since=an_hour_ago)
+        done = run_sweep(replace(sweep, cases=planned), store, choice, display)
+        return len(done.plan.missing) / len(planned)
 
     def first(num_launches: int) -> Side:
-        """The first launches of each case in this hour, so many undisturbed ones."""
+        """So many of the first launches of each case in this hour."""
         side = choose_runs(runs, store)
         rows, failed = (rows[rows["run_id"] > an_hour_ago] for rows in (side.runs, side.failed))
-        in_order = rows.sort_values("launch")
-        ids = first_launches(store, in_order, in_order["case_id"], num_launches)
-        return replace(side, runs=rows[rows["run_id"].isin(ids)], failed=failed)
+        kept = rows.sort_values("launch").groupby("case_id").head(num_launches)["run_id"]
+        return replace(side, runs=rows[rows["run_id"].isin(kept)], failed=failed)
 
     if max_launches is None:
         bring_to(launches or 0)
@@ -150,7 +123,6 @@ def compare_across(
         lambda looks: compared(first(looks.last), looks),
         lambda across: across,
         set(metrics or (SPEED,)),
-        known_of(sweep, Path(results), num_sides=1),
         say,
     )
     return replace(result, stopped=stopped)

@@ -23,7 +23,6 @@ from ppbench.comparison.launches import (
     keys_of,
     newest_launches,
 )
-from ppbench.comparison.slowdowns import first_launches
 from ppbench.config.reader import read_sweep
 from ppbench.display.cases import without_not_finite
 from ppbench.display.units import counted
@@ -85,13 +84,13 @@ class Side:
         return replace(self, runs=runs, failed=failed)
 
     def first(self, num_launches: int) -> Side:
-        """Reduce each case to its first launches, so many undisturbed ones.
+        """Reduce each case to so many of its first launches.
 
         Launches that failed for a reason of their own are launches too.
         """
         failed = self.failed[self.failed["status"].isin(FINAL)]
         every = pd.concat([self.runs, failed]).sort_values("run_id")
-        ids = first_launches(self.store, every, keys_of(every), num_launches)
+        ids = every.groupby(pd.Series(keys_of(every), every.index)).head(num_launches)["run_id"]
         is_later = self.failed["status"].isin(FINAL) & ~self.failed["run_id"].isin(ids)
         runs = self.runs[self.runs["run_id"].isin(ids)]
         return replace(self, runs=runs, failed=self.failed[~is_later])

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import pandas as pd
 
 from ppbench.comparison.launches import CONTROLS, key_text
-from ppbench.comparison.repeats import num_taken
 from ppbench.display.units import is_missing
 from ppbench.judge.slowdowns import (
     NOT_KNOWN,
     UNKNOWN,
     Control,
     Slowdown,
-    is_disturbed,
     slowdowns,
 )
 from ppbench.store import Store
@@ -54,31 +52,6 @@ def recorded(
     needed = ["run_id", "status", "case_id", "fingerprint", *CONTROLS, *columns]
     runs = store.runs(list(dict.fromkeys(needed)))
     return runs if fingerprints is None else runs[runs["fingerprint"].isin(set(fingerprints))]
-
-
-def find_disturbed(store: Store, runs: pd.DataFrame) -> list[bool]:
-    """Whether each of these rows of `runs` was measured on a disturbed machine.
-
-    What is usual there is found in the whole store, as it is now.
-    """
-    by_run = slowdowns_by_run(recorded(store))
-    return [is_disturbed(by_run.get(str(run_id), NOT_KNOWN)) for run_id in runs["run_id"]]
-
-
-def first_launches(
-    store: Store, runs: pd.DataFrame, keys: Iterable[Hashable], num_launches: int
-) -> set[str]:
-    """The runs of the first launches of each key, so many undisturbed ones.
-
-    The rows are in the order of their launches, and have a key each.
-    """
-    rows = pd.DataFrame({"run_id": list(runs["run_id"]), "key": list(keys)})
-    rows["is_disturbed"] = find_disturbed(store, runs)
-    return {
-        str(run_id)
-        for _, own in rows.groupby("key", sort=False)
-        for run_id in own["run_id"][: num_taken(own["is_disturbed"].tolist(), num_launches)]
-    }
 
 
 def in_order(runs: pd.DataFrame, by_run: Mapping[str, Slowdown]) -> tuple[float, ...] | None:

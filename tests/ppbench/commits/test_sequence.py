@@ -91,15 +91,6 @@ def test_a_clear_change_takes_the_first_launches_alone(changed):
     assert "num_looks" not in fixed.frame
 
 
-def test_it_is_said_beforehand_which_change_is_found_and_how_long_that_takes(repository):
-    few = (around(1000, num=4), around(930, num=4))
-    said, named = options(repository, stored(repository, *few))
-    compare(**named)
-    assert said.lines[0].startswith("no noise of these cases is known yet: which change can be")
-    assert "launches of each side find, in 80 % of comparisons, a change of " in said.lines[-3]
-    assert said.lines[-3].endswith("(noise so far 0.2 %)")
-
-
 def test_without_an_answer_it_ends_with_the_most_launches(scattered):
     said, named = options(*scattered, most=5)
     comparison = compare(**named)

@@ -16,7 +16,7 @@ from ppbench.commits.comparison import compare_sides
 from ppbench.commits.series import history
 from ppbench.commits.sides import Places, find_side
 from ppbench.comparison.lines import read_metrics
-from ppbench.comparison.slowdowns import find_disturbed, recorded, slowdowns_by_run
+from ppbench.comparison.slowdowns import recorded, slowdowns_by_run
 from ppbench.judge.verdicts import Verdict
 from ppbench.store import Store
 
@@ -123,14 +123,6 @@ def test_a_history_leaves_out_a_launch_beside_a_slow_reference_and_names_it(stor
     launches = read.frame[read.frame["kind"] == "launch"]
     assert launches["discount"].fillna("").tolist() == ["", "", "", "", "reference", "", "", ""]
     assert launches["slowdown"].iloc[4] == pytest.approx(0.18)
-
-
-def test_disturbed_launches_are_found_by_all_that_the_store_has_of_the_machine(store):
-    ids = with_a_slow_launch(store)
-    runs = store.runs(["run_id", "fingerprint"])
-    of_head = runs[runs["run_id"].isin(ids)]
-    assert find_disturbed(store, of_head) == [False, False, False, True, False]
-    assert find_disturbed(store, of_head.head(0)) == []
 
 
 def test_runs_that_failed_show_nothing_of_what_is_usual(store):
