@@ -27,6 +27,7 @@ from ppbench.display.units import counted
 from ppbench.errors import NotMeasuredError, RepositoryError, UsageError
 from ppbench.git import Commit, Repository
 from ppbench.store import LAST, Condition, Store
+from ppbench.store.columns import ATTACHED
 
 WORKTREE = "worktree"
 SHORT = 9
@@ -54,6 +55,27 @@ class Side:
         is_dirty = pd.concat([self.runs, self.failed])["is_dirty"].eq(True).any()
         return None if self.commit is None or is_dirty else self.commit[:SHORT]
 
+    @property
+    def origins(self) -> set[str]:
+        """Where its runs come from, if not from a sweep: `attached`, `imported`."""
+        return set(pd.concat([self.runs, self.failed])["origin"].dropna())
+
+    def of_script(self, script: Path) -> Side:
+        """The runs that were attached to a training script. Raises NotMeasuredError without any."""
+        runs, failed = (
+            rows[
+                (rows["origin"] == ATTACHED)
+                & (rows["sweep_file"].fillna("").map(lambda file: Path(file).name) == script.name)
+            ]
+            for rows in (self.runs, self.failed)
+        )
+        if runs.empty and failed.empty:
+            raise NotMeasuredError(
+                f"{self.title}: no run of {script} was attached; run it there under the same name, "
+                f"with ppbench.attach(..., results={str(self.store.folder)!r})"
+            )
+        return replace(self, runs=runs, failed=failed)
+
     def of_cases(self, case_ids: Iterable[str]) -> Side:
         wanted = set(case_ids)
         runs, failed = (rows[rows["case_id"].isin(wanted)] for rows in (self.runs, self.failed))
@@ -72,9 +94,14 @@ class Side:
         return replace(self, runs=runs, failed=self.failed[~is_later])
 
     def fresh(self, now: datetime) -> Side:
-        """Reduce to the launches made together; see `launches.fresh`."""
+        """Reduce to the launches made together; see `launches.fresh`.
+
+        What failed before now has been tried again.
+        """
         every = pd.concat([self.runs, self.failed]).sort_values("run_id")
-        ids = set(fresh(every, now)["run_id"])
+        recent = fresh(every, now)
+        made = pd.to_datetime(recent["created_at"], utc=True, format="ISO8601")
+        ids = set(recent[(recent["status"] == "ok") | (made >= now)]["run_id"])
         runs, failed = (rows[rows["run_id"].isin(ids)] for rows in (self.runs, self.failed))
         older = len(every) - len(ids)
         text = (
