@@ -254,7 +254,7 @@ def looks_of(runs: pd.DataFrame) -> Looks:
     ends = ends.groupby(good["launch"]).max().sort_index().iloc[:FEWEST_LAUNCHES]
     launch_s = ends.diff().dt.total_seconds().min()
     more = (budget_s - FEWEST_LAUNCHES * launch_s) / launch_s if launch_s > 0 else 0
-    most = max(num, min(MOST_LAUNCHES, FEWEST_LAUNCHES + max(1, round(more))))
+    most = max(num, min(MOST_LAUNCHES, FEWEST_LAUNCHES + max(1, int(more))))
     return Looks(tuple(range(FEWEST_LAUNCHES, num + 1)), most)
 
 
