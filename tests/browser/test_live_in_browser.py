@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from pathlib import Path
 
 import pytest
 from chromium import Browser, Tab
 from screens import DESK, keep, needs_browser
+from stored_runs import run_row, store_with
 
 from ppbench.config.case import Case
 from ppbench.report.pages.report import render_report
 from ppbench.report.pages.templates import Live, write_page
 from ppbench.store import Store
-
-sys.path.append(str(Path(__file__).parent.parent / "ppbench"))
-from stored_runs import run_row, store_with
 
 pytestmark = needs_browser
 PATIENCE_S = 30

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 from chromium import Browser, Tab
-from screens import DESK, PHONE, READER, keep, needs_browser
+from screens import DESK, PHONE, keep, needs_browser
 
 from ppbench.cli import schedules as planning
 
 pytestmark = needs_browser
-DRAWN = f"""{READER}
-until(() => document.querySelector(".chart")?.timeline?.drawn != null)"""
+DRAWN = "until(() => document.querySelector('.chart')?.timeline?.drawn != null)"
 CHART = "document.querySelector('.chart')"
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from nodes import ADDRESSES, Node, reason_against_nodes, two_nodes
-from sockets import listening
+from processes import listened, wait_until
 
 from ppbench.run.launch.cluster import Nodes, torchrun_command
 from ppbench.run.launch.local import WORKER
@@ -69,13 +67,7 @@ class Cluster:
     def run(self, ranks_per_node: int, *options: str) -> list[set[str]]:
         """The addresses on which each node has listened, until all is done."""
         started = [self.start(node, ranks_per_node, *options) for node in self.nodes]
-        seen: list[set[str]] = [set(), set()]
-        until = time.monotonic() + PATIENCE_S
-        while any(process.poll() is None for process in started):
-            assert time.monotonic() < until, f"it hangs.\n{self.logs()}"
-            for addresses, process in zip(seen, started, strict=True):
-                addresses.update(listening(process.pid) if process.poll() is None else ())
-            time.sleep(0.25)
+        seen = listened(started, self.logs, PATIENCE_S)
         assert [self.exit_code(process) for process in started] == [0, 0], self.logs()
         return seen
 
@@ -115,13 +107,6 @@ def test_a_sweep_runs_across_two_nodes_rank_by_rank_and_node_by_node(cluster, de
     assert not list((cluster.results.parents[1] / "node-b").iterdir())
 
 
-def wait_until(is_true: Callable[[], bool], cluster: Cluster) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not is_true():
-        assert time.monotonic() < until, cluster.logs()
-        time.sleep(0.2)
-
-
 THREE = 'device = "emulated"' + SWEEP.replace("steps = 3", "steps = 20") + "num_microbatches = "
 
 
@@ -133,7 +118,8 @@ def begin_and_kill(cluster: Cluster, killed: int) -> subprocess.Popen[bytes]:
     journals = cluster.results.glob
     wait_until(
         lambda: any('"turn"' in j.read_text() for j in journals("launches/*/journal.jsonl")),
-        cluster,
+        cluster.logs,
+        PATIENCE_S,
     )
     cluster.nodes[killed].kill()
     started[killed].wait()

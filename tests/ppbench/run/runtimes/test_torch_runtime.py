@@ -1,20 +1,13 @@
 """torch.distributed.pipelining as a runtime, on real ranks: exact, and its spans tell all of it."""
 
 import itertools
-import sys
 import weakref
-from pathlib import Path
 
 import pandas as pd
 import pytest
-import torch
-from torch.distributed.pipelining import schedules as torchs
-
-sys.path.append(str(Path(__file__).parents[3] / "engine"))  # its pool of ranks and its oracle
-
 from models import configuration_folder
 from pipeline import NUM_STEPS, assert_exact, config, relative_difference, train
-from ranks import Ranks
+from torch.distributed.pipelining import schedules as torchs
 
 from engine.connection import agree
 from engine.plan.action import COMPUTE_OPS, RECV_OPS, Action, Op, parse_action
@@ -53,16 +46,6 @@ MARKED = [
     for shape in SHAPES
 ]
 TIED = {"lm_head.weight": "model.embed_tokens.weight"}
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # as on the ranks: sums over threads round differently
-    pool = Ranks(4)
-    yield pool
-    pool.stop()
-    torch.set_num_threads(before)
 
 
 def train_on(fabric, is_member, settings, runner=TorchPipeline):
