@@ -51,7 +51,7 @@ from benchmarks.made_up_launches import (
 )
 from ppbench.judge.evidence import Noise
 from ppbench.statistics.bisection import Finding, Search, search_first_bad
-from ppbench.statistics.change_points import ChangePoint, change_points
+from ppbench.statistics.change_points import ChangePoint, find_changes
 
 SHARED = 0.008  # deviation that all launches of a commit share
 NUM_COMMITS, NUM_LONG, CHANGED_AT = 60, 80, 40
@@ -180,7 +180,10 @@ def _mean(values: Iterator[float] | list[bool]) -> float:
 
 
 def _all_points(launches: Floats) -> list[list[ChangePoint]]:
-    return [change_points(series, slow_sign=1) for series in np.median(launches, axis=-1).tolist()]
+    return [
+        list(find_changes(series, slow_sign=1).points)
+        for series in np.median(launches, axis=-1).tolist()
+    ]
 
 
 def _nearest(points: list[ChangePoint]) -> ChangePoint | None:
@@ -220,7 +223,7 @@ def _histories(settings: Settings) -> Iterator[tuple[str, float]]:
 
 
 def _points(series: Floats) -> list[ChangePoint]:
-    return change_points([[value] for value in series.tolist()], slow_sign=1)
+    return list(find_changes([[value] for value in series.tolist()], slow_sign=1).points)
 
 
 def _hits_among(start: str, series: Sequence[list[ChangePoint]]) -> Iterator[tuple[str, float]]:

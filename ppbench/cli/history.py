@@ -149,6 +149,7 @@ def history_text(result: History, how: Format, view: View = EVERYTHING) -> str:
                         point_values(point, result.discounts) for point in (*own.points, *own.dirty)
                     ],
                     "changes": [step_values(own, step) for step in analysis.steps],
+                    "spikes": [step_values(own, step) for step in analysis.spikes],
                     "levels": [
                         {
                             "first": own.points[level.first].commit,
@@ -195,7 +196,8 @@ def _tables(result: History, how: Format, view: View) -> Iterator[str]:
                 "state": analysis.state.value,
             }
         )
-        steps += [_step_row(number, series, step, result.metric) for step in analysis.steps]
+        found = sorted((*analysis.steps, *analysis.spikes), key=lambda step: step.first)
+        steps += [_step_row(number, series, step, result.metric) for step in found]
     shown = [
         name for name in SERIES if name not in ("failed", "gaps") or any(row[name] for row in rows)
     ]
@@ -214,7 +216,7 @@ def _step_row(number: int, series: Series, step: Step, metric: Metric) -> dict[s
     subject = shortened(first.subject or "", _LONGEST_SUBJECT)
     return {
         "number": number,
-        "change_text": f"{100 * size.estimate:+.1f} {unit}{judged}",
+        "change_text": f"{'spike ' * step.is_spike}{100 * size.estimate:+.1f} {unit}{judged}",
         "interval": f"{100 * size.low:+.1f} to {100 * size.high:+.1f}",
         "commits": step.num_commits,
         "unmeasured": step.num_unmeasured,

@@ -22,15 +22,16 @@ from ppbench.cli.options import (
     Results,
     Sort,
     SweepFile,
-    going_on,
+    command,
     print_text,
     typed_command,
 )
+from ppbench.cli.sweep import Rerun
 from ppbench.display.fields import field_of, number
 from ppbench.display.formats import Format
 from ppbench.display.tables import EVERYTHING, View, render
 from ppbench.display.units import MEBIBYTES, MS, PERCENT
-from ppbench.errors import UsageError
+from ppbench.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from ppbench.planning.search import OnProgress
@@ -55,9 +56,13 @@ NumLaunches = Annotated[
         "--launches",
         metavar="K",
         min=1,
-        max=1000,
+        max=16,
         help="Most launches of each, with --run, if it is not decided earlier.",
     ),
+]
+Budget = Annotated[
+    str | None,
+    typer.Option("--budget", metavar="TIME", help="Most time for --run, as in 90s or 10m."),
 ]
 IsMeasuredAnew = Annotated[
     bool,
@@ -74,14 +79,14 @@ HandOver = Annotated[
 _TRIED = {
     **{name: field_of(name) for name in ("schedule", "stages_per_rank")},
     "microbatch_size": number("microbatch size", ".0f"),
-    "predicted_step_ns": number("predicted step", ",.1f", MS),
     "measured_step_ns": number("measured step", ",.1f", MS),
     "measured_low_ns": number("low", ",.1f", MS),
     "measured_high_ns": number("high", ",.1f", MS),
     "num_launches": number("launches", ".0f"),
+    "predicted_step_ns": number("predicted step", ",.1f", MS),
     "step_error": number("error", "+.1f", PERCENT),
-    "predicted_peak_bytes": number("predicted peak", ",.1f", MEBIBYTES),
     "measured_peak_bytes": number("measured peak", ",.1f", MEBIBYTES),
+    "predicted_peak_bytes": number("predicted peak", ",.1f", MEBIBYTES),
 }
 
 
@@ -92,6 +97,8 @@ def plan(
     remeasure: IsMeasuredAnew = False,
     run: NumTrials = 0,
     launches: NumLaunches = 6,
+    budget: Budget = None,
+    rerun: Rerun = False,
     output: Output = None,
     open_it: Open = False,
     hand_over: HandOver = None,
@@ -101,18 +108,22 @@ def plan(
     sort: Sort = None,
 ) -> None:
     """Find the best pipeline for a model, devices and memory, and say how sure that is."""
-    from ppbench.planning.words import SHOWN, as_dict
+    from ppbench.planning.words import SHOWN, as_dict, sentences_of
     from ppbench.recommendation.question import answer, read_question
     from ppbench.recommendation.question import hand_over as write_forms
 
     if open_it and output is None:
         raise UsageError("--open: opens a page; name it with -o plan.html")
+    if not run and (budget is not None or rerun):
+        option = "--budget: is for" if budget is not None else "--rerun: repeats"
+        raise UsageError(f"{option} what --run measures; add --run 2")
     view = View.of(columns, sort)
+    asked = [*(overrides or []), *([] if budget is None else [f"measure.budget={budget}"])]
     with _progress() as on_progress:
-        sweep = read_question(file, overrides or ())
+        sweep = read_question(file, asked)
         found = answer(
             sweep,
-            overrides or (),
+            asked,
             results=results,
             effort=effort,
             remeasure=remeasure,
@@ -127,18 +138,36 @@ def plan(
         from ppbench.store import check_writable
 
         check_writable(results, "--results")
-        display = display_for(Console(stderr=True))
-        with going_on():
-            trials = measure(found, sweep, run, launches, results, display)
+        trials = measure(
+            found,
+            sweep,
+            run,
+            launches,
+            results,
+            reruns=rerun,
+            display=display_for(Console(stderr=True)),
+            command=command(
+                *("plan", str(file)),
+                set=overrides,
+                effort=None if effort == 1 else effort,
+                run=run,
+                max_launches=launches,
+                budget=budget,
+                results=results,
+            ),
+        )
+    sentences = sentences_of(found, is_measured=trials is not None)
     if how is Format.json and view == EVERYTHING:
         measured = {} if trials is None else trials.as_dict()
-        print(json.dumps({**as_dict(found), **measured}, indent=2, allow_nan=False))
+        whole = {**measured, **as_dict(found), "sentences": sentences}
+        print(json.dumps(whole, indent=2, allow_nan=False))
     elif how in (Format.json, Format.csv):
         print(render(found.frame if trials is None else trials.frame, how, SHOWN, view))
     else:
-        parts = [render(found.frame, how, SHOWN, view, ("step_ns",)), "\n".join(found.sentences)]
+        parts = [render(found.frame, how, SHOWN, view, ("step_ns",)), "\n".join(sentences)]
         if trials is not None:
-            parts += [render(trials.frame, how, _TRIED), trials.sentence]
+            said = "\n".join([*trials.answers, *trials.sentences])
+            parts = [said, render(trials.frame, how, _TRIED), *parts]
         print_text("\n\n".join(parts), how)
     aside = sys.stdout if how is Format.table else sys.stderr
     if hand_over is not None:
@@ -159,14 +188,16 @@ def plan(
         commands = [
             ("Measure the best two, and 1F1B:", f"{again} --run 2"),
             ("Write it for a sweep, torchtitan, Megatron-LM:", f"{again} --hand-over chosen"),
-        ]
+        ][trials is not None :]
         steps = [(proposal, simulated(found, proposal)) for proposal in drawn]
         origin, title = found.costs.origin, f"Plan of {file.stem}"
-        page = PlanPage(title, found, steps, origin, commands, typed_command())
+        page = PlanPage(title, found, steps, origin, commands, typed_command(), trials)
         write_page(output, render_plan(page))
         print(f"page: {output}", file=aside)
         if open_it:
             open_page(output)
+    if trials is not None and not trials.is_ok:
+        raise typer.Exit(ExitCode.failed_runs)
 
 
 @contextmanager

@@ -42,7 +42,6 @@ from ppbench.statistics.series import (
     SeriesAnalysis,
     Step,
     analyse,
-    discounts_of,
 )
 from ppbench.store import TABLES, Condition, Store, read_conditions
 
@@ -76,8 +75,7 @@ class History:
     @functools.cached_property
     def discounts(self) -> dict[str, DiscountReason]:
         """The runs of all series that count for no level and no change, by id."""
-        by_series = (discounts_of(series, self.metric) for series in self.series)
-        return {run_id: reason for found in by_series for run_id, reason in found.items()}
+        return {run: why for analysis in self.analyses for run, why in analysis.discounts.items()}
 
     @property
     def has_figures(self) -> bool:
@@ -85,7 +83,7 @@ class History:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """One row per launch, and one per change, whose commit is the likeliest."""
+        """One row per launch, and per change or spike, whose commit is the likeliest."""
         rows: list[dict[str, object]] = []
         for analysis in self.analyses:
             series = analysis.series
@@ -97,7 +95,8 @@ class History:
                     own = _launch_values(launch, self.discounts.get(launch.run_id))
                     rows.append({"kind": "launch", **key, **commit, **own})
             rows += [
-                {"kind": "change", **key, **step_values(series, step)} for step in analysis.steps
+                {"kind": "spike" if step.is_spike else "change", **key, **step_values(series, step)}
+                for step in (*analysis.steps, *analysis.spikes)
             ]
         return pd.DataFrame(rows)
 

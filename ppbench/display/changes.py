@@ -79,7 +79,7 @@ def discount_text(reason: str, slowdown: Slowdown) -> str:
     if reason != DiscountReason.apart:
         return why
     also = f", and {why}" if is_disturbed(slowdown) else ""
-    return f"it lies far from the others, on the slow side{also}"
+    return f"it lies far from the others{also}"
 
 
 def moved_sentences(parts: Sequence[Moved], why: str = BY_COMMIT) -> list[str]:

@@ -507,7 +507,7 @@ COMPUTED: dict[str, dict[str, Field]] = {
         ),
         "discount": words(
             "discount",
-            "why a launch counts for nothing: `apart` (far from the others on the slow side) or "
+            "why a launch counts for nothing: `apart` (far from the others) or "
             "`reference` (its machine was slow); null: it counts",
         ),
         "level": words("level", "median of the launches since the last change"),

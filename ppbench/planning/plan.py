@@ -73,10 +73,10 @@ class Configuration:
 class Proposal:
     """A configuration with its program and its predicted step; times in ns, memory by rank.
 
-    `step_ns` is simulated with the costs as they are; the interval from `step_low_ns` to
-    `step_high_ns` holds the step with a probability of 90 %, as far as it depends on the errors of
-    the costs. The step is the makespan and the optimizer; no program for this placement and these
-    stages has a step below `bound_ns`.
+    `step_ns` is simulated with the costs as they are. Were nothing but these off, the interval from
+    `step_low_ns` to `step_high_ns` would hold the step with a probability of 90 %. The step is the
+    makespan and the optimizer; no program for this placement and these stages has a step below
+    `bound_ns`.
     """
 
     configuration: Configuration

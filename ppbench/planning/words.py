@@ -81,19 +81,28 @@ def row_of(proposal: Proposal) -> dict[str, object]:
     }
 
 
-def sentences_of(plan: Plan) -> list[str]:
-    """What to run, what that gains, what limits it, what more would bring, what was left out."""
-    return [*_choice(plan), *_limits(plan), *plan.notes]
+def sentences_of(plan: Plan, *, is_measured: bool = False) -> list[str]:
+    """What to run, what that gains, what limits it, what more would bring, what was left out.
+
+    If proposals are measured, what to run is not for the plan to say.
+    """
+    return [*_choice(plan, is_measured=is_measured), *_limits(plan), *plan.notes]
 
 
-def _choice(plan: Plan) -> Iterator[str]:
+def _choice(plan: Plan, *, is_measured: bool) -> Iterator[str]:
     """The first choice: what it is, what it gains on 1F1B, how near a registered schedule comes."""
     first, one = plan.first, plan.first.configuration
+    verb = "Predicted to be the best:" if is_measured else "Run"
     yield (
-        f"Run {pipeline_text(one)}: a step of {milliseconds(first.step_ns)} (with 90 % probability "
-        f"{milliseconds(first.step_low_ns)} to {milliseconds(first.step_high_ns)}), "
+        f"{verb} {pipeline_text(one)}: a predicted step of {milliseconds(first.step_ns)}, "
         f"{first.tokens_per_s:,.0f} tokens/s, at most {size(max(first.peak_high_bytes))} on a rank."
     )
+    if first.step_low_ns < first.step_high_ns:
+        yield (
+            "If nothing but the costs of layers and link is off, it takes "
+            f"{milliseconds(first.step_low_ns)} to {milliseconds(first.step_high_ns)}, with 90 % "
+            "probability; what else the machine does is left out."
+        )
 
     if one.ranks > MOST_RANKS:
         is_v = one.placement != loop_placement(one.ranks, one.stages_per_rank)
@@ -118,8 +127,8 @@ def _choice(plan: Plan) -> Iterator[str]:
         yield "That is as good as any other: nothing found gains on the best 1F1B."
     else:
         yield (
-            f"It trains {gain:.1%} faster than the best 1F1B within the same memory, whose step "
-            f"takes {milliseconds(plan.baseline.step_ns)}."
+            f"It is predicted to be {gain:.1%} faster than the best 1F1B within the same memory, "
+            f"whose step is {milliseconds(plan.baseline.step_ns)}."
         ).replace("%", " %")
 
     loss = plan.registered_loss

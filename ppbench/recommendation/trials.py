@@ -1,49 +1,39 @@
-"""Trials of a plan: its best proposals and 1F1B, measured in turns, against what was predicted.
+"""Measures the best proposals of a plan, and 1F1B, as the cases of one sweep.
 
-proposals --cases--> rounds of launches, as `recommendation.race` asks for --> table and sentence
+    proposals --cases--> sweep until it is known which case to take --judgement--> answer
+
+They take turns in the same processes, as those of `ppbench sweep --budget` do.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
 import pandas as pd
 
 from engine.plan.schedules.registry import CSV_PREFIX
-from ppbench.comparison.known import known_of
-from ppbench.comparison.measurement import reach_text
 from ppbench.config.case import Case, Measure
+from ppbench.config.kinds import seconds_of
 from ppbench.config.programs import digest_of
 from ppbench.config.sweep import Sweep
 from ppbench.console import note
-from ppbench.display.cases import cautions_of
-from ppbench.display.tables import as_records
-from ppbench.display.units import counted, duration, milliseconds, percent
+from ppbench.display.cases import varying_axes
+from ppbench.display.units import percent, written
 from ppbench.files import write_file
-from ppbench.judge.differences import FEWEST_LAUNCHES
-from ppbench.judge.evidence import Noise
-from ppbench.judge.lead import Regret
-from ppbench.judge.noise import noise_of_launches
+from ppbench.judge.looks import ONE_LOOK, Looks
+from ppbench.judge.verdicts import Verdict
 from ppbench.planning.handover import program_text
 from ppbench.planning.plan import AUTO, Plan, Proposal
-from ppbench.recommendation.race import (
-    STEP,
-    Finding,
-    Outcome,
-    SetAside,
-    Steps,
-    Stop,
-    interval_of,
-    race,
-)
+from ppbench.report.pages.conclusions import conclude
+from ppbench.report.pages.judgement import Judged, judge
+from ppbench.report.pages.plan import Trials
+from ppbench.report.until_answered import UntilAnswered
 from ppbench.run.sweep.control import run_sweep
-from ppbench.run.sweep.plan import Choice, forget_rerun, note_rerun, plan_sweep, rerun_since
+from ppbench.run.sweep.plan import Choice
 from ppbench.run.sweep.progress import Display
 from ppbench.store import Store
 
@@ -53,90 +43,23 @@ _VARIED = (
 )
 
 
-@dataclass(frozen=True)
-class Trials:
-    """The proposals that were measured, in the order of the plan; runs failed have no step."""
-
-    frame: pd.DataFrame
-    """A row for each: what it is, its predicted and measured step and peak, and the error."""
-    regret: Regret | None
-    """How much longer the first choice took than the best of all; None if it failed."""
-    finding: Finding = Finding.open
-    cautions: tuple[Counter[str], ...] = ()
-    """How many launches of each proposal carry which caution."""
-    stop: Stop | None = None
-    """Why no more launches were made."""
-
-    @property
-    def sentence(self) -> str:
-        """What the trials say about the first choice."""
-        if self.regret is None:
-            return "The first choice was not measured: its runs failed; see: ppbench ls"
-        # The cautions of launches that the finding stands on.
-        concerned = [0] if self.regret.rival is None else [0, self.regret.rival]
-        parts = [
-            f"{name_of(self.frame, at)}: {', '.join(f'{n} {name}' for name, n in found.items())}"
-            for at, found in enumerate(self.cautions)
-            if found and at in concerned
-        ]
-        mind = f" Mind the cautions of launches of {'; of '.join(parts)}." if parts else ""
-        return f"{self._finding(self.regret)}{mind}"
-
-    def as_dict(self) -> dict[str, object]:
-        """The table and the finding, as JSON has them; an unknown end of an interval is None."""
-        known: dict[str, object] = {}
-        if self.regret is not None:
-            known = {"finding": str(self.finding), **vars(self.regret)}
-        if known.get("high") == math.inf:
-            known["high"] = None
-        known["sentence"] = self.sentence
-        if self.stop is not None:
-            known["stop"] = str(self.stop)
-        return {"trials": as_records(self.frame), "regret": known}
-
-    def _finding(self, regret: Regret) -> str:
-        steps = self.frame["measured_step_ns"]
-        first, num = milliseconds(steps[0]), len(steps)
-        if self.finding is Finding.best or regret.rival is None:
-            others = ": the others failed or are" if steps.isna().any() else "; the others are"
-            return f"Measured, the first choice is the best of {num}, {first}{others} slower."
-        by = f"{percent(regret.estimate)}, with an unknown error"
-        if math.isfinite(regret.high):
-            by = f"{percent(regret.estimate)} ({percent(regret.low)} to {percent(regret.high)})"
-        rival = name_of(self.frame, regret.rival)
-        theirs = milliseconds(steps[regret.rival])
-        match self.finding:
-            case Finding.within:
-                return (
-                    f"Measured, the first choice is the best of {num} or within 2 % of it: it "
-                    f"takes {first}, and {rival} {theirs}; a regret of {by}."
-                )
-            case Finding.slower:
-                return (
-                    f"Measured, the first choice is slower by {by} than {rival}: it takes {first}, "
-                    f"that {theirs}."
-                )
-        launches = int(self.frame["num_launches"].max())
-        return (
-            f"Open after {counted(launches, 'launch')}: the first choice takes {first}, "
-            f"and {rival} {theirs}; a regret of {by}. More launches would help: --max-launches "
-            f"{max(2 * launches, 6)}."
-        )
-
-
-def name_of(frame: pd.DataFrame, arm: int) -> str:
-    """A proposal's name in a sentence, by its place in the table."""
-    return "the first choice" if arm == 0 else f"{frame['schedule'][arm]} (number {arm + 1})"
-
-
 def measure(
-    plan: Plan, sweep: Sweep, num: int, most: int, folder: Path, display: Display | None = None
+    plan: Plan,
+    sweep: Sweep,
+    num: int,
+    most: int,
+    folder: Path,
+    *,
+    reruns: bool = False,
+    display: Display | None = None,
+    command: str = "",
 ) -> Trials:
-    """Measure the best `num` proposals and 1F1B, at most `most` launches of each, in turns.
+    """Measure the best `num` proposals and 1F1B until it is known which of them to take.
 
-    Runs go into the results folder, programs of the solver into its folder `plans`. Raises
-    UsageError for what cannot be run here, SweepInterruptedError; what is measured is kept then,
-    and the same trials go on with it.
+    Each has at most `most` launches, within the budget of the sweep file. Runs go into the results
+    folder, programs of the solver into its folder `plans`; what is there counts, unless it `reruns`
+    all. `command` does this again. Raises UsageError for what cannot be run here,
+    SweepInterruptedError; what is measured is kept then.
     """
     proposals = list(plan.proposals[:num])
     if plan.baseline is not None and plan.baseline not in proposals:
@@ -149,90 +72,89 @@ def measure(
         cases.append(case_of(proposal, case, folder / "plans" / f"{sweep.name}-{digest}.csv"))
     planned = tuple((one, replace(measured, launches=most)) for one in cases)
     trial = replace(sweep, name=f"{sweep.name}-plan", cases=planned, axes=_VARIED)
-    store = Store(folder)
-    whole = plan_sweep(trial, store, Choice(reruns=True))
-    if kept := len(whole.items) - len(whole.missing):
-        note(f"{counted(kept, 'launch')} of trials that were stopped are kept")
-    note_rerun(whole, store)
-    since = rerun_since(store, whole.sweep_id)
-    runs: dict[int, pd.DataFrame] = {}  # that are ok, by the place of their case
-    round_s: float | None = None  # of a launch of each, of those made last
+    policy = UntilAnswered(trial, seconds_of(measured.budget) or math.inf, note)
+    asked = trial, Store(folder), Choice(reruns), display, command or None
+    done = run_sweep(*asked, policy=policy)
+    if not policy.stop:  # it has not seen the last launch
+        policy(done.frame)
+    ids = [one.case_id for one in cases]
+    return trials_of(proposals, ids, done.frame, policy.looks, command)
 
-    def steps_of(places: Sequence[int], num_launches: int) -> list[list[float]]:
-        """Bring these cases to so many launches; return the steps of all cases' launches."""
-        nonlocal round_s
-        part = [(cases[place], replace(measured, launches=num_launches)) for place in places]
-        began_s, choice = time.monotonic(), Choice(since=since)
-        result = run_sweep(replace(trial, cases=tuple(part)), store, choice, display)
-        if num_made := len(result.plan.missing):
-            round_s = (time.monotonic() - began_s) * len(places) / num_made
-        good = result.frame[result.frame["status"] == "ok"]
-        for place in places:
-            runs[place] = good[good["case_id"] == cases[place].case_id]
-        return [runs[place][STEP.name].dropna().tolist() for place in range(len(cases))]
 
-    frame = table_of(proposals)
-    known = known_of(trial, folder, num_sides=1)
-    for text in forecast_texts(
-        known.noise, "noise of stored launches", known.round_s, len(cases), most
-    ):
-        note(text)
+def trials_of(
+    proposals: Sequence[Proposal],
+    case_ids: Sequence[str],
+    runs: pd.DataFrame,
+    looks: Looks = ONE_LOOK,
+    command: str = "",
+) -> Trials:
+    """Judge the runs of proposals, which are given with the ids of their cases.
 
-    def note_forecast(steps: Steps) -> None:
-        """Note what could not be said beforehand, now that there are launches."""
-        level = None if known.noise else noise_of_launches(STEP, steps)
-        noise = None if level is None else level.noise
-        for text in forecast_texts(noise, "noise so far", round_s, len(steps), most):
-            note(text)
-
-    outcome = race(
-        steps_of,
-        len(cases),
-        most,
-        lambda one: note(set_aside_text(frame, one)),
-        note_forecast,
+    Measured figures are medians over launches, with the range of these; of a single launch it is
+    the interval of its steps.
+    """
+    is_ours = runs["schedule"].str.startswith(CSV_PREFIX)  # named as in the plan
+    runs = runs.assign(schedule=runs["schedule"].mask(is_ours, AUTO))
+    judged = judge(runs, varying_axes(runs), looks)
+    found = judged.of_runs.set_index("case_id").reindex(list(case_ids)).reset_index()
+    tokens = found["tokens_per_s"] * found["step_ns"]
+    frame = pd.DataFrame(
+        {
+            "schedule": proposal.configuration.schedule,
+            "stages_per_rank": proposal.configuration.stages_per_rank,
+            "microbatch_size": proposal.configuration.microbatch_size,
+            "predicted_step_ns": proposal.step_ns,
+            "predicted_low_ns": proposal.step_low_ns,
+            "predicted_high_ns": proposal.step_high_ns,
+            "predicted_peak_bytes": max(proposal.peak_high_bytes),
+        }
+        for proposal in proposals
+    ).assign(
+        measured_step_ns=found["step_ns"],
+        measured_low_ns=tokens / found["high"],
+        measured_high_ns=tokens / found["low"],
+        num_launches=found["num_launches"].fillna(0).astype(int),
+        step_error=lambda known: known["measured_step_ns"] / known["predicted_step_ns"] - 1,
+        measured_peak_bytes=found["peak_memory_bytes"],
     )
-    note(stop_text(outcome, most))
-    stop = outcome.stop(most)
-    if outcome.regret is None or stop is not Stop.failed:  # else the same command can go on
-        forget_rerun(whole, store)
-    return replace(trials_of(frame, outcome, runs), stop=stop)
+    sentences = (*_of_first(judged, case_ids[0]), *_of_predictions(frame["step_error"].dropna()))
+    is_ok = bool((runs["status"] == "ok").all()) and bool(frame["num_launches"].all())
+    conclusions = conclude(judged, runs, command)
+    return Trials(tuple(proposals), frame, conclusions, sentences, is_ok)
 
 
-def forecast_texts(
-    noise: Noise | None, origin: str, round_s: float | None, num_arms: int, most: int
-) -> Iterator[str]:
-    """Which difference is found with how many launches of each, and how long these take."""
-    if noise is not None and most >= FEWEST_LAUNCHES:
-        planned = tuple(range(FEWEST_LAUNCHES, most + 1))
-        reach = reach_text(noise, planned, num_arms * (num_arms - 1) // 2)
-        yield f"{reach} ({origin} {percent(noise.deviation)})"
-    if round_s is not None:
+def _of_first(judged: Judged, case_id: str) -> Iterator[str]:
+    """Say how the first choice of the plan did."""
+    for judgement in judged.judgements:
+        if case_id not in judgement.case_ids:
+            continue
+        place = judgement.case_ids.index(case_id)
+        text = f"The first choice of the plan is {judgement.name(judgement.cases.iloc[place])}"
+        change = judgement.change(place, 0) if place else None
+        if change is None:
+            yield f"{text}."
+        elif judgement.cautions or judgement.has_several_machines:
+            yield f"{text}; whether it is as fast is open."
+        elif change.verdict is Verdict.slower and change.ratio is not None:
+            less = (percent(1 - end) for end in (change.ratio.high, change.ratio.low))
+            by = f"{percent(1 - change.ratio.estimate)} (between {' and '.join(less)})"
+            yield f"{text}: it trains {by} fewer tokens/s than {judgement.name(judgement.best)}."
+        elif change.verdict is Verdict.same:
+            yield f"{text}, which is as fast."
+        else:
+            yield f"{text}; whether it is as fast is open."
+        return
+    yield "The first choice of the plan was not measured: its runs failed; see: ppbench ls"
+
+
+def _of_predictions(errors: pd.Series) -> Iterator[str]:
+    """Say how far the measured steps are from the predicted ones."""
+    if len(errors):
+        ends = [written(end, "+.1f", "%", 100) for end in (errors.min(), errors.max())]
         yield (
-            f"one launch of each takes about {duration(round_s)}: at most "
-            f"{duration(most * round_s)} for {counted(most, 'launch')} of each"
+            f"Measured steps differ from predicted ones by {' to '.join(dict.fromkeys(ends))}: a "
+            "prediction counts computations and messages, and nothing else of the machine."
         )
-
-
-def stop_text(outcome: Outcome, most: int) -> str:
-    """Why no more launches are made, in a line."""
-    num = counted(max(map(len, outcome.steps)), "launch")
-    match outcome.stop(most):
-        case Stop.decided:
-            return f"stopped: decided after {num} of each"
-        case Stop.most:
-            return f"stopped: --max-launches {most} reached, and not decided"
-    return f"stopped: launches failed after {num} of each, and it is not decided; see: ppbench ls"
-
-
-def set_aside_text(frame: pd.DataFrame, one: SetAside) -> str:
-    """A line of progress for a proposal that is not measured further."""
-    text = f"set aside after {counted(one.num_launches, 'launch')}: {name_of(frame, one.arm)}"
-    if one.longer is None:
-        return f"{text}, whose runs failed; see: ppbench ls"
-    low, high = (percent(end - 1) for end in (one.longer.low, one.longer.high))
-    by = percent(one.longer.estimate - 1)
-    return f"{text}, slower by {by} ({low} to {high}) than {name_of(frame, one.best)}"
 
 
 def chosen_case(plan: Plan, sweep: Sweep) -> tuple[Case, Measure]:
@@ -262,40 +184,3 @@ def case_of(proposal: Proposal, case: Case, file: Path) -> Case:
         train_recompute=any(one.recompute),
         train_recompute_stages=one.recompute if is_mixed else (),
     )
-
-
-def table_of(proposals: Sequence[Proposal]) -> pd.DataFrame:
-    """A row for each proposal, with what is predicted of it."""
-    return pd.DataFrame(
-        {
-            "schedule": proposal.configuration.schedule,
-            "stages_per_rank": proposal.configuration.stages_per_rank,
-            "microbatch_size": proposal.configuration.microbatch_size,
-            "predicted_step_ns": proposal.step_ns,
-            "predicted_low_ns": proposal.step_low_ns,
-            "predicted_high_ns": proposal.step_high_ns,
-            "predicted_peak_bytes": max(proposal.peak_high_bytes),
-        }
-        for proposal in proposals
-    )
-
-
-def trials_of(frame: pd.DataFrame, outcome: Outcome, runs: dict[int, pd.DataFrame]) -> Trials:
-    """Predicted and measured figures side by side: means of launches, with 95 % intervals."""
-    steps = outcome.steps
-    intervals = [interval_of(steps, arm) if own else None for arm, own in enumerate(steps)]
-    of_arms = [runs[arm] for arm in range(len(steps))]
-    frame = frame.assign(
-        measured_step_ns=[math.nan if one is None else one.estimate for one in intervals],
-        measured_low_ns=[math.nan if one is None else one.low for one in intervals],
-        measured_high_ns=[math.nan if one is None else one.high for one in intervals],
-        num_launches=list(map(len, steps)),
-        step_error=lambda known: known["measured_step_ns"] / known["predicted_step_ns"] - 1,
-        measured_peak_bytes=[own["peak_memory_bytes"].median() for own in of_arms],
-    )
-    cautions = tuple(
-        Counter(name for row in own.to_dict("records") for name in cautions_of(row))
-        for own in of_arms
-    )
-    frame.loc[frame["measured_high_ns"] == math.inf, ["measured_low_ns", "measured_high_ns"]] = None
-    return Trials(frame, outcome.regret, outcome.finding, cautions)

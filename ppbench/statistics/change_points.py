@@ -1,6 +1,7 @@
 """At which commits a figure changed, and by how much: change points in a series over commits.
 
-    0. leaving   launches that lie far on the slow side of those before and after do not count
+    0. apart     a commit far above or far below both commits beside it is a spike; a launch far on
+                 the slow side of those before and after it was disturbed; neither is in a level
     1. windows   4, 8, 16, ... launches wide, half over one another; in each the best cut after
                  E-divisive (Matteson and James 2014), kept if a t-test finds it worth a look
     2. merging   all these weak points cut the series into segments; the weakest is dropped and its
@@ -20,14 +21,14 @@ Launches of one commit may be correlated:
     its mean                   |                            |                       |
 
 They often share a session, a build, a layout of memory, and a test that takes them for independent
-finds a change at every other commit. So an analysis of variance compares the mean squares between
-the commits of each level with those within commits, by the F test (one-way random effects).
+finds a change at every other commit. So there are two readings: levels of independent launches,
+and levels of commits, whose launches share their luck (one-way random effects). The one whose fit
+has the higher likelihood is taken, each with a penalty for its changes (Zhang and Siegmund 2007).
 
 A disturbed launch is told from a change by those beside it: two launches that agree are a new level
-at the end of a series, and three within it (`ppbench.judge.disturbances`).
-
-The commit that is furthest from its level is left out, since it may be a change; the others show
-whether launches are correlated.
+at the end of a series, and three within it (`ppbench.judge.disturbances`). A commit that is the
+only one of its level, while the levels before and after it lie on the same side, is a spike: the
+change was undone, and the levels beside it are one unless they differ themselves.
 
 How likely each cut is follows from the fit of two levels with one spread, all three of which are
 integrated out: what is left is the sum of squares around the two means, to a power. Levels need not
@@ -51,7 +52,6 @@ from ppbench.judge.differences import (
     Group,
     Ratio,
     group,
-    is_larger,
     ratio_of_logs,
     smallest_difference,
     student_or_welch,
@@ -99,6 +99,16 @@ class Level:
     num_launches: int
     estimate: float | None  # the geometric mean, of a figure in points the mean
     interval: tuple[float, float] | None  # 95 %; None with too few launches
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The changes of a series, the levels between them, and what is in no level."""
+
+    points: tuple[ChangePoint, ...]
+    levels: tuple[Level, ...]  # together they hold all commits
+    spikes: tuple[ChangePoint, ...]  # against the level around, of commits that changed it alone
+    apart: tuple[tuple[int, int], ...]  # commit, and place among its launches: lone launches
 
 
 @dataclass(frozen=True)
@@ -152,14 +162,14 @@ class _Launches:
         return int(self.commits[cut - 1]) + 1, int(self.commits[cut])
 
 
-def change_points(
+def find_changes(
     series: Sequence[Sequence[float]],
     floor: float = FLOOR,
     *,
     in_points: bool = False,
     slow_sign: int = 0,
     level: float = LEVEL,
-) -> list[ChangePoint]:
+) -> Changes:
     """The changes of level in the figures of each commit's launches, oldest commit first.
 
     A commit that was not measured has no figures. Figures that are not finite, or not positive
@@ -167,79 +177,138 @@ def change_points(
     `slow_sign` (1 if slower launches have higher figures, else -1), disturbed launches are left
     out.
     """
-    launches = _launches(series, in_points=in_points, slow_sign=slow_sign)
     size = smallest_difference(floor, in_points=in_points)
-    commits = launches.means
-    cuts = _cuts(commits, size, level)
-    if commits is launches or launches_are_correlated(launches.groups, cuts, size):
-        return _described(commits, cuts)
-    return _described(launches, _cuts(launches, size, level))
-
-
-def levels(
-    series: Sequence[Sequence[float]],
-    points: Sequence[ChangePoint],
-    floor: float = FLOOR,
-    *,
-    in_points: bool = False,
-    slow_sign: int = 0,
-) -> list[Level]:
-    """The levels between the points, for drawing; together they hold all commits."""
-    launches = _launches(series, in_points=in_points, slow_sign=slow_sign)
-    starts = [point.index for point in points]
-    cuts = np.searchsorted(np.unique(launches.commits), starts).tolist()
-    size = smallest_difference(floor, in_points=in_points)
-    is_shared = launches_are_correlated(launches.groups, cuts, size)
-    figures = launches.means if is_shared else launches
-    found = []
-    for first, behind in itertools.pairwise([0, *starts, len(series)]):
+    values = np.array([value for figures in series for value in figures], dtype=float)
+    nums = [len(figures) for figures in series]
+    commits = np.repeat(np.arange(len(series)), nums)
+    places = np.array([place for num in nums for place in range(num)], dtype=np.intp)
+    is_figure = np.isfinite(values) & (in_points | (values > 0))
+    commits, places = commits[is_figure], places[is_figure]
+    values = values[is_figure] if in_points else np.log(values[is_figure])
+    spikes = _far_from_both(values, commits, size)
+    while True:
+        is_kept = ~np.isin(commits, spikes)
+        if slow_sign:
+            is_kept[is_kept] = ~disturbed_in_series(slow_sign * values[is_kept])
+        launches = _Launches(values[is_kept], commits[is_kept], in_points)
+        shown, cuts = _likeliest(launches, size, level)
+        bounds = [0, *cuts, len(shown.values)]
+        means = [float(shown.values[a:b].mean()) for a, b in itertools.pairwise(bounds) if a < b]
+        alone = [
+            int(shown.commits[bounds[n]])
+            for n in range(1, len(means) - 1)
+            if shown.commits[bounds[n]] == shown.commits[bounds[n + 1] - 1]
+            and (means[n] > means[n - 1]) == (means[n] > means[n + 1])
+        ]
+        if not alone:
+            break
+        spikes = [*spikes, *alone]
+    points = _described(shown, cuts)
+    levels = []
+    for first, behind in itertools.pairwise([0, *(point.index for point in points), len(series)]):
         if first == behind:
             continue
-        num, values = len(launches.of(first, behind)), figures.of(first, behind)
+        num, own = len(launches.of(first, behind)), shown.of(first, behind)
         estimate: float | None = None
         interval: tuple[float, float] | None = None
         if num:
-            summary = group(values)
+            summary = group(own)
             estimate = summary.mean if in_points else float(np.exp(summary.mean))
             if summary.freedom:
                 error = np.sqrt(summary.variance / summary.num)
                 difference = Difference(summary.mean, error, summary.freedom)
                 ends = difference.interval() if in_points else ratio_of_logs(difference)
                 interval = ends.low, ends.high
-        found.append(Level(first, behind - 1, num, estimate, interval))
+        levels.append(Level(first, behind - 1, num, estimate, interval))
+    found = []
+    for spike in sorted(spikes):
+        own = values[commits == spike]
+        if len(own) < SHORTEST:
+            continue
+        place = next(n for n, one in enumerate(levels) if one.first <= spike <= one.last)
+        beside = launches.of(levels[place].first, levels[place].last + 1)
+        difference = student_or_welch(group(own), group(beside))
+        found.append(
+            ChangePoint(
+                *(spike, spike, spike),
+                ratio=None if in_points else ratio_of_logs(difference),
+                p=min(1.0, difference.p * launches.num_tests),
+                difference=difference.interval() if in_points else None,
+            )
+        )
+    is_apart = ~is_kept & ~np.isin(commits, [spike.index for spike in found])
+    apart = zip(commits[is_apart].tolist(), places[is_apart].tolist(), strict=True)
+    return Changes(tuple(points), tuple(levels), tuple(found), tuple(apart))
+
+
+FAR = 6.0
+"""Deviations between commits beyond which one that is far from both beside it is a spike."""
+
+
+def _far_from_both(values: Values, commits: Places, size: float) -> list[int]:
+    """The commits all of whose launches lie far above, or far below, both commits beside them."""
+    numbers = np.unique(commits)
+    launches = [values[commits == number] for number in numbers]
+    low, middle, high = (np.array([of(own) for own in launches]) for of in (min, np.median, max))
+    found: list[int] = []
+    while len(numbers) > 3:
+        distances = np.sort(np.abs(np.diff(middle)))
+        # The lower median: a spike makes two of the distances large.
+        usual = float(distances[(len(distances) - 1) // 2]) / (0.6745 * math.sqrt(2))
+        above = low[1:-1] - np.maximum(middle[:-2], middle[2:])
+        below = np.minimum(middle[:-2], middle[2:]) - high[1:-1]
+        height = np.maximum(above, below)
+        place = int(height.argmax())
+        if height[place] <= max(FAR * usual, size):
+            break
+        found.append(int(numbers[place + 1]))
+        numbers, low, middle, high = (
+            np.delete(column, place + 1) for column in (numbers, low, middle, high)
+        )
     return found
 
 
-def disturbed_launches(
-    series: Sequence[Sequence[float]], *, in_points: bool = False, slow_sign: int = 0
-) -> list[tuple[int, int]]:
-    """The commit of each disturbed launch, and its place among the launches of that commit."""
-    values, commits, places = _figures(series, in_points=in_points)
-    found = disturbed_in_series(slow_sign * values) if slow_sign else np.zeros(len(values), bool)
-    return list(zip(commits[found].tolist(), places[found].tolist(), strict=True))
+RATIOS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
+"""Variances that launches of a commit may share, over the variance of their own."""
+HARMLESS = 0.25
+"""Share of the size that matters below which a shared deviation is harmless."""
+PER_CHANGE = 3.0
+"""Penalty of a change, in logarithms of the number of launches."""
 
 
-def _launches(
-    series: Sequence[Sequence[float]], *, in_points: bool, slow_sign: int = 0
-) -> _Launches:
-    values, commits, _ = _figures(series, in_points=in_points)
-    if slow_sign:
-        usual = ~disturbed_in_series(slow_sign * values)
-        values, commits = values[usual], commits[usual]
-    return _Launches(values, commits, in_points)
+def _likeliest(launches: _Launches, size: float, level: float) -> tuple[_Launches, list[int]]:
+    """The launches, or the means of their commits, with the cuts of the likelier reading."""
+    commits = launches.means
+    cuts = _cuts(commits, size, level)
+    if commits is launches:
+        return launches, cuts
+    own_cuts = _cuts(launches, size, level)
+    starts = (np.searchsorted(launches.cuts, own_cuts) + 1).tolist()
+    shared = min(misfit(launches.groups, cuts, ratio, size) for ratio in RATIOS)
+    independent = misfit(launches.groups, starts, 0.0, size)
+    return (commits, cuts) if shared < independent else (launches, own_cuts)
 
 
-def _figures(
-    series: Sequence[Sequence[float]], *, in_points: bool
-) -> tuple[Values, Places, Places]:
-    """The launches with a figure: its value, its commit, its place within the commit."""
-    values = np.array([value for figures in series for value in figures], dtype=float)
-    nums = [len(figures) for figures in series]
-    commits = np.repeat(np.arange(len(series)), nums)
-    places = np.array([place for num in nums for place in range(num)], dtype=np.intp)
-    is_figure = np.isfinite(values) & (in_points | (values > 0))
-    kept = values[is_figure]
-    return kept if in_points else np.log(kept), commits[is_figure], places[is_figure]
+def misfit(commits: Sequence[Group], cuts: Sequence[int], ratio: float, size: float) -> float:
+    """Twice the negative logarithm of likelihood of levels that change at `cuts`, with penalties.
+
+    `ratio` is the variance that launches of a commit share, over that of their own. It is infinite
+    where so little is shared that a change of `size`, the smallest that matters, looks the same.
+    """
+    nums = np.array([commit.num for commit in commits])
+    means = np.array([commit.mean for commit in commits])
+    weights = nums / (1 + nums * ratio)
+    squares = sum(commit.squares for commit in commits)
+    for start, end in itertools.pairwise([0, *cuts, len(commits)]):
+        own = weights[start:end]
+        middle = own @ means[start:end] / own.sum()
+        squares += float(own @ np.square(means[start:end] - middle))
+    num = int(nums.sum())
+    variance = max(squares / num, LEAST_DEVIATION**2)
+    if ratio and math.sqrt(ratio * variance) < HARMLESS * size:
+        return math.inf
+    fit = num * math.log(variance) + float(np.log1p(nums * ratio).sum())
+    return fit + (PER_CHANGE * len(cuts) + bool(ratio)) * math.log(num)
 
 
 def _cuts(launches: _Launches, size: float, level: float) -> list[int]:
@@ -374,48 +443,6 @@ def _described(launches: _Launches, cuts: Sequence[int]) -> list[ChangePoint]:
             )
         )
     return points
-
-
-SHARED = 0.05
-"""Level of the F test.
-
-A lower one makes histories of ten commits alarm; a higher one delays more changes of the newest
-commit until the next.
-"""
-_HARMLESS = 0.25
-"""Share of the size that matters below which the deviation of commits' means is harmless."""
-
-
-def launches_are_correlated(commits: Sequence[Group], cuts: Sequence[int], size: float) -> bool:
-    """Whether launches of one commit vary less than commits of one level do.
-
-    `cuts` are the commits before which the level changes; `size` is the change that matters: a much
-    smaller deviation between commits is ignored.
-    """
-    bounds = [0, *cuts, len(commits)]
-    levels = [commits[start:end] for start, end in itertools.pairwise(bounds)]
-    freedom = len(commits) - len(levels) - 1
-    within = sum(commit.freedom for commit in commits)
-    if freedom < 1 or within < 1:
-        return False
-    squares, furthest = zip(*(_between(level) for level in levels), strict=True)
-    variance = max(sum(squares) - max(furthest), 0.0) / freedom
-    launches = sum(commit.num for commit in commits) / len(commits)
-    if math.sqrt(variance / launches) < _HARMLESS * size:
-        return False
-    own = max(sum(commit.squares for commit in commits) / within, LEAST_DEVIATION**2)
-    return is_larger(variance, freedom, own, within, SHARED)
-
-
-def _between(level: Sequence[Group]) -> tuple[float, float]:
-    """Squares between the commits of a level, and the part of the furthest commit."""
-    if len(level) < 2:
-        return 0.0, 0.0
-    nums = np.array([commit.num for commit in level])
-    means = np.array([commit.mean for commit in level])
-    total = nums.sum()
-    squares = nums * np.square(means - nums @ means / total)
-    return float(squares.sum()), float((squares * total / (total - nums)).max())
 
 
 def squares_around(values: Values, cuts: Places) -> Values:

@@ -16,13 +16,7 @@ from enum import StrEnum
 from ppbench.judge.differences import Ratio
 from ppbench.judge.evidence import DiscountReason, Metric
 from ppbench.judge.slowdowns import NOT_KNOWN, Slowdown, is_disturbed
-from ppbench.statistics.change_points import (
-    FLOOR,
-    Level,
-    change_points,
-    disturbed_launches,
-    levels,
-)
+from ppbench.statistics.change_points import FLOOR, ChangePoint, Level, find_changes
 
 FEWEST = 4
 """Fewest launches that can show a change: two before and two after."""
@@ -137,6 +131,7 @@ class Step:
     difference: Ratio | None  # after - before, of a metric in points
     p: float
     is_better: bool | None  # None: the metric has no direction
+    is_spike: bool = False  # its commit alone: the next one undid it
 
     @property
     def size(self) -> Ratio:
@@ -150,12 +145,14 @@ class Step:
 
 @dataclass(frozen=True)
 class SeriesAnalysis:
-    """A series with its steps, levels and state."""
+    """A series with its steps, spikes, levels and state."""
 
     series: Series
-    steps: tuple[Step, ...]
+    steps: tuple[Step, ...]  # that last
+    spikes: tuple[Step, ...]
     levels: tuple[Level, ...]  # `first` and `last` are indexes of points
     state: State
+    discounts: dict[str, DiscountReason]  # of runs that something slowed: in no level, no step
 
     @property
     def current(self) -> Level | None:
@@ -165,25 +162,32 @@ class SeriesAnalysis:
 
 
 def analyse(series: Series, metric: Metric) -> SeriesAnalysis:
-    """Find the steps of a series and the levels between them."""
+    """Find the steps and spikes of a series and the levels between them."""
     # The figures of every commit, measured or not, and the index of each point among them: an
     # unmeasured commit is as likely to have made a change as a measured one.
     figures: list[tuple[float, ...]] = []
+    counting: dict[int, tuple[Launch, ...]] = {}
     places = []
     for number, point in enumerate(series.points):
         figures += [()] * (point.num_before if number else 0)
         places.append(len(figures))
-        figures.append(tuple(launch.value or 0.0 for launch in _counting(point, metric)))
+        # Of a metric of time, launches whose machine was slow do not count.
+        measured = (launch for launch in point.launches if launch.value is not None)
+        own = tuple(one for one in measured if not (metric.slow_sign and one.is_slowed))
+        counting[len(figures)] = own
+        figures.append(tuple(launch.value or 0.0 for launch in own))
     in_points, sign = metric.in_points, metric.slow_sign
-    changes = change_points(figures, series.floor, in_points=in_points, slow_sign=sign)
-    steps = []
-    for change in changes:
-        good, last = places.index(change.earliest - 1), places.index(change.latest)
+    changes = find_changes(figures, series.floor, in_points=in_points, slow_sign=sign)
+
+    def step_of(change: ChangePoint, *, is_spike: bool) -> Step:
+        """The step that a change makes, by indexes of points."""
+        first, last = places.index(change.index), places.index(change.latest)
+        good = first - 1 if is_spike else places.index(change.earliest - 1)
         between = series.points[good + 1 : last + 1]
         num_commits = change.latest - change.earliest + 1
         step = Step(
             good=good,
-            first=places.index(change.index),
+            first=first,
             last=last,
             num_commits=num_commits,
             num_unmeasured=num_commits - sum(bool(point.figures) for point in between),
@@ -191,19 +195,20 @@ def analyse(series: Series, metric: Metric) -> SeriesAnalysis:
             difference=change.difference,
             p=change.p,
             is_better=None,
+            is_spike=is_spike,
         )
-        if metric.higher_is_better is not None:
-            is_better = (step.size.estimate > 0) == metric.higher_is_better
-            step = replace(step, is_better=is_better)
-        steps.append(step)
-    drawn = levels(figures, changes, series.floor, in_points=in_points, slow_sign=sign)
+        if metric.higher_is_better is None:
+            return step
+        return replace(step, is_better=(step.size.estimate > 0) == metric.higher_is_better)
+
+    steps = tuple(step_of(change, is_spike=False) for change in changes.points)
     placed = tuple(
         replace(
             level,
             first=bisect.bisect_left(places, level.first),
             last=bisect.bisect_right(places, level.last) - 1,
         )
-        for level in drawn
+        for level in changes.levels
         if level.num_launches
     )
     if steps:
@@ -218,26 +223,12 @@ def analyse(series: Series, metric: Metric) -> SeriesAnalysis:
         low, high = placed[0].interval or (0.0, math.inf)
         is_narrow = high - low <= 2 * series.floor * (1.0 if in_points else low)
         state = State.steady if is_narrow else State.unclear
-    return SeriesAnalysis(series, tuple(steps), placed, state)
-
-
-def discounts_of(series: Series, metric: Metric) -> dict[str, DiscountReason]:
-    """The runs that count neither for levels nor for steps, by id: something slowed them."""
-    counting = [_counting(point, metric) for point in series.points]
-    figures = [tuple(launch.value or 0.0 for launch in launches) for launches in counting]
-    sign = metric.slow_sign
-    found = disturbed_launches(figures, in_points=metric.in_points, slow_sign=sign)
-    apart = {counting[point][place].run_id for point, place in found}
-    reasons = {True: DiscountReason.reference, False: DiscountReason.apart}
-    return {
-        launch.run_id: reasons[launch.run_id not in apart]
+    apart = {counting[commit][place].run_id for commit, place in changes.apart}
+    discounts = {
+        launch.run_id: DiscountReason.apart if launch.run_id in apart else DiscountReason.reference
         for point in series.points
         for launch in point.launches
         if launch.run_id in apart or (metric.slow_sign and launch.is_slowed)
     }
-
-
-def _counting(point: Point, metric: Metric) -> tuple[Launch, ...]:
-    """The launches with a figure, of a metric of time without those whose machine was slow."""
-    measured = (launch for launch in point.launches if launch.value is not None)
-    return tuple(one for one in measured if not (metric.slow_sign and one.is_slowed))
+    spikes = tuple(step_of(change, is_spike=True) for change in changes.spikes)
+    return SeriesAnalysis(series, steps, spikes, placed, state, discounts)

@@ -20,7 +20,7 @@ from ppbench.errors import shortened
 from ppbench.judge.evidence import DiscountReason, Metric
 from ppbench.report.charts.canvas import NEUTRAL, PLAIN
 from ppbench.report.charts.panels import figure_text
-from ppbench.statistics.series import Point, Series, SeriesAnalysis, Step, discounts_of
+from ppbench.statistics.series import Point, Series, SeriesAnalysis, Step
 
 HEIGHT_PX = 330
 SHORT = 9
@@ -46,9 +46,9 @@ def history_chart(analysis: SeriesAnalysis, metric: Metric) -> go.Figure:
     The `customdata` of a clickable mark is the index of its commit, where work trees with
     uncommitted changes come last, or `change N`.
     """
-    series, steps = analysis.series, analysis.steps
+    series, steps = analysis.series, (*analysis.steps, *analysis.spikes)
     scale = _scale_of(metric.name, [value for point in series.points for value in point.figures])
-    discounts = discounts_of(series, metric)
+    discounts = analysis.discounts
     every = list(enumerate((*series.points, *series.dirty)))
     committed, uncommitted = every[: len(series.points)], every[len(series.points) :]
     # The range of the values is widened so that noise does not fill the chart.
@@ -243,7 +243,9 @@ def history_chart(analysis: SeriesAnalysis, metric: Metric) -> go.Figure:
                     ],
                     "line": {"width": 0},
                 },
-                text=[f"<b>{size_text(step, metric)}</b>" for step in steps],
+                text=[
+                    f"<b>{'spike ' * step.is_spike}{size_text(step, metric)}</b>" for step in steps
+                ],
                 textposition=[
                     "middle left" if step.first > len(series.points) / 2 else "middle right"
                     for step in steps

@@ -85,16 +85,25 @@ def advice(judgement: Judgement, runs: pd.DataFrame, command: str) -> tuple[str,
 
 
 def repeated(command: str, settings: Mapping[str, str], options: Sequence[str]) -> str:
-    """Return a sweep's command with these settings, in place of its own, and further options.
+    """Return a command that measures with these settings, in place of its own, and more options.
 
-    Any other command measures nothing, so that the answer is empty.
+    `plan` has an option for the number of launches. Any command but that and `sweep` measures
+    nothing, so that the answer is empty.
     """
     words = shlex.split(command)
-    if words[:2] != ["ppbench", "sweep"]:
+    if words[:2] not in (["ppbench", "sweep"], ["ppbench", "plan"]):
         return ""
-    added = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    is_dropped = [  # a `--set KEY=VALUE` of these keys
-        word == "--set" and after.partition("=")[0].strip() in settings
+    most = settings.get(_LAUNCHES) if words[1] == "plan" else None
+    added = [
+        word
+        for key, value in settings.items()
+        for word in (
+            ("--max-launches", value) if most and key == _LAUNCHES else ("--set", f"{key}={value}")
+        )
+    ]
+    is_dropped = [  # an option of these keys
+        (word == "--set" and after.partition("=")[0].strip() in settings)
+        or (word == "--max-launches" and most is not None)
         for word, after in zip(words, [*words[1:], ""], strict=True)
     ]
     marked = zip(words, is_dropped, [False, *is_dropped], strict=False)

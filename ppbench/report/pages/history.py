@@ -30,7 +30,7 @@ from ppbench.report.charts.history import (
 from ppbench.report.pages.provenance import HISTORY, about_runs
 from ppbench.report.pages.templates import render
 from ppbench.report.timeline.timelines import Timeline, timeline
-from ppbench.statistics.series import Point, Series, SeriesAnalysis, State, Step, discounts_of
+from ppbench.statistics.series import Point, Series, SeriesAnalysis, State, Step
 from ppbench.store import Store
 
 MOST_PAIRS = 24
@@ -131,7 +131,6 @@ def _panels(
 ) -> dict[str, dict[str, object]]:
     """Return the details that a click opens, by the index of a commit, or by `change N`."""
     series, metric = analysis.series, page.metric
-    discounts = discounts_of(series, metric)
 
     def panel(
         title: str,
@@ -168,7 +167,7 @@ def _panels(
         before = series.before(place)
         sentences = [failure_text(point) + "."] if point.failures else []
         for launch in point.launches:
-            if reason := discounts.get(launch.run_id):
+            if reason := analysis.discounts.get(launch.run_id):
                 why = discount_text(reason, launch.slowdown)
                 sentences.append(f"Run {launch.run_id} counts for no level and no change: {why}.")
         if point.num_before:
@@ -190,9 +189,11 @@ def _panels(
         sentences = ["Not part of any level, as the measured code is in no commit."]
         facts = [("changes", point.changes), *_facts_of(point, metric)]
         panels[str(number)] = panel(title, point, sentences, facts, [])
-    for number, step in enumerate(analysis.steps):
+    for number, step in enumerate((*analysis.steps, *analysis.spikes)):
         first, last, good = (series.points[n] for n in (step.first, step.last, step.good))
         sentence = "No other commit can have caused it (95 % confidence)."
+        if step.is_spike:
+            sentence = "A spike: the next measured commit undid it, so it is part of no level."
         if step.num_commits > 1:
             commits = counted(step.num_commits, "commit")
             sentence = (
@@ -208,7 +209,7 @@ def _panels(
         commands = [("compare", _compare(series.before(step.first) or good, first))]
         if command := backfill_command(series, step):
             commands.append(("measure the commits between", command))
-        title = f"{size_text(step, metric)} at {first.commit[:SHORT]}"
+        title = f"{'Spike, ' * step.is_spike}{size_text(step, metric)} at {first.commit[:SHORT]}"
         pair = _pair(series, step.first)
         panels[f"change {number}"] = panel(
             title, first, [sentence], facts, commands, pair, has_failures=False

@@ -1,6 +1,6 @@
 """The page of a plan: what to run, what that gains, throughput against memory, one step, a table.
 
-It holds no chart of plotly, so it is small and opens at once.
+Proposals that were measured lead it. It holds no chart of plotly, so it is small and opens at once.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import pandas as pd
 
 from engine.plan.simulate import Simulation
 from engine.plan.spans import COLUMNS
-from ppbench.display.units import NS_PER_MS, counted, milliseconds, percent, size
+from ppbench.display.tables import as_records
+from ppbench.display.units import MISSING, NS_PER_MS, counted, milliseconds, percent, size
 from ppbench.planning.plan import Configuration, Plan, Proposal
 from ppbench.planning.words import pipeline_text, sentences_of
 from ppbench.report.charts.frontier import Frontier, Point, frontier
-from ppbench.report.pages.conclusions import Tile
+from ppbench.report.pages.conclusions import Conclusions, Tile
 from ppbench.report.pages.provenance import PLAN, About
 from ppbench.report.pages.strips import strips_of
 from ppbench.report.pages.templates import render
@@ -24,6 +25,31 @@ from ppbench.report.timeline.marks import Step
 
 MOST_SPANS = 200_000
 """Actions of a step that is drawn; of more, a strip would show nothing but stripes."""
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Proposals that were measured, and which of them to take."""
+
+    proposals: tuple[Proposal, ...]
+    frame: pd.DataFrame
+    """A row for each, in the order of the plan: its predicted and measured step, peak and error."""
+    conclusions: Conclusions
+    sentences: tuple[str, ...]  # how the first choice did, and how far predictions were off
+    is_ok: bool  # whether every run succeeded
+
+    @property
+    def answers(self) -> list[str]:
+        """Which proposal to take, for each number of ranks, and what would decide what is open."""
+        said = self.conclusions.sentence
+        texts = [said.text, said.advice, said.command]
+        return [*filter(None, texts), *(other.text for other in self.conclusions.others)]
+
+    def as_dict(self) -> dict[str, object]:
+        """The table and the answer, as JSON has them."""
+        said = self.conclusions.sentence
+        answer = {"grade": said.grade, "sentences": [*self.answers, *self.sentences]}
+        return {"trials": as_records(self.frame), "answer": answer}
 
 
 @dataclass(frozen=True)
@@ -36,12 +62,13 @@ class PlanPage:
     origin: str  # where the costs are from
     commands: Sequence[tuple[str, str]]  # what to do next, and the command for it
     command: str  # makes the page again
+    trials: Trials | None = None
 
 
 def render_plan(page: PlanPage) -> str:
     """Return the page as HTML."""
-    plan = page.plan
-    first, *others = sentences_of(plan)
+    plan, trials = page.plan, page.trials
+    first, *others = sentences_of(plan, is_measured=trials is not None)
     proposals = list(plan.proposals)
     baseline = plan.baseline
     configurations = [proposal.configuration for proposal in proposals]
@@ -56,6 +83,21 @@ def render_plan(page: PlanPage) -> str:
             f"1F1B {percent(baseline.bubble_fraction)}",
         ]
     limit = "" if request.memory_bytes is None else f"of {size(request.memory_bytes)}"
+    tiles = [
+        Tile("tokens/s", f"{best.tokens_per_s:,.0f}", milliseconds(best.step_ns), rivals[0]),
+        Tile("peak memory, fullest rank", size(max(best.peak_high_bytes)), limit, rivals[1]),
+        Tile("bubble", percent(best.bubble_fraction), "", rivals[2]),
+    ]
+    measured: dict[Configuration, str] = {}
+    if trials is not None:
+        tiles = list(trials.conclusions.tiles)
+        for proposal, row in zip(trials.proposals, trials.frame.to_dict("records"), strict=True):
+            num = row["num_launches"]
+            measured[proposal.configuration] = (
+                f"{milliseconds(row['measured_step_ns'])} in {counted(num, 'launch')}"
+                if num
+                else "failed"
+            )
     rows = []
     for proposal in proposals:
         ends = (f"{ns / NS_PER_MS:,.1f}" for ns in (proposal.step_low_ns, proposal.step_high_ns))
@@ -63,6 +105,7 @@ def render_plan(page: PlanPage) -> str:
             {
                 "name": name_of(proposal.configuration),
                 "details": pipeline_text(proposal.configuration),
+                "measured": measured.get(proposal.configuration, MISSING),
                 "step": f"{milliseconds(proposal.step_ns)} [{', '.join(ends)}]",
                 "tokens_per_s": f"{proposal.tokens_per_s:,.0f}",
                 "bubble": percent(proposal.bubble_fraction),
@@ -83,14 +126,13 @@ def render_plan(page: PlanPage) -> str:
     return render(
         "plan.html",
         title=page.title,
-        about=About(kind=PLAN, title=page.title, answer=first),
+        about=About(
+            kind=PLAN, title=page.title, answer=first if trials is None else trials.answers[0]
+        ),
+        trials=trials,
         lead=first,
         sentences=others,
-        tiles=[
-            Tile("tokens/s", f"{best.tokens_per_s:,.0f}", milliseconds(best.step_ns), rivals[0]),
-            Tile("peak memory, fullest rank", size(max(best.peak_high_bytes)), limit, rivals[1]),
-            Tile("bubble", percent(best.bubble_fraction), "", rivals[2]),
-        ],
+        tiles=tiles,
         picture=_picture(plan),
         strips=strips_of(drawn) if drawn else None,
         rows=rows,

@@ -146,3 +146,18 @@ def test_where_nothing_ran_it_exits_with_3_and_says_how_to_see_why(tmp_path: Pat
     outcome = printed("history", "--no-page", "--results", tmp_path / "results")
     assert outcome.exit_code == 3
     assert "1 run failed: ppbench ls, ppbench show RUN" in outcome.notes[-1]
+
+
+def test_a_commit_that_was_reverted_is_listed_as_a_spike(tmp_path: Path) -> None:
+    levels = [1400.0] * 3 + [1080.0] + [1400.0] * 4 + [1171.0] * 4
+    runs = Runs(tmp_path / "results")
+    for number, level in enumerate(levels):
+        sha = f"{number:x}" * 40
+        runs.add_launches(CommitFacts(sha, number), CASE, five(level, number)[:3])
+    outcome = printed("history", "--no-page", "--results", tmp_path / "results")
+    assert "spike -22.9 %, worse" in outcome.text
+    [analysis] = history(results=tmp_path / "results").analyses
+    [step], [spike] = analysis.steps, analysis.spikes
+    assert step.first == 8
+    assert step.size.low < 1171 / 1400 - 1 < step.size.high
+    assert (spike.good, spike.first, spike.last, spike.is_better) == (2, 3, 3, False)

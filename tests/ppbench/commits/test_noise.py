@@ -54,7 +54,7 @@ def test_disturbed_launches_and_a_noise_that_hides_changes_are_noted(tmp_path, m
 def test_a_launch_that_is_no_part_of_the_noise_is_named_with_the_reason(tmp_path, monkeypatch):
     notes = notes_of(tmp_path, [*STEADY[:-1], 0.7 * STEADY[-1]], monkeypatch)
     (note,) = [text for text in notes if "no part of the noise" in text]
-    reason = "it lies far from the others, on the slow side"
+    reason = "it lies far from the others"
     assert note.endswith(f"launch 4 is no part of the noise: {reason}")
 
 

@@ -234,6 +234,18 @@ def test_the_words_and_the_table_say_what_the_plan_does():
     assert as_dict(found)["baseline"]["step_ns"] == found.baseline.step_ns
 
 
+def test_the_interval_of_a_step_says_what_it_leaves_out():
+    found = plan(schedules=("1f1b", "zb_h1"))
+    low, high = (f"{ns / 1e6:.1f} ms" for ns in (found.first.step_low_ns, found.first.step_high_ns))
+    assert low != high
+    (text,) = [text for text in found.sentences if f"{low} to {high}" in text]
+    assert text.startswith("If nothing but the costs of layers and link is off, ")
+    assert text.endswith("what else the machine does is left out.")
+    sure = replace(found.first, step_low_ns=found.first.step_ns, step_high_ns=found.first.step_ns)
+    alone = replace(found, proposals=(sure, *found.proposals[1:]))
+    assert not any("probability" in text for text in alone.sentences)
+
+
 def test_the_words_say_how_near_a_registered_schedule_and_the_best_possible_are():
     found = plan(**SOLVED)
     assert found.first.configuration.schedule == "auto"

@@ -1,34 +1,26 @@
-"""Trials of a plan: proposals as cases, and what was measured beside what was predicted."""
+"""Trials of a plan: proposals as cases of a sweep, and what was measured before the predictions."""
 
 import json
-from dataclasses import replace
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 from command import printed
+from stored_runs import run_row
 
-import ppbench
 from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
 from engine.plan.program import Program, loop_placement
 from engine.plan.schedules.registry import build_program, read_csv
 from ppbench.config.case import Case, Measure
 from ppbench.config.feasibility import problems_of_settings
-from ppbench.errors import SweepInterruptedError
-from ppbench.judge.differences import Ratio
-from ppbench.judge.evidence import Noise
-from ppbench.judge.lead import Regret
+from ppbench.errors import UsageError
 from ppbench.planning.cost_file import write_costs_file
 from ppbench.planning.cost_set import CostSet, Setting
 from ppbench.planning.plan import Configuration, Proposal
-from ppbench.recommendation import trials
-from ppbench.recommendation.question import read_question
-from ppbench.recommendation.race import SetAside, Stop, race
-from ppbench.run.sweep.control import run_sweep
+from ppbench.recommendation.trials import case_of, trials_of
+from ppbench.report.until_answered import MOST_LAUNCHES
 from ppbench.store import Store
 
 MIB = 2**20
-
 PLACEMENT = loop_placement(2)
 
 
@@ -43,7 +35,7 @@ def proposal(schedule, step_ns=100, recompute=(False, False)):
 
 
 def test_a_proposal_is_run_as_the_case_that_it_is_for(tmp_path):
-    case = trials.case_of(proposal("1f1b"), Case(world_size=8, seq_len=64), tmp_path / "a.csv")
+    case = case_of(proposal("1f1b"), Case(world_size=8, seq_len=64), tmp_path / "a.csv")
     assert (case.schedule, case.world_size, case.num_microbatches) == ("1f1b", 2, 4)
     assert (case.model_partition, case.train_microbatch_size) == ((1, 3), 2)
     assert (case.seq_len, case.recompute) == (64, False)
@@ -52,103 +44,74 @@ def test_a_proposal_is_run_as_the_case_that_it_is_for(tmp_path):
 
 def test_a_program_of_the_solver_is_written_and_some_stages_recompute(tmp_path):
     file = tmp_path / "a.csv"
-    case = trials.case_of(proposal("auto", recompute=(True, False)), Case(), file)
+    case = case_of(proposal("auto", recompute=(True, False)), Case(), file)
     assert case.schedule == f"csv:{file}"
     assert read_csv(file).actions == build_program("zb_h1", 2, 4).actions
     assert case.recompute == (True, False)
     assert next(problems_of_settings(case, Measure()), None) is None
 
 
-def measured(steps, cautions="", most=6):
-    """Trials of two proposals with such launches."""
-    proposals = [proposal("zb_h1", 100e6), proposal("1f1b", 120e6)]
-    runs = {
-        arm: pd.DataFrame(
-            {"peak_memory_bytes": 20.0, "cautions": [cautions, *[""] * len(own)][: len(own)]},
-            index=range(len(own)),
+def measured(folder, *steps_ms, **changes):
+    """Trials of a program of the solver, of zb_h1 and of 1f1b with such steps of each launch."""
+    proposals = [proposal("auto", 100e6), proposal("zb_h1", 110e6), proposal("1f1b", 120e6)]
+    proposals = proposals[: len(steps_ms)]
+    cases = [case_of(one, Case(), folder / "a.csv") for one in proposals]
+    rows = [
+        run_row(
+            3 * launch + arm,
+            case,
+            launch=launch,
+            step_ns=step_ms * 1e6,
+            tokens_per_s=1e6 / step_ms,
+            run_id=f"{launch:04}{arm}",
+            **changes,
         )
-        for arm, own in enumerate(steps)
-    }
-    in_ns = [[step * 1e6 for step in own] for own in steps]
-    outcome = race(lambda _, count: [own[:count] for own in in_ns], len(steps), most)
-    return trials.trials_of(trials.table_of(proposals), outcome, runs)
+        for arm, (case, own) in enumerate(zip(cases, steps_ms, strict=True))
+        for launch, step_ms in enumerate(own)
+    ]
+    return trials_of(proposals, [case.case_id for case in cases], pd.DataFrame(rows))
 
 
-def test_the_mean_of_launches_is_compared_with_the_prediction():
-    found = measured([[110, 110, 110], [100, 100, 100]])
-    assert list(found.frame["measured_step_ns"]) == pytest.approx([110e6, 100e6])
-    assert list(found.frame["step_error"]) == pytest.approx([0.1, 100 / 120 - 1])
+def test_launches_are_compared_with_the_prediction(tmp_path):
+    found = measured(tmp_path, [110, 111, 112], [99, 100, 101])
+    assert list(found.frame["measured_step_ns"]) == pytest.approx([111e6, 100e6])
+    assert list(found.frame["measured_low_ns"]) == pytest.approx([110e6, 99e6], rel=0.01)
+    assert list(found.frame["measured_high_ns"]) == pytest.approx([112e6, 101e6], rel=0.01)
+    assert list(found.frame["step_error"]) == pytest.approx([0.11, 100 / 110 - 1])
     assert list(found.frame["num_launches"]) == [3, 3]
-    assert found.regret.estimate == pytest.approx(0.1)
-    assert found.sentence == (
-        "Measured, the first choice is slower by 10.0 % (10.0 % to 10.0 %) than 1f1b (number 2): "
-        "it takes 110.0 ms, that 100.0 ms."
-    )
+    assert found.sentences[1].startswith("Measured steps differ from predicted ones by -9.1 % to +")
 
 
-def test_the_sentence_says_which_of_the_three_it_is():
-    best = measured([[100, 100.1, 99.9], [120, 120.1, 119.9]])
-    assert best.sentence == (
-        "Measured, the first choice is the best of 2, 100.0 ms; the others are slower."
-    )
-    within = measured([[100, 100.1, 100.2] * 2, [100.1, 100, 100.2] * 2]).sentence
-    assert "is the best of 2 or within 2 % of it: it takes 100.1 ms, and 1f1b (number" in within
-    unsure = measured([[100, 110, 90], [108, 92, 96]], most=3).sentence
-    assert unsure.startswith("Open after 3 launches: the first choice takes 99.7 ms, and 1f1b")
-    assert unsure.endswith("More launches would help: --max-launches 6.")
-    alone = measured([[100], [110]], most=1)
-    assert "a regret of 0.0 %, with an unknown error." in alone.sentence
-    assert alone.as_dict()["regret"]["high"] is None
-    assert alone.frame["measured_high_ns"].isna().all()
+def test_the_answer_is_that_of_a_report_and_says_how_the_first_choice_did(tmp_path):
+    slower = measured(tmp_path, [110, 110.1, 109.9], [100, 100.1, 99.9])
+    assert slower.answers[0].startswith("Decided. Use zb_h1: ")
+    assert slower.sentences[0].startswith("The first choice of the plan is auto: it trains 9.1 % (")
+    assert slower.sentences[0].endswith("fewer tokens/s than zb_h1.")
+    best = measured(tmp_path, [100, 100.1, 99.9], [110, 110.1, 109.9], [120, 120.1, 119.9])
+    assert best.answers[0].startswith("Decided. Use auto: ")
+    assert best.sentences[0] == "The first choice of the plan is auto."
+    same = measured(tmp_path, [100.1, 100, 100.2] * 2, [100, 100.1, 100.2] * 2)
+    assert "as fast as" in same.answers[0]
+    unsure = measured(tmp_path, [100, 110, 90], [98, 92, 86])
+    assert unsure.answers[0].startswith("Open. ")
+    assert unsure.sentences[0].endswith("auto; whether it is as fast is open.")
 
 
-def test_a_first_choice_that_failed_has_no_regret():
-    failed = measured([[], [110, 111, 112]])
-    assert failed.regret is None
-    assert "failed" in failed.sentence
-    assert json.loads(json.dumps(failed.as_dict()))["regret"] == {"sentence": failed.sentence}
-    other = measured([[100, 101, 102], []])
-    assert "is the best of 2, 101.0 ms: the others failed or are slower." in other.sentence
+def test_cautions_that_leave_the_answer_open_leave_the_first_choice_open(tmp_path):
+    found = measured(tmp_path, [110, 110.1, 109.9], [100, 100.1, 99.9], cautions="oversubscribed")
+    assert found.answers[0].startswith("Open. ")
+    assert found.sentences[0].endswith("whether it is as fast is open.")
 
 
-def test_a_line_says_which_difference_is_found_and_how_long_that_takes():
-    reach, took = trials.forecast_texts(Noise(0.01, 10), "noise of stored launches", 30.0, 2, 6)
-    assert "find, in 80 % of comparisons, a change of " in reach
-    assert reach.endswith(" with 6 (noise of stored launches 1.0 %)")
-    assert took == "one launch of each takes about 0:30: at most 3:00 for 6 launches of each"
-    assert list(trials.forecast_texts(None, "", None, 2, 6)) == []
-
-
-def test_a_line_says_why_no_more_is_launched():
-    def text(steps, most):
-        outcome = race(lambda _, count: [own[:count] for own in steps], len(steps), most)
-        return trials.stop_text(outcome, most)
-
-    assert text([[100] * 3, [120] * 3], 6) == "stopped: decided after 3 launches of each"
-    unsure = [[100, 110, 90], [108, 92, 96]]
-    assert text(unsure, 3) == "stopped: --max-launches 3 reached, and not decided"
-    assert text(unsure, 6).startswith("stopped: launches failed after 3 launches of each")
-    assert text([[], [110, 111, 112]], 6).startswith("stopped: launches failed")
-
-
-def test_cautions_are_said_of_launches_that_the_finding_stands_on():
-    assert "caution" not in measured([[110] * 3, [100] * 3]).sentence
-    sentence = measured([[110] * 3, [100] * 3], cautions="busy_machine").sentence
-    assert sentence.endswith(
-        "Mind the cautions of launches of the first choice: 1 busy_machine; of 1f1b (number 2): "
-        "1 busy_machine."
-    )
-
-
-def test_a_line_says_who_is_set_aside_when_and_why():
-    frame = trials.table_of([proposal("zb_h1"), proposal("1f1b")])
-    slower = SetAside(1, 2, 0, Ratio(1.2, 1.1, 1.3))
-    assert trials.set_aside_text(frame, slower) == (
-        "set aside after 2 launches: 1f1b (number 2), slower by 20.0 % (10.0 % to 30.0 %) than "
-        "the first choice"
-    )
-    failed = trials.set_aside_text(frame, SetAside(1, 2, 0, None))
-    assert failed.endswith("1f1b (number 2), whose runs failed; see: ppbench ls")
+def test_a_first_choice_that_failed_has_no_figures(tmp_path):
+    proposals = [proposal("zb_h1"), proposal("1f1b")]
+    ids = [case_of(one, Case(), tmp_path / "a.csv").case_id for one in proposals]
+    case = case_of(proposals[1], Case(), tmp_path / "a.csv")
+    found = trials_of(proposals, ids, pd.DataFrame([run_row(0, case)]))
+    assert found.sentences[0].startswith("The first choice of the plan was not measured: its runs")
+    assert list(found.frame["num_launches"]) == [0, 1]
+    assert not found.is_ok
+    assert json.loads(json.dumps(found.as_dict()))["trials"][0]["measured_step_ns"] is None
 
 
 @pytest.fixture(scope="module")
@@ -170,45 +133,41 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.usefixtures("warm_starts")
-def test_trials_that_are_stopped_are_kept_and_go_on(folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    plan, sweep = ppbench.plan("mine.toml", effort=0.05), read_question("mine.toml")
-
-    def stopped(sweep, *how):
-        run_sweep(replace(sweep, cases=sweep.cases[:1]), *how)
-        raise SweepInterruptedError("stopped")
-
-    with monkeypatch.context() as patched, pytest.raises(SweepInterruptedError):
-        patched.setattr(trials, "run_sweep", stopped)
-        trials.measure(plan, sweep, 1, 1, folder / "results")
-    words = "mine.toml", "--run", 1, "--launches", 1, "--effort", 0.05, "--format", "json"
-    done = printed("plan", *words)
-    assert "1 launch of trials that were stopped are kept" in done.notes
-    found = json.loads(done.text)
-    assert [row["num_launches"] for row in found["trials"]] == [1, 1]
-    assert 0 <= found["regret"]["low"] <= found["regret"]["estimate"]
-    store = Store(folder / "results")
-    runs = store.table("runs", store.runs(["run_id"])["run_id"])
-    assert len(runs) == 2
-    assert set(runs["status"]) == {"ok"}
-    of_first = runs[runs["schedule"] == found["trials"][0]["schedule"]]["step_ns"]
-    assert found["trials"][0]["measured_step_ns"] == pytest.approx(of_first.item())
-    assert not list((folder / "results" / "locks").glob("rerun-*"))
-
-
-@pytest.mark.parametrize(
-    ("has_regret", "stop", "is_kept"),
-    [(True, Stop.failed, True), (True, Stop.most, False), (False, Stop.failed, False)],
-)
-def test_only_trials_whose_launches_failed_go_on_with_the_same_command(
-    folder, monkeypatch, has_regret, stop, is_kept
+def test_measured_figures_lead_and_the_same_command_goes_on_with_what_is_stored(
+    folder, monkeypatch
 ):
     monkeypatch.chdir(folder)
-    plan, sweep = ppbench.plan("mine.toml", effort=0.05), read_question("mine.toml")
-    regret = Regret(0.0, 0.0, 0.1, 1) if has_regret else None
-    ended = SimpleNamespace(steps=[[1.0], [2.0]], regret=regret, stop=lambda _: stop)
-    monkeypatch.setattr(trials, "race", lambda *_: ended)
-    monkeypatch.setattr(trials, "trials_of", lambda frame, *_: trials.Trials(frame, regret))
-    results = folder / f"results-{has_regret}-{stop.name}"
-    trials.measure(plan, sweep, 1, 1, results)
-    assert bool(list((results / "locks").glob("rerun-*"))) == is_kept
+    words = "mine.toml", "--run", 1, "--max-launches", 1, "--effort", 0.05
+    text = printed("plan", *words, "-o", "plan.html").text
+    assert text.startswith("Open. ")
+    assert "ppbench plan mine.toml --effort 0.05 --run 1 --max-launches 5" in text.splitlines()
+    places = [text.index(part) for part in ("measured step", "to be the best:", "% faster than")]
+    assert places == sorted(places)
+    page = (folder / "plan.html").read_text()
+    assert "predicted, not measured" not in page
+    assert page.index("a single launch cannot decide it") < page.index("% faster than the best")
+    assert page.index("step, measured") < page.index("step, predicted")
+    runs = Store(folder / "results").runs(["run_id", "process_start"])
+    assert len(runs) == 2
+    assert len(set(runs["process_start"])) == 1  # in turns, in the same processes
+
+    again = printed("plan", *words, "--format", "json")
+    assert "2 runs of earlier launches count" in again.notes
+    found = json.loads(again.text)
+    assert [row["num_launches"] for row in found["trials"]] == [1, 1]
+    assert found["answer"]["grade"] == "open"
+    assert found["sentences"][0].startswith("Predicted to be the best: ")
+    assert len(Store(folder / "results").runs(["run_id"])) == 2
+
+
+@pytest.mark.parametrize("options", [("--budget", "10s"), ("--rerun",)])
+def test_options_of_trials_need_trials(folder, options, monkeypatch):
+    monkeypatch.chdir(folder)
+    with pytest.raises(UsageError, match="add --run 2"):
+        printed("plan", "mine.toml", *options)
+
+
+def test_no_more_launches_can_be_asked_for_than_the_policy_makes(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    many = "--max-launches", MOST_LAUNCHES + 1
+    assert printed("plan", "mine.toml", "--run", 1, *many).exit_code == 2

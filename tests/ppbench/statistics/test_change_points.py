@@ -6,13 +6,18 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from ppbench.judge.differences import group
 from ppbench.statistics.change_points import (
+    RATIOS,
     _energies,
-    change_points,
     cut_chances,
-    disturbed_launches,
-    levels,
+    find_changes,
+    misfit,
 )
+
+
+def change_points(series, floor=0.01, **more):
+    return list(find_changes(series, floor, **more).points)
 
 
 def made(seed, num_commits=60, num_launches=1, deviation=0.0087):
@@ -143,7 +148,7 @@ def test_where_luck_is_shared_sizes_and_levels_are_those_of_commits_means():
     oracle = scipy.stats.ttest_ind(means[point.index :], means[: point.index])
     low, high = np.exp(oracle.confidence_interval(0.95))
     assert (point.ratio.low, point.ratio.high) == pytest.approx((low, high))
-    first, last = levels(series.tolist(), [point])
+    first, last = find_changes(series.tolist()).levels
     assert (first.num_launches, last.num_launches) == (5 * point.index, 5 * (60 - point.index))
     oracle = scipy.stats.ttest_1samp(means[: point.index], 0).confidence_interval(0.95)
     assert first.interval == pytest.approx(np.exp(oracle))
@@ -218,8 +223,7 @@ def test_series_without_a_change_hardly_ever_alarm(num_commits):
 
 def test_levels_hold_all_commits_with_students_interval():
     series = [[], [1.0], [1.1], [], [2.0, 2.1], [2.2], []]
-    points = change_points(series)
-    first, last = levels(series, points)
+    first, last = find_changes(series).levels
     assert (first.first, first.last, first.num_launches) == (0, 3, 2)
     assert (last.first, last.last, last.num_launches) == (4, 6, 3)
     logs = np.log([2.0, 2.1, 2.2])
@@ -229,12 +233,12 @@ def test_levels_hold_all_commits_with_students_interval():
 
 
 def test_levels_of_few_launches_say_what_is_known():
-    assert levels([], []) == []
-    (nothing,) = levels([[], []], [])
+    assert find_changes([]).levels == ()
+    (nothing,) = find_changes([[], []]).levels
     assert (nothing.first, nothing.last, nothing.estimate, nothing.interval) == (0, 1, None, None)
-    (single,) = levels([[3.0]], [])
+    (single,) = find_changes([[3.0]]).levels
     assert (single.estimate, single.interval) == (pytest.approx(3.0), None)
-    (fraction,) = levels([[0.0, 0.0]], [], in_points=True)
+    (fraction,) = find_changes([[0.0, 0.0]], in_points=True).levels
     assert (fraction.estimate, fraction.interval) == (0.0, (0.0, 0.0))
 
 
@@ -262,18 +266,111 @@ def test_a_change_is_found_among_disturbed_launches():
 def test_disturbed_launches_are_named_and_in_no_level():
     series = made(0, 20, 2)
     series[7, 1] *= 1.2
-    assert disturbed_launches(series.tolist(), slow_sign=1) == [(7, 1)]
-    assert disturbed_launches((1 / series).tolist(), slow_sign=-1) == [(7, 1)]
-    assert disturbed_launches(series.tolist()) == []
-    (level,) = levels(series.tolist(), [], slow_sign=1)
+    assert find_changes(series.tolist(), slow_sign=1).apart == ((7, 1),)
+    assert find_changes((1 / series).tolist(), slow_sign=-1).apart == ((7, 1),)
+    assert find_changes(series.tolist()).apart == ()
+    (level,) = find_changes(series.tolist(), slow_sign=1).levels
     assert level.num_launches == 39
-    assert level.estimate < levels(series.tolist(), [])[0].estimate
+    assert level.estimate < find_changes(series.tolist()).levels[0].estimate
 
 
 def test_a_figure_that_is_none_does_not_move_the_names_of_disturbed_launches():
     series = made(0, 20, 2).tolist()
     series[3] = [math.nan, series[3][1]]
     series[7] = [series[7][0], series[7][1] * 1.2]
-    assert disturbed_launches(series, slow_sign=1) == [(7, 1)]
+    assert find_changes(series, slow_sign=1).apart == ((7, 1),)
     series[3] = [math.nan, 1.3]
-    assert disturbed_launches(series, slow_sign=1) == [(3, 1), (7, 1)]
+    assert find_changes(series, slow_sign=1).apart == ((3, 1), (7, 1))
+
+
+@pytest.mark.parametrize("num", [2, 3, 5])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_commit_that_was_reverted_is_a_spike_and_the_later_change_is_found(seed, num):
+    levels = np.array([1400.0] * 3 + [1080.0] + [1400.0] * 4 + [1171.0] * 4)
+    series = levels[:, None] * made([seed, num], 12, num, 0.006)
+    changes = find_changes(series.tolist(), slow_sign=-1)
+    assert [(point.index, point.earliest, point.latest) for point in changes.points] == [(8, 8, 8)]
+    assert changes.points[0].ratio.estimate == pytest.approx(1171 / 1400, abs=0.01)
+    assert [spike.index for spike in changes.spikes] == [3]
+    assert changes.spikes[0].ratio.estimate == pytest.approx(1080 / 1400, abs=0.01)
+    assert changes.apart == ()
+
+
+@pytest.mark.parametrize("num", [1, 2, 3, 5])
+@pytest.mark.parametrize("seed", range(40))
+def test_spikes_anywhere_hide_no_change_and_are_none(seed, num):
+    draw = np.random.default_rng([seed, num, 3])
+    at = int(draw.integers(6, 15))
+    series = made([seed, num], 20, num, 0.006)
+    series[at:] *= draw.choice([0.93, 1.07])
+    beside = {0, at - 2, at - 1, at, at + 1, 19}  # there a change of one commit reads otherwise
+    places = draw.choice(sorted(set(range(20)) - beside), 2, replace=False)
+    while abs(places[0] - places[1]) < 3:
+        places = draw.choice(sorted(set(range(20)) - beside), 2, replace=False)
+    series[places] *= draw.choice([0.75, 1.3], (2, 1))
+    changes = find_changes(series.tolist(), slow_sign=-1)
+    assert [point.index for point in changes.points] == [at]
+    alone = [spike.index for spike in changes.spikes] or [commit for commit, _ in changes.apart]
+    assert alone == sorted(places)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_further_launches_hide_no_change_that_fewer_show(seed):
+    draw = np.random.default_rng([seed, 9])
+    num = int(draw.integers(5, 14))
+    levels = np.full(num, 1000.0)
+    first, second = sorted(draw.choice(np.arange(2, num - 1), 2, replace=False))
+    levels[first:] *= 0.835
+    levels[second:] *= 1.088
+    series = (levels[:, None] * draw.lognormal(0, 0.006, (num, 2))).tolist()
+    before = find_changes(series, slow_sign=-1)
+    for commit in draw.choice(num, 3, replace=False):
+        series[commit].append(levels[commit] * draw.lognormal(0, 0.006))
+    after = find_changes(series, slow_sign=-1)
+    assert {point.index for point in before.points} <= {point.index for point in after.points}
+
+
+def test_one_fast_launch_hides_no_later_change():
+    series = made(2, 24)
+    series[12:] *= 1 - 0.036
+    series[5] *= 1.25
+    changes = find_changes(series.tolist(), slow_sign=-1)
+    assert [point.index for point in changes.points] == [12]
+    assert changes.apart == ((5, 0),)
+
+
+def commits(seed, nums, shared, own=0.008):
+    draw = np.random.default_rng(seed)
+    return [group(draw.normal(draw.normal(0, shared), own, num)) for num in nums]
+
+
+def is_shared(groups, cuts=(), size=0.01):
+    """Whether launches of a commit seem to share their luck, between the same levels."""
+    shared = min(misfit(groups, cuts, ratio, size) for ratio in RATIOS)
+    return shared < misfit(groups, cuts, 0.0, size)
+
+
+@pytest.mark.parametrize("nums", [[5] * 60, [3] * 20, [1, 2, 5] * 10])
+def test_shared_luck_is_seen_and_none_is_seen_where_there_is_none(nums):
+    seen = [is_shared(commits(seed, nums, 0.012)) for seed in range(50)]
+    assert np.mean(seen) > 0.9
+    seen = [is_shared(commits(seed, nums, 0.0), size=0.0) for seed in range(200)]
+    assert np.mean(seen) < 0.05
+
+
+def test_a_change_of_level_is_no_shared_luck():
+    alike, changed = [group([0.0, 0.01, -0.01])] * 10, [group([0.1, 0.11, 0.09])] * 10
+    assert is_shared([*alike, *changed])
+    assert not is_shared([*alike, *changed], [10])
+
+
+def test_luck_that_is_far_smaller_than_what_matters_is_as_good_as_none():
+    groups = commits(2, [3] * 20, shared=0.001, own=0.0001)
+    assert is_shared(groups, size=0.002)
+    assert not is_shared(groups)
+
+
+def test_launches_that_agree_to_the_last_digit_still_tell():
+    groups = [group([value] * 3) for value in (1.0, 1.1, 0.9, 1.05, 0.95)]
+    assert is_shared(groups)
+    assert not is_shared([group([0.1] * 3)] * 5, size=0.0)
