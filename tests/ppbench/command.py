@@ -18,23 +18,21 @@ from typer.testing import CliRunner
 from ppbench.cli.app import app
 
 PATIENCE_S = 180
-EMULATED_SWEEP = """
-device = "emulated"
-num_microbatches = 2
-seq_len = 8
-
+TINY = """
 [model]
 preset = "llama-tiny"
-
-[emulated]
-F_ms = 20
-I_ms = 1
-W_ms = 1
 
 [measure]
 warmup_steps = 1
 max_warmup_steps = 1
 """
+"""The last tables of a sweep that is soon over, to which a test adds its steps."""
+EMULATED_SWEEP = f"""
+device = "emulated"
+num_microbatches = 2
+seq_len = 8
+emulated = {{F_ms = 20, I_ms = 1, W_ms = 1}}
+{TINY}"""
 """A sweep of two ranks of a tiny model; a test adds its steps, and its grid."""
 
 

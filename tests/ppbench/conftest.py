@@ -1,9 +1,9 @@
-"""A store with a few runs in it, for whatever reads one, an empty one, and real ranks."""
+"""A store with a few runs in it, for whatever reads one, an empty one, scenes, and real ranks."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,22 @@ def demo(_demo_folder: Path, tmp_path: Path) -> Store:
 def store(tmp_path: Path) -> Store:
     """An empty store that `tracked` writes to."""
     return store_in(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path], Path]:
+    """Makes a copy of a scene in a folder; the scene itself is made when it is first asked for."""
+    from scenes import make_scene
+
+    made: dict[str, Path] = {}
+
+    def copied(name: str, to: Path) -> Path:
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp(name)
+            make_scene(name, made[name])
+        return Path(shutil.copytree(made[name], to))
+
+    return copied
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ def refusal(mutation: Mutation) -> UsageError | None:
 
 @pytest.mark.parametrize("text", BASES, ids=range(len(BASES)))
 def test_what_is_mutated_is_valid(folder, text):
-    assert refusal(Mutation(text.encode(), (), ())) is None
+    assert refusal(Mutation(text.encode())) is None
 
 
 def test_a_mutation_is_accepted_or_refused_in_one_line_that_tells_where(
@@ -134,7 +134,7 @@ def test_the_command_writes_nothing_when_it_refuses(folder, monkeypatch, capsys)
     ids=range(27),
 )  # fmt: skip
 def test_what_mutations_found(folder, content, what):
-    error = refusal(Mutation(content, (), ()))
+    error = refusal(Mutation(content))
     assert what in str(error)
     assert str(error).isprintable()
 

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from command import EMULATED_SWEEP, words_of
 from command import ppbench as ppbench_within
-from command import words_of
 from disks import mounted
 from processes import naming, wait_until
 
@@ -288,33 +288,18 @@ def launch_in_long_case(folder, known):
 
 
 LONG_MS = 1000
-EMULATED = """\
-name = "{name}"
-device = "emulated"
-num_microbatches = 2
-seq_len = 8
+EMULATED = f"""\
 world_size = 1
-
-[model]
-preset = "llama-tiny"
-
-[emulated]
-I_ms = 1
-W_ms = 1
-
-[measure]
-warmup_steps = 3
-max_warmup_steps = 3
+{EMULATED_SWEEP.replace("warmup_steps = 1", "warmup_steps = 3")}
 steps = 2
 
 [grid]
-"emulated.F_ms" = {times}
-"""
+emulated.F_ms = """
 
 
 def write_emulated(folder, name, times):
     """Cases that differ in how long they take."""
-    (folder / f"{name}.toml").write_text(EMULATED.format(name=name, times=times))
+    (folder / f"{name}.toml").write_text(f"{EMULATED}{times}")
     return f"{name}.toml"
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command import TINY
 from nodes import ADDRESSES, Node, reason_against_nodes, two_nodes
 from processes import listened, wait_until
 
@@ -15,16 +16,9 @@ from ppbench.run.launch.local import WORKER
 from ppbench.store import Store
 
 PATIENCE_S = 600
-SWEEP = """
+SWEEP = f"""
 world_size = 4
-
-[measure]
-warmup_steps = 1
-max_warmup_steps = 1
-steps = 3
-
-[model]
-preset = "llama-tiny"
+{TINY}steps = 3
 
 [grid]
 """

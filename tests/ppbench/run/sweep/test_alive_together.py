@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from command import PATIENCE_S, ppbench, words_of
+from command import PATIENCE_S, TINY, ppbench, words_of
 from processes import is_loopback, listened, wait_until
 
 from ppbench.run.job import Journal
@@ -14,20 +14,13 @@ from ppbench.store import Store
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
-SWEEP = """\
+SWEEP = f"""\
 name = "turns"
 device = "cpu"
 seq_len = 16
 world_size = 2
 num_microbatches = 4
-
-[model]
-preset = "llama-tiny"
-
-[measure]
-warmup_steps = 1
-max_warmup_steps = 1
-steps = 5
+{TINY}steps = 5
 block = 2
 
 [grid]

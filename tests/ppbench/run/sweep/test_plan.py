@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from command import TINY
 from repositories import commit, make_repository
 from stored_runs import run_row
 
@@ -19,21 +20,14 @@ from ppbench.run.sweep import plan
 from ppbench.run.sweep.plan import Choice, plan_sweep
 from ppbench.store import Store
 
-SWEEP = """\
+SWEEP = f"""\
 name = "own"
 device = "cpu"
 schedule = "1f1b"
 world_size = 1
 num_microbatches = 2
 seq_len = 32
-
-[model]
-preset = "llama-tiny"
-
-[measure]
-warmup_steps = 1
-max_warmup_steps = 1
-steps = 2
+{TINY}steps = 2
 """
 EXECUTOR = Path("engine/run/executor.py")
 REPORT = Path("ppbench/report/pages/report.py")
