@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 HeadsSweep = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[SWEEP | COMPARISON]",
-        help="Sweep file; default: that of head's runs. Or a saved comparison (.json), which is "
-        "judged anew by newer launches.",
+        metavar="[SWEEP | SCRIPT | STORE | COMPARISON]",
+        help="Sweep file; default: that of head's runs. Or a training script, whose attached runs "
+        "are judged; a results folder; a saved comparison (.json), judged anew by newer launches.",
     ),
 ]
 
@@ -96,6 +96,9 @@ def check(
     from ppbench.config.sweep import read_share
     from ppbench.files import whole_file
 
+    if file is not None and file.is_dir():
+        results = file
+        file = None
     largest = None if threshold is None else read_share("--threshold", threshold)
     check_store_of(results, [head, base or ""], measures=is_run)
     launches, most = num_and_most(launches, most, is_run=is_run)

@@ -451,10 +451,10 @@ def _notes(comparison: Compared[Any]) -> _Section:
 
 
 def _to_paste(result: GateResult, how: Format) -> str:
-    """The entries that would accept the regressions."""
-    if not result.regressions:
-        return ""
+    """The entries that would accept the regressions; an attached training has no accept file."""
     head = result.comparison.head
+    if not result.regressions or head.origins:
+        return ""
     is_dirty = bool(head.runs["is_dirty"].eq(True).any())
     known = None if is_dirty else head.commit
     commit = known[:12] if known else "the commit that it came with"

@@ -34,6 +34,8 @@ from ppbench.config.sweep import Sweep, read_share
 from ppbench.console import note
 from ppbench.errors import LaunchError, NotMeasuredError, UsageError
 from ppbench.judge.looks import Looks
+from ppbench.judge.verdicts import SPEED
+from ppbench.store.columns import ATTACHED
 
 
 def check(
@@ -51,17 +53,31 @@ def check(
     """Judge whether head may go in: no case worse than base by more than its threshold.
 
     The sweep file is by default that of head's runs, and the base the commit where head left the
-    main branch. `threshold` is a share such as 0.02 or "2%". With `launches` both sides are
+    main branch. `sweep` may also be a training script: its attached runs are judged, with default
+    limits. `threshold` is a share such as 0.02 or "2%". With `launches` both sides are
     measured first, so often each, and with `max_launches` until the verdicts are decided. Raises
     UsageError, NotMeasuredError, StoreError and SweepInterruptedError.
     """
     begun, folder = datetime.now(UTC), Path(results)
-    tracked = None if sweep is None else read_tracked(sweep)
+    script = None if sweep is None or Path(sweep).suffix == ".toml" else Path(sweep)
+    if script is not None and not script.is_file():
+        raise UsageError(
+            f"{script}: no such file; give a sweep file (.toml), a training script whose runs were "
+            "attached, or a results folder"
+        )
+    if script is not None and (launches or max_launches):
+        raise UsageError(
+            f"--run: measures a sweep file (.toml); {script} is a training script, so run it at "
+            "both commits yourself, then check without --run"
+        )
+    tracked = None if sweep is None or script is not None else read_tracked(sweep)
     default = None if threshold is None else read_share("--threshold", threshold)
-    gated, shown = read_metrics(metrics, GATED), read_metrics([*metrics, *SHOWN])
+    read_metrics(metrics)
 
     def again(planned: Sweep | None) -> str:
-        """The check that measures both sides first."""
+        """What measures both sides: a check, or for attached runs their script."""
+        if script is not None:
+            return f"a run of {script} at it, attached under the same name"
         file = None if planned is None else planned.file
         return check_command(file, base, None if head == WORKTREE else head, folder)
 
@@ -71,8 +87,11 @@ def check(
         """Judge two sides, with `is_fresh` by their launches of the last hour."""
         planned = tracked
         places = replace(places_of(planned, folder), check=again(planned))
+        if script is not None:
+            places = replace(places, folder=script.resolve().parent)
         last = find_side(head, places)
-        if planned is None:
+        is_attached = script is not None or last.origins == {ATTACHED}
+        if planned is None and not is_attached:
             # The one that head's runs come from; its thresholds must not be lost without a note.
             rows = last.failed if last.runs.empty else last.runs
             files = sorted(set(rows["sweep_file"].dropna()))
@@ -94,6 +113,13 @@ def check(
             first, last = both_fresh(first, last, begun)
         # The file that was found may have other cases by now: only a named one chooses cases.
         first, last = of_sweep(first, tracked), of_sweep(last, tracked)
+        if script is not None:
+            first, last = first.of_script(script), last.of_script(script)
+        # Without tokens per step a training has no throughput: then its step is gated.
+        usual, also = GATED, SHOWN
+        if is_attached and not last.runs[SPEED].notna().any():
+            usual, also = ("step_ns", *GATED[1:]), ("step_ns", *SHOWN[1:])
+        gated, shown = read_metrics(metrics, usual), read_metrics([*metrics, *also])
         accepted: list[Accepted] = []  # the entries in force between base and head
         accepting = None if planned is None else accept_file(planned)
         if accepting is not None:
@@ -109,6 +135,7 @@ def check(
             if first.commit is not None and last.commit is not None:
                 accepted = in_force(entries, repository, first.commit, last.commit)
         limits = limits_of(planned, default, accepted, has_all=tracked is not None)
+        limits = limits if script is None else replace(limits, file=str(script))
         compared = compare_sides(
             first,
             last,
@@ -129,7 +156,7 @@ def check(
                     max_launches,
                     lambda looks: judged(*rounds.names, is_fresh=True, looks=looks),
                     lambda result: result.comparison,
-                    {metric.name for metric in gated},
+                    {metric.name for metric in read_metrics(metrics, GATED)},
                 )
                 return replace(result, comparison=replace(result.comparison, stopped=stopped))
             rounds.bring_to(launches or 0)

@@ -49,6 +49,7 @@ from ppbench.judge.looks import ONE_LOOK, Looks
 from ppbench.judge.verdicts import SPEED
 from ppbench.run.sweep.progress import Display
 from ppbench.store import Store
+from ppbench.store.columns import ATTACHED
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,10 @@ def compare_sides(
     pairings = with_drifts(pairings, metrics, (base.store, head.store))
     lines = lines_of(metrics, pairings, looks or ONE_LOOK)
     remedy = f"measure more with: {again} --launches {notes.launches_wanted(lines)}"
+    if origins := base.origins | head.origins:
+        remedy = "run the script more often, under the same name"
+        if ATTACHED not in origins:
+            remedy = "import more recordings under the same name"
     found = [
         *base.notes,
         *head.notes,

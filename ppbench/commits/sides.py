@@ -27,6 +27,7 @@ from ppbench.display.units import counted
 from ppbench.errors import NotMeasuredError, RepositoryError, UsageError
 from ppbench.git import Commit, Repository
 from ppbench.store import LAST, Condition, Store
+from ppbench.store.columns import ATTACHED
 
 WORKTREE = "worktree"
 SHORT = 9
@@ -53,6 +54,27 @@ class Side:
             return self.name
         is_dirty = pd.concat([self.runs, self.failed])["is_dirty"].eq(True).any()
         return None if self.commit is None or is_dirty else self.commit[:SHORT]
+
+    @property
+    def origins(self) -> set[str]:
+        """Where its runs come from, if not from a sweep: `attached`, `imported`."""
+        return set(pd.concat([self.runs, self.failed])["origin"].dropna())
+
+    def of_script(self, script: Path) -> Side:
+        """The runs that were attached to a training script. Raises NotMeasuredError without any."""
+        runs, failed = (
+            rows[
+                (rows["origin"] == ATTACHED)
+                & (rows["sweep_file"].fillna("").map(lambda file: Path(file).name) == script.name)
+            ]
+            for rows in (self.runs, self.failed)
+        )
+        if runs.empty and failed.empty:
+            raise NotMeasuredError(
+                f"{self.title}: no run of {script} was attached; run it there under the same name, "
+                f"with ppbench.attach(..., results={str(self.store.folder)!r})"
+            )
+        return replace(self, runs=runs, failed=failed)
 
     def of_cases(self, case_ids: Iterable[str]) -> Side:
         wanted = set(case_ids)

@@ -35,7 +35,7 @@ SIDE_COLUMNS = (
     *("sweep_id", "sweep_name", "sweep_file", "position", "subject", "author_date"),
     *Case().settings(),
     *("tokens_per_s", "step_ns", "bubble_fraction", "peak_memory_bytes"),
-    *("process_start", "rounds"),
+    *("process_start", "rounds", "origin"),
 )
 """The columns of `runs` that sides and their comparison need."""
 FRESH_S = 3600.0

@@ -28,14 +28,13 @@ from ppbench.errors import UsageError
 from ppbench.run.machine.measuring_code import code_hash
 from ppbench.run.records import FinishedRun, first_loss_not_finite, rows_of
 from ppbench.store import Condition, Store, new_run_id
+from ppbench.store.columns import IMPORTED
 
 _CASE_FIELDS: dict[str, object] = {
     case_field.name: case_field.default for case_field in dataclasses.fields(Case)
 }
 _RECORDED = ("schedule", "world_size", "num_microbatches", "stages_per_rank")
 _NOT_SETTABLE = (*_RECORDED, "replicas", "device", "runtime")
-IMPORTED, ATTACHED = "imported", "attached"
-"""Origins of a run."""
 _NAMES = ("model.preset", "data.source")
 """Settings whose values ppbench need not know."""
 _LOWERING = ("transfer_", "sharding_")

@@ -31,12 +31,13 @@ from engine.run.precision import float32_precision
 from ppbench.analysis.transfers import Receive
 from ppbench.errors import UsageError
 from ppbench.external.members import Members
-from ppbench.external.record import ATTACHED, RecordedRun, named_program
+from ppbench.external.record import RecordedRun, named_program
 from ppbench.git import read_commit
 from ppbench.run.machine.environment import available_cores, fingerprint_here, read_environment
 from ppbench.run.machine.placement import Place, has_too_few_cores, machine_id, shares_device
 from ppbench.run.runtimes.runtime import clock_facts, id_of
 from ppbench.run.runtimes.torch_spans import program_from, stages_of
+from ppbench.store.columns import ATTACHED
 
 
 @dataclass

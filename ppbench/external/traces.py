@@ -29,7 +29,6 @@ from ppbench.errors import UsageError
 from ppbench.external.clocks import Clock, clocks_of
 from ppbench.external.kineto import check_pattern
 from ppbench.external.record import (
-    IMPORTED,
     RecordedRun,
     RunMetadata,
     check_legal,
@@ -52,6 +51,7 @@ from ppbench.external.steps import (
     steps_of,
 )
 from ppbench.store import Store, check_writable
+from ppbench.store.columns import IMPORTED
 
 _MEETINGS = (Op.UNSHARD, Op.REDUCE_GRAD)
 """The collectives that take time."""

@@ -14,6 +14,8 @@ from ppbench.config.case import Case, Measure, settings_in
 SCHEMA_VERSION = 1
 """Version of the columns; a store of another version is not read."""
 RUN_ID = "run_id"
+IMPORTED, ATTACHED = "imported", "attached"
+"""Origins of runs that no sweep has made."""
 
 
 @dataclass(frozen=True)

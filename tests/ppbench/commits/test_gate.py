@@ -304,3 +304,40 @@ def test_uncommitted_changes_are_committed_before_they_are_accepted(root, store)
     text = checked(store, base="HEAD").text
     assert "If this is intended, commit first, then name that commit and put it into" in text
     assert 'commit = "the commit that it came with"' in text
+
+
+def test_attached_trainings_are_gated_with_default_limits(root, store):
+    (root / "train.py").write_text("import ppbench\n")
+    attached = {"origin": "attached", "sweep_file": "train.py", "sweep_name": "mine"}
+    measure(store, root, "HEAD~1", **attached)
+    measure(store, root, "HEAD", slower(0.08), **attached)
+    commit(root, {"train.py": "import ppbench\n"}, "The script")
+    asked = {"base": "HEAD~2", "head": "HEAD~1"}
+    by_script = checked(store, sweep="train.py", **asked)
+    assert by_script.exit_code == 1
+    assert "1 metric regressed beyond its threshold" in by_script.text
+    assert "2 % is allowed" in by_script.text
+    for sweep in ((), store.folder):  # the script is known by head's runs
+        assert checked(store, sweep=sweep, **asked).text == by_script.text
+    assert checked(store, sweep="train.py", base="HEAD~1", head="HEAD~2").exit_code == 0
+
+
+def test_a_training_without_tokens_is_gated_by_its_step(root, store):
+    attached = {"origin": "attached", "sweep_file": "train.py"}
+    for name, figures in (("HEAD~1", STEADY), ("HEAD", slower(-0.08))):
+        for launch, step_ns in enumerate(figures):
+            measure(store, root, name, [None], step_ns=step_ns * 1e6, launch=launch, **attached)
+    result = check(base="HEAD~1", head="HEAD", results=store.folder)
+    assert [gated.line.metric.name for gated in result.regressions] == ["step_ns"]
+
+
+def test_what_is_no_gate_of_attached_runs_is_one_error(root, store):
+    measure(store, root, "HEAD~1")
+    measure(store, root, "HEAD")
+    (root / "train.py").write_text("import ppbench\n")
+    with pytest.raises(NotMeasuredError, match=r"no run of train\.py was attached; run it there"):
+        check("train.py", base="HEAD~1", head="HEAD", results=store.folder)
+    with pytest.raises(UsageError, match=r"lost\.py: no such file; give a sweep file"):
+        check("lost.py", results=store.folder)
+    with pytest.raises(UsageError, match=r"--run: measures a sweep file .*; train\.py is"):
+        check("train.py", launches=5, results=store.folder)
