@@ -18,6 +18,13 @@ needs_browser = pytest.mark.skipif(CHROMIUM is None and not IS_CI, reason=NEEDED
 SCREENSHOTS = os.environ.get("PPBENCH_SCREENSHOTS")
 
 
+def assert_sound(tab: Tab, page: Path) -> None:
+    """It reports no problem, requests nothing but itself, and is no wider than the screen."""
+    assert tab.problems() == []
+    assert tab.requests() == [page.as_uri()]
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
 def keep(tab: Tab, name: str) -> None:
     """Write the page's picture where pictures are wanted."""
     if SCREENSHOTS:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from chromium import Browser, Tab
-from screens import DESK, PHONE, keep, needs_browser
+from screens import DESK, PHONE, assert_sound, keep, needs_browser
 from stored_runs import rewrite, run_row, store_failed, store_with
 
 from ppbench.config.case import Case
@@ -83,9 +83,7 @@ def opened(request: pytest.FixtureRequest, browser: Browser, pages: tuple[Path, 
 
 def test_a_failed_run_is_drawn_without_an_error_and_fits(opened: Opened) -> None:
     assert opened.tab.evaluate("isDrawn(div)")
-    assert opened.tab.problems() == []
-    assert opened.tab.requests() == [opened.page.as_uri()]
-    assert opened.tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert_sound(opened.tab, opened.page)
     assert NASTY in str(opened.tab.evaluate("document.body.innerText"))
     assert opened.tab.evaluate("document.title") != "taken over"
 

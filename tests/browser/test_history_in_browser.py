@@ -8,7 +8,7 @@ import pytest
 from chromium import Browser, Tab
 from gestures import click, key
 from histories import CASE, OTHER, CommitFacts, Runs, five
-from screens import DESK, keep, needs_browser
+from screens import DESK, assert_sound, keep, needs_browser
 
 from ppbench.commits.series import read_history
 from ppbench.display.metrics import METRICS
@@ -163,6 +163,5 @@ def test_the_page_has_no_error_and_requests_nothing_but_itself(
     desk: Tab, phone: Tab, page: Path
 ) -> None:
     for tab in (desk, phone):
-        assert tab.problems() == []
-        assert tab.requests() == [page.as_uri()]
+        assert_sound(tab, page)
         assert tab.evaluate("document.title") == "tokens_per_s over commits"

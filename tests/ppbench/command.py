@@ -45,8 +45,15 @@ def ppbench(
     *arguments: str, folder: Path, patience_s: float = PATIENCE_S, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """A command in a process of its own."""
+    words = words_of(*arguments)[1:]
+    return python(*words, folder=folder, patience_s=patience_s, **environment)
+
+
+def python(
+    *words: str, folder: Path, patience_s: float = PATIENCE_S, **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        words_of(*arguments),
+        [sys.executable, *words],
         cwd=folder,
         env={**os.environ, **environment},
         capture_output=True,

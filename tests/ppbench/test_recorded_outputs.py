@@ -23,8 +23,6 @@ from scenes import OF_THIS_MACHINE, SWEEPS
 
 from ppbench.cli.app import app
 
-FORMATS = ("table", "json", "csv", "markdown")
-
 
 def all_commands() -> Iterator[tuple[str, ...]]:
     """Every command and group of them, found in the program itself."""
@@ -80,7 +78,8 @@ def test_every_format_tells_the_recorded_facts_of_a_machine(tmp_path: Path) -> N
         *("device_variables", "refused_variable", "default_device", "fingerprint"),
     ]
     table, as_json, csv, markdown = (
-        ppbench(["env", "--format", how], tmp_path).stdout for how in FORMATS
+        ppbench(["env", "--format", how], tmp_path).stdout
+        for how in ("table", "json", "csv", "markdown")
     )
     assert list(json.loads(as_json)) == facts
     assert csv.splitlines()[0] == "key,value"

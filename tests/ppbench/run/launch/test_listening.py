@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from command import EMULATED_SWEEP, words_of
-from nodes import ADDRESSES, reason_against_nodes, two_nodes
+from nodes import ADDRESSES, needs_nodes, two_nodes
 from processes import free_port, is_loopback, listened
 
 from ppbench.run.launch.cluster import NODES, Nodes, torchrun_command
@@ -25,10 +25,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
     pytest.mark.usefixtures("warm_starts"),
 ]
-needs_nodes = pytest.mark.skipif(
-    sys.platform != "linux" or reason_against_nodes() is not None,
-    reason=reason_against_nodes() or "",
-)
 
 
 def seen_while(processes: Sequence[subprocess.Popen[bytes]], log: Path) -> list[set[str]]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from command import TINY
-from nodes import ADDRESSES, Node, reason_against_nodes, two_nodes
+from nodes import ADDRESSES, Node, needs_nodes, two_nodes
 from processes import listened, wait_until
 
 from ppbench.run.launch.cluster import Nodes, torchrun_command
@@ -28,13 +27,7 @@ F_ms = 5
 I_ms = 5
 W_ms = 5
 """
-pytestmark = [
-    pytest.mark.skipif(
-        sys.platform != "linux" or reason_against_nodes() is not None,
-        reason=reason_against_nodes() or "",
-    ),
-    pytest.mark.usefixtures("warm_starts"),
-]
+pytestmark = [needs_nodes, pytest.mark.usefixtures("warm_starts")]
 
 
 class Cluster:

@@ -40,11 +40,7 @@ exclude = [
     { seq_len = 24, model.preset = "authors:too_large" },
     { seq_len = 24, model.preset = "llama-tiny" },
 ]
-
-[measure]
-warmup_steps = 1
-max_warmup_steps = 1
-steps = 2
+measure = {warmup_steps = 1, max_warmup_steps = 1, steps = 2}
 
 [grid]
 model.preset = [

@@ -38,11 +38,7 @@ name = "breaking"
 world_size = 2
 num_microbatches = 4
 seq_len = 16
-
-[measure]
-warmup_steps = 1
-max_warmup_steps = 3
-steps = 3
+measure = {warmup_steps = 1, max_warmup_steps = 3, steps = 3}
 
 [grid]
 model.preset = ["faulty:sound", "faulty:infinite_weights", "faulty:nan_gradient"]
