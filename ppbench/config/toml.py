@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from ppbench.config.synonyms import SYNONYMS, written_as
 from ppbench.errors import SweepFileError, UsageError, nearest
@@ -44,6 +44,8 @@ _EXPECTED = {
     "bool_type": "true or false",
     "model_type": "a table",
     "model_attributes_type": "a table",
+    "list_type": "tables in double brackets",
+    "finite_number": "a finite number",
 }
 _BOUNDS = {
     "greater_than_equal": ("ge", "at least"),
@@ -114,6 +116,8 @@ def describe(error: ErrorDetails, schema: type[BaseModel], others: Sequence[str]
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
     if kind == "extra_forbidden":
         return unknown_key(str(error["loc"][-1]), value, _siblings(error["loc"], schema, others))
+    if kind == "missing":
+        return "is missing"
     if kind == "float_type" and type(value) is int:
         return f"{brief(value)} is out of range; no float is so large"
     if kind in _EXPECTED:
@@ -168,9 +172,12 @@ def _siblings(
 
     section: object = schema
     for step in path[:-1]:
+        if isinstance(step, int):
+            (section,) = get_args(section)  # of a list
+            continue
         assert isinstance(section, type)
         assert issubclass(section, BaseModel)
-        section = section.model_fields[str(step)].annotation
+        section = section.model_fields[step].annotation
     assert isinstance(section, type)
     assert issubclass(section, BaseModel)
     return [*section.model_fields, *(others if section is schema else ())]

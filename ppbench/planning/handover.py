@@ -14,20 +14,27 @@ For layers by stage of 2, 2, 3, 1 on two ranks of two stages the last two say:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.plan.layout import partition_of
 from engine.plan.program import Placement, Program, loop_placement, to_csv, v_placement
-from engine.plan.schedules.registry import AUTO, CSV_PREFIX
-from ppbench.config.programs import program_of
+from engine.plan.schedules.registry import AUTO, CSV_PREFIX, SCHEDULES
+from ppbench.config.case import Case, Measure, Planned, setting_of
 from ppbench.config.reader import read_sweep
+from ppbench.config.schema import known_keys
+from ppbench.config.sweep import Sweep
 from ppbench.config.toml import as_toml, key_text
 from ppbench.errors import UsageError
 from ppbench.files import write_file
-from ppbench.planning.plan import Configuration
+from ppbench.planning.plan import Configuration, Plan
 
+_ALWAYS = (
+    *("schedule", "world_size", "num_microbatches", "stages_per_rank", "model.partition"),
+    *("train.microbatch_size", "train.recompute"),
+)
+"""Keys of a sweep file that say which pipeline it is; others only where they are not as usual."""
 EMBEDDINGS, NORM, HEAD = "tok_embeddings", "norm", "output"
 """torchtitan's modules around the layers; its latest models call the head `lm_head`."""
 
@@ -36,36 +43,27 @@ class HandoverError(UsageError):
     """A form of another trainer cannot express a pipeline; the message says why."""
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """A pipeline that is to be run.
-
-    `layers` are counts by stage, `recompute` says by stage whether its layers recompute their
-    activations. `schedule` is the registered name of the program, or empty for one of the solver.
-    `settings` are further keys of the sweep file, such as `model.preset` and `seq_len`.
-    """
-
-    program: Program
-    layers: tuple[int, ...]
-    recompute: tuple[bool, ...]
-    microbatch_size: int
-    schedule: str = ""
-    settings: Mapping[str, object] = field(default_factory=dict)
+def chosen_case(plan: Plan, sweep: Sweep) -> Planned:
+    """The settings of a sweep file's case, with the policy that a plan chose for its replicas."""
+    case, measured = sweep.cases[0]
+    return replace(case, sharding_policy=plan.request.sharding), measured
 
 
-def chosen_from(configuration: Configuration, program: Program, **settings: object) -> Chosen:
-    """What is handed over of a plan's configuration, with its program.
-
-    `settings` are further keys of the sweep file, given as `**{"model.preset": "llama-8m"}`.
-    """
-    has_name = configuration.schedule != AUTO
-    return Chosen(
-        program,
-        configuration.layers,
-        configuration.recompute,
-        configuration.microbatch_size,
-        configuration.schedule if has_name else "",
-        settings,
+def case_of(one: Configuration, case: Case, file: Path) -> Case:
+    """The given case with a configuration's pipeline; `file` is for a program of the solver."""
+    is_mixed = len(set(one.recompute)) > 1
+    return replace(
+        case,
+        schedule=f"{CSV_PREFIX}{file}" if one.schedule == AUTO else one.schedule,
+        program_digest="",
+        memory_limit=Case.memory_limit,
+        world_size=one.ranks,
+        stages_per_rank=one.stages_per_rank,
+        num_microbatches=one.num_microbatches,
+        train_microbatch_size=one.microbatch_size,
+        model_partition=one.layers,
+        train_recompute=any(one.recompute),
+        train_recompute_stages=one.recompute if is_mixed else (),
     )
 
 
@@ -91,14 +89,24 @@ class Handover:
         return next(form for form in self.forms if form.name == name)
 
 
-def write_handover(chosen: Chosen, folder: Path, name: str, head: str = HEAD) -> Handover:
-    """Write every form into a folder, and read the sweep file back.
+def write_handover(
+    case: Case,
+    program: Program,
+    folder: Path,
+    name: str,
+    measure: Measure = Measure(),  # noqa: B008  # it is frozen
+    head: str = HEAD,
+) -> Handover:
+    """Write every form of a case, whose partition is listed, and read the sweep file back.
 
-    The sweep file names the program by the folder as it is given, so both are read from the
-    working directory. `head` is what torchtitan's model calls its output projection. Raises
-    UsageError for a folder that cannot be written and for a schedule with another program,
-    SweepFileError for settings that cannot be run.
+    The sweep file names a program that has no name of its own by the folder as it is given, so both
+    are read from the working directory. `head` is what torchtitan's model calls its output
+    projection. Raises UsageError for a folder that cannot be written, SweepFileError for settings
+    that cannot be run.
     """
+    layers, placement = case.model_partition, program.placement
+    if isinstance(layers, str):
+        raise UsageError(f'model.partition: expected the layers of each stage, got "{layers}"')
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -112,12 +120,11 @@ def write_handover(chosen: Chosen, folder: Path, name: str, head: str = HEAD) ->
             ("torchtitan", "modules.json"),
         )
     }
-    placement = chosen.program.placement
     makers: dict[str, Callable[[], str]] = {
-        "program": lambda: program_text(chosen.program),
-        "sweep": lambda: sweep_text(chosen, name, files["program"]),
-        "megatron": lambda: megatron_layout(chosen.layers, placement),
-        "torchtitan": lambda: torchtitan_modules(chosen.layers, head),
+        "program": lambda: program_text(program),
+        "sweep": lambda: sweep_text(case, measure, name, files["program"]),
+        "megatron": lambda: megatron_layout(layers, placement),
+        "torchtitan": lambda: torchtitan_modules(layers, head),
     }
     forms = []
     for form, make in makers.items():
@@ -133,16 +140,7 @@ def write_handover(chosen: Chosen, folder: Path, name: str, head: str = HEAD) ->
         schedule = torchtitan_schedule(placement)
     except HandoverError:
         schedule = ""
-    ((case, _),) = read_sweep(files["sweep"], [], "cpu").cases  # as `ppbench sweep` does
-    read_back, expected = (
-        f"stages on ranks {program.placement.ranks}\n{program_text(program).rstrip()}"
-        for program in (program_of(case), chosen.program)
-    )
-    if read_back != expected:
-        raise UsageError(
-            f"{files['sweep']}: its program, read back, is {read_back}; expected {expected}; do "
-            "not use it: choose another pipeline, and report this fault of ppbench"
-        )
+    read_sweep(files["sweep"], [], "cpu")  # as `ppbench sweep` does
     return Handover(tuple(forms), schedule)
 
 
@@ -151,29 +149,23 @@ def program_text(program: Program) -> str:
     return to_csv(program.compute_only())
 
 
-def sweep_text(chosen: Chosen, name: str, program: Path) -> str:
-    """A sweep file of the one case; `program` is the file of a program that has no name.
-
-    The settings of `chosen` do not change the pipeline.
-    """
-    keys: dict[str, object] = {
-        "schedule": chosen.schedule or f"{CSV_PREFIX}{program}",
-        "world_size": chosen.program.world_size,
-        "num_microbatches": chosen.program.num_microbatches,
-    }
-    if chosen.schedule:
-        keys["stages_per_rank"] = chosen.program.num_stages // chosen.program.world_size
-    if chosen.settings.get("model.split") != "trace":  # whose stages are cut at split points
-        keys["model.partition"] = chosen.layers
-    keys["train.microbatch_size"] = chosen.microbatch_size
-    is_uniform = len(set(chosen.recompute)) == 1
-    keys["train.recompute"] = chosen.recompute[0] if is_uniform else chosen.recompute
+def sweep_text(case: Case, measure: Measure, name: str, program: Path) -> str:
+    """A sweep file of one case; `program` is the file of a program that has no name."""
+    has_name = case.schedule in SCHEDULES
+    case = case if has_name else replace(case, schedule=f"{CSV_PREFIX}{program}")
+    usual = Case(), Measure()
     sections: dict[str, list[str]] = {"": [f"name = {as_toml(name)}"]}
-    keys |= {key: value for key, value in chosen.settings.items() if key not in keys}
-    for key, value in keys.items():
-        section, _, inner = key.partition(".") if "." in key else ("", "", key)
-        lines = sections.setdefault(section, ["", f"[{section}]"])
-        lines.append(f"{key_text(inner)} = {as_toml(value)}")
+    for key in known_keys():
+        is_left_out = (
+            key in ("name", "memory_limit")
+            or (key == "stages_per_rank" and not has_name)  # the program has its own
+            or (key == "model.partition" and case.model_split == "trace")  # cut at split points
+        )
+        value = None if is_left_out else setting_of(case, measure, key)
+        if value is not None and (key in _ALWAYS or value != setting_of(*usual, key)):
+            section, _, inner = key.rpartition(".")
+            lines = sections.setdefault(section, ["", f"[{section}]"])
+            lines.append(f"{key_text(inner)} = {as_toml(value)}")
     return "\n".join([line for lines in sections.values() for line in lines]) + "\n"
 
 

@@ -18,10 +18,9 @@ from pathlib import Path
 
 from engine.model.descriptions import CostRequest, Problem
 from engine.plan.model_costs import ModelCosts
-from ppbench.config.case import Case, Measure, PlanSettings, setting_of
+from ppbench.config.case import Case, PlanSettings
 from ppbench.config.programs import identity_of, is_plain_preset, sharding_of
 from ppbench.config.reader import read_sweep
-from ppbench.config.schema import known_keys
 from ppbench.config.sweep import Sweep
 from ppbench.config.toml import line_of, read_text
 from ppbench.display.units import milliseconds, size
@@ -29,20 +28,17 @@ from ppbench.errors import SweepFileError
 from ppbench.planning.cost_file import read_costs_file, write_costs_file
 from ppbench.planning.cost_measurement import measure_costs
 from ppbench.planning.cost_set import MEASURED, CostSet, Setting
-from ppbench.planning.handover import Handover, chosen_from, write_handover
+from ppbench.planning.handover import Handover, case_of, chosen_case, write_handover
 from ppbench.planning.plan import AUTO, NoPlanError, Plan, PlanRequest
 from ppbench.planning.planner import make_plan
 from ppbench.planning.replicas import of_replica, unplanned
 from ppbench.planning.search import OnProgress
-from ppbench.recommendation.trials import chosen_case
 from ppbench.run.machine.environment import default_device, fingerprint_here
 from ppbench.run.machine.measuring_code import code_hash
 from ppbench.store import check_writable
 
 SIZES = (1, 2, 4, 8)
 """Microbatch sizes that are measured where none are asked for."""
-_PIPELINE = ("name", "memory_limit")
-"""Keys that are not handed over: the file has a name of its own, and the program is chosen."""
 _DECISIVE = (
     *("model_preset", "model_weights", "model_dtype", "model_split", "model_split_points"),
     *("replicas", "sharding_policy", "seq_len", "device"),
@@ -144,16 +140,9 @@ def hand_over(plan: Plan, sweep: Sweep, folder: Path) -> Handover:
 
     The case's other settings go into the sweep file. Raises UsageError.
     """
-    (case, measure), usual = chosen_case(plan, sweep), (Case(), Measure())
-    others = {
-        key: setting_of(case, measure, key)
-        for key in known_keys()
-        if key not in _PIPELINE and setting_of(case, measure, key) != setting_of(*usual, key)
-    }
-    first = plan.first
-    return write_handover(
-        chosen_from(first.configuration, first.program, **others), folder, sweep.name
-    )
+    first, (case, measure) = plan.first, chosen_case(plan, sweep)
+    case = case_of(first.configuration, case, folder / f"{sweep.name}.csv")
+    return write_handover(case, first.program, folder, sweep.name, measure)
 
 
 def located(file: Path, overrides: Sequence[str], problem: Problem) -> SweepFileError:

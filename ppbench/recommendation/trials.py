@@ -16,7 +16,6 @@ from pathlib import Path
 import pandas as pd
 
 from engine.plan.schedules.registry import CSV_PREFIX
-from ppbench.config.case import Case, Measure
 from ppbench.config.kinds import seconds_of
 from ppbench.config.programs import digest_of
 from ppbench.config.sweep import Sweep
@@ -26,14 +25,14 @@ from ppbench.display.units import percent, written
 from ppbench.files import write_file
 from ppbench.judge.looks import ONE_LOOK, Looks
 from ppbench.judge.verdicts import Verdict
-from ppbench.planning.handover import program_text
+from ppbench.planning.handover import case_of, chosen_case, program_text
 from ppbench.planning.plan import AUTO, Plan, Proposal
 from ppbench.report.pages.conclusions import conclude
 from ppbench.report.pages.judgement import Judged, judge
 from ppbench.report.pages.plan import Trials
 from ppbench.report.until_answered import UntilAnswered
 from ppbench.run.sweep.control import run_sweep
-from ppbench.run.sweep.plan import Choice
+from ppbench.run.sweep.plan import Choice, note_rerun, plan_sweep, rerun_since
 from ppbench.run.sweep.progress import Display
 from ppbench.store import Store
 
@@ -67,14 +66,25 @@ def measure(
     case, measured = chosen_case(plan, sweep)
     (folder / "plans").mkdir(parents=True, exist_ok=True)
     cases = []
-    for proposal in proposals:  # no other plan writes another program under that name
-        digest = sha256(program_text(proposal.program).encode()).hexdigest()[:12]
-        cases.append(case_of(proposal, case, folder / "plans" / f"{sweep.name}-{digest}.csv"))
+    for proposal in proposals:
+        text = program_text(proposal.program)  # no other plan writes another one under that name
+        digest = sha256(text.encode()).hexdigest()[:12]
+        file = folder / "plans" / f"{sweep.name}-{digest}.csv"
+        one = case_of(proposal.configuration, case, file)
+        if proposal.configuration.schedule == AUTO:
+            write_file(file, [text])
+            one = replace(one, program_digest=digest_of(file))
+        cases.append(one)
     planned = tuple((one, replace(measured, launches=most)) for one in cases)
     trial = replace(sweep, name=f"{sweep.name}-plan", cases=planned, axes=_VARIED)
     policy = UntilAnswered(trial, seconds_of(measured.budget) or math.inf, note)
-    asked = trial, Store(folder), Choice(reruns), display, command or None
-    done = run_sweep(*asked, policy=policy)
+    store, choice = Store(folder), Choice()
+    if reruns:  # the policy must not see what was measured before
+        whole = plan_sweep(trial, store, Choice(reruns=True))
+        note_rerun(whole, store)
+        choice = Choice(since=rerun_since(store, whole.sweep_id))
+    again = f"{command} --rerun" if reruns else command
+    done = run_sweep(trial, store, choice, display, again or None, policy=policy)
     if not policy.stop:  # it has not seen the last launch
         policy(done.frame)
     ids = [one.case_id for one in cases]
@@ -155,32 +165,3 @@ def _of_predictions(errors: pd.Series) -> Iterator[str]:
             f"Measured steps differ from predicted ones by {' to '.join(dict.fromkeys(ends))}: a "
             "prediction counts computations and messages, and nothing else of the machine."
         )
-
-
-def chosen_case(plan: Plan, sweep: Sweep) -> tuple[Case, Measure]:
-    """The settings of a sweep file's case, with the policy that a plan chose for its replicas."""
-    case, measured = sweep.cases[0]
-    return replace(case, sharding_policy=plan.request.sharding), measured
-
-
-def case_of(proposal: Proposal, case: Case, file: Path) -> Case:
-    """The given case with a proposal's pipeline; a program of the solver is written."""
-    one = proposal.configuration
-    schedule, digest = one.schedule, ""
-    if schedule == AUTO:
-        write_file(file, [program_text(proposal.program)])
-        schedule, digest = f"{CSV_PREFIX}{file}", digest_of(file)
-    is_mixed = len(set(one.recompute)) > 1
-    return replace(
-        case,
-        schedule=schedule,
-        program_digest=digest,
-        memory_limit=Case.memory_limit,
-        world_size=one.ranks,
-        stages_per_rank=one.stages_per_rank,
-        num_microbatches=one.num_microbatches,
-        train_microbatch_size=one.microbatch_size,
-        model_partition=one.layers,
-        train_recompute=any(one.recompute),
-        train_recompute_stages=one.recompute if is_mixed else (),
-    )

@@ -90,7 +90,6 @@ def render_plan(page: PlanPage) -> str:
     ]
     measured: dict[Configuration, str] = {}
     if trials is not None:
-        tiles = list(trials.conclusions.tiles)
         for proposal, row in zip(trials.proposals, trials.frame.to_dict("records"), strict=True):
             num = row["num_launches"]
             measured[proposal.configuration] = (

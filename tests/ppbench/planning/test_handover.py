@@ -3,6 +3,7 @@
 import random
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,23 +14,30 @@ from engine.plan.program import Placement, loop_placement, v_placement
 from engine.plan.schedules.registry import build_program, read_csv
 from engine.plan.simulate import Durations
 from engine.plan.solver import solve
+from ppbench.config.case import Case, Measure
 from ppbench.config.programs import program_of
 from ppbench.config.reader import read_sweep
 from ppbench.errors import SweepFileError, UsageError
-from ppbench.planning.handover import Chosen, chosen_from, write_handover
+from ppbench.planning.handover import case_of, write_handover
 from ppbench.planning.plan import Configuration
 
 sys.path.append(str(Path(__file__).parents[2] / "engine" / "plan"))  # torch's schedules, mocked
 from torch_schedules import runtime
 
-SETTINGS = {"seq_len": 64, "model.preset": "llama-8m", "train.optimizer": "sgd", "measure.steps": 5}
+GIVEN = Case(seq_len=64, model_preset="llama-8m", train_optimizer="sgd", train_microbatch_size=2)
+MEASURE = Measure(steps=5)
+
+
+def case_with(program, layers, **rest):
+    p, num_stages = program.world_size, program.num_stages
+    numbers = {"world_size": p, "stages_per_rank": -(-num_stages // p)}
+    shape = {**numbers, "num_microbatches": program.num_microbatches, "model_partition": layers}
+    return replace(GIVEN, **{**shape, "schedule": program.schedule, **rest})
 
 
 def chosen(name, world_size, layers, **rest):
-    v = len(layers) // world_size
-    program = build_program(name, world_size, 4, v)
-    plain = {"recompute": (False,) * len(layers), "microbatch_size": 2, "schedule": name}
-    return Chosen(program, layers, **{**plain, "settings": SETTINGS, **rest})
+    program = build_program(name, world_size, 4, len(layers) // world_size)
+    return case_with(program, layers, **rest), program
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +47,9 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 def test_a_sweep_file_runs_the_pipeline_with_its_settings(tmp_path):
     recompute = (True, False, False, True)
-    given = chosen("zbv", 2, (1, 3, 3, 1), recompute=recompute)
-    handover = write_handover(given, tmp_path / "plan", "best")
+    stages = {"train_recompute": True, "train_recompute_stages": recompute}
+    given = chosen("zbv", 2, (1, 3, 3, 1), **stages)
+    handover = write_handover(*given, tmp_path / "plan", "best", MEASURE)
     ((case, measure),) = read_sweep(handover.form("sweep").path, [], "cpu").cases
     assert (case.schedule, case.world_size, case.stages_per_rank) == ("zbv", 2, 2)
     assert (case.model_partition, case.recompute) == ((1, 3, 3, 1), recompute)
@@ -49,25 +58,24 @@ def test_a_sweep_file_runs_the_pipeline_with_its_settings(tmp_path):
 
 
 def test_a_program_without_a_name_is_run_from_its_file(tmp_path):
-    given = chosen("zb_h1", 4, (2, 2, 2, 2), schedule="")
-    handover = write_handover(given, tmp_path, "best")
+    case, program = chosen("zb_h1", 4, (2, 2, 2, 2), schedule="mine")
+    handover = write_handover(case, program, tmp_path, "best")
     ((case, _),) = read_sweep(handover.form("sweep").path, [], "cpu").cases
     assert case.schedule == f"csv:{handover.form('program').path}"
-    assert program_of(case).actions == given.program.actions
+    assert program_of(case).actions == program.actions
     keys = tomllib.loads(handover.form("sweep").text)
     assert keys["train"]["recompute"] is False
     assert "stages_per_rank" not in keys
 
 
 def test_the_program_is_written_without_its_transfers(tmp_path):
-    given = chosen("1f1b", 2, (4, 4))
-    whole = Chosen(lower(given.program), given.layers, given.recompute, 2, "", SETTINGS)
-    handover = write_handover(whole, tmp_path, "best")
-    assert read_csv(handover.form("program").path).actions == given.program.actions
+    case, program = chosen("1f1b", 2, (4, 4), schedule="mine")
+    handover = write_handover(case, lower(program), tmp_path, "best")
+    assert read_csv(handover.form("program").path).actions == program.actions
 
 
 def test_partitions_are_written_for_other_trainers(tmp_path):
-    handover = write_handover(chosen("interleaved_1f1b", 2, (1, 3, 3, 1)), tmp_path, "best")
+    handover = write_handover(*chosen("interleaved_1f1b", 2, (1, 3, 3, 1)), tmp_path, "best")
     layout, modules = handover.form("megatron"), handover.form("torchtitan")
     assert layout.path.read_text() == "Et|t*3|t*3|tL\n"
     assert modules.path.read_text().startswith('[["tok_embeddings", "layers.0"], ["layers.1"')
@@ -75,8 +83,8 @@ def test_partitions_are_written_for_other_trainers(tmp_path):
 
 
 def test_what_a_form_cannot_express_is_said_and_no_older_file_stays(tmp_path):
-    write_handover(chosen("interleaved_1f1b", 2, (1, 3, 3, 1)), tmp_path, "best")
-    handover = write_handover(chosen("zbv", 2, (1, 3, 3, 1)), tmp_path, "best")
+    write_handover(*chosen("interleaved_1f1b", 2, (1, 3, 3, 1)), tmp_path, "best")
+    handover = write_handover(*chosen("zbv", 2, (1, 3, 3, 1)), tmp_path, "best")
     layout = handover.form("megatron")
     assert layout.path is None
     assert "stage 2 of 4 belongs to rank 0" in layout.refusal
@@ -85,17 +93,20 @@ def test_what_a_form_cannot_express_is_said_and_no_older_file_stays(tmp_path):
 
 
 def test_settings_that_cannot_be_run_are_refused_as_in_any_sweep_file(tmp_path):
-    wrong = {**SETTINGS, "train.optimizer": "adam"}
     with pytest.raises(SweepFileError, match=r"best\.toml:.*train\.optimizer"):
-        write_handover(chosen("1f1b", 2, (4, 4), settings=wrong), tmp_path, "best")
+        write_handover(*chosen("1f1b", 2, (4, 4), train_optimizer="adam"), tmp_path, "best")
     with pytest.raises(SweepFileError, match="sums to 9 layers"):
-        write_handover(chosen("1f1b", 2, (4, 5)), tmp_path, "best")
+        write_handover(*chosen("1f1b", 2, (4, 5)), tmp_path, "best")
+    with pytest.raises(
+        UsageError, match=r"partition: expected the layers of each stage, got .even"
+    ):
+        write_handover(*chosen("1f1b", 2, (4, 4), model_partition="even"), tmp_path, "best")
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="file/plan: cannot be made"):
-        write_handover(chosen("1f1b", 2, (4, 4)), tmp_path / "file" / "plan", "best")
+        write_handover(*chosen("1f1b", 2, (4, 4)), tmp_path / "file" / "plan", "best")
 
 
 def solved(rng):
@@ -113,8 +124,8 @@ def test_torch_loads_programs_of_the_solver(tmp_path, is_thorough):
         program = solved(rng)
         ranks, stages, m = program.world_size, program.num_stages, program.num_microbatches
         layers = tuple(8 // stages + (stage < 8 % stages) for stage in range(stages))
-        given = Chosen(program, layers, (False,) * stages, 1, "", SETTINGS)
-        path = write_handover(given, tmp_path, "best").form("program").path
+        case = case_with(program, layers, schedule="mine")
+        path = write_handover(case, program, tmp_path, "best").form("program").path
         torchs = runtime(ranks, m, stages // ranks)
         torchs._load_csv(path)
         torchs._dump_csv(tmp_path / "back.csv", "compute_only")
@@ -127,8 +138,8 @@ def test_an_uneven_program_is_handed_over_where_a_form_has_it(tmp_path):
     assert program.placement == Placement((0, 1), 2)
     text = "0F0,2F0,2B0,0B0\n1F0,1B0\n"
     (tmp_path / "mine.csv").write_text(text)
-    given = Chosen(read_csv(tmp_path / "mine.csv"), (3, 3, 2), (False,) * 3, 1, "", SETTINGS)
-    handover = write_handover(given, tmp_path, "best")
+    program = read_csv(tmp_path / "mine.csv")
+    handover = write_handover(case_with(program, (3, 3, 2)), program, tmp_path, "best")
     assert handover.form("program").text == text
     assert "stage 2 of 3" in handover.form("megatron").refusal
     assert handover.torchtitan_schedule == ""
@@ -139,15 +150,10 @@ def test_the_configuration_of_a_plan_is_handed_over(tmp_path, schedule):
     program, layers = build_program("interleaved_1f1b", 2, 4, 2), (1, 3, 3, 1)
     recompute = (False, True, True, False)
     plan = Configuration(schedule, 2, 2, program.placement, layers, 3, 4, recompute)
-    handover = write_handover(chosen_from(plan, program, **SETTINGS), tmp_path, "best")
+    handover = write_handover(
+        case_of(plan, GIVEN, tmp_path / "best.csv"), program, tmp_path, "best"
+    )
     ((case, _),) = read_sweep(handover.form("sweep").path, [], "cpu").cases
     assert (case.schedule == "interleaved_1f1b") == (schedule != "auto")
     assert program_of(case).actions == program.actions
     assert (case.train_microbatch_size, case.recompute, case.seq_len) == (3, recompute, 64)
-
-
-def test_a_file_that_says_another_pipeline_than_the_chosen_one_is_an_error(tmp_path):
-    given = chosen("1f1b", 2, (4, 4))
-    other = Chosen(build_program("afab", 2, 4), given.layers, given.recompute, 2, "1f1b", SETTINGS)
-    with pytest.raises(UsageError, match=r"best\.toml: its program, read back, is stages on"):
-        write_handover(other, tmp_path, "best")

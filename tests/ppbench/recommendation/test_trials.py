@@ -9,14 +9,16 @@ from stored_runs import run_row
 
 from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
 from engine.plan.program import Program, loop_placement
-from engine.plan.schedules.registry import build_program, read_csv
+from engine.plan.schedules.registry import build_program
 from ppbench.config.case import Case, Measure
 from ppbench.config.feasibility import problems_of_settings
+from ppbench.config.programs import program_of
 from ppbench.errors import UsageError
 from ppbench.planning.cost_file import write_costs_file
 from ppbench.planning.cost_set import CostSet, Setting
+from ppbench.planning.handover import case_of, program_text
 from ppbench.planning.plan import Configuration, Proposal
-from ppbench.recommendation.trials import case_of, trials_of
+from ppbench.recommendation.trials import trials_of
 from ppbench.report.until_answered import MOST_LAUNCHES
 from ppbench.store import Store
 
@@ -35,18 +37,21 @@ def proposal(schedule, step_ns=100, recompute=(False, False)):
 
 
 def test_a_proposal_is_run_as_the_case_that_it_is_for(tmp_path):
-    case = case_of(proposal("1f1b"), Case(world_size=8, seq_len=64), tmp_path / "a.csv")
+    one = proposal("1f1b").configuration
+    case = case_of(one, Case(world_size=8, seq_len=64), tmp_path / "a.csv")
     assert (case.schedule, case.world_size, case.num_microbatches) == ("1f1b", 2, 4)
     assert (case.model_partition, case.train_microbatch_size) == ((1, 3), 2)
     assert (case.seq_len, case.recompute) == (64, False)
     assert next(problems_of_settings(case, Measure()), None) is None
 
 
-def test_a_program_of_the_solver_is_written_and_some_stages_recompute(tmp_path):
+def test_a_program_of_the_solver_is_that_of_a_file_and_some_stages_recompute(tmp_path):
+    one = proposal("auto", recompute=(True, False))
     file = tmp_path / "a.csv"
-    case = case_of(proposal("auto", recompute=(True, False)), Case(), file)
+    file.write_text(program_text(one.program))
+    case = case_of(one.configuration, Case(), file)
     assert case.schedule == f"csv:{file}"
-    assert read_csv(file).actions == build_program("zb_h1", 2, 4).actions
+    assert program_of(case).actions == build_program("zb_h1", 2, 4).actions
     assert case.recompute == (True, False)
     assert next(problems_of_settings(case, Measure()), None) is None
 
@@ -55,7 +60,7 @@ def measured(folder, *steps_ms, **changes):
     """Trials of a program of the solver, of zb_h1 and of 1f1b with such steps of each launch."""
     proposals = [proposal("auto", 100e6), proposal("zb_h1", 110e6), proposal("1f1b", 120e6)]
     proposals = proposals[: len(steps_ms)]
-    cases = [case_of(one, Case(), folder / "a.csv") for one in proposals]
+    cases = [case_of(one.configuration, Case(), folder / "a.csv") for one in proposals]
     rows = [
         run_row(
             3 * launch + arm,
@@ -105,9 +110,9 @@ def test_cautions_that_leave_the_answer_open_leave_the_first_choice_open(tmp_pat
 
 def test_a_first_choice_that_failed_has_no_figures(tmp_path):
     proposals = [proposal("zb_h1"), proposal("1f1b")]
-    ids = [case_of(one, Case(), tmp_path / "a.csv").case_id for one in proposals]
-    case = case_of(proposals[1], Case(), tmp_path / "a.csv")
-    found = trials_of(proposals, ids, pd.DataFrame([run_row(0, case)]))
+    cases = [case_of(one.configuration, Case(), tmp_path / "a.csv") for one in proposals]
+    ids = [case.case_id for case in cases]
+    found = trials_of(proposals, ids, pd.DataFrame([run_row(0, cases[1])]))
     assert found.sentences[0].startswith("The first choice of the plan was not measured: its runs")
     assert list(found.frame["num_launches"]) == [0, 1]
     assert not found.is_ok
@@ -127,7 +132,7 @@ def folder(tmp_path_factory):
     (folder / "mine.toml").write_text(
         'num_microbatches = 2\nseq_len = 32\nmodel.preset = "llama-tiny"\n'
         "measure = {steps = 2, warmup_steps = 1, max_warmup_steps = 1}\n"
-        f'plan = {{ranks = 2, schedules = ["1f1b", "zb_h1"], costs = "file:{folder}/costs.toml"}}\n'
+        f'plan = {{ranks = 2, schedules = ["1f1b", "auto"], costs = "file:{folder}/costs.toml"}}\n'
     )
     return folder
 
@@ -141,7 +146,8 @@ def test_measured_figures_lead_and_the_same_command_goes_on_with_what_is_stored(
     text = printed("plan", *words, "-o", "plan.html").text
     assert text.startswith("Open. ")
     assert "ppbench plan mine.toml --effort 0.05 --run 1 --max-launches 5" in text.splitlines()
-    places = [text.index(part) for part in ("measured step", "to be the best:", "% faster than")]
+    parts = "The first choice of the plan is auto", "to be the best:", "% faster than the best 1F1B"
+    places = [text.index(part) for part in parts]
     assert places == sorted(places)
     page = (folder / "plan.html").read_text()
     assert "predicted, not measured" not in page
@@ -158,6 +164,8 @@ def test_measured_figures_lead_and_the_same_command_goes_on_with_what_is_stored(
     assert found["answer"]["grade"] == "open"
     assert found["sentences"][0].startswith("Predicted to be the best: ")
     assert len(Store(folder / "results").runs(["run_id"])) == 2
+    printed("plan", *words, "--rerun")
+    assert len(Store(folder / "results").runs(["run_id"])) == 4
 
 
 @pytest.mark.parametrize("options", [("--budget", "10s"), ("--rerun",)])
