@@ -21,12 +21,7 @@ world_size = 4
 
 [grid]
 """
-EMULATED = """
-[emulated]
-F_ms = 5
-I_ms = 5
-W_ms = 5
-"""
+EMULATED = 'device = "emulated"\nemulated = {F_ms = 5, I_ms = 5, W_ms = 5}\n'
 pytestmark = [needs_nodes, pytest.mark.usefixtures("warm_starts")]
 
 
@@ -80,8 +75,8 @@ def hosts_of(store: Store, run_id: str) -> list[str]:
 
 @pytest.mark.parametrize("device", ["emulated", pytest.param("cpu", marks=pytest.mark.thorough)])
 def test_a_sweep_runs_across_two_nodes_rank_by_rank_and_node_by_node(cluster, device):
-    text = f'device = "{device}"' + SWEEP + "world_size = [2, 4]\n"
-    cluster.write_sweep(text + (EMULATED if device == "emulated" else ""))
+    first = EMULATED if device == "emulated" else f'device = "{device}"'
+    cluster.write_sweep(f"{first}{SWEEP}world_size = [2, 4]\n")
     cluster.run(1, "--only", "world_size=2")
     seen = cluster.run(2)
     assert seen == [{ADDRESSES["node-a"]}, {ADDRESSES["node-b"]}]
@@ -94,13 +89,10 @@ def test_a_sweep_runs_across_two_nodes_rank_by_rank_and_node_by_node(cluster, de
     assert not list((cluster.results.parents[1] / "node-b").iterdir())
 
 
-THREE = 'device = "emulated"' + SWEEP.replace("steps = 3", "steps = 20") + "num_microbatches = "
-
-
 def begin_and_kill(cluster: Cluster, killed: int) -> subprocess.Popen[bytes]:
     """A sweep of three cases that take turns when a node fails; the other node's torchrun."""
-    text = THREE.replace("world_size = 4", "world_size = 2").replace("\nsteps = 3", "\nsteps = 20")
-    cluster.write_sweep(text + "[4, 5, 6]\n" + EMULATED)
+    text = SWEEP.replace("world_size = 4", "world_size = 2").replace("\nsteps = 3", "\nsteps = 20")
+    cluster.write_sweep(f"{EMULATED}{text}num_microbatches = [4, 5, 6]\n")
     started = [cluster.start(node, 1) for node in cluster.nodes]
     journals = cluster.results.glob
     wait_until(
