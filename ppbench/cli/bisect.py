@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import shlex
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,8 +26,7 @@ from ppbench.cli.options import (
 )
 from ppbench.display.fields import COMMIT_COLUMNS
 from ppbench.display.formats import Format
-from ppbench.display.tables import EVERYTHING, View, as_records, render
-from ppbench.errors import first_line
+from ppbench.display.tables import View, as_records, render
 
 if TYPE_CHECKING:
     from ppbench.commits.bench import Target
@@ -81,19 +77,31 @@ def bisect(
             retries_failed=retry_failed,
             progress=progress,
         )
-    print_text(bisection_text(result, how, good, bad, results, view), how)
+
+    def between(good: str, bad: str) -> str:
+        """This search with other ends."""
+        return command(
+            *("bisect", good, bad, str(file)),
+            metric=metric,
+            only=only,
+            confidence=confidence,
+            max_launches=max_launches,
+            set=overrides,
+            results=results,
+        )
+
+    print_text(bisection_text(result, how, between, results, view), how)
     raise typer.Exit(result.exit_code)
 
 
 def bisection_text(
     result: BisectionResult,
     how: Format,
-    good: str,
-    bad: str,
+    between: Callable[[str, str], str],
     results: Path,
-    view: View = EVERYTHING,
+    view: View,
 ) -> str:
-    """The output of `ppbench bisect`."""
+    """The output of `ppbench bisect`; `between` is the command that searches other ends."""
     if how is Format.json:
         return json.dumps(_values(result, results), indent=2, allow_nan=False)
     discounted = ["num_discounted"] if result.discounted else []
@@ -101,28 +109,32 @@ def bisection_text(
     table = render(result.frame, how, columns, view, ["commit", "chance"])
     if how is Format.csv:
         return table
-    from ppbench.display.changes import discount_text
-
     lines = [f"case: {', '.join(result.conditions)}"] if result.conditions else []
-    lines += _verdict(result, good, bad)
+    lines += _verdict(result, between)
     for target, launches, runs in zip(result.targets, result.launches, result.runs, strict=True):
         if not runs:
             failure = launches.last_failure(0)  # it may have had launches that were ok
-            why = f"{failure.status}: {first_line(failure.error)}" if failure else "no figure"
-            lines.append(f"skipped: {target.label}: {why}")
-    for launch in result.discounted:
-        where = f"{result.targets[launch.commit].label}, launch {launch.launch}"
-        lines.append(f"discounted: {where}: {discount_text(launch.reason, launch.slowdown)}")
-    lines += [f"{name}: {command}" for name, command in _commands(result, results).items()]
+            lines.append(f"skipped: {target.label}: {failure or 'no figure'}")
+    for commit, number, _ in result.discounted:
+        where = f"{result.targets[commit].label}, launch {number}"
+        lines.append(f"discounted: {where}: it lies far from the others, on the slow side")
+    lines += [f"{name}: {words}" for name, words in _commands(result, results).items()]
     return "\n".join([table, "", *lines])
 
 
-def _verdict(result: BisectionResult, good: str, bad: str) -> list[str]:
+def _verdict(result: BisectionResult, between: Callable[[str, str], str]) -> list[str]:
     from ppbench.display.metrics import METRICS
     from ppbench.statistics.bisection import Finding
 
+    search, targets = result.search, result.targets
     launches = f"{result.num_launches} launches ({result.num_made} made now)"
-    match result.search.finding:
+    change = f"{result.metric} is not known at both ends"
+    if search.ends is not None and (interval := search.ends.ratio or search.ends.difference):
+        shift, unit = (1, "%") if search.ends.ratio is not None else (0, "points")
+        bounds = (interval.estimate, interval.low, interval.high)
+        values = [f"{100 * (one - shift):+.1f} {unit}" for one in bounds]
+        change = f"{result.metric} {values[0]} ({values[1]} to {values[2]})"
+    match search.finding:
         case Finding.found:
             commits = [
                 f"{each.commit.commit} {each.commit.author_date} {each.commit.subject}"
@@ -131,54 +143,31 @@ def _verdict(result: BisectionResult, good: str, bad: str) -> list[str]:
             first = [f"first bad commit: {commits[0]}"]
             if (num := len(commits)) > 1:
                 first = [f"first bad commit: one of {num}; only the last of them runs", *commits]
-            ratio, difference = result.search.ratio, result.search.difference
-            is_higher = (ratio is not None and ratio.estimate > 1) or (
-                difference is not None and difference.estimate > 0
-            )
+            is_higher = search.ends and search.ends.exact and search.ends.exact.estimate > 0
             is_better = is_higher == METRICS[result.metric].higher_is_better
             remark = ", for the better: the bad end is the better one here" if is_better else ""
             return [
                 *first,
-                f"change: {_change(result)}{remark}",
-                f"confidence {_percent(result.search.confidence)}, {launches}",
+                f"change: {change}{remark}",
+                f"confidence {_percent(search.confidence)}, {launches}",
             ]
         case Finding.no_difference:
-            ends = f"{result.targets[0].label} and {result.targets[-1].label}"
-            return [f"no difference between {ends} beyond noise: {_change(result)}, {launches}"]
+            ends = f"{targets[0].label} and {targets[-1].label}"
+            return [f"no difference between {ends} beyond noise: {change}, {launches}"]
         case Finding.several:
-            search, targets = result.search, result.targets
-            between = search.latest if search.between is None else search.between
-            middle = targets[between].commit.commit
-            level = f"{middle[:9]} has neither the good nor the bad level"
-            pairs = itertools.pairwise(
-                [targets[0].commit.commit, middle, targets[-1].commit.commit]
-            )
-            commands = []
-            for new_good, new_bad in pairs:  # this command line with other ends
-                words = ["ppbench", *sys.argv[1:]]
-                words[words.index(good)], words[words.index(bad)] = new_good, new_bad
-                commands.append(shlex.join(words))
-            return [f"several commits changed it: {level}. Search on each side of it:", *commands]
+            middle = targets[search.latest if search.between is None else search.between].commit
+            level = f"{middle.commit[:9]} has neither the good nor the bad level"
+            return [
+                f"several commits changed it: {level}. Search on each side of it:",
+                between(targets[0].commit.commit, middle.commit),
+                between(middle.commit, targets[-1].commit.commit),
+            ]
         case Finding.searching:
-            likeliest = result.targets[result.search.latest].label
-            known = f"likeliest: {likeliest} ({_percent(result.search.confidence)})"
+            known = f"likeliest: {targets[search.latest].label} ({_percent(search.confidence)})"
             return [
                 f"undecided after {launches}, --max-launches reached; {known}",
                 f"go on with: {typed_command()}",
             ]
-
-
-def _change(result: BisectionResult) -> str:
-    """By how much the bad end differs from the good one."""
-    ratio, difference = result.search.ratio, result.search.difference
-    if ratio is not None:
-        ends = [f"{100 * (end - 1):+.1f} %" for end in (ratio.estimate, ratio.low, ratio.high)]
-    elif difference is not None:
-        points = (difference.estimate, difference.low, difference.high)
-        ends = [f"{100 * end:+.1f} points" for end in points]
-    else:
-        return f"{result.metric} is not known at both ends"
-    return f"{result.metric} {ends[0]} ({ends[1]} to {ends[2]})"
 
 
 def _commands(result: BisectionResult, results: Path) -> dict[str, str]:
@@ -212,16 +201,18 @@ def _values(result: BisectionResult, results: Path) -> dict[str, object]:
         "first_bad": _commit_values(result.candidates) if is_found else [],
         "confidence": search.confidence,
         "metric": result.metric,
-        "ratio": None if search.ratio is None else asdict(search.ratio),
-        "difference": None if search.difference is None else asdict(search.difference),
+        **{
+            name: asdict(interval) if (interval := getattr(search.ends, name, None)) else None
+            for name in ("ratio", "difference")
+        },
         "case_id": result.case_id,
         "case": list(result.conditions),
         "num_launches": result.num_launches,
         "num_made": result.num_made,
         "stop": str(result.stop),
         "discounts": [
-            {"run_id": one.run_id, "launch": one.launch, "reason": str(one.reason)}
-            for one in result.discounted
+            {"run_id": run_id, "launch": launch, "reason": "apart"}
+            for _, launch, run_id in result.discounted
         ],
         "skipped": _commit_values([target for target, runs in commits if not runs]),
         "commits": as_records(result.frame),

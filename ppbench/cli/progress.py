@@ -8,6 +8,7 @@ from typing import Self
 from rich.console import Console
 from rich.markup import escape
 
+from ppbench.commits.bench import Progress
 from ppbench.console import wrapped
 from ppbench.display.units import counted, duration
 
@@ -15,8 +16,8 @@ _SHOWN = ("waiting for ", "warning: ", "setup: ")
 """Prefixes of a sweep's lines that are shown even without a live line."""
 
 
-class LiveProgress:
-    """A `commits.bench.Progress` on standard error, live inside its `with` block."""
+class LiveProgress(Progress):
+    """A progress on standard error, live inside its `with` block."""
 
     def __init__(self, *, is_shown: bool = True) -> None:
         self._is_shown = is_shown

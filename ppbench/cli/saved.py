@@ -42,35 +42,32 @@ def check_saved_file(
 def recheck_text(recheck: Recheck, how: Format, view: View) -> str:
     """What new launches say of each stated change, and the notes on them."""
     names = ("ratio", "difference", "verdict", "num_base", "num_head")
-    raw, rows = [], []
-    for judged in recheck.judged:
-        stated, metric = judged.stated, judged.stated.metric
-        values = {} if judged.again is None else judged.again.values()
+    raw, rows, sentences = [], [], []
+    for each in recheck.judged:
+        metric, again, texts = each.metric, {}, ("–", "–")
+        now, was = "not measured again", _in_words(metric, each.change)
+        if each.again is not None:
+            change, again = each.again.change, each.again.values()
+            texts = change_text(metric, change), f"{change.num_base}, {change.num_head}"
+            now = _in_words(metric, change)
         raw.append(
             {
-                "case_id": stated.case_id,
-                "case": stated.case,
+                "case_id": each.case_id,
+                "case": each.case,
                 "metric": metric.name,
-                "stated_verdict": str(stated.change.verdict),
-                **{f"again_{name}": values.get(name) for name in names},
-                "outcome": str(judged.outcome),
+                "stated_verdict": str(each.change.verdict),
+                **{f"again_{name}": again.get(name) for name in names},
+                "outcome": str(each.outcome),
             }
         )
-        change = None if judged.again is None else judged.again.change
-        rows.append(
-            {
-                "case": stated.case,
-                "figure": field_of(metric.name).heading,
-                "stated": change_text(metric, stated.change),
-                "again": "–" if change is None else change_text(metric, change),
-                "launches": "–" if change is None else f"{change.num_base}, {change.num_head}",
-                "outcome": str(judged.outcome),
-            }
-        )
-    frame = pd.DataFrame(raw)
+        figure, stated = field_of(metric.name), change_text(metric, each.change)
+        row = (each.case, figure.heading, stated, *texts, str(each.outcome))
+        rows.append(dict(zip(_HEADED, row, strict=True)))
+        if each.outcome is recheck.outcome:
+            sentences.append(f"{figure.label} of {each.case}: {now}; stated: {was}")
+    frame, notes = pd.DataFrame(raw), recheck.comparison.notes
     if how is Format.csv:
         return render(frame, how, [], view)
-    notes = recheck.comparison.notes
     if how is Format.json:
         values = {
             "outcome": str(recheck.outcome),
@@ -81,19 +78,9 @@ def recheck_text(recheck: Recheck, how: Format, view: View) -> str:
         return json.dumps(values, indent=2, allow_nan=False)
     is_page = how is Format.markdown
     table = render(pd.DataFrame(rows), how, _HEADED, view, ["figure", "outcome"]) if rows else ""
-    first = f"{recheck.outcome}: the comparison states no change that could hold"
-    if deciding := [judged for judged in recheck.judged if judged.outcome is recheck.outcome]:
-        sentences = []
-        for judged in deciding[:_MOST_NAMED]:
-            metric, again = judged.stated.metric, "not measured again"
-            if judged.again is not None:
-                again = _in_words(metric, judged.again.change)
-            sentences.append(
-                f"{field_of(metric.name).label} of {judged.stated.case}: {again}; "
-                f"stated: {_in_words(metric, judged.stated.change)}"
-            )
-        more = f"; and {num} more" if (num := len(deciding) - _MOST_NAMED) > 0 else ""
-        first = f"{recheck.outcome}: {'; '.join(sentences)}{more}"
+    more = f"; and {num} more" if (num := len(sentences) - _MOST_NAMED) > 0 else ""
+    said = "; ".join(sentences[:_MOST_NAMED]) or "the comparison states no change that could hold"
+    first = f"{recheck.outcome}: {said}{more}"
     parts = [
         f"**{escaped(first)}**" if is_page else first,
         table,

@@ -19,9 +19,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from ppbench.commits.bench import SILENT, Bench, Progress, commit_values, read_tracked
+from ppbench.commits.bench import SILENT, Bench, Part, Progress, commit_values, read_tracked
+from ppbench.commits.launches import Launches
 from ppbench.console import note
-from ppbench.errors import ExitCode, SweepInterruptedError, UsageError, first_line
+from ppbench.errors import ExitCode, SweepInterruptedError, UsageError
 from ppbench.git import Repository
 from ppbench.judge.verdicts import SPEED
 
@@ -76,26 +77,41 @@ def backfill(
             order = [places[index] for index in order_of(len(places))]
         targets = {place: bench.target(path[place]) for place in order}
         in_turn = list(targets.values())
-        missing = bench.lacking(in_turn, num_launches)
+
+        def lacking(stored: Sequence[Launches], count: int = num_launches) -> list[int]:
+            pairs = enumerate(zip(in_turn, stored, strict=True))
+            return [place for place, own in pairs if bench.lacks(*own, count)]
+
+        stored = bench.launches(in_turn)
+        missing = lacking(stored)
         if is_dry_run:
             plan = [
                 {
                     **commit_values(target.commit),
-                    "status": "to measure" if target in missing else "stored",
+                    "status": "to measure" if place in missing else "stored",
                 }
-                for target in in_turn
+                for place, target in enumerate(in_turn)
             ]
             return BackfillResult(pd.DataFrame(plan), (), is_dry_run=True)
         if num_done := len(in_turn) - len(missing):
-            note(f"{num_done} of {len(in_turn)} commits are measured already")
-        try:
+            cases = range(len(bench.sweep.cases))
+            num_failed = sum(any(map(own.does_not_run, cases)) for own in stored)
+            again = f"; {num_failed} failed, and --retry-failed tries them again"
+            is_measured = f"{num_done} of {len(in_turn)} commits are measured already"
+            note(is_measured + (again if num_failed else ""))
+
+        def policy(stored: Sequence[Launches]) -> Part:
+            """One commit at a time: all have their first launch before any has its second."""
             for count in range(1, num_launches + 1):
-                lacking = bench.lacking(missing, count)
-                num_later = (num_launches - count) * len(missing)
-                for place, target in enumerate(lacking):
-                    bench.measure(target, count, num_later + len(lacking) - place)
+                if left := lacking(stored, count):
+                    num_later = (num_launches - count) * len(lacking(stored))
+                    return Part(left[:1], num_later + len(left))
+            return Part()
+
+        try:
+            bench.measure(in_turn, policy)
         except KeyboardInterrupt:
-            num_done = len(in_turn) - len(bench.lacking(in_turn, num_launches))
+            num_done = len(in_turn) - len(lacking(bench.launches(in_turn)))
             raise SweepInterruptedError(
                 f"stopped; {num_done} of {len(in_turn)} commits are measured, and kept"
             ) from None
@@ -104,9 +120,9 @@ def backfill(
         for target, own in zip(measured, bench.launches(measured), strict=True):
             for place, (case, measure) in enumerate(bench.sweep.cases):
                 settings = {**case.settings(), **measure.settings()}
-                speeds, tried = own.figures(place, SPEED), own.of_case(place)
-                failure, num_ok = own.failure(place), own.num_ok(place)
-                status = tried[-1].status if tried else "not measured"
+                speeds, failure = own.figures(place, SPEED), own.failure(place)
+                num_ok = own.num_ok(place)
+                status = failure.status if failure else "not measured"
                 rows.append(
                     {
                         **commit_values(target.commit),
@@ -115,7 +131,7 @@ def backfill(
                         "num_launches": num_ok,
                         "status": "ok" if num_ok else status,
                         SPEED: statistics.median(speeds) if speeds else None,
-                        "error": first_line(failure.error) if failure else None,
+                        "error": failure.error if failure else None,
                     }
                 )
         axes = tuple(bench.sweep.axes) if len(bench.sweep.cases) > 1 else ()

@@ -3,9 +3,9 @@
     commit --git worktree--> files --([track] setup)--> ppbench sweep, in that folder --> store
 
 Each commit has a process of its own, so that the controller and the ranks import the commit's code
-and nothing of the caller's. The sweep is today's file for all commits. The number of launches grows
-from call to call, so that those of two commits can be interleaved; finished launches are found in
-the store, and nothing is started for them.
+and nothing of the caller's. The sweep is today's file for all commits. A policy says which commits
+have a part in the next launch, in which they take turns; finished launches are found in the store,
+and nothing is started for them.
 
 A commit that cannot even be started has a failure row, so that it is not tried again.
 """
@@ -13,14 +13,16 @@ A commit that cannot even be started has a failure row, so that it is not tried 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import pandas as pd
 
@@ -30,7 +32,6 @@ from ppbench.commits.worktrees import Checkouts, SetupError, run
 from ppbench.comparison.known import known_of
 from ppbench.comparison.lines import Compared, Stopped
 from ppbench.comparison.measurement import measure_until_decided
-from ppbench.comparison.repeats import is_lacking, most_repeats
 from ppbench.config.case import setting_of
 from ppbench.config.reader import read_sweep
 from ppbench.config.schema import known_keys
@@ -61,6 +62,8 @@ from ppbench.store import Store, check_writable, new_run_id
 Result = TypeVar("Result")
 _CODE = Path("ppbench") / "__init__.py"
 """In a repository with this file, each commit is measured by its own ppbench."""
+Policy = Callable[[list[Launches]], "Part"]
+"""Says from the launches so far which targets have a part in the next launch."""
 _CHECKED_OUT = ("HEAD", "@", WORKTREE)
 _PROGRAM = (
     "import os, runpy; os.environ[{each_commit!r}] = 'yes'; "
@@ -71,8 +74,8 @@ _PROGRAM = (
 moved everything else."""
 
 
-class Progress(Protocol):
-    """Shows how far the measuring of commits has come."""
+class Progress:
+    """Shows how far the measuring of commits has come; this one shows nothing."""
 
     def begin(self, what: str, num_left: int | None = None) -> None:
         """Show that a start is made, one of `num_left`; None if that is not known."""
@@ -87,14 +90,7 @@ class Progress(Protocol):
         """Print a line."""
 
 
-class _Silent:
-    def begin(self, what: str, num_left: int | None = None) -> None: ...
-    def end(self, outcome: str) -> None: ...
-    def note(self, line: str) -> None: ...
-    def say(self, text: str) -> None: ...
-
-
-SILENT: Progress = _Silent()
+SILENT = Progress()
 
 
 @dataclass(frozen=True)
@@ -111,6 +107,14 @@ class Target:
     def label(self) -> str:
         changed = " with uncommitted changes" if self.commit.is_dirty else ""
         return f"{self.commit.commit[:9]}{changed} {self.commit.subject}".strip()
+
+
+@dataclass(frozen=True)
+class Part:
+    """The targets, by their places, that have a part in the next launch; without any it ends."""
+
+    places: Sequence[int] = ()
+    num_left: int | None = None  # starts, this one included; None if that is not known
 
 
 def commit_values(commit: Commit) -> dict[str, object]:
@@ -141,22 +145,30 @@ class Bench:
         """`overrides` are those that the sweep was read with.
 
         With `is_fresh` only launches count that were made just now, by the same code, and `after`
-        this run. Raises UsageError for a sweep that cannot be used, RepositoryError without a
-        repository.
+        this run. With `retries_failed` the failures of earlier commands do not count. Raises
+        UsageError for a sweep that cannot be used, RepositoryError without a repository.
         """
         check_devices(sweep)
         check_writable(results, "--results")
         self.sweep = dataclasses.replace(sweep, file=str(Path(sweep.file).resolve()))
         self.progress, self.results = progress, results
         self.repository = Repository.around(sweep.track.repo)
-        self.num_starts = 0
+        self.starts: Counter[str] = Counter()  # that this process has made, by target
         self._store = Store(results.resolve())
-        self._overrides, self._metrics = tuple(overrides), tuple(metrics)
-        self._only: tuple[str, ...] = ()
-        self._is_fresh, self._after = is_fresh, after
-        self._stored = self._look_up()
+        self._overrides, self._only = tuple(overrides), tuple[str, ...]()
         self._retries_failed = retries_failed
-        self._tried: dict[str, int] = {}  # target -> most launches that were asked for
+        # In a repository with its own ppbench, each commit is measured by its own code.
+        has_own_code = (self.repository.root / _CODE).is_file()
+        self._look_up = functools.partial(
+            StoredLaunches,
+            self._store,
+            metrics=metrics,
+            is_fresh=is_fresh,
+            fails_after=new_run_id() if retries_failed else "",
+            code=None if has_own_code else code_hash(),
+            after=after,
+        )
+        self._stored = self._look_up(self.sweep)
         folder, setup = self._store.folder, sweep.track.setup
         self.checkouts = Checkouts(self.repository, folder, setup, progress.note)
 
@@ -166,24 +178,12 @@ class Bench:
     def __exit__(self, *_error: object) -> None:
         self.checkouts.close()
 
-    def _look_up(self) -> StoredLaunches:
-        has_own_code = (self.repository.root / _CODE).is_file()
-        code = None if has_own_code else code_hash()
-        return StoredLaunches(
-            self._store,
-            self.sweep,
-            self._metrics,
-            is_fresh=self._is_fresh,
-            code=code,
-            after=self._after,
-        )
-
     def select(self, only: Sequence[str]) -> None:
         """Reduce the sweep to the cases that match. Raises UsageError if none does."""
         cases = parse_only(only).select(self.sweep.cases)
         self.sweep = dataclasses.replace(self.sweep, cases=cases)
         self._only = tuple(only)
-        self._stored = self._look_up()
+        self._stored = self._look_up(self.sweep)
 
     def conditions_of_case(self, place: int) -> list[str]:
         """The conditions that only this case meets, as `--only` takes them."""
@@ -202,145 +202,91 @@ class Bench:
 
     def launches(self, targets: Sequence[Target]) -> list[Launches]:
         """The stored launches of each target."""
-        return self._stored.of_all([target.commit for target in targets])
+        return self._stored.of([target.commit for target in targets])
 
-    def lacking(self, targets: Sequence[Target], num_launches: int) -> list[Target]:
-        """The targets of which any case has fewer launches than this and can have more."""
-        return [
-            target
-            for target, launches in zip(targets, self.launches(targets), strict=True)
-            if self._missing(target, launches, num_launches)
-        ]
+    def lacks(self, target: Target, launches: Launches, count: int) -> bool:
+        """Whether a case that runs has fewer launches than this.
 
-    def measure(self, target: Target, num_launches: int, num_left: int | None = None) -> Launches:
-        """Measure until every case has so many launches, or a row that says why not.
+        Nothing lacks where this process has made so many starts, whatever came of them.
+        """
+        cases = range(len(self.sweep.cases))
+        is_short = [launches.num_done(at) < count and not launches.does_not_run(at) for at in cases]
+        return any(is_short) and self.starts[target.name] < count
 
-        A case that failed for a reason of its own is not tried again. At most `num_left` starts
-        remain, this one included. Blocks; raises KeyboardInterrupt when the sweep was interrupted,
+    def measure(self, targets: Sequence[Target], policy: Policy) -> list[Launches]:
+        """Launch targets until the policy names none, and return the launches of each.
+
+        Those with a part in a launch take turns: each has its own processes, and one set works at a
+        time. They get the next free number of a launch. A commit that cannot be started has a
+        failure row for each case. Blocks; raises KeyboardInterrupt when the sweep was interrupted,
         and RepositoryError where git fails: that is not the commit's fault, and has no row.
         """
-        stored = self._stored.of(target.commit)
-        missing = self._missing(target, stored, num_launches)
-        if not missing:
-            return stored
-        self.progress.begin(f"{target.label}, {counted(num_launches, 'launch')}", num_left)
-        (error,) = self._start({0: target}, {0: num_launches - 1}).values()
-        after, outcome = self._made(target, stored, num_launches, missing, error)
-        self.progress.end(outcome)
-        self._tried[target.name] = num_launches
-        return after
-
-    def measure_together(self, targets: Sequence[Target], num_launches: int) -> list[Launches]:
-        """Launch once more, in turns, targets with fewer fresh launches; return those of each.
-
-        Each commit has its own processes, and one set works at a time. They get the next free
-        number of a launch. Where cases have unequal numbers of older launches, some are launched
-        more than once.
-        """
-        stored = self.launches(targets)
-        lacking: dict[int, list[int]] = {}  # the places of cases, by the place of their target
-        for at, launches in enumerate(stored):
-            lacking[at] = [
-                place
-                for place in range(len(self.sweep.cases))
-                if is_lacking(launches.disturbed(place), num_launches)
-                and not launches.does_not_run(place)
-            ]
-        chosen = [at for at, places in lacking.items() if places]
-        if not chosen:
-            return stored
-        numbers = {at: self._stored.next_launch(targets[at].commit) for at in chosen}
-        labels = " and ".join(targets[at].label for at in chosen)
-        self.progress.begin(f"{labels}, {counted(num_launches, 'launch')}")
-        errors = self._start({at: targets[at] for at in chosen}, numbers)
-        outcomes = []
-        for at in chosen:
-            missing = [(place, numbers[at]) for place in lacking[at]]
-            made = numbers[at] + 1
-            stored[at], text = self._made(targets[at], stored[at], made, missing, errors[at])
-            outcomes.append(text)
-        self.progress.end("; ".join(outcomes))
-        return stored
-
-    def _made(
-        self,
-        target: Target,
-        stored: Launches,
-        num_launches: int,
-        missing: list[tuple[int, int]],
-        error: str | None,
-    ) -> tuple[Launches, str]:
-        """Return the launches there are after a start, and its outcome in words.
-
-        `missing` is what was expected of it, `error` why it ended early.
-        """
-        self.num_starts += 1
-        after = self._stored.of(target.commit)
-        if error is not None and after.run_ids <= stored.run_ids:
-            # A failure row for each launch that should have had a row.
-            cases = tuple(
-                (case, dataclasses.replace(measure, launches=num_launches))
-                for case, measure in self.sweep.cases
+        launches = self.launches(targets)
+        while (part := policy(launches)).places:
+            chosen = [targets[place] for place in part.places]
+            numbers = self._stored.next_launches([target.commit for target in chosen])
+            labels = (
+                f"{target.label}, {counted(number + 1, 'launch')}"
+                for target, number in zip(chosen, numbers, strict=True)
             )
-            sweep = dataclasses.replace(self.sweep, cases=cases)
-            items = items_of(sweep, target.commit)
-            named = (sweep_id_of(sweep, items, target.commit), sweep.name, sweep.file)
-            job = Job(new_run_id(), str(self._store.folder), *named, target.commit, items)
-            judgement = Diagnosis("error", error, None, [], None, 0, pd.DataFrame())
-            for place, launch in missing:
-                index = launch * len(cases) + place  # items are in this order
-                write_failure(job, items[index], Attempt(index, new_run_id(), 1), judgement)
-            after = self._stored.of(target.commit)
+            self.progress.begin(" and ".join(labels), part.num_left)
+            before = {run_id for own in launches for run_id in own.rows["run_id"]}
+            errors = self._start(chosen, numbers)
+            after = self.launches(chosen)
+            for at, error in errors.items():
+                self.starts[chosen[at].name] += 1
+                is_new = bool(set(after[at].rows["run_id"]) - before)
+                if error is not None and not is_new:
+                    self._write_failures(chosen[at], numbers[at], error)
+            launches = self.launches(targets)
+            self.progress.end(
+                "; ".join(self._outcome(launches[part.places[at]]) for at in sorted(errors))
+            )
+        return launches
+
+    def _write_failures(self, target: Target, number: int, error: str) -> None:
+        """Store a row for each case of a launch that left none."""
+        cases = tuple(
+            (case, dataclasses.replace(measure, launches=number + 1))
+            for case, measure in self.sweep.cases
+        )
+        sweep = dataclasses.replace(self.sweep, cases=cases)
+        items = items_of(sweep, target.commit)
+        named = (sweep_id_of(sweep, items, target.commit), sweep.name, sweep.file)
+        job = Job(new_run_id(), str(self._store.folder), *named, target.commit, items)
+        judgement = Diagnosis("error", error, None, [], None, 0, pd.DataFrame())
+        for index in range(number * len(cases), len(items)):  # items come launch by launch
+            write_failure(job, items[index], Attempt(index, new_run_id(), 1), judgement)
+
+    def _outcome(self, launches: Launches) -> str:
+        """What a target has after a start, in words."""
         num_cases = len(self.sweep.cases)
-        failures = [row for place in range(num_cases) if (row := after.failure(place))]
+        failures = [one for place in range(num_cases) if (one := launches.failure(place))]
         if failures:
             more = f" ({len(failures)} of {num_cases} cases)" if num_cases > 1 else ""
-            return after, f"{failures[0].status}{more}: {first_line(failures[0].error)}"
+            return f"{failures[0].status}{more}: {failures[0].error}"
         if num_cases > 1:
-            return after, f"ok, {num_cases} cases"
-        figures = ", ".join(f"{speed:,.0f}" for speed in after.figures(0, SPEED))
-        return after, f"ok, {figures} tokens/s"
+            return f"ok, {num_cases} cases"
+        figures = ", ".join(f"{speed:,.0f}" for speed in launches.figures(0, SPEED))
+        return f"ok, {figures} tokens/s"
 
-    def _missing(
-        self, target: Target, stored: Launches, num_launches: int
-    ) -> list[tuple[int, int]]:
-        """The first launch that each case lacks: (place of the case, launch)."""
-        tried = self._tried.get(target.name, 0)  # launches that this process has asked for
-        firsts = []
-        for place in range(len(self.sweep.cases)) if tried < num_launches else ():
-            if stored.does_not_run(place) and (tried or not self._retries_failed):
-                continue
-            for launch in range(num_launches):
-                retries = self._retries_failed and launch >= tried
-                if stored.is_missing(place, launch, retries_failed=retries):
-                    firsts.append((place, launch))
-                    break
-        return firsts
-
-    def _start(
-        self, targets: Mapping[int, Target], numbers: Mapping[int, int]
-    ) -> dict[int, str | None]:
+    def _start(self, targets: Sequence[Target], numbers: Sequence[int]) -> dict[int, str | None]:
         """Run the sweep on targets at the same time, up to the launch with this number of each.
 
-        Several take turns. Returns the error of each, or None; where one cannot be set up, none
-        is started.
+        Several take turns. Returns the error of each, or None, by its place; where one cannot be
+        set up, none is started, and that one alone is told of.
         """
-        errors: dict[int, str | None] = {}
-        trees: dict[int, Path] = {}
-        for at, target in targets.items():  # git's own failures are not the commit's
+        trees = []
+        for at, target in enumerate(targets):  # git's own failures are not the commit's
+            is_dirty, sha = target.commit.is_dirty, target.commit.commit
             try:
-                trees[at] = (
-                    self.repository.root
-                    if target.commit.is_dirty
-                    else self.checkouts.of(target.commit.commit)
-                )
-            except SetupError as error:  # the others are not measured in vain
-                return {**dict.fromkeys(targets), at: str(error)}
+                trees.append(self.repository.root if is_dirty else self.checkouts.of(sha))
+            except SetupError as error:
+                return {at: str(error)}
         here, root = Path.cwd().resolve(), self.repository.root.resolve()
-        places = list(trees)
         with Conductor(new_run_id(), len(trees)) as conductor:  # a single one asks for no turn
             starts = []
-            for number, (at, tree) in enumerate(trees.items()):
+            for at, tree in enumerate(trees):
                 folder = tree / (here.relative_to(root) if here.is_relative_to(root) else Path())
                 settings = [
                     *self._overrides,
@@ -350,16 +296,18 @@ class Bench:
                 words = [word for setting in settings for word in ("--set", setting)]
                 words += [word for condition in self._only for word in ("--only", condition)]
                 words += ["--no-report", "--results", str(self._store.folder)]
-                words += ["--retry-failed"] * self._retries_failed
+                is_first = not self.starts[targets[at].name]  # failed launches are made once more
+                words += ["--retry-failed"] * (self._retries_failed and is_first)
                 program = _PROGRAM.format(
                     each_commit=EACH_COMMIT, lifetime=lifetime.__file__, parent=os.getpid()
                 )
                 command = [sys.executable, "-c", program, "sweep", self.sweep.file, *words]
-                turns = conductor.variables(number) if len(trees) > 1 else {}
+                turns = conductor.variables(at) if len(trees) > 1 else {}
                 inside = folder if folder.is_dir() else tree
                 starts.append(self.checkouts.start(command, tree, inside, turns))
             ends = run(starts, self.progress.note, conductor.leave_out)
-        for at, ended in zip(places, ends, strict=True):
+        errors: dict[int, str | None] = {}
+        for at, ended in enumerate(ends):
             errors[at] = None
             if ended.exit_code == ExitCode.interrupted:
                 raise KeyboardInterrupt
@@ -373,7 +321,7 @@ class Bench:
 
 
 @dataclass
-class Rounds:
+class TwoSides:
     """Two commits that are launched together and take turns."""
 
     bench: Bench
@@ -392,23 +340,28 @@ class Rounds:
 
         Raises LaunchError if no case of a side runs.
         """
-        starts = self.bench.num_starts
-        for count in range(self.num_done + 1, num_launches + 1):
-            sides, places = (self.base, self.head), range(len(self.bench.sweep.cases))
-            stored = self.bench.measure_together(sides, count)
-            for _ in range(most_repeats(count)):  # disturbed launches are made again
-                slowed = [own.disturbed(place) for own in stored for place in places]
-                if not any(any(one) and is_lacking(one, count) for one in slowed):
-                    break
-                self.bench.progress.say("  the machine was disturbed: launched once more")
-                stored = self.bench.measure_together(sides, count)
-            for side, own in zip(sides, stored, strict=True):
-                failures = [own.failure(place) for place in places]
-                if count == 1 and all(failures) and failures[0] is not None:
-                    why = f"{failures[0].status}: {first_line(failures[0].error)}"
-                    raise LaunchError(f"{side.label}: does not run: {why}")
-            self.num_done = count
-        return (self.bench.num_starts - starts) / 2
+        sides, asked, num_rounds = (self.base, self.head), self.num_done, 0
+
+        def policy(launches: list[Launches]) -> Part:
+            """Both sides, or the one that lacks a launch, once for each number of launches."""
+            nonlocal asked, num_rounds
+            self.num_done = asked
+            for side, own in zip(sides, launches, strict=True):
+                failures = [own.failure(place) for place in range(len(self.bench.sweep.cases))]
+                if asked <= 1 and all(failures):
+                    raise LaunchError(f"{side.label}: does not run: {failures[0]}")
+            while asked < num_launches:
+                asked += 1
+                pairs = enumerate(zip(sides, launches, strict=True))
+                lacking = [at for at, own in pairs if self.bench.lacks(*own, asked)]
+                if lacking:
+                    num_rounds += 1
+                    return Part(lacking)
+                self.num_done = asked
+            return Part()
+
+        self.bench.measure(sides, policy)
+        return num_rounds
 
     def until_decided(
         self,
@@ -433,19 +386,20 @@ def rounds_of(
     results: Path,
     progress: Progress = SILENT,
     after: str = "",
-) -> Iterator[Rounds]:
+) -> Iterator[TwoSides]:
     """Two commits to be measured in turns; their work trees are removed at the end.
 
     Older launches do not count: between sessions a machine drifts by more than launches differ, and
     that would fall on one side. Launches of the last hour do count, so that a measurement that was
-    stopped goes on, but only those `after` this run.
+    stopped goes on, but only those `after` this run. What failed is tried again: whatever was the
+    cause, the setup for example, may have been mended.
 
     A head with uncommitted changes is measured in place. Without a base it is the repository's
     default. Raises PpbenchError.
     """
     if sweep is None:
         raise UsageError("--run: needs SWEEP, the sweep file to be measured")
-    with Bench(sweep, results, progress, is_fresh=True, after=after) as bench:
+    with Bench(sweep, results, progress, retries_failed=True, is_fresh=True, after=after) as bench:
         repository = bench.repository
         base = base or repository.default_base(None if head == WORKTREE else head)
         first = bench.target(base)
@@ -465,11 +419,11 @@ def rounds_of(
                     f"{side.label}: takes {count} {word} of the last hour, and makes only what is "
                     "missing; to make all anew, name another store: --results DIR"
                 )
-        rounds = Rounds(bench, first, last)
+        sides = TwoSides(bench, first, last)
         try:
-            yield rounds
+            yield sides
         except KeyboardInterrupt:
-            done = counted(rounds.num_done, "launch")
+            done = counted(sides.num_done, "launch")
             raise SweepInterruptedError(
                 f"interrupted after {done} of each side; what is finished is kept"
             ) from None

@@ -1,4 +1,4 @@
-"""Looks up the launches of a commit in a store, which costs far less than a start.
+"""Looks up the launches of commits in a store, which costs far less than a start.
 
 Launches are found by what they measured, not by the key with which sweeps resume: that includes
 files of the tree and the code that measures, which differ between the commits that are compared.
@@ -6,7 +6,7 @@ files of the tree and the code that measures, which differ between the commits t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -20,98 +20,75 @@ from ppbench.comparison.launches import (
     keys_of,
     newest_launches,
 )
-from ppbench.comparison.slowdowns import recorded, slowdowns_by_run
 from ppbench.config.sweep import Sweep
 from ppbench.display.cases import NOT_FINITE
+from ppbench.errors import first_line
 from ppbench.git import Commit
-from ppbench.judge.slowdowns import NOT_KNOWN, Slowdown, is_disturbed
 from ppbench.run.sweep.plan import FINAL as FAILED_FINALLY
-from ppbench.store import Condition, Store
+from ppbench.store import Store
 
 FINAL = (*FAILED_FINALLY, NOT_FINITE)
 
 
 @dataclass(frozen=True)
-class Launch:
-    """The newest row of a case in a launch."""
+class Failure:
+    """How a launch failed."""
 
-    run_id: str
     status: str
-    error: str
-    figures: Mapping[str, float]  # by metric; what is null is left out
-    slowdown: Slowdown = NOT_KNOWN  # of its machine
+    error: str  # its first line
 
-    @property
-    def is_disturbed(self) -> bool:
-        """Whether something else on its machine slowed it."""
-        return is_disturbed(self.slowdown)
+    def __str__(self) -> str:
+        return f"{self.status}: {self.error}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Launches:
-    """The launches of one commit."""
+    """The launches of one commit: the newest row of each case in each launch, launch by launch."""
 
-    rows: Mapping[tuple[int, int], Launch]  # (place of the case in the sweep, launch) -> row
+    rows: pd.DataFrame  # of `runs`, and `place`: that of the case in the sweep
 
-    @property
-    def run_ids(self) -> set[str]:
-        return {row.run_id for row in self.rows.values()}
+    def of_case(self, case: int) -> pd.DataFrame:
+        return self.rows[self.rows["place"] == case]
 
-    def of_case(self, case: int) -> list[Launch]:
-        """The launches of a case in order, ok or not."""
-        return [row for (place, _), row in sorted(self.rows.items()) if place == case]
+    def measured(self, case: int, metric: str) -> pd.DataFrame:
+        """The launches of a case that are `ok` and have the metric."""
+        rows = self.of_case(case)
+        return rows[(rows["status"] == "ok") & rows[metric].notna()]
 
     def figures(self, case: int, metric: str) -> tuple[float, ...]:
-        """A metric of the launches of a case that are `ok`, in order."""
-        return tuple(row.figures[metric] for row in self.measured(case, metric).values())
+        return tuple(map(float, self.measured(case, metric)[metric]))
 
-    def measured(self, case: int, metric: str) -> dict[int, Launch]:
-        """The launches of a case that are `ok` and have the metric, by their number, in order."""
-        return {
-            launch: row
-            for (place, launch), row in sorted(self.rows.items())
-            if place == case and row.status == "ok" and metric in row.figures
-        }
+    def num_ok(self, case: int) -> int:
+        return int((self.of_case(case)["status"] == "ok").sum())
 
     def num_done(self, case: int) -> int:
         """How many launches are finished: ok, or failed for a reason of their own."""
-        return sum(row.status in ("ok", *FINAL) for row in self.of_case(case))
+        return int(self.of_case(case)["status"].isin(("ok", *FINAL)).sum())
 
-    def disturbed(self, case: int) -> list[bool]:
-        """Whether each finished launch of a case was disturbed, in order."""
+    def last_failure(self, case: int) -> Failure | None:
+        """The last failed launch of a case, whether or not others are ok."""
         rows = self.of_case(case)
-        return [row.is_disturbed for row in rows if row.status in ("ok", *FINAL)]
+        failed = rows[rows["status"] != "ok"]
+        if failed.empty:
+            return None
+        last = failed.iloc[-1]
+        return Failure(str(last["status"]), first_line(key_text(last["error"])))
 
-    def num_ok(self, case: int) -> int:
-        return sum(row.status == "ok" for row in self.of_case(case))
-
-    def failure(self, case: int) -> Launch | None:
+    def failure(self, case: int) -> Failure | None:
         """The last failed launch of a case that is ok in none."""
         return None if self.num_ok(case) else self.last_failure(case)
 
-    def last_failure(self, case: int) -> Launch | None:
-        """The last failed launch of a case, whether or not others are ok."""
-        rows = [row for row in self.of_case(case) if row.status != "ok"]
-        return rows[-1] if rows else None
-
     def does_not_run(self, case: int) -> bool:
         """Whether a case failed for a reason of its own and is ok in no launch, so none will be."""
-        return not self.num_ok(case) and any(row.status in FINAL for row in self.of_case(case))
-
-    def is_missing(self, case: int, launch: int, *, retries_failed: bool = False) -> bool:
-        """Whether a launch has to be made: it has no row, or failed for an outside reason."""
-        row = self.rows.get((case, launch))
-        done = ("ok",) if retries_failed else ("ok", *FINAL)
-        return row is None or row.status not in done
+        return not self.num_ok(case) and self.num_done(case) > 0
 
 
 class StoredLaunches:
     """Looks launches up in a store: of any age, or with `is_fresh` only those just made.
 
-    Fresh ones count if they were made `after` this run.
-
-    `code` is the code that will measure; None where each commit has its own, which then is that of
-    the newest launch.
+    Fresh ones were made within the hour, by the same code, and `after` this run; failures count if
+    they were made after the run `fails_after`. `code` is the code that will measure; None where
+    each commit has its own, which then is that of the newest launch.
     """
 
     def __init__(
@@ -121,71 +98,42 @@ class StoredLaunches:
         metrics: Sequence[str],
         *,
         is_fresh: bool = False,
+        fails_after: str = "",
         code: str | None = None,
         after: str = "",
     ) -> None:
         self._store, self._is_fresh, self._code = store, is_fresh, code
-        self._after = after
+        self._after, self._fails_after = after, fails_after
         # Later launches stay fresh, however long measuring takes.
         self._begun = datetime.now(UTC)
-        self._metrics = list(dict.fromkeys(metrics))
+        self._columns = list(dict.fromkeys([*COLUMNS, "process_start", "rounds", *metrics]))
         self._places = {key_of(*planned): place for place, planned in enumerate(sweep.cases)}
 
-    def of(self, commit: Commit) -> Launches:
-        """The launches of a commit with the same uncommitted changes."""
-        return self._chosen(self._rows(commit), commit, self._slowdowns())
-
-    def of_all(self, commits: Sequence[Commit]) -> list[Launches]:
-        """The launches of many commits, read at once."""
-        rows, slowdowns = self._rows(), self._slowdowns()
-        by_commit = {str(sha): of_commit for sha, of_commit in rows.groupby("commit")}
-        return [
-            self._chosen(by_commit.get(commit.commit, rows[:0]), commit, slowdowns)
-            for commit in commits
-        ]
-
-    def next_launch(self, commit: Commit) -> int:
-        """The first launch number, of all cases, that a sweep would not find in the store."""
-        runs = self._of_state(self._rows(commit), commit)
-        runs = self._of_code(runs[runs["status"].isin(("ok", *FINAL))])
-        return 0 if runs.empty else int(runs["launch"].max()) + 1
-
-    def _rows(self, commit: Commit | None = None) -> pd.DataFrame:
-        """The rows of a commit, or of all."""
-        is_commit = [] if commit is None else [Condition("commit", "=", commit.commit)]
-        return self._store.runs([*COLUMNS, *self._metrics], is_commit)
-
-    def _slowdowns(self) -> dict[str, Slowdown]:
-        """By how much the runs of the sweep's machines were slowed, whatever their commit."""
-        machines = {fingerprint for _, fingerprint, *_ in self._places}
-        return slowdowns_by_run(recorded(self._store, machines))
-
-    def _chosen(
-        self, runs: pd.DataFrame, commit: Commit, slowdowns: Mapping[str, Slowdown]
-    ) -> Launches:
-        """The launches in these rows of a commit."""
-        rows = self._of_state(runs, commit)
+    def of(self, commits: Sequence[Commit]) -> list[Launches]:
+        """The launches of each commit with the same uncommitted changes."""
+        found = self._rows(commits)
         if self._is_fresh:
-            rows = fresh(self._of_code(rows), self._begun)
-            rows = rows[rows["run_id"] > self._after]
-        rows = newest_launches(rows)
-        return Launches(
-            {
-                (self._places[key], int(row["launch"])): Launch(
-                    str(row["run_id"]),
-                    str(row["status"]),
-                    key_text(row["error"]),
-                    {name: float(row[name]) for name in self._metrics if not pd.isna(row[name])},
-                    slowdowns.get(str(row["run_id"]), NOT_KNOWN),
-                )
-                for key, row in zip(keys_of(rows), rows.to_dict("records"), strict=True)
-            }
-        )
+            found = [fresh(self._of_code(rows), self._begun) for rows in found]
+            found = [rows[rows["run_id"] > self._after] for rows in found]
+        newest = map(newest_launches, found)
+        return [Launches(rows.sort_values("launch", kind="stable")) for rows in newest]
 
-    def _of_state(self, runs: pd.DataFrame, commit: Commit) -> pd.DataFrame:
-        """The runs of the sweep's cases with the same uncommitted changes."""
-        is_case = pd.Series([key in self._places for key in keys_of(runs)], runs.index, dtype=bool)
-        return runs[is_case & (runs["changes"].map(key_text) == commit.changes)]
+    def next_launches(self, commits: Sequence[Commit]) -> list[int]:
+        """The first launch number of each, of all cases, that a sweep would not find."""
+        numbers = []
+        for rows in self._rows(commits):
+            own = self._of_code(rows[rows["status"].isin(("ok", *FINAL))])
+            numbers.append(0 if own.empty else int(own["launch"].max()) + 1)
+        return numbers
+
+    def _rows(self, commits: Sequence[Commit]) -> list[pd.DataFrame]:
+        """The rows of each commit's cases, without the failures that do not count."""
+        runs = self._store.runs(self._columns)
+        runs["place"] = [self._places.get(key, -1) for key in keys_of(runs)]
+        is_counted = runs["status"].eq("ok") | (runs["run_id"] > self._fails_after)
+        runs = runs[is_counted & (runs["place"] >= 0)]
+        changes = runs["changes"].map(key_text)
+        return [runs[runs["commit"].eq(one.commit) & (changes == one.changes)] for one in commits]
 
     def _of_code(self, runs: pd.DataFrame) -> pd.DataFrame:
         if runs.empty:

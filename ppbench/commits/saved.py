@@ -50,13 +50,15 @@ _CODES = {
 
 @dataclass(frozen=True)
 class Stated:
-    """A change of one figure of a case, as a saved comparison has it."""
+    """A change of one figure of a case that a saved comparison states, and what holds of it."""
 
     case_id: str
     case: str
     fingerprint: str
     metric: Metric
     change: Change
+    again: Line[Series] | None = None  # by new launches; None: not measured again
+    outcome: Outcome = Outcome.not_decided
 
 
 @dataclass(frozen=True)
@@ -80,29 +82,20 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A stated change, and what the new launches say of it."""
-
-    stated: Stated
-    again: Line[Series] | None  # None: not measured again
-    outcome: Outcome
-
-
-@dataclass(frozen=True)
 class Recheck:
     """What new launches say of all that a comparison states."""
 
     comparison: Comparison  # of the new launches alone
-    judged: tuple[Judged, ...]
+    judged: tuple[Stated, ...]
 
     @property
     def outcome(self) -> Outcome:
         """Any that is not held, then any that is not decided."""
-        outcomes = [each.outcome for each in self.judged]
-        for outcome in (Outcome.not_held, Outcome.not_decided):
+        outcomes = {each.outcome for each in self.judged}
+        for outcome in (Outcome.not_held, Outcome.not_decided, Outcome.held):
             if outcome in outcomes:
                 return outcome
-        return Outcome.held if outcomes else Outcome.not_decided
+        return Outcome.not_decided
 
     @property
     def exit_code(self) -> ExitCode:
@@ -228,10 +221,10 @@ def check_saved(
             for line in reversed(comparison.lines)
             if line.metric == stated.metric and line.series.case_id == stated.case_id
         }
-        alike = lines[min(lines)] if lines else None  # the nearest: at best of the same machine
+        nearest = lines[min(lines)] if lines else None  # at best of the same machine
         outcome = Outcome.not_decided
-        if alike is not None and alike.change.is_decided:
-            is_held = alike.change.verdict is stated.change.verdict
+        if nearest is not None and nearest.change.is_decided:
+            is_held = nearest.change.verdict is stated.change.verdict
             outcome = Outcome.held if is_held else Outcome.not_held
-        judged.append(Judged(stated, alike, outcome))
+        judged.append(replace(stated, again=nearest, outcome=outcome))
     return Recheck(comparison, tuple(judged))

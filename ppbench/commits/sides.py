@@ -94,9 +94,14 @@ class Side:
         return replace(self, runs=runs, failed=self.failed[~is_later])
 
     def fresh(self, now: datetime) -> Side:
-        """Reduce to the launches made together; see `launches.fresh`."""
+        """Reduce to the launches made together; see `launches.fresh`.
+
+        What failed before now has been tried again.
+        """
         every = pd.concat([self.runs, self.failed]).sort_values("run_id")
-        ids = set(fresh(every, now)["run_id"])
+        recent = fresh(every, now)
+        made = pd.to_datetime(recent["created_at"], utc=True, format="ISO8601")
+        ids = set(recent[(recent["status"] == "ok") | (made >= now)]["run_id"])
         runs, failed = (rows[rows["run_id"].isin(ids)] for rows in (self.runs, self.failed))
         older = len(every) - len(ids)
         text = (

@@ -1,19 +1,22 @@
-"""The first bad commit, from noisy launches: what to measure next, and when to stop.
+"""The first bad commit, from launches in turns with the good one: what to measure, when to stop.
 
-    commit     0   1   2   3   4   5   6   7     0 is good, 7 is bad, 6 does not run
-    launches   3       1   2   2       x   3
-    chance     0  .03 .03 .04 .85 .02 .02 .02    of being the first bad one
+    commit        0   1   2   3   4   5   6   7     0 is good, 7 is bad, 6 does not run
+    launches          0   1   2   2   0   x   3     in turns with a launch of commit 0
+    chance            .04 .04 .05 .85 .01 .01 .01   of being the first bad one
+
+A launch is known by its difference from the good commit, which took turns with it: whatever the
+machine did just then, it did to both. So the level before the first bad commit is 0, and the one
+from there on is what the bad end shows.
 
 A plain bisection asks each commit once and believes the answer; at 2 % change and 0.9 % noise every
 eighth is wrong, and one wrong answer ends at the wrong commit. Here each launch moves the chances,
 and the next one is made where it halves them. Near the boundary those are the same few commits
-again and again, so that the noise decides the number of launches. Neither level nor spread is
-assumed: `ppbench.statistics.change_points` integrates them out.
+again and again, so that the noise decides the number of launches. Neither the new level nor the
+spread is assumed: both are integrated out, with flat priors on the level and on the logarithm of
+the spread.
 
-Disturbed launches are left out as in a history, so that their commit is launched anew.
-
-First both ends are measured until they clearly differ. Otherwise the search would locate a boundary
-in noise, with confidence.
+First the ends are measured until the judge says that they differ. Otherwise the search would locate
+a boundary in noise, with confidence.
 """
 
 from __future__ import annotations
@@ -26,33 +29,21 @@ from enum import StrEnum
 
 import numpy as np
 
-from ppbench.judge.differences import (
-    CONFIDENCE,
-    Difference,
-    Group,
-    Ratio,
-    additive,
-    group,
-    is_larger,
-    ratio_of_logs,
-    smallest_difference,
-    student,
-)
+from ppbench.judge.differences import CONFIDENCE, FEWEST_LAUNCHES, Difference, Group, group, student
 from ppbench.judge.disturbances import disturbed_in_series
-from ppbench.judge.evidence import Noise
-from ppbench.judge.forecast import found_by
-from ppbench.statistics.change_points import FLOOR, Values, cut_chances, squares_around
+from ppbench.judge.estimates import level_of
+from ppbench.judge.evidence import Evidence, Metric, Rounds
+from ppbench.judge.looks import Looks
+from ppbench.judge.verdicts import Change, Verdict, judge
+from ppbench.statistics.change_points import FLOOR, LEAST_DEVIATION, Values
 
-FEWEST_AT_ENDS = 2
 FEWEST_AT_BOUNDARY = 2
 MOST_AT_ENDS = 12
-"""Launches of each end after which the ends count as equal."""
-ENDS_LEVEL = 0.005
-"""Level of the test that the ends differ, which is repeated with each launch."""
+"""Launches of both ends after which the ends count as equal."""
 SEVERAL_LEVEL = 0.001
-"""Level of the test for a level in between, which is repeated as well."""
+"""Level of the test for a level in between, which is repeated with each launch."""
 MOST_INNER = 4
-"""Largest ratio of inner launches to launches of each end.
+"""Largest ratio of inner launches to launches of the ends.
 
 Beyond it the ends are measured again, so that a search that began by chance comes to an end.
 """
@@ -72,78 +63,71 @@ class Search:
     """Result of the search so far."""
 
     finding: Finding
-    next_commit: int | None  # to be launched once more; None: the search is over
+    next_commit: int | None  # to be launched once more with commit 0; None: the search is over
     chances: tuple[float, ...]  # of each commit to be the first bad one
     earliest: int  # the first bad commit is in this range, both ends included; it has more than one
     latest: int  # commit where some do not run
     confidence: float  # that the range holds it
-    ratio: Ratio | None  # bad / good, by the ends; None for a figure in points
-    difference: Ratio | None  # bad - good, of a figure in points
+    ends: Change | None  # of the bad end from the good one; None: too few launches
     between: int | None = None  # of several changes: a commit with changes before and after it
     apart: tuple[tuple[int, ...], ...] = ()  # of each commit: places of the launches left out
 
 
 @dataclass(frozen=True)
 class _Question:
-    """The launches so far, and what is known of their noise."""
+    """The differences from the good commit so far; commit 0, which is that one, has none."""
 
-    launches: tuple[Values, ...]  # of each commit, as logarithms or fractions
+    differences: tuple[Values, ...]  # of each commit, of logarithms or fractions
     runs: tuple[bool, ...]
-    noise: Noise | None
-    in_points: bool
-    apart: tuple[tuple[int, ...], ...]  # of each commit: places of launches that do not count
 
     @functools.cached_property
     def chances(self) -> Values:
         """Chance of each commit to be the first bad one, shared among unmeasured neighbours."""
-        measured = np.flatnonzero([len(launches) > 0 for launches in self.launches])
-        chances = np.zeros(len(self.launches))
-        if len(measured) < 2 or measured[0] != 0 or measured[-1] != len(chances) - 1:
-            chances[1:] = 1 / (len(chances) - 1)
+        chances = np.zeros(len(self.differences))
+        chances[1:] = 1 / (len(chances) - 1)
+        measured = [commit for commit, own in enumerate(self.differences) if len(own)]
+        if not self.num(-1):
             return chances
-        values = np.concatenate([self.launches[commit] for commit in measured])
-        nums = [len(self.launches[commit]) for commit in measured]
-        cuts, widths = np.cumsum(nums)[:-1], np.diff(measured)
-        least = float(squares_around(values, cuts).min())
-        freedom = len(values) - 2
-        noise = _believed(self.noise, least / max(freedom, 1), freedom)
-        by_cut = cut_chances(values, cuts, widths.astype(float), noise)
-        chances[1:] = np.repeat(by_cut / widths, widths)
+        values = np.concatenate(self.differences)
+        nums = [self.num(commit) for commit in measured]
+        widths = np.diff([0, *measured])
+        starts = np.cumsum([0, *nums[:-1]])  # the first launch of each
+        behind = [group(values[start:]) for start in starts]
+        squares = np.array(
+            [
+                np.square(values[:start]).sum() + after.squares
+                for start, after in zip(starts, behind, strict=True)
+            ]
+        )
+        squares = np.maximum(squares, len(values) * LEAST_DEVIATION**2)
+        logs = np.log(widths) - np.log([after.num for after in behind]) / 2
+        logs -= (len(values) - 1) / 2 * np.log(squares)
+        by_cut = np.exp(logs - logs.max())
+        chances[1:] = np.repeat(by_cut / by_cut.sum() / widths, widths)
         return chances
 
     def num(self, commit: int) -> int:
-        return len(self.launches[commit])
+        return len(self.differences[commit])
 
-    def fewest(self, *commits: int) -> int:
-        return min(commits, key=lambda commit: (self.num(commit), -commit))
-
-    @property
-    def num_at_ends(self) -> int:
-        """The launches of the end that has fewer."""
-        return min(self.num(0), self.num(len(self.launches) - 1))
-
-    @property
-    def fewer_end(self) -> int:
-        return self.fewest(0, len(self.launches) - 1)
+    def launched(self, start: int, end: int) -> Group:
+        """The launches of the commits from `start` on and before `end`."""
+        values = np.concatenate([np.empty(0), *self.differences[start:end]])
+        return group(values) if len(values) else Group(0, 0.0, 0.0)
 
 
 def search_first_bad(
-    launches: Sequence[Sequence[float]],
+    metric: Metric,
+    launches: Sequence[Sequence[Rounds]],
     runs: Sequence[bool] | None = None,
-    noise: Noise | None = None,
     *,
     confidence: float = CONFIDENCE,
-    floor: float = FLOOR,
-    in_points: bool = False,
-    slow_sign: int = 0,
 ) -> Search:
-    """Search from the figures of each commit's launches so far, good commit first, bad one last.
+    """Search from each commit's launches in turns with the first commit, which has none itself.
 
-    `runs` says which commits can be measured; unknown ones count as measurable. With a `slow_sign`
-    (1 if slower launches have higher figures, else -1), disturbed launches are left out, and
-    launched anew.
-    Raises ValueError for fewer than two commits, for ends that do not run, and for figures that are
-    not finite or, where ratios are taken, not positive.
+    `runs` says which commits can be measured; unknown ones count as measurable. Disturbed launches
+    are left out, and made anew. The judge of the ends has looked after each of their launches, so
+    that its level is spent over all of them. Raises ValueError for fewer than two commits, and for
+    ends that do not run.
     """
     runs = [True] * len(launches) if runs is None else runs
     if len(launches) < 2 or len(runs) != len(launches) or not (runs[0] and runs[-1]):
@@ -151,85 +135,71 @@ def search_first_bad(
             f"{len(launches)} commits, measurable: {list(runs)}; expected at least two, with the "
             "first and the last measurable"
         )
-    values = tuple(additive(figures, in_points=in_points) for figures in launches)
+    levels = [[level_of(metric, rounds) for rounds in own] for own in launches]
+    values = [np.array([level.estimate if level else 0.0 for level in own]) for own in levels]
     apart: tuple[tuple[int, ...], ...] = ((),) * len(values)
-    if slow_sign:
-        found = disturbed_in_series(slow_sign * np.concatenate(values))
+    if metric.slow_sign:
+        found = disturbed_in_series(metric.slow_sign * np.concatenate(values))
         parts = np.split(found, np.cumsum([len(each) for each in values])[:-1])
         apart = tuple(tuple(np.flatnonzero(part).tolist()) for part in parts)
     kept = (np.delete(each, list(places)) for each, places in zip(values, apart, strict=True))
-    question = _Question(tuple(kept), tuple(runs), noise, in_points, apart)
-    if question.num_at_ends < FEWEST_AT_ENDS:
-        return _search(question, None, Finding.searching, question.fewer_end)
-    bad, good = group(question.launches[-1]), group(question.launches[0])
-    freedom = bad.freedom + good.freedom
-    noise = _believed(noise, (bad.squares + good.squares) / freedom, freedom)
-    ends = student(bad, good, *((noise.deviation**2, noise.freedom) if noise else ()))
-    limit = smallest_difference(floor, in_points=in_points)
-    if ends.p >= ENDS_LEVEL:
-        is_over = ends.is_within(limit) or question.num_at_ends >= MOST_AT_ENDS
-        finding = Finding.no_difference if is_over else Finding.searching
-        return _search(question, ends, finding, None if is_over else question.fewer_end)
-    between = _level_between(question, limit)
-    if between is not None:
-        return _search(question, ends, Finding.several, None, between)
-    earliest, latest, chance = _likeliest(question)
-    if chance < confidence:
-        # The commit that halves the chances; of several, the one with the fewest launches.
-        is_bad = np.cumsum(question.chances)
-        inner = [commit for commit in range(1, len(is_bad) - 1) if question.runs[commit]]
-        most = MOST_INNER * question.num_at_ends
-        next_commit: int | None = question.fewer_end
-        if sum(map(question.num, inner)) <= most:
-            next_commit = min(
-                inner,
-                key=lambda at: (round(abs(float(is_bad[at]) - 0.5), 3), question.num(at)),
-            )
-    else:
-        boundary = question.fewest(earliest - 1, latest)
-        next_commit = boundary if question.num(boundary) < FEWEST_AT_BOUNDARY else None
-    finding = Finding.found if next_commit is None else Finding.searching
-    return _search(question, ends, finding, next_commit)
+    question, last = _Question(tuple(kept), tuple(runs)), len(values) - 1
+    ends: Change | None = None
+    if (num := question.num(last)) >= FEWEST_LAUNCHES:
+        paired = [one for place, one in enumerate(launches[last]) if place not in apart[last]]
+        looks = Looks(tuple(range(FEWEST_LAUNCHES, num + 1)), max(MOST_AT_ENDS, num))
+        (ends,) = judge(metric, [Evidence(paired=tuple(paired), resolution=FLOOR)], looks)
 
-
-def fewest_launches(num_commits: int) -> int:
-    """The fewest launches of a search among so many commits: of both ends, and of each half."""
-    return 2 * FEWEST_AT_ENDS + math.ceil(math.log2(max(num_commits, 1)))
-
-
-def reach_of_ends(noise: Noise) -> list[tuple[int, float]]:
-    """Launches of each end, and the change that 80 % of searches find with so many."""
-    nums = (FEWEST_AT_ENDS, 2 * FEWEST_AT_ENDS, MOST_AT_ENDS)
-    return [(num, found_by(noise, num, ENDS_LEVEL)) for num in nums]
-
-
-def _believed(noise: Noise | None, variance: float, freedom: int) -> Noise | None:
-    """The measured noise, unless these launches scatter clearly more."""
-    if noise is None:
-        return None
-    known = noise.deviation**2, noise.freedom
-    return None if is_larger(variance, freedom, *known) else noise
-
-
-def _likeliest(question: _Question) -> tuple[int, int, float]:
-    """The likeliest range of commits of which only the last runs, and its chance."""
+    # The likeliest range of commits of which only the last runs.
     running = np.flatnonzero(question.runs)
     sums = np.diff(np.cumsum(question.chances)[running])
     best = int(sums.argmax())
-    return int(running[best]) + 1, int(running[best + 1]), float(sums[best])
+    earliest, latest = int(running[best]) + 1, int(running[best + 1])
+    between: int | None = None
+    next_commit: int | None = last
+    if ends is None or not ends.verdict.is_claim:
+        is_same = ends is not None and ends.verdict is Verdict.same
+        if is_same or len(launches[last]) >= MOST_AT_ENDS:
+            next_commit = None
+        finding = Finding.searching if next_commit is not None else Finding.no_difference
+    elif (between := _level_between(question, latest)) is not None:
+        finding, next_commit = Finding.several, None
+    else:
+        inner = [commit for commit in range(1, last) if question.runs[commit]]
+        if float(sums[best]) >= confidence:
+            boundary = [commit for commit in (earliest - 1, latest) if commit]
+            fewest = min(boundary, key=question.num)
+            next_commit = fewest if question.num(fewest) < FEWEST_AT_BOUNDARY else None
+        elif sum(map(question.num, inner)) <= MOST_INNER * question.num(last):
+            # The commit that halves the chances; of several, the one with the fewest launches.
+            is_bad = np.cumsum(question.chances)
+            next_commit = min(
+                inner, key=lambda at: (round(abs(float(is_bad[at]) - 0.5), 3), question.num(at))
+            )
+        finding = Finding.found if next_commit is None else Finding.searching
+    chances = tuple(question.chances.tolist())
+    held = earliest, latest, float(sums[best])
+    return Search(finding, next_commit, chances, *held, ends, between, apart)
 
 
-def _level_between(question: _Question, limit: float) -> int | None:
+def fewest_launches(num_commits: int) -> int:
+    """The fewest launches of a search among so many commits: of both ends, and of each half.
+
+    Each is made together with one of the good commit.
+    """
+    return 2 * (FEWEST_LAUNCHES + math.ceil(math.log2(max(num_commits, 1))))
+
+
+def _level_between(question: _Question, boundary: int) -> int | None:
     """A commit with a level between the good ones' and the bad ones'; None if there is none.
 
     It would show as a further cut on either side of the likeliest boundary.
     """
-    end = len(question.launches)
-    boundary = _likeliest(question)[1]
+    end = len(question.differences)
     good = [(0, cut, boundary) for cut in range(1, boundary) if question.num(cut)]
     bad = [(boundary, cut, end) for cut in range(boundary + 1, end) if question.num(cut)]
     tests = [(_further(question, *place), place) for place in good + bad]
-    large = [(test.p, place) for test, place in tests if test and abs(test.estimate) > limit]
+    large = [(test.p, place) for test, place in tests if test and abs(test.estimate) > FLOOR]
     p, (start, cut, stop) = min(large, default=(1.0, (0, 0, 0)))
     if p * max(len(tests), 1) >= SEVERAL_LEVEL:
         return None
@@ -240,45 +210,18 @@ def _level_between(question: _Question, limit: float) -> int | None:
 def _further(question: _Question, start: int, cut: int, end: int) -> Difference | None:
     """Compare the levels before and behind a cut; None where either has a single launch.
 
-    The spread is that of all launches and of the noise.
+    The level of the good commit is 0, by definition. The spread is that of all launches.
     """
-    before, after = _launched(question, start, cut), _launched(question, cut, end)
-    if min(before.num, after.num) < FEWEST_AT_BOUNDARY:
+    before, after = question.launched(start, cut), question.launched(cut, end)
+    rest = question.launched(0, start), question.launched(end, len(question.differences))
+    others = [each for each in rest if each.num > 1]
+    squares = math.fsum(each.squares for each in others)
+    freedom = float(sum(each.freedom for each in others))
+    if after.num < FEWEST_AT_BOUNDARY or (start and before.num < FEWEST_AT_BOUNDARY):
         return None
-    rest = _launched(question, 0, start), _launched(question, end, len(question.launches))
-    freedom = float(sum(side.freedom for side in rest if side.num))
-    squares = sum(side.squares for side in rest)
-    all_freedom = int(freedom) + before.freedom + after.freedom
-    variance = (squares + before.squares + after.squares) / all_freedom
-    noise = _believed(question.noise, variance, all_freedom)
-    if noise is not None:
-        squares += noise.freedom * noise.deviation**2
-        freedom += noise.freedom
-    return student(after, before, squares / freedom if freedom else 0.0, freedom)
-
-
-def _launched(question: _Question, start: int, end: int) -> Group:
-    values = np.concatenate([np.empty(0), *question.launches[start:end]])
-    return group(values) if len(values) else Group(0, 0.0, 0.0)
-
-
-def _search(
-    question: _Question,
-    ends: Difference | None,
-    finding: Finding,
-    next_commit: int | None,
-    between: int | None = None,
-) -> Search:
-    earliest, latest, chance = _likeliest(question)
-    return Search(
-        finding=finding,
-        next_commit=next_commit,
-        chances=tuple(question.chances.tolist()),
-        earliest=earliest,
-        latest=latest,
-        confidence=chance,
-        ratio=None if ends is None or question.in_points else ratio_of_logs(ends),
-        difference=None if ends is None or not question.in_points else ends.interval(),
-        between=between,
-        apart=question.apart,
-    )
+    if start:
+        return student(after, before, squares / freedom if freedom else 0.0, freedom)
+    # Launches of good commits scatter around 0, which needs no estimate.
+    squares += after.squares + before.squares + before.num * before.mean**2
+    freedom += after.freedom + before.num
+    return Difference(after.mean, math.sqrt(squares / freedom / after.num), freedom)

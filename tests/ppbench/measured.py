@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from repositories import git
@@ -11,6 +12,7 @@ from tracked import note_written, num_written
 
 from ppbench.config.reader import read_sweep
 from ppbench.run.machine.environment import read_environment
+from ppbench.run.machine.measuring_code import code_hash
 from ppbench.store import Store
 
 SWEEP = """\
@@ -34,6 +36,11 @@ def sweep_in(folder: Path, text: str = SWEEP) -> Path:
     path.write_text(text)
     (folder / ".git" / "info" / "exclude").write_text("sweep.toml\nresults/\n")
     return path
+
+
+def now() -> dict[str, str]:
+    """Columns of launches that count: made just now, by the present measuring code."""
+    return {"created_at": datetime.now(UTC).isoformat(), "code": code_hash()}
 
 
 def add_measured(
@@ -66,6 +73,7 @@ def add_line(
                 **measure.settings(),
                 "run_id": f"20260101T{first + len(runs):06d}000-abcdef",
                 "launch": launch,
+                "process_start": f"turns {launch}",  # all commits took turns
                 "resume_key": f"{case.case_id} {launch} {sha}",
                 "commit": sha,
                 "changes": "",

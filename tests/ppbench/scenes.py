@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from histories import CASE, OTHER, CommitFacts, Runs, five, repository
-from measured import TWO_CASES, add_measured, around, sweep_in
+from measured import TWO_CASES, add_measured, around, now, sweep_in
 from recordings import STORE, ppbench
 from repositories import commit, commits, make_repository
 from stored_runs import NASTY, demo_store, run_row, store_failed
@@ -80,10 +80,10 @@ def bisected(folder: Path) -> None:
     with (folder / ".git" / "info" / "exclude").open("a") as excluded:
         excluded.write("reports/\n")
     for number, sha in enumerate(shas):
-        level = GOOD if number < 4 else BAD
-        add_measured(file, sha, [None] if number == 1 else around(level))
+        speeds = around(GOOD) if number < 4 else around(BAD)[::-1]
+        add_measured(file, sha, [None] if number == 1 else speeds, **now())
         if number in (0, 6):
-            add_measured(file, sha, around(GOOD), place=1)
+            add_measured(file, sha, around(GOOD), place=1, **now())
 
 
 def traces(folder: Path) -> None:

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 from command import output_of, printed
-from measured import FAILS, SWEEP, TWO_CASES, add_measured, sweep_in
+from measured import FAILS, SWEEP, TWO_CASES, add_measured, now, sweep_in
 from repositories import commit, commits, git, make_repository
 
 from ppbench.cli import runs as stored
@@ -94,7 +94,6 @@ def test_what_was_measured_otherwise_or_cut_short_does_not_count(repository):
         {"changes": "0123456789ab", "is_dirty": True},
         {"measure_steps": 99},
         {"case_id": "another"},
-        {"launch": 1},
         {"status": "crash"},
         {"status": "interrupted"},
     ):
@@ -141,7 +140,7 @@ def test_a_commit_that_cannot_be_set_up_has_a_row_and_is_not_tried_again(reposit
 def test_no_commit_has_its_second_launch_before_all_have_their_first(repository):
     folder, shas = repository
     file = sweep_in(folder, FAILS)
-    add_measured(file, shas[4], [1000.0])
+    add_measured(file, shas[4], [1000.0], **now())
     listed(folder, file, "HEAD~2..", "--launches", 2)
     made = Store(folder / "results").runs(["commit", "launch"]).iloc[1:]
     expected = [(shas[2], 0), (shas[3], 0), (shas[4], 1)]

@@ -3,11 +3,10 @@
 import os
 import select
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from measured import FAILS, add_measured, around, sweep_in
+from measured import FAILS, add_measured, around, now, sweep_in
 from repositories import commit, commits, make_repository
 
 from ppbench.commits import worktrees
@@ -104,11 +103,6 @@ def test_an_account_begins_with_what_tells_most():
         == "it ended with exit code 3, and printed nothing"
     )
     assert "killed by signal 9" in worktrees.Ended(-9, ()).error_text()
-
-
-def now():
-    """Columns of a launch that counts: made just now, by the present measuring code."""
-    return {"created_at": datetime.now(UTC).isoformat(), "code": code_hash()}
 
 
 def measure_sides(sweep, base, head, launches, results):

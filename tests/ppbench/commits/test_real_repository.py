@@ -137,6 +137,23 @@ def test_bisect_and_backfill_start_nothing_for_what_is_stored(repository, backfi
     assert not (folder / ".git" / "worktrees").exists()
 
 
+def test_a_machine_that_has_become_slower_is_no_bad_commit(repository, tmp_path):
+    """The stages take a quarter longer than when the good commit was measured before."""
+    folder, shas = repository
+    file = tmp_path / "costs.toml"  # of the machine, so to speak
+    words = ["sweep.toml", "--set", f"emulated.costs={file}", "--results", str(tmp_path / "kept")]
+    file.write_text(costs(1))
+    before = ppbench(folder, "backfill", f"{shas[1]}..{shas[1]}", *words, "--launches", "3")
+    assert before.returncode == 0, before.stderr
+    file.write_text(costs(1).replace("20.0", "25.0").replace("10.0", "12.5"))
+    done = ppbench(folder, "bisect", shas[1], shas[4], *words, "--max-launches", "6")
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "first bad commit" not in done.stdout
+    assert "confidence" not in done.stdout
+    levels = Store(tmp_path / "kept").runs()["tokens_per_s"]
+    assert levels.max() > 1.15 * levels.min()
+
+
 @pytest.fixture(scope="module")
 def compared(repository, backfilled):
     """The commit and the one before it, launched until it is decided; some are there already."""

@@ -1,11 +1,10 @@
 """Commits measured until the verdicts are reached; launches are stored ones, and no rank starts."""
 
 import json
-from datetime import UTC, datetime
 
 import pytest
 from command import printed
-from measured import FAILS, SWEEP, TWO_CASES, add_measured, sweep_in
+from measured import FAILS, SWEEP, TWO_CASES, add_measured, now, sweep_in
 from repositories import commits, make_repository
 
 from ppbench.commits import bench
@@ -14,7 +13,6 @@ from ppbench.commits.check import check
 from ppbench.commits.comparison import compare
 from ppbench.errors import ExitCode, SweepInterruptedError, UsageError
 from ppbench.judge.verdicts import Verdict
-from ppbench.run.machine.measuring_code import code_hash
 from ppbench.store import Store
 
 QUIET = (1.0, 1.002, 0.999, 1.001, 0.998)
@@ -41,10 +39,6 @@ def scattered(tmp_path_factory):
     folder = make_repository(tmp_path_factory.mktemp("scattered") / "repository")
     made = folder, commits(folder, 2)
     return made, stored(made, around(1000, LOUD), around(985, LOUD[::-1]))
-
-
-def now():
-    return {"created_at": datetime.now(UTC).isoformat(), "code": code_hash()}
 
 
 def stored(repository, base, head, text=SWEEP, place=0):
@@ -179,14 +173,11 @@ def test_numbers_that_contradict_are_refused(changed, words, message):
 
 def test_an_interruption_says_how_far_it_came(repository, monkeypatch):
     file = stored(repository, around(1000, num=2), around(985, num=2))
-    measure = bench.Bench.measure_together
 
-    def stopped_at_the_third(self, targets, num_launches):
-        if num_launches == 3:
-            raise KeyboardInterrupt
-        return measure(self, targets, num_launches)
+    def stopped(*_):
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench.Bench, "measure_together", stopped_at_the_third)
+    monkeypatch.setattr(bench.Bench, "_start", stopped)
     _, named = options(repository, file)
     with pytest.raises(SweepInterruptedError, match="interrupted after 2 launches of each side"):
         compare(**named)
@@ -202,15 +193,3 @@ def test_where_one_side_cannot_be_set_up_the_other_is_not_measured_in_vain(repos
     rows = Store(folder / "results").runs(["commit", "run_id", "status"]).sort_values("run_id")
     made = rows[rows["status"] != "ok"]
     assert list(made["commit"]) == [shas[0]] * 2  # the fourth launch, and the fifth
-
-
-def test_a_disturbed_launch_is_made_again(repository):
-    folder, shas = repository
-    file = sweep_in(folder, FAILS)
-    for sha, level, works in ((shas[0], 1000, (2e6, 1e6, 1e6, 1e6)), (shas[1], 930, [1e6] * 4)):
-        for launch, (speed, work) in enumerate(zip(around(level, num=4), works, strict=True)):
-            recorded = {"reference": "train", "reference_ns": work, "launch": launch}
-            add_measured(file, sha, [speed], **recorded, **now())
-    with rounds_of(read_tracked(file), shas[0], shas[1], folder / "results") as rounds:
-        assert rounds.bring_to(3) == 0  # the fourth of base replaces the first
-        assert rounds.bring_to(4) == 0.5  # base has no fifth to replace it again
