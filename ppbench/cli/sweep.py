@@ -210,7 +210,7 @@ def sweep(
         looks = ONE_LOOK if policy is None else policy.looks
         judged = judge(done.frame, varying_axes(done.frame), looks)
         if judged.first is not None and judged.first.rival is not None:
-            said = conclude(judged, done.frame, again).sentence
+            said = conclude(judged, done.frame, again, looks).sentence
             answer = "\n".join(filter(None, [said.text, said.advice, said.command]))
             print_text(f"\n{answer}\n")
     if path is not None:

@@ -55,6 +55,8 @@ from ppbench.judge.evidence import (
 
 NOISIER = 0.05
 """Level of the test that launches scatter more than the known noise."""
+SHARED = 0.2
+"""Level of the test that pairs share what a start decided: high, as few launches show it badly."""
 LEAST_P_OF_NONE = 0.05
 """With a larger p, sides are not said to differ by any rule."""
 SLOW_REFERENCE = 0.05
@@ -243,6 +245,42 @@ def _weighted(values: Values, variances: Values) -> tuple[float, float, float]:
 
 
 # Launches of one side
+
+
+def mean_difference(
+    metric: Metric, evidences: Sequence[Evidence], differences: Sequence[Difference | None]
+) -> Difference | None:
+    """The mean of the differences of several pairs of sides; None unless each has an error.
+
+    Errors add up as those of independent pairs (Satterthwaite 1946). Pairs that took turns in the
+    same launches may share what a start decided: where their means scatter more from launch to
+    launch than that, this scatter is the error.
+    """
+    known = [each for each in differences if each is not None and each.freedom > 0]
+    if not known or len(known) < len(differences):
+        return None
+    num = len(known)
+    estimate = math.fsum(each.estimate for each in known) / num
+    parts = [((each.error / num) ** 2, each.freedom) for each in known]
+    variance = math.fsum(part for part, _ in parts)
+    if variance == 0:
+        return Difference(estimate, 0.0, math.fsum(each.freedom for each in known))
+    mean = Difference(estimate, math.sqrt(variance), _freedom_of_sum(*parts))
+    num_launches = {len(evidence.paired) for evidence in evidences}
+    if num == 1 or len(num_launches) > 1 or num_launches <= {0, 1}:
+        return mean
+    levels = [[level_of(metric, rounds) for rounds in each.paired] for each in evidences]
+    if any(level is None for own in levels for level in own):
+        return mean
+    means = [
+        math.fsum(level.estimate for level in launch if level is not None) / num
+        for launch in zip(*levels, strict=True)
+    ]
+    scatter = group(means)
+    own = scatter.variance / scatter.num
+    if is_larger(own, scatter.freedom, variance, mean.freedom, SHARED):
+        return Difference(estimate, math.sqrt(own), scatter.freedom)
+    return mean
 
 
 def _of_launches(metric: Metric, evidence: Evidence, num_tests: int) -> Estimate:

@@ -117,12 +117,20 @@ def lead(
 
     Raises ValueError for a metric of which neither direction is better.
     """
+    judged = judge(metric, with_shared_noise(metric, pairs, num_arms), looks)
+    return lead_of(metric, dict(zip(pairs, judged, strict=True)), num_arms)
+
+
+def lead_of(metric: Metric, judged: Mapping[Pair, Change], num_arms: int) -> Lead:
+    """Order arms whose pairs are judged already, each pair in one of its orders.
+
+    Raises ValueError for a metric of which neither direction is better.
+    """
     if metric.higher_is_better is None:
         raise ValueError(f"{metric.name}: expected a metric of which one direction is better")
     is_better = metric.higher_is_better
-    judged = judge(metric, with_shared_noise(metric, pairs, num_arms), looks)
     changes: dict[Pair, Change] = {}
-    for (arm, rival), change in zip(pairs, judged, strict=True):
+    for (arm, rival), change in judged.items():
         changes[arm, rival] = change
         changes[rival, arm] = change.reversed()
     beaten = {arm for (arm, _), change in changes.items() if change.verdict is Verdict.slower}
@@ -136,7 +144,7 @@ def lead(
         score[arm] = float(np.mean(gains)) if gains else -math.inf
     arms = sorted(range(num_arms), key=lambda arm: (arm in beaten, -score[arm], arm))
     best = tuple(arm for arm in arms if arm not in beaten)
-    resolution = max((change.resolution for change in judged), default=0.0)
+    resolution = max((change.resolution for change in judged.values()), default=0.0)
     return Lead(changes, tuple(arms), best, resolution, is_better)
 
 

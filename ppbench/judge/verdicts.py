@@ -31,7 +31,7 @@ from ppbench.judge.differences import (
     ratio_of_logs,
     smallest_difference,
 )
-from ppbench.judge.estimates import Doubt, estimate
+from ppbench.judge.estimates import Doubt, Estimate, estimate, mean_difference
 from ppbench.judge.evidence import Discount, Evidence, Metric
 from ppbench.judge.looks import ONE_LOOK, Looks
 
@@ -127,27 +127,60 @@ def _inverse(value: float) -> float:
 def judge(metric: Metric, evidences: Sequence[Evidence], looks: Looks = ONE_LOOK) -> list[Change]:
     """Judge each of some comparisons that are made together, at the present look."""
     found = [estimate(metric, evidence, len(evidences)) for evidence in evidences]
+    return _judged(metric, [[evidence] for evidence in evidences], found, looks)
+
+
+def judge_means(
+    metric: Metric, families: Sequence[Sequence[Evidence]], looks: Looks = ONE_LOOK
+) -> list[Change]:
+    """Judge the mean change over each family: pairs of sides that differ in the same setting.
+
+    Every pair counts alike, whatever it was measured with. The families are judged together.
+    """
+    found = []
+    for evidences in families:
+        estimates = [estimate(metric, evidence) for evidence in evidences]
+        numbers = [min(each.num_base, each.num_head) for each in estimates]
+        difference = mean_difference(metric, evidences, [each.difference for each in estimates])
+        found.append(Estimate(difference, min(numbers), min(numbers)))
+    return _judged(metric, families, found, looks)
+
+
+def _judged(
+    metric: Metric,
+    families: Sequence[Sequence[Evidence]],
+    found: Sequence[Estimate],
+    looks: Looks,
+) -> list[Change]:
+    """Judge estimates that are looked at together; each is of one family of evidence."""
     differences = [each.difference for each in found]
     known = [each for each in differences if each is not None and each.freedom > 0]
     level = looks.level(LEVEL)
     confidence = 1 - looks.level(1 - CONFIDENCE)
     corrected = iter(holm([each.p for each in known]))
     changes = []
-    for evidence, each in zip(evidences, found, strict=True):
+    for evidences, each in zip(families, found, strict=True):
         sides = [
-            [figure for rounds in evidence.paired for figure in getattr(rounds, name)]
-            or list(getattr(evidence, name).figures)
+            [
+                figure
+                for evidence in evidences
+                for figure in [
+                    figure for rounds in evidence.paired for figure in getattr(rounds, name)
+                ]
+                or getattr(evidence, name).figures
+                if math.isfinite(figure)
+            ]
             for name in ("base", "head")
         ]
-        sides = [[figure for figure in side if math.isfinite(figure)] for side in sides]
         base, head = (float(statistics.median(side)) if side else None for side in sides)
+        resolution = max(evidence.resolution for evidence in evidences)
         change = Change(
             base,
             head,
             Verdict.open,
             each.num_base,
             each.num_head,
-            evidence.resolution,
+            resolution,
             discounts=each.discounts,
             exact=each.difference,
         )
@@ -159,7 +192,7 @@ def judge(metric: Metric, evidences: Sequence[Evidence], looks: Looks = ONE_LOOK
                 change = replace(change, ratio=ratio_of_logs(difference, confidence))
             p = min(1.0, next(corrected) * LEVEL / level)
             ends = difference.ends(1 - looks.level(2 * LEVEL))
-            x = smallest_difference(evidence.resolution, in_points=metric.in_points)
+            x = smallest_difference(resolution, in_points=metric.in_points)
             verdict, doubt = Verdict.open, None
             if -x <= ends[0] and ends[1] <= x:
                 verdict = Verdict.same

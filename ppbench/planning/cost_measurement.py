@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import subprocess
 import sys
-import threading
-from collections import deque
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +16,6 @@ from ppbench.errors import UsageError
 from ppbench.planning.cost_set import MEASURED, CostSet, Setting
 
 COMMAND = (sys.executable, "-m", "engine.costs")
-_NUM_LINES = 20
 _NOISE = ("USDT:", "[W")  # what torch's profiler prints
 
 OnProgress = Callable[[str], None]
@@ -71,36 +68,26 @@ def measure_costs(request: CostRequest, on_progress: OnProgress | None = None) -
 
 def _answer_to(request: CostRequest, tell: OnProgress) -> dict[str, Any]:
     """Run the process; its notes are passed on, and the last of them explain its failure."""
-    with subprocess.Popen(
-        COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        notes: deque[str] = deque(maxlen=_NUM_LINES)
-        notes_of = process.stderr
-
-        def pass_on() -> None:
-            for line in notes_of:
-                if text := line.strip():
-                    notes.append(text)
-                    if not text.startswith(_NOISE):
-                        tell(text)
-
-        reader = threading.Thread(target=pass_on)
-        reader.start()
-        try:
-            with contextlib.suppress(BrokenPipeError), process.stdin:  # it may end at once
-                process.stdin.write(json.dumps(dataclasses.asdict(request)))
-            answer = process.stdout.read()
-        except BaseException:
-            process.kill()
-            raise
-        finally:
-            reader.join()
-    lines = answer.splitlines()
+    last = "no output"
+    with tempfile.TemporaryFile("w+") as question, tempfile.TemporaryFile("w+") as answer:
+        json.dump(dataclasses.asdict(request), question)
+        question.seek(0)
+        with subprocess.Popen(
+            COMMAND, stdin=question, stdout=answer, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stderr is not None
+            try:
+                for line in process.stderr:
+                    if text := line.strip():
+                        last = text
+                        if not text.startswith(_NOISE):
+                            tell(text)
+            except BaseException:
+                process.kill()
+                raise
+        answer.seek(0)
+        lines = answer.read().splitlines()
     if process.returncode != 0 or not lines:
-        last = notes[-1] if notes else "no output"
         raise UsageError(
             f"{request.identity.model}: costs cannot be measured; python -m engine.costs ended "
             f"with exit code {process.returncode}: {last}"

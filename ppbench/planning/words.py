@@ -50,14 +50,20 @@ def frame_of(plan: Plan) -> pd.DataFrame:
     """A row for each proposal, the best first, and last the 1F1B that they are compared with."""
     import pandas as pd
 
-    rows = [row_of(proposal) for proposal in plan.proposals]
-    if plan.baseline is not None and plan.baseline not in plan.proposals:
-        rows.append(row_of(plan.baseline))
-    return pd.DataFrame(rows)
+    proposals = list(plan.proposals)
+    if plan.baseline is not None and plan.baseline not in proposals:
+        proposals.append(plan.baseline)
+    return pd.DataFrame(
+        {
+            name: json.dumps(value) if isinstance(value, tuple) else value
+            for name, value in row_of(proposal).items()
+        }
+        for proposal in proposals
+    )
 
 
 def row_of(proposal: Proposal) -> dict[str, object]:
-    """A proposal's configuration and figures; lists as JSON."""
+    """A proposal's configuration and figures."""
     one = proposal.configuration
     return {
         "schedule": one.schedule,
@@ -65,9 +71,9 @@ def row_of(proposal: Proposal) -> dict[str, object]:
         "stages_per_rank": one.stages_per_rank,
         "microbatch_size": one.microbatch_size,
         "num_microbatches": one.num_microbatches,
-        "placement": json.dumps(one.placement.ranks),
-        "layers": json.dumps(one.layers),
-        "recompute": json.dumps(one.recompute),
+        "placement": one.placement.ranks,
+        "layers": one.layers,
+        "recompute": one.recompute,
         "recomputed_stages": sum(one.recompute),
         "step_ns": proposal.step_ns,
         "step_low_ns": proposal.step_low_ns,
@@ -76,8 +82,8 @@ def row_of(proposal: Proposal) -> dict[str, object]:
         "tokens_per_s": proposal.tokens_per_s,
         "bubble_fraction": proposal.bubble_fraction,
         "peak_memory_bytes": max(proposal.peak_high_bytes),
-        "peak_bytes": json.dumps(proposal.peak_bytes),
-        "peak_high_bytes": json.dumps(proposal.peak_high_bytes),
+        "peak_bytes": proposal.peak_bytes,
+        "peak_high_bytes": proposal.peak_high_bytes,
     }
 
 
@@ -199,25 +205,17 @@ def pipeline_text(one: Configuration) -> str:
 
 def as_dict(plan: Plan) -> dict[str, object]:
     """Everything about a plan, as JSON has it; times in ns, memory in bytes."""
-
-    def plain(proposal: Proposal | None) -> dict[str, object] | None:
-        if proposal is None:
-            return None
-        lists = ("placement", "layers", "recompute", "peak_bytes", "peak_high_bytes")
-        row = row_of(proposal)
-        return {**row, **{name: json.loads(str(row[name])) for name in lists}}
-
     return {
         "memory_bytes": plan.request.memory_bytes,
         "replicas": plan.request.replicas,
         "sharding_policy": plan.request.sharding,
         "global_batch": plan.request.replicas * plan.request.global_batch,
         "seq_len": plan.request.seq_len,
-        "proposals": [plain(proposal) for proposal in plan.proposals],
-        "registered": plain(plan.registered),
+        "proposals": [row_of(proposal) for proposal in plan.proposals],
+        "registered": plan.registered and row_of(plan.registered),
         "registered_loss": plan.registered_loss,
         "most_left": plan.most_left,
-        "baseline": plain(plan.baseline),
+        "baseline": plan.baseline and row_of(plan.baseline),
         "gain": plan.gain,
         "frontier": [
             {

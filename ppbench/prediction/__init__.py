@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
@@ -53,6 +53,10 @@ NS_PER_S = 10**9
 LEAST_COST, MOST_COST = Decimal("1e-15"), Decimal("1e15")
 _MOST_DIGITS = 40
 UNIT_COSTS = Times(Fraction(1), Fraction(1), Fraction(1))
+_COSTS = (
+    "seconds per microbatch and rank of F, I and W, such as F=1,I=1,W=1 (a full backward B takes "
+    "I + W)"
+)
 
 
 @dataclass(frozen=True)
@@ -210,29 +214,30 @@ def no_garbage() -> Iterator[None]:
 
 def read_costs(text: str) -> Times:
     """Parse `F=1,I=0.5,W=0.5`, in seconds. Raises UsageError for any other form."""
+    times = read_amounts("--cost", text, dict.fromkeys("FIW", "seconds"), _COSTS)
+    missing = [key for key in "FIW" if key not in times]
+    if missing or not any(times.values()):
+        problem = f"{missing[0]} is missing" if missing else "all are 0: nothing takes time"
+        raise UsageError(f"--cost: {problem}; expected {_COSTS}")
+    return Times(times["F"], times["I"], times["W"])
+
+
+def read_amounts(
+    option: str, text: str, units: Mapping[str, str], expected: str
+) -> dict[str, Fraction]:
+    """Parse `KEY=AMOUNT,...` with the keys that have units. Raises UsageError."""
     given: dict[str, Fraction] = {}
     for part in text.split(","):
         key, equals, value = (word.strip() for word in part.partition("="))
+        problem = f"{key} is given twice" if key in given else ""
         if not equals:
-            raise _bad_cost(f'"{part.strip()}" is not KEY=SECONDS')
-        if key not in ("F", "I", "W"):
-            raise _bad_cost(f'unknown key "{key}"')
-        if key in given:
-            raise _bad_cost(f"{key} is given twice")
-        given[key] = read_quantity(f"--cost: {key}", value, "seconds")
-    for key in ("F", "I", "W"):
-        if key not in given:
-            raise _bad_cost(f"{key} is missing")
-    if not any(given.values()):
-        raise _bad_cost("all are 0: nothing takes time")
-    return Times(given["F"], given["I"], given["W"])
-
-
-def _bad_cost(problem: str) -> UsageError:
-    return UsageError(
-        f"--cost: {problem}; expected seconds per microbatch and rank of F, I and W, such as "
-        "F=1,I=1,W=1 (a full backward B takes I + W)"
-    )
+            problem = f'"{part.strip()}" is not KEY=AMOUNT'
+        elif key not in units:
+            problem = f'unknown key "{key}"'
+        if problem:
+            raise UsageError(f"{option}: {problem}; expected {expected}")
+        given[key] = read_quantity(f"{option}: {key}", value, units[key])
+    return given
 
 
 def read_transfers(

@@ -43,6 +43,7 @@ from ppbench.prediction import (
     PredictedStep,
     Transfers,
     number,
+    read_amounts,
     read_quantity,
     share_of_stage,
 )
@@ -220,17 +221,13 @@ def read_replication(
         each = tuple(read_quantity("--replica-factors", part, "times as long") for part in parts)
         if not all(each):
             raise UsageError("--replica-factors: one is 0; expected more than 0")
-    times: dict[str, Fraction] = {}
-    units = {**_TIMES, **_OF_LINK}
-    for part in (collectives or "gather=0,reduce=0").split(","):
-        key, _, value = (word.strip() for word in part.partition("="))
-        if key not in units or key in times:
-            raise UsageError(
-                f'--collectives: "{part.strip()}" is not one of gather=S and reduce=S, or '
-                "bytes=N, bandwidth=B and latency=S; expected the seconds of a stage's UNSHARD "
-                "and REDUCE_GRAD, or its bytes and the link, such as gather=0.5,reduce=1"
-            )
-        times[key] = read_quantity(f"--collectives: {key}", value, units[key])
+    times = read_amounts(
+        "--collectives",
+        collectives or "gather=0,reduce=0",
+        {**_TIMES, **_OF_LINK},
+        "the seconds of a stage's UNSHARD and REDUCE_GRAD, such as gather=0.5,reduce=1, or its "
+        "bytes and the link: bytes=N, bandwidth=B and latency=S",
+    )
     if _OF_LINK.keys() & times.keys():
         if _TIMES.keys() & times.keys():
             raise UsageError("--collectives: gives both times and a link; expected one of them")

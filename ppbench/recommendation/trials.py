@@ -100,14 +100,14 @@ def trials_of(
 ) -> Trials:
     """Judge the runs of proposals, which are given with the ids of their cases.
 
-    Measured figures are medians over launches, with the range of these; of a single launch it is
-    the interval of its steps.
+    Measured steps are those of the throughput that is judged: its median over launches, and the
+    range of these; of a single launch it is the interval of its steps.
     """
     is_ours = runs["schedule"].str.startswith(CSV_PREFIX)  # named as in the plan
     runs = runs.assign(schedule=runs["schedule"].mask(is_ours, AUTO))
     judged = judge(runs, varying_axes(runs), looks)
     found = judged.of_runs.set_index("case_id").reindex(list(case_ids)).reset_index()
-    tokens = found["tokens_per_s"] * found["step_ns"]
+    tokens = pd.Series([one.tokens_per_s * one.step_ns for one in proposals])
     frame = pd.DataFrame(
         {
             "schedule": proposal.configuration.schedule,
@@ -120,7 +120,7 @@ def trials_of(
         }
         for proposal in proposals
     ).assign(
-        measured_step_ns=found["step_ns"],
+        measured_step_ns=tokens / found["tokens_per_s"],
         measured_low_ns=tokens / found["high"],
         measured_high_ns=tokens / found["low"],
         num_launches=found["num_launches"].fillna(0).astype(int),

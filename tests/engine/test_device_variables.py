@@ -84,8 +84,7 @@ def test_workers_of_the_agent_and_the_authors_process_which_is_no_rank_have_them
     started = []
     bare.setattr(subprocess, "Popen", lambda *_, env, **__: started.append(env))
     bare.setenv("RANK", "1")
-    options = {"num_ranks": 1, "threads_per_rank": 1, "max_restarts": 0, "preloaded": ""}
-    local.LocalLaunch(tmp_path, ["module"], **options)
+    local.LocalAgent("", tmp_path / "log")
     exchange.AuthorProcess(tmp_path, exchange.Way("float32", "cpu", 1, 1))
     worker, author = started
     assert worker.items() >= SET.items() <= author.items()
@@ -102,7 +101,7 @@ STUBS = {
     "engine.train": "_run",
     "engine.costs": "Identity",
     "ppbench.run.launch.nodes": "run.main",
-    "ppbench.run.launch.agent": "run",
+    "ppbench.run.launch.agent": "os.dup",
 }
 
 

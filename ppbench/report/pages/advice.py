@@ -14,7 +14,8 @@ import pandas as pd
 from ppbench.cautions import MIN_STEPS, Caution
 from ppbench.config.case import Measure
 from ppbench.judge.differences import FEWEST_LAUNCHES
-from ppbench.judge.forecast import MOST_LAUNCHES
+from ppbench.judge.forecast import MOST_LAUNCHES, launches_needed
+from ppbench.judge.verdicts import Change
 from ppbench.report.pages.judgement import Judgement
 
 TOO_SMALL = (
@@ -82,6 +83,16 @@ def advice(judgement: Judgement, runs: pd.DataFrame, command: str) -> tuple[str,
     again = repeated(command, settings, options) if is_done_here else ""
     what = " and ".join(filter(None, [", ".join(deeds[:-1]), *deeds[-1:]]))
     return f"To decide it, {what}{':' if again else '.'}", again
+
+
+def more_launches(change: Change, command: str) -> tuple[str, str]:
+    """Return how many launches of each would decide a change, and the command for that."""
+    needed = launches_needed(change)
+    if needed is None and change.has_interval:
+        return TOO_SMALL, ""
+    num = max(needed or _ADVISED, change.num_base + 2, _ADVISED)
+    again = repeated(command, {_LAUNCHES: str(num)}, [])
+    return f"To decide it, measure {num} launches of each{':' if again else '.'}", again
 
 
 def repeated(command: str, settings: Mapping[str, str], options: Sequence[str]) -> str:

@@ -27,14 +27,23 @@ from ppbench.display.units import (
 )
 from ppbench.judge.differences import FEWEST_LAUNCHES
 from ppbench.judge.evidence import RESOLUTION
-from ppbench.judge.verdicts import Verdict
+from ppbench.judge.looks import ONE_LOOK, Looks
+from ppbench.judge.verdicts import Change, Verdict
 from ppbench.report.charts.memory import pareto_front
-from ppbench.report.pages.advice import advice
-from ppbench.report.pages.judgement import LEAST_SAVED, Judged, Judgement, alike
+from ppbench.report.pages.advice import advice, more_launches
+from ppbench.report.pages.judgement import (
+    COMPARED_AXES,
+    LEAST_SAVED,
+    AxisAnswer,
+    Judged,
+    Judgement,
+    alike,
+    axis_answer,
+    saved_in_all,
+)
 
 MOST_SMALLER = 4  # cases along the front
 MOST_NAMED = 4  # cases by name
-COMPARED_AXES = ("schedule", "runtime")
 MAX_COMPARISONS = 3  # with a sentence each, as many as three schedules have
 NOTHING_COMPARABLE = "nothing to compare"
 
@@ -71,7 +80,7 @@ class Sentence:
 
     @property
     def text(self) -> str:
-        grade = f"{self.grade.capitalize()}. "
+        grade = "" if self.verb else f"{self.grade.capitalize()}. "  # an instruction comes first
         return f"{grade}{self.where}{self.verb}{self.name}{self.rest}"
 
 
@@ -97,8 +106,12 @@ class Conclusions:
     others: tuple[Sentence, ...]  # the answers of other groups
 
 
-def conclude(judged: Judged, runs: pd.DataFrame, command: str = "") -> Conclusions:
+def conclude(
+    judged: Judged, runs: pd.DataFrame, command: str = "", looks: Looks = ONE_LOOK
+) -> Conclusions:
     """Put judgements into words; `runs` are those that they are about.
+
+    A sweep of several groups is answered as a whole, if all of them ask for the same axis.
 
     `command` is the one that measured them, for the advice; empty where it is not known.
     """
@@ -144,8 +157,16 @@ def conclude(judged: Judged, runs: pd.DataFrame, command: str = "") -> Conclusio
     else:
         notes = ["There is only one case."]
     others = [judgement for judgement in judged.judgements[1:] if judgement.lead is not None]
+    answer, whole = sentence(first, runs, command), axis_answer(judged, looks)
+    if whole is not None:
+        answer, others = axis_sentence(whole, command), [first, *others]
+        notes.insert(
+            0,
+            f"The answer is the mean over {whole.num_settings} settings, in which cases differ in "
+            f"their {whole.axis} alone. Below it, {judgement_words(first)} is shown.",
+        )
     return Conclusions(
-        sentence(first, runs, command),
+        answer,
         tuple(tiles(first)),
         (*notes, *left_out),
         tuple(text for axis in COMPARED_AXES for text in _comparisons(compared(judged, axis))),
@@ -178,6 +199,12 @@ def sentence(judgement: Judgement, runs: pd.DataFrame, command: str = "") -> Sen
             least = "" if change.verdict is Verdict.same else "at least "
             rest = f": {speed}, {least}as fast as {as_fast}{beside}.{saving}"
         return Sentence(DECIDED, where, name, rest, "", "", "use " if where else "Use ")
+    saved = _saved(judgement, runs)
+    if saved and change is not None and len(judgement.cases) == 2 and not judgement.cautions:
+        small, large = (name, other) if saved > 0 else (other, name)
+        if text := _for_memory(large, saved, change if saved > 0 else change.reversed()):
+            verb = "use " if where else "Use "
+            return Sentence(OPEN, where, small, text, *advice(judgement, runs, command), verb)
     # What is known: which cases may be the best, and which are slower than the first of them.
     maybe = [0, *judgement.places(Verdict.open), *judgement.places(Verdict.same)]
     beaten = judgement.places(Verdict.faster)
@@ -239,22 +266,90 @@ def _percent_more(ratio: float) -> str:
     return f"{abs(ratio - 1) * 100:.1f} % {'less' if ratio < 1 else 'more'}"
 
 
-def _saving(judgement: Judgement, runs: pd.DataFrame) -> str:
-    """Say which of the best case and its rival needs less memory, if every launch shows it.
+def _saved(judgement: Judgement, runs: pd.DataFrame) -> float | None:
+    """The share of memory that the best case saves over its rival, if every launch shows it.
 
-    What disturbs a speed disturbs no peak memory, so that cautions do not matter here.
+    It is negative where the rival saves. What disturbs a speed disturbs no peak memory, so that
+    cautions do not matter here.
     """
     assert judgement.rival is not None
-    cases = (judgement.best, judgement.rival)
     own = ok_runs(runs)
     known = own["peak_memory_bytes"].astype(float)
-    peaks = [known[own["case_id"] == case["case_id"]] for case in cases]
-    for small, large in ((0, 1), (1, 0)):
-        if peaks[small].max() < (1 - LEAST_SAVED) * peaks[large].min():
-            ratio = peaks[small].median() / peaks[large].median()
-            saved = comparison(ratio, "memory").removesuffix(" than")
-            return f" {judgement.name(cases[small])} needs {saved}."
-    return ""
+    best, rival = (
+        known[own["case_id"] == case["case_id"]] for case in (judgement.best, judgement.rival)
+    )
+    share = saved_in_all(pd.Series([best.median()]), pd.Series([rival.median()]))
+    extremes = (best.max(), rival.min()) if (share or 0) > 0 else (best.min(), rival.max())
+    is_shown = saved_in_all(*(pd.Series([peak]) for peak in extremes)) is not None
+    return share if is_shown else None
+
+
+def _saving(judgement: Judgement, runs: pd.DataFrame) -> str:
+    """Say which of the best case and its rival needs less memory, if every launch shows it."""
+    assert judgement.rival is not None
+    share = _saved(judgement, runs)
+    if share is None:
+        return ""
+    small = judgement.best if share > 0 else judgement.rival
+    return f" {judgement.name(small)} needs {_less(share)}."
+
+
+def _less(share: float) -> str:
+    return comparison(1 - abs(share), "memory").removesuffix(" than")
+
+
+def _for_memory(other: str, saved: float, change: Change) -> str:
+    """Say that a case is to be taken for its memory, if it can lose but little speed by that.
+
+    `change` is that of the case against the other one. Little is half of the share that it saves.
+    """
+    if change.ratio is None or change.verdict is Verdict.slower:
+        return ""
+    loss = 1 - math.exp(change.ends[0]) if change.ends[0] > -math.inf else 1.0
+    if loss > abs(saved) / 2:
+        return ""
+    low, high = (written(math.expm1(end), "+.1f", "%", 100) for end in change.ends)
+    return (
+        f" for its memory: it needs {_less(saved)} than {other}, and its speed differs by {low} "
+        f"to {high}."
+    )
+
+
+def judgement_words(judgement: Judgement) -> str:
+    """Name the cases of a judgement by what they have in common."""
+    return judgement.where or "one of them"
+
+
+def axis_sentence(answer: AxisAnswer, command: str = "") -> Sentence:
+    """Say which value of an axis to take over all settings, or what is known and would decide it.
+
+    `command` is the one that measured the runs.
+    """
+    name, other, change = answer.names[0], answer.names[1], answer.change
+    where, saved = f"over {answer.num_settings} settings", answer.saving()
+    by = ""
+    if change.ratio is not None:
+        low, high = (
+            written(end - 1, "+.1f", "%", 100) for end in (change.ratio.low, change.ratio.high)
+        )
+        by = f"{written(change.ratio.estimate - 1, '+.1f', '%', 100)}, between {low} and {high}"
+    needs = f" {name if saved > 0 else other} needs {_less(saved)}." if saved else ""
+    advised = more_launches(change, command)
+    unless = f" In {'; '.join(answer.against)}, another is faster." if answer.against else ""
+    if answer.is_decided:
+        if change.verdict is Verdict.faster:
+            rest = f": faster than {other} {where} ({by}).{needs}{unless}"
+        else:
+            least = "" if change.verdict is Verdict.same else "at least "
+            rest = f": {least}as fast as {other} {where} ({by}).{needs}{unless}"
+        return Sentence(DECIDED, "", name, rest, "", "", "Use ")
+    if saved and len(answer.names) == 2:
+        small, large = (name, other) if saved > 0 else (other, name)
+        if text := _for_memory(large, saved, change if saved > 0 else change.reversed()):
+            return Sentence(OPEN, "", small, f"{text}{unless}", *advised, "Use ")
+    known = f" differ by {by}," if by else ": too few launches are known"
+    rest = f" and {other}{known} {where}.{needs}{unless}"
+    return Sentence(OPEN, "", name, rest, *advised)
 
 
 def _why(judgement: Judgement) -> str:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
 
 import pandas as pd
 
@@ -40,9 +41,9 @@ from ppbench.display.units import is_missing
 from ppbench.judge.differences import FEWEST_LAUNCHES
 from ppbench.judge.evidence import RESOLUTION, Evidence, Launches, Rounds
 from ppbench.judge.forecast import launches_needed
-from ppbench.judge.lead import Lead, lead
+from ppbench.judge.lead import Lead, lead, lead_of
 from ppbench.judge.looks import ONE_LOOK, Looks
-from ppbench.judge.verdicts import SPEED, Change, Verdict
+from ppbench.judge.verdicts import SPEED, Change, Verdict, judge_means
 from ppbench.judge.verdicts import judge as judge_pairs
 
 FORBIDDING = (
@@ -66,6 +67,7 @@ _STEP = ["num_microbatches", "train_microbatch_size"]
 _MACHINE_AXES = ("device", "launch_threads_per_rank")  # which change the fingerprint of a run
 
 
+COMPARED_AXES = ("schedule", "runtime")
 LEAST_SAVED = 0.05
 """Share of the memory for which a case is taken in place of one that is as fast."""
 
@@ -130,6 +132,49 @@ class Judgement:
     @cached_property
     def case_ids(self) -> list[str]:
         return [str(case_id) for case_id in self.cases["case_id"]]
+
+
+@dataclass(frozen=True)
+class AxisAnswer:
+    """Which value of an axis to take, over all cases that differ in nothing else.
+
+    Places are those of the names, the one to take first, then as the lead has them.
+    """
+
+    axis: str
+    names: tuple[str, ...]
+    lead: Lead
+    arms: tuple[int, ...]  # of the lead, by place
+    num_settings: int  # in which all values were measured
+    peaks: pd.DataFrame  # peak memory by setting (rows) and place
+    against: tuple[str, ...]  # settings in which another value is faster
+
+    @property
+    def change(self) -> Change:
+        """How the value to take compares with the next one."""
+        return self.lead.changes[self.arms[0], self.arms[1]]
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether no other value is faster by more than the resolution, on average."""
+        return self.lead.regret(self.arms[0]).high <= self.lead.resolution * (1 + 1e-9)
+
+    def saving(self) -> float | None:
+        """The median share of its memory that the value to take saves over the next one.
+
+        It is negative where that one saves. It is None unless all settings agree.
+        """
+        return saved_in_all(self.peaks[0], self.peaks[1])
+
+
+def saved_in_all(taken: pd.Series, other: pd.Series) -> float | None:
+    """The median share of memory saved, negative if the other saves; None where peaks overlap."""
+    ratio = taken / other
+    if (ratio < 1 - LEAST_SAVED).all():
+        return float(1 - ratio.median())
+    if (1 / ratio < 1 - LEAST_SAVED).all():
+        return float(1 / ratio.median() - 1)
+    return None
 
 
 @dataclass(frozen=True)
@@ -211,6 +256,66 @@ def judge(runs: pd.DataFrame, axes: Axes, looks: Looks = ONE_LOOK) -> Judged:
     ordered = tuple(sorted(groups, key=_worth, reverse=True))
     compared = kinds[0] if num_emulated else cases
     return Judged(ordered, broken, num_emulated, compared, known, tuple(axes), of_runs)
+
+
+def axis_answer(judged: Judged, looks: Looks = ONE_LOOK) -> AxisAnswer | None:
+    """Answer the question of a whole sweep, if several groups ask for a schedule or runtime.
+
+    It is the mean change over the settings in which every value was measured; each counts alike.
+    None if there are fewer than two of them, or a caution forbids a verdict in any.
+    """
+    axis = next((axis for axis in COMPARED_AXES if axis in judged.axes), None)
+    groups = [each for each in judged.judgements if axis in each.axes]
+    if axis is None or len(groups) < 2 or any(each.has_several_machines for each in groups):
+        return None
+    pool = alike(judged.cases)
+    pipelined = pool[pool["world_size"] > 1]
+    pool = pool if pipelined.empty else pipelined
+    values = list(dict.fromkeys(pool[axis]))
+    key = [other for other in judged.axes if other != axis] or ["device"]
+    settings = [
+        own.drop_duplicates(axis).set_index(axis).loc[values]
+        for _, own in pool.groupby(pool[key].astype(str).agg("\n".join, axis=1), sort=False)
+        if set(own[axis]) == set(values)
+    ]
+    if len(values) < 2 or len(settings) < 2:
+        return None
+    known, pairs = judged.known, list(combinations(range(len(values)), 2))
+    ids = [[str(one) for one in own["case_id"]] for own in settings]
+    for own in ids:
+        for arm, rival in pairs:
+            kinds = known.forbidding(own[arm], own[rival])
+            if any(
+                known.disturbing(pd.Series({"case_id": own[at]}), kinds, 0.5) for at in (arm, rival)
+            ):
+                return None
+    changes = judge_means(
+        METRICS[SPEED],
+        [[known.evidence(own[arm], own[rival]) for own in ids] for arm, rival in pairs],
+        looks,
+    )
+    found = lead_of(METRICS[SPEED], dict(zip(pairs, changes, strict=True)), len(values))
+    peaks = pd.DataFrame([own["peak_memory_bytes"].astype(float).tolist() for own in settings])
+    arms = list(found.arms)
+    good = [arm for arm in found.equals if found.regret(arm).high <= found.resolution]
+    for arm in good if found.is_decided else []:
+        if (saved_in_all(peaks[arm], peaks[arms[0]]) or 0) > 0:
+            arms.remove(arm)
+            arms.insert(0, arm)
+    against = [
+        settings_text(own.iloc[arms[0]], key)
+        for own, names in zip(settings, ids, strict=True)
+        if any(known.verdict(names[arms[0]], names[arm]) is Verdict.slower for arm in arms[1:])
+    ]
+    return AxisAnswer(
+        axis,
+        tuple(str(values[arm]) for arm in arms),
+        found,
+        tuple(arms),
+        len(settings),
+        peaks[arms].set_axis(range(len(arms)), axis=1),
+        tuple(against),
+    )
 
 
 def alike(cases: pd.DataFrame) -> pd.DataFrame:

@@ -1,6 +1,9 @@
 """Starts a machine's workers and restarts them all when one fails, by torch's elastic agent.
 
-    python -m ppbench.run.launch.agent FOLDER NUM_RANKS MAX_RESTARTS PRELOADED MODULE [ARGUMENT ...]
+    python -m ppbench.run.launch.agent PRELOADED
+
+It runs launch after launch. Each is a line of JSON on its standard input (`local.Begin`), and is
+answered by a line with its exit code. So modules are imported once for all launches of a command.
 
 `torch.distributed.run` would do but for five things. Its store listens on every interface of the
 machine; this one on loopback alone. It waits 30 s for a worker that cannot be ended gently, such
@@ -10,15 +13,16 @@ takes seconds; here workers are forked from the agent, which has imported them, 
 imports has used an accelerator, which no fork can use then (forking.py).
 
     FOLDER/exits.jsonl                       who failed, how and when (local.py)
-           logs/*/attempt_<n>/<rank>/        standard output and error of each worker
+           agent.log                         standard output and error of the agent
+           logs/*/attempt_<n>/<rank>/        those of each worker
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import importlib
+import json
 import logging
 import os
 import runpy
@@ -59,7 +63,7 @@ from engine.interfaces import LOOPBACK, keep_to_loopback
 from engine.rank_store import serve
 from ppbench.run.launch import lifetime
 from ppbench.run.launch.forking import FORK, start_method
-from ppbench.run.launch.local import Exit, note_exit
+from ppbench.run.launch.local import AGENT_LOG, Begin, Exit, note_exit
 
 GRACE_S = 1.0
 """Workers have nothing to finish: their files are whole at any moment."""
@@ -203,26 +207,23 @@ class _Watch:
                 thread.join(max(0.0, until - time.monotonic()))
 
 
-def run(options: argparse.Namespace) -> RunResult:
+def run(begin: Begin) -> RunResult:
     """Run the workers to their end. Raises SignalException when the agent itself is to end."""
-    for name in options.preloaded.split(","):
-        importlib.import_module(name)  # before torch starts threads, which a fork leaves behind
     method = start_method()
     if method != FORK:
         print("workers are spawned: an imported package has used the accelerator", flush=True)
-    gc.freeze()  # so that the workers share its memory
-    gc.enable()
     spec = WorkerSpec(
         role=_ROLE,
-        local_world_size=options.num_ranks,
+        local_world_size=begin.num_ranks,
         rdzv_handler=Loopback(),
         entrypoint=_work,
-        args=(os.getpid(), options.module, options.arguments),
-        max_restarts=options.max_restarts,
+        args=(os.getpid(), begin.module, begin.arguments),
+        max_restarts=begin.max_restarts,
         monitor_interval=_POLL_S,
     )
-    logs = DefaultLogsSpecs(log_dir=str(options.folder / "logs"), redirects=Std.ALL)
-    result: RunResult = Agent(spec, logs, options.folder, start_method=method).run()
+    folder = Path(begin.folder)
+    logs = DefaultLogsSpecs(log_dir=str(folder / "logs"), redirects=Std.ALL)
+    result: RunResult = Agent(spec, logs, folder, start_method=method).run()
     return result
 
 
@@ -253,25 +254,31 @@ def _end(code: int | str) -> NoReturn:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Starts a machine's workers.")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("num_ranks", type=int)
-    parser.add_argument("max_restarts", type=int)
-    parser.add_argument("preloaded")
-    parser.add_argument("module")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER)
-    options = parser.parse_args()
     for library in ("GLOO", "NCCL", "TP"):  # whatever the machine's settings are
         os.environ.pop(f"{library}_SOCKET_IFNAME", None)
     keep_to_loopback(os.environ)
     device_variables.prepare(os.environ)  # before anything that is preloaded may use a device
     # It would report a worker that was ended because of another one as if it were the cause.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
+    answers, is_ready = os.dup(1), False
     try:
-        exit_code = 1 if run(options).is_failed() else 0
+        for line in sys.stdin:
+            begin = Begin(**json.loads(line))
+            log = os.open(Path(begin.folder) / AGENT_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            os.close(log)
+            os.environ.update(begin.variables)
+            if not is_ready:  # here, so that what fails is in a log
+                for name in sys.argv[1].split(","):
+                    importlib.import_module(name)  # before torch starts threads: forks lack these
+                gc.freeze()  # so that the workers share its memory
+                gc.enable()
+                is_ready = True
+            os.write(answers, f"{int(run(begin).is_failed())}\n".encode())
     except SignalException as error:
-        exit_code = 128 + error.sigval
-    _end(exit_code)  # taking torch down takes half a second, and there is nothing to close
+        _end(128 + error.sigval)
+    _end(0)  # taking torch down takes half a second, and there is nothing to close
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import dataclasses
 import json
 import multiprocessing
 import os
+import select
 import signal
 import subprocess
 from collections.abc import Iterable, Sequence
@@ -28,6 +29,7 @@ from ppbench.run.launch import lifetime
 from ppbench.run.machine.node_folder import SHARED_MEMORY, VARIABLE
 
 AGENT = "ppbench.run.launch.agent"
+AGENT_LOG = "agent.log"
 WORKER = "ppbench.run.worker"
 _RANK = f"{WORKER}.rank"
 PRETRAINED = "engine.model.pretrained"
@@ -38,8 +40,77 @@ STOP_TIMEOUT_S = 15
 LOG_LINES = 30
 
 
+@dataclass(frozen=True)
+class Begin:
+    """What an agent is told to run: a module with its arguments, in each of so many workers."""
+
+    folder: str  # of the launch
+    num_ranks: int
+    max_restarts: int
+    module: str
+    arguments: list[str]
+    variables: dict[str, str]  # of the environment
+
+
+class LocalAgent:
+    """An agent, which runs launch after launch; it has imported its modules when the first begins.
+
+    `preloaded` names modules whose import takes long, separated by commas. What goes wrong before
+    the first launch is written to `log`.
+    """
+
+    def __init__(self, preloaded: str, log: Path) -> None:
+        self.preloaded = preloaded
+        environ = dict(os.environ)
+        device_variables.prepare(environ)
+        errors = log.open("ab")
+        self._process = subprocess.Popen(
+            lifetime.command(AGENT, preloaded),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=environ,
+            start_new_session=True,  # Ctrl-C reaches the controller alone, which stops the agent
+        )
+        errors.close()
+        self.exit_code: int | None = None  # of the present launch, once it is over
+
+    def begin(self, told: Begin) -> None:
+        """Begin a launch; the one before is over."""
+        self.exit_code = None
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended: `poll` says how
+            self._process.stdin.write(json.dumps(dataclasses.asdict(told)).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def poll(self) -> int | None:
+        """Return the exit code of the launch, that of the agent if it has ended, or None."""
+        if self.exit_code is None:
+            ended = self._process.poll()  # before its answer is read, which may be its last
+            assert self._process.stdout is not None
+            if select.select([self._process.stdout], [], [], 0)[0]:
+                answer = self._process.stdout.readline()
+                self.exit_code = int(answer) if answer.endswith(b"\n") else ended
+            elif ended is not None:
+                self.exit_code = ended
+        return self.exit_code
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it can begin another launch."""
+        return self.exit_code == 0 and self._process.poll() is None
+
+    def stop(self) -> None:
+        """End it and, through it, every worker. Blocks until they are gone."""
+        end_group(self._process, STOP_TIMEOUT_S)
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+
 class LocalLaunch:
-    """The agent and its workers, from start to end; their logs go to `folder`."""
+    """A launch on this machine, from start to end; its logs go to `folder`."""
 
     def __init__(
         self,
@@ -51,39 +122,30 @@ class LocalLaunch:
         max_restarts: int,
         preloaded: str,
         node_folder: Path | None = None,
+        agent: LocalAgent | None = None,
     ) -> None:
-        """Start the agent. Raises LaunchError if this machine cannot start any worker.
+        """Begin it. Raises LaunchError if this machine cannot start any worker.
 
-        `program` is run by each worker: a module's name and its arguments. `preloaded` names
-        modules whose import takes long, separated by commas; workers are forked once these are
-        imported. `node_folder` is handed down to them.
+        `program` is run by each worker: a module's name and its arguments. Workers are forked once
+        the modules `preloaded` are imported. `node_folder` is handed down to them. `agent` is one
+        that is free and has imported these modules; without it, one is started.
         """
         check_semaphores()
-        environ = {**os.environ, "OMP_NUM_THREADS": str(threads_per_rank)}
-        device_variables.prepare(environ)
+        variables = {"OMP_NUM_THREADS": str(threads_per_rank)}
         if node_folder is not None:
-            environ[VARIABLE] = str(node_folder)
+            variables[VARIABLE] = str(node_folder)
         self._folder = folder
-        self._log = (folder / "agent.log").open("wb")
-        self._agent = subprocess.Popen(
-            lifetime.command(
-                AGENT, str(folder), str(num_ranks), str(max_restarts), preloaded, *program
-            ),
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env=environ,
-            start_new_session=True,  # Ctrl-C reaches the controller alone, which stops the agent
-        )
+        self.agent = LocalAgent(preloaded, folder / AGENT_LOG) if agent is None else agent
+        module, *arguments = program
+        self.agent.begin(Begin(str(folder), num_ranks, max_restarts, module, arguments, variables))
 
     def poll(self) -> int | None:
-        """Return the agent's exit code, or None while it runs."""
-        return self._agent.poll()
+        """Return the launch's exit code, or None while it runs."""
+        return self.agent.poll()
 
     def stop(self) -> None:
         """End the agent and, through it, every worker. Blocks until they are gone."""
-        end_group(self._agent, STOP_TIMEOUT_S)
-        self._log.close()
+        self.agent.stop()
 
     def num_starts(self) -> int:
         """Return how often the workers have been started."""
@@ -93,7 +155,7 @@ class LocalLaunch:
         """Return the end of the log of the worker that failed first, else of the newest log."""
         cause = first_exit(self._folder)
         start = "*" if cause is None else f"attempt_{cause.attempt}/{cause.rank}"
-        for logs in (f"logs/*/{start}/stderr.log", "logs/*/attempt_*/*/stderr.log", "agent.log"):
+        for logs in (f"logs/*/{start}/stderr.log", "logs/*/attempt_*/*/stderr.log", AGENT_LOG):
             written = [path for path in self._folder.glob(logs) if path.stat().st_size]
             if written:
                 newest = max(written, key=lambda path: path.stat().st_mtime)

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import pandas as pd
 
@@ -56,7 +57,13 @@ from ppbench.run.job import (
     read_state,
     write_job,
 )
-from ppbench.run.launch.local import WORKER, LocalLaunch, check_semaphores, preloaded_for
+from ppbench.run.launch.local import (
+    WORKER,
+    LocalAgent,
+    LocalLaunch,
+    check_semaphores,
+    preloaded_for,
+)
 from ppbench.run.machine.environment import default_device
 from ppbench.run.machine.node_folder import make_node_folder, remove_node_folder
 from ppbench.run.sweep.open_runs import RUNNING, close_open_runs, running_note, take_marker
@@ -102,20 +109,50 @@ def run_plan(
         check_semaphores()
     if reruns:
         note_rerun(plan, store)
-    for part in _parts(plan, store, policy):
-        display.begin(part, plan.sweep.axes)
-        try:
-            for launch in sorted({item.launch for item in part}):
-                indices = [i for i, item in enumerate(part) if item.launch == launch]
-                # The workers are started anew when the agent itself has died, as long as each start
-                # finishes some runs.
-                while indices:
-                    job = job_of(plan, [part[index] for index in indices], store, display)
-                    statuses = _run_job(job, indices, store, display)
-                    indices = [at for place, at in enumerate(indices) if place not in statuses]
-        finally:
-            display.end()
+    with _Agents() as agents:
+        for part in _parts(plan, store, policy):
+            display.begin(part, plan.sweep.axes)
+            try:
+                for launch in sorted({item.launch for item in part}):
+                    indices = [i for i, item in enumerate(part) if item.launch == launch]
+                    # The workers are started anew when the agent itself has died, as long as each
+                    # start finishes some runs.
+                    while indices:
+                        job = job_of(plan, [part[index] for index in indices], store, display)
+                        statuses = _run_job(job, indices, store, display, agents)
+                        indices = [at for place, at in enumerate(indices) if place not in statuses]
+            finally:
+                display.end()
     forget_rerun(plan, store)
+
+
+class _Agents:
+    """The agent of the last launch, kept for the next one that needs the same modules."""
+
+    def __init__(self) -> None:
+        self._kept: LocalAgent | None = None
+
+    def take(self, preloaded: str) -> LocalAgent | None:
+        """Hand the agent over; None if there is none with these modules."""
+        kept, self._kept = self._kept, None
+        if kept is not None and kept.preloaded != preloaded:
+            kept.stop()
+            return None
+        return kept
+
+    def keep(self, agent: LocalAgent) -> None:
+        """Take back an agent whose launch is over; one that cannot go on is ended."""
+        if agent.is_free:
+            self._kept = agent
+        else:
+            agent.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._kept is not None:
+            self._kept.stop()
 
 
 def _parts(plan: SweepPlan, store: Store, policy: Policy | None) -> Iterator[list[PlannedRun]]:
@@ -146,8 +183,10 @@ def job_of(plan: SweepPlan, items: Sequence[PlannedRun], store: Store, display: 
     )
 
 
-def _run_job(job: Job, indices: list[int], store: Store, display: Display) -> dict[int, str]:
-    """Start the agent once; return the status of each item that has a row when it has ended.
+def _run_job(
+    job: Job, indices: list[int], store: Store, display: Display, agents: _Agents
+) -> dict[int, str]:
+    """Run one launch; return the status of each item that has a row when it has ended.
 
     `indices` are the places of the job's items on the display.
     """
@@ -181,7 +220,8 @@ def _run_job(job: Job, indices: list[int], store: Store, display: Display) -> di
         note_node_folders(folder, [(platform.node(), local)])
         marker = Lock(folder / RUNNING)
         marker.try_to_hold(shared=True, note=running_note(f"process {os.getpid()}"))
-        launch = start_workers(folder, program, job.items, max_restarts, local)
+        agent = agents.take(preloaded_of(job.items))
+        launch = start_workers(folder, program, job.items, max_restarts, local, agent)
         try:
             follow(launch, folder, show, local, display.phase_begins)
         except KeyboardInterrupt:
@@ -198,7 +238,7 @@ def _run_job(job: Job, indices: list[int], store: Store, display: Display) -> di
         raise
     finally:
         if launch is not None:
-            launch.stop()
+            agents.keep(launch.agent)
         if launch is None or not is_there(folder):  # no other sweep would find it
             remove_node_folder(local)
     _close(job, folder, local, marker, show, is_interrupted=False)
@@ -220,17 +260,27 @@ def start_workers(
     items: Sequence[PlannedRun],
     max_restarts: int,
     node_folder: Path,
+    agent: LocalAgent | None = None,
 ) -> LocalLaunch:
-    """Start as many workers as the largest case needs. Raises LaunchError."""
+    """Start as many workers as the largest case needs. Raises LaunchError.
+
+    `agent` is free, and has imported what is preloaded for these items.
+    """
     return LocalLaunch(
         folder,
         program,
         num_ranks=num_ranks_of(items),
         threads_per_rank=max(item.case.launch_threads_per_rank for item in items),
         max_restarts=max_restarts,
-        preloaded=preloaded_for(item.case.model_preset for item in items),
+        preloaded=preloaded_of(items),
         node_folder=node_folder,
+        agent=agent,
     )
+
+
+def preloaded_of(items: Iterable[PlannedRun]) -> str:
+    """Return the modules that an agent imports before it starts workers for these items."""
+    return preloaded_for(item.case.model_preset for item in items)
 
 
 def _close(

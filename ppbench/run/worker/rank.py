@@ -25,9 +25,11 @@ import os
 import platform
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import cast
 
@@ -238,6 +240,14 @@ class Open:
     is_whole: bool = True  # it has had, or will have, all its turns
 
 
+class Next(IntEnum):
+    """What comes after a round: another one, the end of the group, or the end of the launch."""
+
+    round = 0
+    close = 1
+    stop = 2
+
+
 @dataclass(frozen=True)
 class Answer:
     """An answer of rank 0 to all ranks."""
@@ -261,6 +271,7 @@ class Worker:
         self._groups: dict[int, dist.ProcessGroup] = {}
         self._limit_s = 0.0  # of the case
         self._most_needed = 0  # bytes, by any case of this launch
+        self._opens = time.monotonic()  # the cases of a group; at first with all of the start
         self._conducted = Conducted.from_environment() if self._rank == 0 else None
         self._start = broadcast(self._new_start)
         self._cores = Cores()
@@ -317,6 +328,7 @@ class Worker:
             if self._rank == 0 and self.job.is_shown_first:
                 wait_until_shown(self._folder)
             self._ask("open")
+            self._opens = self._opens or time.monotonic()
             group = [] if shared is None else [shared]
             num_before = len(group)
             for index, attempt in left:
@@ -325,23 +337,25 @@ class Worker:
                 group.append(self._open(index, attempt, first_bytes))
             left = left[len(group) - num_before :]
             turns = [own.item.measure.turns for own in group]
-            num_rounds, is_stopped = max(map(len, turns)), False
-            for number in range(num_rounds):
+            num_planned, number, began = max(map(len, turns)), 0, time.monotonic()
+            next_step = Next.round
+            while next_step is Next.round:
                 asked = self._ask("round")
                 round_index = next_round + number if asked is None else asked
                 for place in order_of(len(group), number):
-                    if number < len(turns[place]):
-                        where = number, len(turns[place])
-                        self._turn(group[place], round_index, turns[place][number], where)
-                is_stopped = bool(broadcast(self._is_asked_to_stop).value)
-                if is_stopped and number < num_rounds - 1:
-                    for own in group:
-                        own.is_whole = False
-                    break
-            next_round += num_rounds
-            if is_stopped:
+                    sizes = turns[place]
+                    if number < len(sizes) or number >= num_planned:
+                        where = number, max(len(sizes), number + 1)
+                        size = sizes[number % len(sizes)]
+                        self._turn(group[place], round_index, size, where)
+                number += 1
+                next_step = self._after_round(group, number, num_planned, began)
+            next_round += number
+            if next_step is Next.stop:
                 left = []
-            shared = group[0] if left else None
+                for own in group:
+                    own.is_whole = number >= num_planned
+            shared, self._opens = group[0] if left else None, 0.0
             self._ask("close")
             for own in group[1:] if left else group:
                 self._close(own)
@@ -360,8 +374,28 @@ class Worker:
 
         return broadcast(ask).value
 
-    def _is_asked_to_stop(self) -> Answer:
-        return Answer(is_asked_to_stop(self._folder))
+    def _after_round(
+        self, group: Sequence[Open], number: int, num_planned: int, began: float
+    ) -> Next:
+        """Say what comes after so many rounds, which began at that time. Collective.
+
+        A sweep with a budget goes on for as long as it took to start and open the cases. More
+        rounds would replace launches, and fewer would be mostly waiting.
+        """
+
+        def decide() -> Answer:
+            if is_asked_to_stop(self._folder):
+                return Answer(Next.stop)
+            if number < num_planned:
+                return Answer(Next.round)
+            has_budget = any(own.item.measure.budget for own in group)
+            if VARIABLE in os.environ or not has_budget:  # other sets have as many rounds
+                return Answer(Next.close)
+            passed_s = time.monotonic() - began
+            is_time_left = passed_s * (number + 0.5) / number < began - self._opens
+            return Answer(Next.round if is_time_left else Next.close)
+
+        return Next(broadcast(decide).value)
 
     def _open(self, index: int, attempt: int, first_bytes: int | None) -> Open:
         """Make a case alive, and warm it up."""

@@ -115,8 +115,11 @@ def test_replicas_alike_with_free_collectives_take_the_step_of_one():
         ({"replicas": 2, "sharding": "zero4"}, 'unknown policy "zero4"; did you mean "zero3"?'),
         ({"replicas": 2, "sharding": "ddp,residency=1"}, 'ddp has no setting "residency"'),
         ({"replicas": 2, "sharding": "zero3,residency=1"}, "look_ahead must be at least 0"),
-        ({"replicas": 2, "collectives": "gather"}, "--collectives: gather:"),
-        ({"replicas": 2, "collectives": "sum=1"}, '"sum=1" is not one of gather=S and reduce=S'),
+        ({"replicas": 2, "collectives": "gather"}, '--collectives: "gather" is not KEY=AMOUNT'),
+        (
+            {"replicas": 2, "collectives": "sum=1"},
+            'unknown key "sum"; expected the seconds of a stage',
+        ),
         ({"replicas": 2, "collectives": "gather=1,bytes=2"}, "gives both times and a link"),
         ({"replicas": 2, "collectives": "bytes=2,latency=1"}, "bytes=N and bandwidth=B are needed"),
         ({"replicas": 2, "replica_factors": "1"}, "--replica-factors: 1 for 2 replicas"),

@@ -22,7 +22,7 @@ from ppbench.judge.evidence import (
 )
 from ppbench.judge.lead import lead
 from ppbench.judge.looks import Looks
-from ppbench.judge.verdicts import LEVEL, Verdict, holm, judge
+from ppbench.judge.verdicts import LEVEL, Verdict, holm, judge, judge_means
 
 SPEED, BUBBLE, MEMORY, STEP = (
     METRICS[name] for name in ("tokens_per_s", "bubble_fraction", "peak_memory_bytes", "step_ns")
@@ -424,3 +424,45 @@ def test_disturbed_launches_hardly_ever_alarm(share):
     verdicts, coverage = rates(1, 0.0, share)
     assert np.mean([verdict is Verdict.slower for verdict in verdicts]) < 0.02
     assert coverage > 0.9
+
+
+def families(rng, num_pairs: int, delta: float, noise: float):
+    return [
+        Evidence(
+            Launches(tuple(np.exp(rng.normal(0, noise, 4)))),
+            Launches(tuple(np.exp(rng.normal(delta, noise, 4)))),
+        )
+        for _ in range(num_pairs)
+    ]
+
+
+def test_a_mean_over_pairs_is_that_of_their_logarithms_with_their_errors_added():
+    pairs = families(np.random.default_rng(3), 6, 0.03, 0.02)
+    (change,) = judge_means(SPEED, [pairs])
+    singles = [judge(SPEED, [pair])[0].exact for pair in pairs]
+    assert change.exact.estimate == pytest.approx(np.mean([one.estimate for one in singles]))
+    assert change.exact.error == pytest.approx(np.sqrt(sum(o.error**2 for o in singles)) / 6)
+    assert min(one.freedom for one in singles) < change.exact.freedom
+    assert change.exact.freedom <= sum(one.freedom for one in singles) * (1 + 1e-9)
+    assert change.verdict is Verdict.faster
+
+
+def test_a_mean_with_a_pair_of_which_nothing_is_known_is_open():
+    pairs = [*families(np.random.default_rng(3), 2, 0.1, 0.01), Evidence()]
+    assert judge_means(SPEED, [pairs])[0].verdict is Verdict.open
+
+
+def test_pairs_that_share_what_a_start_decided_have_its_scatter_as_their_error():
+    rng = np.random.default_rng(1)
+    common = [0.05, -0.05, 0.06]
+    pairs = []
+    for _ in range(8):
+        rounds = []
+        for start in common:
+            base = np.exp(rng.normal(0, 0.002, 8))
+            rounds.append(Rounds(tuple(base), tuple(base * np.exp(rng.normal(start, 0.002, 8)))))
+        pairs.append(Evidence(paired=tuple(rounds)))
+    (change,) = judge_means(SPEED, [pairs])
+    assert change.exact.error == pytest.approx(np.std(common, ddof=1) / np.sqrt(3), rel=0.05)
+    assert change.exact.freedom == 2
+    assert change.verdict is Verdict.open

@@ -56,7 +56,7 @@ def test_a_clear_lead_names_the_winner_its_lead_and_its_interval() -> None:
     low, high = ((np.exp(end) - 1) * 100 for end in welch.confidence_interval(0.95))
     lead = (np.exp(np.mean(np.log(FAST)) - np.mean(np.log(SLOW))) - 1) * 100
     assert sentence.text == (
-        f"Decided. Use 1f1b: 1,201 tokens/s, faster than afab (+{lead:.1f} %, between "
+        f"Use 1f1b: 1,201 tokens/s, faster than afab (+{lead:.1f} %, between "
         f"+{low:.1f} % and +{high:.1f} %)."
     )
     assert (sentence.advice, sentence.command) == ("", "")
@@ -88,7 +88,7 @@ def test_of_equally_fast_cases_the_one_that_needs_less_memory_is_taken() -> None
     small = {"peak_memory_bytes": 70 * MIB}
     rows = launches(AFAB, [1001.0] * 3) + launches(OTHER, [1000.0] * 3, **small)
     assert answer(rows).text == (
-        "Decided. Use 1f1b: 1,000 tokens/s, as fast as afab (-0.1 %, between -0.1 % and -0.1 %). "
+        "Use 1f1b: 1,000 tokens/s, as fast as afab (-0.1 %, between -0.1 % and -0.1 %). "
         "1f1b needs 30 % less memory."
     )
 
@@ -260,7 +260,7 @@ def test_a_caution_on_one_of_three_launches_forbids_nothing_and_on_two_it_does()
 def test_oversubscribed_cases_are_left_out_beside_others() -> None:
     crowd = launches(replace(OTHER, num_microbatches=4), [9000.0] * 3, cautions="oversubscribed")
     conclusions = concluded(launches(AFAB, SLOW) + launches(OTHER, FAST) + crowd)
-    assert conclusions.sentence.text.startswith("Decided. Use 1f1b")
+    assert conclusions.sentence.text.startswith("Use 1f1b")
     assert any("Left out: 1 oversubscribed case" in note for note in conclusions.notes)
 
 
@@ -279,8 +279,49 @@ def test_cases_that_do_other_work_or_on_more_ranks_are_judged_on_their_own(size,
         for case, speeds in ((AFAB, SLOW), (OTHER, FAST)):
             rows += launches(replace(case, **{size: number}), speeds)
     conclusions = concluded(rows)
-    assert conclusions.sentence.text.startswith(f"Decided. With 4 {word}: use 1f1b")
-    assert [other.where for other in conclusions.others] == [f"With 2 {word}: "]
+    assert [other.where for other in conclusions.others] == [f"With {n} {word}: " for n in (4, 2)]
+    assert conclusions.others[0].text.startswith(f"With 4 {word}: use 1f1b")
+
+
+def over_settings(*changes: float, noise: float = 0.001, peaks: tuple[int, int] = (100, 100)):
+    """Launches of both schedules in a setting for each change of 1f1b over afab."""
+    rows = []
+    for number, change in enumerate(changes):
+        for case, factor, peak in zip((AFAB, OTHER), (1.0, 1 + change), peaks, strict=True):
+            speeds = [1000 * factor * (1 + noise * at) for at in (-1, 0, 1)]
+            own = replace(case, seq_len=32 * (number + 1))
+            rows += launches(own, speeds, peak_memory_bytes=peak * MIB)
+    return rows
+
+
+def test_the_answer_to_a_grid_is_the_mean_over_its_settings() -> None:
+    sentence = answer(over_settings(0.05, 0.07, 0.06))
+    assert sentence.text.startswith("Use 1f1b: faster than afab over 3 settings (+6.0 %, between")
+    assert answer(over_settings(0.0, 0.001, 0.0)).text.startswith("Use ")
+    assert "as fast as" in answer(over_settings(0.0, 0.001, 0.0)).text
+
+
+def test_the_answer_to_a_grid_names_the_settings_in_which_another_case_is_faster() -> None:
+    rows = over_settings(0.08, -0.05, 0.08)
+    assert answer(rows).text.endswith(" In 64 tokens, another is faster.")
+
+
+def test_of_cases_as_fast_over_a_grid_the_one_with_less_memory_is_taken() -> None:
+    rows = over_settings(-0.001, 0.0, -0.001, peaks=(100, 60))
+    sentence = answer(rows)
+    assert sentence.text.startswith("Use 1f1b: as fast as afab over 3 settings")
+    assert sentence.text.endswith(" 1f1b needs 40 % less memory.")
+
+
+@pytest.mark.parametrize("num_settings", [1, 3])
+def test_a_case_is_taken_for_its_memory_where_its_speed_is_known_well_enough(num_settings) -> None:
+    known = answer(over_settings(*[0.0] * num_settings, noise=0.02, peaks=(100, 60)))
+    assert known.grade == "open"
+    assert known.text.startswith("Use 1f1b for its memory: it needs 40 % less memory than afab")
+    unknown = answer(over_settings(*[-0.01] * num_settings, noise=0.2, peaks=(100, 60)))
+    assert unknown.text.startswith("Open. ")
+    assert "1f1b needs 40 % less memory." in unknown.text
+    assert unknown.advice
 
 
 def test_emulated_cases_are_judged_on_their_own_after_measured_ones() -> None:
@@ -288,15 +329,15 @@ def test_emulated_cases_are_judged_on_their_own_after_measured_ones() -> None:
     for case, speeds in ((AFAB, SLOW), (OTHER, FAST)):
         rows += launches(replace(case, world_size=4, device="emulated"), [9 * s for s in speeds])
     conclusions = concluded(rows)
-    assert conclusions.sentence.text.startswith("Decided. With 2 ranks, cpu: use 1f1b: 1,201")
+    assert conclusions.sentence.text.startswith("With 2 ranks, cpu: use 1f1b: 1,201")
     assert any("Judged on their own: 2 emulated cases" in note for note in conclusions.notes)
     (emulated,) = conclusions.others
-    assert emulated.text.startswith("Decided. With 4 ranks, emulated: use 1f1b: 10,809")
+    assert emulated.text.startswith("With 4 ranks, emulated: use 1f1b: 10,809")
 
 
 def test_ranks_compete_where_no_two_cases_have_as_many() -> None:
     rows = launches(replace(OTHER, world_size=1), SLOW) + launches(OTHER, FAST)
-    assert answer(rows).text.startswith("Decided. Use 2 ranks")
+    assert answer(rows).text.startswith("Use 2 ranks")
     emulated = [{**row, "device": "emulated"} for row in rows]
     assert answer(emulated).grade == "nothing to compare"  # more emulated ranks do more work
 
@@ -311,7 +352,7 @@ def test_cases_of_which_no_two_do_the_same_work_have_no_fastest() -> None:
 
 def test_another_device_does_the_same_work() -> None:
     other = launches(replace(OTHER, device="cuda"), FAST, fingerprint="g1g2")
-    assert answer(launches(AFAB, SLOW) + other).text.startswith("Decided. Use 1f1b, cuda")
+    assert answer(launches(AFAB, SLOW) + other).text.startswith("Use 1f1b, cuda")
 
 
 # The figures beside it

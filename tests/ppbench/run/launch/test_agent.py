@@ -195,3 +195,31 @@ def test_a_line_that_a_kill_cut_short_is_passed_over(tmp_path):
     assert first_exit(tmp_path) == second
     assert str(first) == "rank 1 (pid 10) was ended by SIGKILL"
     assert str(second) == "rank 0 (pid 11) ended with exit code 1"
+
+
+def test_an_agent_runs_one_launch_after_another_each_with_its_own_logs(launch, tmp_path):
+    text = """
+(here / "imported").open("a").write(f"{rank} {os.getppid()} {os.environ['OMP_NUM_THREADS']}\\n")
+print("said by", rank)
+"""
+    first = launch(text)
+    assert exit_code_of(first) == 0
+    assert first.agent.is_free
+    folder = tmp_path / "second"
+    folder.mkdir()
+    program = ["some_worker", str(tmp_path)]
+    settings = {"num_ranks": 1, "threads_per_rank": 3, "max_restarts": 0, "preloaded": "json"}
+    second = LocalLaunch(folder, program, **settings, agent=first.agent)
+    assert exit_code_of(second) == 0
+    begun = [line.split() for line in (tmp_path / "imported").read_text().splitlines()]
+    assert sorted((rank, threads) for rank, _, threads in begun) == [
+        ("0", "1"),
+        ("0", "3"),
+        ("1", "1"),
+    ]
+    assert len({agent for _, agent, _ in begun}) == 1
+    (log,) = folder.glob("logs/*/attempt_0/0/stdout.log")
+    assert log.read_text() == "said by 0\n"
+    assert second.num_starts() == 1
+    second.stop()
+    assert not second.agent.is_free
