@@ -23,13 +23,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.signal import lfilter
 
-from ppbench.display.metrics import METRICS
-from ppbench.judge.evidence import Noise
-from ppbench.judge.noise import noise_of_launches
-
 BETWEEN, WITHIN, AUTOREGRESSION, OUTLYING = 0.008, 0.008, 0.4, 0.02
 OUTLIERS = (1.5, 3.0)  # factors by which an outlier is longer
-NOISE_LAUNCHES = 20
 DISTURBANCE = (0.10, 0.35)
 DRIFT = 0.01  # amplitude
 NEIGHBOURS = 0.6  # correlation of a launch with the one before it
@@ -157,14 +152,6 @@ def made_up_steps(
     is_outlier = draw.random(within.shape) < OUTLYING
     slowed = np.where(is_outlier, draw.uniform(*OUTLIERS, within.shape), 1.0)
     return np.asarray(np.exp(within + between) * slowed, dtype=float)
-
-
-def noises(settings: Settings, num: int, model: Model = normal) -> list[Noise]:
-    """Noises as measured before, each by launches of its own."""
-    draw = settings.draw("noise")
-    launches = np.median(made_up_steps(draw, (num, NOISE_LAUNCHES), settings.steps, model), axis=-1)
-    levels = [noise_of_launches(METRICS["step_ns"], [series]) for series in launches.tolist()]
-    return [level.noise for level in levels if level is not None]
 
 
 Part = Callable[[Settings], Iterator[tuple[str, float]]]

@@ -85,20 +85,16 @@ def backfill(
         stored = bench.launches(in_turn)
         missing = lacking(stored)
         if is_dry_run:
-            plan = [
-                {
-                    **commit_values(target.commit),
-                    "status": "to measure" if place in missing else "stored",
-                }
-                for place, target in enumerate(in_turn)
+            plan = pd.DataFrame([commit_values(target.commit) for target in in_turn])
+            plan["status"] = [
+                "to measure" if at in missing else "stored" for at in range(len(plan))
             ]
-            return BackfillResult(pd.DataFrame(plan), (), is_dry_run=True)
+            return BackfillResult(plan, (), is_dry_run=True)
         if num_done := len(in_turn) - len(missing):
             cases = range(len(bench.sweep.cases))
             num_failed = sum(any(map(own.does_not_run, cases)) for own in stored)
-            again = f"; {num_failed} failed, and --retry-failed tries them again"
-            is_measured = f"{num_done} of {len(in_turn)} commits are measured already"
-            note(is_measured + (again if num_failed else ""))
+            again = f"; {num_failed} failed, and --retry-failed tries them again" * bool(num_failed)
+            note(f"{num_done} of {len(in_turn)} commits are measured already{again}")
 
         def policy(stored: Sequence[Launches]) -> Part:
             """One commit at a time: all have their first launch before any has its second."""
@@ -121,8 +117,7 @@ def backfill(
             for place, (case, measure) in enumerate(bench.sweep.cases):
                 settings = {**case.settings(), **measure.settings()}
                 speeds, failure = own.figures(place, SPEED), own.failure(place)
-                num_ok = own.num_ok(place)
-                status = failure.status if failure else "not measured"
+                num_ok, status = own.num_ok(place), failure.status if failure else "not measured"
                 rows.append(
                     {
                         **commit_values(target.commit),

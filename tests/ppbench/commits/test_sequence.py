@@ -183,6 +183,19 @@ def test_an_interruption_says_how_far_it_came(repository, monkeypatch):
         compare(**named)
 
 
+def test_what_failed_in_an_earlier_command_is_tried_again_and_is_no_failure_of_this_one(repository):
+    """Its setup may have been mended since."""
+    folder, _ = repository
+    stored(repository, [None], around(930))
+    _, named = options(repository, sweep_in(folder, FAILS), most=None)
+    tried = check(**named, launches=5)
+    assert tried.exit_code is ExitCode.insufficient
+    (error,) = tried.comparison.base.failed["error"]
+    assert error.startswith("[track] setup: ")
+    stored(repository, around(930), [])
+    assert check(**named, launches=5).exit_code is ExitCode.ok
+
+
 def test_where_one_side_cannot_be_set_up_the_other_is_not_measured_in_vain(repository):
     """Each try leaves a row of the side that failed."""
     folder, shas = repository
