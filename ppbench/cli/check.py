@@ -29,7 +29,7 @@ from ppbench.display.tables import View
 from ppbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from ppbench.commits.sides import Side
+    from ppbench.comparison.sides import Side
 
 HeadsSweep = Annotated[
     Path | None,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,8 +30,6 @@ from ppbench.display.formats import Format
 from ppbench.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from ppbench.commits.comparison import Comparison
-    from ppbench.comparison.across import Across
     from ppbench.report.pages.comparison import ComparisonPage
 
 Names = Annotated[
@@ -93,16 +90,10 @@ def compare(
     sort: Sort = None,
 ) -> None:
     """Compare two sides, or the cases that differ in one setting: figures, and what changed."""
-    from ppbench.cli.comparison import (
-        across_text,
-        comparison_text,
-        note_aside,
-        page_of_axis,
-        page_of_sides,
-    )
+    from ppbench.cli.comparison import comparison_text, note_aside, page_of
     from ppbench.cli.progress import LiveProgress
     from ppbench.commits.comparison import compare as compare_sides
-    from ppbench.commits.sides import WORKTREE
+    from ppbench.comparison.sides import WORKTREE
     from ppbench.display.tables import View
     from ppbench.files import whole_file
 
@@ -111,9 +102,8 @@ def compare(
     is_named = across is not None or any(not word.endswith(".toml") for word in words)
     check_store_of(results, words, measures=is_run or not is_named)
     is_saved = output is not None and output.suffix == SAVED
-    result: Comparison | Across
-    text: Callable[[], str]  # made once all is written: it refuses unknown columns
-    page: ComparisonPage | None = None
+    base: str | None
+    head = sweep = display = None
     if across is None:
         for option, value in (("--base", base_value), ("--all-pairs", all_pairs)):
             if value:
@@ -126,65 +116,49 @@ def compare(
                 "the last sweep along a setting with --across schedule"
             )
         base, head, sweep = split_names(words)
-        with going_on(), LiveProgress(is_shown=is_run) as progress:
-            sides = compare_sides(
-                base,
-                head or WORKTREE,
-                sweep=sweep,
-                metrics=metrics or (),
-                launches=fixed,
-                max_launches=most,
-                results=results,
-                progress=progress,
-            )
-        wanted = sides.series() if how is Format.json else sides.changed()
-        breakdowns = sides.break_down(wanted)
-        result, text = sides, partial(comparison_text, sides, breakdowns, how, view)
-        if output is not None and is_saved:
-            with whole_file(output, "--output") as saved:
-                saved.write(f"{comparison_text(sides, breakdowns, Format.json)}\n".encode())
-        elif output is not None:
-            again = command("compare", *words, metric=metrics, results=results, output=output)
-            page = page_of_sides(sides, sides.break_down(sides.changed()), again)
     else:
+        base = base_value
         if is_saved:
             raise UsageError(
                 f"-o {output}: keeps two sides, BASE and HEAD; write a page: FILE.html"
             )
-        display = None
         if is_run:
             from rich.console import Console
 
             from ppbench.run.sweep.progress import display_for
 
             display = display_for(Console(stderr=True))
-        with going_on():
-            cases = compare_sides(
-                across=across,
-                runs=words,
-                base=base_value,
-                all_pairs=all_pairs,
-                metrics=metrics or (),
-                launches=fixed,
-                max_launches=most,
-                results=results,
-                progress=LiveProgress(is_shown=False),
-                display=display,
-            )
-        contrasts = cases.series() if how is Format.json else cases.changed()
-        result = cases
-        text = partial(across_text, cases, cases.break_down(contrasts), how, view)
-        if output is not None:
-            again = command(
-                *("compare", *words),
-                across=across,
-                base=base_value,
-                all_pairs=all_pairs,
-                metric=metrics,
-                results=results,
-                output=output,
-            )
-            page = page_of_axis(cases, cases.break_down(cases.changed()), again)
+    with going_on(), LiveProgress(is_shown=is_run and across is None) as progress:
+        result = compare_sides(
+            base,
+            head or WORKTREE,
+            across=across,
+            runs=words,
+            all_pairs=all_pairs,
+            sweep=sweep,
+            metrics=metrics or (),
+            launches=fixed,
+            max_launches=most,
+            results=results,
+            progress=progress,
+            display=display,
+        )
+    breakdowns = result.break_down(result.series() if how is Format.json else result.changed())
+    page: ComparisonPage | None = None
+    if output is not None and is_saved:
+        with whole_file(output, "--output") as saved:
+            saved.write(f"{comparison_text(result, breakdowns, Format.json)}\n".encode())
+    elif output is not None:
+        again = command(
+            *("compare", *words),
+            across=across,
+            base=base_value,
+            all_pairs=all_pairs,
+            metric=metrics,
+            results=results,
+            output=output,
+        )
+        page = page_of(result, result.break_down(result.changed()), again)
     if output is not None and page is not None:
         from ppbench.report.pages.comparison import render_comparison
         from ppbench.report.pages.templates import listed, write_page
@@ -192,7 +166,7 @@ def compare(
         with listed(output, REPORTS):  # one in the folder of reports is added to their index
             write_page(output, render_comparison(page))
     note_aside(result, how)
-    print_text(text(), how)
+    print_text(comparison_text(result, breakdowns, how, view), how)
     if output is not None:
         word = "saved" if is_saved else "page"
         print(f"{word}: {output}", file=sys.stdout if how is Format.table else sys.stderr)

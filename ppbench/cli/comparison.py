@@ -9,20 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pandas as pd
 
 from ppbench.analysis.breakdown import Moved
-from ppbench.commits.comparison import Comparison, Series
 from ppbench.commits.gate import NOT_DECIDED, NOTHING, GatedLine, GateResult, entry_text
 from ppbench.commits.saved import identity_values, lasting_revision
-from ppbench.commits.sides import SHORT, Side
-from ppbench.comparison.across import Across, Contrast
 from ppbench.comparison.axes import key_of
-from ppbench.comparison.lines import Breakdown, Compared, Line, ends
+from ppbench.comparison.lines import COMMIT, Breakdown, Comparison, Line, ends
 from ppbench.comparison.measurement import stop_text
 from ppbench.comparison.notes import launches_wanted
+from ppbench.comparison.sides import SHORT, Side
 from ppbench.console import note
 from ppbench.display.cases import axis_text
 from ppbench.display.changes import (
@@ -47,156 +44,56 @@ _DETAILS = ["case", "metric", "fingerprint", "p", "resolution", "within", "num_b
 
 
 def comparison_text(
-    comparison: Comparison,
-    breakdowns: Sequence[Breakdown[Series]],
-    how: Format,
-    view: View = EVERYTHING,
+    comparison: Comparison, breakdowns: Sequence[Breakdown], how: Format, view: View = EVERYTHING
 ) -> str:
-    """The output of `ppbench compare`."""
+    """The output of `ppbench compare`, of two sides or of cases along a setting."""
     if how is Format.json:
         return _as_json(_comparison_values(comparison, breakdowns))
     if how is Format.csv:
         return render(comparison.frame, how, [], view)
+    why = NOTHING
+    if comparison.axis != COMMIT:
+        why = f"no two cases differ in {key_of(comparison.axis)} alone"
     parts = [
         _heads(comparison, how),
         _stop(comparison, how),
-        _table([_row(line) for line in comparison.lines], comparison.lines, how, view)
-        or f"nothing to compare: {NOTHING}",
-        *(section.text(how) for section in (*_moved(breakdowns), _notes(comparison))),
+        _table(comparison, [_row(line) for line in comparison.lines], how, view)
+        or f"nothing to compare: {why}",
+        *(section.text(how) for section in (*_moved(comparison, breakdowns), _notes(comparison))),
     ]
     return "\n\n".join(part for part in parts if part)
 
 
-def across_text(
-    across: Across,
-    breakdowns: Sequence[Breakdown[Contrast]],
-    how: Format,
-    view: View = EVERYTHING,
-) -> str:
-    """The output of `ppbench compare --across`."""
-    if how is Format.json:
-        return _as_json(
-            {
-                "axis": across.axis,
-                "base": across.base,
-                "values": list(across.axis_values),
-                "runs": across.title,
-                **_looks_values(across),
-                "changes": _records(across.frame),
-                "moved": [
-                    {**breakdown.series.values(), **_moved_values(part)}
-                    for breakdown in breakdowns
-                    for part in breakdown.moved
-                ],
-                "notes": list(across.notes),
-            }
-        )
-    if how is Format.csv:
-        return render(across.frame, how, [], view)
-    values = [
-        f"{axis_text(across.axis, value)}{' (base)' if value == across.base else ''}"
-        for value in across.axis_values
-    ]
-    launches = {
-        num for line in across.lines for num in (line.change.num_base, line.change.num_head)
-    }
-    each = f", {counted(min(launches), 'launch')} of each case" if len(launches) == 1 else ""
-    heads = [
-        f"across  {key_of(across.axis)}: {', '.join(values)}",
-        f"runs    {_plain(across.title)}{each}",
-        *([f"all     {across.shared}"] if across.shared else []),
-    ]
-    moved = [
-        _Section(
-            ", ".join(["What changed", breakdown.series.pair, *breakdown.series.common]),
-            moved_sentences(breakdown.moved, BY_AXIS),
-        )
-        for breakdown in breakdowns
-    ]
-    empty = f"nothing to compare: no two cases differ in {key_of(across.axis)} alone"
-    parts = [
-        _listed(heads, how),
-        _stop(across, how),
-        _across_table(across, how, view) or empty,
-        *(section.text(how) for section in (*moved, _notes(across))),
-    ]
-    return "\n\n".join(part for part in parts if part)
-
-
-def _across_table(across: Across, how: Format, view: View) -> str:
-    """A table with a few rows per pair; its settings are stacked beside them, to stay narrow.
-
-    With a single pair of values, its sides are headed by them.
-    """
-    if not across.lines:
-        return ""
-    if view.sort:
-        rows = [_row(line) for line in across.lines]
-        return _sorted_table(pd.DataFrame(rows), across.lines, how, view)
-    is_stacked = how is Format.table
-    rows = []
-    for contrast in across.series():
-        lines = [_row(line) for line in across.lines if line.series == contrast]
-        names = list(contrast.parts) if is_stacked else [contrast.text]
-        blank = dict.fromkeys(lines[0], "")
-        lines += [blank] * (len(names) - len(lines))
-        machines = [contrast.fingerprint]
-        for place, line in enumerate(lines):
-            own = {"case": names[place : place + 1], "fingerprint": machines[place : place + 1]}
-            rows.append({**line, **{name: "".join(cell) for name, cell in own.items()}})
-    frame = pd.DataFrame(rows, columns=[*_COLUMNS, "launches"])
-    alike = {name for name in ("fingerprint", "launches") if len({*frame[name], ""}) == 2}
-    if len(across.series()) == 1 and not across.series()[0].common:
-        alike.add("case")
-    shown = {str(name): field_of(str(name)) for name in frame if name not in alike}
-    pairs = {(line.series.base_value, line.series.head_value) for line in across.lines}
-    if len(pairs) == 1:
-        for name, value in zip(("base", "head"), *pairs, strict=True):
-            shown[name] = words(axis_text(across.axis, value), is_number=True)
-    return render(frame, how, shown, view, [*_NAMING, "verdict"])
-
-
-def page_of_axis(
-    across: Across, breakdowns: Sequence[Breakdown[Contrast]], command: str
+def page_of(
+    comparison: Comparison, breakdowns: Sequence[Breakdown], command: str
 ) -> ComparisonPage:
-    """The content of the page of `ppbench compare --across`."""
-    values = ", ".join(axis_text(across.axis, value) for value in across.axis_values)
-    facts = [
-        ("setting", key_of(across.axis)),
-        ("values", values),
-        ("runs", across.title),
-        *([("all", across.shared)] if across.shared else []),
-    ]
-    sides = [
-        (
-            axis_text(across.axis, line.series.base_value),
-            axis_text(across.axis, line.series.head_value),
-        )
-        for line in across.lines
-    ]
-    title = f"Along {key_of(across.axis)}: {values}"
-    runs = across.stores[0].table("runs", across.run_ids)
-    return ComparisonPage(title, facts, sides, across, breakdowns, BY_AXIS, runs, command)
-
-
-def page_of_sides(
-    comparison: Comparison, breakdowns: Sequence[Breakdown[Series]], command: str
-) -> ComparisonPage:
-    """The content of the page of `ppbench compare BASE HEAD`."""
-    both = (("base", comparison.base), ("head", comparison.head))
-    facts = [(word, f"{_plain(side.title)}, {_counts(side)}") for word, side in both]
-    names = (comparison.base.name, comparison.head.name)
-    stores = {side.store.folder: side.store for _, side in both}
+    """The content of the page of `ppbench compare`."""
+    base, head, axis = comparison.base, comparison.head, comparison.axis
+    stores = {side.store.folder: side.store for side in (base, head)}
     tables = [store.table("runs", comparison.run_ids) for store in stores.values()]
     runs = pd.concat(tables).drop_duplicates("run_id").sort_values("run_id")
-    sides = [names] * len(comparison.lines)
-    title = f"{names[0]} and {names[1]}"
-    return ComparisonPage(title, facts, sides, comparison, breakdowns, BY_COMMIT, runs, command)
+    if axis == COMMIT:
+        both = (("base", base), ("head", head))
+        facts = [(word, f"{_plain(side.title)}, {_counts(side)}") for word, side in both]
+        sides = [(base.name, head.name)] * len(comparison.lines)
+        title, why = f"{base.name} and {head.name}", BY_COMMIT
+    else:
+        values = ", ".join(axis_text(axis, value) for value in comparison.axis_values)
+        facts = [
+            ("setting", key_of(axis)),
+            ("values", values),
+            ("runs", base.title),
+            *([("all", comparison.shared)] if comparison.shared else []),
+        ]
+        of_lines = [line.series for line in comparison.lines]
+        sides = [(axis_text(axis, s.base_value), axis_text(axis, s.head_value)) for s in of_lines]
+        title, why = f"Along {key_of(axis)}: {values}", BY_AXIS
+    return ComparisonPage(title, facts, sides, comparison, breakdowns, why, runs, command)
 
 
 def gate_text(
     result: GateResult,
-    breakdowns: Sequence[Breakdown[Series]],
+    breakdowns: Sequence[Breakdown],
     how: Format,
     command: str,
     view: View = EVERYTHING,
@@ -225,7 +122,6 @@ def gate_text(
         cells = {"allowed": _allowed(gated), "gate": word}
         unjudged = {"allowed": "", "gate": "not gated"}
         rows.append({**_row(gated.line), **(cells if gated.is_gated else unjudged)})
-    lines = [gated.line for gated in result.lines]
     comparison = result.comparison
     why = [
         *(
@@ -246,7 +142,7 @@ def gate_text(
             reason = as_code(entry.reason) if is_page else _plain(entry.reason)
             accepted.append(f"{sentence}, with {entry.commit[:SHORT]}: {reason}")
     sections = (
-        *_moved(breakdowns),
+        *_moved(comparison, breakdowns),
         _Section("Why", why, "", is_quoted=True),
         _Section("Accepted", accepted, "accepted: ", is_markup=True),
         _notes(comparison),
@@ -255,7 +151,7 @@ def gate_text(
         f"## {escaped(headline(result))}" if is_page else headline(result),
         _heads(comparison, how),
         _stop(comparison, how),
-        _table(rows, lines, how, view),
+        _table(comparison, rows, how, view),
         *(section.text(how) for section in sections),
         _to_paste(result, how),
         *([f"**How to reproduce**\n\n```sh\n{command}\n```"] if is_page else []),
@@ -293,12 +189,25 @@ def headline(result: GateResult) -> str:
 
 
 def _heads(comparison: Comparison, how: Format) -> str:
-    lines = [
-        f"{word}  {_plain(side.title)}, {_counts(side)}"
-        for word, side in (("base", comparison.base), ("head", comparison.head))
+    """What is compared, and how many runs of it."""
+    axis = comparison.axis
+    if axis == COMMIT:
+        both = (("base", comparison.base), ("head", comparison.head))
+        lines = [f"{word}  {_plain(side.title)}, {_counts(side)}" for word, side in both]
+        if len(only := comparison.series()) == 1:
+            lines.append(f"case  {_plain(only[0].text)}")
+        return _listed(lines, how)
+    values = [
+        f"{axis_text(axis, value)}{' (base)' if value == comparison.base_value else ''}"
+        for value in comparison.axis_values
     ]
-    if len(only := comparison.series()) == 1:
-        lines.append(f"case  {_plain(only[0].text)}")
+    nums = {n for line in comparison.lines for n in (line.change.num_base, line.change.num_head)}
+    each = f", {counted(min(nums), 'launch')} of each case" if len(nums) == 1 else ""
+    lines = [
+        f"across  {key_of(axis)}: {', '.join(values)}",
+        f"runs    {_plain(comparison.base.title)}{each}",
+        *([f"all     {comparison.shared}"] if comparison.shared else []),
+    ]
     return _listed(lines, how)
 
 
@@ -306,11 +215,11 @@ def _listed(lines: Sequence[str], how: Format) -> str:
     return "\n".join(f"- {as_code(line)}" if how is Format.markdown else line for line in lines)
 
 
-def _stop(compared: Compared[Any], how: Format) -> str:
+def _stop(comparison: Comparison, how: Format) -> str:
     """Why no more launches were made; empty if their number was fixed."""
-    if compared.stopped is None:
+    if comparison.stopped is None:
         return ""
-    text = stop_text(compared.stopped)
+    text = stop_text(comparison.stopped)
     return escaped(text) if how is Format.markdown else text
 
 
@@ -328,7 +237,7 @@ def as_code(text: str) -> str:
     return f"`{_plain(text).replace('`', chr(39))}`"
 
 
-def _row(line: Line[Any]) -> dict[str, str]:
+def _row(line: Line) -> dict[str, str]:
     metric, change = line.metric, line.change
     discounts = f" ({len(line.discounted)} discounted)" if line.discounted else ""
     return {
@@ -343,29 +252,44 @@ def _row(line: Line[Any]) -> dict[str, str]:
     }
 
 
-def _table(
-    rows: Sequence[dict[str, str]], lines: Sequence[Line[Any]], how: Format, view: View
-) -> str:
-    """A table that names each case once, and machines only where there are several.
+def _table(comparison: Comparison, rows: Sequence[dict[str, str]], how: Format, view: View) -> str:
+    """A table that names each contrast once, and what all have alike not at all.
 
-    A case or machine that is the only one has no column: it is named above the table.
+    Along a setting the parts of a name are stacked beside its rows, to stay narrow, and a single
+    pair of values heads its two columns. A case that is the only one is named above the table.
     """
     if not rows:
         return ""
+    lines, axis = comparison.lines, comparison.axis
     gate_columns = _GATE_COLUMNS if "gate" in rows[0] else ()
-    frame = pd.DataFrame(rows, columns=[*_COLUMNS, *gate_columns, "launches"])
+    columns = [*_COLUMNS, *gate_columns, "launches"]
     if view.sort:
-        return _sorted_table(frame, lines, how, view)
-    hidden = {name for name in ("fingerprint", "case") if len(set(frame[name])) == 1}
-    if "fingerprint" not in hidden:
-        hidden.discard("case")
-    again = frame.duplicated(["case", "fingerprint"])
-    frame.loc[again, ["case", "fingerprint"]] = ""
-    shown = [str(name) for name in frame if name not in hidden]
-    return render(frame, how, shown, view, [*_NAMING, "gate" if gate_columns else "verdict"])
+        return _sorted_table(pd.DataFrame(rows, columns=columns), lines, how, view)
+    is_stacked = axis != COMMIT and how is Format.table
+    series, stacked = comparison.series(), []
+    for contrast in series:
+        own = [row for row, line in zip(rows, lines, strict=True) if line.series == contrast]
+        names = list(contrast.parts) if is_stacked else [contrast.text]
+        own += [dict.fromkeys(columns, "")] * (len(names) - len(own))
+        for place, row in enumerate(own):
+            machine = "" if place else contrast.fingerprint
+            name = "".join(names[place : place + 1])
+            stacked.append({**row, "case": name, "fingerprint": machine})
+    frame = pd.DataFrame(stacked, columns=columns)
+    may_hide = ("fingerprint",) if axis == COMMIT else ("fingerprint", "launches")
+    hidden = {name for name in may_hide if len({*frame[name], ""}) == 2}
+    if len(series) == 1 and (axis == COMMIT or not series[0].common):
+        hidden.add("case")
+    shown = {str(name): field_of(str(name)) for name in frame if name not in hidden}
+    pairs = {(line.series.base_value, line.series.head_value) for line in lines}
+    if axis != COMMIT and len(pairs) == 1:
+        for name, value in zip(("base", "head"), *pairs, strict=True):
+            shown[name] = words(axis_text(axis, value), is_number=True)
+    essential = [*_NAMING, "gate" if gate_columns else "verdict"]
+    return render(frame, how, shown, view, essential)
 
 
-def _sorted_table(frame: pd.DataFrame, lines: Sequence[Line[Any]], how: Format, view: View) -> str:
+def _sorted_table(frame: pd.DataFrame, lines: Sequence[Line], how: Format, view: View) -> str:
     """A table in another order: every row names its case; figures and changes sort as numbers."""
     column = view.order(list(map(str, frame.columns)))
     changes: list[float | None] = []  # a difference for metrics in points, else a ratio
@@ -416,16 +340,17 @@ class _Section:
         return "\n".join(f"{self.prefix}{line}" for line in self.lines)
 
 
-def _moved(breakdowns: Sequence[Breakdown[Series]]) -> list[_Section]:
+def _moved(comparison: Comparison, breakdowns: Sequence[Breakdown]) -> list[_Section]:
     has_several = len({breakdown.series.fingerprint for breakdown in breakdowns}) > 1
-    return [
-        _Section(
-            f"What changed in {breakdown.series.text}"
-            + (f" on {breakdown.series.fingerprint}" if has_several else ""),
-            moved_sentences(breakdown.moved),
-        )
-        for breakdown in breakdowns
-    ]
+    sections = []
+    for part in breakdowns:
+        on = f" on {part.series.fingerprint}" if has_several else ""
+        title, why = f"What changed in {part.series.text}{on}", BY_COMMIT
+        if comparison.axis != COMMIT:
+            title = ", ".join(["What changed", part.series.pair, *part.series.common])
+            why = BY_AXIS
+        sections.append(_Section(title, moved_sentences(part.moved, why)))
+    return sections
 
 
 def _sentence(gated: GatedLine) -> str:
@@ -438,7 +363,7 @@ def _allowed(gated: GatedLine) -> str:
     return f"{gated.threshold * 100:.3g} {'points' if gated.line.metric.in_points else '%'}"
 
 
-def note_aside(comparison: Compared[Any], how: Format) -> None:
+def note_aside(comparison: Comparison, how: Format) -> None:
     """Note what a table in CSV has no place for."""
     if how is Format.csv:
         for text in (_stop(comparison, how), *comparison.notes):
@@ -446,7 +371,7 @@ def note_aside(comparison: Compared[Any], how: Format) -> None:
                 note(f"note: {text}")
 
 
-def _notes(comparison: Compared[Any]) -> _Section:
+def _notes(comparison: Comparison) -> _Section:
     return _Section("Notes", comparison.notes, "note: ", is_quoted=True)
 
 
@@ -484,39 +409,37 @@ def _records(frame: pd.DataFrame) -> list[dict[str, object]]:
 
 
 def _comparison_values(
-    comparison: Comparison, breakdowns: Sequence[Breakdown[Series]]
+    comparison: Comparison, breakdowns: Sequence[Breakdown]
 ) -> dict[str, object]:
-    sides = {
-        word: {
-            "name": side.name,
-            "title": side.title,
-            "commit": side.commit,
-            "revision": lasting_revision(side),
-            "num_runs": len(side.runs),
-            "num_failed": len(side.failed),
-        }
-        for word, side in (("base", comparison.base), ("head", comparison.head))
-    }
-    return {
-        **sides,
-        **identity_values(comparison),
-        **_looks_values(comparison),
-        "changes": _records(comparison.frame),
-        "moved": [
-            {
-                "case_id": breakdown.series.case_id,
-                "fingerprint": breakdown.series.fingerprint,
-                **_moved_values(part),
+    is_commit, stopped = comparison.axis == COMMIT, comparison.stopped
+    first: dict[str, object] = {}
+    if is_commit:
+        for word, side in (("base", comparison.base), ("head", comparison.head)):
+            first[word] = {
+                "name": side.name,
+                "title": side.title,
+                "commit": side.commit,
+                "revision": lasting_revision(side),
+                "num_runs": len(side.runs),
+                "num_failed": len(side.failed),
             }
-            for breakdown in breakdowns
-            for part in breakdown.moved
-        ],
+        first |= identity_values(comparison)
+    else:
+        first["axis"], first["base"] = comparison.axis, comparison.base_value
+        first["values"], first["runs"] = list(comparison.axis_values), comparison.base.title
+    moved = []
+    for breakdown in breakdowns:
+        series = breakdown.series
+        identity = {"case_id": series.case_id, "fingerprint": series.fingerprint}
+        named = identity if is_commit else series.values()
+        moved += [{**named, **_moved_values(part)} for part in breakdown.moved]
+    return {
+        **first,
+        **({} if stopped is None else {"looks": stopped.as_dict()}),
+        "changes": _records(comparison.frame),
+        "moved": moved,
         "notes": list(comparison.notes),
     }
-
-
-def _looks_values(compared: Compared[Any]) -> dict[str, object]:
-    return {} if compared.stopped is None else {"looks": compared.stopped.as_dict()}
 
 
 def _moved_values(part: Moved) -> dict[str, object]:

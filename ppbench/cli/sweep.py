@@ -153,7 +153,8 @@ def sweep(
     )
     policy: UntilAnswered | None = None
     if seconds := seconds_of(read.cases[0][1].budget):
-        from ppbench.report.until_answered import MOST_LAUNCHES, UntilAnswered
+        from ppbench.report.pages.judgement import MOST_LAUNCHES
+        from ppbench.report.until_answered import UntilAnswered
 
         policy = UntilAnswered(read, seconds, note)
         launches = tuple(
@@ -203,14 +204,12 @@ def sweep(
     print(render(done.frame, how, shown_columns, view, ["status"] if has_failed else []))
     if how is Format.table:  # which case is best and how sure that is, in the report's words
         from ppbench.display.cases import varying_axes
-        from ppbench.judge.looks import ONE_LOOK
         from ppbench.report.pages.conclusions import conclude
         from ppbench.report.pages.judgement import judge
 
-        looks = ONE_LOOK if policy is None else policy.looks
-        judged = judge(done.frame, varying_axes(done.frame), looks)
+        judged = judge(done.frame, varying_axes(done.frame))
         if judged.first is not None and judged.first.rival is not None:
-            said = conclude(judged, done.frame, again, looks).sentence
+            said = conclude(judged, done.frame, again).sentence
             answer = "\n".join(filter(None, [said.text, said.advice, said.command]))
             print_text(f"\n{answer}\n")
     if path is not None:

@@ -22,16 +22,16 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import pandas as pd
 
 from ppbench.commits.launches import Launches, StoredLaunches
-from ppbench.commits.sides import WORKTREE
 from ppbench.commits.worktrees import Checkouts, SetupError, run
 from ppbench.comparison.known import known_of
-from ppbench.comparison.lines import Compared, Stopped
+from ppbench.comparison.lines import Comparison, Stopped
 from ppbench.comparison.measurement import measure_until_decided
+from ppbench.comparison.sides import WORKTREE
 from ppbench.config.case import setting_of
 from ppbench.config.reader import read_sweep
 from ppbench.config.schema import known_keys
@@ -367,7 +367,7 @@ class TwoSides:
         self,
         most_launches: int,
         judged: Callable[[Looks], Result],
-        compared_of: Callable[[Result], Compared[Any]],
+        compared_of: Callable[[Result], Comparison],
         metrics: Collection[str],
     ) -> tuple[Result, Stopped]:
         """Launch both sides until the verdicts of these metrics are decided. Raises UsageError."""

@@ -10,37 +10,35 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import overload
 
 import pandas as pd
 
 from ppbench.commits.advice import COMPARE, compare_command, near
 from ppbench.commits.bench import SILENT, Progress, read_tracked, rounds_of
-from ppbench.commits.sides import WORKTREE, Places, Side, both_fresh, find_side
+from ppbench.commits.sides import Places, find_side
 from ppbench.comparison import notes
-from ppbench.comparison.across import Across, AxisQuestion, compare_across
-from ppbench.comparison.contrast_runs import measure_across
-from ppbench.comparison.drifts import notes_on_sessions, with_drifts
+from ppbench.comparison.across import compare_across
 from ppbench.comparison.launches import (
     MEASURED_ALIKE,
     SETTINGS,
     Key,
     keys_of,
+    of_keys,
     without_times_of_files,
 )
 from ppbench.comparison.lines import (
-    Compared,
-    Line,
+    COMMIT,
+    Comparison,
+    Contrast,
     Pairing,
     lines_of,
     listed,
-    of_keys,
+    paired,
     read_metrics,
 )
-from ppbench.comparison.noise import noises_of, slowdowns_and_launches
+from ppbench.comparison.sides import WORKTREE, Side, both_fresh, the_sweep_file
 from ppbench.config.sweep import Sweep
 from ppbench.display.cases import case_text, varying_axes
 from ppbench.errors import UsageError
@@ -52,40 +50,11 @@ from ppbench.store import Store
 from ppbench.store.columns import ATTACHED
 
 
-@dataclass(frozen=True)
-class Series:
-    """The launches that may be compared: one case, machine and choice of measurement settings."""
-
-    case_id: str
-    fingerprint: str
-    text: str  # the case in words, beside the others
-    key: Key = ()  # of its launches
-
-    def values(self) -> dict[str, object]:
-        """Its columns in `Comparison.frame`."""
-        return {"case_id": self.case_id, "case": self.text, "fingerprint": self.fingerprint}
-
-
-@dataclass(frozen=True, repr=False, kw_only=True)
-class Comparison(Compared[Series]):
-    """Two sides, case by case: all lines, by case and then metric, with notes that qualify them."""
-
-    base: Side
-    head: Side
-    axes: tuple[str, ...]  # settings in which the cases differ
-    texts: Mapping[str, str]  # of every case of either side, by its id
-    sweep_file: str | None  # that was named, or from which the runs of both sides come
-
-    def __repr__(self) -> str:
-        names = f"{self.base.name} with {self.head.name}"
-        return f"<Comparison of {names}: {self.counts() or 'no case in common'}>"
-
-
 def compare_sides(
     base: Side,
     head: Side,
     metrics: Sequence[Metric],
-    resolution_of: Callable[[Series], float] = lambda _: RESOLUTION,
+    resolution_of: Callable[[Contrast], float] = lambda _: RESOLUTION,
     *,
     again: str = COMPARE,
     looks: Looks | None = None,
@@ -105,53 +74,38 @@ def compare_sides(
     texts = {str(row["case_id"]): case_text(row, axes) for _, row in cases.iterrows()}
     in_order = head.runs.sort_values("position", kind="stable")
     known = set(keys_of(base.runs))
-    shared_keys = [key for key in dict.fromkeys(keys_of(in_order)) if key in known]
-    shared = []  # measurement settings are named where one case has several
-    for key in shared_keys:
-        alike = [other for other in shared_keys if other[:2] == key[:2]]
-        words = [texts[key[0]], *_differing_settings(key, alike)]
-        shared.append(Series(key[0], key[1], ", ".join(words), key))
-    # What is usual, and the noise, are found among all runs of the sides' stores.
-    machines = {str(name) for side in (base, head) for name in side.runs["fingerprint"].dropna()}
-    slowdowns, launches = slowdowns_and_launches((base.store, head.store), machines, metrics)
-    compared = pd.concat([base.runs, head.runs])
-    keys = [series.key for series in shared]
-    noises = noises_of(keys, metrics, launches, slowdowns, compared)
-    pairings = [
-        dataclasses.replace(
-            Pairing(series, of_series(base.runs, series), of_series(head.runs, series)),
-            noises=noises[series.key],
-            resolution=resolution_of(series),
-            slowdowns=slowdowns,
-        )
-        for series in shared
-    ]
-    pairings = with_drifts(pairings, metrics, (base.store, head.store))
+    shared = [key for key in dict.fromkeys(keys_of(in_order)) if key in known]
+    sides = []
+    for key in shared:  # measurement settings are named where one case has several
+        alike = [other for other in shared if other[:2] == key[:2]]
+        words = (texts[key[0]], *_differing_settings(key, alike))
+        own, other = (of_keys(side.runs, key) for side in (base, head))
+        sides.append((Contrast(COMMIT, key, key, words), own, other))
+    pairings = paired(sides, metrics, (base.store, head.store), resolution_of)
     lines = lines_of(metrics, pairings, looks or ONE_LOOK)
     remedy = f"measure more with: {again} --launches {notes.launches_wanted(lines)}"
     if origins := base.origins | head.origins:
         remedy = "run the script more often, under the same name"
         if ATTACHED not in origins:
             remedy = "import more recordings under the same name"
+    failed = {" at base": base.failed, " at head": head.failed}
     found = [
         *base.notes,
         *head.notes,
-        *_notes(base, head, shared, texts, lines),
-        *notes.too_few(lines, (" at base", " at head"), remedy),
-        *notes.opposed(lines),
-        *notes.undecided(lines, remedy),
-        *notes_on_sessions(lines, pairings),
+        *_not_compared(base, head, texts),
+        *_apart(pairings, base, head),
+        *notes.notes_on(pairings, lines, failed, texts, remedy),
     ]
     return Comparison(
+        axis=COMMIT,
         base=base,
         head=head,
         axes=axes,
         texts=texts,
-        sweep_file=sweep_file_of(base, head, sweep_file),
+        sweep_file=sweep_file or the_sweep_file(base, head),
         pairings={pairing.series: pairing for pairing in pairings},
         lines=tuple(lines),
         notes=tuple(dict.fromkeys(found)),
-        stores=(base.store, head.store),
     )
 
 
@@ -164,17 +118,8 @@ def _differing_settings(key: Key, others: Sequence[Key]) -> list[str]:
     ]
 
 
-def of_series(runs: pd.DataFrame, series: Series) -> pd.DataFrame:
-    return of_keys(runs, keys_of(runs), series.key)
-
-
-def _notes(
-    base: Side,
-    head: Side,
-    shared: Sequence[Series],
-    texts: Mapping[str, str],
-    lines: Sequence[Line[Series]],
-) -> Iterable[str]:
+def _not_compared(base: Side, head: Side, texts: Mapping[str, str]) -> Iterable[str]:
+    """Name the cases, machines and settings that only one side has."""
     ids = [set(side.runs["case_id"]) | set(side.failed["case_id"]) for side in (base, head)]
     for only, word in ((ids[0] - ids[1], "base"), (ids[1] - ids[0], "head")):
         if only:
@@ -200,11 +145,10 @@ def _notes(
                     f"only {word} was measured with {settings} ({texts[key[0]]}): runs with "
                     "different measurement settings are not compared"
                 )
-    known = {launch.run_id for line in lines for launch in line.discounted}
-    for side, word in ((base, "base"), (head, "head")):
-        yield from notes.failures(side.failed, texts, f" at {word}")
-        yield from notes.outliers(_of_any(side.runs, shared), f" of {word}", known)
-    yield from notes.discounted(lines)
+
+
+def _apart(pairings: Sequence[Pairing], base: Side, head: Side) -> Iterable[str]:
+    """Say whether both sides were measured by other code, or far apart in time."""
     codes = [sorted(set(side.runs["code"].dropna())) for side in (base, head)]
     if all(codes) and codes[0] != codes[1]:
         old, new = (", ".join(hashes) for hashes in codes)
@@ -212,48 +156,12 @@ def _notes(
             f"base was measured by another ppbench (code {old}) than head ({new}): unless ppbench "
             "itself is tracked, measure both with one version: ppbench compare --run"
         )
-    if gap := notes.gap_between(*(_of_any(side.runs, shared) for side in (base, head))):
+    both = [[getattr(pairing, side) for pairing in pairings] for side in ("base", "head")]
+    if pairings and (gap := notes.gap_between(*map(pd.concat, both))):
         yield (
             f"base and head were measured {gap} from each other: the difference includes drift of "
             "the machine; interleave the launches with: ppbench compare --run"
         )
-    runs = [of_series(side.runs, series) for side in (base, head) for series in shared]
-    yield from notes.cautions(pd.concat(runs or [base.runs]))
-
-
-def _of_any(runs: pd.DataFrame, shared: Sequence[Series]) -> pd.DataFrame:
-    """The runs of the series, series after series."""
-    return pd.concat([runs[:0], *(of_series(runs, series) for series in shared)])
-
-
-@overload
-def compare(
-    base: str | None,
-    head: str = WORKTREE,
-    *,
-    sweep: Path | str | None = None,
-    metrics: Sequence[str] = (),
-    launches: int | None = None,
-    max_launches: int | None = None,
-    results: Path | str = Path("results"),
-    progress: Progress = SILENT,
-) -> Comparison: ...
-
-
-@overload
-def compare(
-    *,
-    across: str,
-    runs: Sequence[str] = (),
-    base: object = None,
-    all_pairs: bool = False,
-    metrics: Sequence[str] = (),
-    launches: int | None = None,
-    max_launches: int | None = None,
-    results: Path | str = Path("results"),
-    progress: Progress = SILENT,
-    display: Display | None = None,
-) -> Across: ...
 
 
 def compare(
@@ -270,7 +178,7 @@ def compare(
     results: Path | str = Path("results"),
     progress: Progress = SILENT,
     display: Display | None = None,
-) -> Comparison | Across:
+) -> Comparison:
     """Compare two sides case by case, or with `across` the cases that differ in that setting alone.
 
     A side is named by a revision, a run, a sweep or a results folder. With a `sweep` file only its
@@ -283,12 +191,17 @@ def compare(
     cases of the one sweep file that `runs` names; `display` shows how far they are.
     """
     if across is not None:
-        if launches is None and max_launches is None:
-            return compare_across(
-                across, runs, base=base, all_pairs=all_pairs, metrics=metrics, results=results
-            )
-        question = AxisQuestion(across, base, all_pairs, tuple(metrics), Path(results))
-        return measure_across(question, runs, launches, max_launches, progress.say, display)
+        return compare_across(
+            *(across, runs),
+            base=base,
+            all_pairs=all_pairs,
+            metrics=metrics,
+            results=results,
+            launches=launches,
+            max_launches=max_launches,
+            say=progress.say,
+            display=display,
+        )
     if base is None and launches is None and max_launches is None:
         raise UsageError("BASE: is missing; name it, or measure both sides with --run")
     begun, folder, chosen = datetime.now(UTC), Path(results), read_metrics(metrics)
@@ -306,7 +219,7 @@ def compare(
             first, last = both_fresh(first, last, begun)
         is_one = first.revision == last.revision  # two runs of a commit: no two sides to measure
         measurable = (None, None) if is_one else (first.revision, last.revision)
-        again = compare_command(*measurable, sweep_file_of(first, last, named), folder)
+        again = compare_command(*measurable, named or the_sweep_file(first, last), folder)
         return compare_sides(first, last, chosen, again=again, looks=looks, sweep_file=named)
 
     if launches is None and max_launches is None:
@@ -323,12 +236,6 @@ def compare(
             )
             return dataclasses.replace(result, stopped=stopped)
     return compared(*rounds.names, is_fresh=True)
-
-
-def sweep_file_of(base: Side, head: Side, named: str | None) -> str | None:
-    """The sweep file that was named, or from which the runs of both sides come."""
-    files = pd.concat([base.runs, head.runs])["sweep_file"].dropna().unique()
-    return named or (str(files[0]) if len(files) == 1 else None)
 
 
 def places_of(sweep: Sweep | None, results: Path) -> Places:

@@ -32,9 +32,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from ppbench.commits.comparison import Comparison, Series
 from ppbench.comparison.launches import keys_of
-from ppbench.comparison.lines import Line
+from ppbench.comparison.lines import Comparison, Contrast, Line
 from ppbench.config.case import Case, Measure, setting_of
 from ppbench.config.schema import known_keys
 from ppbench.config.sweep import AND, EVERYTHING, Only, Sweep, Track, parse_only, read_fraction
@@ -199,17 +198,17 @@ class Limits:
         case, _ = self.planned[case_id]
         return case_text(pd.Series(case.settings()), varying_axes(cases))
 
-    def threshold_of(self, series: Series) -> float:
+    def threshold_of(self, series: Contrast) -> float:
         planned = self.planned.get(series.case_id)
         return self.track.threshold_of(*planned, self.default) if planned else self.default
 
-    def conditions_of(self, series: Series, axes: Sequence[str]) -> dict[str, object]:
+    def conditions_of(self, series: Contrast, axes: Sequence[str]) -> dict[str, object]:
         """The conditions that an entry of the accept file needs for a case; none if unplanned."""
         planned = self.planned.get(series.case_id)
         keys = [key for key in known_keys() if key.replace(".", "_") in axes]
         return {key: setting_of(*planned, key) for key in keys} if planned else {}
 
-    def resolution_of(self, series: Series) -> float:
+    def resolution_of(self, series: Contrast) -> float:
         """Within how much sides are the same: a threshold below the usual one lowers it."""
         return min(RESOLUTION, self.threshold_of(series))
 
@@ -237,7 +236,7 @@ def limits_of(
 class GatedLine:
     """A line of the comparison with the gate's judgement."""
 
-    line: Line[Series]
+    line: Line
     threshold: float
     worse: float | None  # a fraction, or points as one; negative: better
     is_gated: bool
@@ -362,7 +361,7 @@ def judge(comparison: Comparison, gated: Sequence[Metric], limits: Limits) -> Ga
     return GateResult(comparison, tuple(lines), failed, missing, limits.file)
 
 
-def worse_by(line: Line[Series], end: str = "estimate") -> float | None:
+def worse_by(line: Line, end: str = "estimate") -> float | None:
     """By which fraction, or points as one, head is worse; None where no estimate was made.
 
     `end` may also be `low` or `high`, the ends of the interval.

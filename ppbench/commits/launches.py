@@ -14,6 +14,7 @@ import pandas as pd
 
 from ppbench.comparison.launches import (
     COLUMNS,
+    FINAL,
     fresh,
     key_of,
     key_text,
@@ -21,13 +22,9 @@ from ppbench.comparison.launches import (
     newest_launches,
 )
 from ppbench.config.sweep import Sweep
-from ppbench.display.cases import NOT_FINITE
 from ppbench.errors import first_line
 from ppbench.git import Commit
-from ppbench.run.sweep.plan import FINAL as FAILED_FINALLY
 from ppbench.store import Store
-
-FINAL = (*FAILED_FINALLY, NOT_FINITE)
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,9 @@ import pandas as pd
 
 from ppbench.commits.advice import sweep_command
 from ppbench.commits.gate import THRESHOLD
-from ppbench.comparison.drifts import drift_like
 from ppbench.comparison.lines import listed
 from ppbench.comparison.notes import cautions
-from ppbench.comparison.sessions import BREAK
+from ppbench.comparison.sessions import BREAK, drifts_like
 from ppbench.comparison.slowdowns import recorded, slowdowns_by_run
 from ppbench.config.reader import read_sweep
 from ppbench.display.cases import case_text, without_not_finite
@@ -109,7 +108,8 @@ def noise(
         reasons = dict.fromkeys(map(str, slow["run_id"]), DiscountReason.reference)
         reasons |= dict.fromkeys(map(str, apart), DiscountReason.apart)
         last = dict(of_case.iloc[-1])
-        drift = drift_like(last, store)
+        speed = METRICS[SPEED]
+        drift = drifts_like(of_case.tail(1), [speed], store).get(SPEED)
         rows.append(
             {
                 **last,

@@ -18,14 +18,10 @@ from pathlib import Path
 
 from ppbench.commits.advice import near
 from ppbench.commits.bench import SILENT, Progress, read_tracked, rounds_of
-from ppbench.commits.comparison import (
-    Comparison,
-    Series,
-    compare_sides,
-    places_of,
-)
-from ppbench.commits.sides import SHORT, WORKTREE, Side, both_fresh, find_side
-from ppbench.comparison.lines import Line
+from ppbench.commits.comparison import compare_sides, places_of
+from ppbench.commits.sides import find_side
+from ppbench.comparison.lines import Comparison, Line
+from ppbench.comparison.sides import SHORT, WORKTREE, Side, both_fresh
 from ppbench.display.metrics import METRICS
 from ppbench.errors import ExitCode, NotMeasuredError, UsageError
 from ppbench.judge.differences import Ratio
@@ -57,7 +53,7 @@ class Stated:
     fingerprint: str
     metric: Metric
     change: Change
-    again: Line[Series] | None = None  # by new launches; None: not measured again
+    again: Line | None = None  # by new launches; None: not measured again
     outcome: Outcome = Outcome.not_decided
 
 

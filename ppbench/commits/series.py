@@ -23,8 +23,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from ppbench.commits.sides import SHORT
 from ppbench.comparison.launches import COLUMNS, CONTROLS, keys_of, newest_launches
+from ppbench.comparison.sides import SHORT
 from ppbench.comparison.slowdowns import slowdowns_by_run
 from ppbench.config.reader import read_sweep
 from ppbench.display.cases import NOT_FINITE, SETTINGS, case_text, varying_axes

@@ -13,109 +13,19 @@ import contextlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 
 import pandas as pd
 
 from ppbench.commits.advice import COMPARE, SWEEP
-from ppbench.commits.launches import FINAL
-from ppbench.comparison.launches import SIDE_COLUMNS, fresh, keys_of, newest_launches
-from ppbench.comparison.slowdowns import first_launches
-from ppbench.display.units import counted
+from ppbench.comparison.launches import SIDE_COLUMNS, newest_launches
+from ppbench.comparison.sides import SHORT, WORKTREE, Side, side_of
 from ppbench.errors import NotMeasuredError, RepositoryError, UsageError
 from ppbench.git import Commit, Repository
 from ppbench.store import LAST, Condition, Store
-from ppbench.store.columns import ATTACHED
 
-WORKTREE = "worktree"
-SHORT = 9
 _HASH = re.compile(r"[0-9a-f]{4,64}")
-
-
-@dataclass(frozen=True)
-class Side:
-    """One side of a comparison: the newest run of each launch."""
-
-    name: str  # as it was typed
-    title: str  # what the name was resolved to
-    store: Store
-    runs: pd.DataFrame  # ok
-    failed: pd.DataFrame
-    commit: str | None = None  # of all its runs, with or without uncommitted changes
-    is_clean: bool = False  # whether it is a commit without changes
-    notes: tuple[str, ...] = ()
-
-    @property
-    def revision(self) -> str | None:
-        """The name under which git knows it; None if there is none."""
-        if self.is_clean or self.name == WORKTREE:
-            return self.name
-        is_dirty = pd.concat([self.runs, self.failed])["is_dirty"].eq(True).any()
-        return None if self.commit is None or is_dirty else self.commit[:SHORT]
-
-    @property
-    def origins(self) -> set[str]:
-        """Where its runs come from, if not from a sweep: `attached`, `imported`."""
-        return set(pd.concat([self.runs, self.failed])["origin"].dropna())
-
-    def of_script(self, script: Path) -> Side:
-        """The runs that were attached to a training script. Raises NotMeasuredError without any."""
-        runs, failed = (
-            rows[
-                (rows["origin"] == ATTACHED)
-                & (rows["sweep_file"].fillna("").map(lambda file: Path(file).name) == script.name)
-            ]
-            for rows in (self.runs, self.failed)
-        )
-        if runs.empty and failed.empty:
-            raise NotMeasuredError(
-                f"{self.title}: no run of {script} was attached; run it there under the same name, "
-                f"with ppbench.attach(..., results={str(self.store.folder)!r})"
-            )
-        return replace(self, runs=runs, failed=failed)
-
-    def of_cases(self, case_ids: Iterable[str]) -> Side:
-        wanted = set(case_ids)
-        runs, failed = (rows[rows["case_id"].isin(wanted)] for rows in (self.runs, self.failed))
-        return replace(self, runs=runs, failed=failed)
-
-    def first(self, num_launches: int) -> Side:
-        """Reduce each case to its first launches, so many undisturbed ones.
-
-        Launches that failed for a reason of their own are launches too.
-        """
-        failed = self.failed[self.failed["status"].isin(FINAL)]
-        every = pd.concat([self.runs, failed]).sort_values("run_id")
-        ids = first_launches(self.store, every, keys_of(every), num_launches)
-        is_later = self.failed["status"].isin(FINAL) & ~self.failed["run_id"].isin(ids)
-        runs = self.runs[self.runs["run_id"].isin(ids)]
-        return replace(self, runs=runs, failed=self.failed[~is_later])
-
-    def fresh(self, now: datetime) -> Side:
-        """Reduce to the launches made together; see `launches.fresh`.
-
-        What failed before now has been tried again.
-        """
-        every = pd.concat([self.runs, self.failed]).sort_values("run_id")
-        recent = fresh(every, now)
-        made = pd.to_datetime(recent["created_at"], utc=True, format="ISO8601")
-        ids = set(recent[(recent["status"] == "ok") | (made >= now)]["run_id"])
-        runs, failed = (rows[rows["run_id"].isin(ids)] for rows in (self.runs, self.failed))
-        older = len(every) - len(ids)
-        text = (
-            f"{counted(older, 'run')} of {self.name} excluded: made over an hour earlier, or by "
-            "another version of ppbench"
-        )
-        return replace(self, runs=runs, failed=failed, notes=(*self.notes, *[text][: bool(older)]))
-
-
-def both_fresh(base: Side, head: Side, now: datetime) -> tuple[Side, Side]:
-    """Reduce both sides to fresh launches, unless either has none."""
-    first, last = base.fresh(now), head.fresh(now)
-    is_empty = any(side.runs.empty and side.failed.empty for side in (first, last))
-    return (base, head) if is_empty else (first, last)
 
 
 @dataclass(frozen=True)
@@ -185,7 +95,7 @@ def _meanings(name: str, places: Places) -> Iterable[tuple[str, Callable[[], Sid
                 raise NotMeasuredError(f"{name}: holds no runs; fill it with: ppbench sweep SWEEP")
             num = runs["commit"].nunique()
             text = f"{name} holds runs of {num} commits: the newest of each case and launch counts"
-            return _side(name, f"{name}/", store, runs, (text,) if num > 1 else ())
+            return side_of(name, f"{name}/", store, runs, (text,) if num > 1 else ())
 
         yield "a results folder", folder_side
     known = places.store.runs(["run_id", "sweep_id", "commit"])
@@ -195,7 +105,7 @@ def _meanings(name: str, places: Places) -> Iterable[tuple[str, Callable[[], Sid
         run_id = str(named.iloc[0])
 
         def run_side() -> Side:
-            return _side(
+            return side_of(
                 name, f"run {run_id}", places.store, places.runs([Condition("run_id", "=", run_id)])
             )
 
@@ -205,7 +115,7 @@ def _meanings(name: str, places: Places) -> Iterable[tuple[str, Callable[[], Sid
         def sweep_side() -> Side:
             of_sweep = places.runs([Condition("sweep_id", "=", name)])
             title = f"sweep {name} ({of_sweep['sweep_name'].iloc[-1]})"
-            return _side(name, title, places.store, of_sweep)
+            return side_of(name, title, places.store, of_sweep)
 
         yield "a sweep", sweep_side
     repository: Repository | None = None
@@ -261,7 +171,7 @@ def _commit_side(
         raise NotMeasuredError(
             f"{title}: not measured in {places.store.folder}{also}; measure it with: {advice}"
         )
-    return replace(_side(name, title, places.store, clean, notes), is_clean=True)
+    return replace(side_of(name, title, places.store, clean, notes), is_clean=True)
 
 
 def worktree_side(places: Places) -> Side:
@@ -283,13 +193,4 @@ def worktree_side(places: Places) -> Side:
         raise NotMeasuredError(
             f"{title}: not measured in {places.store.folder}; measure it with: {advice}"
         )
-    return _side(WORKTREE, title, places.store, mine)
-
-
-def _side(
-    name: str, title: str, store: Store, runs: pd.DataFrame, notes: tuple[str, ...] = ()
-) -> Side:
-    newest, commits = newest_launches(runs), runs["commit"].dropna().unique()
-    is_ok = newest["status"] == "ok"
-    commit = str(commits[0]) if len(commits) == 1 else None
-    return Side(name, title, store, newest[is_ok], newest[~is_ok], commit, notes=notes)
+    return side_of(WORKTREE, title, places.store, mine)

@@ -1,4 +1,5 @@
-"""Two sides compared figure by figure: what they share, whether they differ, and which spans did.
+"""Two sides that differ along one axis, figure by figure, and which spans explain a change.
 
-A side is the launches of a commit (`commits`) or of a value of a setting (`across`).
+A side is the launches of a commit (`commits.comparison`), or those of all values of a setting
+(`across`). Both become contrasts, and one judgement makes lines of them (`lines`).
 """

@@ -9,32 +9,42 @@ A case without a partner is named in the notes, with what the nearest one differ
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pandas as pd
 
 from ppbench.comparison import notes
 from ppbench.comparison.axes import find_axis, key_of, ordered, value_named, work_note
-from ppbench.comparison.drifts import notes_on_sessions, with_drifts
-from ppbench.comparison.launches import Key, key_text, keys_of
+from ppbench.comparison.known import known_of
+from ppbench.comparison.launches import FRESH_S, key_text, of_keys
 from ppbench.comparison.lines import (
-    Compared,
-    Line,
+    Comparison,
+    Contrast,
     Pairing,
     lines_of,
     listed,
-    of_keys,
+    paired,
     read_metrics,
 )
-from ppbench.comparison.noise import noises_of, slowdowns_and_launches
+from ppbench.comparison.measurement import measure_until_decided
+from ppbench.comparison.repeats import is_lacking
 from ppbench.comparison.rows import Grid, num_pairs, pairs_of
-from ppbench.comparison.runs import Chosen, choose_runs
+from ppbench.comparison.sides import Side, choose_runs, the_sweep_file
+from ppbench.comparison.slowdowns import find_disturbed, first_launches
+from ppbench.config.reader import read_sweep
 from ppbench.display.cases import axis_text
 from ppbench.errors import UsageError
+from ppbench.judge.evidence import Metric
 from ppbench.judge.looks import ONE_LOOK, Looks
-from ppbench.store import Store
+from ppbench.judge.verdicts import SPEED
+from ppbench.run.machine.environment import default_device
+from ppbench.run.sweep.control import run_sweep
+from ppbench.run.sweep.plan import Choice
+from ppbench.run.sweep.progress import Display
+from ppbench.store import Store, check_writable
 
 PROGRAM = "program_digest"
 """The setting whose values are contents of a program file."""
@@ -49,87 +59,6 @@ _OTHERS = {
 """Settings of words: the usual value, and another."""
 
 
-@dataclass(frozen=True)
-class Contrast:
-    """Two cases that differ in one setting, on one machine and measured alike."""
-
-    axis: str
-    base_value: Hashable
-    head_value: Hashable
-    base_key: Key  # of its launches
-    head_key: Key
-    common: tuple[str, ...]  # the settings in which it differs from other contrasts, in words
-    has_other_pairs: bool  # whether some contrast is of other values
-
-    @property
-    def pair(self) -> str:
-        """`afab -> 1f1b`."""
-        values = (self.base_value, self.head_value)
-        return " -> ".join(axis_text(self.axis, value) for value in values)
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Its name beside the others, setting by setting."""
-        has_pair = self.has_other_pairs or not self.common
-        return (self.pair, *self.common) if has_pair else self.common
-
-    @property
-    def text(self) -> str:
-        return ", ".join(self.parts)
-
-    @property
-    def fingerprint(self) -> str:
-        return " / ".join(dict.fromkeys((self.base_key[1], self.head_key[1])))
-
-    def values(self) -> dict[str, object]:
-        """Its columns in `Across.frame`."""
-        return {
-            "axis": self.axis,
-            "base_value": self.base_value,
-            "head_value": self.head_value,
-            "case": ", ".join(self.common),
-            "base_case_id": self.base_key[0],
-            "head_case_id": self.head_key[0],
-            "fingerprint": self.fingerprint,
-        }
-
-
-@dataclass(frozen=True, repr=False, kw_only=True)
-class Across(Compared[Contrast]):
-    """Every pair of cases that differ in one setting: lines by pair and metric, with notes."""
-
-    axis: str
-    base: Hashable | None  # the value that others are compared with; None: all with all
-    axis_values: tuple[Hashable, ...]  # in order
-    title: str  # which runs were compared
-    shared: str  # the usual settings that all pairs have alike, in words
-
-    def __repr__(self) -> str:
-        values = ", ".join(map(str, self.axis_values))
-        return f"<Comparison across {key_of(self.axis)} ({values}): {self.counts() or 'no pair'}>"
-
-
-def _runs_of(pairings: Iterable[Pairing[Contrast]]) -> pd.DataFrame:
-    sides = [side for pairing in pairings for side in (pairing.base, pairing.head)]
-    return pd.concat(sides).drop_duplicates("run_id").sort_values("run_id")
-
-
-@dataclass(frozen=True)
-class AxisQuestion:
-    """The setting along which cases are compared, with which of its values, and by what."""
-
-    axis: str
-    base: object = None
-    all_pairs: bool = False
-    metrics: tuple[str, ...] = ()
-    results: Path = Path("results")
-
-    @property
-    def setting(self) -> str:
-        """The column of the setting. Raises UsageError."""
-        return find_axis(self.axis)
-
-
 def compare_across(
     axis: str,
     runs: Sequence[str] = (),
@@ -138,100 +67,156 @@ def compare_across(
     all_pairs: bool = False,
     metrics: Sequence[str] = (),
     results: Path | str = Path("results"),
-) -> Across:
+    launches: int | None = None,
+    max_launches: int | None = None,
+    say: Callable[[str], None] = lambda _text: None,
+    display: Display | None = None,
+) -> Comparison:
     """Compare the cases of some runs that differ in one setting alone.
 
     `runs` are run ids, sweeps or sweep files; by default those of the last sweep. Each value of the
     setting is compared with `base`, or with `all_pairs` each with each. By default the base is the
     value that most others can be compared with: of several the smallest number, or the first in
-    the sweep. Raises UsageError, SweepFileError and StoreError.
+    the sweep.
+
+    With `launches` the cases of the one sweep file that `runs` names are launched first, so often
+    each, and with `max_launches` in turns until the verdicts are decided. Launches of the last hour
+    count, so that a measurement that was stopped goes on; older ones do not, since a machine drifts
+    by more than launches differ. Raises UsageError, SweepFileError, StoreError, and what running a
+    sweep raises.
     """
-    question = AxisQuestion(axis, base, all_pairs, tuple(metrics), Path(results))
-    setting = question.setting
-    read_metrics(metrics)
-    chosen = choose_runs(runs, Store(question.results), has_older_programs=setting == PROGRAM)
-    return compare_along(question, chosen)
+    setting, chosen_metrics, store = find_axis(axis), read_metrics(metrics), Store(Path(results))
+
+    def compared(chosen: Side, looks: Looks = ONE_LOOK) -> Comparison:
+        """Compare these runs at the last of some looks."""
+        return _compare_along(setting, chosen, base, chosen_metrics, looks, all_pairs=all_pairs)
+
+    if launches is None and max_launches is None:
+        return compared(choose_runs(runs, store, has_older_programs=setting == PROGRAM))
+    if len(runs) != 1 or not runs[0].endswith(".toml"):
+        raise UsageError(
+            f"--run: measures the cases of a sweep file; give one, got {' '.join(runs) or 'none'}"
+        )
+    check_writable(Path(results), "--results")
+    sweep = read_sweep(Path(runs[0]), [], default_device())
+    an_hour_ago = (
+        f"{datetime.now(UTC) - timedelta(seconds=FRESH_S):%Y%m%dT%H%M%S}"  # as run ids are
+    )
+    num_planned = dict.fromkeys((case.case_id for case, _ in sweep.cases), 0)
+
+    def launched() -> int:
+        """Make the launches that are planned; return how many were missing."""
+        planned = tuple(
+            (case, replace(own, launches=num_planned[case.case_id])) for case, own in sweep.cases
+        )
+        choice = Choice(since=an_hour_ago)
+        return len(run_sweep(replace(sweep, cases=planned), store, choice, display).plan.missing)
+
+    def bring_to(num_launches: int) -> float:
+        """Launch every case until it has so many undisturbed launches; return the rounds made."""
+        num_planned.update(dict.fromkeys(num_planned, num_launches))
+        num_made = launched()
+        while True:
+            rows = store.runs(["run_id", "case_id", "launch", "status"])
+            is_ours = rows["case_id"].isin(num_planned) & (rows["run_id"] > an_hour_ago)
+            made = rows[is_ours & (rows["status"] == "ok")].sort_values("launch")
+            made["is_disturbed"] = find_disturbed(store, made)
+            lacking = []  # cases with a disturbed launch that is to be made again
+            for case_id, own in made.groupby("case_id", sort=False):
+                disturbed = own["is_disturbed"].tolist()
+                is_full = len(disturbed) >= num_planned[str(case_id)]
+                if any(disturbed) and is_full and is_lacking(disturbed, num_launches):
+                    lacking.append(str(case_id))
+            if not lacking:
+                return num_made / len(num_planned)
+            for case_id in lacking:
+                num_planned[case_id] += 1
+            num_made += launched()
+
+    def first(num_launches: int) -> Side:
+        """The first launches of each case in this hour, so many undisturbed ones."""
+        side = choose_runs(runs, store)
+        rows, failed = (rows[rows["run_id"] > an_hour_ago] for rows in (side.runs, side.failed))
+        in_order = rows.sort_values("launch")
+        ids = first_launches(store, in_order, in_order["case_id"], num_launches)
+        return replace(side, runs=rows[rows["run_id"].isin(ids)], failed=failed)
+
+    if max_launches is None:
+        bring_to(launches or 0)
+        return compared(first(launches or 0))
+    result, stopped = measure_until_decided(
+        max_launches,
+        bring_to,
+        lambda looks: compared(first(looks.last), looks),
+        lambda across: across,
+        set(metrics or (SPEED,)),
+        known_of(sweep, Path(results), num_sides=1),
+        say,
+    )
+    return replace(result, stopped=stopped)
 
 
-def compare_along(question: AxisQuestion, chosen: Chosen, looks: Looks = ONE_LOOK) -> Across:
+def _compare_along(
+    setting: str,
+    chosen: Side,
+    base: object,
+    metrics: Sequence[Metric],
+    looks: Looks,
+    *,
+    all_pairs: bool,
+) -> Comparison:
     """Compare the chosen runs at the last of some looks. Raises UsageError."""
-    setting, chosen_metrics = question.setting, read_metrics(question.metrics)
-    if question.all_pairs and question.base is not None:
+    if all_pairs and base is not None:
         raise UsageError("--all-pairs: compares each value with each; leave --base out")
     grid = Grid(setting, chosen.runs)
     values = ordered(value for row in grid.rows for value in row.keys)
     if len(values) < 2:
         raise UsageError(_too_few_values(setting, values, chosen))
     compared_with: Hashable | None = None  # each is compared with each
-    if question.base is not None:
-        compared_with = value_named(question.base, grid.axis, values)
-    elif not question.all_pairs:
+    if base is not None:
+        compared_with = value_named(base, grid.axis, values)
+    elif not all_pairs:
         compared_with = max(values, key=lambda value: num_pairs(grid.rows, value))
     pairs = [(row, pair) for row in grid.rows for pair in pairs_of(row, values, compared_with)]
-    paired = list({id(row): row for row, _ in pairs}.values())
-    common = dict(zip(map(id, paired), grid.common_texts(paired), strict=True))
+    rows = list({id(row): row for row, _ in pairs}.values())
+    common = dict(zip(map(id, rows), grid.common_texts(rows), strict=True))
     has_other_pairs = len({pair for _, pair in pairs}) > 1
-    keys_of_runs = keys_of(chosen.runs)
-    pairings = []
+    sides = []
     for row, (first, other) in pairs:
-        own_keys = row.keys[first], row.keys[other]
-        named = (grid.axis, first, other, *own_keys)
-        base, head = (of_keys(chosen.runs, keys_of_runs, key) for key in own_keys)
-        pairings.append(Pairing(Contrast(*named, common[id(row)], has_other_pairs), base, head))
-    machines = set(chosen.runs["fingerprint"].dropna())
-    slowdowns, launches = slowdowns_and_launches([chosen.store], machines, chosen_metrics)
-    if pairings:
-        keys = {key for p in pairings for key in (p.series.base_key, p.series.head_key)}
-        noises = noises_of(keys, chosen_metrics, launches, slowdowns, _runs_of(pairings))
-        for place, pairing in enumerate(pairings):
-            # The larger noise of two cases; none where that of one is not known.
-            of_both = [noises[key] for key in (pairing.series.base_key, pairing.series.head_key)]
-            larger = {
-                name: max((own[name] for own in of_both), key=lambda noise: noise.deviation)
-                for name in of_both[0]
-                if name in of_both[1]
-            }
-            pairings[place] = replace(pairing, noises=larger, slowdowns=slowdowns)
-    pairings = with_drifts(pairings, chosen_metrics, [chosen.store])
-    lines = lines_of(chosen_metrics, pairings, looks) if pairings else []
-    file, num = chosen.sweep_file or "SWEEP", notes.launches_wanted(lines)
-    more = f"measure more with: ppbench sweep {file} --set measure.launches={num}"
+        keys = row.keys[first], row.keys[other]
+        contrast = Contrast(grid.axis, *keys, common[id(row)], first, other, has_other_pairs)
+        own, partner = (of_keys(chosen.runs, key) for key in keys)
+        sides.append((contrast, own, partner))
+    pairings = paired(sides, metrics, (chosen.store, chosen.store))
+    lines = lines_of(metrics, pairings, looks) if pairings else []
+    file, num = the_sweep_file(chosen), notes.launches_wanted(lines)
+    remedy = f"measure more with: ppbench sweep {file or 'SWEEP'} --set measure.launches={num}"
+    every = pd.concat([chosen.runs, chosen.failed])
+    texts = {} if chosen.failed.empty else Grid("schedule", every).texts()
     found = [
-        *_notes(grid, compared_with, pairings, chosen, lines),
-        *notes.too_few(lines, ("", ""), more),
-        *notes.opposed(lines),
-        *notes.undecided(lines, more),
+        *filter(None, [work_note(grid.axis)]),
+        *chosen.notes,
+        *grid.without_partner(compared_with),
+        *_apart(pairings),
+        *notes.notes_on(pairings, lines, {"": chosen.failed}, texts, remedy),
     ]
-    return Across(
+    return Comparison(
         axis=setting,
-        base=compared_with,
+        base=chosen,
+        head=chosen,
+        base_value=compared_with,
         axis_values=tuple(values),
-        title=chosen.title,
-        shared=grid.shared_text(paired),
-        stores=(chosen.store, chosen.store),
+        shared=grid.shared_text(rows),
+        sweep_file=file,
         pairings={pairing.series: pairing for pairing in pairings},
         lines=tuple(lines),
         notes=tuple(dict.fromkeys(found)),
     )
 
 
-def _notes(
-    grid: Grid,
-    base: Hashable | None,
-    pairings: Sequence[Pairing[Contrast]],
-    chosen: Chosen,
-    lines: Sequence[Line[Contrast]],
-) -> Iterable[str]:
-    if text := work_note(grid.axis):
-        yield text
-    yield from chosen.notes
-    yield from grid.without_partner(base)
-    if not chosen.failed.empty:
-        texts = Grid("schedule", pd.concat([chosen.runs, chosen.failed])).texts()
-        yield from notes.failures(chosen.failed, texts)
-    if not pairings:
-        return
-    others, gaps = [], []  # pairs whose sides differ in the code or lie far apart in time
+def _apart(pairings: Sequence[Pairing]) -> Iterable[str]:
+    """Name the pairs whose sides differ in the code, or lie far apart in time."""
+    others, gaps = [], []
     for pairing in pairings:
         sides = (pairing.base, pairing.head)
         for column, word in (("commit", "commit"), ("changes", "changes"), ("code", "ppbench")):
@@ -251,18 +236,12 @@ def _notes(
             f"these pairs were measured far apart: {listed(gaps)}: part of it is drift of the "
             "machine; measure both sides in one sweep: ppbench sweep SWEEP --rerun"
         )
-    runs = _runs_of(pairings)
-    known = {launch.run_id for line in lines for launch in line.discounted}
-    yield from notes.outliers(runs, discounted=known)
-    yield from notes.discounted(lines)
-    yield from notes.cautions(runs)
-    yield from notes_on_sessions(lines, pairings)
 
 
-def _too_few_values(axis: str, values: Sequence[Hashable], chosen: Chosen) -> str:
+def _too_few_values(axis: str, values: Sequence[Hashable], chosen: Side) -> str:
     """Say that there is one value, where others are, and what would give two."""
     key, name = key_of(axis), axis_text(axis, values[0]) if values else ""
-    sweep = chosen.sweep_file or "SWEEP"
+    sweep = the_sweep_file(chosen) or "SWEEP"
     only = f"all have {name}" if values else "none of them is ok"
     lost = ordered(chosen.failed[axis])
     failed = [axis_text(axis, value) for value in lost if value not in values]

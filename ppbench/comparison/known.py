@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from ppbench.comparison.launches import FRESH_S, fingerprint_of, key_of
-from ppbench.comparison.noise import noises_of, slowdowns_and_launches
+from ppbench.comparison.sessions import noises_of, slowdowns_and_launches
 from ppbench.config.sweep import Sweep
 from ppbench.display.metrics import METRICS
 from ppbench.judge.evidence import Noise

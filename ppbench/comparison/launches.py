@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+import numpy as np
 import pandas as pd
 
 from ppbench.config.case import TIMES, Case, Measure
-from ppbench.display.cases import NOT_GIVEN, WHERE_NOT_FINITE, without_not_finite
+from ppbench.display.cases import NOT_FINITE, NOT_GIVEN, WHERE_NOT_FINITE, without_not_finite
 from ppbench.display.units import is_missing
 from ppbench.run.machine.environment import fingerprint_here
+from ppbench.run.sweep.plan import FINAL as FAILED_FINALLY
 
 SETTINGS = tuple(
     f"measure_{name}"
@@ -39,6 +41,8 @@ SIDE_COLUMNS = (
 )
 """The columns of `runs` that sides and their comparison need."""
 FRESH_S = 3600.0
+FINAL = (*FAILED_FINALLY, NOT_FINITE)
+"""The states of a run that failed for a reason of its own."""
 Key = tuple[str, ...]
 
 
@@ -64,6 +68,11 @@ def keys_of(runs: pd.DataFrame) -> list[Key]:
     """Return the values of `MEASURED_ALIKE` of each row, as text; empty where null."""
     columns = (map(key_text, runs[name]) for name in MEASURED_ALIKE)
     return list(zip(*columns, strict=True))
+
+
+def of_keys(runs: pd.DataFrame, wanted: Key) -> pd.DataFrame:
+    """The rows with this key."""
+    return runs[np.array([key == wanted for key in keys_of(runs)], dtype=bool)]
 
 
 def key_of(case: Case, measure: Measure) -> Key:

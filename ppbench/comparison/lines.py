@@ -3,8 +3,8 @@
     Pairing ---> Line, Line, ...     a verdict per figure, with Holm's correction over all pairings
         `------> Breakdown           the classes of spans that changed
 
-What the sides are is the business of the series: two commits (`commits`), or two values of a
-setting (`comparison.across`).
+The sides differ along one axis: it is the commit (`commits.comparison`), or a setting
+(`comparison.across`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -26,9 +25,19 @@ from ppbench.analysis.breakdown import (
     of_whole_pipeline,
     with_whole_backwards,
 )
+from ppbench.comparison.axes import key_of
+from ppbench.comparison.launches import Key
 from ppbench.comparison.rounds import shared_rounds
-from ppbench.comparison.sessions import moments_of, number_sessions
+from ppbench.comparison.sessions import (
+    drifts_like,
+    moments_of,
+    noises_of,
+    number_sessions,
+    slowdowns_and_launches,
+)
+from ppbench.comparison.sides import Side
 from ppbench.comparison.slowdowns import in_order
+from ppbench.display.cases import axis_text
 from ppbench.display.metrics import METRICS
 from ppbench.errors import UsageError, nearest
 from ppbench.judge.differences import Ratio
@@ -44,32 +53,68 @@ SHOWN = ("tokens_per_s", "bubble_fraction", "peak_memory_bytes")
 _SPEEDS = (SPEED, "step_ns")
 
 
-class Series(Protocol):
-    """The subject of a line, such as a case on a machine."""
-
-    @property
-    def text(self) -> str:
-        """Its name beside the others."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """The machine."""
-        ...
-
-    def values(self) -> dict[str, object]:
-        """Its columns in `Compared.frame`."""
-        ...
-
-
-S = TypeVar("S", bound=Series)
+COMMIT = "commit"
+"""The axis of two commits, whose cases are the same."""
 
 
 @dataclass(frozen=True)
-class Pairing(Generic[S]):
+class Contrast:
+    """The launches of two cases that differ along one axis alone, on machines of their own."""
+
+    axis: str  # a setting, or COMMIT
+    base_key: Key  # of its launches
+    head_key: Key  # of a commit the same
+    common: tuple[str, ...]  # the case beside other contrasts, in words, setting by setting
+    base_value: Hashable = None  # of the setting
+    head_value: Hashable = None
+    has_other_pairs: bool = False  # whether some contrast is of other values
+
+    @property
+    def case_id(self) -> str:
+        return self.base_key[0]
+
+    @property
+    def fingerprint(self) -> str:
+        """The machine, or both."""
+        return " / ".join(dict.fromkeys((self.base_key[1], self.head_key[1])))
+
+    @property
+    def pair(self) -> str:
+        """`afab -> 1f1b`."""
+        values = (self.base_value, self.head_value)
+        return " -> ".join(axis_text(self.axis, value) for value in values)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Its name beside the others, setting by setting."""
+        has_pair = self.has_other_pairs or not self.common
+        return (self.pair, *self.common) if has_pair else self.common
+
+    @property
+    def text(self) -> str:
+        return ", ".join(self.parts)
+
+    def values(self) -> dict[str, object]:
+        """Its columns in `Comparison.frame`."""
+        case = {"case": ", ".join(self.common), "fingerprint": self.fingerprint}
+        if self.axis == COMMIT:
+            return {"case_id": self.case_id, **case}
+        return {
+            "axis": self.axis,
+            "base_value": self.base_value,
+            "head_value": self.head_value,
+            "case": case["case"],
+            "base_case_id": self.base_key[0],
+            "head_case_id": self.head_key[0],
+            "fingerprint": self.fingerprint,
+        }
+
+
+@dataclass(frozen=True)
+class Pairing:
     """The launches of both sides of a series, rows of `runs` that are ok."""
 
-    series: S
+    series: Contrast
     base: pd.DataFrame
     head: pd.DataFrame
     noises: Mapping[str, Noise] = field(default_factory=dict)  # by metric, as far as known
@@ -129,17 +174,17 @@ class DiscountedLaunch:
 
 
 @dataclass(frozen=True)
-class Line(Generic[S]):
+class Line:
     """The change of one metric of one series."""
 
-    series: S
+    series: Contrast
     metric: Metric
     change: Change
     noise: Noise | None
     discounted: tuple[DiscountedLaunch, ...] = ()
 
     def values(self) -> dict[str, object]:
-        """The row of this line in `Compared.frame`."""
+        """The row of this line in `Comparison.frame`."""
         change = self.change
         return {
             **self.series.values(),
@@ -166,10 +211,10 @@ def ends(name: str, ratio: Ratio | None) -> dict[str, object]:
 
 
 @dataclass(frozen=True)
-class Breakdown(Generic[S]):
+class Breakdown:
     """The changes of the spans of one series."""
 
-    series: S
+    series: Contrast
     moved: tuple[Moved, ...]
 
 
@@ -193,21 +238,36 @@ class Stopped:
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
-class Compared(Generic[S]):
-    """All lines, by series and then metric, with notes that qualify them."""
+class Comparison:
+    """Two sides along one axis: all lines, by contrast and then metric, with notes on them."""
 
-    pairings: Mapping[S, Pairing[S]]
-    lines: tuple[Line[S], ...]
+    axis: str  # a setting, or COMMIT
+    base: Side
+    head: Side  # along a setting the same: its runs have all values
+    pairings: Mapping[Contrast, Pairing]
+    lines: tuple[Line, ...]
     notes: tuple[str, ...]
-    stores: tuple[Store, Store]  # of the runs of base and of head
+    sweep_file: str | None  # that was named, or from which all runs come
+    axes: tuple[str, ...] = ()  # settings in which the cases of two commits differ
+    texts: Mapping[str, str] = field(default_factory=dict)  # of their cases, by id
+    base_value: Hashable | None = None  # that others are compared with; None: all with all
+    axis_values: tuple[Hashable, ...] = ()  # in order
+    shared: str = ""  # the usual settings that all pairs have alike, in words
     stopped: Stopped | None = None  # if launches were made until the answer was clear
+
+    def __repr__(self) -> str:
+        if self.axis == COMMIT:
+            names = f"of {self.base.name} with {self.head.name}"
+            return f"<Comparison {names}: {self.counts() or 'no case in common'}>"
+        values = ", ".join(map(str, self.axis_values))
+        return f"<Comparison across {key_of(self.axis)} ({values}): {self.counts() or 'no pair'}>"
 
     @property
     def frame(self) -> pd.DataFrame:
         """One row of raw figures per series and metric."""
         return pd.DataFrame([self.values_of(line) for line in self.lines])
 
-    def values_of(self, line: Line[S]) -> dict[str, object]:
+    def values_of(self, line: Line) -> dict[str, object]:
         """The row of a line in `frame`."""
         values = line.values()
         if self.stopped is not None:
@@ -233,10 +293,10 @@ class Compared(Generic[S]):
         sides = (side for pairing in pairings for side in (pairing.base, pairing.head))
         return sorted({str(run_id) for side in sides for run_id in side["run_id"]})
 
-    def series(self) -> list[S]:
+    def series(self) -> list[Contrast]:
         return list(dict.fromkeys(line.series for line in self.lines))
 
-    def changed(self) -> list[S]:
+    def changed(self) -> list[Contrast]:
         """Return the series whose throughput or step has changed, or may have.
 
         Open ones are included: a stage that moved shows in its spans even where the step, which
@@ -252,7 +312,7 @@ class Compared(Generic[S]):
                 changed.append(line.series)
         return list(dict.fromkeys(changed))
 
-    def break_down(self, wanted: Iterable[S]) -> list[Breakdown[S]]:
+    def break_down(self, wanted: Iterable[Contrast]) -> list[Breakdown]:
         """Find the spans that changed in these series, as far as both sides have stored theirs.
 
         Where the sides have other stages, spans are summed over the whole pipeline.
@@ -260,7 +320,7 @@ class Compared(Generic[S]):
         breakdowns = []
         for pairing in (self.pairings[series] for series in wanted):
             runs_of_sides, sides = (pairing.base, pairing.head), []
-            for runs, store in zip(runs_of_sides, self.stores, strict=True):
+            for runs, store in zip(runs_of_sides, (self.base.store, self.head.store), strict=True):
                 spans = store.table("spans", runs["run_id"]).groupby("run_id", sort=False)
                 sides.append([launch_figures(of_run) for _, of_run in spans])
             if not all(sides):
@@ -287,14 +347,47 @@ def read_metrics(names: Sequence[str], default: Sequence[str] = SHOWN) -> list[M
     return [METRICS[name] for name in dict.fromkeys(names or default)]
 
 
+def paired(
+    sides: Sequence[tuple[Contrast, pd.DataFrame, pd.DataFrame]],
+    metrics: Sequence[Metric],
+    stores: tuple[Store, Store],
+    resolution_of: Callable[[Contrast], float] = lambda _: RESOLUTION,
+) -> list[Pairing]:
+    """The launches of both sides of each contrast, with what their stores say of such launches.
+
+    The noise is the larger one of both cases, and not known where that of one is not.
+    """
+    if not sides:
+        return []
+    compared = pd.concat([runs for _, *both in sides for runs in both])
+    compared = compared.drop_duplicates("run_id").sort_values("run_id")
+    machines = set(compared["fingerprint"].dropna())
+    slowdowns, launches = slowdowns_and_launches(stores, machines, metrics)
+    keys = {key for contrast, *_ in sides for key in (contrast.base_key, contrast.head_key)}
+    noises = noises_of(keys, metrics, launches, slowdowns, compared)
+    pairings = []
+    for contrast, base, head in sides:
+        own, other = noises[contrast.base_key], noises[contrast.head_key]
+        larger = {
+            name: max(own[name], other[name], key=lambda noise: noise.deviation)
+            for name in own.keys() & other.keys()
+        }
+        pairing = Pairing(contrast, base, head, larger, resolution_of(contrast), slowdowns)
+        if metrics and pairing.evidence(metrics[0]).sessions_apart:
+            # Sides that share their sessions need no drift, and no file is read for them.
+            pairing = replace(pairing, drifts=drifts_like(base.iloc[:1], metrics, *stores))
+        pairings.append(pairing)
+    return pairings
+
+
 def lines_of(
-    metrics: Sequence[Metric], pairings: Sequence[Pairing[S]], looks: Looks = ONE_LOOK
-) -> list[Line[S]]:
+    metrics: Sequence[Metric], pairings: Sequence[Pairing], looks: Looks = ONE_LOOK
+) -> list[Line]:
     """Compare every metric of every pairing, with Holm's correction for each metric's pairings.
 
     A metric that no launch of a pairing has makes no line: emulated ranks have no peak memory.
     """
-    lines: dict[tuple[int, int], Line[S]] = {}  # by the places of the pairing and the metric
+    lines: dict[tuple[int, int], Line] = {}  # by the places of the pairing and the metric
     for at, metric in enumerate(metrics):
         known: dict[int, Evidence] = {}
         for place, pairing in enumerate(pairings):
@@ -324,8 +417,3 @@ def listed(words: Sequence[str], most: int = 4) -> str:
     """`a; b; and 3 more`."""
     shown = "; ".join(words[:most])
     return shown if len(words) <= most else f"{shown}; and {len(words) - most} more"
-
-
-def of_keys(runs: pd.DataFrame, keys: Iterable[object], wanted: object) -> pd.DataFrame:
-    """The rows whose key, one of `keys` per row, is the wanted one."""
-    return runs[np.array([key == wanted for key in keys], dtype=bool)]

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ppbench.comparison.known import Known
-from ppbench.comparison.lines import Compared, Stopped
+from ppbench.comparison.lines import Comparison, Stopped
 from ppbench.display.metrics import METRICS
 from ppbench.display.units import counted, duration, percent
 from ppbench.errors import UsageError
@@ -38,7 +38,7 @@ def measure_until_decided(
     most_launches: int,
     bring_to: Callable[[int], float],
     judged: Callable[[Looks], Result],
-    compared_of: Callable[[Result], Compared[Any]],
+    compared_of: Callable[[Result], Comparison],
     metrics: Collection[str],
     known: Known,
     say: Callable[[str], None],

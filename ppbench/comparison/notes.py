@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from ppbench.cautions import Caution
 from ppbench.comparison.launches import FRESH_S, keys_of
-from ppbench.comparison.lines import DiscountedLaunch, Line, Pairing, S, listed
+from ppbench.comparison.lines import Contrast, DiscountedLaunch, Line, Pairing, listed
 from ppbench.comparison.sessions import moments_of, sessions_of
 from ppbench.display.cases import cautions_of
 from ppbench.display.changes import discount_text, figure_text
 from ppbench.display.fields import field_of
+from ppbench.display.metrics import METRICS
 from ppbench.errors import first_line
 from ppbench.judge.differences import FEWEST_LAUNCHES
 from ppbench.judge.estimates import Doubt
@@ -33,6 +33,36 @@ _DOUBTS = {
 """Why the launches of both sides may differ for another reason than the change."""
 OUTLYING = 0.05
 """Relative distance from its side's median beyond which a launch is reported."""
+
+
+def notes_on(
+    pairings: Sequence[Pairing],
+    lines: Sequence[Line],
+    failed: Mapping[str, pd.DataFrame],
+    texts: Mapping[str, str],
+    remedy: str,
+) -> Iterable[str]:
+    """Yield what qualifies the lines of a comparison.
+
+    `failed` are the failed runs of each side, by ` at base` and ` at head`, or of both by an empty
+    text; `texts` name their cases, and `remedy` makes more launches.
+    """
+    known = {launch.run_id for line in lines for launch in line.discounted}
+    both = [side for pairing in pairings for side in (pairing.base, pairing.head)]
+    for where, rows in failed.items():
+        yield from failures(rows, texts, where)
+        side = where.removeprefix(" at ")
+        own = [getattr(pairing, side) for pairing in pairings] if side else both
+        if own:
+            of = f" of {side}" if side else ""
+            yield from outliers(pd.concat(own).drop_duplicates("run_id"), of, known)
+    yield from discounted(lines)
+    if both:
+        yield from cautions(pd.concat(both).drop_duplicates("run_id"))
+    yield from too_few(lines, ("", "") if "" in failed else (" at base", " at head"), remedy)
+    yield from opposed(lines)
+    yield from undecided(lines, remedy)
+    yield from on_sessions(lines, pairings)
 
 
 def failures(failed: pd.DataFrame, texts: Mapping[str, str], where: str = "") -> Iterable[str]:
@@ -71,10 +101,10 @@ def outliers(runs: pd.DataFrame, of: str = "", discounted: Collection[str] = ())
             )
 
 
-def discounted(lines: Sequence[Line[Any]]) -> Iterable[str]:
+def discounted(lines: Sequence[Line]) -> Iterable[str]:
     """Name the launches that do not count, and why; each once, whatever the number of metrics."""
     num_series = len({line.series for line in lines})
-    launches: dict[tuple[Any, str, str], list[tuple[DiscountedLaunch, Line[Any]]]] = {}
+    launches: dict[tuple[Contrast, str, str], list[tuple[DiscountedLaunch, Line]]] = {}
     for line in lines:
         for launch in line.discounted:
             key = (line.series, launch.side, launch.run_id)
@@ -101,14 +131,14 @@ def cautions(runs: pd.DataFrame) -> Iterable[str]:
         yield f"{who} {carry} the caution {name}: {Caution[name].remedy}"
 
 
-def launches_wanted(lines: Sequence[Line[Any]]) -> int:
+def launches_wanted(lines: Sequence[Line]) -> int:
     """Launches of a side that are worth measuring: the usual number, or twice those there are."""
     nums = [num for line in lines for num in (line.change.num_base, line.change.num_head)]
     fewest = min(nums, default=0)
     return _USUAL_LAUNCHES if fewest < _USUAL_LAUNCHES else 2 * fewest
 
 
-def too_few(lines: Sequence[Line[Any]], sides: tuple[str, str], remedy: str) -> Iterable[str]:
+def too_few(lines: Sequence[Line], sides: tuple[str, str], remedy: str) -> Iterable[str]:
     """Name the series without launches enough; `sides` are ` at base` and ` at head`."""
     few = [
         line for line in lines if min(line.change.num_base, line.change.num_head) < FEWEST_LAUNCHES
@@ -125,7 +155,7 @@ def too_few(lines: Sequence[Line[Any]], sides: tuple[str, str], remedy: str) -> 
         )
 
 
-def opposed(lines: Sequence[Line[Any]]) -> Iterable[str]:
+def opposed(lines: Sequence[Line]) -> Iterable[str]:
     """Name the figures whose change has the other sign than the two figures beside it."""
     names = []
     for line in lines:
@@ -145,7 +175,7 @@ def opposed(lines: Sequence[Line[Any]]) -> Iterable[str]:
         )
 
 
-def undecided(lines: Sequence[Line[Any]], remedy: str) -> Iterable[str]:
+def undecided(lines: Sequence[Line], remedy: str) -> Iterable[str]:
     """Say why a change is open although its interval alone would decide."""
     names = []
     for line in lines:
@@ -174,21 +204,47 @@ def undecided(lines: Sequence[Line[Any]], remedy: str) -> Iterable[str]:
             yield f"open: {listed(names)}; {reason}; {remedy}"
 
 
-def one_session(lines: Sequence[Line[S]], pairings: Sequence[Pairing[S]]) -> Iterable[str]:
-    """Name the verdicts that were seen in a single session, and when that was."""
+def on_sessions(lines: Sequence[Line], pairings: Sequence[Pairing]) -> Iterable[str]:
+    """Name the sides that share no session, else the verdicts that rest on a single one."""
+    metrics = list(dict.fromkeys(line.metric for line in lines))
+    evidences = [pairing.evidence(metrics[0]) for pairing in pairings] if metrics else []
+    if any(evidence.sessions_apart for evidence in evidences):
+        alone = [
+            pairing
+            for pairing, evidence in zip(pairings, evidences, strict=True)
+            if evidence.never_share_a_session
+        ]
+        begin = "base and head were never measured in one session, so the drift between sessions "
+        if known := [pairing for pairing in alone if pairing.drifts]:
+            sizes = dict.fromkeys(
+                f"{name} {drift.deviation * 100:.2g} "
+                f"{'points' if METRICS[name].in_points else '%'} in {drift.num_sessions} sessions"
+                for pairing in known
+                for name, drift in pairing.drifts.items()
+            )
+            names = listed([pairing.series.text for pairing in known])
+            where = f"is in their difference and in its interval ({'; '.join(sizes)})"
+            yield f"{begin}{where}: {names}"
+        if unknown := [pairing.series.text for pairing in alone if not pairing.drifts]:
+            yield (
+                f"{begin}is in their difference, and its size is not known: {listed(unknown)}; it "
+                "takes launches of one commit in two sessions, or measure both sides in turn: "
+                "ppbench compare --run"
+            )
+        return
     decided = {line.series for line in lines if line.change.is_decided}
     found = {
         pairing.series: sessions_of(moments_of(pd.concat([pairing.base, pairing.head])))
         for pairing in pairings
         if pairing.series in decided
     }
-    alone = {series: sessions[0] for series, sessions in found.items() if len(sessions) == 1}
-    if not alone:
-        return
-    days = {str(session) for session in alone.values()}
-    when = f", {days.pop()}" if len(days) == 1 else " each"
-    which = "" if len(alone) == len(found) else f" ({listed([one.text for one in alone])})"
-    yield f"rests on one session{which}{when}: what drifts between sessions is not in it"
+    single = {series: sessions[0] for series, sessions in found.items() if len(sessions) == 1}
+    if single:
+        days = {str(session) for session in single.values()}
+        when = f", {days.pop()}" if len(days) == 1 else " each"
+        names = listed([one.text for one in single])
+        which = "" if len(single) == len(found) else f" ({names})"
+        yield f"rests on one session{which}{when}: what drifts between sessions is not in it"
 
 
 def gap_between(base: pd.DataFrame, head: pd.DataFrame) -> str:

@@ -7,7 +7,6 @@ They take turns in the same processes, as those of `ppbench sweep --budget` do.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from hashlib import sha256
@@ -23,7 +22,6 @@ from ppbench.console import note
 from ppbench.display.cases import varying_axes
 from ppbench.display.units import percent, written
 from ppbench.files import write_file
-from ppbench.judge.looks import ONE_LOOK, Looks
 from ppbench.judge.verdicts import Verdict
 from ppbench.planning.handover import case_of, chosen_case, program_text
 from ppbench.planning.plan import AUTO, Plan, Proposal
@@ -36,6 +34,8 @@ from ppbench.run.sweep.plan import Choice, note_rerun, plan_sweep, rerun_since
 from ppbench.run.sweep.progress import Display
 from ppbench.store import Store
 
+NO_END = "24h"
+"""The budget of runs that have none: they are judged by looks all the same."""
 _VARIED = (
     *("schedule", "stages_per_rank", "num_microbatches", "train_microbatch_size"),
     *("model_partition", "train_recompute"),
@@ -75,9 +75,10 @@ def measure(
             write_file(file, [text])
             one = replace(one, program_digest=digest_of(file))
         cases.append(one)
-    planned = tuple((one, replace(measured, launches=most)) for one in cases)
+    measured = replace(measured, launches=most, budget=measured.budget or NO_END)
+    planned = tuple((one, measured) for one in cases)
     trial = replace(sweep, name=f"{sweep.name}-plan", cases=planned, axes=_VARIED)
-    policy = UntilAnswered(trial, seconds_of(measured.budget) or math.inf, note)
+    policy = UntilAnswered(trial, seconds_of(measured.budget), note)
     store, choice = Store(folder), Choice()
     if reruns:  # the policy must not see what was measured before
         whole = plan_sweep(trial, store, Choice(reruns=True))
@@ -88,14 +89,13 @@ def measure(
     if not policy.stop:  # it has not seen the last launch
         policy(done.frame)
     ids = [one.case_id for one in cases]
-    return trials_of(proposals, ids, done.frame, policy.looks, command)
+    return trials_of(proposals, ids, done.frame, command)
 
 
 def trials_of(
     proposals: Sequence[Proposal],
     case_ids: Sequence[str],
     runs: pd.DataFrame,
-    looks: Looks = ONE_LOOK,
     command: str = "",
 ) -> Trials:
     """Judge the runs of proposals, which are given with the ids of their cases.
@@ -105,7 +105,7 @@ def trials_of(
     """
     is_ours = runs["schedule"].str.startswith(CSV_PREFIX)  # named as in the plan
     runs = runs.assign(schedule=runs["schedule"].mask(is_ours, AUTO))
-    judged = judge(runs, varying_axes(runs), looks)
+    judged = judge(runs, varying_axes(runs))
     found = judged.of_runs.set_index("case_id").reindex(list(case_ids)).reset_index()
     tokens = pd.Series([one.tokens_per_s * one.step_ns for one in proposals])
     frame = pd.DataFrame(

@@ -21,12 +21,8 @@ from ppbench.config.sweep import Sweep
 from ppbench.display.cases import varying_axes
 from ppbench.display.units import counted, duration, percent
 from ppbench.judge.differences import FEWEST_LAUNCHES
-from ppbench.judge.looks import ONE_LOOK, Looks
 from ppbench.judge.verdicts import Verdict
 from ppbench.report.pages.judgement import Judged, judge
-
-MOST_LAUNCHES = 16
-"""Launches after which an open question stays open: starts of processes differ by too much."""
 
 
 class UntilAnswered:
@@ -42,16 +38,9 @@ class UntilAnswered:
         self._cases = [case.case_id for case, _ in sweep.cases]
         self._budget_s, self._say, self._now = budget_s, say, now
         self._began = self._last = now()
-        self._looks: list[int] = []  # launches, at each look
-        self._most_launches = MOST_LAUNCHES  # that the budget allows
         self._num_wanted = len(self._cases)
         self.stop = ""
         """Why no further launch is made, once none is."""
-
-    @property
-    def looks(self) -> Looks:
-        """The looks that were taken; the answer holds over them."""
-        return Looks(tuple(self._looks), self._most_launches) if self._looks else ONE_LOOK
 
     def __call__(self, runs: pd.DataFrame) -> frozenset[str]:
         """Return the ids of the cases to launch again; none if no further launch is made."""
@@ -65,13 +54,7 @@ class UntilAnswered:
         if num_launches < FEWEST_LAUNCHES:
             wanted, text = frozenset(good["case_id"]), ""
         else:
-            if not self._looks:  # before anything is looked at, by the time alone
-                more = (self._budget_s - passed_s) / launch_s if launch_s and not is_first else 0
-                self._most_launches = min(MOST_LAUNCHES, num_launches + max(1, round(more)))
-            if not self._looks or num_launches > self._looks[-1]:
-                self._looks.append(num_launches)
-                self._most_launches = max(self._most_launches, num_launches)
-            judged = judge(runs, varying_axes(runs), self.looks)
+            judged = judge(runs, varying_axes(runs))
             wanted, text = open_cases(judged), progress_text(judged)
         if not wanted:
             self.stop = f"decided after {counted(num_launches, 'launch')}"

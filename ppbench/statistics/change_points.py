@@ -2,18 +2,17 @@
 
     0. apart     a commit far above or far below both commits beside it is a spike; a launch far on
                  the slow side of those before and after it was disturbed; neither is in a level
-    1. windows   4, 8, 16, ... launches wide, half over one another; in each the best cut after
-                 E-divisive (Matteson and James 2014), kept if a t-test finds it worth a look
-    2. merging   all these weak points cut the series into segments; the weakest is dropped and its
-                 neighbours are tested anew, until the rest are significant and beyond the floor
+    1. cutting   the series into the levels around which the sum of squares is least, with a penalty
+                 for each cut (optimal partitioning, Jackson et al. 2005)
+    2. merging   the weakest of these points is dropped and its neighbours are tested anew, until
+                 the rest are significant and beyond the floor
     3. placing   each point moves to the likeliest place between its neighbours; then 2. once more
 
 A comparison with the previous commit alone would miss small changes or alarm on noise; here both
-levels are means over all launches up to the next change. Wide windows find small changes, narrow
-ones find those that were soon undone. The tests are corrected for the number of places and widths,
-so that a longer series alarms no more often. Student's test is used, since a segment may have two
-launches only, so that the newest change shows early; Welch's where one segment scatters clearly
-more than the other, as one with a disturbed launch does.
+levels are means over all launches up to the next change. The tests are corrected for the number of
+places and of doublings of the length, so that a longer series alarms no more often. Student's test
+is used, since a segment may have two launches only, so that the newest change shows early; Welch's
+where one segment scatters clearly more than the other, as one with a disturbed launch does.
 
 Launches of one commit may be correlated:
 
@@ -68,11 +67,9 @@ Places = npt.NDArray[np.intp]
 FLOOR = 0.01
 """Smallest change of a history that matters: 1 %, or one percentage point."""
 LEVEL = 0.05
-"""Level of each point's test, corrected for the number of places and widths."""
-WEAK = 0.02
-"""Level of a weak point's test in its window, uncorrected."""
-NARROWEST, WIDEST = 4, 512
-"""Widths of windows, in launches."""
+"""Level of each point's test, corrected for the number of places and lengths."""
+WEAK = 16.0
+"""Penalty of a weak point, in squares of the deviation between launches."""
 SHORTEST = 2
 """Fewest launches of a segment: a single one is as likely disturbed as changed."""
 _MOST_ROUNDS = 10
@@ -86,7 +83,7 @@ class ChangePoint:
     earliest: int  # 95 % range of the commit that made the change, both ends included
     latest: int
     ratio: Ratio | None  # after / before; None for a figure in points
-    p: float  # corrected for the number of places and widths
+    p: float  # corrected for the number of places and lengths
     difference: Ratio | None = None  # after - before, of a figure in points
 
 
@@ -141,17 +138,11 @@ class _Launches:
         means = np.array([commit.mean for commit in self.groups])
         return _Launches(means, np.unique(self.commits), self.in_points)
 
-    @functools.cached_property
-    def widths(self) -> list[int]:
-        """Widths of the windows."""
-        num = min(len(self.values), WIDEST)
-        doubled = range((num - 1).bit_length())
-        return [*(2**power for power in doubled if 2**power >= NARROWEST), num]
-
     @property
     def num_tests(self) -> int:
-        """Number of places at which chance may make a change, at each width."""
-        return max(len(self.cuts), 1) * len(self.widths)
+        """Number of places at which chance may make a change, with a factor for their lengths."""
+        num = len(self.values)
+        return max(len(self.cuts), 1) * max(1, (num - 1).bit_length() - 1)
 
     def of(self, first: int, behind: int) -> Values:
         """The values of the commits from `first` on and before `behind`."""
@@ -331,50 +322,28 @@ def _cuts(launches: _Launches, size: float, level: float) -> list[int]:
 
 
 def _weak_cuts(launches: _Launches) -> list[int]:
-    """Step 1: the best cut of each window, where it is worth a look."""
-    from scipy.special import stdtr
-
-    num = len(launches.values)
-    may_cut = np.zeros(num + 1, dtype=bool)
-    may_cut[launches.cuts] = True
-    weak: set[int] = set()
-    for width in launches.widths:
-        starts = np.append(np.arange(0, num - width, width // 2), num - width)
-        windows = launches.values[starts[:, None] + np.arange(width)]
-        before = np.arange(SHORTEST, width - SHORTEST + 1)
-        allowed = may_cut[starts[:, None] + before]
-        energy = np.where(allowed, _energies(windows)[:, before], -np.inf)
-        best = before[energy.argmax(axis=1)]
-        # Student's test at the best cut of each window.
-        offsets = windows - windows.mean(axis=1, keepdims=True)
-        sums = np.take_along_axis(np.cumsum(offsets, axis=1), best[:, None] - 1, axis=1)[:, 0]
-        between = np.square(sums) * width / (best * (width - best))
-        rest = np.maximum(np.square(offsets).sum(axis=1) - between, width * LEAST_DEVIATION**2)
-        chances = 2 * stdtr(width - 2, -np.sqrt(between * (width - 2) / rest))
-        is_weak = allowed.any(axis=1) & (chances < WEAK)
-        weak.update((starts + best)[is_weak].tolist())
-    return sorted(weak)
-
-
-def _energies(windows: Values) -> Values:
-    """Distance between the distributions before and behind each place.
-
-    Shape (windows, places); the divergence of Matteson and James (2014), equation 6, with exponent
-    1. It is -inf at places with less than two values on a side.
-    """
-    width = windows.shape[1]
-    distances = np.abs(windows[:, :, None] - windows[:, None, :])
-    within = np.tril(distances).sum(axis=2)  # of each value to those before it
-    all_pairs = within.sum(axis=1, keepdims=True)
-    energies = np.full_like(windows, -np.inf)
-    places = np.arange(SHORTEST, width - SHORTEST + 1)
-    num, rest = places, width - places
-    before = np.cumsum(within, axis=1)[:, places - 1]
-    across = np.cumsum(distances.sum(axis=2), axis=1)[:, places - 1] - 2 * before
-    behind = all_pairs - before - across
-    means = 2 * before / (num * (num - 1)) + 2 * behind / (rest * (rest - 1))
-    energies[:, places] = num * rest / width * (2 * across / (num * rest) - means)
-    return energies
+    """Step 1: the cuts of the levels around which squares and a penalty for each cut are least."""
+    values, num = launches.values - launches.values.mean(), len(launches.values)
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    squares = np.concatenate([[0.0], np.cumsum(np.square(values))])
+    # The deviation of normal launches with this median distance between neighbours.
+    usual = float(np.median(np.abs(np.diff(values)))) / (0.6745 * math.sqrt(2))
+    penalty = WEAK * max(usual, LEAST_DEVIATION) ** 2
+    bounds = np.concatenate([[0], launches.cuts, [num]])
+    least = np.full(len(bounds), np.inf)  # up to each bound, of the best cuts before it
+    least[0], before = -penalty, np.zeros(len(bounds), dtype=np.intp)
+    for place in range(1, len(bounds)):
+        end, starts = bounds[place], bounds[:place]
+        nums = end - starts
+        within = squares[end] - squares[starts] - np.square(sums[end] - sums[starts]) / nums
+        costs = np.where(nums >= SHORTEST, least[:place] + within + penalty, np.inf)
+        before[place] = int(costs.argmin())
+        least[place] = costs[before[place]]
+    cuts, place = [], int(before[-1])
+    while place > 0:
+        cuts.append(int(bounds[place]))
+        place = int(before[place])
+    return cuts[::-1]
 
 
 def _merged(

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 
 from ppbench.analysis.breakdown import DURATION
-from ppbench.comparison.lines import Breakdown, Compared, Line
+from ppbench.comparison.lines import Breakdown, Comparison, Line
 from ppbench.display.changes import (
     change_text,
     figure_text,
@@ -40,8 +39,8 @@ class ComparisonPage:
     title: str
     facts: Sequence[tuple[str, str]]  # what was compared, by its name
     sides: Sequence[tuple[str, str]]  # of each line, what base and head are called
-    compared: Compared[Any]
-    breakdowns: Sequence[Breakdown[Any]]
+    compared: Comparison
+    breakdowns: Sequence[Breakdown]
     why: str  # what moved where only idle time did
     runs: pd.DataFrame  # whole rows of all that was compared
     command: str  # makes the page again
@@ -67,7 +66,7 @@ def render_comparison(page: ComparisonPage) -> str:
             "figures": f"{base} → {head}",
             "counts": f"{change.num_base} and {counted(change.num_head, 'launch')}{discounts}",
         }
-    by_sides: dict[tuple[str, str], list[Line[Any]]] = {}
+    by_sides: dict[tuple[str, str], list[Line]] = {}
     for sides, line in zip(page.sides, lines, strict=True):
         if line.metric.name == SPEED:
             by_sides.setdefault(sides, []).append(line)
@@ -103,7 +102,7 @@ def render_comparison(page: ComparisonPage) -> str:
     )
 
 
-def _sentence(base: str, head: str, lines: Sequence[Line[Any]]) -> str:
+def _sentence(base: str, head: str, lines: Sequence[Line]) -> str:
     """`1f1b against afab in 4 cases: faster in 3 (+1.2 to +4.0 %), open in 1.`."""
     if len(lines) == 1:
         (line,) = lines
@@ -131,7 +130,7 @@ def _sentence(base: str, head: str, lines: Sequence[Line[Any]]) -> str:
     return f"{head} against {base} in {counted(len(lines), 'case')}: {', '.join(counts)}."
 
 
-def _part(breakdown: Breakdown[Any], page: ComparisonPage) -> dict[str, object]:
+def _part(breakdown: Breakdown, page: ComparisonPage) -> dict[str, object]:
     """Return the spans of a series that moved, and the command that draws both sides."""
     ids = []  # the launch of each side whose throughput is the median, or next to it
     pairing = page.compared.pairings[breakdown.series]

@@ -27,7 +27,6 @@ from ppbench.display.units import (
 )
 from ppbench.judge.differences import FEWEST_LAUNCHES
 from ppbench.judge.evidence import RESOLUTION
-from ppbench.judge.looks import ONE_LOOK, Looks
 from ppbench.judge.verdicts import Change, Verdict
 from ppbench.report.charts.memory import pareto_front
 from ppbench.report.pages.advice import advice, more_launches
@@ -106,9 +105,7 @@ class Conclusions:
     others: tuple[Sentence, ...]  # the answers of other groups
 
 
-def conclude(
-    judged: Judged, runs: pd.DataFrame, command: str = "", looks: Looks = ONE_LOOK
-) -> Conclusions:
+def conclude(judged: Judged, runs: pd.DataFrame, command: str = "") -> Conclusions:
     """Put judgements into words; `runs` are those that they are about.
 
     A sweep of several groups is answered as a whole, if all of them ask for the same axis.
@@ -157,7 +154,7 @@ def conclude(
     else:
         notes = ["There is only one case."]
     others = [judgement for judgement in judged.judgements[1:] if judgement.lead is not None]
-    answer, whole = sentence(first, runs, command), axis_answer(judged, looks)
+    answer, whole = sentence(first, runs, command), axis_answer(judged)
     if whole is not None:
         answer, others = axis_sentence(whole, command), [first, *others]
         notes.insert(

@@ -28,6 +28,7 @@ from ppbench.comparison.rounds import shared_rounds
 from ppbench.comparison.sessions import moments_of, number_sessions
 from ppbench.comparison.slowdowns import in_order, slowdowns_by_run
 from ppbench.config.case import EMULATED
+from ppbench.config.kinds import seconds_of
 from ppbench.display.cases import (
     Axes,
     by_case,
@@ -67,6 +68,8 @@ _STEP = ["num_microbatches", "train_microbatch_size"]
 _MACHINE_AXES = ("device", "launch_threads_per_rank")  # which change the fingerprint of a run
 
 
+MOST_LAUNCHES = 16
+"""Launches after which an open question stays open: starts of processes differ by too much."""
 COMPARED_AXES = ("schedule", "runtime")
 LEAST_SAVED = 0.05
 """Share of the memory for which a case is taken in place of one that is as fast."""
@@ -188,6 +191,7 @@ class Judged:
     known: Known
     axes: tuple[str, ...]
     of_runs: pd.DataFrame  # `by_case` of all runs that are ok
+    looks: Looks
 
     @property
     def first(self) -> Judgement | None:
@@ -235,11 +239,31 @@ class Known:
         ]
 
 
-def judge(runs: pd.DataFrame, axes: Axes, looks: Looks = ONE_LOOK) -> Judged:
+def looks_of(runs: pd.DataFrame) -> Looks:
+    """The looks that were taken at runs of a sweep with a budget: after each launch from the third.
+
+    How many launches its budget allows follows from the time of the first three alone.
+    """
+    budgets = runs.get("measure_budget", pd.Series(dtype=object)).dropna()
+    budget_s = seconds_of(str(budgets.iloc[-1])) if len(budgets) else None
+    good = ok_runs(runs)
+    num = 0 if good.empty else int(good.groupby("case_id").size().max())
+    if not budget_s or num < FEWEST_LAUNCHES:
+        return ONE_LOOK
+    ends = pd.to_datetime(good["created_at"], utc=True, format="ISO8601")
+    ends = ends.groupby(good["launch"]).max().sort_index().iloc[:FEWEST_LAUNCHES]
+    launch_s = ends.diff().dt.total_seconds().min()
+    more = (budget_s - FEWEST_LAUNCHES * launch_s) / launch_s if launch_s > 0 else 0
+    most = max(num, min(MOST_LAUNCHES, FEWEST_LAUNCHES + max(1, int(more))))
+    return Looks(tuple(range(FEWEST_LAUNCHES, num + 1)), most)
+
+
+def judge(runs: pd.DataFrame, axes: Axes) -> Judged:
     """Judge every group of comparable cases among `runs` (rows of `store.runs()`).
 
-    `axes` are the settings that vary, `looks` the present one and those before it.
+    `axes` are the settings that vary.
     """
+    looks = looks_of(runs)
     of_runs = by_case(runs, axes)
     cases = of_runs[of_runs["tokens_per_s"] > 0]
     broken = cases[cases["is_not_finite"]]
@@ -255,10 +279,10 @@ def judge(runs: pd.DataFrame, axes: Axes, looks: Looks = ONE_LOOK) -> Judged:
     ]
     ordered = tuple(sorted(groups, key=_worth, reverse=True))
     compared = kinds[0] if num_emulated else cases
-    return Judged(ordered, broken, num_emulated, compared, known, tuple(axes), of_runs)
+    return Judged(ordered, broken, num_emulated, compared, known, tuple(axes), of_runs, looks)
 
 
-def axis_answer(judged: Judged, looks: Looks = ONE_LOOK) -> AxisAnswer | None:
+def axis_answer(judged: Judged) -> AxisAnswer | None:
     """Answer the question of a whole sweep, if several groups ask for a schedule or runtime.
 
     It is the mean change over the settings in which every value was measured; each counts alike.
@@ -292,7 +316,7 @@ def axis_answer(judged: Judged, looks: Looks = ONE_LOOK) -> AxisAnswer | None:
     changes = judge_means(
         METRICS[SPEED],
         [[known.evidence(own[arm], own[rival]) for own in ids] for arm, rival in pairs],
-        looks,
+        judged.looks,
     )
     found = lead_of(METRICS[SPEED], dict(zip(pairs, changes, strict=True)), len(values))
     peaks = pd.DataFrame([own["peak_memory_bytes"].astype(float).tolist() for own in settings])

@@ -19,7 +19,7 @@ from ppbench.planning.cost_set import CostSet, Setting
 from ppbench.planning.handover import case_of, program_text
 from ppbench.planning.plan import Configuration, Proposal
 from ppbench.recommendation.trials import trials_of
-from ppbench.report.until_answered import MOST_LAUNCHES
+from ppbench.report.pages.judgement import MOST_LAUNCHES
 from ppbench.store import Store
 
 MIB = 2**20

@@ -9,10 +9,13 @@ from stored_runs import run_row
 
 from ppbench.config.case import Case, Measure
 from ppbench.config.sweep import Sweep
+from ppbench.judge.looks import ONE_LOOK
+from ppbench.report.pages.judgement import looks_of
 from ppbench.report.until_answered import UntilAnswered
 
 AFAB, OTHER, THIRD = (Case(schedule=name) for name in ("afab", "1f1b", "zb_h1"))
 LAUNCH_S = 10.0
+BEGAN = pd.Timestamp("2026-11-26T12:00:00Z")
 
 
 class World:
@@ -21,6 +24,7 @@ class World:
     def __init__(self, speeds, budget_s=600.0, seed=0, deviation=0.003):
         self.speeds, self._draw, self._deviation = speeds, np.random.default_rng(seed), deviation
         self.now_s, self.rows, self.said, self.launched = 0.0, [], [], []
+        self._budget = f"{budget_s:.0f}s"
         cases = tuple((case, Measure()) for case in speeds)
         sweep = Sweep("w", "w.toml", cases, ("schedule",))
         self.policy = UntilAnswered(sweep, budget_s, self.said.append, lambda: self.now_s)
@@ -36,6 +40,8 @@ class World:
                     turns = own * self._draw.lognormal(0, 0.02, 8)
                     rounds = {"round": list(range(8)), "tokens_per_s": turns.tolist()}
                     more = {"process_start": str(number), "rounds": json.dumps(rounds)}
+                    more["measure_budget"] = self._budget
+                    more["created_at"] = str(BEGAN + pd.Timedelta(seconds=self.now_s))
                     run_id = f"{number:04}{case.schedule}"
                     speed_of_run = float(np.median(turns))
                     self.rows.append(
@@ -86,3 +92,14 @@ def test_what_is_stored_already_counts_and_an_answered_question_is_not_measured(
     again.rows = world.rows
     assert again.run().launched == []
     assert again.policy.stop == "decided after 3 launches"
+
+
+def test_the_looks_at_a_sweep_with_a_budget_follow_from_its_rows():
+    """So the report, days later, says what was said when the sweep ended."""
+    world = World({AFAB: 1000.0, OTHER: 1005.0}, budget_s=85.0, deviation=0.03).run()
+    looks = looks_of(world.runs())
+    assert looks.counts == tuple(range(3, len(world.launched) + 1))
+    assert looks.most == len(world.launched) == 8  # all that 85 s allow
+    assert looks_of(world.runs()[:4]) == ONE_LOOK  # two launches
+    assert looks_of(world.runs()[:6]).most == 8  # known from the time of three
+    assert looks_of(world.runs().assign(measure_budget="")) == ONE_LOOK
