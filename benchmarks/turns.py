@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import count, takewhile
 from typing import TypeVar
 
 from benchmarks.outcome import Figure, Goal, Ratio, Standing
+from ppbench.run.rounds import order_of
 
 Result = TypeVar("Result")
 
@@ -128,7 +129,8 @@ def _measure_round(
     *,
     is_kept: bool,
 ) -> None:
-    for name in order(tuple(arms), round_index):
+    names = list(arms)
+    for name in (names[place] for place in order_of(len(names), round_index)):
         result = arms[name]()
         if is_kept:
             results[name].append(result)
@@ -140,16 +142,6 @@ def timed_in_turns(
     """Measure the seconds that each arm takes."""
     timed = {name: functools.partial(seconds_of, work) for name, work in arms.items()}
     return in_turns(timed, rounds, num_warmup)
-
-
-def order(names: tuple[str, ...], round_index: int) -> Iterator[str]:
-    """The names forwards and backwards in turn, beginning with the next one every second round.
-
-    So each comes first, last and after each neighbour equally often.
-    """
-    first = round_index // 2 % len(names)
-    turned = names[first:] + names[:first]
-    return iter(turned if round_index % 2 == 0 else turned[::-1])
 
 
 def seconds_of(work: Callable[[], object]) -> float:

@@ -2,13 +2,12 @@
 
 import ast
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 import typer
+from command import python
 
 import ppbench
 from ppbench.cli.app import app
@@ -47,10 +46,8 @@ def test_the_library_example_trains(tmp_path):
     assert '"llama-8m"' in program
     smaller = program.replace('"llama-8m"', '"llama-tiny"').replace("seq_len=128", "seq_len=64")
     (tmp_path / "train.py").write_text(smaller)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py"]
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
-    )
+    launch = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+    done = python(*launch, "train.py", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     losses = [float(line.split()[1]) for line in done.stdout.splitlines()]
     assert len(losses) == 10
@@ -76,10 +73,7 @@ def test_every_command_is_named_in_the_readme():
 
 def test_the_page_on_the_library_runs(tmp_path):
     (tmp_path / "example.py").write_text(block(NOTEBOOK, "python"))
-    command = [sys.executable, "example.py"]
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
-    )
+    done = python("example.py", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Prediction(1f1b: 2 ranks, 4 microbatches; makespan 15 s, bubble 20.0%)" in done.stdout
     assert "stage imbalance" in done.stdout

@@ -97,12 +97,17 @@ class Browser:
         return json.loads(line)
 
 
+_READER = (Path(__file__).parent / "reader.js").read_text()
+"""What scripts call on a page, beside what they bring along."""
+
+
 class Tab:
-    """A page of a given width, in light or dark."""
+    """A page of a given width, in light or dark, with what scripts call: _READER and `look`."""
 
     def __init__(
-        self, browser: Browser, page: Path | str, width: int, scheme: str = "light"
+        self, browser: Browser, page: Path | str, width: int, scheme: str = "light", look: str = ""
     ) -> None:
+        self._look = look
         self._browser = browser
         self._num_loads = 0
         self._target = browser.call("Target.createTarget", url="about:blank")["targetId"]
@@ -177,6 +182,7 @@ class Tab:
                 self._browser.wait_for_event()
             self._num_loads += 1
             if self.evaluate("location.protocol") != "about:":
+                self.evaluate(_READER + self._look)
                 return
 
     def _events(self) -> list[dict]:

@@ -15,17 +15,14 @@ DESK, PHONE = 1440, 390
 NEEDED = "needs a browser: apt-get install chromium"
 IS_CI = os.environ.get("CI") == "true"  # which has to have one
 needs_browser = pytest.mark.skipif(CHROMIUM is None and not IS_CI, reason=NEEDED)
-READER = """
-const pause = () => new Promise((done) => setTimeout(done, 20));
-const until = async (check) => {
-  for (let n = 0; n < 250 && !check(); n++) await pause();
-  return check();
-};
-const all = (selector, within = document) => [...within.querySelectorAll(selector)];
-const texts = (selector, within) => all(selector, within).map((node) => node.textContent);
-"""
-"""What the scripts of tests call on a page."""
 SCREENSHOTS = os.environ.get("PPBENCH_SCREENSHOTS")
+
+
+def assert_sound(tab: Tab, page: Path) -> None:
+    """It reports no problem, requests nothing but itself, and is no wider than the screen."""
+    assert tab.problems() == []
+    assert tab.requests() == [page.as_uri()]
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 def keep(tab: Tab, name: str) -> None:

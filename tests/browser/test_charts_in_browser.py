@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
 from chromium import Browser, Tab
-from screens import READER, needs_browser
+from screens import needs_browser
+from stored_runs import run_row, store_with
 
 from ppbench.config.case import Case
 from ppbench.display.cases import by_case
 from ppbench.report import charts
 from ppbench.report.charts.memory import pareto_front
 from ppbench.report.pages.report import write_report
-
-sys.path.append(str(Path(__file__).parent.parent / "ppbench"))
-from stored_runs import run_row, store_with
 
 pytestmark = needs_browser
 AFAB, OTHER = Case(schedule="afab"), Case(schedule="1f1b")
@@ -39,7 +35,6 @@ def tab(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Tab:
     store, page = store_with(folder, rows), folder / "page.html"
     write_report(page, store, store.runs(), title="charts", command="ppbench", sweep_text=None)
     tab = Tab(browser, page, 1440)
-    tab.evaluate(READER)
     tab.evaluate("""(async () => {
       for (const div of all("section > .chart")) {
         div.scrollIntoView();

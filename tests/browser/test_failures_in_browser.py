@@ -5,32 +5,26 @@ Pictures of the pages are kept where they are wanted; see `screens.py`.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from chromium import Browser, Tab
-from screens import DESK, PHONE, READER, keep, needs_browser
+from screens import DESK, PHONE, assert_sound, keep, needs_browser
+from stored_runs import rewrite, run_row, store_failed, store_with
 
 from ppbench.config.case import Case
 from ppbench.report.pages.report import write_report
 from ppbench.report.pages.timeline import write_timeline
 
-sys.path.append(str(Path(__file__).parent.parent / "ppbench"))
-from stored_runs import rewrite, run_row, store_failed, store_with
-
 pytestmark = needs_browser
 OPEN = ("0B0", "1B0")
 """By rank: where each is when rank 1 is stopped."""
 NASTY = "</script><script>document.title = 'taken over'</script> & <b>bold</b>"
-LOOK = (
-    READER
-    + """
+LOOK = """
 const isDrawn = (div) => div?.timeline?.drawn != null;
 """
-)
 # Right after the start of the first bar of a trace: its end is far off to the right.
 START = """(() => {
   const { timeline } = div;
@@ -76,8 +70,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def opened(request: pytest.FixtureRequest, browser: Browser, pages: tuple[Path, Path]) -> Opened:
     """The page, opened; in a report, the failure's chart is unfolded first."""
     number, width, scheme = request.param
-    tab = Tab(browser, pages[number], width, scheme)
-    tab.evaluate(LOOK)
+    tab = Tab(browser, pages[number], width, scheme, LOOK)
     tab.evaluate("""(async () => {
       all("#failures details").forEach((details) => { details.open = true; });
       globalThis.div = all("#failures .chart, section.timeline .chart")[0];
@@ -90,9 +83,7 @@ def opened(request: pytest.FixtureRequest, browser: Browser, pages: tuple[Path, 
 
 def test_a_failed_run_is_drawn_without_an_error_and_fits(opened: Opened) -> None:
     assert opened.tab.evaluate("isDrawn(div)")
-    assert opened.tab.problems() == []
-    assert opened.tab.requests() == [opened.page.as_uri()]
-    assert opened.tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert_sound(opened.tab, opened.page)
     assert NASTY in str(opened.tab.evaluate("document.body.innerText"))
     assert opened.tab.evaluate("document.title") != "taken over"
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import gestures
 import pytest
 from chromium import Browser, Tab
-from screens import DESK, PHONE, READER, keep, needs_browser
+from screens import DESK, PHONE, keep, needs_browser
+from stored_runs import run_row, store_failed
 from test_report_in_browser import simulated_run
 
 from ppbench.config.case import Case
 from ppbench.report.pages.report import write_report
 from ppbench.store import Store
-
-sys.path.append(str(Path(__file__).parent.parent / "ppbench"))
-from stored_runs import run_row, store_failed
 
 pytestmark = needs_browser
 LAPTOP, SCREEN_PX = 1024, 900
@@ -29,10 +26,7 @@ SCREENS = [
     for scheme in ("light", "dark")
 ]
 
-LOOK = (
-    READER
-    + """
-const seen = (node) => node.checkVisibility({ opacityProperty: true, visibilityProperty: true });
+LOOK = """
 const rest = (ms = 30) => new Promise((done) => setTimeout(done, ms));
 const frameOf = (node) => {
   const { left, right, top, bottom } = node.getBoundingClientRect();
@@ -44,38 +38,6 @@ const drawAll = async () => {
     await until(() => div.childElementCount);
   }
   scrollTo(0, 0);
-};
-// Boxes of all texts, a little lower than their lines are high.
-const textBoxes = () => {
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  const boxes = [];
-  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
-    const parent = node.parentElement;
-    if (!node.data.trim() || /^(SCRIPT|STYLE)$/.test(parent.tagName) || !seen(parent)) continue;
-    const range = document.createRange();
-    range.selectNodeContents(node);
-    for (const { left, right, top, bottom } of range.getClientRects()) {
-      const less = Math.min(4, (bottom - top) / 4);
-      if (right - left > 1 && bottom - top > 4) {
-        const text = node.data.trim();
-        const [upper, lower] = [top + less, bottom - less];
-        boxes.push({ left: left + 1, right: right - 1, top: upper, bottom: lower, text, node });
-      }
-    }
-  }
-  return boxes;
-};
-const overlaps = () => {
-  const boxes = textBoxes().sort((a, b) => a.top - b.top);
-  const pairs = [];
-  boxes.forEach((box, n) => {
-    for (let m = n + 1; m < boxes.length && boxes[m].top < box.bottom; m++) {
-      const [a, b] = [box, boxes[m]];
-      const meet = b.left < a.right && a.left < b.right;
-      if (meet && a.node !== b.node) pairs.push(`${a.text} | ${b.text}`);
-    }
-  });
-  return [boxes.length, pairs];
 };
 const CONTROLS = "a, button, summary, label.chip, input[type=search]";
 // What lies on the middle of a control, if it is not the control itself.
@@ -118,7 +80,6 @@ const faint = () => all(READ).filter((node) => seen(node) && hasText(node))
     return [(a + 0.05) / (b + 0.05), node.tagName, node.textContent.trim().slice(0, 40)];
   }).filter(([contrast]) => contrast < 4.5);
 """
-)
 
 
 def write_page(folder: Path) -> Path:
@@ -161,8 +122,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=SCREENS, ids=lambda screen: f"{screen[0]}-{screen[1]}")
 def tab(request: pytest.FixtureRequest, browser: Browser, page: Path) -> Iterator[Tab]:
     width, scheme = request.param
-    tab = Tab(browser, page, width, scheme)
-    tab.evaluate(LOOK)
+    tab = Tab(browser, page, width, scheme, LOOK)
     tab.evaluate(
         "(async () => { while (!document.querySelector('#answer .main-svg')) await rest(); })()"
     )
@@ -174,8 +134,7 @@ def tab(request: pytest.FixtureRequest, browser: Browser, page: Path) -> Iterato
 
 @pytest.fixture(scope="module")
 def clicked(browser: Browser, page: Path) -> Iterator[Tab]:
-    tab = Tab(browser, page, DESK)
-    tab.evaluate(LOOK)
+    tab = Tab(browser, page, DESK, look=LOOK)
     yield tab
     tab.close()
 
@@ -330,8 +289,7 @@ def test_a_caution_stands_beside_the_charts_that_it_concerns(desk: Tab) -> None:
 def test_paper_has_the_answer_and_no_contents_and_no_text_on_another(
     browser: Browser, page: Path
 ) -> None:
-    tab = Tab(browser, page, DESK, "dark")
-    tab.evaluate(LOOK)
+    tab = Tab(browser, page, DESK, "dark", LOOK)
     tab.evaluate("drawAll()")
     tab.call("Emulation.setEmulatedMedia", media="print")
     tab.evaluate("dispatchEvent(new Event('beforeprint'))")
@@ -360,8 +318,7 @@ def test_an_answer_that_is_not_decided_says_so_first_and_what_to_do(
     write_report(
         page, store, store.runs(), title="mine", command="ppbench sweep s.toml", sweep_text=None
     )
-    tab = Tab(browser, page, PHONE, "light")
-    tab.evaluate(LOOK)
+    tab = Tab(browser, page, PHONE, "light", LOOK)
     keep(tab, "first-not-decided")
     answer = str(tab.evaluate("document.querySelector('#answer .lead').textContent"))
     assert answer.startswith("Open. 1f1b measured")

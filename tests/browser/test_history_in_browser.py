@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 from chromium import Browser, Tab
 from gestures import click, key
-from screens import DESK, READER, keep, needs_browser
+from histories import CASE, OTHER, CommitFacts, Runs, five
+from screens import DESK, assert_sound, keep, needs_browser
 
 from ppbench.commits.series import read_history
 from ppbench.display.metrics import METRICS
@@ -16,15 +16,10 @@ from ppbench.report.pages.history import HistoryPage, render_history
 from ppbench.report.pages.templates import write_page
 from ppbench.statistics.series import analyse
 
-sys.path.append(str(Path(__file__).parent.parent / "ppbench"))
-from histories import CASE, OTHER, CommitFacts, Runs, five
-
 pytestmark = needs_browser
 NASTY = "</script><script>document.title = 'taken over'</script> & <b>'ünïcode'</b>"
 NUM, BAD, NARROW = 10, 6, 400
-LOOK = (
-    READER
-    + """
+LOOK = """
 const isDrawn = (div) => div?.querySelector(".main-svg, .tl-axis") != null;
 const section = all(".series").find((one) => one.querySelector('[data-opens="change 0"]'));
 const chart = section.querySelector(".chart");
@@ -33,7 +28,6 @@ const timelines = () => panel.querySelector(".chart");
 const opener = (key) => section.querySelector(`.openers [data-opens="${key}"]`);
 const shownSections = () => all(".series").filter((one) => one.checkVisibility()).length;
 """
-)
 
 
 def sha(number: int) -> str:
@@ -60,8 +54,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(browser: Browser, page: Path, width: int, scheme: str) -> Tab:
-    tab = Tab(browser, page, width, scheme)
-    tab.evaluate(LOOK)
+    tab = Tab(browser, page, width, scheme, LOOK)
     tab.evaluate("section.scrollIntoView()")
     assert tab.evaluate("until(() => isDrawn(chart))")
     return tab
@@ -170,6 +163,5 @@ def test_the_page_has_no_error_and_requests_nothing_but_itself(
     desk: Tab, phone: Tab, page: Path
 ) -> None:
     for tab in (desk, phone):
-        assert tab.problems() == []
-        assert tab.requests() == [page.as_uri()]
+        assert_sound(tab, page)
         assert tab.evaluate("document.title") == "tokens_per_s over commits"

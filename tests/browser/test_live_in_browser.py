@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from pathlib import Path
+import contextlib
 
 import pytest
 from chromium import Browser, Tab
+from processes import wait_until
 from screens import DESK, keep, needs_browser
+from stored_runs import run_row, store_with
 
 from ppbench.config.case import Case
 from ppbench.report.pages.report import render_report
 from ppbench.report.pages.templates import Live, write_page
 from ppbench.store import Store
-
-sys.path.append(str(Path(__file__).parent.parent / "ppbench"))
-from stored_runs import run_row, store_with
 
 pytestmark = needs_browser
 PATIENCE_S = 30
@@ -33,16 +30,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 def until(tab: Tab, check: str) -> None:
     """Wait for something to hold on the page, which may be loading anew meanwhile."""
-    end_s = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            if tab.evaluate(check):
-                return
-        except Exception:  # the page that was asked is gone
-            if time.monotonic() > end_s:
-                raise
-        assert time.monotonic() < end_s, check
-        time.sleep(0.2)
+
+    def holds() -> bool:
+        with contextlib.suppress(Exception):  # the page that was asked is gone
+            return bool(tab.evaluate(check))
+        return False
+
+    wait_until(holds, check, PATIENCE_S, every_s=0.2)
 
 
 def test_an_open_page_shows_the_next_state_keeps_its_place_and_ends_with_the_sweep(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from chromium import Browser, Tab
-from screens import DESK, PHONE, READER, keep, needs_browser
+from screens import DESK, PHONE, keep, needs_browser
+from stored_runs import run_row
 
 from benchmarks.made_up_jobs import Shape, make
 from engine.plan.program import to_json
@@ -18,13 +18,8 @@ from ppbench.config.case import Case
 from ppbench.report.pages.timeline import write_timeline
 from ppbench.store import Store
 
-sys.path.append(str(Path(__file__).parent.parent / "ppbench"))
-from stored_runs import run_row
-
 pytestmark = needs_browser
-LOOK = (
-    READER
-    + """
+LOOK = """
 let timeline = null;
 const isReady = () => {
   timeline = document.querySelector(".chart").timeline;
@@ -40,7 +35,6 @@ const begins = () => {
   return kind.rows.map(({ from }) => kind.replicaOf(from));
 };
 """
-)
 FEW, MANY = Shape(ranks=2, microbatches=4, replicas=3), Shape(ranks=4, microbatches=8, replicas=32)
 
 
@@ -74,8 +68,7 @@ def page(tmp_path_factory: pytest.TempPathFactory, shape: Shape) -> Path:
 @pytest.fixture(scope="module")
 def tab(browser: Browser, page: Path, shape: Shape) -> Tab:
     width, scheme = (DESK, "light") if shape == FEW else (PHONE, "dark")
-    opened = Tab(browser, page, width, scheme)
-    opened.evaluate(LOOK)
+    opened = Tab(browser, page, width, scheme, LOOK)
     assert opened.evaluate("until(isReady)")
     keep(opened, f"replicas-{shape.replicas}-{width}")
     return opened

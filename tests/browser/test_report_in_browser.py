@@ -5,13 +5,13 @@ PPBENCH_SCREENSHOTS names a folder for pictures of them at both widths and schem
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from chromium import Browser, Tab
-from screens import DESK, PHONE, READER, keep, needs_browser
+from screens import DESK, PHONE, assert_sound, keep, needs_browser
+from stored_runs import run_row, simulated_spans
 
 from ppbench.analysis.metrics import run_figures, step_figures
 from ppbench.config.case import Case
@@ -19,16 +19,11 @@ from ppbench.report.pages.report import write_report
 from ppbench.report.pages.templates import write_index
 from ppbench.store import Store
 
-sys.path.append(str(Path(__file__).parent.parent / "ppbench"))
-from stored_runs import run_row, simulated_spans
-
 pytestmark = needs_browser
 ERROR = "</script><script>document.title = 'taken over'</script>"
 NASTY = f'{ERROR} & "ünïcode" <b>bold</b>'
 
-LOOK = (
-    READER
-    + """
+LOOK = """
 const isDrawn = (div) => div.querySelector(".main-svg, .tl-axis") !== null;
 const show = async (div) => { div.scrollIntoView(); await until(() => isDrawn(div)); };
 const chart = (name) => document.querySelector(`#${name} .chart`);
@@ -42,7 +37,6 @@ const isSeen = (node) => node.checkVisibility();
 const shownRows = () => all("#runs tbody tr:not(.detail)").filter((row) => row.checkVisibility());
 const clear = () => document.getElementById("clear").click();
 """
-)
 
 
 def simulated_run(store: Store, number: int, case: Case, **changes: object) -> None:
@@ -96,8 +90,7 @@ def tab(request: pytest.FixtureRequest) -> Tab:
 
 def opened(browser: Browser, page: Path, width: int, scheme: str) -> Tab:
     """The page as someone has it who has scrolled through it."""
-    tab = Tab(browser, page, width, scheme)
-    tab.evaluate(LOOK)
+    tab = Tab(browser, page, width, scheme, LOOK)
     tab.evaluate("""(async () => {
       for (const div of all(".chart")) if (div.checkVisibility()) await show(div);
       scrollTo(0, 0);
@@ -266,8 +259,7 @@ def test_values_that_nobody_has_together_leave_a_sentence_instead_of_charts(
         simulated_run(store, number, case)
     page = tmp_path / "page.html"
     write_report(page, store, store.runs(), title=NASTY, command="c", sweep_text=NASTY)
-    tab = Tab(browser, page, DESK)
-    tab.evaluate(LOOK)
+    tab = Tab(browser, page, DESK, look=LOOK)
     script = """(async () => {
       await show(chart("throughput"));
       chips("model_preset")[0].click();
@@ -289,8 +281,7 @@ def test_values_that_nobody_has_together_leave_a_sentence_instead_of_charts(
 
 
 def test_the_address_restores_known_filters_and_the_search(browser: Browser, page: Path) -> None:
-    tab = Tab(browser, page, DESK)
-    tab.evaluate(LOOK)
+    tab = Tab(browser, page, DESK, look=LOOK)
     script = """(async () => {
       location.hash = "schedule=afab&schedule=zbv&world_size=1&world_size=2&x=y&find=afab+256";
       await until(() => shownRows().length === 2);
@@ -302,7 +293,6 @@ def test_the_address_restores_known_filters_and_the_search(browser: Browser, pag
     })()"""
     assert tab.evaluate(script) == [2, ["afab", "1", "2"], "afab 256", 1]
     tab.reload()
-    tab.evaluate(LOOK)
     assert tab.evaluate("all('#filters input:checked').map((box) => box.value)") == [
         "afab", "1", "2",
     ]  # fmt: skip
@@ -374,9 +364,7 @@ def test_the_index_sorts_and_fits_and_has_no_error(browser: Browser, page: Path)
     for width, scheme in ((DESK, "light"), (PHONE, "dark")):
         tab = Tab(browser, page.parent / "index.html", width, scheme)
         keep(tab, f"index-{width}-{scheme}")
-        assert tab.problems() == []
-        assert tab.requests() == [(page.parent / "index.html").as_uri()]
-        assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert_sound(tab, page.parent / "index.html")
         script = """(() => {
           document.querySelector("th button").click();
           return document.querySelector("th").ariaSort + document.querySelector("td a").textContent;

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,8 @@ import pandas as pd
 import pytest
 from chromium import Browser, Tab
 from gestures import SHIFT, Point, click, drag, key, touch, typed, wheel
-from screens import DESK, PHONE, READER, keep, needs_browser
+from screens import DESK, PHONE, assert_sound, keep, needs_browser
+from stored_runs import run_row, simulated_spans
 
 from ppbench.config.case import Case
 from ppbench.display.formats import Assets
@@ -25,15 +25,10 @@ from ppbench.report.timeline.marks import Step
 from ppbench.report.timeline.overview import overview
 from ppbench.store import Store
 
-sys.path.append(str(Path(__file__).parent.parent / "ppbench"))
-from stored_runs import run_row, simulated_spans
-
 pytestmark = needs_browser
 MS = 1_000_000
 NASTY = "</script><script>document.title = 'taken over'</script> & 'ünïcode'"
-LOOK = (
-    READER
-    + """
+LOOK = """
 const div = document.querySelector(".chart");
 const placeOf = (x, y) => {
   const box = div.timeline.canvas.getBoundingClientRect();
@@ -56,7 +51,6 @@ const centreOf = (node) => {
   return [box.left + box.width / 2, box.top + box.height / 2];
 };
 """
-)
 TABLET = 1024
 
 
@@ -76,10 +70,9 @@ def store_of(folder: Path, ranks: int, microbatches: int) -> Store:
 
 
 def opened(browser: Browser, page: Path, width: int, scheme: str = "light") -> Tab:
-    tab = Tab(browser, page, width, scheme)
+    tab = Tab(browser, page, width, scheme, LOOK)
     if width == PHONE:
         tab.call("Emulation.setTouchEmulationEnabled", enabled=True, maxTouchPoints=2)
-    tab.evaluate(LOOK)
     assert tab.evaluate("until(() => div.timeline?.kinds && div.timeline.plane)")
     keep(tab, f"{page.stem}-{width}-{scheme}")
     return tab
@@ -169,9 +162,7 @@ def focus(tab: Tab) -> None:
 
 
 def test_pages_have_no_error_request_nothing_and_fit(tab: Tab, page: Path) -> None:
-    assert tab.problems() == []
-    assert tab.requests() == [page.as_uri()]
-    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert_sound(tab, page)
     assert tab.evaluate("document.title") == "afab and 1f1b"
     assert NASTY in str(tab.evaluate("document.body.innerText"))
 
@@ -462,8 +453,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_timeline_in_a_table_leaves_the_wheel_to_the_page_until_it_is_clicked(
     browser: Browser, report: Path, width: int
 ) -> None:
-    tab = Tab(browser, report, width)
-    tab.evaluate(LOOK.replace("const div =", "globalThis.div =") + "void 0")
+    look = LOOK.replace("const div =", "globalThis.div =")
+    tab = Tab(browser, report, width, look=f"{look}void 0")
     tab.evaluate("""(async () => {
       const opener = document.querySelector("#runs .opener");
       opener.click();
@@ -492,8 +483,7 @@ def test_a_timeline_in_a_table_leaves_the_wheel_to_the_page_until_it_is_clicked(
     })()""")
     assert seen == [True, True, True]
     assert tab.evaluate(COVERED) == []
-    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert tab.problems() == []
+    assert_sound(tab, report)
     tab.close()
 
 
@@ -505,8 +495,7 @@ def test_the_library_is_shared_and_a_missing_one_is_said_to_be_missing(
     write_report(tmp_path / "r.html", store, store.runs(), **text, assets=Assets.shared)
     (tmp_path / "alone").mkdir()
     shutil.copy(tmp_path / "r.html", tmp_path / "alone" / "r.html")
-    tab = Tab(browser, tmp_path / "r.html", DESK)
-    tab.evaluate(LOOK)
+    tab = Tab(browser, tmp_path / "r.html", DESK, look=LOOK)
     assert tab.evaluate("until(() => document.querySelector('.main-svg') !== null)")
     assert tab.problems() == []
     assert len(tab.requests()) == 2

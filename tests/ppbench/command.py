@@ -18,23 +18,21 @@ from typer.testing import CliRunner
 from ppbench.cli.app import app
 
 PATIENCE_S = 180
-EMULATED_SWEEP = """
-device = "emulated"
-num_microbatches = 2
-seq_len = 8
-
+TINY = """
 [model]
 preset = "llama-tiny"
-
-[emulated]
-F_ms = 20
-I_ms = 1
-W_ms = 1
 
 [measure]
 warmup_steps = 1
 max_warmup_steps = 1
 """
+"""The last tables of a sweep that is soon over, to which a test adds its steps."""
+EMULATED_SWEEP = f"""
+device = "emulated"
+num_microbatches = 2
+seq_len = 8
+emulated = {{F_ms = 20, I_ms = 1, W_ms = 1}}
+{TINY}"""
 """A sweep of two ranks of a tiny model; a test adds its steps, and its grid."""
 
 
@@ -47,8 +45,15 @@ def ppbench(
     *arguments: str, folder: Path, patience_s: float = PATIENCE_S, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """A command in a process of its own."""
+    words = words_of(*arguments)[1:]
+    return python(*words, folder=folder, patience_s=patience_s, **environment)
+
+
+def python(
+    *words: str, folder: Path, patience_s: float = PATIENCE_S, **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        words_of(*arguments),
+        [sys.executable, *words],
         cwd=folder,
         env={**os.environ, **environment},
         capture_output=True,

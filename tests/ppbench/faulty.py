@@ -1,7 +1,8 @@
 """Models that misbehave under way, by what they are called: `faulty:stops`, `faulty:sound`.
 
-In the second stage of two, in the forward of microbatch 2 of step 1, unless their name says else.
-Run in the workers, which find this file in their working directory.
+Four pieces, so two stages of two. The fault is in the third, in the forward of microbatch 2 of
+step 1, unless their name says else.
+Run in the workers, which find a copy of this file in their working directory.
 """
 
 import ctypes
@@ -10,6 +11,7 @@ import signal
 import time
 from pathlib import Path
 
+import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -38,8 +40,12 @@ def rank():
     return os.environ.get("RANK")
 
 
+def pieces(third):
+    return nn.Sequential(nn.Embedding(256, 8), nn.Linear(8, 8), third, nn.Linear(8, 256))
+
+
 def model(act):
-    return nn.Sequential(nn.Embedding(256, 8), nn.Linear(8, 8), Faulty(act), nn.Linear(8, 256))
+    return pieces(Faulty(act))
 
 
 def sound():
@@ -114,6 +120,42 @@ def broken():
             raise RuntimeError("mend me")
 
     return model(act)
+
+
+def infinite_weights():
+    made = sound()
+    with torch.no_grad():
+        made[1].weight.fill_(torch.inf)
+    return made
+
+
+class _Breaks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, is_bad):
+        ctx.is_bad = is_bad
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        bad = torch.full((8,), torch.nan if ctx.is_bad else 0.0)
+        return gradient, bad, None
+
+
+class Unused(Faulty):
+    """Has a weight on which the loss does not depend: only its gradient is not finite."""
+
+    def __init__(self):
+        super().__init__(lambda: None)
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x):
+        if isinstance(x, FakeTensor):
+            return x
+        return _Breaks.apply(super().forward(x), self.weight, self.num_calls == AT)
+
+
+def nan_gradient():
+    return pieces(Unused())
 
 
 def _sibling(rank):

@@ -9,10 +9,12 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pytest
 import warm
 
 ADDRESSES = {"node-a": "10.77.0.1", "node-b": "10.77.0.2"}
@@ -23,6 +25,8 @@ hostname "$1"; mount -t tmpfs shm /dev/shm; mount --bind "$2" /etc/hosts; shift 
 
 def reason_against_nodes() -> str | None:
     """Why no such nodes can be made here; None where they can."""
+    if sys.platform != "linux":
+        return "needs network namespaces"
     try:
         with tempfile.NamedTemporaryFile() as hosts, two_nodes(Path(hosts.name)):
             return None
@@ -92,3 +96,7 @@ def two_nodes(hosts: Path) -> Iterator[tuple[Node, Node]]:
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True)
+
+
+_AGAINST = reason_against_nodes()
+needs_nodes = pytest.mark.skipif(_AGAINST is not None, reason=_AGAINST or "")

@@ -1,8 +1,16 @@
 """Commands run in this process, and what they gave as text that can be recorded and compared.
 
-A recording is a transcript: each command as it is typed, what it prints, its exit code if that is
-not 0, and the files that it was asked to write. Everything in it is there byte for byte, but for
+A recording is a transcript: the scene in whose copy it is made, if that is not `empty`; each
+command as it is typed, the files that are written before it, what it prints, its exit code if that
+is not 0, and the files that it was asked to write. Everything in it is there byte for byte, but for
 what `normalised` puts a placeholder for, and for line breaks in long JSON.
+
+So a recording also says what is to be run. For a new one, write its first line and its commands:
+
+    scene: swept
+
+    $ ppbench export --format csv -o runs.csv
+    [runs.csv]
 """
 
 from __future__ import annotations
@@ -56,6 +64,11 @@ _BREAKS = re.compile(r'(?<=,)(?= ?")|(?<=[\]}],)(?= ?[\[{])')
 _LONG_NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d{9,}(?:e[+-]\d+)?(?![\w.])")
 
 
+_SCENE = re.compile(r"scene: (\w+)\n\n")
+_STEP = re.compile(r"^\$ (?=(?:cat|ppbench) )", re.MULTILINE)
+_SHOWN = re.compile(r"^\[(\S+\.\w+)\]$", re.MULTILINE)
+_NO_BREAK = "\n[no line break here]\n"
+
 _command = functools.cache(typer.main.get_command)
 """Of an app; to make it anew for each of some hundred runs takes longer than most of them."""
 
@@ -70,8 +83,28 @@ class Command:
     """Written first, and shown before the command."""
 
 
-def commands(*lines: str) -> list[Command]:
-    return [Command(line) for line in lines]
+@dataclass(frozen=True)
+class Script:
+    """Commands that are run one after the other in a copy of a scene."""
+
+    scene: str
+    commands: Sequence[Command]
+
+
+def script_of(recorded: str) -> Script:
+    """What has to be run for a transcript."""
+    scene = _SCENE.match(recorded)
+    todo: list[Command] = []
+    files: dict[str, str] = {}
+    for part in _STEP.split(f"{recorded}\n")[1:]:
+        step, _, rest = part.removesuffix("\n").partition("\n")
+        program, _, words = step.partition(" ")
+        if program == "cat":
+            files[words] = rest.removesuffix(_NO_BREAK)
+        else:
+            todo.append(Command(words, _SHOWN.findall(rest), files))
+            files = {}
+    return Script("empty" if scene is None else scene[1], todo)
 
 
 @dataclass(frozen=True)
@@ -121,10 +154,10 @@ def _process_settings_kept() -> Iterator[None]:
         gc.set_threshold(*threshold)
 
 
-def transcript(todo: Sequence[Command], folder: Path, *, is_of_this_machine: bool) -> str:
-    """The outputs of all commands, run one after the other in the folder, ready to be compared."""
-    parts = []
-    for command in todo:
+def transcript(script: Script, folder: Path, *, is_of_this_machine: bool) -> str:
+    """The outputs of all commands, run in the folder, ready to be compared."""
+    parts = [] if script.scene == "empty" else [f"scene: {script.scene}\n"]
+    for command in script.commands:
         for name, text in command.files.items():
             (folder / name).write_text(text)
             parts.append(f"$ cat {name}\n{_ended(text)}")
@@ -165,7 +198,7 @@ def _is_now(written: str, form: str) -> bool:
 
 
 def _ended(text: str) -> str:
-    return text if text.endswith("\n") or not text else f"{text}\n[no line break here]\n"
+    return text if text.endswith("\n") or not text else f"{text}{_NO_BREAK}"
 
 
 def normalised(text: str, folder: Path, known: Mapping[str, str]) -> str:

@@ -17,8 +17,10 @@ def repository(tmp_path):
     return folder, commits(folder, 4)
 
 
-def merged(folder):
-    """main: one, two, the merge; beside it a branch with two commits. Their hashes."""
+@pytest.fixture
+def merged(tmp_path):
+    """main: one, two, the merge; beside it a branch with two commits. The folder, their hashes."""
+    folder = make_repository(tmp_path)
     one, two = commits(folder, 2)
     git(folder, "switch", "--quiet", "--create", "side", one)
     side = [commit(folder, {f"side{n}": ""}, f"Side {n}", day=5 + n) for n in (1, 2)]
@@ -26,7 +28,7 @@ def merged(folder):
     git(
         folder, "merge", "--quiet", "--no-ff", "--message", "Merge side", "side", at_s=1_768_000_000
     )
-    return one, two, side, git(folder, "rev-parse", "HEAD")
+    return folder, one, two, side, git(folder, "rev-parse", "HEAD")
 
 
 def test_a_commit_tells_its_branch_date_parent_and_subject(repository):
@@ -122,9 +124,8 @@ def test_names_resolve_to_full_hashes_and_an_unknown_one_is_named(repository):
             repo.resolve(name)
 
 
-def test_between_is_the_path_along_first_parents_where_a_merge_counts_once(tmp_path):
-    folder = make_repository(tmp_path)
-    one, two, side, merge = merged(folder)
+def test_between_is_the_path_along_first_parents_where_a_merge_counts_once(merged):
+    folder, one, two, side, merge = merged
     repo = Repository.around(folder)
     on_line = f"does not lie on the first-parent line of main in .*, such as {one[:12]}"
     with pytest.raises(RepositoryError, match=on_line):
@@ -137,9 +138,8 @@ def test_between_is_the_path_along_first_parents_where_a_merge_counts_once(tmp_p
         repo.between(merge, "main")
 
 
-def test_the_merge_base_is_where_two_branches_parted(tmp_path):
-    folder = make_repository(tmp_path)
-    one, two, side, _ = merged(folder)
+def test_the_merge_base_is_where_two_branches_parted(merged):
+    folder, one, two, side, _ = merged
     repo = Repository.around(folder)
     assert repo.merge_base(two, side[1]) == one
     assert repo.is_ancestor(one, side[1])
@@ -150,9 +150,8 @@ def test_the_merge_base_is_where_two_branches_parted(tmp_path):
         repo.merge_base(other, two)
 
 
-def test_positions_have_parents_first_and_leave_out_what_is_not_there(tmp_path):
-    folder = make_repository(tmp_path)
-    one, two, side, merge = merged(folder)
+def test_positions_have_parents_first_and_leave_out_what_is_not_there(merged):
+    folder, one, two, side, merge = merged
     repo = Repository.around(folder)
     places = repo.positions([merge, *side, two, one, "0" * 40, "no hash"])
     assert places.keys() == {one, two, *side, merge}

@@ -22,7 +22,6 @@ import pytest
 import typer.main
 from pages import ANYTHING, PAGES, ROOT, File, Line, matches, steps_of, trimmed
 from recordings import RECORDED, SETTINGS, ppbench
-from scenes import make_scene
 
 from engine.cli.options import read_options
 from ppbench.cli.app import app
@@ -83,22 +82,12 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MAKEFILE = (ROOT / "Makefile").read_text()
 
 
-@pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path], Path]:
-    """A copy of a scene, with the sweeps that come with ppbench and a reader's own files."""
-    made: dict[str, Path] = {}
-
-    def copied(name: str, to: Path) -> Path:
-        if name not in made:
-            made[name] = tmp_path_factory.mktemp(name)
-            make_scene(name, made[name])
-        shutil.copytree(made[name], to)
-        shutil.copytree(ROOT / "sweeps", to / "sweeps")
-        shutil.copy(ROOT / "sweeps" / "quick.toml", to / "sweeps" / "mine.toml")
-        (to / "my-texts.txt").write_text((ROOT / "LICENSE").read_text() * 20)
-        return to
-
-    return copied
+def as_a_reader_has_it(folder: Path) -> Path:
+    """A scene, with the sweeps that come with ppbench and a reader's own files."""
+    shutil.copytree(ROOT / "sweeps", folder / "sweeps")
+    shutil.copy(ROOT / "sweeps" / "quick.toml", folder / "sweeps" / "mine.toml")
+    (folder / "my-texts.txt").write_text((ROOT / "LICENSE").read_text() * 20)
+    return folder
 
 
 @pytest.mark.parametrize("name", [name for name, page in PAGES.items() if any(steps_of(page))])
@@ -111,7 +100,7 @@ def test_every_command_of_a_page_runs(
 ) -> None:
     for variable in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
         monkeypatch.delenv(variable, raising=False)  # --open then says where the page is
-    folder = scene(SCENES.get(name, "swept"), tmp_path / "here")
+    folder = as_a_reader_has_it(scene(SCENES.get(name, "swept"), tmp_path / "here"))
     has_one_launch = SCENES.get(name, "swept") == "swept"
     for step in steps_of(PAGES[name]):
         if isinstance(step, File):
@@ -141,7 +130,7 @@ def test_the_errors_that_troubleshooting_explains_are_printed() -> None:
 def test_a_page_can_be_followed_to_its_end(
     name: str, scene: Callable[[str, Path], Path], tmp_path: Path
 ) -> None:
-    folder = scene("empty", tmp_path / "here")
+    folder = as_a_reader_has_it(scene("empty", tmp_path / "here"))
     for step in steps_of(PAGES[name]):
         if isinstance(step, File):
             (folder / step.name).write_text(step.text)

@@ -113,27 +113,23 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True)
 class Mutation:
-    """A file's bytes, the overrides that it is read with, and what was done to it."""
+    """A file's bytes, and the overrides that it is read with."""
 
     content: bytes
-    overrides: tuple[str, ...]
-    kinds: tuple[str, ...]
+    overrides: tuple[str, ...] = ()
 
 
 def mutate(seed: int) -> Mutation:
     """A valid sweep file with one to three changes, the same for the same seed."""
     rng = random.Random(seed)
     text = rng.choice(BASES)
-    kinds = [rng.choice(OF_TEXT) for _ in range(rng.choice((1, 1, 1, 2, 3)))]
-    for kind in kinds:
-        text = changed_text(kind, text, rng)
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        text = changed_text(rng.choice(OF_TEXT), text, rng)
     content = text.encode("utf-8", "surrogatepass")
     if rng.random() < 0.15:
-        kinds.append(kind := rng.choice(OF_BYTES))
-        content = changed_bytes(kind, content, rng)
+        content = changed_bytes(content, rng)
     overrides = []
     if rng.random() < 0.2:
-        kinds.append("override")
         for _ in range(rng.choice((1, 1, 2))):
             key = rng.choice(KEYS[: len(known_keys()) + len(shared_keys())])
             value = rng.choice(VALUES)
@@ -141,15 +137,13 @@ def mutate(seed: int) -> Mutation:
                      f"{key} = [{value}]", f"{key}", f"={value}", f"{rng.choice(KEYS)}={value}",
                      f"{key}={value}\nname = 'x'")  # fmt: skip
             overrides.append(rng.choice(forms))
-    return Mutation(content, tuple(overrides), tuple(kinds))
+    return Mutation(content, tuple(overrides))
 
 
 OF_TEXT = (
     *("delete", "insert", "repeat", "truncate", "line", "token", "value", "number", "key"),
-    *("setting", "header", "table", "nest", "many lines", "line ends", "bare returns"),
-    "byte order mark",
+    *("setting", "header", "table", "nest", "many lines", "line ends"),
 )
-OF_BYTES = ("flip", "random bytes", "UTF-16", "Latin-1", "null")
 
 
 def changed_text(kind: str, text: str, rng: random.Random) -> str:
@@ -185,18 +179,9 @@ def changed_text(kind: str, text: str, rng: random.Random) -> str:
             return text[:start]
         case "line":
             one, other = rng.randrange(len(lines)), rng.randrange(len(lines))
-            here, below = lines[one], lines[one + 1 : one + 2]
-            match rng.choice(("left out", "again", "a comment", "joined", "broken")):
-                case "left out":
-                    del lines[one]
-                case "again":
-                    lines.insert(other, here)
-                case "a comment":
-                    lines[one] = f"# {here}"
-                case "joined":
-                    lines[one : one + 2] = [" ".join([here, *below])]
-                case "broken":
-                    lines[one] = here.replace(" ", "\n")
+            here = lines[one]
+            others = ([], [here, lines[other]], [f"# {here}"], [here.replace(" ", "\n")])
+            lines[one : one + 1] = rng.choice(others)
             return "\n".join(lines)
         case "token" if tokens:
             one = rng.randrange(len(tokens))
@@ -230,26 +215,16 @@ def changed_text(kind: str, text: str, rng: random.Random) -> str:
             filler = rng.choice(("# filler\n", "\n", "[[exclude]]\nseq_len = 7\n", "x = 1\n"))
             return text + filler * rng.choice((10, 1000))
         case "line ends":
-            return text.replace("\n", "\r\n")
-        case "bare returns":
-            return text.replace("\n", "\r")
-        case "byte order mark":
-            return "\ufeff" + text
+            start, end = rng.choice((("", "\r\n"), ("", "\r"), ("\ufeff", "\n")))
+            return start + text.replace("\n", end)
     return text
 
 
-def changed_bytes(kind: str, content: bytes, rng: random.Random) -> bytes:
-    """The bytes after a change of one of the kinds `OF_BYTES`."""
-    start = rng.randrange(len(content) + 1)
-    match kind:
-        case "flip":
-            flipped = bytearray(content or b"x")
-            for _ in range(rng.choice((1, 1, 3))):
-                flipped[rng.randrange(len(flipped))] ^= 1 << rng.randrange(8)
-            return bytes(flipped)
-        case "random bytes":
-            return content[:start] + rng.randbytes(rng.choice((1, 4, 64))) + content[start:]
-        case "null":
-            return content + b"\0" * rng.choice((1, 1000))
+def changed_bytes(content: bytes, rng: random.Random) -> bytes:
+    """The bytes with one bit turned, with others among them, or as another encoding has them."""
+    flipped, start = bytearray(content or b"x"), rng.randrange(len(content) + 1)
+    flipped[rng.randrange(len(flipped))] ^= 1 << rng.randrange(8)
+    put_in = rng.choice((b"\0", bytes(1000), rng.randbytes(1), rng.randbytes(64)))
     text = content.decode("utf-8", "replace")
-    return text.encode("utf-16") if kind == "UTF-16" else text.encode("latin-1", "replace")
+    encoded = text.encode("utf-16"), text.encode("latin-1", "replace")
+    return rng.choice((bytes(flipped), content[:start] + put_in + content[start:], *encoded))

@@ -368,6 +368,9 @@ def _why(judgement: Judgement) -> str:
     regret = judgement.lead.regret(judgement.arms[0]).high
     if not math.isfinite(regret):
         return f"nothing is known of {_or(names[:MOST_NAMED], 'and')}"
+    if regret > 1:  # hundreds of percent say nothing of a case
+        could = "could be more than twice as fast, for all that launches say"
+        return f"{_or(names[:MOST_NAMED], 'or')} {could}"
     could = f"could be faster by up to {written(regret, '.1f', '%', 100)}"
     return f"{_or(names[:MOST_NAMED], 'or')} {could}"
 

@@ -1,17 +1,14 @@
 import json
-import sys
 from pathlib import Path
 
 import huggingface_hub
 import pytest
 import torch
+from models import configuration_folder
+from ranks import in_a_process
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from models import configuration_folder
-from ranks import in_a_process
 
 from engine.model.partition import partition_layers
 from engine.model.presets import PRESETS

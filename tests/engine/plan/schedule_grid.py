@@ -1,9 +1,19 @@
-"""The shapes that tests try every schedule in."""
+"""The shapes that tests try every schedule in, and the policies of replicas."""
 
+from engine.plan.collectives import DataParallel, NoCollectives, TorchWindow, Zero1, Zero2, Zero3
 from engine.plan.rules import peak_activations
 from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program, shape_of
 
 RANKS = (1, 2, 3, 4, 8, 16)
+POLICIES = (
+    NoCollectives(),
+    DataParallel(),
+    Zero1(),
+    Zero2(),
+    Zero2(every_backward=False),
+    *(Zero3(most, ahead) for most in (1, 2, 3) for ahead in range(most)),
+    *map(TorchWindow, (1, 2, 3)),
+)
 
 
 def numbers_of_microbatches(p):

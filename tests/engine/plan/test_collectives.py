@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from schedule_grid import POLICIES
 from torch.distributed.pipelining.schedules import _Action, _add_reduce_grad, _add_unshard_reshard
 from torch_schedules import OUR_NAMES, numbers_of_microbatches, runtime, schedule, stages_of
 
@@ -24,16 +25,6 @@ from engine.plan.lower import lower
 from engine.plan.program import from_csv, from_json, to_csv, to_json
 from engine.plan.rules import ProgramError
 from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program
-
-POLICIES = (
-    NoCollectives(),
-    DataParallel(),
-    Zero1(),
-    Zero2(),
-    Zero2(every_backward=False),
-    *(Zero3(most, ahead) for most in (1, 2, 3) for ahead in range(most)),
-    *map(TorchWindow, (1, 2, 3)),
-)
 
 
 def rows_of(program):

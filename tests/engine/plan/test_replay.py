@@ -6,28 +6,18 @@ from array import array
 import pytest
 from brute_force import SENDS, receive_of
 from mutations import with_rows
-from schedule_grid import stages_per_rank
+from schedule_grid import POLICIES, stages_per_rank
 
 from engine import arrays
 from engine.plan.action import COMPUTE_OPS, SEND_OPS, Action, Op
 from engine.plan.collectives import (
     DataParallel,
-    NoCollectives,
-    TorchWindow,
-    Zero1,
-    Zero2,
-    Zero3,
     add_collectives,
 )
 from engine.plan.lower import Policy, lower
 from engine.plan.replay import JOINING_OPS, ReplicaTimes, joining, replay
 from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program
 from engine.plan.spans import Lane, Span
-
-POLICIES = (
-    *(NoCollectives(), DataParallel(), Zero1(), Zero2(), Zero2(every_backward=False)),
-    *(Zero3(1, 0), Zero3(2, 1), Zero3(3, 1), TorchWindow(1), TorchWindow(2)),
-)
 
 
 class Simulated:

@@ -1,6 +1,7 @@
 """Bytes of replicas, against the table of ZeRO's paper and against what rows say by hand."""
 
 import pytest
+from schedule_grid import POLICIES
 
 from engine.plan.action import Op
 from engine.plan.collectives import (
@@ -25,15 +26,6 @@ from engine.plan.sharded_bytes import (
 
 GB = 10**9
 ADAM = TrainingBytes(15 * GB, 15 * GB, 90 * GB)  # mixed precision: 2, 2 and 12 bytes a parameter
-POLICIES = (
-    NoCollectives(),
-    DataParallel(),
-    Zero1(),
-    Zero2(),
-    Zero2(every_backward=False),
-    Zero3(),
-    TorchWindow(),
-)
 
 
 @pytest.mark.parametrize(

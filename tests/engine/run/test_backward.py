@@ -4,21 +4,17 @@
 import contextlib
 import copy
 import gc
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from models import Of
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from models import Of
 
 from engine.model.chain import ChainStage, Piece
 from engine.model.stage_module import TensorSpec

@@ -3,15 +3,14 @@
 import collections
 import json
 import re
-import signal
 import sys
 from pathlib import Path
 
 import pytest
+from recordings import Done, ppbench
 from toml_mutations import BASES, Mutation, mutate
 
 from engine.model import local_files
-from ppbench.cli import app as cli
 from ppbench.config import programs as models
 from ppbench.config.reader import read_sweep
 from ppbench.errors import SweepFileError, UsageError
@@ -51,7 +50,7 @@ def refusal(mutation: Mutation) -> UsageError | None:
 
 @pytest.mark.parametrize("text", BASES, ids=range(len(BASES)))
 def test_what_is_mutated_is_valid(folder, text):
-    assert refusal(Mutation(text.encode(), (), ())) is None
+    assert refusal(Mutation(text.encode())) is None
 
 
 def test_a_mutation_is_accepted_or_refused_in_one_line_that_tells_where(
@@ -74,27 +73,16 @@ def test_a_mutation_is_accepted_or_refused_in_one_line_that_tells_where(
     assert counts["SweepFileError"] > num // 2
 
 
-def run_main(monkeypatch, *arguments):
-    """The command's own entry point, in this process; returns its exit code."""
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(sys, "argv", ["ppbench", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    return caught.value.code
-
-
-def test_the_command_writes_nothing_when_it_refuses(folder, monkeypatch, capsys):
+def test_the_command_writes_nothing_when_it_refuses(folder):
     for seed in range(NUM_COMMANDS):
         mutation = mutate(seed)
         error = refusal(mutation)
         overrides = [word for text in mutation.overrides for word in ("--set", text)]
-        listing = ("sweep", "sweep.toml", "--dry-run", *overrides)
-        assert run_main(monkeypatch, *listing) == (0 if error is None else 2), seed
-        printed = capsys.readouterr()
+        listed = ppbench(["sweep", "sweep.toml", "--dry-run", *overrides], folder)
+        assert listed.exit_code == (0 if error is None else 2), seed
         if error is not None:
-            assert (printed.out, printed.err) == ("", f"error: {error}\n")
-            assert run_main(monkeypatch, "sweep", "sweep.toml", *overrides) == 2
-            assert capsys.readouterr().err == f"error: {error}\n"
+            assert listed == Done("", f"error: {error}\n", 2)
+            assert ppbench(["sweep", "sweep.toml", *overrides], folder) == listed
         assert list(Path().iterdir()) == [Path("sweep.toml")]
 
 
@@ -134,7 +122,7 @@ def test_the_command_writes_nothing_when_it_refuses(folder, monkeypatch, capsys)
     ids=range(27),
 )  # fmt: skip
 def test_what_mutations_found(folder, content, what):
-    error = refusal(Mutation(content, (), ()))
+    error = refusal(Mutation(content))
     assert what in str(error)
     assert str(error).isprintable()
 

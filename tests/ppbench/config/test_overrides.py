@@ -1,8 +1,8 @@
 """`--only KEY=VALUE`: which cases it chooses, and what it says when there is none."""
 
 import pytest
+from sweep_files import read
 
-from ppbench.config.reader import read_sweep
 from ppbench.config.sweep import parse_only
 from ppbench.errors import UsageError
 
@@ -21,8 +21,7 @@ world_size = 4
 
 @pytest.fixture
 def planned(tmp_path):
-    (tmp_path / "sweep.toml").write_text(TEXT)
-    return read_sweep(tmp_path / "sweep.toml", [], "cpu").cases
+    return read(tmp_path, TEXT).cases
 
 
 def shapes(cases):
@@ -86,7 +85,6 @@ def test_a_selection_of_nothing_tells_what_there_is(planned):
 
 
 def test_of_many_values_only_some_are_told(tmp_path):
-    (tmp_path / "sweep.toml").write_text(f"[grid]\nseq_len = {list(range(1, 100))}")
-    planned = read_sweep(tmp_path / "sweep.toml", [], "cpu").cases
+    planned = read(tmp_path, f"[grid]\nseq_len = {list(range(1, 100))}").cases
     with pytest.raises(UsageError, match=r"its values are 1, 2, .*, 20, \.\.\. \(99 values\)"):
         parse_only(["seq_len=200"]).select(planned)

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from sweep_files import assert_refused, only_case, read
 
 from engine.model.descriptions import Facts
 from engine.plan.schedules.registry import ProgramFileError
@@ -44,12 +45,6 @@ num_microbatches = [
 world_size = 1
 schedule = "afab"
 """
-
-
-def read(tmp_path, text, *overrides):
-    path = tmp_path / "sweep.toml"
-    path.write_text(text)
-    return read_sweep(path, overrides, "cpu")
 
 
 def cases(sweep):
@@ -270,20 +265,17 @@ def test_presets_alone_start_no_process(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "what"),
+    ("text", "where", "what"),
     [
-        ("model.preset = 'a/none'", ":1: model.preset: no such model"),
-        ("[grid]\nmodel.preset = ['a/b', 'a/none']", ":2: grid.model.preset: no such model"),
-        ("model.preset = 'a/b'\nseq_len = 513", ":2: seq_len: 513 is longer than the 512 pos"),
-        ("model.preset = 'a/b'\nmodel.partition = [3, 5]", ":2: model.partition: [3, 5] sums"),
+        ("model.preset = 'a/none'", "1: model.preset", "no such model"),
+        ("[grid]\nmodel.preset = ['a/b', 'a/none']", "2: grid.model.preset", "no such model"),
+        ("model.preset = 'a/b'\nseq_len = 513", "2: seq_len", "513 is longer than the 512 pos"),
+        ("model.preset = 'a/b'\nmodel.partition = [3, 5]", "2: model.partition", "[3, 5] sums"),
     ],
-)  # fmt: skip
-def test_what_the_model_cannot_do_is_located(tmp_path, monkeypatch, text, what):
+)
+def test_what_the_model_cannot_do_is_located(tmp_path, monkeypatch, text, where, what):
     stand_in(tmp_path, monkeypatch, ANSWERS)
-    with pytest.raises(SweepFileError) as caught:
-        read(tmp_path, text)
-    assert what in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert_refused(tmp_path, text, where, what)
 
 
 def test_models_that_cannot_be_looked_at_are_one_clear_error(tmp_path, monkeypatch):
@@ -362,11 +354,7 @@ def test_exclude_sees_the_device_that_auto_stands_for(tmp_path):
 )  # fmt: skip
 def test_a_mistake_is_located_with_what_is_allowed(tmp_path, old, new, where, what):
     assert old in VALID
-    with pytest.raises(SweepFileError) as caught:
-        read(tmp_path, VALID.replace(old, new, 1))
-    message = str(caught.value)
-    assert message.startswith(f"{tmp_path / 'sweep.toml'}:{where}: "), message
-    assert what in message
+    assert_refused(tmp_path, VALID.replace(old, new, 1), where, what)
 
 
 @pytest.mark.parametrize("kind", ["text", "files"])
@@ -391,11 +379,6 @@ def test_every_case_of_the_demo_means_something_on_two_cores():
         assert case.is_emulated is not has_cores
         assert measure.launches >= FEWEST_LAUNCHES
         assert measure.steps >= MIN_STEPS
-
-
-def only_case(sweep):
-    ((case, _),) = sweep.cases
-    return case
 
 
 @pytest.mark.parametrize(
@@ -475,11 +458,7 @@ def test_a_program_file_tells_its_stages_and_its_content_is_part_of_the_case(tmp
     ],
 )  # fmt: skip
 def test_what_no_schedule_or_emulation_can_do_is_located(tmp_path, text, where, what):
-    with pytest.raises(SweepFileError) as caught:
-        read(tmp_path, text)
-    message = str(caught.value)
-    assert message.startswith(f"{tmp_path / 'sweep.toml'}:{where}: "), message
-    assert what in message
+    assert_refused(tmp_path, text, where, what)
 
 
 def test_a_broken_program_file_beside_a_good_schedule_is_to_be_mended(tmp_path):

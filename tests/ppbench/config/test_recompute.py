@@ -3,20 +3,13 @@
 import json
 
 import pytest
+from sweep_files import assert_refused, read
 
 from ppbench.config.case import Case
-from ppbench.config.reader import read_sweep
 from ppbench.config.sweep import parse_only
-from ppbench.errors import SweepFileError
 from ppbench.run.runtimes.runtime import trainer_config
 
 TWO_STAGES = "world_size = 2\n[train]\nrecompute = {}\n"
-
-
-def read(tmp_path, text, *overrides):
-    path = tmp_path / "sweep.toml"
-    path.write_text(text)
-    return read_sweep(path, overrides, "cpu")
 
 
 def test_a_list_has_a_value_for_each_stage(tmp_path):
@@ -57,7 +50,4 @@ def test_an_axis_may_have_lists_beside_single_values(tmp_path):
     ],
 )
 def test_what_is_no_value_is_refused_at_its_line(tmp_path, value, words):
-    with pytest.raises(SweepFileError) as caught:
-        read(tmp_path, TWO_STAGES.format(value))
-    assert ":3: train.recompute: " in str(caught.value)
-    assert words in str(caught.value)
+    assert_refused(tmp_path, TWO_STAGES.format(value), "3: train.recompute", words)

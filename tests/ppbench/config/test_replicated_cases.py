@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from sweep_files import assert_refused, only_case, read
 
 from engine.plan.action import COLLECTIVE_OPS, COMPUTE_OPS
 from engine.plan.collectives import (
@@ -18,17 +19,10 @@ from engine.plan.collectives import (
 from engine.plan.program import to_csv
 from ppbench.config.case import Case
 from ppbench.config.programs import lowered_of, program_of, sharding_of
-from ppbench.config.reader import read_sweep
 from ppbench.errors import SweepFileError
 
 EMULATED = 'device = "emulated"\n[emulated]\nF_ms = 1\nI_ms = 1\nW_ms = 1\n'
 SHARDED = Case(world_size=2, replicas=2, num_microbatches=3, sharding_policy="zero3")
-
-
-def read(folder, text, *overrides):
-    (folder / "mine.toml").write_text(text)
-    sweep = read_sweep(folder / "mine.toml", overrides, "cpu")
-    return [case for case, _ in sweep.cases]
 
 
 def names_of(row):
@@ -47,7 +41,7 @@ def names_of(row):
     ],
 )
 def test_each_policy_has_its_settings(tmp_path, text, policy):
-    (case,) = read(tmp_path, f"replicas = 3\nworld_size = 2\n[sharding]\n{text}")
+    case = only_case(read(tmp_path, f"replicas = 3\nworld_size = 2\n[sharding]\n{text}"))
     assert sharding_of(case) == policy
     assert (case.num_processes, case.tokens_per_step) == (6, 3 * 8 * 128)
 
@@ -74,45 +68,30 @@ def test_a_file_with_collectives_is_run_as_it_is_written(tmp_path, monkeypatch, 
     ]
     (tmp_path / "own.csv").write_text("\n".join(",".join(row) for row in rows))
     text = 'schedule = "csv:own.csv"\nnum_microbatches = 3\n[sharding]\npolicy = "zero3"\n'
-    (case,) = read(tmp_path, "replicas = 2\n" + text)
+    case = only_case(read(tmp_path, "replicas = 2\n" + text))
     first = names_of(lowered_of(case).rows[0])
     assert first == "0UNSHARD 0F0 0F1 0B0 0F2 0B1 0B2 0RESHARD 0REDUCE_GRAD"
-    (alone,) = read(tmp_path, text, "sharding.policy=ddp")
+    alone = only_case(read(tmp_path, text, "sharding.policy=ddp"))
     assert not lowered_of(alone).has_collectives
     with pytest.raises(SweepFileError, match="the policy shards no parameters"):
         read(tmp_path, "replicas = 2\n" + text, "sharding.policy=ddp")
 
 
 @pytest.mark.parametrize(
-    ("text", "key", "problem"),
+    ("text", "where", "what"),
     [
-        ('[sharding]\npolicy = "zero3"', "sharding.policy", "of which there is 1"),
-        (
-            "replicas = 2\n[sharding]\nresidency = 3",
-            "sharding.residency",
-            'only with sharding.policy = "zero3"',
-        ),
-        (
-            'replicas = 2\n[sharding]\npolicy = "zero3"\nresidency = 1',
-            "sharding.look_ahead",
-            "below the residency",
-        ),
-        (
-            'replicas = 2\nworld_size = 1\nruntime = "single"',
-            "runtime",
-            '2 replicas need runtime = "engine"',
-        ),
-        (
-            "replicas = 3\n" + EMULATED + "replica_factors = [1, 2]",
-            "emulated.replica_factors",
-            "2 factors",
-        ),
-        (EMULATED + "gather_ms = [1, 2, 3]", "emulated.gather_ms", "3 times for 2 stages"),
-        (EMULATED + "replica_factors = [0]", "emulated.replica_factors", "above 0"),
+        ('[sharding]\npolicy = "zero3"', "2: sharding.policy", "of which there is 1"),
+        ("replicas = 2\n[sharding]\nresidency = 3", "3: sharding.residency",
+         'only with sharding.policy = "zero3"'),
+        ('replicas = 2\n[sharding]\npolicy = "zero3"\nresidency = 1', "2: sharding.look_ahead",
+         "below the residency"),
+        ('replicas = 2\nworld_size = 1\nruntime = "single"', "3: runtime",
+         '2 replicas need runtime = "engine"'),
+        (f"replicas = 3\n{EMULATED}replica_factors = [1, 2]", "7: emulated.replica_factors",
+         "2 factors"),
+        (f"{EMULATED}gather_ms = [1, 2, 3]", "6: emulated.gather_ms", "3 times for 2 stages"),
+        (f"{EMULATED}replica_factors = [0]", "6: emulated.replica_factors", "above 0"),
     ],
-)
-def test_what_cannot_be_together_is_refused(tmp_path, text, key, problem):
-    with pytest.raises(SweepFileError) as refused:
-        read(tmp_path, text)
-    assert key in str(refused.value)
-    assert problem in str(refused.value)
+)  # fmt: skip
+def test_what_cannot_be_together_is_refused(tmp_path, text, where, what):
+    assert_refused(tmp_path, text, where, what)

@@ -3,9 +3,9 @@
 import pandas as pd
 import pytest
 from stored_runs import run_row, store_with
+from sweep_files import read
 
 from ppbench.config.case import Case
-from ppbench.config.reader import read_sweep
 from ppbench.config.sweep import parse_only
 from ppbench.display.formats import Format
 from ppbench.display.tables import View, render
@@ -28,9 +28,7 @@ set = { seq_len = 64 }
 
 
 def cases(tmp_path, text, *overrides):
-    file = tmp_path / "words.toml"
-    file.write_text(text)
-    sweep = read_sweep(file, overrides, "cpu")
+    sweep = read(tmp_path, text, *overrides)
     return [case for case, _ in sweep.cases], sweep.axes
 
 
@@ -62,7 +60,7 @@ def test_a_setting_is_not_given_by_both_words(tmp_path):
 
 
 def test_an_error_names_the_line_that_has_the_other_word(tmp_path):
-    with pytest.raises(SweepFileError, match=r"words\.toml:3: grid\.world_size: "):
+    with pytest.raises(SweepFileError, match=r"sweep\.toml:3: grid\.world_size: "):
         cases(tmp_path, '[grid]\nschedule = ["afab"]\nranks = [0]\n')
 
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+from sweep_files import assert_refused, read
 
 from ppbench.config.case import Case, Measure
-from ppbench.config.reader import read_sweep
 from ppbench.config.sweep import Track, read_fraction
 from ppbench.errors import SweepFileError, UsageError
 
@@ -25,28 +25,23 @@ EMULATED = 'device = "emulated"\n[emulated]\ncosts = "costs.toml"\n'
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
+    """That of the sweep file, in another one, which is the working directory."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sweeps" / "model").mkdir(parents=True)
-    return tmp_path
-
-
-def read(folder, text, *overrides):
-    path = folder / "sweeps" / "a.toml"
-    path.write_text(text)
-    return read_sweep(path, overrides, "cpu")
+    return tmp_path / "sweeps"
 
 
 def test_paths_are_relative_to_the_sweep_file(folder):
     track = read(folder, TRACKED).track
-    assert track.repo == folder / "sweeps" / "model"
-    assert track.accept == folder / "sweeps" / "intended.toml"
+    assert track.repo == folder / "model"
+    assert track.accept == folder / "intended.toml"
     assert track.setup == "make"
 
 
 def test_the_repository_is_the_one_around_the_sweep_file_unless_it_is_named(folder):
-    assert read(folder, 'schedule = "1f1b"').track == Track(folder / "sweeps")
-    elsewhere = read(folder, TRACKED, f"track.repo={folder}")
-    assert elsewhere.track.repo == folder
+    assert read(folder, 'schedule = "1f1b"').track == Track(folder)
+    elsewhere = read(folder, TRACKED, f"track.repo={folder.parent}")
+    assert elsewhere.track.repo == folder.parent
 
 
 def test_the_last_threshold_that_fits_a_case_counts(folder):
@@ -68,18 +63,17 @@ def test_what_is_no_share_is_refused(written):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "where", "what"),
     [
-        ('"model"', '"nowhere"', 'a.toml:3: track.repo: no such folder: "nowhere"'),
-        ("setup", "steup", "a.toml:5: track.steup: unknown key"),
-        ("0.05", "5", 'a.toml:8: track.thresholds."schedule=1f1b and world_size=4": expected'),
-        ("schedule=1f1b", "shedule=1f1b", 'did you mean "schedule"'),
+        ('"model"', '"nowhere"', "3: track.repo", 'no such folder: "nowhere"'),
+        ("setup", "steup", "5: track.steup", "unknown key"),
+        ("0.05", "5", '8: track.thresholds."schedule=1f1b and world_size=4"', "expected"),
+        ("schedule=1f1b", "shedule=1f1b", '8: track.thresholds."shedule=1f1b and world_size=4"',
+         'did you mean "schedule"'),
     ],
-)
-def test_a_mistake_is_located(folder, old, new, told):
-    with pytest.raises(SweepFileError) as raised:
-        read(folder, TRACKED.replace(old, new))
-    assert told in str(raised.value)
+)  # fmt: skip
+def test_a_mistake_is_located(folder, old, new, where, what):
+    assert_refused(folder, TRACKED.replace(old, new), where, what)
 
 
 def test_it_is_no_axis(folder):
@@ -121,12 +115,12 @@ def test_a_file_of_costs_that_cannot_be_used_is_one_clear_error(folder, content,
     with pytest.raises(SweepFileError) as raised:
         read(folder, EMULATED)
     assert told in str(raised.value)
-    assert "a.toml" in str(raised.value)
+    assert "sweep.toml" in str(raised.value)
 
 
 def test_times_beside_a_file_of_costs_are_refused(folder):
     Path("costs.toml").write_text(COSTS)
-    with pytest.raises(SweepFileError, match=r"a.toml:4: emulated.F_ms: emulated.costs names a"):
+    with pytest.raises(SweepFileError, match=r"toml:4: emulated.F_ms: emulated.costs names a"):
         read(folder, EMULATED + "F_ms = 3\n")
     with pytest.raises(SweepFileError, match="applies only with"):
         read(folder, EMULATED, "device=cpu")

@@ -1,13 +1,12 @@
 """Somebody else's training is watched and left as it was; torch's schedules are the oracle."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import attached
 import pytest
 import torch
+from command import python
 
 from engine.plan.action import COMPUTE_OPS
 from engine.plan.program import from_json
@@ -246,10 +245,8 @@ def test_the_documented_script_leaves_a_run_even_if_it_ends_without_close(tmp_pa
     script = script.replace("with ppbench.attach(", "ppbench.attach(")
     script = script.replace("\n):", "\n)\nif 1:")
     (tmp_path / "train.py").write_text(script)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py"]
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False
-    )
+    launch = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+    done = python(*launch, "train.py", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     run = Store(tmp_path / "results").find("last")
     assert f"run {run['run_id']} is stored in results" in done.stderr

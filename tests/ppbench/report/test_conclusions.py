@@ -76,6 +76,13 @@ def test_launches_that_overlap_decide_nothing_and_more_of_them_are_advised() -> 
     assert sentence.command == f"ppbench sweep sweeps/demo.toml --set measure.launches={num}"
 
 
+def test_launches_that_say_next_to_nothing_are_not_given_hundreds_of_percent() -> None:
+    sentence = answer(launches(AFAB, [300.0, 1000.0, 900.0]) + launches(OTHER, [1000.0, 2000, 500]))
+    assert sentence.text.endswith(
+        "but afab could be more than twice as fast, for all that launches say."
+    )
+
+
 def test_a_lead_that_no_sensible_number_of_launches_would_show_is_left_to_memory() -> None:
     sentence = answer(
         launches(AFAB, [900.0, 1000.0, 1110.0]) + launches(OTHER, [890.0, 1001, 1120])

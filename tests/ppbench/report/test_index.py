@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from html_pages import Page
 from stored_runs import NASTY, run_row
 
 from ppbench.config.case import Case
@@ -28,43 +28,21 @@ def page(path: Path, about: About | None = None, **changes) -> Path:
     return path
 
 
-class _Index(HTMLParser):
-    """Links and cells, as a browser would have them."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.links: list[str] = []
-        self.cells: list[str] = []
-        self.tags: list[str] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        if tag == "a":
-            self.links.append(dict(attrs)["href"])
-        if tag == "td":
-            self.cells.append("")
-
-    def handle_data(self, data):
-        if self.cells and self.tags[-1] in ("td", "a", "code", "span"):
-            self.cells[-1] += data
-
-
 def test_reports_are_listed_newest_first_and_timelines_by_themselves(tmp_path: Path) -> None:
     page(tmp_path / "old.html", title="old", measured="2026-01-01 00:00:00")
     page(
         tmp_path / "new.html", title="new", measured="2026-02-01 00:00:00", num_runs=7, num_cases=3
     )
     page(tmp_path / "line.html", title="line", kind="timeline", measured="2026-03-01 00:00:00")
-    index = _Index(render_index(tmp_path))
-    assert index.links == ["./new.html", "./old.html", "./line.html"]
+    index = Page(render_index(tmp_path))
+    assert index.links() == ["./new.html", "./old.html", "./line.html"]
     assert index.cells[:5] == ["new new.html", "2026-02-01 00:00", "3", "7", "0"]
 
 
 def test_reports_of_one_title_are_told_apart(tmp_path: Path) -> None:
     for name, num_runs, commit in (("a", 3, "abc"), ("b", 9, "def")):
         page(tmp_path / f"{name}.html", num_cases=3, num_runs=num_runs, commit=commit)
-    cells = _Index(render_index(tmp_path)).cells
+    cells = Page(render_index(tmp_path)).cells
     assert cells[0] == "demo (3 cases, 3 runs, commit abc) a.html"
     assert cells[7] == "demo (3 cases, 9 runs, commit def) b.html"
 
@@ -100,11 +78,11 @@ def test_what_is_not_a_report_is_left_out(tmp_path: Path) -> None:
 def test_titles_errors_and_file_names_with_markup_are_text(tmp_path: Path) -> None:
     nasty = {"title": NASTY, "answer": NASTY, "commit": NASTY, "measured": NASTY}
     page(tmp_path / "a <b>&\"' ü?#.html", **nasty)
-    index = _Index(render_index(tmp_path))
+    index = Page(render_index(tmp_path))
     assert index.cells[0] == f"{NASTY} a <b>&\"' ü?#.html"
-    assert "b" not in index.tags
-    assert index.tags.count("script") == 1
-    assert index.links == ["./a%20%3Cb%3E%26%22%27%20%C3%BC%3F%23.html"]
+    assert "b" not in dict(index.tags)
+    assert len(index.scripts) == 1
+    assert index.links() == ["./a%20%3Cb%3E%26%22%27%20%C3%BC%3F%23.html"]
 
 
 def test_a_long_name_does_not_push_the_facts_out_of_reach(tmp_path: Path) -> None:
@@ -119,13 +97,13 @@ def test_an_index_is_rebuilt_from_what_is_there_and_is_the_same_bytes(tmp_path: 
     gone = page(tmp_path / "gone.html")
     page(tmp_path / "kept.html")
     write_index(tmp_path)
-    assert _Index((tmp_path / "index.html").read_text()).links == ["./gone.html", "./kept.html"]
+    assert Page((tmp_path / "index.html").read_text()).links() == ["./gone.html", "./kept.html"]
     gone.unlink()
     write_index(tmp_path)
     before = (tmp_path / "index.html").read_bytes()
     write_index(tmp_path)
     assert (tmp_path / "index.html").read_bytes() == before
-    assert _Index(before.decode()).links == ["./kept.html"]
+    assert Page(before.decode()).links() == ["./kept.html"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["index.html", "kept.html"]
 
 
@@ -140,8 +118,8 @@ def test_reports_and_timelines_enter_the_index_of_their_folder(demo: Store, tmp_
     line = timeline_of_runs(demo, [ok], None, reports)
     elsewhere = tmp_path / "elsewhere" / "a.html"
     report_runs(demo, [], elsewhere, reports)
-    index = _Index((reports / "index.html").read_text(encoding="utf-8"))
-    assert index.links == [f"./{report.name}", f"./{line.name}"]
+    index = Page((reports / "index.html").read_text(encoding="utf-8"))
+    assert index.links() == [f"./{report.name}", f"./{line.name}"]
     assert [path.name for path in elsewhere.parent.iterdir()] == ["a.html"]
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import zlib
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from html_pages import Page
 from stored_runs import (
     MS,
     NASTY,
@@ -45,58 +43,6 @@ def render(store: Store, **changes) -> str:
     return render_report(store, store.runs(), **{**TEXT, **changes})
 
 
-class _Page(HTMLParser):
-    """A page as a browser reads it: its elements, its text and the addresses that it would load."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict]] = []
-        self.text = ""
-        self.scripts: list[str] = []
-        self._open = ""
-        self.feed(page.replace(library(), "/* plotly.js */"))
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        self._open = tag
-        if tag == "script":
-            self.scripts.append("")
-
-    def handle_data(self, data):
-        if self._open == "script":
-            self.scripts[-1] += data
-        elif self._open != "style":
-            self.text += data
-
-    def handle_endtag(self, tag):
-        self._open = ""
-
-    def blocks(self, kind: str) -> list[str]:
-        """Data blocks of a type, in the page's order."""
-        kinds = [attrs.get("type") for tag, attrs in self.tags if tag == "script"]
-        return [text for each, text in zip(kinds, self.scripts, strict=True) if each == kind]
-
-    def figures(self) -> list[dict]:
-        """Those over all cases, which are drawn as soon as they are seen."""
-        return [data for data in self._data() if isinstance(data, dict)]
-
-    def cases(self) -> list[dict]:
-        (cases,) = [data for data in self._data() if isinstance(data, list)]
-        return cases
-
-    def timelines(self) -> list[dict]:
-        """Those that are unpacked when they are opened."""
-        packed = self.blocks("application/x-ppbench-figure")
-        return [json.loads(zlib.decompress(base64.b64decode(text))) for text in packed]
-
-    def about(self) -> str:
-        (content,) = [a["content"] for _, a in self.tags if a.get("name") == "ppbench-report"]
-        return content
-
-    def _data(self) -> list:
-        return [json.loads(text) for text in self.blocks("application/json")]
-
-
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """One for all tests: pages are made from it, and none writes to it."""
@@ -109,8 +55,8 @@ def html(demo: Store) -> str:
 
 
 @pytest.fixture(scope="module")
-def page(html: str) -> _Page:
-    return _Page(html)
+def page(html: str) -> Page:
+    return Page(html)
 
 
 # Colours
@@ -138,7 +84,7 @@ def test_a_variable_length_is_a_word_in_every_label(tmp_path: Path) -> None:
     assert [(row[0].text, row[0].number) for row in lengths.rows] == [
         ("512", 512.0), ("variable", 0.0), ("64", 64.0),
     ]  # fmt: skip
-    assert "variable length" in _Page(render(store)).text
+    assert "variable length" in Page(render(store)).text
 
 
 def test_settings_are_called_by_words_and_one_that_a_run_does_not_have_is_none() -> None:
@@ -187,7 +133,7 @@ def test_the_answer_without_a_single_success_says_so(demo: Store) -> None:
 # The page
 
 
-def test_a_report_shows_runs_failures_cautions_charts_and_how_to_reproduce(page: _Page) -> None:
+def test_a_report_shows_runs_failures_cautions_charts_and_how_to_reproduce(page: Page) -> None:
     for text in (
         "Open.",
         "ranks took turns",
@@ -210,7 +156,7 @@ def test_a_report_shows_runs_failures_cautions_charts_and_how_to_reproduce(page:
     assert len([row for row in rows if "data-cases" in row]) == 7 + 6  # runs; definitions
 
 
-def test_a_figure_of_a_run_is_in_the_page_once_and_packed(page: _Page) -> None:
+def test_a_figure_of_a_run_is_in_the_page_once_and_packed(page: Page) -> None:
     openers = [attrs["data-figure"] for _, attrs in page.tags if "data-figure" in attrs]
     stored = [attrs["id"] for tag, attrs in page.tags if tag == "script" and "id" in attrs]
     assert set(openers) == set(stored) - {"cases"}
@@ -219,7 +165,7 @@ def test_a_figure_of_a_run_is_in_the_page_once_and_packed(page: _Page) -> None:
 
 
 def test_filters_offer_every_value_of_every_varying_axis_with_its_cases(
-    demo: Store, page: _Page
+    demo: Store, page: Page
 ) -> None:
     runs = demo.runs()
     shown = filters(runs, varying_axes(runs))
@@ -240,7 +186,7 @@ def test_names_settings_commits_and_machines_are_text_wherever_they_stand(tmp_pa
     odd = {"sweep_name": NASTY, "cautions": NASTY, "fingerprint": NASTY, "created_at": NASTY}
     cases = [Case(model_preset=name) for name in (NASTY, "llama-8m")]
     store = store_with(tmp_path, [run_row(n, case, **told, **odd) for n, case in enumerate(cases)])
-    page = _Page(render(store, title=NASTY, command=NASTY, sweep_text=NASTY))
+    page = Page(render(store, title=NASTY, command=NASTY, sweep_text=NASTY))
     assert page.text.count('alert("1")') > 8 + 4  # its filter among them
     assert_harmless(page)
     assert json.loads(page.about())["title"] == NASTY
@@ -251,7 +197,7 @@ def test_names_settings_commits_and_machines_are_text_wherever_they_stand(tmp_pa
     assert "&lt;b&gt;bold&lt;/b&gt;" in page.figures()[0]["layout"]["xaxis"]["ticktext"][0]
 
 
-def assert_harmless(page: _Page) -> None:
+def assert_harmless(page: Page) -> None:
     assert not [tag for tag, _ in page.tags if tag == "b"]
     assert [attrs.get("type") for tag, attrs in page.tags if tag == "script"].count(None) == 2
     assert not any("<" in text for text in page.blocks("application/json"))
@@ -262,7 +208,7 @@ def test_a_page_loads_nothing_and_forbids_loading(demo: Store, html: str, tmp_pa
     write_timeline(tmp_path / "one.html", demo, demo.runs().iloc[[1]])
     timeline = (tmp_path / "one.html").read_text(encoding="utf-8")
     for text, num_libraries in ((html, 1), (timeline, 0)):  # a timeline needs none
-        page = _Page(text)
+        page = Page(text)
         loads = [
             value
             for _, attrs in page.tags
@@ -276,7 +222,7 @@ def test_a_page_loads_nothing_and_forbids_loading(demo: Store, html: str, tmp_pa
         assert text.count(library()) == num_libraries
 
 
-def test_the_pairs_worth_comparing_come_first_and_are_open(demo: Store, page: _Page) -> None:
+def test_the_pairs_worth_comparing_come_first_and_are_open(demo: Store, page: Page) -> None:
     opened = [a["data-runs"] for _, a in page.tags if "data-runs" in a and "open" in a]
     runs = demo.runs()
     pair = runs[(runs["world_size"] == 2) & (runs["status"] == "ok")]
@@ -285,7 +231,7 @@ def test_the_pairs_worth_comparing_come_first_and_are_open(demo: Store, page: _P
 
 
 def test_one_case_alone_makes_a_report(tmp_path: Path) -> None:
-    page = _Page(render(store_with(tmp_path, [run_row(1, Case())])))
+    page = Page(render(store_with(tmp_path, [run_row(1, Case())])))
     assert "1f1b, 2 ranks, 8 microbatches, 128 tokens reaches 1,000 tokens/s" in page.text
     assert page.figures()
     assert page.timelines()
@@ -295,7 +241,7 @@ def test_one_case_alone_makes_a_report(tmp_path: Path) -> None:
 
 def test_failures_alone_make_a_report(tmp_path: Path) -> None:
     row = run_row(1, Case(), status="crash", error=None, environment=None, commit=None)
-    page = _Page(render(store_with(tmp_path, [row])))
+    page = Page(render(store_with(tmp_path, [row])))
     assert "no error was recorded" in page.text
     assert not page.figures()
 
@@ -316,7 +262,7 @@ def test_failures_are_counted_and_tell_what_each_rank_was_doing(tmp_path: Path) 
     )
     hung = store_failed(store, run_row(3, Case(num_microbatches=4)))
     again = store_failed(store, run_row(4, Case(num_microbatches=4), launch=1))
-    page = _Page(render(store))
+    page = Page(render(store))
     text = page.text
     assert "3 of 4 runs failed: 2 timeout, 1 oom." in text
     assert "rank 1 is stopped (SIGSTOP or a debugger) in 1B0 of step 1" in text
@@ -352,7 +298,7 @@ def test_what_ranks_left_behind_is_text(tmp_path: Path) -> None:
     flight = store.table("flight", [run["run_id"]]).drop(columns=["run_id", "schema_version"])
     nasty = flight.assign(hostname=[NASTY, "b"], phase=NASTY, account=NASTY, action=NASTY)
     store.write_run({**run, "error": NASTY}, {"flight": nasty})
-    page = _Page(render(store))
+    page = Page(render(store))
     assert_harmless(page)
     (line,) = [line for line in page.timelines() if "stopped" in str(line["data"])]
     texts = [trace["hovertext"] for trace in line["data"] if trace.get("name") == "stopped"]

@@ -1,29 +1,16 @@
 """Disks that take nothing: real ones, mounted for the test where that is permitted."""
 
-import contextlib
 import os
 import subprocess
 
 import pandas as pd
 import pytest
+from disks import mounted
 
 from engine.plan.action import Op
 from engine.plan.spans import Lane, Span
 from ppbench.errors import StoreError
 from ppbench.store import Store, check_writable
-
-
-@contextlib.contextmanager
-def mounted(place, options):
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    if done.returncode:
-        pytest.skip(f"mounting is not permitted here: {done.stderr.strip()}")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", str(place)], check=True, timeout=60)
 
 
 @pytest.fixture

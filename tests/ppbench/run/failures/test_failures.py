@@ -13,8 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from command import EMULATED_SWEEP, words_of
 from command import ppbench as ppbench_within
-from command import words_of
+from disks import mounted
+from processes import naming, wait_until
 
 from engine.flight import read_record
 from ppbench.run.job import noted_node_folders, read_job
@@ -269,12 +271,9 @@ def sweep_in_long_case(folder, *arguments):
         words_of("sweep", *arguments), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True,
     ) as process:  # fmt: skip
-        deadline = time.monotonic() + PATIENCE_S
-        while (launch := launch_in_long_case(folder, before)) is None:
-            assert time.monotonic() < deadline, "it does not begin"
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.1)
-        yield process, launch
+        is_there = functools.partial(launch_in_long_case, folder, before)
+        wait_until(lambda: is_there() or process.poll() is not None, "its longest case", PATIENCE_S)
+        yield process, is_there()
 
 
 def launch_in_long_case(folder, known):
@@ -288,44 +287,19 @@ def launch_in_long_case(folder, known):
     return None
 
 
-def processes_of(launch):
-    """All that name the launch."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if launch.name.encode() in path.read_bytes():
-                found.append(path)
-    return found
-
-
 LONG_MS = 1000
-EMULATED = """\
-name = "{name}"
-device = "emulated"
-num_microbatches = 2
-seq_len = 8
+EMULATED = f"""\
 world_size = 1
-
-[model]
-preset = "llama-tiny"
-
-[emulated]
-I_ms = 1
-W_ms = 1
-
-[measure]
-warmup_steps = 3
-max_warmup_steps = 3
+{EMULATED_SWEEP.replace("warmup_steps = 1", "warmup_steps = 3")}
 steps = 2
 
 [grid]
-"emulated.F_ms" = {times}
-"""
+emulated.F_ms = """
 
 
 def write_emulated(folder, name, times):
     """Cases that differ in how long they take."""
-    (folder / f"{name}.toml").write_text(EMULATED.format(name=name, times=times))
+    (folder / f"{name}.toml").write_text(f"{EMULATED}{times}")
     return f"{name}.toml"
 
 
@@ -337,7 +311,7 @@ def test_a_rerun_that_is_stopped_goes_on_where_it_was(tmp_path):
     assert process.returncode == 130
     assert f"Go on with: ppbench sweep {file} --rerun\n" in stderr
     assert "Traceback" not in stderr
-    assert processes_of(launch) == []
+    assert naming(launch.name) == []
     assert noted_node_folders(launch) == []
     finished = ppbench("sweep", file, "--rerun", "--no-report", folder=tmp_path)
     assert finished.returncode == 0, finished.stderr
@@ -368,19 +342,6 @@ def test_sweeps_that_meet_in_one_store_take_turns_and_repeat_nothing(tmp_path):
     runs = Store(tmp_path / "results").runs()
     assert list(runs["status"]) == ["ok"] * 4
     assert runs["case_id"].nunique() == 4
-
-
-@contextlib.contextmanager
-def mounted(folder, options):
-    """A small file system in memory; skips where none can be made."""
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
-    if shutil.which("mount") is None or subprocess.run(mount, check=False).returncode != 0:
-        pytest.skip("needs to be root, to mount a small file system")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def test_a_disk_that_fills_up_is_one_clear_error_and_nothing_is_lost(tmp_path):

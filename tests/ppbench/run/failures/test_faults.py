@@ -1,11 +1,11 @@
 """The fault campaign in small: random kills, and a sweep that comes to its end all the same."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from command import python
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
@@ -16,13 +16,8 @@ PATIENCE_S = 900
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes under /proc")
 def test_random_kills_lose_repeat_and_leave_nothing(tmp_path, is_thorough):
     num = 12 if is_thorough else 3
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--kills", str(num), "--cases", "4", "--keep", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    words = (str(SCRIPT), "--kills", str(num), "--cases", "4", "--keep", str(tmp_path))
+    done = python(*words, folder=SCRIPT.parents[1], patience_s=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(rf"^{num} kills in \d+ s$", done.stdout, re.MULTILINE)
     assert "held: one ok run per case" in done.stdout

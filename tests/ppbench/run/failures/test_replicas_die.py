@@ -10,6 +10,7 @@ import time
 
 import pytest
 from command import words_of
+from processes import wait_until
 
 from engine.flight import read_record
 from engine.plan.action import Op
@@ -34,17 +35,14 @@ measure = {warmup_steps = 1, max_warmup_steps = 1, steps = 100000, timeout_s = 6
 """
 
 
-def wait_in_gather(folder, rank):
-    """The record of a process, once that is in the gather."""
-    until = time.monotonic() + PATIENCE_S
-    while time.monotonic() < until:
-        for launch in (folder / "results" / "launches").glob("*"):
-            folders = noted_node_folders(launch)
-            record = read_record(folders[0] / f"flight-rank{rank}") if folders else None
-            if record and record.collective and record.collective.op is Op.UNSHARD:
-                return record
-        time.sleep(0.01)
-    pytest.fail(f"process {rank} does not come to it")
+def in_gather(folder, rank):
+    """The record of a process that is in the gather; None before."""
+    for launch in (folder / "results" / "launches").glob("*"):
+        folders = noted_node_folders(launch)
+        record = read_record(folders[0] / f"flight-rank{rank}") if folders else None
+        if record and record.collective and record.collective.op is Op.UNSHARD:
+            return record
+    return None
 
 
 def test_an_emulated_replica_that_is_killed_in_a_collective_is_named_with_it(tmp_path):
@@ -55,9 +53,10 @@ def test_an_emulated_replica_that_is_killed_in_a_collective_is_named_with_it(tmp
         stderr=subprocess.PIPE,
         text=True,
     )
-    *_, record = [wait_in_gather(tmp_path, rank) for rank in range(4)]
+    for rank in range(4):
+        wait_until(lambda rank=rank: in_gather(tmp_path, rank), f"rank {rank} in the gather")
     killed_s = time.monotonic()
-    os.kill(record.pid, signal.SIGKILL)
+    os.kill(in_gather(tmp_path, 3).pid, signal.SIGKILL)
     _, stderr = process.communicate(timeout=PATIENCE_S)
     assert time.monotonic() - killed_s < 60  # a bound on hangs, not a measurement
     assert "Traceback" not in stderr

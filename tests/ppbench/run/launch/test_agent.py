@@ -8,18 +8,16 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sockets import descendants
+from processes import children, descendants, is_alive, wait_until
 
 from ppbench.run.launch.agent import GRACE_S
 from ppbench.run.launch.local import Exit, LocalLaunch, first_exit, note_exit, read_exits
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
-PATIENCE_S = 120
 START = """
 import os, signal, sys, time
 from pathlib import Path
@@ -56,26 +54,11 @@ def write_worker(folder: Path, text: str) -> None:
     (folder / "some_worker.py").write_text(f'if __name__ == "__main__":\n{body}')
 
 
-def wait_until(is_true: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not is_true():
-        assert time.monotonic() < until, f"never came to be: {what}"
-        time.sleep(0.02)
-
-
 def exit_code_of(launch: LocalLaunch) -> int:
     wait_until(lambda: launch.poll() is not None, "the agent's end")
     code = launch.poll()
     assert code is not None
     return code
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in ("Z", "X")
 
 
 def test_who_failed_and_how_is_told_start_by_start(launch, tmp_path):
@@ -186,15 +169,11 @@ def test_nothing_outlives_a_controller_or_an_agent_that_is_killed(killed, tmp_pa
     if killed != "controller while starting":
         wait_until(lambda: all((tmp_path / f"up-{r}").exists() for r in (0, 1)), "the workers")
     everyone = descendants(controller.pid) - {controller.pid}
-    (agent,) = (pid for pid in everyone if parent_of(pid) == controller.pid)
+    (agent,) = children()[controller.pid]
     os.kill(agent if killed == "agent" else controller.pid, signal.SIGKILL)
     wait_until(lambda: not any(map(is_alive, everyone)), "the end of all")
     controller.kill()
     controller.wait()
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @pytest.mark.usefixtures("fresh_starts")

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
-import random
 import re
 import signal
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from command import ppbench, printed, words_of
+from processes import free_port, naming, wait_until
 
 from ppbench.config.case import Slurm, Torchrun
 from ppbench.config.kinds import minutes_of
@@ -177,36 +174,14 @@ def test_a_sweep_under_torchrun_that_is_stopped_ends_its_ranks_and_tells_how_to_
         stderr=subprocess.PIPE,
         text=True,
     )
-    until_s = time.monotonic() + PATIENCE_S
-    while not list(tmp_path.glob("results/launches/*/job.json")) and time.monotonic() < until_s:
-        assert process.poll() is None
-        time.sleep(0.05)
-    assert len(_processes_naming(file.name)) > 1
+    wait_until(lambda: list(tmp_path.glob("results/launches/*/job.json")), "its job", PATIENCE_S)
+    assert len(naming(file.name)) > 1
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert f"every node has to be started again. Go on with: ppbench sweep {file.name}" in stderr
     assert stderr.rstrip().endswith("--launcher torchrun --only world_size=1")
-    assert _processes_naming(file.name) == []
-
-
-def _processes_naming(word: str) -> list[str]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            line = path.read_bytes().decode(errors="replace")
-            found += [line] if word in line else []
-    return found
-
-
-def free_port() -> int:
-    """A port that is free, as is the next, and that the system gives to nobody who asks for any."""
-    while True:
-        port = random.randrange(10_000, 30_000)
-        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
-            for one in (port, port + 1):
-                held.enter_context(socket.create_server(("127.0.0.1", one)))
-            return port
+    assert naming(file.name) == []
 
 
 def test_launches_are_run_in_turn_until_one_fails(tmp_path, monkeypatch, capfd):

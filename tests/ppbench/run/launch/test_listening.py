@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from command import EMULATED_SWEEP, words_of
-from nodes import ADDRESSES, reason_against_nodes, two_nodes
-from sockets import is_loopback, listening
+from nodes import ADDRESSES, needs_nodes, two_nodes
+from processes import free_port, is_loopback, listened
 
 from ppbench.run.launch.cluster import NODES, Nodes, torchrun_command
 from ppbench.run.launch.local import WORKER
@@ -27,33 +25,17 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
     pytest.mark.usefixtures("warm_starts"),
 ]
-needs_nodes = pytest.mark.skipif(
-    sys.platform != "linux" or reason_against_nodes() is not None,
-    reason=reason_against_nodes() or "",
-)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def seen_while(processes: Sequence[subprocess.Popen[bytes]], log: Path) -> list[set[str]]:
     """The addresses that each process and its descendants ever listened on, until they end."""
-    seen: list[set[str]] = [set() for _ in processes]
-    until_s = time.monotonic() + PATIENCE_S
     try:
-        while any(process.poll() is None for process in processes):
-            assert time.monotonic() < until_s, log.read_text()
-            for addresses, process in zip(seen, processes, strict=True):
-                addresses.update(listening(process.pid) if process.poll() is None else ())
-            time.sleep(0.25)
+        return listened(processes, log.read_text, PATIENCE_S)
     finally:
         for process in processes:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    return seen
 
 
 def started(folder: Path, *command: str, **environment: str) -> subprocess.Popen[bytes]:

@@ -3,46 +3,26 @@
 from __future__ import annotations
 
 import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from nodes import ADDRESSES, Node, reason_against_nodes, two_nodes
-from sockets import listening
+from command import TINY
+from nodes import ADDRESSES, Node, needs_nodes, two_nodes
+from processes import listened, wait_until
 
 from ppbench.run.launch.cluster import Nodes, torchrun_command
 from ppbench.run.launch.local import WORKER
 from ppbench.store import Store
 
 PATIENCE_S = 600
-SWEEP = """
+SWEEP = f"""
 world_size = 4
-
-[measure]
-warmup_steps = 1
-max_warmup_steps = 1
-steps = 3
-
-[model]
-preset = "llama-tiny"
+{TINY}steps = 3
 
 [grid]
 """
-EMULATED = """
-[emulated]
-F_ms = 5
-I_ms = 5
-W_ms = 5
-"""
-pytestmark = [
-    pytest.mark.skipif(
-        sys.platform != "linux" or reason_against_nodes() is not None,
-        reason=reason_against_nodes() or "",
-    ),
-    pytest.mark.usefixtures("warm_starts"),
-]
+EMULATED = 'device = "emulated"\nemulated = {F_ms = 5, I_ms = 5, W_ms = 5}\n'
+pytestmark = [needs_nodes, pytest.mark.usefixtures("warm_starts")]
 
 
 class Cluster:
@@ -69,13 +49,7 @@ class Cluster:
     def run(self, ranks_per_node: int, *options: str) -> list[set[str]]:
         """The addresses on which each node has listened, until all is done."""
         started = [self.start(node, ranks_per_node, *options) for node in self.nodes]
-        seen: list[set[str]] = [set(), set()]
-        until = time.monotonic() + PATIENCE_S
-        while any(process.poll() is None for process in started):
-            assert time.monotonic() < until, f"it hangs.\n{self.logs()}"
-            for addresses, process in zip(seen, started, strict=True):
-                addresses.update(listening(process.pid) if process.poll() is None else ())
-            time.sleep(0.25)
+        seen = listened(started, self.logs, PATIENCE_S)
         assert [self.exit_code(process) for process in started] == [0, 0], self.logs()
         return seen
 
@@ -101,8 +75,8 @@ def hosts_of(store: Store, run_id: str) -> list[str]:
 
 @pytest.mark.parametrize("device", ["emulated", pytest.param("cpu", marks=pytest.mark.thorough)])
 def test_a_sweep_runs_across_two_nodes_rank_by_rank_and_node_by_node(cluster, device):
-    text = f'device = "{device}"' + SWEEP + "world_size = [2, 4]\n"
-    cluster.write_sweep(text + (EMULATED if device == "emulated" else ""))
+    first = EMULATED if device == "emulated" else f'device = "{device}"'
+    cluster.write_sweep(f"{first}{SWEEP}world_size = [2, 4]\n")
     cluster.run(1, "--only", "world_size=2")
     seen = cluster.run(2)
     assert seen == [{ADDRESSES["node-a"]}, {ADDRESSES["node-b"]}]
@@ -115,25 +89,16 @@ def test_a_sweep_runs_across_two_nodes_rank_by_rank_and_node_by_node(cluster, de
     assert not list((cluster.results.parents[1] / "node-b").iterdir())
 
 
-def wait_until(is_true: Callable[[], bool], cluster: Cluster) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not is_true():
-        assert time.monotonic() < until, cluster.logs()
-        time.sleep(0.2)
-
-
-THREE = 'device = "emulated"' + SWEEP.replace("steps = 3", "steps = 20") + "num_microbatches = "
-
-
 def begin_and_kill(cluster: Cluster, killed: int) -> subprocess.Popen[bytes]:
     """A sweep of three cases that take turns when a node fails; the other node's torchrun."""
-    text = THREE.replace("world_size = 4", "world_size = 2").replace("\nsteps = 3", "\nsteps = 20")
-    cluster.write_sweep(text + "[4, 5, 6]\n" + EMULATED)
+    text = SWEEP.replace("world_size = 4", "world_size = 2").replace("\nsteps = 3", "\nsteps = 20")
+    cluster.write_sweep(f"{EMULATED}{text}num_microbatches = [4, 5, 6]\n")
     started = [cluster.start(node, 1) for node in cluster.nodes]
     journals = cluster.results.glob
     wait_until(
         lambda: any('"turn"' in j.read_text() for j in journals("launches/*/journal.jsonl")),
-        cluster,
+        cluster.logs,
+        PATIENCE_S,
     )
     cluster.nodes[killed].kill()
     started[killed].wait()

@@ -184,14 +184,8 @@ exclude = [
     { runtime = "forgetful", world_size = 1 },
     { runtime = "single", world_size = 2 },
 ]
-
-[model]
-preset = "llama-tiny"
-
-[measure]
-warmup_steps = 1
-max_warmup_steps = 1
-steps = 3
+model.preset = "llama-tiny"
+measure = {warmup_steps = 1, max_warmup_steps = 1, steps = 3}
 
 [grid]
 runtime = ["engine", "torch", "single", "liar", "forgetful"]

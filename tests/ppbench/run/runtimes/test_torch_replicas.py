@@ -1,14 +1,7 @@
 """Replicas with torch's schedules, shared by torch: they train what the engine's replicas do."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.append(str(Path(__file__).parents[3] / "engine"))  # its pool of ranks and its oracle
-
 from pipeline import config
-from ranks import Ranks
 from test_replicated import KINDS, NUM_STEPS, assert_as_one_device, train
 
 from engine.plan.action import Op
@@ -23,13 +16,6 @@ from ppbench.run.runtimes.torch_pipelining import TorchPipeline, TorchRuntime
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
 POLICIES = [NoCollectives(), DataParallel(), Zero3(), TorchWindow()]
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    pool = Ranks(4)
-    yield pool
-    pool.stop()
 
 
 def trained_by_torch(fabric, is_member, settings):

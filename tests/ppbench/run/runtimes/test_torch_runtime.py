@@ -1,20 +1,21 @@
 """torch.distributed.pipelining as a runtime, on real ranks: exact, and its spans tell all of it."""
 
 import itertools
-import sys
 import weakref
-from pathlib import Path
 
 import pandas as pd
 import pytest
-import torch
-from torch.distributed.pipelining import schedules as torchs
-
-sys.path.append(str(Path(__file__).parents[3] / "engine"))  # its pool of ranks and its oracle
-
 from models import configuration_folder
-from pipeline import NUM_STEPS, assert_exact, config, relative_difference, train
-from ranks import Ranks
+from pipeline import (
+    CPU,
+    NUM_STEPS,
+    assert_exact,
+    config,
+    relative_difference,
+    train,
+    with_trainer,
+)
+from torch.distributed.pipelining import schedules as torchs
 
 from engine.connection import agree
 from engine.plan.action import COMPUTE_OPS, RECV_OPS, Action, Op, parse_action
@@ -22,6 +23,7 @@ from engine.plan.lower import Sharing, counterpart, lower, prove_no_deadlock
 from engine.plan.program import Program
 from engine.plan.rules import ProgramError, check
 from engine.plan.schedules.registry import build_program
+from engine.run.clock import HostClock
 from engine.run.optimizer import OptimizerSpec
 from engine.run.recording import Recording
 from engine.trainer import Trainer
@@ -53,16 +55,6 @@ MARKED = [
     for shape in SHAPES
 ]
 TIED = {"lm_head.weight": "model.embed_tokens.weight"}
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # as on the ranks: sums over threads round differently
-    pool = Ranks(4)
-    yield pool
-    pool.stop()
-    torch.set_num_threads(before)
 
 
 def train_on(fabric, is_member, settings, runner=TorchPipeline):
@@ -196,25 +188,30 @@ def train_unsplit_on(fabric, is_member, settings):
     return train_on(fabric, is_member, settings, Unsplit)
 
 
-def measure_memory_on(fabric, is_member, settings, runner):
+def with_torchs(fabric, is_member, settings, work, runner=TorchPipeline):
+    """The result of `work` with a rank's trainer, which runs torch's schedule."""
     fabric.connect([], tuple(range(settings.world_size)), ())
     agreement = agree(settings, fabric)
     if not is_member:
         return None
     trainer = Trainer(agreement.config, fabric, build=runner)
+    result = work(trainer)
+    trainer.close()
+    return result
+
+
+def memory_of_the_third_step(trainer):
     for step in range(2):
         trainer.step(step)
-    memory = trainer.measure_memory(2)
-    trainer.close()
-    return memory
+    return trainer.measure_memory(2)
 
 
 @pytest.mark.parametrize("name", [pytest.param("1f1b", marks=pytest.mark.thorough), "zbv"])
 def test_its_memory_is_the_engines_and_its_buffers_and_is_predicted(ranks, name):
     """All of torch's receive buffers are there from the first step on."""
     settings, shape = config(name, 2, 4, dtype="float32"), 16 * 64 * 4
-    ours = ranks.run(2, measure_memory_on, settings, None)
-    torchs_own = ranks.run(2, measure_memory_on, settings, TorchPipeline)
+    ours = ranks.run(2, with_torchs, settings, memory_of_the_third_step, None)
+    torchs_own = ranks.run(2, with_torchs, settings, memory_of_the_third_step)
     for our, their in zip(ours, torchs_own, strict=True):
         assert their.at_peak.parameter_bytes == our.at_peak.parameter_bytes
         assert their.at_peak.optimizer_bytes == our.at_peak.optimizer_bytes
@@ -222,35 +219,26 @@ def test_its_memory_is_the_engines_and_its_buffers_and_is_predicted(ranks, name)
         assert their.predicted_peak_bytes == pytest.approx(their.peak_bytes, rel=0.05)
 
 
-def compare_reference_on(fabric, is_member, settings):
-    if not is_member:
-        return None
-    trainer = Trainer(agree(settings, fabric).config, fabric)
-    loss = trainer.compute_gradients(0)
-    trainer.close()
-    return loss, unsplit_loss(trainer.config, fabric.device)
+def loss_and_reference(trainer):
+    return trainer.compute_gradients(0), unsplit_loss(trainer.config, CPU)
 
 
 def test_the_expected_loss_is_the_unsplit_models_and_unknown_with_dropout(ranks, tmp_path):
-    ((loss, expected),) = ranks.run(1, compare_reference_on, config("zbv", 1, 3))
+    ((loss, expected),) = ranks.run(1, with_trainer, config("zbv", 1, 3), loss_and_reference)
     assert loss == pytest.approx(expected, rel=1e-12)
     folder = configuration_folder(tmp_path, "gpt_neox", hidden_dropout=0.1)
-    ((_, expected),) = ranks.run(1, compare_reference_on, config("1f1b", 1, 2, preset=folder))
+    settings = config("1f1b", 1, 2, preset=folder)
+    ((_, expected),) = ranks.run(1, with_trainer, settings, loss_and_reference)
     assert expected is None
 
 
-def watch_on(fabric, is_member, settings):
+def watch(trainer):
     """Whether torch is patched while a step is recorded, and what is left of it afterwards."""
-    fabric.connect([], (0, 1), ())
-    agreement = agree(settings, fabric)
-    if not is_member:
-        return None
-    trainer = Trainer(agreement.config, fabric, build=TorchPipeline)
     schedule = trainer.runner.schedule
     (stage,) = schedule._stages if hasattr(schedule, "_stages") else [schedule._stage]
     owners = (stage, schedule, torchs)
     before = [set(vars(owner)) for owner in owners], torchs._batch_p2p, torchs._wait_batch_p2p
-    instrument = Instrument(schedule, fabric.clock)
+    instrument = Instrument(schedule, HostClock())
     instrument.start_step()
     is_patched = "forward_one_chunk" in vars(stage) and torchs._batch_p2p is not before[1]
     instrument.remove()
@@ -258,15 +246,13 @@ def watch_on(fabric, is_member, settings):
     after = [set(vars(owner)) for owner in owners], torchs._batch_p2p, torchs._wait_batch_p2p
     trainer.step(0)
     inside = trainer.runner._instrument.row
-    knows = program_of(schedule) is not None
-    trainer.close()
-    return is_patched, before == after, knows, len(inside)
+    return is_patched, before == after, program_of(schedule) is not None, len(inside)
 
 
 @pytest.mark.parametrize(("name", "knows"), [("1f1b", False), ("interleaved_zb", True)])
 def test_an_instrument_leaves_nothing_behind(ranks, name, knows):
     settings = config(name, 2, 4, stages_per_rank=1)
-    for told in ranks.run(2, watch_on, settings):
+    for told in ranks.run(2, with_torchs, settings, watch):
         assert told[:3] == (True, True, knows)
         assert told[3] > 0
 
@@ -293,13 +279,8 @@ def test_a_receive_before_the_send_that_it_waits_for_hangs_on_the_one_stream_of_
             assert proved_program(None, transport) is crossed
 
 
-def sends_alive_on(fabric, is_member, settings):
+def sends_alive(trainer):
     """The most operations that were still there when the next ones were started."""
-    fabric.connect([], (0, 1), ())
-    agreement = agree(settings, fabric)
-    if not is_member:
-        return None
-    trainer = Trainer(agreement.config, fabric, build=TorchPipeline)
     usual, started, alive = torchs._batch_p2p, [], []
 
     def starting(operations, *arguments, **named):
@@ -312,12 +293,12 @@ def sends_alive_on(fabric, is_member, settings):
         trainer.step(0)
     finally:
         torchs._batch_p2p = usual
-        trainer.close()
     return len(started), max(alive)
 
 
 def test_an_instrument_lets_go_of_what_has_been_sent(ranks):
-    for num_started, num_alive in ranks.run(2, sends_alive_on, config("1f1b", 2, 8)):
+    settings = config("1f1b", 2, 8)
+    for num_started, num_alive in ranks.run(2, with_torchs, settings, sends_alive):
         assert num_started == 16
         assert num_alive <= 3  # as many as torch itself has at hand
 

@@ -3,30 +3,24 @@
 import json
 import signal
 import subprocess
-import time
+import sys
 
 import pytest
-from command import ppbench, words_of
+from command import PATIENCE_S, TINY, ppbench, words_of
+from processes import is_loopback, listened, wait_until
 
 from ppbench.run.job import Journal
 from ppbench.store import Store
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
-SWEEP = """\
+SWEEP = f"""\
 name = "turns"
 device = "cpu"
 seq_len = 16
 world_size = 2
 num_microbatches = 4
-
-[model]
-preset = "llama-tiny"
-
-[measure]
-warmup_steps = 1
-max_warmup_steps = 1
-steps = 5
+{TINY}steps = 5
 block = 2
 
 [grid]
@@ -39,11 +33,16 @@ EMULATED = SWEEP.replace('"cpu"', '"emulated"').replace("steps = 5", "steps = 40
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
-    """The store of a launch in which both cases took turns."""
+    """The folder of a launch in which both cases took turns."""
     folder = tmp_path_factory.mktemp("turns")
     (folder / "turns.toml").write_text(SWEEP)
-    done = ppbench("sweep", "turns.toml", "--no-report", folder=folder)
-    assert done.returncode == 0, done.stderr
+    with (folder / "log").open("w") as log:
+        words = words_of("sweep", "turns.toml", "--no-report")
+        process = subprocess.Popen(words, cwd=folder, stdout=log, stderr=log)
+    (seen,) = listened([process], (folder / "log").read_text, PATIENCE_S)
+    assert process.returncode == 0, (folder / "log").read_text()
+    assert seen or sys.platform != "linux"
+    assert all(map(is_loopback, seen)), f"a local sweep listens on {seen}"
     return folder
 
 
@@ -92,14 +91,11 @@ def test_a_sweep_that_is_stopped_between_rounds_keeps_them(tmp_path):
     (tmp_path / "turns.toml").write_text(EMULATED)
     words = words_of("sweep", "turns.toml", "--no-report")
     process = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    until = time.monotonic() + 120
-    while not any(
-        '"turn": 2' in journal.read_text()
-        for journal in (tmp_path / "results").glob("launches/*/journal.jsonl")
-    ):
-        assert time.monotonic() < until
-        assert process.poll() is None
-        time.sleep(0.05)
+    journals = (tmp_path / "results").glob
+    wait_until(
+        lambda: any('"turn": 2' in j.read_text() for j in journals("launches/*/journal.jsonl")),
+        "the third round",
+    )
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=120)
     assert process.returncode == 130, stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from command import inside, ppbench
+from command import TINY, inside, ppbench
 
 from engine.plan.program import from_json
 from engine.plan.rules import check, peak_activations
@@ -17,31 +17,24 @@ from ppbench.store import Store
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
-SWEEP = """\
+SWEEP = f"""\
 name = "found"
 schedule = "auto"
 world_size = 2
 num_microbatches = 4
 seq_len = 16
-
-[model]
-preset = "llama-tiny"
-
-[measure]
-warmup_steps = 1
-max_warmup_steps = 1
-steps = 2
+{TINY}steps = 2
 
 [grid]
 device = ["emulated", "cpu"]
 
 [[override]]
-where = {device = "emulated"}
-set = {memory_limit = 1, emulated.F_ms = [2, 3], emulated.I_ms = [2, 3], emulated.W_ms = [1, 2]}
+where = {{device = "emulated"}}
+set = {{memory_limit = 1, emulated = {{F_ms = [2, 3], I_ms = [2, 3], W_ms = [1, 2]}}}}
 
 [[override]]
-where = {device = "cpu"}
-set = {memory_limit = "64 MiB"}
+where = {{device = "cpu"}}
+set = {{memory_limit = "64 MiB"}}
 """
 
 

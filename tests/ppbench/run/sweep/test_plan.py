@@ -2,78 +2,49 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
-import subprocess
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from command import TINY
 from repositories import commit, make_repository
 from stored_runs import run_row
 
 from ppbench.config.case import Case
-from ppbench.run.machine.measuring_code import ROOT
+from ppbench.config.reader import read_sweep
+from ppbench.run.machine import measuring_code
+from ppbench.run.machine.measuring_code import ROOT, code_hash
+from ppbench.run.sweep import plan
+from ppbench.run.sweep.plan import Choice, plan_sweep
 from ppbench.store import Store
 
-SWEEP = """\
+SWEEP = f"""\
 name = "own"
 device = "cpu"
 schedule = "1f1b"
 world_size = 1
 num_microbatches = 2
 seq_len = 32
-
-[model]
-preset = "llama-tiny"
-
-[measure]
-warmup_steps = 1
-max_warmup_steps = 1
-steps = 2
+{TINY}steps = 2
 """
-PLAN = """\
-import json, os, sys
-from pathlib import Path
-from ppbench.config.reader import read_sweep
-from ppbench.run.sweep.plan import Choice, plan_sweep
-from ppbench.store import Store
-
-for _ in sys.stdin:
-    if (process := os.fork()) == 0:
-        read = read_sweep(Path("sweep.toml"), [], "cpu")
-        missing = plan_sweep(read, Store(Path("results")), Choice()).missing
-        print(json.dumps([item.resume_key for item in missing]), flush=True)
-        os._exit(0)
-    assert os.waitpid(process, 0)[1] == 0
-"""
-"""Plans anew, as a new process does, for each line: imports are most of what that takes."""
-
 EXECUTOR = Path("engine/run/executor.py")
 REPORT = Path("ppbench/report/pages/report.py")
 
 
+@dataclass(frozen=True)
 class Own:
-    """A repository of ppbench, its first commit, and a process of its code that plans its sweep."""
+    """A repository of ppbench with a sweep of its own."""
 
-    def __init__(self, folder: Path, first: str) -> None:
-        self.folder, self.first = folder, first
-        self.planner = subprocess.Popen(
-            [sys.executable, "-c", PLAN],
-            cwd=folder,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    folder: Path
 
     def missing(self) -> list[str]:
-        """The resume keys of the runs that are not done."""
-        assert self.planner.stdin is not None
-        assert self.planner.stdout is not None
-        print(file=self.planner.stdin, flush=True)
-        keys: list[str] = json.loads(self.planner.stdout.readline())
-        return keys
+        """The resume keys of the runs that are not done, as a new process finds them."""
+        code_hash.cache_clear()
+        sweep = read_sweep(self.folder / "sweep.toml", [], "cpu")
+        planned = plan_sweep(sweep, Store(self.folder / "results"), Choice())
+        return [item.resume_key for item in planned.missing]
 
 
 def reword(folder: Path) -> None:
@@ -89,35 +60,37 @@ def reword(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
-    """A repository of ppbench with a finished sweep."""
+    """A repository of ppbench with a finished sweep, whose code is the code that runs."""
     folder = make_repository(tmp_path_factory.mktemp("own") / "repository")
     for package in ("engine", "ppbench"):
-        shutil.copytree(ROOT / package, folder / package)  # as it is compiled, too
-    files = {"sweep.toml": SWEEP, ".gitignore": "results/\n__pycache__/\n", "README.md": "one\n"}
-    first = commit(folder, files, "First", day=1)
-    repository = Own(folder, first)
-    (key,) = repository.missing()
-    Store(folder / "results").write_run(run_row(1, Case(), resume_key=key, commit=first), {})
-    assert repository.missing() == []
-    yield repository
-    repository.planner.communicate()
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / package, folder / package, ignore=ignored)
+    files = {"sweep.toml": SWEEP, ".gitignore": "results/\n", "README.md": "one\n"}
+    first, repository = commit(folder, files, "First", day=1), Own(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder.parent))
+        for module in (measuring_code, plan):
+            patch.setattr(module, "ROOT", folder)
+        (key,) = repository.missing()
+        row = run_row(1, Case(), resume_key=key, commit=first)
+        Store(folder / "results").write_run(row, {})
+        assert repository.missing() == []
+        yield repository
+    code_hash.cache_clear()
 
 
 @pytest.fixture(scope="module")
 def reworded(own):
-    """The same with a commit more, which rewords a docstring; what is missing before and at it.
-
-    Then the two commits.
-    """
+    """The same with a commit more, which rewords a docstring; what is missing before and at it."""
     reword(own.folder)
     (own.folder / "README.md").write_text("two\n")
     uncommitted = own.missing()
-    second = commit(own.folder, {}, "Second", day=2)
-    return uncommitted, own.missing(), (own.first, second)
+    commit(own.folder, {}, "Second", day=2)
+    return uncommitted, own.missing()
 
 
 def test_reworded_code_leaves_a_finished_sweep_with_nothing_to_do(reworded):
-    uncommitted, committed, _ = reworded
+    uncommitted, committed = reworded
     assert (uncommitted, committed) == ([], [])
 
 

@@ -7,18 +7,13 @@ import importlib
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import planted
 import pytest
 import torch
 from command import ppbench
-
-sys.path.append(str(Path(__file__).parents[3] / "engine"))  # its pool of ranks
-
 from models import configuration_folder
-from ranks import Ranks
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.connection import agree
@@ -45,11 +40,7 @@ exclude = [
     { seq_len = 24, model.preset = "authors:too_large" },
     { seq_len = 24, model.preset = "llama-tiny" },
 ]
-
-[measure]
-warmup_steps = 1
-max_warmup_steps = 1
-steps = 2
+measure = {warmup_steps = 1, max_warmup_steps = 1, steps = 2}
 
 [grid]
 model.preset = [
@@ -114,16 +105,6 @@ FOUND = [
     ("same_numbers_each_step", DROPPING, "rank 0 in step 0: .* do not follow the seed of the step"),
     ("no_dropout", DROPPING, "draws random numbers, as dropout does, and no rank draws any"),
 ]
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    pool = Ranks(2)
-    yield pool
-    pool.stop()
-    torch.set_num_threads(before)
 
 
 def steps_on(fabric, is_member, case, mistake, folder):

@@ -38,14 +38,10 @@ name = "breaking"
 world_size = 2
 num_microbatches = 4
 seq_len = 16
-
-[measure]
-warmup_steps = 1
-max_warmup_steps = 3
-steps = 3
+measure = {warmup_steps = 1, max_warmup_steps = 3, steps = 3}
 
 [grid]
-model.preset = ["not_finite:sound", "not_finite:weights", "not_finite:gradient"]
+model.preset = ["faulty:sound", "faulty:infinite_weights", "faulty:nan_gradient"]
 """
 
 
@@ -53,7 +49,7 @@ model.preset = ["not_finite:sound", "not_finite:weights", "not_finite:gradient"]
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a sweep over models that break down, and one that does not."""
     folder = tmp_path_factory.mktemp("breaking")
-    shutil.copy(Path(__file__).parents[2] / "not_finite.py", folder)
+    shutil.copy(Path(__file__).parents[2] / "faulty.py", folder)
     (folder / "sweep.toml").write_text(BREAKING)
     done = ppbench("sweep", "sweep.toml", "--no-report", folder=folder)
     assert done.returncode == 0, done.stderr
@@ -62,13 +58,13 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def row_of(folder: Path, model: str) -> pd.Series:
     runs = Store(folder / "results").every_run()
-    ((_, row),) = runs[runs["model_preset"] == f"not_finite:{model}"].iterrows()
+    ((_, row),) = runs[runs["model_preset"] == f"faulty:{model}"].iterrows()
     return row
 
 
 @pytest.mark.parametrize(
     ("model", "step", "rank", "what"),
-    [("weights", 0, 1, "loss"), ("gradient", 1, 1, "gradient of 2.weight")],
+    [("infinite_weights", 0, 1, "loss"), ("nan_gradient", 1, 1, "gradient of 2.weight")],
 )
 def test_the_first_step_and_rank_are_in_the_row(swept, model, step, rank, what):
     row = row_of(swept, model)
@@ -87,7 +83,7 @@ def test_a_sound_run_is_finite_and_has_no_caution(swept):
 
 
 def test_every_command_says_which_runs_broke_down(swept):
-    row = row_of(swept, "gradient")
+    row = row_of(swept, "nan_gradient")
     for arguments in (["ls"], ["show", row["run_id"]], ["explain", row["run_id"]]):
         assert "not_finite" in inside(*arguments, folder=swept), arguments
     shown = inside("show", row["run_id"], "--format", "json", folder=swept)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from processes import wait_until
 from torch.distributed import PrefixStore, TCPStore
 
 from ppbench.run.worker.rendezvous import MeetingError, agree_on_name, join_other_ranks
@@ -75,13 +75,6 @@ def store() -> TCPStore:
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
-def wait_for(store: TCPStore, *keys: str) -> None:
-    ours, until = PrefixStore("ppbench-meeting", store), time.monotonic() + PATIENCE_S
-    while not ours.check(list(keys)):
-        assert time.monotonic() < until, f"never came to be: {keys}"
-        time.sleep(0.005)
-
-
 def leave_nonce(store: TCPStore, rank: int) -> None:
     """Leave a nonce, as a rank does that dies before it can confirm anything."""
     PrefixStore("ppbench-meeting", store).set(f"nonce/{rank}", "of the dead")
@@ -109,7 +102,8 @@ def test_ranks_that_meet_again_through_one_store_reach_each_other_and_not_the_de
 def test_a_rank_that_is_restarted_after_it_has_confirmed_a_roll_is_met(store, restarted):
     leave_nonce(store, 2)
     ranks = [Rank(name_of, store.port, rank, 3) for rank in (0, 1)]
-    wait_for(store, "nonce/0", "nonce/1", "roll")
+    left = PrefixStore("ppbench-meeting", store)
+    wait_until(lambda: left.check(["nonce/0", "nonce/1", "roll"]), every_s=0.005)
     ranks[restarted].kill()
     ranks[restarted] = Rank(name_of, store.port, restarted, 3)
     ranks.append(Rank(name_of, store.port, 2, 3))

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from machines import Gpu, Part, StandInForNvml
 
 from ppbench.run.machine.accelerators.devices import Device, GpuReading, find, visible

@@ -1,0 +1,42 @@
+// What the scripts of tests call on a page.
+const pause = () => new Promise((done) => setTimeout(done, 20));
+const until = async (check) => {
+  for (let n = 0; n < 250 && !check(); n++) await pause();
+  return check();
+};
+const all = (selector, within = document) => [...within.querySelectorAll(selector)];
+const texts = (selector, within) => all(selector, within).map((node) => node.textContent);
+const seen = (node) => node.checkVisibility({ opacityProperty: true, visibilityProperty: true });
+// Boxes of all texts, a little lower than their lines are high.
+const textBoxes = () => {
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const boxes = [];
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    const parent = node.parentElement;
+    if (!node.data.trim() || /^(SCRIPT|STYLE)$/.test(parent.tagName) || !seen(parent)) continue;
+    const range = document.createRange();
+    range.selectNodeContents(node);
+    const edge = parent.closest("pre")?.getBoundingClientRect().right ?? Infinity;  // it scrolls
+    for (const { left, right: end, top, bottom } of range.getClientRects()) {
+      const [less, right] = [Math.min(4, (bottom - top) / 4), Math.min(end, edge)];
+      if (right - left > 1 && bottom - top > 4) {
+        const text = node.data.trim();
+        const [upper, lower] = [top + less, bottom - less];
+        boxes.push({ left: left + 1, right: right - 1, top: upper, bottom: lower, text, node });
+      }
+    }
+  }
+  return boxes;
+};
+const overlaps = () => {
+  const boxes = textBoxes().sort((a, b) => a.top - b.top);
+  const pairs = [];
+  boxes.forEach((box, n) => {
+    for (let m = n + 1; m < boxes.length && boxes[m].top < box.bottom; m++) {
+      const [a, b] = [box, boxes[m]];
+      const meet = b.left < a.right && a.left < b.right;
+      if (meet && a.node !== b.node) pairs.push(`${a.text} | ${b.text}`);
+    }
+  });
+  return [boxes.length, pairs];
+};
