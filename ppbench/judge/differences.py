@@ -72,11 +72,6 @@ class Difference:
         """The estimate with the ends of its interval, still as a difference."""
         return Ratio(self.estimate, *self.ends(confidence))
 
-    def is_within(self, limit: float, confidence: float = CONFIDENCE) -> bool:
-        """Whether the interval lies inside the limit in both directions."""
-        low, high = self.ends(confidence)
-        return -limit <= low and high <= limit
-
 
 def additive(figures: Sequence[float], *, in_points: bool) -> Values:
     """Figures on the scale of the tests: their logarithms, or with `in_points` themselves.

@@ -1,4 +1,4 @@
-"""Tells from the noise so far what more launches and rounds would decide.
+"""Tells from the noise so far what more launches would decide.
 
 A difference is decided where the deciding interval excludes none, or lies within the resolution.
 With an error e of the estimate, that happens in 80 % of comparisons if (t + 0.84) e is at most the
@@ -8,11 +8,9 @@ distance that is left: the difference itself for a claim, or x less the differen
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from ppbench.judge.differences import smallest_difference, t_quantile
-from ppbench.judge.estimates import FEWEST_ROUNDS
-from ppbench.judge.evidence import RESOLUTION, Noise
+from ppbench.judge.evidence import Noise
 from ppbench.judge.verdicts import LEVEL, Change
 
 POWER = 0.8
@@ -28,14 +26,6 @@ def found_by(noise: Noise, num_launches: int, level: float = LEVEL) -> float:
     error = noise.deviation * math.sqrt(2 / num_launches)
     freedom = 2 * (num_launches - 1) + noise.freedom
     return math.expm1(_distance(error, freedom, level))
-
-
-@dataclass(frozen=True)
-class Needed:
-    """The launches that would decide a comparison, and the rounds of each if it is in turns."""
-
-    num_launches: int
-    num_rounds: int = 1
 
 
 def launches_needed(change: Change, *, num_tests: int = 1, most: int = MOST_LAUNCHES) -> int | None:
@@ -56,36 +46,6 @@ def launches_needed(change: Change, *, num_tests: int = 1, most: int = MOST_LAUN
         if _is_decided(exact.estimate, error, freedom, change.resolution, in_points, num_tests):
             return num
     return None
-
-
-def rounds_needed(
-    difference: float,
-    starts: Noise,
-    rounds: Noise,
-    *,
-    resolution: float = RESOLUTION,
-    most_launches: int = MOST_LAUNCHES,
-    most_rounds: int = 200,
-    cost_of_start: float = 10.0,
-) -> Needed | None:
-    """The launches, and rounds of each, that decide a difference in the shortest time.
-
-    The difference is that of logarithms, and a start takes as long as `cost_of_start` rounds. None
-    where no number up to `most_launches` decides it: starts of processes then differ by too much.
-    """
-    best: tuple[float, Needed] | None = None
-    for num in range(1, most_launches + 1):
-        for in_each in range(FEWEST_ROUNDS, most_rounds + 1, 2):
-            cost = num * (in_each + cost_of_start)
-            if best is not None and cost >= best[0]:
-                break
-            variance = starts.deviation**2 + rounds.deviation**2 / in_each
-            freedom = starts.freedom + num - 1
-            error = math.sqrt(variance / num)
-            if _is_decided(difference, error, freedom, resolution, False, 1):
-                best = cost, Needed(num, in_each)
-                break
-    return None if best is None else best[1]
 
 
 def _is_decided(

@@ -78,10 +78,6 @@ class Lead:
         """The arms of which it is not known whether they are better than the first choice."""
         return tuple(arm for arm in self.arms[1:] if self._verdict(arm, self.first) is Verdict.open)
 
-    def beaten_by(self, arm: int) -> tuple[int, ...]:
-        """The arms that are slower than this one, from the best."""
-        return tuple(other for other in self.arms if self._verdict(other, arm) is Verdict.slower)
-
     def regret(self, arm: int, rivals: Sequence[int] | None = None) -> Regret:
         """Return what the best of the others, or of these rivals, may gain on an arm."""
         others = self.arms if rivals is None else rivals

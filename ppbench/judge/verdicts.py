@@ -25,7 +25,6 @@ from typing import Literal
 
 from ppbench.judge.differences import (
     CONFIDENCE,
-    FEWEST_LAUNCHES,
     Difference,
     Ratio,
     ratio_of_logs,
@@ -90,12 +89,6 @@ class Change:
     def has_interval(self) -> bool:
         """Whether the spread of launches is known, by themselves or from elsewhere."""
         return self.exact is not None and self.exact.freedom > 0
-
-    @property
-    def num_missing(self) -> int:
-        """Launches of each side without which there is no interval."""
-        counted = min(self.num_base, self.num_head)
-        return 0 if self.has_interval else max(1, FEWEST_LAUNCHES - counted)
 
     def reversed(self) -> Change:
         """The same comparison with base and head exchanged."""

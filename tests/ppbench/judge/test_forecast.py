@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 
 from ppbench.display.metrics import METRICS
-from ppbench.judge.evidence import Evidence, Launches, Noise, Rounds
+from ppbench.judge.evidence import Evidence, Launches, Noise
 from ppbench.judge.forecast import (
     MOST_LAUNCHES,
-    Needed,
     found_by,
     launches_needed,
-    rounds_needed,
 )
 from ppbench.judge.verdicts import Verdict, judge
 
@@ -54,35 +52,3 @@ def test_more_scatter_needs_more_launches_and_a_difference_at_the_resolution_too
     assert launches_needed(change_of(0.05, 0.012)) is None
     assert launches_needed(change_of(0.01, 0.05, num=2)) is None  # of unknown spread
     assert launches_needed(change_of(0.012, 0.05), num_tests=20) > quiet
-
-
-def test_launches_and_rounds_that_are_forecast_decide_in_about_80_percent():
-    starts, rounds, draw = Noise(0.004, 20), Noise(0.06, 200), np.random.default_rng(0)
-    needed = rounds_needed(0.03, starts, rounds)
-    found = []
-    for _ in range(300):
-        launches = []
-        for _ in range(needed.num_launches):
-            noise = draw.normal(0, 0.06 / 1.07, needed.num_rounds) + draw.normal(0, 0.004) + 0.03
-            launches.append(Rounds((1.0,) * len(noise), tuple(np.exp(noise))))
-        evidence = Evidence(paired=tuple(launches), starts=starts)
-        found.append(judge(STEP, [evidence])[0].verdict)
-    assert found.count(Verdict.slower) / len(found) == pytest.approx(0.8, abs=0.08)
-    assert found.count(Verdict.faster) == 0
-
-
-def test_one_launch_is_enough_where_starts_differ_by_little_and_none_where_by_too_much():
-    rounds = Noise(0.03, 200)
-    assert rounds_needed(0.05, Noise(0.003, 20), rounds).num_launches == 1
-    assert rounds_needed(0.05, Noise(0.02, 20), rounds).num_launches >= 3
-    assert rounds_needed(0.019, Noise(0.03, 20), rounds) is None
-
-
-def test_dear_starts_are_traded_for_rounds():
-    few, many = (
-        rounds_needed(0.02, Noise(0.005, 20), Noise(0.05, 200), cost_of_start=cost)
-        for cost in (200.0, 1.0)
-    )
-    assert isinstance(few, Needed)
-    assert few.num_launches < many.num_launches
-    assert few.num_rounds > many.num_rounds
