@@ -30,7 +30,7 @@ from ppbench.report.pages.judgement import Judged, judge
 from ppbench.report.pages.plan import Trials
 from ppbench.report.until_answered import UntilAnswered
 from ppbench.run.sweep.control import run_sweep
-from ppbench.run.sweep.plan import Choice, note_rerun, plan_sweep, rerun_since
+from ppbench.run.sweep.plan import Choice
 from ppbench.run.sweep.progress import Display
 from ppbench.store import Store
 
@@ -79,13 +79,9 @@ def measure(
     planned = tuple((one, measured) for one in cases)
     trial = replace(sweep, name=f"{sweep.name}-plan", cases=planned, axes=_VARIED)
     policy = UntilAnswered(trial, seconds_of(measured.budget), note)
-    store, choice = Store(folder), Choice()
-    if reruns:  # the policy must not see what was measured before
-        whole = plan_sweep(trial, store, Choice(reruns=True))
-        note_rerun(whole, store)
-        choice = Choice(since=rerun_since(store, whole.sweep_id))
     again = f"{command} --rerun" if reruns else command
-    done = run_sweep(trial, store, choice, display, again or None, policy=policy)
+    choice = Choice(reruns=reruns)
+    done = run_sweep(trial, Store(folder), choice, display, again or None, policy=policy)
     if not policy.stop:  # it has not seen the last launch
         policy(done.frame)
     ids = [one.case_id for one in cases]

@@ -76,6 +76,7 @@ from ppbench.run.sweep.plan import (
     note_rerun,
     note_sweep,
     plan_sweep,
+    rerun_since,
     runs_of,
 )
 from ppbench.run.sweep.progress import Display
@@ -467,6 +468,8 @@ def run_sweep(
         with contextlib.ExitStack() as held:
             with display.doing("waiting for the store"):
                 plan = held.enter_context(exclusive_plan(read, store, choice, note_holder))
+            if choice.reruns and policy is not None:  # it begins anew
+                plan = dataclasses.replace(plan, since=rerun_since(store, plan.sweep_id))
             if not choice.since:  # else the caller asked for more of them
                 prefix = f"{to_repeat} " if to_repeat else ""
                 num_failed, num_chosen = sum(plan.failed.values()), len(plan.chosen)
