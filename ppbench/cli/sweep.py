@@ -223,7 +223,7 @@ def list_cases(read: Sweep, choice: Choice, how: Format, view: View = EVERYTHING
     """Print the chosen cases, none of them run."""
     import dataclasses
 
-    from ppbench.config.sources import notes_on_sources
+    from ppbench.config.feasibility import notes_on_sources
     from ppbench.run.sweep.control import note_stages
     from ppbench.run.sweep.plan import planned_cases
 

@@ -85,8 +85,16 @@ def problems_of_settings(
             "reaches zero there"
         )
         yield Problem("train.lr_decay_steps", message)
-    if is_of_this_tree or case.data_source.partition(":")[0] not in LOCAL_KINDS:
-        yield from _of_source(case)
+    kind = case.data_source.partition(":")[0]
+    if is_of_this_tree or kind not in LOCAL_KINDS:
+        if kind in LOCAL_KINDS and (reason := look_at_files(case.data_source)[0]):
+            yield Problem("data.source", f"{reason} (relative to the working directory)")
+        if kind in _NEED_DATASETS and find_spec("datasets") is None:
+            message = (
+                f"{kind} needs the datasets package; install it with, in ppbench's folder: "
+                "pip install -e '.[hf]'"
+            )
+            yield Problem("data.source", message)
 
 
 def problems_of_fit(case: Case, facts: Facts, *, is_max_seq_len_set: bool) -> Iterator[Problem]:
@@ -109,8 +117,22 @@ def problems_of_fit(case: Case, facts: Facts, *, is_max_seq_len_set: bool) -> It
             reason = str(error).replace(str(list(partition)), brief(partition))
             message = f"{reason} (model {case.model_preset}, {_shape(case)})"
             yield Problem("model.partition", message)
-    yield from _of_vocabulary(case, facts)
-    yield from _of_text_size(case, facts)
+    # Text without a tokenizer is read as bytes, as `stdlib` always is.
+    size = None if case.data_source == "stdlib" else facts.tokenizer_size
+    needed = NUM_BYTE_VALUES if size is None else size
+    is_drawn = case.data_source == "synthetic"  # from the vocabulary itself
+    vocab_size = None if is_drawn else facts.vocab_size
+    if vocab_size is not None and vocab_size < needed:
+        tokens = "text as bytes" if size is None else f"tokenizer {case.data_tokenizer}"
+        message = f"{tokens} needs a vocabulary of {needed}; {case.model_preset} has {vocab_size}"
+        is_chosen = size is not None and case.data_tokenizer != "auto"
+        yield Problem("data.tokenizer" if is_chosen else "model.preset", message)
+    kind, _, path = case.data_source.partition(":")
+    if kind == "text" and size is None:
+        num_bytes = look_at_files(case.data_source)[1]
+        if num_bytes <= (1 if case.seq_len == VARIABLE else case.seq_len):
+            message = f"{printable(path)} has {num_bytes} bytes; seq_len {case.seq_len} needs more"
+            yield Problem("data.source", message)
     if case.replicas > 1 and facts.num_parameters == 0:
         message = f"{case.replicas} replicas share nothing: {case.model_preset} has no parameters"
         yield Problem("replicas", message)
@@ -241,18 +263,6 @@ def _shape(case: Case) -> str:
     return f"world_size {case.world_size}{stages}"
 
 
-def _of_source(case: Case) -> Iterator[Problem]:
-    kind = case.data_source.partition(":")[0]
-    if kind in LOCAL_KINDS and (reason := look_at_files(case.data_source)[0]):
-        yield Problem("data.source", f"{reason} (relative to the working directory)")
-    if kind in _NEED_DATASETS and find_spec("datasets") is None:
-        message = (
-            f"{kind} needs the datasets package; install it with, in ppbench's folder: "
-            "pip install -e '.[hf]'"
-        )
-        yield Problem("data.source", message)
-
-
 @functools.lru_cache(maxsize=16)
 def look_at_files(source: str) -> tuple[str, int]:
     """Why a local source cannot be read, empty if it can; and the bytes of all its files.
@@ -269,35 +279,29 @@ def look_at_files(source: str) -> tuple[str, int]:
     return reason, sum(file.stat().st_size for file in files)
 
 
-def _of_vocabulary(case: Case, facts: Facts) -> Iterator[Problem]:
-    """Check that the vocabulary has all tokens; synthetic ones are drawn from it."""
-    if facts.vocab_size is None or case.data_source == "synthetic":
-        return
-    size = _tokenizer_size(case, facts)
-    needed = NUM_BYTE_VALUES if size is None else size
-    if facts.vocab_size < needed:
-        tokens = "text as bytes" if size is None else f"tokenizer {case.data_tokenizer}"
-        message = (
-            f"{tokens} needs a vocabulary of {needed}; {case.model_preset} has {facts.vocab_size}"
-        )
-        is_chosen = size is not None and case.data_tokenizer != "auto"
-        yield Problem("data.tokenizer" if is_chosen else "model.preset", message)
+def notes_on_sources(cases: Iterable[Case], facts: Mapping[Identity, Facts]) -> list[str]:
+    """A line on each local source: its files, bytes and, where text is bytes, its sequences.
 
-
-def _tokenizer_size(case: Case, facts: Facts) -> int | None:
-    """Tokens of the tokenizer; None where text is read as bytes, as `stdlib` always is."""
-    return None if case.data_source == "stdlib" else facts.tokenizer_size
-
-
-def _of_text_size(case: Case, facts: Facts) -> Iterator[Problem]:
-    """Check that a text read as bytes is long enough; other tokenizers are not predictable."""
-    kind, _, path = case.data_source.partition(":")
-    if kind != "text" or _tokenizer_size(case, facts) is not None:
-        return
-    size = look_at_files(case.data_source)[1]
-    if size <= (1 if case.seq_len == VARIABLE else case.seq_len):
-        message = f"{printable(path)} has {size} bytes; seq_len {case.seq_len} needs more"
-        yield Problem("data.source", message)
+    A sequence is as long as `seq_len`, and the token after its last one is its last target.
+    How many tokens another tokenizer makes of a text is not known without reading all of it.
+    """
+    lengths: dict[str, set[int]] = {}
+    for case in cases:
+        kind = case.data_source.partition(":")[0]
+        if kind not in LOCAL_KINDS:
+            continue
+        found = lengths.setdefault(case.data_source, set())
+        known = facts.get(identity_of(case))
+        is_bytes = kind == "text" and known is not None and known.tokenizer_size is None
+        if is_bytes and isinstance(case.seq_len, int):
+            found.add(case.seq_len)
+    notes = []
+    for source, found in lengths.items():
+        num_files, num_bytes = len(local_files(source)), look_at_files(source)[1]
+        files = f"{num_files:,} file{'s' if num_files != 1 else ''}"
+        sequences = (f"{(num_bytes - 1) // n:,} sequences of {n:,} tokens" for n in sorted(found))
+        notes.append(", ".join([f"{source}: {files}", f"{num_bytes:,} bytes", *sequences]))
+    return notes
 
 
 TORCH_SCHEDULES: Final = {

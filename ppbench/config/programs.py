@@ -76,11 +76,15 @@ def program_of(case: Case) -> Program:
     if case.is_automatic:
         if not case.is_emulated:
             raise ScheduleError(f'schedule "{AUTO}": the program is found when the case runs')
+        # Of a rank; each is that of one microbatch of a stage.
+        most_activations = case.num_microbatches * case.stages_per_rank
+        if case.memory_limit != Case.memory_limit:
+            most_activations = int(case.memory_limit)
         return _program_found(
             (case.world_size, case.stages_per_rank, case.num_microbatches),
             durations_of(case),
             link_ns_of(case),
-            most_activations_of(case),
+            most_activations,
         )
     shape = (case.schedule, case.world_size, case.num_microbatches)
     if case.schedule.startswith(CSV_PREFIX):
@@ -126,13 +130,6 @@ def _program_found(
             for placement in placements_of(world_size, stages_per_rank)
         ]
     )
-
-
-def most_activations_of(case: Case) -> int:
-    """The most that a rank of emulated stages may hold, each of one microbatch of a stage."""
-    if case.memory_limit == Case.memory_limit:
-        return case.num_microbatches * case.stages_per_rank
-    return int(case.memory_limit)
 
 
 def digest_of(path: Path) -> str:

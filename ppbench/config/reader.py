@@ -122,7 +122,16 @@ def read_sweep(
         _override(tree, key, value)
     source = Source(str(file), text, frozenset(key for key, _ in pairs))
     grid = _flat(source, tree.pop("grid", {}), ("grid",))
-    exclude = _read_exclude(source, tree.pop("exclude", []))
+    excluding = tree.pop("exclude", [])
+    if not isinstance(excluding, list):
+        raise source.error(("exclude",), "expected [[exclude]], an array of tables")
+    exclude = []
+    for index, table in enumerate(excluding):
+        where = ("exclude", index)
+        flat = _flat(source, table, where)
+        if not flat:
+            raise source.error(where, "is empty and would exclude every case")
+        exclude.append({key: _checked_value(source, key, v, where) for key, v in flat.items()})
     overridden = [key.removeprefix("grid.") for key, _ in pairs]
     overriding = _read_overrides(source, tree.pop("override", []), grid, overridden)
     if "name" not in tree:
@@ -147,7 +156,12 @@ def read_sweep(
     launch = checked["launch"]
     axes = _checked_axes(source, grid)
     for values in ({}, *(override.values for override in overriding)):
-        _check_costs(source, {**settings, **values}, axes)
+        whole = {**settings, **values}
+        if any(axes.get(_COSTS, [whole[_COSTS]])):  # a file with costs sets all times
+            for key in (f"emulated.{name}" for name in CostsFile.model_fields):
+                if key in axes or whole[key]:
+                    problem = f"{_COSTS} names a file with the times; set one or the other"
+                    raise source.error(source.path_of(key, axes), problem)
     cases = tuple(_expand(settings, axes, exclude, overriding, default_device))
     if not cases:
         raise source.error(("exclude",), "excludes every combination of the grid; nothing to run")
@@ -155,6 +169,18 @@ def read_sweep(
         point = ", ".join(f"{key} = {brief(setting_of(*cases[twice], key))}" for key in axes)
         raise source.error(("grid",), f"two combinations give the same case, with {point}")
     facts = _check_possible(source, tree, axes, cases, is_of_this_tree=is_of_this_tree)
+    section = TrackSection(**checked["track"])
+    thresholds = []
+    for key, value in section.thresholds.items():
+        try:
+            thresholds.append(read_threshold(key, value))
+        except ValueError as error:
+            raise source.error(("track", "thresholds", key), str(error)) from None
+    folder = Path(source.file).resolve().parent
+    repo = folder / section.repo
+    if not repo.is_dir():
+        raise source.error(("track", "repo"), f"no such folder: {brief(section.repo)}")
+    accept = folder / section.accept if section.accept else None
     return Sweep(
         str(tree["name"]),
         str(file),
@@ -162,7 +188,7 @@ def read_sweep(
         _columns_that_vary(axes, overriding, cases),
         Torchrun(**launch["torchrun"]),
         Slurm(**launch["slurm"]),
-        _track_of(source, TrackSection(**checked["track"])),
+        Track(repo, accept, section.setup, tuple(thresholds)),
         PlanSettings(**checked["plan"]),
         facts,
     )
@@ -189,21 +215,6 @@ def _resolve_synonyms(source: Source, tree: Tree) -> None:
         table.update(renamed)
 
 
-def _track_of(source: Source, section: TrackSection) -> Track:
-    folder = Path(source.file).resolve().parent
-    thresholds = []
-    for key, value in section.thresholds.items():
-        try:
-            thresholds.append(read_threshold(key, value))
-        except ValueError as error:
-            raise source.error(("track", "thresholds", key), str(error)) from None
-    repo = folder / section.repo
-    if not repo.is_dir():
-        raise source.error(("track", "repo"), f"no such folder: {brief(section.repo)}")
-    accept = folder / section.accept if section.accept else None
-    return Track(repo, accept, section.setup, tuple(thresholds))
-
-
 def _override(tree: Tree, key: str, value: object) -> None:
     """Replace an axis if the key is an axis or the value an array, else the setting."""
     bare = key.removeprefix("grid.")
@@ -220,18 +231,6 @@ def _override(tree: Tree, key: str, value: object) -> None:
         grid[bare] = value if isinstance(value, list) else [value]
     else:
         _put(tree, bare, value)
-
-
-def _check_costs(
-    source: Source, settings: Mapping[str, object], axes: Mapping[str, Sequence[object]]
-) -> None:
-    """Refuse times beside a costs file, which sets all times."""
-    if not any(map(bool, axes.get(_COSTS, [settings[_COSTS]]))):
-        return
-    for key in (f"emulated.{name}" for name in CostsFile.model_fields):
-        if key in axes or settings[key]:
-            problem = f"{_COSTS} names a file with the times; set one or the other"
-            raise source.error(source.path_of(key, axes), problem)
 
 
 def _put(tree: Tree, key: str, value: object) -> None:
@@ -274,29 +273,12 @@ def _is_in(key: str, section: str) -> bool:
     return key == section or key.startswith(f"{section}.")
 
 
-def _read_exclude(source: Source, tables: object) -> list[dict[str, object]]:
-    if not isinstance(tables, list):
-        raise source.error(("exclude",), "expected [[exclude]], an array of tables")
-    excluded = []
-    for index, table in enumerate(tables):
-        flat = _flat(source, table, ("exclude", index))
-        if not flat:
-            raise source.error(("exclude", index), "is empty and would exclude every case")
-        excluded.append(
-            {key: _checked_value(source, key, v, ("exclude", index)) for key, v in flat.items()}
-        )
-    return excluded
-
-
 @dataclass(frozen=True)
 class _Override:
     """Settings of the cases that have one of the allowed values of every key of `where`."""
 
     where: Mapping[str, Sequence[object]]
     values: Mapping[str, object]
-
-    def holds_for(self, point: Mapping[str, object]) -> bool:
-        return all(point[key] in allowed for key, allowed in self.where.items())
 
 
 def _read_overrides(
@@ -326,23 +308,6 @@ def _read_overrides(
         kept = {key: value for key, value in values.items() if key not in set_here}
         overrides.append(_Override(where, kept))
     return overrides
-
-
-def _with_overrides(
-    point: Mapping[str, object], overriding: Sequence[_Override]
-) -> dict[str, object]:
-    """The settings of a case after the overrides that hold for it, each on those before it.
-
-    Times of emulated stages are for emulated cases only: `--set device=cpu` measures a case that
-    the file emulates.
-    """
-    changed = dict(point)
-    for override in overriding:
-        if override.holds_for(changed):
-            changed |= override.values
-    if changed["device"] == EMULATED:
-        return changed
-    return {key: point[key] if _is_in(key, "emulated") else v for key, v in changed.items()}
 
 
 def _columns_that_vary(
@@ -435,7 +400,12 @@ def _expand(
         point = {**settings, **dict(zip(axes, values, strict=True))}
         if point["device"] == AUTO:
             point["device"] = default_device
-        point = _with_overrides(point, overriding)
+        before = point
+        for override in overriding:  # each on those before it
+            if all(point[key] in allowed for key, allowed in override.where.items()):
+                point = {**point, **override.values}
+        if point["device"] != EMULATED:  # `--set device=cpu` measures what the file emulates
+            point |= {key: v for key, v in before.items() if _is_in(key, "emulated")}
         if point["device"] == AUTO:
             point["device"] = default_device
         stages_per_rank, point["program_digest"] = shape_of(str(point["schedule"]))

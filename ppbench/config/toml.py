@@ -369,22 +369,18 @@ def _first_statement(
         except (ValueError, RecursionError):
             return is_reached(None)
 
-    ends = _ends_of_statements(text)
-    index = bisect_left(ends, True, key=is_reached_at)
-    if index == len(ends):
-        return None
-    return ends[index - 1] if index else 0, ends[index]
-
-
-def _ends_of_statements(text: str) -> list[int]:
-    """The ends of statements; blank lines and comments count, so each begins on its own line."""
+    # Blank lines and comments count as statements, so each begins on its own line.
     depth, ends = 0, []
     for token in _TOKEN.finditer(text):
         mark = token[0]
         depth += (mark in ("[", "{")) - (mark in ("]", "}"))
         if mark == "\n" and depth <= 0:
             ends.append(token.end())
-    return [*ends, len(text)]
+    ends.append(len(text))
+    index = bisect_left(ends, True, key=is_reached_at)
+    if index == len(ends):
+        return None
+    return ends[index - 1] if index else 0, ends[index]
 
 
 def _place_of_element(text: str, start: int, end: int, step: str | int) -> int:

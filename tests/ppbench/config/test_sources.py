@@ -11,8 +11,8 @@ from engine.model.local_files import local_files
 from engine.model.sequences import PackedSequences
 from engine.model.tokens import FileTokens
 from ppbench.config.case import Case
+from ppbench.config.feasibility import notes_on_sources
 from ppbench.config.programs import facts_of, identity_of
-from ppbench.config.sources import notes_on_sources
 from ppbench.config.sweep import checked_value
 
 
