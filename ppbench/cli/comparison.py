@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from ppbench.analysis.breakdown import Moved
 from ppbench.commits.gate import NOT_DECIDED, NOTHING, GatedLine, GateResult, entry_text
 from ppbench.commits.saved import identity_values, lasting_revision
 from ppbench.comparison.axes import key_of
@@ -432,29 +431,29 @@ def _comparison_values(
         series = breakdown.series
         identity = {"case_id": series.case_id, "fingerprint": series.fingerprint}
         named = identity if is_commit else series.values()
-        moved += [{**named, **_moved_values(part)} for part in breakdown.moved]
+        for part in breakdown.moved:
+            spans, change = part.of, part.change
+            moved.append(
+                {
+                    **named,
+                    "kind": str(spans.kind),
+                    "op": spans.op or None,
+                    "place": spans.place,
+                    "target": None if spans.target < 0 else spans.target,
+                    "base_ns": change.base,
+                    "head_ns": change.head,
+                    **ends("ratio", change.ratio),
+                    "p": change.p,
+                    "verdict": str(change.verdict),
+                    "contribution_ns": part.contribution_ns,
+                    "is_tested": part.is_tested,
+                    "has_moved": part.has_moved,
+                }
+            )
     return {
         **first,
         **({} if stopped is None else {"looks": stopped.as_dict()}),
         "changes": _records(comparison.frame),
         "moved": moved,
         "notes": list(comparison.notes),
-    }
-
-
-def _moved_values(part: Moved) -> dict[str, object]:
-    spans, change = part.of, part.change
-    return {
-        "kind": str(spans.kind),
-        "op": spans.op or None,
-        "place": spans.place,
-        "target": None if spans.target < 0 else spans.target,
-        "base_ns": change.base,
-        "head_ns": change.head,
-        **ends("ratio", change.ratio),
-        "p": change.p,
-        "verdict": str(change.verdict),
-        "contribution_ns": part.contribution_ns,
-        "is_tested": part.is_tested,
-        "has_moved": part.has_moved,
     }

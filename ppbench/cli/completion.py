@@ -7,7 +7,7 @@ called, and offers nothing where a store cannot be read: a shell has no place fo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import typer
@@ -27,17 +27,15 @@ def sweeps(incomplete: str) -> list[str]:
     """The sweeps that ship with ppbench, and files in TOML."""
     from ppbench.config.shipped import shipped_sweeps
 
-    return _beginning(incomplete, [*shipped_sweeps(), *_files(incomplete)])
-
-
-def _files(incomplete: str) -> Iterator[str]:
+    names = [*shipped_sweeps()]
     folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
     with contextlib.suppress(OSError):
         for path in sorted(folder.iterdir()):
             if path.suffix == ".toml":
-                yield str(path)
+                names.append(str(path))
             elif path.is_dir() and not path.name.startswith("."):
-                yield f"{path}/"
+                names.append(f"{path}/")
+    return _beginning(incomplete, names)
 
 
 def settings(incomplete: str) -> list[str]:

@@ -33,8 +33,6 @@ from ppbench.files import is_stream
 
 if TYPE_CHECKING:
     from ppbench.commits.series import History
-    from ppbench.judge.evidence import Metric
-    from ppbench.statistics.series import Series, Step
 
 SERIES = [
     *("number", "case", "fingerprint", "commits", "launches", "failed", "gaps"),
@@ -181,6 +179,7 @@ def _tables(result: History, how: Format, view: View) -> Iterator[str]:
     yield f"{result.metric.name} over commits, {result.line}"
     rows: list[dict[str, object]] = []
     steps: list[dict[str, object]] = []
+    unit = "points" if result.metric.in_points else "%"
     for number, analysis in enumerate(result.analyses, 1):
         series, level = analysis.series, analysis.current
         rows.append(
@@ -197,7 +196,24 @@ def _tables(result: History, how: Format, view: View) -> Iterator[str]:
             }
         )
         found = sorted((*analysis.steps, *analysis.spikes), key=lambda step: step.first)
-        steps += [_step_row(number, series, step, result.metric) for step in found]
+        for step in found:
+            size, first = step.size, series.points[step.first]
+            judged = {True: ", better", False: ", worse", None: ""}[step.is_better]
+            change = f"{100 * size.estimate:+.1f} {unit}"
+            date = (first.author_date or "")[:10]
+            subject = shortened(first.subject or "", _LONGEST_SUBJECT)
+            steps.append(
+                {
+                    "number": number,
+                    "change_text": f"{'spike ' * step.is_spike}{change}{judged}",
+                    "interval": f"{100 * size.low:+.1f} to {100 * size.high:+.1f}",
+                    "commits": step.num_commits,
+                    "unmeasured": step.num_unmeasured,
+                    "since": series.points[step.good].commit[:_SHORT],
+                    "last": series.points[step.last].commit[:_SHORT],
+                    "likeliest": " ".join(filter(None, [first.commit[:_SHORT], date, subject])),
+                }
+            )
     shown = [
         name for name in SERIES if name not in ("failed", "gaps") or any(row[name] for row in rows)
     ]
@@ -207,22 +223,3 @@ def _tables(result: History, how: Format, view: View) -> Iterator[str]:
         yield render(pd.DataFrame(steps), how, STEPS, whole, ["change_text", "likeliest"])
     elif any(analysis.series.num_measured > 1 for analysis in result.analyses):
         yield "no change found"
-
-
-def _step_row(number: int, series: Series, step: Step, metric: Metric) -> dict[str, object]:
-    size, unit = step.size, "points" if metric.in_points else "%"
-    judged = {True: ", better", False: ", worse", None: ""}[step.is_better]
-    points, first = series.points, series.points[step.first]
-    subject = shortened(first.subject or "", _LONGEST_SUBJECT)
-    return {
-        "number": number,
-        "change_text": f"{'spike ' * step.is_spike}{100 * size.estimate:+.1f} {unit}{judged}",
-        "interval": f"{100 * size.low:+.1f} to {100 * size.high:+.1f}",
-        "commits": step.num_commits,
-        "unmeasured": step.num_unmeasured,
-        "since": points[step.good].commit[:_SHORT],
-        "last": points[step.last].commit[:_SHORT],
-        "likeliest": " ".join(
-            filter(None, [first.commit[:_SHORT], (first.author_date or "")[:10], subject])
-        ),
-    }

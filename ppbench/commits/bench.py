@@ -18,18 +18,16 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self
 
 import pandas as pd
 
 from ppbench.commits.launches import Launches, StoredLaunches
 from ppbench.commits.worktrees import Checkouts, SetupError, run
-from ppbench.comparison.lines import Comparison, Stopped
-from ppbench.comparison.measurement import measure_until_decided
 from ppbench.comparison.sides import WORKTREE
 from ppbench.config.case import setting_of
 from ppbench.config.reader import read_sweep
@@ -46,7 +44,6 @@ from ppbench.errors import (
     first_line,
 )
 from ppbench.git import Commit, Repository
-from ppbench.judge.looks import Looks
 from ppbench.judge.verdicts import SPEED
 from ppbench.run.conductor import Conductor
 from ppbench.run.failures.evidence import Diagnosis
@@ -58,7 +55,6 @@ from ppbench.run.records import write_failure
 from ppbench.run.sweep.plan import EACH_COMMIT, check_devices, items_of, sweep_id_of
 from ppbench.store import Store, check_writable, new_run_id
 
-Result = TypeVar("Result")
 _CODE = Path("ppbench") / "__init__.py"
 """In a repository with this file, each commit is measured by its own ppbench."""
 Policy = Callable[[list[Launches]], "Part"]
@@ -361,19 +357,6 @@ class TwoSides:
 
         self.bench.measure(sides, policy)
         return num_rounds
-
-    def until_decided(
-        self,
-        most_launches: int,
-        judged: Callable[[Looks], Result],
-        compared_of: Callable[[Result], Comparison],
-        metrics: Collection[str],
-    ) -> tuple[Result, Stopped]:
-        """Launch both sides until the verdicts of these metrics are decided. Raises UsageError."""
-        say = self.bench.progress.say
-        return measure_until_decided(
-            most_launches, self.bring_to, judged, compared_of, metrics, say
-        )
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from ppbench.commits.gate import (
 )
 from ppbench.commits.sides import Places, find_side, revision_side
 from ppbench.comparison.lines import SHOWN, read_metrics
+from ppbench.comparison.measurement import measure_until_decided
 from ppbench.comparison.sides import SHORT, WORKTREE, Side, both_fresh
 from ppbench.config.sweep import Sweep, read_share
 from ppbench.console import note
@@ -145,11 +146,13 @@ def check(
     with rounds_of(tracked, base, head, folder, progress) as rounds:
         try:
             if max_launches is not None:
-                result, stopped = rounds.until_decided(
+                result, stopped = measure_until_decided(
                     max_launches,
+                    rounds.bring_to,
                     lambda looks: judged(*rounds.names, is_fresh=True, looks=looks),
                     lambda result: result.comparison,
                     {metric.name for metric in read_metrics(metrics, GATED)},
+                    progress.say,
                 )
                 return replace(result, comparison=replace(result.comparison, stopped=stopped))
             rounds.bring_to(launches or 0)

@@ -38,6 +38,7 @@ from ppbench.comparison.lines import (
     paired,
     read_metrics,
 )
+from ppbench.comparison.measurement import measure_until_decided
 from ppbench.comparison.sides import WORKTREE, Side, both_fresh, the_sweep_file
 from ppbench.config.sweep import Sweep
 from ppbench.display.cases import case_text, varying_axes
@@ -228,11 +229,13 @@ def compare(
         if max_launches is None:
             rounds.bring_to(launches or 0)
         else:
-            result, stopped = rounds.until_decided(
+            result, stopped = measure_until_decided(
                 max_launches,
+                rounds.bring_to,
                 lambda looks: compared(*rounds.names, is_fresh=True, looks=looks),
                 lambda result: result,
                 set(metrics or (SPEED,)),
+                progress.say,
             )
             return dataclasses.replace(result, stopped=stopped)
     return compared(*rounds.names, is_fresh=True)

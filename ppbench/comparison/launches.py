@@ -78,7 +78,9 @@ def of_keys(runs: pd.DataFrame, wanted: Key) -> pd.DataFrame:
 def key_of(case: Case, measure: Measure) -> Key:
     """The values of `MEASURED_ALIKE` of a case on this machine, as text."""
     measured = (getattr(measure, name.removeprefix("measure_")) for name in SETTINGS)
-    return (case.case_id, fingerprint_of(case), *map(str, measured))
+    threads = case.launch_threads_per_rank
+    fingerprint = fingerprint_here(case.device, case.num_processes, threads)
+    return (case.case_id, fingerprint, *map(str, measured))
 
 
 def states_of(runs: pd.DataFrame) -> list[Key]:
@@ -103,9 +105,3 @@ def key_text(cell: object) -> str:
     if is_missing(cell) or cell is pd.NA:
         return ""
     return str(int(cell)) if isinstance(cell, float) else str(cell)
-
-
-def fingerprint_of(case: Case) -> str:
-    """The fingerprint of this machine in the runs of a case."""
-    threads = case.launch_threads_per_rank
-    return fingerprint_here(case.device, case.num_processes, threads)

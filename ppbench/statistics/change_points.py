@@ -414,16 +414,6 @@ def _described(launches: _Launches, cuts: Sequence[int]) -> list[ChangePoint]:
     return points
 
 
-def squares_around(values: Values, cuts: Places) -> Values:
-    """For each cut, the sum of squares around the means of what is before it and behind it."""
-    offsets = values - values.mean()
-    sums = np.concatenate([[0.0], np.cumsum(offsets)])[cuts]
-    squares = float(np.square(offsets).sum())
-    num = len(values)
-    between = np.square(sums) * num / (cuts * (num - cuts))
-    return np.asarray(np.maximum(squares - between, 0.0), dtype=float)
-
-
 def cut_chances(
     values: Values, cuts: Places, weights: Values, noise: Noise | None = None
 ) -> Values:
@@ -435,7 +425,12 @@ def cut_chances(
     freedom = 0.0 if noise is None else noise.freedom
     known = 0.0 if noise is None else freedom * noise.deviation**2
     least = len(values) * LEAST_DEVIATION**2
-    squares = np.maximum(squares_around(values, cuts) + known, least)
+    # For each cut, the sum of squares around the means of what is before it and behind it.
+    num, offsets = len(values), values - values.mean()
+    sums = np.concatenate([[0.0], np.cumsum(offsets)])[cuts]
+    between = np.square(sums) * num / (cuts * (num - cuts))
+    squares = np.maximum(np.square(offsets).sum() - between, 0.0)
+    squares = np.maximum(squares + known, least)
     power = max(len(values) - 2 + freedom, 0) / 2
     logs = np.log(weights) - np.log(cuts * (len(values) - cuts)) / 2 - power * np.log(squares)
     chances = np.exp(logs - logs.max())
