@@ -37,27 +37,23 @@ def wrapped(text: str, stream: IO[str]) -> str:
     """Wrap lines that are wider than the terminal at words; text for a pipe or file stays."""
     if not stream.isatty():
         return text
+    from rich.cells import cell_len
     from rich.console import Console
 
-    width = Console(file=stream).width
-    return "\n".join(_wrapped_line(line, width) for line in text.split("\n"))
-
-
-def _wrapped_line(line: str, width: int) -> str:
-    from rich.cells import cell_len
-
-    if cell_len(line) <= width:
-        return line
-    own = line[: len(line) - len(line.lstrip())]
-    joined = _COMMAND.sub(lambda found: found[0].replace(" ", _NO_BREAK), line.strip())
-    lines = textwrap.wrap(
-        joined,
-        width,
-        initial_indent=own,
-        subsequent_indent=own + _HANGING_INDENT,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    width, lines = Console(file=stream).width, []
+    for line in text.split("\n"):
+        if cell_len(line) <= width:
+            lines.append(line)
+            continue
+        own = line[: len(line) - len(line.lstrip())]
+        lines += textwrap.wrap(
+            _COMMAND.sub(lambda found: found[0].replace(" ", _NO_BREAK), line.strip()),
+            width,
+            initial_indent=own,
+            subsequent_indent=own + _HANGING_INDENT,
+            break_long_words=False,
+            break_on_hyphens=False,
+        ) or [""]  # a line of blanks alone
     return "\n".join(lines).replace(_NO_BREAK, " ")
 
 

@@ -199,12 +199,8 @@ def explain(run: str, *, results: str | Path = "results") -> Explanation:
 
     Raises UsageError for a run that is not ok, StoreError for one whose spans are lost.
     """
-    return explanation_of(Store(Path(results)), run)
-
-
-def explanation_of(store: Store, name: str) -> Explanation:
-    """The explanation of one run of a store, as `explain` gives it."""
-    return _explained(store, store.find(name))
+    store = Store(Path(results))
+    return _explained(store, store.find(run))
 
 
 def explanations_of(store: Store, names: Sequence[str]) -> list[Explanation]:

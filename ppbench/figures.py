@@ -21,10 +21,10 @@ from ppbench.display.stragglers import cause_in_words
 from ppbench.errors import UsageError, nearest
 from ppbench.explanation import stragglers_of_run
 from ppbench.report import charts
+from ppbench.report.charts.canvas import FONT
 from ppbench.report.charts.memory import memory_over_time
 from ppbench.report.charts.speed import PART_COLUMNS, has_scaling
 from ppbench.report.charts.stragglers import heat_map
-from ppbench.report.charts.themes import styled
 from ppbench.report.pages.timeline import run_names
 from ppbench.report.scripts import Picture
 from ppbench.report.timeline.gantt import PATH, gantt
@@ -46,6 +46,11 @@ __all__ = [
     "throughput",
     "timeline",
 ]
+
+_COLORS = {  # of the paper, the ink, quiet text and lines
+    Theme.light: ("#ffffff", "#1a1c1f", "#5d636b", "#e3e5e8"),
+    Theme.dark: ("#15171a", "#e6e8ea", "#9ba2ab", "#2d3136"),
+}
 
 
 def throughput(results: Results, theme: str = "light") -> go.Figure:
@@ -78,7 +83,7 @@ def idle(results: Results, theme: str = "light") -> go.Figure:
 def memory(results: Results, theme: str = "light") -> go.Figure:
     """Peak memory of every case, and of each of its ranks."""
     runs, axes = _measured(results, ["peak_memory_bytes"], "its peak memory")
-    ranks = _rows(results, "ranks", runs)
+    ranks = results.store.table("ranks", runs["run_id"])
     return _styled(charts.peak_memory(by_case(runs, axes), runs, ranks, axes), theme)
 
 
@@ -91,7 +96,7 @@ def pareto(results: Results, theme: str = "light") -> go.Figure:
 def steps(results: Results, theme: str = "light") -> go.Figure:
     """The distribution of the measured step times of every case."""
     runs, axes = _measured(results)
-    rows = _rows(results, "steps", runs)
+    rows = results.store.table("steps", runs["run_id"])
     if rows["step_ns"].isna().all():
         raise _missing(results, "step times")
     return _styled(charts.step_times(by_case(runs, axes), runs, rows, axes), theme)
@@ -228,11 +233,26 @@ def _missing(results: Results, what: str) -> UsageError:
     return UsageError(f"none of the {len(results)} runs has {what}; nothing to draw")
 
 
-def _rows(results: Results, table: str, runs: pd.DataFrame) -> pd.DataFrame:
-    return results.store.table(table, runs["run_id"])
-
-
 def _styled(figure: go.Figure | Picture, theme: str) -> go.Figure:
+    """The figure with the colours that it leaves open, as figures.js sets them on a page."""
     if theme not in list(Theme):
         raise UsageError(f'theme: unknown "{theme}"{nearest(theme, Theme)}')
-    return styled(figure, Theme(theme))
+    paper, ink, quiet, line = _COLORS[Theme(theme)]
+    axis = {"gridcolor": line, "zerolinecolor": line, "linecolor": line, "color": quiet}
+    error = {"color": quiet}
+    outline = {"line": {"color": paper}}
+    template = {
+        "layout": {
+            "font": {"family": FONT, "size": 12, "color": ink},
+            "paper_bgcolor": paper,
+            "plot_bgcolor": paper,
+            "hoverlabel": {"bgcolor": paper, "font": {"color": ink}, "align": "left"},
+            "xaxis": axis,
+            "yaxis": axis,
+        },
+        "data": {
+            "bar": [{"marker": outline, "error_x": error, "error_y": error}],
+            "scatter": [{"marker": {"color": ink, **outline}, "line": {"color": ink}}],
+        },
+    }
+    return go.Figure(figure).update_layout(template=template)

@@ -40,8 +40,24 @@ def whole_file(path: Path, option: str = "") -> Iterator[IO[bytes]]:
     the `option` to change if there is one; the old file then stays as it was.
     """
     try:
-        with _opened(path) as file:
-            yield file
+        descriptor = _descriptor_of(path)
+        if descriptor is not None:
+            sys.stdout.flush()
+            with os.fdopen(os.dup(descriptor), "wb") as file:
+                yield file
+            return
+        try:
+            held = path.stat()
+        except FileNotFoundError:  # also a dangling link, whose target is made
+            held = None
+        if held is None or stat.S_ISREG(held.st_mode):
+            with _replacing(path, held) as file:
+                yield file
+        elif stat.S_ISDIR(held.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        else:
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY), "wb") as file:
+                yield file
     except OSError as error:
         reason = "its reader has gone" if error.errno == errno.EPIPE else error.strerror or error
         fix = f"; choose another path with {option} FILE" if option else ""
@@ -55,29 +71,6 @@ def is_stream(path: Path) -> bool:
         return _descriptor_of(path) is not None or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
     except OSError:
         return False
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """Raises OSError."""
-    descriptor = _descriptor_of(path)
-    if descriptor is not None:
-        sys.stdout.flush()
-        with os.fdopen(os.dup(descriptor), "wb") as file:
-            yield file
-        return
-    try:
-        held = path.stat()
-    except FileNotFoundError:  # also a dangling link, whose target is made
-        held = None
-    if held is None or stat.S_ISREG(held.st_mode):
-        with _replacing(path, held) as file:
-            yield file
-    elif stat.S_ISDIR(held.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    else:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY), "wb") as file:
-            yield file
 
 
 @contextlib.contextmanager

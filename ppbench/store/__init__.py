@@ -21,6 +21,7 @@ from ppbench.store.conditions import Condition, read_conditions
 from ppbench.store.damage import ConsoleNote, DamagedFile
 from ppbench.store.folder import (
     LAST,
+    ReadOnce,
     Store,
     check_ok,
     check_writable,
@@ -42,6 +43,7 @@ __all__ = [
     "Condition",
     "ConsoleNote",
     "DamagedFile",
+    "ReadOnce",
     "Store",
     "check_ok",
     "check_writable",

@@ -30,7 +30,7 @@ from ppbench.store.columns import RUN_ID, TABLES, schema_of
 from ppbench.store.damage import DamagedError, Skip
 from ppbench.store.parquet import WRITE_OPTIONS, TableFile, damage_in
 from ppbench.store.reader import Reader, bounds_of, has_between
-from ppbench.store.snapshot import COMPACTED, LOCKS, Listed, change_token, files_of
+from ppbench.store.snapshot import COMPACTED, LOCKS, change_token, files_of
 
 TARGET_BYTES = 128 * 2**20
 """Size at which a file is complete; files of less than half of it are merged again."""
@@ -139,10 +139,21 @@ class _Table:
     def _drop_copies(self) -> None:
         """Remove files whose rows another file has too, left by a killed compaction."""
         files = files_of(self._folder, self._name)
-        many = self._sharing(files)
+        spans = {path: span for path in files.compacted if (span := self._span(path))}
+        names = [path.stem for path in files.single]
+        many: dict[Path, dict[str, int]] = {}  # number of rows by run, where ranges of runs overlap
+        for path, (first, last) in spans.items():
+            others = [span for other, span in spans.items() if other != path]
+            if has_between(names, first, last) or any(
+                first <= end and begin <= last for begin, end in others
+            ):
+                ids = self._read(path, lambda file: file.rows([RUN_ID])[RUN_ID])
+                if ids is not None:
+                    counts = ids.value_counts().to_pylist()
+                    many[path] = {count["values"]: count["counts"] for count in counts}
         for path in sorted(many, key=lambda path: len(many[path])):
-            others = [rows for other, rows in many.items() if other != path]
-            if any(many[path].items() <= other.items() for other in others):
+            rest = [rows for other, rows in many.items() if other != path]
+            if any(many[path].items() <= rows.items() for rows in rest):
                 del many[path]
                 _remove(path)
         held: dict[str, int] = {}
@@ -153,22 +164,6 @@ class _Table:
         for path in files.single:
             if path.stem in held:
                 _remove(path)
-
-    def _sharing(self, files: Listed) -> dict[Path, dict[str, int]]:
-        """Number of rows by run, of files of many runs whose ranges overlap with others."""
-        spans = {path: span for path in files.compacted if (span := self._span(path))}
-        names = [path.stem for path in files.single]
-        sharing = {}
-        for path, (first, last) in spans.items():
-            others = [span for other, span in spans.items() if other != path]
-            if has_between(names, first, last) or any(
-                first <= end and begin <= last for begin, end in others
-            ):
-                ids = self._read(path, lambda file: file.rows([RUN_ID])[RUN_ID])
-                if ids is not None:
-                    counts = ids.value_counts().to_pylist()
-                    sharing[path] = {count["values"]: count["counts"] for count in counts}
-        return sharing
 
     def _span(self, path: Path) -> tuple[str, str] | None:
         """The first and the last run of a file of many runs; None, reported, if unreadable."""
@@ -213,9 +208,13 @@ class _Table:
                 if file.tell() >= TARGET_BYTES:
                     break
                 num_taken += 1
-                if (parts := self._read(source, _groups_of)) is not None:
+                groups = self._read(
+                    source,
+                    lambda one: [one.rows(groups=[n]) for n in range(one.footer.num_row_groups)],
+                )
+                if groups is not None:
                     batch.replaced.append(source)
-                    for rows in parts:
+                    for rows in groups:
                         batch.add(rows)
             batch.write_group()
         if not batch.num_rows:
@@ -240,10 +239,6 @@ class _Table:
     def _leave(self, path: Path, reason: object) -> None:
         self._apart.add(path)
         self._tell(f"{path}: left unchanged: {reason}")
-
-
-def _groups_of(file: TableFile) -> list[pa.Table]:
-    return [file.rows(groups=[group]) for group in range(file.footer.num_row_groups)]
 
 
 def _remove(path: Path) -> None:

@@ -5,12 +5,11 @@ The reader leaves such files out and continues; each of them is one `DamagedFile
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ppbench.console import warn
-from ppbench.store.snapshot import check_there
 
 Skip = Callable[[str], None]
 """A function that receives a problem as a line of text."""
@@ -41,33 +40,6 @@ class DamagedFile:
     def __str__(self) -> str:
         rows = f"its rows of {self.table}"
         return f"{self.path}: damaged, {rows} are left out: {self.reason}; {self.fix}"
-
-
-class DamageLog:
-    """All damage that a reader found, each reported once."""
-
-    def __init__(self, on_skip: Skip) -> None:
-        self._on_skip = on_skip
-        self._files: dict[str, DamagedFile] = {}
-
-    @property
-    def files(self) -> list[DamagedFile]:
-        """Everything that was left out so far."""
-        return list(self._files.values())
-
-    def report(self, damage: DamagedFile) -> None:
-        """Record damage, and pass it to `on_skip` if it is new."""
-        text = str(damage)
-        if text not in self._files:
-            self._files[text] = damage
-            self._on_skip(text)
-
-    def leave_out(
-        self, path: Path, name: str, error: DamagedError, run_ids: Sequence[str] = ()
-    ) -> None:
-        """Report a file. Raises VanishedFileError if it is gone meanwhile."""
-        check_there(path)
-        self.report(DamagedFile(path, name, str(error), tuple(run_ids), error.fix))
 
 
 def brief(reason: object) -> str:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,6 +37,8 @@ _SHORTEST_ID = 6
 """Characters of the random part of an id; a shorter word is no end of one."""
 _FEW = 500
 """So many runs' own files are opened once for all columns, rather than again for those wanted."""
+_OF_MOST_RUNS = frozenset({"steps", "ranks", "edges"})
+"""Small tables, in which nearly every run has rows."""
 MIN_FREE_BYTES = 16 * 2**20
 Row = Mapping[str, object]
 
@@ -110,7 +113,7 @@ class Store:
     @property
     def damaged(self) -> list[DamagedFile]:
         """The files that could not be read so far."""
-        return self._reader.damage.files
+        return list(self._reader.damaged)
 
     def damage_to(self, run_id: str, table: str) -> DamagedFile | None:
         """The damage that explains missing rows of a run in a table; None if there is none.
@@ -275,6 +278,31 @@ class Store:
                 return StoredSweep(in_order(runs), note)
             known = known.drop(last.index)
         return StoredSweep(self._at_least_one(known), None)
+
+
+class ReadOnce(Store):
+    """A store that reads a small table of all these runs when one is first asked for.
+
+    It is for a page that asks run by run.
+    """
+
+    def __init__(self, store: Store, run_ids: Iterable[str]) -> None:
+        self.folder, self._reader = store.folder, store._reader
+        self._ids = list(dict.fromkeys(run_ids))
+        self._held: dict[str, tuple[pd.DataFrame, Mapping[str, np.ndarray]]] = {}
+
+    def table(self, name: str, run_ids: Iterable[str]) -> pd.DataFrame:
+        """The rows of the given runs in a table, in the order of the ids."""
+        wanted = list(dict.fromkeys(run_ids))
+        if name not in _OF_MOST_RUNS or not set(wanted) <= set(self._ids):
+            return super().table(name, wanted)
+        if name not in self._held:
+            rows = super().table(name, self._ids)
+            of_runs = rows.groupby(RUN_ID, sort=False).indices
+            self._held[name] = rows, {str(run): np.asarray(own) for run, own in of_runs.items()}
+        rows, places = self._held[name]
+        own = [places[run_id] for run_id in wanted if run_id in places]
+        return rows.iloc[np.concatenate([np.empty(0, int), *own])].reset_index(drop=True)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ import pyarrow.parquet as pq
 
 from ppbench.store.columns import RUN_ID, schema_of
 from ppbench.store.conditions import Condition, holds
-from ppbench.store.damage import DamagedError, DamageLog, Skip
+from ppbench.store.damage import DamagedError, DamagedFile, Skip
 from ppbench.store.parquet import TableFile, damage_in, read_own_files
 from ppbench.store.snapshot import VanishedFileError, files_of, read_consistently
 
@@ -49,7 +50,9 @@ class Reader:
     def __init__(self, folder: Path, on_skip: Skip) -> None:
         """`on_skip` receives each problem, once."""
         self._folder = folder
-        self.damage = DamageLog(on_skip)
+        self._on_skip = on_skip
+        self.damaged: dict[DamagedFile, None] = {}
+        """The files that were left out so far."""
         self._footers: dict[Path, pq.FileMetaData | None] = {}
         """Of files of many runs, which never change; None: the file cannot be read."""
 
@@ -105,9 +108,14 @@ class Reader:
         return read_consistently(self._folder, look)
 
     def leave_out(self, path: Path, name: str, error: DamagedError) -> None:
-        """Report a file of one run or of many. Raises VanishedFileError if it is gone."""
-        is_own = path.parent == self._folder / name
-        self.damage.leave_out(path, name, error, [path.stem] if is_own else ())
+        """Report a file of one run or of many, once. Raises VanishedFileError if it is gone."""
+        if not os.path.lexists(path):
+            raise VanishedFileError
+        run_ids = (path.stem,) if path.parent == self._folder / name else ()
+        damage = DamagedFile(path, name, str(error), run_ids, error.fix)
+        if damage not in self.damaged:
+            self.damaged[damage] = None
+            self._on_skip(str(damage))
 
     def _read_own(self, read: _Read, paths: Iterable[Path], name: str, columns: Columns) -> None:
         """Add the rows of runs' own files to those read; None for one that cannot be read."""

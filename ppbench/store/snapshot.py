@@ -80,12 +80,6 @@ def change_token(folder: Path) -> None:
         file.write(secrets.token_hex(16).encode())
 
 
-def check_there(path: Path) -> None:
-    """Raise VanishedFileError for a file that is gone."""
-    if not os.path.lexists(path):
-        raise VanishedFileError
-
-
 def _token(folder: Path) -> bytes:
     try:
         return _token_file(folder).read_bytes()

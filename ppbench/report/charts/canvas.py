@@ -1,7 +1,7 @@
 """Parts shared by the charts: the style, an empty chart with panels, bars, markers, hover notes.
 
 Charts are plain data, as plotly.js takes them. They leave their colours open: in a report the page
-supplies them (page.css); elsewhere, `ppbench.report.charts.themes` does.
+supplies them (page.css); elsewhere, `ppbench.figures` does.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ y2  a strip below: failed launches, and the number of unmeasured commits in betw
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
@@ -31,15 +30,6 @@ _LEAST_SPAN = 0.02  # of the values, or two points, so that a steady series look
 _LONGEST_SUBJECT = 60
 
 
-@dataclass(frozen=True)
-class _Scale:
-    """The unit in which values are drawn."""
-
-    factor: float
-    title: str
-    tickformat: str
-
-
 def history_chart(analysis: SeriesAnalysis, metric: Metric) -> go.Figure:
     """Return the chart of one series.
 
@@ -47,12 +37,22 @@ def history_chart(analysis: SeriesAnalysis, metric: Metric) -> go.Figure:
     uncommitted changes come last, or `change N`.
     """
     series, steps = analysis.series, (*analysis.steps, *analysis.spikes)
-    scale = _scale_of(metric.name, [value for point in series.points for value in point.figures])
+    # Values are drawn in the column's own unit, sizes in one that fits the largest.
+    field = field_of(metric.name)
+    factor, title, ticks = field.unit.factor, field.heading, ",~r"
+    if field.unit == PERCENT:
+        factor, ticks = 1.0, ",~%"  # d3 multiplies by 100
+    elif field.unit == TOKENS_PER_S:
+        ticks = ",~s"
+    elif field.unit == MEBIBYTES:
+        sizes = [value for point in series.points for value in point.figures]
+        unit, num_bytes = size_unit(max(sizes, default=0.0))
+        factor, title = 1 / num_bytes, f"{field.label} ({unit})"
     discounts = analysis.discounts
     every = list(enumerate((*series.points, *series.dirty)))
     committed, uncommitted = every[: len(series.points)], every[len(series.points) :]
     # The range of the values is widened so that noise does not fill the chart.
-    values = [value * scale.factor for _, point in every for value in point.figures] or [0.0, 1.0]
+    values = [value * factor for _, point in every for value in point.figures] or [0.0, 1.0]
     low, high = min(values), max(values)
     least = _LEAST_SPAN * (1.0 if metric.in_points else abs(high) or 1.0)
     missing = max(0.0, least - (high - low))
@@ -96,8 +96,8 @@ def history_chart(analysis: SeriesAnalysis, metric: Metric) -> go.Figure:
         "yaxis": {
             "domain": _PLOT,
             "range": [low - span * _BELOW, high + span * _ABOVE],
-            "title": {"text": scale.title, "standoff": 6},
-            "tickformat": scale.tickformat,
+            "title": {"text": title, "standoff": 6},
+            "tickformat": ticks,
             "zeroline": False,
         },
         "yaxis2": {
@@ -115,19 +115,19 @@ def history_chart(analysis: SeriesAnalysis, metric: Metric) -> go.Figure:
     for level in analysis.levels:
         left, right = level.first - 0.4, level.last + 0.4
         if level.interval is not None:
-            bottom, top = (end * scale.factor for end in level.interval)
+            bottom, top = (end * factor for end in level.interval)
             band += [(left, bottom), (right, bottom), (right, top), (left, top), (None, None)]
         if level.estimate is not None:
-            height = level.estimate * scale.factor
+            height = level.estimate * factor
             lines += [(left, height), (right, height), (None, None)]
     launches = [  # of commits that have several
-        (place, value * scale.factor)
+        (place, value * factor)
         for place, point in every
         if len(point.figures) > 1
         for value in point.figures
     ]
     discounted = [
-        (place, point, launch, launch.value * scale.factor)
+        (place, point, launch, launch.value * factor)
         for place, point in committed
         for launch in point.launches
         if launch.run_id in discounts and launch.value is not None
@@ -168,7 +168,7 @@ def history_chart(analysis: SeriesAnalysis, metric: Metric) -> go.Figure:
             ),
             _clickable(
                 medians,
-                [(point.value or 0.0) * scale.factor for _, point in medians],
+                [(point.value or 0.0) * factor for _, point in medians],
                 [_median_text(series, place, metric, discounts) for place, _ in medians],
                 name="median",
                 marker={
@@ -198,7 +198,7 @@ def history_chart(analysis: SeriesAnalysis, metric: Metric) -> go.Figure:
             ),
             _clickable(
                 dirty,
-                [(point.value or 0.0) * scale.factor for _, point in dirty],
+                [(point.value or 0.0) * factor for _, point in dirty],
                 [
                     f"{heading(point)}<br>uncommitted changes {figure_text(point.changes)}"
                     f"<br>{_figure_text(point, metric)}"
@@ -267,18 +267,6 @@ def history_chart(analysis: SeriesAnalysis, metric: Metric) -> go.Figure:
         ]
     )
     return chart
-
-
-def _scale_of(column: str, values: Sequence[float]) -> _Scale:
-    """Return the column's own unit, but for sizes one that fits the largest value."""
-    field = field_of(column)
-    if field.unit == PERCENT:
-        return _Scale(1.0, field.heading, ",~%")  # d3 multiplies by 100
-    if field.unit == MEBIBYTES:
-        unit, num_bytes = size_unit(max(values, default=0.0))
-        return _Scale(1 / num_bytes, f"{field.label} ({unit})", ",~r")
-    ticks = ",~s" if field.unit == TOKENS_PER_S else ",~r"
-    return _Scale(field.unit.factor, field.heading, ticks)
 
 
 def color_of(step: Step) -> str:

@@ -66,7 +66,9 @@ def scaling(cases: pd.DataFrame, axes: Axes) -> Picture:
     cases = efficiencies(cases, axes).dropna(subset=["efficiency"])
     panels = arrange(cases, axes)
     scale = shared_axis(panels, tickformat=".0%", rangemode="normal")
-    figure = blank(panels, f"efficiency, {base_text(cases)} = 100 %", scale)
+    sizes = cases["base_size"].unique()
+    base = counted(int(sizes[0]), "rank") if len(sizes) == 1 else "fewest ranks"
+    figure = blank(panels, f"efficiency, {base} = 100 %", scale)
     figure["data"] += [
         scatter(  # at 100 % for each panel, from its first tick to its last
             **in_panel(panel),
@@ -86,7 +88,7 @@ def scaling(cases: pd.DataFrame, axes: Axes) -> Picture:
         drawn = schedule_cases.sort_values("tick")
         shapes = np.where(drawn["is_oversubscribed"], "circle-open", "circle")
         symbols = np.where(drawn["is_not_finite"], NOT_FINITE_SYMBOL, shapes).tolist()
-        base = [f", {counted(int(size), 'rank')} = 100%" for size in drawn["base_size"]]
+        bases = [f", {counted(int(size), 'rank')} = 100%" for size in drawn["base_size"]]
         line = scatter(
             **panels.at(drawn["tick"], drawn["efficiency"]),
             **ids_in_panel(drawn, panel),
@@ -97,7 +99,7 @@ def scaling(cases: pd.DataFrame, axes: Axes) -> Picture:
             cliponaxis=False,
             line={"color": colors[schedule], "width": 2},
             marker={"color": colors[schedule], "size": 8, "symbol": symbols, "line": {"width": 0}},
-            customdata=hover_texts(drawn, base + caution_notes(drawn)),
+            customdata=hover_texts(drawn, bases + caution_notes(drawn)),
             hovertemplate="<b>%{customdata[0]}</b><br>%{y:.1%}%{customdata[1]}<extra></extra>",
         )
         figure["data"].append(line)
@@ -142,12 +144,6 @@ def efficiencies(cases: pd.DataFrame, axes: Axes) -> pd.DataFrame:
         sizes.append(size)
         efficiency.append(own.tokens_per_s / base / growth if base else math.nan)
     return rows.assign(base_size=sizes, efficiency=np.array(efficiency, dtype=float))
-
-
-def base_text(cases: pd.DataFrame) -> str:
-    """Name the base that is 100 %: `1 rank`, or the fewest ranks measured."""
-    sizes = cases["base_size"].unique()
-    return counted(int(sizes[0]), "rank") if len(sizes) == 1 else "fewest ranks"
 
 
 def has_scaling(cases: pd.DataFrame, axes: Axes) -> bool:

@@ -43,8 +43,7 @@ from ppbench.report.pages.tables import (
 from ppbench.report.pages.templates import Live, listed, render, write_page
 from ppbench.report.scripts import Picture
 from ppbench.report.timeline.timelines import rivalry, timelines
-from ppbench.store import Store
-from ppbench.store.once import ReadOnce
+from ppbench.store import ReadOnce, Store
 from ppbench.store.sweeps import newest_sweep_note
 
 _FRONT_PX = 210

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ppbench.display.colors import MIXED_COLOR, ink_on
+from ppbench.display.colors import MIXED_COLOR, ink_on, translucent
 from ppbench.display.units import NS_PER_MS
 from ppbench.report.timeline.marks import Floats, Ints, Kind, Marks
 
@@ -37,7 +37,6 @@ Cells = npt.NDArray[np.float64]
 class Overview:
     """`shares[kind, rank, slice]` of the time; `counts[rank, slice]` of marks that begin."""
 
-    edges_ns: Floats
     shares: Cells
     counts: Cells
 
@@ -71,7 +70,7 @@ def overview(
                 times = np.stack([begin, begin + width], axis=1).ravel()
                 levels = np.stack([total[:-1], total[1:]], axis=1).ravel()
                 shares[number, rank] = np.diff(np.interp(edges, times, levels))
-    return Overview(edges, shares / np.diff(edges), counts)
+    return Overview(shares / np.diff(edges), counts)
 
 
 NUM_SLICES = 600
@@ -97,10 +96,9 @@ def heat_map(
     colors = [*(marks.kind.colors[0] for marks in kinds), MIXED_COLOR]
     scale: list[list[object]] = []  # a ramp per kind and one for several, from nearly clear
     for number, color in enumerate(colors):
-        channels = ",".join(str(int(color[i : i + 2], 16)) for i in (1, 3, 5))
         scale += [
-            [number / len(colors), f"rgba({channels},{_FAINTEST})"],
-            [(number + 1) / len(colors), f"rgba({channels},1)"],
+            [number / len(colors), translucent(color, _FAINTEST)],
+            [(number + 1) / len(colors), translucent(color, 1)],
         ]
     # A cell is its main kind plus its busy share; NaN where it is idle.
     codes = np.where(grid.busy > 0, grid.mostly + np.clip(grid.busy, 0.001, 0.999), np.nan)

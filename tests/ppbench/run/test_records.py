@@ -16,7 +16,7 @@ from ppbench.config.case import Case, Measure
 from ppbench.config.programs import durations_of, program_of, simulated
 from ppbench.display.explanation import parts_of
 from ppbench.errors import UsageError
-from ppbench.explanation import explanation_of
+from ppbench.explanation import explain
 from ppbench.report.charts.memory import memory_over_time
 from ppbench.run.job import Attempt, Job, PlannedRun
 from ppbench.run.machine.placement import Place
@@ -242,7 +242,7 @@ def test_ranks_that_share_a_gpu_have_no_bubble_and_no_mfu_and_the_caution_says_w
 
 def test_idle_time_of_ranks_that_share_a_gpu_is_not_explained(tmp_path):
     with pytest.raises(UsageError, match="run a: its ranks shared a GPU"):
-        explanation_of(stored_on_gpus(tmp_path, "a", "a"), "a")
+        explain("a", results=stored_on_gpus(tmp_path, "a", "a").folder)
 
 
 @pytest.mark.parametrize(("num_cores", "is_oversubscribed"), [(2, True), (4, False)])
