@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -147,11 +147,8 @@ def replica_costs(
     return ReplicaCosts(mean, tuple(own), mean_moving(joined))
 
 
-_Offsets = Mapping[tuple[object, object], Mapping[int, float]]
-"""By op and stage, or by both ends of a channel: by how much each replica's mean is more."""
-
-
-def _offsets(timed: pd.DataFrame, keys: list[str]) -> _Offsets:
+def _offsets(timed: pd.DataFrame, keys: list[str]) -> dict[tuple[object, object], dict[int, float]]:
+    """By op and stage, or by both ends of a channel: by how much each replica's mean is more."""
     offsets: dict[tuple[object, object], dict[int, float]] = {}
     for (first, second), group in timed.groupby(keys, observed=True):
         samples = {

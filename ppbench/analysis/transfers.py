@@ -67,27 +67,19 @@ def _ends(spans: pd.DataFrame, ops: frozenset[str]) -> pd.DataFrame:
     return ends.assign(direction=direction, source=source)
 
 
-def moving_start_ns(spans: pd.DataFrame, moved: pd.DataFrame | None = None) -> pd.Series:
-    """Time at which the bytes of each transfer or collective began to move; the start of others.
+def waiting_ns(spans: pd.DataFrame, moved: pd.DataFrame | None = None) -> pd.Series:
+    """The part of each span spent waiting for a peer or the channel; 0 for computations.
 
-    `moved` are the spans' `messages`, where they are known already. Collectives need the spans of
-    all replicas. Indexed like `spans`.
+    In the rest of the span of a transfer or collective its bytes move. `moved` are the spans'
+    `messages`, where they are known already. Collectives need the spans of all replicas. Indexed
+    like `spans`.
     """
     moved = messages(spans) if moved is None else moved
     moving = _of_each_end(spans, moved, "moving_start_ns").clip(lower=spans["start_ns"])
     if len(joined := collectives(spans)):
         moving = moving.fillna(joined["ready_ns"])
-    return spans["start_ns"].mask(moving.notna(), moving).astype(spans["start_ns"].dtype)
-
-
-def waiting_ns(spans: pd.DataFrame, moved: pd.DataFrame | None = None) -> pd.Series:
-    """The part of each span spent waiting for a peer or the channel; 0 for computations.
-
-    In the rest of the span of a transfer or collective its bytes move. Parameters are those of
-    `moving_start_ns`.
-    """
-    began = moving_start_ns(spans, moved).clip(upper=spans["end_ns"])
-    return (began - spans["start_ns"]).clip(lower=0)
+    began = spans["start_ns"].mask(moving.notna(), moving).astype(spans["start_ns"].dtype)
+    return (began.clip(upper=spans["end_ns"]) - spans["start_ns"]).clip(lower=0)
 
 
 def reconciled_end_ns(spans: pd.DataFrame, *, completion_seen_on_wait: bool) -> pd.Series:

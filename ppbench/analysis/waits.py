@@ -28,7 +28,6 @@ from engine.plan.action import COMPUTE_OPS, NO_INDEX, RECV_OPS, Op
 
 Ints = npt.NDArray[np.int64]
 NONE = -1
-_FORWARD, _BACKWARD = 0, 1
 _CODES = {op: code for code, op in enumerate(Op)}
 """Those of `engine.plan.action`, and after them those of collectives."""
 
@@ -102,14 +101,33 @@ def waits(spans: Spans, begin_ns: int | None = None) -> Waits:
     """
     compute = spans.at(spans.are(COMPUTE_OPS))
     compute = compute.at(np.lexsort((compute.end_ns, compute.start_ns, compute.rank)))
-    place = _Places(spans)
+    num_stages, num_microbatches = int(spans.stage.max()) + 1, int(spans.microbatch.max()) + 1
+    num_places = 2 * num_stages * num_microbatches
+
+    def places(of: Spans, is_forward: npt.NDArray[np.bool_], hop: Ints | int = 0) -> Ints:
+        """Numbers of forwards and backwards, by direction, stage and microbatch."""
+        stage = of.stage + hop
+        place = (np.where(is_forward, 0, num_stages) + stage) * num_microbatches + of.microbatch
+        return np.where((stage >= 0) & (stage < num_stages), place, NONE)
+
+    # The computations that make the inputs, on the neighbouring stages.
+    is_forward, is_weight = compute.are([Op.F]), compute.are([Op.W])
+    own_place = places(compute, is_forward)
+    made_at = np.full(num_places + 1, NONE, np.int64)  # the last is for those without a maker
+    made_at[own_place[~is_weight]] = np.flatnonzero(~is_weight)
+    made_at[NONE] = NONE
+    source = places(compute, is_forward, np.where(is_forward, -1, 1))
+    maker = np.where(is_weight, NONE, made_at[source])
+    messages = spans.at(spans.are(RECV_OPS))
+    received = np.full(num_places, NONE, np.int64)  # when each input was there; NONE: no message
+    received[places(messages, messages.are([Op.RECV_F]))] = messages.end_ns
     rank, start, end = compute.rank, compute.start_ns, compute.end_ns
     is_first = np.r_[True, rank[1:] != rank[:-1]]
     before = np.where(is_first, NONE, np.arange(len(compute)) - 1)
-    maker = place.makers(compute)
     has_maker = maker != NONE
     made = np.where(has_maker, end[maker], start)
-    arrived = np.where(has_maker, np.maximum(made, place.arrivals(compute, made)), start)
+    came = np.where(received[own_place] == NONE, made, received[own_place])
+    arrived = np.where(has_maker, np.maximum(made, came), start)
     by_rank = np.split(end, np.flatnonzero(is_first)[1:])
     latest = np.concatenate([np.maximum.accumulate(own) for own in by_rank])
     begin = start.min() if begin_ns is None else min(begin_ns, start.min())
@@ -126,44 +144,6 @@ def waits(spans: Spans, begin_ns: int | None = None) -> Waits:
     over = np.full(spans.rank.max() + 1, NO_INDEX, np.int64)
     np.maximum.at(over, collectives.rank, collectives.end_ns)
     return Waits(compute, before, free, maker, made, arrived, gathered, over[rank])
-
-
-class _Places:
-    """Numbers of the forwards and backwards of a step, by direction, stage and microbatch."""
-
-    def __init__(self, spans: Spans) -> None:
-        self._num_stages = int(spans.stage.max()) + 1
-        self._num_microbatches = int(spans.microbatch.max()) + 1
-        received = spans.at(spans.are(RECV_OPS))
-        is_forward = received.are([Op.RECV_F])
-        self._received = np.full(self._size, NONE, np.int64)
-        codes = self._codes(np.where(is_forward, _FORWARD, _BACKWARD), received)
-        self._received[codes] = received.end_ns
-
-    @property
-    def _size(self) -> int:
-        return 2 * self._num_stages * self._num_microbatches
-
-    def _codes(self, direction: Ints, spans: Spans, hop: Ints | int = 0) -> Ints:
-        stage = spans.stage + hop
-        code = (direction * self._num_stages + stage) * self._num_microbatches + spans.microbatch
-        return np.where((stage >= 0) & (stage < self._num_stages), code, NONE)
-
-    def makers(self, compute: Spans) -> Ints:
-        """Positions of the computations that make the inputs, on the neighbouring stages."""
-        is_forward, is_weight = compute.are([Op.F]), compute.are([Op.W])
-        direction = np.where(is_forward, _FORWARD, _BACKWARD)
-        made_at = np.full(self._size + 1, NONE, np.int64)  # the last is for those without a maker
-        made_at[self._codes(direction, compute)[~is_weight]] = np.flatnonzero(~is_weight)
-        made_at[NONE] = NONE
-        makers = made_at[self._codes(direction, compute, np.where(is_forward, -1, 1))]
-        return np.where(is_weight, NONE, makers)
-
-    def arrivals(self, compute: Spans, made_ns: Ints) -> Ints:
-        """Times at which the inputs had been received; `made_ns` where there is no message."""
-        codes = self._codes(np.where(compute.are([Op.F]), _FORWARD, _BACKWARD), compute)
-        end_ns = self._received[codes]
-        return np.where(end_ns == NONE, made_ns, end_ns)
 
 
 def moments(waited: Waits) -> tuple[Ints, Ints, Ints, Ints, Ints]:

@@ -69,10 +69,6 @@ class AttachRequest:
     def last(self) -> int:
         return max(self.steps)
 
-    def common(self) -> str:
-        """Describe what all ranks must agree on, or they would wait at different points."""
-        return f"steps={sorted(self.steps)}, {'an' if self.optimizers else 'no'} optimizer"
-
 
 _schedules: WeakSet[Any] = WeakSet()
 """The schedules that are attached: two attachments would remove each other's patches."""
@@ -361,7 +357,7 @@ def attach(
         members.give_up(f"rank {members.rank} could not attach: {_text_of(error)}")
         return _refuse(name, error)
     try:
-        _agree(members, request.common())
+        _agree(members, request)
         attachment.begin()
     except Exception as error:
         return _refuse(name, error)
@@ -400,8 +396,9 @@ def _request(
     return AttachRequest(chosen, metadata, results, optimizers, loss)
 
 
-def _agree(members: Members, ours: str) -> None:
-    """Raises UsageError if the members were given different arguments."""
+def _agree(members: Members, request: AttachRequest) -> None:
+    """Raises UsageError if the members would wait at different points."""
+    ours = f"steps={sorted(request.steps)}, {'an' if request.optimizers else 'no'} optimizer"
     first, *others = members.meet("attach()", ours)
     for rank, theirs in enumerate(others, 1):
         if theirs != first:

@@ -26,7 +26,6 @@ from engine.plan.action import COLLECTIVE_OPS, COMPUTE_OPS, NO_INDEX, Action, Op
 _GATHERS = re.compile(r"all_?gather", re.IGNORECASE)
 _SUMS = re.compile(r"reduce_?scatter|all_?reduce", re.IGNORECASE)
 _SCATTERS = re.compile(r"reduce_?scatter", re.IGNORECASE)
-_OPERATOR, _THREAD = "c10d::", "gloo:"
 _ELEMENT_BYTES = {"Byte": 1, "Char": 1, "Half": 2, "BFloat16": 2, "Double": 8, "Long": 8}
 
 
@@ -82,20 +81,15 @@ def collectives_of(
         for launched_ns, event in kernels
     ]
     if not found:
-        begun, done = _by_kind(operators), _by_kind(threads)
-        for op, events in begun.items():
-            same = len(done[op]) == len(events)
-            for event, other in zip(events, done[op] if same else events, strict=True):
+        begun = sorted(operators, key=lambda event: event.times)
+        done = sorted(threads, key=lambda event: event.times)
+        for op in (Op.UNSHARD, Op.REDUCE_GRAD):
+            events = [event for event in begun if kind_of(event.name) is op]
+            ends = [event for event in done if kind_of(event.name) is op]
+            same = len(ends) == len(events)
+            for event, other in zip(events, ends if same else events, strict=True):
                 found.append(_collective(event.times, event, other.times, groups))
     return sorted(one for one in found if one is not None)
-
-
-def _by_kind(events: Iterable[Event]) -> dict[Op, list[Event]]:
-    ordered = sorted(events, key=lambda event: event.times)
-    return {
-        op: [event for event in ordered if kind_of(event.name) is op]
-        for op in (Op.UNSHARD, Op.REDUCE_GRAD)
-    }
 
 
 def _collective(

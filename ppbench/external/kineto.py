@@ -185,14 +185,18 @@ def _trace_of(
     hostname, backend = facts.get("host_name"), distributed.get("backend")
     base_ns = int(str(facts.get("baseTimeNanoseconds", 0)))
     launches = sorted({str(e.get("cat")).rpartition("_")[0] for e in complete if _is_launch(e)})
-    kernels, doubts = _kernels(complete, base_ns)
+    launched: dict[int | None, int] = {  # when the host launched each kernel, by correlation
+        correlation: _times(event, base_ns)[0]
+        for event in complete
+        if _is_launch(event) and (correlation := _correlation(event)) is not None
+    }
+    kernels, doubts = _kernels(complete, launched, base_ns)
 
     def event_of(event: Mapping[str, object]) -> Event:
         details = event.get("args")
         times = _times(event, base_ns)
         return Event(str(event["name"]), times, details if isinstance(details, dict) else {})
 
-    launched = _launches(complete, base_ns)
     named = [event for event in complete if kind_of(str(event["name"]))]
     moving = [e for e in named if e.get("cat") in _GPU_WORK and _is_communication(e)]
     collectives = collectives_of(
@@ -242,14 +246,13 @@ def _times(event: Mapping[str, object], base_ns: int) -> tuple[int, int]:
 
 
 def _kernels(
-    events: Sequence[Mapping[str, object]], base_ns: int
+    events: Sequence[Mapping[str, object]], launches: Mapping[int | None, int], base_ns: int
 ) -> tuple[list[Kernel], tuple[str, ...]]:
     """Match kernels with their launches by correlation; one without a launch has no range.
 
     Also return what is wrong with them. A stream runs its kernels in the order of their launches,
     so the fewest that break it are left out, and those that begin before their launch.
     """
-    launches = _launches(events, base_ns)
     work = [event for event in events if event.get("cat") in _GPU_WORK]
     streams: dict[tuple[object, object], list[tuple[Kernel, str]]] = {}
     wrong: list[str] = []
@@ -299,15 +302,6 @@ def _longest_rise(numbers: Sequence[int]) -> set[int]:
         kept.add(index)
         index = before[index]
     return kept
-
-
-def _launches(events: Sequence[Mapping[str, object]], base_ns: int) -> dict[int | None, int]:
-    """Return when the host launched each kernel, by correlation."""
-    return {
-        correlation: _times(event, base_ns)[0]
-        for event in events
-        if _is_launch(event) and (correlation := _correlation(event)) is not None
-    }
 
 
 def _correlation(event: Mapping[str, object]) -> int | None:

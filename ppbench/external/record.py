@@ -179,8 +179,26 @@ def write_run(recorded: RecordedRun, metadata: RunMetadata, store: Store) -> str
         is_time_sliced=recorded.is_time_sliced,
     )
     rows = rows_of(finished)
+    keys = _keys_of(recorded, metadata, case, run_id)
+    same = [Condition(name, "=", keys[name]) for name in ("sweep_id", "case_id")]
+    earlier = store.runs(["launch", "resume_key"], same)
+    replaced = earlier.loc[earlier["resume_key"] == keys["resume_key"], "launch"]
+    launch = (0 if earlier.empty else int(earlier["launch"].max()) + 1) + recorded.number
+    replicas = ["replicas"] if recorded.num_replicas > 1 else []
     run = {
-        **_identity(run_id, recorded, metadata, case, store),
+        "run_id": run_id,
+        "sweep_name": metadata.name,
+        **keys,
+        "launch": launch if replaced.empty else int(replaced.iloc[-1]),
+        "position": 0,
+        "attempt": 1,
+        "status": "ok",
+        "origin": recorded.origin,
+        "settings_told": json.dumps(sorted({*_RECORDED, *replicas, *metadata.settings})),
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        **case.settings(),
+        "code": code_hash(),
+        "ppbench_version": __version__,
         **rows.run,
         "num_stages": program.num_stages,
         "tokens_per_step": metadata.tokens_per_step,
@@ -236,33 +254,6 @@ def _keys_of(
     case_id = _digest(case.case_id, metadata.name, *script)
     resume_key = _digest(sweep_id, case_id, recorded.source if is_imported else run_id)
     return {"sweep_id": sweep_id, "case_id": case_id, "resume_key": resume_key}
-
-
-def _identity(
-    run_id: str, recorded: RecordedRun, metadata: RunMetadata, case: Case, store: Store
-) -> dict[str, object]:
-    """Return the columns that identify the run."""
-    keys = _keys_of(recorded, metadata, case, run_id)
-    same = [Condition(name, "=", keys[name]) for name in ("sweep_id", "case_id")]
-    earlier = store.runs(["launch", "resume_key"], same)
-    known = earlier.loc[earlier["resume_key"] == keys["resume_key"], "launch"]
-    launch = (0 if earlier.empty else int(earlier["launch"].max()) + 1) + recorded.number
-    replicas = ["replicas"] if recorded.num_replicas > 1 else []
-    return {
-        "run_id": run_id,
-        "sweep_name": metadata.name,
-        **keys,
-        "launch": launch if known.empty else int(known.iloc[-1]),
-        "position": 0,
-        "attempt": 1,
-        "status": "ok",
-        "origin": recorded.origin,
-        "settings_told": json.dumps(sorted({*_RECORDED, *replicas, *metadata.settings})),
-        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        **case.settings(),
-        "code": code_hash(),
-        "ppbench_version": __version__,
-    }
 
 
 def _digest(*parts: str) -> str:

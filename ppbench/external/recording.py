@@ -88,6 +88,10 @@ def join_recordings(
         )
     places = [recording.place for recording in recordings]
     commit, num_ranks = read_commit(Path.cwd()), len(members.ranks)
+    source = ""  # of a script that no commit tells, its hash
+    if commit is None:
+        with contextlib.suppress(OSError):
+            source = hashlib.sha256(Path(sys.argv[0]).read_bytes()).hexdigest()[:12]
     facts = {
         **({} if commit is None else asdict(commit)),
         "fingerprint": fingerprint_here(device.type, num_ranks, torch.get_num_threads()),
@@ -112,15 +116,8 @@ def join_recordings(
         is_time_sliced=shares_device(places),
         completion_seen_on_wait=True,
         number=members.ranks[0],
-        source="" if commit is not None else _script_hash(),
+        source=source,
     )
-
-
-def _script_hash() -> str:
-    """Return a hash of the script that this process runs; empty where it cannot be read."""
-    with contextlib.suppress(OSError):
-        return hashlib.sha256(Path(sys.argv[0]).read_bytes()).hexdigest()[:12]
-    return ""
 
 
 def _program_of(schedule: Any, replicas: Sequence[Sequence[RankRecording]]) -> Program:

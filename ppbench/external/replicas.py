@@ -65,8 +65,19 @@ def pipelines_in(
 def _columns(sources: Sequence[RankTrace], num_replicas: int | None) -> list[list[RankTrace]]:
     """Return the traces by rank of the pipeline, and then by replica; the first stage first."""
     stages = [named_stages(source) for source in sources]
-    if not all(stages):
-        return _columns_by_number(sources, num_replicas or 1)
+    if not all(stages):  # by their numbers alone
+        num_each = num_replicas or 1
+        size, rest = divmod(len(sources), num_each)
+        if rest:
+            raise UsageError(
+                f"--replicas {num_each}: {len(sources)} traces are not so many pipelines of one "
+                "length; give the files of all ranks of each replica"
+            )
+        listed = {tuple(sorted(group)) for group in sources[0].trace.groups.values()}
+        is_strided = tuple(range(0, len(sources), num_each)) in listed
+        if is_strided and tuple(range(size)) not in listed:
+            return [list(sources[rank * num_each :][:num_each]) for rank in range(size)]
+        return [list(sources[rank::size]) for rank in range(size)]
     found: dict[frozenset[int], list[RankTrace]] = {}
     for source, owned in zip(sources, stages, strict=True):
         found.setdefault(frozenset(owned), []).append(source)
@@ -99,20 +110,6 @@ def _columns(sources: Sequence[RankTrace], num_replicas: int | None) -> list[lis
             in_order = [by_rank[rank] for rank in sorted(groups[0], key=lambda rank: places[rank])]
         joined.append(in_order)
     return [list(column) for column in zip(*joined, strict=True)]
-
-
-def _columns_by_number(sources: Sequence[RankTrace], num_replicas: int) -> list[list[RankTrace]]:
-    size, rest = divmod(len(sources), num_replicas)
-    if rest:
-        raise UsageError(
-            f"--replicas {num_replicas}: {len(sources)} traces are not so many pipelines of one "
-            "length; give the files of all ranks of each replica"
-        )
-    groups = {tuple(sorted(group)) for group in sources[0].trace.groups.values()}
-    is_strided = tuple(range(0, len(sources), num_replicas)) in groups
-    if is_strided and tuple(range(size)) not in groups:
-        return [list(sources[rank * num_replicas :][:num_replicas]) for rank in range(size)]
-    return [list(sources[rank::size]) for rank in range(size)]
 
 
 def _check_ranks(traces: Sequence[Trace]) -> None:

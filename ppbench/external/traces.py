@@ -119,13 +119,13 @@ def import_traces(
     parts = [ranks[first : first + size] for first in range(0, len(ranks), size)]
     program = _program_of(found[0], parts, chosen[0], schedule)
     check_legal(program)
-    firsts = [issued(of_rank[chosen[0]]) for of_rank in parts[0]]
+    firsts = [tuple(issued(of_rank[chosen[0]])) for of_rank in parts[0]]
     odd = next(
         (
             (source, number)
             for source, of_rank in zip(sources, ranks, strict=True)
             for number in chosen
-            if issued(of_rank[number]) != firsts[source.rank]
+            if tuple(issued(of_rank[number])) != firsts[source.rank]
         ),
         None,
     )
@@ -136,8 +136,7 @@ def import_traces(
             f"in step {number} than that rank of replica 0 in step {chosen[0]}"
         )
     else:
-        rows = [tuple(issued(steps[chosen[0]])) for steps in parts[0]]
-        program = dataclasses.replace(program, actions=rows)
+        program = dataclasses.replace(program, actions=firsts)
     clocks = clocks_of([s.trace.hostname for s in sources], _slack(program, parts, chosen))
     spans: list[Span] = []
     for replica, part in enumerate(parts):

@@ -111,36 +111,28 @@ def write_handover(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"{folder}: cannot be made: {error.strerror}; name another") from None
-    files = {
-        form: folder / f"{name}.{ending}"
-        for form, ending in (
-            ("program", "csv"),
-            ("sweep", "toml"),
-            ("megatron", "layout"),
-            ("torchtitan", "modules.json"),
-        )
-    }
-    makers: dict[str, Callable[[], str]] = {
-        "program": lambda: program_text(program),
-        "sweep": lambda: sweep_text(case, measure, name, files["program"]),
-        "megatron": lambda: megatron_layout(layers, placement),
-        "torchtitan": lambda: torchtitan_modules(layers, head),
+    csv, toml = folder / f"{name}.csv", folder / f"{name}.toml"
+    makers: dict[str, tuple[Path, Callable[[], str]]] = {
+        "program": (csv, lambda: program_text(program)),
+        "sweep": (toml, lambda: sweep_text(case, measure, name, csv)),
+        "megatron": (folder / f"{name}.layout", lambda: megatron_layout(layers, placement)),
+        "torchtitan": (folder / f"{name}.modules.json", lambda: torchtitan_modules(layers, head)),
     }
     forms = []
-    for form, make in makers.items():
+    for form, (file, make) in makers.items():
         try:
             text = make()
         except HandoverError as error:
-            files[form].unlink(missing_ok=True)  # no older file of the name is left
+            file.unlink(missing_ok=True)  # no older file of the name is left
             forms.append(Form(form, None, "", str(error)))
             continue
-        write_file(files[form], [text if text.endswith("\n") else f"{text}\n"])
-        forms.append(Form(form, files[form], text))
+        write_file(file, [text if text.endswith("\n") else f"{text}\n"])
+        forms.append(Form(form, file, text))
     try:
         schedule = torchtitan_schedule(placement)
     except HandoverError:
         schedule = ""
-    read_sweep(files["sweep"], [], "cpu")  # as `ppbench sweep` does
+    read_sweep(toml, [], "cpu")  # as `ppbench sweep` does
     return Handover(tuple(forms), schedule)
 
 

@@ -90,10 +90,10 @@ class Climb:
         return [each for each in every if each not in self._seen]
 
 
-def climb_all(climbs: Sequence[Climb], most_actions: int) -> int:
-    """Take all to their ends, a round of all at a time; returns the actions that were simulated.
+def climb_all(climbs: Sequence[Climb], most_actions: int) -> None:
+    """Take all to their ends, a round of all at a time.
 
-    Once these are `most_actions`, no further round begins: each has done at least its first.
+    Once `most_actions` are simulated, no further round begins: each has done at least its first.
     """
     num_actions, is_first = 0, True
     left = list(climbs)
@@ -105,4 +105,3 @@ def climb_all(climbs: Sequence[Climb], most_actions: int) -> int:
             climb.take(candidates)
             num_actions += len(layouts) * climb.fit.program.table.num_actions
         left, is_first = [climb for climb, _ in rounds if not climb.is_over], False
-    return num_actions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -158,9 +159,20 @@ class Plan:
     @property
     def frame(self) -> pd.DataFrame:
         """A row for each proposal, the best first, and last the 1F1B they are compared with."""
-        from ppbench.planning.words import frame_of
+        import pandas as pd
 
-        return frame_of(self)
+        from ppbench.planning.words import row_of
+
+        proposals = list(self.proposals)
+        if self.baseline is not None and self.baseline not in proposals:
+            proposals.append(self.baseline)
+        return pd.DataFrame(
+            {
+                name: json.dumps(value) if isinstance(value, tuple) else value
+                for name, value in row_of(proposal).items()
+            }
+            for proposal in proposals
+        )
 
     @property
     def sentences(self) -> list[str]:

@@ -29,7 +29,7 @@ from ppbench.planning.plan import (
 from ppbench.planning.search import OnProgress, Search, preference
 from ppbench.planning.solving import problem_of
 from ppbench.planning.space import Shape, shapes, sizes_of
-from ppbench.planning.stages import durations_of, slowest_optimizer_ns, transfers_of
+from ppbench.planning.stages import TIMES, durations_of, slowest_optimizer_ns, transfers_of
 from ppbench.planning.uncertainty import Draws, interval_of
 
 NUM_PROPOSALS = 5
@@ -113,12 +113,8 @@ def make_plan(
     is_baseline = (one for one in proposals if one.configuration.schedule == BASELINE)
     baseline = next(is_baseline, None)
     if baseline is None:
-        alone = Search(
-            replace(request, schedules=(BASELINE,), stages_per_rank=(1,)),
-            costs,
-            on_progress,
-            effort,
-        )
+        only = replace(request, schedules=(BASELINE,), stages_per_rank=(1,))
+        alone = Search(only, costs, on_progress, effort)
         alone.run()
         best = alone.best()
         baseline = None if best is None else proposed(best)
@@ -141,9 +137,8 @@ def make_plan(
     # The step of the first choice without each cause of loss. An order that suits unequal stages
     # need not suit equal ones, so that these may have the program of any that is placed alike.
     first, free = chosen[0], LinkCosts()
-    names = ("forward_ns", "backward_ns", "input_ns", "weight_ns", "optimizer_ns")
     num = len(first.stages)
-    means = {name: sum(getattr(stage, name) for stage in first.stages) // num for name in names}
+    means = {name: sum(getattr(stage, name) for stage in first.stages) // num for name in TIMES}
     equal = tuple(replace(stage, **means) for stage in first.stages)
     programs = {id(first.program): first.program}
     for one in filter(search.fits, search.found):

@@ -62,13 +62,9 @@ def sizes_of(request: PlanRequest, costs: CostSet) -> list[int]:
     """The microbatch sizes that divide the global batch and have the costs that are needed."""
     known = sorted({size for size, _ in costs.by_setting})
     wanted = request.microbatch_sizes or known
-    needed = {AUTO: (False,), "none": (False,), "all": (True,)}[request.recompute]
-    return [
-        size
-        for size in wanted
-        if request.global_batch % size == 0
-        and all((size, recompute) in costs.by_setting for recompute in needed)
-    ]
+    recompute = request.recompute == "all"
+    divisors = [size for size in wanted if request.global_batch % size == 0]
+    return [size for size in divisors if (size, recompute) in costs.by_setting]
 
 
 def model_of(request: PlanRequest, costs: CostSet, size: int) -> ModelCosts:

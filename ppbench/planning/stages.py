@@ -8,6 +8,9 @@ from dataclasses import replace
 from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts, StageCosts
 from engine.plan.simulate import Durations, TransferModel
 
+TIMES = ("forward_ns", "backward_ns", "input_ns", "weight_ns", "optimizer_ns")
+"""The times of a layer, and of a stage."""
+
 
 class StageTable:
     """The costs of every stage that may be asked for, each joined from its layers once."""
@@ -55,8 +58,7 @@ def never_quicker(models: Mapping[bool, ModelCosts]) -> dict[bool, ModelCosts]:
 
 
 def _slower(again: LayerCosts, plain: LayerCosts) -> LayerCosts:
-    times = ("forward_ns", "backward_ns", "input_ns", "weight_ns", "optimizer_ns")
-    slower = {name: max(getattr(again, name), getattr(plain, name)) for name in times}
+    slower = {name: max(getattr(again, name), getattr(plain, name)) for name in TIMES}
     return replace(again, **slower)
 
 

@@ -16,6 +16,7 @@ from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
 from engine.plan.simulate import simulate_all
 from ppbench.planning.fitting import Candidate
 from ppbench.planning.stages import (
+    TIMES,
     StageTable,
     durations_of,
     slowest_optimizer_ns,
@@ -41,14 +42,13 @@ class Draws:
 
     def table(self, index: int) -> StageTable:
         """The costs of a draw, the first ones made first."""
-        times = ("forward_ns", "backward_ns", "input_ns", "weight_ns", "optimizer_ns")
         while len(self._tables) <= index:
             kinds: dict[LayerCosts, LayerCosts] = {}  # each type of layers is drawn once
 
             def drawn(layer: LayerCosts, kinds: dict[LayerCosts, LayerCosts] = kinds) -> LayerCosts:
                 if layer not in kinds:
-                    factors = [max(0.0, 1 + layer.error * self._random.gauss(0, 1)) for _ in times]
-                    pairs = zip(times, factors, strict=True)
+                    factors = [max(0.0, 1 + layer.error * self._random.gauss(0, 1)) for _ in TIMES]
+                    pairs = zip(TIMES, factors, strict=True)
                     scaled = {name: getattr(layer, name) * by for name, by in pairs}
                     kinds[layer] = replace(layer, **scaled)
                 return kinds[layer]

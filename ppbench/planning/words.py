@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from engine.plan.program import loop_placement
 from ppbench.display.fields import Field, field_of, number
 from ppbench.display.units import MEBIBYTES, MS, counted, milliseconds, percent, size
 from ppbench.planning.plan import AUTO, Configuration, Plan, Proposal
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 SHOWN: dict[str, Field] = {
     **{name: field_of(name) for name in ("schedule", "stages_per_rank")},
@@ -44,22 +39,6 @@ LEAST_SAID = 0.0005
 """A smaller part of a step would be written as 0.0 %."""
 MOST_RANKS = 8
 """Of more ranks it is not said one by one what they have."""
-
-
-def frame_of(plan: Plan) -> pd.DataFrame:
-    """A row for each proposal, the best first, and last the 1F1B that they are compared with."""
-    import pandas as pd
-
-    proposals = list(plan.proposals)
-    if plan.baseline is not None and plan.baseline not in proposals:
-        proposals.append(plan.baseline)
-    return pd.DataFrame(
-        {
-            name: json.dumps(value) if isinstance(value, tuple) else value
-            for name, value in row_of(proposal).items()
-        }
-        for proposal in proposals
-    )
 
 
 def row_of(proposal: Proposal) -> dict[str, object]:

@@ -94,8 +94,13 @@ def answer(
     on_progress: OnProgress,
 ) -> Plan:
     """Make the plan of a sweep file that was read with these overrides, as `plan` does."""
-    request = request_of(sweep)
-    costs = costs_of(sweep, request, Path(results), on_progress, remeasure=remeasure)
+    request, asked = request_of(sweep), sweep.cases[0][0]
+    kind, _, name = sweep.plan.costs.partition(":")
+    if kind == "file":
+        costs = read_costs_file(Path(name))
+    else:
+        costs = _measured(asked, request, Path(results), on_progress, remeasure=remeasure)
+    costs.check_is_of(asked.model_preset, asked.model_dtype, request.seq_len, asked.train_optimizer)
     plans, errors = dict[str, Plan](), list[NoPlanError]()
     for policy, case in _by_policy(sweep).items():
         num_states = 2 if case.train_optimizer == "adamw" else int(case.train_momentum > 0)
@@ -210,25 +215,6 @@ def problems_of_plan(sweep: Sweep) -> Iterator[Problem]:
         yield Problem("plan.microbatch_sizes", f"{text}; give a divisor of it")
     if settings.recompute == "all" and case.train_compile:
         yield Problem("plan.recompute", '"all" is not possible with train.compile')
-
-
-def costs_of(
-    sweep: Sweep,
-    request: PlanRequest,
-    results: Path,
-    on_progress: OnProgress,
-    *,
-    remeasure: bool = False,
-) -> CostSet:
-    """The costs that a plan is made with. Raises UsageError where they are of another model."""
-    case = sweep.cases[0][0]
-    kind, _, name = sweep.plan.costs.partition(":")
-    if kind == "file":
-        costs = read_costs_file(Path(name))
-    else:
-        costs = _measured(case, request, results, on_progress, remeasure=remeasure)
-    costs.check_is_of(case.model_preset, case.model_dtype, request.seq_len, case.train_optimizer)
-    return costs
 
 
 def _measured(

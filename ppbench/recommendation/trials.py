@@ -7,7 +7,7 @@ They take turns in the same processes, as those of `ppbench sweep --budget` do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -123,13 +123,19 @@ def trials_of(
         step_error=lambda known: known["measured_step_ns"] / known["predicted_step_ns"] - 1,
         measured_peak_bytes=found["peak_memory_bytes"],
     )
-    sentences = (*_of_first(judged, case_ids[0]), *_of_predictions(frame["step_error"].dropna()))
+    sentences = [_of_first(judged, case_ids[0])]
+    if len(errors := frame["step_error"].dropna()):
+        ends = [written(end, "+.1f", "%", 100) for end in (errors.min(), errors.max())]
+        sentences.append(
+            f"Measured steps differ from predicted ones by {' to '.join(dict.fromkeys(ends))}: a "
+            "prediction counts computations and messages, and nothing else of the machine."
+        )
     is_ok = bool((runs["status"] == "ok").all()) and bool(frame["num_launches"].all())
     conclusions = conclude(judged, runs, command)
-    return Trials(tuple(proposals), frame, conclusions, sentences, is_ok)
+    return Trials(tuple(proposals), frame, conclusions, tuple(sentences), is_ok)
 
 
-def _of_first(judged: Judged, case_id: str) -> Iterator[str]:
+def _of_first(judged: Judged, case_id: str) -> str:
     """Say how the first choice of the plan did."""
     for judgement in judged.judgements:
         if case_id not in judgement.case_ids:
@@ -138,26 +144,13 @@ def _of_first(judged: Judged, case_id: str) -> Iterator[str]:
         text = f"The first choice of the plan is {judgement.name(judgement.cases.iloc[place])}"
         change = judgement.change(place, 0) if place else None
         if change is None:
-            yield f"{text}."
-        elif judgement.cautions or judgement.has_several_machines:
-            yield f"{text}; whether it is as fast is open."
-        elif change.verdict is Verdict.slower and change.ratio is not None:
+            return f"{text}."
+        is_cautious = judgement.cautions or judgement.has_several_machines
+        if change.verdict is Verdict.slower and change.ratio is not None and not is_cautious:
             less = (percent(1 - end) for end in (change.ratio.high, change.ratio.low))
             by = f"{percent(1 - change.ratio.estimate)} (between {' and '.join(less)})"
-            yield f"{text}: it trains {by} fewer tokens/s than {judgement.name(judgement.best)}."
-        elif change.verdict is Verdict.same:
-            yield f"{text}, which is as fast."
-        else:
-            yield f"{text}; whether it is as fast is open."
-        return
-    yield "The first choice of the plan was not measured: its runs failed; see: ppbench ls"
-
-
-def _of_predictions(errors: pd.Series) -> Iterator[str]:
-    """Say how far the measured steps are from the predicted ones."""
-    if len(errors):
-        ends = [written(end, "+.1f", "%", 100) for end in (errors.min(), errors.max())]
-        yield (
-            f"Measured steps differ from predicted ones by {' to '.join(dict.fromkeys(ends))}: a "
-            "prediction counts computations and messages, and nothing else of the machine."
-        )
+            return f"{text}: it trains {by} fewer tokens/s than {judgement.name(judgement.best)}."
+        if change.verdict is Verdict.same and not is_cautious:
+            return f"{text}, which is as fast."
+        return f"{text}; whether it is as fast is open."
+    return "The first choice of the plan was not measured: its runs failed; see: ppbench ls"

@@ -12,11 +12,12 @@ from ppbench.cli import export as exporting
 from ppbench.errors import UsageError
 from ppbench.export.bencher import name_of
 from ppbench.external.clocks import clocks_of
-from ppbench.external.record import ATTACHED, RecordedRun, RunMetadata, write_run
+from ppbench.external.record import RecordedRun, RunMetadata, write_run
 from ppbench.external.traces import import_traces
 from ppbench.report.pages.report import report_runs
 from ppbench.report.pages.timeline import timeline_of_runs
 from ppbench.store import Store
+from ppbench.store.columns import ATTACHED
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
