@@ -167,7 +167,7 @@ def test_the_first_screen_holds_the_sentence_the_figures_and_a_picture(tab: Tab)
       .map((selector) => document.querySelector(selector).getBoundingClientRect().bottom)""")
     assert max(bottoms) <= SCREEN_PX
     assert tab.evaluate("document.querySelector('#answer .lead').textContent").startswith(
-        "Decided. With 2 ranks"
+        "Decided. Use zb_h1: faster than 1f1b over 2 settings"
     )
     assert tab.evaluate("all('#answer .tile').length") == 3
     if tab.evaluate("innerWidth") >= LAPTOP:
