@@ -1,6 +1,6 @@
 """The ranks of `benchmarks.overhead`: steps that record more and more, in turns.
 
-    python -m ppbench.run.launch.agent ... benchmarks.overhead_ranks JOB.json
+    benchmarks.overhead_ranks JOB.json, told to ppbench.run.launch.agent
 
 All arms run in one process, on one trainer: two processes differ by more than the overhead. An
 item's `measure.steps` is its number of rounds; rank 0 notes each in the journal.

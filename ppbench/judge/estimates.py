@@ -244,7 +244,7 @@ def _weighted(values: Values, variances: Values) -> tuple[float, float, float]:
     return mean, math.sqrt(1 / float(weights.sum())), scatter
 
 
-# Launches of one side
+# Several pairs
 
 
 def mean_difference(
@@ -281,6 +281,9 @@ def mean_difference(
     if is_larger(own, scatter.freedom, variance, mean.freedom, SHARED):
         return Difference(estimate, math.sqrt(own), scatter.freedom)
     return mean
+
+
+# Launches of one side
 
 
 def _of_launches(metric: Metric, evidence: Evidence, num_tests: int) -> Estimate:

@@ -181,11 +181,7 @@ def sentence(judgement: Judgement, runs: pd.DataFrame, command: str = "") -> Sen
         name = f"{judgement.name(best)}"
         return Sentence(NOTHING_COMPARABLE, "", name, f" reaches {speed}.", "", "")
     name, other, saving = judgement.name(best), judgement.name(rival), _saving(judgement, runs)
-    interval = None if change is None else change.ratio
-    by = ""
-    if interval is not None:
-        low, high = (written(end - 1, "+.1f", "%", 100) for end in (interval.low, interval.high))
-        by = f"{written(interval.estimate - 1, '+.1f', '%', 100)}, between {low} and {high}"
+    by = _interval(change)
     if judgement.is_decided and change is not None:
         if change.verdict is Verdict.faster:
             rest = f": {speed}, faster than {other} ({by}).{saving}"
@@ -223,6 +219,16 @@ def sentence(judgement: Judgement, runs: pd.DataFrame, command: str = "") -> Sen
     more = f"{_percent_more(ratio)} than {other}"
     rest = f" measured {speed}, {more}{known}, but {_why(judgement)}.{saving}"
     return Sentence(OPEN, where, name, rest, *advice(judgement, runs, command))
+
+
+def _interval(change: Change | None) -> str:
+    """`+1.2 %, between -0.3 % and +2.7 %`; empty where no interval is known."""
+    if change is None or change.ratio is None:
+        return ""
+    ratio = change.ratio
+    ends = (ratio.estimate, ratio.low, ratio.high)
+    estimate, low, high = (written(end - 1, "+.1f", "%", 100) for end in ends)
+    return f"{estimate}, between {low} and {high}"
 
 
 def _as_fast(judgement: Judgement) -> list[int]:
@@ -324,12 +330,7 @@ def axis_sentence(answer: AxisAnswer, command: str = "") -> Sentence:
     """
     name, other, change = answer.names[0], answer.names[1], answer.change
     where, saved = f"over {answer.num_settings} settings", answer.saving()
-    by = ""
-    if change.ratio is not None:
-        low, high = (
-            written(end - 1, "+.1f", "%", 100) for end in (change.ratio.low, change.ratio.high)
-        )
-        by = f"{written(change.ratio.estimate - 1, '+.1f', '%', 100)}, between {low} and {high}"
+    by = _interval(change)
     needs = f" {name if saved > 0 else other} needs {_less(saved)}." if saved else ""
     advised = more_launches(change, command)
     unless = f" In {'; '.join(answer.against)}, another is faster." if answer.against else ""

@@ -230,9 +230,9 @@ class Known:
         (change,) = judge_pairs(METRICS[SPEED], [self.evidence(case_id, rival_id)])
         return change.verdict
 
-    def disturbing(self, case: pd.Series, kinds: Sequence[str], least: float = 0) -> list[str]:
+    def disturbing(self, case_id: str, kinds: Sequence[str], least: float = 0) -> list[str]:
         """Return the cautions of these kinds that more than a share of the launches carry."""
-        launches = self.cautions[str(case["case_id"])]
+        launches = self.cautions[case_id]
         carried = [sum(name in own for own in launches) / len(launches) for name in kinds]
         return [
             name for name, share in zip(kinds, carried, strict=True) if share >= least and share > 0
@@ -309,9 +309,7 @@ def axis_answer(judged: Judged) -> AxisAnswer | None:
     for own in ids:
         for arm, rival in pairs:
             kinds = known.forbidding(own[arm], own[rival])
-            if any(
-                known.disturbing(pd.Series({"case_id": own[at]}), kinds, 0.5) for at in (arm, rival)
-            ):
+            if any(known.disturbing(own[at], kinds, 0.5) for at in (arm, rival)):
                 return None
     changes = judge_means(
         METRICS[SPEED],
@@ -416,7 +414,7 @@ def _judgement(
         lead=found,
         arms=tuple(arms),
         rival_place=rival,
-        cautions=_names(known.disturbing(row, kinds, 0.5) for row in pair),
+        cautions=_names(known.disturbing(str(row["case_id"]), kinds, 0.5) for row in pair),
         has_several_machines=len(machines) > 1 and not set(axes).intersection(_MACHINE_AXES),
         num_left_out=len(cases) - len(compared),
     )

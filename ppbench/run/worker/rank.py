@@ -1,6 +1,6 @@
 """A rank's process: lives for a whole launch and runs case after case.
 
-    python -m ppbench.run.launch.agent ... ppbench.run.worker JOB.json     for a controller
+    ppbench.run.worker JOB.json, told to ppbench.run.launch.agent          for a controller
     torchrun ... -m ppbench.run.worker SWEEP.toml [OPTIONS]                without one
 
 Cases are alive together, as many as fit into memory, and take turns. What does not fit comes in a
@@ -241,7 +241,7 @@ class Open:
 
 
 class Next(IntEnum):
-    """What comes after a round: another one, the end of the group, or the end of the launch."""
+    """Says what comes after a round: another one, or the end of the group or of the launch."""
 
     round = 0
     close = 1
