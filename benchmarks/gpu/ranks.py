@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from engine.run import device as devices
 from engine.run.clock import clock_for
 from engine.run.p2p.fabric import Fabric
 
@@ -110,6 +111,7 @@ def _called(
 ) -> Any:
     rank, num_ranks, meeting, device_type, is_shared = place
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks), "LOCAL_RANK": str(rank)}
+    os.environ["NCCL_HOSTID"] = f"rank-{rank}"  # NCCL refuses two ranks of a host on one GPU
     torch.set_num_threads(1)
     device = device_of(device_type, 0 if is_shared else rank)
     dist.init_process_group("gloo", f"file://{meeting}", rank=rank, world_size=num_ranks)
@@ -121,5 +123,6 @@ def device_of(device_type: str, index: int) -> torch.device:
     """A device, made the current one."""
     if device_type == "cpu":
         return torch.device("cpu")
+    index %= devices.count()
     torch.accelerator.set_device_index(index)
     return torch.device(device_type, index)
