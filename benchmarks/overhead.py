@@ -42,18 +42,28 @@ class Rounds:
     off_ns: list[int] = field(default_factory=list)  # nothing recorded
     flight_ns: list[int] = field(default_factory=list)  # the flight record alone
     on_ns: list[int] = field(default_factory=list)  # with spans as well, as in a sweep
-    profiler_ns: list[int] = field(default_factory=list)  # under torch's profiler
+    profiler_ns: list[int] = field(default_factory=list)  # under torch's profiler, if asked for
 
 
-def measure_overhead(sweep: Sweep, num_rounds: int) -> list[Rounds]:
+def measure_overhead(sweep: Sweep, num_rounds: int, *, has_profiler: bool = False) -> list[Rounds]:
     """Run every case of a sweep for this many rounds. Raises LaunchError if a rank dies.
 
-    Of the settings of the measurement only `warmup_steps` counts.
+    `has_profiler`: a step of each round runs under torch's profiler. Of the settings of the
+    measurement only `warmup_steps` counts.
     """
     check_devices(sweep)
     cases = [Rounds(case) for case, _ in sweep.cases]
     items = tuple(
-        PlannedRun(case, Measure(warmup_steps=measure.warmup_steps, steps=num_rounds), 0, "")
+        PlannedRun(
+            case,
+            Measure(
+                warmup_steps=measure.warmup_steps,
+                steps=num_rounds,
+                profile_steps=int(has_profiler),
+            ),
+            0,
+            "",
+        )
         for case, measure in sweep.cases
     )
     current = cases[0]
@@ -66,7 +76,8 @@ def measure_overhead(sweep: Sweep, num_rounds: int) -> list[Rounds]:
             current.off_ns.append(int(event["off_ns"] or 0))
             current.flight_ns.append(int(event["flight_ns"] or 0))
             current.on_ns.append(int(event["on_ns"] or 0))
-            current.profiler_ns.append(int(event["profiler_ns"] or 0))
+            if has_profiler:
+                current.profiler_ns.append(int(event["profiler_ns"] or 0))
 
     with tempfile.TemporaryDirectory(prefix="ppbench-overhead-") as name:
         folder, local = Path(name) / "launch", make_node_folder()
@@ -86,7 +97,8 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--rounds", type=int, default=48)
     settings, surroundings = options.parse_args(), read_surroundings()
-    cases = measure_overhead(read_sweep(SWEEP, SETTINGS, "cpu"), settings.rounds)
+    sweep = read_sweep(SWEEP, SETTINGS, "cpu")
+    cases = measure_overhead(sweep, settings.rounds, has_profiler=True)
     ratios = [ratio for rounds in cases for ratio in _ratios(rounds)]
     write("overhead", settings, surroundings, ratios, [_step(rounds) for rounds in cases])
 

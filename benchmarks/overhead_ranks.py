@@ -3,7 +3,8 @@
     benchmarks.overhead_ranks JOB.json, told to ppbench.run.launch.agent
 
 All arms run in one process, on one trainer: two processes differ by more than the overhead. An
-item's `measure.steps` is its number of rounds; rank 0 notes each in the journal.
+item's `measure.steps` is its number of rounds; rank 0 notes each in the journal. The profiler is
+among the arms of an item with `measure.profile_steps`: on a GPU it takes seconds in each round.
 """
 
 from __future__ import annotations
@@ -34,7 +35,18 @@ RECORDINGS: dict[Arm, Recording] = {
     "on": Recording.spans,
     "profiler": Recording.profiler_ranges,
 }
-ORDERS: tuple[tuple[Arm, Arm, Arm, Arm], ...] = (
+ORDERS: tuple[tuple[Arm, ...], ...] = (
+    ("off", "on", "flight"),
+    ("flight", "off", "on"),
+    ("on", "flight", "off"),
+    ("off", "flight", "on"),
+    ("on", "off", "flight"),
+    ("flight", "on", "off"),
+)
+"""Orders of the arms in successive rounds, repeated. Every arm is twice at each place, and comes
+twice after each arm, itself included: neither drift nor the state that an arm leaves favours one.
+(Four rounds, a Williams design, are balanced within rounds, but not from one round to the next.)"""
+ORDERS_WITH_PROFILER: tuple[tuple[Arm, ...], ...] = (
     ("off", "on", "flight", "profiler"),
     ("profiler", "flight", "on", "off"),
     ("off", "profiler", "on", "flight"),
@@ -44,9 +56,7 @@ ORDERS: tuple[tuple[Arm, Arm, Arm, Arm], ...] = (
     ("on", "profiler", "off", "flight"),
     ("flight", "on", "profiler", "off"),
 )
-"""Orders of the arms in successive rounds, repeated. Every arm is twice at each place, and comes
-twice after each arm, itself included: neither drift nor the state that an arm leaves favours one.
-(Four rounds, a Williams design, are balanced within rounds, but not from one round to the next.)"""
+"""The same with the profiler's arm."""
 
 
 def main(job_file: Path) -> None:
@@ -74,17 +84,24 @@ def _run_rounds(
     for step in range(item.measure.warmup_steps):
         dist.barrier(group)
         runtime.step(step)
+    orders = ORDERS_WITH_PROFILER if item.measure.profile_steps else ORDERS
     for index in range(item.measure.steps + 1):
-        slowest = _slowest(_run_round(item.case, runtime, group, index), group)
+        order = orders[index % len(orders)]
+        slowest = _slowest(_run_round(item.case, runtime, group, index, order), group)
         if index > 0:
             worker.note("round", **{f"{arm}_ns": slowest[arm] for arm in slowest})
 
 
-def _run_round(case: Case, runtime: Runtime, group: dist.ProcessGroup, index: int) -> Durations:
+def _run_round(
+    case: Case, runtime: Runtime, group: dist.ProcessGroup, index: int, order: tuple[Arm, ...]
+) -> Durations:
     """Return the nanoseconds that this rank's step took in each arm."""
     durations: Durations = {}
-    for position, arm in enumerate(ORDERS[index % len(ORDERS)]):
-        step = _step_of(case, index, position)
+    for position, arm in enumerate(order):
+        # The batch is the same for all arms of a round, and never prefetched. A loader with
+        # processes would start them anew, which takes most of the step: there each arm gets the
+        # next batch.
+        step = index * len(order) + position if case.data_num_workers else 2 * index
         if arm == "profiler":
             with profiler_for(case.device):
                 durations[arm] = _duration_ns(runtime, step, RECORDINGS[arm], group)
@@ -92,15 +109,6 @@ def _run_round(case: Case, runtime: Runtime, group: dist.ProcessGroup, index: in
         else:
             durations[arm] = _duration_ns(runtime, step, RECORDINGS[arm], group)
     return durations
-
-
-def _step_of(case: Case, index: int, position: int) -> int:
-    """Return the step, and so the batch: the same for all arms of a round, and never prefetched.
-
-    A loader with processes would have to start them anew, which takes most of the step: then every
-    arm gets the next batch.
-    """
-    return index * len(ORDERS[0]) + position if case.data_num_workers else 2 * index
 
 
 def _duration_ns(

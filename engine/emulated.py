@@ -45,6 +45,7 @@ class EmulatedTrainer:
         first = process - self.rank
         ranks = tuple(first + rank for rank in self.program.placement.ranks)
         edges = edges_of(self.program)
+        self._clock = fabric.clock
         wake_on_time()  # before the channels' threads, which inherit it
         delays_ns = emulation.delays_ns(edges)
         self.transport = fabric.transport_with(delays_ns)
@@ -112,8 +113,10 @@ class EmulatedTrainer:
         for stage in self.stages.values():
             stage.step = step
         self._executor.run(step, self._batch, recording)
-        spans = self._executor.collect_spans(step)
-        return StepResult(None, self._batch.num_tokens, 0.0, None, spans)
+        timed = self._executor.end_step(step)
+        self._clock.end()
+        spans, early = timed.read(self._clock)
+        return StepResult(None, self._batch.num_tokens, 0.0, None, spans, early)
 
     @property
     def peak_held(self) -> int:

@@ -57,6 +57,7 @@ from engine.run.recording import Recording
 from engine.run.rehearsal import rehearse
 from engine.run.shards import Piece, ReplicaGroup, Shards
 from engine.run.stage import Stage, compile_layers
+from engine.run.timed_step import TimedStep
 from engine.shared_weights import Shared
 
 __all__ = ["Progress", "Runner", "StepResult", "Trainer", "TrainerConfig", "connect"]
@@ -76,6 +77,17 @@ class StepResult:
     gradient_norm: float | None  # over all stages, before clipping; None where nothing is clipped
     spans: list[Span]  # empty where the step was run without
     early: frozenset[Action] = frozenset()  # receives that were there when the rank asked for them
+
+
+@dataclass(frozen=True)
+class IssuedStep:
+    """A step that the host has issued; an accelerator may not have begun it."""
+
+    loss: Tensor | None
+    num_tokens: int
+    learning_rate: float
+    gradient_norm: Tensor | None
+    timed: TimedStep
 
 
 class Runner(Protocol):
@@ -110,8 +122,8 @@ class Runner(Protocol):
     def timed_by(self, clock: Clock) -> AbstractContextManager[None]:
         """Meanwhile this clock times the actions."""
 
-    def collect_spans(self, step: int) -> list[Span]:
-        """The spans of the step that has just run. Blocks until the device is done with it."""
+    def end_step(self, step: int) -> TimedStep:
+        """Hand over what was timed of the step that has just run. Does not wait for the device."""
 
     def held_tensors(self) -> Iterable[Tensor]:
         """Return the tensors that it keeps from step to step and may let go of within one."""
@@ -214,19 +226,51 @@ class Trainer:
 
         What is trained does not depend on `recording`.
         """
+        (result,) = self.steps([step], recording)
+        return result
+
+    def steps(
+        self, numbers: Iterable[int], recording: Recording = Recording.spans
+    ) -> list[StepResult]:
+        """Train on these batches, one right after the other; returns when the last is done here.
+
+        An accelerator is waited for once, after the last of them.
+        """
+        return self.read([self.issue(number, recording) for number in numbers])
+
+    def issue(self, step: int, recording: Recording = Recording.spans) -> IssuedStep:
+        """Run a step as far as the host has a part in it. Does not wait for an accelerator."""
         loss, num_tokens = self._accumulate_gradients(step, recording)
         rate = self.config.optimizer.learning_rate_at(step)
         self.runner.enter(Phase.UPDATES)
         self._measure_norm()
         self.runner.perform(OPTIMIZER_ACTION, self._update, rate)
-        spans = _collected(self, step)
-        norm = None if self._gradient_norm is None else float(self._gradient_norm)
-        return StepResult(None if loss is None else loss.item(), num_tokens, rate, norm, spans)
+        timed = self.runner.end_step(step)
+        return IssuedStep(loss, num_tokens, rate, self._gradient_norm, timed)
+
+    def read(self, issued: Iterable[IssuedStep]) -> list[StepResult]:
+        """Return the results of all steps since the last reading. Blocks until they are done."""
+        self._wait()
+        results = []
+        for step in issued:
+            spans, early = step.timed.read(self.fabric.clock)
+            loss = None if step.loss is None else step.loss.item()
+            norm = None if step.gradient_norm is None else float(step.gradient_norm)
+            rest = step.num_tokens, step.learning_rate, norm, spans, early
+            results.append(StepResult(loss, *rest))
+        return results
+
+    def _wait(self) -> None:
+        """Block until the device has done what was issued; the flight record then tells so."""
+        self.fabric.clock.end()
+        if self._progress is not None:
+            self._progress.catch_up()
 
     def compute_gradients(self, step: int) -> float | None:
         """The step without its optimizer: leaves the gradients in place, returns the loss."""
         loss, _ = self._accumulate_gradients(step, Recording.flight_only)
-        _collected(self, step)
+        self.runner.end_step(step)
+        self._wait()
         return None if loss is None else loss.item()
 
     def find_not_finite(self, *, has_weights: bool = False) -> str | None:
@@ -498,14 +542,6 @@ def shards_of(trainer: Trainer, shared: Shared, flight: Flight) -> Shards:
     )
     parameters = {s: m.own_parameters().values() for s, m in trainer.modules.items()}
     return Shards(parameters, shared.parameters(), config.sharding, group, lane)
-
-
-def _collected(trainer: Trainer, step: int) -> list[Span]:
-    """The spans of the step that just ran; the flight record then tells that it is done."""
-    spans = trainer.runner.collect_spans(step)
-    if trainer._progress is not None:
-        trainer._progress.catch_up()
-    return spans
 
 
 def _stage_of(trainer: Trainer, index: int, *, is_whole: bool = False) -> Stage:

@@ -29,6 +29,7 @@ CHECKS = (
     Check("streams", 30),
     Check("ahead", 60),
     Check("spans", 60),
+    Check("turns", 60),
     Check("exactness", 90),
     Check("memory", 90),
     Check("overhead", 90),

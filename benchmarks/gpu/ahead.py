@@ -54,7 +54,7 @@ def measure(device: torch.device) -> Measurements:
     issued_s = time.perf_counter() - began
     wait_for(device)
     done_s = time.perf_counter() - began
-    trainer.runner.collect_spans(2)
+    trainer.runner.end_step(2)
     most, count = trainer.config.issue_ahead, trainer.lowered.num_computations
     trainer.close()
     return Measurements(count, issued_s, done_s, most)

@@ -96,14 +96,14 @@ def take_marks(device: torch.device, num_marks: int) -> Marks:
     clock = clock_for(device)
     rows: list[tuple[int, int, int, int]] = []
     while len(rows) < num_marks:
-        clock.begin_step()
+        clock.begin()
         taken = []
         for _ in range(min(MARKS_PER_STEP, num_marks - len(rows))):
             before_ns = time.monotonic_ns()
             mark = clock.mark()
             wait_for(device)
             taken.append((before_ns, mark, time.monotonic_ns()))
-        clock.end_step()
+        clock.end()
         rows += [(b, clock.read_ns(mark), a, clock.error_ns) for b, mark, a in taken]
     return Marks(*map(tuple, zip(*rows, strict=True)))
 
@@ -111,7 +111,7 @@ def take_marks(device: torch.device, num_marks: int) -> Marks:
 def _sleep_round(cycles: int, device: torch.device) -> tuple[float, float]:
     """Seconds of a sleep by events, the median of a round; and by the host, its mean."""
     clock, marks = clock_for(device), []
-    clock.begin_step()
+    clock.begin()
     began = time.perf_counter()
     marks.append(clock.mark())
     for _ in range(SLEEPS_PER_ROUND):
@@ -119,7 +119,7 @@ def _sleep_round(cycles: int, device: torch.device) -> tuple[float, float]:
         marks.append(clock.mark())
     wait_for(device)
     host_s = (time.perf_counter() - began) / SLEEPS_PER_ROUND
-    clock.end_step()
+    clock.end()
     read = [clock.read_ns(mark) for mark in marks]
     took = [(end - begin) / 1e9 for begin, end in itertools.pairwise(read)]
     return statistics.median(took), host_s

@@ -1,4 +1,4 @@
-"""No schedule makes the host wait for the GPU within a step: torch raises where one does."""
+"""No schedule makes the host wait for the GPU in a turn of steps: torch raises where one does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from benchmarks.gpu.findings import Bound, Finding
 from benchmarks.gpu.training import trainer_on
 from engine.plan.schedules.registry import SCHEDULES
-from engine.run.recording import Recording
 
 NUM_MICROBATCHES = 4
 
@@ -27,7 +26,7 @@ def judge(measured: Measurements) -> list[Finding]:
     return [
         Finding.of(
             "synchronisation",
-            f"hidden synchronisations in a step of {schedule}",
+            f"hidden synchronisations in two steps of {schedule} in a row",
             int(bool(error)),
             Bound(at_most=0),
             note=error,
@@ -41,16 +40,15 @@ def measure(device: torch.device) -> Measurements:
 
 
 def _error_of(schedule: str, device: torch.device) -> str:
-    """Issue the row of a step, its batch on the device and its end left aside."""
+    """Issue two steps in a row, their reading left aside."""
     trainer = trainer_on(device, schedule, NUM_MICROBATCHES)
     try:
         trainer.step(0)  # kernels are loaded
-        batch = trainer.batch(1)
         with forbidden(device) as errors:
-            trainer.runner.run(1, batch, Recording.spans)
-        if errors:  # the step has been left half issued
+            issued = [trainer.issue(step) for step in (1, 2)]
+        if errors:  # a step has been left half issued
             return errors[0]
-        trainer.runner.collect_spans(1)
+        trainer.read(issued)
         return ""
     finally:
         trainer.close()
@@ -60,7 +58,7 @@ def _error_of(schedule: str, device: torch.device) -> str:
 def forbidden(device: torch.device) -> Iterator[list[str]]:
     """Add to a list what makes the host wait for a GPU meanwhile; nothing else can be told.
 
-    The marks of a step are begun with a synchronisation by design: `Clock.begin_step`.
+    The marks of a turn are begun with a synchronisation by design: `Clock.begin`.
     """
     errors: list[str] = []
     if device.type != "cuda":

@@ -1,8 +1,10 @@
-"""Clocks: marks are taken during a step, and read as nanoseconds after it.
+"""Clocks: marks are taken during steps, and read as nanoseconds after them.
+
+    begin  step: mark, mark, ...  step: mark, mark, ...  end  read, read, ...
 
 Taking a mark never synchronises. On the CPU a mark is the host's monotonic clock. On an accelerator
-it is an event on the current stream; events are read when the step is over, along a line through
-two ties to the host clock: one made before it, one after it.
+it is an event on the current stream; events are read when the steps are over, along a line through
+two ties to the host clock: one made before them, one after them.
 
 Two clocks never run at quite the same rate, and a moment read on both is known to within an error.
 `Line` holds both, for events against the host and for ranks against rank 0 (`alignment.py`).
@@ -91,35 +93,38 @@ def line_through(before: Tie, after: Tie) -> Line:
 
 
 class Clock(Protocol):
-    """Takes marks during a step and turns them into nanoseconds after it."""
+    """Takes marks during steps and turns them into nanoseconds after them."""
 
-    def begin_step(self) -> None:
-        """Called before each step; may synchronise."""
+    def begin(self) -> None:
+        """Called before each step; the first call since `end` may synchronise and frees marks."""
 
     def mark(self) -> Mark:
         """Now, on the current stream where there is one. Never blocks."""
 
-    def end_step(self) -> None:
-        """Called after each step; blocks until every mark taken is readable."""
+    def end(self) -> None:
+        """Called after the last step; blocks until every mark since the first `begin` is readable.
+
+        They can be read until the next `begin`.
+        """
 
     def read_ns(self, mark: Mark) -> int:
-        """A mark of the last step on the host's monotonic clock, in nanoseconds."""
+        """A mark on the host's monotonic clock, in nanoseconds."""
 
     @property
     def error_ns(self) -> int:
-        """The most that `read_ns` is off, for the marks of the last step."""
+        """The most that `read_ns` is off, for the marks that are readable."""
 
 
 class HostClock:
     """`time.monotonic_ns`: right wherever work is done when the call returns."""
 
-    def begin_step(self) -> None:
+    def begin(self) -> None:
         pass
 
     def mark(self) -> int:
         return time.monotonic_ns()
 
-    def end_step(self) -> None:
+    def end(self) -> None:
         pass
 
     def read_ns(self, mark: Mark) -> int:
@@ -165,30 +170,31 @@ def _nanoseconds(elapsed_ms: float) -> int:
 class DeviceClock:
     """Events on the stream that is current when the mark is taken.
 
-    They are made once and used step after step: those of a step are read before the next begins.
+    They are made once and used again: all are read before the next are begun.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._events = EventPool(functools.partial(devices.timed_event, device))
         self._anchor: torch.Event | None = None
-        self._before: Bracket | None = None  # of a step that is being timed
+        self._before: Bracket | None = None  # of steps that are being timed
         self._line = Line(0, 0, 0.0, 0)
 
-    def begin_step(self) -> None:
-        """Tie an event to the host clock. Synchronises the device (before the step)."""
-        self._events.give_back_all()
-        self._anchor, self._before = self._tied_event()
+    def begin(self) -> None:
+        """Tie an event to the host clock, unless one is tied. That synchronises the device."""
+        if self._before is None:
+            self._events.give_back_all()
+            self._anchor, self._before = self._tied_event()
 
     def mark(self) -> torch.Event:
         event = self._events.take()
         event.record()
         return event
 
-    def end_step(self) -> None:
-        """Tie another one, to see the drift. Synchronises the device (after the step).
+    def end(self) -> None:
+        """Tie another one, to see the drift. Synchronises the device.
 
-        Of a step that was not begun there is nothing to read: then it only synchronises.
+        Where nothing was begun there is nothing to read: then it only synchronises.
         """
         if self._before is None:
             devices.wait_for_all(self._device)
@@ -233,14 +239,14 @@ class IssueClock:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
-    def begin_step(self) -> None:
-        self._clock.begin_step()
+    def begin(self) -> None:
+        self._clock.begin()
 
     def mark(self) -> int:
         return time.monotonic_ns()
 
-    def end_step(self) -> None:
-        self._clock.end_step()
+    def end(self) -> None:
+        self._clock.end()
 
     def read_ns(self, mark: Mark) -> int:
         return self._clock.read_ns(mark)

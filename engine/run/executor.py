@@ -30,13 +30,13 @@ from engine.model.stage_module import Message, gradient_message
 from engine.plan.action import COLLECTIVE_OPS, COMPUTE_OPS, Action, Op
 from engine.plan.lower import Edge, edge_of, incoming, outgoing
 from engine.plan.program import Program
-from engine.plan.spans import Span, lane_of
-from engine.run.clock import Clock, Mark
+from engine.run.clock import Clock
 from engine.run.collective_lane import Collectives
 from engine.run.look_ahead import LookAhead
 from engine.run.p2p.channel import Channel, Transfer
 from engine.run.recording import Recording
 from engine.run.stage import Tensors
+from engine.run.timed_step import TimedAction, TimedStep
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -135,7 +135,7 @@ class Executor:
                 self._operations[op] = look_ahead.bounded(self._operations[op])
         self._handed_on: dict[Action, Tensors] = {}  # by the action that takes it: a SEND, F or B
         self._losses: list[Tensor] = []
-        self._timed: list[tuple[Action, Mark, Mark]] = []
+        self._timed: list[TimedAction] = []
         self._joined: list[Transfer] = []  # the collectives of the step
         self._batch: StepBatch | None = None
         self._recording = Recording.spans
@@ -155,11 +155,11 @@ class Executor:
         self._losses.clear()
         self._recording = recording
         self._flight = self._record if recording.has_flight else NO_FLIGHT
-        self._timed.clear()
+        self._timed = []
         for channel in self._channels.values():
             channel.is_timed = recording.has_spans
         if recording.has_spans:
-            self._clock.begin_step()  # ties its marks, which may synchronise the device
+            self._clock.begin()  # ties its marks, which the first time synchronises the device
         self._flight.begin_step(step)
         for stage in self._stages.values():
             stage.begin_step(batch.num_tokens)
@@ -179,7 +179,7 @@ class Executor:
             return self._in_range(action, work, *arguments)
         start = self._clock.mark()
         result = self._in_range(action, work, *arguments)
-        self._timed.append((action, start, self._clock.mark()))
+        self._timed.append((action, start, self._clock.mark(), 0))
         return result
 
     def _in_range(
@@ -200,23 +200,17 @@ class Executor:
         finally:
             self._clock = usual
 
-    def collect_spans(self, step: int) -> list[Span]:
-        """The spans of the step that just ran, where there are any.
+    def end_step(self, step: int) -> TimedStep:
+        """Hand over what was timed of the step that just ran, where anything was.
 
-        Blocks until its transfers and kernels are done.
+        Blocks until its transfers through the host are done; does not wait for the device.
         """
         self._flight.enter(Phase.DRAINS)
         transfers = [t for channel in self._channels.values() for t in channel.finish_step()]
-        self._clock.end_step()
-        timed = [(action, start, end, 0) for action, start, end in self._timed]
         transfers += self._joined if self._recording.has_spans else []
+        timed, self._timed = self._timed, []
         timed += [(t.action, t.start, t.end, t.num_bytes) for t in transfers if t.end is not None]
-        spans = []
-        for (stage, op, microbatch), start, end, num_bytes in timed:
-            what = lane_of(op), stage, op, microbatch
-            start_ns, end_ns = self._clock.read_ns(start), self._clock.read_ns(end)
-            spans.append(Span(step, self._rank, *what, start_ns, end_ns, num_bytes, self._replica))
-        return spans
+        return TimedStep(step, self._rank, self._replica, timed)
 
     def _forward(self, action: Action) -> None:
         """Effect: the stage holds the microbatch. Blocks until its input is there."""

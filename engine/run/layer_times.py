@@ -75,13 +75,13 @@ def sample(parts: Sequence[LoneStage], clock: Clock, budget_s: float) -> list[li
 
 def run_round(parts: Sequence[LoneStage], clock: Clock) -> list[PartTimes]:
     """One sample of every part. Blocks until the device is done with it."""
-    clock.begin_step()
+    clock.begin()
     columns = [
         *_run_microbatch(parts, clock, is_split=False),
         *_run_microbatch(parts, clock, is_split=True),
         [_timed(clock, part.update) for part in parts],
     ]
-    clock.end_step()
+    clock.end()
     return [
         PartTimes(*(clock.read_ns(end) - clock.read_ns(start) for start, end in of_part))
         for of_part in zip(*columns, strict=True)
@@ -90,9 +90,9 @@ def run_round(parts: Sequence[LoneStage], clock: Clock) -> list[PartTimes]:
 
 def run_whole(part: LoneStage, clock: Clock) -> float:
     """Run one microbatch forward and backward; returns its nanoseconds."""
-    clock.begin_step()
+    clock.begin()
     columns = _run_microbatch([part], clock, is_split=False)
-    clock.end_step()
+    clock.end()
     return sum(clock.read_ns(end) - clock.read_ns(start) for ((start, end),) in columns)
 
 

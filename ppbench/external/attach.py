@@ -159,9 +159,12 @@ class Attachment:
             raise
         if self._recording.error is None:
             with self._guarded():
-                self._recording.spans += self._instrument.collect(number)
-                self._recording.early |= {(number, *action) for action in self._instrument.early}
-                self._recording.row = self._instrument.row
+                recorded = self._instrument.end_step()
+                self._clock.end()
+                spans, early = recorded.read(self._clock, number)
+                self._recording.spans += spans
+                self._recording.early |= {(number, *action) for action in early}
+                self._recording.row = recorded.row
                 self._note_loss(number, named.get("losses"))
                 # The optimizers are hooked until the next step begins.
                 self._optimizer_step = number
@@ -204,7 +207,7 @@ class Attachment:
     def _optimizer_begins(self, optimizer: Any, *_: Any) -> None:
         if self._recording.error is None:
             with self._guarded():
-                self._clock.begin_step()
+                self._clock.begin()
                 self._optimizer_starts[id(optimizer)] = self._clock.mark()
 
     def _optimizer_ends(self, optimizer: Any, *_: Any) -> None:
@@ -212,7 +215,7 @@ class Attachment:
         if start is not None and self._optimizer_step is not None:
             with self._guarded():
                 end = self._clock.mark()
-                self._clock.end_step()
+                self._clock.end()
                 step, rank, lane = self._optimizer_step, self._instrument.rank, lane_of(Op.OPT)
                 times = self._clock.read_ns(start), self._clock.read_ns(end)
                 action = NO_INDEX, Op.OPT, NO_INDEX

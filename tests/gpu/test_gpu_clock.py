@@ -20,12 +20,12 @@ def test_marks_are_read_within_their_error_of_when_they_were_taken(device: torch
 def test_marks_are_in_order_on_the_host_clock(device: torch.device) -> None:
     clock = clock_for(device)
     before_ns = time.monotonic_ns()
-    clock.begin_step()
+    clock.begin()
     first = clock.mark()
     sleep(1_000_000, device)
     second = clock.mark()
     wait_for(device)
-    clock.end_step()
+    clock.end()
     after_ns = time.monotonic_ns()
     error_ns = clock.error_ns
     first_ns, second_ns = clock.read_ns(first), clock.read_ns(second)
@@ -34,6 +34,6 @@ def test_marks_are_in_order_on_the_host_clock(device: torch.device) -> None:
 
 def test_marks_of_the_host_are_exact_among_others(device: torch.device) -> None:
     clock = clock_for(device)
-    clock.begin_step()
-    clock.end_step()
+    clock.begin()
+    clock.end()
     assert clock.read_ns(123) == 123

@@ -16,7 +16,6 @@ from benchmarks.gpu.training import trainer_on
 from engine.plan.action import Op
 from engine.run.clock import clock_for
 from engine.run.p2p.fabric import Fabric
-from engine.run.recording import Recording
 
 ALSO_THOROUGH = pytest.mark.parametrize(
     "device", [pytest.param("cpu", marks=pytest.mark.thorough), "cuda"], indirect=True
@@ -92,12 +91,12 @@ def test_a_rank_that_fails_is_named_with_its_words() -> None:
 def test_no_step_waits_for_its_device_while_it_is_issued(device: torch.device) -> None:
     trainer = trainer_on(device, "zb_h1", 4)
     trainer.step(0)
-    batch = trainer.batch(1)
     with forbidden(device) as errors:
-        trainer.runner.run(1, batch, Recording.spans)
-    trainer.runner.collect_spans(1)
+        issued = [trainer.issue(step) for step in (1, 2)]
+    results = trainer.read(issued)
     trainer.close()
     assert errors == []
+    assert [{span.step for span in result.spans} for result in results] == [{1}, {2}]
 
 
 @ALSO_THOROUGH

@@ -62,7 +62,11 @@ class Channel(Protocol):
         """
 
     def finish_step(self) -> list[Transfer]:
-        """Block until every transfer is over; return and forget them. Raises TransferError."""
+        """Return the timed transfers of the step, and forget them. Raises TransferError.
+
+        Blocks until those through the host are over. Those of a device's streams are issued, and
+        the transfers of the next step come after the computations that are issued by now.
+        """
 
     def close(self) -> None:
         """Free threads and buffers; the channel is not used again."""

@@ -97,7 +97,9 @@ class NcclChannel:
         return buffers
 
     def finish_step(self) -> list[Transfer]:
-        self._stream.synchronize()
+        # The host may issue the next step long before this one is done. Its receives, which wait
+        # for no computation, would spin beside the optimizer and the sums over ranks of this one.
+        self._stream.wait_stream(devices.current_stream(self._device))
         for pending in self._announced:
             pending.work.wait()
         self._announced.clear()

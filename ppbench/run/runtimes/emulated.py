@@ -56,6 +56,9 @@ class EmulatedRuntime:
     def step(self, step: int, recording: Recording = Recording.spans) -> StepResult:
         return self._trainer.step(step, recording)
 
+    def steps(self, numbers: range) -> list[StepResult]:
+        return [self.step(number) for number in numbers]
+
     def measure_memory(self, step: int) -> MemoryUse | None:  # noqa: ARG002  # as a runtime does
         """Return None: emulated stages hold nothing."""
         return None

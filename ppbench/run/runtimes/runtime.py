@@ -58,6 +58,12 @@ class Runtime(Protocol):
         `recording` chooses spans, or ranges for a profiler that the caller started, or neither.
         """
 
+    def steps(self, numbers: range) -> list[StepResult]:
+        """Train these steps with spans, one right after the other; returns when all are over.
+
+        A device is waited for once, after the last of them.
+        """
+
     def measure_memory(self, step: int) -> MemoryUse | None:
         """Run one more step under memory accounting; None where no memory is accounted for."""
 

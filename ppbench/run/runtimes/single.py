@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from engine.connection import autocast_of
-from engine.flight import Flight, Phase
+from engine.flight import Flight
 from engine.model.data import StepBatch
 from engine.plan.action import Action, Op
 from engine.plan.footprint import Messages
 from engine.plan.program import Program
-from engine.plan.spans import Span
 from engine.run.recording import Recording
 from engine.run.stage import loss_of
 from engine.trainer import Build, Trainer
@@ -42,7 +41,7 @@ class Unsplit(Stopwatch):
     def run(self, step: int, batch: StepBatch, recording: Recording) -> Tensor | None:
         self.begin(step, recording)
         if recording.has_spans:
-            self.clock.begin_step()
+            self.clock.begin()
         losses = []
         for microbatch, (inputs, targets) in enumerate(
             zip(batch.inputs, batch.targets, strict=True)
@@ -57,11 +56,6 @@ class Unsplit(Stopwatch):
         with self._autocast:
             (logits,) = self._module(inputs)
         return loss_of(logits, targets, num_tokens)
-
-    def collect_spans(self, step: int) -> list[Span]:
-        self.enter(Phase.DRAINS)
-        self.clock.end_step()
-        return self.spans(step)
 
     def held_tensors(self) -> Iterable[Tensor]:
         return ()

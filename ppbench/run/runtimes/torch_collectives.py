@@ -81,7 +81,7 @@ class Collectives:
 
     def __init__(self, stages: Sequence[Any], issued: list[Timed], noting: Noting) -> None:
         """`issued` has the rank's actions of the step, and gets its collectives."""
-        self._issued, self._noting = issued, noting
+        self.issued, self._noting = issued, noting
         self._stage_of: dict[int, int] = {}  # by the id of a parameter of FSDP's
         self._summed: dict[int, DistributedDataParallel] = {}  # by stage
         self._roots: dict[int, FSDPModule] = {}  # by stage
@@ -153,7 +153,7 @@ class Collectives:
         gradients = (p for p in self._summed[stage].parameters() if p.requires_grad)
         reduction = Timed(_collective(stage, Op.REDUCE_GRAD), self._complete, computation.end)
         reduction.num_bytes = sum(parameter.nbytes for parameter in gradients)
-        self._issued.append(reduction)
+        self.issued.append(reduction)
         computation.end = self._complete
 
     def _gathering(self, usual: Any) -> Any:
@@ -178,13 +178,13 @@ class Collectives:
         if stage is None:  # of a model that is no part of the pipeline
             return None
         part = Timed(_collective(stage, op), self._mark(stream))
-        before = self._issued[-1] if self._issued else None
+        before = self.issued[-1] if self.issued else None
         if self.computation is not None:
-            self._issued.insert(-1, part)
+            self.issued.insert(-1, part)
         elif before is not None and before.action == part.action:
             before.more.append(part)
         else:
-            self._issued.append(part)
+            self.issued.append(part)
         if op is Op.UNSHARD:
             self._unsharded.add(stage)
         return part
@@ -241,7 +241,7 @@ class Collectives:
                 with self._noting:
                     self._unsharded.remove(stage)
                     mark = self._mark()
-                    self._issued.append(Timed(_collective(stage, Op.RESHARD), mark, mark))
+                    self.issued.append(Timed(_collective(stage, Op.RESHARD), mark, mark))
             return usual()
 
         return run

@@ -11,9 +11,9 @@ ranks must agree on; for schedules whose transfers torch has placed, that is pro
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
 from engine.connection import Agreement, autocast_of
-from engine.flight import NO_FLIGHT, Flight, Phase
+from engine.flight import NO_FLIGHT, Flight
 from engine.model.data import StepBatch
 from engine.model.stage_module import Message, StageModule, TensorSpec
 from engine.plan.action import Action
@@ -31,16 +31,18 @@ from engine.plan.footprint import Messages
 from engine.plan.lower import Sharing, prove_no_deadlock
 from engine.plan.program import Program
 from engine.plan.spans import Span
+from engine.run.clock import Clock
 from engine.run.device import is_accelerator
 from engine.run.p2p.fabric import Fabric
 from engine.run.recording import Recording
 from engine.run.stage import loss_of
-from engine.trainer import Build, Share, StepResult, Trainer
+from engine.run.timed_step import TimedStep
+from engine.trainer import Build, Share, Trainer
 from ppbench.config.case import Case
 from ppbench.config.feasibility import TORCH_SCHEDULES
 from ppbench.run.runtimes.runtime import RefusalError
 from ppbench.run.runtimes.torch_replicas import TorchShards, torch_shards_of
-from ppbench.run.runtimes.torch_spans import Instrument, program_from, program_of
+from ppbench.run.runtimes.torch_spans import Instrument, RecordedStep, program_from, program_of
 from ppbench.run.runtimes.trained import Stopwatch, TrainedRuntime
 
 
@@ -59,6 +61,17 @@ def proved_program(schedule: Any, transport: str) -> Program | None:
         is_over_gloo = transport == "memory" or "gloo" in transport
         prove_no_deadlock(program, Sharing.RANK_EDGE if is_over_gloo else Sharing.RANK)
     return program
+
+
+@dataclass(frozen=True)
+class TimedTorchStep(TimedStep):
+    """The marks of a step, with those taken inside torch's schedule."""
+
+    recorded: RecordedStep
+
+    def read(self, clock: Clock) -> tuple[list[Span], frozenset[Action]]:
+        spans, early = self.recorded.read(clock, self.step)
+        return [*spans, *super().read(clock)[0]], early
 
 
 class TorchPipeline(Stopwatch):
@@ -84,7 +97,6 @@ class TorchPipeline(Stopwatch):
         none = [0] * len(trainer.messages)
         self.messages: Messages | None = Messages(none, none, is_posted=True, is_queued=False)
         self.peak_held = 0
-        self.early: frozenset[Action] = frozenset()  # as in the step's result
 
     @property
     def lowered(self) -> Program:
@@ -112,21 +124,18 @@ class TorchPipeline(Stopwatch):
             raise cause from error
         return torch.stack(losses).sum().detach() if losses else None
 
-    def collect_spans(self, step: int) -> list[Span]:
-        self.enter(Phase.DRAINS)
-        self.early = frozenset()
+    def end_step(self, step: int) -> TimedStep:
+        timed = super().end_step(step)
         if not self._is_recorded:
-            self.clock.end_step()
-            return []
-        spans = self._instrument.collect(step)
-        self.peak_held = max(self.peak_held, self._instrument.peak_held)
+            return timed
+        recorded = self._instrument.end_step()
+        self.peak_held = max(self.peak_held, recorded.peak_held)
         if self._program is None:  # blocks until every rank is here, once
-            rows = self._trainer.gather(self._instrument.row)[: self._trainer.config.world_size]
+            rows = self._trainer.gather(recorded.row)[: self._trainer.config.world_size]
             self._program = program_from(self.schedule, rows)
         if not self.recording.has_spans:
-            return []
-        self.early = frozenset(self._instrument.early)
-        return [*spans, *self.spans(step)]
+            return timed
+        return TimedTorchStep(timed.step, timed.rank, timed.replica, timed.actions, recorded)
 
     def held_tensors(self) -> Iterable[Tensor]:
         """Return the receive buffers of every microbatch, which exist from the first step on."""
@@ -164,11 +173,6 @@ class TorchRuntime(TrainedRuntime):
     @staticmethod
     def share() -> Share:
         return functools.partial(torch_shards_of, submodule_of=_submodule_of)
-
-    def step(self, step: int, recording: Recording = Recording.spans) -> StepResult:
-        result, runner = super().step(step, recording), self._trainer.runner
-        assert isinstance(runner, TorchPipeline)
-        return dataclasses.replace(result, early=runner.early)
 
 
 class _Submodule(nn.Module):

@@ -3,7 +3,9 @@
     instrument = Instrument(schedule, clock)
     instrument.start_step()           patches
     schedule.step(...)                torch's own code, unchanged
-    spans = instrument.collect(step)  reads the marks, removes the patches
+    recorded = instrument.end_step()  takes the marks along, removes the patches
+    clock.end()                       waits for the device, once for several steps
+    spans, early = recorded.read(clock, step)
 
 Each patch calls the function that it replaces and takes marks around it:
 
@@ -27,7 +29,7 @@ only when it is polled. So a receive ends when its rank has waited for it; one t
 before that is `early`, and the time of its arrival is not known.
 
 The patched names are private to torch; if one of them is missing, `Instrument` refuses. An error
-of our own within a step is kept for `collect`: torch's code runs on unrecorded, and its own errors
+of our own within a step is kept for `end_step`: torch's code runs on unrecorded, and its own errors
 pass through.
 """
 
@@ -36,6 +38,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -79,6 +82,58 @@ _OF_STAGES += ("group_rank", "group_size", "stage_index_to_group_rank", "device"
 _OF_SCHEDULES = ("step", "_maybe_compute_loss", "_n_microbatches", "_has_backward")
 
 
+@dataclass(frozen=True)
+class RecordedStep:
+    """What one rank did in a step of a schedule, with marks that are not read yet."""
+
+    rank: int
+    replica: int
+    issued: list[Timed]  # in the order in which the rank came to them
+    over: Mark  # when the step had ended
+
+    @property
+    def row(self) -> tuple[Action, ...]:
+        """The rank's actions, transfers at the places of their issue."""
+        return tuple(timed.action for timed in self.issued)
+
+    @property
+    def peak_held(self) -> int:
+        """The most microbatches that the rank held, over its stages."""
+        held = peak = 0
+        for action in self.row:
+            held += {Op.F: 1, Op.B: -1, Op.W: -1}.get(action.op, 0)
+            peak = max(peak, held)
+        return peak
+
+    def read(self, clock: Clock, step: int) -> tuple[list[Span], frozenset[Action]]:
+        """Return the spans, and the receives that had arrived before the rank waited for them.
+
+        Called after the clock's `end` and before its next `begin`.
+        """
+        computations = {timed.action: timed for timed in self.issued}
+        spans, early = [], set()
+        for timed in self.issued:
+            action, last = timed.action, self.over
+            if action.op is Op.RESHARD:
+                continue
+            if timed.end is None:
+                kinds = _CONSUMERS.get(action.op, ())
+                users = (computations.get(action._replace(op=kind)) for kind in kinds)
+                last = next((user.start for user in users if user is not None), self.over)
+            elif (
+                timed.asked is not None
+                and action.op in RECV_OPS
+                and clock.read_ns(timed.end) - clock.read_ns(timed.asked) < EARLY_NS
+            ):
+                early.add(action)
+            end_ns = timed.end_ns(clock, last)
+            start_ns = clock.read_ns(timed.start) + timed.waited_ns(clock, last)
+            num_bytes = sum(part.num_bytes for part in (timed, *timed.more))
+            times, lane = (start_ns, max(start_ns, end_ns)), lane_of(action.op)
+            spans.append(Span(step, self.rank, lane, *action, *times, num_bytes, self.replica))
+        return in_order(spans), frozenset(early)
+
+
 class Instrument:
     """Records chosen steps of one rank's part of a schedule."""
 
@@ -111,32 +166,16 @@ class Instrument:
         self._moving: dict[int, tuple[Any, list[Timed]]] = {}
         self._open_messages: dict[Action, Timed] = {}
         self._computations: dict[Action, Timed] = {}
-        self.early: set[Action] = set()  # receives that had arrived before the rank waited for them
-
-    @property
-    def row(self) -> tuple[Action, ...]:
-        """The rank's actions in the last recorded step, transfers at the places of their issue."""
-        return tuple(timed.action for timed in self._issued)
-
-    @property
-    def peak_held(self) -> int:
-        """The most microbatches that the rank held in that step, over its stages."""
-        held = peak = 0
-        for action in self.row:
-            held += {Op.F: 1, Op.B: -1, Op.W: -1}.get(action.op, 0)
-            peak = max(peak, held)
-        return peak
 
     def start_step(self, *, has_ranges: bool = False) -> None:
-        """Record until `collect`. May synchronise the device, to tie its clock to the host's.
+        """Record until `end_step`. May synchronise the device, to tie its clock to the host's.
 
         `has_ranges`: each computation becomes a range of its name in torch's profiler, too.
         """
         self.remove()
         self._has_ranges, self._noting.error = has_ranges, None
-        self._issued.clear()
-        self._open_messages.clear()
-        self._computations.clear()
+        self._issued, self._open_messages, self._computations = [], {}, {}
+        self._collectives.issued = self._issued
         for stage in self.stages:
             index = int(stage.stage_index)
             for name, op_of in _COMPUTATIONS.items():
@@ -149,40 +188,17 @@ class Instrument:
         self._collectives.clock = self.clock
         for owner, name, wrap in self._collectives.patches():
             self._patch(owner, name, wrap)
-        self.clock.begin_step()
+        self.clock.begin()
 
-    def collect(self, step: int) -> list[Span]:
-        """Return the spans of the step that is over, and remove the patches.
+    def end_step(self) -> RecordedStep:
+        """Hand over what was recorded, and remove the patches. Does not wait for the device.
 
-        Blocks until the device has finished it. Raises the error that ended its recording.
+        Raises the error that ended the recording.
         """
         self.remove()
         if self._noting.error is not None:
             raise self._noting.error
-        over, clock = self.clock.mark(), self.clock
-        clock.end_step()
-        self.early = set()
-        spans = []
-        for timed in self._issued:
-            action, last = timed.action, over
-            if action.op is Op.RESHARD:
-                continue
-            if timed.end is None:
-                kinds = _CONSUMERS.get(action.op, ())
-                users = (self._computations.get(action._replace(op=kind)) for kind in kinds)
-                last = next((user.start for user in users if user is not None), over)
-            elif (
-                timed.asked is not None
-                and action.op in RECV_OPS
-                and clock.read_ns(timed.end) - clock.read_ns(timed.asked) < EARLY_NS
-            ):
-                self.early.add(action)
-            end_ns = timed.end_ns(clock, last)
-            start_ns = clock.read_ns(timed.start) + timed.waited_ns(clock, last)
-            num_bytes = sum(part.num_bytes for part in (timed, *timed.more))
-            times, lane = (start_ns, max(start_ns, end_ns)), lane_of(action.op)
-            spans.append(Span(step, self.rank, lane, *action, *times, num_bytes, self._replica))
-        return in_order(spans)
+        return RecordedStep(self.rank, self._replica, self._issued, self.clock.mark())
 
     def remove(self) -> None:
         """Remove the patches and keep no tensor. A second call changes nothing."""

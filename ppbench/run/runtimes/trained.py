@@ -27,13 +27,13 @@ from engine.model.stage_module import StageModule
 from engine.plan.action import COMPUTE_OPS, Action, Op
 from engine.plan.program import Program
 from engine.plan.rules import peak_activations
-from engine.plan.spans import Span, lane_of
 from engine.run import device as devices
-from engine.run.clock import Clock, Mark
+from engine.run.clock import Clock
 from engine.run.memory import MemoryUse
 from engine.run.p2p.fabric import Fabric
 from engine.run.peak import measured_peak_flops
 from engine.run.recording import Recording
+from engine.run.timed_step import TimedAction, TimedStep
 from engine.trainer import Build, Share, StepResult, Trainer
 from ppbench.analysis.mfu import Peak, datasheet_peak
 from ppbench.config.case import Case
@@ -72,6 +72,9 @@ class TrainedRuntime:
 
     def step(self, step: int, recording: Recording = Recording.spans) -> StepResult:
         return self._trainer.step(step, recording)
+
+    def steps(self, numbers: range) -> list[StepResult]:
+        return self._trainer.steps(numbers)
 
     def find_not_finite(self, *, has_weights: bool = False) -> str | None:
         return self._trainer.find_not_finite(has_weights=has_weights)
@@ -137,15 +140,15 @@ class Stopwatch:
         self._flight: Flight = NO_FLIGHT
         self._computations = [n for n, action in enumerate(row) if action.op in COMPUTE_OPS]
         self._ahead = iter(self._computations)
-        self._timed: list[tuple[Action, Mark, Mark]] = []
+        self._timed: list[TimedAction] = []
 
     def enter(self, phase: Phase) -> None:
         self._record.enter(phase)
 
     def begin(self, step: int, recording: Recording) -> None:
-        """Begin a step. With spans, the caller has begun the clock's step."""
+        """Begin a step. With spans, the caller begins the clock."""
         self.recording = recording
-        self._timed.clear()
+        self._timed = []
         self._flight = self._record if recording.has_flight else NO_FLIGHT
         self._flight.begin_step(step)
         self._ahead = iter(self._computations)
@@ -175,7 +178,7 @@ class Stopwatch:
         else:
             result = work(*arguments)
         if self.recording.has_spans:
-            self._timed.append((action, start, self.clock.mark()))
+            self._timed.append((action, start, self.clock.mark(), 0))
         if action.op in COMPUTE_OPS:
             self.come_to_next()
         return result
@@ -189,14 +192,11 @@ class Stopwatch:
         finally:
             self.clock = usual
 
-    def spans(self, step: int) -> list[Span]:
-        """Return the spans since the step began; the clock's step has been ended."""
-        spans, read_ns = [], self.clock.read_ns
-        for action, start, end in self._timed:
-            stage, op, microbatch = action
-            where, times = (self._rank, lane_of(op), stage), (read_ns(start), read_ns(end))
-            spans.append(Span(step, *where, op, microbatch, *times, 0, self._replica))
-        return spans
+    def end_step(self, step: int) -> TimedStep:
+        """Hand over what was timed since the step began. Does not wait for the device."""
+        self.enter(Phase.DRAINS)
+        timed, self._timed = self._timed, []
+        return TimedStep(step, self._rank, self._replica, timed)
 
 
 @functools.cache

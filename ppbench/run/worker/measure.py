@@ -6,9 +6,9 @@
     close   clocks | memory | reference | profile | results to rank 0
 
 Other arms take their turns in between. Steps of a turn follow each other as in a training loop: no
-barrier and no report comes between them. The lead-in is not measured: what follows it does not
-begin after a pause. One more step is for memory, and the reference (`fixed_work`) shows whether the
-machine was disturbed.
+barrier and no report comes between them, and a device is waited for after the last of them only.
+The lead-in is not measured: what follows it does not begin after a pause. One more step is for
+memory, and the reference (`fixed_work`) shows whether the machine was disturbed.
 
 A profile is a kernel-level Chrome trace of a few steps under torch's profiler. It shows the kernels
 of each action, and slows the step down. So its steps are extra ones, and nothing else is measured
@@ -116,11 +116,12 @@ class Arm:
         self._windows.append(self._node.begin())
         member.wait()
         began_ns = time.monotonic_ns()
-        results = [self._step() for _ in range(1 + num_steps)]
+        results = member.runtime.steps(range(first, first + 1 + num_steps))
         step_s = (time.monotonic_ns() - began_ns) / len(results) / 1e9
         self._node.end(self._windows[-1])
         member.wait()
         for number, result in enumerate(results, first):
+            self._note(result)
             self._spans += result.spans
             self._early |= {(number, *action, *self._which) for action in result.early}
         self._clock_error_ns = max(self._clock_error_ns, member.fabric.clock.error_ns)
@@ -219,7 +220,8 @@ class Arm:
                     return
             member.wait()
             began_ns = time.monotonic_ns()
-            result = self._step()
+            result = member.runtime.step(self._num_done)
+            self._note(result)
             member.wait()
             self._warmup_ns.append(time.monotonic_ns() - began_ns)
             self._look()
@@ -227,11 +229,9 @@ class Arm:
             total = max(plan.warmup_steps, self._num_done)
             self._on_step(self._num_done, total, result.num_tokens / step_s, step_s)
 
-    def _step(self) -> StepResult:
-        result = self.member.runtime.step(self._num_done)
+    def _note(self, result: StepResult) -> None:
         self._losses.append(result.loss)
         self._num_tokens.append(result.num_tokens)
-        return result
 
     def _look(self, *, has_weights: bool = False) -> None:
         """Note the first step in which a value of this rank is not finite; called between turns."""

@@ -19,6 +19,7 @@ from benchmarks.gpu import (
     spans,
     streams,
     synchronisation,
+    turns,
 )
 from benchmarks.gpu.clock import Marks
 from benchmarks.gpu.findings import Bound, Finding, Verdict
@@ -81,6 +82,11 @@ def peaks(*sizes, off=1.0):
 def overhead_of(*percents):
     with_spans = tuple(round(1000 + 10 * percent) for percent in percents)
     return overhead.judge(overhead.Measurements(with_spans, (1000,) * len(percents)))
+
+
+def turns_of(percent, gap=0.01, first_gap=0.01):
+    with_spans = tuple(1 + (percent + one / 10) / 100 for one in range(8))
+    return turns.judge(turns.Measurements(with_spans, (1.0,) * 8, (first_gap, *(gap,) * 10)))
 
 
 def attached_of(num_steps=3, num_computations=8, span_s=0.9, said=()):
@@ -154,6 +160,10 @@ def memory_of(afab, f1b, off=1.0):
         (overhead_of(*[0.2, 0.4] * 6), [HELD]),
         (overhead_of(*[2, 2.2] * 6), [MISSED]),
         (overhead_of(*[0, 2] * 6), [OPEN]),
+        (turns_of(0.1), [HELD, HELD, HELD]),
+        (turns_of(0.5), [OPEN, HELD, HELD]),
+        (turns_of(2, gap=0.06), [MISSED, MISSED, HELD]),
+        (turns_of(0.1, first_gap=-0.001), [HELD, HELD, MISSED]),
         (attached_of(), [HELD, HELD, HELD]),
         (attached_of(num_steps=2), [MISSED, HELD, HELD]),
         (attached_of(num_computations=7, span_s=1.2), [HELD, MISSED, MISSED]),

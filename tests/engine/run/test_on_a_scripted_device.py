@@ -91,13 +91,22 @@ class Rank:
     forth_ns: list
     back_ns: list
 
-    def step(self, number, recording=Recording.spans):
+    def issue(self, number):
         with self.device.no_synchronisation():
             self.device.is_in_step = False  # until the clock has been tied
-            tie, self.clock.begin_step = self.clock.begin_step, lambda: self._begin(tie)
-            self.executor.run(number, _batch(), recording)
-        self.clock.begin_step = tie
-        return {(s.op, s.microbatch): s for s in self.executor.collect_spans(number)}
+            tie, self.clock.begin = self.clock.begin, lambda: self._begin(tie)
+            self.executor.run(number, _batch(), Recording.spans)
+            timed = self.executor.end_step(number)
+        self.clock.begin = tie
+        return timed
+
+    def read(self, timed):
+        return {(s.op, s.microbatch): s for s in timed.read(self.clock)[0]}
+
+    def step(self, number):
+        timed = self.issue(number)
+        self.clock.end()
+        return self.read(timed)
 
     def _begin(self, tie):
         tie()
@@ -162,6 +171,36 @@ def test_timings(device, monkeypatch):
             assert spans[Op.SEND_B, k].end_ns == sent_ns
             assert spans[Op.SEND_B, k].num_bytes == MESSAGE_BYTES
         assert rank.clock.error_ns < 2_500
+    rank.executor._losses.clear()
+    device.settle()
+    device.synchronize()
+
+
+def test_turn(device, monkeypatch):
+    """Steps in a row: the device is waited for before and after them, and all their marks are read.
+
+    What a step receives comes after all that the step before has computed.
+    """
+    device.drift = 300e-6
+    rank, turn = rank_of(device, monkeypatch), []
+    for step in range(3):
+        turn.append(rank.issue(step))
+        assert device.now_ns < device.default.ready_ns  # the host does not wait for the last B
+    assert device.calls.count("host waits for the device") == 1
+    rank.clock.end()
+    assert device.calls.count("host waits for the device") == 2
+    error_ns, free_ns = rank.clock.error_ns, 0
+    assert error_ns < 10 * US
+    for step, timed in enumerate(turn):
+        spans = rank.read(timed)
+        for k in range(NUM_MICROBATCHES):
+            for op, name in ((Op.F, f"F{k}"), (Op.B, f"B{k}")):
+                kernels = [k[2:] for k in device.kernels if k[0] == name]
+                assert len(kernels) == 3
+                for read_ns, true_ns in zip(spans[op, k][-4:-2], kernels[step], strict=True):
+                    assert abs(read_ns - true_ns) <= error_ns
+            assert spans[Op.RECV_F, k].start_ns >= free_ns
+        free_ns = spans[Op.B, NUM_MICROBATCHES - 1].end_ns
     rank.executor._losses.clear()
     device.settle()
     device.synchronize()
@@ -243,7 +282,7 @@ def test_staging(device, monkeypatch):
     staging = Staging(DEVICE, clock_, own.of_edge(0))
     channel = GlooChannel("host", 1, range(4), None, 0, staging)
     channel._clock = host
-    clock_.begin_step()
+    clock_.begin()
     output = torch.empty(1024, device=DEVICE)
     _, made_ns = device.launch("F0", F_NS, writes=[output])
     channel.send(parse_action("0SEND_F0"), (output,))
@@ -264,7 +303,7 @@ def test_staging(device, monkeypatch):
     device.launch("B0", B_NS, reads=[taken])
     del taken
     device.settle()
-    clock_.end_step()
+    clock_.end()
     send, received = channel._transfers
     arrived = [k for k in device.kernels if k[0] == "copy"][1]
     assert (clock_.read_ns(send.start), send.end) == (made_ns, sent[0][0])
@@ -320,7 +359,7 @@ def test_lane(device, monkeypatch):
     clock_, own = DeviceClock(DEVICE), Streams(DEVICE)
     lane = StreamLane(DEVICE, clock_, own.of_lane())
     for _ in range(3):
-        clock_.begin_step()
+        clock_.begin()
         shard, whole = (torch.empty(n, device=DEVICE) for n in (1024, 4096))
         device.launch("fill", 10 * US, writes=[shard])
         gather = functools.partial(device.launch, "gather", 200 * US, reads=[shard], writes=[whole])
@@ -331,7 +370,7 @@ def test_lane(device, monkeypatch):
         lane.wait(job)  # of an earlier step: nothing is left to wait for
         del shard, whole, gather, job
         device.settle()
-        clock_.end_step()
+        clock_.end()
         kernel = next(k for k in reversed(device.kernels) if k[0] == "gather")
         assert (clock_.read_ns(transfer.start), clock_.read_ns(transfer.end)) == kernel[2:]
         assert kernel[1] == own.of_lane().name

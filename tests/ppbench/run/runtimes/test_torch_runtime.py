@@ -34,7 +34,7 @@ from ppbench.config.feasibility import TORCH_SCHEDULES
 from ppbench.run.runtimes import torch_pipelining as pipelining
 from ppbench.run.runtimes import torch_spans
 from ppbench.run.runtimes.reference import unsplit_loss
-from ppbench.run.runtimes.single import Unsplit
+from ppbench.run.runtimes.single import SingleRuntime, Unsplit
 from ppbench.run.runtimes.torch_pipelining import (
     TorchPipeline,
     TorchRuntime,
@@ -244,8 +244,7 @@ def watch(trainer):
     instrument.remove()
     instrument.remove()
     after = [set(vars(owner)) for owner in owners], torchs._batch_p2p, torchs._wait_batch_p2p
-    trainer.step(0)
-    inside = trainer.runner._instrument.row
+    inside = trainer.issue(0).timed.recorded.row
     return is_patched, before == after, program_of(schedule) is not None, len(inside)
 
 
@@ -330,3 +329,35 @@ def test_a_step_tells_which_receives_were_there_when_asked_for(ranks, threshold_
         assert len(receives) == 4
         assert early == (receives if threshold_ns else frozenset())
         assert unwatched == frozenset()
+
+
+def turn_on(fabric, is_member, settings, build, is_turn):
+    fabric.connect([], tuple(range(settings.world_size)), ())
+    agreement = agree(settings, fabric)
+    if not is_member:
+        return None
+    runtime = build(Case(), agreement, fabric)
+    numbers = range(1, 4)
+    runtime.step(0)
+    results = runtime.steps(numbers) if is_turn else [runtime.step(number) for number in numbers]
+    weights = {name: p.detach().clone() for name, p in runtime._trainer.parameters().items()}
+    runtime.close()
+    return results, weights
+
+
+@pytest.mark.parametrize(
+    ("build", "name", "p"), [(TorchRuntime, "1f1b", 2), (SingleRuntime, "1f1b", 1)]
+)
+def test_steps_in_a_row_are_those_of_single_steps(ranks, build, name, p):
+    clipped = OptimizerSpec(learning_rate=1e-3, clip_norm=0.1)
+    settings = config(name, p, 4, optimizer=clipped)
+    turn, single = (ranks.run(p, turn_on, settings, build, is_turn) for is_turn in (True, False))
+    for (ours, weights), (theirs, expected) in zip(turn, single, strict=True):
+        for number, result, other in zip(range(1, 4), ours, theirs, strict=True):
+            assert (result.loss, result.gradient_norm) == (other.loss, other.gradient_norm)
+            assert {span.step for span in result.spans} == {number}
+            assert [*map(action_of, result.spans)] == [*map(action_of, other.spans)]
+        for before, after in itertools.pairwise(ours):
+            first_ns = min(span.start_ns for span in after.spans)
+            assert first_ns > max(span.start_ns for span in before.spans)
+        assert all(weights[name].equal(weight) for name, weight in expected.items())
