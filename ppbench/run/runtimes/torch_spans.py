@@ -174,8 +174,9 @@ class Instrument:
         """
         self.remove()
         self._has_ranges, self._noting.error = has_ranges, None
-        self._issued, self._open_messages, self._computations = [], {}, {}
-        self._collectives.issued = self._issued
+        self._issued = self._collectives.issued = []  # the one of the step before is handed over
+        self._open_messages.clear()
+        self._computations.clear()
         for stage in self.stages:
             index = int(stage.stage_index)
             for name, op_of in _COMPUTATIONS.items():
