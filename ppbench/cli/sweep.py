@@ -156,7 +156,7 @@ def sweep(
         from ppbench.report.pages.judgement import MOST_LAUNCHES
         from ppbench.report.until_answered import UntilAnswered
 
-        policy = UntilAnswered(read, seconds, note)
+        policy = UntilAnswered(read, store, seconds, note)
         launches = tuple(
             (case, dataclasses.replace(measure, launches=MOST_LAUNCHES))
             for case, measure in read.cases
@@ -203,11 +203,13 @@ def sweep(
     shown_columns = ["run_id", *axes, "status", *figures]
     print(render(done.frame, how, shown_columns, view, ["status"] if has_failed else []))
     if how is Format.table:  # which case is best and how sure that is, in the report's words
+        from ppbench.comparison.starts import starts_beside
         from ppbench.display.cases import varying_axes
         from ppbench.report.pages.conclusions import conclude
         from ppbench.report.pages.judgement import judge
 
-        judged = judge(done.frame, varying_axes(done.frame))
+        starts = starts_beside(done.frame, [store])
+        judged = judge(done.frame, varying_axes(done.frame), starts)
         if judged.first is not None and judged.first.rival is not None:
             said = conclude(judged, done.frame, again).sentence
             answer = "\n".join(filter(None, [said.text, said.advice, said.command]))

@@ -37,6 +37,7 @@ from ppbench.comparison.sessions import (
 )
 from ppbench.comparison.sides import Side
 from ppbench.comparison.slowdowns import in_order
+from ppbench.comparison.starts import starts_beside
 from ppbench.display.cases import axis_text
 from ppbench.display.metrics import METRICS
 from ppbench.errors import UsageError, nearest
@@ -121,6 +122,7 @@ class Pairing:
     resolution: float = RESOLUTION
     slowdowns: Mapping[str, Slowdown] = field(default_factory=dict)  # by run, as far as known
     drifts: Mapping[str, Drift] = field(default_factory=dict)  # by metric, as far as known
+    starts: Noise | None = None  # of the time of a step, between starts of processes
 
     @property
     def sessions(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -145,6 +147,7 @@ class Pairing:
             head,
             paired=shared_rounds(self.base, self.head, metric.name),
             noise=self.noises.get(metric.name),
+            starts=self.starts if metric.name in _SPEEDS else None,
             drift=None if drift is None else drift.noise,
             resolution=self.resolution,
         )
@@ -365,6 +368,7 @@ def paired(
     slowdowns, launches = slowdowns_and_launches(stores, machines, metrics)
     keys = {key for contrast, *_ in sides for key in (contrast.base_key, contrast.head_key)}
     noises = noises_of(keys, metrics, launches, slowdowns, compared)
+    starts = starts_beside(compared, stores)
     pairings = []
     for contrast, base, head in sides:
         own, other = noises[contrast.base_key], noises[contrast.head_key]
@@ -372,7 +376,9 @@ def paired(
             name: max(own[name], other[name], key=lambda noise: noise.deviation)
             for name in own.keys() & other.keys()
         }
-        pairing = Pairing(contrast, base, head, larger, resolution_of(contrast), slowdowns)
+        pairing = Pairing(
+            contrast, base, head, larger, resolution_of(contrast), slowdowns, starts=starts
+        )
         if metrics and pairing.evidence(metrics[0]).sessions_apart:
             # Sides that share their sessions need no drift, and no file is read for them.
             pairing = replace(pairing, drifts=drifts_like(base.iloc[:1], metrics, *stores))

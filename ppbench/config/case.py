@@ -352,7 +352,9 @@ class Measure:
     )
     steps: int = setting(10, whole(1, 1_000_000), "measured steps")
     block: int = setting(
-        4, whole(1, 1_000_000), "most measured steps of a turn, which follow each other unhindered"
+        0,
+        whole(0, 1_000_000),
+        "most measured steps of a turn, which follow each other unhindered; 0: 1, or 4 on a GPU",
     )
     launches: int = setting(1, whole(1, 1000), "launches that the sweep asked for")
     budget: str = setting(
@@ -374,7 +376,7 @@ class Measure:
     @property
     def turns(self) -> tuple[int, ...]:
         """The measured steps of each turn: as few turns as blocks allow, about equally long."""
-        num_turns = -(-self.steps // self.block)
+        num_turns = -(-self.steps // max(1, self.block))
         ends = [self.steps * at // num_turns for at in range(num_turns + 1)]
         return tuple(end - begin for begin, end in itertools.pairwise(ends))
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from engine.plan.schedules.registry import CSV_PREFIX
+from ppbench.comparison.starts import starts_beside
 from ppbench.config.kinds import seconds_of
 from ppbench.config.programs import digest_of
 from ppbench.config.sweep import Sweep
@@ -22,6 +23,7 @@ from ppbench.console import note
 from ppbench.display.cases import varying_axes
 from ppbench.display.units import percent, written
 from ppbench.files import write_file
+from ppbench.judge.evidence import Noise
 from ppbench.judge.verdicts import Verdict
 from ppbench.planning.handover import case_of, chosen_case, program_text
 from ppbench.planning.plan import AUTO, Plan, Proposal
@@ -78,14 +80,16 @@ def measure(
     measured = replace(measured, launches=most, budget=measured.budget or NO_END)
     planned = tuple((one, measured) for one in cases)
     trial = replace(sweep, name=f"{sweep.name}-plan", cases=planned, axes=_VARIED)
-    policy = UntilAnswered(trial, seconds_of(measured.budget), note)
+    policy = UntilAnswered(trial, Store(folder), seconds_of(measured.budget), note)
     again = f"{command} --rerun" if reruns else command
     choice = Choice(reruns=reruns)
     done = run_sweep(trial, Store(folder), choice, display, again or None, policy=policy)
     if not policy.stop:  # it has not seen the last launch
         policy(done.frame)
     ids = [one.case_id for one in cases]
-    return trials_of(proposals, ids, done.frame, command)
+    return trials_of(
+        proposals, ids, done.frame, command, starts_beside(done.frame, [Store(folder)])
+    )
 
 
 def trials_of(
@@ -93,6 +97,7 @@ def trials_of(
     case_ids: Sequence[str],
     runs: pd.DataFrame,
     command: str = "",
+    starts: Noise | None = None,
 ) -> Trials:
     """Judge the runs of proposals, which are given with the ids of their cases.
 
@@ -101,7 +106,7 @@ def trials_of(
     """
     is_ours = runs["schedule"].str.startswith(CSV_PREFIX)  # named as in the plan
     runs = runs.assign(schedule=runs["schedule"].mask(is_ours, AUTO))
-    judged = judge(runs, varying_axes(runs))
+    judged = judge(runs, varying_axes(runs), starts)
     found = judged.of_runs.set_index("case_id").reindex(list(case_ids)).reset_index()
     tokens = pd.Series([one.tokens_per_s * one.step_ns for one in proposals])
     frame = pd.DataFrame(

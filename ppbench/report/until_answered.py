@@ -17,12 +17,14 @@ from collections.abc import Callable
 
 import pandas as pd
 
+from ppbench.comparison.starts import starts_beside
 from ppbench.config.sweep import Sweep
 from ppbench.display.cases import varying_axes
 from ppbench.display.units import counted, duration, percent
 from ppbench.judge.differences import FEWEST_LAUNCHES
 from ppbench.judge.verdicts import Verdict
 from ppbench.report.pages.judgement import Judged, judge
+from ppbench.store import Store
 
 
 class UntilAnswered:
@@ -31,11 +33,13 @@ class UntilAnswered:
     def __init__(
         self,
         sweep: Sweep,
+        store: Store,
         budget_s: float,
         say: Callable[[str], None],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cases = [case.case_id for case, _ in sweep.cases]
+        self._store = store
         self._budget_s, self._say, self._now = budget_s, say, now
         self._began = self._last = now()
         self._num_wanted = len(self._cases)
@@ -54,7 +58,8 @@ class UntilAnswered:
         if num_launches < FEWEST_LAUNCHES:
             wanted, text = frozenset(good["case_id"]), ""
         else:
-            judged = judge(runs, varying_axes(runs))
+            starts = starts_beside(runs, [self._store])
+            judged = judge(runs, varying_axes(runs), starts)
             wanted, text = open_cases(judged), progress_text(judged)
         if not wanted:
             self.stop = f"decided after {counted(num_launches, 'launch')}"

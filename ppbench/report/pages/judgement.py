@@ -40,7 +40,7 @@ from ppbench.display.cases import (
 from ppbench.display.metrics import METRICS
 from ppbench.display.units import is_missing
 from ppbench.judge.differences import FEWEST_LAUNCHES
-from ppbench.judge.evidence import RESOLUTION, Evidence, Launches, Rounds
+from ppbench.judge.evidence import RESOLUTION, Evidence, Launches, Noise, Rounds
 from ppbench.judge.forecast import launches_needed
 from ppbench.judge.lead import Lead, lead, lead_of
 from ppbench.judge.looks import ONE_LOOK, Looks
@@ -207,12 +207,13 @@ class Known:
     cautions: Mapping[str, tuple[tuple[str, ...], ...]]  # of each launch
     machines: Mapping[str, frozenset[str]]
     resolution: float = RESOLUTION  # within which cases are the same
+    starts: Noise | None = None  # of the difference of two cases, between starts of processes
 
     def evidence(self, case_id: str, rival_id: str) -> Evidence:
         """The launches of a rival, as the base, and of a case, with the rounds that they share."""
         base, head = self.launches[rival_id], self.launches[case_id]
         rounds = self.rounds(case_id, rival_id)
-        return Evidence(base, head, paired=rounds, resolution=self.resolution)
+        return Evidence(base, head, paired=rounds, starts=self.starts, resolution=self.resolution)
 
     def rounds(self, case_id: str, rival_id: str) -> tuple[Rounds, ...]:
         """The rounds in which both had turns, for each start of their processes."""
@@ -258,10 +259,10 @@ def looks_of(runs: pd.DataFrame) -> Looks:
     return Looks(tuple(range(FEWEST_LAUNCHES, num + 1)), most)
 
 
-def judge(runs: pd.DataFrame, axes: Axes) -> Judged:
+def judge(runs: pd.DataFrame, axes: Axes, starts: Noise | None = None) -> Judged:
     """Judge every group of comparable cases among `runs` (rows of `store.runs()`).
 
-    `axes` are the settings that vary.
+    `axes` are the settings that vary; `starts` is what other launches tell of starts.
     """
     looks = looks_of(runs)
     of_runs = by_case(runs, axes)
@@ -270,7 +271,7 @@ def judge(runs: pd.DataFrame, axes: Axes) -> Judged:
     cases = cases[~cases["is_not_finite"]]
     is_emulated = cases["device"] == EMULATED
     num_emulated = int(is_emulated.sum()) if not is_emulated.all() else 0
-    known = _known_of(ok_runs(runs))
+    known = replace(_known_of(ok_runs(runs)), starts=starts)
     kinds = [cases[~is_emulated], cases[is_emulated]]
     groups = [
         _judgement(group, ["device", *key] if num_emulated else key, axes, known, looks)

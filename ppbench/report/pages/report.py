@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from ppbench.comparison.starts import starts_beside
 from ppbench.display.cases import by_case, case_text, ok_runs, varying_axes
 from ppbench.display.explanation import headline, what_if, with_parts
 from ppbench.display.formats import Assets
@@ -69,7 +70,8 @@ def render_report(
         sweeps = runs["sweep_id"].dropna().unique()
         note = newest_sweep_note(store.folder, str(sweeps[0])) if len(sweeps) == 1 else None
         measured_by = (note and note.command) or ""
-    judged, measured = judge(runs, axes), ok_runs(runs)
+    judged = judge(runs, axes, starts_beside(runs, [store]))
+    measured = ok_runs(runs)
     conclusions = conclude(judged, runs, measured_by)
     answers, picture = _idle_answers(store, measured, judged)
     front = small = None

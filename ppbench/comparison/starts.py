@@ -1,0 +1,62 @@
+"""Estimates what starts of processes decide, from launches that are not judged themselves.
+
+A start decides something for each arm (where its memory lies, on which core it runs), and so for
+the difference of two arms, whichever they are. So every start in which some arms took turns tells
+of it, as long as the machine is the same. Each arm has a part in one difference of a launch, so
+that differences are independent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pandas as pd
+
+from ppbench.comparison.launches import COLUMNS, Key, states_of
+from ppbench.comparison.rounds import shared_rounds
+from ppbench.comparison.sessions import moments_of, number_sessions
+from ppbench.display.metrics import METRICS
+from ppbench.judge.evidence import Noise, Rounds
+from ppbench.judge.noise import noise_of_rounds
+from ppbench.judge.verdicts import SPEED
+from ppbench.store import Store
+
+MOST_STARTS = 200
+"""Starts that are looked at, the newest ones."""
+FEWEST_STARTS = 4
+"""Further starts of the same two arms, over all pairs, that tell what starts decide."""
+
+
+def starts_beside(runs: pd.DataFrame, stores: Iterable[Store]) -> Noise | None:
+    """The noise of starts on the machines of these rows of `runs`, from all others in the stores.
+
+    None where too few starts of the same arms and session are known.
+    """
+    if "fingerprint" not in runs or runs.empty:
+        return None
+    by_folder = {store.folder: store for store in stores}
+    rows = pd.concat(
+        [store.runs([*COLUMNS, "process_start", "rounds"]) for store in by_folder.values()]
+    )
+    rows = rows.drop_duplicates("run_id")
+    is_known = rows["rounds"].notna() & rows["process_start"].notna() & (rows["status"] == "ok")
+    is_alike = rows["fingerprint"].isin(set(runs["fingerprint"].dropna()))
+    starts = set(runs["process_start"].dropna()) if "process_start" in runs else set()
+    others = rows[is_known & is_alike & ~rows["process_start"].isin(starts)].copy()
+    newest = sorted(set(others["process_start"]))[-MOST_STARTS:]
+    others = others[others["process_start"].isin(newest)]
+    if others.empty:
+        return None
+    others["session"] = number_sessions(moments_of(others))
+    others["arm"] = states_of(others)
+    groups: dict[tuple[Key, Key, int], list[Rounds]] = {}
+    for _, own in others.sort_values(["process_start", "arm"]).groupby("process_start"):
+        arms = list(own.drop_duplicates("arm")["arm"])
+        for base, head in zip(arms[::2], arms[1::2], strict=False):
+            of_base, of_head = (own[[arm == one for one in own["arm"]]] for arm in (base, head))
+            for rounds in shared_rounds(of_base, of_head, SPEED):
+                key = (base, head, int(own["session"].iloc[0]))
+                groups.setdefault(key, []).append(rounds)
+    if sum(len(group) - 1 for group in groups.values()) < FEWEST_STARTS:
+        return None
+    return noise_of_rounds(METRICS[SPEED], list(groups.values())).starts
