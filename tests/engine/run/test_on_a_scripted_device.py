@@ -355,9 +355,12 @@ def test_progress(device, monkeypatch):
 
 
 def test_lane(device, monkeypatch):
-    """A collective is ordered after what it reads, and before who waits for it; and its time."""
+    """A collective is ordered after what it reads, and before who waits for it; and its time.
+
+    Steps follow each other without a wait: tensors and events of one are free for the next.
+    """
     clock_, own = DeviceClock(DEVICE), Streams(DEVICE)
-    lane = StreamLane(DEVICE, clock_, own.of_lane())
+    lane, transfers = StreamLane(DEVICE, clock_, own.of_lane()), []
     for _ in range(3):
         clock_.begin()
         shard, whole = (torch.empty(n, device=DEVICE) for n in (1024, 4096))
@@ -366,15 +369,17 @@ def test_lane(device, monkeypatch):
         job = lane.issue(Action(0, Op.UNSHARD, NO_INDEX), gather, 4096)
         lane.wait(job)
         device.launch("F", F_NS, reads=[whole])
-        (transfer,) = lane.finish()
+        transfers += lane.finish()
         lane.wait(job)  # of an earlier step: nothing is left to wait for
         del shard, whole, gather, job
         device.settle()
-        clock_.end()
-        kernel = next(k for k in reversed(device.kernels) if k[0] == "gather")
+        assert lane._events.num_made == 1
+    assert device.calls.count("host waits for the device") == 1
+    clock_.end()
+    kernels = [k for k in device.kernels if k[0] == "gather"]
+    for transfer, kernel in zip(transfers, kernels, strict=True):
         assert (clock_.read_ns(transfer.start), clock_.read_ns(transfer.end)) == kernel[2:]
         assert kernel[1] == own.of_lane().name
-        assert lane._events.num_made == 1
 
 
 def _batch():
