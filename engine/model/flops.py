@@ -9,6 +9,7 @@ for.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,6 +26,7 @@ RECORDING = "engine_recording"
 """The attention that looks at shapes, as transformers knows it."""
 
 
+@functools.lru_cache(maxsize=4)  # cases of a launch often have the same model
 def flop_facts(model: Model) -> FlopFacts:
     """The facts of a model that was opened; builds it once more on the meta device."""
     if isinstance(model, Chain):

@@ -379,8 +379,9 @@ class Worker:
     ) -> Next:
         """Say what comes after so many rounds, which began at that time. Collective.
 
-        A sweep with a budget goes on for as long as it took to start and open the cases. More
-        rounds would replace launches, and fewer would be mostly waiting.
+        A sweep with a budget goes on for twice as long as it took to start and open the cases, as
+        closing them takes about as long. More rounds would replace launches, and fewer would be
+        mostly waiting.
         """
 
         def decide() -> Answer:
@@ -392,7 +393,7 @@ class Worker:
             if VARIABLE in os.environ or not has_budget:  # other sets have as many rounds
                 return Answer(Next.close)
             passed_s = time.monotonic() - began
-            is_time_left = passed_s * (number + 0.5) / number < began - self._opens
+            is_time_left = passed_s * (number + 0.5) / number < 2 * (began - self._opens)
             return Answer(Next.round if is_time_left else Next.close)
 
         return Next(broadcast(decide).value)

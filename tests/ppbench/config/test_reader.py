@@ -58,12 +58,12 @@ def test_the_grid_is_expanded_in_order_without_what_is_excluded(tmp_path):
         ("1f1b", 1, 4), ("1f1b", 1, 8), ("1f1b", 2, 4), ("1f1b", 2, 8),
     ]  # fmt: skip
     assert sweep.axes == ("schedule", "world_size", "num_microbatches")
-    assert sweep.cases[0][1] == Measure(steps=8)
+    assert sweep.cases[0][1] == Measure(steps=8, block=1)
 
 
 def test_an_empty_file_is_one_case_of_defaults_named_after_the_file(tmp_path):
     sweep = read(tmp_path, "")
-    assert sweep.cases == ((Case(), Measure()),)
+    assert sweep.cases == ((Case(), Measure(block=1)),)
     assert sweep.name == "sweep"
 
 
@@ -502,3 +502,12 @@ def test_a_program_file_that_changes_under_a_sweep_is_noticed(tmp_path):
     file.write_text("0F0,0I0,0W0\n1F0,1B0\n")
     with pytest.raises(ProgramFileError, match="changed since the sweep began"):
         check_file_unchanged(case)
+
+
+def test_a_turn_has_one_step_on_the_cpu_and_four_where_the_host_issues_ahead(tmp_path):
+    path = tmp_path / "turns.toml"
+    path.write_text("[measure]\nsteps = 8\n")
+    turns = {device: read_sweep(path, [], device).cases[0][1].turns for device in ("cpu", "cuda")}
+    assert turns == {"cpu": (1,) * 8, "cuda": (4, 4)}
+    (_, asked), *_ = read_sweep(path, ["measure.block=3"], "cpu").cases
+    assert asked.turns == (2, 3, 3)

@@ -1,6 +1,7 @@
 """Launches go on until each question is answered, or the budget is spent."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,7 @@ from ppbench.config.sweep import Sweep
 from ppbench.judge.looks import ONE_LOOK
 from ppbench.report.pages.judgement import looks_of
 from ppbench.report.until_answered import UntilAnswered
+from ppbench.store import Store
 
 AFAB, OTHER, THIRD = (Case(schedule=name) for name in ("afab", "1f1b", "zb_h1"))
 LAUNCH_S = 10.0
@@ -27,7 +29,7 @@ class World:
         self._budget = f"{budget_s:.0f}s"
         cases = tuple((case, Measure()) for case in speeds)
         sweep = Sweep("w", "w.toml", cases, ("schedule",))
-        self.policy = UntilAnswered(sweep, budget_s, self.said.append, lambda: self.now_s)
+        self.policy = UntilAnswered(sweep, Store(Path("none")), budget_s, self.said.append, lambda: self.now_s)
 
     def run(self):
         while wanted := self.policy(self.runs()):
