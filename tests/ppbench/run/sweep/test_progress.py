@@ -16,7 +16,7 @@ from ppbench.run.sweep.phases import PhaseWatch
 from ppbench.run.sweep.progress import Estimate, LiveDisplay, PlainDisplay, describe, time_left
 from ppbench.run.sweep.pulse import Pulse
 
-MEASURE = Measure(warmup_steps=1, steps=9)
+MEASURE = Measure(warmup_steps=1, steps=9, block=4)
 
 
 class Clock:
