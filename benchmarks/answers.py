@@ -36,7 +36,6 @@ preset = "llama-8m"
 warmup_steps = 1
 max_warmup_steps = 1
 steps = {steps}
-block = 4
 [grid]
 schedule = {schedules}
 """
@@ -49,7 +48,7 @@ def main() -> None:
     parser.add_argument("--schedules", nargs=2, default=["afab", "1f1b"])
     parser.add_argument("--microbatches", type=int, default=4)
     parser.add_argument("--seq-len", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=8, help="fewest steps of a launch")
+    parser.add_argument("--steps", type=int, default=4, help="fewest steps of a launch")
     parser.add_argument(
         "--burning", type=int, default=0, help="processes that burn a core at times"
     )
