@@ -143,25 +143,35 @@ def measure(regime: Regime, arms: Sequence[Arm], rounds: int | Rounds) -> Turns:
     """Seconds of a step of each arm, by its printed name, round by round."""
     with tempfile.TemporaryDirectory() as folder:
         write_model(regime, Path(folder))
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        environment = {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
-            "WORLD_SIZE": str(WORLD_SIZE),
-            "LOCAL_WORLD_SIZE": str(WORLD_SIZE),
-            "OMP_NUM_THREADS": "1",
-        }
-        given = (environment, theirs, regime, tuple(arms), rounds, Path(folder))
-        ranks = [context.Process(target=_rank, args=(rank, *given)) for rank in range(WORLD_SIZE)]
+        return on_two_ranks(_measured, regime, tuple(arms), rounds, Path(folder))
+
+
+def on_two_ranks(work: Callable[..., Turns], *given: object) -> Turns:
+    """What `work(fabric, *given)` returns on the first of two CPU ranks, each a new process.
+
+    It must be a function of a module.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    environment = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(WORLD_SIZE),
+        "LOCAL_WORLD_SIZE": str(WORLD_SIZE),
+        "OMP_NUM_THREADS": "1",
+    }
+    ranks = [
+        context.Process(target=_rank, args=(rank, environment, theirs, work, given))
+        for rank in range(WORLD_SIZE)
+    ]
+    for rank in ranks:
+        rank.start()
+    theirs.close()
+    try:
+        values: dict[str, list[float]] = ours.recv()
+    finally:
         for rank in ranks:
-            rank.start()
-        theirs.close()
-        try:
-            values: dict[str, list[float]] = ours.recv()
-        finally:
-            for rank in ranks:
-                rank.join()
+            rank.join()
     return Turns(values)
 
 
@@ -209,17 +219,24 @@ def _rank(
     rank: int,
     environment: Mapping[str, str],
     pipe: Connection,
-    regime: Regime,
-    arms: tuple[Arm, ...],
-    rounds: int | Rounds,
-    folder: Path,
+    work: Callable[..., Turns],
+    given: tuple[object, ...],
 ) -> None:
     os.environ.update({**environment, "RANK": str(rank)})
     torch.set_num_threads(1)
     keep_freed_memory()  # as every rank of a sweep does
     store = store_of_ranks(timedelta(minutes=5))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD_SIZE)
-    fabric = Fabric(torch.device("cpu"), HostClock(), is_device_shared=False)
+    turns = work(Fabric(torch.device("cpu"), HostClock(), is_device_shared=False), *given)
+    if rank == 0:
+        pipe.send(turns.values)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _measured(
+    fabric: Fabric, regime: Regime, arms: tuple[Arm, ...], rounds: int | Rounds, folder: Path
+) -> Turns:
     trainers = {arm: _trainer(regime.config(arm, folder), arm, fabric) for arm in arms}
     work = {str(arm): _timed(trainer) for arm, trainer in trainers.items()}
     gc.freeze()  # garbage is collected before each step: without torch's own objects
@@ -227,10 +244,7 @@ def _rank(
     for trainer in trainers.values():
         if trainer is not None:
             trainer.close()
-    if rank == 0:
-        pipe.send(turns.values)
-    dist.barrier()
-    dist.destroy_process_group()
+    return turns
 
 
 def _of_rank_0(answer: bool) -> bool:  # a question's answer
