@@ -85,7 +85,7 @@ def main() -> None:
 def _steps(name: str, turns: Turns) -> list[Figure]:
     return [
         Figure(f"{name}, {side}: step", tuple(s * 1e3 for s in taken), "ms")
-        for side, taken in turns.values.items()
+        for side, taken in turns.values.items()  # noqa: PD011  # not of pandas
     ]
 
 
