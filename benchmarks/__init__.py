@@ -8,6 +8,7 @@ Both time a single function, and compare its time with that of another day.
 
 BENCHMARKS: tuple[str, ...] = (
     "runtimes",
+    "running",
     "limit",
     "zero_bubble",
     "overhead",
