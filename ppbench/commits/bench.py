@@ -106,10 +106,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Part:
-    """The targets, by their places, that have a part in the next launch; without any it ends."""
+    """The targets, by their places, that have a part in the next start; without any it ends."""
 
     places: Sequence[int] = ()
     num_left: int | None = None  # starts, this one included; None if that is not known
+    num_launches: int = 1  # that each of them makes in one start
 
 
 def commit_values(commit: Commit) -> dict[str, object]:
@@ -221,15 +222,15 @@ class Bench:
             chosen = [targets[place] for place in part.places]
             numbers = self._stored.next_launches([target.commit for target in chosen])
             labels = (
-                f"{target.label}, {counted(number + 1, 'launch')}"
+                f"{target.label}, {counted(number + part.num_launches, 'launch')}"
                 for target, number in zip(chosen, numbers, strict=True)
             )
             self.progress.begin(" and ".join(labels), part.num_left)
             before = {run_id for own in launches for run_id in own.rows["run_id"]}
-            errors = self._start(chosen, numbers)
+            errors = self._start(chosen, numbers, part.num_launches)
             after = self.launches(chosen)
             for at, error in errors.items():
-                self.starts[chosen[at].name] += 1
+                self.starts[chosen[at].name] += part.num_launches
                 is_new = bool(set(after[at].rows["run_id"]) - before)
                 if error is not None and not is_new:
                     self._write_failures(chosen[at], numbers[at], error)
@@ -265,8 +266,10 @@ class Bench:
         figures = ", ".join(f"{speed:,.0f}" for speed in launches.figures(0, SPEED))
         return f"ok, {figures} tokens/s"
 
-    def _start(self, targets: Sequence[Target], numbers: Sequence[int]) -> dict[int, str | None]:
-        """Run the sweep on targets at the same time, up to the launch with this number of each.
+    def _start(
+        self, targets: Sequence[Target], numbers: Sequence[int], num_launches: int
+    ) -> dict[int, str | None]:
+        """Run the sweep on targets at the same time: from this launch of each so many launches.
 
         Several take turns. Returns the error of each, or None, by its place; where one cannot be
         set up, none is started, and that one alone is told of.
@@ -285,7 +288,7 @@ class Bench:
                 folder = tree / (here.relative_to(root) if here.is_relative_to(root) else Path())
                 settings = [
                     *self._overrides,
-                    f"measure.launches={numbers[at] + 1}",
+                    f"measure.launches={numbers[at] + num_launches}",
                     f"track.repo={json.dumps(str(tree), ensure_ascii=False)}",
                 ]
                 words = [word for setting in settings for word in ("--set", setting)]
@@ -297,7 +300,7 @@ class Bench:
                     each_commit=EACH_COMMIT, lifetime=lifetime.__file__, parent=os.getpid()
                 )
                 command = [sys.executable, "-c", program, "sweep", self.sweep.file, *words]
-                turns = conductor.variables(at) if len(trees) > 1 else {}
+                turns = conductor.variables(at, numbers[at]) if len(trees) > 1 else {}
                 inside = folder if folder.is_dir() else tree
                 starts.append(self.checkouts.start(command, tree, inside, turns))
             ends = run(starts, self.progress.note, conductor.leave_out)
@@ -337,23 +340,31 @@ class TwoSides:
         """
         sides, asked, num_rounds = (self.base, self.head), self.num_done, 0
 
+        def lacking_at(count: int, launches: list[Launches]) -> list[int]:
+            pairs = enumerate(zip(sides, launches, strict=True))
+            return [at for at, own in pairs if self.bench.lacks(*own, count)]
+
         def policy(launches: list[Launches]) -> Part:
-            """Both sides, or the one that lacks a launch, once for each number of launches."""
+            """Both sides, or the one that lacks launches, once for each number of launches.
+
+            What the same sides lack is launched in one start.
+            """
             nonlocal asked, num_rounds
             self.num_done = asked
             for side, own in zip(sides, launches, strict=True):
                 failures = [own.failure(place) for place in range(len(self.bench.sweep.cases))]
-                if asked <= 1 and all(failures):
+                if all(failures):
                     raise LaunchError(f"{side.label}: does not run: {failures[0]}")
-            while asked < num_launches:
+            lacking = lacking_at(asked + 1, launches)
+            while asked < num_launches and not lacking:
                 asked += 1
-                pairs = enumerate(zip(sides, launches, strict=True))
-                lacking = [at for at, own in pairs if self.bench.lacks(*own, asked)]
-                if lacking:
-                    num_rounds += 1
-                    return Part(lacking)
                 self.num_done = asked
-            return Part()
+                lacking = lacking_at(asked + 1, launches)
+            first = asked
+            while asked < num_launches and lacking_at(asked + 1, launches) == lacking:
+                asked += 1
+            num_rounds += asked - first
+            return Part(lacking, num_launches=asked - first) if asked > first else Part()
 
         self.bench.measure(sides, policy)
         return num_rounds

@@ -5,7 +5,9 @@
 
 Commits, and packages of other versions, cannot share processes. Each has a set of its own, whose
 rank 0 asks the conductor before it opens its cases, before each round, and before it closes them.
-A round begins when every set has asked for it. Whoever waits sleeps in a read of its socket.
+A round begins when every set has asked for it. Whoever waits sleeps in a read of its socket. The
+sets may make several launches, one after the other: the first launch of one is paired with the
+first of another, whatever their numbers.
 
 Requests and answers are lines of JSON over a socket of this machine:
 
@@ -29,7 +31,8 @@ from typing import Self
 from ppbench.run.rounds import order_of
 
 VARIABLE = "PPBENCH_CONDUCTOR"
-"""Environment variable of a set: its number, the id of its rounds and the conductor's socket."""
+"""Environment variable of a set: its number, the id of its rounds, the conductor's socket and the
+number of its first launch."""
 
 
 class Conductor:
@@ -68,9 +71,9 @@ class Conductor:
         self._selector.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def variables(self, number: int) -> dict[str, str]:
+    def variables(self, number: int, first_launch: int = 0) -> dict[str, str]:
         """The environment variables of a set."""
-        return {VARIABLE: json.dumps([number, self._name, str(self._path)])}
+        return {VARIABLE: json.dumps([number, self._name, str(self._path), first_launch])}
 
     def leave_out(self, number: int) -> None:
         """Wait no longer for a set: its processes have ended."""
@@ -107,7 +110,9 @@ class Conductor:
             self._set_of.pop(connection, None)
             connection.close()
             if number is not None:
-                self._wanting.pop(number, None)
+                _, asking = self._wanting.get(number, ("", None))
+                if asking is connection:  # and not that of the next launch
+                    self._wanting.pop(number)
         if number is not None and self._active == number:
             self._active = None
 
@@ -140,8 +145,8 @@ class Conductor:
 class Conducted:
     """A set's end of the conductor, held by its rank 0."""
 
-    def __init__(self, number: int, name: str, path: str) -> None:
-        self.name, self._number = name, number
+    def __init__(self, number: int, name: str, path: str, first_launch: int) -> None:
+        self._name, self._number, self._first_launch = name, number, first_launch
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(path)
         self._answers = self._socket.makefile("r")
@@ -151,6 +156,10 @@ class Conducted:
         """The conductor of this process; None if it has none."""
         text = os.environ.get(VARIABLE)
         return None if text is None else cls(*json.loads(text))
+
+    def start_of(self, launch: int) -> str:
+        """The id of the rounds of a launch, which is the same in all sets."""
+        return f"{self._name}-{launch - self._first_launch}"
 
     def ask(self, wants: str) -> int:
         """End this set's turn, and wait for the next; returns the number of its round.

@@ -361,7 +361,9 @@ class Worker:
                 self._close(own)
 
     def _new_start(self) -> str:
-        return new_run_id() if self._conducted is None else self._conducted.name
+        if self._conducted is None:
+            return new_run_id()
+        return self._conducted.start_of(self.job.items[0].launch)
 
     def _ask(self, wants: str) -> int | None:
         """Wait for the turn of this set of processes; return its round, None if it is alone."""
