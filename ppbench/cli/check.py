@@ -10,6 +10,7 @@ import typer
 from ppbench.cli.compare import SAVED
 from ppbench.cli.options import (
     RESULTS,
+    Budget,
     Columns,
     HowToPrint,
     IsRun,
@@ -18,6 +19,7 @@ from ppbench.cli.options import (
     NumLaunches,
     Results,
     Sort,
+    budget_of,
     check_store_of,
     command,
     going_on,
@@ -65,6 +67,7 @@ def check(
     is_run: IsRun = False,
     launches: NumLaunches = None,
     most: MostLaunches = None,
+    budget: Budget = None,
     summary: Summary = None,
     results: Results = RESULTS,
     how: HowToPrint = Format.table,
@@ -86,6 +89,7 @@ def check(
             "--metric": metrics,
             "--summary": summary,
             "--max-launches": most,
+            "--budget": budget,
         }
         for name in (name for name, value in of_gate.items() if value):
             raise UsageError(f"{name}: is for the gate; a comparison says itself what is compared")
@@ -102,6 +106,7 @@ def check(
     largest = None if threshold is None else read_share("--threshold", threshold)
     check_store_of(results, [head, base or ""], measures=is_run)
     launches, most = num_and_most(launches, most, is_run=is_run)
+    budget_s = budget_of(budget, most)
     with going_on(), LiveProgress(is_shown=is_run) as progress:
         result = check_sides(
             file,
@@ -111,6 +116,7 @@ def check(
             metrics=metrics or (),
             launches=launches,
             max_launches=most,
+            budget_s=budget_s,
             results=results,
             progress=progress,
         )
@@ -124,6 +130,7 @@ def check(
         run=is_run,
         launches=launches,
         max_launches=most,
+        budget=budget,
     )
     breakdowns = result.comparison.break_down(result.comparison.changed())
     note_aside(result.comparison, how)

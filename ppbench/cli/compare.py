@@ -12,6 +12,7 @@ import typer
 from ppbench.cli.options import (
     REPORTS,
     RESULTS,
+    Budget,
     Columns,
     HowToPrint,
     IsRun,
@@ -20,6 +21,7 @@ from ppbench.cli.options import (
     NumLaunches,
     Results,
     Sort,
+    budget_of,
     check_store_of,
     command,
     going_on,
@@ -83,6 +85,7 @@ def compare(
     is_run: IsRun = False,
     launches: NumLaunches = None,
     most: MostLaunches = None,
+    budget: Budget = None,
     output: Page = None,
     results: Results = RESULTS,
     how: HowToPrint = Format.table,
@@ -99,6 +102,7 @@ def compare(
 
     words, view = names or [], View.of(columns, sort)
     fixed, most = num_and_most(launches, most, is_run=is_run)
+    budget_s = budget_of(budget, most)
     is_named = across is not None or any(not word.endswith(".toml") for word in words)
     check_store_of(results, words, measures=is_run or not is_named)
     is_saved = output is not None and output.suffix == SAVED
@@ -139,6 +143,7 @@ def compare(
             metrics=metrics or (),
             launches=fixed,
             max_launches=most,
+            budget_s=budget_s,
             results=results,
             progress=progress,
             display=display,

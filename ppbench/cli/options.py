@@ -180,6 +180,14 @@ MostLaunches = Annotated[
         help="With --run: most launches of each side, if it is not decided earlier; default: 12.",
     ),
 ]
+Budget = Annotated[
+    str | None,
+    typer.Option(
+        "--budget",
+        metavar="TIME",
+        help="With --run: begin no launch after this time, as in 90s or 10m; three are made.",
+    ),
+]
 ScheduleName = Annotated[
     str,
     typer.Argument(
@@ -259,6 +267,19 @@ def num_and_most(
     if not is_run:
         return None, None
     return launches, None if launches is not None else most or MOST_LAUNCHES
+
+
+def budget_of(text: str | None, most: int | None) -> float:
+    """The seconds of `--budget`; 0 without it. Raises UsageError where it bounds nothing."""
+    from ppbench.config.kinds import seconds_of
+
+    if text is None:
+        return 0.0
+    if most is None:
+        raise UsageError("--budget: bounds the launches until it is decided; add --run")
+    if not (seconds := seconds_of(text)):
+        raise UsageError(f"--budget: expected a time such as 90s or 10m, got {text}")
+    return seconds
 
 
 def typed_command() -> str:

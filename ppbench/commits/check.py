@@ -41,6 +41,7 @@ def check(
     metrics: Sequence[str] = (),
     launches: int | None = None,
     max_launches: int | None = None,
+    budget_s: float = 0.0,
     results: Path | str = Path("results"),
     progress: Progress = SILENT,
 ) -> GateResult:
@@ -49,8 +50,9 @@ def check(
     The sweep file is by default that of head's runs, and the base the commit where head left the
     main branch. `sweep` may also be a training script: its attached runs are judged, with default
     limits. `threshold` is a share such as 0.02 or "2%". With `launches` both sides are
-    measured first, so often each, and with `max_launches` until the verdicts are decided. Raises
-    UsageError, NotMeasuredError, StoreError and SweepInterruptedError.
+    measured first, so often each, and with `max_launches` until the verdicts are decided or
+    `budget_s` seconds spent (0: no bound). Raises UsageError, NotMeasuredError, StoreError and
+    SweepInterruptedError.
     """
     begun, folder = datetime.now(UTC), Path(results)
     script = None if sweep is None or Path(sweep).suffix == ".toml" else Path(sweep)
@@ -153,6 +155,7 @@ def check(
                     lambda result: result.comparison,
                     {metric.name for metric in read_metrics(metrics, GATED)},
                     progress.say,
+                    budget_s,
                 )
                 return replace(result, comparison=replace(result.comparison, stopped=stopped))
             rounds.bring_to(launches or 0)

@@ -176,6 +176,7 @@ def compare(
     metrics: Sequence[str] = (),
     launches: int | None = None,
     max_launches: int | None = None,
+    budget_s: float = 0.0,
     results: Path | str = Path("results"),
     progress: Progress = SILENT,
     display: Display | None = None,
@@ -184,8 +185,9 @@ def compare(
 
     A side is named by a revision, a run, a sweep or a results folder. With a `sweep` file only its
     cases are compared. With `launches` both sides are measured first, so often each, and with
-    `max_launches` until the verdicts are decided; `base` may then be None for the repository's
-    default. Raises UsageError, NotMeasuredError, StoreError, LaunchError and SweepInterruptedError.
+    `max_launches` until the verdicts are decided or `budget_s` seconds spent (0: no bound); `base`
+    may then be None for the repository's default. Raises UsageError, NotMeasuredError, StoreError,
+    LaunchError and SweepInterruptedError.
 
     `compare(across="schedule")` takes the last sweep, or `runs`: ids, sweeps, sweep files. `base`
     is then a value of the setting; see `comparison.across.compare_across`. Measured first are the
@@ -200,6 +202,7 @@ def compare(
             results=results,
             launches=launches,
             max_launches=max_launches,
+            budget_s=budget_s,
             say=progress.say,
             display=display,
         )
@@ -236,6 +239,7 @@ def compare(
                 lambda result: result,
                 set(metrics or (SPEED,)),
                 progress.say,
+                budget_s,
             )
             return dataclasses.replace(result, stopped=stopped)
     return compared(*rounds.names, is_fresh=True)

@@ -66,6 +66,7 @@ def compare_across(
     results: Path | str = Path("results"),
     launches: int | None = None,
     max_launches: int | None = None,
+    budget_s: float = 0.0,
     say: Callable[[str], None] = lambda _text: None,
     display: Display | None = None,
 ) -> Comparison:
@@ -77,10 +78,10 @@ def compare_across(
     the sweep.
 
     With `launches` the cases of the one sweep file that `runs` names are launched first, so often
-    each, and with `max_launches` in turns until the verdicts are decided. Launches of the last hour
-    count, so that a measurement that was stopped goes on; older ones do not, since a machine drifts
-    by more than launches differ. Raises UsageError, SweepFileError, StoreError, and what running a
-    sweep raises.
+    each, and with `max_launches` in turns until the verdicts are decided or `budget_s` seconds
+    spent (0: no bound). Launches of the last hour count, so that a measurement that was stopped
+    goes on; older ones do not, since a machine drifts by more than launches differ. Raises
+    UsageError, SweepFileError, StoreError, and what running a sweep raises.
     """
     setting, chosen_metrics, store = find_axis(axis), read_metrics(metrics), Store(Path(results))
 
@@ -124,6 +125,7 @@ def compare_across(
         lambda across: across,
         set(metrics or (SPEED,)),
         say,
+        budget_s,
     )
     return replace(result, stopped=stopped)
 

@@ -227,6 +227,7 @@ class Stopped:
 
     looks: Looks
     is_decided: bool
+    is_spent: bool = False  # the time for launches, where it was bounded
 
     def as_dict(self) -> dict[str, object]:
         """The looks, as JSON has them."""
@@ -236,7 +237,11 @@ class Stopped:
             "max_launches": self.looks.most,
             "level_spent": self.looks.spent(LEVEL),
             "is_decided": self.is_decided,
-            "stop": "decided" if self.is_decided else "most launches reached",
+            "stop": "decided"
+            if self.is_decided
+            else "budget spent"
+            if self.is_spent
+            else "most launches reached",
         }
 
 

@@ -26,8 +26,11 @@ def measure_until_decided(
     compared_of: Callable[[Result], Comparison],
     metrics: Collection[str],
     say: Callable[[str], None],
+    budget_s: float = 0.0,
 ) -> tuple[Result, Stopped]:
     """Launch and look until the verdicts of these metrics are decided, or no more may be made.
+
+    With a budget no launch is begun that would end after it, but for the first three.
 
     `bring_to` launches both sides until each has so many launches, and returns how many rounds of
     both sides it has made; `judged` is the result of a look, and `compared_of` its comparison.
@@ -39,13 +42,16 @@ def measure_until_decided(
             "of each side"
         )
     planned, began_s = tuple(range(FEWEST_LAUNCHES, most_launches + 1)), time.monotonic()
+    is_spent, num_made = False, 0.0
     for place, num_launches in enumerate(planned):
         num_rounds = bring_to(num_launches)
         looks = Looks(planned[: place + 1], most_launches)
         result = judged(looks)
         compared = compared_of(result)
+        num_made += num_rounds
+        passed_s = time.monotonic() - began_s
+        round_s = passed_s / max(num_made, 1)
         if place == 0 and num_rounds and len(planned) > 1:
-            round_s = (time.monotonic() - began_s) / num_rounds
             most = duration(round_s * (most_launches - num_launches))
             say(
                 f"one launch of both sides takes about {duration(round_s)}: at most {most} more "
@@ -59,7 +65,10 @@ def measure_until_decided(
         )
         if num_decided == len(changes):
             break
-    stopped = Stopped(looks, num_decided == len(changes))
+        is_spent = bool(budget_s) and passed_s + round_s > budget_s
+        if is_spent:
+            break
+    stopped = Stopped(looks, num_decided == len(changes), is_spent)
     say(stop_text(stopped))
     return result, stopped
 
@@ -72,4 +81,6 @@ def stop_text(stopped: Stopped) -> str:
     spent = f"{counted(len(looks.counts), 'look')}; {level} of {most} spent on false claims"
     if stopped.is_decided:
         return f"stopped: decided after {num} ({spent})"
+    if stopped.is_spent:
+        return f"stopped: --budget is spent after {num}, and not decided ({spent})"
     return f"stopped: --max-launches {looks.most} reached, and not decided ({spent})"

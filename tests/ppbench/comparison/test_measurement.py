@@ -2,12 +2,14 @@
 
 import json
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 from command import printed
 from measured import around
 from stored_runs import run_row, store_together
 
+from ppbench.cli.options import budget_of
 from ppbench.comparison.lines import Stopped
 from ppbench.comparison.measurement import measure_until_decided, stop_text
 from ppbench.config.reader import read_sweep
@@ -48,6 +50,47 @@ def test_the_end_says_how_many_looks_it_took_and_what_they_spent():
     last = stop_text(Stopped(Looks(planned, 12), is_decided=False))
     reached = "stopped: --max-launches 12 reached, and not decided"
     assert last == f"{reached} (10 looks; {level} of {level} spent on false claims)"
+
+
+class Open:
+    """A comparison that is never decided."""
+
+    lines = (
+        SimpleNamespace(change=SimpleNamespace(is_decided=False), metric=SimpleNamespace(name="a")),
+    )
+
+
+def test_no_launch_is_begun_that_would_end_after_the_budget(monkeypatch):
+    now_s, numbers, said = [0.0], [], []
+
+    def bring_to(num_launches):
+        made = num_launches - (numbers[-1] if numbers else 0)
+        numbers.append(num_launches)
+        now_s[0] += 20.0 * made
+        return made
+
+    clock = SimpleNamespace(monotonic=lambda: now_s[0])
+    monkeypatch.setattr("ppbench.comparison.measurement.time", clock)
+    _, stopped = measure_until_decided(
+        12, bring_to, lambda _: Open, lambda found: found, {"a"}, said.append, 105.0
+    )
+    assert numbers == [3, 4, 5]
+    assert said[-1].startswith("stopped: --budget is spent after 5 launches of each side, and not")
+    assert stopped.as_dict()["stop"] == "budget spent"
+    numbers.clear()
+    _, stopped = measure_until_decided(
+        6, bring_to, lambda _: Open, lambda found: found, {"a"}, said.append
+    )
+    assert (numbers[-1], stopped.as_dict()["stop"]) == (6, "most launches reached")
+
+
+def test_a_budget_bounds_launches_and_is_a_time():
+    assert budget_of("90s", 12) == 90.0
+    assert budget_of(None, None) == 0.0
+    with pytest.raises(UsageError, match=r"--budget: bounds the launches .* add --run"):
+        budget_of("90s", None)
+    with pytest.raises(UsageError, match="expected a time such as 90s or 10m, got soon"):
+        budget_of("soon", 12)
 
 
 def test_too_few_launches_for_a_verdict_are_refused():

@@ -30,9 +30,7 @@ def launches(draw, num, deviation, first=0, num_rounds=60, **more):
     rows = []
     for number in range(first, first + num):
         for case in CASES:
-            speeds = 1000 * np.exp(
-                draw.normal(0, deviation) + draw.normal(0, 0.02, num_rounds)
-            )
+            speeds = 1000 * np.exp(draw.normal(0, deviation) + draw.normal(0, 0.02, num_rounds))
             rounds = {"round": list(range(num_rounds)), "tokens_per_s": speeds.tolist()}
             values = {"process_start": f"{number:04}", "rounds": json.dumps(rounds), **more}
             values["run_id"] = f"{number:04}{case.schedule}"

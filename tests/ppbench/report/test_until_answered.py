@@ -29,7 +29,9 @@ class World:
         self._budget = f"{budget_s:.0f}s"
         cases = tuple((case, Measure()) for case in speeds)
         sweep = Sweep("w", "w.toml", cases, ("schedule",))
-        self.policy = UntilAnswered(sweep, Store(Path("none")), budget_s, self.said.append, lambda: self.now_s)
+        self.policy = UntilAnswered(
+            sweep, Store(Path("none")), budget_s, self.said.append, lambda: self.now_s
+        )
 
     def run(self):
         while wanted := self.policy(self.runs()):
