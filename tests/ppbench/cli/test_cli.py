@@ -230,7 +230,7 @@ def test_an_emulated_sweep_holds_schedules_against_their_plans(tmp_path):
         for rank in range(3):
             ranges = ranges_of_rank(store, run_id, rank)
             assert collections.Counter(ranges) == {
-                "step 4": 1, **dict.fromkeys(lowered_row(schedule, 3, 6, rank), 1)
+                "step 5": 1, **dict.fromkeys(lowered_row(schedule, 3, 6, rank), 1)
             }  # fmt: skip
 
 
