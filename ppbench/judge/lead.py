@@ -65,8 +65,12 @@ class Lead:
 
     @property
     def is_decided(self) -> bool:
-        """Whether no rival can be better than the first choice by more than the resolution."""
-        return self.regret(self.first).high <= self.resolution * (1 + 1e-9)
+        """Whether it is known that the first choice can be taken."""
+        return self.can_take(self.first)
+
+    def can_take(self, arm: int) -> bool:
+        """Whether no rival can be better than this arm by more than the resolution."""
+        return self.regret(arm).high <= self.resolution * (1 + 1e-9)
 
     @property
     def equals(self) -> tuple[int, ...]:

@@ -95,7 +95,7 @@ class Judgement:
         """Whether it is known which case to take."""
         if self.lead is None or self.cautions or self.has_several_machines:
             return False
-        return self.lead.regret(self.arms[0]).high <= self.lead.resolution * (1 + 1e-9)
+        return self.lead.can_take(self.arms[0])
 
     @property
     def best(self) -> pd.Series:
@@ -160,7 +160,7 @@ class AxisAnswer:
     @property
     def is_decided(self) -> bool:
         """Whether no other value is faster by more than the resolution, on average."""
-        return self.lead.regret(self.arms[0]).high <= self.lead.resolution * (1 + 1e-9)
+        return self.lead.can_take(self.arms[0])
 
     def saving(self) -> float | None:
         """The median share of its memory that the value to take saves over the next one.
@@ -178,6 +178,18 @@ def saved_in_all(taken: pd.Series, other: pd.Series) -> float | None:
     if (1 / ratio < 1 - LEAST_SAVED).all():
         return float(1 / ratio.median() - 1)
     return None
+
+
+def by_choice(found: Lead, peaks: pd.DataFrame) -> tuple[int, ...]:
+    """The arms, the one to take first: of those as fast, the one that needs clearly less memory.
+
+    `peaks` is the peak memory by setting (rows) and arm.
+    """
+    taken = found.first
+    for arm in found.equals if found.is_decided else ():
+        if found.can_take(arm) and (saved_in_all(peaks[arm], peaks[taken]) or 0) > 0:
+            taken = arm
+    return taken, *(arm for arm in found.arms if arm != taken)
 
 
 @dataclass(frozen=True)
@@ -319,12 +331,7 @@ def axis_answer(judged: Judged) -> AxisAnswer | None:
     )
     found = lead_of(METRICS[SPEED], dict(zip(pairs, changes, strict=True)), len(values))
     peaks = pd.DataFrame([own["peak_memory_bytes"].astype(float).tolist() for own in settings])
-    arms = list(found.arms)
-    good = [arm for arm in found.equals if found.regret(arm).high <= found.resolution]
-    for arm in good if found.is_decided else []:
-        if (saved_in_all(peaks[arm], peaks[arms[0]]) or 0) > 0:
-            arms.remove(arm)
-            arms.insert(0, arm)
+    arms = by_choice(found, peaks)
     against = [
         settings_text(own.iloc[arms[0]], key)
         for own, names in zip(settings, ids, strict=True)
@@ -334,9 +341,9 @@ def axis_answer(judged: Judged) -> AxisAnswer | None:
         axis,
         tuple(str(values[arm]) for arm in arms),
         found,
-        tuple(arms),
+        arms,
         len(settings),
-        peaks[arms].set_axis(range(len(arms)), axis=1),
+        peaks[list(arms)].set_axis(range(len(arms)), axis=1),
         tuple(against),
     )
 
@@ -376,7 +383,7 @@ def _judgement(
         ["tokens_per_s", "peak_memory_bytes"], ascending=[False, True], kind="stable"
     )
     ids = [str(case_id) for case_id in compared["case_id"]]
-    found, arms = None, list(range(len(ids)))
+    found, arms = None, tuple(range(len(ids)))
     if len(ids) > 1:
         pairs = {
             (arm, rival): known.evidence(ids[arm], ids[rival])
@@ -384,17 +391,9 @@ def _judgement(
             for rival in range(arm + 1, len(ids))
         }
         found = lead(METRICS[SPEED], pairs, len(ids), looks)
-        arms = list(found.arms)
-        # Of cases that are as fast, the one that needs clearly less memory.
-        peaks = compared["peak_memory_bytes"].astype(float).tolist()
-        good = [arm for arm in found.equals if found.regret(arm).high <= found.resolution]
-        taken = found.first
-        for arm in good if found.is_decided else []:
-            if peaks[arm] < (1 - LEAST_SAVED) * peaks[taken]:
-                taken = arm
-        arms.remove(taken)
-        arms.insert(0, taken)
-    compared = compared.iloc[arms]
+        peaks = compared["peak_memory_bytes"].astype(float)
+        arms = by_choice(found, pd.DataFrame([peaks.tolist()]))
+    compared = compared.iloc[list(arms)]
     rows = [case for _, case in compared.iterrows()]
     # The best other case that takes the same step, or else the next case.
     same = (n for n, row in enumerate(rows[1:], 1) if (row[_STEP] == rows[0][_STEP]).all())
@@ -413,7 +412,7 @@ def _judgement(
         axes=tuple(a for a in axes if a not in key and len(compared[a].astype(str).unique()) > 1),
         cases=compared,
         lead=found,
-        arms=tuple(arms),
+        arms=arms,
         rival_place=rival,
         cautions=_names(known.disturbing(str(row["case_id"]), kinds, 0.5) for row in pair),
         has_several_machines=len(machines) > 1 and not set(axes).intersection(_MACHINE_AXES),
