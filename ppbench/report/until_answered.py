@@ -42,7 +42,7 @@ class UntilAnswered:
         self._store = store
         self._budget_s, self._say, self._now = budget_s, say, now
         self._began = self._last = now()
-        self._num_wanted = len(self._cases)
+        self._num_wanted, self._is_first = len(self._cases), True
         self.stop = ""
         """Why no further launch is made, once none is."""
 
@@ -52,7 +52,7 @@ class UntilAnswered:
         passed_s, launch_s, self._last = now - self._began, now - self._last, now
         good = runs[runs["status"] == "ok"]
         num_launches = 0 if good.empty else int(good.groupby("case_id").size().max())
-        is_first = passed_s == launch_s  # nothing was launched yet by this call
+        is_first, self._is_first = self._is_first, False  # nothing was launched yet
         if good.empty and is_first:
             return frozenset(self._cases)
         if num_launches < FEWEST_LAUNCHES:
@@ -62,7 +62,8 @@ class UntilAnswered:
             judged = judge(runs, varying_axes(runs), starts)
             wanted, text = open_cases(judged), progress_text(judged)
         if not wanted:
-            self.stop = f"decided after {counted(num_launches, 'launch')}"
+            launches = counted(num_launches, "launch")
+            self.stop = "every case failed" if good.empty else f"decided after {launches}"
             self._say(self.stop)
             return wanted
         next_s = 0.0 if is_first else launch_s * len(wanted) / max(self._num_wanted, 1)

@@ -13,9 +13,12 @@ from stored_runs import concluded, run_row
 from ppbench.cautions import Caution
 from ppbench.config.case import Case
 from ppbench.display.cases import varying_axes
+from ppbench.display.metrics import METRICS
+from ppbench.judge.evidence import Evidence, Rounds
+from ppbench.judge.lead import lead
 from ppbench.report.charts.memory import pareto_front
 from ppbench.report.pages.conclusions import Sentence
-from ppbench.report.pages.judgement import FORBIDDING, SCATTER, Judgement, judge
+from ppbench.report.pages.judgement import FORBIDDING, SCATTER, Judgement, by_choice, judge
 
 MIB = 2**20
 AFAB, OTHER = Case(schedule="afab"), Case(schedule="1f1b")
@@ -410,3 +413,24 @@ def test_schedules_are_compared_pair_by_pair_with_what_is_decided() -> None:
         "times that of afab (decided faster in 1, the same in 1, open in 1). Its peak memory "
         "is 1.00 times that of afab."
     )
+
+
+@pytest.mark.parametrize(
+    ("peaks", "order"),
+    [
+        ([[100.0, 80.0, 60.0]], (1, 0, 2)),  # the third needs least, and is slower
+        ([[100.0, 97.0, 60.0]], (0, 1, 2)),  # hardly less
+        ([[100.0, 80.0, 60.0], [100.0, 120.0, 60.0]], (0, 1, 2)),  # less in one setting alone
+    ],
+)
+def test_of_arms_as_fast_the_one_with_clearly_less_memory_is_taken(peaks, order):
+    draw = np.random.default_rng(3)
+    speeds = [1000.0, 999.0, 900.0]
+    launches = [[draw.normal(speed, 2.0, 24) for speed in speeds] for _ in range(5)]
+    pairs = {
+        (arm, rival): Evidence(
+            paired=tuple(Rounds(tuple(own[rival]), tuple(own[arm])) for own in launches)
+        )
+        for arm, rival in ((0, 1), (0, 2), (1, 2))
+    }
+    assert by_choice(lead(METRICS["tokens_per_s"], pairs, 3), pd.DataFrame(peaks)) == order

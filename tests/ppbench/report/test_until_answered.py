@@ -107,3 +107,12 @@ def test_the_looks_at_a_sweep_with_a_budget_follow_from_its_rows():
     assert looks_of(world.runs()[:4]) == ONE_LOOK  # two launches
     assert looks_of(world.runs()[:6]).most == 8  # known from the time of three
     assert looks_of(world.runs().assign(measure_budget="")) == ONE_LOOK
+
+
+def test_nothing_is_decided_where_every_case_failed():
+    world = World({AFAB: 1000.0, OTHER: 1000.0})
+    world.policy(world.runs())
+    world.now_s += LAUNCH_S
+    failed = pd.DataFrame([run_row(0, case, status="oom") for case in (AFAB, OTHER)])
+    assert not world.policy(failed)
+    assert world.policy.stop == "every case failed"
