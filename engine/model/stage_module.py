@@ -124,6 +124,9 @@ class Model(Protocol):
     vocab_size: int
     max_positions: int | None  # None: no limit known
 
+    def __hash__(self) -> int:
+        """Models are told apart by identity."""
+
     @property
     def costs(self) -> Costs:
         """Parameters of each layer, and of what comes before and after the layers."""
