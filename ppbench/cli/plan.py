@@ -73,11 +73,12 @@ HandOver = Annotated[
     typer.Option(
         "--hand-over",
         metavar="DIR",
-        help="Write the first choice for a sweep, for torchtitan and for Megatron-LM.",
+        help="Write the first choice, or what --run says to take, for a sweep, for torchtitan and "
+        "for Megatron-LM.",
     ),
 ]
 _TRIED = {
-    **{name: field_of(name) for name in ("schedule", "stages_per_rank")},
+    **{name: field_of(name) for name in ("schedule", "world_size", "stages_per_rank")},
     "microbatch_size": number("microbatch size", ".0f"),
     "measured_step_ns": number("measured step", ",.1f", MS),
     "measured_low_ns": number("low", ",.1f", MS),
@@ -157,21 +158,33 @@ def plan(
             ),
         )
     sentences = sentences_of(found, is_measured=trials is not None)
+    hidden = () if len(found.request.ranks) > 1 else ("world_size",)
+    shown, tried = (
+        {name: column for name, column in columns.items() if name not in hidden}
+        for columns in (SHOWN, _TRIED)
+    )
     if how is Format.json and view == EVERYTHING:
         measured = {} if trials is None else trials.as_dict()
         whole = {**measured, **as_dict(found), "sentences": sentences}
         print(json.dumps(whole, indent=2, allow_nan=False))
     elif how in (Format.json, Format.csv):
-        print(render(found.frame if trials is None else trials.frame, how, SHOWN, view))
+        print(render(found.frame if trials is None else trials.frame, how, shown, view))
     else:
-        parts = [render(found.frame, how, SHOWN, view, ("step_ns",)), "\n".join(sentences)]
+        parts = [render(found.frame, how, shown, view, ("step_ns",)), "\n".join(sentences)]
         if trials is not None:
             said = "\n".join([*trials.answers, *trials.sentences])
-            parts = [said, render(trials.frame, how, _TRIED), *parts]
+            parts = [said, render(trials.frame, how, tried), *parts]
         print_text("\n\n".join(parts), how)
     aside = sys.stdout if how is Format.table else sys.stderr
     if hand_over is not None:
-        written = write_forms(found, sweep, hand_over)
+        from ppbench.report.pages.plan import name_of
+
+        to_take = None if trials is None else trials.to_take
+        written = write_forms(found, sweep, hand_over, to_take)
+        why = "as the plan predicts"
+        if trials is not None:
+            why = "as measured" if to_take else "the plan's first, as the runs leave it open"
+        print(f"handed over: {name_of((to_take or found.first).configuration)}, {why}", file=aside)
         for form in written.forms:
             print(f"{form.name}: {form.path or f'not written: {form.refusal}'}", file=aside)
         if (path := written.form("sweep").path) is not None:

@@ -10,7 +10,7 @@ from ppbench.display.units import MEBIBYTES, MS, counted, milliseconds, percent,
 from ppbench.planning.plan import AUTO, Configuration, Plan, Proposal
 
 SHOWN: dict[str, Field] = {
-    **{name: field_of(name) for name in ("schedule", "stages_per_rank")},
+    **{name: field_of(name) for name in ("schedule", "world_size", "stages_per_rank")},
     "microbatch_size": number("microbatch size", ".0f"),
     "recomputed_stages": number("stages recomputed", ".0f"),
     "step_ns": field_of("step_ns"),
@@ -20,7 +20,7 @@ SHOWN: dict[str, Field] = {
     "bubble_fraction": field_of("bubble_fraction"),
     "peak_memory_bytes": number("peak", ",.1f", MEBIBYTES),
 }
-"""The columns of the table that people see."""
+"""The columns of the table that people see; the number of ranks if a plan has several."""
 CAUSES = {
     "schedule": "the bubble of the schedule",
     "imbalance": "stages that take unequally long",
@@ -37,6 +37,8 @@ LEAST_LOSS = 0.005
 """The part of a step below which nothing is said to limit it."""
 LEAST_SAID = 0.0005
 """A smaller part of a step would be written as 0.0 %."""
+ALL_RANKS = "Tokens/s are those of all ranks together: more ranks are more devices."
+"""What is said where numbers of ranks are compared."""
 MOST_RANKS = 8
 """Of more ranks it is not said one by one what they have."""
 
@@ -89,6 +91,8 @@ def _choice(plan: Plan, *, is_measured: bool) -> Iterator[str]:
             "probability; what else the machine does is left out."
         )
 
+    if len(plan.request.ranks) > 1:
+        yield ALL_RANKS
     if one.ranks > MOST_RANKS:
         is_v = one.placement != loop_placement(one.ranks, one.stages_per_rank)
         yield f"Stages go {'down the ranks and back up' if is_v else 'round the ranks'}."

@@ -29,7 +29,7 @@ from ppbench.planning.cost_file import read_costs_file, write_costs_file
 from ppbench.planning.cost_measurement import measure_costs
 from ppbench.planning.cost_set import MEASURED, CostSet, Setting
 from ppbench.planning.handover import Handover, case_of, chosen_case, write_handover
-from ppbench.planning.plan import AUTO, NoPlanError, Plan, PlanRequest
+from ppbench.planning.plan import AUTO, NoPlanError, Plan, PlanRequest, Proposal
 from ppbench.planning.planner import make_plan
 from ppbench.planning.replicas import of_replica, unplanned
 from ppbench.planning.search import OnProgress
@@ -140,14 +140,15 @@ def _by_policy(sweep: Sweep) -> dict[str, Case]:
     return {case.sharding_policy: case} if case.replicas == 1 else {p: cases[p] for p in policies}
 
 
-def hand_over(plan: Plan, sweep: Sweep, folder: Path) -> Handover:
-    """Write the first choice of a sweep file's plan for those who will run it, into a folder.
+def hand_over(plan: Plan, sweep: Sweep, folder: Path, proposal: Proposal | None = None) -> Handover:
+    """Write a proposal of a sweep file's plan for those who will run it, into a folder.
 
-    The case's other settings go into the sweep file. Raises UsageError.
+    It is the first choice unless another is given. The case's other settings go into the sweep
+    file. Raises UsageError.
     """
-    first, (case, measure) = plan.first, chosen_case(plan, sweep)
-    case = case_of(first.configuration, case, folder / f"{sweep.name}.csv")
-    return write_handover(case, first.program, folder, sweep.name, measure)
+    one, (case, measure) = proposal or plan.first, chosen_case(plan, sweep)
+    case = case_of(one.configuration, case, folder / f"{sweep.name}.csv")
+    return write_handover(case, one.program, folder, sweep.name, measure)
 
 
 def located(file: Path, overrides: Sequence[str], problem: Problem) -> SweepFileError:

@@ -80,7 +80,8 @@ def measure(
     measured = replace(measured, launches=most, budget=measured.budget or NO_END)
     planned = tuple((one, measured) for one in cases)
     trial = replace(sweep, name=f"{sweep.name}-plan", cases=planned, axes=_VARIED)
-    policy = UntilAnswered(trial, Store(folder), seconds_of(measured.budget), note)
+    budget_s = seconds_of(measured.budget)
+    policy = UntilAnswered(trial, Store(folder), budget_s, note, are_ranks_free=True)
     again = f"{command} --rerun" if reruns else command
     choice = Choice(reruns=reruns)
     done = run_sweep(trial, Store(folder), choice, display, again or None, policy=policy)
@@ -102,16 +103,18 @@ def trials_of(
     """Judge the runs of proposals, which are given with the ids of their cases.
 
     Measured steps are those of the throughput that is judged: its median over launches, and the
-    range of these; of a single launch it is the interval of its steps.
+    range of these; of a single launch it is the interval of its steps. The number of ranks is a
+    choice of the plan, so that tokens/s of all ranks together are compared.
     """
     is_ours = runs["schedule"].str.startswith(CSV_PREFIX)  # named as in the plan
     runs = runs.assign(schedule=runs["schedule"].mask(is_ours, AUTO))
-    judged = judge(runs, varying_axes(runs), starts)
+    judged = judge(runs, varying_axes(runs), starts, are_ranks_free=True)
     found = judged.of_runs.set_index("case_id").reindex(list(case_ids)).reset_index()
     tokens = pd.Series([one.tokens_per_s * one.step_ns for one in proposals])
     frame = pd.DataFrame(
         {
             "schedule": proposal.configuration.schedule,
+            "world_size": proposal.configuration.ranks,
             "stages_per_rank": proposal.configuration.stages_per_rank,
             "microbatch_size": proposal.configuration.microbatch_size,
             "predicted_step_ns": proposal.step_ns,
@@ -137,7 +140,9 @@ def trials_of(
         )
     is_ok = bool((runs["status"] == "ok").all()) and bool(frame["num_launches"].all())
     conclusions = conclude(judged, runs, command)
-    return Trials(tuple(proposals), frame, conclusions, tuple(sentences), is_ok)
+    by_case = dict(zip(case_ids, proposals, strict=True))
+    to_take = by_case.get(conclusions.sentence.case_id)
+    return Trials(tuple(proposals), frame, conclusions, tuple(sentences), is_ok, to_take)
 
 
 def _of_first(judged: Judged, case_id: str) -> str:

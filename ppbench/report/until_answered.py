@@ -37,9 +37,12 @@ class UntilAnswered:
         budget_s: float,
         say: Callable[[str], None],
         now: Callable[[], float] = time.monotonic,
+        *,
+        are_ranks_free: bool = False,
     ) -> None:
+        """`are_ranks_free` is that of `judge`."""
         self._cases = [case.case_id for case, _ in sweep.cases]
-        self._store = store
+        self._store, self._are_ranks_free = store, are_ranks_free
         self._budget_s, self._say, self._now = budget_s, say, now
         self._began = self._last = now()
         self._num_wanted, self._is_first = len(self._cases), True
@@ -59,7 +62,8 @@ class UntilAnswered:
             wanted, text = frozenset(good["case_id"]), ""
         else:
             starts = starts_beside(runs, [self._store])
-            judged = judge(runs, varying_axes(runs), starts)
+            axes, is_free = varying_axes(runs), self._are_ranks_free
+            judged = judge(runs, axes, starts, are_ranks_free=is_free)
             wanted, text = open_cases(judged), progress_text(judged)
         if not wanted:
             launches = counted(num_launches, "launch")

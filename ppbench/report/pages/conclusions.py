@@ -76,6 +76,7 @@ class Sentence:
     advice: str  # what to do where it is open, or empty
     command: str  # that does it, or empty
     verb: str = ""  # before the name: `Use `, or empty
+    case_id: str = ""  # of the case to take; empty where that is open
 
     @property
     def text(self) -> str:
@@ -191,13 +192,15 @@ def sentence(judgement: Judgement, runs: pd.DataFrame, command: str = "") -> Sen
             beside = f" ({by})" if len(others) == 1 else ""
             least = "" if change.verdict is Verdict.same else "at least "
             rest = f": {speed}, {least}as fast as {as_fast}{beside}.{saving}"
-        return Sentence(DECIDED, where, name, rest, "", "", "use " if where else "Use ")
+        verb = "use " if where else "Use "
+        return Sentence(DECIDED, where, name, rest, "", "", verb, str(best["case_id"]))
     saved = _saved(judgement, runs)
     if saved and change is not None and len(judgement.cases) == 2 and not judgement.cautions:
-        small, large = (name, other) if saved > 0 else (other, name)
+        taken, large = (best, other) if saved > 0 else (rival, name)
         if text := _for_memory(large, saved, change if saved > 0 else change.reversed()):
-            verb = "use " if where else "Use "
-            return Sentence(OPEN, where, small, text, *advice(judgement, runs, command), verb)
+            small, case_id = judgement.name(taken), str(taken["case_id"])
+            advised, verb = advice(judgement, runs, command), "use " if where else "Use "
+            return Sentence(OPEN, where, small, text, *advised, verb, case_id)
     # What is known: which cases may be the best, and which are slower than the first of them.
     maybe = [0, *judgement.places(Verdict.open), *judgement.places(Verdict.same)]
     beaten = judgement.places(Verdict.faster)

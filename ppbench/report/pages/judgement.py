@@ -3,10 +3,10 @@
 Every text of a page derives from it, so that they cannot contradict each other.
 
 Cases are compared that do the same work on as many ranks, and so differ only in what their user may
-choose: schedule, runtime, microbatches, partition, ... Where no two such cases exist, the number of
-ranks counts as a choice too. Emulated cases compute nothing, so beside measured ones they are
-judged on their own. Left out are oversubscribed cases beside others, and always cases with a NaN or
-infinite loss or gradient.
+choose: schedule, runtime, microbatches, partition, ... Where no two such cases exist, or a plan was
+asked for several, the number of ranks counts as a choice too. Emulated cases compute nothing, so
+beside measured ones they are judged on their own. Left out are oversubscribed cases beside others,
+and always cases with a NaN or infinite loss or gradient.
 
 Which case to take, and what is known of the others, is what `ppbench.judge.lead` says of all pairs.
 Of cases that are the same as the fastest, the one that needs least memory is taken. The answer
@@ -271,10 +271,13 @@ def looks_of(runs: pd.DataFrame) -> Looks:
     return Looks(tuple(range(FEWEST_LAUNCHES, num + 1)), most)
 
 
-def judge(runs: pd.DataFrame, axes: Axes, starts: Noise | None = None) -> Judged:
+def judge(
+    runs: pd.DataFrame, axes: Axes, starts: Noise | None = None, *, are_ranks_free: bool = False
+) -> Judged:
     """Judge every group of comparable cases among `runs` (rows of `store.runs()`).
 
     `axes` are the settings that vary; `starts` is what other launches tell of starts.
+    With `are_ranks_free` the number of ranks is a choice like any other.
     """
     looks = looks_of(runs)
     of_runs = by_case(runs, axes)
@@ -288,7 +291,7 @@ def judge(runs: pd.DataFrame, axes: Axes, starts: Noise | None = None) -> Judged
     groups = [
         _judgement(group, ["device", *key] if num_emulated else key, axes, known, looks)
         for kind in kinds
-        for key, group in _groups(kind, axes)
+        for key, group in _groups(kind, axes, are_ranks_free=are_ranks_free)
     ]
     ordered = tuple(sorted(groups, key=_worth, reverse=True))
     compared = kinds[0] if num_emulated else cases
@@ -354,13 +357,16 @@ def alike(cases: pd.DataFrame) -> pd.DataFrame:
     return cases if sound.empty else sound
 
 
-def _groups(cases: pd.DataFrame, axes: Axes) -> list[tuple[list[str], pd.DataFrame]]:
+def _groups(
+    cases: pd.DataFrame, axes: Axes, *, are_ranks_free: bool
+) -> list[tuple[list[str], pd.DataFrame]]:
     """Group cases that do the same work on as many ranks and replicas.
 
-    These are free if that leaves no pair.
+    These are free if that leaves no pair, and ranks if they are a choice.
     """
     work = [axis for axis in work_axes(axes) if axis != "device"]
-    sizes = [axis for axis in ("world_size", "replicas") if axis in axes]
+    fixed = ("replicas",) if are_ranks_free else ("world_size", "replicas")
+    sizes = [axis for axis in fixed if axis in axes]
     keys = [[*work, *sizes]]
     if sizes and not (cases["device"] == EMULATED).all():
         keys.append(work)

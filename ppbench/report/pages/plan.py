@@ -37,6 +37,7 @@ class Trials:
     conclusions: Conclusions
     sentences: tuple[str, ...]  # how the first choice did, and how far predictions were off
     is_ok: bool  # whether every run succeeded
+    to_take: Proposal | None = None  # as the runs say; None where that is open
 
     @property
     def answers(self) -> list[str]:

@@ -18,20 +18,22 @@ from ppbench.planning.cost_file import write_costs_file
 from ppbench.planning.cost_set import CostSet, Setting
 from ppbench.planning.handover import case_of, program_text
 from ppbench.planning.plan import Configuration, Proposal
+from ppbench.recommendation.question import hand_over, plan, read_question
 from ppbench.recommendation.trials import trials_of
 from ppbench.report.pages.judgement import MOST_LAUNCHES
 from ppbench.store import Store
 
 MIB = 2**20
-PLACEMENT = loop_placement(2)
 TOKENS = 1000
 """Of a step."""
 
 
-def proposal(schedule, step_ns=100, recompute=(False, False)):
-    made = build_program("zb_h1" if schedule == "auto" else schedule, 2, 4)
-    program = Program(schedule, PLACEMENT, 4, made.actions)
-    configuration = Configuration(schedule, 2, 1, PLACEMENT, (1, 3), 2, 4, recompute)
+def proposal(schedule, step_ns=100, recompute=(False, False), ranks=2):
+    made = build_program("zb_h1" if schedule == "auto" else schedule, ranks, 4)
+    placement = loop_placement(ranks)
+    program = Program(schedule, placement, 4, made.actions)
+    layers = (1, 3) if ranks == 2 else (1,) * ranks
+    configuration = Configuration(schedule, ranks, 1, placement, layers, 2, 4, recompute)
     return Proposal(
         *(configuration, program, step_ns, step_ns - 5, step_ns + 5, step_ns - 10),
         *((10, 20), (11, 22), 0.1, TOKENS / step_ns * 1e9),
@@ -61,7 +63,11 @@ def test_a_program_of_the_solver_is_that_of_a_file_and_some_stages_recompute(tmp
 def measured(folder, *steps_ms, **changes):
     """Trials of a program of the solver, of zb_h1 and of 1f1b with such steps of each launch."""
     proposals = [proposal("auto", 100e6), proposal("zb_h1", 110e6), proposal("1f1b", 120e6)]
-    proposals = proposals[: len(steps_ms)]
+    return trials(folder, proposals[: len(steps_ms)], steps_ms, **changes)
+
+
+def trials(folder, proposals, steps_ms, peaks=(), **changes):
+    """Trials of proposals with such steps of each launch, and peaks."""
     cases = [case_of(one.configuration, Case(), folder / "a.csv") for one in proposals]
     rows = [
         run_row(
@@ -70,6 +76,7 @@ def measured(folder, *steps_ms, **changes):
             launch=launch,
             tokens_per_s=TOKENS / step_ms * 1e3,
             run_id=f"{launch:04}{arm}",
+            **({"peak_memory_bytes": peaks[arm]} if peaks else {}),
             **changes,
         )
         for arm, (case, own) in enumerate(zip(cases, steps_ms, strict=True))
@@ -101,6 +108,36 @@ def test_the_answer_is_that_of_a_report_and_says_how_the_first_choice_did(tmp_pa
     unsure = measured(tmp_path, [100, 110, 90], [98, 92, 86])
     assert unsure.answers[0].startswith("Open. ")
     assert unsure.sentences[0].endswith("auto; whether it is as fast is open.")
+
+
+def test_the_case_to_take_is_the_one_that_the_sentence_names(tmp_path):
+    slower = measured(tmp_path, [110, 110.1, 109.9], [100, 100.1, 99.9])
+    assert slower.to_take.configuration.schedule == "zb_h1"
+    unsure = measured(tmp_path, [100, 110, 90], [98, 92, 86])
+    assert unsure.to_take is None
+    alike = [100.1, 90, 110], [100, 110, 90.1]
+    proposals = [proposal("auto", 100e6), proposal("zb_h1", 110e6)]
+    saves = trials(tmp_path, proposals, alike, [5e8, 2e8])
+    assert saves.answers[0].startswith("Use zb_h1 for its memory")
+    assert saves.to_take.configuration.schedule == "zb_h1"
+
+
+def test_the_number_of_ranks_is_a_choice_though_each_has_pairs_of_its_own(tmp_path):
+    proposals = [
+        proposal("zb_h1", 50e6, ranks=4),
+        proposal("1f1b", 60e6, ranks=4),
+        proposal("zb_h1", 90e6),
+        proposal("1f1b", 100e6),
+    ]
+    steps_ms = [[step, step + 0.1, step - 0.1] for step in (80, 70, 50, 60)]
+    found = trials(tmp_path, proposals, steps_ms)
+    assert found.answers[0].startswith("Use zb_h1, 2 ranks, ")
+    assert "faster than 1f1b, 2 ranks" in found.answers[0]
+    assert len(found.answers) == 1  # it answers the whole question
+    assert found.to_take is proposals[2]
+    assert list(found.frame["world_size"]) == [4, 4, 2, 2]
+    assert "is zb_h1, 4 ranks, " in found.sentences[0]
+    assert ": it trains 37.5 %" in found.sentences[0]
 
 
 def test_cautions_that_leave_the_answer_open_leave_the_first_choice_open(tmp_path):
@@ -165,8 +202,19 @@ def test_measured_figures_lead_and_the_same_command_goes_on_with_what_is_stored(
     assert found["answer"]["grade"] == "open"
     assert found["sentences"][0].startswith("Predicted to be the best: ")
     assert len(Store(folder / "results").runs(["run_id"])) == 2
+    handed = printed("plan", *words, "--hand-over", "open").text.splitlines()
+    (which,) = (line for line in handed if line.startswith("handed over: auto, 2 ranks, "))
+    assert which.endswith(", the plan's first, as the runs leave it open")
     printed("plan", *words, "--rerun")
     assert len(Store(folder / "results").runs(["run_id"])) == 4
+
+
+def test_the_pipeline_that_is_handed_over_may_be_another_than_the_plan_s_first(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    found, sweep = plan("mine.toml", effort=0.05), read_question("mine.toml")
+    written = hand_over(found, sweep, folder / "taken", found.baseline)
+    assert found.first.configuration.schedule == "auto"
+    assert 'schedule = "1f1b"' in written.form("sweep").text
 
 
 @pytest.mark.parametrize("options", [("--budget", "10s"), ("--rerun",)])
