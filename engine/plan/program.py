@@ -18,7 +18,7 @@ from functools import cached_property
 
 from engine.arrays import run
 from engine.plan import kernels
-from engine.plan.action import COLLECTIVE_OPS, OPS, Action, parse_action, parse_cell
+from engine.plan.action import COLLECTIVE_OPS, OPS, Action, Op, parse_action, parse_cell
 from engine.plan.table import Table
 
 
@@ -132,6 +132,30 @@ class Program:
         return replace(
             self, actions=Table(array("q", itertools.accumulate(ends, initial=0)), *arrays)
         )
+
+
+def steps_can_overlap(program: Program) -> bool:
+    """Whether the next step can begin while a rank still computes for this one.
+
+    A step begins on the rank of stage 0. Nothing overlaps if the last computation there needs the
+    last one of every other rank, as in 1F1B; where weight gradients come last, it does not.
+    """
+    rows = [program.compute_only().part(rank) for rank in range(program.world_size)]
+    where = {action: (rank, at) for rank, row in enumerate(rows) for at, action in enumerate(row)}
+    first = program.placement.ranks[0]
+    num_needed, left = [0] * len(rows), [(first, len(rows[first]) - 1)]
+    while left:
+        rank, last = left.pop()
+        for stage, op, microbatch in rows[rank][num_needed[rank] : last + 1]:
+            step = {Op.F: -1, Op.B: 1, Op.I: 1}.get(op, 0)  # to the stage that it hears from
+            ops = (Op.F,) if op is Op.F else (Op.B, Op.I)
+            left += [
+                where[own]
+                for own in (Action(stage + step, op, microbatch) for op in ops)
+                if step and own in where
+            ]
+        num_needed[rank] = max(num_needed[rank], last + 1)
+    return num_needed != [len(row) for row in rows]
 
 
 def to_csv(program: Program) -> str:

@@ -79,7 +79,7 @@ class RankResult:
     early: set[Receive] = field(default_factory=set)  # had arrived before the rank waited for it
     not_finite: NotFinite | None = None  # where this rank first saw NaN or infinity
     reference: ReferenceTimes | None = None  # beside the steps
-    lead_ins: list[int] = field(default_factory=list)  # steps whose spans are not measured
+    after_pause: list[int] = field(default_factory=list)  # the first step of each turn
     round_of: dict[int, int] = field(default_factory=dict)  # of each measured step
 
 
@@ -122,7 +122,7 @@ class FinishedRun:
     is_busy_machine: bool = False
     is_throttled: bool = False
     has_bare_stage: bool = False
-    lead_ins: Collection[int] = frozenset()  # steps after a pause, which are not measured
+    after_pause: Collection[int] = frozenset()  # steps that follow no other one at once
     round_of: Mapping[int, int] = field(
         default_factory=dict
     )  # of each step that was measured in one
@@ -147,9 +147,10 @@ def rows_of(finished: FinishedRun) -> Rows:
     spans["end_ns"] = reconciled_end_ns(
         spans, completion_seen_on_wait=finished.completion_seen_on_wait
     )
-    lead_ins = list(finished.lead_ins)
-    of_ranks = windows(spans, case.world_size, lead_ins).drop(index=lead_ins, level="step")
-    steps = step_figures(spans, case.world_size, finished.num_tokens, lead_ins)
+    paused = finished.after_pause
+    lead_ins = [step for step in paused if step not in finished.round_of]
+    of_ranks = windows(spans, case.world_size, paused).drop(index=lead_ins, level="step")
+    steps = step_figures(spans, case.world_size, finished.num_tokens, paused)
     steps, spans = (
         rows[~rows["step"].isin(lead_ins)].reset_index(drop=True) for rows in (steps, spans)
     )
@@ -350,7 +351,7 @@ def _finished(planned: PlannedRun, result: CaseResult, program: Program) -> Fini
         is_busy_machine=any(is_disturbed(rank.summary) for rank in ranks),
         is_throttled=any(is_throttled(rank.summary) for rank in ranks),
         has_bare_stage=bool(bare_stages(case, result.facts)),
-        lead_ins=ranks[0].lead_ins,
+        after_pause=ranks[0].after_pause,
         round_of=ranks[0].round_of,
     )
 

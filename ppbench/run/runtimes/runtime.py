@@ -42,7 +42,7 @@ class Runtime(Protocol):
 
     @property
     def lowered(self) -> Program:
-        """The program of a step, with transfers; read after the last step."""
+        """The program of a step, with transfers; read after the first step."""
 
     @property
     def peak_held(self) -> int:

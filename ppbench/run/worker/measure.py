@@ -1,14 +1,16 @@
 """An arm on one rank: a case that is alive, from its warm-up over its turns to its result.
 
     open    build | peak | warm-up | reference | clocks
-    turn    ranks meet | lead-in step, step, step, ... | ranks meet          once in each round
-                       [      node's samples           ]
+    turn    ranks meet | step, step, step, ... | ranks meet          once in each round
+                       [    node's samples     ]
     close   clocks | memory | reference | profile | results to rank 0
 
 Other arms take their turns in between. Steps of a turn follow each other as in a training loop: no
 barrier and no report comes between them, and a device is waited for after the last of them only.
-The lead-in is not measured: what follows it does not begin after a pause. One more step is for
-memory, and the reference (`fixed_work`) shows whether the machine was disturbed.
+Where steps overlap, and on a device, which is kept busy by what was issued before, the first step
+of a turn is a lead-in: it is not measured, as it begins after a pause. Where no step can begin
+before the one before it has ended, the first step is like any other. One more step is for memory,
+and the reference (`fixed_work`) shows whether the machine was disturbed.
 
 A profile is a kernel-level Chrome trace of a few steps under torch's profiler. It shows the kernels
 of each action, and slows the step down. So its steps are extra ones, and nothing else is measured
@@ -30,6 +32,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from engine.flight import Phase
+from engine.plan.program import steps_can_overlap
 from engine.plan.spans import COLUMNS, Span
 from engine.run import device as devices
 from engine.run.alignment import align, measure_offset
@@ -73,9 +76,10 @@ class Arm:
         self._windows: list[Window] = []
         self._spans: list[Span] = []  # of the turns' steps
         self._early: set[Receive] = set()  # of those
-        self._lead_ins: list[int] = []  # the first step of each turn, which is not measured
+        self._after_pause: list[int] = []  # the first step of each turn
         self._round_of: dict[int, int] = {}  # of each measured step
         self._clock_error_ns = 0  # of the device's clock on the host's, in the turns
+        self._overlaps: bool | None = None  # whether steps can; not known before the first one
         self._losses: list[float | None] = []
         self._num_tokens: list[int] = []
         self._not_finite: NotFinite | None = None
@@ -106,17 +110,18 @@ class Arm:
         self._offset = measure_offset(member.fabric, member.ranks)
 
     def turn(self, round_index: int, num_steps: int) -> tuple[float, float]:
-        """Run a lead-in and so many steps after it, one right after the other.
+        """Run so many steps one right after the other, after a lead-in where one is needed.
 
         Returns the seconds of a step and its tokens per second, as this rank saw them.
         """
         member, first = self.member, self._num_done
-        self._lead_ins.append(first)
-        self._round_of |= dict.fromkeys(range(first + 1, first + 1 + num_steps), round_index)
+        begin = first + self._needs_lead_in()
+        self._after_pause.append(first)
+        self._round_of |= dict.fromkeys(range(begin, begin + num_steps), round_index)
         self._windows.append(self._node.begin())
         member.wait()
         began_ns = time.monotonic_ns()
-        results = member.runtime.steps(range(first, first + 1 + num_steps))
+        results = member.runtime.steps(range(first, begin + num_steps))
         step_s = (time.monotonic_ns() - began_ns) / len(results) / 1e9
         self._node.end(self._windows[-1])
         member.wait()
@@ -181,7 +186,7 @@ class Arm:
             early=self._early,
             not_finite=self._not_finite,
             reference=reference,
-            lead_ins=self._lead_ins,
+            after_pause=self._after_pause,
             round_of=self._round_of,
         )
         if self._plan.profile_steps:
@@ -206,6 +211,17 @@ class Arm:
     @property
     def _num_done(self) -> int:
         return len(self._losses)
+
+    def _needs_lead_in(self) -> bool:
+        """Whether a step after a pause differs from one that follows another at once."""
+        case = self.member.case
+        if case.device in ON_GPUS or case.replicas > 1 or not self._num_done:
+            return True  # without a step before, the program is not known
+        if case.train_clip_norm:  # ranks meet before the optimizer
+            return False
+        if self._overlaps is None:
+            self._overlaps = steps_can_overlap(self.member.runtime.lowered)
+        return self._overlaps
 
     def _warm_up(self) -> None:
         """Run the warm-up steps, and more of them while they get faster, up to the bound."""

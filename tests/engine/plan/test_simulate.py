@@ -11,7 +11,7 @@ from schedule_grid import stages_per_rank
 from engine.plan.action import Op
 from engine.plan.critical_path import critical_path
 from engine.plan.lower import lower
-from engine.plan.program import loop_placement
+from engine.plan.program import loop_placement, steps_can_overlap
 from engine.plan.rules import check, peak_activations
 from engine.plan.schedules.registry import SCHEDULES, build_program
 from engine.plan.simulate import FREE_TRANSFERS, Durations, Held, TransferModel, simulate, uniform
@@ -45,6 +45,23 @@ def test_a_stage_of_v_takes_its_part_of_a_ranks_time():
     placement = loop_placement(4, 3)
     assert uniform(placement, 30, 15, 9) == Durations((10,) * 12, (5,) * 12, (3,) * 12)
     assert uniform(placement, 31, 16, 8) == Durations((10,) * 12, (5,) * 12, (3,) * 12)
+
+
+@pytest.mark.parametrize(("name", "v"), FAMILIES)
+@pytest.mark.parametrize("p", [1, 2, 4])
+def test_steps_overlap_where_some_costs_let_another_rank_end_after_that_of_stage_0(name, v, p):
+    program = build_program(name, p, 2 * p, v)
+    first, others = program.placement.ranks[0], set(range(p)) - {program.placement.ranks[0]}
+    is_later = False
+    for op in range(3):
+        for stage in range(program.num_stages):  # one kind of action takes long
+            costs = [[1] * program.num_stages for _ in range(3)]
+            costs[op][stage] = 1000
+            ends = dict.fromkeys(range(p), 0)
+            for span in simulate(program, Durations(*map(tuple, costs)), FREE_TRANSFERS).spans():
+                ends[span.rank] = max(ends[span.rank], span.end_ns)
+            is_later |= any(ends[rank] > ends[first] for rank in others)
+    assert steps_can_overlap(program) == is_later
 
 
 def test_transfers_in_a_program_change_nothing():
