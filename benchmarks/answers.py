@@ -1,10 +1,13 @@
 """How long a sweep with a budget takes until it answers, and what its answers are.
 
-    python -m benchmarks.answers [--tries 20] [--budget 60s] [--schedules afab 1f1b] [--burning 0]
+    python -m benchmarks.answers [--tries 20] [--budget 60s] [--burning 0]
+        [--grid 'schedule = ["afab", "1f1b"]']
 
-Each try is `ppbench sweep --budget` of the same question in an empty folder: which of two schedules
-two CPU ranks train `llama-8m` faster with. `--burning` processes start and stop at random beside
-it. A line is printed for each try, and the medians and counts at the end.
+Each try is `ppbench sweep --budget` of the same question in an empty folder: which of the two
+values of a setting two CPU ranks train `llama-8m` faster with. `--burning` processes start and stop
+at random beside it. A line is printed for each try, and the medians and counts at the end. Two
+values of `model.partition` that mean the same, `["uniform", [4, 4]]`, are a comparison of equals,
+and `num_microbatches = [5, 4]` one of about 5 %.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -28,7 +32,7 @@ SWEEP = """\
 name = "answers"
 device = "cpu"
 world_size = 2
-num_microbatches = {microbatches}
+{microbatches}
 seq_len = {seq_len}
 [model]
 preset = "llama-8m"
@@ -37,7 +41,7 @@ warmup_steps = 1
 max_warmup_steps = 1
 steps = {steps}
 [grid]
-schedule = {schedules}
+{grid}
 """
 
 
@@ -45,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--tries", type=int, default=20)
     parser.add_argument("--budget", default="60s")
-    parser.add_argument("--schedules", nargs=2, default=["afab", "1f1b"])
+    parser.add_argument("--grid", default='schedule = ["afab", "1f1b"]', help="TOML of two values")
     parser.add_argument("--microbatches", type=int, default=4)
     parser.add_argument("--seq-len", type=int, default=64)
     parser.add_argument("--steps", type=int, default=4, help="fewest steps of a launch")
@@ -53,12 +57,17 @@ def main() -> None:
         "--burning", type=int, default=0, help="processes that burn a core at times"
     )
     asked = parser.parse_args()
-    base, head = asked.schedules
+    key, _, values = asked.grid.partition("=")
+    axis = key.strip().replace(".", "_")
+    pair = tomllib.loads(f"pair = {values}")["pair"]
+    base, head = (str(value).replace(" ", "") for value in pair)
     text = SWEEP.format(
-        microbatches=asked.microbatches,
+        microbatches=""
+        if axis == "num_microbatches"
+        else f"num_microbatches = {asked.microbatches}",
         seq_len=asked.seq_len,
         steps=asked.steps,
-        schedules=str(asked.schedules).replace("'", '"'),
+        grid=asked.grid,
     )
     seconds, verdicts = [], Counter[str]()
     beside = burning(7, asked.burning) if asked.burning else contextlib.nullcontext()
@@ -81,8 +90,8 @@ def main() -> None:
                 runs = Store(results).runs()
             first = judge(runs, varying_axes(runs)).first
             assert first is not None
-            places = {str(name): place for place, name in enumerate(first.cases["schedule"])}
-            change = first.change(places[head], places[base])
+            values = [str(value).replace(" ", "") for value in first.cases[axis]]
+            change = first.change(*(values.index(str(value)) for value in (head, base)))
             assert change is not None
             interval = ""
             if change.ratio is not None:
