@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
+from ppbench.cli.options import typed_command
 from ppbench.commits.gate import NOT_DECIDED, NOTHING, GatedLine, GateResult, entry_text
 from ppbench.commits.saved import identity_values, lasting_revision
 from ppbench.comparison.axes import key_of
@@ -29,10 +30,12 @@ from ppbench.display.changes import (
     moved_sentences,
     verdict_text,
 )
+from ppbench.display.commands import LAUNCHES, repeated
 from ppbench.display.fields import field_of, words
 from ppbench.display.formats import Format
 from ppbench.display.tables import EVERYTHING, View, as_records, escaped, render, sort_rows
 from ppbench.display.units import counted
+from ppbench.errors import ExitCode
 from ppbench.report.pages.comparison import ComparisonPage
 
 _COLUMNS = ("case", "fingerprint", "figure", "base", "head", "change_text", "verdict")
@@ -55,7 +58,7 @@ def comparison_text(
         why = f"no two cases differ in {key_of(comparison.axis)} alone"
     parts = [
         _heads(comparison, how),
-        _stop(comparison, how),
+        _stop(comparison, how, typed_command()),
         _table(comparison, [_row(line) for line in comparison.lines], how, view)
         or f"nothing to compare: {why}",
         *(section.text(how) for section in (*_moved(comparison, breakdowns), _notes(comparison))),
@@ -130,7 +133,7 @@ def gate_text(
         *(f"failed at head: {case}" for case in result.failed),
         *(f"not enough data: {case}" for case in result.missing),
         *(
-            f"open: {_sentence(gated)}; it passes, more launches would decide"
+            f"open: {_sentence(gated)}{'; it passes' * (result.exit_code == ExitCode.ok)}"
             for gated in result.open
         ),
     ]
@@ -148,8 +151,9 @@ def gate_text(
     )
     parts = [
         f"## {escaped(headline(result))}" if is_page else headline(result),
+        _to_decide(result, how, command),
         _heads(comparison, how),
-        _stop(comparison, how),
+        _stop(comparison, how, command),
         _table(comparison, rows, how, view),
         *(section.text(how) for section in sections),
         _to_paste(result, how),
@@ -178,13 +182,20 @@ def headline(result: GateResult) -> str:
     reasons = "; ".join(part for part in parts if part) or "nothing worse than allowed"
     compared = f"({counted(num_cases, 'case')} compared)"
     text = f"ppbench check: {result.word}: {reasons} {compared}"
-    if result.word != NOT_DECIDED:
-        return text
+    return f"{text}; exits with {result.exit_code:d}" if result.word == NOT_DECIDED else text
+
+
+def _to_decide(result: GateResult, how: Format, command: str) -> str:
+    """The check that measures more where this one is not decided; else nothing."""
+    comparison = result.comparison
+    is_known = result.sweep_file is not None and not comparison.head.origins
+    if result.word != NOT_DECIDED or comparison.stopped is not None or not is_known:
+        return ""
     num = launches_wanted([gated.line for gated in result.open])
-    stopped = result.comparison.stopped
-    more = f"--launches {num}" if stopped is None else f"--max-launches {2 * stopped.looks.most}"
-    exits = f"exits with {result.exit_code:d}"
-    return f"{text}; {exits}; to decide it: --run {more} on a quiet machine"
+    again = repeated(command, {LAUNCHES: str(num)}, ["--run"])
+    return (
+        f"to decide it, on a quiet machine: {as_code(again) if how is Format.markdown else again}"
+    )
 
 
 def _heads(comparison: Comparison, how: Format) -> str:
@@ -214,12 +225,16 @@ def _listed(lines: Sequence[str], how: Format) -> str:
     return "\n".join(f"- {as_code(line)}" if how is Format.markdown else line for line in lines)
 
 
-def _stop(comparison: Comparison, how: Format) -> str:
-    """Why no more launches were made; empty if their number was fixed."""
-    if comparison.stopped is None:
+def _stop(comparison: Comparison, how: Format, command: str) -> str:
+    """Why no more launches were made, and how to go on; empty if their number was fixed."""
+    stopped = comparison.stopped
+    if stopped is None:
         return ""
-    text = stop_text(comparison.stopped)
-    return escaped(text) if how is Format.markdown else text
+    text = stop_text(stopped)
+    again = repeated(command, stopped.to_decide) if stopped.to_decide else ""
+    if how is Format.markdown:
+        return escaped(text) + (f"; go on with: {as_code(again)}" if again else "")
+    return f"{text}\ngo on with: {again}" if again else text
 
 
 def _counts(side: Side) -> str:
@@ -365,7 +380,7 @@ def _allowed(gated: GatedLine) -> str:
 def note_aside(comparison: Comparison, how: Format) -> None:
     """Note what a table in CSV has no place for."""
     if how is Format.csv:
-        for text in (_stop(comparison, how), *comparison.notes):
+        for text in (_stop(comparison, how, typed_command()), *comparison.notes):
             if text:
                 note(f"note: {text}")
 

@@ -120,12 +120,11 @@ def sweep(
     if no_report and (open_it or is_live):
         option = "--open: opens" if open_it else "--live: rewrites"
         raise UsageError(f"{option} the report, which --no-report leaves out; drop one")
-    if budget is not None:
-        overrides = [*(overrides or []), f"measure.budget={budget}"]
+    bound = [] if budget is None else [f"measure.budget={budget}"]
     with doing(f"reading {file}", Console(stderr=True)):
-        read = read_sweep(file, overrides or [], default_device())
+        read = read_sweep(file, [*(overrides or []), *bound], default_device())
     if launcher is not Launcher.local:
-        options = option_words(set=overrides)
+        options = option_words(set=[*(overrides or []), *bound])
         _sweep_elsewhere(launcher, read, options, results, choice, is_dry_run=dry_run)
         return
     if dry_run:
@@ -146,6 +145,8 @@ def sweep(
     again = command(
         *("sweep", str(file)),
         set=overrides,
+        only=only,
+        budget=budget,
         results=results,
         reports=None if no_report else reports,
         no_report=no_report,
@@ -170,7 +171,8 @@ def sweep(
 
             opens = open_page if open_it else lambda _: None
             live = held.enter_context(reporting(display, asked, reports, again, assets, opens))
-        done = run_sweep(*asked, live, again, policy=policy)
+        once = option_words(rerun=rerun, retry_failed=retry_failed)
+        done = run_sweep(*asked, live, " ".join([again, *once]), policy=policy)
     path = None
     if not no_report:
         with display.doing("writing the report"):

@@ -228,6 +228,8 @@ class Stopped:
     looks: Looks
     is_decided: bool
     is_spent: bool = False  # the time for launches, where it was bounded
+    to_decide: Mapping[str, str] = field(default_factory=dict)  # settings that probably would
+    why_not: str = ""  # no sensible number of launches would
 
     def as_dict(self) -> dict[str, object]:
         """The looks, as JSON has them."""

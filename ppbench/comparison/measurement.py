@@ -7,9 +7,13 @@ from collections.abc import Callable, Collection
 from typing import TypeVar
 
 from ppbench.comparison.lines import Comparison, Stopped
+from ppbench.display.changes import beyond_reach
+from ppbench.display.commands import BUDGET, LAUNCHES, larger_budget
 from ppbench.display.units import counted, duration
 from ppbench.errors import UsageError
 from ppbench.judge.differences import FEWEST_LAUNCHES
+from ppbench.judge.forecast import MOST_LAUNCHES as MOST_FORECAST
+from ppbench.judge.forecast import launches_needed
 from ppbench.judge.looks import Looks
 from ppbench.judge.verdicts import LEVEL
 
@@ -68,7 +72,20 @@ def measure_until_decided(
         is_spent = bool(budget_s) and passed_s + round_s > budget_s
         if is_spent:
             break
-    stopped = Stopped(looks, num_decided == len(changes), is_spent)
+    opened = [change for change in changes if not change.is_decided]
+    to_decide, why_not = dict[str, str](), ""
+    if opened:
+        known = [change for change in opened if change.has_interval]
+        needed = [launches_needed(change, num_tests=len(changes)) for change in known]
+        num = max([(looks.last if is_spent else most_launches) + 1, *filter(None, needed)])
+        if None in needed:
+            why_not = beyond_reach(known, MOST_FORECAST)
+        else:
+            if num > most_launches:
+                to_decide[LAUNCHES] = str(num)
+            if is_spent or 0 < budget_s < num * round_s:
+                to_decide[BUDGET] = larger_budget(num, round_s, budget_s)
+    stopped = Stopped(looks, not opened, is_spent, to_decide, why_not)
     say(stop_text(stopped))
     return result, stopped
 
@@ -81,6 +98,8 @@ def stop_text(stopped: Stopped) -> str:
     spent = f"{counted(len(looks.counts), 'look')}; {level} of {most} spent on false claims"
     if stopped.is_decided:
         return f"stopped: decided after {num} ({spent})"
+    why = f"--max-launches {looks.most} reached"
     if stopped.is_spent:
-        return f"stopped: --budget is spent after {num}, and not decided ({spent})"
-    return f"stopped: --max-launches {looks.most} reached, and not decided ({spent})"
+        why = f"--budget is spent after {num}"
+    reach = f"; it is decided {stopped.why_not}" if stopped.why_not else ""
+    return f"stopped: {why}, and not decided ({spent}){reach}"

@@ -9,6 +9,7 @@ from ppbench.analysis.breakdown import DURATION, EVERYWHERE, Kind, Moved
 from ppbench.display.fields import field_of
 from ppbench.display.units import MISSING, MS, TOKENS_PER_S
 from ppbench.judge.evidence import DiscountReason, Metric
+from ppbench.judge.forecast import shown_by
 from ppbench.judge.slowdowns import Cause, Slowdown, is_disturbed
 from ppbench.judge.verdicts import Change, Verdict
 
@@ -44,6 +45,21 @@ def verdict_text(metric: Metric, verdict: Verdict) -> str:
     """Return the verdict in words that fit the metric: a bubble is `more`, not `slower`."""
     is_speed = field_of(metric.name).unit in _SPEEDS
     return verdict if is_speed else _AMOUNTS.get(verdict, verdict)
+
+
+def beyond_reach(changes: Sequence[Change], most: int) -> str:
+    """Say that a change is decided `after more than 30 launches of each, if at all`, and why.
+
+    What so many would show may be more than the resolution, whatever the difference is.
+    """
+    text = f"after more than {most} launches of each, if at all"
+    shown = {change: shown_by(change, most) or 0.0 for change in changes}
+    change = max(shown, key=lambda one: shown[one] / one.resolution)
+    if shown[change] <= change.resolution:
+        return text
+    unit = "points" if change.difference is not None else "%"
+    machine, asked = (f"{100 * share:.2g} {unit}" for share in (shown[change], change.resolution))
+    return f"{text}: so many show {machine} on this machine, and the resolution is {asked}"
 
 
 def change_text(metric: Metric, change: Change) -> str:

@@ -48,6 +48,19 @@ def launches_needed(change: Change, *, num_tests: int = 1, most: int = MOST_LAUN
     return None
 
 
+def shown_by(change: Change, num_launches: int) -> float | None:
+    """The least difference that so many launches of each side would show: 0.02 is 2 %.
+
+    It assumes that launches go on to scatter as these do. None if the scatter is unknown.
+    """
+    counted, exact = min(change.num_base, change.num_head), change.exact
+    if exact is None or exact.freedom <= 0 or counted == 0:
+        return None
+    error = exact.error * math.sqrt(counted / num_launches)
+    distance = _distance(error, exact.freedom * num_launches / counted, LEVEL)
+    return distance if change.difference is not None else math.expm1(distance)
+
+
 def _is_decided(
     difference: float,
     error: float,

@@ -27,6 +27,7 @@ from ppbench.judge.evidence import Noise
 from ppbench.judge.verdicts import Verdict
 from ppbench.planning.handover import case_of, chosen_case, program_text
 from ppbench.planning.plan import AUTO, Plan, Proposal
+from ppbench.report.pages.advice import NO_END
 from ppbench.report.pages.conclusions import conclude
 from ppbench.report.pages.judgement import Judged, judge
 from ppbench.report.pages.plan import Trials
@@ -36,8 +37,6 @@ from ppbench.run.sweep.plan import Choice
 from ppbench.run.sweep.progress import Display
 from ppbench.store import Store
 
-NO_END = "24h"
-"""The budget of runs that have none: they are judged by looks all the same."""
 _VARIED = (
     *("schedule", "stages_per_rank", "num_microbatches", "train_microbatch_size"),
     *("model_partition", "train_recompute"),
@@ -77,12 +76,13 @@ def measure(
             write_file(file, [text])
             one = replace(one, program_digest=digest_of(file))
         cases.append(one)
+    # Without a budget they are judged by looks all the same.
     measured = replace(measured, launches=most, budget=measured.budget or NO_END)
     planned = tuple((one, measured) for one in cases)
     trial = replace(sweep, name=f"{sweep.name}-plan", cases=planned, axes=_VARIED)
     budget_s = seconds_of(measured.budget)
     policy = UntilAnswered(trial, Store(folder), budget_s, note, are_ranks_free=True)
-    again = f"{command} --rerun" if reruns else command
+    again = f"{command} --rerun" if reruns and command else command
     choice = Choice(reruns=reruns)
     done = run_sweep(trial, Store(folder), choice, display, again or None, policy=policy)
     if not policy.stop:  # it has not seen the last launch

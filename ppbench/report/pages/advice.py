@@ -1,29 +1,30 @@
 """What would decide an answer that is open: what to do, and the one command that does it.
 
 The command is the one that measured the runs, as its user wrote it, with everything that is missing
-added at once: more launches, other settings, another measurement of what was disturbed.
+added at once: more launches or a larger budget, other settings, another measurement of what was
+disturbed.
 """
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
 from ppbench.cautions import MIN_STEPS, Caution
 from ppbench.config.case import Measure
+from ppbench.config.kinds import seconds_of
+from ppbench.display.changes import beyond_reach
+from ppbench.display.commands import BUDGET, LAUNCHES, larger_budget, repeated
 from ppbench.judge.differences import FEWEST_LAUNCHES
 from ppbench.judge.forecast import MOST_LAUNCHES, launches_needed
-from ppbench.judge.verdicts import Change
-from ppbench.report.pages.judgement import Judgement
+from ppbench.judge.verdicts import Change, Verdict
+from ppbench.report.pages.judgement import MOST_LAUNCHES as MOST_IN_TURNS
+from ppbench.report.pages.judgement import Judgement, launch_seconds
 
-TOO_SMALL = (
-    f"Throughput would decide it after more than {MOST_LAUNCHES} launches of each, if at all: "
-    "choose by memory instead."
-)
+NO_END = "24h"
+"""The budget of launches that only their number bounds."""
 _ADVISED = 5  # launches, where nothing is known of how much they differ
-_LAUNCHES = "measure.launches"
 _WARMUP = ("measure_warmup_steps", "measure_max_warmup_steps")
 _STOP_OTHERS = "stop other work on the machine"
 _DEEDS = {
@@ -58,13 +59,13 @@ def advice(judgement: Judgement, runs: pd.DataFrame, command: str) -> tuple[str,
         return "To decide it, measure both on one machine.", ""
     fewest = judgement.fewest_launches
     # The launches of each to measure; None if more of them would not help.
-    num: int | None = max(judgement.needed or _ADVISED, fewest + 2, _ADVISED)
+    wanted = max(judgement.needed or _ADVISED, fewest + 2, _ADVISED)
+    num: int | None = wanted
+    opened = [judgement.change(0, place) for place in judgement.places(Verdict.open)]
     if cautions:  # what these launches scatter says little of others
         num = _ADVISED if fewest < FEWEST_LAUNCHES else None
-    elif judgement.needed is None and fewest >= FEWEST_LAUNCHES:
-        num = None
-    if num is None and not cautions:
-        return TOO_SMALL, ""
+    elif (judgement.needed is None and fewest >= FEWEST_LAUNCHES) or wanted > _most(runs):
+        return too_small([change for change in opened if change], _most(runs)), ""
     settings = dict(_settings(cautions, runs))
     known_deeds = (
         _DEEDS.get(name, "") if name in Caution.__members__ else "see the cautions below"
@@ -75,8 +76,9 @@ def advice(judgement: Judgement, runs: pd.DataFrame, command: str) -> tuple[str,
     is_done_here = all(name in Caution.__members__ for name in cautions)
     is_done_here = is_done_here and not set(cautions).intersection(_OTHER_CASES)
     if num is not None:
-        deeds.append(f"measure {num} launches of each")
-        settings[_LAUNCHES] = str(num)
+        deed, bounds = _measuring(num, runs, command)
+        deeds.append(deed)
+        settings |= bounds
     elif is_done_here:
         deeds.append("measure again")
     options = ["--rerun"] if set(cautions).intersection(_PASSING) else []
@@ -85,41 +87,47 @@ def advice(judgement: Judgement, runs: pd.DataFrame, command: str) -> tuple[str,
     return f"To decide it, {what}{':' if again else '.'}", again
 
 
-def more_launches(change: Change, command: str) -> tuple[str, str]:
+def more_launches(change: Change, runs: pd.DataFrame, command: str) -> tuple[str, str]:
     """Return how many launches of each would decide a change, and the command for that."""
     needed = launches_needed(change)
-    if needed is None and change.has_interval:
-        return TOO_SMALL, ""
     num = max(needed or _ADVISED, change.num_base + 2, _ADVISED)
-    again = repeated(command, {_LAUNCHES: str(num)}, [])
-    return f"To decide it, measure {num} launches of each{':' if again else '.'}", again
+    if (needed is None and change.has_interval) or num > _most(runs):
+        return too_small([change], _most(runs)), ""
+    deed, settings = _measuring(num, runs, command)
+    again = repeated(command, settings)
+    return f"To decide it, {deed}{':' if again else '.'}", again
 
 
-def repeated(command: str, settings: Mapping[str, str], options: Sequence[str]) -> str:
-    """Return a command that measures with these settings, in place of its own, and more options.
+def too_small(changes: Sequence[Change], most: int) -> str:
+    """Say that no sensible number of launches decides these changes, and what to do instead."""
+    return f"Throughput decides it {beyond_reach(changes, most)}; choose by memory instead."
 
-    `plan` has an option for the number of launches. Any command but that and `sweep` measures
-    nothing, so that the answer is empty.
+
+def _budget_s(runs: pd.DataFrame) -> float:
+    """The budget that the last of these runs had; 0 for none."""
+    budgets = runs.get("measure_budget", pd.Series(dtype=object)).dropna()
+    return seconds_of(str(budgets.iloc[-1])) if len(budgets) else 0.0
+
+
+def _most(runs: pd.DataFrame) -> int:
+    """The most launches of each that are worth their time, or that a budget allows."""
+    return MOST_IN_TURNS if _budget_s(runs) else MOST_LAUNCHES
+
+
+def _measuring(num: int, runs: pd.DataFrame, command: str) -> tuple[str, dict[str, str]]:
+    """Say how to measure so many launches of each, and return the settings that bound them.
+
+    With a budget it is that, from the time of a launch.
     """
-    words = shlex.split(command)
-    if words[:2] not in (["ppbench", "sweep"], ["ppbench", "plan"]):
-        return ""
-    most = settings.get(_LAUNCHES) if words[1] == "plan" else None
-    added = [
-        word
-        for key, value in settings.items()
-        for word in (
-            ("--max-launches", value) if most and key == _LAUNCHES else ("--set", f"{key}={value}")
-        )
-    ]
-    is_dropped = [  # an option of these keys
-        (word == "--set" and after.partition("=")[0].strip() in settings)
-        or (word == "--max-launches" and most is not None)
-        for word, after in zip(words, [*words[1:], ""], strict=True)
-    ]
-    marked = zip(words, is_dropped, [False, *is_dropped], strict=False)
-    kept = [word for word, *is_out in marked if not any(is_out) and word not in options]
-    return shlex.join([*kept, *added, *options])
+    budget_s, settings = _budget_s(runs), dict[str, str]()
+    has_most = command.startswith("ppbench plan ")  # beside its budget
+    deed = f"measure {num} launches of each"
+    if has_most or not budget_s:
+        settings[LAUNCHES] = str(num)
+    if 0 < budget_s < seconds_of(NO_END):
+        settings[BUDGET] = larger_budget(num, launch_seconds(runs) or budget_s, budget_s)
+        deed = f"measure for {settings[BUDGET]}, which is about {num} launches of each"
+    return deed, settings
 
 
 def _settings(cautions: Sequence[str], runs: pd.DataFrame) -> Iterator[tuple[str, str]]:

@@ -157,7 +157,7 @@ def conclude(judged: Judged, runs: pd.DataFrame, command: str = "") -> Conclusio
     others = [judgement for judgement in judged.judgements[1:] if judgement.lead is not None]
     answer, whole = sentence(first, runs, command), axis_answer(judged)
     if whole is not None:
-        answer, others = axis_sentence(whole, command), [first, *others]
+        answer, others = axis_sentence(whole, runs, command), [first, *others]
         notes.insert(
             0,
             f"The answer is the mean over {whole.num_settings} settings, in which cases differ in "
@@ -326,16 +326,16 @@ def judgement_words(judgement: Judgement) -> str:
     return judgement.where or "one of them"
 
 
-def axis_sentence(answer: AxisAnswer, command: str = "") -> Sentence:
+def axis_sentence(answer: AxisAnswer, runs: pd.DataFrame, command: str = "") -> Sentence:
     """Say which value of an axis to take over all settings, or what is known and would decide it.
 
-    `command` is the one that measured the runs.
+    `command` is the one that measured these runs.
     """
     name, other, change = answer.names[0], answer.names[1], answer.change
     where, saved = f"over {answer.num_settings} settings", answer.saving()
     by = _interval(change)
     needs = f" {name if saved > 0 else other} needs {_less(saved)}." if saved else ""
-    advised = more_launches(change, command)
+    advised = more_launches(change, runs, command)
     unless = f" In {'; '.join(answer.against)}, another is faster." if answer.against else ""
     if answer.is_decided:
         if change.verdict is Verdict.faster:

@@ -263,12 +263,19 @@ def looks_of(runs: pd.DataFrame) -> Looks:
     num = 0 if good.empty else int(good.groupby("case_id").size().max())
     if not budget_s or num < FEWEST_LAUNCHES:
         return ONE_LOOK
-    ends = pd.to_datetime(good["created_at"], utc=True, format="ISO8601")
-    ends = ends.groupby(good["launch"]).max().sort_index().iloc[:FEWEST_LAUNCHES]
-    launch_s = ends.diff().dt.total_seconds().min()
+    launch_s = launch_seconds(runs)
     more = (budget_s - FEWEST_LAUNCHES * launch_s) / launch_s if launch_s > 0 else 0
     most = max(num, min(MOST_LAUNCHES, FEWEST_LAUNCHES + max(1, int(more))))
     return Looks(tuple(range(FEWEST_LAUNCHES, num + 1)), most)
+
+
+def launch_seconds(runs: pd.DataFrame) -> float:
+    """The time of a launch of all cases, from the first three; 0 where it is not known."""
+    good = ok_runs(runs)
+    ends = pd.to_datetime(good["created_at"], utc=True, format="ISO8601")
+    ends = ends.groupby(good["launch"]).max().sort_index().iloc[:FEWEST_LAUNCHES]
+    between_s = ends.diff().dt.total_seconds().dropna()
+    return float(between_s.min()) if len(between_s) else 0.0
 
 
 def judge(

@@ -19,7 +19,6 @@ import json
 import math
 import os
 import platform
-import shlex
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -452,7 +451,7 @@ def run_sweep(
     `to_repeat` is the sweep command that can repeat finished runs, if it is not the running one.
 
     When the workers cannot go on, a note says so, and finished runs are kept. Raises
-    SweepInterruptedError, which says how to go on if `command` is the command of this sweep.
+    SweepInterruptedError, which says how to go on if `command` is the whole command of this sweep.
     """
     display = display or Display()  # which shows nothing
 
@@ -495,8 +494,7 @@ def run_sweep(
         num_done = int((runs_of(plan, store)["status"] == "ok").sum())
         text = f"stopped; {num_done} of {len(plan.items)} runs are done, and kept"
         if command is not None:
-            whole = f"{command} {shlex.join(choice_options(choice))}".strip()
-            text += f". Go on with: {whole}\nReport on what is done with: ppbench report"
+            text += f". Go on with: {command}\nReport on what is done with: ppbench report"
         raise SweepInterruptedError(text) from None
     if policy is not None:  # what it did not want was not asked for
         made = set(runs_of(plan, store)["resume_key"])

@@ -146,7 +146,26 @@ def test_open_answers_end_the_commands_with_3(scattered, monkeypatch):
     gate = printed("check", file, "--base", shas[0], "--head", shas[1], *more)
     assert gate.exit_code == ExitCode.insufficient
     assert "not decided: 1 metric open" in gate.text
-    assert "exits with 3; to decide it: --run --max-launches 8" in gate.text
+    assert "exits with 3" in gate.text
+    too_many = "it is decided after more than 30 launches of each, if at all: so many show 8 % on"
+    assert f"{too_many} this machine, and the resolution is 2 %" in gate.text
+    assert "go on with" not in gate.text
+
+
+def test_an_open_gate_says_the_whole_command_that_would_decide_it(repository, monkeypatch):
+    folder, shas = repository
+    mild = (1.0, 1.02, 0.985, 1.01, 0.98)
+    file = stored(repository, around(1000, mild), around(985, mild[::-1]))
+    monkeypatch.chdir(folder)
+    words = "--base", shas[0], "--head", shas[1], "--threshold", "3%", "--run", "--budget", "1h"
+    gate = printed("check", file, *words, "--max-launches", 4)
+    (line,) = (line for line in gate.text.splitlines() if line.startswith("go on with: "))
+    again = line.removeprefix("go on with: ").split()
+    assert again[:3] == ["ppbench", "check", file.name]
+    for option in ("--threshold 3%", "--run", "--budget 1h", "--base", "--head"):
+        assert option in line
+    assert again.count("--max-launches") == 1
+    assert int(again[again.index("--max-launches") + 1]) > 4
 
 
 @pytest.mark.parametrize(

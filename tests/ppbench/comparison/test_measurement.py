@@ -56,7 +56,10 @@ class Open:
     """A comparison that is never decided."""
 
     lines = (
-        SimpleNamespace(change=SimpleNamespace(is_decided=False), metric=SimpleNamespace(name="a")),
+        SimpleNamespace(
+            change=SimpleNamespace(is_decided=False, has_interval=False),
+            metric=SimpleNamespace(name="a"),
+        ),
     )
 
 
@@ -77,11 +80,13 @@ def test_no_launch_is_begun_that_would_end_after_the_budget(monkeypatch):
     assert numbers == [3, 4, 5]
     assert said[-1].startswith("stopped: --budget is spent after 5 launches of each side, and not")
     assert stopped.as_dict()["stop"] == "budget spent"
+    assert stopped.to_decide == {"measure.budget": "3m"}  # 1.5 times 105 s, more than 6 launches
     numbers.clear()
     _, stopped = measure_until_decided(
         6, bring_to, lambda _: Open, lambda found: found, {"a"}, said.append
     )
     assert (numbers[-1], stopped.as_dict()["stop"]) == (6, "most launches reached")
+    assert stopped.to_decide == {"measure.launches": "7"}
 
 
 def test_a_budget_bounds_launches_and_is_a_time():

@@ -94,6 +94,14 @@ def test_a_lead_that_no_sensible_number_of_launches_would_show_is_left_to_memory
     assert sentence.command == ""
 
 
+def test_a_resolution_below_what_the_machine_shows_is_said() -> None:
+    speeds = [900.0, 1000.0, 1110.0], [890.0, 1001, 1120]
+    rows = launches(AFAB, speeds[0], measure_resolution=0.001)
+    sentence = answer(rows + launches(OTHER, speeds[1], measure_resolution=0.001))
+    assert ": so many show " in sentence.advice
+    assert "on this machine, and the resolution is 0.1 %; choose by memory" in sentence.advice
+
+
 def test_of_equally_fast_cases_the_one_that_needs_less_memory_is_taken() -> None:
     small = {"peak_memory_bytes": 70 * MIB}
     rows = launches(AFAB, [1001.0] * 3) + launches(OTHER, [1000.0] * 3, **small)

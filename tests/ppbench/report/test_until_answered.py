@@ -9,9 +9,12 @@ import pytest
 from stored_runs import run_row
 
 from ppbench.config.case import Case, Measure
+from ppbench.config.kinds import seconds_of
 from ppbench.config.sweep import Sweep
+from ppbench.display.cases import varying_axes
 from ppbench.judge.looks import ONE_LOOK
-from ppbench.report.pages.judgement import looks_of
+from ppbench.report.pages.conclusions import conclude
+from ppbench.report.pages.judgement import judge, looks_of
 from ppbench.report.until_answered import UntilAnswered
 from ppbench.store import Store
 
@@ -88,6 +91,23 @@ def test_no_launch_is_begun_that_the_budget_does_not_hold():
     assert any("0 of 1 question decided; 1f1b over afab between" in text
                or "0 of 1 question decided; afab over 1f1b between" in text
                for text in world.said)  # fmt: skip
+
+
+def test_the_command_that_goes_on_names_a_budget_which_is_enough():
+    """The forecast holds in four of five cases; this is one of them."""
+    speeds = {AFAB: 1000.0, OTHER: 1005.0}
+    world = World(speeds, budget_s=45.0, deviation=0.01, seed=2).run()
+    typed = "ppbench sweep w.toml --set seq_len=32 --only schedule=afab --budget 45s --results r"
+    runs = world.runs()
+    said = conclude(judge(runs, varying_axes(runs)), runs, typed).sentence
+    kept = "ppbench sweep w.toml --set seq_len=32 --only schedule=afab --results r --budget "
+    assert said.command.startswith(kept)
+    budget = said.command.removeprefix(kept)
+    assert said.advice.startswith(f"To decide it, measure for {budget}, which is about ")
+    assert seconds_of(budget) > 45
+    longer = World(speeds, budget_s=seconds_of(budget), deviation=0.01, seed=3)
+    longer.rows = world.rows
+    assert longer.run().policy.stop.startswith("decided after")
 
 
 def test_what_is_stored_already_counts_and_an_answered_question_is_not_measured():

@@ -1,0 +1,53 @@
+"""Commands that go on where a measurement stopped: as typed, with more launches or more time."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+
+LAUNCHES, BUDGET = "measure.launches", "measure.budget"
+_OPTIONS = {
+    "sweep": {BUDGET: "--budget"},
+    "plan": {BUDGET: "--budget", LAUNCHES: "--max-launches"},
+    "compare": {BUDGET: "--budget", LAUNCHES: "--max-launches"},
+    "check": {BUDGET: "--budget", LAUNCHES: "--max-launches"},
+}
+"""Commands that measure, and which settings are options of theirs; others are given by `--set`."""
+_ONCE = ("--rerun", "--retry-failed")
+"""Options that would begin anew instead of going on."""
+_SPARE, _MORE = 1.25, 1.5
+
+
+def repeated(command: str, settings: Mapping[str, str], options: Sequence[str] = ()) -> str:
+    """Return a command with these settings in place of its own, and more options.
+
+    The settings are keys of a sweep file. The answer is empty for a command that measures nothing.
+    """
+    program, name, *words = [*shlex.split(command), "", ""]
+    if program != "ppbench" or name not in _OPTIONS:
+        return ""
+    own = _OPTIONS[name]
+    replaced = {own[key] for key in settings if key in own}
+    replaced |= {"--launches"} if LAUNCHES in settings else set()  # a fixed number
+    kept, left = [program, name], iter(word for word in words if word)
+    for word in left:
+        if word in replaced:
+            next(left, None)  # its value
+        elif word == "--set":
+            value = next(left, "")
+            if value.partition("=")[0].strip() not in settings:
+                kept += [word, value]
+        elif word not in (*_ONCE, *options):
+            kept.append(word)
+    for key, value in settings.items():
+        kept += [own[key], value] if key in own else ["--set", f"{key}={value}"]
+    return shlex.join([*kept, *options])
+
+
+def larger_budget(num_launches: int, launch_s: float, former_s: float) -> str:
+    """The time for so many launches, well above the one that was spent: `110s`, or `4m`."""
+    needed_s = max(_SPARE * num_launches * launch_s, _MORE * former_s)
+    if needed_s <= 120:
+        return f"{10 * math.ceil(needed_s / 10)}s"
+    return f"{math.ceil(needed_s / 60)}m"
