@@ -93,7 +93,7 @@ def compare_sides(
     found = [
         *base.notes,
         *head.notes,
-        *_not_compared(base, head, texts),
+        *_not_compared(base, head, texts, again),
         *_apart(pairings, base, head),
         *notes.notes_on(pairings, lines, failed, texts, remedy),
     ]
@@ -119,12 +119,16 @@ def _differing_settings(key: Key, others: Sequence[Key]) -> list[str]:
     ]
 
 
-def _not_compared(base: Side, head: Side, texts: Mapping[str, str]) -> Iterable[str]:
+def _not_compared(base: Side, head: Side, texts: Mapping[str, str], again: str) -> Iterable[str]:
     """Name the cases, machines and settings that only one side has."""
+    what = ""
+    revisions = {base.revision, head.revision}
+    if len(revisions) == 2 and None not in revisions and not base.origins | head.origins:
+        what = f"; measure both sides by one sweep file: {again}"
     ids = [set(side.runs["case_id"]) | set(side.failed["case_id"]) for side in (base, head)]
     for only, word in ((ids[0] - ids[1], "base"), (ids[1] - ids[0], "head")):
         if only:
-            yield f"only {word} has {listed(sorted(texts[str(case_id)] for case_id in only))}"
+            yield f"only {word} has {listed(sorted(texts[str(case_id)] for case_id in only))}{what}"
     machines = [{key[:2] for key in keys_of(side.runs)} for side in (base, head)]
     cases = {case for case, _ in machines[0]} & {case for case, _ in machines[1]}
     for only, word in ((machines[0] - machines[1], "base"), (machines[1] - machines[0], "head")):
@@ -144,7 +148,7 @@ def _not_compared(base: Side, head: Side, texts: Mapping[str, str]) -> Iterable[
                 settings = ", ".join(_differing_settings(key, others))
                 yield (
                     f"only {word} was measured with {settings} ({texts[key[0]]}): runs with "
-                    "different measurement settings are not compared"
+                    f"different measurement settings are not compared{what}"
                 )
 
 

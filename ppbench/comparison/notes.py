@@ -69,11 +69,12 @@ def failures(failed: pd.DataFrame, texts: Mapping[str, str], where: str = "") ->
     """Name the cases that failed, by their texts; `where` is ` at base`, for example."""
     for case_id, rows in failed.groupby("case_id", sort=False):
         last = rows.iloc[-1]
+        at_once = "; sides that take turns are in memory at once" if where else ""
         launches = "launch" if len(rows) == 1 else "launches"
         yield (
             f"{texts[str(case_id)]}: {len(rows)} {launches} failed{where}, {last['status']}: "
             f"{first_line(last['error'] or 'no error was recorded')} (ppbench show "
-            f"{last['run_id']})"
+            f"{last['run_id']}){at_once * (last['status'] == 'oom')}"
         )
 
 

@@ -79,6 +79,8 @@ class UntilAnswered:
                 f"stopped after {counted(num_launches, 'launch')}: another takes about "
                 f"{duration(next_s)}, and {duration(max(left_s, 0.0))} of the budget are left"
             )
+            if num_launches < FEWEST_LAUNCHES:
+                self.stop += f"; an answer needs {FEWEST_LAUNCHES} launches: raise the budget"
             self._say(self.stop)
             return frozenset()
         self._num_wanted = len(wanted)

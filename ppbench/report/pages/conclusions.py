@@ -6,6 +6,7 @@ fastest; without that, the sentence says why and what to do.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -150,6 +151,11 @@ def conclude(judged: Judged, runs: pd.DataFrame, command: str = "") -> Conclusio
         if first.num_left_out:
             left = counted(first.num_left_out, "oversubscribed case")
             notes.append(f"Left out: {left}, in which ranks shared cores.")
+        if not _were_alive_together(runs):
+            notes.append(
+                "Memory does not hold all cases at once: they took turns in groups that share one "
+                "case. Cases of different groups are compared by launches, not round by round."
+            )
     elif len(judged.cases) > 1:
         notes = ["No two cases do the same work, so their throughputs do not compare."]
     else:
@@ -170,6 +176,19 @@ def conclude(judged: Judged, runs: pd.DataFrame, command: str = "") -> Conclusio
         tuple(text for axis in COMPARED_AXES for text in _comparisons(compared(judged, axis))),
         tuple(_under_memory(first)),
         tuple(sentence(judgement, runs, command) for judgement in others),
+    )
+
+
+def _were_alive_together(runs: pd.DataFrame) -> bool:
+    """Whether all cases of a start had turns in the same rounds, as far as rounds are stored."""
+    if "rounds" not in runs or "process_start" not in runs:
+        return True
+    known = runs.dropna(subset=["rounds", "process_start"])
+    rounds = known["rounds"].map(lambda text: set(json.loads(text)["round"]))
+    return all(
+        one & other
+        for _, own in rounds.groupby(known["process_start"])
+        for one, other in combinations(own, 2)
     )
 
 

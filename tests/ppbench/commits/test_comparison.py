@@ -113,6 +113,24 @@ def test_more_launches_are_advised_with_the_names_that_are_known(store):
     assert f" --run --results {store.folder} --launches 5" in note
 
 
+def test_commits_whose_sweep_files_differ_are_told_what_measures_both(store):
+    add_launches(store, STEADY, BASE, CASE)
+    add_launches(store, STEADY, HEAD, replace(CASE, num_microbatches=16))
+    notes = compare(BASE[:8], HEAD[:8], results=store.folder).notes
+    command = f"ppbench compare {BASE[:8]} {HEAD[:8]} "
+    for side, name in (("base", "8 microbatches"), ("head", "16 microbatches")):
+        (note,) = [note for note in notes if note.startswith(f"only {side} has ")]
+        assert f"{name}; measure both sides by one sweep file: {command}" in note
+
+
+def test_a_case_that_found_no_memory_says_that_sides_in_turns_are_there_at_once(store):
+    add_launches(store, STEADY, BASE, CASE)
+    add_launches(store, STEADY, HEAD, CASE, status="oom", error="no memory")
+    notes = compare(BASE[:8], HEAD[:8], results=store.folder).notes
+    (note,) = [note for note in notes if "5 launches failed at head, oom: no memory" in note]
+    assert note.endswith("; sides that take turns are in memory at once")
+
+
 def test_the_noise_of_other_launches_hides_a_change_that_is_smaller(store):
     add_launches(store, scattered(0.05), "0" * 40)
     add_launches(store, STEADY, BASE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -100,6 +101,18 @@ def test_a_resolution_below_what_the_machine_shows_is_said() -> None:
     sentence = answer(rows + launches(OTHER, speeds[1], measure_resolution=0.001))
     assert ": so many show " in sentence.advice
     assert "on this machine, and the resolution is 0.1 %; choose by memory" in sentence.advice
+
+
+def test_cases_that_memory_does_not_hold_at_once_are_said_to_share_no_rounds() -> None:
+    def started(case: Case, rounds: list[int]) -> list[dict]:
+        text = json.dumps({"round": rounds, "tokens_per_s": [1000.0] * len(rounds)})
+        return launches(case, [1000.0], process_start="one", rounds=text)
+
+    first, shared, other = (replace(AFAB, num_microbatches=num) for num in (2, 4, 8))
+    rows = started(shared, [0, 1, 2, 3]) + started(first, [0, 1])
+    assert not any("Memory does not hold" in note for note in concluded(rows).notes)
+    (note,) = (n for n in concluded(rows + started(other, [2, 3])).notes if "Memory does" in n)
+    assert note.startswith("Memory does not hold all cases at once: they took turns in groups")
 
 
 def test_of_equally_fast_cases_the_one_that_needs_less_memory_is_taken() -> None:

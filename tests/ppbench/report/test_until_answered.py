@@ -93,6 +93,14 @@ def test_no_launch_is_begun_that_the_budget_does_not_hold():
                for text in world.said)  # fmt: skip
 
 
+def test_a_budget_that_holds_too_few_launches_for_an_answer_is_said():
+    world = World({AFAB: 1000.0, OTHER: 1005.0}, budget_s=15.0).run()
+    assert world.policy.stop == (
+        "stopped after 1 launch: another takes about 0:10, and 0:05 of the budget are left; an "
+        "answer needs 3 launches: raise the budget"
+    )
+
+
 def test_the_command_that_goes_on_names_a_budget_which_is_enough():
     """The forecast holds in four of five cases; this is one of them."""
     speeds = {AFAB: 1000.0, OTHER: 1005.0}
