@@ -1,4 +1,4 @@
-"""The cost of an open receive to the computations beside it, on two GPUs.
+"""The cost of an open receive to the computations beside it.
 
 NCCL's receive is a kernel that spins on some multiprocessors until its message has come.
 """
