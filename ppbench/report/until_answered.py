@@ -25,6 +25,7 @@ from ppbench.judge.differences import FEWEST_LAUNCHES
 from ppbench.judge.verdicts import Verdict
 from ppbench.report.pages.judgement import Judged, judge
 from ppbench.store import Store
+from ppbench.store.folder import begun_at
 
 
 class UntilAnswered:
@@ -70,7 +71,8 @@ class UntilAnswered:
             self.stop = "every case failed" if good.empty else f"decided after {launches}"
             self._say(self.stop)
             return wanted
-        next_s = 0.0 if is_first else launch_s * len(wanted) / max(self._num_wanted, 1)
+        share = len(wanted) / max(self._num_wanted, 1)
+        next_s = 0.0 if is_first else min(launch_s, seconds_of_last_launch(runs)) * share
         left_s = self._budget_s - passed_s
         if text:
             self._say(f"after {counted(num_launches, 'launch')}: {text}")
@@ -85,6 +87,16 @@ class UntilAnswered:
             return frozenset()
         self._num_wanted = len(wanted)
         return wanted
+
+
+def seconds_of_last_launch(runs: pd.DataFrame) -> float:
+    """How long the last launch took from its first case on.
+
+    The start of its processes is left out: only the first launch of a command imports anything.
+    """
+    last = runs[runs["launch"] == runs["launch"].max()]
+    ends = pd.to_datetime(last["created_at"], utc=True, format="ISO8601")
+    return float((ends.max() - min(map(begun_at, last["run_id"]))).total_seconds())
 
 
 def open_cases(judged: Judged) -> frozenset[str]:

@@ -49,6 +49,11 @@ def new_run_id() -> str:
     return f"{now:%Y%m%dT%H%M%S}{now.microsecond // 1000:03d}-{secrets.token_hex(3)}"
 
 
+def begun_at(run_id: str) -> datetime:
+    """When a run began, UTC: its id was made then. Raises ValueError for what is no id."""
+    return datetime.strptime(run_id.partition("-")[0], "%Y%m%dT%H%M%S%f").replace(tzinfo=UTC)
+
+
 def check_writable(folder: Path, option: str) -> None:
     """Make the folder and check that files can be written and that there is space.
 

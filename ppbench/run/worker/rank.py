@@ -52,6 +52,7 @@ from engine.run.p2p.fabric import Fabric
 from engine.run.precision import force_ieee
 from engine.run.streams import TooManyEdgesError
 from ppbench.config.case import Case
+from ppbench.config.kinds import seconds_of
 from ppbench.config.programs import check_file_unchanged, program_of
 from ppbench.errors import PpbenchError, StoreError, UsageError, chain_of, led_to
 from ppbench.files import Lock
@@ -104,6 +105,8 @@ from ppbench.store import Store, new_run_id
 NUM_SPARE = 8
 ROOM = 1.5
 """Times the memory that the largest case so far needed, which must be left to open another."""
+MOST_OF_BUDGET = 1 / 8
+"""Share of a budget that the rounds of one launch take: its first cases may take long to open."""
 _NO_MEMORY = (torch.OutOfMemoryError, MemoryError)
 _NO_MEMORY_WORDS = ("t allocate memory", "out of memory", "ALLOC_FAILED")
 """Words by which generic exceptions report a failed allocation."""
@@ -381,9 +384,9 @@ class Worker:
     ) -> Next:
         """Say what comes after so many rounds, which began at that time. Collective.
 
-        A sweep with a budget goes on for twice as long as it took to start and open the cases, as
-        closing them takes about as long. More rounds would replace launches, and fewer would be
-        mostly waiting.
+        A sweep with a budget goes on for twice as long as it took to open the cases, as closing
+        them takes about as long: more rounds would replace launches, and fewer would be mostly
+        waiting. It spends at most a share of the budget, so that launches enough for an answer fit.
         """
 
         def decide() -> Answer:
@@ -391,11 +394,12 @@ class Worker:
                 return Answer(Next.stop)
             if number < num_planned:
                 return Answer(Next.round)
-            has_budget = any(own.item.measure.budget for own in group)
-            if VARIABLE in os.environ or not has_budget:  # other sets have as many rounds
+            budgets = [seconds_of(own.item.measure.budget) for own in group]
+            if VARIABLE in os.environ or not all(budgets):  # other sets have as many rounds
                 return Answer(Next.close)
             passed_s = time.monotonic() - began
-            is_time_left = passed_s * (number + 0.5) / number < 2 * (began - self._opens)
+            most_s = min(2 * (began - self._opens), MOST_OF_BUDGET * min(budgets))
+            is_time_left = passed_s * (number + 0.5) / number < most_s
             return Answer(Next.round if is_time_left else Next.close)
 
         return Next(broadcast(decide).value)

@@ -26,10 +26,10 @@ BEGAN = pd.Timestamp("2026-11-26T12:00:00Z")
 class World:
     """Launches whose cases have true speeds; each start and each round adds its own."""
 
-    def __init__(self, speeds, budget_s=600.0, seed=0, deviation=0.003):
+    def __init__(self, speeds, budget_s=600.0, seed=0, deviation=0.003, start_s=0.0):
         self.speeds, self._draw, self._deviation = speeds, np.random.default_rng(seed), deviation
         self.now_s, self.rows, self.said, self.launched = 0.0, [], [], []
-        self._budget = f"{budget_s:.0f}s"
+        self._budget, self._start_s = f"{budget_s:.0f}s", start_s
         cases = tuple((case, Measure()) for case in speeds)
         sweep = Sweep("w", "w.toml", cases, ("schedule",))
         self.policy = UntilAnswered(
@@ -40,6 +40,8 @@ class World:
         while wanted := self.policy(self.runs()):
             number = len(self.launched)
             self.launched.append({case.schedule for case in self.speeds if case.case_id in wanted})
+            self.now_s += 0.0 if number else self._start_s
+            begun_at = BEGAN + pd.Timedelta(seconds=self.now_s)
             self.now_s += LAUNCH_S
             for case, speed in self.speeds.items():
                 if case.case_id in wanted:
@@ -49,7 +51,7 @@ class World:
                     more = {"process_start": str(number), "rounds": json.dumps(rounds)}
                     more["measure_budget"] = self._budget
                     more["created_at"] = str(BEGAN + pd.Timedelta(seconds=self.now_s))
-                    run_id = f"{number:04}{case.schedule}"
+                    run_id = f"{begun_at:%Y%m%dT%H%M%S}000-{case.schedule}"
                     speed_of_run = float(np.median(turns))
                     self.rows.append(
                         run_row(
@@ -91,6 +93,12 @@ def test_no_launch_is_begun_that_the_budget_does_not_hold():
     assert any("0 of 1 question decided; 1f1b over afab between" in text
                or "0 of 1 question decided; afab over 1f1b between" in text
                for text in world.said)  # fmt: skip
+
+
+def test_the_first_start_says_nothing_of_how_long_further_launches_take():
+    world = World({AFAB: 1000.0, OTHER: 1005.0}, budget_s=55.0, deviation=0.03, start_s=20.0).run()
+    assert len(world.launched) == 3
+    assert "another takes about 0:10, and 0:05 of the budget are left" in world.policy.stop
 
 
 def test_a_budget_that_holds_too_few_launches_for_an_answer_is_said():
