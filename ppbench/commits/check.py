@@ -20,10 +20,17 @@ from ppbench.commits.gate import (
     limits_of,
     read_accepted,
 )
-from ppbench.commits.sides import Places, find_side, revision_side
 from ppbench.comparison.lines import SHOWN, read_metrics
 from ppbench.comparison.measurement import measure_until_decided
-from ppbench.comparison.sides import SHORT, WORKTREE, Side, both_fresh
+from ppbench.comparison.sides import (
+    SHORT,
+    WORKTREE,
+    Places,
+    Side,
+    both_fresh,
+    find_side,
+    revision_side,
+)
 from ppbench.config.sweep import Sweep, read_share
 from ppbench.console import note
 from ppbench.errors import LaunchError, NotMeasuredError, UsageError

@@ -17,7 +17,6 @@ import pandas as pd
 
 from ppbench.commits.advice import COMPARE, compare_command, near
 from ppbench.commits.bench import SILENT, Progress, read_tracked, rounds_of
-from ppbench.commits.sides import Places, find_side
 from ppbench.comparison import notes
 from ppbench.comparison.across import compare_across
 from ppbench.comparison.launches import (
@@ -39,7 +38,7 @@ from ppbench.comparison.lines import (
     read_metrics,
 )
 from ppbench.comparison.measurement import measure_until_decided
-from ppbench.comparison.sides import WORKTREE, Side, both_fresh, the_sweep_file
+from ppbench.comparison.sides import WORKTREE, Places, Side, both_fresh, find_side, the_sweep_file
 from ppbench.config.sweep import Sweep
 from ppbench.display.cases import case_text, varying_axes
 from ppbench.errors import UsageError

@@ -19,9 +19,8 @@ from pathlib import Path
 from ppbench.commits.advice import near
 from ppbench.commits.bench import SILENT, Progress, read_tracked, rounds_of
 from ppbench.commits.comparison import compare_sides, places_of
-from ppbench.commits.sides import find_side
 from ppbench.comparison.lines import Comparison, Line
-from ppbench.comparison.sides import SHORT, WORKTREE, Side, both_fresh
+from ppbench.comparison.sides import SHORT, WORKTREE, Side, both_fresh, find_side
 from ppbench.display.metrics import METRICS
 from ppbench.errors import ExitCode, NotMeasuredError, UsageError
 from ppbench.judge.differences import Ratio

@@ -30,7 +30,7 @@ from ppbench.comparison.lines import (
 )
 from ppbench.comparison.measurement import measure_until_decided
 from ppbench.comparison.rows import Grid, num_pairs, pairs_of
-from ppbench.comparison.sides import Side, choose_runs, the_sweep_file
+from ppbench.comparison.sides import Places, Side, choose_runs, the_sweep_file
 from ppbench.config.reader import read_sweep
 from ppbench.display.cases import axis_text
 from ppbench.errors import UsageError
@@ -84,13 +84,14 @@ def compare_across(
     UsageError, SweepFileError, StoreError, and what running a sweep raises.
     """
     setting, chosen_metrics, store = find_axis(axis), read_metrics(metrics), Store(Path(results))
+    places = Places(store, Path.cwd())
 
     def compared(chosen: Side, looks: Looks = ONE_LOOK) -> Comparison:
         """Compare these runs at the last of some looks."""
         return _compare_along(setting, chosen, base, chosen_metrics, looks, all_pairs=all_pairs)
 
     if launches is None and max_launches is None:
-        return compared(choose_runs(runs, store, has_older_programs=setting == PROGRAM))
+        return compared(choose_runs(runs, places, has_older_programs=setting == PROGRAM))
     if len(runs) != 1 or not runs[0].endswith(".toml"):
         raise UsageError(
             f"--run: measures the cases of a sweep file; give one, got {' '.join(runs) or 'none'}"
@@ -110,7 +111,7 @@ def compare_across(
 
     def first(num_launches: int) -> Side:
         """So many of the first launches of each case in this hour."""
-        side = choose_runs(runs, store)
+        side = choose_runs(runs, places)
         rows, failed = (rows[rows["run_id"] > an_hour_ago] for rows in (side.runs, side.failed))
         kept = rows.sort_values("launch").groupby("case_id").head(num_launches)["run_id"]
         return replace(side, runs=rows[rows["run_id"].isin(kept)], failed=failed)

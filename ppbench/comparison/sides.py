@@ -1,16 +1,21 @@
-"""The two sides of a comparison, and the runs that one along a setting is asked for.
+"""The two sides of a comparison, and the runs that one along a setting is asked for, by name.
 
-    20261121T20    a run id, or its beginning; `last`     demo         a sweep by its name
-    3f2a91c07b1d   a sweep by its id                      demo.toml    a sweep file: its cases
+    results-before/     a results folder                 20261121T20    a run id, or its beginning
+    demo, 3f2a91c07b1d  a sweep, by its name or id       demo.toml      a sweep file: its cases
+    worktree            the tree, changes included       main, HEAD~3   a revision: its clean runs
+                                                         3f2a91c        also if git has lost it
 
-Commits are found by `commits.sides`.
+An ambiguous name is refused: a gate that silently compares something else is worse than none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -24,15 +29,16 @@ from ppbench.comparison.launches import (
     newest_launches,
 )
 from ppbench.config.reader import read_sweep
-from ppbench.display.cases import without_not_finite
 from ppbench.display.units import counted
-from ppbench.errors import NotMeasuredError, UsageError, nearest
+from ppbench.errors import NotMeasuredError, RepositoryError, UsageError, nearest
+from ppbench.git import Repository
 from ppbench.run.machine.environment import default_device
-from ppbench.store import LAST, Condition, Store
+from ppbench.store import Condition, Store
 from ppbench.store.columns import ATTACHED
 
 WORKTREE = "worktree"
 SHORT = 9
+_HASH = re.compile(r"[0-9a-f]{4,64}")
 _STATE = ("commit", "changes", "code")
 
 
@@ -137,7 +143,25 @@ def side_of(
     return Side(name, title, store, newest[is_ok], newest[~is_ok], commit, notes=notes)
 
 
-def choose_runs(names: Sequence[str], store: Store, *, has_older_programs: bool = False) -> Side:
+@dataclass(frozen=True)
+class Places:
+    """The store and the folder in which names are looked up."""
+
+    store: Store
+    folder: Path  # in the work tree of the repository that is tracked
+    sweep: str = "SWEEP"  # the sweep file, as it would be typed
+    compare: str = "ppbench compare BASE HEAD SWEEP --run"  # measures both sides
+    check: str = ""  # the gate that measures both sides, if it is the gate that asks
+
+    def repository(self) -> Repository:
+        """Raises RepositoryError where there is none."""
+        return Repository.around(self.folder)
+
+    def runs(self, *where: Condition) -> pd.DataFrame:
+        return self.store.runs(SIDE_COLUMNS, where)
+
+
+def choose_runs(names: Sequence[str], places: Places, *, has_older_programs: bool = False) -> Side:
     """Return the runs of these names; without names, those of the last sweep.
 
     Of a program file that was edited in between, the runs of its newest content are returned,
@@ -145,13 +169,13 @@ def choose_runs(names: Sequence[str], store: Store, *, has_older_programs: bool 
 
     Raises UsageError for a name that means nothing, and for a store without runs.
     """
-    if not names:
-        runs = newest_launches(store.last_sweep().runs.sort_values("run_id"))
-        name = f"the last sweep, {runs['sweep_name'].iloc[-1]}"
-    else:
-        parts = [_named(name, store) for name in names]
+    if names:
+        sides, name = [find_side(name, places) for name in names], ", ".join(names)
+        parts = [rows for side in sides for rows in (side.runs, side.failed)]
         runs = pd.concat(parts).drop_duplicates("run_id").sort_values("run_id")
-        name = ", ".join(names)
+    else:
+        runs = newest_launches(places.store.last_sweep().runs.sort_values("run_id"))
+        name = f"the last sweep, {runs['sweep_name'].iloc[-1]}"
     notes: list[str] = []
     if not has_older_programs:
         # A schedule that is no file has one digest, which is empty.
@@ -166,33 +190,117 @@ def choose_runs(names: Sequence[str], store: Store, *, has_older_programs: bool 
     in_order = runs.sort_values("position", kind="stable")
     is_ok = in_order["status"] == "ok"
     title = f"{name}: {counted(int(is_ok.sum()), 'run')}"
-    return Side(name, title, store, in_order[is_ok], in_order[~is_ok], notes=tuple(notes))
+    return Side(name, title, places.store, in_order[is_ok], in_order[~is_ok], notes=tuple(notes))
 
 
-def _named(name: str, store: Store) -> pd.DataFrame:
+def find_side(name: str, places: Places) -> Side:
+    """Return the side that a name means.
+
+    Raises UsageError for a name that means nothing or several things, NotMeasuredError for one
+    without runs.
+    """
+    if name == WORKTREE:
+        return _worktree_side(places)
+    if not name.strip():
+        raise UsageError('"": is empty; give a revision, a run, a sweep or a results folder')
+    meanings = list(_meanings(name, places))
+    if len(meanings) > 1:
+        words = "; ".join(words for words, _ in meanings)
+        raise UsageError(
+            f'"{name}": could be {len(meanings)} things: {words}; write a folder as ./{name}, a '
+            "commit or an id in full"
+        )
+    for _, side in meanings:
+        return side()
+    known = places.store.runs(["run_id", "sweep_name"])
+    if known["run_id"].str.startswith(name).any():
+        places.store.id_of(name, known["run_id"])  # raises that it is ambiguous
+    hint = nearest(name, dict.fromkeys(known["sweep_name"].dropna()))
+    is_empty = "; it is a folder, but holds no runs" if _is_folder(name) else ""
+    try:
+        places.repository().resolve(name)  # a revision would have been a meaning
+        why = ""
+    except RepositoryError as error:
+        why = str(error).removeprefix(f'"{name}": ')
+    raise UsageError(
+        f'"{name}": not a results folder, not a run, a sweep\'s name or id, or a sweep file '
+        f"(.toml), in {places.store.folder}{hint}; and not a revision: {why}{is_empty}"
+    )
+
+
+def _meanings(name: str, places: Places) -> Iterable[tuple[str, Callable[[], Side]]]:
+    """Yield what a name may mean: in words, and a function that reads that side."""
+    store = places.store
     if name.endswith(".toml"):
-        cases = {case.case_id for case, _ in read_sweep(Path(name), [], default_device()).cases}
-        runs = store.runs(SIDE_COLUMNS)
-        runs = runs[runs["case_id"].isin(cases)]
-        if runs.empty:
-            raise UsageError(
-                f"{name}: {store.folder} has no run of its cases; make them with: ppbench sweep "
-                f"{name}"
+        yield "a sweep file", partial(_file_side, name, places)
+        return
+    if _is_folder(name, "runs"):
+        yield "a results folder", partial(_folder_side, name)
+    known = store.runs(["run_id", "sweep_id", "sweep_name", "commit"])
+    with contextlib.suppress(UsageError):
+        if len(known):
+            run_id = store.id_of(name, known["run_id"])
+            is_run = Condition("run_id", "=", run_id)
+            yield (
+                f"the run {run_id}",
+                lambda: side_of(name, f"run {run_id}", store, places.runs(is_run)),
             )
-        return _newest_state(runs)
-    known = store.runs(["run_id", "sweep_id", "sweep_name"])
     for column in ("sweep_id", "sweep_name"):
         if (known[column] == name).any():
-            return _newest_state(store.runs(SIDE_COLUMNS, [Condition(column, "=", name)]))
-    if name != LAST and not known["run_id"].str.startswith(name).any():
-        hint = nearest(name, dict.fromkeys(known["sweep_name"].dropna()))
+            is_sweep = Condition(column, "=", name)
+            yield "a sweep", partial(_sweep_side, name, places, is_sweep)
+            break
+    repository: Repository | None = None
+    sha: str | None = None
+    with contextlib.suppress(RepositoryError):
+        repository = places.repository()
+        sha = repository.resolve(name)
+    if repository is not None and sha is not None:
+        yield f"the commit {sha[:SHORT]}", partial(revision_side, name, sha, repository, places)
+    elif _HASH.fullmatch(name):  # commits that only the store has
+        for lost in sorted({str(sha) for sha in known["commit"].dropna()}):
+            if lost.startswith(name):
+                text = f"{lost[:SHORT]} is not in {repository and repository.root}: rebased away, "
+                text += "or not fetched; its stored runs are used"
+                notes = () if repository is None else (text,)
+                yield (
+                    f"the stored commit {lost[:SHORT]}",
+                    partial(_commit_side, name, lost, places, notes),
+                )
+
+
+def _is_folder(*parts: str) -> bool:
+    try:
+        return Path(*parts).is_dir()
+    except (OSError, ValueError):  # a name too long, or with a null byte
+        return False
+
+
+def _folder_side(name: str) -> Side:
+    store = Store(Path(name))
+    runs = store.runs(SIDE_COLUMNS)
+    if runs.empty:
+        raise NotMeasuredError(f"{name}: holds no runs; fill it with: ppbench sweep SWEEP")
+    num = runs["commit"].nunique()
+    text = f"{name} holds runs of {num} commits: the newest of each case and launch counts"
+    return side_of(name, f"{name}/", store, runs, (text,) if num > 1 else ())
+
+
+def _file_side(name: str, places: Places) -> Side:
+    cases = {case.case_id for case, _ in read_sweep(Path(name), [], default_device()).cases}
+    runs = places.runs()
+    runs = runs[runs["case_id"].isin(cases)]
+    if runs.empty:
         raise UsageError(
-            f'"{name}": not a run, a sweep\'s name or id, or a sweep file (.toml), in '
-            f"{store.folder}{hint}"
+            f"{name}: {places.store.folder} has no run of its cases; make them with: ppbench sweep "
+            f"{name}"
         )
-    run_id = store.id_of(name, known["run_id"])
-    runs = store.runs(SIDE_COLUMNS, [Condition("run_id", "=", run_id)])
-    return without_not_finite(runs[runs["status"] != "interrupted"])
+    return side_of(name, name, places.store, _newest_state(runs))
+
+
+def _sweep_side(name: str, places: Places, is_sweep: Condition) -> Side:
+    runs = _newest_state(places.runs(is_sweep))
+    return side_of(name, f"sweep {name} ({runs['sweep_name'].iloc[-1]})", places.store, runs)
 
 
 def _newest_state(runs: pd.DataFrame) -> pd.DataFrame:
@@ -202,3 +310,58 @@ def _newest_state(runs: pd.DataFrame) -> pd.DataFrame:
     )
     keys = pd.Series(keys_of(runs), runs.index)
     return newest_launches(runs[states == states.groupby(keys).transform("last")])
+
+
+def revision_side(name: str, sha: str, repository: Repository, places: Places) -> Side:
+    """Return the clean runs of a commit of the repository."""
+    notes: tuple[str, ...] = ()
+    if name == "HEAD" and repository.state().is_dirty:
+        text = f"HEAD is the clean commit {sha[:SHORT]}; the tree also has uncommitted changes"
+        notes = (f"{text}, which are part of `{WORKTREE}`",)
+    return _commit_side(name, sha, places, notes, repository.describe(sha).subject)
+
+
+def _commit_side(
+    name: str, sha: str, places: Places, notes: tuple[str, ...], subject: str | None = None
+) -> Side:
+    runs = places.runs(Condition("commit", "=", sha))
+    clean = runs[~runs["is_dirty"].eq(True)]
+    subject = subject or next(iter(clean["subject"].dropna()), None)
+    known = sha[:SHORT] if sha.startswith(name) else f"{name} = {sha[:SHORT]}"
+    title = f"{known} {subject}" if subject else known
+    if newest_launches(clean).empty:
+        dirty = len(runs) - len(clean)
+        also = f" ({dirty} runs of it had uncommitted changes)" if dirty else ""
+        span = f"{sha[:SHORT]}..{sha[:SHORT]}"
+        backfill = f"ppbench backfill {span} {places.sweep} --launches 5"
+        raise _not_measured(
+            title, places, also, f"{backfill}, or both sides with: {places.compare}"
+        )
+    return replace(side_of(name, title, places.store, clean, notes), is_clean=True)
+
+
+def _worktree_side(places: Places) -> Side:
+    """Return the runs of the work tree: of its commit with exactly its changes."""
+    try:
+        repository = places.repository()
+    except RepositoryError as error:
+        raise RepositoryError(
+            f"{WORKTREE}: {error}; without a repository, name runs, sweeps or results folders"
+        ) from None
+    state = repository.state()
+    if not state.is_dirty:
+        return _commit_side(WORKTREE, state.commit, places, (), state.subject)
+    runs = places.runs(Condition("commit", "=", state.commit))
+    mine = runs[runs["changes"] == state.changes]
+    title = f"{WORKTREE} = {state.commit[:SHORT]} with changes {state.changes}"
+    if newest_launches(mine).empty:
+        sweep = f"ppbench sweep {places.sweep} --set measure.launches=5"
+        raise _not_measured(title, places, "", sweep)
+    return side_of(WORKTREE, title, places.store, mine)
+
+
+def _not_measured(title: str, places: Places, also: str, advice: str) -> NotMeasuredError:
+    return NotMeasuredError(
+        f"{title}: not measured in {places.store.folder}{also}; measure it with: "
+        f"{places.check or advice}"
+    )

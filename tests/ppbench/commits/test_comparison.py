@@ -8,8 +8,8 @@ from command import Printed, printed
 from tracked import CASE, STEADY, add_launches, in_one_file, scattered, slower
 
 from ppbench.commits.comparison import compare, compare_sides
-from ppbench.commits.sides import Places, find_side
 from ppbench.comparison.lines import SHOWN, Comparison, read_metrics
+from ppbench.comparison.sides import Places, find_side
 from ppbench.display.changes import moved_sentences
 from ppbench.display.formats import Format
 from ppbench.judge.verdicts import Verdict

@@ -8,8 +8,7 @@ import pytest
 from repositories import commits, git, make_repository
 from tracked import CASE, STEADY, add_launches
 
-from ppbench.commits.sides import Places, find_side
-from ppbench.comparison.sides import Side, both_fresh
+from ppbench.comparison.sides import Places, Side, both_fresh, find_side
 from ppbench.errors import NotMeasuredError, RepositoryError, UsageError
 from ppbench.git import Repository
 

@@ -14,8 +14,8 @@ from tracked import STEADY, add_launches, slower
 
 from ppbench.commits.comparison import compare_sides
 from ppbench.commits.series import history
-from ppbench.commits.sides import Places, find_side
 from ppbench.comparison.lines import read_metrics
+from ppbench.comparison.sides import Places, find_side
 from ppbench.comparison.slowdowns import recorded, slowdowns_by_run
 from ppbench.judge.verdicts import Verdict
 from ppbench.store import Store
