@@ -75,12 +75,13 @@ def check(
     sort: Sort = None,
 ) -> None:
     """CI gate: exits 1 on a regression, 3 on insufficient data, 4 on failed runs."""
+    from ppbench.cli.comparison import gate_text, note_aside, recheck_text
     from ppbench.cli.progress import LiveProgress
     from ppbench.commits.check import check as check_sides
 
     view = View.of(columns, sort)
     if file is not None and file.suffix == SAVED:
-        from ppbench.cli.saved import check_saved_file
+        from ppbench.commits.saved import check_saved
 
         of_gate = {
             "--base": base,
@@ -94,8 +95,10 @@ def check(
         for name in (name for name, value in of_gate.items() if value):
             raise UsageError(f"{name}: is for the gate; a comparison says itself what is compared")
         num = (launches or 5) if is_run else None
-        raise typer.Exit(check_saved_file(file, num, results, how, view))
-    from ppbench.cli.comparison import gate_text, note_aside
+        with going_on(), LiveProgress(is_shown=is_run) as progress:
+            recheck = check_saved(file, launches=num, results=results, progress=progress)
+        print_text(recheck_text(recheck, how, view), how)
+        raise typer.Exit(recheck.exit_code)
     from ppbench.config.shipped import from_here
     from ppbench.config.sweep import read_share
     from ppbench.files import whole_file

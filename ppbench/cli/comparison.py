@@ -1,4 +1,4 @@
-"""The text of a comparison and of the gate's result, as `ppbench compare` and `check` print them.
+"""The texts of a comparison: as it is, as a gate judges it, and as newer launches of a saved one.
 
 In a terminal and in markdown: one line per case and metric, then sentences. In JSON and CSV: every
 raw figure under its own name, with the verdicts in the words of `judge.verdicts`.
@@ -7,14 +7,14 @@ raw figure under its own name, with the verdicts in the words of `judge.verdicts
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import pandas as pd
 
 from ppbench.cli.options import typed_command
 from ppbench.commits.gate import NOT_DECIDED, NOTHING, GatedLine, GateResult, entry_text
-from ppbench.commits.saved import identity_values, lasting_revision
+from ppbench.commits.saved import Recheck, Stated, identity_values
 from ppbench.comparison.axes import key_of
 from ppbench.comparison.lines import COMMIT, Breakdown, Comparison, Line, ends
 from ppbench.comparison.measurement import stop_text
@@ -39,10 +39,10 @@ from ppbench.errors import ExitCode
 from ppbench.report.pages.comparison import ComparisonPage
 
 _COLUMNS = ("case", "fingerprint", "figure", "base", "head", "change_text", "verdict")
-_GATE_COLUMNS = ("allowed", "gate")
-_NAMING = ("case", "figure", "change_text")
-"""Columns that are never moved above the table, and left out last."""
+_EXTRA = {"stated": words("stated"), "outcome": words("outcome")}
 _DETAILS = ["case", "metric", "fingerprint", "p", "resolution", "within", "num_base", "num_head"]
+_MOST_NAMED = 3
+Cells = Mapping[str, str]
 
 
 def comparison_text(
@@ -50,20 +50,20 @@ def comparison_text(
 ) -> str:
     """The output of `ppbench compare`, of two sides or of cases along a setting."""
     if how is Format.json:
-        return _as_json(_comparison_values(comparison, breakdowns))
+        return json.dumps(_values(comparison, breakdowns), indent=2, allow_nan=False)
     if how is Format.csv:
         return render(comparison.frame, how, [], view)
     why = NOTHING
     if comparison.axis != COMMIT:
         why = f"no two cases differ in {key_of(comparison.axis)} alone"
-    parts = [
+    return _joined(
         _heads(comparison, how),
         _stop(comparison, how, typed_command()),
-        _table(comparison, [_row(line) for line in comparison.lines], how, view)
+        _table(comparison, [(line, {}) for line in comparison.lines], how, view)
         or f"nothing to compare: {why}",
-        *(section.text(how) for section in (*_moved(comparison, breakdowns), _notes(comparison))),
-    ]
-    return "\n\n".join(part for part in parts if part)
+        *_moved(comparison, breakdowns, how),
+        _notes(comparison, how),
+    )
 
 
 def page_of(
@@ -81,12 +81,8 @@ def page_of(
         title, why = f"{base.name} and {head.name}", BY_COMMIT
     else:
         values = ", ".join(axis_text(axis, value) for value in comparison.axis_values)
-        facts = [
-            ("setting", key_of(axis)),
-            ("values", values),
-            ("runs", base.title),
-            *([("all", comparison.shared)] if comparison.shared else []),
-        ]
+        facts = [("setting", key_of(axis)), ("values", values), ("runs", base.title)]
+        facts += [("all", comparison.shared)] if comparison.shared else []
         of_lines = [line.series for line in comparison.lines]
         sides = [(axis_text(axis, s.base_value), axis_text(axis, s.head_value)) for s in of_lines]
         title, why = f"Along {key_of(axis)}: {values}", BY_AXIS
@@ -101,35 +97,29 @@ def gate_text(
     view: View = EVERYTHING,
 ) -> str:
     """The output of `ppbench check`; `command` repeats the check."""
+    comparison, is_page = result.comparison, how is Format.markdown
     if how is Format.json:
-        return _as_json(
-            {
-                "verdict": result.word,
-                "exit_code": result.exit_code,
-                **_comparison_values(result.comparison, breakdowns),
-                "changes": _records(result.frame),
-                "failed": list(result.failed),
-                "missing": list(result.missing),
-                "command": command,
-            }
-        )
+        values = {
+            "verdict": result.word,
+            "exit_code": result.exit_code,
+            **_values(comparison, breakdowns),
+            "changes": _records(result.frame),
+            "failed": list(result.failed),
+            "missing": list(result.missing),
+            "command": command,
+        }
+        return json.dumps(values, indent=2, allow_nan=False)
     if how is Format.csv:
         return render(result.frame, how, [], view)
-    is_page = how is Format.markdown
-    rows = []
+    rows: list[tuple[Line, Cells]] = []
     for gated in result.lines:
         word = "regression" if gated.is_regression else "accepted" if gated.accepted else "ok"
         if not gated.line.change.is_decided:
             word = gated.line.change.verdict
         cells = {"allowed": _allowed(gated), "gate": word}
-        unjudged = {"allowed": "", "gate": "not gated"}
-        rows.append({**_row(gated.line), **(cells if gated.is_gated else unjudged)})
-    comparison = result.comparison
+        rows.append((gated.line, cells if gated.is_gated else {"allowed": "", "gate": "not gated"}))
     why = [
-        *(
-            f"regression: {_sentence(gated)}; {_allowed(gated)} is allowed"
-            for gated in result.regressions
-        ),
+        *(f"regression: {_sentence(g)}; {_allowed(g)} is allowed" for g in result.regressions),
         *(f"failed at head: {case}" for case in result.failed),
         *(f"not enough data: {case}" for case in result.missing),
         *(
@@ -137,32 +127,29 @@ def gate_text(
             for gated in result.open
         ),
     ]
-    accepted = []
-    for gated in result.accepted:
-        if (entry := gated.accepted) is not None:
-            sentence = escaped(_sentence(gated)) if is_page else _sentence(gated)
-            reason = as_code(entry.reason) if is_page else _plain(entry.reason)
-            accepted.append(f"{sentence}, with {entry.commit[:SHORT]}: {reason}")
-    sections = (
-        *_moved(comparison, breakdowns),
-        _Section("Why", why, "", is_quoted=True),
-        _Section("Accepted", accepted, "accepted: ", is_markup=True),
-        _notes(comparison),
-    )
-    parts = [
-        f"## {escaped(headline(result))}" if is_page else headline(result),
+    accepted = [
+        f"{escaped(_sentence(gated)) if is_page else _sentence(gated)}, with "
+        f"{entry.commit[:SHORT]}: {as_code(entry.reason) if is_page else _plain(entry.reason)}"
+        for gated in result.accepted
+        if (entry := gated.accepted) is not None
+    ]
+    first = headline(result)
+    return _joined(
+        f"## {escaped(first)}" if is_page else first,
         _to_decide(result, how, command),
         _heads(comparison, how),
         _stop(comparison, how, command),
         _table(comparison, rows, how, view),
-        *(section.text(how) for section in sections),
+        *_moved(comparison, breakdowns, how),
+        _section("Why", why, how, "", as_code),
+        _section("Accepted", accepted, how, "accepted: ", str),
+        _notes(comparison, how),
         _to_paste(result, how),
-        *([f"**How to reproduce**\n\n```sh\n{command}\n```"] if is_page else []),
-        details("Details", render(result.frame, Format.markdown, _DETAILS))
+        f"**How to reproduce**\n\n```sh\n{command}\n```" if is_page else "",
+        _details("Details", render(result.frame, Format.markdown, _DETAILS))
         if is_page and not result.frame.empty
         else "",
-    ]
-    return "\n\n".join(part for part in parts if part)
+    )
 
 
 def headline(result: GateResult) -> str:
@@ -183,6 +170,64 @@ def headline(result: GateResult) -> str:
     compared = f"({counted(num_cases, 'case')} compared)"
     text = f"ppbench check: {result.word}: {reasons} {compared}"
     return f"{text}; exits with {result.exit_code:d}" if result.word == NOT_DECIDED else text
+
+
+def recheck_text(recheck: Recheck, how: Format, view: View = EVERYTHING) -> str:
+    """The output of `ppbench check COMPARISON.json`: what new launches say of stated changes."""
+    comparison, rows, sentences = recheck.comparison, list[tuple[Line, Cells]](), []
+    frame = pd.DataFrame(
+        {
+            "case_id": each.case_id,
+            "case": each.case,
+            "metric": each.metric.name,
+            "stated_verdict": str(each.change.verdict),
+            **{f"again_{name}": value for name, value in _again(each).items()},
+            "outcome": str(each.outcome),
+        }
+        for each in recheck.judged
+    )
+    if how is Format.csv:
+        return render(frame, how, [], view)
+    if how is Format.json:
+        values = {
+            "outcome": str(recheck.outcome),
+            "exit_code": recheck.exit_code,
+            "changes": as_records(frame),
+            "notes": list(comparison.notes),
+        }
+        return json.dumps(values, indent=2, allow_nan=False)
+    for each in recheck.judged:
+        now = "not measured again"
+        if each.again is not None:
+            cells = {"stated": change_text(each.metric, each.change), "outcome": str(each.outcome)}
+            rows.append((each.again, cells))
+            now = _verdict_and_change(each.again)
+        if each.outcome is recheck.outcome:
+            label, was = field_of(each.metric.name).label, _verdict_and_change(each)
+            sentences.append(f"{label} of {each.case}: {now}; stated: {was}")
+    more = f"; and {num} more" if (num := len(sentences) - _MOST_NAMED) > 0 else ""
+    said = "; ".join(sentences[:_MOST_NAMED]) or "the comparison states no change that could hold"
+    first = f"{recheck.outcome}: {said}{more}"
+    return _joined(
+        f"**{escaped(first)}**" if how is Format.markdown else first,
+        _table(comparison, rows, how, view),
+        _notes(comparison, how),
+    )
+
+
+def _again(stated: Stated) -> dict[str, object]:
+    """The figures of the launches that judged a stated change anew."""
+    names = ("ratio", "difference", "verdict", "num_base", "num_head")
+    values = {} if stated.again is None else stated.again.values()
+    return {name: values.get(name) for name in names}
+
+
+def _verdict_and_change(one: Line | Stated) -> str:
+    return f"{verdict_text(one.metric, one.change.verdict)}, {change_text(one.metric, one.change)}"
+
+
+def _joined(*parts: str) -> str:
+    return "\n\n".join(part for part in parts if part)
 
 
 def _to_decide(result: GateResult, how: Format, command: str) -> str:
@@ -206,22 +251,19 @@ def _heads(comparison: Comparison, how: Format) -> str:
         lines = [f"{word}  {_plain(side.title)}, {_counts(side)}" for word, side in both]
         if len(only := comparison.series()) == 1:
             lines.append(f"case  {_plain(only[0].text)}")
-        return _listed(lines, how)
-    values = [
-        f"{axis_text(axis, value)}{' (base)' if value == comparison.base_value else ''}"
-        for value in comparison.axis_values
-    ]
-    nums = {n for line in comparison.lines for n in (line.change.num_base, line.change.num_head)}
-    each = f", {counted(min(nums), 'launch')} of each case" if len(nums) == 1 else ""
-    lines = [
-        f"across  {key_of(axis)}: {', '.join(values)}",
-        f"runs    {_plain(comparison.base.title)}{each}",
-        *([f"all     {comparison.shared}"] if comparison.shared else []),
-    ]
-    return _listed(lines, how)
-
-
-def _listed(lines: Sequence[str], how: Format) -> str:
+    else:
+        values = [
+            f"{axis_text(axis, value)}{' (base)' if value == comparison.base_value else ''}"
+            for value in comparison.axis_values
+        ]
+        changes = [line.change for line in comparison.lines]
+        nums = {num for change in changes for num in (change.num_base, change.num_head)}
+        each = f", {counted(min(nums), 'launch')} of each case" if len(nums) == 1 else ""
+        lines = [
+            f"across  {key_of(axis)}: {', '.join(values)}",
+            f"runs    {_plain(comparison.base.title)}{each}",
+            *([f"all     {comparison.shared}"] if comparison.shared else []),
+        ]
     return "\n".join(f"- {as_code(line)}" if how is Format.markdown else line for line in lines)
 
 
@@ -251,6 +293,64 @@ def as_code(text: str) -> str:
     return f"`{_plain(text).replace('`', chr(39))}`"
 
 
+def _table(
+    comparison: Comparison, rows: Sequence[tuple[Line, Cells]], how: Format, view: View
+) -> str:
+    """A table that names each contrast once, and what all have alike not at all.
+
+    Lines have further cells. Along a setting the parts of a name are stacked beside its rows, to
+    stay narrow, and a single pair of values heads its two columns. A case that is the only one is
+    named above the table. In another order every row names its case.
+    """
+    if not rows:
+        return ""
+    lines, axis = [line for line, _ in rows], comparison.axis
+    extra = tuple(rows[0][1])
+    columns = [*_COLUMNS, *extra, "launches"]
+    essential = ["case", "figure", "change_text", extra[-1] if extra else "verdict"]
+    cells = [{**_row(line), **more} for line, more in rows]
+    if view.sort:
+        column = str(view.order(columns))
+        keys = [_number(line, column, own[column]) for line, own in zip(lines, cells, strict=True)]
+        is_descending, key = view.sort.startswith("-"), pd.DataFrame({"key": keys})
+        order = sort_rows(key, "key", is_descending=is_descending).index
+        cells, view = [cells[at] for at in order], replace(view, sort="")
+        hidden = {"fingerprint"} if len({own["fingerprint"] for own in cells}) == 1 else set()
+    else:
+        cells, hidden = _stacked(comparison, rows, cells, is_narrow=how is Format.table)
+    shown = {n: _EXTRA.get(n) or field_of(n) for n in columns if n not in hidden}
+    pairs = {(line.series.base_value, line.series.head_value) for line in lines}
+    if axis != COMMIT and len(pairs) == 1:
+        for name, value in zip(("base", "head"), *pairs, strict=True):
+            shown[name] = words(axis_text(axis, value), is_number=True)
+    return render(pd.DataFrame(cells, columns=columns), how, shown, view, essential)
+
+
+def _stacked(
+    comparison: Comparison,
+    rows: Sequence[tuple[Line, Cells]],
+    cells: Sequence[dict[str, str]],
+    *,
+    is_narrow: bool,
+) -> tuple[list[dict[str, str]], set[str]]:
+    """The rows of a table in which each contrast is named once, and columns that say nothing."""
+    is_commit, stacked = comparison.axis == COMMIT, list[dict[str, str]]()
+    series = list(dict.fromkeys(line.series for line, _ in rows))
+    for contrast in series:
+        own = [row for row, (line, _) in zip(cells, rows, strict=True) if line.series == contrast]
+        names = list(contrast.parts) if is_narrow and not is_commit else [contrast.text]
+        own += [dict.fromkeys(cells[0], "")] * (len(names) - len(own))
+        for place, row in enumerate(own):
+            machine = "" if place else contrast.fingerprint
+            name = "".join(names[place : place + 1])
+            stacked.append({**row, "case": name, "fingerprint": machine})
+    may_hide = ("fingerprint",) if is_commit else ("fingerprint", "launches")
+    hidden = {name for name in may_hide if len({"", *(row[name] for row in stacked)}) == 2}
+    if len(series) == 1 and (is_commit or not series[0].common):
+        hidden.add("case")
+    return stacked, hidden
+
+
 def _row(line: Line) -> dict[str, str]:
     metric, change = line.metric, line.change
     discounts = f" ({len(line.discounted)} discounted)" if line.discounted else ""
@@ -266,115 +366,52 @@ def _row(line: Line) -> dict[str, str]:
     }
 
 
-def _table(comparison: Comparison, rows: Sequence[dict[str, str]], how: Format, view: View) -> str:
-    """A table that names each contrast once, and what all have alike not at all.
+def _number(line: Line, column: str, text: str) -> object:
+    """The value by which a row is sorted: a number where its cell is one."""
+    change = line.change
+    tested = change.difference if line.metric.in_points else change.ratio
+    return {
+        "base": change.base,
+        "head": change.head,
+        "change_text": None if tested is None else tested.estimate,
+        "launches": change.num_base,
+    }.get(column, text)
 
-    Along a setting the parts of a name are stacked beside its rows, to stay narrow, and a single
-    pair of values heads its two columns. A case that is the only one is named above the table.
+
+def _section(
+    title: str,
+    lines: Iterable[str],
+    how: Format,
+    prefix: str | None = None,
+    written: Callable[[str], str] = escaped,
+) -> str:
+    """Sentences; in a terminal each begins with `prefix`, or is indented below the title.
+
+    `written` is how they are written in markdown: foreign text as code.
     """
-    if not rows:
+    if not (lines := list(lines)):
         return ""
-    lines, axis = comparison.lines, comparison.axis
-    gate_columns = _GATE_COLUMNS if "gate" in rows[0] else ()
-    columns = [*_COLUMNS, *gate_columns, "launches"]
-    if view.sort:
-        return _sorted_table(pd.DataFrame(rows, columns=columns), lines, how, view)
-    is_stacked = axis != COMMIT and how is Format.table
-    series, stacked = comparison.series(), []
-    for contrast in series:
-        own = [row for row, line in zip(rows, lines, strict=True) if line.series == contrast]
-        names = list(contrast.parts) if is_stacked else [contrast.text]
-        own += [dict.fromkeys(columns, "")] * (len(names) - len(own))
-        for place, row in enumerate(own):
-            machine = "" if place else contrast.fingerprint
-            name = "".join(names[place : place + 1])
-            stacked.append({**row, "case": name, "fingerprint": machine})
-    frame = pd.DataFrame(stacked, columns=columns)
-    may_hide = ("fingerprint",) if axis == COMMIT else ("fingerprint", "launches")
-    hidden = {name for name in may_hide if len({*frame[name], ""}) == 2}
-    if len(series) == 1 and (axis == COMMIT or not series[0].common):
-        hidden.add("case")
-    shown = {str(name): field_of(str(name)) for name in frame if name not in hidden}
-    pairs = {(line.series.base_value, line.series.head_value) for line in lines}
-    if axis != COMMIT and len(pairs) == 1:
-        for name, value in zip(("base", "head"), *pairs, strict=True):
-            shown[name] = words(axis_text(axis, value), is_number=True)
-    essential = [*_NAMING, "gate" if gate_columns else "verdict"]
-    return render(frame, how, shown, view, essential)
+    if how is Format.markdown:
+        items = "\n".join(f"- {written(line)}" for line in lines)
+        return f"**{escaped(title)}**\n\n{items}"
+    if prefix is None:
+        return "\n".join([f"{title}:", *(f"  {line}" for line in lines)])
+    return "\n".join(f"{prefix}{line}" for line in lines)
 
 
-def _sorted_table(frame: pd.DataFrame, lines: Sequence[Line], how: Format, view: View) -> str:
-    """A table in another order: every row names its case; figures and changes sort as numbers."""
-    column = view.order(list(map(str, frame.columns)))
-    changes: list[float | None] = []  # a difference for metrics in points, else a ratio
-    for line in lines:
-        change, in_points = line.change, line.metric.in_points
-        base, head = change.base, change.head
-        interval = change.difference if in_points else change.ratio
-        if interval is not None:
-            changes.append(interval.estimate)
-        elif base is None or head is None:
-            changes.append(None)
-        elif in_points:
-            changes.append(head - base)
-        else:
-            changes.append(head / base if base else None)
-    numbers = {
-        "base": [line.change.base for line in lines],
-        "head": [line.change.head for line in lines],
-        "change_text": changes,
-        "launches": [line.change.num_base for line in lines],
-    }
-    keys = pd.DataFrame({"key": numbers.get(str(column), frame[column])})
-    order = sort_rows(keys, "key", is_descending=view.sort.startswith("-")).index
-    shown = [str(name) for name in frame if name != "fingerprint" or len(set(frame[name])) > 1]
-    essential = [*_NAMING, "verdict", *(["gate"] if "gate" in frame else [])]
-    return render(frame.iloc[list(order)], how, shown, replace(view, sort=""), essential)
-
-
-@dataclass(frozen=True)
-class _Section:
-    """Sentences; in a terminal each begins with `prefix`, or is indented below the title."""
-
-    title: str
-    lines: Sequence[str]
-    prefix: str | None = None
-    is_markup: bool = False  # in markdown: written as it is
-    is_quoted: bool = False  # in markdown: as code, since it holds foreign text
-
-    def text(self, how: Format) -> str:
-        if not self.lines:
-            return ""
-        if how is Format.markdown:
-            written = as_code if self.is_quoted else str if self.is_markup else escaped
-            items = "\n".join(f"- {written(line)}" for line in self.lines)
-            return f"**{escaped(self.title)}**\n\n{items}"
-        if self.prefix is None:
-            return "\n".join([f"{self.title}:", *(f"  {line}" for line in self.lines)])
-        return "\n".join(f"{self.prefix}{line}" for line in self.lines)
-
-
-def _moved(comparison: Comparison, breakdowns: Sequence[Breakdown]) -> list[_Section]:
+def _moved(comparison: Comparison, breakdowns: Sequence[Breakdown], how: Format) -> Iterable[str]:
     has_several = len({breakdown.series.fingerprint for breakdown in breakdowns}) > 1
-    sections = []
     for part in breakdowns:
         on = f" on {part.series.fingerprint}" if has_several else ""
         title, why = f"What changed in {part.series.text}{on}", BY_COMMIT
         if comparison.axis != COMMIT:
             title = ", ".join(["What changed", part.series.pair, *part.series.common])
             why = BY_AXIS
-        sections.append(_Section(title, moved_sentences(part.moved, why)))
-    return sections
+        yield _section(title, moved_sentences(part.moved, why), how)
 
 
-def _sentence(gated: GatedLine) -> str:
-    line = gated.line
-    label = field_of(line.metric.name).label
-    return f"{line.series.text}: {label} {change_text(line.metric, line.change)}"
-
-
-def _allowed(gated: GatedLine) -> str:
-    return f"{gated.threshold * 100:.3g} {'points' if gated.line.metric.in_points else '%'}"
+def _notes(comparison: Comparison, how: Format) -> str:
+    return _section("Notes", comparison.notes, how, "note: ", as_code)
 
 
 def note_aside(comparison: Comparison, how: Format) -> None:
@@ -385,8 +422,14 @@ def note_aside(comparison: Comparison, how: Format) -> None:
                 note(f"note: {text}")
 
 
-def _notes(comparison: Comparison) -> _Section:
-    return _Section("Notes", comparison.notes, "note: ", is_quoted=True)
+def _sentence(gated: GatedLine) -> str:
+    line = gated.line
+    label = field_of(line.metric.name).label
+    return f"{line.series.text}: {label} {change_text(line.metric, line.change)}"
+
+
+def _allowed(gated: GatedLine) -> str:
+    return f"{gated.threshold * 100:.3g} {'points' if gated.line.metric.in_points else '%'}"
 
 
 def _to_paste(result: GateResult, how: Format) -> str:
@@ -404,16 +447,12 @@ def _to_paste(result: GateResult, how: Format) -> str:
     first = "commit first, then name that commit and " if is_dirty else ""
     advice = f"If this is intended, {first}put it into the accept file (see docs/howto/ci-gate.md):"
     if how is Format.markdown:
-        return details("Is it intended?", f"{advice}\n\n```toml\n{entries}\n```")
+        return _details("Is it intended?", f"{advice}\n\n```toml\n{entries}\n```")
     return f"{advice}\n\n{entries}"
 
 
-def details(title: str, body: str) -> str:
+def _details(title: str, body: str) -> str:
     return f"<details><summary>{title}</summary>\n\n{body}\n\n</details>"
-
-
-def _as_json(values: dict[str, object]) -> str:
-    return json.dumps(values, indent=2, allow_nan=False)
 
 
 def _records(frame: pd.DataFrame) -> list[dict[str, object]]:
@@ -422,25 +461,15 @@ def _records(frame: pd.DataFrame) -> list[dict[str, object]]:
     return [{**row, "discounts": json.loads(str(row["discounts"]))} for row in rows]
 
 
-def _comparison_values(
-    comparison: Comparison, breakdowns: Sequence[Breakdown]
-) -> dict[str, object]:
+def _values(comparison: Comparison, breakdowns: Sequence[Breakdown]) -> dict[str, object]:
+    """A comparison as JSON has it; that of two sides can be measured again from it."""
     is_commit, stopped = comparison.axis == COMMIT, comparison.stopped
-    first: dict[str, object] = {}
-    if is_commit:
-        for word, side in (("base", comparison.base), ("head", comparison.head)):
-            first[word] = {
-                "name": side.name,
-                "title": side.title,
-                "commit": side.commit,
-                "revision": lasting_revision(side),
-                "num_runs": len(side.runs),
-                "num_failed": len(side.failed),
-            }
-        first |= identity_values(comparison)
-    else:
-        first["axis"], first["base"] = comparison.axis, comparison.base_value
-        first["values"], first["runs"] = list(comparison.axis_values), comparison.base.title
+    first: dict[str, object] = {
+        "axis": comparison.axis,
+        "base": comparison.base_value,
+        "values": list(comparison.axis_values),
+        "runs": comparison.base.title,
+    }
     moved = []
     for breakdown in breakdowns:
         series = breakdown.series
@@ -466,7 +495,7 @@ def _comparison_values(
                 }
             )
     return {
-        **first,
+        **(identity_values(comparison) if is_commit else first),
         **({} if stopped is None else {"looks": stopped.as_dict()}),
         "changes": _records(comparison.frame),
         "moved": moved,

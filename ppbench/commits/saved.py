@@ -11,6 +11,7 @@ chosen because they showed something.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -20,7 +21,7 @@ from ppbench.commits.advice import near
 from ppbench.commits.bench import SILENT, Progress, read_tracked, rounds_of
 from ppbench.commits.comparison import compare_sides, places_of
 from ppbench.comparison.lines import Comparison, Line
-from ppbench.comparison.sides import SHORT, WORKTREE, Side, both_fresh, find_side
+from ppbench.comparison.sides import SHORT, WORKTREE, both_fresh, find_side
 from ppbench.display.metrics import METRICS
 from ppbench.errors import ExitCode, NotMeasuredError, UsageError
 from ppbench.judge.differences import Ratio
@@ -53,24 +54,22 @@ class Stated:
     metric: Metric
     change: Change
     again: Line | None = None  # by new launches; None: not measured again
-    outcome: Outcome = Outcome.not_decided
 
-
-@dataclass(frozen=True)
-class SavedSide:
-    """A side of a saved comparison."""
-
-    name: str
-    title: str
-    revision: str | None  # by which it can be measured; None where it is no commit
+    @property
+    def outcome(self) -> Outcome:
+        """Whether the same verdict was reached again."""
+        if self.again is None or not self.again.change.is_decided:
+            return Outcome.not_decided
+        is_held = self.again.change.verdict is self.change.verdict
+        return Outcome.held if is_held else Outcome.not_held
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A saved comparison."""
+    """A saved comparison; each side has a name, a title, and a revision if it is a commit."""
 
-    base: SavedSide
-    head: SavedSide
+    base: Mapping[str, str | None]
+    head: Mapping[str, str | None]
     sweep_file: str | None
     last_run: str  # its newest run
     stated: tuple[Stated, ...]  # the changes, or if nothing changed, that it did not
@@ -87,10 +86,10 @@ class Recheck:
     def outcome(self) -> Outcome:
         """Any that is not held, then any that is not decided."""
         outcomes = {each.outcome for each in self.judged}
-        for outcome in (Outcome.not_held, Outcome.not_decided, Outcome.held):
-            if outcome in outcomes:
-                return outcome
-        return Outcome.not_decided
+        return next(
+            (one for one in (Outcome.not_held, Outcome.not_decided) if one in outcomes),
+            Outcome.held if outcomes else Outcome.not_decided,
+        )
 
     @property
     def exit_code(self) -> ExitCode:
@@ -103,19 +102,26 @@ class Recheck:
 
 
 def identity_values(comparison: Comparison) -> dict[str, object]:
-    """What a saved comparison needs beside its changes to be measured again."""
-    file = comparison.sweep_file
+    """What a saved comparison needs beside its changes to be measured again.
+
+    The revision of a side is the name by which it is measured, whatever HEAD is by then.
+    """
+    file, sides = comparison.sweep_file, {}
+    for word, side in (("base", comparison.base), ("head", comparison.head)):
+        revision = WORKTREE if side.name == WORKTREE else side.revision and side.commit
+        sides[word] = {
+            "name": side.name,
+            "title": side.title,
+            "commit": side.commit,
+            "revision": side.commit if side.is_clean else revision,
+            "num_runs": len(side.runs),
+            "num_failed": len(side.failed),
+        }
     return {
+        **sides,
         "sweep_file": None if file is None else near(file),
         "last_run": max(comparison.run_ids, default=""),
     }
-
-
-def lasting_revision(side: Side) -> str | None:
-    """The name by which a side can be measured again, whatever HEAD is by then."""
-    if side.is_clean:
-        return side.commit
-    return WORKTREE if side.name == WORKTREE else side.revision and side.commit
 
 
 def read_saved(file: Path) -> Saved:
@@ -140,14 +146,9 @@ def read_saved(file: Path) -> Saved:
             stated.append(Stated(*names, METRICS[row["metric"]], change))
         changes = [one for one in stated if one.change.verdict.is_claim]
         same = [one for one in stated if one.change.verdict is Verdict.same]
-        base, head = (
-            SavedSide(side["name"], side["title"], side["revision"])
-            for side in (content["base"], content["head"])
-        )
-        sweep_file, last_run = content["sweep_file"], content["last_run"]
-        if isinstance(last_run, str) and isinstance(sweep_file, str | None):
-            return Saved(base, head, sweep_file, last_run, tuple(changes or same))
-        why = "is no saved comparison of two sides"
+        names = ("name", "title", "revision")
+        base, head = ({name: content[side][name] for name in names} for side in ("base", "head"))
+        return Saved(base, head, content["sweep_file"], content["last_run"], tuple(changes or same))
     except OSError as error:
         why = error.strerror or "cannot be read"
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -174,16 +175,16 @@ def check_saved(
     sweep = read_tracked(saved.sweep_file or "") if is_here else None
     places = places_of(sweep, results)
     for named in (saved.base, saved.head):
-        if named.revision == WORKTREE:
+        if named["revision"] == WORKTREE:
             state = places.repository().state()
             title = f"{WORKTREE} = {state.commit[:SHORT]} with changes {state.changes or 'none'}"
-            if title != named.title:
+            if title != named["title"]:
                 raise UsageError(
-                    f"{title}: expected {named.title}, which was compared; check out that commit "
-                    "and apply the changes"
+                    f"{title}: expected {named['title']}, which was compared; check out that "
+                    "commit and apply the changes"
                 )
     if launches is not None:
-        base, head = saved.base.revision, saved.head.revision
+        base, head = saved.base["revision"], saved.head["revision"]
         if sweep is None or base is None or head is None:
             what = "its sweep file is not here" if sweep is None else "a side is no commit"
             raise UsageError(
@@ -194,7 +195,7 @@ def check_saved(
             rounds.bring_to(launches)
     newer = []  # the launches of the stated cases that the saved comparison has not seen
     for named in (saved.base, saved.head):
-        side = find_side(named.revision or named.name, places)
+        side = find_side(named["revision"] or str(named["name"]), places)
         runs, failed = (rows[rows["run_id"] > saved.last_run] for rows in (side.runs, side.failed))
         case_ids = (each.case_id for each in saved.stated)
         newer.append(replace(side, runs=runs, failed=failed).of_cases(case_ids))
@@ -210,16 +211,11 @@ def check_saved(
     metrics = list(dict.fromkeys(each.metric for each in saved.stated))
     comparison = compare_sides(first, last, metrics, again=f"ppbench check {file} --run")
     judged = []
-    for stated in saved.stated:
+    for stated in saved.stated:  # by launches of the same machine, if there are any
         lines = {
             (line.series.fingerprint != stated.fingerprint, line.series.text != stated.case): line
             for line in reversed(comparison.lines)
             if line.metric == stated.metric and line.series.case_id == stated.case_id
         }
-        nearest = lines[min(lines)] if lines else None  # at best of the same machine
-        outcome = Outcome.not_decided
-        if nearest is not None and nearest.change.is_decided:
-            is_held = nearest.change.verdict is stated.change.verdict
-            outcome = Outcome.held if is_held else Outcome.not_held
-        judged.append(replace(stated, again=nearest, outcome=outcome))
+        judged.append(replace(stated, again=lines[min(lines)] if lines else None))
     return Recheck(comparison, tuple(judged))

@@ -8,7 +8,6 @@ A case without a partner is named in the notes, with what the nearest one differ
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -45,15 +44,6 @@ from ppbench.store import Store, check_writable
 
 PROGRAM = "program_digest"
 """The setting whose values are contents of a program file."""
-_OTHERS = {
-    "runtime": ["engine", "torch"],
-    "model_partition": ["uniform", "parameters"],
-    "train_optimizer": ["adamw", "sgd"],
-    "model_dtype": ["float32", "bfloat16"],
-    "transfer_policy": ["early", "just_in_time"],
-    "sharding_policy": ["ddp", "zero3"],
-}
-"""Settings of words: the usual value, and another."""
 
 
 def compare_across(
@@ -215,27 +205,22 @@ def _apart(pairings: Sequence[Pairing]) -> Iterable[str]:
 
 def _too_few_values(axis: str, values: Sequence[Hashable], chosen: Side) -> str:
     """Say that there is one value, where others are, and what would give two."""
-    key, name = key_of(axis), axis_text(axis, values[0]) if values else ""
-    sweep = the_sweep_file(chosen) or "SWEEP"
-    only = f"all have {name}" if values else "none of them is ok"
-    lost = ordered(chosen.failed[axis])
-    failed = [axis_text(axis, value) for value in lost if value not in values]
-    elsewhere = ordered(chosen.store.runs([axis])[axis])
-    others = [axis_text(axis, value) for value in elsewhere if value not in values]
-    first = values[0] if values else None
-    if axis == "schedule":
-        two = f'["{first or "1f1b"}", "afab"]'
-    elif axis in _OTHERS and first == _OTHERS[axis][0]:
-        two = json.dumps(_OTHERS[axis])
-    elif isinstance(first, bool):
-        two = "[false, true]"
-    else:
-        two = f"[{first}, {2 * first}]" if isinstance(first, int) else f'["{first}", ...]'
-    hints = [
-        f"runs with {', '.join(failed)} failed: ppbench ls --where status!=ok" if failed else "",
-        f"{chosen.store.folder} has runs with {', '.join(others[:4])}: name their sweeps"
-        if others and not failed
-        else "",
-        f"two values come from: ppbench sweep {sweep} --set '{key}={two}'",
-    ]
-    return f"--across {key}: {chosen.title}, {only}; {'; '.join(filter(None, hints))}"
+
+    def others(runs: pd.DataFrame) -> str:
+        found = (value for value in ordered(runs[axis]) if value not in values)
+        return ", ".join([axis_text(axis, value) for value in found][:4])
+
+    key, first = key_of(axis), values[0] if values else None
+    only = f"all have {axis_text(axis, first)}" if values else "none of them is ok"
+    hint = ""
+    if failed := others(chosen.failed):
+        hint = f"runs with {failed} failed: ppbench ls --where status!=ok; "
+    elif elsewhere := others(chosen.store.runs([axis])):
+        hint = f"{chosen.store.folder} has runs with {elsewhere}: name their sweeps; "
+    two = f'["{first or "1f1b"}", "{"afab" if axis == "schedule" else "..."}"]'
+    if isinstance(first, int):
+        two = "[false, true]" if isinstance(first, bool) else f"[{first}, {2 * first}]"
+    return (
+        f"--across {key}: {chosen.title}, {only}; {hint}two values come from: ppbench sweep "
+        f"{the_sweep_file(chosen) or 'SWEEP'} --set '{key}={two}'"
+    )

@@ -223,8 +223,8 @@ def find_side(name: str, places: Places) -> Side:
     except RepositoryError as error:
         why = str(error).removeprefix(f'"{name}": ')
     raise UsageError(
-        f'"{name}": not a results folder, not a run, a sweep\'s name or id, or a sweep file '
-        f"(.toml), in {places.store.folder}{hint}; and not a revision: {why}{is_empty}"
+        f'"{name}": not a results folder, not a run or sweep in {places.store.folder}, not a sweep '
+        f"file (.toml), and not a revision: {why}{is_empty}{hint}"
     )
 
 

@@ -200,7 +200,7 @@ def test_runs_are_named_by_sweep_file_name_id_and_run(store, tmp_path):
             result = across(store, "schedule", *names)
             assert pairs(result) == ["afab -> 1f1b"], names
         assert result.lines[0].change.num_base == 3
-    with pytest.raises(UsageError, match=r'"min": not .* a run.*did you mean "mine"'):
+    with pytest.raises(UsageError, match=r'"min": not .*did you mean "mine"'):
         across(store, "schedule", "min")
 
 
