@@ -120,6 +120,8 @@ def plan(
         raise UsageError(f"{option} what --run measures; add --run 2")
     view = View.of(columns, sort)
     asked = [*(overrides or []), *([] if budget is None else [f"measure.budget={budget}"])]
+    plain = "plan", str(file)
+    usual = {"set": overrides, "effort": None if effort == 1 else effort, "results": results}
     with _progress() as on_progress:
         sweep = read_question(file, asked)
         found = answer(
@@ -147,15 +149,7 @@ def plan(
             results,
             reruns=rerun,
             display=display_for(Console(stderr=True)),
-            command=command(
-                *("plan", str(file)),
-                set=overrides,
-                effort=None if effort == 1 else effort,
-                run=run,
-                max_launches=launches,
-                budget=budget,
-                results=results,
-            ),
+            command=command(*plain, **usual, run=run, max_launches=launches, budget=budget),
         )
     sentences = sentences_of(found, is_measured=trials is not None)
     hidden = () if len(found.request.ranks) > 1 else ("world_size",)
@@ -197,10 +191,12 @@ def plan(
         drawn = [found.first]
         if found.baseline is not None and found.baseline != found.first:
             drawn.append(found.baseline)
-        again = f"ppbench plan {shlex.quote(str(file))}"
         commands = [
-            ("Measure the best two, and 1F1B:", f"{again} --run 2"),
-            ("Write it for a sweep, torchtitan, Megatron-LM:", f"{again} --hand-over chosen"),
+            ("Measure the best two, and 1F1B:", command(*plain, **usual, run=2)),
+            (
+                "Write it for a sweep, torchtitan, Megatron-LM:",
+                command(*plain, **usual, hand_over="chosen"),
+            ),
         ][trials is not None :]
         steps = [(proposal, simulated(found, proposal)) for proposal in drawn]
         origin, title = found.costs.origin, f"Plan of {file.stem}"
