@@ -12,6 +12,7 @@ A commit that cannot even be started has a failure row, so that it is not tried 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -19,7 +20,6 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -27,23 +27,25 @@ from typing import Self
 import pandas as pd
 
 from ppbench.commits.launches import Launches, StoredLaunches
-from ppbench.commits.worktrees import Checkouts, SetupError, run
+from ppbench.commits.worktrees import Checkouts, SetupError, run, start_in
+from ppbench.comparison.measurement import Budget
 from ppbench.comparison.sides import WORKTREE
 from ppbench.config.case import setting_of
 from ppbench.config.reader import read_sweep
 from ppbench.config.schema import known_keys
 from ppbench.config.sweep import Sweep, parse_only
 from ppbench.console import note
-from ppbench.display.units import counted
+from ppbench.display.units import counted, duration
 from ppbench.errors import (
     ExitCode,
     LaunchError,
+    RepositoryError,
     StoreError,
     SweepInterruptedError,
     UsageError,
     first_line,
 )
-from ppbench.git import Commit, Repository
+from ppbench.git import Commit, Repository, read_commit
 from ppbench.judge.verdicts import SPEED
 from ppbench.run.conductor import Conductor
 from ppbench.run.failures.evidence import Diagnosis
@@ -90,23 +92,27 @@ SILENT = Progress()
 
 @dataclass(frozen=True)
 class Target:
-    """A commit to measure, or the work tree with its uncommitted changes."""
+    """A commit to measure, or the tree as it is, which is measured in place."""
 
     commit: Commit
+    is_in_place: bool = False
 
     @property
     def name(self) -> str:
-        return WORKTREE if self.commit.is_dirty else self.commit.commit
+        return WORKTREE if self.is_in_place else self.commit.commit
 
     @property
     def label(self) -> str:
         changed = " with uncommitted changes" if self.commit.is_dirty else ""
-        return f"{self.commit.commit[:9]}{changed} {self.commit.subject}".strip()
+        return f"{self.commit.commit[:9]}{changed} {self.commit.subject or ''}".strip()
 
 
 @dataclass(frozen=True)
 class Part:
-    """The targets, by their places, that have a part in the next start; without any it ends."""
+    """The targets, by their places, that have a part in the next start; without any it ends.
+
+    A place that stands twice has two sets of processes.
+    """
 
     places: Sequence[int] = ()
     num_left: int | None = None  # starts, this one included; None if that is not known
@@ -137,24 +143,29 @@ class Bench:
         retries_failed: bool = False,
         is_fresh: bool = False,
         after: str = "",
+        budget_s: float = 0.0,
     ) -> None:
         """`overrides` are those that the sweep was read with.
 
         With `is_fresh` only launches count that were made just now, by the same code, and `after`
         this run. With `retries_failed` the failures of earlier commands do not count. Raises
-        UsageError for a sweep that cannot be used, RepositoryError without a repository.
+        UsageError for a sweep that cannot be used.
         """
         check_devices(sweep)
         check_writable(results, "--results")
         self.sweep = dataclasses.replace(sweep, file=str(Path(sweep.file).resolve()))
         self.progress, self.results = progress, results
-        self.repository = Repository.around(sweep.track.repo)
+        self.budget = Budget(budget_s)
+        self._num_starts, self._start_s = 0, 0.0  # how many were made; how long the last one took
         self.starts: Counter[str] = Counter()  # that this process has made, by target
         self._store = Store(results.resolve())
         self._overrides, self._only = tuple(overrides), tuple[str, ...]()
         self._retries_failed = retries_failed
+        self._root = sweep.track.repo.resolve()
+        with contextlib.suppress(RepositoryError):  # a tree in place may be in none
+            self._root = self.repository.root.resolve()
         # In a repository with its own ppbench, each commit is measured by its own code.
-        has_own_code = (self.repository.root / _CODE).is_file()
+        has_own_code = (self._root / _CODE).is_file()
         self._look_up = functools.partial(
             StoredLaunches,
             self._store,
@@ -165,14 +176,25 @@ class Bench:
             after=after,
         )
         self._stored = self._look_up(self.sweep)
-        folder, setup = self._store.folder, sweep.track.setup
-        self.checkouts = Checkouts(self.repository, folder, setup, progress.note)
+        self._stack = contextlib.ExitStack()
+
+    @functools.cached_property
+    def repository(self) -> Repository:
+        """Raises RepositoryError where there is none."""
+        return Repository.around(self.sweep.track.repo)
+
+    @functools.cached_property
+    def _checkouts(self) -> Checkouts:
+        folder, setup = self._store.folder, self.sweep.track.setup
+        checkouts = Checkouts(self.repository, folder, setup, self.progress.note)
+        self._stack.callback(checkouts.close)
+        return checkouts
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self.checkouts.close()
+        self._stack.close()
 
     def select(self, only: Sequence[str]) -> None:
         """Reduce the sweep to the cases that match. Raises UsageError if none does."""
@@ -191,10 +213,16 @@ class Bench:
         ]
 
     def target(self, name: str) -> Target:
-        """The commit of a revision, branch or tag; `WORKTREE` is the tree as it is."""
+        """The commit of a revision, branch or tag; `WORKTREE` is the tree if it has changes."""
         if name == WORKTREE:
-            return Target(self.repository.state())
+            state = self.repository.state()
+            return Target(state, is_in_place=state.is_dirty)
         return Target(self.repository.describe(self.repository.resolve(name)))
+
+    def target_here(self) -> Target:
+        """The tree as it is, in a repository or not."""
+        here = read_commit(self.sweep.track.repo) or Commit("")
+        return Target(here, is_in_place=True)
 
     def launches(self, targets: Sequence[Target]) -> list[Launches]:
         """The stored launches of each target."""
@@ -214,13 +242,26 @@ class Bench:
 
         Those with a part in a launch take turns: each has its own processes, and one set works at a
         time. They get the next free number of a launch. A commit that cannot be started has a
-        failure row for each case. Blocks; raises KeyboardInterrupt when the sweep was interrupted,
-        and RepositoryError where git fails: that is not the commit's fault, and has no row.
+        failure row for each case. Nothing is started that would end after the budget.
+
+        Blocks; raises KeyboardInterrupt when the sweep was interrupted, RepositoryError where git
+        fails: that is not the commit's fault, and has no row; UsageError if the budget is too short
+        for the first start, which is kept.
         """
         launches = self.launches(targets)
         while (part := policy(launches)).places:
+            if not self.budget.allows(self._start_s):
+                if self._num_starts == 1 and self._start_s > self.budget.seconds:
+                    raise UsageError(
+                        f"--budget: {duration(self.budget.seconds)} is too short for one round; "
+                        f"the first took {duration(self._start_s)}, and is kept; give more time"
+                    )
+                break
+            began_s = self.budget.passed_s
             chosen = [targets[place] for place in part.places]
             numbers = self._stored.next_launches([target.commit for target in chosen])
+            for at, target in enumerate(chosen):
+                numbers[at] += part.num_launches * chosen[:at].count(target)
             labels = (
                 f"{target.label}, {counted(number + part.num_launches, 'launch')}"
                 for target, number in zip(chosen, numbers, strict=True)
@@ -235,9 +276,10 @@ class Bench:
                 if error is not None and not is_new:
                     self._write_failures(chosen[at], numbers[at], error)
             launches = self.launches(targets)
-            self.progress.end(
-                "; ".join(self._outcome(launches[part.places[at]]) for at in sorted(errors))
-            )
+            outcomes = (self._outcome(launches[part.places[at]]) for at in sorted(errors))
+            self.progress.end("; ".join(dict.fromkeys(outcomes)))
+            self._num_starts += 1
+            self._start_s = self.budget.passed_s - began_s
         return launches
 
     def _write_failures(self, target: Target, number: int, error: str) -> None:
@@ -247,9 +289,10 @@ class Bench:
             for case, measure in self.sweep.cases
         )
         sweep = dataclasses.replace(self.sweep, cases=cases)
-        items = items_of(sweep, target.commit)
-        named = (sweep_id_of(sweep, items, target.commit), sweep.name, sweep.file)
-        job = Job(new_run_id(), str(self._store.folder), *named, target.commit, items)
+        commit = target.commit if target.commit.commit else None
+        items = items_of(sweep, commit)
+        named = (sweep_id_of(sweep, items, commit), sweep.name, sweep.file)
+        job = Job(new_run_id(), str(self._store.folder), *named, commit, items)
         judgement = Diagnosis("error", error, None, [], None, 0, pd.DataFrame())
         for index in range(number * len(cases), len(items)):  # items come launch by launch
             write_failure(job, items[index], Attempt(index, new_run_id(), 1), judgement)
@@ -276,12 +319,12 @@ class Bench:
         """
         trees = []
         for at, target in enumerate(targets):  # git's own failures are not the commit's
-            is_dirty, sha = target.commit.is_dirty, target.commit.commit
+            in_place, sha = target.is_in_place, target.commit.commit
             try:
-                trees.append(self.repository.root if is_dirty else self.checkouts.of(sha))
+                trees.append(self._root if in_place else self._checkouts.of(sha))
             except SetupError as error:
                 return {at: str(error)}
-        here, root = Path.cwd().resolve(), self.repository.root.resolve()
+        here, root = Path.cwd().resolve(), self._root
         with Conductor(new_run_id(), len(trees)) as conductor:  # a single one asks for no turn
             starts = []
             for at, tree in enumerate(trees):
@@ -302,7 +345,7 @@ class Bench:
                 command = [sys.executable, "-c", program, "sweep", self.sweep.file, *words]
                 turns = conductor.variables(at, numbers[at]) if len(trees) > 1 else {}
                 inside = folder if folder.is_dir() else tree
-                starts.append(self.checkouts.start(command, tree, inside, turns))
+                starts.append(start_in(root, command, tree, inside, turns))
             ends = run(starts, self.progress.note, conductor.leave_out)
         errors: dict[int, str | None] = {}
         for at, ended in enumerate(ends):
@@ -370,7 +413,7 @@ class TwoSides:
         return num_rounds
 
 
-@contextmanager
+@contextlib.contextmanager
 def rounds_of(
     sweep: Sweep | None,
     base: str | None,

@@ -129,8 +129,8 @@ class StoredLaunches:
         runs["place"] = [self._places.get(key, -1) for key in keys_of(runs)]
         is_counted = runs["status"].eq("ok") | (runs["run_id"] > self._fails_after)
         runs = runs[is_counted & (runs["place"] >= 0)]
-        changes = runs["changes"].map(key_text)
-        return [runs[runs["commit"].eq(one.commit) & (changes == one.changes)] for one in commits]
+        shas, changes = (runs[name].map(key_text) for name in ("commit", "changes"))
+        return [runs[(shas == one.commit) & (changes == one.changes)] for one in commits]
 
     def _of_code(self, runs: pd.DataFrame) -> pd.DataFrame:
         if runs.empty:

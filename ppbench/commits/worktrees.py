@@ -102,31 +102,8 @@ class Checkouts:
 
     def run(self, command: Sequence[str], tree: Path, folder: Path) -> Ended:
         """Run a command in a folder of a tree, to its end, with the tree first on Python's path."""
-        return run([self.start(command, tree, folder)], self._on_line)[0]
-
-    def start(
-        self,
-        command: Sequence[str],
-        tree: Path,
-        folder: Path,
-        variables: Mapping[str, str] = MappingProxyType({}),
-    ) -> Start:
-        """Describe a command in a folder of a tree, with the tree first on Python's path.
-
-        Every folder of the repository on the module path, as of an editable install, is replaced by
-        the same folder of the tree.
-        """
-        root = self._repository.root.resolve()
-        known = {name: value for name, value in os.environ.items() if name not in OF_HOOKS}
-        paths = [Path(name or ".").resolve() for name in sys.path]
-        mapped = [tree / path.relative_to(root) for path in paths if path.is_relative_to(root)]
-        first = [folder, tree, tree / _SOURCES, *mapped]
-        before = known.get("PYTHONPATH", "").split(os.pathsep)
-        home = Path(ppbench.__file__).parents[1]  # if not installed, it was found through the path
-        homes = [] if home.name in _INSTALLED else [str(home)]
-        names = [*(str(path) for path in first if path.is_dir()), *before, *homes]
-        path = os.pathsep.join(dict.fromkeys(filter(None, names)))
-        return Start(tuple(command), folder, {**known, **variables, "PYTHONPATH": path})
+        start = start_in(self._repository.root, command, tree, folder)
+        return run([start], self._on_line)[0]
 
     def close(self) -> None:
         """Remove the work trees."""
@@ -172,6 +149,31 @@ class Start:
     command: tuple[str, ...]
     folder: Path
     environment: Mapping[str, str]
+
+
+def start_in(
+    root: Path,
+    command: Sequence[str],
+    tree: Path,
+    folder: Path,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> Start:
+    """Describe a command in a folder of a tree of `root`, with the tree first on Python's path.
+
+    Every folder below the root on the module path, as of an editable install, is replaced by the
+    same folder of the tree.
+    """
+    root = root.resolve()
+    known = {name: value for name, value in os.environ.items() if name not in OF_HOOKS}
+    paths = [Path(name or ".").resolve() for name in sys.path]
+    mapped = [tree / path.relative_to(root) for path in paths if path.is_relative_to(root)]
+    first = [folder, tree, tree / _SOURCES, *mapped]
+    before = known.get("PYTHONPATH", "").split(os.pathsep)
+    home = Path(ppbench.__file__).parents[1]  # if not installed, it was found through the path
+    homes = [] if home.name in _INSTALLED else [str(home)]
+    names = [*(str(path) for path in first if path.is_dir()), *before, *homes]
+    path = os.pathsep.join(dict.fromkeys(filter(None, names)))
+    return Start(tuple(command), folder, {**known, **variables, "PYTHONPATH": path})
 
 
 def run(

@@ -23,6 +23,25 @@ MOST_LAUNCHES = 12
 Result = TypeVar("Result")
 
 
+class Budget:
+    """The time that measuring may take, from now on; without seconds it is not bounded."""
+
+    def __init__(self, seconds: float = 0.0, now: Callable[[], float] = time.monotonic) -> None:
+        self.seconds, self._now = seconds, now
+        self._began_s = now()
+        self.is_spent = False
+        """Whether something was not begun, as it would have ended too late."""
+
+    @property
+    def passed_s(self) -> float:
+        return self._now() - self._began_s
+
+    def allows(self, next_s: float) -> bool:
+        """Whether something that takes so long would end in time."""
+        self.is_spent = bool(self.seconds) and self.passed_s + next_s > self.seconds
+        return not self.is_spent
+
+
 def measure_until_decided(
     most_launches: int,
     bring_to: Callable[[int], float],
@@ -45,16 +64,15 @@ def measure_until_decided(
             f"--max-launches {most_launches} launches; a verdict needs {FEWEST_LAUNCHES} launches "
             "of each side"
         )
-    planned, began_s = tuple(range(FEWEST_LAUNCHES, most_launches + 1)), time.monotonic()
-    is_spent, num_made = False, 0.0
+    planned = tuple(range(FEWEST_LAUNCHES, most_launches + 1))
+    budget, num_made = Budget(budget_s), 0.0
     for place, num_launches in enumerate(planned):
         num_rounds = bring_to(num_launches)
         looks = Looks(planned[: place + 1], most_launches)
         result = judged(looks)
         compared = compared_of(result)
         num_made += num_rounds
-        passed_s = time.monotonic() - began_s
-        round_s = passed_s / max(num_made, 1)
+        round_s = budget.passed_s / max(num_made, 1)
         if place == 0 and num_rounds and len(planned) > 1:
             most = duration(round_s * (most_launches - num_launches))
             say(
@@ -69,23 +87,22 @@ def measure_until_decided(
         )
         if num_decided == len(changes):
             break
-        is_spent = bool(budget_s) and passed_s + round_s > budget_s
-        if is_spent:
+        if not budget.allows(round_s):
             break
     opened = [change for change in changes if not change.is_decided]
     to_decide, why_not = dict[str, str](), ""
     if opened:
         known = [change for change in opened if change.has_interval]
         needed = [launches_needed(change, num_tests=len(changes)) for change in known]
-        num = max([(looks.last if is_spent else most_launches) + 1, *filter(None, needed)])
+        num = max([(looks.last if budget.is_spent else most_launches) + 1, *filter(None, needed)])
         if None in needed:
             why_not = beyond_reach(known, MOST_FORECAST)
         else:
             if num > most_launches:
                 to_decide[LAUNCHES] = str(num)
-            if is_spent or 0 < budget_s < num * round_s:
+            if budget.is_spent or 0 < budget_s < num * round_s:
                 to_decide[BUDGET] = larger_budget(num, round_s, budget_s)
-    stopped = Stopped(looks, not opened, is_spent, to_decide, why_not)
+    stopped = Stopped(looks, not opened, budget.is_spent, to_decide, why_not)
     say(stop_text(stopped))
     return result, stopped
 

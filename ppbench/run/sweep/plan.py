@@ -36,7 +36,7 @@ from ppbench.config.sweep import EVERYTHING, Only, Sweep
 from ppbench.errors import RepositoryError, UsageError
 from ppbench.files import hold_lock, lock_note, whole_file
 from ppbench.git import Commit, Repository, read_commit
-from ppbench.run.conductor import VARIABLE
+from ppbench.run.conductor import VARIABLE, first_launch
 from ppbench.run.job import PlannedRun
 from ppbench.run.machine.environment import (
     ON_GPUS,
@@ -120,7 +120,10 @@ def plan_sweep(sweep: Sweep, store: Store, choice: Choice) -> SweepPlan:
                 own = places.get(reference, at)
                 order[at], order[own] = drawn[own], drawn[at]
         shuffled += order
-    chosen = [item for item in shuffled if (item.case, item.measure) in cases]
+    first = first_launch()  # a set of processes makes no launch of another one
+    chosen = [
+        item for item in shuffled if (item.case, item.measure) in cases and item.launch >= first
+    ]
     missing = [item for item in chosen if statuses.get(item.resume_key) not in ("ok", *final)]
     missing.sort(key=lambda item: (item.launch, item.resume_key in statuses))  # untried ones first
     counts = collections.Counter(statuses.get(item.resume_key) for item in chosen)
