@@ -14,6 +14,7 @@ from ppbench.cli.options import (
     RESULTS,
     Columns,
     HowToPrint,
+    MostTime,
     Overrides,
     Results,
     RetryFailed,
@@ -22,10 +23,12 @@ from ppbench.cli.options import (
     command,
     going_on,
     print_text,
+    seconds_in,
     typed_command,
 )
 from ppbench.display.fields import COMMIT_COLUMNS
 from ppbench.display.formats import Format
+from ppbench.display.metrics import METRICS
 from ppbench.display.tables import View, as_records, render
 
 if TYPE_CHECKING:
@@ -51,6 +54,7 @@ def bisect(
         int | None,
         typer.Option("--max-launches", metavar="N", min=1, help="Most launches to make."),
     ] = None,
+    budget: MostTime = None,
     overrides: Overrides = None,
     results: Results = RESULTS,
     retry_failed: RetryFailed = False,
@@ -62,7 +66,7 @@ def bisect(
     from ppbench.cli.progress import LiveProgress
     from ppbench.commits.bisect import bisect as search
 
-    view = View.of(columns, sort)
+    view, budget_s = View.of(columns, sort), seconds_in(budget)
     with going_on(), LiveProgress() as progress:
         result = search(
             good,
@@ -72,6 +76,7 @@ def bisect(
             only=only or (),
             confidence=confidence,
             max_launches=max_launches,
+            budget_s=budget_s,
             overrides=overrides or (),
             results=results,
             retries_failed=retry_failed,
@@ -86,6 +91,7 @@ def bisect(
             only=only,
             confidence=confidence,
             max_launches=max_launches,
+            budget=budget,
             set=overrides,
             results=results,
         )
@@ -117,13 +123,13 @@ def bisection_text(
             lines.append(f"skipped: {target.label}: {failure or 'no figure'}")
     for commit, number, _ in result.discounted:
         where = f"{result.targets[commit].label}, launch {number}"
-        lines.append(f"discounted: {where}: it lies far from the others, on the slow side")
+        side = "below" if METRICS[result.metric].slow_sign < 0 else "above"
+        lines.append(f"discounted: {where}: its {result.metric} is far {side} the others'")
     lines += [f"{name}: {words}" for name, words in _commands(result, results).items()]
     return "\n".join([table, "", *lines])
 
 
 def _verdict(result: BisectionResult, between: Callable[[str, str], str]) -> list[str]:
-    from ppbench.display.metrics import METRICS
     from ppbench.statistics.bisection import Finding
 
     search, targets = result.search, result.targets
@@ -163,9 +169,10 @@ def _verdict(result: BisectionResult, between: Callable[[str, str], str]) -> lis
                 between(middle.commit, targets[-1].commit.commit),
             ]
         case Finding.searching:
+            why = "--budget is spent" if result.is_spent else "--max-launches reached"
             known = f"likeliest: {targets[search.latest].label} ({_percent(search.confidence)})"
             return [
-                f"undecided after {launches}, --max-launches reached; {known}",
+                f"undecided after {launches}, {why}; {known}",
                 f"go on with: {typed_command()}",
             ]
 

@@ -10,11 +10,13 @@ from ppbench.cli.options import (
     RESULTS,
     Columns,
     HowToPrint,
+    MostTime,
     Overrides,
     Results,
     Sort,
     SweepFile,
     going_on,
+    seconds_in,
 )
 from ppbench.console import note
 from ppbench.display.fields import WORKLOAD
@@ -27,35 +29,38 @@ def noise(
     launches: Annotated[
         int, typer.Option("--launches", metavar="N", min=3, max=1000, help="Launches of each case.")
     ] = 10,
+    budget: MostTime = None,
     overrides: Overrides = None,
     results: Results = RESULTS,
     how: HowToPrint = Format.table,
     columns: Columns = None,
     sort: Sort = None,
 ) -> None:
-    """Measure launch-to-launch noise on this machine, which hides changes.
+    """Measure the noise on this machine, which hides changes: each case in turns with itself.
 
-    Shows the drift between sessions beside it, once launches of one commit in two are stored.
+    Says what a launch decides, and how many launches a claim needs. Shows the drift between
+    sessions beside it, once launches of one commit in two are stored.
     """
-    from rich.console import Console
-
+    from ppbench.cli.progress import LiveProgress
     from ppbench.commits.noise import noise as measure
-    from ppbench.run.sweep.progress import display_for
 
-    view = View.of(columns, sort)
-    spread = ["deviation", "deviation_low", "deviation_high"]
-    display, settings = display_for(Console(stderr=True)), overrides or []
-    with going_on():
+    view, budget_s = View.of(columns, sort), seconds_in(budget)
+    with going_on(), LiveProgress() as progress:
         result = measure(
-            file, launches=launches, overrides=settings, results=results, display=display
+            file,
+            launches=launches,
+            budget_s=budget_s,
+            overrides=overrides or (),
+            results=results,
+            progress=progress,
         )
-    drifts = ["num_sessions", "drift", "drift_low", "drift_high"] if result.has_drift else []
-    counts = ["num_launches", *(["num_discounted"] if result.num_discounted else [])]
     shown = [
         *(result.axes or WORKLOAD),
-        *counts,
-        *spread,
-        *drifts,
+        "num_launches",
+        *(["num_discounted"] if result.num_discounted else []),
+        *("deviation", "deviation_low", "deviation_high"),
+        *("deviation_in_turns", "deviation_of_starts"),
+        *(["num_sessions", "drift", "drift_low", "drift_high"] if result.has_drift else []),
         "detectable_change",
     ]
     for text in result.notes:

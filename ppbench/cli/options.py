@@ -188,6 +188,14 @@ Budget = Annotated[
         help="With --run: begin no launch after this time, as in 90s or 10m; three are made.",
     ),
 ]
+MostTime = Annotated[
+    str | None,
+    typer.Option(
+        "--budget",
+        metavar="TIME",
+        help="Most time, as in 90s or 10m: nothing is begun that would end later.",
+    ),
+]
 ScheduleName = Annotated[
     str,
     typer.Argument(
@@ -271,12 +279,17 @@ def num_and_most(
 
 def budget_of(text: str | None, most: int | None) -> float:
     """The seconds of `--budget`; 0 without it. Raises UsageError where it bounds nothing."""
+    if text is not None and most is None:
+        raise UsageError("--budget: bounds the launches until it is decided; add --run")
+    return seconds_in(text)
+
+
+def seconds_in(text: str | None) -> float:
+    """The seconds of a time such as 90s; 0 without it. Raises UsageError for another form."""
     from ppbench.config.kinds import seconds_of
 
     if text is None:
         return 0.0
-    if most is None:
-        raise UsageError("--budget: bounds the launches until it is decided; add --run")
     if not (seconds := seconds_of(text)):
         raise UsageError(f"--budget: expected a time such as 90s or 10m, got {text}")
     return seconds

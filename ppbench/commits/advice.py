@@ -28,10 +28,10 @@ def check_command(sweep: str | None, base: str | None, head: str | None, results
     return shlex.join(["ppbench", "check", near(sweep), *named, "--run", *_place(results)])
 
 
-def sweep_command(sweep: str, settings: Sequence[str], results: Path) -> str:
-    """The sweep of a file with these settings."""
+def noise_command(sweep: str, settings: Sequence[str], results: Path) -> str:
+    """The noise of a file with these settings."""
     words = [word for setting in settings for word in ("--set", setting)]
-    return shlex.join(["ppbench", "sweep", near(sweep), *words, *_place(results)])
+    return shlex.join(["ppbench", "noise", near(sweep), *words, *_place(results)])
 
 
 def near(sweep: str | None) -> str:

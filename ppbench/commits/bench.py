@@ -104,7 +104,8 @@ class Target:
     @property
     def label(self) -> str:
         changed = " with uncommitted changes" if self.commit.is_dirty else ""
-        return f"{self.commit.commit[:9]}{changed} {self.commit.subject or ''}".strip()
+        subject = self.commit.subject or ""
+        return f"{self.commit.commit[:9]}{changed} {subject}".strip() or "the tree as it is"
 
 
 @dataclass(frozen=True)
@@ -250,7 +251,7 @@ class Bench:
         """
         launches = self.launches(targets)
         while (part := policy(launches)).places:
-            if not self.budget.allows(self._start_s):
+            if self._num_starts and not self.budget.allows(self._start_s):
                 if self._num_starts == 1 and self._start_s > self.budget.seconds:
                     raise UsageError(
                         f"--budget: {duration(self.budget.seconds)} is too short for one round; "

@@ -57,6 +57,7 @@ class BisectionResult:
     search: Search
     discounted: tuple[tuple[int, int, str], ...]  # place of the commit, launch, run id
     num_made: int  # launches that this search made itself, in however many cases
+    is_spent: bool = False  # whether its time ended before it was decided
 
     def __repr__(self) -> str:
         commits = ", ".join(target.commit.commit[:9] for target in self.candidates)
@@ -72,8 +73,9 @@ class BisectionResult:
     @property
     def stop(self) -> str:
         """Why no more launches were made."""
-        is_open = self.search.finding is Finding.searching
-        return "most launches reached" if is_open else "decided"
+        if self.search.finding is not Finding.searching:
+            return "decided"
+        return "budget spent" if self.is_spent else "most launches reached"
 
     @property
     def num_launches(self) -> int:
@@ -121,6 +123,7 @@ def bisect(
     only: Sequence[str] = (),
     confidence: str | float = "95%",
     max_launches: int | None = None,
+    budget_s: float = 0.0,
     overrides: Sequence[str] = (),
     results: Path | str = Path("results"),
     retries_failed: bool = False,
@@ -128,9 +131,9 @@ def bisect(
 ) -> BisectionResult:
     """Search the first commit after `good`, up to `bad`, that changed a metric.
 
-    Ends when the answer is known with this confidence, or after so many launches. Raises
-    UsageError, SweepInterruptedError, RepositoryError, and LaunchError for an end that does not
-    run.
+    Ends when the answer is known with this confidence, or after so many launches; with a budget no
+    launch is begun that would end after so many seconds. Raises UsageError, SweepInterruptedError,
+    RepositoryError, and LaunchError for an end that does not run.
     """
     sure = read_share("--confidence", confidence)
     if not 0.5 <= sure < 1:
@@ -144,6 +147,7 @@ def bisect(
         metrics=(metric, "tokens_per_s"),
         retries_failed=retries_failed,
         is_fresh=True,
+        budget_s=budget_s,
     ) as bench:
         bench.select(only)
         path = bench.repository.between(good, bad)
@@ -198,6 +202,7 @@ class _Bisection:
                 for place in places
             ),
             bench.starts.total(),
+            bench.budget.is_spent,
         )
 
     def until_a_case_differs(self, launches: list[Launches]) -> Part:

@@ -62,6 +62,12 @@ class Launches:
         """How many launches are finished: ok, or failed for a reason of their own."""
         return int(self.of_case(case)["status"].isin(("ok", *FINAL)).sum())
 
+    def num_pairs(self, case: int) -> int:
+        """How many launches are ok in which two sets of processes of this commit took turns."""
+        rows = self.of_case(case)
+        in_start = rows[rows["status"] == "ok"].groupby("process_start").size()
+        return int((in_start > 1).sum())
+
     def last_failure(self, case: int) -> Failure | None:
         """The last failed launch of a case, whether or not others are ok."""
         rows = self.of_case(case)

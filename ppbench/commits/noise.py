@@ -1,4 +1,11 @@
-"""Measures how much launches of one case differ on this machine."""
+"""Measures how much launches of one case differ on this machine, and two sides in turns.
+
+    start 1    A A' | A' A | A A' | ...      two sets of processes of the same code take turns
+    start 2    A A' | A' A | ...
+
+How A scatters is the noise of launches that are compared one by one. How A and A' differ, from
+start to start, is the noise of sides that take turns, as those of `compare --run` do.
+"""
 
 from __future__ import annotations
 
@@ -10,31 +17,34 @@ from typing import Any
 
 import pandas as pd
 
-from ppbench.commits.advice import sweep_command
+from ppbench.commits.advice import noise_command
+from ppbench.commits.bench import SILENT, Bench, Part, Progress
 from ppbench.commits.gate import THRESHOLD
+from ppbench.commits.launches import Launches
 from ppbench.comparison.lines import listed
 from ppbench.comparison.notes import cautions
+from ppbench.comparison.rounds import shared_rounds
 from ppbench.comparison.sessions import BREAK, drifts_like
 from ppbench.comparison.slowdowns import recorded, slowdowns_by_run
 from ppbench.config.reader import read_sweep
 from ppbench.display.cases import case_text, without_not_finite
 from ppbench.display.changes import discount_text
 from ppbench.display.metrics import METRICS
-from ppbench.errors import ExitCode
+from ppbench.display.units import counted, written
+from ppbench.errors import ExitCode, SweepInterruptedError
 from ppbench.judge.differences import FEWEST_LAUNCHES
-from ppbench.judge.evidence import DiscountReason
-from ppbench.judge.forecast import found_by
-from ppbench.judge.noise import noise_of_launches
+from ppbench.judge.evidence import DiscountReason, Noise
+from ppbench.judge.forecast import MOST_LAUNCHES, found_by, launches_to_find
+from ppbench.judge.noise import noise_of_launches, noise_of_rounds
 from ppbench.judge.slowdowns import NOT_KNOWN, is_disturbed
 from ppbench.judge.verdicts import SPEED
 from ppbench.run.machine.environment import default_device
-from ppbench.run.sweep.control import run_sweep
-from ppbench.run.sweep.plan import Choice
-from ppbench.run.sweep.progress import Display
-from ppbench.store import Store, check_writable
+from ppbench.store import Store
 
 NUM_LAUNCHES = 5
 """Launches per side assumed for the detectable change."""
+_CLAIMS = (0.01, 0.02, 0.05)
+"""Changes for which it is said how many launches find them."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,7 +55,7 @@ class NoiseResult:
     axes: tuple[str, ...]  # settings in which the cases differ
     num_planned: int  # launches of all cases
     num_ok: int
-    notes: tuple[str, ...] = ()  # cautions of the launches, and noise that hides changes
+    notes: tuple[str, ...] = ()  # what the noise means, cautions, and what is missing
 
     def __repr__(self) -> str:
         launches = f"{self.num_ok} of {self.num_planned} launches ok"
@@ -73,66 +83,117 @@ def noise(
     sweep: Path | str,
     *,
     launches: int = 10,
+    budget_s: float = 0.0,
     overrides: Sequence[str] = (),
     results: Path | str = Path("results"),
-    display: Display | None = None,
+    progress: Progress = SILENT,
 ) -> NoiseResult:
-    """Launch every case of a sweep file so often, and say by how much its launches differ.
+    """Launch every case of a sweep file so often in turns with itself, and say how it scatters.
 
-    Raises what running a sweep raises.
+    With a budget no launch is begun that would end after so many seconds. Launches of the last
+    hour count. Raises UsageError, StoreError and SweepInterruptedError.
     """
-    settings = [*overrides, f"measure.launches={launches}"]
-    read, store = read_sweep(Path(sweep), settings, default_device()), Store(Path(results))
-    check_writable(store.folder, "--results")
-    to_repeat = sweep_command(str(sweep), settings, store.folder)
-    done = run_sweep(read, store, Choice(), display, to_repeat=to_repeat)
-    runs = without_not_finite(done.frame)
+    read, folder = read_sweep(Path(sweep), overrides, default_device()), Path(results)
+    num_tried, cases = 0, range(len(read.cases))
+    with Bench(
+        read, folder, progress, overrides=overrides, is_fresh=True, budget_s=budget_s
+    ) as bench:
+
+        def policy(stored: list[Launches]) -> Part:
+            """Two sets of processes of the tree, until all cases have their launches."""
+            nonlocal num_tried
+            (own,) = stored
+            is_short = (own.num_pairs(at) < launches and not own.does_not_run(at) for at in cases)
+            if num_tried == launches or not any(is_short):
+                return Part()
+            num_tried += 1
+            return Part((0, 0), launches - num_tried + 1)
+
+        try:
+            (made,) = bench.measure([bench.target_here()], policy)
+        except KeyboardInterrupt:
+            raise SweepInterruptedError(
+                f"interrupted in launch {num_tried}; what is finished is kept"
+            ) from None
+        is_spent = bench.budget.is_spent
+    store = Store(folder)
+    runs = without_not_finite(store.table("runs", made.rows["run_id"]))
     good = runs[runs["status"] == "ok"]
     slowdowns = slowdowns_by_run(recorded(store, set(good["fingerprint"])))
+    speed = METRICS[SPEED]
     rows: list[dict[Hashable, Any]] = []
-    left_out: list[str] = []
+    left_out, meanings = list[str](), list[str]()
     for _, of_case in good.groupby("case_id", sort=False):
-        if len(of_case) < FEWEST_LAUNCHES:
+        number = of_case.sort_values("launch").groupby("process_start").cumcount()
+        # Beside launches of A there may be more of the last hour, which had no partner.
+        firsts, seconds = of_case[number == 0], of_case[number == 1]
+        if len(firsts) < FEWEST_LAUNCHES:
             continue
         # Launches that comparisons would discount do not count; those whose machine was slow do if
         # too few others are left.
-        ids = of_case["run_id"]
-        is_slow = [is_disturbed(slowdowns.get(str(run_id), NOT_KNOWN)) for run_id in ids]
-        has_others = len(of_case) - sum(is_slow) >= FEWEST_LAUNCHES
-        slow = of_case[is_slow] if has_others else of_case.iloc[:0]
-        usual = of_case.drop(slow.index)
-        level = noise_of_launches(METRICS[SPEED], [usual[SPEED].tolist()])
+        by_run = (slowdowns.get(str(run_id), NOT_KNOWN) for run_id in firsts["run_id"])
+        is_slow = list(map(is_disturbed, by_run))
+        has_others = len(firsts) - sum(is_slow) >= FEWEST_LAUNCHES
+        slow = firsts[is_slow] if has_others else firsts.iloc[:0]
+        usual = firsts.drop(slow.index)
+        level = noise_of_launches(speed, [usual[SPEED].tolist()])
         if level is None:
             continue
         apart = usual["run_id"].iloc[list(level.left_out[0])]
         reasons = dict.fromkeys(map(str, slow["run_id"]), DiscountReason.reference)
         reasons |= dict.fromkeys(map(str, apart), DiscountReason.apart)
+        in_turns = noise_of_rounds(speed, [shared_rounds(firsts, seconds, SPEED)])
         last = dict(of_case.iloc[-1])
-        speed = METRICS[SPEED]
+        name = case_text(pd.Series(last), read.axes)
         drift = drifts_like(of_case.tail(1), [speed], store).get(SPEED)
         rows.append(
             {
                 **last,
-                "num_launches": len(of_case),
+                "num_launches": len(firsts),
                 "num_discounted": len(reasons),
                 "deviation": level.noise.deviation,
                 "deviation_low": level.low,
                 "deviation_high": level.high,
-                "detectable_change": found_by(level.noise, NUM_LAUNCHES),
+                "deviation_in_turns": in_turns.launches and in_turns.launches.deviation,
+                "deviation_of_starts": in_turns.starts and in_turns.starts.deviation,
+                "detectable_change": found_by(
+                    in_turns.launches or level.noise,
+                    NUM_LAUNCHES,
+                    in_turns=in_turns.launches is not None,
+                ),
                 "num_sessions": 1 if drift is None else drift.num_sessions,
                 "drift": None if drift is None else drift.deviation,
                 "drift_low": None if drift is None else drift.low,
                 "drift_high": None if drift is None or math.isinf(drift.high) else drift.high,
             }
         )
-        for row in of_case.to_dict("records"):
+        if in_turns.launches and in_turns.starts:
+            of_launch, of_start = (
+                written(one.deviation, ".2f", "%", 100)
+                for one in (in_turns.launches, in_turns.starts)
+            )
+            meanings.append(
+                f"{name}: a launch decides {of_launch} of the difference of two sides in turns, "
+                f"of which their start decides {of_start}; a claim of 1, 2 or 5 % needs "
+                f"{_launches_text(in_turns.launches, in_turns=True)} launches of each side in "
+                f"turns, or {_launches_text(level.noise)} of each side alone"
+            )
+        for row in firsts.to_dict("records"):
             if reason := reasons.get(str(row["run_id"])):
                 why = discount_text(reason, slowdowns.get(str(row["run_id"]), NOT_KNOWN))
-                launch = f"{case_text(pd.Series(row), read.axes)}, launch {row['launch']}"
+                launch = f"{name}, launch {row['launch']}"
                 left_out.append(f"{launch} is no part of the noise: {why}")
     texts: list[str] = []
+    planned = 2 * launches * len(read.cases)
+    if is_spent:
+        num_made = max(made.num_pairs(at) for at in cases)
+        planned = 2 * num_made * len(read.cases)
+        texts.append(
+            f"--budget is spent after {counted(num_made, 'launch')}, and {launches} were asked "
+            "for; the same command goes on"
+        )
     if rows:
-        texts += [*cautions(good), *left_out]
+        texts += [*meanings, *cautions(good), *left_out]
         large = [
             f"{case_text(pd.Series(row), read.axes)} ({row['detectable_change']:.1%})"
             for row in rows
@@ -141,13 +202,20 @@ def noise(
         if large:  # changes of the size that the gate allows cannot be seen
             texts.append(
                 f"{NUM_LAUNCHES} launches a side do not find the usual threshold of "
-                f"{THRESHOLD:.0%}: {listed(large)}: measure in turns, or again while nothing else "
+                f"{THRESHOLD:.0%}: {listed(large)}: make more, or measure again while nothing else "
                 "runs"
             )
         if all(row["drift"] is None for row in rows):
+            again = noise_command(str(sweep), overrides, store.folder)
             texts.append(
                 "the drift between sessions is not known: it takes launches of one commit in two; "
-                f"after a break of {BREAK.total_seconds() / 3600:.0f} hours: {to_repeat} --rerun"
+                f"after a break of {BREAK.total_seconds() / 3600:.0f} hours: {again}"
             )
-    planned = len(done.plan.items)
     return NoiseResult(pd.DataFrame(rows), tuple(read.axes), planned, len(good), tuple(texts))
+
+
+def _launches_text(noise: Noise, *, in_turns: bool = False) -> str:
+    """The launches that find each of the claims: `9, 4 and 3`."""
+    nums = (launches_to_find(noise, change, in_turns=in_turns) for change in _CLAIMS)
+    *most, last = (f"over {MOST_LAUNCHES}" if num is None else str(num) for num in nums)
+    return f"{', '.join(most)} and {last}"

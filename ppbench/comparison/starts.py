@@ -48,7 +48,9 @@ def starts_beside(runs: pd.DataFrame, stores: Iterable[Store]) -> Noise | None:
     if others.empty:
         return None
     others["session"] = number_sessions(moments_of(others))
-    others["arm"] = states_of(others)
+    others["state"] = states_of(others)
+    twice = others.groupby(["process_start", "state"]).cumcount()  # `noise` has two arms of a state
+    others["arm"] = [(*state, str(at)) for state, at in zip(others["state"], twice, strict=True)]
     groups: dict[tuple[Key, Key, int], list[Rounds]] = {}
     for _, own in others.sort_values(["process_start", "arm"]).groupby("process_start"):
         arms = list(own.drop_duplicates("arm")["arm"])

@@ -545,6 +545,17 @@ COMPUTED: dict[str, dict[str, Field]] = {
         ),
         "deviation_low": number("noise, low", ".2f", PERCENT, lower, "lower end of its interval"),
         "deviation_high": number("noise, high", ".2f", PERCENT, lower, "upper end of its interval"),
+        "deviation_in_turns": number(
+            "noise in turns",
+            ".2f",
+            PERCENT,
+            lower,
+            "standard deviation between launches of the difference of two sides of one commit that "
+            "take turns",
+        ),
+        "deviation_of_starts": number(
+            "of starts", ".2f", PERCENT, lower, "the part of it that starts of processes decide"
+        ),
         "num_sessions": number(
             "sessions", ".0f", meaning="sessions from which the drift between sessions is known"
         ),

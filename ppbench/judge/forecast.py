@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from ppbench.judge.differences import smallest_difference, t_quantile
+from ppbench.judge.differences import FEWEST_LAUNCHES, smallest_difference, t_quantile
 from ppbench.judge.evidence import Noise
 from ppbench.judge.verdicts import LEVEL, Change
 
@@ -18,14 +18,24 @@ MOST_LAUNCHES = 30
 """More launches than this are not worth the time for what they would show."""
 
 
-def found_by(noise: Noise, num_launches: int, level: float = LEVEL) -> float:
+def found_by(
+    noise: Noise, num_launches: int, level: float = LEVEL, *, in_turns: bool = False
+) -> float:
     """The change that 80 % of comparisons find with so many launches a side: 0.02 is 2 %.
 
-    The noise is that of launches of one side, and is known to those comparisons too.
+    The noise is that of launches of one side, or `in_turns` of the difference of two sides in a
+    launch; it is known to those comparisons too.
     """
-    error = noise.deviation * math.sqrt(2 / num_launches)
-    freedom = 2 * (num_launches - 1) + noise.freedom
+    groups = 1 if in_turns else 2
+    error = noise.deviation * math.sqrt(groups / num_launches)
+    freedom = groups * (num_launches - 1) + noise.freedom
     return math.expm1(_distance(error, freedom, level))
+
+
+def launches_to_find(noise: Noise, change: float, *, in_turns: bool = False) -> int | None:
+    """The launches a side with which 80 % of comparisons find a change; None for too many."""
+    nums = range(FEWEST_LAUNCHES, MOST_LAUNCHES + 1)
+    return next((num for num in nums if found_by(noise, num, in_turns=in_turns) <= change), None)
 
 
 def launches_needed(change: Change, *, num_tests: int = 1, most: int = MOST_LAUNCHES) -> int | None:

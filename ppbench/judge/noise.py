@@ -72,6 +72,7 @@ class RoundNoise:
 
     starts: Noise | None  # of the difference between starts; None without two in a group
     rounds: Noise | None  # of a round's difference; None where no launch has enough of them
+    launches: Noise | None = None  # of a launch's difference: what starts and its rounds decide
 
 
 def noise_of_rounds(metric: Metric, groups: Sequence[Sequence[Rounds]]) -> RoundNoise:
@@ -96,7 +97,7 @@ def noise_of_rounds(metric: Metric, groups: Sequence[Sequence[Rounds]]) -> Round
         return RoundNoise(None, rounds)
     of_launch = Noise(rounds.deviation * math.sqrt(explained / freedom), rounds.freedom)
     scatter = Noise(math.sqrt(between / freedom), freedom)
-    return RoundNoise(noise_beyond(scatter, of_launch), rounds)
+    return RoundNoise(noise_beyond(scatter, of_launch), rounds, scatter)
 
 
 def noise_beyond(scatter: Noise, explained: Noise) -> Noise:

@@ -81,7 +81,7 @@ from ppbench.run.job import (
     wait_until_shown,
 )
 from ppbench.run.launch.lifetime import die_with_parent
-from ppbench.run.machine.environment import ON_GPUS
+from ppbench.run.machine.environment import ON_GPUS, read_environment
 from ppbench.run.machine.node_folder import node_folder_of_rank, remove_node_folder
 from ppbench.run.machine.placement import needs_host_memory, on_cores
 from ppbench.run.records import write_result
@@ -277,6 +277,7 @@ class Worker:
         self._opens = time.monotonic()  # the cases of a group; at first with all of the start
         self._conducted = Conducted.from_environment() if self._rank == 0 else None
         self._start = broadcast(self._new_start)
+        read_environment()  # while this process may use all cores: it is bound to some later
         self._cores = Cores()
         self._marker = Lock(folder / RUNNING)
         if self._rank == 0:

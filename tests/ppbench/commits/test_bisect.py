@@ -72,7 +72,7 @@ def test_a_launch_that_does_not_count_is_named_with_the_reason(repository):
     outcome = asked(repository, file)
     assert f"first bad commit: {shas[4]} " in outcome.text
     assert (
-        f"discounted: {shas[2][:9]} Number 3, launch 1: it lies far from the others, on the slow"
+        f"discounted: {shas[2][:9]} Number 3, launch 1: its tokens_per_s is far below the others'"
     ) in outcome.text
     found = json.loads(asked(repository, file, Format.json).text)
     assert [(one["launch"], one["reason"]) for one in found["discounts"]] == [(1, "apart")]
