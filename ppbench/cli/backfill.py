@@ -10,16 +10,21 @@ from ppbench.cli.options import (
     RESULTS,
     Columns,
     HowToPrint,
+    MostTime,
     Overrides,
     Results,
     RetryFailed,
     Sort,
     SweepFile,
     going_on,
+    seconds_in,
+    typed_command,
 )
+from ppbench.console import note
 from ppbench.display.fields import COMMIT_COLUMNS
 from ppbench.display.formats import Format
 from ppbench.display.tables import View, render
+from ppbench.display.units import counted
 from ppbench.errors import UsageError
 
 Span = Annotated[
@@ -50,6 +55,7 @@ def backfill(
         typer.Option("--max", metavar="N", min=1, help="Measure N commits, spread evenly."),
     ] = None,
     launches: Launches = None,
+    budget: MostTime = None,
     overrides: Overrides = None,
     results: Results = RESULTS,
     retry_failed: RetryFailed = False,
@@ -60,12 +66,16 @@ def backfill(
     columns: Columns = None,
     sort: Sort = None,
 ) -> None:
-    """Measure past commits in work trees: newest, oldest, then the middle of the largest gap."""
+    """Measure past commits in work trees: newest, oldest, then the middle of the largest gap.
+
+    Each takes turns with the newest, so that `history` compares what the same moments show.
+    """
     from ppbench.cli.progress import LiveProgress
     from ppbench.commits.backfill import backfill as measure
+    from ppbench.comparison.lines import listed
     from ppbench.judge.verdicts import SPEED
 
-    view = View.of(columns, sort)
+    view, budget_s = View.of(columns, sort), seconds_in(budget)
     if most is not None and every != 1:
         raise UsageError("--every and --max: both choose commits; give one of them")
     with going_on(), LiveProgress() as progress:
@@ -75,6 +85,7 @@ def backfill(
             every=every,
             most=most,
             launches=launches,
+            budget_s=budget_s,
             overrides=overrides or (),
             results=results,
             retries_failed=retry_failed,
@@ -85,5 +96,10 @@ def backfill(
     if not dry_run:
         shown = [*COMMIT_COLUMNS, *result.axes, "num_launches", "status", SPEED]
         shown += ["error"] if result.frame["error"].any() else []
+    if result.missing:
+        note(
+            f"note: --budget is spent: {counted(len(result.missing), 'commit')} lack launches: "
+            f"{listed(result.missing)}; go on with: {typed_command()}"
+        )
     print(render(result.frame, how, shown, view, ["commit"]))
     raise typer.Exit(result.exit_code)

@@ -4,9 +4,12 @@
 
 This order spreads what is known evenly, whenever the backfill is stopped. It depends on the range
 alone, so that a second start goes on where the first one ended. All commits have their first launch
-before any has its second: launches of one commit in a row would share whatever the machine did just
-then, and that looks like a change. The commits are those along first parents, the states that the
-branch has had; a merged branch counts as its merge.
+before any has its second. The commits are those along first parents, the states that the branch has
+had; a merged branch counts as its merge.
+
+Each is launched in turns with the newest, the reference, which is launched in turns with itself:
+what the machine does to a launch, it does to both. If the reference does not run, commits are
+launched alone.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ class BackfillResult:
     frame: pd.DataFrame  # a row per commit and case; of a dry run a row per commit
     axes: tuple[str, ...]  # settings in which the cases differ
     is_dry_run: bool
+    missing: tuple[str, ...] = ()  # commits that the budget left unmeasured, in words
 
     def __repr__(self) -> str:
         counts = self.frame["status"].value_counts().items()
@@ -41,9 +45,10 @@ class BackfillResult:
 
     @property
     def exit_code(self) -> ExitCode:
-        """An error where nothing ran at all."""
-        has_run = self.is_dry_run or bool(self.frame["num_launches"].any())
-        return ExitCode.ok if has_run else ExitCode.failed_runs
+        """An error where nothing ran at all, or not all that was asked for was measured."""
+        if not (self.is_dry_run or bool(self.frame["num_launches"].any())):
+            return ExitCode.failed_runs
+        return ExitCode.insufficient if self.missing else ExitCode.ok
 
 
 def backfill(
@@ -53,6 +58,7 @@ def backfill(
     every: int = 1,
     most: int | None = None,
     launches: int | None = None,
+    budget_s: float = 0.0,
     overrides: Sequence[str] = (),
     results: Path | str = Path("results"),
     retries_failed: bool = False,
@@ -62,11 +68,17 @@ def backfill(
     """Measure what is missing of the commits `A..B`: A, B and those between.
 
     `every` takes each Nth commit, `most` so many, spread evenly. `launches` of each case are by
-    default those of the sweep file. Raises UsageError, RepositoryError and SweepInterruptedError.
+    default those of the sweep file. With a budget no launch is begun that would end after so many
+    seconds. Raises UsageError, RepositoryError and SweepInterruptedError.
     """
     tracked, folder = read_tracked(sweep, overrides), Path(results)
     with Bench(
-        tracked, folder, progress, overrides=overrides, retries_failed=retries_failed
+        tracked,
+        folder,
+        progress,
+        overrides=overrides,
+        retries_failed=retries_failed,
+        budget_s=budget_s,
     ) as bench:
         num_launches = launches or max(measure.launches for _, measure in bench.sweep.cases)
         path = commits_of(bench.repository, span)
@@ -76,11 +88,22 @@ def backfill(
             places = sorted({0, *range(len(path) - 1, -1, -every)})
             order = [places[index] for index in order_of(len(places))]
         targets = {place: bench.target(path[place]) for place in order}
-        in_turn = list(targets.values())
+        in_turn = list(targets.values())  # the first one is the reference
+        cases = range(len(bench.sweep.cases))
+        num_tried = 0  # starts of the reference in turns with itself
 
         def lacking(stored: Sequence[Launches], count: int = num_launches) -> list[int]:
-            pairs = enumerate(zip(in_turn, stored, strict=True))
-            return [place for place, own in pairs if bench.lacks(*own, count)]
+            """The commits of which a case that runs has fewer launches than this."""
+            return [
+                place
+                for place, own in enumerate(stored)
+                if (bench.starts[in_turn[place].name] if place else num_tried) < count
+                and any(
+                    own.num_done(case, stored[1:] if place == 0 else ()) < count
+                    and not own.does_not_run(case)
+                    for case in cases
+                )
+            ]
 
         stored = bench.launches(in_turn)
         missing = lacking(stored)
@@ -91,17 +114,19 @@ def backfill(
             ]
             return BackfillResult(plan, (), is_dry_run=True)
         if num_done := len(in_turn) - len(missing):
-            cases = range(len(bench.sweep.cases))
             num_failed = sum(any(map(own.does_not_run, cases)) for own in stored)
             again = f"; {num_failed} failed, and --retry-failed tries them again" * bool(num_failed)
             note(f"{num_done} of {len(in_turn)} commits are measured already{again}")
 
         def policy(stored: Sequence[Launches]) -> Part:
-            """One commit at a time: all have their first launch before any has its second."""
+            """A commit and the reference: all have their first launch before any its second."""
+            nonlocal num_tried
             for count in range(1, num_launches + 1):
                 if left := lacking(stored, count):
                     num_later = (num_launches - count) * len(lacking(stored))
-                    return Part(left[:1], num_later + len(left))
+                    num_tried += left[0] == 0
+                    places = (left[0],) if stored[0].fails_now else (0, left[0])
+                    return Part(places, num_later + len(left))
             return Part()
 
         try:
@@ -130,7 +155,9 @@ def backfill(
                     }
                 )
         axes = tuple(bench.sweep.axes) if len(bench.sweep.cases) > 1 else ()
-        return BackfillResult(pd.DataFrame(rows), axes, is_dry_run=False)
+        lost = lacking(bench.launches(in_turn)) if bench.budget.is_spent else []
+        missing_labels = tuple(in_turn[place].label for place in lost)
+        return BackfillResult(pd.DataFrame(rows), axes, is_dry_run=False, missing=missing_labels)
 
 
 def commits_of(repository: Repository, span: str) -> list[str]:

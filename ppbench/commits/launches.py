@@ -58,9 +58,25 @@ class Launches:
     def num_ok(self, case: int) -> int:
         return int((self.of_case(case)["status"] == "ok").sum())
 
-    def num_done(self, case: int) -> int:
-        """How many launches are finished: ok, or failed for a reason of their own."""
-        return int(self.of_case(case)["status"].isin(("ok", *FINAL)).sum())
+    def num_done(self, case: int, others: Sequence[Launches] = ()) -> int:
+        """How many launches are finished: ok, or failed for a reason of their own.
+
+        Beside `others` this commit is their reference, and has no launch of its own. In turns with
+        itself it has one.
+        """
+        rows = self.of_case(case)
+        done = rows[rows["status"].isin(("ok", *FINAL))]
+        if not others:
+            return len(done)
+        beside = {start for one in others for start in one.rows["process_start"].dropna()}
+        starts = done.loc[~done["process_start"].isin(beside), "process_start"]
+        return starts.nunique() + int(starts.isna().sum())
+
+    @property
+    def fails_now(self) -> bool:
+        """Whether the last launch failed, of every case."""
+        last = self.rows.sort_values("run_id").drop_duplicates("place", keep="last")
+        return bool(len(last)) and not last["status"].eq("ok").any()
 
     def num_pairs(self, case: int) -> int:
         """How many launches are ok in which two sets of processes of this commit took turns."""

@@ -24,6 +24,7 @@ from pathlib import Path
 import pandas as pd
 
 from ppbench.comparison.launches import COLUMNS, CONTROLS, keys_of, newest_launches
+from ppbench.comparison.rounds import shared_rounds
 from ppbench.comparison.sides import SHORT
 from ppbench.comparison.slowdowns import slowdowns_by_run
 from ppbench.config.reader import read_sweep
@@ -33,7 +34,8 @@ from ppbench.display.metrics import metric_of
 from ppbench.display.units import counted, is_missing
 from ppbench.errors import PpbenchError, RepositoryError, UsageError, nearest
 from ppbench.git import Repository
-from ppbench.judge.evidence import DiscountReason, Metric
+from ppbench.judge.estimates import level_of
+from ppbench.judge.evidence import DiscountReason, Metric, Rounds
 from ppbench.judge.slowdowns import NOT_KNOWN, Slowdown
 from ppbench.statistics.series import (
     Launch,
@@ -200,6 +202,13 @@ def read_history(
     )
     slowdowns = slowdowns_by_run(runs)
     _note_code(clean, order, notes)
+    clean, reference = in_turns(clean, metric)
+    for commit, run_ids in reference.items():
+        slowdowns = {run_id: own for run_id, own in slowdowns.items() if run_id not in run_ids}
+        notes.append(
+            f"{counted(len(run_ids), 'launch')} took turns with {commit[:SHORT]}: their figure is "
+            "that of its launches together, changed by what the rounds of both show"
+        )
     every = pd.concat([clean, dirty])
     if every.empty:
         return History(metric, (), tuple(notes), order.line)
@@ -251,7 +260,8 @@ def _runs(
 ) -> pd.DataFrame:
     """Read the newest run of each launch that has a commit, and its figure if it was `ok`."""
     name = metric.name
-    columns = (*COLUMNS, *CONTROLS, "sweep_file", "author_date", "subject", name)
+    columns = (*COLUMNS, *CONTROLS, "sweep_file", "author_date", "subject", name, "process_start")
+    columns += ("rounds",)
     read = store.runs(list(dict.fromkeys(columns)), tuple(where))
     if read.empty:
         is_there = bool(where) and not store.runs(["run_id"]).empty
@@ -276,6 +286,51 @@ def _runs(
     has_no_figure = (runs["status"] == "ok") & runs[name].isna()
     runs = exclude(runs, has_no_figure, f"without {name}", notes)
     return runs.assign(fingerprint=runs["fingerprint"].fillna("unknown"))
+
+
+def in_turns(
+    runs: pd.DataFrame, metric: Metric
+) -> tuple[pd.DataFrame, Mapping[str, frozenset[str]]]:
+    """Give launches beside a reference the figure that follows from their difference to it.
+
+    The reference of a case and machine is the commit that took turns with most others, if it has
+    launches of its own too: alone, or in turns with itself. Its launches beside others are no
+    figures of its own, and are left out. Returns the runs, and by reference those that it changed.
+    """
+    changed: dict[str, set[str]] = {}
+    if not metric.slow_sign:
+        return runs, {}
+    runs = runs.copy()
+    left_out = list[object]()
+    for _, rows in runs[runs["status"] == "ok"].groupby(["case_id", "fingerprint"]):
+        by_start = rows.groupby("process_start")
+        num_together = by_start["commit"].transform("nunique")  # null where no start is known
+        partners: dict[str, set[str]] = {}
+        for _, own in rows[num_together > 1].groupby("process_start"):
+            for commit in own["commit"]:
+                partners.setdefault(commit, set()).update(own["commit"])
+        known = set(partners) & set(rows.loc[~(num_together > 1), "commit"])
+        if not known:
+            continue
+        reference = max(sorted(known), key=lambda commit: len(partners[commit]))
+        is_reference = rows["commit"] == reference
+        level = float(rows.loc[is_reference, metric.name].median())
+        for _, own in by_start:
+            base = own[is_reference[own.index]].iloc[:1]
+            if base.empty or len(own) == 1:
+                continue
+            left_out.append(base.index[0])
+            for index in own.index.difference(base.index):
+                head = own.loc[[index]]
+                figures = (tuple(map(float, one[metric.name])) for one in (base, head))
+                rounds = next(iter(shared_rounds(base, head, metric.name)), Rounds(*figures))
+                difference = level_of(metric, rounds)
+                if difference is not None:
+                    by = difference.estimate
+                    value = level + by if metric.in_points else level * math.exp(by)
+                    runs.loc[index, metric.name] = value
+                    changed.setdefault(reference, set()).add(str(runs.loc[index, "run_id"]))
+    return runs.drop(left_out), {one: frozenset(ids) for one, ids in changed.items()}
 
 
 def _note_code(runs: pd.DataFrame, order: Order, notes: list[str]) -> None:

@@ -12,7 +12,7 @@ from repositories import commit, commits, git, make_repository
 
 from ppbench.cli import runs as stored
 from ppbench.commits.backfill import commits_of, order_of
-from ppbench.errors import PpbenchError
+from ppbench.errors import PpbenchError, UsageError
 from ppbench.git import Repository
 from ppbench.store import Store
 
@@ -68,7 +68,8 @@ def test_a_range_has_both_its_ends_and_may_end_at_head(repository):
 def test_a_launch_that_failed_among_others_that_did_not_is_no_end_of_them(repository):
     folder, shas = repository
     file = sweep_in(folder)
-    add_measured(file, shas[4], [1000.0, None, 1001.0])
+    for launch, speed in enumerate((1000.0, None, 1001.0)):
+        add_measured(file, shas[4], [speed], launch=launch, process_start=f"alone {launch}")
     add_measured(file, shas[3], [None])
     for count, told in ((3, "stored"), (4, "to measure")):
         rows, _ = listed(folder, file, "HEAD~1..", "--launches", count, "--dry-run")
@@ -138,12 +139,13 @@ def test_a_commit_that_cannot_be_set_up_has_a_row_and_is_not_tried_again(reposit
 
 
 def test_no_commit_has_its_second_launch_before_all_have_their_first(repository):
+    """The reference cannot be set up, so the others are measured without it."""
     folder, shas = repository
     file = sweep_in(folder, FAILS)
     add_measured(file, shas[4], [1000.0], **now())
     listed(folder, file, "HEAD~2..", "--launches", 2)
     made = Store(folder / "results").runs(["commit", "launch"]).iloc[1:]
-    expected = [(shas[2], 0), (shas[3], 0), (shas[4], 1)]
+    expected = [(shas[4], 1), (shas[2], 0), (shas[3], 0)]
     assert list(made.itertuples(index=False, name=None)) == expected
 
 
@@ -178,3 +180,34 @@ def test_a_case_whose_files_lie_in_the_commits_is_not_looked_at_here(repository)
     file = sweep_in(folder, emulated)
     rows, _ = listed(folder, file, "HEAD..", "--dry-run")
     assert rows[0]["subject"] == "Costs"
+
+
+def test_the_newest_takes_turns_with_itself_and_others_take_turns_with_it(repository):
+    """Its launches beside others do not count as its own."""
+    folder, shas = repository
+    file = sweep_in(folder)
+    for start, commits_of_start in enumerate(([4, 4], [3, 4], [2, 4])):
+        for launch, place in enumerate(commits_of_start):
+            number = {"launch": 2 * start + launch, "process_start": f"start {start}"}
+            add_measured(file, shas[place], [1000.0], **number)
+    for count, told in ((1, "stored"), (2, "to measure")):
+        rows, _ = listed(folder, file, "HEAD~2..", "--launches", count, "--dry-run")
+        assert [row["status"] for row in rows] == [told] * 3
+
+
+SLOW_SETUP = SWEEP + '\n[track]\nsetup = "sleep 4; exit 3"\n'
+
+
+def test_a_budget_begins_no_launch_that_would_end_later_and_says_what_is_missing(
+    repository, capsys
+):
+    folder, shas = repository
+    file = sweep_in(folder, SLOW_SETUP)
+    rows, exit_code = listed(folder, file, "HEAD~2..", "--budget", "7.9s")
+    assert [row["status"] for row in rows] == ["not measured", "not measured", "error"]
+    assert exit_code == 4  # nothing ran
+    told = capsys.readouterr().err
+    assert f"--budget is spent: 2 commits lack launches: {shas[2][:9]} Number 3; " in told
+    with pytest.raises(UsageError, match="--budget: 0:02 is too short for one round; the first"):
+        listed(folder, file, "HEAD~2..", "--budget", "2s")
+    assert len(Store(folder / "results").runs(["run_id"])) == 2

@@ -248,3 +248,38 @@ def test_runs_that_do_not_count_are_named(runs: Runs, tmp_path: Path) -> None:
     assert analysis.steps == ()
     assert analysis.current is not None
     assert analysis.current.num_launches == 11
+
+
+def test_what_took_turns_with_a_reference_counts_by_its_difference_from_it(
+    runs: Runs, tmp_path: Path
+) -> None:
+    """The machine is another one in each start; the fifth of eight commits is 4 % slower."""
+    shas = made(tmp_path / "repository", 8)
+    levels = [1000.0] * 4 + [960.0] * 4
+    machine = [1.0, 0.88, 1.07, 0.93, 1.1, 0.9, 1.03, 0.96]
+    for number, (sha, level) in enumerate(zip(shas, levels, strict=True)):
+        for again in range(2):
+            pace = machine[(3 * number + 5 * again) % 8]
+            start = f"start {number} {again}"
+            sides = ((sha, number, level), (shas[-1], 7, levels[-1]))
+            for at, (commit, day, own) in enumerate(sides):
+                wobble = 1 + ((7 * number + 3 * again + at) % 5 - 2) / 2000
+                facts = CommitFacts(commit, day)
+                runs.add(facts, CASE, own * pace * wobble, process_start=start)
+    found = asked(runs, tmp_path / "repository")
+    (analysis,) = found.analyses
+    (step,) = analysis.steps
+    assert step.ratio is not None
+    assert analysis.series.points[step.first].commit == shas[4]
+    assert 0.955 < step.ratio.estimate < 0.965
+    assert [len(point.launches) for point in analysis.series.points] == [2] * 8
+    assert any(f"16 launches took turns with {shas[-1][:9]}: " in note for note in found.notes)
+
+
+def test_without_launches_of_its_own_no_commit_is_a_reference(runs: Runs, tmp_path: Path) -> None:
+    shas = made(tmp_path / "repository", 3)
+    for number in (1, 2):
+        for sha, day, speed in ((shas[0], 0, 1000.0), (shas[number], number, 990.0)):
+            runs.add(CommitFacts(sha, day), CASE, speed, process_start=f"start {number}")
+    (series,) = asked(runs, tmp_path / "repository").series
+    assert [len(point.launches) for point in series.points] == [2, 1, 1]
