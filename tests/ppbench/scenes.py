@@ -84,6 +84,10 @@ def bisected(folder: Path) -> None:
         add_measured(file, sha, [None] if number == 1 else speeds, **now())
         if number in (0, 6):
             add_measured(file, sha, around(GOOD), place=1, **now())
+    for launch in (3, 4, 5):  # of the newest, alone
+        alone = {"launch": launch, "process_start": f"alone {launch}", **now()}
+        for place, speed in enumerate((BAD, GOOD)):
+            add_measured(file, shas[6], [speed], place=place, **alone)
 
 
 def traces(folder: Path) -> None:

@@ -120,9 +120,9 @@ def plan_sweep(sweep: Sweep, store: Store, choice: Choice) -> SweepPlan:
                 own = places.get(reference, at)
                 order[at], order[own] = drawn[own], drawn[at]
         shuffled += order
-    first = first_launch()  # a set of processes makes no launch of another one
+    begin = first_launch()  # a set of processes makes no launch of another one
     chosen = [
-        item for item in shuffled if (item.case, item.measure) in cases and item.launch >= first
+        item for item in shuffled if (item.case, item.measure) in cases and item.launch >= begin
     ]
     missing = [item for item in chosen if statuses.get(item.resume_key) not in ("ok", *final)]
     missing.sort(key=lambda item: (item.launch, item.resume_key in statuses))  # untried ones first
