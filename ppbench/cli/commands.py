@@ -32,7 +32,7 @@ COMMANDS = [
     ),
     Entry(
         *(MEASURE, "noise", "noise:noise"),
-        sentence="Measure launch-to-launch noise on this machine, which hides changes.",
+        sentence="Measure the noise of this machine, which hides changes.",
     ),
     Entry(
         *(MEASURE, "models", "models:commands"),

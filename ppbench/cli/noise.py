@@ -36,10 +36,11 @@ def noise(
     columns: Columns = None,
     sort: Sort = None,
 ) -> None:
-    """Measure the noise on this machine, which hides changes: each case in turns with itself.
+    """Measure the noise of this machine, which hides changes.
 
-    Says what a launch decides, and how many launches a claim needs. Shows the drift between
-    sessions beside it, once launches of one commit in two are stored.
+    Each case takes turns with itself. Says what a launch decides, and how many launches a claim
+    needs. Shows the drift between sessions beside it, once launches of one commit in two are
+    stored.
     """
     from ppbench.cli.progress import LiveProgress
     from ppbench.commits.noise import noise as measure

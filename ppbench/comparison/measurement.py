@@ -26,15 +26,14 @@ Result = TypeVar("Result")
 class Budget:
     """The time that measuring may take, from now on; without seconds it is not bounded."""
 
-    def __init__(self, seconds: float = 0.0, now: Callable[[], float] = time.monotonic) -> None:
-        self.seconds, self._now = seconds, now
-        self._began_s = now()
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds, self._began_s = seconds, time.monotonic()
         self.is_spent = False
         """Whether something was not begun, as it would have ended too late."""
 
     @property
     def passed_s(self) -> float:
-        return self._now() - self._began_s
+        return time.monotonic() - self._began_s
 
     def allows(self, next_s: float) -> bool:
         """Whether something that takes so long would end in time."""
