@@ -1,19 +1,20 @@
-"""Whether a report and `compare` say the same of every pair of cases, on made-up stores.
+"""Whether a report, `compare`, `check` and `plan` say the same of every pair, on made-up stores.
 
     python -m benchmarks.agreement [--stores 2000] [--seed 38]
 
-A store has 2 to 4 schedules, in one or two settings, with 1 to 8 launches each. Launches were made
-in turns or alone, in one session or two, some are disturbed, missing or carry a caution, and
-schedules are equally fast or not. Its report judges all cases of a setting (`judgement.judge`), and
-`compare --across schedule --all-pairs` reads the same files. A pair disagrees as
+A store has 2 to 4 schedules, in one or two settings, at two commits, with 1 to 8 launches each.
+Launches were made in turns or alone, in one session or two, some are disturbed, missing or carry a
+caution. Schedules are equally fast or not, and the second commit is as fast as the first or slower.
+In some stores the launches have a budget, or launches of an earlier commit tell of their noise.
 
-    claims contradict    if both are decided, and differently
-    only compare         if only `compare` decides
-    only report          if only the report does
+What is said of a pair of cases of the newer commit by its report (`judgement.judge`), by `compare
+--across schedule` with and without `--all-pairs`, and by `plan --run` (`trials_of`) is compared. So
+is what is said of the two commits of a case by `compare` and `check`. A pair disagrees as
 
-Pairs of which the report forbids a verdict by a caution are not counted, as `compare` only notes
-it. With one setting both judge the same family of pairs; with two, `compare` judges the pairs of
-both together, so that its bounds are wider. These stores have figures of their own.
+    contradict    if both decide, and differently
+    one decides   if only one of both does
+
+These stores have figures of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,113 +32,159 @@ import pyarrow as pa
 
 from benchmarks.outcome import Figure, Goal, Ratio, parser, write
 from benchmarks.surroundings import read_surroundings
+from engine.plan.schedules.registry import build_program
+from ppbench.commits.check import check
+from ppbench.commits.comparison import compare
 from ppbench.comparison.across import compare_across
-from ppbench.comparison.starts import starts_beside
+from ppbench.comparison.lines import Comparison
 from ppbench.config.case import Case
 from ppbench.display.cases import varying_axes
 from ppbench.judge.verdicts import SPEED, Verdict
+from ppbench.planning.plan import Configuration, Proposal
+from ppbench.recommendation.trials import trials_of
+from ppbench.report.pages.conclusions import compared as compared_in_report
+from ppbench.report.pages.conclusions import conclude
 from ppbench.report.pages.judgement import judge
-from ppbench.store import Store
+from ppbench.store import Condition, Store
 from ppbench.store.columns import SCHEMA_VERSION
 from ppbench.store.parquet import row_as_table, storable, write_parquet
 
 SCHEDULES = ("afab", "1f1b", "zb_h1", "interleaved_1f1b")
+COMMITS = {"earlier": "ea51" * 10, "old": "c0ffee" * 6 + "c0ff", "new": "decade" * 6 + "deca"}
 DIFFERENCES = (0.0, 0.01, 0.03, 0.08)
 NUM_ROUNDS, TOKENS = 8, 4096
 BEGAN = pd.Timestamp("2026-01-01T00:00:00Z")
-CONTRADICT, ONLY_COMPARE, ONLY_REPORT = "claims contradict", "only compare", "only report"
+CONTRADICT, ONE_DECIDES = "contradict", "one decides"
+Said = Mapping[tuple[str, str], Verdict]
+"""What is said of a head and its base."""
 
 
-def made_up_store(draw: np.random.Generator, folder: Path) -> tuple[Store, int]:
-    """Write a store of one sweep; return it with its number of settings."""
+def made_up_store(draw: np.random.Generator, folder: Path) -> Store:
+    """Write a store of sweeps of two commits, or three."""
     schedules = SCHEDULES[: draw.integers(2, 5)]
     lengths = (64, 128)[: draw.integers(1, 3)]
     num_launches = int(draw.integers(1, 9))
-    in_turns, has_two_sessions = draw.random(2) < (0.5, 0.3)
+    in_turns, has_two_sessions, has_budget, has_earlier = draw.random(4) < (0.5, 0.3, 0.2, 0.3)
     disturbed, missing, cautioned = draw.choice((0.0, 0.2), 3, p=(0.6, 0.4))
+    cautioned *= draw.choice((1, 3))
     spread = draw.choice((0.003, 0.01, 0.03))
     gains = {name: draw.choice(DIFFERENCES) for name in schedules}
+    losses = {"earlier": 0.0, "old": 0.0, "new": draw.choice(DIFFERENCES)}
     peaks = {name: int(draw.integers(80, 120)) * 2**20 for name in schedules}
     tables = []
-    for launch in range(num_launches):
-        hours = 12 if has_two_sessions and launch >= num_launches / 2 else 0
-        for place, schedule in enumerate(schedules):
-            for length in lengths:
-                if launch and draw.random() < missing:
-                    continue
-                case = Case(schedule=schedule, seq_len=length)
-                if schedule.startswith("interleaved"):
-                    case = Case(schedule=schedule, seq_len=length, stages_per_rank=2)
-                at = BEGAN + pd.Timedelta(hours=hours, minutes=launch, seconds=10 * place)
-                slow = np.log1p(draw.uniform(0.1, 0.35)) if draw.random() < disturbed else 0.0
-                log = np.log1p(gains[schedule]) + draw.normal(0, spread) - slow
-                turns = 1000 * np.exp(log + draw.normal(0, 0.02, NUM_ROUNDS))
-                speed = float(np.median(turns))
-                row = {
-                    "run_id": f"{at:%Y%m%dT%H%M%S}{length:06}-abcdef",
-                    "sweep_id": "s",
-                    "sweep_name": "made_up",
-                    "sweep_file": "made_up.toml",
-                    "case_id": case.case_id,
-                    "launch": launch,
-                    "status": "ok",
-                    "created_at": at.isoformat(),
-                    **case.settings(),
-                    SPEED: speed,
-                    "step_ns": TOKENS / speed * 1e9,
-                    "peak_memory_bytes": peaks[schedule],
-                    "last_loss": 4.0,
-                    "cautions": "busy_machine" if draw.random() < cautioned else "",
-                    "commit": "c0ffee",
-                    "branch": "main",
-                    "is_dirty": False,
-                    "fingerprint": "f1f2",
-                    "environment": json.dumps({"cpu": "made up", "num_cores": 2, "gpus": []}),
-                    "ppbench_version": "0.1.0",
-                    "schema_version": SCHEMA_VERSION,
-                }
-                if in_turns:
-                    rounds = {"round": list(range(NUM_ROUNDS)), SPEED: turns.tolist()}
-                    rounds["step_ns"] = (TOKENS / turns * 1e9).tolist()
-                    row |= {"process_start": f"{launch}-{length}", "rounds": json.dumps(rounds)}
-                tables.append(row_as_table(storable(row), "runs"))
+    for number, sweep in enumerate(losses):
+        if sweep == "earlier" and not has_earlier:
+            continue
+        for launch in range(12 if sweep == "earlier" else num_launches):
+            hours = 20 * (number > 0)
+            hours += 12 if has_two_sessions and launch >= num_launches / 2 else 0
+            for place, schedule in enumerate(schedules):
+                for length in lengths:
+                    if launch and draw.random() < missing:
+                        continue
+                    case = Case(schedule=schedule, seq_len=length)
+                    if schedule.startswith("interleaved"):
+                        case = Case(schedule=schedule, seq_len=length, stages_per_rank=2)
+                    at = BEGAN + pd.Timedelta(
+                        hours=hours, minutes=launch, seconds=10 * place + number
+                    )
+                    slow = np.log1p(draw.uniform(0.1, 0.35)) if draw.random() < disturbed else 0.0
+                    log = np.log1p(gains[schedule]) - np.log1p(losses[sweep]) - slow
+                    log += draw.normal(0, spread)
+                    turns = 1000 * np.exp(log + draw.normal(0, 0.02, NUM_ROUNDS))
+                    speed = float(np.median(turns))
+                    row = {
+                        "run_id": f"{at:%Y%m%dT%H%M%S}{length:06}-abcdef",
+                        "sweep_id": sweep,
+                        "sweep_name": sweep,
+                        "sweep_file": "made_up.toml",
+                        "case_id": case.case_id,
+                        "launch": launch,
+                        "status": "ok",
+                        "created_at": at.isoformat(),
+                        **case.settings(),
+                        "measure_resolution": 0.02,
+                        "measure_budget": "10m" if has_budget else "",
+                        SPEED: speed,
+                        "step_ns": TOKENS / speed * 1e9,
+                        "peak_memory_bytes": peaks[schedule],
+                        "last_loss": 4.0,
+                        "cautions": str(draw.choice(("busy_machine", "behind_plan")))
+                        if draw.random() < cautioned
+                        else "",
+                        "commit": COMMITS[sweep],
+                        "branch": "main",
+                        "is_dirty": False,
+                        "fingerprint": "f1f2",
+                        "environment": json.dumps({"cpu": "made up", "num_cores": 2, "gpus": []}),
+                        "ppbench_version": "0.1.0",
+                        "schema_version": SCHEMA_VERSION,
+                    }
+                    if in_turns:  # the commits that are compared took turns too
+                        rounds = {"round": list(range(NUM_ROUNDS)), SPEED: turns.tolist()}
+                        rounds["step_ns"] = (TOKENS / turns * 1e9).tolist()
+                        start = f"{number > 0}-{launch}-{length}"
+                        row |= {"process_start": start, "rounds": json.dumps(rounds)}
+                    tables.append(row_as_table(storable(row), "runs"))
     write_parquet(pa.concat_tables(tables), folder / "runs" / "compacted" / "all.parquet")
-    return Store(folder), len(lengths)
+    return Store(folder)
 
 
-def disagreements(store: Store) -> tuple[Counter[str], int]:
-    """Count the pairs of cases of which the two differ, by kind, and all that both judge."""
-    runs = store.runs()
-    judged = judge(runs, varying_axes(runs), starts_beside(runs, [store]))
-    named = ["made_up"]
-    compared = compare_across(
-        "schedule", named, all_pairs=True, metrics=[SPEED], results=store.folder
-    )
-    by_compare = {
-        (line.series.head_key[0], line.series.base_key[0]): line.change.verdict
-        for line in compared.lines
-    }
-    found: Counter[str] = Counter()
-    num = 0
+def said_by_report(store: Store) -> tuple[Said, Counter[str]]:
+    """What a report says of each pair, and whether its own sentences and a plan agree with it."""
+    runs = store.runs(where=[Condition("sweep_id", "=", "new")])
+    judged = judge(runs, varying_axes(runs), [store])
+    said: dict[tuple[str, str], Verdict] = {}
     for judgement in judged.judgements:
         ids = judgement.case_ids
         for place, head in enumerate(ids):
             for other, base in enumerate(ids):
-                verdict = by_compare.get((head, base))
-                change = judgement.change(place, other)
-                kinds = judged.known.forbidding(head, base)
-                if verdict is None or change is None:
-                    continue
-                if any(judged.known.disturbing(case, kinds) for case in (head, base)):
-                    continue
-                num += 1
-                if change.verdict is verdict:
-                    continue
-                kind = CONTRADICT
-                if Verdict.open in (change.verdict, verdict):
-                    kind = ONLY_COMPARE if change.verdict is Verdict.open else ONLY_REPORT
-                found[kind] += 1
-    return found, num
+                if place != other:
+                    change = judgement.change(place, other)
+                    said[head, base] = Verdict.open if change is None else change.verdict
+    cases = {str(row["case_id"]): row for _, row in judged.of_runs.iterrows()}
+    own: Counter[str] = Counter()
+    for each in compared_in_report(judged, "schedule"):
+        is_pair = [
+            (cases[head]["schedule"], cases[base]["schedule"]) == (each.name, each.base)
+            and cases[head]["seq_len"] == cases[base]["seq_len"]
+            for head, base in said
+        ]
+        counts = Counter(v for v, is_so in zip(said.values(), is_pair, strict=True) if is_so)
+        told = (each.num_faster, each.num_slower, each.num_equal)
+        if told != tuple(counts[v] for v in (Verdict.faster, Verdict.slower, Verdict.same)):
+            own[CONTRADICT] += 1
+    proposals = []
+    for schedule in judged.of_runs["schedule"]:
+        program = build_program(schedule, 2, 4)
+        configuration = Configuration(schedule, 2, 1, program.placement, (1, 3), 2, 4, (False,) * 2)
+        figures = ((10, 20), (11, 22), 0.1, 1000.0)
+        proposals.append(Proposal(configuration, program, 100, 95, 105, 90, *figures))
+    trials = trials_of(proposals, list(cases), runs, stores=[store])
+    if trials.conclusions != conclude(judged, runs):
+        own[CONTRADICT] += 1
+    return said, own
+
+
+def said_by(result: Comparison) -> Said:
+    """What a comparison says of the throughput of each of its pairs."""
+    keys = {
+        line.series: (line.series.head_key[0], line.series.base_key[0]) for line in result.lines
+    }
+    return {
+        keys[line.series]: line.change.verdict for line in result.lines if line.metric.name == SPEED
+    }
+
+
+def disagreements(one: Said, other: Said) -> tuple[Counter[str], int]:
+    """Count the pairs of which both say something else, by kind, and all of which both speak."""
+    found: Counter[str] = Counter()
+    both = one.keys() & other.keys()
+    for pair in both:
+        if one[pair] is not other[pair]:
+            is_open = Verdict.open in (one[pair], other[pair])
+            found[ONE_DECIDES if is_open else CONTRADICT] += 1
+    return found, len(both)
 
 
 def main() -> None:
@@ -143,23 +192,45 @@ def main() -> None:
     options.add_argument("--stores", type=int, default=2000)
     options.add_argument("--seed", type=int, default=38)
     settings, surroundings = options.parse_args(), read_surroundings()
-    found: dict[int, Counter[str]] = {1: Counter(), 2: Counter()}
-    nums: Counter[int] = Counter()
+    found: dict[str, Counter[str]] = {}
+    nums, decided = Counter[str](), Counter[str]()
     for number in range(settings.stores):
         draw = np.random.default_rng([settings.seed, number])
-        with tempfile.TemporaryDirectory() as folder:
-            store, num_settings = made_up_store(draw, Path(folder))
-            own, num = disagreements(store)
-        found[num_settings] += own
-        nums[num_settings] += num
+        with tempfile.TemporaryDirectory() as name:
+            store = made_up_store(draw, folder := Path(name))
+            report, own = said_by_report(store)
+            how: dict[str, Any] = {"metrics": [SPEED], "results": folder}
+            found.setdefault("report and its sentences, plan", Counter()).update(own)
+            nums["report and its sentences, plan"] += 1
+            along = [
+                said_by(compare_across("schedule", ["new"], all_pairs=all_pairs, **how))
+                for all_pairs in (True, False)
+            ]
+            both = said_by(compare("old", "new", **how))
+            gate = said_by(check(base="old", head="new", results=folder).comparison)
+        spoken: dict[str, tuple[Said, Said]] = {
+            "report, compare --across --all-pairs": (report, along[0]),
+            "compare --across with and without --all-pairs": (along[0], along[1]),
+            "compare, check of two commits": (both, gate),
+        }
+        for what, (one, other) in spoken.items():
+            kinds, num = disagreements(one, other)
+            found.setdefault(what, Counter()).update(kinds)
+            nums[what] += num
+            decided[what] += sum(
+                one[pair] is not Verdict.open for pair in one.keys() & other.keys()
+            )
+        for what, kinds in found.items():
+            if kinds and number % 20 == 0:
+                print(f"  store {number}: {what}: {dict(kinds)}", flush=True)
     figures, ratios = [], []
-    for num_settings, own in found.items():
-        where = "one setting" if num_settings == 1 else "two settings"
-        figures.append(Figure(f"{where}: pairs", (nums[num_settings],)))
-        for kind in (CONTRADICT, ONLY_COMPARE, ONLY_REPORT):
-            goal = Goal(at_most=0.0) if kind == CONTRADICT else None
-            share = own[kind] / max(nums[num_settings], 1)
-            ratios.append(Ratio(f"{where}: {kind}", (share,), goal=goal))
+    for what, own in found.items():
+        figures.append(Figure(f"{what}: pairs", (nums[what],)))
+        if decided[what]:
+            figures.append(Figure(f"{what}: decided", (decided[what] / nums[what],)))
+        for kind in (CONTRADICT, ONE_DECIDES):
+            share = own[kind] / max(nums[what], 1)
+            ratios.append(Ratio(f"{what}: {kind}", (share,), goal=Goal(at_most=0.0)))
     write("agreement", settings, surroundings, ratios, figures)
 
 

@@ -154,7 +154,7 @@ def sweep(
     )
     policy: UntilAnswered | None = None
     if seconds := seconds_of(read.cases[0][1].budget):
-        from ppbench.report.pages.judgement import MOST_LAUNCHES
+        from ppbench.comparison.evidence import MOST_LAUNCHES
         from ppbench.report.until_answered import UntilAnswered
 
         policy = UntilAnswered(read, store, seconds, note)
@@ -205,13 +205,11 @@ def sweep(
     shown_columns = ["run_id", *axes, "status", *figures]
     print(render(done.frame, how, shown_columns, view, ["status"] if has_failed else []))
     if how is Format.table:  # which case is best and how sure that is, in the report's words
-        from ppbench.comparison.starts import starts_beside
         from ppbench.display.cases import varying_axes
         from ppbench.report.pages.conclusions import conclude
         from ppbench.report.pages.judgement import judge
 
-        starts = starts_beside(done.frame, [store])
-        judged = judge(done.frame, varying_axes(done.frame), starts)
+        judged = judge(done.frame, varying_axes(done.frame), [store])
         if judged.first is not None and judged.first.rival is not None:
             said = conclude(judged, done.frame, again).sentence
             answer = "\n".join(filter(None, [said.text, said.advice, said.command]))

@@ -19,6 +19,7 @@ from ppbench.commits.advice import COMPARE, compare_command, near
 from ppbench.commits.bench import SILENT, Progress, read_tracked, rounds_of
 from ppbench.comparison import notes
 from ppbench.comparison.across import compare_across
+from ppbench.comparison.evidence import Background
 from ppbench.comparison.launches import (
     MEASURED_ALIKE,
     SETTINGS,
@@ -31,10 +32,10 @@ from ppbench.comparison.lines import (
     COMMIT,
     Comparison,
     Contrast,
+    Family,
     Pairing,
     lines_of,
     listed,
-    paired,
     read_metrics,
 )
 from ppbench.comparison.measurement import measure_until_decided
@@ -75,14 +76,26 @@ def compare_sides(
     in_order = head.runs.sort_values("position", kind="stable")
     known = set(keys_of(base.runs))
     shared = [key for key in dict.fromkeys(keys_of(in_order)) if key in known]
-    sides = []
+    pairings, by_place = [], dict[tuple[object, ...], list[Pairing]]()
     for key in shared:  # measurement settings are named where one case has several
         alike = [other for other in shared if other[:2] == key[:2]]
         words = (texts[key[0]], *_differing_settings(key, alike))
         own, other = (of_keys(side.runs, key) for side in (base, head))
-        sides.append((Contrast(COMMIT, key, key, words), own, other))
-    pairings = paired(sides, metrics, (base.store, head.store), resolution_of)
-    lines = lines_of(metrics, pairings, looks or ONE_LOOK)
+        contrast = Contrast(COMMIT, key, key, words)
+        pairing = Pairing(contrast, own, other, (("head", key), ("base", key)))
+        pairings.append(pairing)
+        by_place.setdefault((key[1], other["sweep_file"].iloc[-1]), []).append(pairing)
+    compared = pd.concat([base.runs, head.runs])
+    background = Background(compared, (base.store, head.store))
+    families = [  # the cases of a sweep on a machine
+        Family(
+            {one.arms[at]: (one.head, one.base)[at] for one in some for at in (0, 1)},
+            [one.arms for one in some],
+            {one.arms: resolution_of(one.series) for one in some},
+        )
+        for some in by_place.values()
+    ]
+    lines = lines_of(metrics, pairings, families, background, looks or ONE_LOOK)
     remedy = f"measure more with: {again} --launches {notes.launches_wanted(lines)}"
     if origins := base.origins | head.origins:
         remedy = "run the script more often, under the same name"

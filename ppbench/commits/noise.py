@@ -21,11 +21,12 @@ from ppbench.commits.advice import noise_command
 from ppbench.commits.bench import SILENT, Bench, Part, Progress
 from ppbench.commits.gate import THRESHOLD
 from ppbench.commits.launches import Launches
+from ppbench.comparison.evidence import Background
+from ppbench.comparison.launches import keys_of
 from ppbench.comparison.lines import listed
 from ppbench.comparison.notes import cautions
 from ppbench.comparison.rounds import shared_rounds
-from ppbench.comparison.sessions import BREAK, drifts_like
-from ppbench.comparison.slowdowns import recorded, slowdowns_by_run
+from ppbench.comparison.sessions import BREAK
 from ppbench.config.reader import read_sweep
 from ppbench.display.cases import case_text, without_not_finite
 from ppbench.display.changes import discount_text
@@ -119,8 +120,8 @@ def noise(
     store = Store(folder)
     runs = without_not_finite(store.table("runs", made.rows["run_id"]))
     good = runs[runs["status"] == "ok"]
-    slowdowns = slowdowns_by_run(recorded(store, set(good["fingerprint"])))
-    speed = METRICS[SPEED]
+    background = Background(good, [store])
+    slowdowns, speed = background.slowdowns, METRICS[SPEED]
     rows: list[dict[Hashable, Any]] = []
     left_out, meanings = list[str](), list[str]()
     for _, of_case in good.groupby("case_id", sort=False):
@@ -145,7 +146,7 @@ def noise(
         in_turns = noise_of_rounds(speed, [shared_rounds(firsts, seconds, SPEED)])
         last = dict(of_case.iloc[-1])
         name = case_text(pd.Series(last), read.axes)
-        drift = drifts_like(of_case.tail(1), [speed], store).get(SPEED)
+        drift = background.drift(keys_of(of_case.tail(1))[0], speed)
         rows.append(
             {
                 **last,

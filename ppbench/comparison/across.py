@@ -11,30 +11,33 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import combinations
 from pathlib import Path
 
 import pandas as pd
 
 from ppbench.comparison import notes
 from ppbench.comparison.axes import find_axis, key_of, ordered, value_named, work_note
-from ppbench.comparison.launches import FRESH_S, key_text, of_keys
+from ppbench.comparison.evidence import Background, comparable_pairs, looks_of
+from ppbench.comparison.groups import alike, groups_of
+from ppbench.comparison.launches import FRESH_S, key_text, keys_of, of_keys
 from ppbench.comparison.lines import (
     Comparison,
     Contrast,
+    Family,
     Pairing,
     lines_of,
     listed,
-    paired,
     read_metrics,
 )
 from ppbench.comparison.measurement import measure_until_decided
-from ppbench.comparison.rows import Grid, num_pairs, pairs_of
+from ppbench.comparison.rows import Grid, Row, num_pairs, pairs_of
 from ppbench.comparison.sides import Places, Side, choose_runs, the_sweep_file
 from ppbench.config.reader import read_sweep
-from ppbench.display.cases import axis_text
+from ppbench.display.cases import NOT_FINITE, axis_text, by_case, varying_axes
 from ppbench.errors import UsageError
 from ppbench.judge.evidence import Metric
-from ppbench.judge.looks import ONE_LOOK, Looks
+from ppbench.judge.looks import Looks
 from ppbench.judge.verdicts import SPEED
 from ppbench.run.machine.environment import default_device
 from ppbench.run.sweep.control import run_sweep
@@ -76,8 +79,8 @@ def compare_across(
     setting, chosen_metrics, store = find_axis(axis), read_metrics(metrics), Store(Path(results))
     places = Places(store, Path.cwd())
 
-    def compared(chosen: Side, looks: Looks = ONE_LOOK) -> Comparison:
-        """Compare these runs at the last of some looks."""
+    def compared(chosen: Side, looks: Looks | None = None) -> Comparison:
+        """Compare these runs at the last of some looks, by default those of their budget."""
         return _compare_along(setting, chosen, base, chosen_metrics, looks, all_pairs=all_pairs)
 
     if launches is None and max_launches is None:
@@ -126,11 +129,14 @@ def _compare_along(
     chosen: Side,
     base: object,
     metrics: Sequence[Metric],
-    looks: Looks,
+    looks: Looks | None,
     *,
     all_pairs: bool,
 ) -> Comparison:
-    """Compare the chosen runs at the last of some looks. Raises UsageError."""
+    """Compare the chosen runs at the last of some looks; `None`: those of their budget.
+
+    Raises UsageError.
+    """
     if all_pairs and base is not None:
         raise UsageError("--all-pairs: compares each value with each; leave --base out")
     grid = Grid(setting, chosen.runs)
@@ -146,14 +152,16 @@ def _compare_along(
     rows = list({id(row): row for row, _ in pairs}.values())
     common = dict(zip(map(id, rows), grid.common_texts(rows), strict=True))
     has_other_pairs = len({pair for _, pair in pairs}) > 1
-    sides = []
+    pairings = []
     for row, (first, other) in pairs:
         keys = row.keys[first], row.keys[other]
         contrast = Contrast(grid.axis, *keys, common[id(row)], first, other, has_other_pairs)
         own, partner = (of_keys(chosen.runs, key) for key in keys)
-        sides.append((contrast, own, partner))
-    pairings = paired(sides, metrics, (chosen.store, chosen.store))
-    lines = lines_of(metrics, pairings, looks) if pairings else []
+        pairings.append(Pairing(contrast, own, partner, (keys[1], keys[0])))
+    background = Background(chosen.runs, [chosen.store])
+    families = _families(chosen, rows) if pairings else []
+    looks = looks_of(chosen.runs) if looks is None else looks
+    lines = lines_of(metrics, pairings, families, background, looks)
     file, num = the_sweep_file(chosen), notes.launches_wanted(lines)
     remedy = f"measure more with: ppbench sweep {file or 'SWEEP'} --set measure.launches={num}"
     every = pd.concat([chosen.runs, chosen.failed])
@@ -177,6 +185,30 @@ def _compare_along(
         lines=tuple(lines),
         notes=tuple(dict.fromkeys(found)),
     )
+
+
+def _families(chosen: Side, rows: Sequence[Row]) -> list[Family]:
+    """The groups of cases that a report judges together, and each row that is in none of them.
+
+    In such a row the axis changes the work, or a case was left out of its group.
+    """
+    axes = varying_axes(pd.concat([chosen.runs, chosen.failed]))
+    broken = chosen.failed.loc[chosen.failed["status"] == NOT_FINITE, "case_id"]
+    sound = chosen.runs[~chosen.runs["case_id"].isin(broken)]
+    by_key = dict(tuple(chosen.runs.groupby(pd.Series(keys_of(chosen.runs), chosen.runs.index))))
+    families = []
+    for _, group in groups_of(by_case(sound, axes), axes):
+        ids = set(alike(group)["case_id"])
+        arms = {key: runs for key, runs in by_key.items() if key[0] in ids}
+        families.append(Family(arms, comparable_pairs(arms), does_same_work=True))
+    judged = {frozenset(pair) for family in families for pair in family.pairs}
+    for row in rows:
+        left = [
+            pair for pair in combinations(row.keys.values(), 2) if frozenset(pair) not in judged
+        ]
+        if left:
+            families.append(Family({key: by_key[key] for pair in left for key in pair}, left))
+    return families
 
 
 def _apart(pairings: Sequence[Pairing]) -> Iterable[str]:

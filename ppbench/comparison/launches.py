@@ -8,7 +8,14 @@ import numpy as np
 import pandas as pd
 
 from ppbench.config.case import TIMES, Case, Measure
-from ppbench.display.cases import NOT_FINITE, NOT_GIVEN, WHERE_NOT_FINITE, without_not_finite
+from ppbench.display.cases import (
+    FIGURES,
+    INTERVAL,
+    NOT_FINITE,
+    NOT_GIVEN,
+    WHERE_NOT_FINITE,
+    without_not_finite,
+)
 from ppbench.display.units import is_missing
 from ppbench.run.machine.environment import fingerprint_here
 from ppbench.run.sweep.plan import FINAL as FAILED_FINALLY
@@ -36,8 +43,9 @@ SIDE_COLUMNS = (
     *COLUMNS,
     *("sweep_id", "sweep_name", "sweep_file", "position", "subject", "author_date"),
     *Case().settings(),
-    *("tokens_per_s", "step_ns", "bubble_fraction", "peak_memory_bytes"),
-    *("process_start", "rounds", "origin"),
+    *FIGURES,
+    *INTERVAL,
+    *("process_start", "rounds", "origin", "measure_resolution", "measure_budget"),
 )
 """The columns of `runs` that sides and their comparison need."""
 FRESH_S = 3600.0

@@ -1,6 +1,6 @@
 """Two sides of many cases, figure by figure: changes with verdicts, and the spans that moved.
 
-    Pairing ---> Line, Line, ...     a verdict per figure, with Holm's correction over all pairings
+    Pairing ---> Line, Line, ...     a verdict per figure, with Holm's correction over a Family
         `------> Breakdown           the classes of spans that changed
 
 The sides differ along one axis: it is the commit (`commits.comparison`), or a setting
@@ -12,10 +12,10 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 
-import numpy as np
 import pandas as pd
 
 from ppbench.analysis.breakdown import (
@@ -26,34 +26,21 @@ from ppbench.analysis.breakdown import (
     with_whole_backwards,
 )
 from ppbench.comparison.axes import key_of
+from ppbench.comparison.evidence import SPEEDS, Background, evidence_of, with_figure
 from ppbench.comparison.launches import Key
-from ppbench.comparison.rounds import shared_rounds
-from ppbench.comparison.sessions import (
-    drifts_like,
-    moments_of,
-    noises_of,
-    number_sessions,
-    slowdowns_and_launches,
-)
 from ppbench.comparison.sides import Side
-from ppbench.comparison.slowdowns import in_order
-from ppbench.comparison.starts import starts_beside
 from ppbench.display.cases import axis_text
 from ppbench.display.metrics import METRICS
 from ppbench.errors import UsageError, nearest
 from ppbench.judge.differences import Ratio
-from ppbench.judge.evidence import RESOLUTION, Evidence, Launches, Metric, Noise
+from ppbench.judge.evidence import Evidence, Metric
 from ppbench.judge.looks import ONE_LOOK, Looks
-from ppbench.judge.noise import Drift
 from ppbench.judge.slowdowns import NOT_KNOWN, Slowdown
-from ppbench.judge.verdicts import LEVEL, SPEED, Change, Verdict, judge
-from ppbench.store import Store
+from ppbench.judge.verdicts import LEVEL, Change, Verdict, judge
 
 SHOWN = ("tokens_per_s", "bubble_fraction", "peak_memory_bytes")
 """The metrics that are compared by default."""
-_SPEEDS = (SPEED, "step_ns")
-
-
+Pair = tuple[Hashable, Hashable]
 COMMIT = "commit"
 """The axis of two commits, whose cases are the same."""
 
@@ -118,39 +105,17 @@ class Pairing:
     series: Contrast
     base: pd.DataFrame
     head: pd.DataFrame
-    noises: Mapping[str, Noise] = field(default_factory=dict)  # by metric, as far as known
-    resolution: float = RESOLUTION
-    slowdowns: Mapping[str, Slowdown] = field(default_factory=dict)  # by run, as far as known
-    drifts: Mapping[str, Drift] = field(default_factory=dict)  # by metric, as far as known
-    starts: Noise | None = None  # of the time of a step, between starts of processes
+    arms: Pair  # of a family
 
-    @property
-    def sessions(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The numbers of the sessions of both sides, launch by launch."""
-        base, head = moments_of(self.base), moments_of(self.head)
-        numbers = tuple(number_sessions([*base, *head]))
-        return numbers[: len(base)], numbers[len(base) :]
 
-    def evidence(self, metric: Metric) -> Evidence:
-        """The launches that have a figure, with what is known of their noise and sessions."""
-        sides = []
-        for runs, sessions in zip((self.base, self.head), self.sessions, strict=True):
-            is_known = runs[metric.name].notna().to_numpy()
-            known = runs[is_known]
-            figures = tuple(map(float, known[metric.name]))
-            numbers = tuple(np.array(sessions, dtype=int)[is_known].tolist())
-            sides.append(Launches(figures, in_order(known, self.slowdowns), numbers))
-        drift = self.drifts.get(metric.name)
-        base, head = sides
-        return Evidence(
-            base,
-            head,
-            paired=shared_rounds(self.base, self.head, metric.name),
-            noise=self.noises.get(metric.name),
-            starts=self.starts if metric.name in _SPEEDS else None,
-            drift=None if drift is None else drift.noise,
-            resolution=self.resolution,
-        )
+@dataclass(frozen=True)
+class Family:
+    """Arms of which these pairs are judged together, be they shown or not."""
+
+    arms: Mapping[Hashable, pd.DataFrame]
+    pairs: Sequence[Pair]  # head and base
+    resolutions: Mapping[Pair, float] = field(default_factory=dict)  # where one is asked for
+    does_same_work: bool = False  # so that its arms share their noise
 
 
 @dataclass(frozen=True)
@@ -183,7 +148,7 @@ class Line:
     series: Contrast
     metric: Metric
     change: Change
-    noise: Noise | None
+    evidence: Evidence  # base and head may be exchanged
     discounted: tuple[DiscountedLaunch, ...] = ()
 
     def values(self) -> dict[str, object]:
@@ -202,7 +167,7 @@ class Line:
             "num_head": change.num_head,
             "resolution": change.resolution,
             "within": change.within if change.has_interval else None,
-            "noise": None if self.noise is None else self.noise.deviation,
+            "noise": None if (noise := self.evidence.noise) is None else noise.deviation,
             "discounts": json.dumps([launch.values() for launch in self.discounted]),
         }
 
@@ -318,7 +283,7 @@ class Comparison:
             may_have = change.verdict.is_claim
             if change.verdict is Verdict.open and change.ratio is not None:
                 may_have = abs(math.log(change.ratio.estimate)) > math.log1p(change.resolution)
-            if may_have and line.metric.name in _SPEEDS:
+            if may_have and line.metric.name in SPEEDS:
                 changed.append(line.series)
         return list(dict.fromkeys(changed))
 
@@ -357,73 +322,46 @@ def read_metrics(names: Sequence[str], default: Sequence[str] = SHOWN) -> list[M
     return [METRICS[name] for name in dict.fromkeys(names or default)]
 
 
-def paired(
-    sides: Sequence[tuple[Contrast, pd.DataFrame, pd.DataFrame]],
-    metrics: Sequence[Metric],
-    stores: tuple[Store, Store],
-    resolution_of: Callable[[Contrast], float] = lambda _: RESOLUTION,
-) -> list[Pairing]:
-    """The launches of both sides of each contrast, with what their stores say of such launches.
-
-    The noise is the larger one of both cases, and not known where that of one is not.
-    """
-    if not sides:
-        return []
-    compared = pd.concat([runs for _, *both in sides for runs in both])
-    compared = compared.drop_duplicates("run_id").sort_values("run_id")
-    machines = set(compared["fingerprint"].dropna())
-    slowdowns, launches = slowdowns_and_launches(stores, machines, metrics)
-    keys = {key for contrast, *_ in sides for key in (contrast.base_key, contrast.head_key)}
-    noises = noises_of(keys, metrics, launches, slowdowns, compared)
-    starts = starts_beside(compared, stores)
-    pairings = []
-    for contrast, base, head in sides:
-        own, other = noises[contrast.base_key], noises[contrast.head_key]
-        larger = {
-            name: max(own[name], other[name], key=lambda noise: noise.deviation)
-            for name in own.keys() & other.keys()
-        }
-        pairing = Pairing(
-            contrast, base, head, larger, resolution_of(contrast), slowdowns, starts=starts
-        )
-        if metrics and pairing.evidence(metrics[0]).sessions_apart:
-            # Sides that share their sessions need no drift, and no file is read for them.
-            pairing = replace(pairing, drifts=drifts_like(base.iloc[:1], metrics, *stores))
-        pairings.append(pairing)
-    return pairings
-
-
 def lines_of(
-    metrics: Sequence[Metric], pairings: Sequence[Pairing], looks: Looks = ONE_LOOK
+    metrics: Sequence[Metric],
+    pairings: Sequence[Pairing],
+    families: Sequence[Family],
+    background: Background,
+    looks: Looks = ONE_LOOK,
 ) -> list[Line]:
-    """Compare every metric of every pairing, with Holm's correction for each metric's pairings.
+    """Compare every metric of every pairing, with Holm's correction for each metric in a family.
 
     A metric that no launch of a pairing has makes no line: emulated ranks have no peak memory.
     """
-    lines: dict[tuple[int, int], Line] = {}  # by the places of the pairing and the metric
-    for at, metric in enumerate(metrics):
-        known: dict[int, Evidence] = {}
-        for place, pairing in enumerate(pairings):
-            evidence = pairing.evidence(metric)
-            if evidence.base.figures or evidence.head.figures:
-                known[place] = evidence
-        changes = judge(metric, list(known.values()), looks)
-        for (place, evidence), change in zip(known.items(), changes, strict=True):
-            pairing, discounted = pairings[place], []
-            for discount in change.discounts:
-                if discount.side == "both":  # a round, not a launch
-                    continue
-                runs = pairing.head if discount.side == "head" else pairing.base
-                run = runs[runs[metric.name].notna()].iloc[discount.index]
-                run_id, reason = str(run["run_id"]), str(discount.reason)
-                slowdown = pairing.slowdowns.get(run_id, NOT_KNOWN)
-                discounted.append(
-                    DiscountedLaunch(discount.side, run_id, int(run["launch"]), reason, slowdown)
-                )
-            lines[place, at] = Line(
-                pairing.series, metric, change, evidence.noise, tuple(discounted)
+    lines = []
+    judged: dict[tuple[str, Pair], tuple[Evidence, Change]] = {}
+    for metric, family in product(metrics, families):
+        evidences = evidence_of(
+            metric, family.arms, family.pairs, background, shares_noise=family.does_same_work
+        )
+        for pair, resolution in family.resolutions.items():
+            evidences[pair] = replace(evidences[pair], resolution=resolution)
+        changes = judge(metric, list(evidences.values()), looks)
+        for (pair, evidence), change in zip(evidences.items(), changes, strict=True):
+            judged[metric.name, pair] = evidence, change
+            judged[metric.name, pair[::-1]] = evidence, change.reversed()
+    for pairing, metric in product(pairings, metrics):
+        evidence, change = judged[metric.name, pairing.arms]
+        if not evidence.base.figures and not evidence.head.figures:
+            continue
+        discounted = []
+        for discount in change.discounts:
+            if discount.side == "both":  # a round, not a launch
+                continue
+            runs = pairing.head if discount.side == "head" else pairing.base
+            run = with_figure(runs, metric).iloc[discount.index]
+            run_id, reason = str(run["run_id"]), str(discount.reason)
+            slowdown = background.slowdowns.get(run_id, NOT_KNOWN)
+            discounted.append(
+                DiscountedLaunch(discount.side, run_id, int(run["launch"]), reason, slowdown)
             )
-    return [line for _, line in sorted(lines.items(), key=lambda item: item[0])]
+        lines.append(Line(pairing.series, metric, change, evidence, tuple(discounted)))
+    return lines
 
 
 def listed(words: Sequence[str], most: int = 4) -> str:

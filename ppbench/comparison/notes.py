@@ -16,7 +16,6 @@ from ppbench.comparison.sessions import moments_of, sessions_of
 from ppbench.display.cases import cautions_of
 from ppbench.display.changes import discount_text, figure_text
 from ppbench.display.fields import field_of
-from ppbench.display.metrics import METRICS
 from ppbench.errors import first_line
 from ppbench.judge.differences import FEWEST_LAUNCHES
 from ppbench.judge.estimates import Doubt
@@ -25,6 +24,8 @@ from ppbench.statistics.step_times import is_outlier
 
 _USUAL_LAUNCHES = 5
 _DOUBTS = {
+    Doubt.cautioned: "at least half of the launches of a side carry a caution that forbids a "
+    "verdict",
     Doubt.two_levels: "both sides have launches on two levels, which chance may have shared out "
     "in this way",
     Doubt.lopsided: "many more launches lie apart on one side than on the other, and the change "
@@ -181,7 +182,7 @@ def undecided(lines: Sequence[Line], remedy: str) -> Iterable[str]:
     names = []
     for line in lines:
         change, interval, middle = line.change, line.change.difference, 0.0
-        if change.verdict is not Verdict.open or change.doubt is Doubt.two_levels:
+        if change.verdict is not Verdict.open or change.doubt is not None:
             continue
         beyond = 0.0 if interval is None else abs(interval.estimate)
         if interval is None and change.ratio is not None:
@@ -207,26 +208,22 @@ def undecided(lines: Sequence[Line], remedy: str) -> Iterable[str]:
 
 def on_sessions(lines: Sequence[Line], pairings: Sequence[Pairing]) -> Iterable[str]:
     """Name the sides that share no session, else the verdicts that rest on a single one."""
-    metrics = list(dict.fromkeys(line.metric for line in lines))
-    evidences = [pairing.evidence(metrics[0]) for pairing in pairings] if metrics else []
-    if any(evidence.sessions_apart for evidence in evidences):
-        alone = [
-            pairing
-            for pairing, evidence in zip(pairings, evidences, strict=True)
-            if evidence.never_share_a_session
-        ]
+    if any(line.evidence.sessions_apart for line in lines):
+        alone = [line for line in lines if line.evidence.never_share_a_session]
         begin = "base and head were never measured in one session, so the drift between sessions "
-        if known := [pairing for pairing in alone if pairing.drifts]:
+        if known := [line for line in alone if line.evidence.drift]:
             sizes = dict.fromkeys(
-                f"{name} {drift.deviation * 100:.2g} "
-                f"{'points' if METRICS[name].in_points else '%'} in {drift.num_sessions} sessions"
-                for pairing in known
-                for name, drift in pairing.drifts.items()
+                f"{line.metric.name} {drift.deviation * 100:.2g} "
+                f"{'points' if line.metric.in_points else '%'} in {drift.freedom + 1:g} sessions"
+                for line in known
+                if (drift := line.evidence.drift)
             )
-            names = listed([pairing.series.text for pairing in known])
+            names = listed(list(dict.fromkeys(line.series.text for line in known)))
             where = f"is in their difference and in its interval ({'; '.join(sizes)})"
             yield f"{begin}{where}: {names}"
-        if unknown := [pairing.series.text for pairing in alone if not pairing.drifts]:
+        drifting = {line.series for line in known}
+        unknown = [line.series.text for line in alone if line.series not in drifting]
+        if unknown := list(dict.fromkeys(unknown)):
             yield (
                 f"{begin}is in their difference, and its size is not known: {listed(unknown)}; it "
                 "takes launches of one commit in two sessions, or measure both sides in turn: "

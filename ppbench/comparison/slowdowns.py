@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 
 import pandas as pd
 
@@ -16,16 +16,14 @@ from ppbench.judge.slowdowns import (
     Slowdown,
     slowdowns,
 )
-from ppbench.store import Store
 
 
-def slowdowns_by_run(*tables: pd.DataFrame) -> dict[str, Slowdown]:
-    """The slowdown of each run of these tables, by its id; NaN where it is unknown.
+def slowdowns_by_run(runs: pd.DataFrame) -> dict[str, Slowdown]:
+    """The slowdown of each of these rows of `runs`, by its id; NaN where it is unknown.
 
-    What is usual is found among the runs that are ok, of all tables together. Runs without a
-    reference have what their counters say, if they have these.
+    What is usual is found among those that are ok. Runs without a reference have what their
+    counters say, if they have these.
     """
-    runs = pd.concat([table for table in tables if len(table)] or [tables[0]])
     if runs.empty:
         return {}
     runs = runs[runs["status"] == "ok"].drop_duplicates("run_id").sort_values("run_id")
@@ -40,18 +38,6 @@ def slowdowns_by_run(*tables: pd.DataFrame) -> dict[str, Slowdown]:
         controls.append(Control(machine, key_text(row.get("case_id")), **known))
     by_place = slowdowns(controls)
     return dict(zip(map(str, runs["run_id"]), by_place, strict=True))
-
-
-def recorded(
-    store: Store, fingerprints: Collection[str] | None = None, columns: Iterable[str] = ()
-) -> pd.DataFrame:
-    """The runs of these machines in a store, or of all, with what shows how each was slowed.
-
-    `columns` are read too.
-    """
-    needed = ["run_id", "status", "case_id", "fingerprint", *CONTROLS, *columns]
-    runs = store.runs(list(dict.fromkeys(needed)))
-    return runs if fingerprints is None else runs[runs["fingerprint"].isin(set(fingerprints))]
 
 
 def in_order(runs: pd.DataFrame, by_run: Mapping[str, Slowdown]) -> tuple[float, ...] | None:

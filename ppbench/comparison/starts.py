@@ -8,18 +8,15 @@ that differences are independent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pandas as pd
 
-from ppbench.comparison.launches import COLUMNS, Key, states_of
+from ppbench.comparison.launches import Key, states_of
 from ppbench.comparison.rounds import shared_rounds
 from ppbench.comparison.sessions import moments_of, number_sessions
 from ppbench.display.metrics import METRICS
 from ppbench.judge.evidence import Noise, Rounds
 from ppbench.judge.noise import noise_of_rounds
 from ppbench.judge.verdicts import SPEED
-from ppbench.store import Store
 
 MOST_STARTS = 200
 """Starts that are looked at, the newest ones."""
@@ -27,22 +24,12 @@ FEWEST_STARTS = 4
 """Further starts of the same two arms, over all pairs, that tell what starts decide."""
 
 
-def starts_beside(runs: pd.DataFrame, stores: Iterable[Store]) -> Noise | None:
-    """The noise of starts on the machines of these rows of `runs`, from all others in the stores.
+def starts_in(runs: pd.DataFrame) -> Noise | None:
+    """The noise of starts, from rows of `runs` that are ok and were made on alike machines.
 
     None where too few starts of the same arms and session are known.
     """
-    if "fingerprint" not in runs or runs.empty:
-        return None
-    by_folder = {store.folder: store for store in stores}
-    rows = pd.concat(
-        [store.runs([*COLUMNS, "process_start", "rounds"]) for store in by_folder.values()]
-    )
-    rows = rows.drop_duplicates("run_id")
-    is_known = rows["rounds"].notna() & rows["process_start"].notna() & (rows["status"] == "ok")
-    is_alike = rows["fingerprint"].isin(set(runs["fingerprint"].dropna()))
-    starts = set(runs["process_start"].dropna()) if "process_start" in runs else set()
-    others = rows[is_known & is_alike & ~rows["process_start"].isin(starts)].copy()
+    others = runs[runs["rounds"].notna() & runs["process_start"].notna()].copy()
     newest = sorted(set(others["process_start"]))[-MOST_STARTS:]
     others = others[others["process_start"].isin(newest)]
     if others.empty:

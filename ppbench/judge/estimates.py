@@ -77,6 +77,7 @@ class Doubt(StrEnum):
     """Why sides whose interval is narrow enough have no verdict."""
 
     two_levels = "two_levels"  # chance may have shared out two levels of launches between the sides
+    cautioned = "cautioned"  # a caution of their launches forbids a verdict
     lopsided = "lopsided"  # many more launches lie apart on one side: the change may make them so
 
 

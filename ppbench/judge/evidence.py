@@ -11,7 +11,7 @@ attached trainings, have one figure each and are compared as two groups.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
 
@@ -84,6 +84,12 @@ class Evidence:
     starts: Noise | None = None  # of the difference of two sides between starts of processes
     drift: Noise | None = None  # between sessions
     resolution: float = RESOLUTION
+    cautions: tuple[str, ...] = ()  # of at least half of the launches of a side: no verdict
+
+    def reversed(self) -> Evidence:
+        """The same with base and head exchanged."""
+        paired = tuple(Rounds(each.head, each.base) for each in self.paired)
+        return replace(self, base=self.head, head=self.base, paired=paired)
 
     @property
     def never_share_a_session(self) -> bool:

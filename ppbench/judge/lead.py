@@ -16,14 +16,15 @@ they do not scatter clearly more.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
-from ppbench.judge.differences import additive, group, is_larger
+from ppbench.judge.differences import Group, additive, group, is_larger
 from ppbench.judge.disturbances import places_apart
-from ppbench.judge.estimates import level_of, noise_in_rounds
+from ppbench.judge.estimates import Doubt, level_of, noise_in_rounds
 from ppbench.judge.evidence import Evidence, Metric, Noise
 from ppbench.judge.looks import ONE_LOOK, Looks
 from ppbench.judge.noise import noise_beyond
@@ -33,6 +34,7 @@ _LARGEST_LOG = 700.0
 
 Pair = tuple[int, int]
 """An arm, which is the head, and its rival, which is the base."""
+Arms = TypeVar("Arms", bound=tuple[Hashable, Hashable])
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,11 @@ class Lead:
 
 
 def gain_of(change: Change | None, *, higher_is_better: bool) -> tuple[float, float, float]:
-    """By how much the head is better, with the deciding interval; as logarithms, or in points."""
-    if change is None or change.exact is None:
+    """By how much the head is better, with the deciding interval; as logarithms, or in points.
+
+    Nothing bounds it where a caution forbids a verdict.
+    """
+    if change is None or change.exact is None or change.doubt is Doubt.cautioned:
         return -math.inf, -math.inf, math.inf
     estimate, (low, high) = change.exact.estimate, change.ends
     return (estimate, low, high) if higher_is_better else (-estimate, -high, -low)
@@ -117,7 +122,7 @@ def lead(
 
     Raises ValueError for a metric of which neither direction is better.
     """
-    judged = judge(metric, with_shared_noise(metric, pairs, num_arms), looks)
+    judged = judge(metric, list(pairs.values()), looks)
     return lead_of(metric, dict(zip(pairs, judged, strict=True)), num_arms)
 
 
@@ -148,53 +153,78 @@ def lead_of(metric: Metric, judged: Mapping[Pair, Change], num_arms: int) -> Lea
     return Lead(changes, tuple(arms), best, resolution, is_better)
 
 
-def with_shared_noise(
-    metric: Metric, pairs: Mapping[Pair, Evidence], num_arms: int
-) -> list[Evidence]:
-    """The evidence of each pair, with the spread of all other arms where no noise is known."""
-    # Of pairs in turns: sums of squares between launches, and what rounds explain of them.
-    between, freedom, within, within_freedom = (np.zeros((num_arms, num_arms)) for _ in range(4))
-    figures: dict[int, tuple[float, ...]] = {}
-    for (arm, rival), evidence in pairs.items():
-        figures[arm], figures[rival] = evidence.head.figures, evidence.base.figures
-        found = [level_of(metric, rounds) for rounds in evidence.paired]
-        levels = [level for level in found if level is not None and level.freedom > 0]
-        rounds = noise_in_rounds(levels)
-        if rounds is not None and len(levels) > 1:
-            own = group([level.estimate for level in levels])
-            share = float(np.mean([1 / level.num_rounds for level in levels]))
-            for place in ((arm, rival), (rival, arm)):
-                between[place], freedom[place] = own.squares, own.freedom
-                within[place] = own.freedom * rounds.deviation**2 * share
-                within_freedom[place] = rounds.freedom
-    squares, free = np.zeros(num_arms), np.zeros(num_arms)
-    for arm, own_figures in figures.items():
-        if len(own_figures) > 1 and (metric.in_points or min(own_figures) > 0):
-            values = additive(own_figures, in_points=metric.in_points)
-            kept = group(np.delete(values, list(places_apart(values, metric.slow_sign))))
-            squares[arm], free[arm] = kept.squares, kept.freedom
-    shared = []
+def with_shared_noise(metric: Metric, pairs: Mapping[Arms, Evidence]) -> dict[Arms, Evidence]:
+    """Give each pair whose noise is not known the spread of the arms that are not in it."""
+    scatters = {pair: _scatter(metric, evidence) for pair, evidence in pairs.items()}
+    figures: dict[Hashable, tuple[float, ...]] = {}
+    for (head, base), evidence in pairs.items():
+        figures |= {head: evidence.head.figures, base: evidence.base.figures}
+    groups = {arm: _kept(metric, own) for arm, own in figures.items()}
+    shared = dict(pairs)
     for pair, evidence in pairs.items():
-        others = [arm for arm in range(num_arms) if arm not in pair]
-        apart = np.ix_(others, others)
-        known = evidence
-        if evidence.paired and evidence.starts is None and freedom[apart].any():
-            # Each arm is in many pairs, so that these have less freedom than their sum.
-            num = int(freedom[apart].any(axis=0).sum())
-            total = float(freedom[apart].sum())
-            scatter = Noise(math.sqrt(between[apart].sum() / total), total / num)
-            rounds_freedom = max(float(within_freedom[apart].sum()) / num, 1.0)
-            explained = Noise(math.sqrt(within[apart].sum() / total), rounds_freedom)
-            if not _is_quieter(between[pair], freedom[pair], scatter):
-                known = replace(evidence, starts=noise_beyond(scatter, explained))
-        elif not evidence.paired and evidence.noise is None and free[others].any():
-            total = float(free[others].sum())
-            noise = Noise(math.sqrt(float(squares[others].sum()) / total), total)
-            of_pair = list(pair)
-            if not _is_quieter(squares[of_pair].sum(), free[of_pair].sum(), noise):
-                known = replace(evidence, noise=noise)
-        shared.append(known)
+        if evidence.paired and evidence.starts is None:
+            apart = {
+                other: own
+                for other, own in scatters.items()
+                if own is not None and not set(other) & set(pair)
+            }
+            own = scatters[pair] or _Scatter(0.0, 0.0, 0.0, 0.0)
+            if apart:
+                known = apart.values()
+                freedom = math.fsum(each.freedom for each in known)
+                # Each arm is in many pairs, so that these have less freedom than their sum.
+                share = 2 / len({arm for other in apart for arm in other})
+                within = math.fsum(each.within_freedom for each in known) * share
+                scatter, explained = (
+                    Noise(math.sqrt(math.fsum(squares) / freedom), own_freedom)
+                    for squares, own_freedom in (
+                        ((each.squares for each in known), freedom * share),
+                        ((each.within for each in known), max(within, 1.0)),
+                    )
+                )
+                if not _is_quieter(own.squares, own.freedom, scatter):
+                    shared[pair] = replace(evidence, starts=noise_beyond(scatter, explained))
+        elif not evidence.paired and evidence.noise is None:
+            others = [each for arm, each in groups.items() if each and arm not in pair]
+            freedom = math.fsum(each.freedom for each in others)
+            if freedom:
+                squares = math.fsum(each.squares for each in others)
+                noise = Noise(math.sqrt(squares / freedom), freedom)
+                both = [each for each in map(groups.get, pair) if each]
+                of_pair = (math.fsum(each.squares for each in both), sum(e.freedom for e in both))
+                if not _is_quieter(*of_pair, noise):
+                    shared[pair] = replace(evidence, noise=noise)
     return shared
+
+
+@dataclass(frozen=True)
+class _Scatter:
+    """How much launches of a pair in turns differ, and how much of it their rounds explain."""
+
+    squares: float  # between launches
+    freedom: float
+    within: float  # of these squares, what rounds explain
+    within_freedom: float
+
+
+def _scatter(metric: Metric, evidence: Evidence) -> _Scatter | None:
+    found = [level_of(metric, rounds) for rounds in evidence.paired]
+    levels = [level for level in found if level is not None and level.freedom > 0]
+    rounds = noise_in_rounds(levels)
+    if rounds is None or len(levels) < 2:
+        return None
+    own = group([level.estimate for level in levels])
+    share = float(np.mean([1 / level.num_rounds for level in levels]))
+    within = own.freedom * rounds.deviation**2 * share
+    return _Scatter(own.squares, own.freedom, within, rounds.freedom)
+
+
+def _kept(metric: Metric, figures: Sequence[float]) -> Group | None:
+    """The launches of an arm without those that lie apart; None where they show no spread."""
+    if len(figures) < 2 or not (metric.in_points or min(figures) > 0):
+        return None
+    values = additive(figures, in_points=metric.in_points)
+    return group(np.delete(values, list(places_apart(values, metric.slow_sign))))
 
 
 def _is_quieter(squares: float, freedom: float, noise: Noise) -> bool:

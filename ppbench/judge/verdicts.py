@@ -195,6 +195,8 @@ def _judged(
             is_hidden = verdict.is_claim and each.doubt is Doubt.two_levels
             if is_hidden or (verdict is Verdict.same and each.doubt is Doubt.lopsided):
                 verdict, doubt = Verdict.open, each.doubt
+            if any(evidence.cautions for evidence in evidences):
+                verdict, doubt = Verdict.open, Doubt.cautioned
             change = replace(change, p=p, ends=ends, verdict=verdict, doubt=doubt)
         changes.append(change)
     return changes

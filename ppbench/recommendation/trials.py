@@ -7,7 +7,7 @@ They take turns in the same processes, as those of `ppbench sweep --budget` do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -15,7 +15,6 @@ from pathlib import Path
 import pandas as pd
 
 from engine.plan.schedules.registry import CSV_PREFIX
-from ppbench.comparison.starts import starts_beside
 from ppbench.config.kinds import seconds_of
 from ppbench.config.programs import digest_of
 from ppbench.config.sweep import Sweep
@@ -23,7 +22,6 @@ from ppbench.console import note
 from ppbench.display.cases import varying_axes
 from ppbench.display.units import percent, written
 from ppbench.files import write_file
-from ppbench.judge.evidence import Noise
 from ppbench.judge.verdicts import Verdict
 from ppbench.planning.handover import case_of, chosen_case, program_text
 from ppbench.planning.plan import AUTO, Plan, Proposal
@@ -88,9 +86,7 @@ def measure(
     if not policy.stop:  # it has not seen the last launch
         policy(done.frame)
     ids = [one.case_id for one in cases]
-    return trials_of(
-        proposals, ids, done.frame, command, starts_beside(done.frame, [Store(folder)])
-    )
+    return trials_of(proposals, ids, done.frame, command, [Store(folder)])
 
 
 def trials_of(
@@ -98,7 +94,7 @@ def trials_of(
     case_ids: Sequence[str],
     runs: pd.DataFrame,
     command: str = "",
-    starts: Noise | None = None,
+    stores: Iterable[Store] = (),
 ) -> Trials:
     """Judge the runs of proposals, which are given with the ids of their cases.
 
@@ -108,7 +104,7 @@ def trials_of(
     """
     is_ours = runs["schedule"].str.startswith(CSV_PREFIX)  # named as in the plan
     runs = runs.assign(schedule=runs["schedule"].mask(is_ours, AUTO))
-    judged = judge(runs, varying_axes(runs), starts, are_ranks_free=True)
+    judged = judge(runs, varying_axes(runs), stores, are_ranks_free=True)
     found = judged.of_runs.set_index("case_id").reindex(list(case_ids)).reset_index()
     tokens = pd.Series([one.tokens_per_s * one.step_ns for one in proposals])
     frame = pd.DataFrame(

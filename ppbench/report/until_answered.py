@@ -17,7 +17,6 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from ppbench.comparison.starts import starts_beside
 from ppbench.config.sweep import Sweep
 from ppbench.display.cases import varying_axes
 from ppbench.display.units import counted, duration, percent
@@ -62,9 +61,8 @@ class UntilAnswered:
         if num_launches < FEWEST_LAUNCHES:
             wanted, text = frozenset(good["case_id"]), ""
         else:
-            starts = starts_beside(runs, [self._store])
             axes, is_free = varying_axes(runs), self._are_ranks_free
-            judged = judge(runs, axes, starts, are_ranks_free=is_free)
+            judged = judge(runs, axes, [self._store], are_ranks_free=is_free)
             wanted, text = open_cases(judged), progress_text(judged)
         if not wanted:
             launches = counted(num_launches, "launch")

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from ppbench.cautions import MIN_STEPS, Caution
+from ppbench.comparison.evidence import MOST_LAUNCHES as MOST_IN_TURNS
+from ppbench.comparison.evidence import launch_seconds
 from ppbench.config.case import Measure
 from ppbench.config.kinds import seconds_of
 from ppbench.display.changes import beyond_reach
@@ -19,8 +21,7 @@ from ppbench.display.commands import BUDGET, LAUNCHES, larger_budget, repeated
 from ppbench.judge.differences import FEWEST_LAUNCHES
 from ppbench.judge.forecast import MOST_LAUNCHES, launches_needed
 from ppbench.judge.verdicts import Change, Verdict
-from ppbench.report.pages.judgement import MOST_LAUNCHES as MOST_IN_TURNS
-from ppbench.report.pages.judgement import Judgement, launch_seconds
+from ppbench.report.pages.judgement import Judgement
 
 NO_END = "24h"
 """The budget of launches that only their number bounds."""
@@ -67,14 +68,9 @@ def advice(judgement: Judgement, runs: pd.DataFrame, command: str) -> tuple[str,
     elif (judgement.needed is None and fewest >= FEWEST_LAUNCHES) or wanted > _most(runs):
         return too_small([change for change in opened if change], _most(runs)), ""
     settings = dict(_settings(cautions, runs))
-    known_deeds = (
-        _DEEDS.get(name, "") if name in Caution.__members__ else "see the cautions below"
-        for name in cautions
-    )
-    deeds = list(dict.fromkeys(filter(None, known_deeds)))
+    deeds = list(dict.fromkeys(filter(None, (_DEEDS.get(name) for name in cautions))))
     deeds += [f"set {key} to {value}" for key, value in settings.items()]
-    is_done_here = all(name in Caution.__members__ for name in cautions)
-    is_done_here = is_done_here and not set(cautions).intersection(_OTHER_CASES)
+    is_done_here = not set(cautions).intersection(_OTHER_CASES)
     if num is not None:
         deed, bounds = _measuring(num, runs, command)
         deeds.append(deed)

@@ -15,6 +15,7 @@ from itertools import combinations
 import pandas as pd
 
 from ppbench.cautions import Caution
+from ppbench.comparison.groups import alike
 from ppbench.display.cases import ok_runs
 from ppbench.display.fields import figure
 from ppbench.display.units import (
@@ -37,7 +38,6 @@ from ppbench.report.pages.judgement import (
     AxisAnswer,
     Judged,
     Judgement,
-    alike,
     axis_answer,
     saved_in_all,
 )
@@ -464,7 +464,7 @@ def compared(judged: Judged, axis: str) -> list[AxisComparison]:
             for column in ("tokens_per_s", "peak_memory_bytes")
         )
         verdicts = [
-            judged.known.verdict(head, other)
+            judged.verdict(str(head), str(other))
             for head, other in zip(pairs["case_id"], pairs["case_id_base"], strict=True)
         ]
         faster, slower, equal = (

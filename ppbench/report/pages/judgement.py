@@ -10,8 +10,9 @@ and always cases with a NaN or infinite loss or gradient.
 
 Which case to take, and what is known of the others, is what `ppbench.judge.lead` says of all pairs.
 Of cases that are the same as the fastest, the one that needs least memory is taken. The answer
-stays open if half of the launches of that case or its rival carry a caution that forbids a verdict,
-if fewer than 3 carry one of scatter, or if the machines differ.
+stays open if half of the launches of that case or a rival carry a caution that forbids a verdict,
+if fewer than 3 carry one of scatter, or if the machines differ. What is known of a pair, and the
+cases that are judged together, are those of `ppbench compare` too (`ppbench.comparison.evidence`).
 """
 
 from __future__ import annotations
@@ -24,52 +25,30 @@ from itertools import combinations
 import pandas as pd
 
 from ppbench.cautions import Caution
-from ppbench.comparison.rounds import shared_rounds
-from ppbench.comparison.sessions import moments_of, number_sessions
-from ppbench.comparison.slowdowns import in_order, slowdowns_by_run
-from ppbench.config.case import EMULATED
-from ppbench.config.kinds import seconds_of
-from ppbench.display.cases import (
-    Axes,
-    by_case,
-    cautions_of,
-    ok_runs,
-    settings_text,
-    work_axes,
+from ppbench.comparison.evidence import (
+    FORBIDDING,
+    Background,
+    carried_by,
+    comparable_pairs,
+    evidence_of,
+    looks_of,
+    with_columns,
 )
+from ppbench.comparison.groups import alike, groups_of
+from ppbench.config.case import EMULATED
+from ppbench.display.cases import Axes, by_case, ok_runs, settings_text
 from ppbench.display.metrics import METRICS
-from ppbench.display.units import is_missing
 from ppbench.judge.differences import FEWEST_LAUNCHES
-from ppbench.judge.evidence import RESOLUTION, Evidence, Launches, Noise, Rounds
+from ppbench.judge.evidence import Evidence
 from ppbench.judge.forecast import launches_needed
 from ppbench.judge.lead import Lead, lead, lead_of
-from ppbench.judge.looks import ONE_LOOK, Looks
+from ppbench.judge.looks import Looks
 from ppbench.judge.verdicts import SPEED, Change, Verdict, judge_means
-from ppbench.judge.verdicts import judge as judge_pairs
+from ppbench.store import Store
 
-FORBIDDING = (
-    Caution.oversubscribed.name,
-    Caution.time_sliced.name,
-    Caution.throttled.name,
-    Caution.busy_machine.name,
-    Caution.unsettled_steps.name,
-    Caution.behind_plan.name,
-)
-"""Cautions that shift a throughput: no number of launches makes up for them."""
-FORBIDDING_IN_TURNS = (
-    Caution.oversubscribed.name,
-    Caution.time_sliced.name,
-    Caution.behind_plan.name,
-)
-"""Those that shift a throughput also where cases took turns."""
 SCATTER = (Caution.noisy_steps.name, Caution.few_steps.name, Caution.no_warmup.name)
 """Cautions that make a launch unreliable; several launches show by how much."""
 _STEP = ["num_microbatches", "train_microbatch_size"]
-_MACHINE_AXES = ("device", "launch_threads_per_rank")  # which change the fingerprint of a run
-
-
-MOST_LAUNCHES = 16
-"""Launches after which an open question stays open: starts of processes differ by too much."""
 COMPARED_AXES = ("schedule", "runtime")
 LEAST_SAVED = 0.05
 """Share of the memory for which a case is taken in place of one that is as fast."""
@@ -84,6 +63,7 @@ class Judgement:
     cases: pd.DataFrame  # rows of `by_case`, the one to take first, then as the lead has them
     lead: Lead | None  # None for a single case
     arms: tuple[int, ...]  # of the lead, by place among the cases
+    evidences: Mapping[tuple[str, str], Evidence]  # of each pair, in one order of case ids
     rival_place: int = 1  # among the cases
     cautions: tuple[str, ...] = ()  # that leave it open
     has_several_machines: bool = False
@@ -200,7 +180,6 @@ class Judged:
     not_finite: pd.DataFrame  # rows of `by_case`
     num_emulated: int  # judged on their own beside measured cases
     cases: pd.DataFrame  # all that were judged, without emulated ones beside measured ones
-    known: Known
     axes: tuple[str, ...]
     of_runs: pd.DataFrame  # `by_case` of all runs that are ok
     looks: Looks
@@ -209,100 +188,51 @@ class Judged:
     def first(self) -> Judgement | None:
         return self.judgements[0] if self.judgements else None
 
+    def verdict(self, head: str, base: str) -> Verdict:
+        """The verdict of a case against another, by their ids; open if they were not compared."""
+        for judgement in self.judgements:
+            if {head, base} <= set(judgement.case_ids):
+                change = judgement.change(*map(judgement.case_ids.index, (head, base)))
+                return Verdict.open if change is None else change.verdict
+        return Verdict.open
 
-@dataclass(frozen=True)
-class Known:
-    """What is known of each case beside its medians, by case id."""
-
-    launches: Mapping[str, Launches]
-    runs: Mapping[str, pd.DataFrame]
-    cautions: Mapping[str, tuple[tuple[str, ...], ...]]  # of each launch
-    machines: Mapping[str, frozenset[str]]
-    resolution: float = RESOLUTION  # within which cases are the same
-    starts: Noise | None = None  # of the difference of two cases, between starts of processes
-
-    def evidence(self, case_id: str, rival_id: str) -> Evidence:
-        """The launches of a rival, as the base, and of a case, with the rounds that they share."""
-        base, head = self.launches[rival_id], self.launches[case_id]
-        rounds = self.rounds(case_id, rival_id)
-        return Evidence(base, head, paired=rounds, starts=self.starts, resolution=self.resolution)
-
-    def rounds(self, case_id: str, rival_id: str) -> tuple[Rounds, ...]:
-        """The rounds in which both had turns, for each start of their processes."""
-        return shared_rounds(self.runs[rival_id], self.runs[case_id], SPEED)
-
-    def forbidding(self, case_id: str, rival_id: str) -> tuple[str, ...]:
-        """The cautions that forbid a verdict: what slows the machine slows both in their turns."""
-        return FORBIDDING_IN_TURNS if self.rounds(case_id, rival_id) else FORBIDDING
-
-    def verdict(self, case_id: str, rival_id: str) -> Verdict:
-        """The verdict of a case against its rival; open where a caution forbids one."""
-        names = {n for own in (case_id, rival_id) for launch in self.cautions[own] for n in launch}
-        if names.intersection(self.forbidding(case_id, rival_id)):
-            return Verdict.open
-        (change,) = judge_pairs(METRICS[SPEED], [self.evidence(case_id, rival_id)])
-        return change.verdict
-
-    def disturbing(self, case_id: str, kinds: Sequence[str], least: float = 0) -> list[str]:
-        """Return the cautions of these kinds that more than a share of the launches carry."""
-        launches = self.cautions[case_id]
-        carried = [sum(name in own for own in launches) / len(launches) for name in kinds]
-        return [
-            name for name, share in zip(kinds, carried, strict=True) if share >= least and share > 0
-        ]
-
-
-def looks_of(runs: pd.DataFrame) -> Looks:
-    """The looks that were taken at runs of a sweep with a budget: after each launch from the third.
-
-    How many launches its budget allows follows from the time of the first three alone.
-    """
-    budgets = runs.get("measure_budget", pd.Series(dtype=object)).dropna()
-    budget_s = seconds_of(str(budgets.iloc[-1])) if len(budgets) else None
-    good = ok_runs(runs)
-    num = 0 if good.empty else int(good.groupby("case_id").size().max())
-    if not budget_s or num < FEWEST_LAUNCHES:
-        return ONE_LOOK
-    launch_s = launch_seconds(runs)
-    more = (budget_s - FEWEST_LAUNCHES * launch_s) / launch_s if launch_s > 0 else 0
-    most = max(num, min(MOST_LAUNCHES, FEWEST_LAUNCHES + max(1, int(more))))
-    return Looks(tuple(range(FEWEST_LAUNCHES, num + 1)), most)
-
-
-def launch_seconds(runs: pd.DataFrame) -> float:
-    """The time of a launch of all cases, from the first three; 0 where it is not known."""
-    good = ok_runs(runs)
-    ends = pd.to_datetime(good["created_at"], utc=True, format="ISO8601")
-    ends = ends.groupby(good["launch"]).max().sort_index().iloc[:FEWEST_LAUNCHES]
-    between_s = ends.diff().dt.total_seconds().dropna()
-    return float(between_s.min()) if len(between_s) else 0.0
+    def evidence(self, head: str, base: str) -> Evidence | None:
+        """What is known of a case and another, by their ids; None if they were not compared."""
+        for judgement in self.judgements:
+            if evidence := judgement.evidences.get((head, base)):
+                return evidence
+            if evidence := judgement.evidences.get((base, head)):
+                return evidence.reversed()
+        return None
 
 
 def judge(
-    runs: pd.DataFrame, axes: Axes, starts: Noise | None = None, *, are_ranks_free: bool = False
+    runs: pd.DataFrame,
+    axes: Axes,
+    stores: Iterable[Store] = (),
+    *,
+    are_ranks_free: bool = False,
 ) -> Judged:
     """Judge every group of comparable cases among `runs` (rows of `store.runs()`).
 
-    `axes` are the settings that vary; `starts` is what other launches tell of starts.
+    `axes` are the settings that vary; `stores` tell of other launches on the same machines.
     With `are_ranks_free` the number of ranks is a choice like any other.
     """
-    looks = looks_of(runs)
-    of_runs = by_case(runs, axes)
+    good, of_runs = with_columns(ok_runs(runs)), by_case(runs, axes)
     cases = of_runs[of_runs["tokens_per_s"] > 0]
     broken = cases[cases["is_not_finite"]]
     cases = cases[~cases["is_not_finite"]]
     is_emulated = cases["device"] == EMULATED
     num_emulated = int(is_emulated.sum()) if not is_emulated.all() else 0
-    known = replace(_known_of(ok_runs(runs)), starts=starts)
-    kinds = [cases[~is_emulated], cases[is_emulated]]
+    arms = {str(case_id): own for case_id, own in good.groupby("case_id", sort=False)}
+    background, looks = Background(good, stores), looks_of(runs)
     groups = [
-        _judgement(group, ["device", *key] if num_emulated else key, axes, known, looks)
-        for kind in kinds
-        for key, group in _groups(kind, axes, are_ranks_free=are_ranks_free)
+        _judgement(group, key, axes, arms, background, looks)
+        for key, group in groups_of(of_runs, axes, are_ranks_free=are_ranks_free)
     ]
     ordered = tuple(sorted(groups, key=_worth, reverse=True))
-    compared = kinds[0] if num_emulated else cases
-    return Judged(ordered, broken, num_emulated, compared, known, tuple(axes), of_runs, looks)
+    compared = cases[~is_emulated] if num_emulated else cases
+    return Judged(ordered, broken, num_emulated, compared, tuple(axes), of_runs, looks)
 
 
 def axis_answer(judged: Judged) -> AxisAnswer | None:
@@ -327,25 +257,22 @@ def axis_answer(judged: Judged) -> AxisAnswer | None:
     ]
     if len(values) < 2 or len(settings) < 2:
         return None
-    known, pairs = judged.known, list(combinations(range(len(values)), 2))
+    pairs = list(combinations(range(len(values)), 2))
     ids = [[str(one) for one in own["case_id"]] for own in settings]
-    for own in ids:
-        for arm, rival in pairs:
-            kinds = known.forbidding(own[arm], own[rival])
-            if any(known.disturbing(own[at], kinds, 0.5) for at in (arm, rival)):
-                return None
-    changes = judge_means(
-        METRICS[SPEED],
-        [[known.evidence(own[arm], own[rival]) for own in ids] for arm, rival in pairs],
-        judged.looks,
-    )
+    families = []
+    for arm, rival in pairs:
+        evidences = [judged.evidence(own[arm], own[rival]) for own in ids]
+        families.append([each for each in evidences if each is not None and not each.cautions])
+        if len(families[-1]) < len(ids):
+            return None
+    changes = judge_means(METRICS[SPEED], families, judged.looks)
     found = lead_of(METRICS[SPEED], dict(zip(pairs, changes, strict=True)), len(values))
     peaks = pd.DataFrame([own["peak_memory_bytes"].astype(float).tolist() for own in settings])
     arms = by_choice(found, peaks)
     against = [
         settings_text(own.iloc[arms[0]], key)
         for own, names in zip(settings, ids, strict=True)
-        if any(known.verdict(names[arms[0]], names[arm]) is Verdict.slower for arm in arms[1:])
+        if any(judged.verdict(names[arms[0]], names[arm]) is Verdict.slower for arm in arms[1:])
     ]
     return AxisAnswer(
         axis,
@@ -358,52 +285,25 @@ def axis_answer(judged: Judged) -> AxisAnswer | None:
     )
 
 
-def alike(cases: pd.DataFrame) -> pd.DataFrame:
-    """Return the cases that were not oversubscribed, or all if every one was."""
-    sound = cases[~cases["is_oversubscribed"]]
-    return cases if sound.empty else sound
-
-
-def _groups(
-    cases: pd.DataFrame, axes: Axes, *, are_ranks_free: bool
-) -> list[tuple[list[str], pd.DataFrame]]:
-    """Group cases that do the same work on as many ranks and replicas.
-
-    These are free if that leaves no pair, and ranks if they are a choice.
-    """
-    work = [axis for axis in work_axes(axes) if axis != "device"]
-    fixed = ("replicas",) if are_ranks_free else ("world_size", "replicas")
-    sizes = [axis for axis in fixed if axis in axes]
-    keys = [[*work, *sizes]]
-    if sizes and not (cases["device"] == EMULATED).all():
-        keys.append(work)
-    groups: list[tuple[list[str], pd.DataFrame]] = []
-    for key in keys:
-        if key and len(cases):
-            texts = cases[key].astype(str).agg("\n".join, axis=1)
-            groups = [(key, group) for _, group in cases.groupby(texts, sort=False)]
-        else:
-            groups = [(key, cases)] if len(cases) else []
-        if any(len(alike(group)) > 1 for _, group in groups):
-            break
-    return groups
-
-
 def _judgement(
-    cases: pd.DataFrame, key: Sequence[str], axes: Axes, known: Known, looks: Looks
+    cases: pd.DataFrame,
+    key: Sequence[str],
+    axes: Axes,
+    runs: Mapping[str, pd.DataFrame],
+    background: Background,
+    looks: Looks,
 ) -> Judgement:
+    """Judge a group of cases; `runs` are those of each case by its id."""
     compared = alike(cases).sort_values(
         ["tokens_per_s", "peak_memory_bytes"], ascending=[False, True], kind="stable"
     )
     ids = [str(case_id) for case_id in compared["case_id"]]
-    found, arms = None, tuple(range(len(ids)))
+    found, arms, speed = None, tuple(range(len(ids))), METRICS[SPEED]
+    own = {case_id: runs[case_id] for case_id in ids}
+    evidences = evidence_of(speed, own, comparable_pairs(own), background, shares_noise=True)
     if len(ids) > 1:
-        pairs = {
-            (arm, rival): known.evidence(ids[arm], ids[rival])
-            for arm in range(len(ids))
-            for rival in range(arm + 1, len(ids))
-        }
-        found = lead(METRICS[SPEED], pairs, len(ids), looks)
+        pairs = {(ids.index(head), ids.index(base)): e for (head, base), e in evidences.items()}
+        found = lead(speed, pairs, len(ids), looks)
         peaks = compared["peak_memory_bytes"].astype(float)
         arms = by_choice(found, pd.DataFrame([peaks.tolist()]))
     compared = compared.iloc[list(arms)]
@@ -411,24 +311,25 @@ def _judgement(
     # The best other case that takes the same step, or else the next case.
     same = (n for n, row in enumerate(rows[1:], 1) if (row[_STEP] == rows[0][_STEP]).all())
     rival = next(same, min(1, len(rows) - 1))
-    pair = [rows[place] for place in dict.fromkeys((0, rival))]
-    fewest = min(int(row["num_launches"]) for row in pair)
-    carried = {n for launches in known.cautions.values() for own in launches for n in own}
-    unknown = sorted(carried - set(Caution.__members__))  # a newer version of ppbench knows them
-    ends = [str(row["case_id"]) for row in (rows[0], rows[rival])]
-    has_turns = len(rows) > 1 and bool(known.rounds(*ends))
-    scatter = () if has_turns or fewest >= FEWEST_LAUNCHES else SCATTER
-    kinds = (*(known.forbidding(*ends) if len(rows) > 1 else FORBIDDING), *scatter, *unknown)
-    machines = frozenset().union(*(known.machines[str(row["case_id"])] for row in rows))
+    first, other = (str(rows[place]["case_id"]) for place in (0, rival))
+    of_first = {pair: evidence for pair, evidence in evidences.items() if first in pair}
+    cautions = [name for evidence in of_first.values() for name in evidence.cautions]
+    if len(ids) == 1:
+        cautions += carried_by(own[first], FORBIDDING)
+    fewest = min(len(own[first]), len(own[other]))
+    has_turns = any(each.paired for pair, each in of_first.items() if other in pair)
+    if fewest < FEWEST_LAUNCHES and not has_turns:
+        cautions += [name for one in (first, other) for name in carried_by(own[one], SCATTER)]
     judgement = Judgement(
         where=settings_text(rows[0], [axis for axis in axes if axis in key]),
         axes=tuple(a for a in axes if a not in key and len(compared[a].astype(str).unique()) > 1),
         cases=compared,
         lead=found,
         arms=arms,
+        evidences=evidences,
         rival_place=rival,
-        cautions=_names(known.disturbing(str(row["case_id"]), kinds, 0.5) for row in pair),
-        has_several_machines=len(machines) > 1 and not set(axes).intersection(_MACHINE_AXES),
+        cautions=tuple(dict.fromkeys(cautions)),
+        has_several_machines=len(evidences) < len(ids) * (len(ids) - 1) // 2,
         num_left_out=len(cases) - len(compared),
     )
     if found is None:
@@ -438,35 +339,6 @@ def _judgement(
     needed = [launches_needed(change, num_tests=num) for change in doubtful if change]
     most = None if None in needed else max(filter(None, needed), default=None)
     return replace(judgement, needed=most)
-
-
-def _names(lists: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for names in lists for name in names))
-
-
-def _known_of(runs: pd.DataFrame) -> Known:
-    """The launches of each case as they are compared: positive, with slowdowns and sessions."""
-    needed = ["run_id", "status", "case_id", "fingerprint", "cautions", "created_at", SPEED]
-    runs = runs.reindex(columns=list(dict.fromkeys([*runs.columns, *needed])))
-    runs = runs.reset_index(drop=True)
-    usable = runs[runs[SPEED] > 0]
-    slowdowns = slowdowns_by_run(usable) if len(usable) else {}
-    numbers = pd.Series(number_sessions(moments_of(usable)), usable.index, dtype=int)
-    launches, cautions, machines, by_id = {}, {}, {}, {}
-    for case_id, own in runs.groupby("case_id", sort=False):
-        by_id[str(case_id)] = own
-        fast = own[own[SPEED] > 0]
-        launches[str(case_id)] = Launches(
-            tuple(map(float, fast[SPEED])),
-            in_order(fast, slowdowns) if len(fast) else None,
-            tuple(numbers[fast.index].tolist()),
-        )
-        cautions[str(case_id)] = tuple(tuple(cautions_of(row)) for _, row in own.iterrows())
-        known = (one for one in own["fingerprint"] if not is_missing(one))
-        machines[str(case_id)] = frozenset(map(str, known))
-    asked = runs.get("measure_resolution", pd.Series(dtype=float)).dropna()
-    resolution = RESOLUTION if asked.empty else float(asked.max())
-    return Known(launches, by_id, cautions, machines, resolution)
 
 
 def _worth(judgement: Judgement) -> tuple[bool, bool, bool, int, int, int]:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from ppbench.comparison.starts import starts_beside
 from ppbench.display.cases import by_case, case_text, ok_runs, varying_axes
 from ppbench.display.explanation import headline, what_if, with_parts
 from ppbench.display.formats import Assets
@@ -70,7 +69,7 @@ def render_report(
         sweeps = runs["sweep_id"].dropna().unique()
         note = newest_sweep_note(store.folder, str(sweeps[0])) if len(sweeps) == 1 else None
         measured_by = (note and note.command) or ""
-    judged = judge(runs, axes, starts_beside(runs, [store]))
+    judged = judge(runs, axes, [store])
     measured = ok_runs(runs)
     conclusions = conclude(judged, runs, measured_by)
     answers, picture = _idle_answers(store, measured, judged)

@@ -136,7 +136,7 @@ def test_the_noise_of_other_launches_hides_a_change_that_is_smaller(store):
     add_launches(store, STEADY, BASE)
     add_launches(store, slower(0.04), HEAD)
     line = compared(store).lines[0]
-    assert line.noise.deviation == pytest.approx(0.05, rel=0.01)
+    assert line.evidence.noise.deviation == pytest.approx(0.05, rel=0.01)
     assert line.change.verdict is not Verdict.slower
 
 
@@ -146,7 +146,7 @@ def test_launches_that_are_compared_or_of_another_case_are_no_noise(store, commi
     add_launches(store, scattered(0.05), commit, **changes)
     add_launches(store, slower(0.04), HEAD)
     line = compared(store).lines[0]
-    assert line.noise is None
+    assert line.evidence.noise is None
 
 
 def test_times_of_a_file_of_costs_are_no_part_of_a_case_and_it_has_no_peak(store):

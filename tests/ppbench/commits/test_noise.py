@@ -11,7 +11,8 @@ from repositories import commits, make_repository
 from tracked import STEADY
 
 from ppbench.commits import noise
-from ppbench.comparison.starts import starts_beside
+from ppbench.comparison import evidence
+from ppbench.comparison.starts import starts_in
 from ppbench.errors import UsageError
 from ppbench.judge.slowdowns import Slowdown
 from ppbench.store import Store
@@ -85,7 +86,7 @@ def test_sides_that_differ_from_start_to_start_are_noise_in_turns(tree):
 def test_the_noise_of_a_commit_tells_comparisons_what_starts_decide(tree):
     add_pairs(tree, STEADY, STEADY * np.array([1.0, 1.02, 0.99, 1.01, 0.98]))
     store = Store(tree[0].parent / "results")
-    starts = starts_beside(store.runs(["fingerprint"]), [store])
+    starts = starts_in(store.runs())
     assert starts is not None
     assert 0.01 < starts.deviation < 0.02
 
@@ -113,7 +114,7 @@ def test_a_slow_machine_is_no_part_of_the_noise_while_three_others_are_left(
         ids = sorted(runs["run_id"])
         return {run_id: Slowdown(0.2) for run_id in ids[: 2 * num_slow]}
 
-    monkeypatch.setattr(noise, "slowdowns_by_run", slowdowns_by_run)
+    monkeypatch.setattr(evidence, "slowdowns_by_run", slowdowns_by_run)
     named = [note for note in notes_of(tree, STEADY) if "no part of the noise" in note]
     assert len(named) == num_left_out
     assert all(note.endswith("its reference ran 20 % slower than usual") for note in named)

@@ -21,7 +21,7 @@ from ppbench.comparison.axes import find_axis, ordered
 from ppbench.comparison.lines import Comparison
 from ppbench.display.changes import BY_AXIS, moved_sentences
 from ppbench.errors import UsageError
-from ppbench.judge.verdicts import Verdict
+from ppbench.judge.verdicts import Verdict, holm
 from ppbench.store import Store
 
 COMMIT = "c0de" * 10
@@ -152,13 +152,26 @@ def test_the_base_is_the_value_with_the_most_partners_then_the_smallest_or_first
         across(store, "ranks", base=2, all_pairs=True)
 
 
-def test_pairs_are_corrected_together(store):
-    add(store, CASE)
-    add(store, AFAB, slower(0.02))
-    alone = next(iter(across(store).lines)).change.p
-    for n, schedule in enumerate(("zb_h1", "zb_h2", "looped_bfs")):
-        add(store, replace(CASE, schedule=schedule), slower(0.001 * n))
-    assert across(store, base="1f1b").lines[0].change.p == pytest.approx(4 * alone)
+def test_pairs_are_corrected_together_be_they_shown_or_not(store):
+    for n, schedule in enumerate(("1f1b", "afab", "zb_h1", "zb_h2")):
+        add(store, replace(CASE, schedule=schedule), slower(0.002 * n))
+    all_pairs = across(store, all_pairs=True, metrics=["tokens_per_s"])
+    found = [line.change for line in all_pairs.lines]
+    assert len(found) == 6
+    assert [change.p for change in found] == pytest.approx(holm([c.exact.p for c in found]))
+    shown = across(store, base="1f1b", metrics=["tokens_per_s"]).lines
+    assert [line.change for line in shown] == found[:3]
+
+
+def test_a_row_whose_axis_changes_the_work_is_corrected_by_itself(store):
+    for length in (64, 128, 256):
+        for schedule in ("1f1b", "afab"):
+            add(store, replace(CASE, seq_len=length, schedule=schedule), scattered(0.01))
+    found = across(store, "seq_len", all_pairs=True, metrics=["tokens_per_s"]).lines
+    assert len(found) == 6
+    of_row = [line.change for line in found if "afab" in line.series.text]
+    assert [change.p for change in of_row] == pytest.approx(holm([c.exact.p for c in of_row]))
+    assert all(line.evidence.noise is None for line in found)  # other work has other noise
 
 
 def test_an_axis_has_every_name_of_its_setting():
@@ -257,7 +270,7 @@ def test_noise_of_both_cases_is_the_larger_one_and_of_one_is_none(store):
         add(store, case, slower(by))
     for num, case in enumerate((AFAB, CASE)):
         add(store, case, scattered(0.03 + num / 50), "0" * 40, sweep_id="other")
-        noise = across(store, "schedule", "5eed").lines[0].noise
+        noise = across(store, "schedule", "5eed").lines[0].evidence.noise
         assert (noise is not None) == bool(num)
     assert noise.deviation == pytest.approx(0.05, rel=0.01)
 

@@ -16,7 +16,7 @@ from ppbench.commits.comparison import compare_sides
 from ppbench.commits.series import history
 from ppbench.comparison.lines import read_metrics
 from ppbench.comparison.sides import Places, find_side
-from ppbench.comparison.slowdowns import recorded, slowdowns_by_run
+from ppbench.comparison.slowdowns import slowdowns_by_run
 from ppbench.judge.verdicts import Verdict
 from ppbench.store import Store
 
@@ -128,7 +128,6 @@ def test_a_history_leaves_out_a_launch_beside_a_slow_reference_and_names_it(stor
 def test_runs_that_failed_show_nothing_of_what_is_usual(store):
     add(store, STEADY[:3], BASE, [QUIET_NS] * 3)
     add_launches(store, [None] * 3, HEAD, status="oom", reference=WORK, reference_ns=1.0)
-    machines = set(store.runs(["fingerprint"])["fingerprint"])
-    by_run = slowdowns_by_run(recorded(store, machines))
+    by_run = slowdowns_by_run(store.runs())
     assert [slowdown.fraction for slowdown in by_run.values()] == [0, 0, 0]
     assert slowdowns_by_run(pd.DataFrame()) == {}

@@ -7,22 +7,11 @@ import pandas as pd
 import pytest
 from stored_runs import run_row
 
-from ppbench.comparison.starts import starts_beside
+from ppbench.comparison.evidence import with_columns
+from ppbench.comparison.starts import starts_in
 from ppbench.config.case import Case
 
 CASES = [Case(schedule=name) for name in ("afab", "1f1b", "zb_h1", "zbv")]
-
-
-class Stored:
-    """A store that holds these rows."""
-
-    folder = "stored"
-
-    def __init__(self, rows):
-        self._rows = pd.DataFrame(rows)
-
-    def runs(self, columns):
-        return self._rows.reindex(columns=columns)
 
 
 def launches(draw, num, deviation, first=0, num_rounds=60, **more):
@@ -41,25 +30,17 @@ def launches(draw, num, deviation, first=0, num_rounds=60, **more):
 @pytest.mark.parametrize("deviation", [0.005, 0.02])
 def test_the_deviation_of_differences_between_starts_is_found(deviation):
     rows = launches(np.random.default_rng(5), 60, deviation)
-    found = starts_beside(pd.DataFrame(rows[:4]), [Stored(rows)])
+    found = starts_in(with_columns(pd.DataFrame(rows)))
     assert found.deviation == pytest.approx(deviation * 2**0.5, rel=0.2)
-    most = 2 * 58  # two pairs of arms in each start, but the first
+    most = 2 * 59  # two pairs of arms in each start
     assert most / 2 < found.freedom <= most
 
 
-def test_launches_that_are_judged_do_not_count():
-    rows = launches(np.random.default_rng(5), 8, 0.01)
-    assert starts_beside(pd.DataFrame(rows), [Stored(rows)]) is None
+def test_too_few_starts_tell_nothing():
+    rows = launches(np.random.default_rng(5), 2, 0.01)
+    assert starts_in(with_columns(pd.DataFrame(rows))) is None
 
 
-def test_other_machines_and_too_few_starts_tell_nothing():
-    draw = np.random.default_rng(5)
-    judged = launches(draw, 1, 0.01)
-    far = launches(draw, 20, 0.01, first=1, fingerprint="another")
-    few = launches(draw, 2, 0.01, first=30)
-    assert starts_beside(pd.DataFrame(judged), [Stored([*judged, *far, *few])]) is None
-
-
-def test_a_store_without_rounds_tells_nothing():
-    rows = [run_row(0, case, run_id=case.schedule) for case in CASES]
-    assert starts_beside(pd.DataFrame(rows), [Stored(rows)]) is None
+def test_launches_without_rounds_tell_nothing():
+    rows = [run_row(0, case, rounds=None, process_start=None) for case in CASES]
+    assert starts_in(with_columns(pd.DataFrame(rows))) is None

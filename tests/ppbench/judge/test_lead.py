@@ -115,25 +115,43 @@ def test_a_pair_that_was_not_measured_is_open():
 def test_a_pairs_spread_is_that_of_the_arms_beside_it():
     launches = measured(np.random.default_rng(6), [1.0, 0.99, 0.98, 0.97, 0.96], 2)
     pairs = pairs_of(launches)
-    shared = with_shared_noise(SPEED, pairs, 5)
-    assert all(evidence.starts is not None for evidence in shared)
+    shared = with_shared_noise(SPEED, pairs)
+    assert all(evidence.starts is not None for evidence in shared.values())
     assert judge(SPEED, [pairs[0, 4]])[0].verdict is Verdict.open
-    assert lead(SPEED, pairs, 5).changes[0, 4].has_interval
+    assert lead(SPEED, shared, 5).changes[0, 4].has_interval
     known = pairs_of(launches, starts=Noise(0.01, 20))
-    assert with_shared_noise(SPEED, known, 5) == list(known.values())
+    assert with_shared_noise(SPEED, known) == known
     two = pairs_of([each[:2] for each in launches])
-    assert with_shared_noise(SPEED, two, 2) == list(two.values())
+    assert with_shared_noise(SPEED, two) == two
 
 
 def test_launches_of_each_arm_alone_share_their_spread_too():
     draw = np.random.default_rng(7)
     arms = [level * draw.lognormal(0, 0.01, 3) for level in (1000, 1040, 900, 950)]
     pairs = alone(arms)
-    (evidence, *_) = with_shared_noise(SPEED, pairs, 4)
+    evidence = with_shared_noise(SPEED, pairs)[0, 1]
     others = [np.log(arm) for arm in arms[2:]]
     expected = math.sqrt(np.mean([np.var(arm, ddof=1) for arm in others]))
     assert evidence.noise.deviation == pytest.approx(expected)
     assert evidence.noise.freedom == 4
+
+
+def test_a_caution_forbids_a_verdict_in_both_orders_and_leaves_open_which_to_take():
+    pairs = pairs_of(measured(np.random.default_rng(9), [1.0, 0.9, 0.8], 5))
+    assert lead(SPEED, pairs, 3).is_decided
+    cautious = dataclasses.replace(pairs[0, 2], cautions=("time_sliced",))
+    found = lead(SPEED, {**pairs, (0, 2): cautious}, 3)
+    assert found.changes[0, 2].verdict is found.changes[2, 0].verdict is Verdict.open
+    assert found.changes[0, 1].verdict is Verdict.faster
+    assert (found.first, found.open, found.is_decided) == (0, (2,), False)
+
+
+def test_evidence_of_exchanged_sides_is_judged_the_other_way():
+    pairs = pairs_of(measured(np.random.default_rng(10), [1.0, 0.94], 4))
+    (change,) = judge(SPEED, [pairs[0, 1]])
+    (other,) = judge(SPEED, [pairs[0, 1].reversed()])
+    assert other.verdict is change.reversed().verdict is Verdict.slower
+    assert other.ratio.estimate == pytest.approx(1 / change.ratio.estimate)
 
 
 def test_a_metric_without_a_direction_has_no_best():
@@ -151,7 +169,7 @@ def test_the_best_arm_is_beaten_in_1_percent_of_stores_at_most(num_arms, in_turn
             pairs = pairs_of(measured(draw, true, 4, num_rounds=12))
         else:
             pairs = alone([level * draw.lognormal(0, 0.01, 4) for level in true])
-        found = lead(SPEED, pairs, num_arms)
+        found = lead(SPEED, with_shared_noise(SPEED, pairs), num_arms)
         wrong += int(np.argmax(true)) not in found.best
         regret = found.regret(found.first)
         regrets += not regret.low <= true.max() / true[found.first] - 1 <= regret.high

@@ -10,6 +10,7 @@ from stored_runs import run_row
 from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
 from engine.plan.program import Program, loop_placement
 from engine.plan.schedules.registry import build_program
+from ppbench.comparison.evidence import MOST_LAUNCHES
 from ppbench.config.case import Case, Measure
 from ppbench.config.feasibility import problems_of_settings
 from ppbench.config.programs import program_of
@@ -20,7 +21,6 @@ from ppbench.planning.handover import case_of, program_text
 from ppbench.planning.plan import Configuration, Proposal
 from ppbench.recommendation.question import hand_over, plan, read_question
 from ppbench.recommendation.trials import trials_of
-from ppbench.report.pages.judgement import MOST_LAUNCHES
 from ppbench.store import Store
 
 MIB = 2**20

@@ -12,6 +12,7 @@ import scipy.stats
 from stored_runs import concluded, run_row
 
 from ppbench.cautions import Caution
+from ppbench.comparison.evidence import FORBIDDING
 from ppbench.config.case import Case
 from ppbench.display.cases import varying_axes
 from ppbench.display.metrics import METRICS
@@ -19,7 +20,7 @@ from ppbench.judge.evidence import Evidence, Rounds
 from ppbench.judge.lead import lead
 from ppbench.report.charts.memory import pareto_front
 from ppbench.report.pages.conclusions import Sentence
-from ppbench.report.pages.judgement import FORBIDDING, SCATTER, Judgement, by_choice, judge
+from ppbench.report.pages.judgement import SCATTER, Judgement, by_choice, judge
 
 MIB = 2**20
 AFAB, OTHER = Case(schedule="afab"), Case(schedule="1f1b")
@@ -213,7 +214,7 @@ def test_settings_that_a_caution_asks_for_are_in_the_command() -> None:
         assert command.count(f"--set measure.{setting}") == 1
 
 
-@pytest.mark.parametrize("caution", ["oversubscribed", "behind_plan", "moonlight"])
+@pytest.mark.parametrize("caution", ["oversubscribed", "behind_plan"])
 def test_no_command_is_given_where_these_cases_cannot_decide_it(caution: str) -> None:
     cautions = {"cautions": f"busy_machine,{caution}"}
     rows = launches(AFAB, SLOW, **cautions) + launches(OTHER, FAST, **cautions)

@@ -8,13 +8,13 @@ import pandas as pd
 import pytest
 from stored_runs import run_row
 
+from ppbench.comparison.evidence import looks_of
 from ppbench.config.case import Case, Measure
 from ppbench.config.kinds import seconds_of
 from ppbench.config.sweep import Sweep
 from ppbench.display.cases import varying_axes
 from ppbench.judge.looks import ONE_LOOK
-from ppbench.report.pages.conclusions import conclude
-from ppbench.report.pages.judgement import judge, looks_of
+from ppbench.report.pages.judgement import judge
 from ppbench.report.until_answered import UntilAnswered
 from ppbench.store import Store
 

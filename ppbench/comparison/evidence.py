@@ -1,0 +1,257 @@
+"""The evidence of pairs of cases, the same for a report, a comparison, the gate and a plan.
+
+    runs of a case: an arm          stores: Background (slowdowns, noise, drift, starts)
+    arms, pairs  --evidence_of-->  an Evidence of each pair  --judge-->  a Change of each
+
+All pairs of a family are judged together, so that a pair has one verdict wherever it is shown. A
+family is a group of cases that do the same work (`comparison.groups`), the values of a row where an
+axis changes the work, or the cases of two commits. Cases of a group share their noise as well.
+
+Launches that a verdict rests on would count twice as noise, so only others are taken: of other
+states of the code, or made before those that are judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import combinations
+from typing import TypeVar
+
+import numpy as np
+import pandas as pd
+
+from ppbench.cautions import Caution
+from ppbench.comparison.launches import COLUMNS, CONTROLS, Key, keys_of, states_of
+from ppbench.comparison.rounds import by_start, shared
+from ppbench.comparison.sessions import drift_in, moments_of, noise_in, number_sessions
+from ppbench.comparison.slowdowns import in_order, slowdowns_by_run
+from ppbench.comparison.starts import starts_in
+from ppbench.config.kinds import seconds_of
+from ppbench.display.cases import cautions_of, ok_runs
+from ppbench.display.metrics import METRICS
+from ppbench.display.units import is_missing
+from ppbench.judge.differences import FEWEST_LAUNCHES
+from ppbench.judge.evidence import RESOLUTION, Evidence, Launches, Metric, Noise
+from ppbench.judge.lead import with_shared_noise
+from ppbench.judge.looks import ONE_LOOK, Looks
+from ppbench.judge.noise import Drift
+from ppbench.judge.slowdowns import NOT_KNOWN, is_disturbed
+from ppbench.judge.verdicts import SPEED
+from ppbench.store import Store
+
+FORBIDDING_IN_TURNS = (
+    Caution.oversubscribed.name,
+    Caution.time_sliced.name,
+    Caution.behind_plan.name,
+)
+"""Cautions that shift a throughput also where cases took turns."""
+FORBIDDING = (
+    *FORBIDDING_IN_TURNS,
+    Caution.throttled.name,
+    Caution.busy_machine.name,
+    Caution.unsettled_steps.name,
+)
+"""Cautions that shift a throughput: no number of launches makes up for them."""
+SPEEDS = (SPEED, "step_ns")
+"""The metrics that starts of processes decide something for, and that cautions forbid."""
+MOST_LAUNCHES = 16
+"""Launches after which an open question stays open: starts of processes differ by too much."""
+_MACHINE_AXES = ("device", "launch_threads_per_rank")  # which change the fingerprint of a run
+_COLUMNS = (*COLUMNS, *CONTROLS, "process_start", "rounds", "measure_resolution", *METRICS)
+
+Arm = TypeVar("Arm", bound=Hashable)
+
+
+def with_columns(runs: pd.DataFrame) -> pd.DataFrame:
+    """The rows with every column that evidence is made of, null where it was not there."""
+    return runs.reindex(columns=list(dict.fromkeys([*runs.columns, *_COLUMNS])))
+
+
+class Background:
+    """What stores tell of launches on the machines of those that are judged."""
+
+    def __init__(self, judged: pd.DataFrame, stores: Iterable[Store] = ()) -> None:
+        """Read the stores; `judged` are rows of `runs` that are ok, and count as stored too."""
+        by_folder = {store.folder: store for store in stores}
+        tables = [store.runs(_COLUMNS) for store in by_folder.values()]
+        known = {run_id for table in tables for run_id in table["run_id"]}
+        own = judged[~judged["run_id"].isin(known)].reindex(columns=list(_COLUMNS))
+        tables = [table for table in (*tables, own) if len(table)] or [own]
+        rows = ok_runs(pd.concat(tables).drop_duplicates("run_id").sort_values("run_id"))
+        rows = rows[
+            rows["fingerprint"].isin(set(judged["fingerprint"].dropna()))
+            | rows["run_id"].isin(set(judged["run_id"]))
+        ].reset_index(drop=True)
+        self.slowdowns = slowdowns_by_run(rows)
+        states, first = set(states_of(rows[rows["run_id"].isin(judged["run_id"])])), ""
+        if len(judged):
+            first = str(judged["run_id"].min())
+        # Later ones of a state that is judged may be judged at the next look.
+        self._is_judged = np.array(
+            [
+                state in states and str(run_id) >= first
+                for state, run_id in zip(states_of(rows), rows["run_id"], strict=True)
+            ],
+            dtype=bool,
+        )
+        ids = map(str, rows["run_id"])
+        self._is_slow = [is_disturbed(self.slowdowns.get(one, NOT_KNOWN)) for one in ids]
+        self._rows = rows
+        self._places: dict[Key, list[int]] = {}
+        for place, key in enumerate(keys_of(rows)):
+            self._places.setdefault(key, []).append(place)
+        starts = rows["run_id"].isin(judged["run_id"])
+        self._is_start_judged = rows["process_start"].isin(rows.loc[starts, "process_start"])
+        self._noises: dict[tuple[Key, str], Noise | None] = {}
+        self._drifts: dict[tuple[Key, str], Drift | None] = {}
+
+    @cached_property
+    def starts(self) -> Noise | None:
+        """The noise of the difference of two arms, between starts of their processes."""
+        return starts_in(self._rows[~self._is_start_judged])
+
+    def drift(self, key: Key, metric: Metric) -> Drift | None:
+        """The drift between sessions, from all launches with this key, at any commit."""
+        place = key, metric.name
+        if place not in self._drifts:
+            self._drifts[place] = drift_in(self._rows.iloc[self._places.get(key, [])], metric)
+        return self._drifts[place]
+
+    def noise(self, key: Key, metric: Metric) -> Noise | None:
+        """The noise between launches with this key, from those that are not judged."""
+        place = key, metric.name
+        if place not in self._noises:
+            known = self._places.get(key, [])
+            others = [at for at in known if not self._is_judged[at]]
+            if metric.slow_sign:
+                others = [at for at in others if not self._is_slow[at]]
+            self._noises[place] = noise_in(self._rows.iloc[others], metric)
+        return self._noises[place]
+
+    def larger_noise(self, keys: Iterable[Key], metric: Metric) -> Noise | None:
+        """The largest noise of these cases; None unless that of each is known."""
+        noises = [self.noise(key, metric) for key in keys]
+        known = [noise for noise in noises if noise is not None]
+        if len(known) < len(noises):
+            return None
+        return max(known, key=lambda noise: noise.deviation, default=None)
+
+
+def evidence_of(
+    metric: Metric,
+    arms: Mapping[Arm, pd.DataFrame],
+    pairs: Sequence[tuple[Arm, Arm]],
+    background: Background,
+    *,
+    shares_noise: bool,
+) -> dict[tuple[Arm, Arm], Evidence]:
+    """Collect what is known of pairs of arms, head and base, which are rows of `runs` that are ok.
+
+    With `shares_noise` they do the same work, so that a pair whose noise is not known has that of
+    the others.
+    """
+    facts = {arm: _Facts(metric, arms[arm], background) for arm in {a for p in pairs for a in p}}
+    found = {}
+    for pair in pairs:
+        head, base = (facts[arm] for arm in pair)
+        numbers = number_sessions([*base.moments, *head.moments])
+        num_base = len(base.moments)
+        paired = shared(base.rounds, head.rounds)
+        kinds = FORBIDDING_IN_TURNS if paired else FORBIDDING
+        carried = [name for own in (head, base) for name in own.forbidding if name in kinds]
+        evidence = Evidence(
+            base.launches(numbers[:num_base]),
+            head.launches(numbers[num_base:]),
+            paired=paired,
+            noise=background.larger_noise((base.key, head.key), metric),
+            starts=background.starts if metric.name in SPEEDS else None,
+            resolution=max(base.resolution, head.resolution),
+            cautions=tuple(dict.fromkeys(carried)),
+        )
+        if evidence.sessions_apart and (drift := background.drift(base.key, metric)):
+            evidence = replace(evidence, drift=drift.noise)
+        found[pair] = evidence
+    return with_shared_noise(metric, found) if shares_noise else found
+
+
+class _Facts:
+    """What an arm brings into each of its pairs."""
+
+    def __init__(self, metric: Metric, runs: pd.DataFrame, background: Background) -> None:
+        known = with_figure(runs, metric)
+        self.key = keys_of(runs.iloc[:1])[0]
+        self.figures = tuple(map(float, known[metric.name]))
+        self.slowdowns = in_order(known, background.slowdowns)
+        self.moments = moments_of(known)
+        self.rounds = by_start(runs, metric.name)
+        self.forbidding = carried_by(runs, FORBIDDING) if metric.name in SPEEDS else ()
+        self.resolution = resolution_of(runs)
+
+    def launches(self, sessions: Sequence[int]) -> Launches:
+        """Its launches, with the numbers of their sessions."""
+        return Launches(self.figures, self.slowdowns, tuple(sessions))
+
+
+def with_figure(runs: pd.DataFrame, metric: Metric) -> pd.DataFrame:
+    """The launches that can be compared by a metric: they have it and, of a ratio, above 0."""
+    figures = runs[metric.name]
+    return runs[figures.notna() if metric.in_points else figures > 0]
+
+
+def carried_by(runs: pd.DataFrame, kinds: Sequence[str]) -> tuple[str, ...]:
+    """The cautions of these kinds that at least half of the launches carry."""
+    launches = [cautions_of(row) for row in runs[["cautions"]].to_dict("records")]
+    nums = {name: sum(name in own for own in launches) for name in kinds}
+    return tuple(name for name, num in nums.items() if num and 2 * num >= len(launches))
+
+
+def resolution_of(runs: pd.DataFrame) -> float:
+    """Within how much the cases of these runs are the same: the largest that was asked for."""
+    asked = runs["measure_resolution"].dropna()
+    return float(max(asked)) if len(asked) else RESOLUTION
+
+
+def comparable_pairs(arms: Mapping[Arm, pd.DataFrame]) -> list[tuple[Arm, Arm]]:
+    """The pairs of arms of different cases that ran on one machine, each in one order.
+
+    Another device or another number of threads is another machine, and an arm all the same.
+    """
+    facts = {}
+    for arm, runs in arms.items():
+        machines = {str(one) for one in runs["fingerprint"] if not is_missing(one)}
+        case = runs.iloc[0]
+        facts[arm] = machines, [case[name] for name in _MACHINE_AXES], case["case_id"]
+    return [
+        (arm, rival)
+        for arm, rival in combinations(arms, 2)
+        if facts[arm][2] != facts[rival][2]
+        and (len(facts[arm][0] | facts[rival][0]) <= 1 or facts[arm][1] != facts[rival][1])
+    ]
+
+
+def looks_of(runs: pd.DataFrame) -> Looks:
+    """The looks that were taken at runs of a sweep with a budget: after each launch from the third.
+
+    How many launches its budget allows follows from the time of the first three alone.
+    """
+    budgets = runs.get("measure_budget", pd.Series(dtype=object)).dropna()
+    budget_s = seconds_of(str(budgets.iloc[-1])) if len(budgets) else None
+    good = ok_runs(runs)
+    num = 0 if good.empty else int(good.groupby("case_id").size().max())
+    if not budget_s or num < FEWEST_LAUNCHES:
+        return ONE_LOOK
+    launch_s = launch_seconds(runs)
+    more = (budget_s - FEWEST_LAUNCHES * launch_s) / launch_s if launch_s > 0 else 0
+    most = max(num, min(MOST_LAUNCHES, FEWEST_LAUNCHES + max(1, int(more))))
+    return Looks(tuple(range(FEWEST_LAUNCHES, num + 1)), most)
+
+
+def launch_seconds(runs: pd.DataFrame) -> float:
+    """The time of a launch of all cases, from the first three; 0 where it is not known."""
+    good = ok_runs(runs)
+    ends = pd.to_datetime(good["created_at"], utc=True, format="ISO8601")
+    ends = ends.groupby(good["launch"]).max().sort_index().iloc[:FEWEST_LAUNCHES]
+    between_s = ends.diff().dt.total_seconds().dropna()
+    return float(between_s.min()) if len(between_s) else 0.0

@@ -1,0 +1,115 @@
+"""A pair of cases has one verdict in a report, along an axis and between commits."""
+
+import pandas as pd
+import pytest
+from stored_runs import run_row, store_with
+
+from ppbench.commits.comparison import compare
+from ppbench.comparison.across import compare_across
+from ppbench.comparison.evidence import (
+    FORBIDDING,
+    FORBIDDING_IN_TURNS,
+    Background,
+    comparable_pairs,
+    evidence_of,
+    with_columns,
+)
+from ppbench.config.case import Case
+from ppbench.display.cases import varying_axes
+from ppbench.display.metrics import METRICS
+from ppbench.judge.estimates import Doubt
+from ppbench.judge.verdicts import Verdict
+from ppbench.report.pages.judgement import judge
+
+SPEED = METRICS["tokens_per_s"]
+SCHEDULES = ("1f1b", "afab", "zb_h1")
+SPEEDS = {"1f1b": 1000.0, "afab": 900.0, "zb_h1": 1003.0}
+WOBBLE = (1.0, 1.002, 0.998, 1.001, 0.999)
+
+
+def rows_of(schedule, **changes):
+    case = Case(schedule=schedule)
+    begin = {"1f1b": 0, "afab": 1, "zb_h1": 2}[schedule]
+    return [
+        run_row(
+            0,
+            case,
+            run_id=f"20260101T{launch:02}{begin:02}00000-{schedule:0>6.6}",
+            launch=launch,
+            tokens_per_s=SPEEDS[schedule] * WOBBLE[(launch + begin) % 5],
+            **changes,
+        )
+        for launch in range(5)
+    ]
+
+
+def rows_with(num_cautioned=0, caution="busy_machine", **changes):
+    rows = [row for schedule in SCHEDULES for row in rows_of(schedule, **changes)]
+    for row in rows[5 : 5 + num_cautioned]:
+        row["cautions"] = caution
+    return rows
+
+
+def said(tmp_path, rows):
+    """The verdicts of a report and of `compare --across`, by head and base."""
+    store = store_with(tmp_path / "results", rows)
+    runs = store.runs()
+    judged = judge(runs, varying_axes(runs), [store])
+    how = {"all_pairs": True, "metrics": ["tokens_per_s"], "results": store.folder}
+    found = compare_across("schedule", ["demo"], **how)
+    pairs = [(line.series.head_key[0], line.series.base_key[0]) for line in found.lines]
+    return [judged.verdict(*pair) for pair in pairs], found
+
+
+def test_a_report_and_a_comparison_say_the_same_of_each_pair(tmp_path):
+    verdicts, found = said(tmp_path, rows_with())
+    assert verdicts == [line.change.verdict for line in found.lines]
+    assert verdicts == [Verdict.slower, Verdict.same, Verdict.faster]
+
+
+@pytest.mark.parametrize(("num", "is_open"), [(2, False), (3, True)])
+def test_a_caution_of_half_of_the_launches_forbids_a_verdict_in_both(tmp_path, num, is_open):
+    verdicts, found = said(tmp_path, rows_with(num))
+    assert verdicts == [line.change.verdict for line in found.lines]
+    assert [v is Verdict.open for v in verdicts] == [is_open, False, is_open]  # those of afab
+    assert (found.lines[0].change.doubt is Doubt.cautioned) == is_open
+    notes = [note for note in found.notes if "a caution that forbids a verdict" in note]
+    assert len(notes) == is_open
+
+
+def test_two_commits_have_no_verdict_that_a_caution_forbids(tmp_path):
+    rows = [
+        {**row, "run_id": f"{name}{row['run_id'][1:]}", "commit": name * 40, "sweep_id": name}
+        for name, by in (("1", 1.0), ("2", 0.8))
+        for row in (
+            {**one, "tokens_per_s": by * one["tokens_per_s"]}
+            for one in rows_with(5 * (name == "2"))
+        )
+    ]
+    store = store_with(tmp_path / "results", rows)
+    found = compare("1", "2", metrics=["tokens_per_s"], results=store.folder)
+    verdicts = {line.series.text: line.change.verdict for line in found.lines}
+    expected = {"1f1b": Verdict.slower, "afab": Verdict.open, "zb_h1": Verdict.slower}
+    assert verdicts == expected
+
+
+@pytest.mark.parametrize("caution", FORBIDDING)
+def test_what_slows_a_machine_slows_both_in_their_turns(caution):
+    rounds = '{"round": [0, 1, 2, 3], "tokens_per_s": [10.0, 10.1, 10.2, 10.1]}'
+    for more in ({}, {"rounds": rounds, "process_start": "s"}):
+        arms = {name: pd.DataFrame(rows_of(name, cautions=caution, **more)) for name in SCHEDULES}
+        background = Background(with_columns(pd.concat(arms.values())))
+        arms = {name: with_columns(own) for name, own in arms.items()}
+        found = evidence_of(SPEED, arms, comparable_pairs(arms), background, shares_noise=True)
+        assert len(found) == 3
+        is_forbidden = not more or caution in FORBIDDING_IN_TURNS
+        assert {one.cautions for one in found.values()} == {(caution,) if is_forbidden else ()}
+
+
+def test_cases_of_two_machines_are_no_pair_but_two_devices_are():
+    arms = {
+        "here": pd.DataFrame(rows_of("1f1b")),
+        "there": pd.DataFrame(rows_of("afab", fingerprint="other")),
+        "device": pd.DataFrame(rows_of("zb_h1", fingerprint="gpu", device="cuda")),
+    }
+    assert comparable_pairs(arms) == [("here", "device"), ("there", "device")]
