@@ -20,8 +20,9 @@ def groups_of(
     """Group cases that do the same work on as many ranks and replicas, with the axes that tell.
 
     The cases are rows of `by_case`; `axes` are the settings that vary. Ranks and replicas are free
-    if that leaves no pair, and ranks if they are a choice. Emulated cases compute nothing, so beside measured ones they are grouped
-    on their own. Cases without a throughput or with a number that is not finite are in no group.
+    if that leaves no pair, and ranks if they are a choice. Emulated cases compute nothing, so
+    beside measured ones they are grouped on their own. Cases without a throughput or with a number
+    that is not finite are in no group.
     """
     cases = cases[(cases["tokens_per_s"] > 0) & ~cases["is_not_finite"]]
     is_emulated = cases["device"] == EMULATED

@@ -14,6 +14,7 @@ from ppbench.config.kinds import seconds_of
 from ppbench.config.sweep import Sweep
 from ppbench.display.cases import varying_axes
 from ppbench.judge.looks import ONE_LOOK
+from ppbench.report.pages.conclusions import conclude
 from ppbench.report.pages.judgement import judge
 from ppbench.report.until_answered import UntilAnswered
 from ppbench.store import Store
