@@ -7,7 +7,9 @@ and nothing of the caller's. The sweep is today's file for all commits. A policy
 have a part in the next launch, in which they take turns; finished launches are found in the store,
 and nothing is started for them.
 
-A commit that cannot even be started has a failure row, so that it is not tried again.
+Launches are found by what they measured, not by the key with which sweeps resume: that includes
+files of the tree and the code that measures, which differ between the commits that are compared. A
+commit that cannot even be started has a failure row, so that it is not tried again.
 """
 
 from __future__ import annotations
@@ -15,19 +17,30 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
 import pandas as pd
 
-from ppbench.commits.launches import Launches, StoredLaunches
+from ppbench.commits.launches import Launches
 from ppbench.commits.worktrees import Checkouts, SetupError, run, start_in
+from ppbench.comparison.launches import (
+    COLUMNS,
+    FINAL,
+    fresh,
+    key_of,
+    key_text,
+    keys_of,
+    newest_launches,
+)
 from ppbench.comparison.measurement import Budget
 from ppbench.comparison.sides import WORKTREE
 from ppbench.config.case import setting_of
@@ -161,22 +174,16 @@ class Bench:
         self.starts: Counter[str] = Counter()  # that this process has made, by target
         self._store = Store(results.resolve())
         self._overrides, self._only = tuple(overrides), tuple[str, ...]()
-        self._retries_failed = retries_failed
+        self._retries_failed, self._is_fresh, self._after = retries_failed, is_fresh, after
+        self._fails_after = new_run_id() if retries_failed else ""
+        self._begun = datetime.now(UTC)  # later launches stay fresh, however long measuring takes
+        columns = [*COLUMNS, "process_start", "rounds", *metrics]
+        self._columns = list(dict.fromkeys(columns))
         self._root = sweep.track.repo.resolve()
         with contextlib.suppress(RepositoryError):  # a tree in place may be in none
             self._root = self.repository.root.resolve()
         # In a repository with its own ppbench, each commit is measured by its own code.
-        has_own_code = (self._root / _CODE).is_file()
-        self._look_up = functools.partial(
-            StoredLaunches,
-            self._store,
-            metrics=metrics,
-            is_fresh=is_fresh,
-            fails_after=new_run_id() if retries_failed else "",
-            code=None if has_own_code else code_hash(),
-            after=after,
-        )
-        self._stored = self._look_up(self.sweep)
+        self._code = None if (self._root / _CODE).is_file() else code_hash()
         self._stack = contextlib.ExitStack()
 
     @functools.cached_property
@@ -202,7 +209,6 @@ class Bench:
         cases = parse_only(only).select(self.sweep.cases)
         self.sweep = dataclasses.replace(self.sweep, cases=cases)
         self._only = tuple(only)
-        self._stored = self._look_up(self.sweep)
 
     def conditions_of_case(self, place: int) -> list[str]:
         """The conditions that only this case meets, as `--only` takes them."""
@@ -226,8 +232,41 @@ class Bench:
         return Target(here, is_in_place=True)
 
     def launches(self, targets: Sequence[Target]) -> list[Launches]:
-        """The stored launches of each target."""
-        return self._stored.of([target.commit for target in targets])
+        """The stored launches of each target that count."""
+        found = []
+        for rows in self._rows(targets):
+            own = rows
+            if self._is_fresh:
+                own = fresh(self._of_code(rows), self._begun)
+                own = own[own["run_id"] > self._after]
+            found.append(Launches(newest_launches(own).sort_values("launch", kind="stable")))
+        return found
+
+    def _next_launches(self, targets: Sequence[Target]) -> list[int]:
+        """The first launch number of each, of all cases, that a sweep would not find."""
+        numbers = []
+        for rows in self._rows(targets):
+            own = self._of_code(rows[rows["status"].isin(("ok", *FINAL))])
+            numbers.append(0 if own.empty else int(own["launch"].max()) + 1)
+        return numbers
+
+    def _rows(self, targets: Sequence[Target]) -> list[pd.DataFrame]:
+        """The rows of each target's cases, without the failures that do not count."""
+        places = {key_of(*planned): place for place, planned in enumerate(self.sweep.cases)}
+        runs = self._store.runs(self._columns)
+        runs["place"] = [places.get(key, -1) for key in keys_of(runs)]
+        is_counted = runs["status"].eq("ok") | (runs["run_id"] > self._fails_after)
+        runs = runs[is_counted & (runs["place"] >= 0)]
+        shas, changes = (runs[name].map(key_text) for name in ("commit", "changes"))
+        commits = (target.commit for target in targets)
+        return [runs[(shas == one.commit) & (changes == one.changes)] for one in commits]
+
+    def _of_code(self, runs: pd.DataFrame) -> pd.DataFrame:
+        """The rows that were measured by the code that measures: else that of the newest."""
+        if runs.empty:
+            return runs
+        codes = runs["code"].map(key_text)
+        return runs[codes == (codes.iloc[-1] if self._code is None else self._code)]
 
     def lacks(self, target: Target, launches: Launches, count: int) -> bool:
         """Whether a case that runs has fewer launches than this.
@@ -260,7 +299,7 @@ class Bench:
                 break
             began_s = self.budget.passed_s
             chosen = [targets[place] for place in part.places]
-            numbers = self._stored.next_launches([target.commit for target in chosen])
+            numbers = self._next_launches(chosen)
             for at, target in enumerate(chosen):
                 numbers[at] += part.num_launches * chosen[:at].count(target)
             labels = (
@@ -384,31 +423,23 @@ class TwoSides:
         """
         sides, asked, num_rounds = (self.base, self.head), self.num_done, 0
 
-        def lacking_at(count: int, launches: list[Launches]) -> list[int]:
-            pairs = enumerate(zip(sides, launches, strict=True))
-            return [at for at, own in pairs if self.bench.lacks(*own, count)]
-
         def policy(launches: list[Launches]) -> Part:
-            """Both sides, or the one that lacks launches, once for each number of launches.
-
-            What the same sides lack is launched in one start.
-            """
+            """The sides that lack a launch; all launches that the same sides lack in one start."""
             nonlocal asked, num_rounds
-            self.num_done = asked
             for side, own in zip(sides, launches, strict=True):
                 failures = [own.failure(place) for place in range(len(self.bench.sweep.cases))]
                 if all(failures):
                     raise LaunchError(f"{side.label}: does not run: {failures[0]}")
-            lacking = lacking_at(asked + 1, launches)
-            while asked < num_launches and not lacking:
-                asked += 1
-                self.num_done = asked
-                lacking = lacking_at(asked + 1, launches)
-            first = asked
-            while asked < num_launches and lacking_at(asked + 1, launches) == lacking:
-                asked += 1
-            num_rounds += asked - first
-            return Part(lacking, num_launches=asked - first) if asked > first else Part()
+            lacking = [
+                [at for at in (0, 1) if self.bench.lacks(sides[at], launches[at], count)]
+                for count in range(asked + 1, num_launches + 1)
+            ]
+            left = list(itertools.dropwhile(lambda some: not some, lacking))
+            self.num_done = asked + len(lacking) - len(left)
+            alike = list(itertools.takewhile(lambda some: some == left[0], left))
+            asked = self.num_done + len(alike)
+            num_rounds += len(alike)
+            return Part(alike[0], num_launches=len(alike)) if alike else Part()
 
         self.bench.measure(sides, policy)
         return num_rounds
