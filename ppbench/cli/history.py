@@ -130,43 +130,7 @@ def history_text(result: History, how: Format, view: View = EVERYTHING) -> str:
     """The output of `ppbench history`."""
     match how:
         case Format.json:
-            from ppbench.commits.series import point_values, step_values
-
-            series = []
-            for analysis in result.analyses:
-                own = analysis.series
-                values = {
-                    "case_id": own.case_id,
-                    "case": own.case,
-                    "fingerprint": own.fingerprint,
-                    "machine": own.machine,
-                    "state": analysis.state.value,
-                    "floor": own.floor,
-                    "num_behind": own.num_behind,
-                    "points": [
-                        point_values(point, result.discounts) for point in (*own.points, *own.dirty)
-                    ],
-                    "changes": [step_values(own, step) for step in analysis.steps],
-                    "spikes": [step_values(own, step) for step in analysis.spikes],
-                    "levels": [
-                        {
-                            "first": own.points[level.first].commit,
-                            "last": own.points[level.last].commit,
-                            "num_launches": level.num_launches,
-                            "estimate": level.estimate,
-                            "low": None if level.interval is None else level.interval[0],
-                            "high": None if level.interval is None else level.interval[1],
-                        }
-                        for level in analysis.levels
-                    ],
-                }
-                series.append(values)
-            whole = {
-                "metric": result.metric.name,
-                "order": result.line,
-                "notes": list(result.notes),
-            }
-            return json.dumps({**whole, "series": series}, indent=2, allow_nan=False)
+            return json.dumps(result.values(), indent=2, allow_nan=False)
         case Format.csv:
             return render(result.frame, how, [], view)
         case Format.table | Format.markdown:

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -87,20 +88,23 @@ class History:
     def frame(self) -> pd.DataFrame:
         """One row per launch, and per change or spike, whose commit is the likeliest."""
         rows: list[dict[str, object]] = []
-        for analysis in self.analyses:
-            series = analysis.series
-            key = {"case_id": series.case_id, "fingerprint": series.fingerprint}
-            for point in (*series.points, *series.dirty):
-                values = point_values(point, self.discounts)
-                commit = {name: value for name, value in values.items() if name != "launches"}
-                for launch in point.launches:
-                    own = _launch_values(launch, self.discounts.get(launch.run_id))
-                    rows.append({"kind": "launch", **key, **commit, **own})
-            rows += [
-                {"kind": "spike" if step.is_spike else "change", **key, **step_values(series, step)}
-                for step in (*analysis.steps, *analysis.spikes)
-            ]
+        for series in self.values()["series"]:
+            key = {name: series[name] for name in ("case_id", "fingerprint")}
+            for point in series["points"]:
+                commit = {name: value for name, value in point.items() if name != "launches"}
+                rows += [{"kind": "launch", **key, **commit, **own} for own in point["launches"]]
+            for kind in ("change", "spike"):
+                rows += [{"kind": kind, **key, **step} for step in series[f"{kind}s"]]
         return pd.DataFrame(rows)
+
+    def values(self) -> dict[str, Any]:
+        """Everything, as JSON has it."""
+        return {
+            "metric": self.metric.name,
+            "order": self.line,
+            "notes": list(self.notes),
+            "series": [_series_values(analysis) for analysis in self.analyses],
+        }
 
 
 def history(
@@ -425,17 +429,42 @@ def _moment(run: pd.Series) -> float:
     return 0.0
 
 
-def point_values(point: Point, discounts: Mapping[str, DiscountReason]) -> dict[str, object]:
-    """A commit of a series, as JSON has it; `discounts` are by run."""
+def _series_values(analysis: SeriesAnalysis) -> dict[str, Any]:
+    series, points = analysis.series, analysis.series.points
     return {
-        "commit": point.commit,
-        "author_date": point.author_date,
-        "subject": point.subject,
-        "changes": point.changes,
-        "is_known": point.is_known,
-        "num_unmeasured_before": point.num_before,
-        "launches": [
-            _launch_values(launch, discounts.get(launch.run_id)) for launch in point.launches
+        "case_id": series.case_id,
+        "case": series.case,
+        "fingerprint": series.fingerprint,
+        "machine": series.machine,
+        "state": analysis.state.value,
+        "floor": series.floor,
+        "num_behind": series.num_behind,
+        "points": [
+            {
+                "commit": point.commit,
+                "author_date": point.author_date,
+                "subject": point.subject,
+                "changes": point.changes,
+                "is_known": point.is_known,
+                "num_unmeasured_before": point.num_before,
+                "launches": [
+                    _launch_values(launch, analysis.discounts.get(launch.run_id))
+                    for launch in point.launches
+                ],
+            }
+            for point in (*points, *series.dirty)
+        ],
+        "changes": [_step_values(series, step) for step in analysis.steps],
+        "spikes": [_step_values(series, step) for step in analysis.spikes],
+        "levels": [
+            {
+                "first": points[level.first].commit,
+                "last": points[level.last].commit,
+                "num_launches": level.num_launches,
+                "estimate": level.estimate,
+                **dict(zip(("low", "high"), level.interval or (None, None), strict=True)),
+            }
+            for level in analysis.levels
         ],
     }
 
@@ -453,8 +482,8 @@ def _launch_values(launch: Launch, discount: DiscountReason | None) -> dict[str,
     }
 
 
-def step_values(series: Series, step: Step) -> dict[str, object]:
-    """A change of level, as JSON and CSV have it."""
+def _step_values(series: Series, step: Step) -> dict[str, object]:
+    """A change of level; its commit is the likeliest."""
     likeliest = series.points[step.first]
     return {
         "commit": likeliest.commit,
