@@ -12,13 +12,14 @@ import pandas as pd
 from ppbench.cautions import Caution
 from ppbench.comparison.launches import FRESH_S, keys_of
 from ppbench.comparison.lines import Contrast, DiscountedLaunch, Line, Pairing, listed
-from ppbench.comparison.sessions import moments_of, sessions_of
+from ppbench.comparison.sessions import moments_of
 from ppbench.display.cases import cautions_of
 from ppbench.display.changes import discount_text, figure_text
 from ppbench.display.fields import field_of
 from ppbench.errors import first_line
 from ppbench.judge.differences import FEWEST_LAUNCHES
 from ppbench.judge.estimates import Doubt
+from ppbench.judge.evidence import UNKNOWN
 from ppbench.judge.verdicts import LEVEL, SPEED, Verdict
 from ppbench.statistics.step_times import is_outlier
 
@@ -63,7 +64,7 @@ def notes_on(
     yield from too_few(lines, ("", "") if "" in failed else (" at base", " at head"), remedy)
     yield from opposed(lines)
     yield from undecided(lines, remedy)
-    yield from on_sessions(lines, pairings)
+    yield from on_sessions(lines)
 
 
 def failures(failed: pd.DataFrame, texts: Mapping[str, str], where: str = "") -> Iterable[str]:
@@ -206,10 +207,14 @@ def undecided(lines: Sequence[Line], remedy: str) -> Iterable[str]:
             yield f"open: {listed(names)}; {reason}; {remedy}"
 
 
-def on_sessions(lines: Sequence[Line], pairings: Sequence[Pairing]) -> Iterable[str]:
+def on_sessions(lines: Sequence[Line]) -> Iterable[str]:
     """Name the sides that share no session, else the verdicts that rest on a single one."""
-    if any(line.evidence.sessions_apart for line in lines):
-        alone = [line for line in lines if line.evidence.never_share_a_session]
+    if apart := [line for line in lines if line.evidence.sessions_apart]:
+        alone = [
+            line
+            for line in apart
+            if not {*(line.evidence.base.sessions or ())} & {*(line.evidence.head.sessions or ())}
+        ]
         begin = "base and head were never measured in one session, so the drift between sessions "
         if known := [line for line in alone if line.evidence.drift]:
             sizes = dict.fromkeys(
@@ -230,19 +235,17 @@ def on_sessions(lines: Sequence[Line], pairings: Sequence[Pairing]) -> Iterable[
                 "ppbench compare --run"
             )
         return
-    decided = {line.series for line in lines if line.change.is_decided}
-    found = {
-        pairing.series: sessions_of(moments_of(pd.concat([pairing.base, pairing.head])))
-        for pairing in pairings
-        if pairing.series in decided
+    decided = [line for line in lines if line.change.is_decided]
+    single = {
+        line.series.text
+        for line in decided
+        if len(line.evidence.sessions) == 1 and UNKNOWN not in line.evidence.sessions
     }
-    single = {series: sessions[0] for series, sessions in found.items() if len(sessions) == 1}
     if single:
-        days = {str(session) for session in single.values()}
-        when = f", {days.pop()}" if len(days) == 1 else " each"
-        names = listed([one.text for one in single])
-        which = "" if len(single) == len(found) else f" ({names})"
-        yield f"rests on one session{which}{when}: what drifts between sessions is not in it"
+        names = list(dict.fromkeys(line.series.text for line in decided))
+        alone = [name for name in names if name in single]
+        which = "" if len(alone) == len(names) else f" ({listed(alone)})"
+        yield f"rests on one session{which}: what drifts between sessions is not in it"
 
 
 def gap_between(base: pd.DataFrame, head: pd.DataFrame) -> str:

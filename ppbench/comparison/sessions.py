@@ -16,7 +16,6 @@ drift.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import pandas as pd
@@ -31,20 +30,6 @@ LONGEST = timedelta(hours=12)
 """The longest time between the first launch of a session and its last."""
 FEWEST_FOR_NOISE = 10
 """Launches of one commit and session that show a noise on which verdicts may rest."""
-
-
-@dataclass(frozen=True)
-class Session:
-    """Launches of one machine that were made close in time."""
-
-    begin: datetime  # when its first launch ended, UTC
-    end: datetime
-    num_launches: int
-
-    def __str__(self) -> str:
-        is_one_day = self.begin.date() == self.end.date()
-        end = f"{self.end:%H:%M}" if is_one_day else f"{self.end:%Y-%m-%d %H:%M}"
-        return f"{self.begin:%Y-%m-%d %H:%M} to {end} UTC"
 
 
 def number_sessions(moments: Sequence[datetime | None]) -> list[int]:
@@ -64,15 +49,6 @@ def moments_of(runs: pd.DataFrame) -> list[datetime | None]:
     """When each run ended, UTC; None where that is not known."""
     made = pd.to_datetime(runs["created_at"], utc=True, format="ISO8601", errors="coerce")
     return [None if pd.isna(moment) else moment.to_pydatetime().astimezone(UTC) for moment in made]
-
-
-def sessions_of(moments: Sequence[datetime | None]) -> list[Session]:
-    """The sessions in which these launches were made, in the order of time."""
-    by_session: dict[int, list[datetime]] = {}
-    for number, moment in zip(number_sessions(moments), moments, strict=True):
-        if moment is not None:
-            by_session.setdefault(number, []).append(moment)
-    return [Session(min(some), max(some), len(some)) for _, some in sorted(by_session.items())]
 
 
 def drift_in(runs: pd.DataFrame, metric: Metric) -> Drift | None:

@@ -92,11 +92,9 @@ class Evidence:
         return replace(self, base=self.head, head=self.base, paired=paired)
 
     @property
-    def never_share_a_session(self) -> bool:
-        """Whether all sessions are known, and none of them has launches of both sides."""
-        base, head = self.base.sessions or (), self.head.sessions or ()
-        is_known = bool(base and head) and UNKNOWN not in (*base, *head)
-        return is_known and not set(base) & set(head)
+    def sessions(self) -> frozenset[int]:
+        """The sessions of all launches."""
+        return frozenset((*(self.base.sessions or ()), *(self.head.sessions or ())))
 
     @property
     def sessions_apart(self) -> float:
@@ -106,22 +104,21 @@ class Evidence:
         0 where both have the same, 2 where each was measured in a session of its own.
         """
         base, head = self.base.sessions or (), self.head.sessions or ()
-        if not base or not head or UNKNOWN in (*base, *head):
+        if not base or not head or UNKNOWN in self.sessions:
             return 0.0
         return math.fsum(
             (base.count(number) / len(base) - head.count(number) / len(head)) ** 2
-            for number in {*base, *head}
+            for number in self.sessions
         )
 
     @property
     def sessions_are_shared(self) -> bool:
         """Whether both sides have launches in the same two or more sessions, equally many."""
         base, head = self.base.sessions or (), self.head.sessions or ()
-        numbers = {*base, *head}
         return (
-            len(numbers) > 1
-            and UNKNOWN not in numbers
-            and all(base.count(number) == head.count(number) >= 2 for number in numbers)
+            len(self.sessions) > 1
+            and UNKNOWN not in self.sessions
+            and all(base.count(number) == head.count(number) >= 2 for number in self.sessions)
         )
 
 

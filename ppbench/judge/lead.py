@@ -4,9 +4,9 @@
     zb_h1 --open---- interleaved_1f1b             known: zb_h1 beats 1f1b by 7 %
 
 An arm is among the best if no other is faster. The first choice is the one of them with the largest
-mean gain over all others; its regret is what the fastest rival may gain on it, by the deciding
-interval. Which arm to take is known once that is within the resolution: all others are slower then,
-or the same.
+mean gain over all others. The most that is lost by it is what a rival may gain on it, by the
+deciding interval. Which arm to take is known once that is within the resolution: all others are
+slower then, or the same.
 
 Two or three launches say little about their spread, and the arms beside them more. So the spread of
 a pair is pooled with that of the arms which are not in it, where none is known from elsewhere and
@@ -38,25 +38,11 @@ Arms = TypeVar("Arms", bound=tuple[Hashable, Hashable])
 
 
 @dataclass(frozen=True)
-class Regret:
-    """Bounds what a rival may gain on an arm: the share of its figure by which it could be better.
-
-    The interval is the deciding one, of all looks together. The estimate is 0 for the best arm.
-    """
-
-    estimate: float
-    low: float
-    high: float  # infinite where nothing is known
-    rival: int | None  # the arm that gains the most; None without one
-
-
-@dataclass(frozen=True)
 class Lead:
     """The best of several arms, as far as pairwise evidence shows it."""
 
     changes: Mapping[Pair, Change]  # both orders of each pair
-    arms: tuple[int, ...]  # from the best; those that are beaten after the others
-    best: tuple[int, ...]  # not beaten by any, from the likeliest
+    arms: tuple[int, ...]  # from the likeliest to be best; those that are beaten after the others
     resolution: float
     higher_is_better: bool
 
@@ -72,47 +58,37 @@ class Lead:
 
     def can_take(self, arm: int) -> bool:
         """Whether no rival can be better than this arm by more than the resolution."""
-        return self.regret(arm).high <= self.resolution * (1 + 1e-9)
+        return self.most_lost(arm) <= self.resolution * (1 + 1e-9)
+
+    def most_lost(self, arm: int) -> float:
+        """By which share the best rival may be better than an arm; infinite if nothing is known.
+
+        It is the end of the deciding interval, of all looks together.
+        """
+        ends = [
+            gain_of(self.changes.get((rival, arm)), higher_is_better=self.higher_is_better)[1]
+            for rival in self.arms
+            if rival != arm
+        ]
+        most = max([0.0, *ends])
+        return math.expm1(most) if most < _LARGEST_LOG else math.inf
 
     @property
     def equals(self) -> tuple[int, ...]:
         """The arms that are the same as the first choice."""
-        return tuple(arm for arm in self.arms[1:] if self._verdict(arm, self.first) is Verdict.same)
-
-    @property
-    def open(self) -> tuple[int, ...]:
-        """The arms of which it is not known whether they are better than the first choice."""
-        return tuple(arm for arm in self.arms[1:] if self._verdict(arm, self.first) is Verdict.open)
-
-    def regret(self, arm: int, rivals: Sequence[int] | None = None) -> Regret:
-        """Return what the best of the others, or of these rivals, may gain on an arm."""
-        others = self.arms if rivals is None else rivals
-        gains = {rival: self._gain(rival, arm) for rival in others if rival != arm}
-        if not gains:
-            return Regret(0.0, 0.0, 0.0, None)
-        rival = max(gains, key=lambda one: (gains[one][0], gains[one][2]))
-        estimate, low, high = (
-            _expm1(max(0.0, *(gain[end] for gain in gains.values()), -math.inf)) for end in range(3)
-        )
-        return Regret(estimate, low, high, rival)
-
-    def _verdict(self, arm: int, rival: int) -> Verdict:
-        change = self.changes.get((arm, rival))
-        return Verdict.open if change is None else change.verdict
-
-    def _gain(self, arm: int, rival: int) -> tuple[float, float, float]:
-        return gain_of(self.changes.get((arm, rival)), higher_is_better=self.higher_is_better)
+        changes = ((arm, self.changes.get((arm, self.first))) for arm in self.arms[1:])
+        return tuple(arm for arm, change in changes if change and change.verdict is Verdict.same)
 
 
-def gain_of(change: Change | None, *, higher_is_better: bool) -> tuple[float, float, float]:
-    """By how much the head is better, with the deciding interval; as logarithms, or in points.
+def gain_of(change: Change | None, *, higher_is_better: bool) -> tuple[float, float]:
+    """By how much the head is better, and may be; as logarithms, or in points.
 
     Nothing bounds it where a caution forbids a verdict.
     """
     if change is None or change.exact is None or change.doubt is Doubt.cautioned:
-        return -math.inf, -math.inf, math.inf
+        return -math.inf, math.inf
     estimate, (low, high) = change.exact.estimate, change.ends
-    return (estimate, low, high) if higher_is_better else (-estimate, -high, -low)
+    return (estimate, high) if higher_is_better else (-estimate, -low)
 
 
 def lead(
@@ -148,9 +124,8 @@ def lead_of(metric: Metric, judged: Mapping[Pair, Change], num_arms: int) -> Lea
         ]
         score[arm] = float(np.mean(gains)) if gains else -math.inf
     arms = sorted(range(num_arms), key=lambda arm: (arm in beaten, -score[arm], arm))
-    best = tuple(arm for arm in arms if arm not in beaten)
     resolution = max((change.resolution for change in judged.values()), default=0.0)
-    return Lead(changes, tuple(arms), best, resolution, is_better)
+    return Lead(changes, tuple(arms), resolution, is_better)
 
 
 def with_shared_noise(metric: Metric, pairs: Mapping[Arms, Evidence]) -> dict[Arms, Evidence]:
@@ -231,7 +206,3 @@ def _is_quieter(squares: float, freedom: float, noise: Noise) -> bool:
     """Whether launches of a pair scatter clearly less than those of other arms."""
     variance = float(squares) / float(freedom) if freedom else 0.0
     return is_larger(noise.deviation**2, noise.freedom, variance, float(freedom))
-
-
-def _expm1(value: float) -> float:
-    return math.expm1(value) if value < _LARGEST_LOG else math.inf

@@ -388,13 +388,13 @@ def _why(judgement: Judgement) -> str:
     assert judgement.lead is not None
     rivals = judgement.places(Verdict.open) or [judgement.rival_place]
     names = [judgement.name(judgement.cases.iloc[place]) for place in rivals]
-    regret = judgement.lead.regret(judgement.arms[0]).high
-    if not math.isfinite(regret):
+    lost = judgement.lead.most_lost(judgement.arms[0])
+    if not math.isfinite(lost):
         return f"nothing is known of {_or(names[:MOST_NAMED], 'and')}"
-    if regret > 1:  # hundreds of percent say nothing of a case
+    if lost > 1:  # hundreds of percent say nothing of a case
         could = "could be more than twice as fast, for all that launches say"
         return f"{_or(names[:MOST_NAMED], 'or')} {could}"
-    could = f"could be faster by up to {written(regret, '.1f', '%', 100)}"
+    could = f"could be faster by up to {written(lost, '.1f', '%', 100)}"
     return f"{_or(names[:MOST_NAMED], 'or')} {could}"
 
 

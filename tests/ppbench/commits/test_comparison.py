@@ -17,9 +17,7 @@ from ppbench.store import Store
 
 AFAB = replace(CASE, schedule="afab")
 BASE, HEAD = "ba5e" * 10, "4ead" * 10
-ONE_SESSION = (
-    "rests on one session, 2026-01-01 00:00 to 00:00 UTC: what drifts between sessions is not in it"
-)
+ONE_SESSION = "rests on one session: what drifts between sessions is not in it"
 
 
 def compared(store: Store, *metrics: str) -> Comparison:
@@ -265,7 +263,7 @@ def test_sides_that_were_measured_at_other_times_are_told_apart(store):
     add_launches(store, STEADY, BASE, created_at="2026-01-01T10:00:00+00:00")
     add_launches(store, STEADY[:4], HEAD, created_at="2026-01-01T10:50:00+00:00")
     (note,) = compared(store).notes
-    assert note.startswith("rests on one session, 2026-01-01 10:00 to 10:50 UTC: ")
+    assert note.startswith("rests on one session: ")
     add_launches(store, STEADY, HEAD, created_at="2026-01-04T10:00:00+00:00")
     told = "base and head were measured 3 days from each other: the difference includes drift of "
     fix = "the machine; interleave the launches with: ppbench compare --run"

@@ -69,7 +69,7 @@ def test_each_pair_of_cases_that_differ_in_the_axis_alone_has_a_line_per_figure(
         ("2 ranks", "4 ranks"), Verdict.faster
     )
     (note,) = result.notes
-    assert note.startswith("rests on one session, ")
+    assert note.startswith("rests on one session")
     assert repr(result) == "<Comparison across schedule (afab, 1f1b): 3 faster, 3 same>"
     frame = result.frame
     assert list(frame["case"].unique()) == ["2 ranks", "4 ranks"]
@@ -88,7 +88,7 @@ def test_runs_that_differ_in_more_are_named_with_what_they_differ_in(store):
     assert notes[0].endswith("the nearest case with afab differs in microbatches and seq len too")
     assert "1f1b, 4 ranks" in notes[1]
     assert notes[1].endswith("differs in the machine too")
-    assert notes[-1].startswith("rests on one session, ")
+    assert notes[-1].startswith("rests on one session")
 
 
 def test_how_runs_were_measured_counts_as_a_difference(store):
@@ -117,7 +117,7 @@ def test_of_an_edited_program_file_the_newest_content_is_compared(store):
     assert pairs(result) == ["1f1b -> csv:mine.csv"]
     edited, session = result.notes
     assert edited == "csv:mine.csv was edited: 5 runs of its older content left out"
-    assert session.startswith("rests on one session, ")
+    assert session.startswith("rests on one session")
     assert result.pairings[result.series()[0]].head["program_digest"].unique() == ["ne3"]
     edits = across(store, "program_digest", "mine", base="0ld")
     assert not any("was edited" in note for note in edits.notes)
