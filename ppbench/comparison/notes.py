@@ -223,9 +223,9 @@ def on_sessions(lines: Sequence[Line]) -> Iterable[str]:
                 for line in known
                 if (drift := line.evidence.drift)
             )
-            names = listed(list(dict.fromkeys(line.series.text for line in known)))
+            names_known = listed(list(dict.fromkeys(line.series.text for line in known)))
             where = f"is in their difference and in its interval ({'; '.join(sizes)})"
-            yield f"{begin}{where}: {names}"
+            yield f"{begin}{where}: {names_known}"
         drifting = {line.series for line in known}
         unknown = [line.series.text for line in alone if line.series not in drifting]
         if unknown := list(dict.fromkeys(unknown)):
@@ -242,9 +242,9 @@ def on_sessions(lines: Sequence[Line]) -> Iterable[str]:
         if len(line.evidence.sessions) == 1 and UNKNOWN not in line.evidence.sessions
     }
     if single:
-        names = list(dict.fromkeys(line.series.text for line in decided))
-        alone = [name for name in names if name in single]
-        which = "" if len(alone) == len(names) else f" ({listed(alone)})"
+        every = list(dict.fromkeys(line.series.text for line in decided))
+        names = [name for name in every if name in single]
+        which = "" if len(names) == len(every) else f" ({listed(names)})"
         yield f"rests on one session{which}: what drifts between sessions is not in it"
 
 
