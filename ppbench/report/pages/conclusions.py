@@ -35,11 +35,12 @@ from ppbench.report.pages.advice import advice, more_launches
 from ppbench.report.pages.judgement import (
     COMPARED_AXES,
     LEAST_SAVED,
+    ROUNDED,
     AxisAnswer,
     Judged,
     Judgement,
     axis_answer,
-    saved_in_all,
+    saving_in_all,
 )
 
 MOST_SMALLER = 4  # cases along the front
@@ -214,9 +215,9 @@ def sentence(judgement: Judgement, runs: pd.DataFrame, command: str = "") -> Sen
         verb = "use " if where else "Use "
         return Sentence(DECIDED, where, name, rest, "", "", verb, str(best["case_id"]))
     saved = _saved(judgement, runs)
-    if saved and change is not None and len(judgement.cases) == 2 and not judgement.cautions:
-        taken, large = (best, other) if saved > 0 else (rival, name)
-        if text := _for_memory(large, saved, change if saved > 0 else change.reversed()):
+    if saved and change and len(judgement.cases) == 2 and not judgement.cautions:
+        taken, large = (best, other) if saved.is_first else (rival, name)
+        if text := _for_memory(large, saved, change, _why(judgement)):
             small, case_id = judgement.name(taken), str(taken["case_id"])
             advised, verb = advice(judgement, runs, command), "use " if where else "Use "
             return Sentence(OPEN, where, small, text, *advised, verb, case_id)
@@ -291,11 +292,10 @@ def _percent_more(ratio: float) -> str:
     return f"{abs(ratio - 1) * 100:.1f} % {'less' if ratio < 1 else 'more'}"
 
 
-def _saved(judgement: Judgement, runs: pd.DataFrame) -> float | None:
-    """The share of memory that the best case saves over its rival, if every launch shows it.
+def _saved(judgement: Judgement, runs: pd.DataFrame) -> Saving | None:
+    """Which of the best case and its rival saves memory, if every launch shows it.
 
-    It is negative where the rival saves. What disturbs a speed disturbs no peak memory, so that
-    cautions do not matter here.
+    What disturbs a speed disturbs no peak memory, so that cautions do not matter here.
     """
     assert judgement.rival is not None
     own = ok_runs(runs)
@@ -303,41 +303,46 @@ def _saved(judgement: Judgement, runs: pd.DataFrame) -> float | None:
     best, rival = (
         known[own["case_id"] == case["case_id"]] for case in (judgement.best, judgement.rival)
     )
-    share = saved_in_all(pd.Series([best.median()]), pd.Series([rival.median()]))
-    extremes = (best.max(), rival.min()) if (share or 0) > 0 else (best.min(), rival.max())
-    is_shown = saved_in_all(*(pd.Series([peak]) for peak in extremes)) is not None
-    return share if is_shown else None
+    saved = saving_in_all(pd.Series([best.median()]), pd.Series([rival.median()]))
+    if saved is None:
+        return None
+    extremes = (best.max(), rival.min()) if saved.is_first else (best.min(), rival.max())
+    seen = saving_in_all(*(pd.Series([peak]) for peak in extremes))
+    return saved if seen is not None and seen.is_first == saved.is_first else None
 
 
 def _saving(judgement: Judgement, runs: pd.DataFrame) -> str:
     """Say which of the best case and its rival needs less memory, if every launch shows it."""
     assert judgement.rival is not None
-    share = _saved(judgement, runs)
-    if share is None:
+    saved = _saved(judgement, runs)
+    if saved is None:
         return ""
-    small = judgement.best if share > 0 else judgement.rival
-    return f" {judgement.name(small)} needs {_less(share)}."
+    small = judgement.best if saved.is_first else judgement.rival
+    return f" {judgement.name(small)} needs {_less(saved)}."
 
 
-def _less(share: float) -> str:
-    return comparison(1 - abs(share), "memory").removesuffix(" than")
+def _less(saved: Saving) -> str:
+    """`13 % less memory`, `5.1 % to 20.8 % less memory`, `up to 20.8 % less memory`."""
+    if saved.most - saved.least < ROUNDED:
+        return comparison(1 - saved.most, "memory").removesuffix(" than")
+    low = "up" if saved.least < ROUNDED else percent(saved.least)
+    return f"{low} to {percent(saved.most)} less memory"
 
 
-def _for_memory(other: str, saved: float, change: Change) -> str:
-    """Say that a case is to be taken for its memory, if it can lose but little speed by that.
+def _for_memory(other: str, saved: Saving, change: Change, why: str) -> str:
+    """Say that a case is to be taken for its memory, unless that seems to cost half as much speed.
 
-    `change` is that of the case against the other one. Little is half of the share that it saves.
+    `change` is that of the first case against the second, and `why` says why it is open where its
+    interval is not known.
     """
-    if change.ratio is None or change.verdict is Verdict.slower:
+    change = change if saved.is_first else change.reversed()
+    if change.verdict is Verdict.slower or not change.base or change.head is None:
         return ""
-    loss = 1 - math.exp(change.ends[0]) if change.ends[0] > -math.inf else 1.0
-    if loss > abs(saved) / 2:
+    ratio = change.head / change.base if change.ratio is None else change.ratio.estimate
+    if 1 - ratio > saved.mean / 2:
         return ""
-    low, high = (written(math.expm1(end), "+.1f", "%", 100) for end in change.ends)
-    return (
-        f" for its memory: it needs {_less(saved)} than {other}, and its speed differs by {low} "
-        f"to {high}."
-    )
+    open_is = f"its speed differs by {_interval(change)}" if change.ratio else why
+    return f" for its memory: it needs {_less(saved)} than {other}. Throughput is open: {open_is}."
 
 
 def judgement_words(judgement: Judgement) -> str:
@@ -353,7 +358,7 @@ def axis_sentence(answer: AxisAnswer, runs: pd.DataFrame, command: str = "") -> 
     name, other, change = answer.names[0], answer.names[1], answer.change
     where, saved = f"over {answer.num_settings} settings", answer.saving()
     by = _interval(change)
-    needs = f" {name if saved > 0 else other} needs {_less(saved)}." if saved else ""
+    needs = f" {name if saved.is_first else other} needs {_less(saved)}." if saved else ""
     advised = more_launches(change, runs, command)
     unless = f" In {'; '.join(answer.against)}, another is faster." if answer.against else ""
     if answer.is_decided:
@@ -364,8 +369,8 @@ def axis_sentence(answer: AxisAnswer, runs: pd.DataFrame, command: str = "") -> 
             rest = f": {least}as fast as {other} {where} ({by}).{needs}{unless}"
         return Sentence(DECIDED, "", name, rest, "", "", "Use ")
     if saved and len(answer.names) == 2:
-        small, large = (name, other) if saved > 0 else (other, name)
-        if text := _for_memory(large, saved, change if saved > 0 else change.reversed()):
+        small, large = (name, other) if saved.is_first else (other, name)
+        if text := _for_memory(large, saved, change, "too few launches are known"):
             return Sentence(OPEN, "", small, f"{text}{unless}", *advised, "Use ")
     known = f" differ by {by}," if by else ": too few launches are known"
     rest = f" and {other}{known} {where}.{needs}{unless}"

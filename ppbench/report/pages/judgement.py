@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -52,6 +53,8 @@ _STEP = ["num_microbatches", "train_microbatch_size"]
 COMPARED_AXES = ("schedule", "runtime")
 LEAST_SAVED = 0.05
 """Share of the memory for which a case is taken in place of one that is as fast."""
+ROUNDED = 0.005
+"""Share of the memory that two cases may differ by and count as needing as much."""
 
 
 @dataclass(frozen=True)
@@ -142,21 +145,32 @@ class AxisAnswer:
         """Whether no other value is faster by more than the resolution, on average."""
         return self.lead.can_take(self.arms[0])
 
-    def saving(self) -> float | None:
-        """The median share of its memory that the value to take saves over the next one.
-
-        It is negative where that one saves. It is None unless all settings agree.
-        """
-        return saved_in_all(self.peaks[0], self.peaks[1])
+    def saving(self) -> Saving | None:
+        """Which of the value to take and the next one needs less memory, if all settings agree."""
+        return saving_in_all(self.peaks[0], self.peaks[1])
 
 
-def saved_in_all(taken: pd.Series, other: pd.Series) -> float | None:
-    """The median share of memory saved, negative if the other saves; None where peaks overlap."""
-    ratio = taken / other
-    if (ratio < 1 - LEAST_SAVED).all():
-        return float(1 - ratio.median())
-    if (1 / ratio < 1 - LEAST_SAVED).all():
-        return float(1 / ratio.median() - 1)
+class Saving(NamedTuple):
+    """The share of memory that one of two cases saves over the other, setting by setting."""
+
+    is_first: bool  # of the two: it is the one that saves
+    least: float
+    most: float
+
+    @property
+    def mean(self) -> float:
+        return (self.least + self.most) / 2
+
+
+def saving_in_all(first: pd.Series, other: pd.Series) -> Saving | None:
+    """What one of two saves that needs clearly less memory in a setting, and in none more.
+
+    None where neither does; settings whose peaks are not known say nothing.
+    """
+    for is_first, ratio in ((True, first / other), (False, other / first)):
+        shares = 1 - ratio.dropna()
+        if len(shares) and shares.max() >= LEAST_SAVED and shares.min() > -ROUNDED:
+            return Saving(is_first, max(0.0, float(shares.min())), float(shares.max()))
     return None
 
 
@@ -167,7 +181,8 @@ def by_choice(found: Lead, peaks: pd.DataFrame) -> tuple[int, ...]:
     """
     taken = found.first
     for arm in found.equals if found.is_decided else ():
-        if found.can_take(arm) and (saved_in_all(peaks[arm], peaks[taken]) or 0) > 0:
+        saving = saving_in_all(peaks[arm], peaks[taken])
+        if found.can_take(arm) and saving is not None and saving.is_first:
             taken = arm
     return taken, *(arm for arm in found.arms if arm != taken)
 
