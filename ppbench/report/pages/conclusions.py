@@ -39,6 +39,7 @@ from ppbench.report.pages.judgement import (
     AxisAnswer,
     Judged,
     Judgement,
+    Saving,
     axis_answer,
     saving_in_all,
 )
