@@ -15,11 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import combinations
 from typing import TypeVar
 
-import numpy as np
 import pandas as pd
 
 from ppbench.cautions import Caution
@@ -85,50 +84,37 @@ class Background:
             | rows["run_id"].isin(set(judged["run_id"]))
         ].reset_index(drop=True)
         self.slowdowns = slowdowns_by_run(rows)
-        states, first = set(states_of(rows[rows["run_id"].isin(judged["run_id"])])), ""
-        if len(judged):
-            first = str(judged["run_id"].min())
+        of_judged = rows[rows["run_id"].isin(judged["run_id"])]
+        states, first = set(states_of(of_judged)), str(judged["run_id"].min())
+        ids = list(map(str, rows["run_id"]))
         # Later ones of a state that is judged may be judged at the next look.
-        self._is_judged = np.array(
-            [
-                state in states and str(run_id) >= first
-                for state, run_id in zip(states_of(rows), rows["run_id"], strict=True)
-            ],
-            dtype=bool,
-        )
-        ids = map(str, rows["run_id"])
-        self._is_slow = [is_disturbed(self.slowdowns.get(one, NOT_KNOWN)) for one in ids]
-        self._rows = rows
-        self._places: dict[Key, list[int]] = {}
-        for place, key in enumerate(keys_of(rows)):
-            self._places.setdefault(key, []).append(place)
-        starts = rows["run_id"].isin(judged["run_id"])
-        self._is_start_judged = rows["process_start"].isin(rows.loc[starts, "process_start"])
-        self._noises: dict[tuple[Key, str], Noise | None] = {}
-        self._drifts: dict[tuple[Key, str], Drift | None] = {}
+        is_judged = [
+            state in states and one >= first
+            for state, one in zip(states_of(rows), ids, strict=True)
+        ]
+        is_slow = [is_disturbed(self.slowdowns.get(one, NOT_KNOWN)) for one in ids]
+        rows = rows.assign(is_judged=pd.Series(is_judged, rows.index, dtype=bool))
+        rows = rows.assign(is_slow=pd.Series(is_slow, rows.index, dtype=bool))
+        self._others = rows[~rows["process_start"].isin(of_judged["process_start"])]
+        self._rows = dict(tuple(rows.groupby(pd.Series(keys_of(rows), rows.index, dtype=object))))
+        self._none = rows.iloc[:0]
+        self.noise = cache(self._noise)
+        self.drift = cache(self._drift)
 
     @cached_property
     def starts(self) -> Noise | None:
         """The noise of the difference of two arms, between starts of their processes."""
-        return starts_in(self._rows[~self._is_start_judged])
+        return starts_in(self._others)
 
-    def drift(self, key: Key, metric: Metric) -> Drift | None:
+    def _drift(self, key: Key, metric: Metric) -> Drift | None:
         """The drift between sessions, from all launches with this key, at any commit."""
-        place = key, metric.name
-        if place not in self._drifts:
-            self._drifts[place] = drift_in(self._rows.iloc[self._places.get(key, [])], metric)
-        return self._drifts[place]
+        return drift_in(self._rows.get(key, self._none), metric)
 
-    def noise(self, key: Key, metric: Metric) -> Noise | None:
+    def _noise(self, key: Key, metric: Metric) -> Noise | None:
         """The noise between launches with this key, from those that are not judged."""
-        place = key, metric.name
-        if place not in self._noises:
-            known = self._places.get(key, [])
-            others = [at for at in known if not self._is_judged[at]]
-            if metric.slow_sign:
-                others = [at for at in others if not self._is_slow[at]]
-            self._noises[place] = noise_in(self._rows.iloc[others], metric)
-        return self._noises[place]
+        runs = self._rows.get(key, self._none)
+        left_out = runs["is_judged"] | (runs["is_slow"] & bool(metric.slow_sign))
+        return noise_in(runs[~left_out], metric)
 
     def larger_noise(self, keys: Iterable[Key], metric: Metric) -> Noise | None:
         """The largest noise of these cases; None unless that of each is known."""

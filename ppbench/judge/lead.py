@@ -16,18 +16,17 @@ they do not scatter clearly more.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 
-from ppbench.judge.differences import Group, additive, group, is_larger
-from ppbench.judge.disturbances import places_apart
+from ppbench.judge.differences import group, is_larger
 from ppbench.judge.estimates import Doubt, level_of, noise_in_rounds
 from ppbench.judge.evidence import Evidence, Metric, Noise
 from ppbench.judge.looks import ONE_LOOK, Looks
-from ppbench.judge.noise import noise_beyond
+from ppbench.judge.noise import noise_beyond, noise_of_launches
 from ppbench.judge.verdicts import Change, Verdict, judge
 
 _LARGEST_LOG = 700.0
@@ -134,7 +133,6 @@ def with_shared_noise(metric: Metric, pairs: Mapping[Arms, Evidence]) -> dict[Ar
     figures: dict[Hashable, tuple[float, ...]] = {}
     for (head, base), evidence in pairs.items():
         figures |= {head: evidence.head.figures, base: evidence.base.figures}
-    groups = {arm: _kept(metric, own) for arm, own in figures.items()}
     shared = dict(pairs)
     for pair, evidence in pairs.items():
         if evidence.paired and evidence.starts is None:
@@ -160,15 +158,12 @@ def with_shared_noise(metric: Metric, pairs: Mapping[Arms, Evidence]) -> dict[Ar
                 if not _is_quieter(own.squares, own.freedom, scatter):
                     shared[pair] = replace(evidence, starts=noise_beyond(scatter, explained))
         elif not evidence.paired and evidence.noise is None:
-            others = [each for arm, each in groups.items() if each and arm not in pair]
-            freedom = math.fsum(each.freedom for each in others)
-            if freedom:
-                squares = math.fsum(each.squares for each in others)
-                noise = Noise(math.sqrt(squares / freedom), freedom)
-                both = [each for each in map(groups.get, pair) if each]
-                of_pair = (math.fsum(each.squares for each in both), sum(e.freedom for e in both))
-                if not _is_quieter(*of_pair, noise):
-                    shared[pair] = replace(evidence, noise=noise)
+            others = [own for arm, own in figures.items() if arm not in pair]
+            level = noise_of_launches(metric, others)
+            both = noise_of_launches(metric, [figures[arm] for arm in pair])
+            own_noise = both.noise if both else Noise(0.0, 0)
+            if level and not _is_quieter(own_noise.squares, own_noise.freedom, level.noise):
+                shared[pair] = replace(evidence, noise=level.noise)
     return shared
 
 
@@ -194,15 +189,7 @@ def _scatter(metric: Metric, evidence: Evidence) -> _Scatter | None:
     return _Scatter(own.squares, own.freedom, within, rounds.freedom)
 
 
-def _kept(metric: Metric, figures: Sequence[float]) -> Group | None:
-    """The launches of an arm without those that lie apart; None where they show no spread."""
-    if len(figures) < 2 or not (metric.in_points or min(figures) > 0):
-        return None
-    values = additive(figures, in_points=metric.in_points)
-    return group(np.delete(values, list(places_apart(values, metric.slow_sign))))
-
-
 def _is_quieter(squares: float, freedom: float, noise: Noise) -> bool:
     """Whether launches of a pair scatter clearly less than those of other arms."""
-    variance = float(squares) / float(freedom) if freedom else 0.0
-    return is_larger(noise.deviation**2, noise.freedom, variance, float(freedom))
+    variance = squares / freedom if freedom else 0.0
+    return is_larger(noise.deviation**2, noise.freedom, variance, freedom)
