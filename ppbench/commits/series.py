@@ -221,25 +221,10 @@ def read_history(
     texts = {str(row["case_id"]): case_text(row, axes) for _, row in cases.iterrows()}
     by_machine = every.groupby("fingerprint")["run_id"]
     last_runs = by_machine.last()
-    rows = store.table("runs", last_runs).set_index("run_id")
-    machines = {}
-    for name, run_id in last_runs.items():
-        if run_id not in rows.index:
-            machines[str(name)] = "damaged in the store"
-            continue
-        run = rows.loc[run_id]
-        facts: dict[str, object] = {}
-        with contextlib.suppress(ValueError, TypeError):  # another program may have written it
-            facts = json.loads(str(run["environment"]))
-        gpus = facts.get("gpus")
-        listed = gpus if isinstance(gpus, list) else []
-        names = [str(gpu["name"]) for gpu in listed if isinstance(gpu, dict) and "name" in gpu]
-        words = [
-            f"{len(names)} x {names[0]}" if names and run["device"] == "cuda" else None,
-            facts.get("cpu"),
-            facts.get("num_cores") and f"{facts['num_cores']} cores",
-        ]
-        machines[str(name)] = ", ".join(map(str, filter(None, [run["device"], *words])))
+    rows = store.table("runs", last_runs)
+    machines = {
+        str(run["fingerprint"] or "unknown"): _machine_text(run) for _, run in rows.iterrows()
+    }
     if len(machines) > 1:
         named = "; ".join(f"{name}: {text}" for name, text in machines.items())
         notes.append(
@@ -250,13 +235,26 @@ def read_history(
     series = [
         replace(
             _series(str(case_id), str(fingerprint), (clean, dirty), slowdowns, metric, order),
-            case=texts.get(str(case_id), str(case_id)),  # its row may be damaged
+            case=texts[str(case_id)],
             machine=machines[str(fingerprint)],
         )
         for fingerprint in newest_first
         for case_id in every.loc[every["fingerprint"] == fingerprint, "case_id"].unique()
     ]
     return History(metric, tuple(series), tuple(notes), order.line)
+
+
+def _machine_text(run: pd.Series) -> str:
+    """The device, and the processors, of a row of `runs`."""
+    facts = json.loads(run["environment"])
+    gpus = [gpu["name"] for gpu in facts.get("gpus") or ()]
+    words = [
+        run["device"],
+        f"{len(gpus)} x {gpus[0]}" if gpus and run["device"] == "cuda" else None,
+        facts.get("cpu"),
+        facts.get("num_cores") and f"{facts['num_cores']} cores",
+    ]
+    return ", ".join(map(str, filter(None, words)))
 
 
 def _runs(

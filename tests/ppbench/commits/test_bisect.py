@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 from command import printed
@@ -9,8 +10,10 @@ from measured import FAILS, SWEEP, TWO_CASES, add_line, around, now, sweep_in
 from repositories import commits, make_repository
 from tracked import in_one_file
 
+from ppbench.cli.bisect import bisection_text
 from ppbench.commits import bisect
 from ppbench.display.formats import Format
+from ppbench.display.tables import EVERYTHING
 from ppbench.errors import LaunchError, UsageError
 from ppbench.store import Store
 
@@ -199,3 +202,14 @@ def test_launches_of_another_day_or_code_or_alone_do_not_count(repository, chang
 def test_to_be_altogether_sure_is_refused(repository):
     with pytest.raises(UsageError, match="expected 50% or more, and less than 100%"):
         asked(repository, sweep_in(repository[0]), Format.table, "--confidence", "100%")
+
+
+def test_a_search_whose_time_is_spent_says_so(repository):
+    _, shas = repository
+    file = measured(repository, [around(GOOD, 4), [], [], [], [], [], around(BAD, 4)])
+    results = file.parent / "results"
+    found = bisect.bisect(shas[0], shas[-1], file, max_launches=0, results=results)
+    spent = replace(found, is_spent=True)
+    assert spent.stop == "budget spent"
+    text = bisection_text(spent, Format.table, lambda *_: "", results, EVERYTHING)
+    assert "undecided after 8 launches (0 made now), --budget is spent; likeliest: " in text
