@@ -221,10 +221,8 @@ def read_history(
     texts = {str(row["case_id"]): case_text(row, axes) for _, row in cases.iterrows()}
     by_machine = every.groupby("fingerprint")["run_id"]
     last_runs = by_machine.last()
-    rows = store.table("runs", last_runs)
-    machines = {
-        str(run["fingerprint"] or "unknown"): _machine_text(run) for _, run in rows.iterrows()
-    }
+    by_run = store.table("runs", last_runs).set_index("run_id")
+    machines = {str(name): _machine_text(by_run.loc[one]) for name, one in last_runs.items()}
     if len(machines) > 1:
         named = "; ".join(f"{name}: {text}" for name, text in machines.items())
         notes.append(
