@@ -35,7 +35,6 @@ from benchmarks.surroundings import read_surroundings
 from engine.plan.schedules.registry import build_program
 from ppbench.commits.check import check
 from ppbench.commits.comparison import compare
-from ppbench.comparison.across import compare_across
 from ppbench.comparison.lines import Comparison
 from ppbench.config.case import Case
 from ppbench.display.cases import varying_axes
@@ -203,7 +202,7 @@ def main() -> None:
             found.setdefault("report and its sentences, plan", Counter()).update(own)
             nums["report and its sentences, plan"] += 1
             along = [
-                said_by(compare_across("schedule", ["new"], all_pairs=all_pairs, **how))
+                said_by(compare(across="schedule", runs=["new"], all_pairs=all_pairs, **how))
                 for all_pairs in (True, False)
             ]
             both = said_by(compare("old", "new", **how))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ppbench.commits.advice import check_command
 from ppbench.commits.bench import SILENT, Progress, read_tracked, rounds_of
-from ppbench.commits.comparison import compare_sides, of_sweep, places_of
+from ppbench.commits.comparison import of_sweep, places_of
 from ppbench.commits.gate import (
     GATED,
     Accepted,
@@ -20,6 +20,7 @@ from ppbench.commits.gate import (
     limits_of,
     read_accepted,
 )
+from ppbench.comparison.contrasts import compare_sides
 from ppbench.comparison.lines import SHOWN, read_metrics
 from ppbench.comparison.measurement import measure_until_decided
 from ppbench.comparison.sides import (

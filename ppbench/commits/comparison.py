@@ -1,184 +1,45 @@
-"""Compares two sides case by case, and finds the spans that explain a change.
+"""Compares two sides case by case, or cases that differ in one setting; may measure them first.
 
-Runs are paired by case, fingerprint and measurement settings. Runs from another machine, or over
-other steps, are another series: it has its own line if both sides have it, else a note.
-
-Sides are given by name, and can be measured first.
+Sides are given by name. Runs are paired by case, fingerprint and measurement settings; see
+`comparison.contrasts`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import pandas as pd
-
-from ppbench.commits.advice import COMPARE, compare_command, near
+from ppbench.commits.advice import compare_command, near
 from ppbench.commits.bench import SILENT, Progress, read_tracked, rounds_of
-from ppbench.comparison import notes
-from ppbench.comparison.across import compare_across
-from ppbench.comparison.evidence import Background
-from ppbench.comparison.launches import (
-    MEASURED_ALIKE,
-    SETTINGS,
-    Key,
-    keys_of,
-    of_keys,
-    without_times_of_files,
-)
-from ppbench.comparison.lines import (
-    COMMIT,
-    Comparison,
-    Contrast,
-    Family,
-    Pairing,
-    lines_of,
-    listed,
-    read_metrics,
-)
+from ppbench.comparison.axes import find_axis
+from ppbench.comparison.contrasts import compare_sides, compare_values
+from ppbench.comparison.launches import FRESH_S
+from ppbench.comparison.lines import Comparison, read_metrics
 from ppbench.comparison.measurement import measure_until_decided
-from ppbench.comparison.sides import WORKTREE, Places, Side, both_fresh, find_side, the_sweep_file
+from ppbench.comparison.sides import (
+    WORKTREE,
+    Places,
+    Side,
+    both_fresh,
+    choose_runs,
+    find_side,
+    the_sweep_file,
+)
+from ppbench.config.reader import read_sweep
 from ppbench.config.sweep import Sweep
-from ppbench.display.cases import case_text, varying_axes
 from ppbench.errors import UsageError
-from ppbench.judge.evidence import RESOLUTION, Metric
-from ppbench.judge.looks import ONE_LOOK, Looks
+from ppbench.judge.looks import Looks
 from ppbench.judge.verdicts import SPEED
+from ppbench.run.machine.environment import default_device
+from ppbench.run.sweep.control import run_sweep
+from ppbench.run.sweep.plan import Choice
 from ppbench.run.sweep.progress import Display
-from ppbench.store import Store
-from ppbench.store.columns import ATTACHED
+from ppbench.store import Store, check_writable
 
-
-def compare_sides(
-    base: Side,
-    head: Side,
-    metrics: Sequence[Metric],
-    resolution_of: Callable[[Contrast], float] = lambda _: RESOLUTION,
-    *,
-    again: str = COMPARE,
-    looks: Looks | None = None,
-    sweep_file: str | None = None,
-) -> Comparison:
-    """Compare every case that both sides have, in the order of the head's sweep.
-
-    `again` is the command that measures both sides. With `looks` only the first launches
-    count, and the verdicts are those of the last look. `sweep_file` is the one that was named.
-    Raises StoreError.
-    """
-    if looks is not None:
-        base, head = (side.first(looks.last) for side in (base, head))
-    every = pd.concat([head.runs, head.failed, base.runs, base.failed])
-    cases = without_times_of_files(every.drop_duplicates("case_id"))
-    axes = varying_axes(cases) if len(cases) else ()
-    texts = {str(row["case_id"]): case_text(row, axes) for _, row in cases.iterrows()}
-    in_order = head.runs.sort_values("position", kind="stable")
-    known = set(keys_of(base.runs))
-    shared = [key for key in dict.fromkeys(keys_of(in_order)) if key in known]
-    pairings, by_place = [], dict[tuple[object, ...], list[Pairing]]()
-    for key in shared:  # measurement settings are named where one case has several
-        alike = [other for other in shared if other[:2] == key[:2]]
-        words = (texts[key[0]], *_differing_settings(key, alike))
-        own, other = (of_keys(side.runs, key) for side in (base, head))
-        contrast = Contrast(COMMIT, key, key, words)
-        pairing = Pairing(contrast, own, other, (("head", key), ("base", key)))
-        pairings.append(pairing)
-        by_place.setdefault((key[1], other["sweep_file"].iloc[-1]), []).append(pairing)
-    compared = pd.concat([base.runs, head.runs])
-    background = Background(compared, (base.store, head.store))
-    families = [  # the cases of a sweep on a machine
-        Family(
-            {one.arms[at]: (one.head, one.base)[at] for one in some for at in (0, 1)},
-            [one.arms for one in some],
-            {one.arms: resolution_of(one.series) for one in some},
-        )
-        for some in by_place.values()
-    ]
-    lines = lines_of(metrics, pairings, families, background, looks or ONE_LOOK)
-    remedy = f"measure more with: {again} --launches {notes.launches_wanted(lines)}"
-    if origins := base.origins | head.origins:
-        remedy = "run the script more often, under the same name"
-        if ATTACHED not in origins:
-            remedy = "import more recordings under the same name"
-    failed = {" at base": base.failed, " at head": head.failed}
-    found = [
-        *base.notes,
-        *head.notes,
-        *_not_compared(base, head, texts, again),
-        *_apart(pairings, base, head),
-        *notes.notes_on(pairings, lines, failed, texts, remedy),
-    ]
-    return Comparison(
-        axis=COMMIT,
-        base=base,
-        head=head,
-        axes=axes,
-        texts=texts,
-        sweep_file=sweep_file or the_sweep_file(base, head),
-        pairings={pairing.series: pairing for pairing in pairings},
-        lines=tuple(lines),
-        notes=tuple(dict.fromkeys(found)),
-    )
-
-
-def _differing_settings(key: Key, others: Sequence[Key]) -> list[str]:
-    """The settings of `measure` in which a key differs from any of the others."""
-    return [
-        f"{name.replace('_', '.', 1)}={value or 'unknown'}"
-        for name, value, *values in zip(MEASURED_ALIKE, key, *others, strict=True)
-        if name in SETTINGS and set(values) - {value}
-    ]
-
-
-def _not_compared(base: Side, head: Side, texts: Mapping[str, str], again: str) -> Iterable[str]:
-    """Name the cases, machines and settings that only one side has."""
-    what = ""
-    revisions = {base.revision, head.revision}
-    if len(revisions) == 2 and None not in revisions and not base.origins | head.origins:
-        what = f"; measure both sides by one sweep file: {again}"
-    ids = [set(side.runs["case_id"]) | set(side.failed["case_id"]) for side in (base, head)]
-    for only, word in ((ids[0] - ids[1], "base"), (ids[1] - ids[0], "head")):
-        if only:
-            yield f"only {word} has {listed(sorted(texts[str(case_id)] for case_id in only))}{what}"
-    machines = [{key[:2] for key in keys_of(side.runs)} for side in (base, head)]
-    cases = {case for case, _ in machines[0]} & {case for case, _ in machines[1]}
-    for only, word in ((machines[0] - machines[1], "base"), (machines[1] - machines[0], "head")):
-        for machine in sorted({fingerprint for case, fingerprint in only if case in cases}):
-            names = sorted(
-                texts[case] for case, other in only if other == machine and case in cases
-            )
-            yield (
-                f"only {word} was measured on the machine {machine} ({listed(names)}): these runs "
-                "are not compared, since machines differ in more than the code"
-            )
-    first, last = (list(dict.fromkeys(keys_of(side.runs))) for side in (base, head))
-    for mine, theirs, word in ((first, last, "base"), (last, first, "head")):
-        for key in mine:
-            others = [other for other in theirs if other[:2] == key[:2]]
-            if others and key not in theirs:
-                settings = ", ".join(_differing_settings(key, others))
-                yield (
-                    f"only {word} was measured with {settings} ({texts[key[0]]}): runs with "
-                    f"different measurement settings are not compared{what}"
-                )
-
-
-def _apart(pairings: Sequence[Pairing], base: Side, head: Side) -> Iterable[str]:
-    """Say whether both sides were measured by other code, or far apart in time."""
-    codes = [sorted(set(side.runs["code"].dropna())) for side in (base, head)]
-    if all(codes) and codes[0] != codes[1]:
-        old, new = (", ".join(hashes) for hashes in codes)
-        yield (
-            f"base was measured by another ppbench (code {old}) than head ({new}): unless ppbench "
-            "itself is tracked, measure both with one version: ppbench compare --run"
-        )
-    both = [[getattr(pairing, side) for pairing in pairings] for side in ("base", "head")]
-    if pairings and (gap := notes.gap_between(*map(pd.concat, both))):
-        yield (
-            f"base and head were measured {gap} from each other: the difference includes drift of "
-            "the machine; interleave the launches with: ppbench compare --run"
-        )
+PROGRAM = "program_digest"
+"""The setting whose values are contents of a program file."""
 
 
 def compare(
@@ -205,60 +66,91 @@ def compare(
     may then be None for the repository's default. Raises UsageError, NotMeasuredError, StoreError,
     LaunchError and SweepInterruptedError.
 
-    `compare(across="schedule")` takes the last sweep, or `runs`: ids, sweeps, sweep files. `base`
-    is then a value of the setting; see `comparison.across.compare_across`. Measured first are the
-    cases of the one sweep file that `runs` names; `display` shows how far they are.
+    `compare(across="schedule")` takes the last sweep, or `runs`: ids, sweeps, sweep files. Each
+    value of the setting is compared with `base`, or with `all_pairs` each with each. By default
+    the base is the value that most others can be compared with: of several the smallest number, or
+    the first in the sweep. Measured first are the cases of the one sweep file that `runs` names;
+    `display` shows how far they are.
+
+    Launches of the last hour count, so that a measurement that was stopped goes on; older ones do
+    not, since a machine drifts by more than launches differ.
     """
-    if across is not None:
-        return compare_across(
-            *(across, runs),
-            base=base,
-            all_pairs=all_pairs,
-            metrics=metrics,
-            results=results,
-            launches=launches,
-            max_launches=max_launches,
-            budget_s=budget_s,
-            say=progress.say,
-            display=display,
-        )
-    if base is None and launches is None and max_launches is None:
-        raise UsageError("BASE: is missing; name it, or measure both sides with --run")
     begun, folder, chosen = datetime.now(UTC), Path(results), read_metrics(metrics)
+    is_measured = launches is not None or max_launches is not None
+
+    def measured(
+        bring_to: Callable[[int], float], compared: Callable[[Looks | None], Comparison]
+    ) -> Comparison:
+        """Launch so often, or until it is decided."""
+        if max_launches is None:
+            bring_to(launches or 0)
+            return compared(None)
+        shown, say = set(metrics or (SPEED,)), progress.say
+        result, stopped = measure_until_decided(
+            max_launches, bring_to, compared, lambda one: one, shown, say, budget_s
+        )
+        return dataclasses.replace(result, stopped=stopped)
+
+    if across is not None:
+        setting, store = find_axis(across), Store(folder)
+        places = Places(store, Path.cwd())
+
+        def along(side: Side, looks: Looks | None = None) -> Comparison:
+            return compare_values(setting, side, base, chosen, looks, all_pairs=all_pairs)
+
+        if not is_measured:
+            return along(choose_runs(runs, places, has_older_programs=setting == PROGRAM))
+        if len(runs) != 1 or not runs[0].endswith(".toml"):
+            named = " ".join(runs) or "none"
+            raise UsageError(f"--run: measures the cases of a sweep file; give one, got {named}")
+        check_writable(folder, "--results")
+        read = read_sweep(Path(runs[0]), [], default_device())
+        an_hour_ago = f"{begun - timedelta(seconds=FRESH_S):%Y%m%dT%H%M%S}"  # as run ids are
+
+        def bring_to(num_launches: int) -> float:
+            """Launch every case until it has so many launches; return the rounds made."""
+            cases = tuple(
+                (case, dataclasses.replace(own, launches=num_launches)) for case, own in read.cases
+            )
+            asked = dataclasses.replace(read, cases=cases)
+            done = run_sweep(asked, store, Choice(since=an_hour_ago), display)
+            return len(done.plan.missing) / len(cases)
+
+        def first(num_launches: int) -> Side:
+            """So many of the first launches of each case in this hour."""
+            side = choose_runs(runs, places)
+            rows, failed = (rows[rows["run_id"] > an_hour_ago] for rows in (side.runs, side.failed))
+            kept = rows.sort_values("launch").groupby("case_id").head(num_launches)["run_id"]
+            return dataclasses.replace(side, runs=rows[rows["run_id"].isin(kept)], failed=failed)
+
+        return measured(
+            bring_to, lambda looks: along(first(looks.last if looks else launches or 0), looks)
+        )
+    if base is None and not is_measured:
+        raise UsageError("BASE: is missing; name it, or measure both sides with --run")
     tracked = None if sweep is None else read_tracked(sweep)
-    named = None if tracked is None else tracked.file
+    file = None if tracked is None else tracked.file
 
     def compared(
         base: str, head: str, *, is_fresh: bool = False, looks: Looks | None = None
     ) -> Comparison:
         """Compare two sides, with `is_fresh` by their launches of the last hour."""
         places = places_of(tracked, folder)
-        places = dataclasses.replace(places, compare=compare_command(base, head, named, folder))
+        places = dataclasses.replace(places, compare=compare_command(base, head, file, folder))
         first, last = (of_sweep(find_side(name, places), tracked) for name in (base, head))
         if is_fresh:
             first, last = both_fresh(first, last, begun)
         is_one = first.revision == last.revision  # two runs of a commit: no two sides to measure
         measurable = (None, None) if is_one else (first.revision, last.revision)
-        again = compare_command(*measurable, named or the_sweep_file(first, last), folder)
-        return compare_sides(first, last, chosen, again=again, looks=looks, sweep_file=named)
+        again = compare_command(*measurable, file or the_sweep_file(first, last), folder)
+        return compare_sides(first, last, chosen, again=again, looks=looks, sweep_file=file)
 
-    if launches is None and max_launches is None:
+    if not is_measured:
         return compared(str(base), head)
     with rounds_of(tracked, None if base is None else str(base), head, folder, progress) as rounds:
-        if max_launches is None:
-            rounds.bring_to(launches or 0)
-        else:
-            result, stopped = measure_until_decided(
-                max_launches,
-                rounds.bring_to,
-                lambda looks: compared(*rounds.names, is_fresh=True, looks=looks),
-                lambda result: result,
-                set(metrics or (SPEED,)),
-                progress.say,
-                budget_s,
-            )
-            return dataclasses.replace(result, stopped=stopped)
-    return compared(*rounds.names, is_fresh=True)
+        return measured(
+            rounds.bring_to, lambda looks: compared(*rounds.names, is_fresh=True, looks=looks)
+        )
 
 
 def places_of(sweep: Sweep | None, results: Path) -> Places:

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from ppbench.commits.advice import near
 from ppbench.commits.bench import SILENT, Progress, read_tracked, rounds_of
-from ppbench.commits.comparison import compare_sides, places_of
+from ppbench.commits.comparison import places_of
+from ppbench.comparison.contrasts import compare_sides
 from ppbench.comparison.lines import Comparison, Line
 from ppbench.comparison.sides import SHORT, WORKTREE, both_fresh, find_side
 from ppbench.display.metrics import METRICS

@@ -3,8 +3,7 @@
     Pairing ---> Line, Line, ...     a verdict per figure, with Holm's correction over a Family
         `------> Breakdown           the classes of spans that changed
 
-The sides differ along one axis: it is the commit (`commits.comparison`), or a setting
-(`comparison.across`).
+The sides differ along one axis, the commit or a setting; `comparison.contrasts` finds the pairs.
 """
 
 from __future__ import annotations

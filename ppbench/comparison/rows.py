@@ -1,25 +1,32 @@
-"""Cases in rows: those of a row differ in one setting, those of different rows in others too."""
+"""Cases in rows: those of a row differ in one setting, those of different rows in others too.
+
+The axis is a setting, or the commit: then the values are `base` and `head`.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pandas as pd
 
 from ppbench.comparison.axes import is_of_machine, key_of
 from ppbench.comparison.launches import SETTINGS as MEASURED
 from ppbench.comparison.launches import Key, key_text, keys_of, without_times_of_files
-from ppbench.comparison.lines import listed
+from ppbench.comparison.lines import COMMIT, listed
 from ppbench.display.cases import NOT_GIVEN, SETTINGS, axis_text, case_text, varying_axes
 from ppbench.display.fields import SETTINGS as HEADED
 from ppbench.display.fields import field_of
 from ppbench.runtimes import ENGINE
 
+Arm = tuple[Hashable, Key]
+"""A value and the key of its launches."""
+SIDE = "side"
+"""The column that says `base` or `head` where the axis is the commit."""
 _FOLLOWING = {"schedule": ("stages_per_rank", "program_digest")}
 """Settings that usually depend on another."""
-_MACHINE = "fingerprint"
+_MACHINE, _CASE = "fingerprint", "case_id"
 _USUAL = (
     *("schedule", "runtime", "world_size", "num_microbatches", "seq_len"),
     *("model_preset", "device"),
@@ -31,7 +38,8 @@ class Row:
     """Cases that differ in the axis alone: the key of the launches of each value."""
 
     rest: Mapping[str, str]  # every other setting, the machine, how it was measured
-    keys: Mapping[Hashable, Key]
+    keys: dict[Hashable, Key] = field(default_factory=dict)  # of launches that are ok
+    failed: dict[Hashable, Key] = field(default_factory=dict)  # of all others
 
     def differs_from(self, other: Row) -> tuple[str, ...]:
         return tuple(name for name, text in self.rest.items() if text != other.rest[name])
@@ -40,40 +48,53 @@ class Row:
 class Grid:
     """The cases of some runs in rows along an axis, and the words for them."""
 
-    def __init__(self, axis: str, runs: pd.DataFrame) -> None:
+    def __init__(self, axis: str, runs: pd.DataFrame, failed: pd.DataFrame) -> None:
+        """`runs` are those that are ok; along the commit all have a column `SIDE`."""
         self.axis = axis
-        keys = pd.Series(keys_of(runs), runs.index, dtype=object)
-        cases = without_times_of_files(runs.assign(key=keys).drop_duplicates("key"))
+        column = SIDE if axis == COMMIT else axis
+        every = pd.concat([runs, failed])
+        every = every.assign(key=pd.Series(keys_of(every), every.index, dtype=object))
+        cases = without_times_of_files(every.drop_duplicates(["key", column]))
         follow = _following(axis, cases)
         left_out = {axis, *follow, *((_MACHINE,) if is_of_machine(axis) else ())}
         self._compared = [n for n in (*SETTINGS, _MACHINE, *MEASURED) if n not in left_out]
         by_schedule = () if axis == "schedule" else _following("schedule", cases)
         self._told = [name for name in self._compared if name not in by_schedule]
-        self._axes = varying_axes(cases) if len(cases) else ()
-        rows: dict[tuple[str, ...], dict[Hashable, Key]] = {}
-        self._texts: dict[Key, str] = {}
+        if axis == COMMIT:  # scripts of one name may be different cases
+            self._compared.append(_CASE)
+        self.axes = varying_axes(cases) if len(cases) else ()
+        """The settings in which cases differ."""
+        self.arms: dict[Arm, pd.DataFrame] = {}
+        """The launches of each value and key, those that are ok."""
+        keys = pd.Series(keys_of(runs), runs.index, dtype=object)
+        for key, own in runs.groupby(keys, sort=False):
+            for value in own[column].unique():
+                self.arms[value, key] = own[own[column] == value]
+        rows: dict[tuple[str, ...], Row] = {}
         self._cases: dict[Key, pd.Series] = {}
         for _, case in cases.iterrows():
             rest = tuple(key_text(case[name]) for name in self._compared)
-            rows.setdefault(rest, {})[case[axis]] = case["key"]
+            row = rows.setdefault(rest, Row(dict(zip(self._compared, rest, strict=True))))
+            is_ok = (case[column], case["key"]) in self.arms
+            (row.keys if is_ok else row.failed)[case[column]] = case["key"]
             self._cases[case["key"]] = case
-        self.rows = [
-            Row(dict(zip(self._compared, rest, strict=True)), keys) for rest, keys in rows.items()
-        ]
-
-    def text_of(self, key: Key) -> str:
-        """The name of a case beside all others."""
-        return case_text(self._cases[key], self._axes)
+        self.rows = list(rows.values())
 
     def texts(self) -> dict[str, str]:
-        """The name of each case, by its id."""
-        return {key[0]: self.text_of(key) for key in self._cases}
+        """The name of each case beside all others, by its id."""
+        return {key[0]: self._text_of(key) for key in self._cases}
+
+    def _text_of(self, key: Key) -> str:
+        return case_text(self._cases[key], self.axes)
 
     def common_texts(self, rows: Sequence[Row]) -> list[tuple[str, ...]]:
         """The settings in which each of these rows differs from some other, in words.
 
-        The machine is not among them.
+        The machine is not among them. Along the commit it is the whole name of the case, and how it
+        was measured where that was done in several ways.
         """
+        if self.axis == COMMIT:
+            return [self._whole_name(row, rows) for row in rows]
         names = [name for name in self._told if name != _MACHINE]
         varying = [n for n in names if len({row.rest[n] for row in rows}) > 1]
         return [
@@ -85,11 +106,15 @@ class Grid:
             for row in rows
         ]
 
+    def _whole_name(self, row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
+        alike = [one for one in rows if all(one.rest[n] == row.rest[n] for n in (_CASE, _MACHINE))]
+        ways = [name for name in MEASURED if len({one.rest[name] for one in alike}) > 1]
+        return self._text_of(_any_key(row)), *(self._words(name, row) for name in ways)
+
     def _words(self, name: str, row: Row) -> str:
         if name in MEASURED:
             return f"{_name_of(name)}={row.rest[name] or 'unknown'}"
-        case = self._cases[next(iter(row.keys.values()))]
-        return axis_text(name, case[name])
+        return axis_text(name, self._cases[_any_key(row)][name])
 
     def shared_text(self, rows: Sequence[Row]) -> str:
         """The usual settings that all these rows have alike, but for the axis, in words."""
@@ -105,11 +130,13 @@ class Grid:
     def without_partner(self, base: Hashable | None) -> Iterable[str]:
         """Say of each case that is in no pair what the nearest case with another value differs in.
 
-        `base` is the value that every pair has; None: pairs are made of any values.
+        `base` is the value that every pair has; None: pairs are made of any values. What failed is
+        told elsewhere.
         """
         reasons: dict[str, list[str]] = {}
         for row in self.rows:
-            is_paired = len(row.keys) > 1 and (base is None or base in row.keys)
+            known = {**row.keys, **row.failed}
+            is_paired = len(known) > 1 and (base is None or base in known)
             for value, key in () if is_paired else row.keys.items():
                 wanted = {base} if base is not None and value != base else None
                 differing = [
@@ -117,21 +144,32 @@ class Grid:
                     for other in self.rows
                     if other is not row and (wanted or set(other.keys) - {value}) & set(other.keys)
                 ]
-                which = f"another {_name_of(self.axis)}"
-                if wanted:
-                    which = axis_text(self.axis, base)
-                elif self.axis in HEADED and HEADED[self.axis].is_number and self.axis != "seq_len":
-                    which = f"another number of {_name_of(self.axis)}"
-                why = f"no case with {which} was measured"
+                why = f"no case {self._other(wanted, value)} was measured"
                 if differing:
                     fewest = min(differing, key=len)
                     names = [_name_of(name) for name in self._told if name in fewest]
+                    names = names or ["the script"]
                     shown = names[:6] + ([f"{len(names) - 6} more"] if len(names) > 6 else [])
                     words = " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
-                    why = f"the nearest case with {which} differs in {words} too"
-                reasons.setdefault(why, []).append(self.text_of(key))
+                    why = f"the nearest case {self._other(wanted, value)} differs in {words} too"
+                who = f"only {value} has" if self.axis == COMMIT else "not compared:"
+                reasons.setdefault(f"{who} {{}}: {why}", []).append(self._text_of(key))
         for why, texts in reasons.items():
-            yield f"not compared: {listed(texts)}: {why}"
+            yield why.replace("{}", listed(list(dict.fromkeys(texts))), 1)
+
+    def _other(self, wanted: Iterable[Hashable] | None, value: Hashable) -> str:
+        """The value that a partner would have: `with afab`, `with another number of ranks`."""
+        if self.axis == COMMIT:
+            return f"of {'head' if value == 'base' else 'base'}"
+        if wanted:
+            return f"with {axis_text(self.axis, next(iter(wanted)))}"
+        if self.axis in HEADED and HEADED[self.axis].is_number and self.axis != "seq_len":
+            return f"with another number of {_name_of(self.axis)}"
+        return f"with another {_name_of(self.axis)}"
+
+
+def _any_key(row: Row) -> Key:
+    return next(iter({**row.failed, **row.keys}.values()))
 
 
 def _name_of(name: str) -> str:
@@ -145,7 +183,7 @@ def _name_of(name: str) -> str:
 def _following(axis: str, cases: pd.DataFrame) -> tuple[str, ...]:
     """The settings that differ only because the axis does."""
     names = _FOLLOWING.get(axis, ())
-    if cases.empty:
+    if cases.empty or not names:
         return ()
     by_value = cases.groupby(axis)
     return tuple(name for name in names if by_value[name].nunique().max() <= 1)

@@ -12,7 +12,7 @@ from screens import DESK, PHONE, assert_sound, keep, needs_browser
 from tracked import CASE, STEADY, add_launches, slower, store_in
 
 from ppbench.cli.comparison import page_of
-from ppbench.comparison.across import compare_across
+from ppbench.commits.comparison import compare
 from ppbench.report.pages.comparison import render_comparison
 from ppbench.report.pages.templates import write_page
 
@@ -42,7 +42,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
             case = replace(CASE, schedule=schedule, world_size=ranks)
             stretch = {(1, "B"): 1.0 + (by if schedule == "1f1b" else 0)}
             add_launches(store, speeds, "c0de" * 10, case, stretch=stretch, position=ranks)
-    result = compare_across("schedule", results=store.folder)
+    result = compare(across="schedule", results=store.folder)
     told = page_of(result, result.break_down(result.changed()), "ppbench compare")
     write_page(folder / "page.html", render_comparison(told))
     return folder / "page.html"

@@ -7,7 +7,8 @@ import pytest
 from command import Printed, printed
 from tracked import CASE, STEADY, add_launches, in_one_file, scattered, slower
 
-from ppbench.commits.comparison import compare, compare_sides
+from ppbench.commits.comparison import compare
+from ppbench.comparison.contrasts import compare_sides
 from ppbench.comparison.lines import SHOWN, Comparison, read_metrics
 from ppbench.comparison.sides import Places, find_side
 from ppbench.display.changes import moved_sentences
@@ -70,8 +71,9 @@ def test_fingerprints_are_never_mixed(store):
         ("1f1b", "f1f2", "tokens_per_s"): Verdict.same,
         ("1f1b", "slow", "tokens_per_s"): Verdict.same,
     }
-    assert "only base was measured on the machine f1f2 (afab)" in result.notes[0]
-    assert "only head was measured on the machine third (afab)" in result.notes[1]
+    for side, other in (("base", "head"), ("head", "base")):
+        why = f"only {side} has afab: the nearest case of {other} differs in the machine too"
+        assert any(note.startswith(why) for note in result.notes)
 
 
 def test_a_change_of_another_sign_than_its_two_figures_is_explained(store):
@@ -118,7 +120,10 @@ def test_commits_whose_sweep_files_differ_are_told_what_measures_both(store):
     command = f"ppbench compare {BASE[:8]} {HEAD[:8]} "
     for side, name in (("base", "8 microbatches"), ("head", "16 microbatches")):
         (note,) = [note for note in notes if note.startswith(f"only {side} has ")]
-        assert f"{name}; measure both sides by one sweep file: {command}" in note
+        assert f"{name}: the nearest case of " in note
+        assert (
+            f"differs in microbatches too; measure both sides by one sweep file: {command}" in note
+        )
 
 
 def test_a_case_that_found_no_memory_says_that_sides_in_turns_are_there_at_once(store):
@@ -167,7 +172,7 @@ def test_notes_tell_what_a_reader_must_know(store):
     told = "\n".join(compared(store).notes)
     assert "only head has 1f1b, 4 ranks" in told
     assert "afab, 2 ranks: 1 launch failed at head, oom: too big (ppbench show 2026" in told
-    assert "base was measured by another ppbench (code 01d) than head (4ew)" in told
+    assert "differ in the code that was measured too: 1f1b, 2 ranks (ppbench); measure" in told
     assert "5 of 7 runs carry the caution busy_machine: Other processes" in told
     assert "a verdict needs 3 launches a side, better 5: 1f1b, 2 ranks (2 at base, 5 at" in told
     assert "--run --launches 5" in told
@@ -236,7 +241,8 @@ def test_what_was_measured_over_other_steps_replaces_nothing_and_is_a_line_of_it
     (line,) = result.lines
     assert (line.change.verdict, line.change.num_head) == (Verdict.same, 5)
     assert result.notes[0].startswith(
-        "only head was measured with measure.steps=1, measure.verify="
+        "only head has 1f1b, 2 ranks, 8 microbatches, 128 tokens: the nearest case of base differs "
+        "in measure.steps and measure.verify too"
     )
     add_launches(store, STEADY[:3], BASE, **short)
     first, second = compared(store, "tokens_per_s").lines
@@ -265,8 +271,8 @@ def test_sides_that_were_measured_at_other_times_are_told_apart(store):
     (note,) = compared(store).notes
     assert note.startswith("rests on one session: ")
     add_launches(store, STEADY, HEAD, created_at="2026-01-04T10:00:00+00:00")
-    told = "base and head were measured 3 days from each other: the difference includes drift of "
-    fix = "the machine; interleave the launches with: ppbench compare --run"
+    told = "these pairs were measured far apart: 1f1b, 2 ranks, 8 microbatches, 128 tokens (3 days)"
+    fix = ": part of it is drift of the machine; measure both sides in turns: ppbench compare BASE "
     gap, drift = compared(store).notes
-    assert gap == f"{told}{fix}"
+    assert gap == f"{told}{fix}HEAD SWEEP --run"
     assert drift.startswith("base and head were never measured in one session, so the drift ")

@@ -16,7 +16,7 @@ from tracked import (
     slower,
 )
 
-from ppbench.comparison.across import compare_across
+from ppbench.commits.comparison import compare
 from ppbench.comparison.axes import find_axis, ordered
 from ppbench.comparison.lines import Comparison
 from ppbench.display.changes import BY_AXIS, moved_sentences
@@ -42,7 +42,7 @@ def add(store: Store, case, speeds=STEADY, commit=COMMIT, **changes: object) -> 
 
 def across(store: Store, axis: str = "schedule", *runs: str, **how: object) -> Comparison:
     in_one_file(store)
-    return compare_across(axis, runs, results=store.folder, **how)
+    return compare(across=axis, runs=runs, results=store.folder, **how)
 
 
 def pairs(result: Comparison) -> list[str]:

@@ -12,8 +12,8 @@ import pytest
 from command import printed
 from tracked import STEADY, add_launches, slower
 
-from ppbench.commits.comparison import compare_sides
 from ppbench.commits.series import history
+from ppbench.comparison.contrasts import compare_sides
 from ppbench.comparison.lines import read_metrics
 from ppbench.comparison.sides import Places, find_side
 from ppbench.comparison.slowdowns import slowdowns_by_run

@@ -5,7 +5,6 @@ import pytest
 from stored_runs import run_row, store_with
 
 from ppbench.commits.comparison import compare
-from ppbench.comparison.across import compare_across
 from ppbench.comparison.evidence import (
     FORBIDDING,
     FORBIDDING_IN_TURNS,
@@ -56,7 +55,7 @@ def said(tmp_path, rows):
     runs = store.runs()
     judged = judge(runs, varying_axes(runs), [store])
     how = {"all_pairs": True, "metrics": ["tokens_per_s"], "results": store.folder}
-    found = compare_across("schedule", ["demo"], **how)
+    found = compare(across="schedule", runs=["demo"], **how)
     pairs = [(line.series.head_key[0], line.series.base_key[0]) for line in found.lines]
     return [judged.verdict(*pair) for pair in pairs], found
 

@@ -107,7 +107,7 @@ def test_cases_of_a_sweep_are_compared_along_a_setting_until_decided(sweep, tmp_
     """The launches are in the store already, so none is made."""
     monkeypatch.chdir(tmp_path)
     read = read_sweep(sweep, [], "cpu")
-    monkeypatch.setattr("ppbench.comparison.across.run_sweep", _nothing_missing)
+    monkeypatch.setattr("ppbench.commits.comparison.run_sweep", _nothing_missing)
     now, rows = datetime.now(UTC) - timedelta(seconds=60), []
     for place, ((case, measure), middle) in enumerate(
         zip(read.cases, (1000.0, 1100.0), strict=True)
