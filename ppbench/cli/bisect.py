@@ -20,12 +20,12 @@ from ppbench.cli.options import (
     RetryFailed,
     Sort,
     SweepFile,
-    command,
     going_on,
     print_text,
     seconds_in,
     typed_command,
 )
+from ppbench.display.commands import command
 from ppbench.display.fields import COMMIT_COLUMNS
 from ppbench.display.formats import Format
 from ppbench.display.metrics import METRICS

@@ -21,11 +21,11 @@ from ppbench.cli.options import (
     Sort,
     budget_of,
     check_store_of,
-    command,
     going_on,
     num_and_most,
     print_text,
 )
+from ppbench.display.commands import command
 from ppbench.display.formats import Format
 from ppbench.display.tables import View
 from ppbench.errors import UsageError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -23,16 +23,13 @@ from ppbench.cli.options import (
     Sort,
     budget_of,
     check_store_of,
-    command,
     going_on,
     num_and_most,
     print_text,
 )
+from ppbench.display.commands import command
 from ppbench.display.formats import Format
 from ppbench.errors import ExitCode, UsageError
-
-if TYPE_CHECKING:
-    from ppbench.report.pages.comparison import ComparisonPage
 
 Names = Annotated[
     list[str] | None,
@@ -149,7 +146,6 @@ def compare(
             display=display,
         )
     breakdowns = result.break_down(result.series() if how is Format.json else result.changed())
-    page: ComparisonPage | None = None
     if output is not None and is_saved:
         with whole_file(output, "--output") as saved:
             saved.write(f"{comparison_text(result, breakdowns, Format.json)}\n".encode())
@@ -164,7 +160,6 @@ def compare(
             output=output,
         )
         page = page_of(result, result.break_down(result.changed()), again)
-    if output is not None and page is not None:
         from ppbench.report.pages.comparison import render_comparison
         from ppbench.report.pages.templates import listed, write_page
 

@@ -19,11 +19,10 @@ from ppbench.cli.options import (
     HowToPrint,
     Sort,
     StoredResults,
-    command,
-    option_words,
     print_text,
 )
 from ppbench.console import note
+from ppbench.display.commands import command, option_words
 from ppbench.display.fields import figure
 from ppbench.display.formats import Format
 from ppbench.display.tables import EVERYTHING, View, render

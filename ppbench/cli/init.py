@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ppbench.cli.options import command
+from ppbench.display.commands import command
 from ppbench.errors import UsageError
 
 

@@ -253,7 +253,6 @@ Cost = Annotated[
 ]
 RESULTS = Path("results")
 REPORTS = Path("reports")
-_DEFAULTS = {"results": RESULTS, "reports": REPORTS}
 UNIT_COST = "F=1,I=1,W=1"
 
 
@@ -298,30 +297,6 @@ def seconds_in(text: str | None) -> float:
 def typed_command() -> str:
     """The command line of this process, quoted for a shell."""
     return shlex.join(["ppbench", *sys.argv[1:]])
-
-
-def command(*words: str, **options: object) -> str:
-    """A command line of ppbench, quoted for a shell.
-
-    An option is left out if it is None, False or empty, or the default folder for results or
-    reports; a list repeats it.
-    """
-    return shlex.join(["ppbench", *words, *option_words(**options)])
-
-
-def option_words(**options: object) -> list[str]:
-    """The words of options on a command line; see `command`."""
-    words: list[str] = []
-    for name, value in options.items():
-        if value is None or value is False or value in ((), [], _DEFAULTS.get(name)):
-            continue
-        option = f"--{name.replace('_', '-')}"
-        if value is True:
-            words.append(option)
-        else:
-            values = value if isinstance(value, list | tuple) else [value]
-            words += [word for one in values for word in (option, str(one))]
-    return words
 
 
 @contextlib.contextmanager

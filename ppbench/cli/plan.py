@@ -22,11 +22,11 @@ from ppbench.cli.options import (
     Results,
     Sort,
     SweepFile,
-    command,
     print_text,
     typed_command,
 )
 from ppbench.cli.sweep import Rerun
+from ppbench.display.commands import command
 from ppbench.display.fields import field_of, number
 from ppbench.display.formats import Format
 from ppbench.display.tables import EVERYTHING, View, render

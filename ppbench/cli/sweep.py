@@ -23,12 +23,11 @@ from ppbench.cli.options import (
     Results,
     Sort,
     SweepFile,
-    command,
     going_on,
-    option_words,
     print_text,
 )
 from ppbench.console import note
+from ppbench.display.commands import command, option_words
 from ppbench.display.fields import OF_REPLICAS, WORKLOAD
 from ppbench.display.formats import Assets, Format
 from ppbench.display.tables import EVERYTHING, View, render

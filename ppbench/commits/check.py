@@ -7,7 +7,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ppbench.commits.advice import check_command
 from ppbench.commits.bench import SILENT, Progress, read_tracked, rounds_of
 from ppbench.commits.comparison import of_sweep, places_of
 from ppbench.commits.gate import (
@@ -34,6 +33,7 @@ from ppbench.comparison.sides import (
 )
 from ppbench.config.sweep import Sweep, read_share
 from ppbench.console import note
+from ppbench.display.commands import command, near
 from ppbench.errors import LaunchError, NotMeasuredError, UsageError
 from ppbench.judge.looks import Looks
 from ppbench.judge.verdicts import SPEED
@@ -83,7 +83,8 @@ def check(
         if script is not None:
             return f"a run of {script} at it, attached under the same name"
         file = None if planned is None else planned.file
-        return check_command(file, base, None if head == WORKTREE else head, folder)
+        named = None if head == WORKTREE else head
+        return command("check", near(file), base=base, head=named, run=True, results=folder)
 
     def judged(
         base: str | None, head: str, *, is_fresh: bool = False, looks: Looks | None = None

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from ppbench.commits.advice import compare_command, near
 from ppbench.commits.bench import SILENT, Progress, read_tracked, rounds_of
 from ppbench.comparison.axes import find_axis
 from ppbench.comparison.contrasts import compare_sides, compare_values
@@ -29,6 +28,7 @@ from ppbench.comparison.sides import (
 )
 from ppbench.config.reader import read_sweep
 from ppbench.config.sweep import Sweep
+from ppbench.display.commands import command, near
 from ppbench.errors import UsageError
 from ppbench.judge.looks import Looks
 from ppbench.judge.verdicts import SPEED
@@ -105,7 +105,7 @@ def compare(
             raise UsageError(f"--run: measures the cases of a sweep file; give one, got {named}")
         check_writable(folder, "--results")
         read = read_sweep(Path(runs[0]), [], default_device())
-        an_hour_ago = f"{begun - timedelta(seconds=FRESH_S):%Y%m%dT%H%M%S}"  # as run ids are
+        since = f"{begun - timedelta(seconds=FRESH_S):%Y%m%dT%H%M%S}"  # as run ids are
 
         def bring_to(num_launches: int) -> float:
             """Launch every case until it has so many launches; return the rounds made."""
@@ -113,19 +113,15 @@ def compare(
                 (case, dataclasses.replace(own, launches=num_launches)) for case, own in read.cases
             )
             asked = dataclasses.replace(read, cases=cases)
-            done = run_sweep(asked, store, Choice(since=an_hour_ago), display)
+            done = run_sweep(asked, store, Choice(since=since), display)
             return len(done.plan.missing) / len(cases)
 
-        def first(num_launches: int) -> Side:
-            """So many of the first launches of each case in this hour."""
-            side = choose_runs(runs, places)
-            rows, failed = (rows[rows["run_id"] > an_hour_ago] for rows in (side.runs, side.failed))
-            kept = rows.sort_values("launch").groupby("case_id").head(num_launches)["run_id"]
-            return dataclasses.replace(side, runs=rows[rows["run_id"].isin(kept)], failed=failed)
+        def fresh(looks: Looks | None) -> Comparison:
+            """Compare the first launches of this hour."""
+            num = looks.last if looks else launches or 0
+            return along(choose_runs(runs, places).fresh(begun).first(num), looks)
 
-        return measured(
-            bring_to, lambda looks: along(first(looks.last if looks else launches or 0), looks)
-        )
+        return measured(bring_to, fresh)
     if base is None and not is_measured:
         raise UsageError("BASE: is missing; name it, or measure both sides with --run")
     tracked = None if sweep is None else read_tracked(sweep)
@@ -136,13 +132,16 @@ def compare(
     ) -> Comparison:
         """Compare two sides, with `is_fresh` by their launches of the last hour."""
         places = places_of(tracked, folder)
-        places = dataclasses.replace(places, compare=compare_command(base, head, file, folder))
+        both = command("compare", base, head, near(file), run=True, results=folder)
+        places = dataclasses.replace(places, compare=both)
         first, last = (of_sweep(find_side(name, places), tracked) for name in (base, head))
         if is_fresh:
             first, last = both_fresh(first, last, begun)
-        is_one = first.revision == last.revision  # two runs of a commit: no two sides to measure
-        measurable = (None, None) if is_one else (first.revision, last.revision)
-        again = compare_command(*measurable, file or the_sweep_file(first, last), folder)
+        sides = first.revision or "BASE", last.revision or "HEAD"
+        if first.revision == last.revision:  # two runs of a commit: no two sides to measure
+            sides = "BASE", "HEAD"
+        known = near(file or the_sweep_file(first, last))
+        again = command("compare", *sides, known, run=True, results=folder)
         return compare_sides(first, last, chosen, again=again, looks=looks, sweep_file=file)
 
     if not is_measured:

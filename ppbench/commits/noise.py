@@ -17,7 +17,6 @@ from typing import Any
 
 import pandas as pd
 
-from ppbench.commits.advice import noise_command
 from ppbench.commits.bench import SILENT, Bench, Part, Progress
 from ppbench.commits.gate import THRESHOLD
 from ppbench.commits.launches import Launches
@@ -30,6 +29,7 @@ from ppbench.comparison.sessions import BREAK
 from ppbench.config.reader import read_sweep
 from ppbench.display.cases import case_text, without_not_finite
 from ppbench.display.changes import discount_text
+from ppbench.display.commands import command, near
 from ppbench.display.metrics import METRICS
 from ppbench.display.units import counted, written
 from ppbench.errors import ExitCode, SweepInterruptedError
@@ -207,7 +207,7 @@ def noise(
                 "runs"
             )
         if all(row["drift"] is None for row in rows):
-            again = noise_command(str(sweep), overrides, store.folder)
+            again = command("noise", near(str(sweep)), set=list(overrides), results=store.folder)
             texts.append(
                 "the drift between sessions is not known: it takes launches of one commit in two; "
                 f"after a break of {BREAK.total_seconds() / 3600:.0f} hours: {again}"

@@ -17,12 +17,12 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 
-from ppbench.commits.advice import near
 from ppbench.commits.bench import SILENT, Progress, read_tracked, rounds_of
 from ppbench.commits.comparison import places_of
 from ppbench.comparison.contrasts import compare_sides
 from ppbench.comparison.lines import Comparison, Line
 from ppbench.comparison.sides import SHORT, WORKTREE, both_fresh, find_side
+from ppbench.display.commands import near
 from ppbench.display.metrics import METRICS
 from ppbench.errors import ExitCode, NotMeasuredError, UsageError
 from ppbench.judge.differences import Ratio

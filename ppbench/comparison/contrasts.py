@@ -177,8 +177,8 @@ def _compared(
     remedy = remedy_of(notes.launches_wanted(lines))
     found = [
         *first_notes,
-        *_apart(pairings, again),
-        *notes.notes_on(pairings, lines, failed, grid.texts(), remedy),
+        *_of_other_code(pairings, again),
+        *notes.notes_on(pairings, lines, failed, grid.texts(), remedy, again),
     ]
     return Comparison(
         axis=grid.axis,
@@ -219,9 +219,9 @@ def _families(grid: Grid, chosen: Side, rows: Sequence[Row]) -> list[Family]:
     return families
 
 
-def _apart(pairings: Sequence[Pairing], again: str) -> Iterable[str]:
-    """Name the pairs whose sides differ in the code, or lie far apart in time."""
-    others, gaps = [], []
+def _of_other_code(pairings: Sequence[Pairing], again: str) -> Iterable[str]:
+    """Name the pairs whose sides differ in the code that was measured too."""
+    others = []
     for pairing in pairings:
         sides = (pairing.base, pairing.head)
         for column in ("code",) if pairing.series.axis == COMMIT else _CODE:
@@ -229,17 +229,10 @@ def _apart(pairings: Sequence[Pairing], again: str) -> Iterable[str]:
             if all(states) and states[0] != states[1]:
                 others.append(f"{pairing.series.text} ({_CODE[column]})")
                 break
-        if gap := notes.gap_between(*sides):
-            gaps.append(f"{pairing.series.text} ({gap})")
     if others:
         yield (
             f"these pairs differ in the code that was measured too: {listed(others)}; measure both "
             f"sides with one: {again}"
-        )
-    if gaps:
-        yield (
-            f"these pairs were measured far apart: {listed(gaps)}: part of it is drift of the "
-            f"machine; measure both sides in turns: {again}"
         )
 
 

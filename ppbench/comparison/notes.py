@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
 from ppbench.cautions import Caution
-from ppbench.comparison.launches import FRESH_S, keys_of
+from ppbench.comparison.launches import keys_of
 from ppbench.comparison.lines import Contrast, DiscountedLaunch, Line, Pairing, listed
-from ppbench.comparison.sessions import moments_of
 from ppbench.display.cases import cautions_of
 from ppbench.display.changes import discount_text, figure_text
 from ppbench.display.fields import field_of
@@ -43,31 +42,48 @@ def notes_on(
     failed: Mapping[str, pd.DataFrame],
     texts: Mapping[str, str],
     remedy: str,
+    again: str,
 ) -> Iterable[str]:
     """Yield what qualifies the lines of a comparison.
 
     `failed` are the failed runs of each side, by ` at base` and ` at head`, or of both by an empty
-    text; `texts` name their cases, and `remedy` makes more launches.
+    text; `texts` name their cases, `remedy` makes more launches, `again` measures both sides.
     """
     known = {launch.run_id for line in lines for launch in line.discounted}
     both = [side for pairing in pairings for side in (pairing.base, pairing.head)]
     for where, rows in failed.items():
-        yield from failures(rows, texts, where)
+        yield from _failures(rows, texts, where)
         side = where.removeprefix(" at ")
         own = [getattr(pairing, side) for pairing in pairings] if side else both
         if own:
             of = f" of {side}" if side else ""
-            yield from outliers(pd.concat(own).drop_duplicates("run_id"), of, known)
-    yield from discounted(lines)
+            yield from _outliers(pd.concat(own).drop_duplicates("run_id"), of, known)
+    yield from _discounted(lines)
     if both:
         yield from cautions(pd.concat(both).drop_duplicates("run_id"))
-    yield from too_few(lines, ("", "") if "" in failed else (" at base", " at head"), remedy)
-    yield from opposed(lines)
-    yield from undecided(lines, remedy)
-    yield from on_sessions(lines)
+    base, head = ("", "") if "" in failed else (" at base", " at head")
+    few = dict.fromkeys(
+        f"{line.series.text} ({line.change.num_base}{base}, {line.change.num_head}{head})"
+        for line in lines
+        if min(line.change.num_base, line.change.num_head) < FEWEST_LAUNCHES
+    )
+    if few:
+        yield (
+            f"a verdict needs {FEWEST_LAUNCHES} launches a side, better {_USUAL_LAUNCHES}: "
+            f"{listed(list(few))}; {remedy}"
+        )
+    for begin, is_so, end in _ODDITIES:
+        names = [
+            f"{field_of(line.metric.name).heading} of {line.series.text}"
+            for line in lines
+            if is_so(line)
+        ]
+        if names:
+            yield f"{begin}: {listed(names)}; {end}{remedy if end.endswith('; ') else ''}"
+    yield from _on_sessions(lines, again)
 
 
-def failures(failed: pd.DataFrame, texts: Mapping[str, str], where: str = "") -> Iterable[str]:
+def _failures(failed: pd.DataFrame, texts: Mapping[str, str], where: str = "") -> Iterable[str]:
     """Name the cases that failed, by their texts; `where` is ` at base`, for example."""
     for case_id, rows in failed.groupby("case_id", sort=False):
         last = rows.iloc[-1]
@@ -80,7 +96,7 @@ def failures(failed: pd.DataFrame, texts: Mapping[str, str], where: str = "") ->
         )
 
 
-def outliers(runs: pd.DataFrame, of: str = "", discounted: Collection[str] = ()) -> Iterable[str]:
+def _outliers(runs: pd.DataFrame, of: str = "", discounted: Collection[str] = ()) -> Iterable[str]:
     """Name the launches far from the others of their case: they count, and hide changes.
 
     `of` is ` of base`, for example; runs that are `discounted` have notes of their own.
@@ -104,7 +120,7 @@ def outliers(runs: pd.DataFrame, of: str = "", discounted: Collection[str] = ())
             )
 
 
-def discounted(lines: Sequence[Line]) -> Iterable[str]:
+def _discounted(lines: Sequence[Line]) -> Iterable[str]:
     """Name the launches that do not count, and why; each once, whatever the number of metrics."""
     num_series = len({line.series for line in lines})
     launches: dict[tuple[Contrast, str, str], list[tuple[DiscountedLaunch, Line]]] = {}
@@ -141,73 +157,52 @@ def launches_wanted(lines: Sequence[Line]) -> int:
     return _USUAL_LAUNCHES if fewest < _USUAL_LAUNCHES else 2 * fewest
 
 
-def too_few(lines: Sequence[Line], sides: tuple[str, str], remedy: str) -> Iterable[str]:
-    """Name the series without launches enough; `sides` are ` at base` and ` at head`."""
-    few = [
-        line for line in lines if min(line.change.num_base, line.change.num_head) < FEWEST_LAUNCHES
-    ]
-    base, head = sides
-    names = dict.fromkeys(
-        f"{line.series.text} ({line.change.num_base}{base}, {line.change.num_head}{head})"
-        for line in few
-    )
-    if names:
-        yield (
-            f"a verdict needs {FEWEST_LAUNCHES} launches a side, better {_USUAL_LAUNCHES}: "
-            f"{listed(list(names))}; {remedy}"
-        )
+def _is_opposed(line: Line) -> bool:
+    """Whether the change has the other sign than the two figures beside it."""
+    change, metric = line.change, line.metric
+    estimate = change.difference if metric.in_points else change.ratio
+    if estimate is None or change.base is None or change.head is None:
+        return False
+    if figure_text(metric, change.base) == figure_text(metric, change.head):
+        return False
+    middle = 0.0 if metric.in_points else 1.0
+    return round((estimate.estimate - middle) * 100, 1) * (change.head - change.base) < 0
 
 
-def opposed(lines: Sequence[Line]) -> Iterable[str]:
-    """Name the figures whose change has the other sign than the two figures beside it."""
-    names = []
-    for line in lines:
-        change, metric = line.change, line.metric
-        estimate = change.difference if metric.in_points else change.ratio
-        if estimate is None or change.base is None or change.head is None:
-            continue
-        if figure_text(metric, change.base) == figure_text(metric, change.head):
-            continue
-        middle = 0.0 if metric.in_points else 1.0
-        if round((estimate.estimate - middle) * 100, 1) * (change.head - change.base) < 0:
-            names.append(f"{field_of(metric.name).heading} of {line.series.text}")
-    if names:
-        yield (
-            f"the change has another sign than the two figures: {listed(names)}; it compares means "
-            "over the launches that count, each figure is the median of all, and they differ much"
-        )
+def _is_held_back(line: Line) -> bool:
+    """Whether it is open although its interval leaves no change out, and beyond the resolution."""
+    change, interval, middle = line.change, line.change.difference, 0.0
+    if change.verdict is not Verdict.open or change.doubt is not None:
+        return False
+    beyond = 0.0 if interval is None else abs(interval.estimate)
+    if interval is None and change.ratio is not None:
+        interval, middle, beyond = change.ratio, 1.0, abs(math.log(change.ratio.estimate))
+    if interval is None or beyond <= change.resolution:
+        return False
+    return not interval.low <= middle <= interval.high
 
 
-def undecided(lines: Sequence[Line], remedy: str) -> Iterable[str]:
-    """Say why a change is open although its interval alone would decide."""
-    names = []
-    for line in lines:
-        change, interval, middle = line.change, line.change.difference, 0.0
-        if change.verdict is not Verdict.open or change.doubt is not None:
-            continue
-        beyond = 0.0 if interval is None else abs(interval.estimate)
-        if interval is None and change.ratio is not None:
-            interval, middle, beyond = change.ratio, 1.0, abs(math.log(change.ratio.estimate))
-        # The estimate is beyond the resolution, and the interval leaves no change out.
-        if interval and beyond > change.resolution and not interval.low <= middle <= interval.high:
-            names.append(f"{field_of(line.metric.name).heading} of {line.series.text}")
-    if names:
-        yield (
-            f"open although its 95 % interval does not contain 0: {listed(names)}; a verdict "
-            f"must be sure to {1 - LEVEL:.2%} for all cases together (Holm's correction); {remedy}"
-        )
-
-    for doubt, reason in _DOUBTS.items():
-        names = [
-            f"{field_of(line.metric.name).heading} of {line.series.text}"
-            for line in lines
-            if line.change.verdict is Verdict.open and line.change.doubt is doubt
-        ]
-        if names:
-            yield f"open: {listed(names)}; {reason}; {remedy}"
+def _is_doubted(doubt: Doubt) -> Callable[[Line], bool]:
+    return lambda line: line.change.verdict is Verdict.open and line.change.doubt is doubt
 
 
-def on_sessions(lines: Sequence[Line]) -> Iterable[str]:
+_ODDITIES = (
+    (
+        "the change has another sign than the two figures",
+        _is_opposed,
+        "it compares means of the launches that count, each figure is the median of all launches",
+    ),
+    (
+        "open although its 95 % interval does not contain 0",
+        _is_held_back,
+        f"a verdict must be sure to {1 - LEVEL:.2%} for all cases together (Holm's correction); ",
+    ),
+    *(("open", _is_doubted(doubt), f"{reason}; ") for doubt, reason in _DOUBTS.items()),
+)
+"""What is odd about a line, the test for it, and why it is so; what ends in `; ` has a remedy."""
+
+
+def _on_sessions(lines: Sequence[Line], again: str) -> Iterable[str]:
     """Name the sides that share no session, else the verdicts that rest on a single one."""
     if apart := [line for line in lines if line.evidence.sessions_apart]:
         alone = [
@@ -231,8 +226,7 @@ def on_sessions(lines: Sequence[Line]) -> Iterable[str]:
         if unknown := list(dict.fromkeys(unknown)):
             yield (
                 f"{begin}is in their difference, and its size is not known: {listed(unknown)}; it "
-                "takes launches of one commit in two sessions, or measure both sides in turn: "
-                "ppbench compare --run"
+                f"takes launches of one commit in two sessions, or both sides in turns: {again}"
             )
         return
     decided = [line for line in lines if line.change.is_decided]
@@ -246,16 +240,3 @@ def on_sessions(lines: Sequence[Line]) -> Iterable[str]:
         names = [name for name in every if name in single]
         which = "" if len(names) == len(every) else f" ({listed(names)})"
         yield f"rests on one session{which}: what drifts between sessions is not in it"
-
-
-def gap_between(base: pd.DataFrame, head: pd.DataFrame) -> str:
-    """`3 days`, if the runs of both sides were made over an hour apart; else empty."""
-    times = [[moment for moment in moments_of(runs) if moment] for runs in (base, head)]
-    if not all(times):
-        return ""
-    (first, last), (other_first, other_last) = ((min(own), max(own)) for own in times)
-    between_s = max(other_first - last, first - other_last).total_seconds()
-    if between_s <= FRESH_S:
-        return ""
-    days, hours = between_s / 86400, between_s / 3600
-    return f"{days:.0f} days" if days >= 2 else f"{hours:.1f} hours"

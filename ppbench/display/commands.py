@@ -1,11 +1,15 @@
-"""Commands that go on where a measurement stopped: as typed, with more launches or more time."""
+"""Command lines that pages and messages print: whole, quoted for a shell, and as they go on."""
 
 from __future__ import annotations
 
 import math
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from ppbench.config.shipped import from_here
+
+_DEFAULTS = {"results": Path("results"), "reports": Path("reports")}
 LAUNCHES, BUDGET = "measure.launches", "measure.budget"
 _OPTIONS = {
     "sweep": {BUDGET: "--budget"},
@@ -17,6 +21,38 @@ _OPTIONS = {
 _ONCE = ("--rerun", "--retry-failed")
 """Options that would begin anew instead of going on."""
 _SPARE, _MORE = 1.25, 1.5
+
+
+def command(*words: str, **options: object) -> str:
+    """A command line of ppbench, quoted for a shell.
+
+    An option is left out if it is None, False or empty, or the default folder for results or
+    reports; a list repeats it.
+    """
+    return shlex.join(["ppbench", *words, *option_words(**options)])
+
+
+def option_words(**options: object) -> list[str]:
+    """The words of options on a command line; see `command`."""
+    words: list[str] = []
+    for name, value in options.items():
+        if value is None or value is False or value in ((), [], _DEFAULTS.get(name)):
+            continue
+        option = f"--{name.replace('_', '-')}"
+        if value is True:
+            words.append(option)
+        else:
+            values = value if isinstance(value, list | tuple) else [value]
+            words += [word for one in values for word in (option, str(one))]
+    return words
+
+
+def near(sweep: str | None) -> str:
+    """A sweep file as it would be typed here; `SWEEP` if it is not known."""
+    if sweep is None:
+        return "SWEEP"
+    path = Path(sweep)
+    return sweep if from_here(path) == path else str(from_here(path))
 
 
 def repeated(command: str, settings: Mapping[str, str], options: Sequence[str] = ()) -> str:

@@ -271,8 +271,5 @@ def test_sides_that_were_measured_at_other_times_are_told_apart(store):
     (note,) = compared(store).notes
     assert note.startswith("rests on one session: ")
     add_launches(store, STEADY, HEAD, created_at="2026-01-04T10:00:00+00:00")
-    told = "these pairs were measured far apart: 1f1b, 2 ranks, 8 microbatches, 128 tokens (3 days)"
-    fix = ": part of it is drift of the machine; measure both sides in turns: ppbench compare BASE "
-    gap, drift = compared(store).notes
-    assert gap == f"{told}{fix}HEAD SWEEP --run"
+    (drift,) = compared(store).notes
     assert drift.startswith("base and head were never measured in one session, so the drift ")
