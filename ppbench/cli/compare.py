@@ -90,7 +90,7 @@ def compare(
     sort: Sort = None,
 ) -> None:
     """Compare two sides, or the cases that differ in one setting: figures, and what changed."""
-    from ppbench.cli.comparison import comparison_text, note_aside, page_of
+    from ppbench.cli.comparison import comparison_text, note_aside
     from ppbench.cli.progress import LiveProgress
     from ppbench.commits.comparison import compare as compare_sides
     from ppbench.comparison.sides import WORKTREE
@@ -159,12 +159,12 @@ def compare(
             results=results,
             output=output,
         )
-        page = page_of(result, result.break_down(result.changed()), again)
         from ppbench.report.pages.comparison import render_comparison
         from ppbench.report.pages.templates import listed, write_page
 
         with listed(output, REPORTS):  # one in the folder of reports is added to their index
-            write_page(output, render_comparison(page))
+            changed = result.break_down(result.changed())
+            write_page(output, render_comparison(result, changed, again))
     note_aside(result, how)
     print_text(comparison_text(result, breakdowns, how, view), how)
     if output is not None:

@@ -19,12 +19,10 @@ from ppbench.comparison.axes import key_of
 from ppbench.comparison.lines import COMMIT, Breakdown, Comparison, Line, ends
 from ppbench.comparison.measurement import stop_text
 from ppbench.comparison.notes import launches_wanted
-from ppbench.comparison.sides import SHORT, Side
+from ppbench.comparison.sides import SHORT
 from ppbench.console import note
 from ppbench.display.cases import axis_text
 from ppbench.display.changes import (
-    BY_AXIS,
-    BY_COMMIT,
     change_text,
     figure_text,
     moved_sentences,
@@ -36,7 +34,7 @@ from ppbench.display.formats import Format
 from ppbench.display.tables import EVERYTHING, View, as_records, escaped, render, sort_rows
 from ppbench.display.units import counted
 from ppbench.errors import ExitCode
-from ppbench.report.pages.comparison import ComparisonPage
+from ppbench.report.pages.comparison import facts_of, why_idle
 
 _COLUMNS = ("case", "fingerprint", "figure", "base", "head", "change_text", "verdict")
 _EXTRA = {"stated": words("stated"), "outcome": words("outcome")}
@@ -64,29 +62,6 @@ def comparison_text(
         *_moved(comparison, breakdowns, how),
         _notes(comparison, how),
     )
-
-
-def page_of(
-    comparison: Comparison, breakdowns: Sequence[Breakdown], command: str
-) -> ComparisonPage:
-    """The content of the page of `ppbench compare`."""
-    base, head, axis = comparison.base, comparison.head, comparison.axis
-    stores = {side.store.folder: side.store for side in (base, head)}
-    tables = [store.table("runs", comparison.run_ids) for store in stores.values()]
-    runs = pd.concat(tables).drop_duplicates("run_id").sort_values("run_id")
-    if axis == COMMIT:
-        both = (("base", base), ("head", head))
-        facts = [(word, f"{_plain(side.title)}, {_counts(side)}") for word, side in both]
-        sides = [(base.name, head.name)] * len(comparison.lines)
-        title, why = f"{base.name} and {head.name}", BY_COMMIT
-    else:
-        values = ", ".join(axis_text(axis, value) for value in comparison.axis_values)
-        facts = [("setting", key_of(axis)), ("values", values), ("runs", base.title)]
-        facts += [("all", comparison.shared)] if comparison.shared else []
-        of_lines = [line.series for line in comparison.lines]
-        sides = [(axis_text(axis, s.base_value), axis_text(axis, s.head_value)) for s in of_lines]
-        title, why = f"Along {key_of(axis)}: {values}", BY_AXIS
-    return ComparisonPage(title, facts, sides, comparison, breakdowns, why, runs, command)
 
 
 def gate_text(
@@ -245,25 +220,9 @@ def _to_decide(result: GateResult, how: Format, command: str) -> str:
 
 def _heads(comparison: Comparison, how: Format) -> str:
     """What is compared, and how many runs of it."""
-    axis = comparison.axis
-    if axis == COMMIT:
-        both = (("base", comparison.base), ("head", comparison.head))
-        lines = [f"{word}  {_plain(side.title)}, {_counts(side)}" for word, side in both]
-        if len(only := comparison.series()) == 1:
-            lines.append(f"case  {_plain(only[0].text)}")
-    else:
-        values = [
-            f"{axis_text(axis, value)}{' (base)' if value == comparison.base_value else ''}"
-            for value in comparison.axis_values
-        ]
-        changes = [line.change for line in comparison.lines]
-        nums = {num for change in changes for num in (change.num_base, change.num_head)}
-        each = f", {counted(min(nums), 'launch')} of each case" if len(nums) == 1 else ""
-        lines = [
-            f"across  {key_of(axis)}: {', '.join(values)}",
-            f"runs    {_plain(comparison.base.title)}{each}",
-            *([f"all     {comparison.shared}"] if comparison.shared else []),
-        ]
+    facts = facts_of(comparison)
+    width = max(len(name) for name, _ in facts) + 2
+    lines = [f"{name:{width}}{_plain(text)}" for name, text in facts]
     return "\n".join(f"- {as_code(line)}" if how is Format.markdown else line for line in lines)
 
 
@@ -277,11 +236,6 @@ def _stop(comparison: Comparison, how: Format, command: str) -> str:
     if how is Format.markdown:
         return escaped(text) + (f"; go on with: {as_code(again)}" if again else "")
     return f"{text}\ngo on with: {again}" if again else text
-
-
-def _counts(side: Side) -> str:
-    failed = f", {len(side.failed)} failed" if len(side.failed) else ""
-    return f"{counted(len(side.runs), 'run')}{failed}"
 
 
 def _plain(text: str) -> str:
@@ -403,11 +357,10 @@ def _moved(comparison: Comparison, breakdowns: Sequence[Breakdown], how: Format)
     has_several = len({breakdown.series.fingerprint for breakdown in breakdowns}) > 1
     for part in breakdowns:
         on = f" on {part.series.fingerprint}" if has_several else ""
-        title, why = f"What changed in {part.series.text}{on}", BY_COMMIT
+        title = f"What changed in {part.series.text}{on}"
         if comparison.axis != COMMIT:
             title = ", ".join(["What changed", part.series.pair, *part.series.common])
-            why = BY_AXIS
-        yield _section(title, moved_sentences(part.moved, why), how)
+        yield _section(title, moved_sentences(part.moved, why_idle(comparison)), how)
 
 
 def _notes(comparison: Comparison, how: Format) -> str:

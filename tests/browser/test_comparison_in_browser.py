@@ -11,7 +11,6 @@ from chromium import Browser, Tab
 from screens import DESK, PHONE, assert_sound, keep, needs_browser
 from tracked import CASE, STEADY, add_launches, slower, store_in
 
-from ppbench.cli.comparison import page_of
 from ppbench.commits.comparison import compare
 from ppbench.report.pages.comparison import render_comparison
 from ppbench.report.pages.templates import write_page
@@ -43,8 +42,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
             stretch = {(1, "B"): 1.0 + (by if schedule == "1f1b" else 0)}
             add_launches(store, speeds, "c0de" * 10, case, stretch=stretch, position=ranks)
     result = compare(across="schedule", results=store.folder)
-    told = page_of(result, result.break_down(result.changed()), "ppbench compare")
-    write_page(folder / "page.html", render_comparison(told))
+    changed = result.break_down(result.changed())
+    write_page(folder / "page.html", render_comparison(result, changed, "ppbench compare"))
     return folder / "page.html"
 
 

@@ -6,13 +6,16 @@ It holds no chart of plotly, so it is small and opens at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pandas as pd
 
 from ppbench.analysis.breakdown import DURATION
-from ppbench.comparison.lines import Breakdown, Comparison, Line
+from ppbench.comparison.axes import key_of
+from ppbench.comparison.lines import COMMIT, Breakdown, Comparison, Line
+from ppbench.display.cases import axis_text
 from ppbench.display.changes import (
+    BY_AXIS,
+    BY_COMMIT,
     change_text,
     figure_text,
     moved_sentences,
@@ -32,26 +35,19 @@ _HEADINGS = {"peak_memory_bytes": "peak memory"}
 _COLORS = {Verdict.faster: "better", Verdict.slower: "worse"}
 
 
-@dataclass(frozen=True)
-class ComparisonPage:
-    """The content of a page."""
-
-    title: str
-    facts: Sequence[tuple[str, str]]  # what was compared, by its name
-    sides: Sequence[tuple[str, str]]  # of each line, what base and head are called
-    compared: Comparison
-    breakdowns: Sequence[Breakdown]
-    why: str  # what moved where only idle time did
-    runs: pd.DataFrame  # whole rows of all that was compared
-    command: str  # makes the page again
-
-
-def render_comparison(page: ComparisonPage) -> str:
-    """Return the page as HTML."""
-    lines = page.compared.lines
+def render_comparison(compared: Comparison, breakdowns: Sequence[Breakdown], command: str) -> str:
+    """Return the page as HTML; `command` makes it again."""
+    lines, axis, is_commit = compared.lines, compared.axis, compared.axis == COMMIT
+    stores = {side.store.folder: side.store for side in (compared.base, compared.head)}
+    tables = [store.table("runs", compared.run_ids) for store in stores.values()]
+    runs = pd.concat(tables).drop_duplicates("run_id").sort_values("run_id")
+    values = ", ".join(axis_text(axis, value) for value in compared.axis_values)
+    title = f"Along {key_of(axis)}: {values}"
+    if is_commit:
+        title = f"{compared.base.name} and {compared.head.name}"
     metrics = list(dict.fromkeys(line.metric for line in lines))
     scales = {m: scale_of(m, [line.change for line in lines if line.metric == m]) for m in metrics}
-    series = page.compared.series()
+    series = compared.series()
     cells = {}  # a metric of a series: its mark and its words
     for line in lines:
         metric, change = line.metric, line.change
@@ -67,8 +63,11 @@ def render_comparison(page: ComparisonPage) -> str:
             "counts": f"{change.num_base} and {counted(change.num_head, 'launch')}{discounts}",
         }
     by_sides: dict[tuple[str, str], list[Line]] = {}
-    for sides, line in zip(page.sides, lines, strict=True):
+    for line in lines:
         if line.metric.name == SPEED:
+            of_line = (line.series.base_value, line.series.head_value)
+            base, head = (axis_text(axis, value) for value in of_line)
+            sides = (compared.base.name, compared.head.name) if is_commit else (base, head)
             by_sides.setdefault(sides, []).append(line)
     panels = []
     for metric in metrics:
@@ -82,10 +81,10 @@ def render_comparison(page: ComparisonPage) -> str:
     has_machines = len({one.fingerprint for one in series}) > 1
     return render(
         "comparison.html",
-        title=page.title,
-        about=about_runs(COMPARISON, page.title, page.runs),
-        facts=page.facts,
-        answer=[_sentence(*sides, compared) for sides, compared in by_sides.items()],
+        title=title,
+        about=about_runs(COMPARISON, title, runs),
+        facts=facts_of(compared),
+        answer=[_sentence(*sides, own) for sides, own in by_sides.items()],
         panels=panels,
         rows=[
             (
@@ -95,11 +94,32 @@ def render_comparison(page: ComparisonPage) -> str:
             )
             for one in series
         ],
-        notes=page.compared.notes,
-        parts=[_part(breakdown, page) for breakdown in page.breakdowns],
-        environments=environments(page.runs),
-        command=page.command,
+        notes=compared.notes,
+        parts=[_part(breakdown, compared) for breakdown in breakdowns],
+        environments=environments(runs),
+        command=command,
     )
+
+
+def facts_of(compared: Comparison) -> list[tuple[str, str]]:
+    """What is compared and how many runs of it, by its name."""
+    axis = compared.axis
+    if axis == COMMIT:
+        facts = []
+        for word, side in (("base", compared.base), ("head", compared.head)):
+            failed = f", {len(side.failed)} failed" if len(side.failed) else ""
+            facts.append((word, f"{side.title}, {counted(len(side.runs), 'run')}{failed}"))
+        only = compared.series()
+        return [*facts, ("case", only[0].text)] if len(only) == 1 else facts
+    values = ", ".join(
+        f"{axis_text(axis, value)}{' (base)' if value == compared.base_value else ''}"
+        for value in compared.axis_values
+    )
+    changes = [line.change for line in compared.lines]
+    nums = {num for change in changes for num in (change.num_base, change.num_head)}
+    each = f", {counted(min(nums), 'launch')} of each case" if len(nums) == 1 else ""
+    facts = [("across", f"{key_of(axis)}: {values}"), ("runs", f"{compared.base.title}{each}")]
+    return [*facts, ("all", compared.shared)] if compared.shared else facts
 
 
 def _sentence(base: str, head: str, lines: Sequence[Line]) -> str:
@@ -130,16 +150,16 @@ def _sentence(base: str, head: str, lines: Sequence[Line]) -> str:
     return f"{head} against {base} in {counted(len(lines), 'case')}: {', '.join(counts)}."
 
 
-def _part(breakdown: Breakdown, page: ComparisonPage) -> dict[str, object]:
+def _part(breakdown: Breakdown, compared: Comparison) -> dict[str, object]:
     """Return the spans of a series that moved, and the command that draws both sides."""
     ids = []  # the launch of each side whose throughput is the median, or next to it
-    pairing = page.compared.pairings[breakdown.series]
+    pairing = compared.pairings[breakdown.series]
     for runs in (pairing.base, pairing.head):
         known = runs.dropna(subset=[SPEED]).sort_values([SPEED, "run_id"])
         ids += [str(run_id) for run_id in known["run_id"].iloc[(len(known) - 1) // 2 :][:1]]
     return {
         "name": breakdown.series.text,
-        "sentences": moved_sentences(breakdown.moved, page.why),
+        "sentences": moved_sentences(breakdown.moved, why_idle(compared)),
         "rows": [
             (
                 span_name(part),
@@ -154,3 +174,8 @@ def _part(breakdown: Breakdown, page: ComparisonPage) -> dict[str, object]:
         ],
         "command": f"ppbench timeline {' '.join(ids)}" if ids else "",
     }
+
+
+def why_idle(compared: Comparison) -> str:
+    """Why only idle time changed, if it did."""
+    return BY_COMMIT if compared.axis == COMMIT else BY_AXIS
