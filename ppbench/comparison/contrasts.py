@@ -92,7 +92,7 @@ def compare_sides(
         looks or ONE_LOOK,
         [*base.notes, *head.notes, *(f"{text}{what}" for text in grid.without_partner(None))],
         {" at base": base.failed, " at head": head.failed},
-        again,
+        remedy_of(0) if origins else again,
         remedy_of,
         sweep_file or the_sweep_file(base, head),
     )
