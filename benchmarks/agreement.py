@@ -2,10 +2,11 @@
 
     python -m benchmarks.agreement [--stores 2000] [--seed 38]
 
-A store has 2 to 4 schedules, in one or two settings, at two commits, with 1 to 8 launches each.
-Launches were made in turns or alone, in one session or two, some are disturbed, missing or carry a
-caution. Schedules are equally fast or not, and the second commit is as fast as the first or slower.
-In some stores the launches have a budget, or launches of an earlier commit tell of their noise.
+A store has 2 to 4 schedules, in one or two settings (other work, another number of microbatches or
+ranks), at two commits, with 1 to 8 launches each. Launches were made in turns or alone, in one
+session or two, some are disturbed, missing or carry a caution. Schedules are equally fast or not,
+and the second commit is as fast as the first or slower. In some stores the launches have a budget,
+or launches of an earlier commit tell of their noise.
 
 What is said of a pair of cases of the newer commit by its report (`judgement.judge`), by `compare
 --across schedule` with and without `--all-pairs`, and by `plan --run` (`trials_of`) is compared. So
@@ -23,6 +24,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,12 @@ from ppbench.store.parquet import row_as_table, storable, write_parquet
 
 SCHEDULES = ("afab", "1f1b", "zb_h1", "interleaved_1f1b")
 COMMITS = {"earlier": "ea51" * 10, "old": "c0ffee" * 6 + "c0ff", "new": "decade" * 6 + "deca"}
+SETTINGS: Mapping[str, tuple[int, int]] = {
+    "seq_len": (64, 128),
+    "num_microbatches": (4, 8),
+    "world_size": (2, 4),
+}
+CAUTIONS = ("busy_machine", "behind_plan", "oversubscribed", "not_finite")
 DIFFERENCES = (0.0, 0.01, 0.03, 0.08)
 NUM_ROUNDS, TOKENS = 8, 4096
 BEGAN = pd.Timestamp("2026-01-01T00:00:00Z")
@@ -61,7 +69,8 @@ Said = Mapping[tuple[str, str], Verdict]
 def made_up_store(draw: np.random.Generator, folder: Path) -> Store:
     """Write a store of sweeps of two commits, or three."""
     schedules = SCHEDULES[: draw.integers(2, 5)]
-    lengths = (64, 128)[: draw.integers(1, 3)]
+    axis = str(draw.choice(list(SETTINGS)))
+    values = SETTINGS[axis][: draw.integers(1, 3)]
     num_launches = int(draw.integers(1, 9))
     in_turns, has_two_sessions, has_budget, has_earlier = draw.random(4) < (0.5, 0.3, 0.2, 0.3)
     disturbed, missing, cautioned = draw.choice((0.0, 0.2), 3, p=(0.6, 0.4))
@@ -78,12 +87,13 @@ def made_up_store(draw: np.random.Generator, folder: Path) -> Store:
             hours = 20 * (number > 0)
             hours += 12 if has_two_sessions and launch >= num_launches / 2 else 0
             for place, schedule in enumerate(schedules):
-                for length in lengths:
+                for value in values:
                     if launch and draw.random() < missing:
                         continue
-                    case = Case(schedule=schedule, seq_len=length)
+                    settings: dict[str, Any] = {"schedule": schedule, axis: value}
+                    case = Case(**settings)
                     if schedule.startswith("interleaved"):
-                        case = Case(schedule=schedule, seq_len=length, stages_per_rank=2)
+                        case = replace(case, stages_per_rank=2)
                     at = BEGAN + pd.Timedelta(
                         hours=hours, minutes=launch, seconds=10 * place + number
                     )
@@ -93,7 +103,7 @@ def made_up_store(draw: np.random.Generator, folder: Path) -> Store:
                     turns = 1000 * np.exp(log + draw.normal(0, 0.02, NUM_ROUNDS))
                     speed = float(np.median(turns))
                     row = {
-                        "run_id": f"{at:%Y%m%dT%H%M%S}{length:06}-abcdef",
+                        "run_id": f"{at:%Y%m%dT%H%M%S}{value:06}-abcdef",
                         "sweep_id": sweep,
                         "sweep_name": sweep,
                         "sweep_file": "made_up.toml",
@@ -108,9 +118,7 @@ def made_up_store(draw: np.random.Generator, folder: Path) -> Store:
                         "step_ns": TOKENS / speed * 1e9,
                         "peak_memory_bytes": peaks[schedule],
                         "last_loss": 4.0,
-                        "cautions": str(draw.choice(("busy_machine", "behind_plan")))
-                        if draw.random() < cautioned
-                        else "",
+                        "cautions": str(draw.choice(CAUTIONS)) if draw.random() < cautioned else "",
                         "commit": COMMITS[sweep],
                         "branch": "main",
                         "is_dirty": False,
@@ -122,7 +130,7 @@ def made_up_store(draw: np.random.Generator, folder: Path) -> Store:
                     if in_turns:  # the commits that are compared took turns too
                         rounds = {"round": list(range(NUM_ROUNDS)), SPEED: turns.tolist()}
                         rounds["step_ns"] = (TOKENS / turns * 1e9).tolist()
-                        start = f"{number > 0}-{launch}-{length}"
+                        start = f"{number > 0}-{launch}-{value}"
                         row |= {"process_start": start, "rounds": json.dumps(rounds)}
                     tables.append(row_as_table(storable(row), "runs"))
     write_parquet(pa.concat_tables(tables), folder / "runs" / "compacted" / "all.parquet")
@@ -146,13 +154,19 @@ def said_by_report(store: Store) -> tuple[Said, Counter[str]]:
     for each in compared_in_report(judged, "schedule"):
         is_pair = [
             (cases[head]["schedule"], cases[base]["schedule"]) == (each.name, each.base)
-            and cases[head]["seq_len"] == cases[base]["seq_len"]
+            and all(cases[head][name] == cases[base][name] for name in SETTINGS)
             for head, base in said
         ]
         counts = Counter(v for v, is_so in zip(said.values(), is_pair, strict=True) if is_so)
         told = (each.num_faster, each.num_slower, each.num_equal)
         if told != tuple(counts[v] for v in (Verdict.faster, Verdict.slower, Verdict.same)):
             own[CONTRADICT] += 1
+    planned = judge(runs, varying_axes(runs), [store], are_ranks_free=True)
+    own[CONTRADICT] += sum(
+        planned.verdict(*pair) is not verdict
+        for pair, verdict in said.items()
+        if planned.evidence(*pair) is not None
+    )
     proposals = []
     for schedule in judged.of_runs["schedule"]:
         program = build_program(schedule, 2, 4)
@@ -160,7 +174,7 @@ def said_by_report(store: Store) -> tuple[Said, Counter[str]]:
         figures = ((10, 20), (11, 22), 0.1, 1000.0)
         proposals.append(Proposal(configuration, program, 100, 95, 105, 90, *figures))
     trials = trials_of(proposals, list(cases), runs, stores=[store])
-    if trials.conclusions != conclude(judged, runs):
+    if trials.conclusions != conclude(planned, runs):
         own[CONTRADICT] += 1
     return said, own
 
@@ -220,7 +234,7 @@ def main() -> None:
                 one[pair] is not Verdict.open for pair in one.keys() & other.keys()
             )
         for what, kinds in found.items():
-            if kinds and number % 20 == 0:
+            if any(kinds.values()) and number % 20 == 0:
                 print(f"  store {number}: {what}: {dict(kinds)}", flush=True)
     figures, ratios = [], []
     for what, own in found.items():

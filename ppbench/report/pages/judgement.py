@@ -42,13 +42,15 @@ from ppbench.display.metrics import METRICS
 from ppbench.judge.differences import FEWEST_LAUNCHES
 from ppbench.judge.evidence import Evidence
 from ppbench.judge.forecast import launches_needed
-from ppbench.judge.lead import Lead, lead, lead_of
+from ppbench.judge.lead import Lead, lead_of
 from ppbench.judge.looks import Looks
 from ppbench.judge.verdicts import SPEED, Change, Verdict, judge_means
+from ppbench.judge.verdicts import judge as judge_pairs
 from ppbench.store import Store
 
 SCATTER = (Caution.noisy_steps.name, Caution.few_steps.name, Caution.no_warmup.name)
 """Cautions that make a launch unreliable; several launches show by how much."""
+_SIZE = ["world_size", "replicas"]
 _STEP = ["num_microbatches", "train_microbatch_size"]
 COMPARED_AXES = ("schedule", "runtime")
 LEAST_SAVED = 0.05
@@ -315,10 +317,22 @@ def _judgement(
     ids = [str(case_id) for case_id in compared["case_id"]]
     found, arms, speed = None, tuple(range(len(ids))), METRICS[SPEED]
     own = {case_id: runs[case_id] for case_id in ids}
-    evidences = evidence_of(speed, own, comparable_pairs(own), background, shares_noise=True)
+    # Pairs on as many ranks are judged together, be ranks a choice beside them or not.
+    sizes = {case_id: own[case_id].iloc[0][_SIZE].tolist() for case_id in ids}
+    families: dict[str, list[tuple[str, str]]] = {}
+    for head, base in comparable_pairs(own):
+        size = str(sizes[head]) if sizes[head] == sizes[base] else ""
+        families.setdefault(size, []).append((head, base))
+    evidences: dict[tuple[str, str], Evidence] = {}
+    changes: dict[tuple[int, int], Change] = {}
+    for family in families.values():
+        known = evidence_of(speed, own, family, background, shares_noise=True)
+        evidences |= known
+        judged = judge_pairs(speed, [*known.values()], looks)
+        for (head, base), change in zip(known, judged, strict=True):
+            changes[ids.index(head), ids.index(base)] = change
     if len(ids) > 1:
-        pairs = {(ids.index(head), ids.index(base)): e for (head, base), e in evidences.items()}
-        found = lead(speed, pairs, len(ids), looks)
+        found = lead_of(speed, changes, len(ids))
         peaks = compared["peak_memory_bytes"].astype(float)
         arms = by_choice(found, pd.DataFrame([peaks.tolist()]))
     compared = compared.iloc[list(arms)]

@@ -66,6 +66,33 @@ def test_a_report_and_a_comparison_say_the_same_of_each_pair(tmp_path):
     assert verdicts == [Verdict.slower, Verdict.same, Verdict.faster]
 
 
+def test_a_pair_has_the_verdict_of_a_report_where_ranks_are_a_choice_too():
+    rows = [
+        {
+            **row,
+            "run_id": f"{ranks}{row['run_id']}",
+            "case_id": f"{ranks}{row['case_id']}",
+            "world_size": ranks,
+            "tokens_per_s": ranks * row["tokens_per_s"],
+        }
+        for ranks in (2, 4)
+        for row in rows_with()
+    ]
+    runs = pd.DataFrame(rows)
+    report, plan = (
+        judge(runs, varying_axes(runs), are_ranks_free=is_free) for is_free in (False, True)
+    )
+    assert (len(report.judgements), len(plan.judgements)) == (2, 1)
+    found = plan.judgements[0].lead.changes
+    assert len(found) == 6 * 5
+    for judgement in report.judgements:
+        ids = judgement.case_ids
+        for place, other in ((0, 1), (0, 2), (1, 2)):
+            at = [plan.judgements[0].case_ids.index(ids[one]) for one in (place, other)]
+            own, free = judgement.change(place, other), plan.judgements[0].change(*at)
+            assert (free.verdict, free.p) == (own.verdict, pytest.approx(own.p))
+
+
 @pytest.mark.parametrize(("num", "is_open"), [(2, False), (3, True)])
 def test_a_caution_of_half_of_the_launches_forbids_a_verdict_in_both(tmp_path, num, is_open):
     verdicts, found = said(tmp_path, rows_with(num))
