@@ -70,6 +70,8 @@ from ppbench.run.records import write_failure
 from ppbench.run.sweep.plan import EACH_COMMIT, check_devices, items_of, sweep_id_of
 from ppbench.store import Store, check_writable, new_run_id
 
+AT_ONCE = 2
+"""Launches that two commits make in one start: a start imports, which takes as long as some."""
 _CODE = Path("ppbench") / "__init__.py"
 """In a repository with this file, each commit is measured by its own ppbench."""
 Policy = Callable[[list[Launches]], "Part"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ppbench.commits.bench import SILENT, Progress, read_tracked, rounds_of
+from ppbench.commits.bench import AT_ONCE, SILENT, Progress, read_tracked, rounds_of
 from ppbench.commits.comparison import of_sweep, places_of
 from ppbench.commits.gate import (
     GATED,
@@ -165,6 +165,7 @@ def check(
                     {metric.name for metric in read_metrics(metrics, GATED)},
                     progress.say,
                     budget_s,
+                    AT_ONCE,
                 )
                 return replace(result, comparison=replace(result.comparison, stopped=stopped))
             rounds.bring_to(launches or 0)

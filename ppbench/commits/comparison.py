@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from ppbench.commits.bench import SILENT, Progress, read_tracked, rounds_of
+from ppbench.commits.bench import AT_ONCE, SILENT, Progress, read_tracked, rounds_of
 from ppbench.comparison.axes import find_axis
 from ppbench.comparison.contrasts import compare_sides, compare_values
 from ppbench.comparison.launches import FRESH_S
@@ -79,7 +79,9 @@ def compare(
     is_measured = launches is not None or max_launches is not None
 
     def measured(
-        bring_to: Callable[[int], float], compared: Callable[[Looks | None], Comparison]
+        bring_to: Callable[[int], float],
+        compared: Callable[[Looks | None], Comparison],
+        at_once: int = 1,
     ) -> Comparison:
         """Launch so often, or until it is decided."""
         if max_launches is None:
@@ -87,7 +89,7 @@ def compare(
             return compared(None)
         shown, say = set(metrics or (SPEED,)), progress.say
         result, stopped = measure_until_decided(
-            max_launches, bring_to, compared, lambda one: one, shown, say, budget_s
+            max_launches, bring_to, compared, lambda one: one, shown, say, budget_s, at_once
         )
         return dataclasses.replace(result, stopped=stopped)
 
@@ -148,7 +150,9 @@ def compare(
         return compared(str(base), head)
     with rounds_of(tracked, None if base is None else str(base), head, folder, progress) as rounds:
         return measured(
-            rounds.bring_to, lambda looks: compared(*rounds.names, is_fresh=True, looks=looks)
+            rounds.bring_to,
+            lambda looks: compared(*rounds.names, is_fresh=True, looks=looks),
+            AT_ONCE,
         )
 
 

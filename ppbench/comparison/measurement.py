@@ -49,10 +49,12 @@ def measure_until_decided(
     metrics: Collection[str],
     say: Callable[[str], None],
     budget_s: float = 0.0,
+    at_once: int = 1,
 ) -> tuple[Result, Stopped]:
     """Launch and look until the verdicts of these metrics are decided, or no more may be made.
 
-    With a budget no launch is begun that would end after it, but for the first three.
+    With a budget no launch is begun that would end after it, but for the first three. Between two
+    looks come as many launches `at_once` as are best made in one start.
 
     `bring_to` launches both sides until each has so many launches, and returns how many rounds of
     both sides it has made; `judged` is the result of a look, and `compared_of` its comparison.
@@ -63,7 +65,8 @@ def measure_until_decided(
             f"--max-launches {most_launches} launches; a verdict needs {FEWEST_LAUNCHES} launches "
             "of each side"
         )
-    planned = tuple(range(FEWEST_LAUNCHES, most_launches + 1))
+    counts = range(FEWEST_LAUNCHES, most_launches, at_once)
+    planned = (*counts, most_launches)
     budget, num_made = Budget(budget_s), 0.0
     for place, num_launches in enumerate(planned):
         num_rounds = bring_to(num_launches)
@@ -86,7 +89,7 @@ def measure_until_decided(
         )
         if num_decided == len(changes):
             break
-        if not budget.allows(round_s):
+        if not budget.allows(at_once * round_s):
             break
     opened = [change for change in changes if not change.is_decided]
     to_decide, why_not = dict[str, str](), ""
