@@ -29,7 +29,7 @@ CHECKS = (
     Check("streams", 30),
     Check("ahead", 60),
     Check("spans", 60),
-    Check("turns", 60),
+    Check("turns", 90),
     Check("exactness", 90),
     Check("memory", 90),
     Check("overhead", 90),
@@ -38,7 +38,7 @@ CHECKS = (
     Check("products", 30),
     Check("failures", 200),
     Check("messages", 120),  # over NCCL also on one GPU, as the next: the ranks are hosts to it
-    Check("receives", 60),
+    Check("receives", 120),
     Check("memory_full", 180, num_gpus=2),
 )
 """The checks in the order in which they run."""
