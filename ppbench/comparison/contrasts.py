@@ -23,6 +23,7 @@ from ppbench.comparison.lines import COMMIT, Comparison, Contrast, Family, Pairi
 from ppbench.comparison.rows import SIDE, Grid, Row, num_pairs, pairs_of
 from ppbench.comparison.sides import Side, the_sweep_file
 from ppbench.display.cases import NOT_FINITE, axis_text, by_case, varying_axes
+from ppbench.display.commands import command, near
 from ppbench.errors import UsageError
 from ppbench.judge.evidence import RESOLUTION, Metric
 from ppbench.judge.looks import ONE_LOOK, Looks
@@ -123,7 +124,13 @@ def compare_values(
     elif not all_pairs:
         compared_with = max(values, key=lambda value: num_pairs(grid.rows, value))
     file = the_sweep_file(chosen)
-    sweep = f"ppbench sweep {file or 'SWEEP'}"
+    folder = chosen.store.folder
+
+    def remedy_of(num: int) -> str:
+        """What makes so many launches."""
+        again = command("sweep", near(file), set=f"measure.launches={num}", results=folder)
+        return f"measure more with: {again}"
+
     return _compared(
         grid,
         [(row, pair) for row in grid.rows for pair in pairs_of(row, values, compared_with)],
@@ -133,8 +140,8 @@ def compare_values(
         looks_of(chosen.runs) if looks is None else looks,
         [*filter(None, [work_note(setting)]), *chosen.notes, *grid.without_partner(compared_with)],
         {"": chosen.failed},
-        f"{sweep} --rerun",
-        lambda num: f"measure more with: {sweep} --set measure.launches={num}",
+        command("sweep", near(file), rerun=True, results=folder),
+        remedy_of,
         file,
         base_value=compared_with,
         axis_values=tuple(values),
@@ -253,7 +260,6 @@ def _too_few_values(axis: str, values: Sequence[Hashable], chosen: Side) -> str:
     two = f'["{first or "1f1b"}", "{"afab" if axis == "schedule" else "..."}"]'
     if isinstance(first, int):
         two = "[false, true]" if isinstance(first, bool) else f"[{first}, {2 * first}]"
-    return (
-        f"--across {key}: {chosen.title}, {only}; {hint}two values come from: ppbench sweep "
-        f"{the_sweep_file(chosen) or 'SWEEP'} --set '{key}={two}'"
-    )
+    file, folder = near(the_sweep_file(chosen)), chosen.store.folder
+    again = command("sweep", file, set=f"{key}={two}", results=folder)
+    return f"--across {key}: {chosen.title}, {only}; {hint}two values come from: {again}"

@@ -29,6 +29,7 @@ from ppbench.comparison.launches import (
     newest_launches,
 )
 from ppbench.config.reader import read_sweep
+from ppbench.display.commands import command
 from ppbench.display.units import counted
 from ppbench.errors import NotMeasuredError, RepositoryError, UsageError, nearest
 from ppbench.git import Repository
@@ -292,8 +293,8 @@ def _file_side(name: str, places: Places) -> Side:
     runs = runs[runs["case_id"].isin(cases)]
     if runs.empty:
         raise UsageError(
-            f"{name}: {places.store.folder} has no run of its cases; make them with: ppbench sweep "
-            f"{name}"
+            f"{name}: {places.store.folder} has no run of its cases; make them with: "
+            f"{command('sweep', name, results=places.store.folder)}"
         )
     return side_of(name, name, places.store, _newest_state(runs))
 
