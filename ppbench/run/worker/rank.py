@@ -56,6 +56,7 @@ from ppbench.config.kinds import seconds_of
 from ppbench.config.programs import check_file_unchanged, program_of
 from ppbench.errors import PpbenchError, StoreError, UsageError, chain_of, led_to
 from ppbench.files import Lock
+from ppbench.judge.differences import FEWEST_LAUNCHES
 from ppbench.run.conductor import VARIABLE, Conducted
 from ppbench.run.failures.evidence import (
     PEER_LOST,
@@ -106,7 +107,9 @@ NUM_SPARE = 8
 ROOM = 1.5
 """Times the memory that the largest case so far needed, which must be left to open another."""
 MOST_OF_BUDGET = 1 / 8
-"""Share of a budget that the rounds of one launch take: its first cases may take long to open."""
+"""Share of a budget that the rounds of one launch take at most: cases may take long to open."""
+LATER_SHARE = 1 / 12
+"""Share of a budget that rounds take in a launch after the first ones, which decide easy cases."""
 _NO_MEMORY = (torch.OutOfMemoryError, MemoryError)
 _NO_MEMORY_WORDS = ("t allocate memory", "out of memory", "ALLOC_FAILED")
 """Words by which generic exceptions report a failed allocation."""
@@ -387,7 +390,8 @@ class Worker:
 
         A sweep with a budget goes on for twice as long as it took to open the cases, as closing
         them takes about as long: more rounds would replace launches, and fewer would be mostly
-        waiting. It spends at most a share of the budget, so that launches enough for an answer fit.
+        waiting. Launches after the first look are longer: so many are made that they spend the
+        budget, and rounds that were disturbed show beside others.
         """
 
         def decide() -> Answer:
@@ -399,7 +403,9 @@ class Worker:
             if VARIABLE in os.environ or not all(budgets):  # other sets have as many rounds
                 return Answer(Next.close)
             passed_s = time.monotonic() - began
-            most_s = min(2 * (began - self._opens), MOST_OF_BUDGET * min(budgets))
+            is_later = group[-1].item.launch >= FEWEST_LAUNCHES
+            wanted_s = max(2 * (began - self._opens), is_later * LATER_SHARE * min(budgets))
+            most_s = min(wanted_s, MOST_OF_BUDGET * min(budgets))
             is_time_left = passed_s * (number + 0.5) / number < most_s
             return Answer(Next.round if is_time_left else Next.close)
 
