@@ -63,7 +63,7 @@ NUM_ROUNDS, TOKENS = 8, 4096
 BEGAN = pd.Timestamp("2026-01-01T00:00:00Z")
 CONTRADICT, ONE_DECIDES = "contradict", "one decides"
 Said = Mapping[tuple[str, str], Verdict]
-"""What is said of a head and its base."""
+"""The verdict of each pair, a head and its base."""
 
 
 def made_up_store(draw: np.random.Generator, folder: Path) -> Store:
@@ -138,7 +138,7 @@ def made_up_store(draw: np.random.Generator, folder: Path) -> Store:
 
 
 def said_by_report(store: Store) -> tuple[Said, Counter[str]]:
-    """What a report says of each pair, and whether its own sentences and a plan agree with it."""
+    """Return what a report says of each pair, and count where its sentences or a plan do not agree."""
     runs = store.runs(where=[Condition("sweep_id", "=", "new")])
     judged = judge(runs, varying_axes(runs), [store])
     said: dict[tuple[str, str], Verdict] = {}
@@ -180,7 +180,7 @@ def said_by_report(store: Store) -> tuple[Said, Counter[str]]:
 
 
 def said_by(result: Comparison) -> Said:
-    """What a comparison says of the throughput of each of its pairs."""
+    """Return what a comparison says of the throughput of each of its pairs."""
     keys = {
         line.series: (line.series.head_key[0], line.series.base_key[0]) for line in result.lines
     }

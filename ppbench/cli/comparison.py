@@ -219,7 +219,7 @@ def _to_decide(result: GateResult, how: Format, command: str) -> str:
 
 
 def _heads(comparison: Comparison, how: Format) -> str:
-    """What is compared, and how many runs of it."""
+    """Say what is compared, and how many runs of it."""
     facts = facts_of(comparison)
     width = max(len(name) for name, _ in facts) + 2
     lines = [f"{name:{width}}{_plain(text)}" for name, text in facts]

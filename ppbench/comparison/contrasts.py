@@ -64,7 +64,7 @@ def compare_sides(
         what = f"; measure both sides by one sweep file: {again}"
 
     def remedy_of(num: int) -> str:
-        """What makes so many launches."""
+        """Return what makes so many launches, in words."""
         if not origins:
             return f"measure more with: {again} --launches {num}"
         if ATTACHED in origins:
@@ -127,7 +127,7 @@ def compare_values(
     folder = chosen.store.folder
 
     def remedy_of(num: int) -> str:
-        """What makes so many launches."""
+        """Return what makes so many launches, in words."""
         again = command("sweep", near(file), set=f"measure.launches={num}", results=folder)
         return f"measure more with: {again}"
 

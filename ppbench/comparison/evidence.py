@@ -69,7 +69,7 @@ def with_columns(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 class Background:
-    """What stores tell of launches on the machines of those that are judged."""
+    """Holds what stores tell of launches on the machines of those that are judged."""
 
     def __init__(self, judged: pd.DataFrame, stores: Iterable[Store] = ()) -> None:
         """Read the stores; `judged` are rows of `runs` that are ok, and count as stored too."""
@@ -163,7 +163,7 @@ def evidence_of(
 
 
 class _Facts:
-    """What an arm brings into each of its pairs."""
+    """Holds what an arm brings into each of its pairs."""
 
     def __init__(self, metric: Metric, runs: pd.DataFrame, background: Background) -> None:
         known = with_figure(runs, metric)
@@ -222,9 +222,7 @@ def looks_of(runs: pd.DataFrame) -> Looks:
 
     How many launches its budget allows follows from the time of the first three alone.
     """
-    budgets = runs.get("measure_budget", pd.Series(dtype=object)).dropna()
-    budget_s = seconds_of(str(budgets.iloc[-1])) if len(budgets) else None
-    good = ok_runs(runs)
+    good, budget_s = ok_runs(runs), budget_seconds(runs)
     num = 0 if good.empty else int(good.groupby("case_id").size().max())
     if not budget_s or num < FEWEST_LAUNCHES:
         return ONE_LOOK
@@ -232,6 +230,12 @@ def looks_of(runs: pd.DataFrame) -> Looks:
     more = (budget_s - FEWEST_LAUNCHES * launch_s) / launch_s if launch_s > 0 else 0
     most = max(num, min(MOST_LAUNCHES, FEWEST_LAUNCHES + max(1, int(more))))
     return Looks(tuple(range(FEWEST_LAUNCHES, num + 1)), most)
+
+
+def budget_seconds(runs: pd.DataFrame) -> float:
+    """Return the budget that the last of these runs had; 0 for none."""
+    budgets = runs.get("measure_budget", pd.Series(dtype=object)).dropna()
+    return seconds_of(str(budgets.iloc[-1])) if len(budgets) else 0.0
 
 
 def launch_seconds(runs: pd.DataFrame) -> float:

@@ -25,9 +25,8 @@ import numpy as np
 from ppbench.judge.differences import group, is_larger
 from ppbench.judge.estimates import Doubt, level_of, noise_in_rounds
 from ppbench.judge.evidence import Evidence, Metric, Noise
-from ppbench.judge.looks import ONE_LOOK, Looks
 from ppbench.judge.noise import noise_beyond, noise_of_launches
-from ppbench.judge.verdicts import Change, Verdict, judge
+from ppbench.judge.verdicts import Change, Verdict
 
 _LARGEST_LOG = 700.0
 
@@ -90,19 +89,8 @@ def gain_of(change: Change | None, *, higher_is_better: bool) -> tuple[float, fl
     return (estimate, high) if higher_is_better else (-estimate, -low)
 
 
-def lead(
-    metric: Metric, pairs: Mapping[Pair, Evidence], num_arms: int, looks: Looks = ONE_LOOK
-) -> Lead:
-    """Judge all pairs of arms together, each pair in one of its orders.
-
-    Raises ValueError for a metric of which neither direction is better.
-    """
-    judged = judge(metric, list(pairs.values()), looks)
-    return lead_of(metric, dict(zip(pairs, judged, strict=True)), num_arms)
-
-
 def lead_of(metric: Metric, judged: Mapping[Pair, Change], num_arms: int) -> Lead:
-    """Order arms whose pairs are judged already, each pair in one of its orders.
+    """Order arms whose pairs are judged together, each pair in one of its orders.
 
     Raises ValueError for a metric of which neither direction is better.
     """

@@ -13,7 +13,7 @@ import pandas as pd
 
 from ppbench.cautions import MIN_STEPS, Caution
 from ppbench.comparison.evidence import MOST_LAUNCHES as MOST_IN_TURNS
-from ppbench.comparison.evidence import launch_seconds
+from ppbench.comparison.evidence import budget_seconds, launch_seconds
 from ppbench.config.case import Measure
 from ppbench.config.kinds import seconds_of
 from ppbench.display.changes import beyond_reach
@@ -99,15 +99,9 @@ def too_small(changes: Sequence[Change], most: int) -> str:
     return f"Throughput decides it {beyond_reach(changes, most)}; choose by memory instead."
 
 
-def _budget_s(runs: pd.DataFrame) -> float:
-    """The budget that the last of these runs had; 0 for none."""
-    budgets = runs.get("measure_budget", pd.Series(dtype=object)).dropna()
-    return seconds_of(str(budgets.iloc[-1])) if len(budgets) else 0.0
-
-
 def _most(runs: pd.DataFrame) -> int:
     """The most launches of each that are worth their time, or that a budget allows."""
-    return MOST_IN_TURNS if _budget_s(runs) else MOST_LAUNCHES
+    return MOST_IN_TURNS if budget_seconds(runs) else MOST_LAUNCHES
 
 
 def _measuring(num: int, runs: pd.DataFrame, command: str) -> tuple[str, dict[str, str]]:
@@ -115,7 +109,7 @@ def _measuring(num: int, runs: pd.DataFrame, command: str) -> tuple[str, dict[st
 
     With a budget it is that, from the time of a launch.
     """
-    budget_s, settings = _budget_s(runs), dict[str, str]()
+    budget_s, settings = budget_seconds(runs), dict[str, str]()
     has_most = command.startswith("ppbench plan ")  # beside its budget
     deed = f"measure {num} launches of each"
     if has_most or not budget_s:

@@ -102,7 +102,7 @@ def render_comparison(compared: Comparison, breakdowns: Sequence[Breakdown], com
 
 
 def facts_of(compared: Comparison) -> list[tuple[str, str]]:
-    """What is compared and how many runs of it, by its name."""
+    """Return what is compared and how many runs of it, by its name."""
     axis = compared.axis
     if axis == COMMIT:
         facts = []

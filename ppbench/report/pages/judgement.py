@@ -165,7 +165,7 @@ class Saving(NamedTuple):
 
 
 def saving_in_all(first: pd.Series, other: pd.Series) -> Saving | None:
-    """What one of two saves that needs clearly less memory in a setting, and in none more.
+    """Return what one of two saves that needs clearly less memory in a setting, and in none more.
 
     None where neither does; settings whose peaks are not known say nothing.
     """
@@ -214,7 +214,7 @@ class Judged:
         return Verdict.open
 
     def evidence(self, head: str, base: str) -> Evidence | None:
-        """What is known of a case and another, by their ids; None if they were not compared."""
+        """Return what is known of two cases, by their ids; None if they were not compared."""
         for judgement in self.judgements:
             if evidence := judgement.evidences.get((head, base)):
                 return evidence

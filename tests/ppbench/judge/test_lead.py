@@ -5,10 +5,11 @@ import math
 
 import numpy as np
 import pytest
+from leads import lead
 
 from ppbench.display.metrics import METRICS
 from ppbench.judge.evidence import Evidence, Launches, Noise, Rounds
-from ppbench.judge.lead import lead, with_shared_noise
+from ppbench.judge.lead import with_shared_noise
 from ppbench.judge.verdicts import Verdict, judge
 
 SPEED, STEP = METRICS["tokens_per_s"], METRICS["step_ns"]

@@ -8,6 +8,7 @@ import pytest
 import scipy.stats
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from leads import lead
 
 from ppbench.display.metrics import METRICS
 from ppbench.judge.differences import group, is_larger, welch
@@ -20,7 +21,6 @@ from ppbench.judge.evidence import (
     Noise,
     Rounds,
 )
-from ppbench.judge.lead import lead
 from ppbench.judge.looks import Looks
 from ppbench.judge.verdicts import LEVEL, Verdict, holm, judge, judge_means
 

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
+from leads import lead
 from stored_runs import concluded, run_row
 
 from ppbench.cautions import Caution
@@ -17,7 +18,6 @@ from ppbench.config.case import Case
 from ppbench.display.cases import varying_axes
 from ppbench.display.metrics import METRICS
 from ppbench.judge.evidence import Evidence, Rounds
-from ppbench.judge.lead import lead
 from ppbench.report.charts.memory import pareto_front
 from ppbench.report.pages.conclusions import Sentence
 from ppbench.report.pages.judgement import SCATTER, Judgement, by_choice, judge
