@@ -138,7 +138,7 @@ def made_up_store(draw: np.random.Generator, folder: Path) -> Store:
 
 
 def said_by_report(store: Store) -> tuple[Said, Counter[str]]:
-    """Return what a report says of each pair, and count where its sentences or a plan do not agree."""
+    """Return what a report says of each pair; count where its sentences or a plan disagree."""
     runs = store.runs(where=[Condition("sweep_id", "=", "new")])
     judged = judge(runs, varying_axes(runs), [store])
     said: dict[tuple[str, str], Verdict] = {}
