@@ -118,12 +118,14 @@ class Arm:
         begin = first + self._needs_lead_in()
         self._after_pause.append(first)
         self._round_of |= dict.fromkeys(range(begin, begin + num_steps), round_index)
-        self._windows.append(self._node.begin())
-        member.wait()
+        self._node.sample()
+        member.wait()  # no window begins before the sample: an older one is of another arm's turn
         began_ns = time.monotonic_ns()
         results = member.runtime.steps(range(first, begin + num_steps))
-        step_s = (time.monotonic_ns() - began_ns) / len(results) / 1e9
-        self._node.end(self._windows[-1])
+        ended_ns = time.monotonic_ns()
+        step_s = (ended_ns - began_ns) / len(results) / 1e9
+        self._windows.append(Window(began_ns, ended_ns))
+        self._node.sample()
         member.wait()
         for number, result in enumerate(results, first):
             self._note(result)

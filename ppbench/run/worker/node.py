@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +21,12 @@ SAMPLES_BYTES = 8 * 2**20
 """Most bytes of a node's samples, which lie in its folder."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Window:
     """An interval on this node's monotonic clock."""
 
     begin_ns: int
-    end_ns: int = 0
+    end_ns: int
 
 
 class Node:
@@ -65,20 +64,8 @@ class Node:
         if self._path.exists() and self._path.stat().st_size > SAMPLES_BYTES:
             os.truncate(self._path, 0)
 
-    def begin(self) -> Window:
-        """Take a sample, and begin a window now."""
-        self._sample()
-        return Window(time.monotonic_ns())
-
-    def end(self, window: Window) -> None:
-        """End a window with a sample.
-
-        The node's other ranks may read the sample once all of them have called this.
-        """
-        window.end_ns = time.monotonic_ns()
-        self._sample()
-
-    def _sample(self) -> None:
+    def sample(self) -> None:
+        """Take a sample, from one rank per node; the others see it once all have called this."""
         if self._sampler is not None:
             self._sampler.sample()
 
