@@ -1,19 +1,25 @@
-"""How long a sweep with a budget takes until it answers, and what its answers are.
+"""How long it takes until a question has an answer, and what the answers are.
 
     python -m benchmarks.answers [--tries 20] [--budget 60s] [--burning 0]
-        [--grid 'schedule = ["afab", "1f1b"]']
+        [--grid 'schedule = ["afab", "1f1b"]'] [--layers 0] [--commits '']
 
-Each try is `ppbench sweep --budget` of the same question in an empty folder: which of the two
-values of a setting two CPU ranks train `llama-8m` faster with. `--burning` processes start and stop
-at random beside it. A line is printed for each try, and the medians and counts at the end. Two
-values of `model.partition` that mean the same, `["uniform", [4, 4]]`, are a comparison of equals,
-and `num_microbatches = [5, 4]` one of about 5 %.
+Each try asks the same question in an empty folder: `ppbench sweep --budget` asks which of two
+values of a setting two CPU ranks train `llama-8m` faster with, `ppbench compare --run --budget`
+whether the second of two commits is as fast as the first. `--burning` processes start and stop at
+random beside it. A line is printed for each try, and the medians and counts at the end.
+
+Two values of `model.partition` that mean the same, `["uniform", [4, 4]]`, are a comparison of
+equals. `--layers 40` trains a model of so many small layers instead, an embedding and a head; there
+`--grid 'model.partition = [[21, 21], [20, 22]]'` gives the last stage the work of one layer in
+twenty more. With `--commits '20, 21'` the commits differ by their number of layers; with the same
+number twice, they are equal.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import statistics
 import subprocess
 import sys
@@ -25,9 +31,26 @@ from pathlib import Path
 
 from benchmarks.controls import burning
 from ppbench.display.cases import varying_axes
+from ppbench.errors import ExitCode
 from ppbench.report.pages.judgement import judge
 from ppbench.store import Store
 
+TOWER = """\
+from torch import nn
+
+class Layer(nn.Module):
+    def __init__(self, width=192):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+def build(width=192):
+    layers = [Layer(width) for _ in range({layers})]
+    return nn.Sequential(nn.Embedding(256, width), *layers, nn.Linear(width, 256))
+"""
 SWEEP = """\
 name = "answers"
 device = "cpu"
@@ -35,12 +58,11 @@ world_size = 2
 {microbatches}
 seq_len = {seq_len}
 [model]
-preset = "llama-8m"
+preset = "{model}"
 [measure]
 warmup_steps = 1
 max_warmup_steps = 1
 steps = {steps}
-[grid]
 {grid}
 """
 
@@ -53,56 +75,82 @@ def main() -> None:
     parser.add_argument("--microbatches", type=int, default=4)
     parser.add_argument("--seq-len", type=int, default=64)
     parser.add_argument("--steps", type=int, default=4, help="fewest steps of a launch")
+    parser.add_argument("--layers", type=int, default=0, help="of a model of small layers")
+    parser.add_argument("--commits", default="", help="numbers of layers of two commits")
     parser.add_argument(
         "--burning", type=int, default=0, help="processes that burn a core at times"
     )
     asked = parser.parse_args()
-    key, _, values = asked.grid.partition("=")
+    key, _, listed = asked.grid.partition("=")
     axis = key.strip().replace(".", "_")
-    pair = tomllib.loads(f"pair = {values}")["pair"]
-    base, head = (str(value).replace(" ", "") for value in pair)
+    pair = tomllib.loads(f"pair = {listed}")["pair"]
+    microbatches = f"num_microbatches = {asked.microbatches}"
     text = SWEEP.format(
-        microbatches=""
-        if axis == "num_microbatches"
-        else f"num_microbatches = {asked.microbatches}",
+        microbatches="" if axis == "num_microbatches" else microbatches,
         seq_len=asked.seq_len,
         steps=asked.steps,
-        grid=asked.grid,
+        model="tower:build" if asked.layers or asked.commits else "llama-8m",
+        grid="" if asked.commits else f"[grid]\n{asked.grid}",
     )
     seconds, verdicts = [], Counter[str]()
     beside = burning(7, asked.burning) if asked.burning else contextlib.nullcontext()
     with beside:
         for number in range(asked.tries):
             with tempfile.TemporaryDirectory() as name:
-                file, results = Path(name) / "answers.toml", Path(name) / "results"
-                file.write_text(text)
-                words = ["sweep", str(file), "--no-report", "--budget", asked.budget]
+                folder = Path(name)
+                (folder / "answers.toml").write_text(text)
+                (folder / "tower.py").write_text(TOWER.format(layers=asked.layers))
                 began = time.monotonic()
-                done = subprocess.run(
-                    [sys.executable, "-m", "ppbench", *words, "--results", str(results)],
-                    capture_output=True,
-                    text=True,
-                    check=False,
-                )
-                took_s = time.monotonic() - began
-                if done.returncode != 0:
-                    raise SystemExit(done.stderr)
-                runs = Store(results).runs()
-            first = judge(runs, varying_axes(runs)).first
-            assert first is not None
-            values = [str(value).replace(" ", "") for value in first.cases[axis]]
-            change = first.change(*(values.index(str(value)) for value in (head, base)))
-            assert change is not None
-            interval = ""
-            if change.ratio is not None:
-                interval = f", {change.ratio.low - 1:+.1%} to {change.ratio.high - 1:+.1%}"
-            seconds.append(took_s)
-            verdicts[change.verdict.value] += 1
-            told = f"{change.num_head} launches, {change.verdict.value}{interval}"
-            print(f"try {number}: {took_s:.0f} s, {told}", flush=True)
-            answer = done.stdout.rpartition("\n\n")[0].rpartition("\n\n")[2]
-            print(f"    {answer.splitlines()[0] if answer else done.stdout[-200:]}", flush=True)
-    print(f"median {statistics.median(seconds):.0f} s; {head} over {base}: {dict(verdicts)}")
+                if asked.commits:
+                    verdict, told = of_commits(folder, asked.commits, asked.budget)
+                else:
+                    verdict, told = of_settings(folder, axis, pair, asked.budget)
+                seconds.append(time.monotonic() - began)
+            verdicts[verdict] += 1
+            print(f"try {number}: {seconds[-1]:.0f} s, {told}", flush=True)
+    print(f"median {statistics.median(seconds):.0f} s; second over first: {dict(verdicts)}")
+
+
+def of_settings(folder: Path, axis: str, pair: list[object], budget: str) -> tuple[str, str]:
+    """The verdict of a sweep on the second value over the first; also with its interval."""
+    out = run(folder, "sweep", "answers.toml", "--no-report", "--budget", budget)
+    runs = Store(folder / "results").runs()
+    first = judge(runs, varying_axes(runs)).first
+    assert first is not None
+    values = [str(value).replace(" ", "") for value in first.cases[axis]]
+    base, head = (values.index(str(value).replace(" ", "")) for value in pair)
+    change = first.change(head, base)
+    assert change is not None
+    interval = ""
+    if change.ratio is not None:
+        interval = f", {change.ratio.low - 1:+.1%} to {change.ratio.high - 1:+.1%}"
+    answer = out.rpartition("\n\n")[0].rpartition("\n\n")[2].partition("\n")[0]
+    verdict = change.verdict.value
+    return verdict, f"{change.num_head} launches, {verdict}{interval}\n    {answer}"
+
+
+def of_commits(folder: Path, layers: str, budget: str) -> tuple[str, str]:
+    """The verdict of a comparison of two commits; also with its interval."""
+    git = ("git", "-c", "user.name=bench", "-c", "user.email=bench@localhost")
+    subprocess.run([*git, "init", "--quiet"], cwd=folder, check=True)
+    for number, count in enumerate(layers.split(",")):
+        (folder / "tower.py").write_text(f"# {number}\n{TOWER.format(layers=int(count))}")
+        subprocess.run([*git, "add", "tower.py", "answers.toml"], cwd=folder, check=True)
+        subprocess.run([*git, "commit", "--quiet", "-m", f"{number}"], cwd=folder, check=True)
+    words = ("HEAD~1", "HEAD", "--run", "answers.toml", "--budget", budget, "--format", "json")
+    changes = json.loads(run(folder, "compare", *words))["changes"]
+    speed = next(change for change in changes if change["metric"] == "tokens_per_s")
+    interval = f"{speed['ratio_low'] - 1:+.1%} to {speed['ratio_high'] - 1:+.1%}"
+    return speed["verdict"], f"{speed['num_head']} launches, {speed['verdict']}, {interval}"
+
+
+def run(folder: Path, *words: str) -> str:
+    """Run a command of ppbench there, and return what it printed."""
+    command = [sys.executable, "-m", "ppbench", *words, "--results", str(folder / "results")]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, ExitCode.insufficient):
+        raise SystemExit(done.stderr)
+    return done.stdout
 
 
 if __name__ == "__main__":
