@@ -124,7 +124,7 @@ def check(
             progress=progress,
         )
     again = command(
-        *("check", *([str(from_here(Path(result.sweep_file)))] if result.sweep_file else [])),
+        *("check", *([str(from_here(Path(result.source)))] if result.source else [])),
         base=_lasting_name(result.comparison.base),
         head=_lasting_name(result.comparison.head),
         threshold=threshold,

@@ -208,7 +208,7 @@ def _joined(*parts: str) -> str:
 def _to_decide(result: GateResult, how: Format, command: str) -> str:
     """The check that measures more where this one is not decided; else nothing."""
     comparison = result.comparison
-    is_known = result.sweep_file is not None and not comparison.head.origins
+    is_known = result.source is not None and not comparison.head.origins
     if result.word != NOT_DECIDED or comparison.stopped is not None or not is_known:
         return ""
     num = launches_wanted([gated.line for gated in result.open])
@@ -398,7 +398,7 @@ def _to_paste(result: GateResult, how: Format) -> str:
         for gated in result.regressions
     )
     first = "commit first, then name that commit and " if is_dirty else ""
-    advice = f"If this is intended, {first}put it into the accept file (see docs/howto/ci-gate.md):"
+    advice = f"If this is intended, {first}put it into the sweep file (see docs/howto/ci-gate.md):"
     if how is Format.markdown:
         return _details("Is it intended?", f"{advice}\n\n```toml\n{entries}\n```")
     return f"{advice}\n\n{entries}"

@@ -43,10 +43,8 @@ from ppbench.comparison.launches import (
 )
 from ppbench.comparison.measurement import Budget
 from ppbench.comparison.sides import WORKTREE
-from ppbench.config.case import setting_of
 from ppbench.config.reader import read_sweep
-from ppbench.config.schema import known_keys
-from ppbench.config.sweep import Sweep, parse_only
+from ppbench.config.sweep import Sweep, conditions_of, parse_only
 from ppbench.console import note
 from ppbench.display.units import counted, duration
 from ppbench.errors import (
@@ -214,12 +212,7 @@ class Bench:
 
     def conditions_of_case(self, place: int) -> list[str]:
         """The conditions that only this case meets, as `--only` takes them."""
-        keys = [key for key in known_keys() if key.replace(".", "_") in self.sweep.axes]
-        values = {key: setting_of(*self.sweep.cases[place], key) for key in keys}
-        return [
-            f"{key}={value if isinstance(value, str) else json.dumps(value)}"
-            for key, value in values.items()
-        ]
+        return conditions_of(self.sweep.cases[place], self.sweep.axes)
 
     def target(self, name: str) -> Target:
         """The commit of a revision, branch or tag; `WORKTREE` is the tree if it has changes."""

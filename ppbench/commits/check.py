@@ -8,35 +8,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ppbench.commits.bench import AT_ONCE, SILENT, Progress, read_tracked, rounds_of
-from ppbench.commits.comparison import of_sweep, places_of
-from ppbench.commits.gate import (
-    GATED,
-    Accepted,
-    GateResult,
-    accept_file,
-    in_force,
-    judge,
-    limits_of,
-    read_accepted,
-)
-from ppbench.comparison.contrasts import compare_sides
-from ppbench.comparison.lines import SHOWN, read_metrics
-from ppbench.comparison.measurement import measure_until_decided
-from ppbench.comparison.sides import (
-    SHORT,
-    WORKTREE,
-    Places,
-    Side,
-    both_fresh,
-    find_side,
-    revision_side,
-)
+from ppbench.commits.comparison import Until, compare_cases, places_of
+from ppbench.commits.gate import GATED, GateResult, Limits, in_force, judge
+from ppbench.comparison.lines import SHOWN, Comparison, read_metrics
+from ppbench.comparison.sides import SHORT, WORKTREE, Places, Side, find_side, revision_side
 from ppbench.config.sweep import Sweep, read_share
 from ppbench.console import note
 from ppbench.display.commands import command, near
 from ppbench.errors import LaunchError, NotMeasuredError, UsageError
 from ppbench.judge.looks import Looks
 from ppbench.judge.verdicts import SPEED
+from ppbench.store import Store
 from ppbench.store.columns import ATTACHED
 
 
@@ -75,104 +57,91 @@ def check(
             "both commits yourself, then check without --run"
         )
     tracked = None if sweep is None or script is not None else read_tracked(sweep)
-    default = None if threshold is None else read_share("--threshold", threshold)
+    share = None if threshold is None else read_share("--threshold", threshold)
     read_metrics(metrics)
 
-    def again(planned: Sweep | None) -> str:
-        """What measures both sides: a check, or for attached runs their script."""
-        if script is not None:
-            return f"a run of {script} at it, attached under the same name"
-        file = None if planned is None else planned.file
+    def places_for(planned: Sweep | None) -> Places:
+        """Where names are looked up, and what measures both sides."""
+        if script is not None:  # attached runs
+            again = f"a run of {script} at it, attached under the same name"
+            return Places(Store(folder), script.resolve().parent, check=again)
+        file = near(None if planned is None else planned.file)
         named = None if head == WORKTREE else head
-        return command("check", near(file), base=base, head=named, run=True, results=folder)
+        again = command("check", file, base=base, head=named, run=True, results=folder)
+        return replace(places_of(planned, folder), check=again)
 
-    def judged(
-        base: str | None, head: str, *, is_fresh: bool = False, looks: Looks | None = None
-    ) -> GateResult:
-        """Judge two sides, with `is_fresh` by their launches of the last hour."""
-        planned = tracked
-        places = replace(places_of(planned, folder), check=again(planned))
-        if script is not None:
-            places = replace(places, folder=script.resolve().parent)
-        last = find_side(head, places)
-        is_attached = script is not None or last.origins == {ATTACHED}
-        if planned is None and not is_attached:
-            # The one that head's runs come from; its thresholds must not be lost without a note.
-            rows = last.failed if last.runs.empty else last.runs
-            files = sorted(set(rows["sweep_file"].dropna()))
-            names = ", ".join(files)
-            if len(files) == 1 and Path(files[0]).exists():
-                planned = read_tracked(files[0])
-            elif files:
-                why = f"{names} not found" if len(files) == 1 else f"head's runs come from {names}"
-                lost = "no thresholds and accepted changes of a sweep file are used"
-                text = f"{why}, so {lost}; name one: ppbench check SWEEP"
-                last = replace(last, notes=(*last.notes, text))
-            places = replace(places_of(planned, folder), check=again(planned))
+    planned, places = tracked, places_for(tracked)
+
+    def compared(
+        base: str | None, last: Side, since: datetime | None = None, looks: Looks | None = None
+    ) -> Comparison:
         first = _base(base, last, places)
         if set(first.runs["run_id"]) & set(last.runs["run_id"]):
             raise UsageError(
                 f"base ({first.title}) and head ({last.title}): are the same runs; name two"
             )
-        if is_fresh:
-            first, last = both_fresh(first, last, begun)
-        # The file that was found may have other cases by now: only a named one chooses cases.
-        first, last = of_sweep(first, tracked), of_sweep(last, tracked)
         if script is not None:
             first, last = first.of_script(script), last.of_script(script)
-        # Without tokens per step a training has no throughput: then its step is gated.
-        usual, also = GATED, SHOWN
+        # The file that was found may have other cases by now: only a named one chooses cases.
+        asked = (tracked, shown, places.check, since, looks, limits.resolution_of)
+        return compare_cases(first, last, *asked)
+
+    # Without tokens per step an attached training has no throughput: then its step is gated.
+    usual, also, last = GATED, SHOWN, None
+    is_measured = launches is not None or max_launches is not None
+    if not is_measured:
+        last = find_side(head, places)
+        is_attached = script is not None or last.origins == {ATTACHED}
         if is_attached and not last.runs[SPEED].notna().any():
             usual, also = ("step_ns", *GATED[1:]), ("step_ns", *SHOWN[1:])
-        gated, shown = read_metrics(metrics, usual), read_metrics([*metrics, *also])
-        accepted: list[Accepted] = []  # the entries in force between base and head
-        accepting = None if planned is None else accept_file(planned)
-        if accepting is not None:
-            repository = places.repository()
-            entries = read_accepted(accepting, repository)
-            unforced = [
-                f"{accepting}: an entry is not in force: {entry.problem}; delete it if its commit "
-                "was squashed or rebased away, or name the new one"
-                for entry in entries
-                if entry.problem
-            ]
-            last = replace(last, notes=(*last.notes, *unforced))
-            if first.commit is not None and last.commit is not None:
-                accepted = in_force(entries, repository, first.commit, last.commit)
-        limits = limits_of(planned, default, accepted, has_all=tracked is not None)
-        limits = limits if script is None else replace(limits, file=str(script))
-        compared = compare_sides(
-            first,
-            last,
-            shown,
-            limits.resolution_of,
-            again=again(planned),
-            looks=looks,
-            sweep_file=None if tracked is None else tracked.file,
-        )
-        return judge(compared, gated, limits)
-
-    if launches is None and max_launches is None:
-        return judged(base, head)
-    with rounds_of(tracked, base, head, folder, progress) as rounds:
-        try:
-            if max_launches is not None:
-                result, stopped = measure_until_decided(
-                    max_launches,
+        if planned is None and not is_attached:
+            planned, last = _sweep_of(last)
+            places = places_for(planned)
+    gated, shown = read_metrics(metrics, usual), read_metrics([*metrics, *also])
+    limits = Limits(planned, share, has_all=tracked is not None)
+    if last is not None:
+        comparison = compared(base, last)
+    else:
+        names = tuple(metric.name for metric in gated)
+        until = Until(launches, max_launches, budget_s, names, progress.say)
+        with rounds_of(tracked, base, head, folder, progress) as rounds:
+            try:
+                comparison = until.measured(
                     rounds.bring_to,
-                    lambda looks: judged(*rounds.names, is_fresh=True, looks=looks),
-                    lambda result: result.comparison,
-                    {metric.name for metric in read_metrics(metrics, GATED)},
-                    progress.say,
-                    budget_s,
+                    lambda looks: compared(
+                        rounds.names[0], find_side(rounds.names[1], places), begun, looks
+                    ),
                     AT_ONCE,
                 )
-                return replace(result, comparison=replace(result.comparison, stopped=stopped))
-            rounds.bring_to(launches or 0)
-        except LaunchError as error:  # it has rows, and is a failure like any other
-            note(f"warning: {error}")
-            return judged(base, head, is_fresh=True)
-        return judged(*rounds.names, is_fresh=True)
+            except LaunchError as error:  # it has rows, and is a failure like any other
+                note(f"warning: {error}")
+                comparison = compared(base, find_side(head, places), begun)
+    entries = () if planned is None else planned.track.accept
+    if entries:
+        for entry in entries:
+            if entry.metric is not None:
+                read_metrics([entry.metric], option="track.accept: metric")
+        commits = comparison.base.commit, comparison.head.commit
+        accepted, unknown = in_force(entries, places.repository(), *commits)
+        limits = replace(limits, accepted=tuple(accepted))
+        comparison = replace(comparison, notes=(*unknown, *comparison.notes))
+    file = None if planned is None else planned.file
+    return judge(comparison, gated, limits, file if script is None else str(script))
+
+
+def _sweep_of(side: Side) -> tuple[Sweep | None, Side]:
+    """The sweep file that its runs come from; where it is lost, the side has a note of that."""
+    rows = side.failed if side.runs.empty else side.runs
+    files = sorted(set(rows["sweep_file"].dropna()))
+    names = ", ".join(files)
+    if len(files) == 1 and Path(files[0]).exists():
+        return read_tracked(files[0]), side
+    if not files:
+        return None, side
+    why = f"{names} not found" if len(files) == 1 else f"head's runs come from {names}"
+    lost = "no thresholds and accepted changes of a sweep file are used"
+    text = f"{why}, so {lost}; name one: ppbench check SWEEP"
+    return None, replace(side, notes=(*side.notes, text))
 
 
 def _base(name: str | None, head: Side, places: Places) -> Side:

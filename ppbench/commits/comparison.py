@@ -15,7 +15,7 @@ from ppbench.commits.bench import AT_ONCE, SILENT, Progress, read_tracked, round
 from ppbench.comparison.axes import find_axis
 from ppbench.comparison.contrasts import compare_sides, compare_values
 from ppbench.comparison.launches import FRESH_S
-from ppbench.comparison.lines import Comparison, read_metrics
+from ppbench.comparison.lines import Comparison, Contrast, read_metrics
 from ppbench.comparison.measurement import measure_until_decided
 from ppbench.comparison.sides import (
     WORKTREE,
@@ -30,6 +30,7 @@ from ppbench.config.reader import read_sweep
 from ppbench.config.sweep import Sweep
 from ppbench.display.commands import command, near
 from ppbench.errors import UsageError
+from ppbench.judge.evidence import RESOLUTION, Metric
 from ppbench.judge.looks import Looks
 from ppbench.judge.verdicts import SPEED
 from ppbench.run.machine.environment import default_device
@@ -77,22 +78,7 @@ def compare(
     """
     begun, folder, chosen = datetime.now(UTC), Path(results), read_metrics(metrics)
     is_measured = launches is not None or max_launches is not None
-
-    def measured(
-        bring_to: Callable[[int], float],
-        compared: Callable[[Looks | None], Comparison],
-        at_once: int = 1,
-    ) -> Comparison:
-        """Launch so often, or until it is decided."""
-        if max_launches is None:
-            bring_to(launches or 0)
-            return compared(None)
-        shown, say = set(metrics or (SPEED,)), progress.say
-        result, stopped = measure_until_decided(
-            max_launches, bring_to, compared, lambda one: one, shown, say, budget_s, at_once
-        )
-        return dataclasses.replace(result, stopped=stopped)
-
+    until = Until(launches, max_launches, budget_s, tuple(metrics or (SPEED,)), progress.say)
     if across is not None:
         setting, store = find_axis(across), Store(folder)
         places = Places(store, Path.cwd())
@@ -123,37 +109,79 @@ def compare(
             num = looks.last if looks else launches or 0
             return along(choose_runs(runs, places).fresh(begun).first(num), looks)
 
-        return measured(bring_to, fresh)
+        return until.measured(bring_to, fresh)
     if base is None and not is_measured:
         raise UsageError("BASE: is missing; name it, or measure both sides with --run")
     tracked = None if sweep is None else read_tracked(sweep)
     file = None if tracked is None else tracked.file
 
     def compared(
-        base: str, head: str, *, is_fresh: bool = False, looks: Looks | None = None
+        base: str, head: str, since: datetime | None = None, looks: Looks | None = None
     ) -> Comparison:
-        """Compare two sides, with `is_fresh` by their launches of the last hour."""
-        places = places_of(tracked, folder)
         both = command("compare", base, head, near(file), run=True, results=folder)
-        places = dataclasses.replace(places, compare=both)
-        first, last = (of_sweep(find_side(name, places), tracked) for name in (base, head))
-        if is_fresh:
-            first, last = both_fresh(first, last, begun)
+        places = dataclasses.replace(places_of(tracked, folder), compare=both)
+        first, last = find_side(base, places), find_side(head, places)
         sides = first.revision or "BASE", last.revision or "HEAD"
         if first.revision == last.revision:  # two runs of a commit: no two sides to measure
             sides = "BASE", "HEAD"
         known = near(file or the_sweep_file(first, last))
         again = command("compare", *sides, known, run=True, results=folder)
-        return compare_sides(first, last, chosen, again=again, looks=looks, sweep_file=file)
+        return compare_cases(first, last, tracked, chosen, again, since, looks)
 
     if not is_measured:
         return compared(str(base), head)
     with rounds_of(tracked, None if base is None else str(base), head, folder, progress) as rounds:
-        return measured(
-            rounds.bring_to,
-            lambda looks: compared(*rounds.names, is_fresh=True, looks=looks),
-            AT_ONCE,
+        return until.measured(
+            rounds.bring_to, lambda looks: compared(*rounds.names, begun, looks), AT_ONCE
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class Until:
+    """How long is launched: so often, or until these metrics are decided."""
+
+    launches: int | None
+    max_launches: int | None
+    budget_s: float
+    metrics: tuple[str, ...]
+    say: Callable[[str], None]
+
+    def measured(
+        self,
+        bring_to: Callable[[int], float],
+        compared: Callable[[Looks | None], Comparison],
+        at_once: int = 1,
+    ) -> Comparison:
+        """Launch, and compare what was launched; see `measure_until_decided`."""
+        if self.max_launches is None:
+            bring_to(self.launches or 0)
+            return compared(None)
+        most, metrics = self.max_launches, self.metrics
+        return measure_until_decided(
+            most, bring_to, compared, metrics, self.say, self.budget_s, at_once
+        )
+
+
+def compare_cases(
+    base: Side,
+    head: Side,
+    sweep: Sweep | None,
+    metrics: Sequence[Metric],
+    again: str,
+    since: datetime | None = None,
+    looks: Looks | None = None,
+    resolution_of: Callable[[Contrast], float] = lambda _: RESOLUTION,
+) -> Comparison:
+    """Compare the cases of a sweep, or all; `since` then, launches of the hour before count."""
+    if since is not None:
+        base, head = both_fresh(base, head, since)
+    file = None
+    if sweep is not None:
+        file, case_ids = sweep.file, [case.case_id for case, _ in sweep.cases]
+        base, head = base.of_cases(case_ids), head.of_cases(case_ids)
+    return compare_sides(
+        base, head, metrics, resolution_of, again=again, looks=looks, sweep_file=file
+    )
 
 
 def places_of(sweep: Sweep | None, results: Path) -> Places:
@@ -161,8 +189,3 @@ def places_of(sweep: Sweep | None, results: Path) -> Places:
     if sweep is None:
         return Places(Store(results), Path.cwd())
     return Places(Store(results), sweep.track.repo, near(sweep.file))
-
-
-def of_sweep(side: Side, sweep: Sweep | None) -> Side:
-    """The side with the cases of a sweep only, if there is one."""
-    return side if sweep is None else side.of_cases(case.case_id for case, _ in sweep.cases)

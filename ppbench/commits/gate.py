@@ -9,15 +9,7 @@ A case that fails on both sides is no worse than it was: it passes, with a note.
 A case that is `open` passes too, and is reported as such: a gate that failed whatever is
 uncertain would stop most changes, and soon be switched off.
 
-The accept file lists intended changes for the worse, which then pass:
-
-    [[accept]]
-    commit = "3f2a91c07"                  # the change came with it
-    reason = "exact attention, see #41"
-    cases  = "schedule=1f1b and world_size=4"   # of these cases; all when left out
-    metric = "tokens_per_s"               # this figure; all when left out
-    up_to  = "10%"                        # no worse than this; however much when left out
-
+`[[track.accept]]` of the sweep file lists changes for the worse that are intended, which then pass.
 An entry is in force only while its commit lies between base and head. After that the base has the
 change too, so the entry need not be deleted, and the next regression is not covered by it. If its
 commit was squashed or rebased away it is never in force, and a note says so.
@@ -28,143 +20,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import cached_property
 
 import pandas as pd
 
 from ppbench.comparison.launches import keys_of
 from ppbench.comparison.lines import Comparison, Contrast, Line
-from ppbench.config.case import Case, Measure, setting_of
-from ppbench.config.schema import known_keys
-from ppbench.config.sweep import AND, EVERYTHING, Only, Sweep, Track, parse_only, read_fraction
-from ppbench.config.toml import (
-    Source,
-    brief,
-    parse,
-    quoted,
-    read_text,
-    shown,
-    unknown_key,
-)
+from ppbench.config.case import Planned
+from ppbench.config.sweep import Accepted, Sweep, conditions_of
+from ppbench.config.toml import quoted
 from ppbench.display.cases import case_text, varying_axes
-from ppbench.display.metrics import METRICS
-from ppbench.errors import ExitCode, RepositoryError, UsageError, nearest
+from ppbench.errors import ExitCode, RepositoryError
 from ppbench.git import Repository
 from ppbench.judge.evidence import RESOLUTION, Metric
 from ppbench.judge.verdicts import Verdict
-
-_KEYS = ("commit", "reason", "cases", "metric", "up_to")
-_NEEDED = ("commit", "reason")
-_MOST = 1000.0  # memory may grow to several times its size
-
-
-@dataclass(frozen=True)
-class Accepted:
-    """One entry of the file."""
-
-    commit: str  # in full, if it is known
-    reason: str
-    only: Only = EVERYTHING
-    metric: str | None = None  # None: any
-    up_to: float | None = None  # a fraction; None: however much
-    problem: str = ""  # why the commit is not known
-
-    def covers(self, metric: str, worse: float, planned: tuple[Case, Measure] | None) -> bool:
-        """Whether it accepts that a metric of a case is worse by this fraction.
-
-        `planned` is None for a case that the sweep file lacks; such a case meets no condition.
-        """
-        if self.metric not in (None, metric) or (self.up_to is not None and worse > self.up_to):
-            return False
-        return not self.only.allowed or (planned is not None and self.only.matches(*planned))
-
-
-def accept_file(sweep: Sweep) -> Path | None:
-    """Return the file that `[track] accept` names, else `<sweep>.accept.toml` if it exists.
-
-    Raises UsageError for a named file that does not exist.
-    """
-    named = sweep.track.accept
-    if named is not None:
-        if not named.is_file():
-            raise UsageError(f"{sweep.file}: track.accept: no such file: {named}")
-        return named
-    beside = Path(sweep.file).with_suffix(".accept.toml")
-    return beside if beside.is_file() else None
-
-
-def read_accepted(file: Path, repository: Repository) -> list[Accepted]:
-    """Read the entries of a file. Raises SweepFileError, with the line, for an invalid one."""
-    text = read_text(file)
-    tree, source = parse(file, text), Source(str(file), text, frozenset())
-    for key, value in tree.items():
-        if key != "accept":
-            raise source.error((key,), unknown_key(key, value, ["accept"]))
-    tables = tree.get("accept", [])
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise source.error(("accept",), "expected [[accept]], an array of tables")
-    entries = []
-    for index, table in enumerate(tables):
-        place = ("accept", index)
-        for key, value in table.items():
-            if key not in _KEYS:
-                raise source.error((*place, key), unknown_key(key, value, _KEYS))
-            if not isinstance(value, str) and key != "up_to":
-                raise source.error((*place, key), f"expected a string, got {shown(value)}")
-        for key in _NEEDED:
-            if not str(table.get(key, "")).strip():
-                raise source.error((*place, key), f"is missing; every entry needs a {key}")
-        metric, up_to = table.get("metric"), table.get("up_to")
-        if metric is not None and metric not in METRICS:
-            problem = f"unknown metric {brief(metric)}{nearest(str(metric), METRICS)}"
-            raise source.error((*place, "metric"), problem)
-        commit, problem = str(table["commit"]), ""
-        try:
-            commit = repository.resolve(commit)
-        except RepositoryError as error:
-            problem = str(error)
-        try:
-            cases = table.get("cases")
-            only = EVERYTHING if cases is None else parse_only(AND.split(str(cases).strip()))
-        except UsageError as error:
-            raise source.error((*place, "cases"), str(error).removeprefix("--only ")) from None
-        try:
-            most = None if up_to is None else read_fraction(up_to, _MOST)
-        except ValueError as error:
-            raise source.error((*place, "up_to"), f"{error}; got {shown(up_to)}") from None
-        of_metric = None if metric is None else str(metric)
-        entries.append(Accepted(commit, str(table["reason"]), only, of_metric, most, problem))
-    return entries
-
-
-def in_force(
-    entries: Iterable[Accepted], repository: Repository, base: str, head: str
-) -> list[Accepted]:
-    """Return the entries whose commit is in head and not in base."""
-    return [
-        entry
-        for entry in entries
-        if not entry.problem
-        and repository.is_ancestor(entry.commit, head)
-        and not repository.is_ancestor(entry.commit, base)
-    ]
-
-
-def entry_text(commit: str, cases: Mapping[str, object], metric: str, up_to: float) -> str:
-    """Write an entry to paste; `cases` are dotted keys of the sweep file and their values."""
-    conditions = " and ".join(
-        f"{key}={value if isinstance(value, str) else brief(value)}" for key, value in cases.items()
-    )
-    lines = [
-        "[[accept]]",
-        f"commit = {quoted(commit)}",
-        'reason = "why this is intended"',
-        *([f"cases = {quoted(conditions)}"] if conditions else []),
-        f"metric = {quoted(metric)}",
-        f'up_to = "{up_to:.0%}"',
-    ]
-    return "\n".join(lines)
-
 
 THRESHOLD = 0.02
 GATED = ("tokens_per_s", "peak_memory_bytes")
@@ -178,19 +47,60 @@ NOT_DECIDED = "not decided"
 NOTHING = "no case was measured on both sides on the same machine"
 NOT_AT_HEAD = "not measured at head"
 OTHER_MACHINES = "measured on different machines"
-Planned = Mapping[str, tuple[Case, Measure]]
+
+
+def in_force(
+    entries: Iterable[Accepted], repository: Repository, base: str | None, head: str | None
+) -> tuple[list[Accepted], list[str]]:
+    """The entries whose commit is in head and not in base; a note for each that git lacks."""
+    found, notes = [], []
+    for entry in entries:
+        try:
+            commit = repository.resolve(entry.commit)
+        except RepositoryError as error:
+            notes.append(
+                f"track.accept: an entry is not in force: {error}; delete it if its commit was "
+                "squashed or rebased away, or name the new one"
+            )
+            continue
+        if base is None or head is None:
+            continue
+        if repository.is_ancestor(commit, head) and not repository.is_ancestor(commit, base):
+            found.append(replace(entry, commit=commit))
+    return found, notes
+
+
+def entry_text(commit: str, conditions: Sequence[str], metric: str, up_to: float) -> str:
+    """Write an entry to paste; `conditions` identify its case."""
+    lines = [
+        "[[track.accept]]",
+        f"commit = {quoted(commit)}",
+        'reason = "why this is intended"',
+        *([f"cases = {quoted(' and '.join(conditions))}"] if conditions else []),
+        f"metric = {quoted(metric)}",
+        f'up_to = "{up_to:.0%}"',
+    ]
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """By how much worse each case may get, and which changes were accepted beforehand."""
+    """By how much worse each case may get, and which changes were accepted beforehand.
 
-    planned: Planned  # the cases of the sweep file, by case_id
-    track: Track
-    default: float = THRESHOLD
+    `threshold`, from the command line, replaces the file's `default` and ours, but not what the
+    file sets for some of the cases: whoever wrote that knew more about them.
+    """
+
+    sweep: Sweep | None = None
+    threshold: float | None = None
     accepted: tuple[Accepted, ...] = ()
-    file: str | None = None  # the sweep file
-    has_all: bool = False  # whether each of the planned cases must be judged
+    has_all: bool = False  # whether each of the sweep's cases must be judged
+
+    @cached_property
+    def planned(self) -> Mapping[str, Planned]:
+        """The cases of the sweep file, by case_id."""
+        cases = () if self.sweep is None else self.sweep.cases
+        return {case.case_id: (case, measure) for case, measure in cases}
 
     def text_of(self, case_id: str) -> str:
         """The name of a planned case that neither side has."""
@@ -199,37 +109,18 @@ class Limits:
         return case_text(pd.Series(case.settings()), varying_axes(cases))
 
     def threshold_of(self, series: Contrast) -> float:
+        """The last threshold of the file that matches the case, else the default."""
+        found = THRESHOLD if self.threshold is None else self.threshold
         planned = self.planned.get(series.case_id)
-        return self.track.threshold_of(*planned, self.default) if planned else self.default
-
-    def conditions_of(self, series: Contrast, axes: Sequence[str]) -> dict[str, object]:
-        """The conditions that an entry of the accept file needs for a case; none if unplanned."""
-        planned = self.planned.get(series.case_id)
-        keys = [key for key in known_keys() if key.replace(".", "_") in axes]
-        return {key: setting_of(*planned, key) for key in keys} if planned else {}
+        if self.sweep is not None and planned is not None:
+            for limit in self.sweep.track.thresholds:
+                is_asked = limit.only.allowed or self.threshold is None
+                found = limit.fraction if is_asked and limit.only.matches(*planned) else found
+        return found
 
     def resolution_of(self, series: Contrast) -> float:
         """Within how much sides are the same: a threshold below the usual one lowers it."""
         return min(RESOLUTION, self.threshold_of(series))
-
-
-def limits_of(
-    sweep: Sweep | None, threshold: float | None, accepted: Sequence[Accepted], *, has_all: bool
-) -> Limits:
-    """Return the limits of a sweep file and of the command line.
-
-    `threshold`, from the command line, replaces the file's `default` and ours, but not what the
-    file sets for some of the cases: whoever wrote that knew more about them.
-    """
-    default = THRESHOLD if threshold is None else threshold
-    if sweep is None:
-        return Limits({}, Track(), default, tuple(accepted))
-    track = sweep.track
-    if threshold is not None:
-        special = tuple(limit for limit in track.thresholds if limit.only.allowed)
-        track = replace(track, thresholds=special)
-    planned = {case.case_id: (case, measure) for case, measure in sweep.cases}
-    return Limits(planned, track, default, tuple(accepted), sweep.file, has_all)
 
 
 @dataclass(frozen=True)
@@ -240,7 +131,7 @@ class GatedLine:
     threshold: float
     worse: float | None  # a fraction, or points as one; negative: better
     is_gated: bool
-    conditions: Mapping[str, object]  # by dotted key, the settings that identify its case
+    conditions: Sequence[str]  # that its case alone meets; none if it is not planned
     accepted: Accepted | None = None
 
     @property
@@ -279,7 +170,7 @@ class GateResult:
     lines: tuple[GatedLine, ...]
     failed: tuple[str, ...]  # cases that ran at base, in words
     missing: tuple[str, ...]  # cases that could not be judged, with the reason
-    sweep_file: str | None = None  # whose thresholds were used
+    source: str | None = None  # the sweep file whose thresholds were used, or the script
 
     def __repr__(self) -> str:
         counts = {
@@ -333,15 +224,20 @@ class GateResult:
         return ExitCode.insufficient if is_unsure else ExitCode.ok
 
 
-def judge(comparison: Comparison, gated: Sequence[Metric], limits: Limits) -> GateResult:
-    """Judge a comparison that was made with the resolutions of `limits`; pure."""
+def judge(
+    comparison: Comparison, gated: Sequence[Metric], limits: Limits, source: str | None = None
+) -> GateResult:
+    """Judge a comparison that was made with the resolutions of `limits`; pure.
+
+    `source` is the sweep file, or the training script, that the runs are of.
+    """
     lines = []
     for line in comparison.lines:
         threshold, worse = limits.threshold_of(line.series), worse_by(line)
-        conditions = limits.conditions_of(line.series, comparison.axes)
+        planned = limits.planned.get(line.series.case_id)
+        conditions = [] if planned is None else conditions_of(planned, comparison.axes)
         judged = GatedLine(line, threshold, worse, line.metric in gated, conditions)
         if judged.is_beyond and worse is not None:
-            planned = limits.planned.get(line.series.case_id)
             covering = (a for a in limits.accepted if a.covers(line.metric.name, worse, planned))
             judged = replace(judged, accepted=next(covering, None))
         lines.append(judged)
@@ -358,7 +254,7 @@ def judge(comparison: Comparison, gated: Sequence[Metric], limits: Limits) -> Ga
         for case_id, statuses in launches.items()
     )
     missing = tuple(dict.fromkeys(_missing(comparison, lines, limits)))
-    return GateResult(comparison, tuple(lines), failed, missing, limits.file)
+    return GateResult(comparison, tuple(lines), failed, missing, source)
 
 
 def worse_by(line: Line, end: str = "estimate") -> float | None:

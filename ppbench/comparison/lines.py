@@ -313,11 +313,13 @@ class Comparison:
         return ", ".join(f"{num} {verdict}" for verdict, num in counted.items())
 
 
-def read_metrics(names: Sequence[str], default: Sequence[str] = SHOWN) -> list[Metric]:
+def read_metrics(
+    names: Sequence[str], default: Sequence[str] = SHOWN, option: str = "--metric"
+) -> list[Metric]:
     """Return the metrics with these names. Raises UsageError for an unknown one."""
     for name in names:
         if name not in METRICS:
-            raise UsageError(f'--metric: unknown metric "{name}"{nearest(name, METRICS)}')
+            raise UsageError(f'{option}: unknown metric "{name}"{nearest(name, METRICS)}')
     return [METRICS[name] for name in dict.fromkeys(names or default)]
 
 

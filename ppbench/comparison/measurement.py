@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from typing import TypeVar
+from dataclasses import replace
 
 from ppbench.comparison.lines import Comparison, Stopped
 from ppbench.display.changes import beyond_reach
@@ -19,8 +19,6 @@ from ppbench.judge.verdicts import LEVEL
 
 MOST_LAUNCHES = 12
 """Launches of a side after which an open answer stays open, unless another number is asked for."""
-
-Result = TypeVar("Result")
 
 
 class Budget:
@@ -44,21 +42,20 @@ class Budget:
 def measure_until_decided(
     most_launches: int,
     bring_to: Callable[[int], float],
-    judged: Callable[[Looks], Result],
-    compared_of: Callable[[Result], Comparison],
+    compared: Callable[[Looks], Comparison],
     metrics: Collection[str],
     say: Callable[[str], None],
     budget_s: float = 0.0,
     at_once: int = 1,
-) -> tuple[Result, Stopped]:
+) -> Comparison:
     """Launch and look until the verdicts of these metrics are decided, or no more may be made.
 
     With a budget no launch is begun that would end after it, but for the first three. Between two
     looks come as many launches `at_once` as are best made in one start.
 
     `bring_to` launches both sides until each has so many launches, and returns how many rounds of
-    both sides it has made; `judged` is the result of a look, and `compared_of` its comparison.
-    Raises UsageError for fewer launches than a verdict needs.
+    both sides it has made; `compared` is the comparison of a look. Raises UsageError for fewer
+    launches than a verdict needs.
     """
     if most_launches < FEWEST_LAUNCHES:
         raise UsageError(
@@ -71,8 +68,7 @@ def measure_until_decided(
     for place, num_launches in enumerate(planned):
         num_rounds = bring_to(num_launches)
         looks = Looks(planned[: place + 1], most_launches)
-        result = judged(looks)
-        compared = compared_of(result)
+        comparison = compared(looks)
         num_made += num_rounds
         round_s = budget.passed_s / max(num_made, 1)
         if place == 0 and num_rounds and len(planned) > 1:
@@ -81,7 +77,7 @@ def measure_until_decided(
                 f"one launch of both sides takes about {duration(round_s)}: at most {most} more "
                 f"for {most_launches}"
             )
-        changes = [line.change for line in compared.lines if line.metric.name in metrics]
+        changes = [line.change for line in comparison.lines if line.metric.name in metrics]
         num_decided = sum(change.is_decided for change in changes)
         say(
             f"after {counted(num_launches, 'launch')} of each side: {num_decided} of "
@@ -106,7 +102,7 @@ def measure_until_decided(
                 to_decide[BUDGET] = larger_budget(num, round_s, budget_s)
     stopped = Stopped(looks, not opened, budget.is_spent, to_decide, why_not)
     say(stop_text(stopped))
-    return result, stopped
+    return replace(comparison, stopped=stopped)
 
 
 def stop_text(stopped: Stopped) -> str:

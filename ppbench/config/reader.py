@@ -51,12 +51,17 @@ from ppbench.config.programs import (
 from ppbench.config.schema import CostsFile, SweepFile, TrackSection, known_keys, shared_keys
 from ppbench.config.shipped import find_sweep
 from ppbench.config.sweep import (
+    EVERYTHING,
     LISTS,
+    MOST_ACCEPTED,
+    Accepted,
     Sweep,
     Track,
     checked_value,
     is_list_of_values,
     parse_assignment,
+    read_conditions,
+    read_fraction,
     read_threshold,
 )
 from ppbench.config.synonyms import SYNONYMS, setting_named
@@ -187,7 +192,16 @@ def read_sweep(
     repo = folder / section.repo
     if not repo.is_dir():
         raise source.error(("track", "repo"), f"no such folder: {brief(section.repo)}")
-    accept = folder / section.accept if section.accept else None
+    accepted = []
+    for index, entry in enumerate(section.accept):
+        key = "cases"
+        try:
+            only = EVERYTHING if entry.cases is None else read_conditions(entry.cases)
+            key = "up_to"
+            most = None if entry.up_to is None else read_fraction(entry.up_to, MOST_ACCEPTED)
+        except ValueError as error:
+            raise source.error(("track", "accept", index, key), str(error)) from None
+        accepted.append(Accepted(entry.commit, entry.reason, only, entry.metric, most))
     return Sweep(
         str(tree["name"]),
         str(file),
@@ -195,7 +209,7 @@ def read_sweep(
         _columns_that_vary(axes, overriding, cases),
         Torchrun(**launch["torchrun"]),
         Slurm(**launch["slurm"]),
-        Track(repo, accept, section.setup, tuple(thresholds)),
+        Track(repo, section.setup, tuple(thresholds), tuple(accepted)),
         PlanSettings(**checked["plan"]),
         facts,
     )

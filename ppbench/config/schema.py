@@ -25,13 +25,23 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+class AcceptSection(_Section):
+    """A table of `[[track.accept]]`."""
+
+    commit: str = Field(min_length=1)
+    reason: str = Field(min_length=1)
+    cases: str | None = None
+    metric: str | None = None
+    up_to: str | float | None = None
+
+
 class TrackSection(_Section):
     """`[track]`; see `config.sweep`."""
 
     repo: str = ""
-    accept: str = ""
     setup: str = ""
     thresholds: dict[str, str | float] = {}
+    accept: list[AcceptSection] = []
 
 
 _SECTIONS = ("model", "data", "train", "measure", "launch", "transfer", "sharding", "emulated")

@@ -3,11 +3,17 @@
     [track]
     repo   = ".."                       # the repository that is tracked; default: the file's own
     setup  = "make -C csrc"             # run in the work tree of a commit before it is measured
-    accept = "accept.toml"              # intended changes
 
     [track.thresholds]                  # changes that `ppbench check` lets pass
     default = "2%"
     "schedule=zb_h1 and world_size=4" = "5%"      # the last match wins
+
+    [[track.accept]]                    # a change for the worse that is intended
+    commit = "3f2a91c07"                # which made it
+    reason = "exact attention, see #41"
+    cases  = "schedule=1f1b and world_size=4"     # all when left out
+    metric = "tokens_per_s"             # all when left out
+    up_to  = "10%"                      # however much when left out
 
     [plan]                              # what `ppbench plan` is asked for
     memory = "1.5 GiB"                  # of each rank
@@ -43,6 +49,7 @@ from ppbench.config.case import (
 from ppbench.config.schema import SweepFile, known_keys
 from ppbench.config.synonyms import setting_named
 from ppbench.config.toml import (
+    as_toml,
     brief,
     cut,
     describe,
@@ -173,6 +180,8 @@ def checked_value(key: str, value: object) -> object:
 
 
 DEFAULT = "default"
+MOST_ACCEPTED = 1000.0
+"""Memory may grow to several times its size."""
 _PERCENT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*%\s*", re.ASCII)
 
 
@@ -185,18 +194,33 @@ class Threshold:
 
 
 @dataclass(frozen=True)
+class Accepted:
+    """An intended change for the worse, which passes the gate."""
+
+    commit: str  # it came with this commit
+    reason: str
+    only: Only = EVERYTHING
+    metric: str | None = None  # None: any
+    up_to: float | None = None  # a fraction; None: however much
+
+    def covers(self, metric: str, worse: float, planned: Planned | None) -> bool:
+        """Whether it accepts that a metric of a case is worse by this fraction.
+
+        `planned` is None for a case that the sweep file lacks; such a case meets no condition.
+        """
+        if self.metric not in (None, metric) or (self.up_to is not None and worse > self.up_to):
+            return False
+        return not self.only.allowed or (planned is not None and self.only.matches(*planned))
+
+
+@dataclass(frozen=True)
 class Track:
     """`[track]`, its paths resolved."""
 
     repo: Path = Path()  # a folder in its work tree
-    accept: Path | None = None
     setup: str = ""
     thresholds: tuple[Threshold, ...] = ()
-
-    def threshold_of(self, case: Case, measure: Measure, default: float) -> float:
-        """The last threshold that matches the case, else `default`."""
-        matching = [t.fraction for t in self.thresholds if t.only.matches(case, measure)]
-        return matching[-1] if matching else default
+    accept: tuple[Accepted, ...] = ()
 
 
 def read_fraction(value: object, most: float = 1.0) -> float:
@@ -225,11 +249,25 @@ def read_threshold(key: str, value: object) -> Threshold:
 
     Raises ValueError with the problem.
     """
+    return Threshold(EVERYTHING if key == DEFAULT else read_conditions(key), read_fraction(value))
+
+
+def read_conditions(text: str) -> Only:
+    """Parse conditions on cases, joined by `and`. Raises ValueError with the problem."""
     try:
-        only = parse_only([] if key == DEFAULT else AND.split(key))
+        return parse_only(AND.split(text.strip()))
     except UsageError as error:
         raise ValueError(str(error).removeprefix("--only ")) from None
-    return Threshold(only, read_fraction(value))
+
+
+def conditions_of(planned: Planned, axes: Sequence[str]) -> list[str]:
+    """The conditions that this case alone meets, as `--only` takes them; `axes` are columns."""
+    keys = [key for key in known_keys() if key.replace(".", "_") in axes]
+    values = {key: setting_of(*planned, key) for key in keys}
+    return [
+        f"{key}={value if isinstance(value, str) else as_toml(value)}"
+        for key, value in values.items()
+    ]
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,15 @@ import pytest
 from repositories import commits, make_repository
 from tracked import CASE, SWEEP
 
-from ppbench.commits.gate import Accepted, accept_file, entry_text, in_force, read_accepted
+from ppbench.commits.gate import entry_text, in_force
 from ppbench.config.case import Measure
 from ppbench.config.reader import read_sweep
-from ppbench.config.sweep import parse_only
-from ppbench.errors import SweepFileError, UsageError
+from ppbench.config.sweep import Accepted, conditions_of, parse_only
+from ppbench.errors import SweepFileError
 from ppbench.git import Repository
 
 PLANNED = (CASE, Measure())
+ENTRY = '[[track.accept]]\nreason = "x"\n'
 
 
 @pytest.fixture
@@ -22,70 +23,61 @@ def root(tmp_path: Path) -> Path:
     return make_repository(tmp_path / "repository")
 
 
-def entries(root: Path, text: str) -> list[Accepted]:
-    file = root / "demo.accept.toml"
-    file.write_text(text)
-    return read_accepted(file, Repository.around(root))
+def entries(folder: Path, text: str) -> tuple[Accepted, ...]:
+    file = folder / "demo.toml"
+    file.write_text(SWEEP + text)
+    return read_sweep(file, [], "cpu").track.accept
 
 
-def refusal(root: Path, text: str) -> str:
-    with pytest.raises(SweepFileError) as caught:
-        entries(root, text)
-    return str(caught.value).removeprefix(f"{root}/")
-
-
-def test_an_entry_names_a_commit_a_reason_and_perhaps_cases_a_metric_and_a_size(root):
-    first, second = commits(root, 2)
+def test_an_entry_names_a_commit_a_reason_and_perhaps_cases_a_metric_and_a_size(tmp_path):
     found = entries(
-        root,
-        f'[[accept]]\ncommit = "{first[:8]}"\nreason = "exact"\n\n'
-        '[[accept]]\ncommit = "HEAD"\nreason = "more"\nmetric = "tokens_per_s"\n'
+        tmp_path,
+        f'{ENTRY}commit = "3f2a"\n\n{ENTRY}commit = "HEAD"\nmetric = "tokens_per_s"\n'
         'cases = "schedule=1f1b and world_size=2"\nup_to = "10%"\n',
     )
     only = parse_only(["schedule=1f1b", "world_size=2"])
-    assert found == [
-        Accepted(first, "exact"),
-        Accepted(second, "more", only, "tokens_per_s", 0.1),
-    ]
+    assert found == (Accepted("3f2a", "x"), Accepted("HEAD", "x", only, "tokens_per_s", 0.1))
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ('[[accept]]\nreason = "x"\n', "1: accept.commit: is missing; every entry needs a commit"),
-        ('[[accept]]\nreason = "x"\ncommit = 3\n', "3: accept.commit: expected a string, got 3"),
+        (ENTRY, "4: track.accept.commit: is missing"),
+        (f"{ENTRY}commit = 3\n", "6: track.accept.commit: expected a string, got 3"),
         (
-            '[[accept]]\nreason = "x"\ncommit = "HEAD"\nupto = "2%"\n',
-            '4: accept.upto: unknown key, set to "2%" (a string); did you mean "up_to"?',
+            f'{ENTRY}commit = "HEAD"\nupto = "2%"\n',
+            '7: track.accept.upto: unknown key, set to "2%" (a string); did you mean "up_to"?',
         ),
         (
-            '[[accept]]\nreason = "x"\ncommit = "HEAD"\ncases = "schedul=1f1b"\n',
-            '4: accept.cases: schedul=1f1b: unknown key "schedul"; did you mean "schedule"?',
+            f'{ENTRY}commit = "HEAD"\ncases = "schedul=1f1b"\n',
+            '7: track.accept.cases: schedul=1f1b: unknown key "schedul"; did you mean "schedule"?',
         ),
         (
-            '[[accept]]\nreason = "x"\ncommit = "HEAD"\nmetric = "tokens"\n',
-            '4: accept.metric: unknown metric "tokens"; did you mean "tokens_per_s"?',
+            f'{ENTRY}commit = "HEAD"\nup_to = "much"\n',
+            '7: track.accept.up_to: expected a fraction such as "2%" or 0.02, between 0 and 100000',
         ),
-        ("\n[accept]\n", "2: accept: expected [[accept]], an array of tables"),
-        ("[[acept]]\n", "1: acept: unknown key"),
-        ("[[accept]]\nreason = \n", "2: not valid TOML"),
+        ("\n[track.accept]\n", "5: track.accept: expected tables in double brackets"),
     ],
-)  # fmt: skip
-def test_a_mistake_is_told_with_its_line(root, text, told):
-    commits(root, 1)
-    assert refusal(root, text).startswith(f"demo.accept.toml:{told}")
+)
+def test_a_mistake_is_told_with_its_line(tmp_path, text, told):
+    with pytest.raises(SweepFileError) as caught:
+        entries(tmp_path, text)
+    assert str(caught.value).startswith(f"{tmp_path}/demo.toml:{told}")
 
 
 def test_an_entry_holds_while_its_commit_lies_between_base_and_head(root):
     first, second, third = commits(root, 3)
     repository, entry = Repository.around(root), Accepted(second, "x")
-    (gone,) = entries(root, '[[accept]]\ncommit = "beefbeef"\nreason = "x"\n')
-    assert (gone.commit, gone.problem[:30]) == ("beefbeef", '"beefbeef": no such revision i')
-    assert in_force([gone], repository, first, third) == []
-    assert in_force([entry], repository, first, third) == [entry]
-    assert in_force([entry], repository, first, second) == [entry]
-    assert in_force([entry], repository, second, third) == []
-    assert in_force([entry], repository, first, first) == []
+
+    def found(base, head, *, of=entry):
+        return in_force([of], repository, base, head)
+
+    (note,) = found(first, third, of=Accepted("beefbeef", "x"))[1]
+    assert 'an entry is not in force: "beefbeef": no such revision i' in note
+    assert found(first, third, of=Accepted("HEAD~1", "x")) == ([entry], [])
+    assert found(first, second) == ([entry], [])
+    for base, head in ((second, third), (first, first), (None, third)):
+        assert found(base, head) == ([], [])
 
 
 def test_an_entry_covers_its_metric_its_cases_and_its_size_alone():
@@ -99,24 +91,11 @@ def test_an_entry_covers_its_metric_its_cases_and_its_size_alone():
     assert not entry.covers("tokens_per_s", 0.1, None)
 
 
-def test_what_is_printed_to_be_pasted_can_be_read_back(root):
-    (sha,) = commits(root, 1)
-    text = entry_text(sha[:12], {"schedule": "1f1b", "world_size": 4}, "tokens_per_s", 0.09)
+def test_what_is_printed_to_be_pasted_can_be_read_back(tmp_path):
+    conditions = conditions_of((replace(CASE, world_size=4), Measure()), ("schedule", "world_size"))
+    (found,) = entries(tmp_path, entry_text("3f2a", conditions, "tokens_per_s", 0.09))
     only = parse_only(["schedule=1f1b", "world_size=4"])
-    reason = "why this is intended"
-    assert entries(root, text) == [Accepted(sha, reason, only, "tokens_per_s", 0.09)]
-    text = entry_text(sha[:12], {}, "peak_memory_bytes", 1.6)  # it may grow to several times
-    assert entries(root, text)[0].up_to == 1.6
-
-
-def test_the_file_is_the_one_named_or_the_one_beside_the_sweep(tmp_path):
-    file = tmp_path / "demo.toml"
-    file.write_text(SWEEP)
-    assert accept_file(read_sweep(file, [], "cpu")) is None
-    (tmp_path / "demo.accept.toml").write_text("")
-    assert accept_file(read_sweep(file, [], "cpu")) == tmp_path / "demo.accept.toml"
-    file.write_text(f'{SWEEP}[track]\naccept = "other.toml"\n')
-    with pytest.raises(UsageError, match=r"track\.accept: no such file: .*other\.toml"):
-        accept_file(read_sweep(file, [], "cpu"))
-    (tmp_path / "other.toml").write_text("")
-    assert accept_file(read_sweep(file, [], "cpu")) == tmp_path / "other.toml"
+    assert sorted(found.only.allowed) == sorted(only.allowed)
+    assert (found.commit, found.metric, found.up_to) == ("3f2a", "tokens_per_s", 0.09)
+    text = entry_text("3f2a", [], "peak_memory_bytes", 1.6)  # it may grow to several times
+    assert entries(tmp_path, text)[0].up_to == 1.6

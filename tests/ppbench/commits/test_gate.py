@@ -107,16 +107,18 @@ def test_an_accepted_regression_is_listed_and_passes_until_the_base_has_it(root,
         measure(store, root, name, case=AFAB)
     measure(store, root, "HEAD~1")
     measure(store, root, "HEAD", slower(0.08))
-    entry = '[[accept]]\ncommit = "HEAD"\nreason = "exact <b>"\nup_to = "9%"\n'
-    (root / "demo.accept.toml").write_text(entry)
-    outcome = checked(store, sweep=Path("demo.toml"))
+    entry = '[[track.accept]]\ncommit = "HEAD"\nreason = "exact <b>"\nup_to = "9%"\n'
+    (root / "intended.toml").write_text(SWEEP + entry)
+    outcome = checked(store, sweep=Path("intended.toml"))
     assert outcome.exit_code == 0
     assert "passed: 1 regression accepted" in outcome.text
     assert f"with {sha_of(root, 'HEAD')[:9]}: exact <b>" in outcome.text
-    (root / "demo.accept.toml").write_text(entry.replace("9%", "5%"))
-    assert checked(store, sweep=Path("demo.toml")).exit_code == 1
-    (root / "demo.accept.toml").write_text(entry.replace('"HEAD"', '"HEAD~1"'))
-    assert checked(store, sweep=Path("demo.toml")).exit_code == 1
+    for changed in (entry.replace("9%", "5%"), entry.replace('"HEAD"', '"HEAD~1"')):
+        (root / "intended.toml").write_text(SWEEP + changed)
+        assert checked(store, sweep=Path("intended.toml")).exit_code == 1
+    (root / "intended.toml").write_text(f'{SWEEP}{entry}metric = "tokens"\n')
+    with pytest.raises(UsageError, match=r'track\.accept: metric: unknown metric "tokens"; did'):
+        checked(store, sweep=Path("intended.toml"))
 
 
 def test_a_regression_comes_before_a_failure_and_that_before_too_little(root, store):

@@ -1,8 +1,10 @@
 """What is said of a measurement beforehand, at its looks and at its end; nothing is launched."""
 
 import json
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from command import printed
@@ -52,10 +54,12 @@ def test_the_end_says_how_many_looks_it_took_and_what_they_spent():
     assert last == f"{reached} (10 looks; {level} of {level} spent on false claims)"
 
 
+@dataclass(frozen=True)
 class Open:
     """A comparison that is never decided."""
 
-    lines = (
+    stopped: Stopped | None = None
+    lines: ClassVar = (
         SimpleNamespace(
             change=SimpleNamespace(is_decided=False, has_interval=False),
             metric=SimpleNamespace(name="a"),
@@ -74,17 +78,15 @@ def test_no_launch_is_begun_that_would_end_after_the_budget(monkeypatch):
 
     clock = SimpleNamespace(monotonic=lambda: now_s[0])
     monkeypatch.setattr("ppbench.comparison.measurement.time", clock)
-    _, stopped = measure_until_decided(
-        12, bring_to, lambda _: Open, lambda found: found, {"a"}, said.append, 105.0
-    )
+    stopped = measure_until_decided(
+        12, bring_to, lambda _: Open(), {"a"}, said.append, 105.0
+    ).stopped
     assert numbers == [3, 4, 5]
     assert said[-1].startswith("stopped: --budget is spent after 5 launches of each side, and not")
     assert stopped.as_dict()["stop"] == "budget spent"
     assert stopped.to_decide == {"measure.budget": "3m"}  # 1.5 times 105 s, more than 6 launches
     numbers.clear()
-    _, stopped = measure_until_decided(
-        6, bring_to, lambda _: Open, lambda found: found, {"a"}, said.append
-    )
+    stopped = measure_until_decided(6, bring_to, lambda _: Open(), {"a"}, said.append).stopped
     assert (numbers[-1], stopped.as_dict()["stop"]) == (6, "most launches reached")
     assert stopped.to_decide == {"measure.launches": "7"}
 
@@ -100,7 +102,7 @@ def test_a_budget_bounds_launches_and_is_a_time():
 
 def test_too_few_launches_for_a_verdict_are_refused():
     with pytest.raises(UsageError, match="--max-launches 2 launches; a verdict needs 3"):
-        measure_until_decided(2, pytest.fail, pytest.fail, pytest.fail, (), pytest.fail)
+        measure_until_decided(2, pytest.fail, pytest.fail, (), pytest.fail)
 
 
 def test_cases_of_a_sweep_are_compared_along_a_setting_until_decided(sweep, tmp_path, monkeypatch):

@@ -13,7 +13,6 @@ TRACKED = """\
 schedule = "1f1b"
 [track]
 repo = "model"
-accept = "intended.toml"
 setup = "make"
 [track.thresholds]
 default = "2%"
@@ -34,7 +33,6 @@ def folder(tmp_path, monkeypatch):
 def test_paths_are_relative_to_the_sweep_file(folder):
     track = read(folder, TRACKED).track
     assert track.repo == folder / "model"
-    assert track.accept == folder / "intended.toml"
     assert track.setup == "make"
 
 
@@ -44,11 +42,12 @@ def test_the_repository_is_the_one_around_the_sweep_file_unless_it_is_named(fold
     assert elsewhere.track.repo == folder.parent
 
 
-def test_the_last_threshold_that_fits_a_case_counts(folder):
-    track = read(folder, TRACKED).track
-    assert track.threshold_of(Case(), Measure(), 0.1) == 0.02
-    assert track.threshold_of(Case(world_size=4), Measure(), 0.1) == 0.05
-    assert Track().threshold_of(Case(), Measure(), 0.1) == 0.1
+def test_a_threshold_is_of_all_cases_or_of_those_that_meet_its_conditions(folder):
+    default, special = read(folder, TRACKED).track.thresholds
+    assert (default.fraction, special.fraction) == (0.02, 0.05)
+    assert default.only.matches(Case(), Measure())
+    assert special.only.matches(Case(world_size=4), Measure())
+    assert not special.only.matches(Case(), Measure())
 
 
 @pytest.mark.parametrize(("written", "fraction"), [("2%", 0.02), (".5 %", 0.005), (0.1, 0.1)])
@@ -66,9 +65,9 @@ def test_what_is_no_share_is_refused(written):
     ("old", "new", "where", "what"),
     [
         ('"model"', '"nowhere"', "3: track.repo", 'no such folder: "nowhere"'),
-        ("setup", "steup", "5: track.steup", "unknown key"),
-        ("0.05", "5", '8: track.thresholds."schedule=1f1b and world_size=4"', "expected"),
-        ("schedule=1f1b", "shedule=1f1b", '8: track.thresholds."shedule=1f1b and world_size=4"',
+        ("setup", "steup", "4: track.steup", "unknown key"),
+        ("0.05", "5", '7: track.thresholds."schedule=1f1b and world_size=4"', "expected"),
+        ("schedule=1f1b", "shedule=1f1b", '7: track.thresholds."shedule=1f1b and world_size=4"',
          'did you mean "schedule"'),
     ],
 )  # fmt: skip
