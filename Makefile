@@ -1,6 +1,7 @@
 # What people and CI run. Each target sets up what it needs; PYTHON chooses the interpreter.
 PYTHON ?= python3
 BIN := .venv/bin
+RUNNABLE := .venv/.runnable
 INSTALLED := .venv/.installed
 COMPILED := .venv/.compiled
 
@@ -8,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE  # tests start many processes: what they import
 
 .PHONY: demo docs compiled test test-all lint format bench gpu faults clean
 
-demo: $(INSTALLED)  ## AFAB against 1F1B on a real transformer, with a report
+demo: $(RUNNABLE)  ## AFAB against 1F1B on a real transformer, with a report
 	$(BIN)/ppbench sweep sweeps/1f1b_vs_afab.toml
 
 docs: $(INSTALLED)  ## the documentation as a site, with a gallery of sweeps run for it: build/site/index.html
@@ -45,9 +46,13 @@ faults: $(INSTALLED)  ## kills sweeps at random, and checks that no work is lost
 clean:
 	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
-$(INSTALLED): pyproject.toml constraints.txt  ## few of the modules are ever imported: these are compiled then
+$(RUNNABLE): pyproject.toml constraints.txt  ## few of the modules are ever imported: these are compiled then
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; use make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable .
+	touch $(RUNNABLE)
+
+$(INSTALLED): $(RUNNABLE)  ## what tests, linters and the documentation need besides
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $(INSTALLED)
 
