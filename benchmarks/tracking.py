@@ -51,7 +51,7 @@ from benchmarks.made_up_launches import (
 )
 from ppbench.judge.evidence import Metric, Rounds
 from ppbench.statistics.bisection import Finding, Search, search_first_bad
-from ppbench.statistics.change_points import ChangePoint, find_changes
+from ppbench.statistics.change_points import Step, find_changes
 
 STEP = Metric("step_ns", higher_is_better=False, in_points=False)
 SHARED = 0.008  # deviation that all launches of a commit share
@@ -159,15 +159,15 @@ def _alarms(start: str, steps: Floats) -> Iterator[tuple[str, float]]:
 def _hits(start: str, steps: Floats) -> Iterator[tuple[str, float]]:
     series = _all_points(steps)
     nearest = [_nearest(points) for points in series]
-    hit = [point for point in nearest if point and point.earliest <= CHANGED_AT <= point.latest]
+    hit = [point for point in nearest if point and point.good < CHANGED_AT <= point.last]
     yield f"{start}: hit", len(hit) / len(series)
-    yield f"{start}: hit, number of commits named", _mean(p.latest - p.earliest + 1 for p in hit)
+    yield f"{start}: hit, number of commits named", _mean(p.num_commits for p in hit)
     for most in (0, 1, 3):
-        within = [point and abs(point.index - CHANGED_AT) <= most for point in nearest]
+        within = [point and abs(point.first - CHANGED_AT) <= most for point in nearest]
         yield f"{start}: likeliest commit off by {most} at most", _mean(map(bool, within))
     yield f"{start}: other points beside it", _mean(len(points) > 1 for points in series)
     early = [_nearest(points) for points in _all_points(steps[:, : CHANGED_AT + 2])]
-    caught = [bool(p and p.earliest <= CHANGED_AT <= p.latest) for p in early]
+    caught = [bool(p and p.good < CHANGED_AT <= p.last) for p in early]
     yield f"{start}: caught one commit later", _mean(caught)
     for name, is_alarm in _by_others(steps[:NUM_BY_OTHERS]):
         yield f"{start}, {name}: alarm at the change", float(is_alarm[:, CHANGED_AT - 1].mean())
@@ -179,15 +179,15 @@ def _mean(values: Iterator[float] | list[bool]) -> float:
     return float(np.mean(list(values)))
 
 
-def _all_points(launches: Floats) -> list[list[ChangePoint]]:
+def _all_points(launches: Floats) -> list[list[Step]]:
     return [
-        list(find_changes(series, slow_sign=1).points)
+        list(find_changes(series, slow_sign=1).steps)
         for series in np.median(launches, axis=-1).tolist()
     ]
 
 
-def _nearest(points: list[ChangePoint]) -> ChangePoint | None:
-    return min(points, key=lambda point: abs(point.index - CHANGED_AT), default=None)
+def _nearest(points: list[Step]) -> Step | None:
+    return min(points, key=lambda point: abs(point.first - CHANGED_AT), default=None)
 
 
 def _by_others(steps: Floats) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
@@ -222,17 +222,17 @@ def _histories(settings: Settings) -> Iterator[tuple[str, float]]:
             yield from _hits_among(start, [_points(series) for series in changed])
 
 
-def _points(series: Floats) -> list[ChangePoint]:
-    return list(find_changes([[value] for value in series.tolist()], slow_sign=1).points)
+def _points(series: Floats) -> list[Step]:
+    return list(find_changes([[value] for value in series.tolist()], slow_sign=1).steps)
 
 
-def _hits_among(start: str, series: Sequence[list[ChangePoint]]) -> Iterator[tuple[str, float]]:
+def _hits_among(start: str, series: Sequence[list[Step]]) -> Iterator[tuple[str, float]]:
     nearest = [
-        min(points, key=lambda point: abs(point.index - CHANGED_AT), default=None)
+        min(points, key=lambda point: abs(point.first - CHANGED_AT), default=None)
         for points in series
     ]
-    hit = [bool(p and p.earliest <= CHANGED_AT <= p.latest) for p in nearest]
-    close = [bool(p and abs(p.index - CHANGED_AT) <= 1) for p in nearest]
+    hit = [bool(p and p.good < CHANGED_AT <= p.last) for p in nearest]
+    close = [bool(p and abs(p.first - CHANGED_AT) <= 1) for p in nearest]
     yield f"{start}: hit", float(np.mean(hit))
     yield f"{start}: likeliest commit off by 1 at most", float(np.mean(close))
     yield f"{start}: other points beside it", float(np.mean([len(p) > 1 for p in series]))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +23,7 @@ from ppbench.console import note
 from ppbench.display.commands import command, option_words
 from ppbench.display.fields import figure
 from ppbench.display.formats import Format
-from ppbench.display.tables import EVERYTHING, View, render
+from ppbench.display.tables import View, render
 from ppbench.display.units import counted
 from ppbench.errors import ExitCode, shortened
 from ppbench.files import is_stream
@@ -42,34 +40,25 @@ _SHORT = 9
 _LONGEST_SUBJECT = 50
 
 
-Where = Annotated[
-    list[str] | None,
-    typer.Option("--where", metavar="CONDITION", help="Only runs that match, as in `ppbench ls`."),
-]
-HasAll = Annotated[
-    bool, typer.Option("--all", help="Include commits off HEAD's first-parent line.")
-]
-HasDirty = Annotated[
-    bool, typer.Option("--dirty", help="Include work trees with uncommitted changes.")
-]
-Repo = Annotated[
-    Path | None,
-    typer.Option("--repo", metavar="DIR", help="The repository; default: found by the commits."),
-]
-Page = Annotated[
-    Path | None, typer.Option("-o", "--output", metavar="FILE", help="File of the page.")
-]
-
-
 def history(
     metric: Annotated[
         str, typer.Option("--metric", metavar="NAME", help="A metric: a column of `runs`.")
     ] = "tokens_per_s",
-    where: Where = None,
-    has_all: HasAll = False,
-    has_dirty: HasDirty = False,
-    repo: Repo = None,
-    page: Page = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--where", metavar="CONDITION", help="Only runs that match, as in `ppbench ls`."
+        ),
+    ] = None,
+    repo: Annotated[
+        Path | None,
+        typer.Option(
+            "--repo", metavar="DIR", help="The repository; default: found by the commits."
+        ),
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="File of the page.")
+    ] = None,
     has_page: Annotated[bool, typer.Option("--page/--no-page", help="Write a page.")] = True,
     results: StoredResults = RESULTS,
     reports: Annotated[Path, typer.Option("--reports", help="Folder for pages.")] = REPORTS,
@@ -84,39 +73,34 @@ def history(
     from ppbench.store import Store
 
     view = View.of(columns, sort)
-    result = read_history(
-        metric,
-        where=where or (),
-        has_all=has_all,
-        has_dirty=has_dirty,
-        repo=repo,
-        results=results,
-    )
+    result = read_history(metric, where=where or (), repo=repo, results=results)
     store_options = shlex.join(option_words(results=results))
     path = None
     if result.has_figures and (page or has_page):
-        choice = {"where": where, "all": has_all, "dirty": has_dirty}
-        question = " ".join([*(where or []), "--all" * has_all, "--dirty" * has_dirty])
-        mark = f"-{hashlib.sha256(question.encode()).hexdigest()[:6]}" if question.strip() else ""
+        question = " ".join(where or [])
+        mark = f"-{hashlib.sha256(question.encode()).hexdigest()[:6]}" if question else ""
         path = page or reports / f"history-{metric}{mark}.html"  # asked later, it shows more
-        again = command("history", metric=metric, **choice, repo=repo, results=results)
-        shown = (result.metric, result.analyses, result.notes, result.line, again, store_options)
+        again = command("history", metric=metric, where=where, repo=repo, results=results)
+        shown = (result.metric, result.series, result.notes, result.line, again, store_options)
         with listed(path, reports):
             write_page(path, render_history(Store(results), HistoryPage(*shown)))
-    is_shown = result.has_figures or how in (Format.json, Format.csv)
-    if text := history_text(result, how, view) if is_shown else "":  # CSV without a row is empty
-        print_text(text, how)
+    is_for_programs = how in (Format.json, Format.csv)
+    if result.has_figures or is_for_programs:
+        text = render(result.frame, how, [], view) if is_for_programs else _text(result, how, view)
+        if text:  # CSV without a row is empty
+            print_text(text, how)
     for text in result.notes:
         note(f"note: {text}")
-    for number, analysis in enumerate(result.analyses, 1):  # pages say it beside the change
-        for step in analysis.steps:
-            if backfill := backfill_command(analysis.series, step):
-                first = analysis.series.points[step.first].commit[:_SHORT]
+    for number, series in enumerate(result.series, 1):  # pages say it beside the change
+        for step in series.changes.steps:
+            if backfill := backfill_command(series, step):
+                first = series.points[step.first].commit[:_SHORT]
                 commits = counted(step.num_commits, "commit")
-                name = f"series {number}: " if len(result.analyses) > 1 else ""
+                name = f"series {number}: " if len(result.series) > 1 else ""
                 text = (
                     f"{name}{commits} may have made the change at {first}, "
-                    f"{step.num_unmeasured} of them not measured: {backfill} {store_options}"
+                    f"{series.num_unmeasured_of(step)} of them not measured: {backfill} "
+                    f"{store_options}"
                 )
                 note(f"note: {text.rstrip()}")
     if path is not None:
@@ -125,26 +109,14 @@ def history(
     raise typer.Exit(ExitCode.ok if result.has_figures else ExitCode.insufficient)
 
 
-def history_text(result: History, how: Format, view: View = EVERYTHING) -> str:
-    """The output of `ppbench history`."""
-    match how:
-        case Format.json:
-            return json.dumps(result.values(), indent=2, allow_nan=False)
-        case Format.csv:
-            return render(result.frame, how, [], view)
-        case Format.table | Format.markdown:
-            return "\n\n".join(_tables(result, how, view))
-
-
-def _tables(result: History, how: Format, view: View) -> Iterator[str]:
+def _text(result: History, how: Format, view: View) -> str:
+    """The series and their changes, as a table each."""
     import pandas as pd
 
-    yield f"{result.metric.name} over commits, {result.line}"
     rows: list[dict[str, object]] = []
     steps: list[dict[str, object]] = []
-    unit = "points" if result.metric.in_points else "%"
-    for number, analysis in enumerate(result.analyses, 1):
-        series, level = analysis.series, analysis.current
+    for number, series in enumerate(result.series, 1):
+        level, unit = series.current, "points" if series.metric.in_points else "%"
         rows.append(
             {
                 "number": number,
@@ -155,23 +127,23 @@ def _tables(result: History, how: Format, view: View) -> Iterator[str]:
                 "failed": series.num_failures,
                 "gaps": series.num_unmeasured,
                 "level": "" if level is None else figure(result.metric.name, level.estimate),
-                "state": analysis.state.value,
+                "state": series.state.value,
             }
         )
-        found = sorted((*analysis.steps, *analysis.spikes), key=lambda step: step.first)
-        for step in found:
+        found = (*series.changes.steps, *series.changes.spikes)
+        for step in sorted(found, key=lambda step: step.first):
             size, first = step.size, series.points[step.first]
-            judged = {True: ", better", False: ", worse", None: ""}[step.is_better]
-            change = f"{100 * size.estimate:+.1f} {unit}"
+            judged = {True: ", better", False: ", worse", None: ""}[series.is_better(step)]
             date = (first.author_date or "")[:10]
             subject = shortened(first.subject or "", _LONGEST_SUBJECT)
             steps.append(
                 {
                     "number": number,
-                    "change_text": f"{'spike ' * step.is_spike}{change}{judged}",
+                    "change_text": f"{'spike ' * step.is_spike}{100 * size.estimate:+.1f} {unit}"
+                    f"{judged}",
                     "interval": f"{100 * size.low:+.1f} to {100 * size.high:+.1f}",
                     "commits": step.num_commits,
-                    "unmeasured": step.num_unmeasured,
+                    "unmeasured": series.num_unmeasured_of(step),
                     "since": series.points[step.good].commit[:_SHORT],
                     "last": series.points[step.last].commit[:_SHORT],
                     "likeliest": " ".join(filter(None, [first.commit[:_SHORT], date, subject])),
@@ -180,9 +152,13 @@ def _tables(result: History, how: Format, view: View) -> Iterator[str]:
     shown = [
         name for name in SERIES if name not in ("failed", "gaps") or any(row[name] for row in rows)
     ]
-    yield render(pd.DataFrame(rows), how, shown, view, ["case", "level", "state"])
+    parts = [
+        f"{result.metric.name} over commits, {result.line}",
+        render(pd.DataFrame(rows), how, shown, view, ["case", "level", "state"]),
+    ]
     if steps:
         whole = View(remedy="--format markdown shows all")
-        yield render(pd.DataFrame(steps), how, STEPS, whole, ["change_text", "likeliest"])
-    elif any(analysis.series.num_measured > 1 for analysis in result.analyses):
-        yield "no change found"
+        parts.append(render(pd.DataFrame(steps), how, STEPS, whole, ["change_text", "likeliest"]))
+    elif any(series.num_measured > 1 for series in result.series):
+        parts.append("no change found")
+    return "\n\n".join(parts)

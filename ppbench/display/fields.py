@@ -478,7 +478,7 @@ COMPUTED: dict[str, dict[str, Field]] = {
     },
     "Commits (`history`, `backfill`, `bisect`)": {
         "number": words("series", "number of the series: a case on a machine", is_number=True),
-        "kind": words("kind", "`launch` or `change`"),
+        "kind": words("kind", "`launch`, `change`, `spike` or `level`"),
         "commits": words(
             "commits", "measured commits, or those that may have made a change", is_number=True
         ),
@@ -525,10 +525,13 @@ COMPUTED: dict[str, dict[str, Field]] = {
         "num_unmeasured": number(
             "unmeasured commits", ".0f", meaning="those of them without a launch"
         ),
-        "low": number("change, low", "+.2f", PERCENT, meaning="lower end of the change's interval"),
-        "high": number(
-            "change, high", "+.2f", PERCENT, meaning="upper end of the change's interval"
+        "low": number(
+            "change, low",
+            "+.2f",
+            PERCENT,
+            meaning="lower end of the change's interval; of a level in the metric's unit",
         ),
+        "high": number("change, high", "+.2f", PERCENT, meaning="its upper end"),
         "is_in_points": words("in points", "whether the change is in percentage points"),
         "is_better": words("is better", "whether the change is for the better; null: no direction"),
         "chance": number(

@@ -40,7 +40,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -76,15 +76,16 @@ _MOST_ROUNDS = 10
 
 
 @dataclass(frozen=True)
-class ChangePoint:
-    """A change of level, with the commits that may have made it."""
+class Step:
+    """A change of level, made by one of the commits after `good`, up to `last`."""
 
-    index: int  # the likeliest: the first commit of the new level
-    earliest: int  # 95 % range of the commit that made the change, both ends included
-    latest: int
-    ratio: Ratio | None  # after / before; None for a figure in points
+    good: int  # with 95 % confidence, the commit that made the change comes after this one
+    first: int  # the likeliest: the first commit of the new level
+    last: int
+    num_commits: int  # that may have made it
+    size: Ratio  # the relative change, or in points the difference; 0 is no change
     p: float  # corrected for the number of places and lengths
-    difference: Ratio | None = None  # after - before, of a figure in points
+    is_spike: bool = False  # of its commit alone: the next one undid it
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Level:
     first: int
     last: int
     num_launches: int
-    estimate: float | None  # the geometric mean, of a figure in points the mean
+    estimate: float  # the geometric mean, of a figure in points the mean
     interval: tuple[float, float] | None  # 95 %; None with too few launches
 
 
@@ -102,10 +103,10 @@ class Level:
 class Changes:
     """The changes of a series, the levels between them, and what is in no level."""
 
-    points: tuple[ChangePoint, ...]
-    levels: tuple[Level, ...]  # together they hold all commits
-    spikes: tuple[ChangePoint, ...]  # against the level around, of commits that changed it alone
-    apart: tuple[tuple[int, int], ...]  # commit, and place among its launches: lone launches
+    steps: tuple[Step, ...]  # that last
+    spikes: tuple[Step, ...] = ()
+    levels: tuple[Level, ...] = ()  # together they hold all commits, if there is any launch
+    apart: tuple[tuple[int, int], ...] = ()  # commit, and place among its launches
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,7 @@ class _Launches:
 
     values: Values
     commits: Places  # of each launch
+    numbers: Values  # of each commit, measured or not, among all that may have made a change
     in_points: bool
 
     @functools.cached_property
@@ -136,7 +138,7 @@ class _Launches:
         if len(self.values) <= len(self.cuts) + 1:
             return self
         means = np.array([commit.mean for commit in self.groups])
-        return _Launches(means, np.unique(self.commits), self.in_points)
+        return replace(self, values=means, commits=np.unique(self.commits))
 
     @property
     def num_tests(self) -> int:
@@ -148,25 +150,35 @@ class _Launches:
         """The values of the commits from `first` on and before `behind`."""
         return self.values[slice(*np.searchsorted(self.commits, (first, behind)))]
 
-    def gap(self, cut: int) -> tuple[int, int]:
-        """The range of commits that may have changed the level at this cut."""
-        return int(self.commits[cut - 1]) + 1, int(self.commits[cut])
+    def step(
+        self, before: Group, after: Group, good: int, first: int, last: int, *, is_spike: bool
+    ) -> Step:
+        """The change from one level to another, by the commits that may have made it."""
+        difference = student_or_welch(after, before)
+        size = difference.interval()
+        if not self.in_points:
+            ratio = ratio_of_logs(difference)
+            size = Ratio(ratio.estimate - 1, ratio.low - 1, ratio.high - 1)
+        num_commits = int(self.numbers[last] - self.numbers[good])
+        p = min(1.0, difference.p * self.num_tests)
+        return Step(good, first, last, num_commits, size, p, is_spike)
 
 
 def find_changes(
     series: Sequence[Sequence[float]],
     floor: float = FLOOR,
     *,
+    numbers: Sequence[int] | None = None,
     in_points: bool = False,
     slow_sign: int = 0,
     level: float = LEVEL,
 ) -> Changes:
     """The changes of level in the figures of each commit's launches, oldest commit first.
 
-    A commit that was not measured has no figures. Figures that are not finite, or not positive
-    where ratios are taken, are ignored. `floor` is relative; with `in_points`, a fraction. With a
-    `slow_sign` (1 if slower launches have higher figures, else -1), disturbed launches are left
-    out.
+    A commit that was not measured has no figures, or is left out; then `numbers` are those of the
+    others among all. Figures that are not finite, or not positive where ratios are taken, are
+    ignored. `floor` is relative; with `in_points`, a fraction. With a `slow_sign` (1 if slower
+    launches have higher figures, else -1), disturbed launches are left out.
     """
     size = smallest_difference(floor, in_points=in_points)
     values = np.array([value for figures in series for value in figures], dtype=float)
@@ -176,12 +188,13 @@ def find_changes(
     is_figure = np.isfinite(values) & (in_points | (values > 0))
     commits, places = commits[is_figure], places[is_figure]
     values = values[is_figure] if in_points else np.log(values[is_figure])
+    every = np.array(range(len(series)) if numbers is None else numbers, dtype=float)
     spikes = _far_from_both(values, commits, size)
     while True:
         is_kept = ~np.isin(commits, spikes)
         if slow_sign:
             is_kept[is_kept] = ~disturbed_in_series(slow_sign * values[is_kept])
-        launches = _Launches(values[is_kept], commits[is_kept], in_points)
+        launches = _Launches(values[is_kept], commits[is_kept], every, in_points)
         shown, cuts = _likeliest(launches, size, level)
         bounds = [0, *cuts, len(shown.values)]
         means = [float(shown.values[a:b].mean()) for a, b in itertools.pairwise(bounds) if a < b]
@@ -194,42 +207,33 @@ def find_changes(
         if not alone:
             break
         spikes = [*spikes, *alone]
-    points = _described(shown, cuts)
+    if not len(launches.values):
+        return Changes(())
+    steps = [_step_at(shown, bounds, place) for place in range(1, len(bounds) - 1)]
     levels = []
-    for first, behind in itertools.pairwise([0, *(point.index for point in points), len(series)]):
-        if first == behind:
-            continue
-        num, own = len(launches.of(first, behind)), shown.of(first, behind)
-        estimate: float | None = None
+    for first, behind in itertools.pairwise([0, *(step.first for step in steps), len(series)]):
+        own = group(shown.of(first, behind))
         interval: tuple[float, float] | None = None
-        if num:
-            summary = group(own)
-            estimate = summary.mean if in_points else float(np.exp(summary.mean))
-            if summary.freedom:
-                error = np.sqrt(summary.variance / summary.num)
-                difference = Difference(summary.mean, error, summary.freedom)
-                ends = difference.interval() if in_points else ratio_of_logs(difference)
-                interval = ends.low, ends.high
+        if own.freedom:
+            error = math.sqrt(own.variance / own.num)
+            difference = Difference(own.mean, error, own.freedom)
+            ends = difference.interval() if in_points else ratio_of_logs(difference)
+            interval = ends.low, ends.high
+        estimate = own.mean if in_points else math.exp(own.mean)
+        num = len(launches.of(first, behind))
         levels.append(Level(first, behind - 1, num, estimate, interval))
     found = []
     for spike in sorted(spikes):
         own = values[commits == spike]
-        if len(own) < SHORTEST:
-            continue
-        place = next(n for n, one in enumerate(levels) if one.first <= spike <= one.last)
-        beside = launches.of(levels[place].first, levels[place].last + 1)
-        difference = student_or_welch(group(own), group(beside))
-        found.append(
-            ChangePoint(
-                *(spike, spike, spike),
-                ratio=None if in_points else ratio_of_logs(difference),
-                p=min(1.0, difference.p * launches.num_tests),
-                difference=difference.interval() if in_points else None,
-            )
-        )
-    is_apart = ~is_kept & ~np.isin(commits, [spike.index for spike in found])
+        if len(own) >= SHORTEST:
+            around = next(one for one in levels if one.first <= spike <= one.last)
+            beside = group(launches.of(around.first, around.last + 1))
+            good = int(commits[commits < spike].max())
+            step = launches.step(beside, group(own), good, spike, spike, is_spike=True)
+            found.append(step)
+    is_apart = ~is_kept & ~np.isin(commits, [spike.first for spike in found])
     apart = zip(commits[is_apart].tolist(), places[is_apart].tolist(), strict=True)
-    return Changes(tuple(points), tuple(levels), tuple(found), tuple(apart))
+    return Changes(tuple(steps), tuple(found), tuple(levels), tuple(apart))
 
 
 FAR = 6.0
@@ -386,32 +390,22 @@ def _places(launches: _Launches, bounds: Sequence[int], place: int) -> tuple[Pla
     start, end = bounds[place - 1], bounds[place + 1]
     cuts = launches.cuts
     cuts = cuts[(cuts >= start + SHORTEST) & (cuts <= end - SHORTEST)]
-    num_commits = launches.commits[cuts] - launches.commits[cuts - 1]
-    chances = cut_chances(launches.values[start:end], cuts - start, num_commits.astype(float))
+    numbers = launches.numbers[launches.commits]
+    weights = numbers[cuts] - numbers[cuts - 1]
+    chances = cut_chances(launches.values[start:end], cuts - start, weights)
     return cuts, chances
 
 
-def _described(launches: _Launches, cuts: Sequence[int]) -> list[ChangePoint]:
-    bounds = [0, *cuts, len(launches.values)]
-    points = []
-    for place in range(1, len(bounds) - 1):
-        before, after = _groups(launches, bounds, place)
-        difference = student_or_welch(after, before)
-        between, chances = _places(launches, bounds, place)
-        order = np.argsort(-chances, kind="stable")
-        num = int(np.searchsorted(np.cumsum(chances[order]), CONFIDENCE)) + 1
-        likely = between[order[:num]]  # the smallest set of places that holds it with 95 %
-        points.append(
-            ChangePoint(
-                index=launches.gap(bounds[place])[1],
-                earliest=launches.gap(int(likely.min()))[0],
-                latest=launches.gap(int(likely.max()))[1],
-                ratio=None if launches.in_points else ratio_of_logs(difference),
-                p=min(1.0, difference.p * launches.num_tests),
-                difference=difference.interval() if launches.in_points else None,
-            )
-        )
-    return points
+def _step_at(launches: _Launches, bounds: Sequence[int], place: int) -> Step:
+    """The change at a bound, and the smallest set of places that holds it with 95 %."""
+    between, chances = _places(launches, bounds, place)
+    order = np.argsort(-chances, kind="stable")
+    num = int(np.searchsorted(np.cumsum(chances[order]), CONFIDENCE)) + 1
+    likely, commits = between[order[:num]], launches.commits
+    of_range = (likely.min() - 1, bounds[place], likely.max())
+    good, first, last = (int(commits[cut]) for cut in of_range)
+    before, after = _groups(launches, bounds, place)
+    return launches.step(before, after, good, first, last, is_spike=False)
 
 
 def cut_chances(

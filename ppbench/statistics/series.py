@@ -7,16 +7,16 @@ thousands, are only counted, with the point that follows them.
 
 from __future__ import annotations
 
-import bisect
+import functools
+import itertools
 import math
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
-from ppbench.judge.differences import Ratio
 from ppbench.judge.evidence import DiscountReason, Metric
 from ppbench.judge.slowdowns import NOT_KNOWN, Slowdown, is_disturbed
-from ppbench.statistics.change_points import FLOOR, ChangePoint, Level, find_changes
+from ppbench.statistics.change_points import FLOOR, Changes, Level, Step, find_changes
 
 FEWEST = 4
 """Fewest launches that can show a change: two before and two after."""
@@ -31,7 +31,6 @@ class State(StrEnum):
     few = "too few launches"
     alone = "one commit"
     failed = "did not run"
-    dirty = "uncommitted only"
 
 
 @dataclass(frozen=True)
@@ -43,11 +42,6 @@ class Launch:
     value: float | None = None
     slowdown: Slowdown = NOT_KNOWN  # of its machine
 
-    @property
-    def is_slowed(self) -> bool:
-        """Whether its machine was disturbed, whatever its figure."""
-        return self.value is not None and is_disturbed(self.slowdown)
-
 
 @dataclass(frozen=True)
 class Point:
@@ -58,8 +52,6 @@ class Point:
     subject: str | None = None
     launches: tuple[Launch, ...] = ()
     num_before: int = 0  # unmeasured commits since the point before it
-    is_known: bool = True  # to the repository; else it is ordered by its date
-    changes: str = ""  # hash of uncommitted changes; such a point is in no level
 
     @property
     def figures(self) -> tuple[float, ...]:
@@ -84,17 +76,15 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """One case on one fingerprint, oldest commit first."""
+    """A metric of one case on one fingerprint, oldest commit first."""
 
+    metric: Metric
     case_id: str
     case: str  # in words
     fingerprint: str
     points: tuple[Point, ...]
-    dirty: tuple[Point, ...] = ()  # of work trees with uncommitted changes
     sweep_file: str = ""  # of its newest run
     machine: str = ""  # in words
-    num_behind: int = 0  # unmeasured commits since the last point
-    floor: float = FLOOR
 
     @property
     def num_measured(self) -> int:
@@ -117,118 +107,65 @@ class Series:
         """The last point before `place` that has a figure."""
         return next((point for point in reversed(self.points[:place]) if point.figures), None)
 
+    def _slowed(self, launch: Launch) -> bool:
+        """Whether a figure does not count, since it is a time and its machine was slow."""
+        is_time = bool(self.metric.slow_sign) and launch.value is not None
+        return is_time and is_disturbed(launch.slowdown)
 
-@dataclass(frozen=True)
-class Step:
-    """A change of level, made by one of the commits after `good`, up to `last`."""
+    @functools.cached_property
+    def changes(self) -> Changes:
+        """The steps, spikes and levels, by indexes of points."""
+        figures = [
+            [one.value for one in point.launches if one.value is not None and not self._slowed(one)]
+            for point in self.points
+        ]
+        # An unmeasured commit is as likely to have made a change as a measured one.
+        numbers = list(itertools.accumulate(1 + point.num_before for point in self.points))
+        in_points, sign = self.metric.in_points, self.metric.slow_sign
+        return find_changes(figures, numbers=numbers, in_points=in_points, slow_sign=sign)
 
-    good: int  # indexes of points
-    first: int  # the likeliest, where the new level begins
-    last: int
-    num_commits: int  # candidates
-    num_unmeasured: int  # candidates without a figure
-    ratio: Ratio | None  # after / before; None of a metric in points
-    difference: Ratio | None  # after - before, of a metric in points
-    p: float
-    is_better: bool | None  # None: the metric has no direction
-    is_spike: bool = False  # its commit alone: the next one undid it
-
-    @property
-    def size(self) -> Ratio:
-        """The relative change, or in points the difference as a fraction; 0 is no change."""
-        if self.ratio is not None:
-            ratio = self.ratio
-            return Ratio(ratio.estimate - 1, ratio.low - 1, ratio.high - 1)
-        assert self.difference is not None
-        return self.difference
-
-
-@dataclass(frozen=True)
-class SeriesAnalysis:
-    """A series with its steps, spikes, levels and state."""
-
-    series: Series
-    steps: tuple[Step, ...]  # that last
-    spikes: tuple[Step, ...]
-    levels: tuple[Level, ...]  # `first` and `last` are indexes of points
-    state: State
-    discounts: dict[str, DiscountReason]  # of runs that something slowed: in no level, no step
+    @functools.cached_property
+    def discounts(self) -> dict[str, DiscountReason]:
+        """The runs that something slowed, by id: they are in no level and no step."""
+        found = {}
+        for number, point in enumerate(self.points):
+            place = 0  # among the launches of which changes were found
+            for launch in point.launches:
+                if self._slowed(launch):
+                    found[launch.run_id] = DiscountReason.reference
+                elif launch.value is not None:
+                    if (number, place) in self.changes.apart:
+                        found[launch.run_id] = DiscountReason.apart
+                    place += 1
+        return found
 
     @property
     def current(self) -> Level | None:
         """The level of the newest commit."""
-        estimated = [level for level in self.levels if level.estimate is not None]
-        return estimated[-1] if estimated else None
+        return self.changes.levels[-1] if self.changes.levels else None
 
+    @property
+    def state(self) -> State:
+        if self.changes.steps:
+            return State.changed
+        if not self.num_measured:
+            return State.failed
+        if self.num_measured == 1:
+            return State.alone
+        if self.num_launches < FEWEST or self.current is None:
+            return State.few
+        # It is steady where the interval is no wider than the floor on both sides.
+        low, high = self.current.interval or (0.0, math.inf)
+        is_narrow = high - low <= 2 * FLOOR * (1.0 if self.metric.in_points else low)
+        return State.steady if is_narrow else State.unclear
 
-def analyse(series: Series, metric: Metric) -> SeriesAnalysis:
-    """Find the steps and spikes of a series and the levels between them."""
-    # The figures of every commit, measured or not, and the index of each point among them: an
-    # unmeasured commit is as likely to have made a change as a measured one.
-    figures: list[tuple[float, ...]] = []
-    counting: dict[int, tuple[Launch, ...]] = {}
-    places = []
-    for number, point in enumerate(series.points):
-        figures += [()] * (point.num_before if number else 0)
-        places.append(len(figures))
-        # Of a metric of time, launches whose machine was slow do not count.
-        measured = (launch for launch in point.launches if launch.value is not None)
-        own = tuple(one for one in measured if not (metric.slow_sign and one.is_slowed))
-        counting[len(figures)] = own
-        figures.append(tuple(launch.value or 0.0 for launch in own))
-    in_points, sign = metric.in_points, metric.slow_sign
-    changes = find_changes(figures, series.floor, in_points=in_points, slow_sign=sign)
+    def num_unmeasured_of(self, step: Step) -> int:
+        """How many of the commits that may have made a change have no figure."""
+        between = self.points[step.good + 1 : step.last + 1]
+        return step.num_commits - sum(bool(point.figures) for point in between)
 
-    def step_of(change: ChangePoint, *, is_spike: bool) -> Step:
-        """The step that a change makes, by indexes of points."""
-        first, last = places.index(change.index), places.index(change.latest)
-        good = first - 1 if is_spike else places.index(change.earliest - 1)
-        between = series.points[good + 1 : last + 1]
-        num_commits = change.latest - change.earliest + 1
-        step = Step(
-            good=good,
-            first=first,
-            last=last,
-            num_commits=num_commits,
-            num_unmeasured=num_commits - sum(bool(point.figures) for point in between),
-            ratio=change.ratio,
-            difference=change.difference,
-            p=change.p,
-            is_better=None,
-            is_spike=is_spike,
-        )
-        if metric.higher_is_better is None:
-            return step
-        return replace(step, is_better=(step.size.estimate > 0) == metric.higher_is_better)
-
-    steps = tuple(step_of(change, is_spike=False) for change in changes.points)
-    placed = tuple(
-        replace(
-            level,
-            first=bisect.bisect_left(places, level.first),
-            last=bisect.bisect_right(places, level.last) - 1,
-        )
-        for level in changes.levels
-        if level.num_launches
-    )
-    if steps:
-        state = State.changed
-    elif not series.num_measured:
-        state = State.failed if series.points else State.dirty
-    elif series.num_measured == 1:
-        state = State.alone
-    elif series.num_launches < FEWEST:
-        state = State.few
-    else:  # steady where the interval is no wider than the floor on both sides
-        low, high = placed[0].interval or (0.0, math.inf)
-        is_narrow = high - low <= 2 * series.floor * (1.0 if in_points else low)
-        state = State.steady if is_narrow else State.unclear
-    apart = {counting[commit][place].run_id for commit, place in changes.apart}
-    discounts = {
-        launch.run_id: DiscountReason.apart if launch.run_id in apart else DiscountReason.reference
-        for point in series.points
-        for launch in point.launches
-        if launch.run_id in apart or (metric.slow_sign and launch.is_slowed)
-    }
-    spikes = tuple(step_of(change, is_spike=True) for change in changes.spikes)
-    return SeriesAnalysis(series, steps, spikes, placed, state, discounts)
+    def is_better(self, step: Step) -> bool | None:
+        """Whether a change is for the better; None where the metric has no direction."""
+        if self.metric.higher_is_better is None:
+            return None
+        return (step.size.estimate > 0) == self.metric.higher_is_better

@@ -10,11 +10,10 @@ from gestures import click, key
 from histories import CASE, OTHER, CommitFacts, Runs, five
 from screens import DESK, assert_sound, keep, needs_browser
 
-from ppbench.commits.series import read_history
+from ppbench.commits.series import history
 from ppbench.display.metrics import METRICS
 from ppbench.report.pages.history import HistoryPage, render_history
 from ppbench.report.pages.templates import write_page
-from ppbench.statistics.series import analyse
 
 pytestmark = needs_browser
 NASTY = "</script><script>document.title = 'taken over'</script> & <b>'ünïcode'</b>"
@@ -46,9 +45,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(2):
         runs.add_launches(CommitFacts(sha(number), number), OTHER, five(2000.0, number)[:2])
     metric = METRICS["tokens_per_s"]
-    found = read_history(runs.store, metric)
-    series = [analyse(one, metric) for one in found.series]
-    told_page = HistoryPage(metric, series, found.notes, found.line, "ppbench history")
+    found = history(results=runs.store.folder)
+    told_page = HistoryPage(metric, found.series, found.notes, found.line, "ppbench history")
     write_page(folder / "page.html", render_history(runs.store, told_page))
     return folder / "page.html"
 

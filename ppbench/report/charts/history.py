@@ -7,7 +7,7 @@ y2  a strip below: failed launches, and the number of unmeasured commits in betw
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
@@ -16,10 +16,11 @@ from ppbench.display.colors import GREEN, MEDIUM_BLUE, PURPLE, VERMILLION, trans
 from ppbench.display.fields import field_of, figure
 from ppbench.display.units import MEBIBYTES, PERCENT, TOKENS_PER_S, counted, size_unit
 from ppbench.errors import shortened
-from ppbench.judge.evidence import DiscountReason, Metric
+from ppbench.judge.evidence import Metric
 from ppbench.report.charts.canvas import NEUTRAL, PLAIN
 from ppbench.report.charts.panels import figure_text
-from ppbench.statistics.series import Point, Series, SeriesAnalysis, Step
+from ppbench.statistics.change_points import Step
+from ppbench.statistics.series import Point, Series
 
 HEIGHT_PX = 330
 SHORT = 9
@@ -30,13 +31,12 @@ _LEAST_SPAN = 0.02  # of the values, or two points, so that a steady series look
 _LONGEST_SUBJECT = 60
 
 
-def history_chart(analysis: SeriesAnalysis, metric: Metric) -> go.Figure:
+def history_chart(series: Series) -> go.Figure:
     """Return the chart of one series.
 
-    The `customdata` of a clickable mark is the index of its commit, where work trees with
-    uncommitted changes come last, or `change N`.
+    The `customdata` of a clickable mark is the index of its commit, or `change N`.
     """
-    series, steps = analysis.series, (*analysis.steps, *analysis.spikes)
+    metric, steps = series.metric, (*series.changes.steps, *series.changes.spikes)
     # Values are drawn in the column's own unit, sizes in one that fits the largest.
     field = field_of(metric.name)
     factor, title, ticks = field.unit.factor, field.heading, ",~r"
@@ -48,9 +48,7 @@ def history_chart(analysis: SeriesAnalysis, metric: Metric) -> go.Figure:
         sizes = [value for point in series.points for value in point.figures]
         unit, num_bytes = size_unit(max(sizes, default=0.0))
         factor, title = 1 / num_bytes, f"{field.label} ({unit})"
-    discounts = analysis.discounts
-    every = list(enumerate((*series.points, *series.dirty)))
-    committed, uncommitted = every[: len(series.points)], every[len(series.points) :]
+    discounts, every = series.discounts, list(enumerate(series.points))
     # The range of the values is widened so that noise does not fill the chart.
     values = [value * factor for _, point in every for value in point.figures] or [0.0, 1.0]
     low, high = min(values), max(values)
@@ -59,7 +57,7 @@ def history_chart(analysis: SeriesAnalysis, metric: Metric) -> go.Figure:
     low, high = low - missing / 2, high + missing / 2
     span = high - low
     # Plotly chooses how many ticks of the x axis fit, each is labelled with its commit.
-    names = [*(point.commit[:7] for point in series.points), *["+"] * len(series.dirty)]
+    names = [point.commit[:7] for point in series.points]
     layout = {
         "template": PLAIN,
         "height": HEIGHT_PX,
@@ -76,7 +74,7 @@ def history_chart(analysis: SeriesAnalysis, metric: Metric) -> go.Figure:
                 "x1": step.last + 0.5,
                 "y0": 0,
                 "y1": 1,
-                "fillcolor": translucent(color_of(step), 0.16),
+                "fillcolor": translucent(color_of(series, step), 0.16),
                 "line": {"width": 0},
             }
             for step in steps
@@ -112,14 +110,13 @@ def history_chart(analysis: SeriesAnalysis, metric: Metric) -> go.Figure:
     # Each level has its 95 % interval as a band.
     band: list[tuple[float | None, float | None]] = []
     lines: list[tuple[float | None, float | None]] = []
-    for level in analysis.levels:
+    for level in series.changes.levels:
         left, right = level.first - 0.4, level.last + 0.4
         if level.interval is not None:
             bottom, top = (end * factor for end in level.interval)
             band += [(left, bottom), (right, bottom), (right, top), (left, top), (None, None)]
-        if level.estimate is not None:
-            height = level.estimate * factor
-            lines += [(left, height), (right, height), (None, None)]
+        height = level.estimate * factor
+        lines += [(left, height), (right, height), (None, None)]
     launches = [  # of commits that have several
         (place, value * factor)
         for place, point in every
@@ -128,14 +125,13 @@ def history_chart(analysis: SeriesAnalysis, metric: Metric) -> go.Figure:
     ]
     discounted = [
         (place, point, launch, launch.value * factor)
-        for place, point in committed
+        for place, point in every
         for launch in point.launches
         if launch.run_id in discounts and launch.value is not None
     ]
-    medians = [(place, point) for place, point in committed if point.value is not None]
-    dirty = [(place, point) for place, point in uncommitted if point.value is not None]
-    failed = [(place, point) for place, point in committed if point.failures]
-    gaps = [(place, point) for place, point in committed if place and point.num_before]
+    medians = [(place, point) for place, point in every if point.value is not None]
+    failed = [(place, point) for place, point in every if point.failures]
+    gaps = [(place, point) for place, point in every if place and point.num_before]
     has_counts = len(gaps) <= _MOST_COUNTS
     chart = go.Figure(layout=layout)
     chart.add_traces(
@@ -169,16 +165,9 @@ def history_chart(analysis: SeriesAnalysis, metric: Metric) -> go.Figure:
             _clickable(
                 medians,
                 [(point.value or 0.0) * factor for _, point in medians],
-                [_median_text(series, place, metric, discounts) for place, _ in medians],
+                [_median_text(series, place) for place, _ in medians],
                 name="median",
-                marker={
-                    "size": 8,
-                    "color": MEDIUM_BLUE,
-                    "symbol": [
-                        "circle" if point.is_known else "circle-open" for _, point in medians
-                    ],
-                    "line": {"width": 1},
-                },
+                marker={"size": 8, "color": MEDIUM_BLUE, "line": {"width": 1}},
             ),
             _clickable(  # a ring around each launch that counts for no level and no change
                 [(place, point) for place, point, _, _ in discounted],
@@ -195,17 +184,6 @@ def history_chart(analysis: SeriesAnalysis, metric: Metric) -> go.Figure:
                     "color": NEUTRAL,
                     "line": {"width": 1.5, "color": NEUTRAL},
                 },
-            ),
-            _clickable(
-                dirty,
-                [(point.value or 0.0) * factor for _, point in dirty],
-                [
-                    f"{heading(point)}<br>uncommitted changes {figure_text(point.changes)}"
-                    f"<br>{_figure_text(point, metric)}"
-                    for _, point in dirty
-                ],
-                name="uncommitted changes",
-                marker={"size": 9, "color": PURPLE, "symbol": "diamond-open"},
             ),
             _clickable(
                 failed,
@@ -236,7 +214,7 @@ def history_chart(analysis: SeriesAnalysis, metric: Metric) -> go.Figure:
                 mode="markers+text",
                 marker={
                     "size": 11,
-                    "color": [color_of(step) for step in steps],
+                    "color": [color_of(series, step) for step in steps],
                     "symbol": [
                         "triangle-up" if step.size.estimate > 0 else "triangle-down"
                         for step in steps
@@ -269,11 +247,9 @@ def history_chart(analysis: SeriesAnalysis, metric: Metric) -> go.Figure:
     return chart
 
 
-def color_of(step: Step) -> str:
+def color_of(series: Series, step: Step) -> str:
     """Return green for better, red for worse, purple for a metric without a direction."""
-    if step.is_better is None:
-        return PURPLE
-    return GREEN if step.is_better else VERMILLION
+    return {True: GREEN, False: VERMILLION, None: PURPLE}[series.is_better(step)]
 
 
 def size_text(step: Step, metric: Metric) -> str:
@@ -317,30 +293,23 @@ def heading(point: Point) -> str:
     return f"{first}<br>{figure_text(subject)}" if subject else first
 
 
-def _median_text(
-    series: Series, place: int, metric: Metric, discounts: Mapping[str, DiscountReason]
-) -> str:
+def _median_text(series: Series, place: int) -> str:
     point = series.points[place]
-    change = difference_text(series, place, metric)
-    lines = [heading(point), _figure_text(point, metric), change]
-    if num := sum(launch.run_id in discounts for launch in point.launches):
+    num = len(point.figures)
+    many = f", median of {num} launches" if num > 1 else ", 1 launch"
+    value = figure_text(figure(series.metric.name, point.value)) + many
+    lines = [heading(point), value, difference_text(series, place)]
+    if num := sum(launch.run_id in series.discounts for launch in point.launches):
         lines.append(f"{counted(num, 'launch')} discounted")
-    if not point.is_known:
-        lines.append("not in the repository: placed by its date")
     return "<br>".join(line for line in lines if line)
 
 
-def _figure_text(point: Point, metric: Metric) -> str:
-    many = f", median of {len(point.figures)} launches" if len(point.figures) > 1 else ", 1 launch"
-    return figure_text(figure(metric.name, point.value)) + many
-
-
-def difference_text(series: Series, place: int, metric: Metric) -> str:
+def difference_text(series: Series, place: int) -> str:
     """Format the change since the commit measured before: `+0.3 % on abc123456`, or nothing."""
     value, other = series.points[place].value, series.before(place)
     if value is None or other is None or other.value is None:
         return ""
-    if metric.in_points:
+    if series.metric.in_points:
         return f"{100 * (value - other.value):+.2f} points on {other.commit[:SHORT]}"
     if not other.value:
         return ""

@@ -30,7 +30,8 @@ from ppbench.report.charts.history import (
 from ppbench.report.pages.provenance import HISTORY, about_runs
 from ppbench.report.pages.templates import render
 from ppbench.report.timeline.timelines import Timeline, timeline
-from ppbench.statistics.series import Point, Series, SeriesAnalysis, State, Step
+from ppbench.statistics.change_points import Step
+from ppbench.statistics.series import Point, Series, State
 from ppbench.store import Store
 
 MOST_PAIRS = 24
@@ -46,7 +47,7 @@ class HistoryPage:
     """The content of a history page."""
 
     metric: Metric
-    analyses: Sequence[SeriesAnalysis]
+    series: Sequence[Series]
     notes: Sequence[str]
     line: str  # the order of the commits, in words
     command: str  # reproduces the page
@@ -56,10 +57,9 @@ class HistoryPage:
 def render_history(store: Store, page: HistoryPage) -> str:
     """Return the page as HTML. Timelines that are not in the store are left out."""
     metric, title = page.metric, f"{page.metric.name} over commits"
-    every = [analysis.series for analysis in page.analyses]
+    every = page.series
     points = [point for series in every for point in series.points]
-    dirty = [point for series in every for point in series.dirty]
-    run_ids = [launch.run_id for point in (*points, *dirty) for launch in point.launches]
+    run_ids = [launch.run_id for point in points for launch in point.launches]
     num_cases = len({series.case_id for series in every})
     days = sorted(point.author_date[:10] for point in points if point.author_date)
     subtitle = [
@@ -69,8 +69,8 @@ def render_history(store: Store, page: HistoryPage) -> str:
         f"{len(every)} series of {counted(num_cases, 'case')}",
     ]
     newest = [series.points[-1].commit for series in every if series.points]
-    states = Counter(analysis.state for analysis in page.analyses)
-    embedded, num_left_out = _embedded(store, page.analyses)
+    states = Counter(series.state for series in every)
+    embedded, num_left_out = _embedded(store, every)
     return render(
         "history.html",
         title=title,
@@ -85,13 +85,15 @@ def render_history(store: Store, page: HistoryPage) -> str:
         notes=page.notes,
         series=[
             {
-                "analysis": analysis,
-                "level": analysis.current and figure(metric.name, analysis.current.estimate),
-                "last_change": size_text(analysis.steps[-1], metric) if analysis.steps else "",
-                "figure": history_chart(analysis, metric),
-                "data": _panels(analysis, page, embedded),
+                "line": series,
+                "level": series.current and figure(metric.name, series.current.estimate),
+                "last_change": (
+                    size_text(series.changes.steps[-1], metric) if series.changes.steps else ""
+                ),
+                "figure": history_chart(series),
+                "data": _panels(series, page, embedded),
             }
-            for analysis in page.analyses
+            for series in every
         ],
         states=[(state.value, states[state]) for state in State if state in states],
         timelines=list(embedded.values()),
@@ -103,23 +105,21 @@ def render_history(store: Store, page: HistoryPage) -> str:
 
 def _answer(page: HistoryPage, states: Mapping[State, int]) -> list[str]:
     """Summarise the newest change."""
-    changed = [analysis for analysis in page.analyses if analysis.steps]
+    changed = [series for series in page.series if series.changes.steps]
     if not changed:
         unclear = states[State.unclear]
         if not states[State.steady] + unclear:
             return []
         rest = f" In {unclear} of the series, noise may hide one." if unclear else ""
         return [f"No change was found.{rest}"]
-    latest = max(changed, key=lambda analysis: _date_of(analysis.series, analysis.steps[-1]))
-    step = latest.steps[-1]
-    many = (
-        f"{len(changed)} of {len(page.analyses)} series changed. " if len(page.analyses) > 1 else ""
-    )
-    where = latest.series.points[step.first]
+    latest = max(changed, key=lambda series: _date_of(series, series.changes.steps[-1]))
+    step = latest.changes.steps[-1]
+    many = f"{len(changed)} of {len(page.series)} series changed. " if len(page.series) > 1 else ""
+    where = latest.points[step.first]
     subject = f", “{where.subject}”" if where.subject else ""
     sure = "with" if step.num_commits == 1 else "most likely with"
     change = f"{size_text(step, page.metric)} {sure} {where.commit[:SHORT]}{subject}"
-    return [f"{many}The newest change: {change}, in {latest.series.case}."]
+    return [f"{many}The newest change: {change}, in {latest.case}."]
 
 
 def _date_of(series: Series, step: Step) -> str:
@@ -127,10 +127,10 @@ def _date_of(series: Series, step: Step) -> str:
 
 
 def _panels(
-    analysis: SeriesAnalysis, page: HistoryPage, embedded: Mapping[Pair, tuple[str, Timeline]]
+    series: Series, page: HistoryPage, embedded: Mapping[Pair, tuple[str, Timeline]]
 ) -> dict[str, dict[str, object]]:
     """Return the details that a click opens, by the index of a commit, or by `change N`."""
-    series, metric = analysis.series, page.metric
+    metric = page.metric
 
     def panel(
         title: str,
@@ -167,40 +167,30 @@ def _panels(
         before = series.before(place)
         sentences = [failure_text(point) + "."] if point.failures else []
         for launch in point.launches:
-            if reason := analysis.discounts.get(launch.run_id):
+            if reason := series.discounts.get(launch.run_id):
                 why = discount_text(reason, launch.slowdown)
                 sentences.append(f"Run {launch.run_id} counts for no level and no change: {why}.")
         if point.num_before:
             commits = counted(point.num_before, "commit")
             sentences.append(f"Not measured between the point before and this one: {commits}.")
-        if not point.is_known:
-            sentences.append(
-                "The commit is not in the repository; it is placed by its author date."
-            )
         facts, commands = _facts_of(point, metric), []
-        if change := difference_text(series, place, metric):
+        if change := difference_text(series, place):
             facts.append(("difference", change))
         if before is not None and point.figures:
             commands.append(("compare with the one before", _compare(before, point)))
         title = point.commit[:SHORT]
         panels[str(place)] = panel(title, point, sentences, facts, commands, _pair(series, place))
-    for number, point in enumerate(series.dirty, len(series.points)):
-        title = f"{point.commit[:SHORT]} and uncommitted changes"
-        sentences = ["Not part of any level, as the measured code is in no commit."]
-        facts = [("changes", point.changes), *_facts_of(point, metric)]
-        panels[str(number)] = panel(title, point, sentences, facts, [])
-    for number, step in enumerate((*analysis.steps, *analysis.spikes)):
+    for number, step in enumerate((*series.changes.steps, *series.changes.spikes)):
         first, last, good = (series.points[n] for n in (step.first, step.last, step.good))
         sentence = "No other commit can have caused it (95 % confidence)."
-        if step.is_spike:
-            sentence = "A spike: the next measured commit undid it, so it is part of no level."
         if step.num_commits > 1:
-            commits = counted(step.num_commits, "commit")
+            commits, num = counted(step.num_commits, "commit"), series.num_unmeasured_of(step)
             sentence = (
                 f"With 95 % confidence, one of the {commits} after {good.commit[:SHORT]} up to "
-                f"{last.commit[:SHORT]} caused it"
-                + (f", {step.num_unmeasured} of them not measured." if step.num_unmeasured else ".")
+                f"{last.commit[:SHORT]} caused it{f', {num} of them not measured' * bool(num)}."
             )
+        if step.is_spike:
+            sentence += " A spike: the next measured commit undid it, so it is part of no level."
         facts = [
             ("change", f"{size_text(step, metric)}, {interval_text(step, metric)}"),
             ("by chance alone", "p < 0.001" if step.p < 0.001 else f"p = {step.p:.2g}"),
@@ -231,7 +221,7 @@ def _facts_of(point: Point, metric: Metric) -> Facts:
 
 def backfill_command(series: Series, step: Step) -> str:
     """Return the command that measures the commits that may have caused a change, if any."""
-    if not step.num_unmeasured:
+    if not series.num_unmeasured_of(step):
         return ""
     good, last = (series.points[place].commit[:_REV] for place in (step.good, step.last))
     return f"ppbench backfill {good}..{last} {shlex.quote(series.sweep_file or 'SWEEP')}"
@@ -254,18 +244,18 @@ def _pair(series: Series, place: int) -> Pair:
 
 
 def _embedded(
-    store: Store, analyses: Sequence[SeriesAnalysis]
+    store: Store, every: Sequence[Series]
 ) -> tuple[dict[Pair, tuple[str, Timeline]], int]:
     """Return the named timelines that fit the size limit of the page, and how many do not.
 
     First come those that are most likely to be opened: newest changes, then newest commits.
     """
-    steps = [(analysis.series, step) for analysis in analyses for step in analysis.steps]
+    steps = [(series, step) for series in every for step in series.changes.steps]
     steps.sort(key=lambda item: _date_of(*item), reverse=True)
     places = [(series, step.first) for series, step in steps]
-    for analysis in analyses:
-        measured = [n for n, point in enumerate(analysis.series.points) if point.figures]
-        places += [(analysis.series, place) for place in measured[-1:]]
+    for series in every:
+        measured = [n for n, point in enumerate(series.points) if point.figures]
+        places += [(series, place) for place in measured[-1:]]
     pairs = filter(None, (_pair(*place) for place in places))
     drawn: dict[Pair, tuple[str, Timeline]] = {}
     room, num_left_out = MOST_BYTES, 0

@@ -14,7 +14,8 @@ from histories import CASE, OTHER, CommitFacts, Runs, five, repository
 from ppbench.commits.series import history
 from ppbench.display.formats import Format
 from ppbench.display.metrics import METRICS
-from ppbench.statistics.series import Launch, Point, Series, State, analyse
+from ppbench.judge.evidence import Metric
+from ppbench.statistics.series import Launch, Point, Series, State
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
@@ -22,7 +23,9 @@ TOKENS, BUBBLE = METRICS["tokens_per_s"], METRICS["bubble_fraction"]
 NUM_COMMITS, BAD = 14, 8
 
 
-def series(levels: Sequence[Sequence[float]], gaps: dict[int, int] | None = None) -> Series:
+def series(
+    levels: Sequence[Sequence[float]], gaps: dict[int, int] | None = None, metric: Metric = TOKENS
+) -> Series:
     """Commits 0, 1, 2, ... with these launches; `gaps` are the commits not measured before one."""
     points = tuple(
         Point(
@@ -32,7 +35,7 @@ def series(levels: Sequence[Sequence[float]], gaps: dict[int, int] | None = None
         )
         for number, values in enumerate(levels)
     )
-    return Series("c", "a case", "f", points)
+    return Series(metric, "c", "a case", "f", points)
 
 
 def falling(first_bad: int, num: int = 12) -> list[list[float]]:
@@ -40,13 +43,13 @@ def falling(first_bad: int, num: int = 12) -> list[list[float]]:
 
 
 def test_a_step_is_found_where_it_is_and_has_its_size() -> None:
-    told = analyse(series(falling(7)), TOKENS)
-    [step] = told.steps
+    told = series(falling(7))
+    [step] = told.changes.steps
     assert (step.good, step.first, step.last) == (6, 7, 7)
-    assert (step.num_commits, step.num_unmeasured) == (1, 0)
+    assert (step.num_commits, told.num_unmeasured_of(step)) == (1, 0)
     assert step.size.low < -0.08 < step.size.high
-    assert not step.is_better
-    assert [(level.first, level.last) for level in told.levels] == [(0, 6), (7, 11)]
+    assert told.is_better(step) is False
+    assert [(level.first, level.last) for level in told.changes.levels] == [(0, 6), (7, 11)]
     assert told.current is not None
     assert told.current.estimate == pytest.approx(920, rel=0.002)
     assert told.state is State.changed
@@ -55,18 +58,18 @@ def test_a_step_is_found_where_it_is_and_has_its_size() -> None:
 def test_commits_that_were_not_measured_are_among_those_that_may_have_made_a_change() -> None:
     levels = falling(7)
     levels[5] = []  # tried, did not run
-    told = analyse(series(levels, gaps={3: 2, 7: 4}), TOKENS)
-    [step] = told.steps
+    told = series(levels, gaps={3: 2, 7: 4})
+    [step] = told.changes.steps
     assert (step.good, step.first, step.last) == (6, 7, 7)
-    assert (step.num_commits, step.num_unmeasured) == (5, 4)
-    assert [(level.first, level.last) for level in told.levels] == [(0, 6), (7, 11)]
+    assert (step.num_commits, told.num_unmeasured_of(step)) == (5, 4)
+    assert [(level.first, level.last) for level in told.changes.levels] == [(0, 6), (7, 11)]
 
 
 def test_a_lower_bubble_is_better_and_its_change_is_in_points() -> None:
     levels = [[value / 4000 for value in values] for values in falling(7)]
-    [step] = analyse(series(levels), BUBBLE).steps
-    assert step.is_better is True
-    assert step.ratio is None
+    told = series(levels, metric=BUBBLE)
+    [step] = told.changes.steps
+    assert told.is_better(step) is True
     assert step.size.estimate == pytest.approx(-0.02, rel=0.1)
 
 
@@ -77,10 +80,9 @@ def test_a_state_says_how_much_a_series_can_tell() -> None:
         State.alone: [five(1000.0, 0)],
         State.few: [[1000.0], [1001.0]],
         State.failed: [[], []],
-        State.dirty: [],
     }
     for state, levels in states.items():
-        assert analyse(series(levels), TOKENS).state is state
+        assert series(levels).state is state
 
 
 def test_the_launch_that_stands_for_a_commit_is_a_middle_one() -> None:
@@ -127,8 +129,10 @@ def test_a_history_is_data_for_a_notebook(here: Path) -> None:
     found = history(where=[f"num_microbatches={CASE.num_microbatches}"])
     rows = csv.DictReader(io.StringIO(told_by(Format.csv).text))
     assert list(found.frame) == rows.fieldnames
+    of_kinds = found.frame.groupby("kind").size().to_dict()
+    assert of_kinds == {"change": 1, "launch": 11 * 3 + 1, "level": 2}
     assert repr(found) == "<History of tokens_per_s: changed>"
-    assert found.analyses[0].steps[0].num_commits == 2
+    assert found.series[0].changes.steps[0].num_commits == 2
 
 
 def test_one_commit_alone_is_no_error(tmp_path: Path) -> None:
@@ -137,7 +141,6 @@ def test_one_commit_alone_is_no_error(tmp_path: Path) -> None:
     outcome = printed("history", "--no-page", "--results", tmp_path / "results")
     assert outcome.exit_code == 0
     assert "one commit" in outcome.text
-    assert "only one commit is measured, and a change takes two" in outcome.notes
 
 
 def test_where_nothing_ran_it_exits_with_3_and_says_how_to_see_why(tmp_path: Path) -> None:
@@ -156,8 +159,8 @@ def test_a_commit_that_was_reverted_is_listed_as_a_spike(tmp_path: Path) -> None
         runs.add_launches(CommitFacts(sha, number), CASE, five(level, number)[:3])
     outcome = printed("history", "--no-page", "--results", tmp_path / "results")
     assert "spike -22.9 %, worse" in outcome.text
-    [analysis] = history(results=tmp_path / "results").analyses
-    [step], [spike] = analysis.steps, analysis.spikes
+    [told] = history(results=tmp_path / "results").series
+    [step], [spike] = told.changes.steps, told.changes.spikes
     assert step.first == 8
     assert step.size.low < 1171 / 1400 - 1 < step.size.high
-    assert (spike.good, spike.first, spike.last, spike.is_better) == (2, 3, 3, False)
+    assert (spike.good, spike.first, spike.last, told.is_better(spike)) == (2, 3, 3, False)

@@ -9,11 +9,8 @@ import pytest
 from histories import CASE, OTHER, CommitFacts, Runs, repository
 from repositories import git
 
-from ppbench.commits.series import History, history, metric_called, read_history
+from ppbench.commits.series import History, history, metric_called
 from ppbench.errors import RepositoryError, UsageError
-from ppbench.store import read_conditions
-
-TOKENS = metric_called("tokens_per_s")
 
 
 @pytest.fixture
@@ -28,11 +25,11 @@ def made(folder: Path, num_commits: int) -> list[str]:
 
 
 def asked(runs: Runs, repo: Path | None = None, **changes) -> History:
-    return read_history(runs.store, TOKENS, repo=repo, **changes)
+    return history(repo=repo, results=runs.store.folder, **changes)
 
 
-def commits(history: History, number: int = 0) -> list[str]:
-    return [point.commit for point in history.series[number].points]
+def commits(found: History, number: int = 0) -> list[str]:
+    return [point.commit for point in found.series[number].points]
 
 
 def test_commits_stand_in_the_repositorys_order_whenever_they_were_measured(
@@ -41,15 +38,15 @@ def test_commits_stand_in_the_repositorys_order_whenever_they_were_measured(
     shas = made(tmp_path / "repo", 4)
     for number in (3, 0, 2, 1):
         runs.add(CommitFacts(shas[number], 100 - number), CASE, 1000.0 + number)
-    history = asked(runs, tmp_path / "repo")
-    assert commits(history) == shas
-    assert [point.value for point in history.series[0].points] == [1000, 1001, 1002, 1003]
-    assert history.line == "first-parent line of main"
-    assert history.notes == ()
+    found = asked(runs, tmp_path / "repo")
+    assert commits(found) == shas
+    assert [point.value for point in found.series[0].points] == [1000, 1001, 1002, 1003]
+    assert found.line == "first-parent line of main"
+    assert found.notes == ()
     git(tmp_path, "clone", "--quiet", "--depth=2", f"file://{tmp_path}/repo", "shallow")
     shallow = asked(runs, tmp_path / "shallow")
-    assert set(commits(shallow)) == set(shas)
-    assert "2 commits not in" in shallow.notes[0]
+    assert commits(shallow) == shas[2:]
+    assert "2 runs of 2 commits off the first-parent line of main; " in shallow.notes[0]
     assert "git fetch --unshallow" in shallow.notes[0]
     git(tmp_path / "repo", "checkout", "--quiet", shas[1])
     detached = asked(runs, tmp_path / "repo")
@@ -63,9 +60,11 @@ def test_commits_that_were_not_measured_are_counted_where_they_are(
     shas = made(tmp_path / "repo", 10)
     for number in (1, 2, 6):
         runs.add(CommitFacts(shas[number], number), CASE, 1000.0)
-    [series] = asked(runs, tmp_path / "repo").series
+    found = asked(runs, tmp_path / "repo")
+    [series] = found.series
     assert [point.num_before for point in series.points] == [0, 0, 3]
-    assert (series.num_unmeasured, series.num_behind) == (3, 3)
+    assert series.num_unmeasured == 3
+    assert found.notes == (f"3 commits after {shas[6][:9]}: not measured yet",)
 
 
 def test_a_failed_run_is_a_point_without_a_figure(runs: Runs) -> None:
@@ -88,32 +87,28 @@ def test_a_launch_that_was_run_again_counts_once_by_its_newest_run(runs: Runs) -
 
 
 def test_fingerprints_are_never_mixed_and_the_last_that_measured_comes_first(runs: Runs) -> None:
-    told = CommitFacts("a" * 40, 0)
-    runs.add(told, CASE, 1000.0, fingerprint="old")
-    runs.add(told, OTHER, 1100.0, fingerprint="new")
-    runs.add(told, CASE, 2000.0, fingerprint="new")
-    history = asked(runs)
-    found = [(one.fingerprint, one.case, one.points[0].value) for one in history.series]
-    assert found == [
+    commit = CommitFacts("a" * 40, 0)
+    runs.add(commit, CASE, 1000.0, fingerprint="old")
+    runs.add(commit, OTHER, 1100.0, fingerprint="new")
+    runs.add(commit, CASE, 2000.0, fingerprint="new")
+    found = asked(runs)
+    told = [(one.fingerprint, one.case, one.points[0].value) for one in found.series]
+    assert told == [
         ("new", "16 microbatches", 1100.0),
         ("new", "8 microbatches", 2000.0),
         ("old", "8 microbatches", 1000.0),
     ]
-    assert any("2 fingerprints, which cannot be compared" in note for note in history.notes)
-    assert history.series[0].machine == "cpu, Some <CPU>, 2 cores"
+    assert any("2 fingerprints, which cannot be compared" in note for note in found.notes)
+    assert found.series[0].machine == "cpu, Some <CPU>, 2 cores"
 
 
-def test_uncommitted_changes_are_left_out_and_said_unless_they_are_asked_for(runs: Runs) -> None:
+def test_uncommitted_changes_are_left_out_and_said(runs: Runs) -> None:
     runs.add(CommitFacts("a" * 40, 0), CASE, 1000.0)
     for changes in ("c1", "c1", "c2"):
         runs.add(CommitFacts("a" * 40, 0, is_dirty=True, changes=changes), CASE, 900.0)
-    history = asked(runs)
-    assert history.series[0].dirty == ()
-    assert "3 runs with uncommitted changes: excluded; --dirty shows them" in history.notes
-    shown = asked(runs, has_dirty=True)
-    found = [(point.changes, point.figures) for point in shown.series[0].dirty]
-    assert found == [("c1", (900.0, 900.0)), ("c2", (900.0,))]
-    assert shown.series[0].num_launches == 1
+    found = asked(runs)
+    assert found.series[0].num_launches == 1
+    assert "3 runs with uncommitted changes: excluded" in found.notes
 
 
 def merged(folder: Path) -> tuple[list[str], str, str]:
@@ -127,38 +122,23 @@ def merged(folder: Path) -> tuple[list[str], str, str]:
     return line, side, git(folder, "rev-parse", "HEAD")
 
 
-def test_commits_of_a_merged_branch_are_beside_the_line_and_shown_with_all(
-    runs: Runs, tmp_path: Path
-) -> None:
+def test_commits_of_a_merged_branch_are_beside_the_line(runs: Runs, tmp_path: Path) -> None:
     (first, second), side, merge = merged(tmp_path / "repo")
     for number, sha in enumerate((first, side, second, merge)):
         runs.add(CommitFacts(sha, number), CASE, 1000.0)
-    history = asked(runs, tmp_path / "repo")
-    assert commits(history) == [first, second, merge]
-    assert history.notes == (
-        "1 run of 1 commit off the first-parent line of main: excluded; --all shows them",
-    )
-    every = asked(runs, tmp_path / "repo", has_all=True)
-    assert set(commits(every)) == {first, second, side, merge}
-    assert (commits(every)[0], commits(every)[-1]) == (first, merge)
-    assert every.notes[0].startswith("1 commit of other branches: shown among those of main")
+    found = asked(runs, tmp_path / "repo")
+    assert commits(found) == [first, second, merge]
+    assert found.notes == ("1 run of 1 commit off the first-parent line of main: excluded",)
 
 
-def test_a_commit_that_is_in_no_repository_is_left_out_or_stands_at_its_date(
-    runs: Runs, tmp_path: Path
-) -> None:
+def test_a_commit_that_the_repository_lacks_is_left_out(runs: Runs, tmp_path: Path) -> None:
     shas = made(tmp_path / "repo", 4)
     for number, sha in enumerate(shas):
         runs.add(CommitFacts(sha, number), CASE, 1000.0)
     runs.add(CommitFacts("f" * 40, 2, "gone"), CASE, 900.0)
     line = asked(runs, tmp_path / "repo")
     assert commits(line) == shas
-    assert line.notes[0].startswith("1 run of 1 commit not in ")
-    assert line.notes[0].endswith("excluded; --all shows them")
-    history = asked(runs, tmp_path / "repo", has_all=True)
-    assert commits(history) == [*shas[:3], "f" * 40, shas[3]]
-    assert [point.is_known for point in history.series[0].points] == [True] * 3 + [False, True]
-    assert "(rebased?): placed by author date" in history.notes[0]
+    assert line.notes[0] == "1 run of 1 commit off the first-parent line of main: excluded"
 
 
 def test_a_trial_over_other_steps_is_not_mixed_in_and_other_code_is_said(
@@ -169,21 +149,19 @@ def test_a_trial_over_other_steps_is_not_mixed_in_and_other_code_is_said(
         told = CommitFacts(sha, number)
         runs.add_launches(told, CASE, [1000.0] * 3, measure_steps=50, code=f"c{number}")
     runs.add_launches(CommitFacts(shas[1], 1), CASE, [500.0] * 3, measure_steps=1, code="c1")
-    history = asked(runs, tmp_path / "repo")
-    assert [point.figures for point in history.series[0].points] == [(1000.0,) * 3] * 2
-    other_steps, other_code = history.notes
+    found = asked(runs, tmp_path / "repo")
+    assert [point.figures for point in found.series[0].points] == [(1000.0,) * 3] * 2
+    other_steps, other_code = found.notes
     assert other_steps == "3 runs with other measurement settings: excluded"
-    assert other_code.startswith("measured by 2 versions of ppbench, changing at ")
-    assert f" at {shas[1][:9]}: " in other_code
+    assert other_code.startswith(f"ppbench itself changed at {shas[1][:9]}: ")
 
 
 def test_without_a_repository_commits_are_in_the_order_of_their_dates(runs: Runs) -> None:
     for number in (2, 0, 1):
         runs.add(CommitFacts(f"{number}" * 40, number), CASE, 1000.0)
-    history = asked(runs)
-    assert commits(history) == ["0" * 40, "1" * 40, "2" * 40]
-    assert all(point.is_known for point in history.series[0].points)
-    assert "no git repository here knows these commits" in history.notes[0]
+    found = asked(runs)
+    assert commits(found) == ["0" * 40, "1" * 40, "2" * 40]
+    assert "no repository here has these commits" in found.notes[0]
     with pytest.raises(RepositoryError):
         asked(runs, Path())
 
@@ -206,20 +184,17 @@ def test_runs_without_a_commit_or_without_the_figure_are_left_out_and_counted(ru
     runs.add(CommitFacts("a" * 40, 0), CASE, 1000.0)
     runs.add(CommitFacts("a" * 40, 0), CASE, 1000.0, commit=None)
     runs.add(CommitFacts("a" * 40, 0), CASE, 1000.0, tokens_per_s=None)
-    history = asked(runs)
-    assert history.series[0].num_launches == 1
-    assert history.notes[:2] == (
-        "1 run without a commit: excluded",
-        "1 run without tokens_per_s: excluded",
-    )
+    found = asked(runs)
+    assert found.series[0].num_launches == 1
+    assert found.notes[0] == "2 runs without a commit or tokens_per_s: excluded"
 
 
 def test_conditions_choose_the_runs(runs: Runs) -> None:
     runs.add(CommitFacts("a" * 40, 0), CASE, 1000.0)
     runs.add(CommitFacts("a" * 40, 0), replace(CASE, schedule="afab"), 900.0)
-    history = asked(runs, where=read_conditions(["schedule=afab"]))
-    assert [one.points[0].value for one in history.series] == [900.0]
-    none = asked(runs, where=read_conditions(["world_size=64"]))
+    found = asked(runs, where=["schedule=afab"])
+    assert [one.points[0].value for one in found.series] == [900.0]
+    none = asked(runs, where=["world_size=64"])
     assert none.series == ()
     assert "no run meets the conditions" in none.notes[0]
 
@@ -232,7 +207,9 @@ def test_a_metric_is_a_column_with_figures() -> None:
             metric_called(name)
 
 
-def test_runs_that_do_not_count_are_named(runs: Runs, tmp_path: Path) -> None:
+def test_runs_that_do_not_count_are_counted_and_named_in_the_rows(
+    runs: Runs, tmp_path: Path
+) -> None:
     shas = made(tmp_path / "repo", 12)
     figures = [1000.0 + number % 3 for number in range(12)]
     figures[7] = 830.0
@@ -240,14 +217,14 @@ def test_runs_that_do_not_count_are_named(runs: Runs, tmp_path: Path) -> None:
         runs.add(CommitFacts(shas[number], number), CASE, figure)
         for number, figure in enumerate(figures)
     ]
-    result = history(repo=tmp_path / "repo", results=runs.store.folder)
-    (note,) = [note for note in result.notes if "lies far" in note]
-    assert note.startswith(f"run {ids[7]} of ")
-    assert note.endswith("for no level and no change: it lies far from the others")
-    (analysis,) = result.analyses
-    assert analysis.steps == ()
-    assert analysis.current is not None
-    assert analysis.current.num_launches == 11
+    found = asked(runs, tmp_path / "repo")
+    assert any(note.startswith("1 launch discounted, since ") for note in found.notes)
+    launches = found.frame[found.frame["kind"] == "launch"].set_index("run_id")
+    assert launches["discount"].dropna().to_dict() == {ids[7]: "apart"}
+    (series,) = found.series
+    assert series.changes.steps == ()
+    assert series.current is not None
+    assert series.current.num_launches == 11
 
 
 def test_what_took_turns_with_a_reference_counts_by_its_difference_from_it(
@@ -267,12 +244,11 @@ def test_what_took_turns_with_a_reference_counts_by_its_difference_from_it(
                 facts = CommitFacts(commit, day)
                 runs.add(facts, CASE, own * pace * wobble, process_start=start)
     found = asked(runs, tmp_path / "repository")
-    (analysis,) = found.analyses
-    (step,) = analysis.steps
-    assert step.ratio is not None
-    assert analysis.series.points[step.first].commit == shas[4]
-    assert 0.955 < step.ratio.estimate < 0.965
-    assert [len(point.launches) for point in analysis.series.points] == [2] * 8
+    (series,) = found.series
+    (step,) = series.changes.steps
+    assert series.points[step.first].commit == shas[4]
+    assert -0.045 < step.size.estimate < -0.035
+    assert [len(point.launches) for point in series.points] == [2] * 8
     assert any(f"16 launches took turns with {shas[-1][:9]}: " in note for note in found.notes)
 
 

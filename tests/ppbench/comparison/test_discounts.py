@@ -116,13 +116,14 @@ def test_a_history_leaves_out_a_launch_beside_a_slow_reference_and_names_it(stor
             reference_ns=SLOW_NS if number == 4 else QUIET_NS,
         )
     read = history(results=store.folder)
-    (analysis,) = read.analyses
-    assert analysis.steps == ()
-    assert list(read.discounts.values()) == ["reference"]
-    assert any("its reference ran 18 % slower than usual" in note for note in read.notes)
+    (series,) = read.series
+    assert series.changes.steps == ()
+    assert list(series.discounts.values()) == ["reference"]
+    assert any("1 launch discounted" in note for note in read.notes)
     launches = read.frame[read.frame["kind"] == "launch"]
     assert launches["discount"].fillna("").tolist() == ["", "", "", "", "reference", "", "", ""]
     assert launches["slowdown"].iloc[4] == pytest.approx(0.18)
+    assert launches["slowdown_cause"].iloc[4] == "reference"
 
 
 def test_runs_that_failed_show_nothing_of_what_is_usual(store):

@@ -234,7 +234,7 @@ COMMANDS = [
         "show 20260102", "explain 20261122T222659",
     )),
     ("tracked", "compare HEAD~1 HEAD"),
-    ("history", "history --no-page --all --dirty"),
+    ("history", "history --no-page"),
     ("bisected", "bisect main~6 main sweep.toml --only schedule=1f1b"),
     ("traces", "import rank0.json rank1.json --name mine --tokens-per-step 1000"),
     ("empty", "schedules list"),

@@ -12,7 +12,7 @@ import pytest
 from histories import CASE, OTHER, CommitFacts, Runs, five
 from stored_runs import NASTY, traces
 
-from ppbench.commits.series import read_history
+from ppbench.commits.series import history
 from ppbench.display.metrics import METRICS
 from ppbench.judge.evidence import Metric
 from ppbench.judge.slowdowns import NOT_KNOWN, Slowdown
@@ -21,7 +21,7 @@ from ppbench.report.pages import history as page_of
 from ppbench.report.pages.history import HistoryPage, render_history
 from ppbench.report.pages.provenance import read_about
 from ppbench.report.pages.templates import render_index, write_page
-from ppbench.statistics.series import Launch, Point, Series, analyse
+from ppbench.statistics.series import Launch, Point, Series
 
 TOKENS = METRICS["tokens_per_s"]
 BAD = 4
@@ -40,7 +40,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         level = 1000.0 if number < BAD else 900.0
         made.add_launches(told, CASE, [None] if number == 2 else five(level, number)[:3])
     made.add_launches(CommitFacts(sha(6), 6), OTHER, five(2000.0, 0)[:2])
-    made.add(CommitFacts(sha(6), 6, is_dirty=True, changes="c1c2"), CASE, 950.0)
     return made
 
 
@@ -48,9 +47,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 def page(runs: Runs) -> Iterator[HistoryPage]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(runs.store.folder)  # in no repository
-        found = read_history(runs.store, TOKENS, has_dirty=True)
-        told = [analyse(series, TOKENS) for series in found.series]
-        yield HistoryPage(TOKENS, told, found.notes, found.line, "ppbench history")
+        found = history(results=runs.store.folder)
+        yield HistoryPage(TOKENS, found.series, found.notes, found.line, "ppbench history")
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +88,6 @@ def test_a_commit_tells_its_figure_and_the_difference_to_the_one_before_that_ran
     assert facts["tokens per s"].endswith("tokens/s, median of 3")
     assert panel["2"]["sentences"] == ["1 launch did not run: error."]
     assert commands(panel["2"])["why it did not run"].startswith("ppbench show 2026")
-    assert panel["7"]["title"].endswith("and uncommitted changes")
 
 
 def test_timelines_are_of_changes_and_newest_commits_each_once(html: str) -> None:
@@ -114,7 +111,7 @@ def test_runs_without_spans_have_panels_without_timelines(tmp_path: Path) -> Non
     made = Runs(tmp_path / "results")
     for number in range(2):
         made.add(CommitFacts(sha(number), number), CASE, 1000.0)
-    told = [analyse(one, TOKENS) for one in read_history(made.store, TOKENS).series]
+    told = history(results=made.store.folder).series
     html = render_history(made.store, HistoryPage(TOKENS, told, (), "", "ppbench history"))
     [panel] = panels(html)
     assert panel["1"]["figure"] is None
@@ -142,29 +139,30 @@ def test_the_index_lists_histories_by_themselves(
     write_page(tmp_path / "h.html", render_history(runs.store, page))
     about = read_about(tmp_path / "h.html")
     assert about is not None
-    assert (about.kind, about.num_runs, about.num_cases) == ("history", 22, 2)
+    assert (about.kind, about.num_runs, about.num_cases) == ("history", 21, 2)
     index = render_index(tmp_path)
     assert "<h2>Over commits</h2>" in index
     assert "tokens_per_s over commits" in index
 
 
-def series(levels: Sequence[Sequence[float]], gaps: dict[int, int]) -> Series:
+def series(
+    levels: Sequence[Sequence[float]], gaps: dict[int, int], metric: Metric = TOKENS
+) -> Series:
     points = tuple(
         Point(
             sha(number),
             launches=tuple(Launch("r", "ok", value) for value in values) or (Launch("r", "oom"),),
             num_before=gaps.get(number, 0),
-            is_known=number != 1,
         )
         for number, values in enumerate(levels)
     )
-    return Series("c", "case", "f", points)
+    return Series(metric, "c", "case", "f", points)
 
 
 def drawn(metric: Metric = TOKENS) -> dict:
     levels = [five(1000.0 if n < 5 else 1100.0, n) for n in range(10)]
     levels[2] = []
-    figure = history_chart(analyse(series(levels, {5: 3}), metric), metric)
+    figure = history_chart(series(levels, {5: 3}, metric))
     return {"figure": figure, **traces(figure)}
 
 
@@ -172,7 +170,6 @@ def test_the_chart_has_launches_medians_levels_and_what_did_not_run() -> None:
     chart = drawn()
     assert len(chart["launch"].x) == 9 * 5
     assert list(chart["median"].customdata) == [0, 1, 3, 4, 5, 6, 7, 8, 9]
-    assert list(chart["median"].marker.symbol)[:3] == ["circle", "circle-open", "circle"]
     assert [x for x in chart["level"].x if x is not None] == [-0.4, 4.4, 4.6, 9.4]
     assert (list(chart["did not run"].x), chart["did not run"].yaxis) == ([2], "y2")
     assert (list(chart["not measured"].x), list(chart["not measured"].text)) == ([4.5], ["3"])
@@ -194,7 +191,7 @@ def test_a_ring_is_around_a_launch_that_does_not_count_and_says_why() -> None:
         Point(sha(n), launches=(Launch(f"r{n}", "ok", level, slowed.get(n, NOT_KNOWN)),))
         for n, level in enumerate(levels)
     )
-    chart = traces(history_chart(analyse(Series("c", "case", "f", points), TOKENS), TOKENS))
+    chart = traces(history_chart(Series(TOKENS, "c", "case", "f", points)))
     ring = chart["discounted"]
     assert (list(ring.customdata), list(ring.y)) == ([6, 8], [levels[6], levels[8]])
     assert "r6 counts for no level and no change: it lies far from the others" in ring.hovertext[0]

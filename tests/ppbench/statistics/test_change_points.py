@@ -16,7 +16,7 @@ from ppbench.statistics.change_points import (
 
 
 def change_points(series, floor=0.01, **more):
-    return list(find_changes(series, floor, **more).points)
+    return list(find_changes(series, floor, **more).steps)
 
 
 def made(seed, num_commits=60, num_launches=1, deviation=0.0087):
@@ -31,10 +31,9 @@ def stepped(seed, at=40, factor=1.05, **more):
 
 def test_a_step_without_noise_is_found_exactly():
     (point,) = change_points([[100.0]] * 7 + [[110.0]] * 5)
-    assert (point.index, point.earliest, point.latest) == (7, 7, 7)
-    assert (point.ratio.estimate, point.ratio.low, point.ratio.high) == pytest.approx([1.1] * 3)
+    assert (point.good, point.first, point.last, point.num_commits) == (6, 7, 7, 1)
+    assert (point.size.estimate, point.size.low, point.size.high) == pytest.approx([0.1] * 3)
     assert point.p == 0
-    assert point.difference is None
 
 
 @pytest.mark.parametrize(
@@ -58,19 +57,26 @@ def test_a_change_smaller_than_the_floor_is_none():
     series = [[1000.0]] * 10 + [[1009.0]] * 10
     assert change_points(series) == []
     (point,) = change_points(series, floor=0.005)
-    assert point.ratio.estimate == pytest.approx(1.009)
+    assert point.size.estimate == pytest.approx(0.009)
 
 
 def test_commits_that_were_not_measured_may_have_made_the_change():
     series = [[1.0], [1.0], [], [1.0], [], [], [1.2], [1.2], [], [1.2]]
     (point,) = change_points(series)
-    assert (point.index, point.earliest, point.latest) == (6, 4, 6)
+    assert (point.good, point.first, point.last, point.num_commits) == (3, 6, 6, 3)
+
+
+def test_commits_without_a_figure_may_be_left_out_if_the_others_are_numbered():
+    series = [[1.0], [1.0], [], [1.0], [], [], [1.2], [1.2], [], [1.2]]
+    measured = {number: figures for number, figures in enumerate(series) if figures}
+    (point,) = change_points(list(measured.values()), numbers=list(measured))
+    assert (point.good, point.first, point.last, point.num_commits) == (2, 3, 3, 3)
 
 
 def test_figures_that_are_none_count_as_not_measured():
     series = [[1.0], [1.0], [1.0], [math.nan], [1.2], [0.0, 1.2], [1.2]]
     (point,) = change_points(series)
-    assert (point.index, point.earliest, point.latest) == (4, 3, 4)
+    assert (point.good, point.first, point.last) == (2, 4, 4)
 
 
 def test_a_change_at_the_newest_commit_shows_with_two_launches_of_it():
@@ -78,15 +84,15 @@ def test_a_change_at_the_newest_commit_shows_with_two_launches_of_it():
     newest = [1.05 * value for value in made(4, 1, 2)[0]]
     assert change_points([*series, newest[:1]]) == []
     (point,) = change_points([*series, newest])
-    assert point.index == point.earliest == point.latest == 41
+    assert (point.good, point.first, point.last) == (40, 41, 41)
     (point,) = change_points([*series, newest[:1], newest[1:]])
-    assert point.index == 41
+    assert point.first == 41
 
 
 def test_a_change_that_was_soon_undone_is_two():
     series = made(5, 300)
     series[100:104] *= 1.06
-    assert [point.index for point in change_points(series.tolist())] == [100, 104]
+    assert [point.first for point in change_points(series.tolist())] == [100, 104]
 
 
 def test_changes_that_follow_one_another_are_all_found():
@@ -95,7 +101,7 @@ def test_changes_that_follow_one_another_are_all_found():
         series[at:] *= factor
     points = change_points(series.tolist())
     assert all(
-        point.earliest <= at <= point.latest for point, at in zip(points, (30, 50, 90), strict=True)
+        point.good < at <= point.last for point, at in zip(points, (30, 50, 90), strict=True)
     )
 
 
@@ -125,7 +131,7 @@ def test_luck_that_launches_of_a_commit_share_hardly_ever_alarms():
 
 def test_a_change_of_the_newest_commit_shows_at_once_where_no_luck_is_shared():
     series = [stepped(seed, num_commits=41, num_launches=3) for seed in range(50)]
-    results = [[point.index for point in change_points(figures)] == [40] for figures in series]
+    results = [[point.first for point in change_points(figures)] == [40] for figures in series]
     assert np.mean(results) > 0.9
 
 
@@ -135,7 +141,7 @@ def test_a_change_shows_with_its_second_commit_where_luck_is_shared():
         figures[40:] *= 1.05
     assert np.mean([bool(change_points(figures[:41].tolist())) for figures in series]) < 0.1
     results = [change_points(figures.tolist()) for figures in series]
-    held = [any(point.earliest <= 40 <= point.latest for point in points) for points in results]
+    held = [any(point.good < 40 <= point.last for point in points) for points in results]
     assert np.mean(held) > 0.95
 
 
@@ -144,22 +150,21 @@ def test_where_luck_is_shared_sizes_and_levels_are_those_of_commits_means():
     series[40:] *= 1.05
     (point,) = change_points(series.tolist())
     means = np.log(series).mean(axis=1)
-    oracle = scipy.stats.ttest_ind(means[point.index :], means[: point.index])
+    oracle = scipy.stats.ttest_ind(means[point.first :], means[: point.first])
     low, high = np.exp(oracle.confidence_interval(0.95))
-    assert (point.ratio.low, point.ratio.high) == pytest.approx((low, high))
+    assert (point.size.low, point.size.high) == pytest.approx((low - 1, high - 1))
     first, last = find_changes(series.tolist()).levels
-    assert (first.num_launches, last.num_launches) == (5 * point.index, 5 * (60 - point.index))
-    oracle = scipy.stats.ttest_1samp(means[: point.index], 0).confidence_interval(0.95)
+    assert (first.num_launches, last.num_launches) == (5 * point.first, 5 * (60 - point.first))
+    oracle = scipy.stats.ttest_1samp(means[: point.first], 0).confidence_interval(0.95)
     assert first.interval == pytest.approx(np.exp(oracle))
 
 
 def test_fractions_change_in_points_and_may_be_none():
     series = [[0.0], [-0.001], [0.001], [0.0], [0.03], [0.031], [0.029], [0.03]]
     (point,) = change_points(series, in_points=True)
-    assert point.index == 4
-    assert point.ratio is None
-    assert point.difference.estimate == pytest.approx(0.03)
-    assert point.difference.low < 0.03 < point.difference.high
+    assert point.first == 4
+    assert point.size.estimate == pytest.approx(0.03)
+    assert point.size.low < 0.03 < point.size.high
     assert change_points(series, 0.05, in_points=True) == []
 
 
@@ -167,9 +172,9 @@ def test_the_size_and_its_interval_are_those_of_students_test():
     series = stepped(10)
     (point,) = change_points(series)
     logs = np.log(np.ravel(series))
-    oracle = scipy.stats.ttest_ind(logs[point.index :], logs[: point.index])
+    oracle = scipy.stats.ttest_ind(logs[point.first :], logs[: point.first])
     low, high = np.exp(oracle.confidence_interval(0.95))
-    assert (point.ratio.low, point.ratio.high) == pytest.approx((low, high))
+    assert (point.size.low, point.size.high) == pytest.approx((low - 1, high - 1))
     # 59 places, and 60 launches are 4 doubled four times
     assert point.p == pytest.approx(oracle.pvalue * 59 * 5)
 
@@ -191,9 +196,9 @@ def test_the_chances_of_a_cut_are_those_of_integrating_over_levels_and_spread():
 
 def test_the_range_holds_the_change_in_95_percent():
     results = [change_points(stepped(seed, factor=1.02)) for seed in range(250)]
-    held = [any(point.earliest <= 40 <= point.latest for point in points) for points in results]
+    held = [any(point.good < 40 <= point.last for point in points) for points in results]
     assert np.mean(held) > 0.95
-    assert np.mean([point.latest - point.earliest for points in results for point in points]) < 5
+    assert np.mean([point.num_commits - 1 for points in results for point in points]) < 5
 
 
 @pytest.mark.parametrize("num_commits", [10, 200])
@@ -215,8 +220,7 @@ def test_levels_hold_all_commits_with_students_interval():
 
 def test_levels_of_few_launches_say_what_is_known():
     assert find_changes([]).levels == ()
-    (nothing,) = find_changes([[], []]).levels
-    assert (nothing.first, nothing.last, nothing.estimate, nothing.interval) == (0, 1, None, None)
+    assert find_changes([[], []]).levels == ()
     (single,) = find_changes([[3.0]]).levels
     assert (single.estimate, single.interval) == (pytest.approx(3.0), None)
     (fraction,) = find_changes([[0.0, 0.0]], in_points=True).levels
@@ -237,8 +241,8 @@ def test_a_change_is_found_among_disturbed_launches():
         alarms.append(bool(change_points(series.tolist(), slow_sign=1)))
         series[40:] *= 1.05
         points = change_points(series.tolist(), slow_sign=1)
-        found.append(any(point.earliest <= 40 <= point.latest for point in points))
-        close.append(any(abs(point.index - 40) <= 1 for point in points))
+        found.append(any(point.good < 40 <= point.last for point in points))
+        close.append(any(abs(point.first - 40) <= 1 for point in points))
     assert np.mean(alarms) <= 0.04
     assert np.mean(found) >= 0.9
     assert np.mean(close) >= 0.75
@@ -270,10 +274,10 @@ def test_a_commit_that_was_reverted_is_a_spike_and_the_later_change_is_found(see
     levels = np.array([1400.0] * 3 + [1080.0] + [1400.0] * 4 + [1171.0] * 4)
     series = levels[:, None] * made([seed, num], 12, num, 0.006)
     changes = find_changes(series.tolist(), slow_sign=-1)
-    assert [(point.index, point.earliest, point.latest) for point in changes.points] == [(8, 8, 8)]
-    assert changes.points[0].ratio.estimate == pytest.approx(1171 / 1400, abs=0.01)
-    assert [spike.index for spike in changes.spikes] == [3]
-    assert changes.spikes[0].ratio.estimate == pytest.approx(1080 / 1400, abs=0.01)
+    assert [(point.good, point.first, point.last) for point in changes.steps] == [(7, 8, 8)]
+    assert changes.steps[0].size.estimate == pytest.approx(1171 / 1400 - 1, abs=0.01)
+    assert [spike.first for spike in changes.spikes] == [3]
+    assert changes.spikes[0].size.estimate == pytest.approx(1080 / 1400 - 1, abs=0.01)
     assert changes.apart == ()
 
 
@@ -290,8 +294,8 @@ def test_spikes_anywhere_hide_no_change_and_are_none(seed, num):
         places = draw.choice(sorted(set(range(20)) - beside), 2, replace=False)
     series[places] *= draw.choice([0.75, 1.3], (2, 1))
     changes = find_changes(series.tolist(), slow_sign=-1)
-    assert [point.index for point in changes.points] == [at]
-    alone = [spike.index for spike in changes.spikes] or [commit for commit, _ in changes.apart]
+    assert [point.first for point in changes.steps] == [at]
+    alone = [spike.first for spike in changes.spikes] or [commit for commit, _ in changes.apart]
     assert alone == sorted(places)
 
 
@@ -308,7 +312,7 @@ def test_further_launches_hide_no_change_that_fewer_show(seed):
     for commit in draw.choice(num, 3, replace=False):
         series[commit].append(levels[commit] * draw.lognormal(0, 0.006))
     after = find_changes(series, slow_sign=-1)
-    assert {point.index for point in before.points} <= {point.index for point in after.points}
+    assert {point.first for point in before.steps} <= {point.first for point in after.steps}
 
 
 def test_one_fast_launch_hides_no_later_change():
@@ -316,7 +320,7 @@ def test_one_fast_launch_hides_no_later_change():
     series[12:] *= 1 - 0.036
     series[5] *= 1.25
     changes = find_changes(series.tolist(), slow_sign=-1)
-    assert [point.index for point in changes.points] == [12]
+    assert [point.first for point in changes.steps] == [12]
     assert changes.apart == ((5, 0),)
 
 
