@@ -104,7 +104,7 @@ def compare(
     check_store_of(results, words, measures=is_run or not is_named)
     is_saved = output is not None and output.suffix == SAVED
     base: str | None
-    head = sweep = display = None
+    head = sweep = None
     if across is None:
         for option, value in (("--base", base_value), ("--all-pairs", all_pairs)):
             if value:
@@ -123,13 +123,7 @@ def compare(
             raise UsageError(
                 f"-o {output}: keeps two sides, BASE and HEAD; write a page: FILE.html"
             )
-        if is_run:
-            from rich.console import Console
-
-            from ppbench.run.sweep.progress import display_for
-
-            display = display_for(Console(stderr=True))
-    with going_on(), LiveProgress(is_shown=is_run and across is None) as progress:
+    with going_on(), LiveProgress(is_shown=is_run) as progress:
         result = compare_sides(
             base,
             head or WORKTREE,
@@ -143,7 +137,6 @@ def compare(
             budget_s=budget_s,
             results=results,
             progress=progress,
-            display=display,
         )
     breakdowns = result.break_down(result.series() if how is Format.json else result.changed())
     if output is not None and is_saved:

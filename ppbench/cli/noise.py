@@ -58,7 +58,7 @@ def noise(
     shown = [
         *(result.axes or WORKLOAD),
         "num_launches",
-        *(["num_discounted"] if result.num_discounted else []),
+        *(["num_discounted"] if result.has_discounts else []),
         *("deviation", "deviation_low", "deviation_high"),
         *("deviation_in_turns", "deviation_of_starts"),
         *(["num_sessions", "drift", "drift_low", "drift_high"] if result.has_drift else []),

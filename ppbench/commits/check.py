@@ -7,8 +7,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ppbench.commits.bench import AT_ONCE, SILENT, Progress, read_tracked, rounds_of
-from ppbench.commits.comparison import Until, compare_cases, places_of
+from ppbench.commits.bench import SILENT, Progress, read_tracked, rounds_of
+from ppbench.commits.comparison import compare_cases, measured, places_of
 from ppbench.commits.gate import GATED, GateResult, Limits, in_force, judge
 from ppbench.comparison.lines import SHOWN, Comparison, read_metrics
 from ppbench.comparison.sides import SHORT, WORKTREE, Places, Side, find_side, revision_side
@@ -102,17 +102,15 @@ def check(
     if last is not None:
         comparison = compared(base, last)
     else:
-        names = tuple(metric.name for metric in gated)
-        until = Until(launches, max_launches, budget_s, names, progress.say)
+        until = (launches, max_launches, budget_s, [metric.name for metric in gated])
         with rounds_of(tracked, base, head, folder, progress) as rounds:
+
+            def look(looks: Looks | None) -> Comparison:
+                first, last = rounds.names
+                return compared(first, find_side(last, places), begun, looks)
+
             try:
-                comparison = until.measured(
-                    rounds.bring_to,
-                    lambda looks: compared(
-                        rounds.names[0], find_side(rounds.names[1], places), begun, looks
-                    ),
-                    AT_ONCE,
-                )
+                comparison = measured(rounds, *until, look)
             except LaunchError as error:  # it has rows, and is a failure like any other
                 note(f"warning: {error}")
                 comparison = compared(base, find_side(head, places), begun)

@@ -7,14 +7,13 @@ Sides are given by name. Runs are paired by case, fingerprint and measurement se
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Collection, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
-from ppbench.commits.bench import AT_ONCE, SILENT, Progress, read_tracked, rounds_of
+from ppbench.commits.bench import AT_ONCE, SILENT, Progress, TwoSides, read_tracked, rounds_of
 from ppbench.comparison.axes import find_axis
 from ppbench.comparison.contrasts import compare_sides, compare_values
-from ppbench.comparison.launches import FRESH_S
 from ppbench.comparison.lines import Comparison, Contrast, read_metrics
 from ppbench.comparison.measurement import measure_until_decided
 from ppbench.comparison.sides import (
@@ -26,18 +25,13 @@ from ppbench.comparison.sides import (
     find_side,
     the_sweep_file,
 )
-from ppbench.config.reader import read_sweep
 from ppbench.config.sweep import Sweep
 from ppbench.display.commands import command, near
 from ppbench.errors import UsageError
 from ppbench.judge.evidence import RESOLUTION, Metric
 from ppbench.judge.looks import Looks
 from ppbench.judge.verdicts import SPEED
-from ppbench.run.machine.environment import default_device
-from ppbench.run.sweep.control import run_sweep
-from ppbench.run.sweep.plan import Choice
-from ppbench.run.sweep.progress import Display
-from ppbench.store import Store, check_writable
+from ppbench.store import Store
 
 PROGRAM = "program_digest"
 """The setting whose values are contents of a program file."""
@@ -57,61 +51,36 @@ def compare(
     budget_s: float = 0.0,
     results: Path | str = Path("results"),
     progress: Progress = SILENT,
-    display: Display | None = None,
 ) -> Comparison:
     """Compare two sides case by case, or with `across` the cases that differ in that setting alone.
 
     A side is named by a revision, a run, a sweep or a results folder. With a `sweep` file only its
     cases are compared. With `launches` both sides are measured first, so often each, and with
     `max_launches` until the verdicts are decided or `budget_s` seconds spent (0: no bound); `base`
-    may then be None for the repository's default. Raises UsageError, NotMeasuredError, StoreError,
-    LaunchError and SweepInterruptedError.
+    may then be None for the repository's default. Launches of the last hour count, so that a
+    measurement that was stopped goes on; older ones do not, since a machine drifts by more than
+    launches differ. Raises UsageError, NotMeasuredError, StoreError, LaunchError and
+    SweepInterruptedError.
 
     `compare(across="schedule")` takes the last sweep, or `runs`: ids, sweeps, sweep files. Each
     value of the setting is compared with `base`, or with `all_pairs` each with each. By default
     the base is the value that most others can be compared with: of several the smallest number, or
-    the first in the sweep. Measured first are the cases of the one sweep file that `runs` names;
-    `display` shows how far they are.
-
-    Launches of the last hour count, so that a measurement that was stopped goes on; older ones do
-    not, since a machine drifts by more than launches differ.
+    the first in the sweep. Nothing is measured.
     """
     begun, folder, chosen = datetime.now(UTC), Path(results), read_metrics(metrics)
     is_measured = launches is not None or max_launches is not None
-    until = Until(launches, max_launches, budget_s, tuple(metrics or (SPEED,)), progress.say)
     if across is not None:
-        setting, store = find_axis(across), Store(folder)
-        places = Places(store, Path.cwd())
-
-        def along(side: Side, looks: Looks | None = None) -> Comparison:
-            return compare_values(setting, side, base, chosen, looks, all_pairs=all_pairs)
-
-        if not is_measured:
-            return along(choose_runs(runs, places, has_older_programs=setting == PROGRAM))
-        if len(runs) != 1 or not runs[0].endswith(".toml"):
-            named = " ".join(runs) or "none"
-            raise UsageError(f"--run: measures the cases of a sweep file; give one, got {named}")
-        check_writable(folder, "--results")
-        read = read_sweep(Path(runs[0]), [], default_device())
-        since = f"{begun - timedelta(seconds=FRESH_S):%Y%m%dT%H%M%S}"  # as run ids are
-
-        def bring_to(num_launches: int) -> float:
-            """Launch every case until it has so many launches; return the rounds made."""
-            cases = tuple(
-                (case, dataclasses.replace(own, launches=num_launches)) for case, own in read.cases
+        if is_measured:
+            raise UsageError(
+                "--run: measures two commits; of a sweep, ppbench sweep measures the cases in "
+                "turns until they are told apart, then compare them without --run"
             )
-            asked = dataclasses.replace(read, cases=cases)
-            done = run_sweep(asked, store, Choice(since=since), display)
-            return len(done.plan.missing) / len(cases)
-
-        def fresh(looks: Looks | None) -> Comparison:
-            """Compare the first launches of this hour."""
-            num = looks.last if looks else launches or 0
-            return along(choose_runs(runs, places).fresh(begun).first(num), looks)
-
-        return until.measured(bring_to, fresh)
+        setting, places = find_axis(across), Places(Store(folder), Path.cwd())
+        side = choose_runs(runs, places, has_older_programs=setting == PROGRAM)
+        return compare_values(setting, side, base, chosen, all_pairs=all_pairs)
     if base is None and not is_measured:
         raise UsageError("BASE: is missing; name it, or measure both sides with --run")
+    named = None if base is None else str(base)
     tracked = None if sweep is None else read_tracked(sweep)
     file = None if tracked is None else tracked.file
 
@@ -128,38 +97,29 @@ def compare(
         again = command("compare", *sides, known, run=True, results=folder)
         return compare_cases(first, last, tracked, chosen, again, since, looks)
 
-    if not is_measured:
-        return compared(str(base), head)
-    with rounds_of(tracked, None if base is None else str(base), head, folder, progress) as rounds:
-        return until.measured(
-            rounds.bring_to, lambda looks: compared(*rounds.names, begun, looks), AT_ONCE
-        )
+    if named is not None and not is_measured:
+        return compared(named, head)
+    until = (launches, max_launches, budget_s, metrics or (SPEED,))
+    with rounds_of(tracked, named, head, folder, progress) as rounds:
+        return measured(rounds, *until, lambda looks: compared(*rounds.names, begun, looks))
 
 
-@dataclasses.dataclass(frozen=True)
-class Until:
-    """How long is launched: so often, or until these metrics are decided."""
-
-    launches: int | None
-    max_launches: int | None
-    budget_s: float
-    metrics: tuple[str, ...]
-    say: Callable[[str], None]
-
-    def measured(
-        self,
-        bring_to: Callable[[int], float],
-        compared: Callable[[Looks | None], Comparison],
-        at_once: int = 1,
-    ) -> Comparison:
-        """Launch, and compare what was launched; see `measure_until_decided`."""
-        if self.max_launches is None:
-            bring_to(self.launches or 0)
-            return compared(None)
-        most, metrics = self.max_launches, self.metrics
-        return measure_until_decided(
-            most, bring_to, compared, metrics, self.say, self.budget_s, at_once
-        )
+def measured(
+    rounds: TwoSides,
+    launches: int | None,
+    max_launches: int | None,
+    budget_s: float,
+    metrics: Collection[str],
+    compared: Callable[[Looks | None], Comparison],
+) -> Comparison:
+    """Launch both sides so often, or until these metrics are decided, and compare them."""
+    if max_launches is None:
+        rounds.bring_to(launches or 0)
+        return compared(None)
+    say = rounds.bench.progress.say
+    return measure_until_decided(
+        max_launches, rounds.bring_to, compared, metrics, say, budget_s, AT_ONCE
+    )
 
 
 def compare_cases(

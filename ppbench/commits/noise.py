@@ -18,23 +18,20 @@ from typing import Any
 import pandas as pd
 
 from ppbench.commits.bench import SILENT, Bench, Part, Progress
-from ppbench.commits.gate import THRESHOLD
 from ppbench.commits.launches import Launches
 from ppbench.comparison.evidence import Background
 from ppbench.comparison.launches import keys_of
-from ppbench.comparison.lines import listed
 from ppbench.comparison.notes import cautions
 from ppbench.comparison.rounds import shared_rounds
 from ppbench.comparison.sessions import BREAK
 from ppbench.config.reader import read_sweep
 from ppbench.display.cases import case_text, without_not_finite
-from ppbench.display.changes import discount_text
 from ppbench.display.commands import command, near
 from ppbench.display.metrics import METRICS
 from ppbench.display.units import counted, written
 from ppbench.errors import ExitCode, SweepInterruptedError
 from ppbench.judge.differences import FEWEST_LAUNCHES
-from ppbench.judge.evidence import DiscountReason, Noise
+from ppbench.judge.evidence import Noise
 from ppbench.judge.forecast import MOST_LAUNCHES, found_by, launches_to_find
 from ppbench.judge.noise import noise_of_launches, noise_of_rounds
 from ppbench.judge.slowdowns import NOT_KNOWN, is_disturbed
@@ -69,9 +66,9 @@ class NoiseResult:
         return not self.frame.empty and bool(self.frame["drift"].notna().any())
 
     @property
-    def num_discounted(self) -> int:
-        """Launches that are no part of the noise, since something slowed them."""
-        return 0 if self.frame.empty else int(self.frame["num_discounted"].sum())
+    def has_discounts(self) -> bool:
+        """Whether launches are no part of the noise, since something slowed them."""
+        return not self.frame.empty and bool(self.frame["num_discounted"].any())
 
     @property
     def exit_code(self) -> ExitCode:
@@ -123,7 +120,7 @@ def noise(
     background = Background(good, [store])
     slowdowns, speed = background.slowdowns, METRICS[SPEED]
     rows: list[dict[Hashable, Any]] = []
-    left_out, meanings = list[str](), list[str]()
+    meanings = list[str]()
     for _, of_case in good.groupby("case_id", sort=False):
         number = of_case.sort_values("launch").groupby("process_start").cumcount()
         # Beside launches of A there may be more of the last hour, which had no partner.
@@ -140,9 +137,6 @@ def noise(
         level = noise_of_launches(speed, [usual[SPEED].tolist()])
         if level is None:
             continue
-        apart = usual["run_id"].iloc[list(level.left_out[0])]
-        reasons = dict.fromkeys(map(str, slow["run_id"]), DiscountReason.reference)
-        reasons |= dict.fromkeys(map(str, apart), DiscountReason.apart)
         in_turns = noise_of_rounds(speed, [shared_rounds(firsts, seconds, SPEED)])
         last = dict(of_case.iloc[-1])
         name = case_text(pd.Series(last), read.axes)
@@ -151,7 +145,7 @@ def noise(
             {
                 **last,
                 "num_launches": len(firsts),
-                "num_discounted": len(reasons),
+                "num_discounted": len(slow) + len(level.left_out[0]),
                 "deviation": level.noise.deviation,
                 "deviation_low": level.low,
                 "deviation_high": level.high,
@@ -179,11 +173,6 @@ def noise(
                 f"{_launches_text(in_turns.launches, in_turns=True)} launches of each side in "
                 f"turns, or {_launches_text(level.noise)} of each side alone"
             )
-        for row in firsts.to_dict("records"):
-            if reason := reasons.get(str(row["run_id"])):
-                why = discount_text(reason, slowdowns.get(str(row["run_id"]), NOT_KNOWN))
-                launch = f"{name}, launch {row['launch']}"
-                left_out.append(f"{launch} is no part of the noise: {why}")
     texts: list[str] = []
     planned = 2 * launches * len(read.cases)
     if is_spent:
@@ -194,18 +183,7 @@ def noise(
             "for; the same command goes on"
         )
     if rows:
-        texts += [*meanings, *cautions(good), *left_out]
-        large = [
-            f"{case_text(pd.Series(row), read.axes)} ({row['detectable_change']:.1%})"
-            for row in rows
-            if row["detectable_change"] > THRESHOLD
-        ]
-        if large:  # changes of the size that the gate allows cannot be seen
-            texts.append(
-                f"{NUM_LAUNCHES} launches a side do not find the usual threshold of "
-                f"{THRESHOLD:.0%}: {listed(large)}: make more, or measure again while nothing else "
-                "runs"
-            )
+        texts += [*meanings, *cautions(good)]
         if all(row["drift"] is None for row in rows):
             again = command("noise", near(str(sweep)), set=list(overrides), results=store.folder)
             texts.append(

@@ -469,23 +469,21 @@ def run_sweep(
                 plan = held.enter_context(exclusive_plan(read, store, choice, note_holder))
             if choice.reruns and policy is not None:  # it begins anew
                 plan = dataclasses.replace(plan, since=rerun_since(store, plan.sweep_id))
-            if not choice.since:  # else the caller asked for more of them
-                prefix = f"{to_repeat} " if to_repeat else ""
-                num_failed, num_chosen = sum(plan.failed.values()), len(plan.chosen)
-                num_done = num_chosen - len(plan.missing) - num_failed
-                if num_done and policy is not None:
-                    note(f"{counted(num_done, 'run')} of earlier launches count")
-                elif num_done:
-                    note(
-                        f"{num_done} of {num_chosen} runs are done already; {prefix}--rerun runs "
-                        "them again"
-                    )
-                if plan.failed:
-                    kinds = ", ".join(f"{count} {status}" for status, count in plan.failed.items())
-                    note(
-                        f"{num_failed} failed before ({kinds}); {prefix}--retry-failed runs them "
-                        "again"
-                    )
+            prefix = f"{to_repeat} " if to_repeat else ""
+            num_failed, num_chosen = sum(plan.failed.values()), len(plan.chosen)
+            num_done = num_chosen - len(plan.missing) - num_failed
+            if num_done and policy is not None:
+                note(f"{counted(num_done, 'run')} of earlier launches count")
+            elif num_done:
+                note(
+                    f"{num_done} of {num_chosen} runs are done already; {prefix}--rerun runs "
+                    "them again"
+                )
+            if plan.failed:
+                kinds = ", ".join(f"{count} {status}" for status, count in plan.failed.items())
+                note(
+                    f"{num_failed} failed before ({kinds}); {prefix}--retry-failed runs them again"
+                )
             note_sweep(plan, store, command)
             run_plan(plan, store, display, reruns=choice.reruns, policy=policy)
     except LaunchError as error:

@@ -82,7 +82,6 @@ class Choice:
     reruns: bool = False  # also those that are done
     retries_failed: bool = False  # also those that failed
     only: Only = EVERYTHING  # the cases to which all this is limited
-    since: str = ""  # runs with earlier ids count as not made, as of `rerun_since`
 
 
 def plan_sweep(sweep: Sweep, store: Store, choice: Choice) -> SweepPlan:
@@ -95,7 +94,7 @@ def plan_sweep(sweep: Sweep, store: Store, choice: Choice) -> SweepPlan:
     commit = read_commit(sweep.track.repo)
     items = items_of(sweep, commit)
     sweep_id = sweep_id_of(sweep, items, _measured_alone(commit))
-    since = rerun_since(store, sweep_id) if choice.reruns else choice.since
+    since = rerun_since(store, sweep_id) if choice.reruns else ""
     runs = _rows_of(items, commit, store)
     runs = runs[runs["run_id"] > since]
     readable = store.table("runs", runs["run_id"])["run_id"]  # a damaged run is made again
@@ -128,8 +127,7 @@ def plan_sweep(sweep: Sweep, store: Store, choice: Choice) -> SweepPlan:
     missing.sort(key=lambda item: (item.launch, item.resume_key in statuses))  # untried ones first
     counts = collections.Counter(statuses.get(item.resume_key) for item in chosen)
     failed = {status: counts[status] for status in final if counts[status]}
-    known = sweep, sweep_id, commit, items, tuple(chosen), tuple(missing), failed
-    return SweepPlan(*known, choice.since)
+    return SweepPlan(sweep, sweep_id, commit, items, tuple(chosen), tuple(missing), failed)
 
 
 def _rows_of(items: tuple[PlannedRun, ...], commit: Commit | None, store: Store) -> pd.DataFrame:

@@ -1,47 +1,17 @@
 """What is said of a measurement beforehand, at its looks and at its end; nothing is launched."""
 
-import json
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
-from command import printed
-from measured import around
-from stored_runs import run_row, store_together
 
 from ppbench.cli.options import budget_of
 from ppbench.comparison.lines import Stopped
 from ppbench.comparison.measurement import measure_until_decided, stop_text
-from ppbench.config.reader import read_sweep
-from ppbench.errors import ExitCode, UsageError
+from ppbench.errors import UsageError
 from ppbench.judge.looks import Looks
 from ppbench.judge.verdicts import LEVEL
-from ppbench.run.machine.environment import read_environment
-from ppbench.store import Store
-
-SWEEP = """\
-name = "two"
-device = "cpu"
-
-[model]
-preset = "llama-tiny"
-
-[grid]
-schedule = ["afab", "1f1b"]
-"""
-
-
-@pytest.fixture
-def sweep(tmp_path):
-    file = tmp_path / "two.toml"
-    file.write_text(SWEEP)
-    return file
-
-
-def machine_of(case):
-    return read_environment().fingerprint(case.device, case.world_size, 1)
 
 
 def test_the_end_says_how_many_looks_it_took_and_what_they_spent():
@@ -103,46 +73,3 @@ def test_a_budget_bounds_launches_and_is_a_time():
 def test_too_few_launches_for_a_verdict_are_refused():
     with pytest.raises(UsageError, match="--max-launches 2 launches; a verdict needs 3"):
         measure_until_decided(2, pytest.fail, pytest.fail, (), pytest.fail)
-
-
-def test_cases_of_a_sweep_are_compared_along_a_setting_until_decided(sweep, tmp_path, monkeypatch):
-    """The launches are in the store already, so none is made."""
-    monkeypatch.chdir(tmp_path)
-    read = read_sweep(sweep, [], "cpu")
-    monkeypatch.setattr("ppbench.commits.comparison.run_sweep", _nothing_missing)
-    now, rows = datetime.now(UTC) - timedelta(seconds=60), []
-    for place, ((case, measure), middle) in enumerate(
-        zip(read.cases, (1000.0, 1100.0), strict=True)
-    ):
-        for launch, speed in enumerate(around(middle, 5)):
-            start = now + timedelta(seconds=2 * launch + place)
-            row = {
-                **run_row(place, case),
-                **measure.settings(),
-                "run_id": f"{start:%Y%m%dT%H%M%S}{place:03d}-abcdef",
-                "created_at": start.isoformat(),
-                "fingerprint": machine_of(case),
-                "launch": launch,
-                "tokens_per_s": speed,
-            }
-            rows.append((row, {}))
-    store_together(Store(tmp_path / "results"), rows)
-    words = ["compare", "--across", "schedule", sweep, "--run", "--format", "json"]
-    done = printed(*words)
-    found = json.loads(done.text)
-    assert done.exit_code == ExitCode.ok
-    assert found["looks"]["launches"] == [3]
-    (speed,) = [one for one in found["changes"] if one["metric"] == "tokens_per_s"]
-    assert (speed["verdict"], speed["num_base"], speed["num_head"]) == ("faster", 3, 3)
-    fixed = json.loads(printed(*words, "--launches", 4).text)
-    assert "looks" not in fixed
-    assert {one["num_base"] for one in fixed["changes"]} == {4}
-
-
-class _Done:
-    class plan:  # stands for an attribute
-        missing = ()
-
-
-def _nothing_missing(*_arguments):
-    return _Done
