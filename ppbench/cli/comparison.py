@@ -14,9 +14,9 @@ import pandas as pd
 
 from ppbench.cli.options import typed_command
 from ppbench.commits.gate import NOT_DECIDED, NOTHING, GatedLine, GateResult, entry_text
-from ppbench.commits.saved import Recheck, Stated, identity_values
+from ppbench.commits.saved import Recheck, identity_values
 from ppbench.comparison.axes import key_of
-from ppbench.comparison.lines import COMMIT, Breakdown, Comparison, Line, ends
+from ppbench.comparison.lines import COMMIT, Breakdown, Comparison, Line, ends, listed
 from ppbench.comparison.measurement import stop_text
 from ppbench.comparison.notes import launches_wanted
 from ppbench.comparison.sides import SHORT
@@ -130,75 +130,51 @@ def gate_text(
 def headline(result: GateResult) -> str:
     """The gate's result in one line."""
     num_cases = len({gated.line.series for gated in result.lines})
-    num_worse = len(result.regressions)
-    parts = [
-        f"{counted(num_worse, 'metric')} regressed beyond {'its' if num_worse == 1 else 'their'} "
-        f"threshold{'' if num_worse == 1 else 's'}"
-        if num_worse
-        else "",
-        f"{counted(len(result.failed), 'case')} failed at head" if result.failed else "",
-        f"{counted(len(result.missing), 'case')} not judged" if result.missing else "",
-        f"{counted(len(result.accepted), 'regression')} accepted" if result.accepted else "",
-        f"{counted(len(result.open), 'metric')} open" if result.open else "",
-    ]
-    reasons = "; ".join(part for part in parts if part) or "nothing worse than allowed"
-    compared = f"({counted(num_cases, 'case')} compared)"
-    text = f"ppbench check: {result.word}: {reasons} {compared}"
+    limit = "its threshold" if len(result.regressions) == 1 else "their thresholds"
+    counts = (
+        (result.regressions, "metric", f"regressed beyond {limit}"),
+        (result.failed, "case", "failed at head"),
+        (result.missing, "case", "not judged"),
+        (result.accepted, "regression", "accepted"),
+        (result.open, "metric", "open"),
+    )
+    parts = [f"{counted(len(some), what)} {how}" for some, what, how in counts if some]
+    reasons = "; ".join(parts) or "nothing worse than allowed"
+    text = f"ppbench check: {result.word}: {reasons} ({counted(num_cases, 'case')} compared)"
     return f"{text}; exits with {result.exit_code:d}" if result.word == NOT_DECIDED else text
 
 
 def recheck_text(recheck: Recheck, how: Format, view: View = EVERYTHING) -> str:
     """The output of `ppbench check COMPARISON.json`: what new launches say of stated changes."""
     comparison, rows, sentences = recheck.comparison, list[tuple[Line, Cells]](), []
-    frame = pd.DataFrame(
-        {
-            "case_id": each.case_id,
-            "case": each.case,
-            "metric": each.metric.name,
-            "stated_verdict": str(each.change.verdict),
-            **{f"again_{name}": value for name, value in _again(each).items()},
-            "outcome": str(each.outcome),
-        }
-        for each in recheck.judged
-    )
     if how is Format.csv:
-        return render(frame, how, [], view)
+        return render(recheck.frame, how, [], view)
     if how is Format.json:
         values = {
             "outcome": str(recheck.outcome),
             "exit_code": recheck.exit_code,
-            "changes": as_records(frame),
+            "changes": as_records(recheck.frame),
             "notes": list(comparison.notes),
         }
         return json.dumps(values, indent=2, allow_nan=False)
     for each in recheck.judged:
-        now = "not measured again"
+        now, metric, was = "not measured again", each.metric, each.change
+        stated = change_text(metric, was)
         if each.again is not None:
-            cells = {"stated": change_text(each.metric, each.change), "outcome": str(each.outcome)}
-            rows.append((each.again, cells))
-            now = _verdict_and_change(each.again)
+            rows.append((each.again, {"stated": stated, "outcome": str(each.outcome)}))
+            change = each.again.change
+            now = f"{verdict_text(metric, change.verdict)}, {change_text(metric, change)}"
         if each.outcome is recheck.outcome:
-            label, was = field_of(each.metric.name).label, _verdict_and_change(each)
-            sentences.append(f"{label} of {each.case}: {now}; stated: {was}")
-    more = f"; and {num} more" if (num := len(sentences) - _MOST_NAMED) > 0 else ""
-    said = "; ".join(sentences[:_MOST_NAMED]) or "the comparison states no change that could hold"
-    first = f"{recheck.outcome}: {said}{more}"
+            of = f"{field_of(metric.name).label} of {each.case}"
+            verdict = verdict_text(metric, was.verdict)
+            sentences.append(f"{of}: {now}; stated: {verdict}, {stated}")
+    said = listed(sentences, _MOST_NAMED) or "the comparison states no change that could hold"
+    first = f"{recheck.outcome}: {said}"
     return _joined(
         f"**{escaped(first)}**" if how is Format.markdown else first,
         _table(comparison, rows, how, view),
         _notes(comparison, how),
     )
-
-
-def _again(stated: Stated) -> dict[str, object]:
-    """The figures of the launches that judged a stated change anew."""
-    names = ("ratio", "difference", "verdict", "num_base", "num_head")
-    values = {} if stated.again is None else stated.again.values()
-    return {name: values.get(name) for name in names}
-
-
-def _verdict_and_change(one: Line | Stated) -> str:
-    return f"{verdict_text(one.metric, one.change.verdict)}, {change_text(one.metric, one.change)}"
 
 
 def _joined(*parts: str) -> str:

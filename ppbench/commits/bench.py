@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import json
 import os
 import sys
@@ -425,16 +424,18 @@ class TwoSides:
                 failures = [own.failure(place) for place in range(len(self.bench.sweep.cases))]
                 if all(failures):
                     raise LaunchError(f"{side.label}: does not run: {failures[0]}")
-            lacking = [
-                [at for at in (0, 1) if self.bench.lacks(sides[at], launches[at], count)]
+            lacking = {
+                count: [at for at in (0, 1) if self.bench.lacks(sides[at], launches[at], count)]
                 for count in range(asked + 1, num_launches + 1)
-            ]
-            left = list(itertools.dropwhile(lambda some: not some, lacking))
-            self.num_done = asked + len(lacking) - len(left)
-            alike = list(itertools.takewhile(lambda some: some == left[0], left))
-            asked = self.num_done + len(alike)
-            num_rounds += len(alike)
-            return Part(alike[0], num_launches=len(alike)) if alike else Part()
+            }
+            first = next((count for count, some in lacking.items() if some), None)
+            if first is None:
+                self.num_done = asked + len(lacking)
+                return Part()
+            num = sum(some == lacking[first] for some in lacking.values())
+            self.num_done, asked = first - 1, first - 1 + num
+            num_rounds += num
+            return Part(lacking[first], num_launches=num)
 
         self.bench.measure(sides, policy)
         return num_rounds

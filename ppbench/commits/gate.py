@@ -29,7 +29,6 @@ from ppbench.comparison.lines import Comparison, Contrast, Line
 from ppbench.config.case import Planned
 from ppbench.config.sweep import Accepted, Sweep, conditions_of
 from ppbench.config.toml import quoted
-from ppbench.display.cases import case_text, varying_axes
 from ppbench.errors import ExitCode, RepositoryError
 from ppbench.git import Repository
 from ppbench.judge.evidence import RESOLUTION, Metric
@@ -101,12 +100,6 @@ class Limits:
         """The cases of the sweep file, by case_id."""
         cases = () if self.sweep is None else self.sweep.cases
         return {case.case_id: (case, measure) for case, measure in cases}
-
-    def text_of(self, case_id: str) -> str:
-        """The name of a planned case that neither side has."""
-        cases = pd.DataFrame([case.settings() for case, _ in self.planned.values()])
-        case, _ = self.planned[case_id]
-        return case_text(pd.Series(case.settings()), varying_axes(cases))
 
     def threshold_of(self, series: Contrast) -> float:
         """The last threshold of the file that matches the case, else the default."""
@@ -279,7 +272,10 @@ def _missing(comparison: Comparison, lines: Sequence[GatedLine], limits: Limits)
     for case_id in known | dict.fromkeys(limits.planned if limits.has_all else ()):
         why = None if case_id in compared else _why_missing(case_id, comparison)
         if why is not None and (case_id in limits.planned or why != NOT_AT_HEAD):
-            yield f"{comparison.texts.get(case_id) or limits.text_of(case_id)}: {why}"
+            text = comparison.texts.get(case_id)
+            if text is None and limits.sweep is not None:
+                text = " and ".join(conditions_of(limits.planned[case_id], limits.sweep.axes))
+            yield f"{text or 'the case'}: {why}"
     if not comparison.lines:
         yield NOTHING
 

@@ -17,9 +17,10 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 
+import pandas as pd
+
 from ppbench.commits.bench import SILENT, Progress, read_tracked, rounds_of
-from ppbench.commits.comparison import places_of
-from ppbench.comparison.contrasts import compare_sides
+from ppbench.commits.comparison import compare_cases, places_of
 from ppbench.comparison.lines import Comparison, Line
 from ppbench.comparison.sides import SHORT, WORKTREE, both_fresh, find_side
 from ppbench.display.commands import near
@@ -38,6 +39,7 @@ class Outcome(StrEnum):
     not_held = "not held"
 
 
+_AGAIN = ("ratio", "difference", "verdict", "num_base", "num_head")
 _CODES = {
     Outcome.held: ExitCode.ok,
     Outcome.not_held: ExitCode.regression,
@@ -67,10 +69,9 @@ class Stated:
 
 @dataclass(frozen=True)
 class Saved:
-    """A saved comparison; each side has a name, a title, and a revision if it is a commit."""
+    """A saved comparison."""
 
-    base: Mapping[str, str | None]
-    head: Mapping[str, str | None]
+    sides: tuple[Mapping[str, str | None], ...]  # names, titles, and revisions of commits
     sweep_file: str | None
     last_run: str  # its newest run
     stated: tuple[Stated, ...]  # the changes, or if nothing changed, that it did not
@@ -91,6 +92,24 @@ class Recheck:
             (one for one in (Outcome.not_held, Outcome.not_decided) if one in outcomes),
             Outcome.held if outcomes else Outcome.not_decided,
         )
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """One row per stated change, with the figures of the launches that judged it anew."""
+        rows = []
+        for each in self.judged:
+            again = {} if each.again is None else each.again.values()
+            rows.append(
+                {
+                    "case_id": each.case_id,
+                    "case": each.case,
+                    "metric": each.metric.name,
+                    "stated_verdict": str(each.change.verdict),
+                    **{f"again_{name}": again.get(name) for name in _AGAIN},
+                    "outcome": str(each.outcome),
+                }
+            )
+        return pd.DataFrame(rows)
 
     @property
     def exit_code(self) -> ExitCode:
@@ -131,25 +150,24 @@ def read_saved(file: Path) -> Saved:
         content = json.loads(file.read_bytes())
         stated = []
         for row in content["changes"]:
+            names = (str(row["case_id"]), str(row["case"]), str(row["fingerprint"]))
+            values = (row["base"], row["head"], Verdict(row["verdict"]))
+            counts = (int(row["num_base"]), int(row["num_head"]), float(row["resolution"]))
             ratio, difference = (
                 None
                 if row[name] is None
                 else Ratio(float(row[name]), float(row[f"{name}_low"]), float(row[f"{name}_high"]))
                 for name in ("ratio", "difference")
             )
-            change = Change(
-                *(row["base"], row["head"], Verdict(row["verdict"])),
-                *(int(row["num_base"]), int(row["num_head"]), float(row["resolution"])),
-                ratio=ratio,
-                difference=difference,
-            )
-            names = (str(row["case_id"]), str(row["case"]), str(row["fingerprint"]))
+            change = Change(*values, *counts, ratio, difference)
             stated.append(Stated(*names, METRICS[row["metric"]], change))
         changes = [one for one in stated if one.change.verdict.is_claim]
         same = [one for one in stated if one.change.verdict is Verdict.same]
-        names = ("name", "title", "revision")
-        base, head = ({name: content[side][name] for name in names} for side in ("base", "head"))
-        return Saved(base, head, content["sweep_file"], content["last_run"], tuple(changes or same))
+        sides = tuple(
+            {name: content[side][name] for name in ("name", "title", "revision")}
+            for side in ("base", "head")
+        )
+        return Saved(sides, content["sweep_file"], content["last_run"], tuple(changes or same))
     except OSError as error:
         why = error.strerror or "cannot be read"
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -175,17 +193,18 @@ def check_saved(
     is_here = saved.sweep_file is not None and Path(saved.sweep_file).is_file()
     sweep = read_tracked(saved.sweep_file or "") if is_here else None
     places = places_of(sweep, results)
-    for named in (saved.base, saved.head):
-        if named["revision"] == WORKTREE:
-            state = places.repository().state()
-            title = f"{WORKTREE} = {state.commit[:SHORT]} with changes {state.changes or 'none'}"
-            if title != named["title"]:
-                raise UsageError(
-                    f"{title}: expected {named['title']}, which was compared; check out that "
-                    "commit and apply the changes"
-                )
+    revisions = [named["revision"] for named in saved.sides]
+    if WORKTREE in revisions:
+        state = places.repository().state()
+        title = f"{WORKTREE} = {state.commit[:SHORT]} with changes {state.changes or 'none'}"
+        expected = saved.sides[revisions.index(WORKTREE)]["title"]
+        if title != expected:
+            raise UsageError(
+                f"{title}: expected {expected}, which was compared; check out that commit and "
+                "apply the changes"
+            )
     if launches is not None:
-        base, head = saved.base["revision"], saved.head["revision"]
+        base, head = revisions
         if sweep is None or base is None or head is None:
             what = "its sweep file is not here" if sweep is None else "a side is no commit"
             raise UsageError(
@@ -195,7 +214,7 @@ def check_saved(
         with rounds_of(sweep, base, head, results, progress, saved.last_run) as rounds:
             rounds.bring_to(launches)
     newer = []  # the launches of the stated cases that the saved comparison has not seen
-    for named in (saved.base, saved.head):
+    for named in saved.sides:
         side = find_side(named["revision"] or str(named["name"]), places)
         runs, failed = (rows[rows["run_id"] > saved.last_run] for rows in (side.runs, side.failed))
         case_ids = (each.case_id for each in saved.stated)
@@ -210,7 +229,7 @@ def check_saved(
                 f"newer than those of {file}; make some with: ppbench check {file} --run"
             )
     metrics = list(dict.fromkeys(each.metric for each in saved.stated))
-    comparison = compare_sides(first, last, metrics, again=f"ppbench check {file} --run")
+    comparison = compare_cases(first, last, None, metrics, f"ppbench check {file} --run")
     judged = []
     for stated in saved.stated:  # by launches of the same machine, if there are any
         lines = {

@@ -22,7 +22,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,47 +42,38 @@ class SetupError(Exception):
 
 
 class Checkouts:
-    """The files of a repository's commits, below the folder of a store."""
+    """The files of a repository's commits, below the folder of a store, whose lock it holds."""
 
     def __init__(
         self, repository: Repository, results: Path, setup: str, on_line: Callable[[str], None]
     ) -> None:
+        """Blocks while another process has work trees there. Raises StoreError."""
         host = platform.node()
         self._repository = repository
         self._folder = results.resolve() / "worktrees" / host
-        self._lock = results / "locks" / f"worktrees-{host}.lock"
         self._setup, self._on_line = setup, on_line
-        self._kept: OrderedDict[str, contextlib.ExitStack] = OrderedDict()
+        self._kept: dict[str, contextlib.ExitStack] = {}  # the one used last is the last
         self._held = contextlib.ExitStack()
-        self._has_lock = False
+        lock, text = results / "locks" / f"worktrees-{host}.lock", lock_note("measuring commits")
+
+        def show_holder(holder: str) -> None:
+            on_line(f"waiting for {holder or 'another process'}, which uses the same results")
+
+        self._held.enter_context(hold_lock(lock, text, show_holder))
+        repository.clear_worktrees(self._folder)
 
     def of(self, sha: str) -> Path:
-        """Return the work tree of a commit, set up. Blocks while another process has any.
-
-        Raises RepositoryError, SetupError, StoreError.
-        """
-        if not self._has_lock:
-            note = lock_note("measuring commits")
-
-            def show_holder(holder: str) -> None:
-                who = holder or "another process"
-                self._on_line(f"waiting for {who}, which uses the same results")
-
-            self._held.enter_context(hold_lock(self._lock, note, show_holder))
-            self._has_lock = True
-            self._repository.clear_worktrees(self._folder)
-        if sha not in self._kept:
+        """Return the work tree of a commit, set up. Raises RepositoryError, SetupError."""
+        kept = self._kept.pop(sha, None)
+        if kept is None:
             while len(self._kept) >= MOST_KEPT:
-                self._kept.popitem(last=False)[1].close()
-            self._kept[sha] = stack = contextlib.ExitStack()
-            try:
+                self._kept.pop(next(iter(self._kept))).close()
+            with contextlib.ExitStack() as stack:
                 tree = stack.enter_context(self._repository.worktree(sha, self._folder))
                 if self._setup:
                     self._set_up(tree)
-            except BaseException:
-                self._kept.pop(sha).close()
-                raise
-        self._kept.move_to_end(sha)
+                kept = stack.pop_all()
+        self._kept[sha] = kept
         return self._folder / sha[:12]
 
     def _set_up(self, tree: Path) -> None:
@@ -107,8 +97,8 @@ class Checkouts:
 
     def close(self) -> None:
         """Remove the work trees."""
-        while self._kept:
-            self._kept.popitem()[1].close()
+        for kept in self._kept.values():
+            kept.close()
         for folder in (self._folder, self._folder.parent):
             with contextlib.suppress(OSError):
                 folder.rmdir()

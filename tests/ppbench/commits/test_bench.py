@@ -175,8 +175,7 @@ def test_a_side_that_does_not_run_is_told_of_before_the_other_is_measured_again(
 
 
 def test_a_store_that_cannot_be_locked_is_named(repository, tmp_path):
-    folder, shas = repository
+    folder, _ = repository
     (tmp_path / "locks").write_text("no folder")
-    checkouts = Checkouts(Repository.around(folder), tmp_path, "", ignore)
     with pytest.raises(StoreError, match="cannot be written"):
-        checkouts.of(shas[0])
+        Checkouts(Repository.around(folder), tmp_path, "", ignore)
