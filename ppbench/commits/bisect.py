@@ -38,10 +38,19 @@ from ppbench.display.metrics import METRICS
 from ppbench.display.units import counted
 from ppbench.errors import ExitCode, LaunchError, SweepInterruptedError, UsageError
 from ppbench.judge.evidence import Rounds
-from ppbench.statistics.bisection import Finding, Search, fewest_launches, search_first_bad
+from ppbench.statistics.bisection import Finding, Search, search_first_bad
 
 MOST_FRUITLESS = 2
 """Launches of a commit in a row without a figure after which it counts as not running."""
+
+
+@dataclass(frozen=True)
+class Discounted:
+    """A launch that does not count, since it lies far from the others."""
+
+    place: int  # of its commit
+    launch: int
+    run_id: str
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,27 +64,17 @@ class BisectionResult:
     launches: tuple[Launches, ...]  # of that case
     runs: tuple[bool, ...]  # whether each commit can be measured
     search: Search
-    discounted: tuple[tuple[int, int, str], ...]  # place of the commit, launch, run id
+    discounted: tuple[Discounted, ...]
     num_made: int  # launches that this search made itself, in however many cases
-    is_spent: bool = False  # whether its time ended before it was decided
 
     def __repr__(self) -> str:
-        commits = ", ".join(target.commit.commit[:9] for target in self.candidates)
-        answer = f" {commits}" if self.search.finding is Finding.found else ""
-        return (
-            f"<BisectionResult {self.search.finding.value}{answer}: {self.num_launches} launches>"
-        )
+        commits = ", ".join(target.commit.commit[:9] for target in self.first_bad)
+        answer = f"{self.search.finding.value} {commits}".strip()
+        return f"<BisectionResult {answer}: {self.num_launches} launches>"
 
     @property
     def exit_code(self) -> ExitCode:
-        return ExitCode.ok if self.search.finding is Finding.found else ExitCode.insufficient
-
-    @property
-    def stop(self) -> str:
-        """Why no more launches were made."""
-        if self.search.finding is not Finding.searching:
-            return "decided"
-        return "budget spent" if self.is_spent else "most launches reached"
+        return ExitCode.ok if self.first_bad else ExitCode.insufficient
 
     @property
     def num_launches(self) -> int:
@@ -83,9 +82,10 @@ class BisectionResult:
         return sum(launches.num_ok(0) for launches in self.launches)
 
     @property
-    def candidates(self) -> list[Target]:
-        """The first bad commit; several where all but the last do not run."""
-        return list(self.targets[self.search.earliest : self.search.latest + 1])
+    def first_bad(self) -> tuple[Target, ...]:
+        """The first bad commit, if it was found; several where all but the last do not run."""
+        is_found = self.search.finding is Finding.found
+        return self.targets[self.search.earliest : self.search.latest + 1] if is_found else ()
 
     def run_id(self, place: int) -> str | None:
         """The newest run of a commit that is ok."""
@@ -95,7 +95,7 @@ class BisectionResult:
     @property
     def frame(self) -> pd.DataFrame:
         """One row per commit that was measured, or tried."""
-        rows, discounted = [], Counter(place for place, *_ in self.discounted)
+        rows, discounted = [], Counter(one.place for one in self.discounted)
         for place, (target, launches) in enumerate(zip(self.targets, self.launches, strict=True)):
             figures = launches.figures(0, self.metric)
             failure = launches.failure(0)
@@ -122,7 +122,6 @@ def bisect(
     metric: str = "tokens_per_s",
     only: Sequence[str] = (),
     confidence: str | float = "95%",
-    max_launches: int | None = None,
     budget_s: float = 0.0,
     overrides: Sequence[str] = (),
     results: Path | str = Path("results"),
@@ -131,9 +130,9 @@ def bisect(
 ) -> BisectionResult:
     """Search the first commit after `good`, up to `bad`, that changed a metric.
 
-    Ends when the answer is known with this confidence, or after so many launches; with a budget no
-    launch is begun that would end after so many seconds. Raises UsageError, SweepInterruptedError,
-    RepositoryError, and LaunchError for an end that does not run.
+    Ends when the answer is known with this confidence; with a budget no launch is begun that would
+    end after so many seconds. Raises UsageError, SweepInterruptedError, RepositoryError, and
+    LaunchError for an end that does not run.
     """
     sure = read_share("--confidence", confidence)
     if not 0.5 <= sure < 1:
@@ -152,131 +151,107 @@ def bisect(
         bench.select(only)
         path = bench.repository.between(good, bad)
         targets = tuple(bench.target(sha) for sha in (bench.repository.resolve(good), *path))
-        searching = _Bisection(bench, targets, metric, sure, max_launches)
+        ends = (0, len(targets) - 1)
+
+        def runs(launches: Sequence[Launches], case: int) -> list[bool]:
+            """Whether each commit can be measured, as far as is known."""
+            found = []
+            for place, own in enumerate(launches):
+                is_ok = own.of_case(case).index.isin(own.measured(case, metric).index)
+                is_failing = len(is_ok) >= MOST_FRUITLESS and not is_ok[-MOST_FRUITLESS:].any()
+                is_started = bench.starts[targets[place].name] >= MOST_FRUITLESS
+                if is_started and place:  # each launch with the good one left nothing to compare
+                    is_failing = is_failing or not _in_turns(launches[0], own, case, metric)
+                found.append(not (own.does_not_run(case) or is_failing))
+            return found
+
+        def searched(launches: Sequence[Launches], case: int) -> Search:
+            """The state of the search in a case."""
+            good, *others = launches
+            rounds = [list(_in_turns(good, own, case, metric).values()) for own in others]
+            measurable = runs(launches, case)
+            for end in ends:
+                if not measurable[end]:
+                    why = launches[end].last_failure(case) or f"Its runs have no {metric}."
+                    raise LaunchError(
+                        f"{targets[end].label}: does not run, and so cannot be an end of the "
+                        f"search; name another commit, or try again with --retry-failed. {why}"
+                    )
+            return search_first_bad(METRICS[metric], [[], *rounds], measurable, confidence=sure)
+
+        def search_each(launches: Sequence[Launches]) -> dict[int, Search]:
+            """The search in each case that runs at both ends, else in the first one."""
+            cases = [
+                case
+                for case in range(len(bench.sweep.cases))
+                if all(runs(launches, case)[end] for end in ends)
+            ]
+            return {case: searched(launches, case) for case in cases or [0]}
+
+        def until_a_case_differs(launches: list[Launches]) -> Part:
+            """Both ends, until one case differs between them, or none will."""
+            searches = search_each(launches).values()
+            is_known = any(each.ends and each.ends.verdict.is_claim for each in searches)
+            is_open = any(each.finding is Finding.searching for each in searches)
+            return Part(ends) if is_open and not is_known else Part()
+
+        def until_found(launches: list[Launches]) -> Part:
+            """The good commit with the one that tells most, until the search is over."""
+            search = searched(launches, 0)
+            if bench.starts:
+                so_far = "the ends are measured first"
+                if search.ends is not None and search.earliest <= search.latest:
+                    last = targets[search.latest].label
+                    so_far = f"likeliest so far: {last} ({search.confidence:.0%})"
+                progress.say(f"  {so_far}".replace("%", " %"))
+            return Part() if search.next_commit is None else Part((0, search.next_commit))
+
         try:
-            return searching.run()
+            if len(bench.sweep.cases) > 1:
+                searches = search_each(bench.measure(targets, until_a_case_differs))
+                case = max(searches, key=lambda at: _distance(searches[at]))
+                bench.select(bench.conditions_of_case(case))
+            launches = bench.measure(targets, until_found)
         except KeyboardInterrupt:
             made = counted(bench.starts.total(), "launch")
             raise SweepInterruptedError(
                 f"interrupted after {made}, not decided; what was measured is kept"
             ) from None
-
-
-@dataclass
-class _Bisection:
-    """One search, on the commits from the good one to the bad one."""
-
-    bench: Bench
-    targets: tuple[Target, ...]
-    metric: str
-    confidence: float
-    max_launches: int | None
-
-    def __post_init__(self) -> None:
-        self.launches: list[Launches] = []
-
-    def run(self) -> BisectionResult:
-        """Measure until the answer is known, or no more launches are allowed."""
-        bench, cases = self.bench, self.bench.sweep.cases
-        if self.may_launch():
-            num_commits = len(self.targets) - 1
-            fewest = fewest_launches(num_commits)
-            commits = counted(num_commits, "commit")
-            bench.progress.say(f"at least {fewest} launches for {commits}, two at a time")
-        if len(cases) > 1:
-            bench.measure(self.targets, self.until_a_case_differs)
-            place = max(self.places(), key=lambda at: _distance(self.search(at)))
-            bench.select(bench.conditions_of_case(place))
-        self.launches = bench.measure(self.targets, self.until_found)
+        search = searched(launches, 0)
+        discounted = [
+            Discounted(place, *list(_in_turns(launches[0], launches[place], 0, metric))[number])
+            for place, numbers in enumerate(search.apart)
+            for number in numbers
+        ]
         return BisectionResult(
-            self.metric,
+            metric,
             bench.sweep.cases[0][0].case_id,
             tuple(bench.conditions_of_case(0)),
-            self.targets,
-            tuple(self.launches),
-            tuple(self.runs(commit, 0) for commit in range(len(self.targets))),
-            search := self.search(0),
-            tuple(
-                (commit, *list(self.in_turns(commit, 0))[place])
-                for commit, places in enumerate(search.apart)
-                for place in places
-            ),
+            targets,
+            tuple(launches),
+            tuple(runs(launches, 0)),
+            search,
+            tuple(discounted),
             bench.starts.total(),
-            bench.budget.is_spent,
         )
 
-    def until_a_case_differs(self, launches: list[Launches]) -> Part:
-        """Both ends, until one case differs between them, or none will."""
-        self.launches = launches
-        searches = [self.search(place) for place in self.places()]
-        is_open = any(each.finding is Finding.searching for each in searches)
-        is_known = any(each.ends and each.ends.verdict.is_claim for each in searches)
-        if is_known or not is_open or not self.may_launch():
-            return Part()
-        return Part((0, len(self.targets) - 1))
 
-    def until_found(self, launches: list[Launches]) -> Part:
-        """The good commit with the one that tells most, until the search is over."""
-        self.launches = launches
-        search = self.search(0)
-        if self.bench.starts:
-            so_far = "the ends are measured first"
-            if search.ends is not None and search.earliest <= search.latest:
-                last = self.targets[search.latest].label
-                so_far = f"likeliest so far: {last} ({search.confidence:.0%})".replace("%", " %")
-            self.bench.progress.say(f"  {so_far}")
-        if search.next_commit is None or not self.may_launch():
-            return Part()
-        return Part((0, search.next_commit))
+def _in_turns(
+    good: Launches, other: Launches, case: int, metric: str
+) -> dict[tuple[int, str], Rounds]:
+    """The launches of a commit in turns with the good one, by number and run.
 
-    def may_launch(self) -> bool:
-        """Whether a launch of two commits may be made."""
-        return self.max_launches is None or self.bench.starts.total() + 2 <= self.max_launches
-
-    def places(self) -> list[int]:
-        """The cases that run at both ends, else the first one, which is told of."""
-        cases, last = range(len(self.bench.sweep.cases)), len(self.targets) - 1
-        return [at for at in cases if self.runs(0, at) and self.runs(last, at)] or [0]
-
-    def search(self, place: int) -> Search:
-        """The state of the search in a case. Raises LaunchError for an end that does not run."""
-        runs = [self.runs(commit, place) for commit in range(len(self.targets))]
-        for end in (0, -1):
-            if not runs[end]:
-                failure = self.launches[end].last_failure(place)
-                why = failure or f"Its runs have no {self.metric}."
-                raise LaunchError(
-                    f"{self.targets[end].label}: does not run, and so cannot be an end of the "
-                    f"search; name another commit, or try again with --retry-failed. {why}"
-                )
-        rounds = [list(self.in_turns(at, place).values()) for at in range(len(self.targets))]
-        return search_first_bad(METRICS[self.metric], rounds, runs, confidence=self.confidence)
-
-    def runs(self, commit: int, place: int) -> bool:
-        """Whether a commit can be measured, as far as is known."""
-        launches = self.launches[commit]
-        measured = launches.measured(place, self.metric).index
-        is_ok = launches.of_case(place).index.isin(measured)
-        is_failing = len(is_ok) >= MOST_FRUITLESS and not is_ok[-MOST_FRUITLESS:].any()
-        is_started = self.bench.starts[self.targets[commit].name] >= MOST_FRUITLESS
-        is_alone = is_started and commit > 0 and not self.in_turns(commit, place)
-        return not (launches.does_not_run(place) or is_failing or is_alone)
-
-    def in_turns(self, commit: int, place: int) -> dict[tuple[int, str], Rounds]:
-        """A commit's launches in turns with the good one, by number and run; of that one none.
-
-        A figure that rounds do not have counts as one round.
-        """
-        good, own = (self.launches[at].measured(place, self.metric) for at in (0, commit))
-        found = {}
-        for start, row in own.groupby("process_start") if commit else ():
-            beside = good[good["process_start"] == start]
-            if len(beside):
-                figures = ((float(one[self.metric].iloc[-1]),) for one in (beside, row))
-                shared = shared_rounds(beside, row, self.metric)
-                number, run_id = int(row["launch"].iloc[-1]), str(row["run_id"].iloc[-1])
-                found[number, run_id] = next(iter(shared), Rounds(*figures))
-        return found
+    A figure that rounds do not have counts as one round.
+    """
+    own, found = good.measured(case, metric), {}
+    for start, row in other.measured(case, metric).groupby("process_start"):
+        beside = own[own["process_start"] == start]
+        if len(beside):
+            figures = ((float(one[metric].iloc[-1]),) for one in (beside, row))
+            shared = shared_rounds(beside, row, metric)
+            number, run_id = int(row["launch"].iloc[-1]), str(row["run_id"].iloc[-1])
+            found[number, run_id] = next(iter(shared), Rounds(*figures))
+    return found
 
 
 def _distance(search: Search) -> float:

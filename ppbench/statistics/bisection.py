@@ -182,14 +182,6 @@ def search_first_bad(
     return Search(finding, next_commit, chances, *held, ends, between, apart)
 
 
-def fewest_launches(num_commits: int) -> int:
-    """The fewest launches of a search among so many commits: of both ends, and of each half.
-
-    Each is made together with one of the good commit.
-    """
-    return 2 * (FEWEST_LAUNCHES + math.ceil(math.log2(max(num_commits, 1))))
-
-
 def _level_between(question: _Question, boundary: int) -> int | None:
     """A commit with a level between the good ones' and the bad ones'; None if there is none.
 

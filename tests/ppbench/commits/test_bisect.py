@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 
 import pytest
 from command import printed
@@ -10,10 +9,8 @@ from measured import FAILS, SWEEP, TWO_CASES, add_line, around, now, sweep_in
 from repositories import commits, make_repository
 from tracked import in_one_file
 
-from ppbench.cli.bisect import bisection_text
-from ppbench.commits import bisect
+from ppbench.commits.bench import Bench
 from ppbench.display.formats import Format
-from ppbench.display.tables import EVERYTHING
 from ppbench.errors import LaunchError, UsageError
 from ppbench.store import Store
 
@@ -51,13 +48,22 @@ def levels(*speeds):
 USUAL = levels(GOOD, GOOD, GOOD, GOOD, BAD, BAD, BAD)
 
 
+@pytest.fixture
+def launching():
+    """Launches are made."""
+
+
 @pytest.fixture(autouse=True)
-def _no_launches(monkeypatch):
-    """Unless a test allows some, no launch is made."""
-    search = bisect.bisect
-    monkeypatch.setattr(bisect, "bisect", lambda *ends, **options: search(
-        *ends, **{**options, "max_launches": options["max_launches"] or 0}
-    ))  # fmt: skip
+def _no_launches(monkeypatch, request):
+    """Unless a test is `launching`, no launch is made: the budget is spent at once."""
+
+    def ask(bench, targets, policy):
+        launches = bench.launches(targets)
+        policy(launches)
+        return launches
+
+    if "launching" not in request.fixturenames:
+        monkeypatch.setattr(Bench, "measure", ask)
 
 
 def asked(repository, file, how=Format.table, *options):
@@ -78,7 +84,7 @@ def test_a_launch_that_does_not_count_is_named_with_the_reason(repository):
         f"discounted: {shas[2][:9]} Number 3, launch 1: its tokens_per_s is far below the others'"
     ) in outcome.text
     found = json.loads(asked(repository, file, Format.json).text)
-    assert [(one["launch"], one["reason"]) for one in found["discounts"]] == [(1, "apart")]
+    assert [one["launch"] for one in found["discounts"]] == [1]
     assert [row["num_discounted"] for row in found["commits"]] == [0, 0, 1, 0, 0, 0, 0]
 
 
@@ -100,27 +106,29 @@ def test_ends_that_do_not_differ_are_said_not_to(repository):
     assert "first bad commit" not in outcome.text
 
 
+@pytest.mark.usefixtures("launching")
 def test_a_commit_that_ran_once_and_fails_since_does_not_end_the_search(repository):
     folder, shas = repository
     figures = [around(GOOD, 4), [], [], [GOOD], [], [], around(BAD, 4)]
     file = measured(repository, figures, ONLY_GOOD)
-    outcome = asked(repository, file, Format.table, "--max-launches", 40)
+    outcome = asked(repository, file)
     assert f"skipped: {shas[3][:9]} Number 4: error: [track] setup: " in outcome.text
     assert "first bad commit: one of " in outcome.text
     rows = Store(folder / "results").runs(["commit"])
     assert list(rows["commit"]).count(shas[3]) == 3  # the one that ran, and two that did not
 
 
+@pytest.mark.usefixtures("launching")
 def test_commits_that_failed_are_tried_again_when_it_is_asked_for(repository):
     folder, shas = repository
     figures = levels(GOOD, GOOD, None, GOOD, BAD, BAD, BAD)
     file = measured(
         repository, [[] if n == 3 else some for n, some in enumerate(figures)], ONLY_GOOD
     )
-    asked(repository, file, Format.table, "--max-launches", 9)
+    asked(repository, file)
     before = list(Store(folder / "results").runs(["commit"])["commit"])
     assert before.count(shas[2]) == 1
-    asked(repository, file, Format.table, "--max-launches", 9, "--retry-failed")
+    asked(repository, file, Format.table, "--retry-failed")
     after = list(Store(folder / "results").runs(["commit"])["commit"])
     assert after.count(shas[2]) == 2
     assert after.count(shas[3]) == 2
@@ -132,10 +140,11 @@ def test_an_end_that_does_not_run_is_told_of(repository):
         asked(repository, file)
 
 
+@pytest.mark.usefixtures("launching")
 def test_an_end_that_cannot_be_set_up_is_told_of_after_one_try(repository):
     folder, _ = repository
     with pytest.raises(LaunchError, match=r"does not run, .* \[track\] setup"):
-        asked(repository, sweep_in(folder, FAILS), Format.table, "--max-launches", 9)
+        asked(repository, sweep_in(folder, FAILS))
     assert len(Store(folder / "results").runs(["run_id"])) == 1
 
 
@@ -164,7 +173,7 @@ def test_without_launches_enough_it_says_what_is_likeliest_and_how_to_go_on(repo
     few = [around(GOOD, 4), [], [], [], [], [], around(BAD, 4)]
     outcome = asked(repository, measured(repository, few), Format.table, "--confidence", "99%")
     assert outcome.exit_code == 3
-    assert "undecided after 8 launches" in outcome.text
+    assert "undecided after 8 launches (0 made now), --budget is spent; likeliest: " in outcome.text
     last = outcome.text.splitlines()[-1]
     assert last.startswith(f"go on with: ppbench bisect {shas[0]} {shas[-1]} ")
     assert "--confidence 99%" in last
@@ -202,14 +211,3 @@ def test_launches_of_another_day_or_code_or_alone_do_not_count(repository, chang
 def test_to_be_altogether_sure_is_refused(repository):
     with pytest.raises(UsageError, match="expected 50% or more, and less than 100%"):
         asked(repository, sweep_in(repository[0]), Format.table, "--confidence", "100%")
-
-
-def test_a_search_whose_time_is_spent_says_so(repository):
-    _, shas = repository
-    file = measured(repository, [around(GOOD, 4), [], [], [], [], [], around(BAD, 4)])
-    results = file.parent / "results"
-    found = bisect.bisect(shas[0], shas[-1], file, max_launches=0, results=results)
-    spent = replace(found, is_spent=True)
-    assert spent.stop == "budget spent"
-    text = bisection_text(spent, Format.table, lambda *_: "", results, EVERYTHING)
-    assert "undecided after 8 launches (0 made now), --budget is spent; likeliest: " in text

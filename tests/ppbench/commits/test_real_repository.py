@@ -146,7 +146,7 @@ def test_a_machine_that_has_become_slower_is_no_bad_commit(repository, tmp_path)
     before = ppbench(folder, "backfill", f"{shas[1]}..{shas[1]}", *words, "--launches", "3")
     assert before.returncode == 0, before.stderr
     file.write_text(costs(1).replace("20.0", "25.0").replace("10.0", "12.5"))
-    done = ppbench(folder, "bisect", shas[1], shas[4], *words, "--max-launches", "6")
+    done = ppbench(folder, "bisect", shas[1], shas[4], *words)
     assert done.returncode == 3, done.stdout + done.stderr
     assert "first bad commit" not in done.stdout
     assert "confidence" not in done.stdout

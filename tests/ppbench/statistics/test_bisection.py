@@ -10,7 +10,6 @@ from ppbench.statistics.bisection import (
     FEWEST_AT_BOUNDARY,
     MOST_AT_ENDS,
     Finding,
-    fewest_launches,
     search_first_bad,
 )
 
@@ -58,7 +57,7 @@ def test_without_noise_every_first_bad_commit_is_named(num_commits):
         assert nums[first_bad] >= FEWEST_AT_BOUNDARY
         assert first_bad == 1 or nums[first_bad - 1] >= FEWEST_AT_BOUNDARY
         # three of the ends, two of the boundary, and one of each commit that a bisection asks
-        assert 2 * sum(nums) <= fewest_launches(num_commits - 1) + 6
+        assert sum(nums) <= 3 + math.ceil(math.log2(num_commits - 1)) + 3
 
 
 def test_the_good_commit_is_no_launch_of_its_own_and_the_bad_one_comes_first():
