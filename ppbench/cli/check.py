@@ -19,11 +19,10 @@ from ppbench.cli.options import (
     NumLaunches,
     Results,
     Sort,
-    budget_of,
     check_store_of,
     going_on,
-    num_and_most,
     print_text,
+    until_of,
 )
 from ppbench.display.commands import command
 from ppbench.display.formats import Format
@@ -108,8 +107,7 @@ def check(
         file = None
     largest = None if threshold is None else read_share("--threshold", threshold)
     check_store_of(results, [head, base or ""], measures=is_run)
-    launches, most = num_and_most(launches, most, is_run=is_run)
-    budget_s = budget_of(budget, most)
+    launches, most, budget_s = until_of(launches, most, budget, is_run=is_run)
     with going_on(), LiveProgress(is_shown=is_run) as progress:
         result = check_sides(
             file,
@@ -135,13 +133,12 @@ def check(
         max_launches=most,
         budget=budget,
     )
-    breakdowns = result.comparison.break_down(result.comparison.changed())
     note_aside(result.comparison, how)
     if summary is not None:
-        text = gate_text(result, breakdowns, Format.markdown, again)
+        text = gate_text(result, Format.markdown, again)
         with whole_file(summary, "--summary") as page:
             page.write(f"{text}\n".encode())
-    print_text(gate_text(result, breakdowns, how, again, view), how)
+    print_text(gate_text(result, how, again, view), how)
     raise typer.Exit(result.exit_code)
 
 

@@ -21,11 +21,10 @@ from ppbench.cli.options import (
     NumLaunches,
     Results,
     Sort,
-    budget_of,
     check_store_of,
     going_on,
-    num_and_most,
     print_text,
+    until_of,
 )
 from ppbench.display.commands import command
 from ppbench.display.formats import Format
@@ -98,8 +97,7 @@ def compare(
     from ppbench.files import whole_file
 
     words, view = names or [], View.of(columns, sort)
-    fixed, most = num_and_most(launches, most, is_run=is_run)
-    budget_s = budget_of(budget, most)
+    launches, most, budget_s = until_of(launches, most, budget, is_run=is_run)
     is_named = across is not None or any(not word.endswith(".toml") for word in words)
     check_store_of(results, words, measures=is_run or not is_named)
     is_saved = output is not None and output.suffix == SAVED
@@ -132,16 +130,15 @@ def compare(
             all_pairs=all_pairs,
             sweep=sweep,
             metrics=metrics or (),
-            launches=fixed,
+            launches=launches,
             max_launches=most,
             budget_s=budget_s,
             results=results,
             progress=progress,
         )
-    breakdowns = result.break_down(result.series() if how is Format.json else result.changed())
     if output is not None and is_saved:
         with whole_file(output, "--output") as saved:
-            saved.write(f"{comparison_text(result, breakdowns, Format.json)}\n".encode())
+            saved.write(f"{comparison_text(result, Format.json)}\n".encode())
     elif output is not None:
         again = command(
             *("compare", *words),
@@ -159,7 +156,7 @@ def compare(
             changed = result.break_down(result.changed())
             write_page(output, render_comparison(result, changed, again))
     note_aside(result, how)
-    print_text(comparison_text(result, breakdowns, how, view), how)
+    print_text(comparison_text(result, how, view), how)
     if output is not None:
         word = "saved" if is_saved else "page"
         print(f"{word}: {output}", file=sys.stdout if how is Format.table else sys.stderr)

@@ -16,7 +16,7 @@ from ppbench.cli.options import typed_command
 from ppbench.commits.gate import NOT_DECIDED, NOTHING, GatedLine, GateResult, entry_text
 from ppbench.commits.saved import Recheck, identity_values
 from ppbench.comparison.axes import key_of
-from ppbench.comparison.lines import COMMIT, Breakdown, Comparison, Line, ends, listed
+from ppbench.comparison.lines import COMMIT, Comparison, Contrast, Line, ends, listed
 from ppbench.comparison.measurement import stop_text
 from ppbench.comparison.notes import launches_wanted
 from ppbench.comparison.sides import SHORT
@@ -43,12 +43,11 @@ _MOST_NAMED = 3
 Cells = Mapping[str, str]
 
 
-def comparison_text(
-    comparison: Comparison, breakdowns: Sequence[Breakdown], how: Format, view: View = EVERYTHING
-) -> str:
+def comparison_text(comparison: Comparison, how: Format, view: View = EVERYTHING) -> str:
     """The output of `ppbench compare`, of two sides or of cases along a setting."""
     if how is Format.json:
-        return json.dumps(_values(comparison, breakdowns), indent=2, allow_nan=False)
+        values = _values(comparison, comparison.series())
+        return json.dumps(values, indent=2, allow_nan=False)
     if how is Format.csv:
         return render(comparison.frame, how, [], view)
     why = NOTHING
@@ -59,25 +58,19 @@ def comparison_text(
         _stop(comparison, how, typed_command()),
         _table(comparison, [(line, {}) for line in comparison.lines], how, view)
         or f"nothing to compare: {why}",
-        *_moved(comparison, breakdowns, how),
+        *_moved(comparison, how),
         _notes(comparison, how),
     )
 
 
-def gate_text(
-    result: GateResult,
-    breakdowns: Sequence[Breakdown],
-    how: Format,
-    command: str,
-    view: View = EVERYTHING,
-) -> str:
+def gate_text(result: GateResult, how: Format, command: str, view: View = EVERYTHING) -> str:
     """The output of `ppbench check`; `command` repeats the check."""
     comparison, is_page = result.comparison, how is Format.markdown
     if how is Format.json:
         values = {
             "verdict": result.word,
             "exit_code": result.exit_code,
-            **_values(comparison, breakdowns),
+            **_values(comparison, comparison.changed()),
             "changes": _records(result.frame),
             "failed": list(result.failed),
             "missing": list(result.missing),
@@ -115,7 +108,7 @@ def gate_text(
         _heads(comparison, how),
         _stop(comparison, how, command),
         _table(comparison, rows, how, view),
-        *_moved(comparison, breakdowns, how),
+        *_moved(comparison, how),
         _section("Why", why, how, "", as_code),
         _section("Accepted", accepted, how, "accepted: ", str),
         _notes(comparison, how),
@@ -329,7 +322,8 @@ def _section(
     return "\n".join(f"{prefix}{line}" for line in lines)
 
 
-def _moved(comparison: Comparison, breakdowns: Sequence[Breakdown], how: Format) -> Iterable[str]:
+def _moved(comparison: Comparison, how: Format) -> Iterable[str]:
+    breakdowns = comparison.break_down(comparison.changed())
     has_several = len({breakdown.series.fingerprint for breakdown in breakdowns}) > 1
     for part in breakdowns:
         on = f" on {part.series.fingerprint}" if has_several else ""
@@ -390,8 +384,11 @@ def _records(frame: pd.DataFrame) -> list[dict[str, object]]:
     return [{**row, "discounts": json.loads(str(row["discounts"]))} for row in rows]
 
 
-def _values(comparison: Comparison, breakdowns: Sequence[Breakdown]) -> dict[str, object]:
-    """A comparison as JSON has it; that of two sides can be measured again from it."""
+def _values(comparison: Comparison, wanted: Sequence[Contrast]) -> dict[str, object]:
+    """A comparison as JSON has it, with the spans of the wanted contrasts that moved.
+
+    That of two sides can be measured again from it.
+    """
     is_commit, stopped = comparison.axis == COMMIT, comparison.stopped
     first: dict[str, object] = {
         "axis": comparison.axis,
@@ -400,7 +397,7 @@ def _values(comparison: Comparison, breakdowns: Sequence[Breakdown]) -> dict[str
         "runs": comparison.base.title,
     }
     moved = []
-    for breakdown in breakdowns:
+    for breakdown in comparison.break_down(wanted):
         series = breakdown.series
         identity = {"case_id": series.case_id, "fingerprint": series.fingerprint}
         named = identity if is_commit else series.values()

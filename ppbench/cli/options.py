@@ -256,12 +256,12 @@ REPORTS = Path("reports")
 UNIT_COST = "F=1,I=1,W=1"
 
 
-def num_and_most(
-    launches: int | None, most: int | None, *, is_run: bool
-) -> tuple[int | None, int | None]:
-    """The number of launches that is fixed, or else the most that may be made; None without --run.
+def until_of(
+    launches: int | None, most: int | None, budget: str | None, *, is_run: bool
+) -> tuple[int | None, int | None, float]:
+    """How long `--run` launches: a fixed number, or the most of them and the seconds for them.
 
-    Raises UsageError where both are asked for.
+    Both numbers are None without it. Raises UsageError for options that do not go together.
     """
     from ppbench.comparison.measurement import MOST_LAUNCHES
 
@@ -271,16 +271,11 @@ def num_and_most(
         )
     if most is not None and not is_run:
         raise UsageError("--max-launches: is a number of launches to make; add --run")
-    if not is_run:
-        return None, None
-    return launches, None if launches is not None else most or MOST_LAUNCHES
-
-
-def budget_of(text: str | None, most: int | None) -> float:
-    """The seconds of `--budget`; 0 without it. Raises UsageError where it bounds nothing."""
-    if text is not None and most is None:
+    if is_run and launches is None:
+        most = most or MOST_LAUNCHES
+    if budget is not None and most is None:
         raise UsageError("--budget: bounds the launches until it is decided; add --run")
-    return seconds_in(text)
+    return launches if is_run else None, most, seconds_in(budget)
 
 
 def seconds_in(text: str | None) -> float:

@@ -45,7 +45,6 @@ WORDS = {
 NOT_DECIDED = "not decided"
 NOTHING = "no case was measured on both sides on the same machine"
 NOT_AT_HEAD = "not measured at head"
-OTHER_MACHINES = "measured on different machines"
 
 
 def in_force(
@@ -298,4 +297,5 @@ def _why_missing(case_id: str, comparison: Comparison) -> str | None:
     if base & head_failed or not base:
         return None
     machines = [{key[1] for key in keys} for keys in (base, head | head_failed)]
-    return "measured with different settings" if machines[0] & machines[1] else OTHER_MACHINES
+    is_shared = bool(machines[0] & machines[1])
+    return f"measured {'with different settings' if is_shared else 'on different machines'}"

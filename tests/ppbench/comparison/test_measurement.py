@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from ppbench.cli.options import budget_of
+from ppbench.cli.options import until_of
 from ppbench.comparison.lines import Stopped
 from ppbench.comparison.measurement import measure_until_decided, stop_text
 from ppbench.errors import UsageError
@@ -62,12 +62,14 @@ def test_no_launch_is_begun_that_would_end_after_the_budget(monkeypatch):
 
 
 def test_a_budget_bounds_launches_and_is_a_time():
-    assert budget_of("90s", 12) == 90.0
-    assert budget_of(None, None) == 0.0
-    with pytest.raises(UsageError, match=r"--budget: bounds the launches .* add --run"):
-        budget_of("90s", None)
+    assert until_of(None, None, "90s", is_run=True) == (None, 12, 90.0)
+    assert until_of(5, None, None, is_run=True) == (5, None, 0.0)
+    assert until_of(5, None, None, is_run=False) == (None, None, 0.0)
+    for launches, is_run in ((None, False), (5, True)):
+        with pytest.raises(UsageError, match=r"--budget: bounds the launches .* add --run"):
+            until_of(launches, None, "90s", is_run=is_run)
     with pytest.raises(UsageError, match="expected a time such as 90s or 10m, got soon"):
-        budget_of("soon", 12)
+        until_of(None, None, "soon", is_run=True)
 
 
 def test_too_few_launches_for_a_verdict_are_refused():
