@@ -167,7 +167,7 @@ class Bench:
         check_devices(sweep)
         check_writable(results, "--results")
         self.sweep = dataclasses.replace(sweep, file=str(Path(sweep.file).resolve()))
-        self.progress, self.results = progress, results
+        self.progress = progress
         self.budget = Budget(budget_s)
         self._num_starts, self._start_s = 0, 0.0  # how many were made; how long the last one took
         self.starts: Counter[str] = Counter()  # that this process has made, by target
@@ -200,8 +200,13 @@ class Bench:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self._stack.close()
+        if isinstance(error, KeyboardInterrupt):
+            starts = counted(self._num_starts, "start")
+            raise SweepInterruptedError(
+                f"interrupted after {starts}; what is finished is kept"
+            ) from None
 
     def select(self, only: Sequence[str]) -> None:
         """Reduce the sweep to the cases that match. Raises UsageError if none does."""
@@ -482,11 +487,4 @@ def rounds_of(
                     f"{side.label}: takes {count} {word} of the last hour, and makes only what is "
                     "missing; to make all anew, name another store: --results DIR"
                 )
-        sides = TwoSides(bench, first, last)
-        try:
-            yield sides
-        except KeyboardInterrupt:
-            done = counted(sides.num_done, "launch")
-            raise SweepInterruptedError(
-                f"interrupted after {done} of each side; what is finished is kept"
-            ) from None
+        yield TwoSides(bench, first, last)

@@ -29,7 +29,7 @@ from ppbench.display.cases import case_text, without_not_finite
 from ppbench.display.commands import command, near
 from ppbench.display.metrics import METRICS
 from ppbench.display.units import counted, written
-from ppbench.errors import ExitCode, SweepInterruptedError
+from ppbench.errors import ExitCode
 from ppbench.judge.differences import FEWEST_LAUNCHES
 from ppbench.judge.evidence import Noise
 from ppbench.judge.forecast import MOST_LAUNCHES, found_by, launches_to_find
@@ -107,12 +107,7 @@ def noise(
             num_tried += 1
             return Part((0, 0), launches - num_tried + 1)
 
-        try:
-            (made,) = bench.measure([bench.target_here()], policy)
-        except KeyboardInterrupt:
-            raise SweepInterruptedError(
-                f"interrupted in launch {num_tried}; what is finished is kept"
-            ) from None
+        (made,) = bench.measure([bench.target_here()], policy)
         is_spent = bench.budget.is_spent
     store = Store(folder)
     runs = without_not_finite(store.table("runs", made.rows["run_id"]))

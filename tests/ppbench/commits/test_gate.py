@@ -244,7 +244,7 @@ def test_of_a_sweep_that_is_named_every_case_must_be_judged(root, store):
 
     measure(store, root, "HEAD~1")
     measure(store, root, "HEAD")
-    assert missing() == (3, ["afab: not measured"])
+    assert missing() == (3, ["schedule=afab: not measured"])
     measure(store, root, "HEAD", case=AFAB)
     assert missing() == (3, ["afab: not measured at base"])
     measure(store, root, "HEAD~1", [None], AFAB, status="oom", error="too big")
