@@ -61,7 +61,7 @@ def noise(
         *(["num_discounted"] if result.has_discounts else []),
         *("deviation", "deviation_low", "deviation_high"),
         *("deviation_in_turns", "deviation_of_starts"),
-        *(["num_sessions", "drift", "drift_low", "drift_high"] if result.has_drift else []),
+        *(["num_sessions", "drift"] if result.has_drift else []),
         "detectable_change",
     ]
     for text in result.notes:

@@ -9,7 +9,6 @@ start to start, is the noise of sides that take turns, as those of `compare --ru
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,10 +150,8 @@ def noise(
                     NUM_LAUNCHES,
                     in_turns=in_turns.launches is not None,
                 ),
-                "num_sessions": 1 if drift is None else drift.num_sessions,
+                "num_sessions": 1 if drift is None else int(drift.freedom) + 1,
                 "drift": None if drift is None else drift.deviation,
-                "drift_low": None if drift is None else drift.low,
-                "drift_high": None if drift is None or math.isinf(drift.high) else drift.high,
             }
         )
         if in_turns.launches and in_turns.starts:

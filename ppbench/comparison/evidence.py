@@ -35,7 +35,6 @@ from ppbench.judge.differences import FEWEST_LAUNCHES
 from ppbench.judge.evidence import RESOLUTION, Evidence, Launches, Metric, Noise
 from ppbench.judge.lead import with_shared_noise
 from ppbench.judge.looks import ONE_LOOK, Looks
-from ppbench.judge.noise import Drift
 from ppbench.judge.slowdowns import NOT_KNOWN, is_disturbed
 from ppbench.judge.verdicts import SPEED
 from ppbench.store import Store
@@ -106,7 +105,7 @@ class Background:
         """The noise of the difference of two arms, between starts of their processes."""
         return starts_in(self._others)
 
-    def _drift(self, key: Key, metric: Metric) -> Drift | None:
+    def _drift(self, key: Key, metric: Metric) -> Noise | None:
         """The drift between sessions, from all launches with this key, at any commit."""
         return drift_in(self._rows.get(key, self._none), metric)
 
@@ -157,7 +156,7 @@ def evidence_of(
             cautions=tuple(dict.fromkeys(carried)),
         )
         if evidence.sessions_apart and (drift := background.drift(base.key, metric)):
-            evidence = replace(evidence, drift=drift.noise)
+            evidence = replace(evidence, drift=drift)
         found[pair] = evidence
     return with_shared_noise(metric, found) if shares_noise else found
 

@@ -22,7 +22,7 @@ import pandas as pd
 
 from ppbench.comparison.launches import states_of
 from ppbench.judge.evidence import UNKNOWN, Metric, Noise
-from ppbench.judge.noise import Drift, drift_of, noise_of_launches
+from ppbench.judge.noise import drift_of, noise_of_launches
 
 BREAK = timedelta(hours=4)
 """The longest break between two launches of one session."""
@@ -51,7 +51,7 @@ def moments_of(runs: pd.DataFrame) -> list[datetime | None]:
     return [None if pd.isna(moment) else moment.to_pydatetime().astimezone(UTC) for moment in made]
 
 
-def drift_in(runs: pd.DataFrame, metric: Metric) -> Drift | None:
+def drift_in(runs: pd.DataFrame, metric: Metric) -> Noise | None:
     """The drift between sessions, from launches of one case that are ok, on one machine.
 
     Launches of one state of the code are compared with each other; what several states say is

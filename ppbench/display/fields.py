@@ -569,8 +569,6 @@ COMPUTED: dict[str, dict[str, Field]] = {
             lower,
             "relative standard deviation of sessions, beyond that of their launches",
         ),
-        "drift_low": number("drift, low", ".2f", PERCENT, lower, "lower end of its interval"),
-        "drift_high": number("drift, high", ".2f", PERCENT, lower, "upper end of its interval"),
         "detectable_change": number(
             "detectable (5 launches)",
             ".1f",

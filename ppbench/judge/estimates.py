@@ -335,9 +335,6 @@ def _compared(
         without_rounding(additive(side.figures, in_points=metric.in_points))[places]
         for side, places in zip((evidence.base, evidence.head), usual, strict=True)
     ]
-    num_centres = 0
-    if evidence.sessions_are_shared:
-        values, num_centres = _on_one_level(evidence, values, usual)
     sign, noise = metric.slow_sign, evidence.noise
     doubt = None
     if not sign:
@@ -366,42 +363,9 @@ def _compared(
             doubt = Doubt.lopsided
         if difference.p < LEAST_P_OF_NONE and are_two_levels(faster, slower, squares, freedom):
             doubt = Doubt.two_levels
-    if num_centres:
-        # The centres of the sessions, but one, were taken from these launches.
-        left = difference.freedom - (num_centres - 1)
-        if left < 1:
-            return _Compared((base, head), replace(difference, freedom=0), doubt)
-        error = difference.error * math.sqrt(difference.freedom / left)
-        difference = replace(difference, error=error, freedom=left)
-    if evidence.drift is not None and not num_centres:
+    if evidence.drift is not None:
         difference = _with_variance(difference, evidence.drift, evidence.sessions_apart)
     return _Compared((base, head), difference, doubt)
-
-
-def _on_one_level(
-    evidence: Evidence, values: Sequence[Values], usual: Sequence[npt.NDArray[np.intp]]
-) -> tuple[list[Values], int]:
-    """The values less the centres of their sessions, which both sides share, and their number.
-
-    A centre is the mean of the two medians of the sides.
-    """
-    sessions = [
-        np.asarray(side.sessions)[places]
-        for side, places in zip((evidence.base, evidence.head), usual, strict=True)
-    ]
-    shared = sorted(set(sessions[0].tolist()) & set(sessions[1].tolist()))
-    centres = {
-        number: np.mean(
-            [np.median(side[own == number]) for side, own in zip(values, sessions, strict=True)]
-        )
-        for number in shared
-    }
-    middle = np.mean(list(centres.values()))
-    moved = [
-        side - np.array([centres.get(number, middle) for number in own.tolist()]) + middle
-        for side, own in zip(values, sessions, strict=True)
-    ]
-    return moved, len(shared)
 
 
 def _with_variance(difference: Difference, drift: Noise, times: float) -> Difference:

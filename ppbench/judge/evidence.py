@@ -111,16 +111,6 @@ class Evidence:
             for number in self.sessions
         )
 
-    @property
-    def sessions_are_shared(self) -> bool:
-        """Whether both sides have launches in the same two or more sessions, equally many."""
-        base, head = self.base.sessions or (), self.head.sessions or ()
-        return (
-            len(self.sessions) > 1
-            and UNKNOWN not in self.sessions
-            and all(base.count(number) == head.count(number) >= 2 for number in self.sessions)
-        )
-
 
 class DiscountReason(StrEnum):
     """Why a launch or a round does not count."""

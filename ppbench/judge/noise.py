@@ -10,11 +10,8 @@ the drift between sessions is told apart. Launches that something slowed are lef
 where they are judged. The range or the largest difference would grow with the number of launches.
 
 The drift follows by one-way random effects: the mean square between sessions less that within them,
-over the number of launches of each. Its interval is that of Ting, Burdick, Graybill, Jeyaratnam and
-Lu (1990, Journal of Statistical Computation and Simulation 35) for a difference of mean squares,
-for which Satterthwaite's degrees of freedom (1946) fail. For sessions of unequal size, the mean
-square is that of their means, and the number the harmonic mean (Thomas and Hultquist 1978, Annals
-of Statistics 6).
+over the number of launches of each. For sessions of unequal size, the mean square is that of their
+means, and the number the harmonic mean (Thomas and Hultquist 1978, Annals of Statistics 6).
 """
 
 from __future__ import annotations
@@ -114,73 +111,30 @@ def noise_beyond(scatter: Noise, explained: Noise) -> Noise:
     return Noise(math.sqrt(variance), freedom)
 
 
-@dataclass(frozen=True)
-class Drift:
-    """The deviation of the levels of sessions, and that of launches within a session."""
-
-    deviation: float  # between sessions, relative; of a metric in points, as a fraction
-    low: float  # the ends of its 95 % interval
-    high: float
-    launch_deviation: float  # within a session
-    num_sessions: int
-    num_launches: int
-
-    @property
-    def noise(self) -> Noise:
-        return Noise(self.deviation, self.num_sessions - 1)
-
-
 def drift_of(
     metric: Metric, states: Sequence[Sequence[Sequence[float]]], num_sessions: int
-) -> Drift | None:
+) -> Noise | None:
     """The drift, from the launches of each session of each state of the code, all of one case.
 
     What several states say is pooled by their sessions; `num_sessions` is that of all together,
     since states that were measured in the same ones say the same twice. None where no state has two
     sessions, one of them with two launches.
     """
-    drifts = [each for each in (_drift_of_state(metric, state) for state in states) if each]
-    if len(drifts) < 2:
-        return drifts[0] if drifts else None
-    weights = [drift.num_sessions - 1 for drift in drifts]
-    launches = [drift.num_launches - drift.num_sessions for drift in drifts]
-    deviation, low, high = (
-        math.sqrt(np.average(np.square([getattr(one, name) for one in drifts]), weights=weights))
-        for name in ("deviation", "low", "high")
-    )
-    own = np.average([drift.launch_deviation**2 for drift in drifts], weights=launches)
-    num = min(num_sessions, sum(weights) + 1)
-    num_launches = sum(drift.num_launches for drift in drifts)
-    return Drift(deviation, low, high, math.sqrt(own), num, num_launches)
-
-
-def _drift_of_state(metric: Metric, sessions: Sequence[Sequence[float]]) -> Drift | None:
-    values = [additive(each, in_points=metric.in_points) for each in sessions if len(each)]
-    groups = [group(np.delete(each, list(places_apart(each, metric.slow_sign)))) for each in values]
-    freedom = sum(each.freedom for each in groups)
-    if len(groups) < 2 or freedom < 1:
+    variances, freedoms = list[float](), list[int]()
+    for sessions in states:
+        values = [additive(each, in_points=metric.in_points) for each in sessions if len(each)]
+        groups = [
+            group(np.delete(each, list(places_apart(each, metric.slow_sign)))) for each in values
+        ]
+        freedom = sum(each.freedom for each in groups)
+        if len(groups) < 2 or freedom < 1:
+            continue
+        within = sum(each.squares for each in groups) / freedom
+        size = len(groups) / sum(1 / each.num for each in groups)  # the harmonic mean
+        between = float(np.var([each.mean for each in groups], ddof=1))
+        variances.append(max(between - within / size, 0.0))
+        freedoms.append(len(groups) - 1)
+    if not variances:
         return None
-    within = sum(each.squares for each in groups) / freedom
-    size = len(groups) / sum(1 / each.num for each in groups)  # the harmonic mean
-    between = size * float(np.var([each.mean for each in groups], ddof=1))
-    # The interval of the difference of the two mean squares, by Ting and others.
-    from scipy.special import fdtri
-
-    tail, own = (1 - CONFIDENCE) / 2, len(groups) - 1
-    g1, h1 = (abs(1 - own / chi_square(own, 1 - at)) for at in (tail, 1 - tail))
-    g2, h2 = (abs(1 - freedom / chi_square(freedom, 1 - at)) for at in (tail, 1 - tail))
-    upper, lower = (float(fdtri(own, freedom, at)) for at in (1 - tail, tail))
-    g12 = ((upper - 1) ** 2 - (g1 * upper) ** 2 - h2**2) / upper
-    h12 = ((1 - lower) ** 2 - (h1 * lower) ** 2 - g2**2) / lower
-    product, estimate = between * within, between - within
-    below = (g1 * between) ** 2 + (h2 * within) ** 2 + g12 * product
-    above = (h1 * between) ** 2 + (g2 * within) ** 2 + h12 * product
-    low, high = estimate - math.sqrt(max(below, 0.0)), estimate + math.sqrt(max(above, 0.0))
-    return Drift(
-        deviation=math.sqrt(max(between - within, 0.0) / size),
-        low=math.sqrt(max(low, 0.0) / size),
-        high=math.sqrt(max(high, 0.0) / size),
-        launch_deviation=math.sqrt(within),
-        num_sessions=len(groups),
-        num_launches=sum(each.num for each in groups),
-    )
+    deviation = math.sqrt(np.average(variances, weights=freedoms))
+    return Noise(deviation, min(num_sessions - 1, sum(freedoms)))

@@ -194,31 +194,3 @@ def test_the_interval_is_that_of_the_drift_alone_where_launches_do_not_differ():
     (change,) = judge(SPEED, [flat])
     half = scipy.stats.t.ppf(0.975, 8) * 0.01 * math.sqrt(2)
     assert math.log(change.ratio.high / change.ratio.estimate) == pytest.approx(half)
-
-
-def test_sides_that_share_their_sessions_are_compared_as_if_they_had_been_one():
-    """Two sessions that differ by 4 %, of five launches a side that differ by 0.6 %."""
-    draw, found = np.random.default_rng(9), []
-    for _ in range(60):
-        levels = np.repeat([0.0, 0.04], 5)
-        base, head = (
-            tuple(np.exp(levels + side + draw.normal(0, 0.006, 10)).tolist())
-            for side in (0.0, math.log(0.975))
-        )
-        numbers = (0,) * 5 + (1,) * 5
-        evidences = in_sessions(base, head, numbers, numbers), in_sessions(base, head, None, None)
-        found.append([judge(SPEED, [evidence])[0].verdict for evidence in evidences])
-    shared, alone = zip(*found, strict=True)
-    assert shared.count(Verdict.slower) > 55
-    assert alone.count(Verdict.slower) < 20
-
-
-def test_shared_sessions_cost_freedom():
-    draw, held = np.random.default_rng(3), []
-    numbers = (0, 0, 1, 1, 2, 2)
-    for _ in range(600):
-        levels = np.repeat(draw.normal(0, 0.05, 3), 2)
-        base, head = (tuple(np.exp(levels + draw.normal(0, 0.01, 6)).tolist()) for _ in range(2))
-        (change,) = judge(SPEED, [in_sessions(base, head, numbers, numbers)])
-        held.append(change.ratio.low <= 1 <= change.ratio.high)
-    assert np.mean(held) > 0.95 - 3 * math.sqrt(0.95 * 0.05 / 600)
