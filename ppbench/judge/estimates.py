@@ -27,7 +27,6 @@ from enum import StrEnum
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from ppbench.judge.differences import (
     FEWEST_LAUNCHES,
@@ -70,6 +69,7 @@ FEWEST_ROUNDS = 4
 """Fewest rounds that show their own error: two batches of two."""
 FAR_ROUND = 3.5
 """Deviations from the median beyond which a round is named as disturbed."""
+NOTHING = Noise(0.0, 0)
 _NORMAL = 0.6745  # the median absolute deviation of a normal distribution, in standard deviations
 
 
@@ -288,84 +288,67 @@ def mean_difference(
 
 
 def _of_launches(metric: Metric, evidence: Evidence, num_tests: int) -> Estimate:
-    """Compare two groups, those of a metric that can be disturbed without disturbed launches."""
+    """Compare two groups, those of a metric that can be disturbed without disturbed launches.
+
+    Launches beside which the reference was slow do not count, whatever their figures are; those
+    without a reference do.
+    """
+    names: tuple[Literal["base", "head"], ...] = ("base", "head")
     sides = evidence.base, evidence.head
-    # Places of the launches that count before their figures are looked at: those beside which the
-    # reference was slow do not; those without a reference do.
+    nums = len(evidence.base.figures), len(evidence.head.figures)
     usual = [
         np.arange(len(side.figures))
         if side.slowdowns is None or not metric.can_be_disturbed
         else np.flatnonzero(~(np.asarray(side.slowdowns, dtype=float) >= SLOW_REFERENCE))
         for side in sides
     ]
-    compared = None
+    discounts = [
+        Discount(name, place, DiscountReason.reference)
+        for name, num, places in zip(names, nums, usual, strict=True)
+        for place in sorted(set(range(num)) - set(places.tolist()))
+    ]
     figures = np.array([figure for side in sides for figure in side.figures], dtype=float)
     is_usable = np.isfinite(figures).all() and (metric.in_points or bool((figures > 0).all()))
-    if is_usable and min(map(len, usual)) >= FEWEST_LAUNCHES:
-        compared = _compared(metric, evidence, usual, num_tests)
-    nums = len(evidence.base.figures), len(evidence.head.figures)
-    discounts: list[Discount] = []
-    names: tuple[Literal["base", "head"], ...] = ("base", "head")
-    for at, (name, num, places) in enumerate(zip(names, nums, usual, strict=True)):
-        side = None if compared is None else compared.sides[at]
-        apart = () if side is None else places[side.places[side.num_kept :]].tolist()
-        for place in range(num):
-            if place in apart:
-                discounts.append(Discount(name, place, DiscountReason.apart))
-            elif place not in places:
-                discounts.append(Discount(name, place, DiscountReason.reference))
-    if compared is None:
+    if not is_usable or min(map(len, usual)) < FEWEST_LAUNCHES:
         return Estimate(None, *nums, tuple(discounts))
-    return Estimate(compared.difference, *nums, tuple(discounts), compared.doubt)
-
-
-@dataclass(frozen=True)
-class _Compared:
-    """Base and head without their disturbed launches, and the difference between them."""
-
-    sides: tuple[Side, Side]
-    difference: Difference
-    doubt: Doubt | None = None
-
-
-def _compared(
-    metric: Metric, evidence: Evidence, usual: Sequence[npt.NDArray[np.intp]], num_tests: int
-) -> _Compared:
     values = [
         without_rounding(additive(side.figures, in_points=metric.in_points))[places]
-        for side, places in zip((evidence.base, evidence.head), usual, strict=True)
+        for side, places in zip(sides, usual, strict=True)
     ]
-    sign, noise = metric.slow_sign, evidence.noise
-    doubt = None
-    if not sign:
-        base, head = (Side(side, np.arange(len(side)), len(side)) for side in values)
-        difference = _difference(group(values[1]), group(values[0]), noise)
+    sign, noise, doubt = metric.slow_sign or 1, evidence.noise, None
+    slow = [sign * side for side in values]
+
+    def kept(known: Noise) -> tuple[Side, ...]:
+        if not metric.slow_sign:
+            return tuple(Side(side, np.arange(len(side)), len(side)) for side in slow)
+        return without_disturbed(slow, known.squares, known.freedom, num_tests)
+
+    base, head = kept(noise or NOTHING)
+    if noise is not None and _is_noisier(group(head.kept), group(base.kept), noise):
+        noise, (base, head) = None, kept(NOTHING)
+    known = noise or NOTHING
+    num_discounted = base.num_discounted + head.num_discounted
+    groups = group(sign * head.kept), group(sign * base.kept)
+    if noise is not None:
+        difference = student(*groups, noise.deviation**2, noise.freedom)
     else:
-        slow = [sign * side for side in values]
-        if noise is not None:
-            base, head = without_disturbed(slow, noise.squares, noise.freedom, num_tests)
-            if _is_noisier(group(head.kept), group(base.kept), noise):
-                noise = None
-        if noise is None:
-            base, head = without_disturbed(slow, num_tests=num_tests)
-        squares, freedom = (0.0, 0.0) if noise is None else (noise.squares, noise.freedom)
-        num_discounted = base.num_discounted + head.num_discounted
-        groups = group(sign * head.kept), group(sign * base.kept)
-        if noise is not None:
-            difference = student(*groups, noise.deviation**2, freedom)
-        else:
-            difference = student_or_welch(*groups) if num_discounted else welch(*groups)
-        factor = inflation(num_discounted, len(base.values) + len(head.values), freedom)
-        difference = replace(difference, error=difference.error * math.sqrt(factor))
-        faster, slower = (base, head) if difference.estimate * sign > 0 else (head, base)
-        more, fewer = sorted((base.num_discounted, head.num_discounted), reverse=True)
-        if more > fewer and (more - fewer) ** 2 >= 2 * (more + fewer):  # a sign test at 1/6
-            doubt = Doubt.lopsided
-        if difference.p < LEAST_P_OF_NONE and are_two_levels(faster, slower, squares, freedom):
-            doubt = Doubt.two_levels
+        difference = student_or_welch(*groups) if num_discounted else welch(*groups)
+    factor = inflation(num_discounted, len(base.values) + len(head.values), known.freedom)
+    difference = replace(difference, error=difference.error * math.sqrt(factor))
+    faster, slower = (base, head) if difference.estimate * sign > 0 else (head, base)
+    more, fewer = sorted((base.num_discounted, head.num_discounted), reverse=True)
+    if more > fewer and (more - fewer) ** 2 >= 2 * (more + fewer):  # a sign test at 1/6
+        doubt = Doubt.lopsided
+    is_change = difference.p < LEAST_P_OF_NONE and metric.slow_sign != 0
+    if is_change and are_two_levels(faster, slower, known.squares, known.freedom):
+        doubt = Doubt.two_levels
+    for name, places, side in zip(names, usual, (base, head), strict=True):
+        apart = places[side.places[side.num_kept :]].tolist()
+        discounts += [Discount(name, place, DiscountReason.apart) for place in apart]
     if evidence.drift is not None:
         difference = _with_variance(difference, evidence.drift, evidence.sessions_apart)
-    return _Compared((base, head), difference, doubt)
+    discounts.sort(key=lambda discount: (discount.side, discount.index))
+    return Estimate(difference, *nums, tuple(discounts), doubt)
 
 
 def _with_variance(difference: Difference, drift: Noise, times: float) -> Difference:
@@ -377,13 +360,6 @@ def _with_variance(difference: Difference, drift: Noise, times: float) -> Differ
     total = own + extra
     freedom = _freedom_of_sum((own, difference.freedom), (extra, drift.freedom))
     return replace(difference, error=math.sqrt(total), freedom=freedom)
-
-
-def _difference(one: Group, other: Group, noise: Noise | None) -> Difference:
-    """One mean less another; a noise counts as further launches, unless these scatter more."""
-    if noise is None or _is_noisier(one, other, noise):
-        return welch(one, other)
-    return student(one, other, noise.deviation**2, noise.freedom)
 
 
 def _is_noisier(head: Group, base: Group, noise: Noise) -> bool:

@@ -22,10 +22,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from ppbench.judge.differences import group, is_larger
-from ppbench.judge.estimates import Doubt, level_of, noise_in_rounds
+from ppbench.judge.differences import is_larger
+from ppbench.judge.estimates import Doubt
 from ppbench.judge.evidence import Evidence, Metric, Noise
-from ppbench.judge.noise import noise_beyond, noise_of_launches
+from ppbench.judge.noise import noise_of_launches, pooled, scatter_of
 from ppbench.judge.verdicts import Change, Verdict
 
 _LARGEST_LOG = 700.0
@@ -117,7 +117,7 @@ def lead_of(metric: Metric, judged: Mapping[Pair, Change], num_arms: int) -> Lea
 
 def with_shared_noise(metric: Metric, pairs: Mapping[Arms, Evidence]) -> dict[Arms, Evidence]:
     """Give each pair whose noise is not known the spread of the arms that are not in it."""
-    scatters = {pair: _scatter(metric, evidence) for pair, evidence in pairs.items()}
+    scatters = {pair: scatter_of(metric, evidence.paired) for pair, evidence in pairs.items()}
     figures: dict[Hashable, tuple[float, ...]] = {}
     for (head, base), evidence in pairs.items():
         figures |= {head: evidence.head.figures, base: evidence.base.figures}
@@ -125,59 +125,26 @@ def with_shared_noise(metric: Metric, pairs: Mapping[Arms, Evidence]) -> dict[Ar
     for pair, evidence in pairs.items():
         if evidence.paired and evidence.starts is None:
             apart = {
-                other: own
-                for other, own in scatters.items()
-                if own is not None and not set(other) & set(pair)
+                other: scatter
+                for other, scatter in scatters.items()
+                if scatter.freedom and not set(other) & set(pair)
             }
-            own = scatters[pair] or _Scatter(0.0, 0.0, 0.0, 0.0)
-            if apart:
-                known = apart.values()
-                freedom = math.fsum(each.freedom for each in known)
-                # Each arm is in many pairs, so that these have less freedom than their sum.
-                share = 2 / len({arm for other in apart for arm in other})
-                within = math.fsum(each.within_freedom for each in known) * share
-                scatter, explained = (
-                    Noise(math.sqrt(math.fsum(squares) / freedom), own_freedom)
-                    for squares, own_freedom in (
-                        ((each.squares for each in known), freedom * share),
-                        ((each.within for each in known), max(within, 1.0)),
-                    )
-                )
-                if not _is_quieter(own.squares, own.freedom, scatter):
-                    shared[pair] = replace(evidence, starts=noise_beyond(scatter, explained))
+            # Each arm is in many pairs, so that these have less freedom than their sum.
+            share = 2 / max(len({arm for other in apart for arm in other}), 1)
+            beside = pooled(list(apart.values()), share)
+            own = pooled([scatters[pair]]).launches
+            if beside.launches and not _is_quieter(own, beside.launches):
+                shared[pair] = replace(evidence, starts=beside.starts)
         elif not evidence.paired and evidence.noise is None:
             others = [own for arm, own in figures.items() if arm not in pair]
             level = noise_of_launches(metric, others)
             both = noise_of_launches(metric, [figures[arm] for arm in pair])
-            own_noise = both.noise if both else Noise(0.0, 0)
-            if level and not _is_quieter(own_noise.squares, own_noise.freedom, level.noise):
+            if level and not _is_quieter(both and both.noise, level.noise):
                 shared[pair] = replace(evidence, noise=level.noise)
     return shared
 
 
-@dataclass(frozen=True)
-class _Scatter:
-    """How much launches of a pair in turns differ, and how much of it their rounds explain."""
-
-    squares: float  # between launches
-    freedom: float
-    within: float  # of these squares, what rounds explain
-    within_freedom: float
-
-
-def _scatter(metric: Metric, evidence: Evidence) -> _Scatter | None:
-    found = [level_of(metric, rounds) for rounds in evidence.paired]
-    levels = [level for level in found if level is not None and level.freedom > 0]
-    rounds = noise_in_rounds(levels)
-    if rounds is None or len(levels) < 2:
-        return None
-    own = group([level.estimate for level in levels])
-    share = float(np.mean([1 / level.num_rounds for level in levels]))
-    within = own.freedom * rounds.deviation**2 * share
-    return _Scatter(own.squares, own.freedom, within, rounds.freedom)
-
-
-def _is_quieter(squares: float, freedom: float, noise: Noise) -> bool:
+def _is_quieter(own: Noise | None, others: Noise) -> bool:
     """Whether launches of a pair scatter clearly less than those of other arms."""
-    variance = squares / freedom if freedom else 0.0
-    return is_larger(noise.deviation**2, noise.freedom, variance, freedom)
+    own = own or Noise(0.0, 0)
+    return is_larger(others.deviation**2, others.freedom, own.deviation**2, own.freedom)

@@ -24,7 +24,7 @@ import numpy as np
 
 from ppbench.judge.differences import CONFIDENCE, additive, chi_square, group
 from ppbench.judge.disturbances import places_apart
-from ppbench.judge.estimates import level_of, noise_in_rounds
+from ppbench.judge.estimates import Level, level_of, noise_in_rounds
 from ppbench.judge.evidence import Metric, Noise, Rounds
 
 LEAST_SHARE = 0.25
@@ -72,28 +72,49 @@ class RoundNoise:
     launches: Noise | None = None  # of a launch's difference: what starts and its rounds decide
 
 
+@dataclass(frozen=True)
+class Scatter:
+    """How much launches of a pair of sides differ, and how much of it their rounds explain."""
+
+    levels: tuple[Level, ...]  # of launches with enough rounds
+    squares: float = 0.0  # of their differences
+    freedom: float = 0.0
+    explained: float = 0.0  # of these squares, in variances of a round
+
+
+def scatter_of(metric: Metric, launches: Sequence[Rounds]) -> Scatter:
+    """The scatter of launches of one pair of sides and one session."""
+    found = [level_of(metric, rounds) for rounds in launches]
+    levels = tuple(level for level in found if level is not None and level.freedom > 0)
+    if len(levels) < 2:
+        return Scatter(levels)
+    own = group([level.estimate for level in levels])
+    share = float(np.mean([1 / level.num_rounds for level in levels]))
+    return Scatter(levels, own.squares, own.freedom, own.freedom * share)
+
+
 def noise_of_rounds(metric: Metric, groups: Sequence[Sequence[Rounds]]) -> RoundNoise:
-    """The noise of starts and of rounds, from launches of one pair of sides and one session each.
+    """The noise of starts and of rounds, from launches of one pair of sides and session each."""
+    return pooled([scatter_of(metric, launches) for launches in groups])
+
+
+def pooled(scatters: Sequence[Scatter], share: float = 1.0) -> RoundNoise:
+    """The noise that several pairs of sides show together.
 
     The variance of starts is that of the launches' differences less what their rounds explain
-    (`noise_beyond`): launches with few rounds do not show that starts differ by nothing.
+    (`noise_beyond`): launches with few rounds do not show that starts differ by nothing. Pairs that
+    have arms in common have a share of their freedom.
     """
-    between = explained = freedom = 0.0
-    all_levels = []
-    for launches in groups:
-        found = [level_of(metric, rounds) for rounds in launches]
-        levels = [level for level in found if level is not None and level.freedom > 0]
-        all_levels += levels
-        if len(levels) > 1:
-            own = group([level.estimate for level in levels])
-            between += own.squares
-            freedom += own.freedom
-            explained += own.freedom * float(np.mean([1 / level.num_rounds for level in levels]))
-    rounds = noise_in_rounds(all_levels)
+    rounds = noise_in_rounds([level for each in scatters for level in each.levels])
+    squares, freedom, explained = (
+        math.fsum(getattr(each, name) for each in scatters)
+        for name in ("squares", "freedom", "explained")
+    )
     if rounds is None or not freedom:
         return RoundNoise(None, rounds)
-    of_launch = Noise(rounds.deviation * math.sqrt(explained / freedom), rounds.freedom)
-    scatter = Noise(math.sqrt(between / freedom), freedom)
+    own_freedom = max(rounds.freedom * share, 1.0)
+    of_launch = Noise(rounds.deviation * math.sqrt(explained / freedom), own_freedom)
+    scatter = Noise(math.sqrt(squares / freedom), freedom * share)
     return RoundNoise(noise_beyond(scatter, of_launch), rounds, scatter)
 
 
