@@ -15,7 +15,6 @@ from itertools import combinations
 import pandas as pd
 
 from ppbench.cautions import Caution
-from ppbench.comparison.groups import alike
 from ppbench.display.cases import ok_runs
 from ppbench.display.fields import figure
 from ppbench.display.units import (
@@ -33,7 +32,6 @@ from ppbench.judge.verdicts import Change, Verdict
 from ppbench.report.charts.memory import pareto_front
 from ppbench.report.pages.advice import advice, more_launches
 from ppbench.report.pages.judgement import (
-    COMPARED_AXES,
     LEAST_SAVED,
     ROUNDED,
     AxisAnswer,
@@ -46,7 +44,6 @@ from ppbench.report.pages.judgement import (
 
 MOST_SMALLER = 4  # cases along the front
 MOST_NAMED = 4  # cases by name
-MAX_COMPARISONS = 3  # with a sentence each, as many as three schedules have
 NOTHING_COMPARABLE = "nothing to compare"
 
 OPEN, DECIDED = "open", "decided"
@@ -104,7 +101,6 @@ class Conclusions:
     sentence: Sentence
     tiles: tuple[Tile, ...]
     notes: tuple[str, ...]  # what the answer counts and what it does not
-    comparisons: tuple[str, ...]  # of schedules and runtimes, pair by pair
     smaller: tuple[str, ...]  # cases that need less memory
     others: tuple[Sentence, ...]  # the answers of other groups
 
@@ -137,7 +133,7 @@ def conclude(judged: Judged, runs: pd.DataFrame, command: str = "") -> Conclusio
         else:
             why = "No run has a stored throughput."
         nothing = Sentence(NOTHING_COMPARABLE, "", "", why, "", "")
-        return Conclusions(nothing, (), tuple(left_out), (), (), ())
+        return Conclusions(nothing, (), tuple(left_out), (), ())
     # What the sentence compares.
     if len(first.cases) > 1:
         common = f", all with {first.where}" if first.where else ""
@@ -175,7 +171,6 @@ def conclude(judged: Judged, runs: pd.DataFrame, command: str = "") -> Conclusio
         answer,
         tuple(tiles(first)),
         (*notes, *left_out),
-        tuple(text for axis in COMPARED_AXES for text in _comparisons(compared(judged, axis))),
         tuple(_under_memory(first)),
         tuple(sentence(judgement, runs, command) for judgement in others),
     )
@@ -426,100 +421,3 @@ def _under_memory(judgement: Judgement) -> Iterator[str]:
         yield (
             f"No case that does the same work needs much less memory than {judgement.name(best)}."
         )
-
-
-# Schedules and runtimes, pair by pair
-
-
-@dataclass(frozen=True)
-class AxisComparison:
-    """Two values of an axis, over pairs of cases that differ in nothing else.
-
-    Ratios are medians over the pairs, of `name` relative to `base`.
-    """
-
-    axis: str
-    name: str
-    base: str
-    throughput: float
-    memory: float
-    num_faster: int  # pairs in which it is decided
-    num_slower: int
-    num_equal: int
-    num_pairs: int
-
-
-def compared(judged: Judged, axis: str) -> list[AxisComparison]:
-    """Compare every two values of an axis, later with earlier, over pairs of sound cases.
-
-    Cases of a single rank count only if there are no others, as they have no pipeline.
-    """
-    if axis not in judged.axes or judged.cases.empty:
-        return []
-    sound = alike(judged.cases)
-    pipelined = sound[sound["world_size"] > 1]
-    pool = sound if pipelined.empty else pipelined
-    names = list(dict.fromkeys(pool[axis]))
-    key = [other for other in judged.axes if other != axis] or ["device"]
-    found = []
-    for base, name in combinations(names, 2):
-        heads, bases = (pool[pool[axis] == value] for value in (name, base))
-        pairs = heads.merge(bases, on=key, suffixes=("", "_base"))
-        throughput, memory = (
-            (pairs[column] / pairs[f"{column}_base"]).median()
-            for column in ("tokens_per_s", "peak_memory_bytes")
-        )
-        verdicts = [
-            judged.verdict(str(head), str(other))
-            for head, other in zip(pairs["case_id"], pairs["case_id_base"], strict=True)
-        ]
-        faster, slower, equal = (
-            verdicts.count(kind) for kind in (Verdict.faster, Verdict.slower, Verdict.same)
-        )
-        if len(pairs):
-            ratios, counts = (throughput, memory), (faster, slower, equal, len(pairs))
-            found.append(AxisComparison(axis, name, base, *ratios, *counts))
-    return found
-
-
-def _comparisons(pairs: Sequence[AxisComparison]) -> list[str]:
-    """Compare all values with the first in one sentence where all pairs would be too many."""
-    if len(pairs) > MAX_COMPARISONS:
-        first = pairs[0].base
-        ranked = sorted((r for r in pairs if r.base == first), key=lambda r: -r.throughput)
-        listed = ", ".join(f"{r.name} {written(r.throughput, '.2f')}" for r in ranked)
-        numbers = {r.num_pairs for r in ranked}
-        counts = " to ".join(str(n) for n in sorted({min(numbers), max(numbers)}))
-        where = f"{counts} pairs" if max(numbers) > 1 else "one pair"
-        num_decided = sum(r.num_faster + r.num_slower + r.num_equal for r in ranked)
-        text = (
-            f"Median throughput as a multiple of {first}'s, over {where} of cases that differ "
-            f"only in {pairs[0].axis}: {listed}; decided in {num_decided} of "
-            f"{sum(r.num_pairs for r in ranked)} pairs."
-        )
-        return [text]
-    texts = []
-    for pair in pairs:
-        where = f"Over {pair.num_pairs} pairs of cases that differ only in {pair.axis}, the median"
-        if pair.num_pairs == 1:
-            where = f"In the only pair of cases that differ only in {pair.axis}, the"
-        words = {"faster": pair.num_faster, "slower": pair.num_slower, "the same": pair.num_equal}
-        verdicts = [f"{word} in {num}" for word, num in words.items() if num]
-        rest = pair.num_pairs - sum(words.values())
-        if not verdicts:
-            decided = "which is faster is open"
-            decided += "" if pair.num_pairs == 1 else " in any of them"
-        elif pair.num_pairs == 1:
-            decided = f"decided: {verdicts[0].rpartition(' in ')[0]}"
-        else:
-            undecided = f", open in {rest}" if rest else ""
-            decided = f"decided {', '.join(verdicts)}{undecided}"
-        text = (
-            f"{where} throughput of {pair.name} is {written(pair.throughput, '.2f', 'times')} that "
-            f"of {pair.base} ({decided})."
-        )
-        if not is_missing(pair.memory):
-            memory = written(pair.memory, ".2f", "times")
-            text += f" Its peak memory is {memory} that of {pair.base}."
-        texts.append(text)
-    return texts

@@ -90,7 +90,7 @@ def render_report(
     damaged = [str(damage) for damage in store.damaged]  # after all reading of the store
     sections = [
         ("answer", "Answer", True),
-        ("pairs", "Pair by pair", conclusions.comparisons),
+        ("smaller", "With less memory", conclusions.smaller),
         ("others", "Other settings", conclusions.others),
         ("damaged", "Damaged files", damaged),
         *((chart.name, chart.heading, True) for chart in drawn),

@@ -263,7 +263,7 @@ def test_nothing_is_fastest_where_every_case_carries_a_caution_that_forbids_it(
     assert conclusions.sentence.grade == "open"
     assert f"({caution})" in conclusions.sentence.text
     assert conclusions.sentence.advice.startswith("To decide it, ")
-    texts = [conclusions.sentence.text, *conclusions.comparisons, *conclusions.smaller]
+    texts = [conclusions.sentence.text, *conclusions.smaller]
     assert not [text for text in texts if "Use " in text or "decided faster" in text]
 
 
@@ -441,19 +441,6 @@ def test_smaller_cases_are_listed_down_the_front() -> None:
             "With less memory: afab, 8 microbatches needs 300.0 MiB and measured 10.0 % fewer "
             "tokens/s; 1f1b, 8 microbatches needs 100.0 MiB and measured 20.0 % fewer tokens/s."
         ),
-    )
-
-
-def test_schedules_are_compared_pair_by_pair_with_what_is_decided() -> None:
-    rows = []
-    for num, (slow, fast) in ((4, (SLOW, FAST)), (8, (SLOW, SLOW[::-1])), (16, (SLOW, SLOW[:1]))):
-        rows += launches(replace(AFAB, num_microbatches=num), slow)
-        rows += launches(replace(OTHER, num_microbatches=num), fast)
-    (text,) = concluded(rows).comparisons
-    assert text == (
-        "Over 3 pairs of cases that differ only in schedule, the median throughput of 1f1b is 1.00 "
-        "times that of afab (decided faster in 1, the same in 1, open in 1). Its peak memory "
-        "is 1.00 times that of afab."
     )
 
 
