@@ -1,7 +1,7 @@
 """From sides to an answer: cases that differ along one axis alone, with their lines and notes.
 
     runs of sides --- equal in all but the axis ---> Row of cases
-    Row           --- base value, other value -----> Contrast, Pairing ---> Line, Breakdown
+    Row           --- base value, other value -----> Contrast ---> Line, Breakdown
 
 The axis is a setting, or the commit: then a row has the values `base` and `head`. A case without a
 partner is named in the notes, with what the nearest one differs in.
@@ -19,7 +19,7 @@ from ppbench.comparison.axes import key_of, ordered, value_named, work_note
 from ppbench.comparison.evidence import Background, comparable_pairs, looks_of
 from ppbench.comparison.groups import alike, groups_of
 from ppbench.comparison.launches import key_text
-from ppbench.comparison.lines import COMMIT, Comparison, Contrast, Family, Pairing, lines_of, listed
+from ppbench.comparison.lines import COMMIT, Comparison, Contrast, Family, lines_of, listed
 from ppbench.comparison.rows import SIDE, Grid, Row, num_pairs, pairs_of
 from ppbench.comparison.sides import Side, the_sweep_file
 from ppbench.display.cases import NOT_FINITE, axis_text, by_case, varying_axes
@@ -71,17 +71,17 @@ def compare_sides(
             return "run the script more often, under the same name"
         return "import more recordings under the same name"
 
-    def families_of(pairings: Sequence[Pairing], _rows: Sequence[Row]) -> Iterable[Family]:
+    def families_of(contrasts: Sequence[Contrast], _rows: Sequence[Row]) -> Iterable[Family]:
         """The cases of a sweep on a machine."""
-        by_place: dict[Hashable, list[Pairing]] = {}
-        for one in pairings:
-            place = one.series.base_key[1], one.head["sweep_file"].iloc[-1]
+        by_place: dict[Hashable, list[Contrast]] = {}
+        for one in contrasts:
+            place = one.base_key[1], one.head["sweep_file"].iloc[-1]
             by_place.setdefault(place, []).append(one)
         for some in by_place.values():
             yield Family(
                 {one.arms[at]: (one.head, one.base)[at] for one in some for at in (0, 1)},
                 [one.arms for one in some],
-                {one.arms: resolution_of(one.series) for one in some},
+                {one.arms: resolution_of(one) for one in some},
             )
 
     return _compared(
@@ -136,7 +136,7 @@ def compare_values(
         [(row, pair) for row in grid.rows for pair in pairs_of(row, values, compared_with)],
         (chosen, chosen),
         metrics,
-        lambda pairings, rows: _families(grid, chosen, rows) if pairings else [],
+        lambda contrasts, rows: _families(grid, chosen, rows) if contrasts else [],
         looks_of(chosen.runs) if looks is None else looks,
         [*filter(None, [work_note(setting)]), *chosen.notes, *grid.without_partner(compared_with)],
         {"": chosen.failed},
@@ -153,7 +153,7 @@ def _compared(
     pairs: Sequence[tuple[Row, tuple[Hashable, Hashable]]],
     sides: tuple[Side, Side],
     metrics: Sequence[Metric],
-    families_of: Callable[[Sequence[Pairing], Sequence[Row]], Iterable[Family]],
+    families_of: Callable[[Sequence[Contrast], Sequence[Row]], Iterable[Family]],
     looks: Looks,
     first_notes: Sequence[str],
     failed: dict[str, pd.DataFrame],
@@ -172,20 +172,20 @@ def _compared(
     rows = list({id(row): row for row, _ in pairs}.values())
     common = dict(zip(map(id, rows), grid.common_texts(rows), strict=True))
     has_other_pairs = len({pair for _, pair in pairs}) > 1
-    pairings = []
+    contrasts = []
     for row, pair in pairs:
         own, other = ((value, row.keys[value]) for value in pair)
         keys, words = (own[1], other[1]), common[id(row)]
-        contrast = Contrast(grid.axis, *keys, words, *pair, has_other_pairs)
-        pairings.append(Pairing(contrast, grid.arms[own], grid.arms[other], (other, own)))
+        launches = grid.arms[own], grid.arms[other]
+        contrasts.append(Contrast(grid.axis, *keys, words, *pair, has_other_pairs, *launches))
     compared = pd.concat([side.runs for side in sides]).drop_duplicates("run_id")
     background = Background(compared, [side.store for side in sides])
-    lines = lines_of(metrics, pairings, list(families_of(pairings, rows)), background, looks)
+    lines = lines_of(metrics, contrasts, list(families_of(contrasts, rows)), background, looks)
     remedy = remedy_of(notes.launches_wanted(lines))
     found = [
         *first_notes,
-        *_of_other_code(pairings, again),
-        *notes.notes_on(pairings, lines, failed, grid.texts(), remedy, again),
+        *_of_other_code(contrasts, again),
+        *notes.notes_on(contrasts, lines, failed, grid.texts(), remedy, again),
     ]
     return Comparison(
         axis=grid.axis,
@@ -197,7 +197,7 @@ def _compared(
         axis_values=axis_values,
         shared=grid.shared_text(rows),
         sweep_file=sweep_file,
-        pairings={pairing.series: pairing for pairing in pairings},
+        contrasts=tuple(contrasts),
         lines=tuple(lines),
         notes=tuple(dict.fromkeys(found)),
     )
@@ -226,15 +226,15 @@ def _families(grid: Grid, chosen: Side, rows: Sequence[Row]) -> list[Family]:
     return families
 
 
-def _of_other_code(pairings: Sequence[Pairing], again: str) -> Iterable[str]:
+def _of_other_code(contrasts: Sequence[Contrast], again: str) -> Iterable[str]:
     """Name the pairs whose sides differ in the code that was measured too."""
     others = []
-    for pairing in pairings:
-        sides = (pairing.base, pairing.head)
-        for column in ("code",) if pairing.series.axis == COMMIT else _CODE:
+    for contrast in contrasts:
+        sides = (contrast.base, contrast.head)
+        for column in ("code",) if contrast.axis == COMMIT else _CODE:
             states = [set(side[column].dropna().map(key_text)) for side in sides]
             if all(states) and states[0] != states[1]:
-                others.append(f"{pairing.series.text} ({_CODE[column]})")
+                others.append(f"{contrast.text} ({_CODE[column]})")
                 break
     if others:
         yield (

@@ -1,7 +1,7 @@
 """Two sides of many cases, figure by figure: changes with verdicts, and the spans that moved.
 
-    Pairing ---> Line, Line, ...     a verdict per figure, with Holm's correction over a Family
-        `------> Breakdown           the classes of spans that changed
+    Contrast ---> Line, Line, ...     a verdict per figure, with Holm's correction over a Family
+        `-------> Breakdown           the classes of spans that changed
 
 The sides differ along one axis, the commit or a setting; `comparison.contrasts` finds the pairs.
 """
@@ -46,7 +46,10 @@ COMMIT = "commit"
 
 @dataclass(frozen=True)
 class Contrast:
-    """The launches of two cases that differ along one axis alone, on machines of their own."""
+    """The launches of two cases that differ along one axis alone, on machines of their own.
+
+    `base` and `head` are rows of `runs` that are ok.
+    """
 
     axis: str  # a setting, or COMMIT
     base_key: Key  # of its launches
@@ -55,10 +58,17 @@ class Contrast:
     base_value: Hashable = None  # of the setting
     head_value: Hashable = None
     has_other_pairs: bool = False  # whether some contrast is of other values
+    base: pd.DataFrame = field(default_factory=pd.DataFrame, compare=False, repr=False)
+    head: pd.DataFrame = field(default_factory=pd.DataFrame, compare=False, repr=False)
 
     @property
     def case_id(self) -> str:
         return self.base_key[0]
+
+    @property
+    def arms(self) -> Pair:
+        """Head and base, as a `Family` knows them."""
+        return (self.head_value, self.head_key), (self.base_value, self.base_key)
 
     @property
     def fingerprint(self) -> str:
@@ -95,16 +105,6 @@ class Contrast:
             "head_case_id": self.head_key[0],
             "fingerprint": self.fingerprint,
         }
-
-
-@dataclass(frozen=True)
-class Pairing:
-    """The launches of both sides of a series, rows of `runs` that are ok."""
-
-    series: Contrast
-    base: pd.DataFrame
-    head: pd.DataFrame
-    arms: Pair  # of a family
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class Comparison:
     axis: str  # a setting, or COMMIT
     base: Side
     head: Side  # along a setting the same: its runs have all values
-    pairings: Mapping[Contrast, Pairing]
+    contrasts: tuple[Contrast, ...]  # those that no launch has a metric of have no line
     lines: tuple[Line, ...]
     notes: tuple[str, ...]
     sweep_file: str | None  # that was named, or from which all runs come
@@ -263,8 +263,7 @@ class Comparison:
     @property
     def run_ids(self) -> list[str]:
         """The runs that were compared, each once."""
-        pairings = self.pairings.values()
-        sides = (side for pairing in pairings for side in (pairing.base, pairing.head))
+        sides = (side for contrast in self.contrasts for side in (contrast.base, contrast.head))
         return sorted({str(run_id) for side in sides for run_id in side["run_id"]})
 
     def series(self) -> list[Contrast]:
@@ -292,8 +291,8 @@ class Comparison:
         Where the sides have other stages, spans are summed over the whole pipeline.
         """
         breakdowns = []
-        for pairing in (self.pairings[series] for series in wanted):
-            runs_of_sides, sides = (pairing.base, pairing.head), []
+        for contrast in wanted:
+            runs_of_sides, sides = (contrast.base, contrast.head), []
             for runs, store in zip(runs_of_sides, (self.base.store, self.head.store), strict=True):
                 spans = store.table("spans", runs["run_id"]).groupby("run_id", sort=False)
                 sides.append([launch_figures(of_run) for _, of_run in spans])
@@ -303,8 +302,8 @@ class Comparison:
             first, last = (runs.iloc[0] for runs in runs_of_sides)
             if any(first[name] != last[name] for name in ("world_size", "stages_per_rank")):
                 base, head = ([of_whole_pipeline(own) for own in side] for side in (base, head))
-            step_ns = float(pairing.base["step_ns"].median())
-            breakdowns.append(Breakdown(pairing.series, tuple(breakdown(base, head, step_ns))))
+            step_ns = float(contrast.base["step_ns"].median())
+            breakdowns.append(Breakdown(contrast, tuple(breakdown(base, head, step_ns))))
         return breakdowns
 
     def counts(self) -> str:
@@ -325,14 +324,14 @@ def read_metrics(
 
 def lines_of(
     metrics: Sequence[Metric],
-    pairings: Sequence[Pairing],
+    contrasts: Sequence[Contrast],
     families: Sequence[Family],
     background: Background,
     looks: Looks = ONE_LOOK,
 ) -> list[Line]:
-    """Compare every metric of every pairing, with Holm's correction for each metric in a family.
+    """Compare every metric of every contrast, with Holm's correction for each metric in a family.
 
-    A metric that no launch of a pairing has makes no line: emulated ranks have no peak memory.
+    A metric that no launch of a contrast has makes no line: emulated ranks have no peak memory.
     """
     lines = []
     judged: dict[tuple[str, Pair], tuple[Evidence, Change]] = {}
@@ -346,22 +345,22 @@ def lines_of(
         for (pair, evidence), change in zip(evidences.items(), changes, strict=True):
             judged[metric.name, pair] = evidence, change
             judged[metric.name, pair[::-1]] = evidence, change.reversed()
-    for pairing, metric in product(pairings, metrics):
-        evidence, change = judged[metric.name, pairing.arms]
+    for contrast, metric in product(contrasts, metrics):
+        evidence, change = judged[metric.name, contrast.arms]
         if not evidence.base.figures and not evidence.head.figures:
             continue
         discounted = []
         for discount in change.discounts:
             if discount.side == "both":  # a round, not a launch
                 continue
-            runs = pairing.head if discount.side == "head" else pairing.base
+            runs = contrast.head if discount.side == "head" else contrast.base
             run = with_figure(runs, metric).iloc[discount.index]
             run_id, reason = str(run["run_id"]), str(discount.reason)
             slowdown = background.slowdowns.get(run_id, NOT_KNOWN)
             discounted.append(
                 DiscountedLaunch(discount.side, run_id, int(run["launch"]), reason, slowdown)
             )
-        lines.append(Line(pairing.series, metric, change, evidence, tuple(discounted)))
+        lines.append(Line(contrast, metric, change, evidence, tuple(discounted)))
     return lines
 
 

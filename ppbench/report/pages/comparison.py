@@ -153,8 +153,7 @@ def _sentence(base: str, head: str, lines: Sequence[Line]) -> str:
 def _part(breakdown: Breakdown, compared: Comparison) -> dict[str, object]:
     """Return the spans of a series that moved, and the command that draws both sides."""
     ids = []  # the launch of each side whose throughput is the median, or next to it
-    pairing = compared.pairings[breakdown.series]
-    for runs in (pairing.base, pairing.head):
+    for runs in (breakdown.series.base, breakdown.series.head):
         known = runs.dropna(subset=[SPEED]).sort_values([SPEED, "run_id"])
         ids += [str(run_id) for run_id in known["run_id"].iloc[(len(known) - 1) // 2 :][:1]]
     return {

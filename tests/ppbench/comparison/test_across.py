@@ -118,7 +118,7 @@ def test_of_an_edited_program_file_the_newest_content_is_compared(store):
     edited, session = result.notes
     assert edited == "csv:mine.csv was edited: 5 runs of its older content left out"
     assert session.startswith("rests on one session")
-    assert result.pairings[result.series()[0]].head["program_digest"].unique() == ["ne3"]
+    assert result.contrasts[0].head["program_digest"].unique() == ["ne3"]
     edits = across(store, "program_digest", "mine", base="0ld")
     assert not any("was edited" in note for note in edits.notes)
     assert set(edits.axis_values) == {"", "0ld", "ne3"}
