@@ -17,8 +17,7 @@ from ppbench.commits.gate import NOT_DECIDED, NOTHING, GatedLine, GateResult, en
 from ppbench.commits.saved import Recheck, identity_values
 from ppbench.comparison.axes import key_of
 from ppbench.comparison.lines import COMMIT, Comparison, Contrast, Line, ends, listed
-from ppbench.comparison.measurement import stop_text
-from ppbench.comparison.notes import launches_wanted
+from ppbench.comparison.measurement import MOST_LAUNCHES, stop_text
 from ppbench.comparison.sides import SHORT
 from ppbench.console import note
 from ppbench.display.cases import axis_text
@@ -180,8 +179,7 @@ def _to_decide(result: GateResult, how: Format, command: str) -> str:
     is_known = result.source is not None and not comparison.head.origins
     if result.word != NOT_DECIDED or comparison.stopped is not None or not is_known:
         return ""
-    num = launches_wanted([gated.line for gated in result.open])
-    again = repeated(command, {LAUNCHES: str(num)}, ["--run"])
+    again = repeated(command, {LAUNCHES: str(MOST_LAUNCHES)}, ["--run"])
     return (
         f"to decide it, on a quiet machine: {as_code(again) if how is Format.markdown else again}"
     )

@@ -90,19 +90,8 @@ def value_named(text: object, axis: str, values: Sequence[Hashable]) -> Hashable
 
 def work_note(axis: str) -> str:
     """Say what is compared along an axis that changes a step's work or devices; else empty."""
-    match axis:
-        case "world_size":
-            return "tokens/s are those of all ranks together: more ranks are more devices"
-        case "replicas":
-            return "tokens/s are those of all replicas together: more replicas are more devices"
-        case "num_microbatches" | "train_microbatch_size":
-            return f"{key_of(axis)} changes the tokens of a step: tokens/s are compared, not steps"
-        case "seq_len":
-            return (
-                "seq_len changes the tokens of a step, and the work of a token: tokens/s are "
-                "compared, not steps"
-            )
-        case _ if axis not in KNOBS:
-            return f"{key_of(axis)} changes the work of a token: tokens/s are compared all the same"
-        case _:
-            return ""
+    if axis in ("world_size", "replicas"):
+        return f"{key_of(axis)} changes the number of devices: tokens/s are those of all together"
+    if axis in KNOBS and axis not in ("num_microbatches", "train_microbatch_size", "seq_len"):
+        return ""
+    return f"{key_of(axis)} changes the work of a step: tokens/s are compared, not steps"

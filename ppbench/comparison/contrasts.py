@@ -63,13 +63,11 @@ def compare_sides(
     if len(revisions) == 2 and None not in revisions and not origins:
         what = f"; measure both sides by one sweep file: {again}"
 
-    def remedy_of(num: int) -> str:
-        """Return what makes so many launches, in words."""
-        if not origins:
-            return f"measure more with: {again} --launches {num}"
-        if ATTACHED in origins:
-            return "run the script more often, under the same name"
-        return "import more recordings under the same name"
+    remedy = f"measure more with: {again}"
+    if origins:
+        remedy = "import more recordings under the same name"
+    if ATTACHED in origins:
+        remedy = "run the script more often, under the same name"
 
     def families_of(contrasts: Sequence[Contrast], _rows: Sequence[Row]) -> Iterable[Family]:
         """The cases of a sweep on a machine."""
@@ -93,8 +91,8 @@ def compare_sides(
         looks or ONE_LOOK,
         [*base.notes, *head.notes, *(f"{text}{what}" for text in grid.without_partner(None))],
         {" at base": base.failed, " at head": head.failed},
-        remedy_of(0) if origins else again,
-        remedy_of,
+        remedy if origins else again,
+        remedy,
         sweep_file or the_sweep_file(base, head),
     )
 
@@ -126,11 +124,7 @@ def compare_values(
     file = the_sweep_file(chosen)
     folder = chosen.store.folder
 
-    def remedy_of(num: int) -> str:
-        """Return what makes so many launches, in words."""
-        again = command("sweep", near(file), set=f"measure.launches={num}", results=folder)
-        return f"measure more with: {again}"
-
+    again = command("compare", near(file), across=key_of(setting), run=True, results=folder)
     return _compared(
         grid,
         [(row, pair) for row in grid.rows for pair in pairs_of(row, values, compared_with)],
@@ -140,8 +134,8 @@ def compare_values(
         looks_of(chosen.runs) if looks is None else looks,
         [*filter(None, [work_note(setting)]), *chosen.notes, *grid.without_partner(compared_with)],
         {"": chosen.failed},
-        command("sweep", near(file), rerun=True, results=folder),
-        remedy_of,
+        again,
+        f"measure more with: {again}",
         file,
         base_value=compared_with,
         axis_values=tuple(values),
@@ -158,7 +152,7 @@ def _compared(
     first_notes: Sequence[str],
     failed: dict[str, pd.DataFrame],
     again: str,
-    remedy_of: Callable[[int], str],
+    remedy: str,
     sweep_file: str | None,
     *,
     base_value: Hashable | None = None,
@@ -166,8 +160,7 @@ def _compared(
 ) -> Comparison:
     """Compare these pairs of a grid.
 
-    `again` is the command that measures both sides, and `remedy_of` says what makes so many
-    launches.
+    `again` is the command that measures both sides, and `remedy` says what makes more launches.
     """
     rows = list({id(row): row for row, _ in pairs}.values())
     common = dict(zip(map(id, rows), grid.common_texts(rows), strict=True))
@@ -181,7 +174,6 @@ def _compared(
     compared = pd.concat([side.runs for side in sides]).drop_duplicates("run_id")
     background = Background(compared, [side.store for side in sides])
     lines = lines_of(metrics, contrasts, list(families_of(contrasts, rows)), background, looks)
-    remedy = remedy_of(notes.launches_wanted(lines))
     found = [
         *first_notes,
         *_of_other_code(contrasts, again),

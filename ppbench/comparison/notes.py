@@ -114,13 +114,6 @@ def cautions(runs: pd.DataFrame) -> Iterable[str]:
         yield f"{who} {carry} the caution {name}: {Caution[name].remedy}"
 
 
-def launches_wanted(lines: Sequence[Line]) -> int:
-    """Launches of a side that are worth measuring: the usual number, or twice those there are."""
-    nums = [num for line in lines for num in (line.change.num_base, line.change.num_head)]
-    fewest = min(nums, default=0)
-    return _USUAL_LAUNCHES if fewest < _USUAL_LAUNCHES else 2 * fewest
-
-
 def _on_sessions(lines: Sequence[Line], again: str) -> Iterable[str]:
     """Name the sides that share no session, else say that all verdicts rest on a single one."""
     known, unknown = dict[str, None](), dict[str, None]()

@@ -228,17 +228,16 @@ def test_of_a_named_sweep_each_case_counts_at_its_newest_commit_and_a_note_says_
     assert notes[0].startswith("these pairs differ in the code that was measured too")
 
 
-def test_failures_outliers_cautions_and_few_launches_are_noted(store):
+def test_failures_cautions_and_few_launches_are_noted(store):
     add(store, AFAB, STEADY[:2], cautions="busy_machine")
     add(store, CASE, [*STEADY[:4], 500.0])
     add(store, replace(CASE, schedule="zb_h1"), [None], status="oom", error="too big\nmore")
     text = "\n".join(across(store).notes)
     for words in (
         "zb_h1: 1 launch failed, oom: too big",
-        "is an outlier, -50%",
         "2 of 7 runs carry the caution busy_machine",
         "a verdict needs 3 launches a side, better 5: afab -> 1f1b (2, 5)",
-        "ppbench sweep sweeps/demo.toml --set measure.launches=5",
+        "ppbench compare sweeps/demo.toml --across schedule --run",
     ):
         assert words in text
 
@@ -246,9 +245,9 @@ def test_failures_outliers_cautions_and_few_launches_are_noted(store):
 @pytest.mark.parametrize(
     ("axis", "values", "words"),
     [
-        ("seq_len", (64, 128), "seq_len changes the tokens of a step"),
+        ("seq_len", (64, 128), "seq_len changes the work of a step: tokens/s"),
         ("microbatches", (4, 8), "tokens/s are compared, not steps"),
-        ("model", ("llama-8m", "llama-tiny"), "changes the work of a token"),
+        ("model", ("llama-8m", "llama-tiny"), "changes the work of a step"),
     ],
 )
 def test_a_note_says_what_is_compared_where_the_work_differs(store, axis, values, words):
