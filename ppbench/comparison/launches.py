@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-import numpy as np
 import pandas as pd
 
 from ppbench.config.case import TIMES, Case, Measure
@@ -76,11 +75,6 @@ def keys_of(runs: pd.DataFrame) -> list[Key]:
     """Return the values of `MEASURED_ALIKE` of each row, as text; empty where null."""
     columns = (map(key_text, runs[name]) for name in MEASURED_ALIKE)
     return list(zip(*columns, strict=True))
-
-
-def of_keys(runs: pd.DataFrame, wanted: Key) -> pd.DataFrame:
-    """The rows with this key."""
-    return runs[np.array([key == wanted for key in keys_of(runs)], dtype=bool)]
 
 
 def key_of(case: Case, measure: Measure) -> Key:

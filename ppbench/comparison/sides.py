@@ -204,77 +204,54 @@ def find_side(name: str, places: Places) -> Side:
         return _worktree_side(places)
     if not name.strip():
         raise UsageError('"": is empty; give a revision, a run, a sweep or a results folder')
-    meanings = list(_meanings(name, places))
-    if len(meanings) > 1:
-        words = "; ".join(words for words, _ in meanings)
-        raise UsageError(
-            f'"{name}": could be {len(meanings)} things: {words}; write a folder as ./{name}, a '
-            "commit or an id in full"
-        )
-    for _, side in meanings:
-        return side()
-    known = places.store.runs(["run_id", "sweep_name"])
-    if known["run_id"].str.startswith(name).any():
-        places.store.id_of(name, known["run_id"])  # raises that it is ambiguous
-    hint = nearest(name, dict.fromkeys(known["sweep_name"].dropna()))
-    is_empty = "; it is a folder, but holds no runs" if _is_folder(name) else ""
-    try:
-        places.repository().resolve(name)  # a revision would have been a meaning
-        why = ""
-    except RepositoryError as error:
-        why = str(error).removeprefix(f'"{name}": ')
-    raise UsageError(
-        f'"{name}": not a results folder, not a run or sweep in {places.store.folder}, not a sweep '
-        f"file (.toml), and not a revision: {why}{is_empty}{hint}"
-    )
-
-
-def _meanings(name: str, places: Places) -> Iterable[tuple[str, Callable[[], Side]]]:
-    """Yield what a name may mean: in words, and a function that reads that side."""
-    store = places.store
     if name.endswith(".toml"):
-        yield "a sweep file", partial(_file_side, name, places)
-        return
-    if _is_folder(name, "runs"):
-        yield "a results folder", partial(_folder_side, name)
-    known = store.runs(["run_id", "sweep_id", "sweep_name", "commit"])
+        return _file_side(name, places)
+    store, runs = places.store, places.runs()
+    ids, known = runs["run_id"], f"{places.store.folder}, not a sweep file (.toml)"
+    meanings: dict[str, Callable[[], Side]] = {}
+    if Path(name, "runs").is_dir():
+        meanings["a results folder"] = partial(_folder_side, name)
     with contextlib.suppress(UsageError):
-        if len(known):
-            run_id = store.id_of(name, known["run_id"])
-            is_run = Condition("run_id", "=", run_id)
-            yield (
-                f"the run {run_id}",
-                lambda: side_of(name, f"run {run_id}", store, places.runs(is_run)),
-            )
-    for column in ("sweep_id", "sweep_name"):
-        if (known[column] == name).any():
-            is_sweep = Condition(column, "=", name)
-            yield "a sweep", partial(_sweep_side, name, places, is_sweep)
-            break
-    repository: Repository | None = None
-    sha: str | None = None
-    with contextlib.suppress(RepositoryError):
+        if len(runs):
+            run_id = store.id_of(name, ids)
+            of_run = runs[ids == run_id]
+            meanings[f"the run {run_id}"] = partial(side_of, name, f"run {run_id}", store, of_run)
+    of_sweep = runs[(runs["sweep_id"] == name) | (runs["sweep_name"] == name)]
+    if len(of_sweep):
+        title = f"sweep {name} ({of_sweep['sweep_name'].iloc[-1]})"
+        meanings["a sweep"] = partial(side_of, name, title, store, _newest_state(of_sweep))
+    repository, why = None, ""
+    try:
         repository = places.repository()
         sha = repository.resolve(name)
-    if repository is not None and sha is not None:
-        yield f"the commit {sha[:SHORT]}", partial(revision_side, name, sha, repository, places)
-    elif _HASH.fullmatch(name):  # commits that only the store has
-        for lost in sorted({str(sha) for sha in known["commit"].dropna()}):
-            if lost.startswith(name):
-                text = f"{lost[:SHORT]} is not in {repository and repository.root}: rebased away, "
-                text += "or not fetched; its stored runs are used"
-                notes = () if repository is None else (text,)
-                yield (
-                    f"the stored commit {lost[:SHORT]}",
-                    partial(_commit_side, name, lost, places, notes),
-                )
-
-
-def _is_folder(*parts: str) -> bool:
-    try:
-        return Path(*parts).is_dir()
-    except (OSError, ValueError):  # a name too long, or with a null byte
-        return False
+        words = f"the commit {sha[:SHORT]}"
+        meanings[words] = partial(revision_side, name, sha, repository, places)
+    except RepositoryError as error:
+        why = str(error).removeprefix(f'"{name}": ')
+        stored = sorted(set(map(str, runs["commit"].dropna()))) if _HASH.fullmatch(name) else []
+        for lost in (sha for sha in stored if sha.startswith(name)):
+            text = (
+                f"{lost[:SHORT]} is not in {repository and repository.root}: rebased away, or not "
+                "fetched; its stored runs are used"
+            )
+            notes = () if repository is None else (text,)
+            words = f"the stored commit {lost[:SHORT]}"
+            meanings[words] = partial(_commit_side, name, lost, places, notes)
+    if len(meanings) > 1:
+        raise UsageError(
+            f'"{name}": could be {len(meanings)} things: {"; ".join(meanings)}; write a folder as '
+            f"./{name}, a commit or an id in full"
+        )
+    for side in meanings.values():
+        return side()
+    if ids.str.startswith(name).any():
+        store.id_of(name, ids)  # raises that it is ambiguous
+    hint = nearest(name, dict.fromkeys(runs["sweep_name"].dropna()))
+    is_empty = "; it is a folder, but holds no runs" if Path(name).is_dir() else ""
+    raise UsageError(
+        f'"{name}": not a results folder, not a run or sweep in {known}, and not a revision: '
+        f"{why}{is_empty}{hint}"
+    )
 
 
 def _folder_side(name: str) -> Side:
@@ -297,11 +274,6 @@ def _file_side(name: str, places: Places) -> Side:
             f"{command('sweep', name, results=places.store.folder)}"
         )
     return side_of(name, name, places.store, _newest_state(runs))
-
-
-def _sweep_side(name: str, places: Places, is_sweep: Condition) -> Side:
-    runs = _newest_state(places.runs(is_sweep))
-    return side_of(name, f"sweep {name} ({runs['sweep_name'].iloc[-1]})", places.store, runs)
 
 
 def _newest_state(runs: pd.DataFrame) -> pd.DataFrame:
