@@ -43,7 +43,6 @@ from ppbench.display.cases import varying_axes
 from ppbench.judge.verdicts import SPEED, Verdict
 from ppbench.planning.plan import Configuration, Proposal
 from ppbench.recommendation.trials import trials_of
-from ppbench.report.pages.conclusions import compared as compared_in_report
 from ppbench.report.pages.conclusions import conclude
 from ppbench.report.pages.judgement import judge
 from ppbench.store import Condition, Store
@@ -138,7 +137,7 @@ def made_up_store(draw: np.random.Generator, folder: Path) -> Store:
 
 
 def said_by_report(store: Store) -> tuple[Said, Counter[str]]:
-    """Return what a report says of each pair; count where its sentences or a plan disagree."""
+    """Return what a report says of each pair; count where a plan disagrees."""
     runs = store.runs(where=[Condition("sweep_id", "=", "new")])
     judged = judge(runs, varying_axes(runs), [store])
     said: dict[tuple[str, str], Verdict] = {}
@@ -149,18 +148,7 @@ def said_by_report(store: Store) -> tuple[Said, Counter[str]]:
                 if place != other:
                     change = judgement.change(place, other)
                     said[head, base] = Verdict.open if change is None else change.verdict
-    cases = {str(row["case_id"]): row for _, row in judged.of_runs.iterrows()}
     own: Counter[str] = Counter()
-    for each in compared_in_report(judged, "schedule"):
-        is_pair = [
-            (cases[head]["schedule"], cases[base]["schedule"]) == (each.name, each.base)
-            and all(cases[head][name] == cases[base][name] for name in SETTINGS)
-            for head, base in said
-        ]
-        counts = Counter(v for v, is_so in zip(said.values(), is_pair, strict=True) if is_so)
-        told = (each.num_faster, each.num_slower, each.num_equal)
-        if told != tuple(counts[v] for v in (Verdict.faster, Verdict.slower, Verdict.same)):
-            own[CONTRADICT] += 1
     planned = judge(runs, varying_axes(runs), [store], are_ranks_free=True)
     own[CONTRADICT] += sum(
         planned.verdict(*pair) is not verdict
@@ -173,7 +161,7 @@ def said_by_report(store: Store) -> tuple[Said, Counter[str]]:
         configuration = Configuration(schedule, 2, 1, program.placement, (1, 3), 2, 4, (False,) * 2)
         figures = ((10, 20), (11, 22), 0.1, 1000.0)
         proposals.append(Proposal(configuration, program, 100, 95, 105, 90, *figures))
-    trials = trials_of(proposals, list(cases), runs, stores=[store])
+    trials = trials_of(proposals, list(map(str, judged.of_runs["case_id"])), runs, stores=[store])
     if trials.conclusions != conclude(planned, runs):
         own[CONTRADICT] += 1
     return said, own

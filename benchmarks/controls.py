@@ -41,7 +41,7 @@ from engine.run.heap import keep_freed_memory
 from engine.run.p2p.fabric import Fabric
 from engine.run.recording import Recording
 from engine.trainer import Trainer, connect
-from ppbench.comparison.slowdowns import slowdowns_by_run
+from ppbench.comparison.evidence import slowdowns_by_run
 from ppbench.config.case import Case
 from ppbench.judge.slowdowns import Control, is_disturbed, slowdowns
 from ppbench.run.worker.fixed_work import Reference

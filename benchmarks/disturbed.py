@@ -32,7 +32,7 @@ from benchmarks.attribution import ppbench
 from benchmarks.controls import burning
 from benchmarks.outcome import Figure, Goal, Ratio, parser, write
 from benchmarks.surroundings import read_surroundings
-from ppbench.comparison.slowdowns import in_order, slowdowns_by_run
+from ppbench.comparison.evidence import in_order, slowdowns_by_run
 from ppbench.display.metrics import METRICS
 from ppbench.judge.evidence import Evidence, Launches
 from ppbench.judge.slowdowns import NOT_KNOWN, is_disturbed

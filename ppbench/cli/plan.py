@@ -110,8 +110,9 @@ def plan(
 ) -> None:
     """Find the best pipeline for a model, devices and memory, and say how sure that is."""
     from ppbench.planning.words import SHOWN, as_dict, sentences_of
-    from ppbench.recommendation.question import answer, read_question
     from ppbench.recommendation.question import hand_over as write_forms
+    from ppbench.recommendation.question import plan as make_plan
+    from ppbench.recommendation.question import read_question
 
     if open_it and output is None:
         raise UsageError("--open: opens a page; name it with -o plan.html")
@@ -124,7 +125,7 @@ def plan(
     usual = {"set": overrides, "effort": None if effort == 1 else effort, "results": results}
     with _progress() as on_progress:
         sweep = read_question(file, asked)
-        found = answer(
+        found = make_plan(
             sweep,
             asked,
             results=results,

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from ppbench.comparison.evidence import slowdowns_by_run
 from ppbench.comparison.launches import COLUMNS, CONTROLS, keys_of, newest_launches
 from ppbench.comparison.rounds import shared_rounds
 from ppbench.comparison.sides import SHORT
-from ppbench.comparison.slowdowns import slowdowns_by_run
 from ppbench.config.reader import read_sweep
 from ppbench.display.cases import SETTINGS, case_text, varying_axes
 from ppbench.display.metrics import metric_of

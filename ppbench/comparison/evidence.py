@@ -13,6 +13,7 @@ states of the code, or made before those that are judged.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
@@ -22,11 +23,9 @@ from typing import TypeVar
 import pandas as pd
 
 from ppbench.cautions import Caution
-from ppbench.comparison.launches import COLUMNS, CONTROLS, Key, keys_of, states_of
-from ppbench.comparison.rounds import by_start, shared
+from ppbench.comparison.launches import COLUMNS, CONTROLS, Key, key_text, keys_of, states_of
+from ppbench.comparison.rounds import by_start, shared, starts_in
 from ppbench.comparison.sessions import drift_in, moments_of, noise_in, number_sessions
-from ppbench.comparison.slowdowns import in_order, slowdowns_by_run
-from ppbench.comparison.starts import starts_in
 from ppbench.config.kinds import seconds_of
 from ppbench.display.cases import cautions_of, ok_runs
 from ppbench.display.metrics import METRICS
@@ -35,7 +34,14 @@ from ppbench.judge.differences import FEWEST_LAUNCHES
 from ppbench.judge.evidence import RESOLUTION, Evidence, Launches, Metric, Noise
 from ppbench.judge.lead import with_shared_noise
 from ppbench.judge.looks import ONE_LOOK, Looks
-from ppbench.judge.slowdowns import NOT_KNOWN, is_disturbed
+from ppbench.judge.slowdowns import (
+    NOT_KNOWN,
+    UNKNOWN,
+    Control,
+    Slowdown,
+    is_disturbed,
+    slowdowns,
+)
 from ppbench.judge.verdicts import SPEED
 from ppbench.store import Store
 
@@ -65,6 +71,34 @@ Arm = TypeVar("Arm", bound=Hashable)
 def with_columns(runs: pd.DataFrame) -> pd.DataFrame:
     """The rows with every column that evidence is made of, null where it was not there."""
     return runs.reindex(columns=list(dict.fromkeys([*runs.columns, *_COLUMNS])))
+
+
+def slowdowns_by_run(runs: pd.DataFrame) -> dict[str, Slowdown]:
+    """The slowdown of each of these rows of `runs`, by its id; NaN where it is unknown.
+
+    What is usual is found among those that are ok. Runs without a reference have what their
+    counters say, if they have these.
+    """
+    if runs.empty:
+        return {}
+    runs = runs[runs["status"] == "ok"].drop_duplicates("run_id").sort_values("run_id")
+    controls = []
+    for row in runs.to_dict("records"):
+        work, *numbers = (row.get(name) for name in CONTROLS)
+        known = {
+            name: UNKNOWN if is_missing(value) or value is pd.NA else float(str(value))
+            for name, value in zip(CONTROLS[1:], numbers, strict=True)
+        }
+        machine = (key_text(row.get("fingerprint")), key_text(work))
+        controls.append(Control(machine, key_text(row.get("case_id")), **known))
+    by_place = slowdowns(controls)
+    return dict(zip(map(str, runs["run_id"]), by_place, strict=True))
+
+
+def in_order(runs: pd.DataFrame, by_run: Mapping[str, Slowdown]) -> tuple[float, ...] | None:
+    """How much beyond what is usual these runs were slowed; None where all are unknown."""
+    found = tuple(by_run.get(str(run_id), NOT_KNOWN).beyond_usual for run_id in runs["run_id"])
+    return None if all(map(math.isnan, found)) else found
 
 
 class Background:

@@ -24,14 +24,18 @@ MOST_LAUNCHES = 12
 class Budget:
     """The time that measuring may take, from now on; without seconds it is not bounded."""
 
-    def __init__(self, seconds: float = 0.0) -> None:
-        self.seconds, self._began_s = seconds, time.monotonic()
+    def __init__(self, seconds: float = 0.0, now: Callable[[], float] = time.monotonic) -> None:
+        self.seconds, self._now, self._began_s = seconds, now, now()
         self.is_spent = False
         """Whether something was not begun, as it would have ended too late."""
 
     @property
     def passed_s(self) -> float:
-        return time.monotonic() - self._began_s
+        return self._now() - self._began_s
+
+    @property
+    def left_s(self) -> float:
+        return max(self.seconds - self.passed_s, 0.0)
 
     def allows(self, next_s: float) -> bool:
         """Whether something that takes so long would end in time."""

@@ -48,12 +48,12 @@ def launches_needed(change: Change, *, num_tests: int = 1, most: int = MOST_LAUN
     exact = change.exact
     if exact is None or exact.freedom <= 0 or counted == 0:
         return None
-    in_points = change.difference is not None
-    of_one = exact.error * math.sqrt(counted)
+    x = smallest_difference(change.resolution, in_points=change.difference is not None)
+    ahead = abs(exact.estimate)
     for num in range(counted + 1, most + 1):
-        error = of_one / math.sqrt(num)
-        freedom = exact.freedom * num / counted
-        if _is_decided(exact.estimate, error, freedom, change.resolution, in_points, num_tests):
+        error, freedom = exact.error * math.sqrt(counted / num), exact.freedom * num / counted
+        is_claim = _distance(error, freedom, LEVEL / num_tests) <= ahead
+        if is_claim or ahead + _distance(error, freedom, LEVEL) <= x:
             return num
     return None
 
@@ -69,19 +69,6 @@ def shown_by(change: Change, num_launches: int) -> float | None:
     error = exact.error * math.sqrt(counted / num_launches)
     distance = _distance(error, exact.freedom * num_launches / counted, LEVEL)
     return distance if change.difference is not None else math.expm1(distance)
-
-
-def _is_decided(
-    difference: float,
-    error: float,
-    freedom: float,
-    resolution: float,
-    in_points: bool,
-    num_tests: int,
-) -> bool:
-    x, ahead = smallest_difference(resolution, in_points=in_points), abs(difference)
-    is_claim = _distance(error, freedom, LEVEL / num_tests) <= ahead
-    return is_claim or ahead + _distance(error, freedom, LEVEL) <= x
 
 
 def _distance(error: float, freedom: float, level: float) -> float:

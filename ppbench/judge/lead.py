@@ -139,7 +139,7 @@ def with_shared_noise(metric: Metric, pairs: Mapping[Arms, Evidence]) -> dict[Ar
             others = [own for arm, own in figures.items() if arm not in pair]
             level = noise_of_launches(metric, others)
             both = noise_of_launches(metric, [figures[arm] for arm in pair])
-            if level and not _is_quieter(both and both.noise, level.noise):
+            if level and not _is_quieter(both.noise if both else None, level.noise):
                 shared[pair] = replace(evidence, noise=level.noise)
     return shared
 

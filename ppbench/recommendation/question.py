@@ -48,7 +48,7 @@ _DECISIVE = (
 
 
 def plan(
-    file: str | Path,
+    file: str | Path | Sweep,
     overrides: Sequence[str] = (),
     *,
     results: str | Path = "results",
@@ -58,42 +58,14 @@ def plan(
 ) -> Plan:
     """The best pipelines for the model of a sweep file, within what its `[plan]` says.
 
-    `overrides` are `KEY=VALUE`, as of `--set`; `effort` is proportional to the time of the search.
+    `file` may be one that was read with these `overrides`, which are `KEY=VALUE`.
+    `effort` is proportional to the time of the search.
     Measures the costs of the model's layers here, and keeps them in the folder `results`, unless
     that has them (then only with `remeasure`), or `plan.costs` says where they are from.
     Raises SweepFileError for what cannot be, with the place, also where nothing fits: then with
     the least memory that would do.
     """
-    sweep = read_question(file, overrides)
-    return answer(
-        sweep,
-        overrides,
-        results=results,
-        effort=effort,
-        remeasure=remeasure,
-        on_progress=on_progress,
-    )
-
-
-def read_question(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
-    """Read a sweep file that a plan can be made for. Raises SweepFileError."""
-    sweep = read_sweep(Path(file), overrides, default_device())
-    problem = next(problems_of_plan(sweep), None)
-    if problem is not None:
-        raise located(Path(sweep.file), overrides, problem)
-    return sweep
-
-
-def answer(
-    sweep: Sweep,
-    overrides: Sequence[str],
-    *,
-    results: str | Path,
-    effort: float,
-    remeasure: bool,
-    on_progress: OnProgress,
-) -> Plan:
-    """Make the plan of a sweep file that was read with these overrides, as `plan` does."""
+    sweep = file if isinstance(file, Sweep) else read_question(file, overrides)
     request, asked = request_of(sweep), sweep.cases[0][0]
     kind, _, name = sweep.plan.costs.partition(":")
     if kind == "file":
@@ -130,6 +102,15 @@ def answer(
             step, need = milliseconds(first.step_ns), size(max(first.peak_high_bytes))
             notes.append(f"Shared by {policy}, the step would be {step}, in {need}.")
     return replace(best, notes=(*best.notes, *notes))
+
+
+def read_question(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
+    """Read a sweep file that a plan can be made for. Raises SweepFileError."""
+    sweep = read_sweep(Path(file), overrides, default_device())
+    problem = next(problems_of_plan(sweep), None)
+    if problem is not None:
+        raise located(Path(sweep.file), overrides, problem)
+    return sweep
 
 
 def _by_policy(sweep: Sweep) -> dict[str, Case]:

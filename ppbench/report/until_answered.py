@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 import pandas as pd
 
+from ppbench.comparison.measurement import Budget
 from ppbench.config.sweep import Sweep
 from ppbench.display.cases import varying_axes
 from ppbench.display.units import counted, duration, percent
@@ -43,16 +44,15 @@ class UntilAnswered:
         """`are_ranks_free` is that of `judge`."""
         self._cases = [case.case_id for case, _ in sweep.cases]
         self._store, self._are_ranks_free = store, are_ranks_free
-        self._budget_s, self._say, self._now = budget_s, say, now
-        self._began = self._last = now()
+        self._budget, self._say, self._last_s = Budget(budget_s, now), say, 0.0
         self._num_wanted, self._is_first = len(self._cases), True
         self.stop = ""
         """Why no further launch is made, once none is."""
 
     def __call__(self, runs: pd.DataFrame) -> frozenset[str]:
         """Return the ids of the cases to launch again; none if no further launch is made."""
-        now = self._now()
-        passed_s, launch_s, self._last = now - self._began, now - self._last, now
+        passed_s = self._budget.passed_s
+        launch_s, self._last_s = passed_s - self._last_s, passed_s
         good = runs[runs["status"] == "ok"]
         num_launches = 0 if good.empty else int(good.groupby("case_id").size().max())
         is_first, self._is_first = self._is_first, False  # nothing was launched yet
@@ -71,13 +71,12 @@ class UntilAnswered:
             return wanted
         share = len(wanted) / max(self._num_wanted, 1)
         next_s = 0.0 if is_first else min(launch_s, seconds_of_last_launch(runs)) * share
-        left_s = self._budget_s - passed_s
         if text:
             self._say(f"after {counted(num_launches, 'launch')}: {text}")
-        if next_s > left_s:
+        if not self._budget.allows(next_s):
             self.stop = (
                 f"stopped after {counted(num_launches, 'launch')}: another takes about "
-                f"{duration(next_s)}, and {duration(max(left_s, 0.0))} of the budget are left"
+                f"{duration(next_s)}, and {duration(self._budget.left_s)} of the budget are left"
             )
             if num_launches < FEWEST_LAUNCHES:
                 self.stop += f"; an answer needs {FEWEST_LAUNCHES} launches: raise the budget"

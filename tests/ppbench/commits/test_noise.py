@@ -12,7 +12,7 @@ from tracked import STEADY
 
 from ppbench.commits import noise
 from ppbench.comparison import evidence
-from ppbench.comparison.starts import starts_in
+from ppbench.comparison.rounds import starts_in
 from ppbench.errors import UsageError
 from ppbench.judge.slowdowns import Slowdown
 from ppbench.store import Store

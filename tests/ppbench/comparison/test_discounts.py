@@ -14,9 +14,9 @@ from tracked import STEADY, add_launches, slower
 
 from ppbench.commits.series import history
 from ppbench.comparison.contrasts import compare_sides
+from ppbench.comparison.evidence import slowdowns_by_run
 from ppbench.comparison.lines import read_metrics
 from ppbench.comparison.sides import Places, find_side
-from ppbench.comparison.slowdowns import slowdowns_by_run
 from ppbench.judge.verdicts import Verdict
 from ppbench.store import Store
 

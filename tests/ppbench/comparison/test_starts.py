@@ -8,7 +8,7 @@ import pytest
 from stored_runs import run_row
 
 from ppbench.comparison.evidence import with_columns
-from ppbench.comparison.starts import starts_in
+from ppbench.comparison.rounds import starts_in
 from ppbench.config.case import Case
 
 CASES = [Case(schedule=name) for name in ("afab", "1f1b", "zb_h1", "zbv")]
