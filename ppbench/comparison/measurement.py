@@ -24,8 +24,9 @@ MOST_LAUNCHES = 12
 class Budget:
     """The time that measuring may take, from now on; without seconds it is not bounded."""
 
-    def __init__(self, seconds: float = 0.0, now: Callable[[], float] = time.monotonic) -> None:
-        self.seconds, self._now, self._began_s = seconds, now, now()
+    def __init__(self, seconds: float = 0.0, now: Callable[[], float] | None = None) -> None:
+        self.seconds, self._now = seconds, now or time.monotonic
+        self._began_s = self._now()
         self.is_spent = False
         """Whether something was not begun, as it would have ended too late."""
 
