@@ -41,9 +41,6 @@ class Row:
     keys: dict[Hashable, Key] = field(default_factory=dict)  # of launches that are ok
     failed: dict[Hashable, Key] = field(default_factory=dict)  # of all others
 
-    def differs_from(self, other: Row) -> tuple[str, ...]:
-        return tuple(name for name, text in self.rest.items() if text != other.rest[name])
-
 
 class Grid:
     """The cases of some runs in rows along an axis, and the words for them."""
@@ -136,36 +133,31 @@ class Grid:
         reasons: dict[str, list[str]] = {}
         for row in self.rows:
             known = {**row.keys, **row.failed}
-            is_paired = len(known) > 1 and (base is None or base in known)
-            for value, key in () if is_paired else row.keys.items():
-                wanted = {base} if base is not None and value != base else None
+            if len(known) > 1 and (base is None or base in known):
+                continue
+            for value, key in row.keys.items():
+                has_base = base is not None and value != base
+                who, partner = "not compared:", f"with another {_name_of(self.axis)}"
+                if self.axis == COMMIT:
+                    who = f"only {value} has"
+                    partner = f"of {'head' if value == 'base' else 'base'}"
+                elif has_base:
+                    partner = f"with {axis_text(self.axis, base)}"
                 differing = [
-                    row.differs_from(other)
+                    [name for name, text in row.rest.items() if text != other.rest[name]]
                     for other in self.rows
-                    if other is not row and (wanted or set(other.keys) - {value}) & set(other.keys)
+                    if other is not row
+                    and (base in other.keys if has_base else set(other.keys) - {value})
                 ]
-                why = f"no case {self._other(wanted, value)} was measured"
+                why = f"no case {partner} was measured"
                 if differing:
                     fewest = min(differing, key=len)
                     names = [_name_of(name) for name in self._told if name in fewest]
-                    names = names or ["the script"]
-                    shown = names[:6] + ([f"{len(names) - 6} more"] if len(names) > 6 else [])
-                    words = " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
-                    why = f"the nearest case {self._other(wanted, value)} differs in {words} too"
-                who = f"only {value} has" if self.axis == COMMIT else "not compared:"
+                    words = " and ".join(names or ["the script"])
+                    why = f"the nearest case {partner} differs in {words} too"
                 reasons.setdefault(f"{who} {{}}: {why}", []).append(self._text_of(key))
         for why, texts in reasons.items():
             yield why.replace("{}", listed(list(dict.fromkeys(texts))), 1)
-
-    def _other(self, wanted: Iterable[Hashable] | None, value: Hashable) -> str:
-        """The value that a partner would have: `with afab`, `with another number of ranks`."""
-        if self.axis == COMMIT:
-            return f"of {'head' if value == 'base' else 'base'}"
-        if wanted:
-            return f"with {axis_text(self.axis, next(iter(wanted)))}"
-        if self.axis in HEADED and HEADED[self.axis].is_number and self.axis != "seq_len":
-            return f"with another number of {_name_of(self.axis)}"
-        return f"with another {_name_of(self.axis)}"
 
 
 def _any_key(row: Row) -> Key:

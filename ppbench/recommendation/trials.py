@@ -152,11 +152,10 @@ def _of_first(judged: Judged, case_id: str) -> str:
         if change is None:
             return f"{text}."
         is_cautious = judgement.cautions or judgement.has_several_machines
-        if change.verdict is Verdict.slower and change.ratio is not None and not is_cautious:
-            less = (percent(1 - end) for end in (change.ratio.high, change.ratio.low))
-            by = f"{percent(1 - change.ratio.estimate)} (between {' and '.join(less)})"
-            return f"{text}: it trains {by} fewer tokens/s than {judgement.name(judgement.best)}."
-        if change.verdict is Verdict.same and not is_cautious:
+        if is_cautious or change.ratio is None or not change.is_decided:
+            return f"{text}; whether it is as fast is open."
+        if change.verdict is Verdict.same:
             return f"{text}, which is as fast."
-        return f"{text}; whether it is as fast is open."
+        less = percent(1 - change.ratio.estimate)
+        return f"{text}: it trains {less} fewer tokens/s than {judgement.name(judgement.best)}."
     return "The first choice of the plan was not measured: its runs failed; see: ppbench ls"
