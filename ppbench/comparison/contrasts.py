@@ -124,7 +124,7 @@ def compare_values(
     file = the_sweep_file(chosen)
     folder = chosen.store.folder
 
-    again = command("compare", near(file), across=key_of(setting), run=True, results=folder)
+    more = command("sweep", near(file), budget="10m", results=folder)
     return _compared(
         grid,
         [(row, pair) for row in grid.rows for pair in pairs_of(row, values, compared_with)],
@@ -134,8 +134,8 @@ def compare_values(
         looks_of(chosen.runs) if looks is None else looks,
         [*filter(None, [work_note(setting)]), *chosen.notes, *grid.without_partner(compared_with)],
         {"": chosen.failed},
-        again,
-        f"measure more with: {again}",
+        command("sweep", near(file), rerun=True, results=folder),
+        f"measure more with: {more}",
         file,
         base_value=compared_with,
         axis_values=tuple(values),

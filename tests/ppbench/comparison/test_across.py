@@ -237,7 +237,7 @@ def test_failures_cautions_and_few_launches_are_noted(store):
         "zb_h1: 1 launch failed, oom: too big",
         "2 of 7 runs carry the caution busy_machine",
         "a verdict needs 3 launches a side, better 5: afab -> 1f1b (2, 5)",
-        "ppbench compare sweeps/demo.toml --across schedule --run",
+        "ppbench sweep sweeps/demo.toml --budget 10m",
     ):
         assert words in text
 
