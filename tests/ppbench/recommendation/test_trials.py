@@ -98,7 +98,7 @@ def test_launches_are_compared_with_the_prediction(tmp_path):
 def test_the_answer_is_that_of_a_report_and_says_how_the_first_choice_did(tmp_path):
     slower = measured(tmp_path, [110, 110.1, 109.9], [100, 100.1, 99.9])
     assert slower.answers[0].startswith("Use zb_h1: ")
-    assert slower.sentences[0].startswith("The first choice of the plan is auto: it trains 9.1 % (")
+    assert slower.sentences[0].startswith("The first choice of the plan is auto: it trains 9.1 %")
     assert slower.sentences[0].endswith("fewer tokens/s than zb_h1.")
     best = measured(tmp_path, [100, 100.1, 99.9], [110, 110.1, 109.9], [120, 120.1, 119.9])
     assert best.answers[0].startswith("Use auto: ")
