@@ -64,11 +64,11 @@ def check(
         """Where names are looked up, and what measures both sides."""
         if script is not None:  # attached runs
             again = f"a run of {script} at it, attached under the same name"
-            return Places(Store(folder), script.resolve().parent, check=again)
+            return Places(Store(folder), script.resolve().parent, again)
         file = near(None if planned is None else planned.file)
         named = None if head == WORKTREE else head
         again = command("check", file, base=base, head=named, run=True, results=folder)
-        return replace(places_of(planned, folder), check=again)
+        return places_of(planned, folder, again)
 
     planned, places = tracked, places_for(tracked)
 
@@ -83,7 +83,7 @@ def check(
         if script is not None:
             first, last = first.of_script(script), last.of_script(script)
         # The file that was found may have other cases by now: only a named one chooses cases.
-        asked = (tracked, shown, places.check, since, looks, limits.resolution_of)
+        asked = (tracked, shown, places.again, since, looks, limits.resolution_of)
         return compare_cases(first, last, *asked)
 
     # Without tokens per step an attached training has no throughput: then its step is gated.

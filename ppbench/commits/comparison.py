@@ -6,7 +6,6 @@ Sides are given by name. Runs are paired by case, fingerprint and measurement se
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -88,7 +87,7 @@ def compare(
         base: str, head: str, since: datetime | None = None, looks: Looks | None = None
     ) -> Comparison:
         both = command("compare", base, head, near(file), run=True, results=folder)
-        places = dataclasses.replace(places_of(tracked, folder), compare=both)
+        places = places_of(tracked, folder, both)
         first, last = find_side(base, places), find_side(head, places)
         sides = first.revision or "BASE", last.revision or "HEAD"
         if first.revision == last.revision:  # two runs of a commit: no two sides to measure
@@ -144,8 +143,9 @@ def compare_cases(
     )
 
 
-def places_of(sweep: Sweep | None, results: Path) -> Places:
-    """The store, and the repository that a sweep tracks or else the one around this folder."""
-    if sweep is None:
-        return Places(Store(results), Path.cwd())
-    return Places(Store(results), sweep.track.repo, near(sweep.file))
+def places_of(sweep: Sweep | None, results: Path, again: str) -> Places:
+    """The store, and the repository that a sweep tracks or else the one around this folder.
+
+    `again` measures what is missing there.
+    """
+    return Places(Store(results), Path.cwd() if sweep is None else sweep.track.repo, again)

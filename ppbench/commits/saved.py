@@ -41,10 +41,11 @@ class Outcome(StrEnum):
 
 _AGAIN = ("ratio", "difference", "verdict", "num_base", "num_head")
 _CODES = {
-    Outcome.held: ExitCode.ok,
     Outcome.not_held: ExitCode.regression,
     Outcome.not_decided: ExitCode.insufficient,
+    Outcome.held: ExitCode.ok,
 }
+"""Those that come first decide where several are found."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,8 @@ class Recheck:
     @property
     def outcome(self) -> Outcome:
         """Any that is not held, then any that is not decided."""
-        outcomes = {each.outcome for each in self.judged}
-        return next(
-            (one for one in (Outcome.not_held, Outcome.not_decided) if one in outcomes),
-            Outcome.held if outcomes else Outcome.not_decided,
-        )
+        outcomes = [each.outcome for each in self.judged]
+        return min(outcomes, key=list(_CODES).index, default=Outcome.not_decided)
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -189,10 +187,11 @@ def check_saved(
     With `launches` so many of each side are made first. Raises UsageError, NotMeasuredError,
     StoreError, LaunchError and SweepInterruptedError.
     """
-    saved, begun = read_saved(file), datetime.now(UTC)
-    is_here = saved.sweep_file is not None and Path(saved.sweep_file).is_file()
-    sweep = read_tracked(saved.sweep_file or "") if is_here else None
-    places = places_of(sweep, results)
+    saved, begun, sweep = read_saved(file), datetime.now(UTC), None
+    if saved.sweep_file is not None and Path(saved.sweep_file).is_file():
+        sweep = read_tracked(saved.sweep_file)
+    again = f"ppbench check {file} --run"
+    places = places_of(sweep, results, again)
     revisions = [named["revision"] for named in saved.sides]
     if WORKTREE in revisions:
         state = places.repository().state()
@@ -226,10 +225,10 @@ def check_saved(
         if measured.runs.empty and measured.failed.empty:
             raise NotMeasuredError(
                 f"{word} {measured.title}: has no launches in {measured.store.folder} that are "
-                f"newer than those of {file}; make some with: ppbench check {file} --run"
+                f"newer than those of {file}; make some with: {again}"
             )
     metrics = list(dict.fromkeys(each.metric for each in saved.stated))
-    comparison = compare_cases(first, last, None, metrics, f"ppbench check {file} --run")
+    comparison = compare_cases(first, last, None, metrics, again)
     judged = []
     for stated in saved.stated:  # by launches of the same machine, if there are any
         lines = {

@@ -150,9 +150,7 @@ class Places:
 
     store: Store
     folder: Path  # in the work tree of the repository that is tracked
-    sweep: str = "SWEEP"  # the sweep file, as it would be typed
-    compare: str = "ppbench compare BASE HEAD SWEEP --run"  # measures both sides
-    check: str = ""  # the gate that measures both sides, if it is the gate that asks
+    again: str = "ppbench compare BASE HEAD SWEEP --run"  # measures both sides
 
     def repository(self) -> Repository:
         """Raises RepositoryError where there is none."""
@@ -305,11 +303,7 @@ def _commit_side(
     if newest_launches(clean).empty:
         dirty = len(runs) - len(clean)
         also = f" ({dirty} runs of it had uncommitted changes)" if dirty else ""
-        span = f"{sha[:SHORT]}..{sha[:SHORT]}"
-        backfill = f"ppbench backfill {span} {places.sweep} --launches 5"
-        raise _not_measured(
-            title, places, also, f"{backfill}, or both sides with: {places.compare}"
-        )
+        raise _not_measured(title, places, also)
     return replace(side_of(name, title, places.store, clean, notes), is_clean=True)
 
 
@@ -328,13 +322,11 @@ def _worktree_side(places: Places) -> Side:
     mine = runs[runs["changes"] == state.changes]
     title = f"{WORKTREE} = {state.commit[:SHORT]} with changes {state.changes}"
     if newest_launches(mine).empty:
-        sweep = f"ppbench sweep {places.sweep} --set measure.launches=5"
-        raise _not_measured(title, places, "", sweep)
+        raise _not_measured(title, places)
     return side_of(WORKTREE, title, places.store, mine)
 
 
-def _not_measured(title: str, places: Places, also: str, advice: str) -> NotMeasuredError:
+def _not_measured(title: str, places: Places, also: str = "") -> NotMeasuredError:
     return NotMeasuredError(
-        f"{title}: not measured in {places.store.folder}{also}; measure it with: "
-        f"{places.check or advice}"
+        f"{title}: not measured in {places.store.folder}{also}; measure it with: {places.again}"
     )
