@@ -25,36 +25,27 @@ from ppbench.display.fields import COMMIT_COLUMNS
 from ppbench.display.formats import Format
 from ppbench.display.tables import View, render
 from ppbench.display.units import counted
-from ppbench.errors import UsageError
-
-Span = Annotated[
-    str, typer.Argument(metavar="A..B", help="Commits: A, B and those between; HEAD~20..")
-]
-
-
-Launches = Annotated[
-    int | None,
-    typer.Option(
-        "--launches",
-        metavar="N",
-        min=1,
-        max=1000,
-        help="Launches of each; default: the sweep's.",
-    ),
-]
 
 
 def backfill(
-    span: Span,
+    span: Annotated[
+        str, typer.Argument(metavar="A..B", help="Commits: A, B and those between; HEAD~20..")
+    ],
     file: SweepFile,
-    every: Annotated[
-        int, typer.Option("--every", metavar="N", min=1, help="Measure A, B and every Nth commit.")
-    ] = 1,
     most: Annotated[
         int | None,
         typer.Option("--max", metavar="N", min=1, help="Measure N commits, spread evenly."),
     ] = None,
-    launches: Launches = None,
+    launches: Annotated[
+        int | None,
+        typer.Option(
+            "--launches",
+            metavar="N",
+            min=1,
+            max=1000,
+            help="Launches of each; default: the sweep's.",
+        ),
+    ] = None,
     budget: MostTime = None,
     overrides: Overrides = None,
     results: Results = RESULTS,
@@ -76,13 +67,10 @@ def backfill(
     from ppbench.judge.verdicts import SPEED
 
     view, budget_s = View.of(columns, sort), seconds_in(budget)
-    if most is not None and every != 1:
-        raise UsageError("--every and --max: both choose commits; give one of them")
     with going_on(), LiveProgress() as progress:
         result = measure(
             span,
             file,
-            every=every,
             most=most,
             launches=launches,
             budget_s=budget_s,

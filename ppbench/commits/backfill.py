@@ -15,7 +15,6 @@ launched alone.
 from __future__ import annotations
 
 import heapq
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +54,6 @@ def backfill(
     span: str,
     sweep: Path | str,
     *,
-    every: int = 1,
     most: int | None = None,
     launches: int | None = None,
     budget_s: float = 0.0,
@@ -67,9 +65,9 @@ def backfill(
 ) -> BackfillResult:
     """Measure what is missing of the commits `A..B`: A, B and those between.
 
-    `every` takes each Nth commit, `most` so many, spread evenly. `launches` of each case are by
-    default those of the sweep file. With a budget no launch is begun that would end after so many
-    seconds. Raises UsageError, RepositoryError and SweepInterruptedError.
+    `most` takes so many commits, spread evenly. `launches` of each case are by default those of
+    the sweep file. With a budget no launch is begun that would end after so many seconds. Raises
+    UsageError, RepositoryError and SweepInterruptedError.
     """
     tracked, folder = read_tracked(sweep, overrides), Path(results)
     with Bench(
@@ -82,13 +80,8 @@ def backfill(
     ) as bench:
         num_launches = launches or max(measure.launches for _, measure in bench.sweep.cases)
         path = commits_of(bench.repository, span)
-        if most is not None:
-            order = order_of(len(path))[:most]
-        else:
-            places = sorted({0, *range(len(path) - 1, -1, -every)})
-            order = [places[index] for index in order_of(len(places))]
-        targets = {place: bench.target(path[place]) for place in order}
-        in_turn = list(targets.values())  # the first one is the reference
+        order = order_of(len(path))[:most]
+        in_turn = [bench.target(path[place]) for place in order]  # the first one is the reference
         cases = range(len(bench.sweep.cases))
         num_tried = 0  # starts of the reference in turns with itself
 
@@ -136,28 +129,25 @@ def backfill(
             raise SweepInterruptedError(
                 f"stopped; {num_done} of {len(in_turn)} commits are measured, and kept"
             ) from None
-        measured = [targets[place] for place in sorted(order)]
+        stored = bench.launches(in_turn)
         rows = []
-        for target, own in zip(measured, bench.launches(measured), strict=True):
+        for _, target, own in sorted(zip(order, in_turn, stored, strict=True)):
             for place, (case, measure) in enumerate(bench.sweep.cases):
                 settings = {**case.settings(), **measure.settings()}
-                speeds, failure = own.figures(place, SPEED), own.failure(place)
-                num_ok, status = own.num_ok(place), failure.status if failure else "not measured"
+                failure = own.failure(place)
                 rows.append(
                     {
                         **commit_values(target.commit),
                         "case_id": case.case_id,
                         **{axis: settings[axis] for axis in bench.sweep.axes},
-                        "num_launches": num_ok,
-                        "status": "ok" if num_ok else status,
-                        SPEED: statistics.median(speeds) if speeds else None,
+                        **own.summary(place, SPEED),
                         "error": failure.error if failure else None,
                     }
                 )
         axes = tuple(bench.sweep.axes) if len(bench.sweep.cases) > 1 else ()
-        lost = lacking(bench.launches(in_turn)) if bench.budget.is_spent else []
-        missing_labels = tuple(in_turn[place].label for place in lost)
-        return BackfillResult(pd.DataFrame(rows), axes, is_dry_run=False, missing=missing_labels)
+        lost = lacking(stored) if bench.budget.is_spent else []
+        labels = tuple(in_turn[place].label for place in lost)
+        return BackfillResult(pd.DataFrame(rows), axes, is_dry_run=False, missing=labels)
 
 
 def commits_of(repository: Repository, span: str) -> list[str]:

@@ -13,7 +13,6 @@ changed them all, or others did.
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -95,21 +94,19 @@ class BisectionResult:
     @property
     def frame(self) -> pd.DataFrame:
         """One row per commit that was measured, or tried."""
-        rows, discounted = [], Counter(one.place for one in self.discounted)
-        for place, (target, launches) in enumerate(zip(self.targets, self.launches, strict=True)):
-            figures = launches.figures(0, self.metric)
-            failure = launches.failure(0)
-            if len(launches.rows):
-                rows.append(
-                    {
-                        **commit_values(target.commit),
-                        "num_launches": len(figures),
-                        "num_discounted": discounted[place],
-                        "status": failure.status if failure else "ok",
-                        self.metric: statistics.median(figures) if figures else None,
-                        "chance": self.search.chances[place],
-                    }
-                )
+        discounted = Counter(one.place for one in self.discounted)
+        rows = [
+            {
+                **commit_values(target.commit),
+                **launches.summary(0, self.metric),
+                "num_discounted": discounted[place],
+                "chance": self.search.chances[place],
+            }
+            for place, (target, launches) in enumerate(
+                zip(self.targets, self.launches, strict=True)
+            )
+            if len(launches.rows)
+        ]
         columns = ["author_date", "commit", "subject", "num_launches", "num_discounted", "status"]
         return pd.DataFrame(rows, columns=[*columns, self.metric, "chance"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -80,6 +81,16 @@ class Launches:
     def failure(self, case: int) -> Failure | None:
         """The last failed launch of a case that is ok in none."""
         return None if self.num_ok(case) else self.last_failure(case)
+
+    def summary(self, case: int, metric: str) -> dict[str, object]:
+        """The number of launches, how they ended, and the median of the metric, as columns."""
+        figures, failure = self.figures(case, metric), self.failure(case)
+        status = "ok" if self.num_ok(case) else "not measured"
+        return {
+            "num_launches": len(figures),
+            "status": failure.status if failure else status,
+            metric: statistics.median(figures) if figures else None,
+        }
 
     def does_not_run(self, case: int) -> bool:
         """Whether a case failed for a reason of its own and is ok in no launch, so none will be."""
