@@ -10,7 +10,6 @@ The costs are measured here, layer by layer, or are read from a file.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
@@ -23,7 +22,6 @@ from ppbench.config.programs import identity_of, is_plain_preset, sharding_of
 from ppbench.config.reader import read_sweep
 from ppbench.config.sweep import Sweep
 from ppbench.config.toml import line_of, read_text
-from ppbench.display.units import milliseconds, size
 from ppbench.errors import SweepFileError
 from ppbench.planning.cost_file import read_costs_file, write_costs_file
 from ppbench.planning.cost_measurement import measure_costs
@@ -73,35 +71,21 @@ def plan(
     else:
         costs = _measured(asked, request, Path(results), on_progress, remeasure=remeasure)
     costs.check_is_of(asked.model_preset, asked.model_dtype, request.seq_len, asked.train_optimizer)
-    plans, errors = dict[str, Plan](), list[NoPlanError]()
-    for policy, case in _by_policy(sweep).items():
-        num_states = 2 if case.train_optimizer == "adamw" else int(case.train_momentum > 0)
-        own = of_replica(costs, case.replicas, sharding_of(case), num_states)
-        try:
-            plans[policy] = make_plan(replace(request, sharding=policy), own, on_progress, effort)
-        except NoPlanError as error:
-            errors.append(error)
-    if not plans:
-        least = min(errors, key=lambda one: one.least.memory_bytes if one.least else math.inf)
-        problem = Problem(f"plan.{least.key}", str(least))
-        raise located(Path(sweep.file), overrides, problem) from least
-    best = min(plans.values(), key=lambda one: one.first.step_ns)
+    num_states = 2 if asked.train_optimizer == "adamw" else int(asked.train_momentum > 0)
+    own = of_replica(costs, asked.replicas, sharding_of(asked), num_states)
+    try:
+        found = make_plan(request, own, on_progress, effort)
+    except NoPlanError as error:
+        problem = Problem(f"plan.{error.key}", str(error))
+        raise located(Path(sweep.file), overrides, problem) from error
     if request.replicas == 1:
-        return best
+        return found
     text = (
-        f"That is each of {request.replicas} replicas, which share by {best.request.sharding}; "
-        "tokens are those of all. What they sum and gather is counted at the bandwidth of the "
-        "link, and as if computations hid nothing of it."
+        f"That is each of {request.replicas} replicas, which share by {request.sharding}; tokens "
+        "are those of all. What they sum and gather is counted at the bandwidth of the link, and "
+        "as if computations hid nothing of it."
     )
-    notes = [text]
-    for policy in _by_policy(sweep):
-        if policy not in plans:
-            notes.append(f"Shared by {policy}, nothing fits.")
-        elif plans[policy] is not best:
-            first = plans[policy].first
-            step, need = milliseconds(first.step_ns), size(max(first.peak_high_bytes))
-            notes.append(f"Shared by {policy}, the step would be {step}, in {need}.")
-    return replace(best, notes=(*best.notes, *notes))
+    return replace(found, notes=(*found.notes, text))
 
 
 def read_question(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
@@ -111,14 +95,6 @@ def read_question(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     if problem is not None:
         raise located(Path(sweep.file), overrides, problem)
     return sweep
-
-
-def _by_policy(sweep: Sweep) -> dict[str, Case]:
-    """A case for each policy to choose from; of one replica, which shares nothing, one case."""
-    case = sweep.cases[0][0]
-    cases = {one.sharding_policy: one for one, _ in reversed(sweep.cases)}
-    policies = dict.fromkeys(one.sharding_policy for one, _ in sweep.cases)
-    return {case.sharding_policy: case} if case.replicas == 1 else {p: cases[p] for p in policies}
 
 
 def hand_over(plan: Plan, sweep: Sweep, folder: Path, proposal: Proposal | None = None) -> Handover:
@@ -184,9 +160,8 @@ def problems_of_plan(sweep: Sweep) -> Iterator[Problem]:
         text = f"is left out, and the grid has {num_batches}; a plan is for one: give it here"
         yield Problem("plan.global_batch", text)
     if case.replicas > 1:
-        for own in _by_policy(sweep).values():
-            if found := unplanned(sharding_of(own), max(settings.stages_per_rank)):
-                yield Problem(*found)
+        if found := unplanned(sharding_of(case), max(settings.stages_per_rank)):
+            yield Problem(*found)
         if (batch := batch_of(case, settings)) % case.replicas:
             text = f"{batch} sequences cannot be shared by {case.replicas} replicas"
             yield Problem("plan.global_batch", f"{text}; give a multiple")
