@@ -351,8 +351,6 @@ def lines_of(
             continue
         discounted = []
         for discount in change.discounts:
-            if discount.side == "both":  # a round, not a launch
-                continue
             runs = contrast.head if discount.side == "head" else contrast.base
             run = with_figure(runs, metric).iloc[discount.index]
             run_id, reason = str(run["run_id"]), str(discount.reason)

@@ -67,10 +67,7 @@ TRIMMED = 0.2
 """Share of the rounds of a launch that is trimmed at either end."""
 FEWEST_ROUNDS = 4
 """Fewest rounds that show their own error: two batches of two."""
-FAR_ROUND = 3.5
-"""Deviations from the median beyond which a round is named as disturbed."""
 NOTHING = Noise(0.0, 0)
-_NORMAL = 0.6745  # the median absolute deviation of a normal distribution, in standard deviations
 
 
 class Doubt(StrEnum):
@@ -103,7 +100,6 @@ class Level:
     variance: float  # of a round, as far as it counts in the estimate; NaN if unknown
     freedom: float  # of the variance
     num_rounds: int
-    disturbed: tuple[int, ...] = ()  # rounds
 
 
 def estimate(metric: Metric, evidence: Evidence, num_tests: int = 1) -> Estimate:
@@ -126,16 +122,11 @@ def level_of(metric: Metric, rounds: Rounds) -> Level | None:
     usable = np.isfinite(base) & np.isfinite(head)
     if not metric.in_points:
         usable &= (base > 0) & (head > 0)
-    places = np.flatnonzero(usable)
-    if not len(places):
+    base, head = base[usable], head[usable]
+    if not len(base):
         return None
-    base, head = base[places], head[places]
     values = without_rounding(head - base if metric.in_points else np.log(head / base))
-    estimate, variance, freedom = trimmed_mean(values)
-    median = float(np.median(values))
-    far = FAR_ROUND / _NORMAL * float(np.median(np.abs(values - median)))
-    is_far = (np.abs(values - median) > far) & bool(metric.slow_sign) & (far > 0)
-    return Level(estimate, variance, freedom, len(places), tuple(places[is_far].tolist()))
+    return Level(*trimmed_mean(values), len(values))
 
 
 def trimmed_mean(values: Values) -> tuple[float, float, float]:
@@ -162,20 +153,13 @@ def trimmed_mean(values: Values) -> tuple[float, float, float]:
 
 
 def _of_rounds(metric: Metric, evidence: Evidence) -> Estimate:
-    found = [level_of(metric, rounds) for rounds in evidence.paired]
+    found = (level_of(metric, rounds) for rounds in evidence.paired)
     levels = [level for level in found if level is not None]
     if any(level.freedom > 0 for level in levels):
         # A launch that was stopped after a few rounds waits for more of them.
         levels = [level for level in levels if level.freedom > 0]
-    discounts = tuple(
-        Discount("both", launch, DiscountReason.round, place)
-        for launch, level in enumerate(found)
-        if level is not None
-        for place in level.disturbed
-    )
     num = len(levels)
-    difference = combined(levels, evidence.starts)
-    return Estimate(difference, num, num, discounts)
+    return Estimate(combined(levels, evidence.starts), num, num)
 
 
 def combined(levels: Sequence[Level], starts: Noise | None = None) -> Difference | None:

@@ -113,18 +113,16 @@ class Evidence:
 
 
 class DiscountReason(StrEnum):
-    """Why a launch or a round does not count."""
+    """Why a launch does not count."""
 
     apart = "apart"  # it lies far from the others, on the slow side
     reference = "reference"  # the fixed reference beside it was slow
-    round = "round"  # one of the two turns took far longer than the other rounds explain
 
 
 @dataclass(frozen=True)
 class Discount:
-    """A launch of one side, or a round of a launch, that does not count."""
+    """A launch of one side that does not count."""
 
-    side: Literal["base", "head", "both"]
+    side: Literal["base", "head"]
     index: int  # of the launch
     reason: DiscountReason
-    round_index: int | None = None

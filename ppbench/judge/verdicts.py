@@ -71,7 +71,7 @@ class Change:
     difference: Ratio | None = None  # head - base, of a metric in points
     p: float = 1.0  # corrected for looks and for the number of comparisons; below `LEVEL`: a claim
     ends: tuple[float, float] = (-math.inf, math.inf)  # each wrong in 1 %; on the scale of `exact`
-    discounts: tuple[Discount, ...] = ()  # launches and rounds that do not count
+    discounts: tuple[Discount, ...] = ()  # launches that do not count
     doubt: Doubt | None = None
     exact: Difference | None = None  # on the scale of the tests: logarithms, or points
 
@@ -95,8 +95,8 @@ class Change:
         other = {Verdict.faster: Verdict.slower, Verdict.slower: Verdict.faster}
         exact = self.exact and replace(self.exact, estimate=-self.exact.estimate)
         ratio, difference = self.ratio, self.difference
-        sides: dict[Literal["base", "head", "both"], Literal["base", "head", "both"]]
-        sides = {"base": "head", "head": "base", "both": "both"}
+        sides: dict[Literal["base", "head"], Literal["base", "head"]]
+        sides = {"base": "head", "head": "base"}
         return replace(
             self,
             base=self.head,
