@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from ppbench.commits.bench import (
 )
 from ppbench.commits.launches import Launches
 from ppbench.comparison.lines import read_metrics
-from ppbench.comparison.rounds import shared_rounds
+from ppbench.comparison.rounds import rounds_beside
 from ppbench.config.sweep import read_share
 from ppbench.display.metrics import METRICS
 from ppbench.display.units import counted
@@ -150,6 +150,11 @@ def bisect(
         targets = tuple(bench.target(sha) for sha in (bench.repository.resolve(good), *path))
         ends = (0, len(targets) - 1)
 
+        def in_turns(launches: Sequence[Launches], place: int, case: int) -> dict[Hashable, Rounds]:
+            """The launches of a commit in turns with the good one, by row; of that one none."""
+            good, own = (launches[at].measured(case, metric) for at in (0, place))
+            return rounds_beside(good, own, metric) if place else {}
+
         def runs(launches: Sequence[Launches], case: int) -> list[bool]:
             """Whether each commit can be measured, as far as is known."""
             found = []
@@ -158,15 +163,14 @@ def bisect(
                 is_failing = len(is_ok) >= MOST_FRUITLESS and not is_ok[-MOST_FRUITLESS:].any()
                 is_started = bench.starts[targets[place].name] >= MOST_FRUITLESS
                 if is_started and place:  # each launch with the good one left nothing to compare
-                    is_failing = is_failing or not _in_turns(launches[0], own, case, metric)
+                    is_failing = is_failing or not in_turns(launches, place, case)
                 found.append(not (own.does_not_run(case) or is_failing))
             return found
 
         def searched(launches: Sequence[Launches], case: int) -> Search:
             """The state of the search in a case."""
-            good, *others = launches
-            rounds = [list(_in_turns(good, own, case, metric).values()) for own in others]
-            measurable = runs(launches, case)
+            places, measurable = range(len(launches)), runs(launches, case)
+            rounds = [list(in_turns(launches, place, case).values()) for place in places]
             for end in ends:
                 if not measurable[end]:
                     why = launches[end].last_failure(case) or f"Its runs have no {metric}."
@@ -174,7 +178,7 @@ def bisect(
                         f"{targets[end].label}: does not run, and so cannot be an end of the "
                         f"search; name another commit, or try again with --retry-failed. {why}"
                     )
-            return search_first_bad(METRICS[metric], [[], *rounds], measurable, confidence=sure)
+            return search_first_bad(METRICS[metric], rounds, measurable, confidence=sure)
 
         def search_each(launches: Sequence[Launches]) -> dict[int, Search]:
             """The search in each case that runs at both ends, else in the first one."""
@@ -215,11 +219,12 @@ def bisect(
                 f"interrupted after {made}, not decided; what was measured is kept"
             ) from None
         search = searched(launches, 0)
-        discounted = [
-            Discounted(place, *list(_in_turns(launches[0], launches[place], 0, metric))[number])
-            for place, numbers in enumerate(search.apart)
-            for number in numbers
-        ]
+        discounted = []
+        for place, numbers in enumerate(search.apart):
+            rows = launches[place].rows.loc[list(in_turns(launches, place, 0))]
+            found = rows.iloc[list(numbers)]
+            for launch, run_id in zip(found["launch"], found["run_id"], strict=True):
+                discounted.append(Discounted(place, int(launch), str(run_id)))
         return BisectionResult(
             metric,
             bench.sweep.cases[0][0].case_id,
@@ -231,24 +236,6 @@ def bisect(
             tuple(discounted),
             bench.starts.total(),
         )
-
-
-def _in_turns(
-    good: Launches, other: Launches, case: int, metric: str
-) -> dict[tuple[int, str], Rounds]:
-    """The launches of a commit in turns with the good one, by number and run.
-
-    A figure that rounds do not have counts as one round.
-    """
-    own, found = good.measured(case, metric), {}
-    for start, row in other.measured(case, metric).groupby("process_start"):
-        beside = own[own["process_start"] == start]
-        if len(beside):
-            figures = ((float(one[metric].iloc[-1]),) for one in (beside, row))
-            shared = shared_rounds(beside, row, metric)
-            number, run_id = int(row["launch"].iloc[-1]), str(row["run_id"].iloc[-1])
-            found[number, run_id] = next(iter(shared), Rounds(*figures))
-    return found
 
 
 def _distance(search: Search) -> float:

@@ -18,7 +18,7 @@ import pandas as pd
 
 from ppbench.comparison.evidence import slowdowns_by_run
 from ppbench.comparison.launches import COLUMNS, CONTROLS, keys_of, newest_launches
-from ppbench.comparison.rounds import shared_rounds
+from ppbench.comparison.rounds import rounds_beside
 from ppbench.comparison.sides import SHORT
 from ppbench.config.reader import read_sweep
 from ppbench.display.cases import SETTINGS, case_text, varying_axes
@@ -27,7 +27,7 @@ from ppbench.display.units import counted, is_missing
 from ppbench.errors import PpbenchError, RepositoryError, UsageError, nearest
 from ppbench.git import Repository
 from ppbench.judge.estimates import level_of
-from ppbench.judge.evidence import Metric, Rounds
+from ppbench.judge.evidence import Metric
 from ppbench.judge.slowdowns import NOT_KNOWN, Slowdown
 from ppbench.statistics.series import Launch, Point, Series
 from ppbench.store import TABLES, Condition, Store, read_conditions
@@ -307,33 +307,30 @@ def in_turns(
     runs = runs.copy()
     left_out = list[object]()
     for _, rows in runs[runs["status"] == "ok"].groupby(["case_id", "fingerprint"]):
-        by_start = rows.groupby("process_start")
-        num_together = by_start["commit"].transform("nunique")  # null where no start is known
+        in_start = rows.groupby("process_start")  # null where no start is known
+        has_others = in_start["commit"].transform("nunique") > 1
         partners: dict[str, set[str]] = {}
-        for _, own in rows[num_together > 1].groupby("process_start"):
+        for _, own in rows[has_others].groupby("process_start"):
             for commit in own["commit"]:
                 partners.setdefault(commit, set()).update(own["commit"])
-        known = set(partners) & set(rows.loc[~(num_together > 1), "commit"])
+        known = set(partners) & set(rows.loc[~has_others, "commit"])
         if not known:
             continue
         reference = max(sorted(known), key=lambda commit: len(partners[commit]))
-        is_reference = rows["commit"] == reference
-        level = float(rows.loc[is_reference, metric.name].median())
-        for _, own in by_start:
-            base = own[is_reference[own.index]].iloc[:1]
-            if base.empty or len(own) == 1:
-                continue
-            left_out.append(base.index[0])
-            for index in own.index.difference(base.index):
-                head = own.loc[[index]]
-                figures = (tuple(map(float, one[metric.name])) for one in (base, head))
-                rounds = next(iter(shared_rounds(base, head, metric.name)), Rounds(*figures))
-                difference = level_of(metric, rounds)
-                if difference is not None:
-                    by = difference.estimate
-                    value = level + by if metric.in_points else level * math.exp(by)
-                    runs.loc[index, metric.name] = value
-                    changed.setdefault(reference, set()).add(str(runs.loc[index, "run_id"]))
+        of_reference = rows[rows["commit"] == reference]
+        level = float(of_reference[metric.name].median())
+        is_beside = in_start["commit"].transform("size") > 1
+        base = of_reference[is_beside[of_reference.index]].drop_duplicates("process_start")
+        left_out.extend(base.index)
+        beside = rounds_beside(base, rows.drop(base.index), metric.name)
+        for index, rounds in beside.items():
+            difference = level_of(metric, rounds)
+            if difference is not None:
+                by = difference.estimate
+                value = level + by if metric.in_points else level * math.exp(by)
+                runs.loc[[index], metric.name] = value
+                run_id = str(runs.loc[[index], "run_id"].iloc[0])
+                changed.setdefault(reference, set()).add(run_id)
     return runs.drop(left_out), {one: frozenset(ids) for one, ids in changed.items()}
 
 

@@ -12,7 +12,7 @@ that differences are independent.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 import pandas as pd
 
@@ -39,6 +39,20 @@ def shared_rounds(base: pd.DataFrame, head: pd.DataFrame, metric: str) -> tuple[
     The sides are rows of `runs`. There are none for a metric that rounds do not have.
     """
     return shared(by_start(base, metric), by_start(head, metric))
+
+
+def rounds_beside(base: pd.DataFrame, others: pd.DataFrame, metric: str) -> dict[Hashable, Rounds]:
+    """Return the rounds of each launch that took turns with one of `base`, by its row.
+
+    A metric that rounds do not have counts as one round.
+    """
+    found: dict[Hashable, Rounds] = {}
+    for index, start in others["process_start"].dropna().items():
+        own, beside = others.loc[[index]], base[base["process_start"] == start]
+        if len(beside):
+            figures = ((float(one[metric].iloc[-1]),) for one in (beside, own))
+            found[index] = next(iter(shared_rounds(beside, own, metric)), Rounds(*figures))
+    return found
 
 
 def shared(base: Starts, head: Starts) -> tuple[Rounds, ...]:
