@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ppbench.commits.bench import SILENT, Progress, read_tracked, rounds_of
-from ppbench.commits.comparison import compare_cases, measured, places_of
+from ppbench.commits.comparison import measured, places_of
 from ppbench.commits.gate import GATED, GateResult, Limits, in_force, judge
+from ppbench.comparison.contrasts import compare_sides
 from ppbench.comparison.lines import SHOWN, Comparison, read_metrics
 from ppbench.comparison.sides import SHORT, WORKTREE, Places, Side, find_side, revision_side
 from ppbench.config.sweep import Sweep, read_share
@@ -83,8 +84,10 @@ def check(
         if script is not None:
             first, last = first.of_script(script), last.of_script(script)
         # The file that was found may have other cases by now: only a named one chooses cases.
-        asked = (tracked, shown, places.again, since, looks, limits.resolution_of)
-        return compare_cases(first, last, *asked)
+        again, limit = places.again, limits.resolution_of
+        return compare_sides(
+            first, last, shown, limit, again=again, sweep=tracked, since=since, looks=looks
+        )
 
     # Without tokens per step an attached training has no throughput: then its step is gated.
     usual, also, last = GATED, SHOWN, None

@@ -13,13 +13,11 @@ from pathlib import Path
 from ppbench.commits.bench import AT_ONCE, SILENT, Progress, TwoSides, read_tracked, rounds_of
 from ppbench.comparison.axes import find_axis
 from ppbench.comparison.contrasts import compare_sides, compare_values
-from ppbench.comparison.lines import Comparison, Contrast, read_metrics
+from ppbench.comparison.lines import Comparison, read_metrics
 from ppbench.comparison.measurement import measure_until_decided
 from ppbench.comparison.sides import (
     WORKTREE,
     Places,
-    Side,
-    both_fresh,
     choose_runs,
     find_side,
     the_sweep_file,
@@ -27,7 +25,6 @@ from ppbench.comparison.sides import (
 from ppbench.config.sweep import Sweep
 from ppbench.display.commands import command, near
 from ppbench.errors import UsageError
-from ppbench.judge.evidence import RESOLUTION, Metric
 from ppbench.judge.looks import Looks
 from ppbench.judge.verdicts import SPEED
 from ppbench.store import Store
@@ -94,7 +91,9 @@ def compare(
             sides = "BASE", "HEAD"
         known = near(file or the_sweep_file(first, last))
         again = command("compare", *sides, known, run=True, results=folder)
-        return compare_cases(first, last, tracked, chosen, again, since, looks)
+        return compare_sides(
+            first, last, chosen, again=again, sweep=tracked, since=since, looks=looks
+        )
 
     if named is not None and not is_measured:
         return compared(named, head)
@@ -118,28 +117,6 @@ def measured(
     say = rounds.bench.progress.say
     return measure_until_decided(
         max_launches, rounds.bring_to, compared, metrics, say, budget_s, AT_ONCE
-    )
-
-
-def compare_cases(
-    base: Side,
-    head: Side,
-    sweep: Sweep | None,
-    metrics: Sequence[Metric],
-    again: str,
-    since: datetime | None = None,
-    looks: Looks | None = None,
-    resolution_of: Callable[[Contrast], float] = lambda _: RESOLUTION,
-) -> Comparison:
-    """Compare the cases of a sweep, or all; `since` then, launches of the hour before count."""
-    if since is not None:
-        base, head = both_fresh(base, head, since)
-    file = None
-    if sweep is not None:
-        file, case_ids = sweep.file, [case.case_id for case, _ in sweep.cases]
-        base, head = base.of_cases(case_ids), head.of_cases(case_ids)
-    return compare_sides(
-        base, head, metrics, resolution_of, again=again, looks=looks, sweep_file=file
     )
 
 

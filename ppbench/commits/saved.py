@@ -20,9 +20,10 @@ from pathlib import Path
 import pandas as pd
 
 from ppbench.commits.bench import SILENT, Progress, read_tracked, rounds_of
-from ppbench.commits.comparison import compare_cases, places_of
+from ppbench.commits.comparison import places_of
+from ppbench.comparison.contrasts import compare_sides
 from ppbench.comparison.lines import Comparison, Line
-from ppbench.comparison.sides import SHORT, WORKTREE, both_fresh, find_side
+from ppbench.comparison.sides import SHORT, WORKTREE, find_side
 from ppbench.display.commands import near
 from ppbench.display.metrics import METRICS
 from ppbench.errors import ExitCode, NotMeasuredError, UsageError
@@ -219,8 +220,6 @@ def check_saved(
         case_ids = (each.case_id for each in saved.stated)
         newer.append(replace(side, runs=runs, failed=failed).of_cases(case_ids))
     first, last = newer
-    if launches is not None:
-        first, last = both_fresh(first, last, begun)
     for word, measured in (("base", first), ("head", last)):
         if measured.runs.empty and measured.failed.empty:
             raise NotMeasuredError(
@@ -228,7 +227,7 @@ def check_saved(
                 f"newer than those of {file}; make some with: {again}"
             )
     metrics = list(dict.fromkeys(each.metric for each in saved.stated))
-    comparison = compare_cases(first, last, None, metrics, again)
+    comparison = compare_sides(first, last, metrics, again=again, since=begun if launches else None)
     judged = []
     for stated in saved.stated:  # by launches of the same machine, if there are any
         lines = {

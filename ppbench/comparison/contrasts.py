@@ -10,6 +10,7 @@ partner is named in the notes, with what the nearest one differs in.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from datetime import datetime
 from itertools import combinations
 
 import pandas as pd
@@ -21,7 +22,8 @@ from ppbench.comparison.groups import alike, groups_of
 from ppbench.comparison.launches import key_text
 from ppbench.comparison.lines import COMMIT, Comparison, Contrast, Family, lines_of, listed
 from ppbench.comparison.rows import SIDE, Grid, Row, num_pairs, pairs_of
-from ppbench.comparison.sides import Side, the_sweep_file
+from ppbench.comparison.sides import Side, both_fresh, the_sweep_file
+from ppbench.config.sweep import Sweep
 from ppbench.display.cases import NOT_FINITE, axis_text, by_case, varying_axes
 from ppbench.display.commands import command, near
 from ppbench.errors import UsageError
@@ -40,15 +42,21 @@ def compare_sides(
     resolution_of: Callable[[Contrast], float] = lambda _: RESOLUTION,
     *,
     again: str = "ppbench compare BASE HEAD SWEEP --run",
+    sweep: Sweep | None = None,
+    since: datetime | None = None,
     looks: Looks | None = None,
-    sweep_file: str | None = None,
 ) -> Comparison:
     """Compare every case that both sides have, in the order of the head's sweep.
 
-    `again` is the command that measures both sides. With `looks` only the first launches
-    count, and the verdicts are those of the last look. `sweep_file` is the one that was named.
-    Raises StoreError.
+    `again` is the command that measures both sides. With a `sweep` that was named only its cases
+    count, with `since` only launches made after it or in the hour before, and with `looks` only the
+    first launches: the verdicts are those of the last look. Raises StoreError.
     """
+    if since is not None:
+        base, head = both_fresh(base, head, since)
+    if sweep is not None:
+        case_ids = [case.case_id for case, _ in sweep.cases]
+        base, head = base.of_cases(case_ids), head.of_cases(case_ids)
     if looks is not None:
         base, head = (side.first(looks.last) for side in (base, head))
     named = (("head", head), ("base", base))
@@ -93,7 +101,7 @@ def compare_sides(
         {" at base": base.failed, " at head": head.failed},
         remedy if origins else again,
         remedy,
-        sweep_file or the_sweep_file(base, head),
+        sweep.file if sweep else the_sweep_file(base, head),
     )
 
 
