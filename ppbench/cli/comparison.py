@@ -354,7 +354,7 @@ def _allowed(gated: GatedLine) -> str:
 
 
 def _to_paste(result: GateResult, how: Format) -> str:
-    """The entries that would accept the regressions; an attached training has no accept file."""
+    """The entries that would accept the regressions; an attached training has no sweep file."""
     head = result.comparison.head
     if not result.regressions or head.origins:
         return ""
