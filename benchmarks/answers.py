@@ -80,6 +80,7 @@ def main() -> None:
     parser.add_argument(
         "--burning", type=int, default=0, help="processes that burn a core at times"
     )
+    parser.add_argument("--seed", type=int, default=7, help="of their times")
     asked = parser.parse_args()
     key, _, listed = asked.grid.partition("=")
     axis = key.strip().replace(".", "_")
@@ -93,7 +94,7 @@ def main() -> None:
         grid="" if asked.commits else f"[grid]\n{asked.grid}",
     )
     seconds, verdicts = [], Counter[str]()
-    beside = burning(7, asked.burning) if asked.burning else contextlib.nullcontext()
+    beside = burning(asked.seed, asked.burning) if asked.burning else contextlib.nullcontext()
     with beside:
         for number in range(asked.tries):
             with tempfile.TemporaryDirectory() as name:
