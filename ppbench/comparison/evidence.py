@@ -33,7 +33,7 @@ from ppbench.display.units import is_missing
 from ppbench.judge.differences import FEWEST_LAUNCHES
 from ppbench.judge.evidence import RESOLUTION, Evidence, Launches, Metric, Noise
 from ppbench.judge.lead import with_shared_noise
-from ppbench.judge.looks import ONE_LOOK, Looks
+from ppbench.judge.looks import LATER_SHARE, ONE_LOOK, Looks
 from ppbench.judge.slowdowns import (
     NOT_KNOWN,
     UNKNOWN,
@@ -60,7 +60,7 @@ FORBIDDING = (
 """Cautions that shift a throughput: no number of launches makes up for them."""
 SPEEDS = (SPEED, "step_ns")
 """The metrics that starts of processes decide something for, and that cautions forbid."""
-MOST_LAUNCHES = 16
+MOST_LAUNCHES = 20
 """Launches after which an open question stays open: starts of processes differ by too much."""
 _MACHINE_AXES = ("device", "launch_threads_per_rank")  # which change the fingerprint of a run
 _COLUMNS = (*COLUMNS, *CONTROLS, "process_start", "rounds", "measure_resolution", *METRICS)
@@ -260,7 +260,8 @@ def looks_of(runs: pd.DataFrame) -> Looks:
     if not budget_s or num < FEWEST_LAUNCHES:
         return ONE_LOOK
     launch_s = launch_seconds(runs)
-    more = (budget_s - FEWEST_LAUNCHES * launch_s) / launch_s if launch_s > 0 else 0
+    later_s = max(launch_s, launch_s / 2 + LATER_SHARE * budget_s)  # about half is measuring
+    more = (budget_s - FEWEST_LAUNCHES * launch_s) / later_s if launch_s > 0 else 0
     most = max(num, min(MOST_LAUNCHES, FEWEST_LAUNCHES + max(1, int(more))))
     return Looks(tuple(range(FEWEST_LAUNCHES, num + 1)), most)
 

@@ -23,6 +23,12 @@ from ppbench.judge.differences import Values
 
 SPENDING = 1.5
 """Power of the share of the budget in which a level is spent: above 1, later looks get more."""
+LATER_SHARE = 1 / 20
+"""Share of a budget for which a launch after the first look measures.
+
+Few launches say little about their spread, so that many short ones decide more than a few long ones
+in which rounds scatter less.
+"""
 _NUM_POINTS = 401
 _WIDEST = 10.0  # standard deviations of the last sum
 _CLOSE = 1e-9

@@ -57,6 +57,7 @@ from ppbench.config.programs import check_file_unchanged, program_of
 from ppbench.errors import PpbenchError, StoreError, UsageError, chain_of, led_to
 from ppbench.files import Lock
 from ppbench.judge.differences import FEWEST_LAUNCHES
+from ppbench.judge.looks import LATER_SHARE
 from ppbench.run.conductor import VARIABLE, Conducted
 from ppbench.run.failures.evidence import (
     PEER_LOST,
@@ -108,8 +109,6 @@ ROOM = 1.5
 """Times the memory that the largest case so far needed, which must be left to open another."""
 MOST_OF_BUDGET = 1 / 8
 """Share of a budget that the rounds of one launch take at most: cases may take long to open."""
-LATER_SHARE = 1 / 12
-"""Share of a budget that rounds take in a launch after the first ones, which decide easy cases."""
 _NO_MEMORY = (torch.OutOfMemoryError, MemoryError)
 _NO_MEMORY_WORDS = ("t allocate memory", "out of memory", "ALLOC_FAILED")
 """Words by which generic exceptions report a failed allocation."""
@@ -390,8 +389,7 @@ class Worker:
 
         A sweep with a budget goes on for twice as long as it took to open the cases, as closing
         them takes about as long: more rounds would replace launches, and fewer would be mostly
-        waiting. Launches after the first look are longer: so many are made that they spend the
-        budget, and rounds that were disturbed show beside others.
+        waiting. A launch after the first look has a share of the budget.
         """
 
         def decide() -> Answer:
