@@ -10,8 +10,8 @@ import resource
 import sys
 import time
 
+from engine.plan.check import check
 from engine.plan.lower import lower
-from engine.plan.rules import check
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import TransferModel, simulate, uniform
 

@@ -18,7 +18,8 @@ import pandas as pd
 
 from engine.plan.action import COMPUTE_OPS, RECV_OPS, SEND_OPS, Action, Op
 from engine.plan.collectives import CollectivePolicy, DataParallel, add_collectives
-from engine.plan.lower import Edge, counterpart, edge_of, incoming, lower
+from engine.plan.lower import lower
+from engine.plan.messages import Edge, counterpart, edge_of, incoming
 from engine.plan.program import Program
 from engine.plan.schedules.registry import build_program
 from engine.plan.spans import COLUMNS
@@ -36,7 +37,7 @@ class Walk:
     """A job's steps in time; `starts` and `ends` are by rank and position in the row."""
 
     def __init__(self, lowered: Program, took: dict[Key, Ns]) -> None:
-        self.rows, self._took, self._program = lowered.rows, took, lowered
+        self.rows, self._took, self._program = lowered.actions, took, lowered
         self.starts: dict[Key, Ns] = {}
         self.ends: dict[Key, Ns] = {}
         zero = np.zeros_like(next(iter(took.values())))
@@ -189,7 +190,7 @@ def durations(shape: Shape, rng: np.random.Generator) -> dict[Key, Factors]:
     """The durations of all actions with noise, and nothing slow."""
     size = shape.num_steps, shape.replicas
     took = {}
-    for rank, row in enumerate(shape.lowered.rows):
+    for rank, row in enumerate(shape.lowered.actions):
         for position, action in enumerate(row):
             if action.op not in RECV_OPS and action.op is not Op.RESHARD:
                 ideal = IDEAL_NS.get(action.op, MESSAGE_NS)
@@ -203,7 +204,7 @@ def _usual(_action: Action, _rank: int) -> float:
 
 def walked(shape: Shape, took: dict[Key, Factors], slow: Slow = _usual) -> Walk:
     """The job in time, with what is slow in it."""
-    rows = shape.lowered.rows
+    rows = shape.lowered.actions
     slowed = {key: ns * slow(rows[key[0]][key[1]], key[0]) for key, ns in took.items()}
     return Walk(shape.lowered, {key: ns.astype(np.int64) for key, ns in slowed.items()})
 

@@ -25,9 +25,10 @@ from typing import NamedTuple
 
 from benchmarks.outcome import Figure, Goal, Ratio, parser, write
 from benchmarks.surroundings import read_surroundings
+from engine.plan.check import check
 from engine.plan.problem import Problem, counted
 from engine.plan.program import loop_placement, v_placement
-from engine.plan.rules import check, peak_activations
+from engine.plan.rules import peak_activations
 from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program
 from engine.plan.simulate import Durations, TransferModel, simulate
 from engine.plan.solver import solve

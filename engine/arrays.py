@@ -105,28 +105,26 @@ def _can_compile() -> bool:
 
 
 def run_all(
-    num_actions: int, kernel: Callable[..., object], calls: Iterable[Arguments]
-) -> Iterator[Arguments]:
+    num_actions: int, kernel: Callable[..., Result], calls: Iterable[Arguments]
+) -> Iterator[tuple[Result, Arguments]]:
     """Call a kernel with each of many sets of arguments, made when they are needed.
 
-    Returns these, their arrays filled. Compiled calls are made on all cores; `num_actions` is how
-    many there are to go through in all of them.
+    Returns what it returned and these, their arrays filled. Compiled calls are made on all cores;
+    `num_actions` is how many there are to go through in all of them.
     """
     waiting = iter(calls)
     if num_actions < PAYS_FROM:
         for arguments in waiting:
-            kernel(*arguments)
-            yield arguments
+            yield kernel(*arguments), arguments
         return
     from concurrent.futures import ThreadPoolExecutor
 
     for first in itertools.islice(waiting, 1):  # alone: it may compile
-        run(num_actions, kernel, *first)
-        yield first
+        yield run(num_actions, kernel, *first), first
     with ThreadPoolExecutor() as pool:
         while some := list(itertools.islice(waiting, AT_ONCE)):
-            list(pool.map(lambda arguments: run(num_actions, kernel, *arguments), some))
-            yield from some
+            returned = pool.map(lambda arguments: run(num_actions, kernel, *arguments), some)
+            yield from zip(returned, some, strict=True)
 
 
 @cache

@@ -17,10 +17,11 @@ from engine.model.spec import ModelSpec
 from engine.model.split import open_model
 from engine.model.stage_module import Message, Model, ModelError
 from engine.plan.action import COMPUTE_OPS
+from engine.plan.check import check
 from engine.plan.collectives import CollectivePolicy, DataParallel, with_collectives
-from engine.plan.lower import DEFAULT_LOOK_AHEAD, Edge, Policy, edge_of, lower
+from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy, lower
+from engine.plan.messages import Edge, edge_of
 from engine.plan.program import Program
-from engine.plan.rules import check
 from engine.plan.schedules.registry import AUTO, ScheduleError, build_program
 from engine.plan.sizes import bytes_of
 from engine.run import device as devices

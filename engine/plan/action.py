@@ -27,6 +27,7 @@ class Op(StrEnum):
     UNSHARD = "UNSHARD"  # begin to gather a stage's parameters; never blocks, its computations wait
     RESHARD = "RESHARD"  # free what was gathered; sends nothing
     REDUCE_GRAD = "REDUCE_GRAD"  # begin to sum a stage's gradients over replicas; never blocks
+    NORM = "NORM"  # sum the gradients' squares over all ranks; each waits for all
 
 
 COMPUTE_OPS = frozenset({Op.F, Op.B, Op.I, Op.W})
@@ -35,10 +36,11 @@ RECV_OPS = frozenset({Op.RECV_F, Op.RECV_B})
 COLLECTIVE_OPS = frozenset({Op.UNSHARD, Op.RESHARD, Op.REDUCE_GRAD})
 """What the replicas of a stage do about its parameters and gradients."""
 
-OPS = tuple(op for op in Op if op not in COLLECTIVE_OPS)
-"""The ops that a table holds: every other one than those of replicas."""
+JOINING_OPS = (Op.UNSHARD, Op.REDUCE_GRAD)
+"""The collectives in which replicas wait for each other."""
+OPS = tuple(Op)
 CODES = {op: code for code, op in enumerate(OPS)}
-"""Ops as small integers: the place of each among `OPS`."""
+"""Ops as small integers: the place of each among all."""
 
 NO_INDEX = -1
 """Stage and microbatch of an action that belongs to none: `OPT`; of collectives, the microbatch."""

@@ -34,7 +34,7 @@ def check_collectives(program: Program, policy: CollectivePolicy) -> None:
 
 
 def _check_rank(program: Program, rank: int, policy: CollectivePolicy) -> None:
-    most, placement, row = most_unsharded(policy), program.placement, program.rows[rank]
+    most, placement, row = most_unsharded(policy), program.placement, program.actions[rank]
     to_come = Counter(action.stage for action in row if action.op in _GRADIENT_OPS)
     unshards = Counter(action.stage for action in row if action.op is Op.UNSHARD)
     unsharded, unreduced = set[int](), set[int]()  # stages; these have gradients to sum

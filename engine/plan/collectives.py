@@ -123,7 +123,7 @@ def add_collectives(program: Program, policy: CollectivePolicy) -> Program:
     that it is added for, a REDUCE_GRAD behind the SEND of its backward.
     """
     rows = []
-    for row in program.actions:
+    for row in program.without_collectives().actions:
         computations = [action for action in row if action.op in COMPUTE_OPS]
         sharding = _around([action.stage for action in computations], policy)
         last = {a.stage: at for at, a in enumerate(computations) if a.op in (Op.B, Op.W)}
@@ -170,7 +170,7 @@ def with_collectives(lowered: Program, program: Program, policy: CollectivePolic
     if program.has_transfers:
         return program
     rows = []
-    for row, written in zip(lowered.actions, program.rows, strict=True):
+    for row, written in zip(lowered.actions, program.actions, strict=True):
         before = [list[Action]()]  # each computation, and the end
         for action in written:
             if action.op in COMPUTE_OPS:

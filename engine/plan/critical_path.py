@@ -7,15 +7,12 @@ message is made or that the message before it has left their channel.
 
 from __future__ import annotations
 
-from array import array
-
-from engine.arrays import Arrays, run
+from engine.arrays import listed, maker, run
 from engine.plan import kernels
 from engine.plan.action import Action
-from engine.plan.kernels import NONE
-from engine.plan.lower import outgoing
-from engine.plan.rules import kinds_of, num_links
+from engine.plan.messages import outgoing
 from engine.plan.simulate import Simulation
+from engine.plan.walk import Moving, of_kinds, walk
 
 
 def critical_path(simulation: Simulation) -> list[Action]:
@@ -25,21 +22,20 @@ def critical_path(simulation: Simulation) -> list[Action]:
     once, the rank's own action is taken.
     """
     program, transfers = simulation.program, simulation.transfers
-    table, width = program.table, program.num_microbatches
+    table = program.table
     last = [(simulation.ends_ns[end - 1], -end) for end in table.offset[1:] if end > 0]
     if not table.num_actions:
         return []
-    made_by = simulation.made_by
-    arrays, kinds = table.made_by(made_by), kinds_of(program.placement, width, made_by)
-    maker = made_by(NONE, num_links(program) * width)
-    run(table.num_actions, kernels.find_makers, arrays, kinds.made, maker)
-    message: Arrays = tuple(made_by(NONE, table.num_actions) for _ in range(2))
-    if transfers.duration_ns > 0:
-        message = simulation.move_messages()
-    path = made_by(-max(last)[1] - 1, 2 * table.num_actions)
-    ranks = array("q", program.placement.ranks)
-    arguments = arrays, ranks, kinds.needed, maker, message, transfers.duration_ns
-    times = simulation.starts_ns, simulation.ends_ns
-    length = run(table.num_actions, kernels.walk_back, *arguments, transfers.overlaps, *times, path)
+    moving = Moving(transfers.duration_ns, transfers.overlaps)
+    walked = walk(program, [of_kinds(program, simulation.took_ns)], moving, has_why=True)
+    is_large = isinstance(walked.why[0], list)
+    path = (listed if is_large else maker(table.num_actions))(0, 2 * table.num_actions)
+    arguments = walked.why, walked.starts_ns, -max(last)[1] - 1, path
+    length = run(table.num_actions, kernels.walk_back, *arguments)
     steps = [(table.at(step // 2), step % 2) for step in path[:length][::-1]]
-    return [(outgoing(a, program) or a) if is_message else a for a, is_message in steps]
+    takes_time = transfers.duration_ns > 0
+    return [
+        (outgoing(a, program) or a) if is_message else a
+        for a, is_message in steps
+        if takes_time or not is_message
+    ]

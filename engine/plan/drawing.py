@@ -22,7 +22,7 @@ def draw(program: Program, mark: tuple[int, int] | None = None, context: int = 8
     return _text(
         [
             f"[{action}]" if (rank, first + i) == mark else str(action)
-            for i, action in enumerate(program.part(rank, first, last))
+            for i, action in enumerate(program.table.part(rank, first, last))
         ]
         for rank in range(len(program.table))
     )

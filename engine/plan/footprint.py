@@ -48,7 +48,7 @@ from typing import NamedTuple
 from engine.arrays import filled, run
 from engine.plan import kernels
 from engine.plan.action import COLLECTIVE_OPS, COMPUTE_OPS, NO_INDEX, OPS, RECV_OPS, Action, Op
-from engine.plan.lower import edge_of, incoming, outgoing
+from engine.plan.messages import edge_of, incoming, outgoing
 from engine.plan.program import Program
 from engine.plan.rules import columns_of, kinds_of, num_links
 from engine.plan.sharded_bytes import NOTHING_SHARED, Change, Shared, changes_along
@@ -114,7 +114,8 @@ def predict_peak(
     `static_bytes` is there all the time: parameters, optimizer state, buffers, the batch. `shared`
     is what the rank has in common with its replicas, where there are any.
     """
-    arrays, width = columns_of(lowered, is_proved=True)
+    whole_row, lowered = lowered.actions[rank], lowered.without_collectives()
+    arrays, width = columns_of(lowered)
     begin, end = lowered.table.offset[rank : rank + 2]
 
     # By position among computations and transfers, the rise and net of the collectives before it
@@ -122,9 +123,9 @@ def predict_peak(
     rise, net, made = along = tuple(filled(0, end - begin) for _ in range(3))
     sums = Change(0, 0)
     if shared.buckets:
-        *changes, last = changes_along(lowered.rows[rank], shared)
+        *changes, last = changes_along(whole_row, shared)
         position = 0
-        for action, change in zip(lowered.rows[rank], changes, strict=True):
+        for action, change in zip(whole_row, changes, strict=True):
             if action.op in COLLECTIVE_OPS:
                 sums = sums.then(change)
                 continue
@@ -215,7 +216,7 @@ def there_before_computing(
 
     They are of messages that there is room for, and of stages that are gathered.
     """
-    whole_row = lowered.rows[rank]
+    whole_row, lowered = lowered.actions[rank], lowered.without_collectives()
     first = next((at for at, a in enumerate(whole_row) if a.op in COMPUTE_OPS), len(whole_row))
     *changes, _ = changes_along(whole_row[:first], shared)
     gathered_bytes = sum(change.net_bytes for change in changes)

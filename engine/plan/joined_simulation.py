@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.plan.action import CODES, SEND_OPS, Op
+from engine.plan.check import check
 from engine.plan.collectives import CollectivePolicy, Zero2, most_unsharded, with_collectives
 from engine.plan.lower import lower
 from engine.plan.program import Program
-from engine.plan.replay import Replay, ReplicaTimes, joining, of_kinds, replay
-from engine.plan.rules import check
+from engine.plan.replay import Replay, replay
 from engine.plan.simulate import FREE_TRANSFERS, Durations, TransferModel
+from engine.plan.walk import of_kinds
 
 
 @dataclass(frozen=True)
@@ -77,16 +78,13 @@ def simulate_joined(
     num_stages = lowered.num_stages
     if {len(collectives.gather_ns), len(collectives.reduce_ns)} != {num_stages}:
         raise ValueError(f"expected the times of collectives of {num_stages} stages")
-    moving = [
-        (collectives.gather_ns if action.op is Op.UNSHARD else collectives.reduce_ns)[action.stage]
-        for lane in joining(lowered)
-        for action in lane
-    ]
     times = []
     for of_replica in durations:
         by_kind = of_replica.by_kind(num_stages)
-        for op in SEND_OPS:
+        message = (transfers.duration_ns,) * num_stages
+        others = {Op.UNSHARD: collectives.gather_ns, Op.REDUCE_GRAD: collectives.reduce_ns}
+        for op, of_stages in {**dict.fromkeys(SEND_OPS, message), **others}.items():
             first = CODES[op] * num_stages
-            by_kind[first : first + num_stages] = [transfers.duration_ns] * num_stages
-        times.append(ReplicaTimes(of_kinds(lowered, by_kind), moving))
+            by_kind[first : first + num_stages] = of_stages
+        times.append(of_kinds(lowered, by_kind))
     return replay(lowered, times)

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from engine.arrays import Arrays, Ints
 
-F, B, I, W, SEND_F, RECV_F, SEND_B, RECV_B, OPT = range(9)
+F, B, I, W, SEND_F, RECV_F, SEND_B, RECV_B, OPT, UNSHARD, RESHARD, REDUCE_GRAD, NORM = range(13)
 """As `engine.plan.action.CODES`, written out: machine code is compiled anew when this file changes,
 not when another one does."""
+NUM_OPS = NORM + 1
 NONE = -1
 
 
@@ -35,6 +36,8 @@ def find_illegal(table: Arrays, ranks: Ints, width: int, done: Ints) -> int:
     for rank in range(len(offset) - 1):
         for at in range(offset[rank], offset[rank + 1]):
             here, microbatch = stage[at], column[at]
+            if op[at] > RECV_B:  # of no microbatch; `engine.plan.collective_rules` knows its place
+                continue
             if not (0 <= here < num_stages and ranks[here] == rank and 0 <= microbatch < width):
                 return at
             if size > 0:
@@ -69,124 +72,6 @@ def find_peaks(offset: Ints, op: Ints, peak: Ints) -> None:
         peak[rank] = most
 
 
-# time
-
-
-def play(
-    table: Arrays,
-    kinds: Arrays,
-    took: Ints,
-    transfer_ns: int,
-    overlaps: bool,
-    walk: Arrays,
-    ready: Ints,
-    start: Ints,
-    end: Ints,
-) -> None:
-    """When each computation starts and ends, each as soon as it can; `took` is by kind.
-
-    `ready`: when each link is there, NONE before. `position` ends short of what never starts.
-    """
-    offset, op, stage, column = table
-    needed, made, _, edge, user = kinds
-    position, now, blocked, stack, channel_free = walk
-    num_stages, top = len(needed) // (OPT + 1), len(stack)
-    while top > 0:
-        top -= 1
-        rank = stack[top]
-        at, free, stop = position[rank], now[rank], offset[rank + 1]
-        while at < stop:
-            code, microbatch = op[at], column[at]
-            kind = code * num_stages + stage[at]
-            link = needed[kind] + microbatch
-            there = ready[link]
-            if there < 0:
-                blocked[rank] = link
-                break
-            if there > free and code != W:  # W needs what its rank has, before it is sent
-                free = there
-            start[at] = free
-            free += took[kind]
-            end[at] = arrival = free
-            channel = edge[kind]
-            if channel >= 0:
-                channel_free[channel] = arrival = max(channel_free[channel], free) + transfer_ns
-                if not overlaps:
-                    free = arrival
-            if code != W:
-                link, waiting = made[kind] + microbatch, user[kind]
-                ready[link] = arrival
-                if blocked[waiting] == link:
-                    blocked[waiting] = NONE
-                    stack[top] = waiting
-                    top += 1
-            at += 1
-        position[rank], now[rank] = at, free
-
-
-def move_messages(
-    table: Arrays, edge: Ints, duration_ns: int, end: Ints, channel: Arrays, message: Arrays
-) -> None:
-    """When the message of each computation begins to move, and which is before it; or NONE."""
-    _, op, stage, _ = table
-    last, free = channel
-    moved, before = message
-    num_stages = len(edge) // (OPT + 1)
-    for at in range(len(op)):
-        here = edge[op[at] * num_stages + stage[at]]
-        if here >= 0:
-            moved[at] = max(end[at], free[here])
-            free[here] = moved[at] + duration_ns
-            before[at], last[here] = last[here], at
-
-
-def find_makers(table: Arrays, made: Ints, maker: Ints) -> None:
-    """The index of the computation that makes each link."""
-    _, op, stage, column = table
-    num_stages = len(made) // (OPT + 1)
-    for at in range(len(op)):
-        if op[at] != W:
-            maker[made[op[at] * num_stages + stage[at]] + column[at]] = at
-
-
-def walk_back(
-    table: Arrays,
-    ranks: Ints,
-    needed: Ints,
-    maker: Ints,
-    message: Arrays,
-    duration_ns: int,
-    overlaps: bool,
-    start: Ints,
-    end: Ints,
-    path: Ints,
-) -> int:
-    """Go from the last computation, `path[0]`, to what ended for it to start, until the first.
-
-    `path` gets twice the index of each computation; of the maker of a message that, and 1. Returns
-    how many there are.
-    """
-    offset, op, stage, column = table
-    moved, before = message
-    num_stages, length, at, is_message = len(needed) // (OPT + 1), 0, path[0], False
-    while True:
-        path[length] = 2 * at + is_message
-        length += 1
-        if is_message:
-            is_message = end[at] != moved[at] and before[at] >= 0
-            at = before[at] if is_message else at
-            continue
-        if start[at] == 0:
-            return length
-        if at > offset[ranks[stage[at]]]:
-            is_sending = not overlaps and moved[at - 1] >= 0
-            if (moved[at - 1] + duration_ns if is_sending else end[at - 1]) == start[at]:
-                at, is_message = at - 1, is_sending
-                continue
-        at = maker[needed[op[at] * num_stages + stage[at]] + column[at]]
-        is_message = moved[at] >= 0
-
-
 # transfers
 
 
@@ -196,7 +81,7 @@ def order_messages(
     """The columns of each edge in the order sent, from edge x width on, and the turn of each."""
     _, op, stage, column = table
     edge = kinds[3]
-    num_stages = len(edge) // (OPT + 1)
+    num_stages = len(edge) // NUM_OPS
     for at in range(len(op)):
         here = edge[op[at] * num_stages + stage[at]]
         if here >= 0:
@@ -217,7 +102,7 @@ def insert_transfers(
     needed, _, receives, edge, _ = kinds
     order, turn = sent
     out_offset, out_op, out_stage, out_column = out
-    num_stages, to = len(edge) // (OPT + 1), 0
+    num_stages, to = len(edge) // NUM_OPS, 0
     for rank in range(len(offset) - 1):
         need = offset[rank]  # the computation that is looked ahead at
         for at in range(offset[rank], offset[rank + 1]):
@@ -259,6 +144,8 @@ def misplaced_transfer(
         num_due = 0  # SENDs whose maker is done
         for at in range(offset[rank], offset[rank + 1]):
             code = op[at]
+            if code > RECV_B:
+                continue
             if not 0 <= stage[at] < len(ranks) or ranks[stage[at]] != rank:
                 return AWAY, at
             kind = code * len(ranks) + stage[at]
@@ -285,192 +172,249 @@ def misplaced_transfer(
     return 0, 0
 
 
-def meet(
-    table: Arrays, kinds: Arrays, lines: Arrays, walk: Arrays, line: Arrays, is_there: Ints
-) -> int:
-    """Let the ends of messages meet: a SEND and its RECV, each the first that is left in its line.
+# time
 
-    `lines` are, by kind, the line of a transfer and that of its other end. Returns the index of a
-    RECV that would get another microbatch's message, or NONE. Then what hangs is left over: of a
-    rank what `position` is short of, of a line its `first`.
+
+def walk(
+    table: Arrays,
+    kinds: Arrays,
+    lines: Arrays,
+    took: Ints,
+    shape: tuple[int, int, int, int],
+    transfer_ns: int,
+    overlaps: bool,
+    walkers: Arrays,
+    links: Arrays,
+    queue: Arrays,
+    channel: Arrays,
+    times: Arrays,
+    why: Arrays,
+) -> int:
+    """Let every rank go as far as it can, and again when what it is blocked on is there.
+
+    `shape` is (steps K, replicas D, microbatches, stages). A walker is a rank of a replica, d x p +
+    r; what is by step and replica lies one behind the other, (d x K + k) times its length.
+    `table`: offset, op, stage, column and `awaits`, the collective of the row that an action waits
+    for. `took` is by replica and action; a message's at its SEND. `walkers`: where each stands in
+    its row, in which step, since when it is free, what it did last, what it is blocked on, and the
+    stack of those to go on. `links`: when each was made, when it is there, and what brought it.
+    `times`: when each action starts and ends, and when what it lets move begins to move; NONE
+    before. `why`: by action what ended for it to start, by message what ended for it to move; both
+    may be empty. Returns a RECV that would get another microbatch's message, or NONE.
     """
-    offset, op, stage, column = table
-    needed, _, receives, _, user = kinds
-    position, blocked, stack = walk
-    first, last, behind, todo, is_todo = line
-    num_stages, top = len(needed) // (OPT + 1), len(stack)
+    offset, op, stage, column, awaits = table
+    needed, made, _, edge, user = kinds
+    num_steps, replicas, width, num_stages = shape
+    position, step, now, latest, blocked, stack, ends = walkers
+    made_ns, there_ns, brought = links
+    free_ns, last_moved, lane_ns, num_come, come_ns = channel
+    start, end, moves = times
+    cause, moved_by = why
+    num_ranks, size, num_links = len(offset) - 1, len(op), 2 * num_stages + 1
+    top, has_why, is_explicit = len(stack), len(cause) > 0, len(lines[0]) > 0
+    first, last, behind, todo, is_todo = queue
+    num_lines = len(is_todo)
     while top > 0:
         top -= 1
-        rank = stack[top]
-        at = position[rank]
-        while at < offset[rank + 1]:
-            kind = op[at] * num_stages + stage[at]
-            if op[at] <= W:
-                if receives[kind] and not is_there[needed[kind] + column[at]]:
-                    blocked[rank] = needed[kind] + column[at]
+        walker = stack[top]
+        replica, rank = walker // num_ranks, walker % num_ranks
+        at, k, free, before = position[walker], step[walker], now[walker], latest[walker]
+        begin, stop = offset[rank], offset[rank + 1]
+        while True:
+            if at == stop:
+                ends[walker * num_steps + k] = free
+                if k + 1 == num_steps:
                     break
-                at += 1
+                k, at = k + 1, begin
                 continue
-            todo[0], num_todo = lines[0][kind], 1
-            if first[todo[0]] < 0:
-                first[todo[0]] = at
-            else:
-                behind[last[todo[0]]] = at
-            last[todo[0]] = at
-            at += 1
-            while num_todo > 0:
-                num_todo -= 1
-                is_todo[todo[num_todo]] = 0
-                receive = _complete(table, needed, lines, line, is_there, todo[num_todo])
-                if receive < NONE:
-                    return NONE - 1 - receive
-                if receive >= 0:
-                    kind = op[receive] * num_stages + stage[receive]
-                    num_todo = _put(todo, is_todo, num_todo, lines[0][kind])
-                    num_todo = _put(todo, is_todo, num_todo, lines[1][kind])
-                    if blocked[user[kind]] == needed[kind] + column[receive]:
-                        blocked[user[kind]] = NONE
-                        stack[top] = user[kind]
+            base = (replica * num_steps + k) * size
+            own, code = base + at, op[at]
+            if awaits[at] >= 0 and end[base + awaits[at]] < 0:
+                blocked[walker] = NONE - 1 - (base + awaits[at])
+                break
+            if code <= W:
+                kind = code * num_stages + stage[at]
+                first_link = (replica * num_steps + k) * num_links * width + column[at]
+                link = first_link + needed[kind]
+                began, reason = free, before
+                if code != W:
+                    if there_ns[link] < 0:
+                        blocked[walker] = link
+                        break
+                    if there_ns[link] > began:
+                        began, reason = there_ns[link], brought[link]
+                elif made_ns[link] < 0:
+                    blocked[walker] = link
+                    break
+                if awaits[at] >= 0 and end[base + awaits[at]] > began:
+                    began, reason = end[base + awaits[at]], base + awaits[at]
+                if has_why:
+                    cause[own] = reason
+                start[own] = began
+                free = began + took[replica * size + at]
+                end[own], before = free, own
+                if code != W:
+                    link = first_link + made[kind]
+                    made_ns[link] = free
+                    here = edge[kind]
+                    if here < 0:
+                        there_ns[link], brought[link] = free, own
+                    elif not is_explicit:
+                        here += replica * num_links
+                        moved = free
+                        moved = max(moved, free_ns[here])
+                        if has_why:
+                            late = moved > free and last_moved[here] >= 0
+                            moved_by[own] = NONE - 1 - last_moved[here] if late else own
+                            last_moved[here] = own
+                        moves[own] = moved
+                        there_ns[link] = free_ns[here] = moved + transfer_ns
+                        brought[link] = NONE - 1 - own  # the message of it
+                        if not overlaps:
+                            free, before = moved + transfer_ns, NONE - 1 - own
+                        waiting = replica * num_ranks + user[kind]
+                        if blocked[waiting] == link:
+                            blocked[waiting], stack[top] = NONE, waiting
+                            top += 1
+            elif code <= RECV_B:
+                kind = code * num_stages + stage[at]
+                start[own] = free
+                todo[0], num_todo = replica * num_lines + lines[0][kind], 1
+                if first[todo[0]] < 0:
+                    first[todo[0]] = own
+                else:
+                    behind[last[todo[0]]] = own
+                last[todo[0]] = own
+                while num_todo > 0:
+                    num_todo -= 1
+                    line = todo[num_todo]
+                    is_todo[line % num_lines] = 0
+                    one = first[line]
+                    if one < 0:
+                        continue
+                    there = one % size
+                    kind = op[there] * num_stages + stage[there]
+                    other_line = replica * num_lines + lines[1][kind]
+                    other = first[other_line]
+                    if other < 0:
+                        continue
+                    other_at = other % size
+                    if needed[op[other_at] * num_stages + stage[other_at]] != needed[kind]:
+                        continue
+                    is_receive = op[there] == RECV_F or op[there] == RECV_B
+                    send, receive = (other, one) if is_receive else (one, other)
+                    if column[there] != column[other_at] or one // size != other // size:
+                        return receive
+                    first[line], first[other_line] = behind[one], behind[other]
+                    here = replica * num_links + edge[kind]
+                    moved = max(start[send], start[receive], free_ns[here])
+                    over = moved + took[replica * size + send % size]
+                    link = (receive // size * num_links) * width + needed[kind] + column[there]
+                    start[send] = start[receive] = moves[send] = moves[receive] = moved
+                    end[send] = end[receive] = free_ns[here] = there_ns[link] = over
+                    brought[link] = send
+                    for each in (lines[0][kind], lines[1][kind]):
+                        if not is_todo[each]:
+                            is_todo[each], todo[num_todo] = 1, replica * num_lines + each
+                            num_todo += 1
+                    receiving = op[receive % size] * num_stages + stage[receive % size]
+                    waiting = replica * num_ranks + user[receiving]
+                    if blocked[waiting] == link:
+                        blocked[waiting], stack[top] = NONE, waiting
                         top += 1
-        position[rank] = at
+            elif code == RESHARD:
+                start[own] = end[own] = free
+            elif code == OPT:
+                began, reason = free, before
+                if awaits[at] >= 0 and end[base + awaits[at]] > began:
+                    began, reason = end[base + awaits[at]], base + awaits[at]
+                if has_why:
+                    cause[own] = reason
+                start[own] = began
+                free = began + took[replica * size + at]
+                end[own], before = free, own
+            elif code == NORM:
+                if end[own] < 0 and start[own] < 0:
+                    began = free
+                    if awaits[at] >= 0 and end[base + awaits[at]] > began:
+                        began = end[base + awaits[at]]
+                    start[own] = began
+                    if has_why:
+                        cause[own] = before if began == free else base + awaits[at]
+                    come_ns[k] = max(come_ns[k], began)
+                    num_come[size * num_steps + k] += 1
+                    if num_come[size * num_steps + k] == num_ranks * replicas:
+                        for each in range(num_ranks * replicas):
+                            # Every rank stands at its NORM.
+                            theirs = each // num_ranks * num_steps + k
+                            place = at if each == walker else position[each]
+                            end[theirs * size + place] = come_ns[k] + took[replica * size + at]
+                            if blocked[each] == NONE - 1 - (theirs * size + place):
+                                blocked[each], stack[top] = NONE, each
+                                top += 1
+                if end[own] < 0:
+                    blocked[walker] = NONE - 1 - own
+                    break
+                free, before = end[own], own
+            else:
+                start[own] = free
+                come = k * size + at
+                num_come[come] += 1
+                if num_come[come] == replicas:
+                    ready = 0
+                    for each in range(replicas):
+                        theirs, lane = (each * num_steps + k) * size + at, each * num_ranks + rank
+                        start[theirs] = max(start[theirs], lane_ns[lane])
+                        ready = max(ready, start[theirs])
+                    for each in range(replicas):
+                        theirs, lane = (each * num_steps + k) * size + at, each * num_ranks + rank
+                        moves[theirs] = ready
+                        end[theirs] = lane_ns[lane] = ready + took[each * size + at]
+                        waiting = each * num_ranks + rank
+                        if blocked[waiting] == NONE - 1 - theirs:
+                            blocked[waiting], stack[top] = NONE, waiting
+                            top += 1
+            at += 1
+        position[walker], step[walker], now[walker], latest[walker] = at, k, free, before
     return NONE
 
 
-def _put(todo: Ints, is_todo: Ints, num_todo: int, line: int) -> int:
-    """Put a line on a stack where it is not yet; returns how many are."""
-    if is_todo[line]:
-        return num_todo
-    is_todo[line], todo[num_todo] = 1, line
-    return num_todo + 1
+def spread(op: Ints, stage: Ints, num_stages: int, by_kind: Ints, took: Ints) -> None:
+    """Give each action what its kind takes."""
+    for at in range(len(op)):
+        took[at] = by_kind[op[at] * num_stages + max(stage[at], 0)]
 
 
-def _complete(
-    table: Arrays, needed: Ints, lines: Arrays, line: Arrays, is_there: Ints, here: int
-) -> int:
-    """Let the first of a line meet its other end, if that is the first of its own.
+def find_awaited(offset: Ints, op: Ints, stage: Ints, latest: Ints, awaits: Ints) -> None:
+    """The collective that each action waits for, or NONE; `latest` is by stage, NONE before."""
+    for rank in range(len(offset) - 1):
+        last = NONE
+        for at in range(offset[rank], offset[rank + 1]):
+            if op[at] == UNSHARD:
+                latest[stage[at]] = last = at
+            elif op[at] == REDUCE_GRAD:
+                last = at
+            elif op[at] <= W:
+                awaits[at] = latest[stage[at]]
+            elif op[at] == OPT or op[at] == NORM:
+                awaits[at] = last
 
-    Returns the RECV of the two; NONE if it cannot be; NONE - 1 - RECV if they are not a pair.
+
+def walk_back(why: Arrays, start: Ints, at: int, path: Ints) -> int:
+    """Go from an action to what ended for it to start, until the beginning.
+
+    `path` gets twice the index of each; of the maker of a message that, and 1. Returns how many.
     """
-    _, op, stage, column = table
-    others, first, behind = lines[1], line[0], line[2]
-    num_stages, one = len(needed) // (OPT + 1), first[here]
-    if one < 0:
-        return NONE
-    kind = op[one] * num_stages + stage[one]
-    other = first[others[kind]]
-    if other < 0 or needed[op[other] * num_stages + stage[other]] != needed[kind]:
-        return NONE
-    receive = one if op[one] in (RECV_F, RECV_B) else other
-    if column[one] != column[other]:
-        return NONE - 1 - receive
-    first[here], first[others[kind]] = behind[one], behind[other]
-    is_there[needed[kind] + column[one]] = 1
-    return receive
-
-
-def replay(
-    table: Arrays,
-    kinds: Arrays,
-    lanes: Arrays,
-    times: Arrays,
-    walk: Arrays,
-    message: Arrays,
-    meeting: Arrays,
-) -> None:
-    """When each action of D replicas starts and ends; a transfer, when its message moves.
-
-    What each replica has of its own lies behind that of the replica before. A rank of a replica is
-    one of D x p walkers. The collectives of a rank are numbered from `first[rank]` on, in the order
-    of its row: its lane. As replicas have the same row, the last of them to come to a collective
-    finds the ones before it on the lane done.
-
-    `lanes`: the first of each rank, where each stands, and what each action waits for. `times`: how
-    long actions take and collectives move bytes; starts and ends. `message`: by link, the end that
-    was ready first, and when it has arrived. `meeting`: how many replicas have come; by replica,
-    when each collective begins, is ready and ends. All are NONE before.
-    """
-    offset, op, stage, column = table
-    needed, _, receives, edge, user = kinds
-    first, before, awaits = lanes
-    took, moving, start, end = times
-    position, now, blocked, turn, stack, channel_free = walk
-    posted, arrived = message
-    over, num_ranks, top = meeting[3], len(offset) - 1, len(stack)
-    num_stages, size = len(needed) // (OPT + 1), len(position) // num_ranks  # D
-    num_links, num_edges = len(arrived) // size, len(channel_free) // size
-    while top > 0:
-        top, walker = top - 1, stack[top - 1]
-        replica, rank = walker // num_ranks, walker % num_ranks
-        at, free, own = position[walker], now[walker], replica * len(op)
-        while True:
-            if turn[walker] < first[rank + 1] and before[turn[walker]] <= at:
-                top = _begin(at, walker, free, lanes, moving, walk, meeting, top)
-            if at == offset[rank + 1]:
-                break
-            kind = op[at] * num_stages + stage[at]
-            link = replica * num_links + needed[kind] + column[at]
-            if op[at] <= W:
-                here = replica * len(before) + awaits[at]
-                is_sharded = awaits[at] >= 0 and over[here] < 0
-                if is_sharded or (receives[kind] and arrived[link] < 0):
-                    blocked[walker] = NONE - 1 - awaits[at] if is_sharded else link
-                    break
-                free = max(free, over[here]) if awaits[at] >= 0 else free
-                free = max(free, arrived[link]) if receives[kind] else free
-                start[own + at] = free
-                end[own + at] = free = free + took[own + at]
-            elif posted[link] < 0:
-                posted[link], start[own + at] = own + at, free
-            else:
-                other, channel = posted[link], replica * num_edges + edge[kind]
-                moved = max(start[other], free, channel_free[channel])
-                there = moved + took[own + at if op[at] in (SEND_F, SEND_B) else other]
-                start[own + at] = start[other] = moved
-                end[own + at] = end[other] = channel_free[channel] = arrived[link] = there
-                top = _wake(replica * num_ranks + user[kind], link, blocked, stack, top)
-            at += 1
-        position[walker], now[walker] = at, free
-
-
-def _begin(
-    at: int,
-    walker: int,
-    free: int,
-    lanes: Arrays,
-    moving: Ints,
-    walk: Arrays,
-    meeting: Arrays,
-    top: int,
-) -> int:
-    """Note that a replica has come to the collectives before an action; the last lets them be."""
-    (first, before, _), (num_come, begin, ready, over) = lanes, meeting
-    blocked, turn, stack = walk[2], walk[3], walk[4]
-    size, num_ranks = len(before), len(first) - 1
-    replica, rank = walker // num_ranks, walker % num_ranks
-    while turn[walker] < first[rank + 1] and before[turn[walker]] <= at:
-        here = turn[walker]
-        begin[replica * size + here] = free
-        num_come[here] += 1
-        turn[walker] += 1
-        if num_come[here] * size < len(begin):
-            continue
-        latest = 0
-        for each in range(here, len(begin), size):
-            if here > first[rank]:
-                begin[each] = max(begin[each], over[each - 1])
-            latest = max(latest, begin[each])
-        for each in range(here, len(begin), size):
-            ready[each], over[each] = latest, latest + moving[each]
-            top = _wake(each // size * num_ranks + rank, NONE - 1 - here, blocked, stack, top)
-    return top
-
-
-def _wake(walker: int, awaited: int, blocked: Ints, stack: Ints, top: int) -> int:
-    """Put a walker on the stack if it is blocked on just this; returns how many are on it."""
-    if blocked[walker] != awaited:
-        return top
-    blocked[walker], stack[top] = NONE, walker
-    return top + 1
+    cause, moved_by = why
+    length, is_message = 0, False
+    while True:
+        path[length] = 2 * at + is_message
+        length += 1
+        reason = moved_by[at] if is_message else cause[at]
+        if reason == NONE or (start[at] == 0 and not is_message):
+            return length
+        is_message = reason < NONE
+        at = NONE - 1 - reason if is_message else reason
 
 
 # memory
@@ -495,7 +439,7 @@ def follow_bytes(
     needed, made, receives, edge, _ = kinds
     first_rise, first_net, first_handed, rise, net, handed, let_go = costs
     is_done, num_posted, num_taken, turn, to_send, queued = memory
-    num_stages, peak = len(needed) // (OPT + 1), level
+    num_stages, peak = len(needed) // NUM_OPS, level
     for at in range(len(op)):
         kind = op[at] * num_stages + stage[at]
         here = edge[kind]

@@ -8,17 +8,27 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import json
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from engine.arrays import run
 from engine.plan import kernels
-from engine.plan.action import COLLECTIVE_OPS, OPS, Action, Op, parse_action, parse_cell
+from engine.plan.action import (
+    CODES,
+    COLLECTIVE_OPS,
+    COMPUTE_OPS,
+    OPS,
+    RECV_OPS,
+    SEND_OPS,
+    Action,
+    Op,
+    parse_action,
+    parse_cell,
+)
 from engine.plan.table import Table
 
 
@@ -57,8 +67,7 @@ def v_placement(world_size: int, stages_per_rank: int = 2) -> Placement:
 class Program:
     """The actions of one step, by rank, in the order in which each rank issues them.
 
-    Made of rows of actions or of a table of them; kept as a table. `actions` are computations and
-    transfers; `rows` has the collectives of replicas too.
+    Made of rows of actions or of a table of them; kept as a table.
     """
 
     schedule: str
@@ -85,34 +94,33 @@ class Program:
         return self.actions
 
     @property
-    def rows(self) -> tuple[tuple[Action, ...], ...]:
-        """The actions by rank, collectives among them."""
-        return self.table.whole_rows
-
-    @property
     def has_collectives(self) -> bool:
-        return bool(self.table.collectives)
+        return any(self._num_of(COLLECTIVE_OPS))
 
     def without_collectives(self) -> Program:
         """The same program for one replica whose parameters are whole."""
         if not self.has_collectives:
             return self
-        return replace(self, actions=self.table.without_collectives())
-
-    def part(self, rank: int, first: int = 0, last: int | None = None) -> tuple[Action, ...]:
-        """The actions of a rank from one position in `rows` to before another."""
-        if self.has_collectives:
-            return self.rows[rank][first:last]
-        return self.table.part(rank, first, last)
+        return replace(self, actions=self._without_collectives)
 
     @cached_property
+    def _without_collectives(self) -> Table:
+        return self.table.of_ops(COMPUTE_OPS | SEND_OPS | RECV_OPS | {Op.OPT})
+
+    @property
     def num_computations(self) -> int:
-        """The number of actions that are not transfers."""
-        return sum(self.num_of_kind[: (kernels.W + 1) * self.num_stages])
+        """The number of actions that are neither transfers nor collectives."""
+        return sum(self._num_of(COMPUTE_OPS))
 
     @property
     def has_transfers(self) -> bool:
-        return self.num_computations < self.table.num_actions
+        return any(self._num_of(SEND_OPS | RECV_OPS))
+
+    def _num_of(self, ops: Collection[Op]) -> Iterator[int]:
+        """The numbers of actions of these ops, by op and stage."""
+        for op in ops:
+            first = CODES[op] * self.num_stages
+            yield from self.num_of_kind[first : first + self.num_stages]
 
     @cached_property
     def num_of_kind(self) -> array[int]:
@@ -123,15 +131,13 @@ class Program:
 
     def compute_only(self) -> Program:
         """The same program without its transfers and collectives."""
-        if not self.has_transfers:
-            return self.without_collectives()
-        offset, *columns = self.table.arrays
-        kept = bytes(code <= kernels.W for code in columns[0])
-        ends = (kept[begin:end].count(1) for begin, end in itertools.pairwise(offset))
-        arrays = (array("q", itertools.compress(column, kept)) for column in columns)
-        return replace(
-            self, actions=Table(array("q", itertools.accumulate(ends, initial=0)), *arrays)
-        )
+        if not self.has_transfers and not self.has_collectives:
+            return self
+        return replace(self, actions=self._computations)
+
+    @cached_property
+    def _computations(self) -> Table:
+        return self.table.of_ops(COMPUTE_OPS)
 
 
 def steps_can_overlap(program: Program) -> bool:
@@ -140,7 +146,7 @@ def steps_can_overlap(program: Program) -> bool:
     A step begins on the rank of stage 0. Nothing overlaps if the last computation there needs the
     last one of every other rank, as in 1F1B; where weight gradients come last, it does not.
     """
-    rows = [program.compute_only().part(rank) for rank in range(program.world_size)]
+    rows = [program.compute_only().table.part(rank) for rank in range(program.world_size)]
     where = {action: (rank, at) for rank, row in enumerate(rows) for at, action in enumerate(row)}
     first = program.placement.ranks[0]
     num_needed, left = [0] * len(rows), [(first, len(rows[first]) - 1)]
@@ -162,7 +168,7 @@ def to_csv(program: Program) -> str:
     """torch's form: a row per rank, a cell per action."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(
-        [str(action) for action in program.part(rank)] for rank in range(len(program.table))
+        [str(action) for action in program.table.part(rank)] for rank in range(len(program.table))
     )
     return text.getvalue()
 
@@ -178,19 +184,20 @@ def from_csv(text: str, name: str) -> Program:
     """
     table = Table.of(actions_from_csv(text))
     seen: dict[int, Counter[int]] = {}  # by stage, how often on each rank
-    for rank, row in enumerate(table):
+    plain = [[a for a in row if a.op not in COLLECTIVE_OPS] for row in table]
+    for rank, row in enumerate(plain):
         for action in row:
             seen.setdefault(action.stage, Counter())[rank] += 1
     owners = {stage: on.most_common(1)[0][0] for stage, on in seen.items()}
     if not owners:
         raise ValueError("holds no actions; expected a row per rank with cells such as 0F0")
-    microbatches = set(table.microbatch)
+    microbatches = {action.microbatch for row in plain for action in row}
     for what, numbers in (("stage", owners), ("microbatch", microbatches)):
         highest = max(numbers)
         for number in range(highest):
             if number not in numbers:
                 raise ValueError(f"has {what} {highest} but nothing for {what} {number}")
-    for rank, row in enumerate(table):
+    for rank, row in enumerate(plain):
         if not row:
             raise ValueError(f"rank {rank} has no actions; every rank needs a stage")
     placement = Placement(tuple(owners[stage] for stage in range(len(owners))), len(table))
@@ -227,7 +234,7 @@ def to_json(program: Program) -> str:
             "schedule": program.schedule,
             "num_microbatches": program.num_microbatches,
             "placement": list(program.placement.ranks),
-            "actions": [[str(action) for action in row] for row in program.rows],
+            "actions": [[str(action) for action in row] for row in program.actions],
         }
     )
 

@@ -24,12 +24,10 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from operator import ne, sub
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from engine.arrays import Arrays, Ints, Maker, filled, listed, maker, packed, run, run_all
+from engine.arrays import Arrays, Ints, Maker, filled, maker, run
 from engine.plan import kernels
 from engine.plan.action import CODES, OPS, Action, Op
 from engine.plan.drawing import draw
@@ -40,7 +38,7 @@ class ProgramError(ValueError):
     """A program that breaks a rule: which rank, position and action, and why, with the grid."""
 
     def __init__(self, program: Program, rank: int, position: int, reason: str) -> None:
-        found = program.part(rank, position, position + 1)
+        found = program.table.part(rank, position, position + 1)
         action = str(found[0]) if found else "end of program"
         self.rank, self.position, self.action, self.reason = rank, position, action, reason
         super().__init__(
@@ -106,33 +104,9 @@ def kinds_of(placement: Placement, width: int, made_by: Maker = filled) -> Kinds
     return kinds
 
 
-MOST_NS = 2**63 - 1
-
-
 def num_links(program: Program) -> int:
     """The number of links: one before each F and each I, and one before the last W."""
     return 2 * program.num_stages + 1
-
-
-def check(program: Program, max_held: int | None = None) -> None:
-    """Raise ProgramError unless each action is placed, happens once, and can run in this order.
-
-    With `max_held`, also unless no rank ever holds more activations than that, counted in
-    microbatches over all its stages. The cost grows with the length of the program.
-    """
-    compute = program.compute_only()
-    next(play([(compute, [0] * (compute.num_stages * len(OPS)))]))
-    if max_held is not None:
-        for rank, peak in enumerate(peak_activations(compute)):
-            if peak > max_held:
-                row = compute.table.part(rank)
-                held = itertools.accumulate((a.op is Op.F) - (a.op in (Op.B, Op.W)) for a in row)
-                position, num_held = next((at, n) for at, n in enumerate(held) if n > max_held)
-                reason = (
-                    f"holds the activations of {num_held} microbatches; at most {max_held} are "
-                    "allowed"
-                )
-                raise ProgramError(compute, rank, position, reason)
 
 
 def check_facts(compute: Program) -> None:
@@ -162,7 +136,7 @@ def check_facts(compute: Program) -> None:
 
 def _find_illegal(program: Program, arrays: Arrays, width: int, done: Ints) -> int:
     num_actions, ranks = program.table.num_actions, program.placement.ranks
-    given = ranks if maker(num_actions) is listed else array("q", ranks)
+    given = ranks if isinstance(arrays[0], list) else array("q", ranks)
     return run(num_actions, kernels.find_illegal, arrays, given, width, done)
 
 
@@ -183,20 +157,23 @@ def _why_illegal(program: Program, index: int) -> str:
     return f"{next(fact for fact in facts if fact in done)} has been done before"
 
 
-def columns_of(program: Program, *, is_proved: bool = False) -> tuple[Arrays, int]:
+def columns_of(program: Program, made_by: Maker = filled) -> tuple[Arrays, int]:
     """The table of a program with columns for microbatches, and how many columns there are.
 
     A microbatch is its own column, unless an action is of one that there is not. Raises
-    ProgramError where a stage is not on its rank, unless that is still to be proved.
+    ProgramError where a stage is not on its rank.
     """
-    program = program.without_collectives()
-    table, arrays, width = program.table, program.table.arrays, program.num_microbatches
-    nothing = filled(0, 0)
+    table, width = program.table, program.num_microbatches
+    arrays = table.made_by(made_by)
+    if table.legal_in == (program.placement, width):
+        return arrays, width
+    nothing = made_by(0, 0)
     if _find_illegal(program, arrays, width, nothing) != kernels.NONE:
         column = {m: column for column, m in enumerate(sorted(set(table.microbatch)))}
-        columns = array("q", map(column.__getitem__, table.microbatch))
+        columns = made_by(0, 0)
+        columns.extend(map(column.__getitem__, table.microbatch))
         arrays, width = (*arrays[:3], columns), len(column)
-        index = _find_illegal(program, arrays, width, nothing) if is_proved else kernels.NONE
+        index = _find_illegal(program, arrays, width, nothing)
         if index != kernels.NONE:
             raise ProgramError(program, *table.place(index), _why_illegal(program, index))
     return arrays, width
@@ -210,61 +187,3 @@ def peak_activations(program: Program) -> list[int]:
     table, peaks = program.table, filled(0, len(program.table))
     run(table.num_actions, kernels.find_peaks, table.offset, table.op, peaks)
     return peaks.tolist()
-
-
-def play(
-    cases: Sequence[tuple[Program, Ints]], transfer_ns: int = 0, *, overlaps: bool = True
-) -> Iterator[tuple[Ints, Ints]]:
-    """When each action of compute-only programs starts and ends, as soon as it can.
-
-    Each program has its costs by kind in nanoseconds. Raises ProgramError unless each action of it
-    is placed and happens once; with the circle of waits where its rows can never be finished.
-    """
-    for compute in {id(compute): compute for compute, _ in cases}.values():
-        check_facts(compute)
-    size = sum(compute.table.num_actions for compute, _ in cases)
-
-    def call(compute: Program, took: Ints) -> tuple[Any, ...]:
-        table, width, links = compute.table, compute.num_microbatches, num_links(compute)
-        is_large = table.num_actions * (max(took, default=0) + transfer_ns) > MOST_NS
-        made_by = listed if is_large else maker(size)
-        now, blocked, stack = (made_by(value, len(table)) for value in (0, kernels.NONE, 0))
-        for rank in range(len(table)):
-            stack[~rank] = rank  # from the first on
-        arrays, ready = table.made_by(made_by), made_by(kernels.NONE, width * links)
-        ready[:width] = made_by(0, width)
-        walk = arrays[0][:-1], now, blocked, stack, made_by(0, links)
-        costs = list(took) if made_by is listed else array("q", took)
-        times = (made_by(0, table.num_actions) for _ in "se")
-        kinds = kinds_of(compute.placement, width, made_by)
-        return arrays, kinds, costs, transfer_ns, overlaps, walk, ready, *times
-
-    played = run_all(size, kernels.play, itertools.starmap(call, cases))
-    for (compute, _), (*_, walk, _, start, end) in zip(cases, played, strict=True):
-        offset = compute.table.offset
-        if any(map(ne, walk[0], offset[1:])):
-            raise _circle_of_waits(compute, list(map(sub, walk[0], offset)))
-        yield packed(start), packed(end)
-
-
-def _circle_of_waits(program: Program, position: list[int]) -> ProgramError:
-    """Follow the waits from a blocked rank until a rank comes up again: that is the circle."""
-    rank = next(r for r, row in enumerate(program.actions) if position[r] < len(row))
-    waits: dict[int, str] = {}
-    while rank not in waits:
-        blocked = program.actions[rank][position[rank]]
-        needed = fact_needed(blocked, program.num_stages)
-        assert needed is not None  # else it would not be blocked
-        owner = program.placement.ranks[needed.stage]
-        left = program.actions[owner][position[owner] :]
-        full = needed._replace(op=Op.B) if needed.op is Op.I else needed
-        if needed not in left and full not in left:
-            reason = f"needs {needed}, which is never done"
-            return ProgramError(program, rank, position[rank], reason)
-        place = "comes only later" if owner == rank else f"stands behind {left[0]} on rank {owner}"
-        maker_of = needed if needed in left else full
-        waits[rank] = f"{blocked} on rank {rank} needs {maker_of}, which {place}"
-        rank = owner
-    ranks = list(waits)
-    circle = [waits[r] for r in ranks[ranks.index(rank) :]]
-    return ProgramError(program, rank, position[rank], "can never start: " + "; ".join(circle))

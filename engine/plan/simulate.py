@@ -14,14 +14,14 @@ from functools import cached_property
 from operator import mul
 from typing import NamedTuple
 
-from engine.arrays import Ints, Maker, listed, maker, run
-from engine.plan import kernels
+from engine.arrays import Ints
 from engine.plan.action import OPS, Action, Op
-from engine.plan.kernels import NONE
-from engine.plan.lower import counterpart, outgoing
+from engine.plan.check import explain
+from engine.plan.messages import counterpart, outgoing
 from engine.plan.program import Placement, Program
-from engine.plan.rules import kinds_of, num_links, play
+from engine.plan.rules import check_facts
 from engine.plan.spans import Lane, Span, lane_of
+from engine.plan.walk import Moving, Walk, of_kinds, walk_all
 
 
 @dataclass(frozen=True)
@@ -105,17 +105,21 @@ class Held(NamedTuple):
 class Simulation:
     """One step that starts at 0 ns: when each action starts and ends, in the table's order."""
 
-    program: Program  # its compute actions
+    walk: Walk  # over its compute actions
     transfers: TransferModel
     took_ns: list[int]  # by kind of action
-    starts_ns: Ints
-    ends_ns: Ints
 
     @property
-    def made_by(self) -> Maker:
-        """Makes the arrays that a walk over these times fills."""
-        is_large = isinstance(self.ends_ns, list)  # numbers that no array holds
-        return listed if is_large else maker(self.program.table.num_actions)
+    def program(self) -> Program:
+        return self.walk.program
+
+    @property
+    def starts_ns(self) -> Ints:
+        return self.walk.starts_ns
+
+    @property
+    def ends_ns(self) -> Ints:
+        return self.walk.ends_ns
 
     @cached_property
     def start_ns(self) -> list[list[int]]:
@@ -193,22 +197,11 @@ class Simulation:
     def messages(self) -> Iterator[tuple[Action, int, int]]:
         """Each SEND with the times between which its message moves, by sender in its order."""
         duration = self.transfers.duration_ns
-        for index, start in enumerate(self.move_messages()[0]):
+        for index, start in enumerate(self.walk.moves_ns):
             if start >= 0:
                 send = outgoing(self.program.table.at(index), self.program)
                 assert send is not None
                 yield send, start, start + duration
-
-    def move_messages(self) -> tuple[Ints, Ints]:
-        """When each action's message begins to move, and which action's is before it; or NONE."""
-        table, links = self.program.table, num_links(self.program)
-        made_by = self.made_by
-        message = made_by(NONE, table.num_actions), made_by(NONE, table.num_actions)
-        channel, duration = (made_by(NONE, links), made_by(0, links)), self.transfers.duration_ns
-        edge = kinds_of(self.program.placement, self.program.num_microbatches, made_by).edge
-        arguments = table.made_by(made_by), edge, duration, self.ends_ns, channel, message
-        run(table.num_actions, kernels.move_messages, *arguments)
-        return message
 
 
 def simulate(
@@ -222,7 +215,10 @@ def simulate(
 
 
 def simulate_all(
-    cases: Iterable[tuple[Program, Durations]], transfers: TransferModel = FREE_TRANSFERS
+    cases: Iterable[tuple[Program, Durations]],
+    transfers: TransferModel = FREE_TRANSFERS,
+    *,
+    has_why: bool = False,
 ) -> Iterator[Simulation]:
     """Simulate programs, each with its durations: one with many, many with the same, or pairs.
 
@@ -231,10 +227,14 @@ def simulate_all(
     """
     pairs = list(cases)
     computes = {id(program): program.compute_only() for program, _ in pairs}
+    for compute in computes.values():
+        check_facts(compute)
+    kinds = [durations.by_kind(program.num_stages) for program, durations in pairs]
     timed = [
-        (computes[id(program)], durations.by_kind(program.num_stages))
-        for program, durations in pairs
+        (computes[id(program)], [of_kinds(computes[id(program)], took)])
+        for (program, _), took in zip(pairs, kinds, strict=True)
     ]
-    times = play(timed, transfers.duration_ns, overlaps=transfers.overlaps)
-    for (compute, took), both in zip(timed, times, strict=True):
-        yield Simulation(compute, transfers, took, *both)
+    moving = Moving(transfers.duration_ns, transfers.overlaps)
+    for walked, took in zip(walk_all(timed, moving, has_why=has_why), kinds, strict=True):
+        explain(walked)
+        yield Simulation(walked, transfers, took)

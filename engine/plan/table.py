@@ -5,31 +5,22 @@
     stage         0  0  0   1  1  1
     microbatch    0  1  0   0  0  1
 
-Collectives lie beside the arrays, each with the position before which it stands: what loops over
-the arrays, and who reads a table as rows, sees computations and transfers only.
-
 Loops over arrays can be compiled (`engine.arrays`). Whoever wants actions reads a table as
 a sequence of rows, each a tuple of them, made when they are asked for.
 """
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from engine.arrays import Arrays, Maker, listed
-from engine.plan.action import CODES, COLLECTIVE_OPS, OPS, Action
-
-
-class Placed(NamedTuple):
-    """A collective, and the position in its row of a table before which it stands."""
-
-    position: int
-    action: Action
+from engine.plan.action import CODES, OPS, Action, Op
 
 
 class Table(Sequence[tuple[Action, ...]]):
@@ -39,28 +30,17 @@ class Table(Sequence[tuple[Action, ...]]):
         self, offset: array[int], op: array[int], stage: array[int], microbatch: array[int]
     ) -> None:
         self.offset, self.op, self.stage, self.microbatch = offset, op, stage, microbatch
-        self.collectives: tuple[tuple[Placed, ...], ...] = ()  # by rank; nothing without any
         self.legal_in: object = None  # the placement and microbatches that its facts are proved for
 
     @classmethod
     def of(cls, rows: Iterable[Sequence[Action]]) -> Table:
         """The table of some rows of actions."""
         table = cls(array("q", [0]), array("q"), array("q"), array("q"))
-        collectives = []
         for row in rows:
-            kept, placed = row, list[Placed]()
-            if not COLLECTIVE_OPS.isdisjoint(map(itemgetter(1), row)):
-                kept = [action for action in row if action.op not in COLLECTIVE_OPS]
-                for at, action in enumerate(row):
-                    if action.op in COLLECTIVE_OPS:
-                        placed.append(Placed(at - len(placed), action))
-            collectives.append(tuple(placed))
-            table.stage.extend(map(itemgetter(0), kept))
-            table.op.extend(map(CODES.__getitem__, map(itemgetter(1), kept)))
-            table.microbatch.extend(map(itemgetter(2), kept))
+            table.stage.extend(map(itemgetter(0), row))
+            table.op.extend(map(CODES.__getitem__, map(itemgetter(1), row)))
+            table.microbatch.extend(map(itemgetter(2), row))
             table.offset.append(len(table.op))
-        if any(collectives):
-            table.collectives = tuple(collectives)
         return table
 
     @property
@@ -99,24 +79,16 @@ class Table(Sequence[tuple[Action, ...]]):
     def _rows(self) -> tuple[tuple[Action, ...], ...]:
         return tuple(map(self.part, range(len(self))))
 
-    @cached_property
-    def whole_rows(self) -> tuple[tuple[Action, ...], ...]:
-        """The rows with their collectives."""
-        if not self.collectives:
-            return self._rows
-        merged = []
-        for row, placed in zip(self._rows, self.collectives, strict=True):
-            whole = list(row)
-            for number, (position, action) in enumerate(placed):
-                whole.insert(position + number, action)
-            merged.append(tuple(whole))
-        return tuple(merged)
-
-    def without_collectives(self) -> Table:
-        """The same arrays, and what was proved of them, alone."""
-        table = Table(*self.arrays)
-        table.legal_in = self.legal_in
-        return table
+    def of_ops(self, ops: Collection[Op]) -> Table:
+        """The same rows with actions of these ops alone; this table where it has no others."""
+        wanted = bytes(op in ops for op in OPS)
+        kept = bytes(map(wanted.__getitem__, self.op))
+        if 0 not in kept:
+            return self
+        ends = (kept[begin:end].count(1) for begin, end in itertools.pairwise(self.offset))
+        columns = (self.op, self.stage, self.microbatch)
+        arrays = (array("q", itertools.compress(column, kept)) for column in columns)
+        return Table(array("q", itertools.accumulate(ends, initial=0)), *arrays)
 
     def __len__(self) -> int:
         return len(self.offset) - 1
@@ -126,7 +98,7 @@ class Table(Sequence[tuple[Action, ...]]):
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Table):
-            return self.arrays == other.arrays and self.collectives == other.collectives
+            return self.arrays == other.arrays
         return self._rows == other
 
     def __hash__(self) -> int:

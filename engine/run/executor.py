@@ -28,7 +28,7 @@ from engine.flight import NO_FLIGHT, Flight, Phase
 from engine.model.data import StepBatch
 from engine.model.stage_module import Message, gradient_message
 from engine.plan.action import COLLECTIVE_OPS, COMPUTE_OPS, Action, Op
-from engine.plan.lower import Edge, edge_of, incoming, outgoing
+from engine.plan.messages import Edge, edge_of, incoming, outgoing
 from engine.plan.program import Program
 from engine.run.clock import Clock
 from engine.run.collective_lane import Collectives
@@ -96,7 +96,7 @@ class Executor:
 
         `look_ahead` bounds how far the host runs ahead of a device; None: not at all.
         """
-        self._rank, self._replica, self._row = rank, replica, lowered.rows[rank]
+        self._rank, self._replica, self._row = rank, replica, lowered.actions[rank]
         self._stages, self._channels, self._clock = stages, channels, clock
         computations = [action for action in self._row if action.op in COMPUTE_OPS]
         receives = {action: incoming(action, lowered) for action in computations}

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from engine.model.stage_module import TensorSpec
 from engine.plan.action import Action, Op
-from engine.plan.lower import Edge
+from engine.plan.messages import Edge
 from engine.plan.model_costs import LinkCosts
 from engine.run import device as devices
 from engine.run.p2p.fabric import Fabric

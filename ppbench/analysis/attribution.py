@@ -35,12 +35,12 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 
 from engine.plan.action import Op
 from engine.plan.program import Program
-from engine.plan.replay import Replay, ReplicaTimes, joining, of_kinds, replay_all
+from engine.plan.replay import Replay, replay_all
+from engine.plan.walk import of_kinds
 from ppbench.analysis.collectives import collectives
 from ppbench.analysis.costs import Costs, measured_costs, variation
 from ppbench.analysis.job_times import times_in
@@ -98,11 +98,10 @@ def attribute(
     """
     moved = messages(spans) if moved is None else moved
     costs, joined = measured_costs(spans, moved, lowered.num_stages), collectives(spans)
-    num_replicas, num_collectives = count_replicas(spans), sum(map(len, joining(lowered)))
+    num_replicas = count_replicas(spans)
     no_message = Costs(costs.by_stage, {})
     chain = [
-        [ReplicaTimes(of_kinds(lowered, each.by_kind(lowered)), [0] * num_collectives)]
-        * num_replicas
+        [of_kinds(lowered, each.by_kind(lowered))] * num_replicas
         for each in (Costs(costs.balanced().by_stage, {}), no_message, costs)
     ]
     parts: Sequence[str] = PARTS
@@ -112,15 +111,8 @@ def attribute(
         chain += [replicas.alike().times(lowered), replicas.times(lowered)]
     job = times_in(spans, lowered, num_replicas)[0]
     places = {int(step): place for place, step in enumerate(sorted(spans["step"].unique()))}
-    num_actions = job.columns.num_actions
     steps = of_ranks.index.unique("step")
-    own = [
-        [
-            ReplicaTimes(*(array("q", part.tobytes()) for part in np.split(ns, [num_actions])))
-            for ns in job.ns[places[int(str(step))]]
-        ]
-        for step in steps
-    ]
+    own = [[array("q", ns.tobytes()) for ns in job.ns[places[int(str(step))]]] for step in steps]
     replays = list(replay_all(lowered, [*chain, *own]))
     idle_ns = [each.idle_ns() for each in replays]
     by_worker = dict(iter(compute_spans(spans).groupby(["step", "replica", "rank"])))

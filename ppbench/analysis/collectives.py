@@ -16,8 +16,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from engine.plan.action import Op
-from engine.plan.replay import JOINING_OPS
+from engine.plan.action import JOINING_OPS, Op
 
 _SAME = ["step", "rank", "op", "stage", "number"]
 """Columns that a collective has in common on all replicas."""

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from engine.plan.action import OPS, SEND_OPS, Action, Op
-from engine.plan.lower import Edge, edge_of
+from engine.plan.messages import Edge, edge_of
 from engine.plan.program import Program
 from ppbench.analysis.metrics import compute_spans
 from ppbench.judge.differences import is_larger

@@ -1,7 +1,7 @@
 """The times of a whole job, all replicas of all steps, as one array that can be changed.
 
     ns[step, replica, column]     a column is an action of the lowered program, in the order of its
-                                  table, then each UNSHARD and REDUCE_GRAD, by rank in its order
+                                  table
 
 A message's time is at its SEND: from when both ends are ready, and the message before it is over,
 to its end (see `ppbench.analysis.transfers`). A collective's is from when it has begun on all
@@ -25,11 +25,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from engine.plan.action import CODES, COMPUTE_OPS, OPS, RECV_OPS, SEND_OPS, Action, Op
+from engine.plan.action import CODES, COMPUTE_OPS, JOINING_OPS, OPS, RECV_OPS, SEND_OPS, Action, Op
 from engine.plan.collectives import NoCollectives, with_collectives
-from engine.plan.lower import Edge, counterpart, edge_of, incoming
+from engine.plan.messages import Edge, counterpart, edge_of, incoming
 from engine.plan.program import Program
-from engine.plan.replay import JOINING_OPS, joining
 from engine.plan.table import Table
 
 Ns = npt.NDArray[np.int64]
@@ -47,20 +46,11 @@ class Columns:
 
     @cached_property
     def actions(self) -> list[Action]:
-        return [
-            a for rows in (self.program.actions, joining(self.program)) for row in rows for a in row
-        ]
-
-    @property
-    def num_actions(self) -> int:
-        """How many columns are of the table's actions; collectives follow."""
-        return self.program.table.num_actions
+        return [action for row in self.program.actions for action in row]
 
     @cached_property
     def rank(self) -> npt.NDArray[np.int64]:
-        ranks = range(self.program.world_size)
-        lengths = [*map(len, self.program.actions), *map(len, joining(self.program))]
-        return np.repeat([*ranks, *ranks], lengths)
+        return np.repeat(range(self.program.world_size), list(map(len, self.program.actions)))
 
     @cached_property
     def stage(self) -> npt.NDArray[np.int64]:
@@ -89,7 +79,7 @@ class Columns:
         """Each op and stage that takes time, with its columns."""
         of_kind: dict[tuple[Op, int], list[int]] = {}
         for at, action in enumerate(self.actions):
-            if action.op not in RECV_OPS:
+            if action.op not in RECV_OPS | {Op.RESHARD}:
                 of_kind.setdefault((action.op, action.stage), []).append(at)
         return [(op, stage, np.array(at)) for (op, stage), at in of_kind.items()]
 
@@ -99,14 +89,14 @@ class Columns:
         places = {action: at for at, action in enumerate(self.actions)}
         waits: dict[int, list[int]] = {}
         posted: dict[Action, list[int]] = {}
-        collectives = iter(range(self.num_actions, len(self.actions)))
-        for row in self.program.rows:
+        numbers = iter(range(len(self.actions)))
+        for row in self.program.actions:
             computed: list[int] = []  # the computation before
             lane: list[int] = []  # the collective before
             unsharded: dict[int, list[int]] = {}
             for action in row:
+                at = next(numbers)
                 if action.op in JOINING_OPS:
-                    at = next(collectives)
                     waits[at] = computed + lane
                     lane = [at]
                     if action.op is Op.UNSHARD:
@@ -133,12 +123,12 @@ class Columns:
     def steps_ns(self, ns: Ns) -> Ns:
         """From each step's first computation or gather to its end; `ns[step, replica, column]`."""
         took = np.ascontiguousarray(np.moveaxis(ns, 2, 0))
-        ends = np.zeros_like(took)
+        ends, is_joined = np.zeros_like(took), self.of_ops(JOINING_OPS).tolist()
         for column in self._order:
             end = ends[column]
             for before in self._waits[column]:
                 np.maximum(end, ends[before], out=end)
-            if column >= self.num_actions:
+            if is_joined[column]:
                 end[:] = end.max(axis=1, keepdims=True)  # ready on all replicas
             end += took[column]
         computed = np.flatnonzero(self.is_compute)
@@ -197,8 +187,7 @@ def times_in(spans: pd.DataFrame, lowered: Program, replicas: int) -> tuple[JobT
     A collective or message without spans takes no time. Raises what `times_of` raises.
     """
     columns = Columns(lowered)
-    numbers = {str(op): code for op, code in CODES.items()}
-    numbers |= {str(op): len(OPS) + code for code, op in enumerate(JOINING_OPS)}
+    numbers = {str(op): code for op, code in CODES.items() if op is not Op.RESHARD}
     names = spans["op"].astype("category")
     of_names = np.array([numbers.get(str(op), _NONE) for op in names.cat.categories] or [_NONE])
     op = of_names[names.cat.codes.to_numpy()]
@@ -206,18 +195,19 @@ def times_in(spans: pd.DataFrame, lowered: Program, replicas: int) -> tuple[JobT
     replica = spans["replica"].to_numpy() if "replica" in spans else np.zeros(len(spans), int)
     # The column of each span; collectives of one stage and op are taken in their order.
     stage, number = spans["stage"].to_numpy(), spans["microbatch"].to_numpy(copy=True)
-    joined = np.flatnonzero(op >= len(OPS))
+    is_collective = np.isin(op, [CODES[op] for op in JOINING_OPS])
+    joined = np.flatnonzero(is_collective)
     order = joined[np.argsort(spans["start_ns"].to_numpy()[joined], kind="stable")]
     cell = step * replicas + replica
     keys = pd.DataFrame({"cell": cell[order], "op": op[order], "stage": stage[order]})
     number[order] = keys.groupby(list(keys)).cumcount()
     seen: Counter[tuple[Op, int]] = Counter()
-    num_ops, num_each = len(OPS) + len(JOINING_OPS), number.max(initial=0) + 1
-    index = np.full((num_ops, lowered.num_stages, num_each), _NONE)
+    num_each = number.max(initial=0) + 1
+    index = np.full((len(OPS), lowered.num_stages, num_each), _NONE)
     for place, action in enumerate(columns.actions):
-        kind, of_kind = CODES.get(action.op), action.microbatch
-        if kind is None:
-            kind, of_kind = len(OPS) + JOINING_OPS.index(action.op), seen[action.op, action.stage]
+        kind, of_kind = CODES[action.op], action.microbatch
+        if action.op in JOINING_OPS:
+            of_kind = seen[action.op, action.stage]
             seen[action.op, action.stage] += 1
         if of_kind < num_each:
             index[kind, action.stage, of_kind] = place
@@ -231,7 +221,7 @@ def times_in(spans: pd.DataFrame, lowered: Program, replicas: int) -> tuple[JobT
     starts.reshape(-1)[at] = spans["start_ns"].to_numpy()[column != _NONE]
     ends.reshape(-1)[at] = spans["end_ns"].to_numpy()[column != _NONE]
     is_known.reshape(-1)[at] = True
-    has_others = bool(((op >= len(OPS)) & (column == _NONE)).any())
+    has_others = bool((is_collective & (column == _NONE)).any())
     is_joined, is_compute = columns.of_ops(JOINING_OPS), columns.is_compute
     is_whole = np.all(is_known[..., is_joined]) and not (lowered.has_collectives and has_others)
     is_missing = is_compute & ~np.all(is_known, axis=(0, 1))

@@ -87,7 +87,7 @@ def other_sharing(run: Modelled) -> Iterator[WhatIf | Inapplicable]:
                 if _sums_whole(policy):
                     under[Op.REDUCE_GRAD, stage] = ns if _sums_whole(now) else ns + gather
         lowered, costs = add_collectives(run.lowered, policy), replace(run.costs, moving=under)
-        if lowered.rows != run.lowered.rows:
+        if lowered.actions != run.lowered.actions:
             yield replace(run, lowered=lowered, costs=costs).answer(question)
 
 

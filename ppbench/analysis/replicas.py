@@ -16,10 +16,11 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from engine.plan.action import COMPUTE_OPS, RECV_OPS, SEND_OPS, Action, Op
-from engine.plan.lower import edge_of
+from engine.arrays import Ints
+from engine.plan.action import CODES, COMPUTE_OPS, RECV_OPS, SEND_OPS, Action, Op
+from engine.plan.messages import edge_of
 from engine.plan.program import Program
-from engine.plan.replay import ReplicaTimes, joining, of_kinds
+from engine.plan.walk import of_kinds
 from ppbench.analysis.collectives import Moving, mean_moving
 from ppbench.analysis.costs import Costs, link_ns, share_of_difference, stage_ns
 from ppbench.analysis.metrics import compute_spans
@@ -47,11 +48,15 @@ class ReplicaCosts:
         """Collectives that take no time, but join the replicas."""
         return replace(self, moving={})
 
-    def times(self, lowered: Program) -> list[ReplicaTimes]:
+    def times(self, lowered: Program) -> list[Ints]:
         """The times of each replica's step."""
-        moving = [self.moving.get((a.op, a.stage), 0) for row in joining(lowered) for a in row]
-        took = {id(each): of_kinds(lowered, each.by_kind(lowered)) for each in _once(self.own)}
-        return [ReplicaTimes(took[id(each)], moving) for each in self.own]
+        took = {}
+        for each in _once(self.own):
+            by_kind = each.by_kind(lowered)
+            for (op, stage), ns in self.moving.items():
+                by_kind[CODES[op] * lowered.num_stages + stage] = ns
+            took[id(each)] = of_kinds(lowered, by_kind)
+        return [took[id(each)] for each in self.own]
 
 
 def _once(every: Sequence[Costs]) -> list[Costs]:

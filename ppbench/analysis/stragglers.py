@@ -28,8 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from engine.plan.action import COMPUTE_OPS, SEND_OPS, Op
-from engine.plan.replay import JOINING_OPS
+from engine.plan.action import COMPUTE_OPS, JOINING_OPS, SEND_OPS, Op
 from ppbench.analysis.job_times import Chosen, JobTimes, Ns
 
 LEAST_COST = 0.01

@@ -15,7 +15,8 @@ import pandas as pd
 
 from engine.plan.action import Op
 from engine.plan.collectives import CollectivePolicy, NoCollectives, add_collectives
-from engine.plan.lower import Edge, Policy, lower
+from engine.plan.lower import Policy, lower
+from engine.plan.messages import Edge
 from engine.plan.program import Program, from_json
 from engine.plan.replay import replay
 from engine.plan.rules import peak_activations

@@ -220,9 +220,9 @@ def check(
     ] = None,
 ) -> None:
     """Check a program, and prove that it cannot hang."""
+    from engine.plan.check import check as check_rules
     from engine.plan.collectives import POLICIES
     from engine.plan.rules import ProgramError
-    from engine.plan.rules import check as check_rules
     from engine.plan.schedules.registry import CSV_PREFIX, known_names
     from ppbench.prediction import (
         UNIT_COSTS,

@@ -20,7 +20,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import itertools
 import json
 import subprocess
 import sys
@@ -32,7 +31,8 @@ from pydantic import ValidationError
 from engine.model.descriptions import Facts, Identity, Problem
 from engine.model.partition import Costs
 from engine.model.presets import PRESETS
-from engine.plan.action import COMPUTE_OPS, OPS, SEND_OPS, Action, Op
+from engine.plan.action import CODES, COMPUTE_OPS, OPS, SEND_OPS, Action, Op
+from engine.plan.check import check
 from engine.plan.choice import best_program, placements_of
 from engine.plan.collective_rules import check_collectives
 from engine.plan.collectives import (
@@ -45,11 +45,11 @@ from engine.plan.collectives import (
     Zero3,
     with_collectives,
 )
-from engine.plan.lower import Policy, edge_of, lower
+from engine.plan.lower import Policy, lower
+from engine.plan.messages import edge_of
 from engine.plan.problem import counted
 from engine.plan.program import Program
-from engine.plan.replay import ReplicaTimes, joining, of_kinds, replay
-from engine.plan.rules import check
+from engine.plan.replay import replay
 from engine.plan.schedules.registry import (
     AUTO,
     CSV_PREFIX,
@@ -58,6 +58,7 @@ from engine.plan.schedules.registry import (
     build_program,
 )
 from engine.plan.simulate import Durations, Simulation, TransferModel, simulate, uniform
+from engine.plan.walk import of_kinds
 from ppbench.config.case import Case
 from ppbench.config.schema import CostsFile
 from ppbench.config.toml import describe, parse, read_text
@@ -229,15 +230,15 @@ def planned_step_ns(case: Case, lowered: Program) -> int:
             if 0 <= hop < len(links):
                 took[code * num_stages + stage] = links[hop]
     gather, reduce = collective_ns_of(case)
-    moving = []
-    for action in itertools.chain.from_iterable(joining(lowered)):
-        listed = gather if action.op is Op.UNSHARD else reduce
-        moving.append(listed[action.stage] if listed else 0)
+    for op, listed in ((Op.UNSHARD, gather), (Op.REDUCE_GRAD, reduce)):
+        if listed:
+            first = CODES[op] * num_stages
+            took[first : first + num_stages] = listed
     num_computing = len(COMPUTE_OPS) * num_stages
     times = []
     for factor in case.emulated_replica_factors or (1.0,) * case.replicas:
         slowed = [round(ns * factor) for ns in took[:num_computing]]  # messages are not slower
-        times.append(ReplicaTimes(of_kinds(lowered, [*slowed, *took[num_computing:]]), moving))
+        times.append(of_kinds(lowered, [*slowed, *took[num_computing:]]))
     return replay(lowered, times).makespan_ns
 
 

@@ -30,8 +30,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from engine.plan.action import NO_INDEX, RECV_OPS, SEND_OPS, Action, Op
-from engine.plan.replay import JOINING_OPS
+from engine.plan.action import JOINING_OPS, NO_INDEX, RECV_OPS, SEND_OPS, Action, Op
 from ppbench.analysis.metrics import chosen_step
 from ppbench.analysis.transfers import message_numbers, waiting_ns
 from ppbench.store import Store, check_ok, missing_spans

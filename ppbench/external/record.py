@@ -16,8 +16,9 @@ from datetime import UTC, datetime
 
 import pandas as pd
 
+from engine.plan.check import check
 from engine.plan.program import Program
-from engine.plan.rules import ProgramError, check, peak_activations
+from engine.plan.rules import ProgramError, peak_activations
 from engine.plan.schedules.registry import SCHEDULES, ScheduleError, build_program
 from ppbench import __version__
 from ppbench.analysis.transfers import Receive

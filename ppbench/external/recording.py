@@ -20,7 +20,7 @@ import torch
 
 from engine import device_variables
 from engine.plan.action import RECV_OPS, SEND_OPS, Action, Op
-from engine.plan.lower import check_delivery_between_ranks
+from engine.plan.check import check_delivery_between_ranks
 from engine.plan.program import Program
 from engine.plan.rules import ProgramError
 from engine.plan.spans import COLUMNS, Span
@@ -126,7 +126,7 @@ def _program_of(schedule: Any, replicas: Sequence[Sequence[RankRecording]]) -> P
         program_from(schedule, [recording.row for recording in replica]) for replica in replicas
     )
     for replica, program in enumerate(others, 1):
-        if program.rows != first.rows:
+        if program.actions != first.actions:
             raise UsageError(
                 f"replica {replica} did other actions than replica 0, or in another order; "
                 "expected one program"
@@ -140,7 +140,7 @@ def _program_of(schedule: Any, replicas: Sequence[Sequence[RankRecording]]) -> P
             "which they are posted, so post receives in the order of their sends"
         ) from None
     name = named_program(first.compute_only()).schedule
-    kept = [tuple(a for a in row if a.op not in SEND_OPS | RECV_OPS) for row in first.rows]
+    kept = [tuple(a for a in row if a.op not in SEND_OPS | RECV_OPS) for row in first.actions]
     return dataclasses.replace(first, schedule=name, actions=kept)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import pandas as pd
 
 from engine.plan.action import COMPUTE_OPS, Action, Op
-from engine.plan.lower import counterpart, incoming, outgoing
+from engine.plan.messages import counterpart, incoming, outgoing
 from engine.plan.program import Placement, Program
 from engine.plan.rules import fact_needed
 from engine.plan.spans import COLUMNS, Span, lane_of

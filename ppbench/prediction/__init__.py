@@ -24,11 +24,12 @@ from typing import NamedTuple
 import pandas as pd
 
 from engine.plan.action import COMPUTE_OPS
+from engine.plan.check import check
 from engine.plan.critical_path import critical_path
 from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy, lower
 from engine.plan.program import Program, loop_placement, v_placement
 from engine.plan.replay import Replay
-from engine.plan.rules import ProgramError, check, peak_activations
+from engine.plan.rules import ProgramError, peak_activations
 from engine.plan.schedules.formulae import Shape, Times
 from engine.plan.schedules.registry import (
     CSV_PREFIX,

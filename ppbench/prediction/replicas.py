@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from engine.plan.action import COLLECTIVE_OPS
+from engine.plan.action import COLLECTIVE_OPS, JOINING_OPS
 from engine.plan.collective_rules import check_collectives
 from engine.plan.collectives import (
     POLICIES,
@@ -30,7 +30,7 @@ from engine.plan.joined_simulation import (
     simulate_joined,
 )
 from engine.plan.program import Program
-from engine.plan.replay import Replay, joining
+from engine.plan.replay import Replay
 from engine.plan.rules import ProgramError
 from engine.plan.schedules.formulae import Times
 from engine.plan.schedules.registry import read_csv
@@ -99,7 +99,9 @@ class JoinedPrediction(PredictedStep):
             "exposed_collective": number(self.collective_s),
             "replica_skew": number(self.skew_s),
             **super().figures(),
-            "num_collectives": sum(map(len, joining(self.program))),
+            "num_collectives": sum(
+                a.op in JOINING_OPS for row in self.program.actions for a in row
+            ),
         }
 
     def shape(self) -> dict[str, object]:
@@ -182,7 +184,7 @@ def collectives_of_file(path: Path, sharding: str | None) -> int:
             check_collectives(program, policy)
         except ProgramError as error:
             raise UsageError(str(error)) from None
-    return sum(action.op in COLLECTIVE_OPS for row in program.rows for action in row)
+    return sum(action.op in COLLECTIVE_OPS for row in program.actions for action in row)
 
 
 def with_sharding(program: Program, written: Program, sharding: str | None) -> Program:

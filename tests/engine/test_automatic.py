@@ -8,9 +8,9 @@ from pipeline import CPU, assert_exact, config, lone_trainer, train_unsplit, uns
 from engine import automatic
 from engine.automatic import MemoryLimitError, found_program
 from engine.configuration import TrainerConfig, lowered_of, model_of, num_stages_of
+from engine.plan.check import check
 from engine.plan.model_costs import LayerCosts, ModelCosts
 from engine.plan.program import v_placement
-from engine.plan.rules import check
 from engine.plan.schedules.registry import ScheduleError
 
 LAYER = LayerCosts(

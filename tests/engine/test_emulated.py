@@ -1,7 +1,5 @@
 """Emulated ranks: real processes, programs and messages; stages that only take time."""
 
-from array import array
-
 import pytest
 import torch.distributed as dist
 from pipeline import config
@@ -10,10 +8,11 @@ from engine import emulated
 from engine.configuration import lowered_of
 from engine.connection import agree
 from engine.emulated import EmulatedTrainer
-from engine.plan.action import COMPUTE_OPS, SEND_OPS, Action, Op
+from engine.plan.action import COMPUTE_OPS, JOINING_OPS, SEND_OPS, Action, Op
 from engine.plan.collectives import DataParallel, Zero2, Zero3
-from engine.plan.lower import edge_of, lower
-from engine.plan.replay import ReplicaTimes, joining, replay
+from engine.plan.lower import lower
+from engine.plan.messages import edge_of
+from engine.plan.replay import replay
 from engine.plan.rules import peak_activations
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import simulate, uniform
@@ -89,7 +88,7 @@ def test_a_held_up_link_takes_its_time_from_when_both_ends_are_ready(ranks):
     ]
     spans = [span for span in at.values() if span.op in COMPUTE_OPS]
     makespan = max(s.end_ns for s in spans) - min(s.start_ns for s in spans)
-    assert makespan >= replay(lowered, [ReplicaTimes(took)]).makespan_ns
+    assert makespan >= replay(lowered, [took]).makespan_ns
 
 
 def test_jitter_follows_from_seed_step_and_action():
@@ -114,11 +113,16 @@ def emulate_with_own_clocks(fabric, is_member, settings, emulation):
 
 def joint_step_ns(lowered, emulation, replicas):
     by_op = emulation.durations.by_op()
-    moving = [emulation.collective_ns(a) for row in joining(lowered) for a in row]
     actions = [action for row in lowered.actions for action in row]
-    computed = [by_op[a.op][a.stage] if a.op in by_op else 0 for a in actions]
     times = [
-        ReplicaTimes(array("q", [round(ns * factor) for ns in computed]), array("q", moving))
+        [
+            emulation.collective_ns(a)
+            if a.op in JOINING_OPS
+            else round(by_op[a.op][a.stage] * factor)
+            if a.op in by_op
+            else 0
+            for a in actions
+        ]
         for factor in emulation.factors or (1,) * replicas
     ]
     return replay(lowered, times).makespan_ns
@@ -144,7 +148,8 @@ def test_replicas_meet_at_each_collective_which_then_takes_its_time(ranks, polic
     spans = [span for results, _ in outcomes for span in results[1].spans]
     assert {(s.replica, s.rank) for s in spans} == {(d, r) for d in range(2) for r in range(2)}
     assert {result.num_tokens for results, _ in outcomes for result in results} == {2 * 4 * 16}
-    for rank, row in enumerate(joining(lowered)):
+    for rank, row in enumerate(lowered.actions):
+        row = [action for action in row if action.op in JOINING_OPS]
         own, other = (
             [s for s in spans if (s.replica, s.rank, s.lane) == (d, rank, "collective")]
             for d in range(2)

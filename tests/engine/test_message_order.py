@@ -24,8 +24,8 @@ from ranks import Ranks
 from shuffled_programs import shuffled_program, with_own_transfers
 
 from engine.model.presets import PRESETS
+from engine.plan.check import check
 from engine.plan.program import to_csv
-from engine.plan.rules import check
 from engine.trainer import Trainer, connect
 
 TOLERANCE = 1e-10

@@ -169,14 +169,14 @@ def test_every_collective_of_the_program_leaves_one_span_in_the_order_of_its_lan
         spans = outcome.results[-1].spans
         assert {(span.replica, span.rank) for span in spans} == {(replica, rank)}
         joined = [span for span in spans if span.lane is Lane.COLLECTIVE]
-        issued = [a for a in outcome.lowered.rows[rank] if a.op in (Op.UNSHARD, Op.REDUCE_GRAD)]
+        issued = [a for a in outcome.lowered.actions[rank] if a.op in (Op.UNSHARD, Op.REDUCE_GRAD)]
         assert [(span.stage, span.op) for span in joined] == [(a.stage, a.op) for a in issued]
         for before, after in itertools.pairwise(joined):
             assert before.start_ns < before.end_ns <= after.start_ns
         at = {(s.op, s.stage, s.microbatch): s for s in spans}
         begun = iter(joined)
         unsharded = {}
-        for action in outcome.lowered.rows[rank]:
+        for action in outcome.lowered.actions[rank]:
             if action.op in (Op.UNSHARD, Op.REDUCE_GRAD):
                 unsharded[action.stage] = next(begun).end_ns
             elif action.op in COMPUTE_OPS:

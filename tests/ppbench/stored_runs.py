@@ -15,7 +15,7 @@ from engine.plan.action import COMPUTE_OPS, Op, parse_action
 from engine.plan.collectives import Zero3, with_collectives
 from engine.plan.lower import lower
 from engine.plan.program import to_json
-from engine.plan.replay import ReplicaTimes, joining, replay
+from engine.plan.replay import replay
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import TransferModel, simulate, uniform
 from engine.plan.spans import Span, lane_of
@@ -216,9 +216,12 @@ def store_of_replicas(folder: Path) -> Store:
     program = build_program("1f1b", 2, 4)
     lowered = with_collectives(lower(program), program, Zero3())
     actions = [action for row in lowered.actions for action in row]
-    moving = [(2 if a.op is Op.UNSHARD else 4) * MS for row in joining(lowered) for a in row]
-    took = [[round(10 * MS * f) * (a.op in COMPUTE_OPS) for a in actions] for f in FACTORS]
-    replayed = replay(lowered, [ReplicaTimes(own, moving) for own in took])
+    moving = {Op.UNSHARD: 2 * MS, Op.REDUCE_GRAD: 4 * MS}
+    took = [
+        [round(10 * MS * f) if a.op in COMPUTE_OPS else moving.get(a.op, 0) for a in actions]
+        for f in FACTORS
+    ]
+    replayed = replay(lowered, took)
     step = pd.DataFrame(replayed.spans()).assign(step=1)
     case = Case(replicas=4, num_microbatches=4, sharding_policy="zero3")
     store = store_with(folder, [run_row(1, case, program=to_json(program))])

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from engine.model.stage_module import Message
-from engine.plan.lower import Edge
+from engine.plan.messages import Edge
 from engine.run import device as devices
 from engine.run.clock import Clock, HostClock, Ping
 from engine.run.p2p.channel import Channel

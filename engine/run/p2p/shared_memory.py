@@ -35,7 +35,7 @@ from torch import Tensor
 
 from engine.model.stage_module import Message, TensorSpec, gradient_message
 from engine.plan.action import Action
-from engine.plan.lower import Edge
+from engine.plan.messages import Edge
 from engine.run.clock import HostClock
 from engine.run.p2p.channel import Tensors, Transfer, TransferError, num_bytes_of, sized
 

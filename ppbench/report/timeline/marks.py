@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from engine.plan.action import COLLECTIVE_OPS, COMPUTE_OPS, OPS, RECV_OPS, SEND_OPS, Op
-from engine.plan.replay import JOINING_OPS
+from engine.plan.action import COLLECTIVE_OPS, COMPUTE_OPS, JOINING_OPS, OPS, RECV_OPS, SEND_OPS, Op
 from engine.plan.spans import Lane, lane_of
 from ppbench.analysis.transfers import waiting_ns
 from ppbench.analysis.waits import (

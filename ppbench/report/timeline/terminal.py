@@ -39,9 +39,8 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from engine.plan.action import Action, Op
+from engine.plan.action import JOINING_OPS, Action, Op
 from engine.plan.drawing import label_of
-from engine.plan.replay import joining
 from engine.plan.schedules.formulae import Times
 from ppbench.analysis.waits import Cause
 from ppbench.display.colors import OP_COLORS, OP_WORDS, ink_on, tinted
@@ -155,8 +154,8 @@ def draw_joined(prediction: JoinedPrediction, console: Console) -> str:
     facts = [f"{name}: {value}" for name, value in replicas_facts(prediction)]
     makespan = f"makespan {amount(prediction.makespan_s)} s"
     lanes = [
-        f"rank {rank}: {' '.join(map(str, lane))}"
-        for rank, lane in enumerate(joining(prediction.program))
+        f"rank {rank}: {' '.join(str(action) for action in row if action.op in JOINING_OPS)}"
+        for rank, row in enumerate(prediction.program.actions)
     ]
     drawn = draw_steps([step.titled(title)], console)
     return "\n".join(

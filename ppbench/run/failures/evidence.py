@@ -380,7 +380,7 @@ def _action(entry: Entry, rank: int, lowered: Program | None) -> Action | None:
         return OPTIMIZER
     if entry.index is None or lowered is None:
         return None
-    row = lowered.rows[rank % lowered.world_size]
+    row = lowered.actions[rank % lowered.world_size]
     return row[entry.index] if entry.index < len(row) else None
 
 

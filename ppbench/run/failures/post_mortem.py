@@ -22,7 +22,7 @@ import pandas as pd
 
 from engine.flight import Phase
 from engine.plan.action import COLLECTIVE_OPS, COMPUTE_OPS, NO_INDEX, SEND_OPS, Action, Op
-from engine.plan.lower import counterpart, incoming, outgoing
+from engine.plan.messages import counterpart, incoming, outgoing
 from engine.plan.program import Program
 from ppbench.store.columns import FLIGHT
 
@@ -207,8 +207,8 @@ class _Waits:
         self._num_ranks = replicas * lowered.world_size
         self.ranks = sorted({*range(self._num_ranks), *self.seen})
         self._program = lowered
-        self._positions = [{a: n for n, a in enumerate(row)} for row in lowered.rows]
-        self._longest = max(map(len, lowered.rows))
+        self._positions = [{a: n for n, a in enumerate(row)} for row in lowered.actions]
+        self._longest = max(map(len, lowered.actions))
         self._last_step = max((s.step for s in seen if s.step is not None), default=0)
         self.by_rank = {rank: self._wait_of(state) for rank, state in self.seen.items()}
         # The ranks that each one waits for, directly or not; itself in a circle.
@@ -248,7 +248,7 @@ class _Waits:
             if seen.phase == DRAINS:  # a message there moves when both of its ends are ready
                 awaited: dict[int, Action] = {}
                 own = seen.rank % self._world_size
-                row = self._program.rows[own] if seen.rank < self._num_ranks else ()
+                row = self._program.actions[own] if seen.rank < self._num_ranks else ()
                 for end in [counterpart(action) for action in row if action.op in SEND_OPS]:
                     owner = self._program.placement.ranks[end.stage]
                     receiver = seen.rank - own + owner
@@ -275,7 +275,7 @@ class _Waits:
         if not self.is_gone(sender) and self._has_begun(sender, (step, positions[send] + 1)):
             # For a rank that is gone it may well be there: nothing shows that it waited.
             return None if self.is_gone(seen.rank) else _Wait((sender,), send, is_lost=True)
-        before = self._program.rows[owner][: positions[send]]
+        before = self._program.actions[owner][: positions[send]]
         made_by = next(
             action
             for action in reversed(before)
@@ -288,7 +288,7 @@ class _Waits:
         """Whether a rank cannot go on before the collective on its lane is done."""
         if seen.collective is None or seen.action is None or seen.position is None:
             return False
-        row = self._program.rows[seen.rank % self._world_size]
+        row = self._program.actions[seen.rank % self._world_size]
         if seen.action.op not in COMPUTE_OPS:  # none of these blocks, but the end of the row does
             return seen.position == len(row) - 1
         before = row[: seen.position]

@@ -27,10 +27,11 @@ from engine.flight import NO_FLIGHT, Flight
 from engine.model.data import StepBatch
 from engine.model.stage_module import Message, StageModule, TensorSpec
 from engine.plan.action import Action
+from engine.plan.check import prove_no_deadlock
 from engine.plan.footprint import Messages
-from engine.plan.lower import Sharing, prove_no_deadlock
 from engine.plan.program import Program
 from engine.plan.spans import Span
+from engine.plan.walk import Sharing
 from engine.run.clock import Clock
 from engine.run.device import is_accelerator
 from engine.run.p2p.fabric import Fabric

@@ -7,7 +7,7 @@ import itertools
 from collections import Counter
 
 from engine.plan.action import Op
-from engine.plan.lower import Sharing
+from engine.plan.walk import Sharing
 
 SENDS, RECEIVES = ("SEND_F", "SEND_B"), ("RECV_F", "RECV_B")
 

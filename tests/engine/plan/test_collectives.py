@@ -28,7 +28,7 @@ from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program
 
 
 def rows_of(program):
-    return [" ".join(map(str, row)) for row in program.rows]
+    return [" ".join(map(str, row)) for row in program.actions]
 
 
 def torchs(row, window, num_microbatches):
@@ -56,7 +56,7 @@ def test_torchs_window_and_reductions_are_reproduced_action_for_action(is_thorou
         num_programs += 1
         for window in range(1, 6):
             placed = add_collectives(program, TorchWindow(window))
-            for row, plain in zip(placed.rows, program.actions, strict=True):
+            for row, plain in zip(placed.actions, program.actions, strict=True):
                 assert list(map(str, row)) == torchs(plain, window, m), (name, p, v, m, window)
                 num_rows += 1
     assert num_rows > (10_000 if is_thorough else 100)
@@ -84,7 +84,7 @@ def test_torchs_own_tables_get_the_same_collectives_but_for_pairs_in_a_window_of
         for m in numbers_of_microbatches(name, p, v):
             placed = add_collectives(build_program(OUR_NAMES[name], p, m, v), TorchWindow(window))
             theirs = torchs_own(name, p, m, v, window)
-            for ours, row in zip(placed.rows, theirs, strict=True):
+            for ours, row in zip(placed.actions, theirs, strict=True):
                 num_rows[window == 1, list(ours) == row] += 1
     differ = {key for key in num_rows if not key[1]}
     assert differ == ({(True, False)} if name == "DualPipeV" else set())
@@ -108,10 +108,10 @@ def test_a_policy_changes_neither_computations_nor_transfers_and_obeys_its_rules
         assert from_csv(to_csv(placed), name) == placed
         assert from_json(to_json(placed)) == placed
         without_transfers = [
-            [a for a in row if a.op in COMPUTE_OPS | COLLECTIVE_OPS] for row in placed.rows
+            [a for a in row if a.op in COMPUTE_OPS | COLLECTIVE_OPS] for row in placed.actions
         ]
         assert without_transfers == list(
-            map(list, add_collectives(program.compute_only(), policy).rows)
+            map(list, add_collectives(program.compute_only(), policy).actions)
         )
 
 
@@ -168,7 +168,7 @@ def least_unshards(stages, residency):
 @pytest.mark.parametrize("residency", [1, 2, 3])
 @pytest.mark.parametrize("name", ["interleaved_1f1b", "looped_bfs", "interleaved_zb"])
 def test_without_look_ahead_no_order_has_fewer_unshards(name, residency):
-    for row in add_collectives(build_program(name, 2, 6, 4), Zero3(residency, 0)).rows:
+    for row in add_collectives(build_program(name, 2, 6, 4), Zero3(residency, 0)).actions:
         stages = [action.stage for action in row if action.op in COMPUTE_OPS]
         unshards = [action for action in row if action.op is Op.UNSHARD]
         assert len(unshards) == least_unshards(stages, residency)
@@ -226,7 +226,7 @@ def test_a_collective_belongs_to_the_rank_of_its_stage():
 @pytest.mark.parametrize("at", [0, 2, 3])
 def test_the_optimizer_is_the_last_of_its_rank(at):
     placed = add_collectives(build_program("1f1b", 1, 1), DataParallel())
-    row = list(placed.rows[0])
+    row = list(placed.actions[0])
     row.insert(at, Action(NO_INDEX, Op.OPT, NO_INDEX))
     changed = replace(placed, actions=[row])
     if at == len(row) - 1:

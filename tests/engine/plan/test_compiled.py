@@ -18,13 +18,15 @@ from schedule_grid import families, programs_of
 from engine import arrays
 from engine.plan import kernels
 from engine.plan.action import CODES, COMPUTE_OPS, OPS, Action, Op
+from engine.plan.check import check, prove_no_deadlock
 from engine.plan.critical_path import critical_path
 from engine.plan.footprint import Cost, Costs, Messages, predict_peak
-from engine.plan.lower import Sharing, lower, prove_no_deadlock
-from engine.plan.replay import ReplicaTimes, of_kinds, replay
-from engine.plan.rules import ProgramError, check, peak_activations
+from engine.plan.lower import lower
+from engine.plan.replay import replay
+from engine.plan.rules import ProgramError, peak_activations
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import Durations, TransferModel, simulate, simulate_all, uniform
+from engine.plan.walk import Sharing, of_kinds
 
 NAMES = [("interleaved_zb", 4, 8, 2), ("1f1b", 3, 7)]
 PROGRAMS = [build_program(*name) for name in NAMES]
@@ -52,7 +54,7 @@ def results(program, durations, transfers=SLOW):
     program = fresh(program)
     simulation, lowered = simulate(program, durations, transfers), fresh(lower(program))
     took = of_kinds(lowered, durations.by_kind(program.num_stages))
-    replayed = replay(lowered, [ReplicaTimes(took)])
+    replayed = replay(lowered, [took])
     reasons = [
         reason(check, with_rows(program, program.actions[::-1])),
         reason(prove_no_deadlock, lowered, Sharing.RANK),
@@ -131,9 +133,9 @@ def test_what_does_not_fit_a_program_is_refused_before_it_is_walked(pays_from, m
     with pytest.raises(ValueError, match=r"stages .* program of 3"):
         simulate(program, Durations((1,) * 3, (1,) * 2, (1,) * 3))
     with pytest.raises(ValueError, match="the times of"):
-        replay(lower(program), [ReplicaTimes([0] * 3)])
+        replay(lower(program), [[0] * 3])
     astray = replace(program, actions=((Action(9, Op.F, 0),), (), ()))
-    for walk in (check, lower, prove_no_deadlock, lambda one: replay(one, [ReplicaTimes([0])])):
+    for walk in (check, lower, prove_no_deadlock, lambda one: replay(one, [[0]])):
         with pytest.raises(ProgramError):
             walk(astray)
     assert sum(astray.num_of_kind) == 0

@@ -10,18 +10,13 @@ from mutations import lowered_programs, mutated_programs
 from schedule_grid import stages_per_rank
 
 from engine.plan.action import COMPUTE_OPS, RECV_OPS, SEND_OPS, Action, Op, parse_action
-from engine.plan.lower import (
-    Edge,
-    Policy,
-    Sharing,
-    check_delivery_between_ranks,
-    edge_of,
-    lower,
-    prove_no_deadlock,
-)
+from engine.plan.check import check, check_delivery_between_ranks, prove_no_deadlock
+from engine.plan.lower import Policy, lower
+from engine.plan.messages import Edge, edge_of
 from engine.plan.program import Placement, Program
-from engine.plan.rules import ProgramError, check
+from engine.plan.rules import ProgramError
 from engine.plan.schedules.registry import SCHEDULES, build_program
+from engine.plan.walk import Sharing
 
 FAMILIES = [(name, v) for name in SCHEDULES for v in stages_per_rank(name)]
 
@@ -151,7 +146,7 @@ def to_start(row, cell):
         ),
         (
             lambda rows: rows[1].append(Action(0, Op.RECV_B, 0)),
-            *(1, "0RECV_B0", "stage 0 is not placed on this rank"),
+            *(1, "0RECV_B0", "stage 0 is placed on rank 0"),
         ),
         (
             lambda rows: rows[1].append(Action(1, Op.RECV_F, 9)),

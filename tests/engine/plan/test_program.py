@@ -10,7 +10,6 @@ from engine.plan.program import (
     actions_from_csv,
     from_csv,
     from_json,
-    loop_placement,
     to_csv,
     to_json,
     v_placement,
@@ -80,14 +79,14 @@ def test_csv_has_a_row_per_rank_and_reads_back():
 WITH_COLLECTIVES = "0UNSHARD,0F0,0B0,0REDUCE_GRAD,0RESHARD\n1F0,1UNSHARD,1B0\n"
 
 
-def test_collectives_stand_in_the_rows_and_not_in_the_table():
+def test_collectives_stand_in_the_rows():
     program = from_csv(WITH_COLLECTIVES, "mine")
     assert to_csv(program) == WITH_COLLECTIVES
     assert from_json(to_json(program)) == program
-    assert program.rows[1] == cells("1F0", "1UNSHARD", "1B0")
-    assert program.part(0, 1, 4) == cells("0F0", "0B0", "0REDUCE_GRAD")
-    assert program.actions == (cells("0F0", "0B0"), cells("1F0", "1B0"))
-    assert program.table.num_actions == program.num_computations == 4
+    assert program.actions[1] == cells("1F0", "1UNSHARD", "1B0")
+    assert program.table.part(0, 1, 4) == cells("0F0", "0B0", "0REDUCE_GRAD")
+    assert program.compute_only().actions == (cells("0F0", "0B0"), cells("1F0", "1B0"))
+    assert (program.table.num_actions, program.num_computations) == (8, 4)
     assert draw(program, (1, 1)).splitlines()[1] == "rank 1: 1F0          [1UNSHARD]   1B0"
     assert replace(program, schedule="other").has_collectives
 
@@ -97,23 +96,15 @@ def test_a_program_is_read_without_its_collectives():
     plain = program.without_collectives()
     assert not plain.has_collectives
     assert plain != program
-    assert plain.rows == tuple(plain.actions) == tuple(program.actions)
     assert plain is plain.without_collectives()
-    assert program.compute_only() == plain
+    assert program.compute_only() == plain.compute_only()
     assert lower(program) == lower(plain)
-    assert lower(plain).rows == lower(plain).actions
-
-
-def test_what_is_proved_of_a_table_stays_proved_without_collectives():
-    table = from_csv(WITH_COLLECTIVES, "mine").table
-    table.legal_in = loop_placement(2), 1
-    assert table.without_collectives().legal_in == table.legal_in
 
 
 def test_collectives_say_nothing_of_ranks_stages_and_microbatches():
     program = from_csv("0F0,7UNSHARD,1F0,1B0,0B0\n,9RESHARD\n\n", "mine")
     assert (program.placement, program.num_microbatches) == (Placement((0, 0), 1), 1)
-    assert program.rows == (cells("0F0", "7UNSHARD", "1F0", "1B0", "0B0"),)
+    assert program.actions == (cells("0F0", "7UNSHARD", "1F0", "1B0", "0B0"),)
 
 
 def test_ranks_stages_and_microbatches_follow_from_the_cells():
@@ -141,8 +132,9 @@ SMALL = b"0F0,,0B0\n1F0,1B0\n"
 def test_a_file_may_come_from_any_editor(tmp_path, data):
     path = tmp_path / "program.csv"
     path.write_bytes(data)
-    assert read_csv(path).actions == (cells("0F0", "0B0"), cells("1F0", "1B0"))
-    assert build_program(f"csv:{path}", 2, 1).rows == read_csv(path).actions
+    plain = read_csv(path).without_collectives()
+    assert plain.actions == (cells("0F0", "0B0"), cells("1F0", "1B0"))
+    assert build_program(f"csv:{path}", 2, 1).actions == plain.actions
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ from schedule_grid import (
     stages_per_rank,
 )
 
+from engine.plan.check import check
 from engine.plan.lower import Policy, lower
 from engine.plan.program import to_csv
-from engine.plan.rules import check, peak_activations
+from engine.plan.rules import peak_activations
 from engine.plan.schedules.formulae import Times
 from engine.plan.schedules.registry import (
     ALIASES,

@@ -9,13 +9,13 @@ from mutations import with_rows
 from schedule_grid import POLICIES, stages_per_rank
 
 from engine import arrays
-from engine.plan.action import COMPUTE_OPS, SEND_OPS, Action, Op
+from engine.plan.action import COMPUTE_OPS, JOINING_OPS, SEND_OPS, Action, Op
 from engine.plan.collectives import (
     DataParallel,
     add_collectives,
 )
 from engine.plan.lower import Policy, lower
-from engine.plan.replay import JOINING_OPS, ReplicaTimes, joining, replay
+from engine.plan.replay import replay
 from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program
 from engine.plan.spans import Lane, Span
 
@@ -26,7 +26,7 @@ class Simulated:
     def __init__(self, program, times):
         self.ranks, self.times, self.now = program.placement.ranks, times, 0
         self.rows = {
-            (d, r): list(row) for d in range(len(times)) for r, row in enumerate(program.rows)
+            (d, r): list(row) for d in range(len(times)) for r, row in enumerate(program.actions)
         }
         self.busy = dict.fromkeys(self.rows, 0)
         self.lanes = {walker: [] for walker in self.rows}  # [begun, ready, ended] of each
@@ -111,13 +111,21 @@ class Simulated:
         return False
 
 
+def joining(program):
+    """By rank, its UNSHARDs and REDUCE_GRADs in the order of its row."""
+    return [[a for a in row if a.op in JOINING_OPS] for row in program.actions]
+
+
 def flat(program, times):
     """Times of actions and of lanes, as the replay takes them."""
-    actions = [action for row in program.actions for action in row]
     return [
-        ReplicaTimes(
-            array("q", [took.get(action, 0) for action in actions]),
-            array("q", [ns for lane in moving for ns in lane]),
+        array(
+            "q",
+            [
+                next(lane) if action.op in JOINING_OPS else took.get(action, 0)
+                for row, lane in zip(program.actions, map(iter, moving), strict=True)
+                for action in row
+            ],
         )
         for took, moving in times
     ]
@@ -142,7 +150,7 @@ def drawn(chance, name):
 
 def with_early_and_late(program, chance):
     """The program with some REDUCE_GRADs issued later and some UNSHARDs earlier."""
-    rows = [list(row) for row in program.rows]
+    rows = [list(row) for row in program.actions]
     for row in rows:
         for at in range(len(row)):
             if row[at].op is Op.REDUCE_GRAD and chance.random() < 0.5:
@@ -156,19 +164,20 @@ def with_early_and_late(program, chance):
 
 def facts(program, replayed):
     """The times of a replay, as those of `Simulated`."""
-    actions = [action for row in program.actions for action in row]
-    computed, moved, lanes = {}, {}, {}
-    for d, times in enumerate(zip(replayed.starts_ns, replayed.ends_ns, strict=True)):
-        for action, both in zip(actions, zip(*times, strict=True), strict=True):
+    actions = [(rank, a) for rank, row in enumerate(program.actions) for a in row]
+    computed, moved, lanes, walked = {}, {}, {}, replayed.walk
+    for d in range(walked.replicas):
+        lanes |= {(d, rank): [] for rank in range(program.world_size)}
+        times = (
+            walked.of_step(of, d) for of in (walked.starts_ns, walked.moves_ns, walked.ends_ns)
+        )
+        for (rank, action), start, ready, end in zip(actions, *times, strict=True):
             if action.op in COMPUTE_OPS:
-                computed[d, action] = both
+                computed[d, action] = start, end
             elif action.op in SEND_OPS:
-                moved[d, action] = both
-        begun, ready = replayed.collective_starts_ns[d], replayed.collective_ready_ns[d]
-        over = replayed.collective_ends_ns[d]
-        whole = list(map(list, zip(begun, ready, over, strict=True)))
-        for rank, lane in enumerate(joining(program)):
-            lanes[d, rank], whole = whole[: len(lane)], whole[len(lane) :]
+                moved[d, action] = start, end
+            elif action.op in JOINING_OPS:
+                lanes[d, rank].append([start, ready, end])
     return computed, moved, lanes
 
 
@@ -209,7 +218,7 @@ def test_a_message_moves_when_both_ends_are_ready_and_the_one_before_is_over():
     ns = {Action(0, Op.SEND_F, 0): 25, Action(0, Op.SEND_F, 1): 1, Action(1, Op.SEND_B, 0): 0}
     ns[Action(1, Op.SEND_B, 1)] = 0
     took = [ns.get(action, 10) for row in lowered.actions for action in row]
-    replayed = replay(lowered, [ReplicaTimes(took)])
+    replayed = replay(lowered, [took])
     spans = list(replayed.spans(message_bytes=3))
     assert Span(0, 0, Lane.SEND, 0, Op.SEND_F, 0, 10, 35, 3) in spans
     assert Span(0, 1, Lane.RECV, 1, Op.RECV_F, 0, 10, 35, 3) in spans
@@ -223,7 +232,7 @@ def test_a_message_moves_when_both_ends_are_ready_and_the_one_before_is_over():
 
 def test_times_that_do_not_fit_the_program_are_refused():
     program = add_collectives(lower(build_program("1f1b", 2, 2)), DataParallel())
-    fits = ReplicaTimes(array("q", [1]) * program.table.num_actions, array("q", [1, 1]))
-    for times in ([], [fits, fits._replace(took=array("q"))], [fits._replace(collectives=[1])]):
-        with pytest.raises(ValueError, match="the times of 16 actions and 2 collectives"):
+    fits = array("q", [1]) * program.table.num_actions
+    for times in ([], [fits, array("q")], [fits[1:]]):
+        with pytest.raises(ValueError, match="the times of 18 actions"):
             replay(program, times)

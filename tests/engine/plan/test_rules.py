@@ -4,8 +4,9 @@ import pytest
 from schedule_grid import stages_per_rank
 
 from engine.plan.action import Op, parse_action
+from engine.plan.check import check
 from engine.plan.program import Placement, Program, loop_placement
-from engine.plan.rules import ProgramError, check, peak_activations
+from engine.plan.rules import ProgramError, peak_activations
 from engine.plan.schedules.registry import SCHEDULES, build_program
 
 

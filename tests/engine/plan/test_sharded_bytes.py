@@ -67,7 +67,7 @@ def buckets(policy, stages=(0, 1), replicas=2):
 
 def changes(policy, num_microbatches=1, waiting=()):
     """Of 0F0 1F0 1B0 1REDUCE_GRAD 0B0 0REDUCE_GRAD, and of what follows."""
-    row = add_collectives(build_program("interleaved_1f1b", 1, num_microbatches, 2), policy).rows[0]
+    row = add_collectives(build_program("interleaved_1f1b", 1, num_microbatches, 2), policy).actions[0]
     return changes_along(row, Shared(buckets(policy), waiting))
 
 
@@ -103,7 +103,7 @@ def test_a_stage_is_whole_from_its_unshard_to_its_reshard():
 
 
 def test_what_two_stages_have_in_common_is_gathered_once_and_freed_with_the_last():
-    row = add_collectives(build_program("zbv", 1, 1, 2), Zero3(2, 1)).rows[0]
+    row = add_collectives(build_program("zbv", 1, 1, 2), Zero3(2, 1)).actions[0]
     shared = [BucketBytes(frozenset([0, 1]), 100, 50, (100,))]
     gathered = [
         change.net_bytes
@@ -118,7 +118,7 @@ def test_what_two_stages_have_in_common_is_gathered_once_and_freed_with_the_last
 def test_after_a_row_only_the_sums_are_left(name, policy):
     v = 1 if SCHEDULES[name].stages_per_rank.most == 1 else 2
     placed = add_collectives(build_program(name, 2, 4, v), policy)
-    for rank, row in enumerate(placed.rows):
+    for rank, row in enumerate(placed.actions):
         shared = buckets(policy, placed.placement.stages_of(rank), 4)
         left = sum(change.net_bytes for change in changes_along(row, Shared(shared)))
         assert left == sum(bucket.sum_bytes for bucket in shared)

@@ -9,10 +9,11 @@ from mutations import simulations
 from schedule_grid import stages_per_rank
 
 from engine.plan.action import Op
+from engine.plan.check import check
 from engine.plan.critical_path import critical_path
 from engine.plan.lower import lower
 from engine.plan.program import loop_placement, steps_can_overlap
-from engine.plan.rules import check, peak_activations
+from engine.plan.rules import peak_activations
 from engine.plan.schedules.registry import SCHEDULES, build_program
 from engine.plan.simulate import FREE_TRANSFERS, Durations, Held, TransferModel, simulate, uniform
 from engine.plan.spans import Lane, Span

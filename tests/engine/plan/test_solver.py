@@ -10,10 +10,10 @@ from benchmarks.solver import drawn_problem, makespans_of_schedules
 from engine import arrays
 from engine.plan.action import Op
 from engine.plan.bounds import lower_bound
+from engine.plan.check import check
 from engine.plan.lower import lower
 from engine.plan.problem import NoProgramError, Problem, counted
 from engine.plan.program import from_csv, loop_placement, to_csv, v_placement
-from engine.plan.rules import check
 from engine.plan.simulate import Durations, TransferModel, simulate
 from engine.plan.solver import solve
 

@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 
 from engine.plan.action import COMPUTE_OPS
-from engine.plan.lower import Policy, edge_of, lower
+from engine.plan.lower import Policy, lower
+from engine.plan.messages import edge_of
 from engine.plan.schedules.registry import build_program
 from engine.run import device as devices
 from engine.run.clock import HostClock

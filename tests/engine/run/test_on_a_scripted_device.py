@@ -17,7 +17,8 @@ from engine.flight import Phase
 from engine.model.data import StepBatch
 from engine.model.stage_module import TensorSpec
 from engine.plan.action import NO_INDEX, Action, Op, parse_action
-from engine.plan.lower import Edge, Policy, lower
+from engine.plan.lower import Policy, lower
+from engine.plan.messages import Edge
 from engine.plan.schedules.registry import build_program
 from engine.run import device as devices
 from engine.run import streams

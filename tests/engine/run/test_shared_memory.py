@@ -13,7 +13,7 @@ from ranks import Alone, Ranks
 
 from engine.model.stage_module import TensorSpec
 from engine.plan.action import Action, Op
-from engine.plan.lower import Edge
+from engine.plan.messages import Edge
 from engine.run.clock import HostClock
 from engine.run.p2p.channel import TransferError
 from engine.run.p2p.fabric import Fabric

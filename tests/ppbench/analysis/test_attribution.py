@@ -8,7 +8,7 @@ from spans import frame
 
 from engine.plan.action import COMPUTE_OPS, SEND_OPS
 from engine.plan.lower import lower
-from engine.plan.replay import ReplicaTimes, replay
+from engine.plan.replay import replay
 from engine.plan.schedules.registry import SCHEDULES, build_program
 from engine.plan.simulate import Durations, simulate, uniform
 from ppbench.analysis.attribution import PARTS, PHASES, attribute
@@ -84,7 +84,7 @@ def steps_of(lowered, duration_ns, moving_ns, num_steps=5):
             duration_ns(a) if a.op in COMPUTE_OPS else moving_ns(a) if a.op in SEND_OPS else 0
             for a in actions
         ]
-        spans = replay(lowered, [ReplicaTimes(took)]).spans()
+        spans = replay(lowered, [took]).spans()
         frames.append(pd.DataFrame(spans).assign(step=step))
     return pd.concat(frames, ignore_index=True)
 

@@ -5,11 +5,11 @@ import random
 import pandas as pd
 import pytest
 
-from engine.plan.action import COMPUTE_OPS, SEND_OPS, Op
+from engine.plan.action import COMPUTE_OPS, JOINING_OPS, SEND_OPS, Op
 from engine.plan.collectives import DataParallel, NoCollectives, Zero2, Zero3, with_collectives
 from engine.plan.lower import lower
 from engine.plan.program import from_csv
-from engine.plan.replay import ReplicaTimes, joining, replay
+from engine.plan.replay import replay
 from engine.plan.schedules.registry import build_program
 from engine.plan.spans import Lane, Span
 from ppbench.analysis.attribution import PHASES, REPLICA_PARTS, attribute, figures_of
@@ -33,13 +33,14 @@ def steps_of(lowered, duration_ns, moving_ns, num_replicas, num_steps=4):
     """Spans of some steps; both are asked with the action and the replica."""
     frames = []
     actions = [action for row in lowered.actions for action in row]
-    joined = [action for row in joining(lowered) for action in row]
     for step in range(num_steps):
         times = [
-            ReplicaTimes(
-                [duration_ns(a, d) if a.op in COMPUTE_OPS | SEND_OPS else 0 for a in actions],
-                [moving_ns(a, d) for a in joined],
-            )
+            [
+                duration_ns(a, d)
+                if a.op in COMPUTE_OPS | SEND_OPS
+                else moving_ns(a, d) * (a.op in JOINING_OPS)
+                for a in actions
+            ]
             for d in range(num_replicas)
         ]
         frame = pd.DataFrame(replay(lowered, times).spans())

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.made_up_jobs import KINDS, Shape, durations, make, named, walked
 from engine.plan.action import Op
 from engine.plan.collectives import DataParallel, NoCollectives, TorchWindow, Zero2, Zero3
-from engine.plan.replay import ReplicaTimes, replay
+from engine.plan.replay import replay
 from ppbench.analysis.job_times import Columns, times_of
 from ppbench.analysis.stragglers import Kind, stragglers_of
 
@@ -41,16 +41,10 @@ def test_all_steps_at_once_take_as_long_as_each_of_them_alone(schedule, policy, 
     ns = np.random.default_rng(1).integers(0, 10**6, size)
 
     alone = [
-        replay(lowered, [_times(one, columns.num_actions) for one in step]).makespan_ns
-        for step in ns
+        replay(lowered, [array("q", one.tobytes()) for one in step]).makespan_ns for step in ns
     ]
 
     assert columns.steps_ns(ns).tolist() == alone
-
-
-def _times(ns, num_actions):
-    """One replica's times, as the engine takes them."""
-    return ReplicaTimes(*(array("q", part.tobytes()) for part in np.split(ns, [num_actions])))
 
 
 @pytest.mark.parametrize("seed", range(18))

@@ -5,7 +5,8 @@ import pandas as pd
 import pytest
 
 from engine.plan.action import CODES, Op
-from engine.plan.lower import Edge, Policy, lower
+from engine.plan.lower import Policy, lower
+from engine.plan.messages import Edge
 from engine.plan.schedules.registry import SCHEDULES, build_program
 from ppbench.analysis.costs import (
     Costs,

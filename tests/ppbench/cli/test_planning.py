@@ -355,17 +355,17 @@ def test_collectives_are_exported_and_checked_by_a_policy(tmp_path):
     file = tmp_path / "sharded.csv"
     output_of(planning.export, "interleaved_1f1b", file, 2, 4, sharding=SHARDING)
     program, alone = read_csv(file), program_of(Wanted("interleaved_1f1b", 2, 4, None))
-    assert program.rows == add_collectives(alone, Zero3(1, 0)).rows
+    assert program.actions == add_collectives(alone, Zero3(1, 0)).actions
     whole = output_of(planning.export, str(file), Path("-"), with_communication=True)
     lowered = with_collectives(lower(alone), program, NoCollectives())
-    assert from_csv(whole, "all").rows == lowered.rows
+    assert from_csv(whole, "all").actions == lowered.actions
     checked = output_of(planning.check, str(file), sharding=SHARDING)
     assert "32 actions, 36 collectives; deadlock-free" in checked
     assert "not checked" not in checked
     hint = "Its collectives are not checked: add --sharding POLICY"
     assert hint in output_of(planning.check, str(file))
     alone_again = output_of(planning.export, str(file), Path("-"), sharding="none")
-    assert from_csv(alone_again, "alone").rows == alone.rows
+    assert from_csv(alone_again, "alone").actions == alone.actions
 
 
 @pytest.mark.parametrize(

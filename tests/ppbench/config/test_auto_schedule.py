@@ -3,7 +3,8 @@
 import pytest
 from sweep_files import assert_refused, only_case, read
 
-from engine.plan.rules import check, peak_activations
+from engine.plan.check import check
+from engine.plan.rules import peak_activations
 from engine.plan.schedules.registry import ScheduleError
 from engine.plan.simulate import simulate
 from ppbench.config.case import Case

@@ -48,7 +48,7 @@ def test_each_policy_has_its_settings(tmp_path, text, policy):
 
 def test_a_case_with_replicas_has_their_collectives_and_one_without_has_none():
     row = "0UNSHARD 0F0 0F1 0B0 0F2 0B1 0B2 0REDUCE_GRAD 0RESHARD"
-    assert names_of(lowered_of(SHARDED).rows[0]) == row
+    assert names_of(lowered_of(SHARDED).actions[0]) == row
     alone = dataclasses.replace(SHARDED, replicas=1, sharding_policy="ddp")
     assert not lowered_of(alone).has_collectives
 
@@ -69,7 +69,7 @@ def test_a_file_with_collectives_is_run_as_it_is_written(tmp_path, monkeypatch, 
     (tmp_path / "own.csv").write_text("\n".join(",".join(row) for row in rows))
     text = 'schedule = "csv:own.csv"\nnum_microbatches = 3\n[sharding]\npolicy = "zero3"\n'
     case = only_case(read(tmp_path, "replicas = 2\n" + text))
-    first = names_of(lowered_of(case).rows[0])
+    first = names_of(lowered_of(case).actions[0])
     assert first == "0UNSHARD 0F0 0F1 0B0 0F2 0B1 0B2 0RESHARD 0REDUCE_GRAD"
     alone = only_case(read(tmp_path, text, "sharding.policy=ddp"))
     assert not lowered_of(alone).has_collectives

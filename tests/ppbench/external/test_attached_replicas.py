@@ -75,7 +75,7 @@ def test_all_replicas_are_one_run_with_the_collectives_that_torch_profiled(
     assert set(zip(collectives["replica"], collectives["rank"], strict=True)) == places
     assert set(collectives["step"]) == {1, 2, LAST}
     assert (collectives["num_bytes"] > 0).all()
-    rows = [[str(action) for action in row] for row in from_json(run["program"]).rows]
+    rows = [[str(action) for action in row] for row in from_json(run["program"]).actions]
     for stage in range(run["num_stages"]):
         row = rows[stage % run["world_size"]]
         assert row.count(f"{stage}UNSHARD") >= UNSHARDED.get(wrap, 0)

@@ -124,7 +124,7 @@ def test_a_folder_of_all_replicas_is_one_run_with_their_collectives(tmp_path, or
     done, run, spans = imported([tmp_path / "traces"], tmp_path)
     assert (done.num_replicas, done.world_size, done.notes) == (2, 2, [])
     assert (run["replicas"], run["world_size"], run["schedule"]) == (2, 2, "1f1b")
-    assert [[str(action) for action in row] for row in from_json(run["program"]).rows] == [
+    assert [[str(action) for action in row] for row in from_json(run["program"]).actions] == [
         ["0UNSHARD", "0F0", "0F1", "0B0", "0B1", "0REDUCE_GRAD", "0RESHARD"],
         ["1UNSHARD", "1F0", "1B0", "1F1", "1B1", "1REDUCE_GRAD", "1RESHARD"],
     ]

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from worlds import FAMILIES, MIB, costs_of, world
 
+from engine.plan.check import check
 from engine.plan.lower import lower
 from engine.plan.model_costs import NOTHING, LayerCosts, LinkCosts, ModelCosts
 from engine.plan.program import loop_placement, v_placement
-from engine.plan.rules import check
 from engine.plan.sizes import size_text
 from ppbench.display.units import size as size_of
 from ppbench.planning.plan import NoPlanError, PlanRequest

@@ -6,7 +6,8 @@ import pytest
 
 from engine.plan.action import COMPUTE_OPS, SEND_OPS, Action, Op, parse_action
 from engine.plan.collectives import DataParallel, add_collectives
-from engine.plan.lower import counterpart, edge_of, incoming, lower
+from engine.plan.lower import lower
+from engine.plan.messages import counterpart, edge_of, incoming
 from engine.plan.program import Program, loop_placement
 from engine.plan.schedules.registry import SCHEDULES, build_program
 from ppbench.run.failures.post_mortem import RankState, flight_rows, post_mortem
@@ -341,7 +342,7 @@ def test_what_a_rank_waits_for_is_told(waiting, other, account):
 def test_a_rank_waits_in_a_collective_for_its_fellow_of_the_other_replica():
     lowered = add_collectives(lower(build_program("1f1b", 2, 2)), DataParallel())
     seen = [in_step(2, "0F0", **STOPPED), in_step(3, "1F0", waits=True)]
-    for rank, row in enumerate(lowered.rows):
+    for rank, row in enumerate(lowered.actions):
         place = {"action": row[-1], "collective": row[-1], "position": len(row) - 1}
         seen.append(replace(in_step(rank, "OPT"), **place))
     diagnosis = post_mortem(seen, lowered, AT_NS, replicas=2)

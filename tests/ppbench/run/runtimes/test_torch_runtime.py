@@ -19,10 +19,13 @@ from torch.distributed.pipelining import schedules as torchs
 
 from engine.connection import agree
 from engine.plan.action import COMPUTE_OPS, RECV_OPS, Action, Op, parse_action
-from engine.plan.lower import Sharing, counterpart, lower, prove_no_deadlock
+from engine.plan.check import check, prove_no_deadlock
+from engine.plan.lower import lower
+from engine.plan.messages import counterpart
 from engine.plan.program import Program
-from engine.plan.rules import ProgramError, check
+from engine.plan.rules import ProgramError
 from engine.plan.schedules.registry import build_program
+from engine.plan.walk import Sharing
 from engine.run.clock import HostClock
 from engine.run.optimizer import OptimizerSpec
 from engine.run.recording import Recording

@@ -9,8 +9,9 @@ import pandas as pd
 import pytest
 from command import TINY, inside, ppbench
 
+from engine.plan.check import check
 from engine.plan.program import from_json
-from engine.plan.rules import check, peak_activations
+from engine.plan.rules import peak_activations
 from ppbench.run.job import read_job
 from ppbench.run.sweep import open_runs
 from ppbench.store import Store

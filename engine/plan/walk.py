@@ -1,0 +1,250 @@
+"""The walk over a program: when each action starts and ends, why, and where a rank is stuck.
+
+A program is rows of actions. An action computes, or is one end of a meeting: a message has two
+ends, a collective one on each of D replicas, the norm of all gradients one on every rank. A meeting
+is over when all its ends are there; who waits for that goes on then.
+
+    rank 0   F0 |SEND0  F1
+    rank 1      |RECV0  ...............  F0
+                        ^ moving: from the later of the two, for as long as it is given
+
+A rank does one computation at a time in the order of its row; its SENDs, RECVs, UNSHARDs and
+REDUCE_GRADs only stand in line. A message moves once both ends are ready, are the first of their
+lines, and the message before it has left their channel. In a program without transfers, a message
+moves as soon as it is made and its channel is free.
+
+Rank r of every replica has one lane, on which its UNSHARDs and REDUCE_GRADs are done in the order
+of its row. One begins when those before it on the lane are done, is ready when it has begun on all
+replicas, and then moves bytes for as long as each replica is given:
+
+    replica 0   0B1 |REDUCE_GRAD ......======|
+    replica 1   0B1 ........... |REDUCE_GRAD ======|
+                    ^ begins     ^ ready           ^ ends
+
+A computation waits for the latest UNSHARD of its stage before it in its row, OPT and NORM for all
+collectives before them; RESHARD takes no time. All ranks of all replicas are needed for a NORM, and
+each waits for it.
+
+A training is steps in a row: `steps` repetitions, each rank beginning the next one when its own is
+done. Nothing else keeps steps apart.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+from engine.arrays import Arrays, Ints, Maker, listed, maker, packed, run, run_all
+from engine.plan import kernels
+from engine.plan.action import CODES, OPS, RECV_OPS, SEND_OPS, Action
+from engine.plan.kernels import NONE
+from engine.plan.messages import counterpart, crossing, edge_of
+from engine.plan.program import Placement, Program
+from engine.plan.rules import columns_of, kinds_of, num_links
+
+MOST_NS = 2**63 - 1
+
+
+class Sharing(StrEnum):
+    """Which transfers share one in-order channel, and so have to be posted in one order."""
+
+    STAGE_EDGE = "stage_edge"  # each directed edge between two stages has its own: the engine
+    RANK_EDGE = "rank_edge"  # each direction between two ranks
+    RANK_PAIR = "rank_pair"  # two ranks, both directions: an NCCL communicator of two
+    RANK = "rank"  # everything that a rank sends and receives
+
+
+Line = tuple[int, ...]
+"""Names a channel's line at one rank: the transfers that must complete in the order posted."""
+
+
+def line_of(placement: Placement, sharing: Sharing, transfer: Action) -> Line:
+    """The name of the line that a transfer stands in at its rank."""
+    rank, channel = placement.ranks[transfer.stage], edge_of(transfer)
+    source, target = (placement.ranks[stage] for stage in channel)
+    match sharing:
+        case Sharing.STAGE_EDGE:
+            return (rank, *channel)
+        case Sharing.RANK_EDGE:
+            return (rank, source, target)
+        case Sharing.RANK_PAIR:
+            return (rank, min(source, target), max(source, target))
+        case Sharing.RANK:
+            return (rank,)
+
+
+class Moving(NamedTuple):
+    """How messages move that follow from the placement: for so long, or blocking their sender."""
+
+    transfer_ns: int = 0
+    overlaps: bool = True
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How far a walk came, and when; times are by replica, step and action of the table."""
+
+    program: Program
+    steps: int
+    replicas: int
+    starts_ns: Ints
+    ends_ns: Ints
+    moves_ns: Ints
+    """When what an action lets move begins to: its message, or its collective's bytes; or NONE."""
+    why: Arrays
+    """What ended for each action to start, and for its message to move: see `kernels.walk_back`."""
+    positions: Ints
+    """By replica and rank, the index of the action before which it stands."""
+    step_ends_ns: Ints
+    """By replica, rank and step, when all of it was done."""
+    misdelivered: int
+    """The index of a RECV that would get another microbatch's message, or NONE."""
+    heads: Ints
+    """By line, the transfer that is left in it, or NONE."""
+
+    @cached_property
+    def is_over(self) -> bool:
+        """Whether every rank has done all."""
+        return self.misdelivered == NONE and (
+            list(self.positions) == list(self.program.table.offset[1:]) * self.replicas
+        )
+
+    def of_step(self, times: Ints, replica: int = 0, step: int = 0) -> Ints:
+        """The part of some times that is of one step of a replica."""
+        size = self.program.table.num_actions
+        first = (replica * self.steps + step) * size
+        return times[first : first + size]
+
+
+def of_kinds(program: Program, took: Sequence[int]) -> Ints:
+    """The nanoseconds of each action of the table, where all of an op and stage take as long.
+
+    `took` is by op and stage, as `engine.plan.rules.Kinds`; a SEND's is its message's.
+    """
+    table, numbers = program.table, list(took)
+    made_by = listed if max(numbers, default=0) > MOST_NS else maker(table.num_actions)
+    out = made_by(0, table.num_actions)
+    by_kind = numbers if made_by is listed else array("q", numbers)
+    arrays = table.made_by(made_by)
+    run(table.num_actions, kernels.spread, *arrays[1:3], program.num_stages, by_kind, out)
+    return out
+
+
+def walk(
+    program: Program,
+    took: Sequence[Ints],
+    moving: Moving = Moving(),  # noqa: B008  # a constant
+    *,
+    steps: int = 1,
+    sharing: Sharing = Sharing.STAGE_EDGE,
+    has_why: bool = False,
+) -> Walk:
+    """Walk over a program as `walk_all` does, once."""
+    given = [(program, took)]
+    return next(walk_all(given, moving, steps=steps, sharing=sharing, has_why=has_why))
+
+
+def walk_all(
+    cases: Iterable[tuple[Program, Sequence[Ints]]],
+    moving: Moving = Moving(),  # noqa: B008  # a constant
+    *,
+    steps: int = 1,
+    sharing: Sharing = Sharing.STAGE_EDGE,
+    has_why: bool = False,
+) -> Iterator[Walk]:
+    """Walk over programs, each with the nanoseconds of every action in each of its replicas.
+
+    A message's time is at its SEND, a collective's is that for which it moves bytes. In a program
+    without transfers, messages move as `moving` says. On all cores where there is much to do.
+    Raises ProgramError where a stage is not on its rank, ValueError where times are missing.
+    """
+    cases = list(cases)
+    size = steps * sum(program.table.num_actions * len(took) for program, took in cases)
+
+    def call(program: Program, took: Sequence[Ints]) -> tuple[Any, ...]:
+        num_actions, replicas, ranks = program.table.num_actions, len(took), program.world_size
+        if not took or any(len(one) != num_actions for one in took):
+            lengths = ", ".join(str(len(one)) for one in took) or "none"
+            raise ValueError(f"expected the times of {num_actions} actions, got {lengths}")
+        longest = max(max(one, default=0) for one in took) + moving.transfer_ns
+        made_by = listed if steps * num_actions * longest > MOST_NS else maker(size)
+        table, width = columns_of(program, made_by)
+        num_walkers, links = replicas * ranks, num_links(program)
+        spans = replicas * steps * num_actions
+
+        def never(length: int) -> Ints:
+            return made_by(NONE, length)
+
+        stack = made_by(0, 0)
+        stack.extend(reversed(range(num_walkers)))  # from the first on
+        walkers = (
+            table[0][:-1] * replicas,  # type: ignore[operator]  # of an array or list
+            *(made_by(0, num_walkers), made_by(0, num_walkers)),
+            *(never(num_walkers), never(num_walkers), stack, made_by(0, num_walkers * steps)),
+        )
+        there = never(replicas * steps * links * width)
+        for first in range(0, len(there), max(1, links * width)):  # the inputs of stage 0
+            there[first : first + width] = made_by(0, width)
+        empty = made_by(0, 0), made_by(0, 0)
+        lines = _lines(program.placement, sharing, made_by) if program.has_transfers else empty
+        num_lines = max(lines[0], default=0) + 1
+        joined = made_by(0, 0)
+        for one in took:
+            joined.extend(one)
+        return (
+            (*table, _awaited(program, table, made_by)),
+            kinds_of(program.placement, width, made_by),
+            lines,
+            joined,
+            (steps, replicas, width, program.num_stages),
+            *moving,
+            walkers,
+            (never(len(there)), there, never(len(there))),
+            (
+                *(never(num_lines * replicas), never(num_lines * replicas)),
+                *(never(spans if lines[0] else 0), never(2 * num_lines * replicas)),
+                made_by(0, num_lines),
+            ),
+            (
+                *(made_by(0, links * replicas), never(links * replicas)),
+                *(made_by(0, num_walkers), made_by(0, (num_actions + 1) * steps)),
+                made_by(0, steps),
+            ),
+            (never(spans), never(spans), never(spans)),
+            (never(spans), never(spans)) if has_why else empty,
+        )
+
+    walked = run_all(size, kernels.walk, itertools.starmap(call, cases))
+    for (program, took), (misdelivered, arguments) in zip(cases, walked, strict=True):
+        walkers, queue, times, why = (arguments[at] for at in (7, 9, 11, 12))
+        start, end, moves = map(packed, times)
+        shape, of_walkers = (program, steps, len(took)), (walkers[0], walkers[-1])
+        yield Walk(*shape, start, end, moves, why, *of_walkers, misdelivered, queue[0])
+
+
+@lru_cache(maxsize=64)
+def _lines(placement: Placement, sharing: Sharing, made_by: Maker) -> tuple[Ints, Ints]:
+    """By kind, the line of a transfer and that of its other end."""
+    names: dict[Line, int] = {}
+    lines = made_by(0, placement.num_stages * len(OPS)), made_by(0, placement.num_stages * len(OPS))
+    for op in (*SEND_OPS, *RECV_OPS):
+        for stage in range(placement.num_stages):
+            if transfer := crossing(placement, stage, op, 0):
+                kind = CODES[op] * placement.num_stages + stage
+                for ends, end in zip(lines, (transfer, counterpart(transfer)), strict=True):
+                    ends[kind] = names.setdefault(line_of(placement, sharing, end), len(names))
+    return lines
+
+
+def _awaited(program: Program, table: Arrays, made_by: Maker) -> Ints:
+    """The collective that each action waits for, or NONE."""
+    awaits = made_by(NONE, len(table[1]))
+    if program.has_collectives:
+        latest = made_by(NONE, program.num_stages)
+        run(len(awaits), kernels.find_awaited, *table[:3], latest, awaits)
+    return awaits
