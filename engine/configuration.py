@@ -16,7 +16,7 @@ from engine.model.partition import Costs, balance, partition_layers
 from engine.model.spec import ModelSpec
 from engine.model.split import open_model
 from engine.model.stage_module import Message, Model, ModelError
-from engine.plan.action import COMPUTE_OPS
+from engine.plan.action import RECV_OPS, SEND_OPS
 from engine.plan.check import check
 from engine.plan.collectives import CollectivePolicy, DataParallel, with_collectives
 from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy, lower
@@ -155,7 +155,7 @@ def lowered_of(config: TrainerConfig) -> Program:
 
 def edges_of(lowered: Program) -> list[Edge]:
     """Every channel of the program, in one order on all ranks."""
-    transfers = (a for row in lowered.actions for a in row if a.op not in COMPUTE_OPS)
+    transfers = (a for row in lowered.actions for a in row if a.op in SEND_OPS | RECV_OPS)
     return sorted({edge_of(transfer) for transfer in transfers})
 
 

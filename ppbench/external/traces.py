@@ -212,8 +212,9 @@ def _program_of(
 
 def _needs(program: Program) -> Iterator[tuple[int, Action, int, Action]]:
     """Yield, for each message: the rank and action that make it, those that need it."""
-    makers = {a: rank for rank, row in enumerate(program.actions) for a in row}
-    for rank, row in enumerate(program.actions):
+    rows = program.compute_only().actions
+    makers = {a: rank for rank, row in enumerate(rows) for a in row}
+    for rank, row in enumerate(rows):
         for action in row:
             fact = None if action.op is Op.W else fact_needed(action, program.num_stages)
             if fact is None:
@@ -285,7 +286,7 @@ def _messages(
     """Yield both ends of each message: as seen on devices, else while its receiver waited."""
     idle_from = {  # for each computation but a rank's first, when the one before it ended
         action: times[before][1].end_ns
-        for row in program.actions
+        for row in program.compute_only().actions
         for before, action in itertools.pairwise(row)
     }
     for maker, made, taker, taken in _needs(program):

@@ -148,8 +148,8 @@ def test_replicas_meet_at_each_collective_which_then_takes_its_time(ranks, polic
     spans = [span for results, _ in outcomes for span in results[1].spans]
     assert {(s.replica, s.rank) for s in spans} == {(d, r) for d in range(2) for r in range(2)}
     assert {result.num_tokens for results, _ in outcomes for result in results} == {2 * 4 * 16}
-    for rank, row in enumerate(lowered.actions):
-        row = [action for action in row if action.op in JOINING_OPS]
+    for rank, actions in enumerate(lowered.actions):
+        row = [action for action in actions if action.op in JOINING_OPS]
         own, other = (
             [s for s in spans if (s.replica, s.rank, s.lane) == (d, rank, "collective")]
             for d in range(2)

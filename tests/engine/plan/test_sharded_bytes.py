@@ -67,7 +67,8 @@ def buckets(policy, stages=(0, 1), replicas=2):
 
 def changes(policy, num_microbatches=1, waiting=()):
     """Of 0F0 1F0 1B0 1REDUCE_GRAD 0B0 0REDUCE_GRAD, and of what follows."""
-    row = add_collectives(build_program("interleaved_1f1b", 1, num_microbatches, 2), policy).actions[0]
+    program = build_program("interleaved_1f1b", 1, num_microbatches, 2)
+    row = add_collectives(program, policy).actions[0]
     return changes_along(row, Shared(buckets(policy), waiting))
 
 
