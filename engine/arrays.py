@@ -42,6 +42,15 @@ def packed(numbers: Ints) -> Ints:
         return numbers
 
 
+def largest(numbers: Ints) -> int:
+    """The largest of some numbers; 0 of none."""
+    if isinstance(numbers, array) and len(numbers) >= PAYS_FROM:
+        import numpy as np
+
+        return int(np.frombuffer(numbers, np.int64).max())
+    return max(numbers, default=0)
+
+
 Maker = Callable[..., Ints]
 """Either of these."""
 

@@ -27,7 +27,7 @@ def check_collectives(program: Program, policy: CollectivePolicy) -> None:
     Where it shards parameters, each stage is unsharded while it is computed on, at most once at
     a time, no more stages than the policy says, and none at the end. Gradients are summed once for
     a stage, after its last B or W, or after each, as the policy says. The optimizer, if there is
-    one, is the last of its rank. What else makes a program legal is for `engine.plan.rules.check`.
+    one, is the last of its rank. What else makes a program legal is for `engine.plan.check.check`.
     """
     for rank in range(program.world_size):
         _check_rank(program, rank, policy)

@@ -26,8 +26,10 @@ def critical_path(simulation: Simulation) -> list[Action]:
     last = [(simulation.ends_ns[end - 1], -end) for end in table.offset[1:] if end > 0]
     if not table.num_actions:
         return []
-    moving = Moving(transfers.duration_ns, transfers.overlaps)
-    walked = walk(program, [of_kinds(program, simulation.took_ns)], moving, has_why=True)
+    walked = simulation.walk
+    if not walked.why[0]:  # it was not asked for
+        moving = Moving(transfers.duration_ns, transfers.overlaps)
+        walked = walk(program, [of_kinds(program, simulation.took_ns)], moving, has_why=True)
     is_large = isinstance(walked.why[0], list)
     path = (listed if is_large else maker(table.num_actions))(0, 2 * table.num_actions)
     arguments = walked.why, walked.starts_ns, -max(last)[1] - 1, path

@@ -212,6 +212,7 @@ def walk(
     cause, moved_by = why
     num_ranks, size, num_links = len(offset) - 1, len(op), 2 * num_stages + 1
     top, has_why, is_explicit = len(stack), len(cause) > 0, len(lines[0]) > 0
+    is_joined = len(awaits) > 0
     first, last, behind, todo, is_todo = queue
     num_lines = len(is_todo)
     while top > 0:
@@ -219,46 +220,47 @@ def walk(
         walker = stack[top]
         replica, rank = walker // num_ranks, walker % num_ranks
         at, k, free, before = position[walker], step[walker], now[walker], latest[walker]
-        begin, stop = offset[rank], offset[rank + 1]
+        begin, stop, first_took = offset[rank], offset[rank + 1], replica * size
+        base = (replica * num_steps + k) * size
+        link_base = (replica * num_steps + k) * num_links * width
         while True:
             if at == stop:
                 ends[walker * num_steps + k] = free
                 if k + 1 == num_steps:
                     break
                 k, at = k + 1, begin
+                base, link_base = base + size, link_base + num_links * width
                 continue
-            base = (replica * num_steps + k) * size
-            own, code = base + at, op[at]
-            if awaits[at] >= 0 and end[base + awaits[at]] < 0:
-                blocked[walker] = NONE - 1 - (base + awaits[at])
-                break
+            own, code, began, reason = base + at, op[at], free, before
+            if is_joined and awaits[at] >= 0:
+                over = end[base + awaits[at]]
+                if over < 0:
+                    blocked[walker] = NONE - 1 - (base + awaits[at])
+                    break
+                if over > began:
+                    began, reason = over, base + awaits[at]
             if code <= W:
                 kind = code * num_stages + stage[at]
-                first_link = (replica * num_steps + k) * num_links * width + column[at]
-                link = first_link + needed[kind]
-                began, reason = free, before
-                if code != W:
-                    if there_ns[link] < 0:
-                        blocked[walker] = link
-                        break
-                    if there_ns[link] > began:
-                        began, reason = there_ns[link], brought[link]
-                elif made_ns[link] < 0:
+                link = link_base + column[at] + needed[kind]
+                arrived = made_ns[link] if code == W else there_ns[link]
+                if arrived < 0:
                     blocked[walker] = link
                     break
-                if awaits[at] >= 0 and end[base + awaits[at]] > began:
-                    began, reason = end[base + awaits[at]], base + awaits[at]
+                if arrived > began and code != W:
+                    began = arrived
+                    reason = brought[link] if has_why else reason
+                start[own] = began
+                end[own] = free = began + took[first_took + at]
+                before = own
                 if has_why:
                     cause[own] = reason
-                start[own] = began
-                free = began + took[replica * size + at]
-                end[own], before = free, own
                 if code != W:
-                    link = first_link + made[kind]
+                    link, here = link_base + column[at] + made[kind], edge[kind]
                     made_ns[link] = free
-                    here = edge[kind]
                     if here < 0:
-                        there_ns[link], brought[link] = free, own
+                        there_ns[link] = free
+                        if has_why:
+                            brought[link] = own
                     elif not is_explicit:
                         here += replica * num_links
                         moved = free
@@ -266,10 +268,9 @@ def walk(
                         if has_why:
                             late = moved > free and last_moved[here] >= 0
                             moved_by[own] = NONE - 1 - last_moved[here] if late else own
-                            last_moved[here] = own
+                            last_moved[here], brought[link] = own, NONE - 1 - own
                         moves[own] = moved
                         there_ns[link] = free_ns[here] = moved + transfer_ns
-                        brought[link] = NONE - 1 - own  # the message of it
                         if not overlaps:
                             free, before = moved + transfer_ns, NONE - 1 - own
                         waiting = replica * num_ranks + user[kind]
@@ -312,7 +313,8 @@ def walk(
                     link = (receive // size * num_links) * width + needed[kind] + column[there]
                     start[send] = start[receive] = moves[send] = moves[receive] = moved
                     end[send] = end[receive] = free_ns[here] = there_ns[link] = over
-                    brought[link] = send
+                    if has_why:
+                        brought[link] = send
                     for each in (lines[0][kind], lines[1][kind]):
                         if not is_todo[each]:
                             is_todo[each], todo[num_todo] = 1, replica * num_lines + each
@@ -325,22 +327,16 @@ def walk(
             elif code == RESHARD:
                 start[own] = end[own] = free
             elif code == OPT:
-                began, reason = free, before
-                if awaits[at] >= 0 and end[base + awaits[at]] > began:
-                    began, reason = end[base + awaits[at]], base + awaits[at]
                 if has_why:
                     cause[own] = reason
                 start[own] = began
-                free = began + took[replica * size + at]
-                end[own], before = free, own
+                end[own] = free = began + took[first_took + at]
+                before = own
             elif code == NORM:
                 if end[own] < 0 and start[own] < 0:
-                    began = free
-                    if awaits[at] >= 0 and end[base + awaits[at]] > began:
-                        began = end[base + awaits[at]]
                     start[own] = began
                     if has_why:
-                        cause[own] = before if began == free else base + awaits[at]
+                        cause[own] = reason
                     come_ns[k] = max(come_ns[k], began)
                     num_come[size * num_steps + k] += 1
                     if num_come[size * num_steps + k] == num_ranks * replicas:

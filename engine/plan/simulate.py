@@ -205,13 +205,18 @@ class Simulation:
 
 
 def simulate(
-    program: Program, durations: Durations, transfers: TransferModel = FREE_TRANSFERS
+    program: Program,
+    durations: Durations,
+    transfers: TransferModel = FREE_TRANSFERS,
+    *,
+    has_why: bool = False,
 ) -> Simulation:
     """Run a program in time; transfers follow from the placement, whatever the program says.
 
-    Raises ProgramError if the program is illegal, as `engine.plan.rules.check` does.
+    With `has_why` its critical path is known at once. Raises ProgramError if the program is
+    illegal, as `engine.plan.check.check` does.
     """
-    return next(simulate_all([(program, durations)], transfers))
+    return next(simulate_all([(program, durations)], transfers, has_why=has_why))
 
 
 def simulate_all(
@@ -223,7 +228,7 @@ def simulate_all(
     """Simulate programs, each with its durations: one with many, many with the same, or pairs.
 
     In the order given, on all cores where there is much to do. What is not kept of the simulations
-    takes no memory. Raises ProgramError at an illegal program, as `engine.plan.rules.check`.
+    takes no memory. Raises ProgramError at an illegal program, as `engine.plan.check.check`.
     """
     pairs = list(cases)
     computes = {id(program): program.compute_only() for program, _ in pairs}

@@ -39,7 +39,7 @@ from enum import StrEnum
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
-from engine.arrays import Arrays, Ints, Maker, listed, maker, packed, run, run_all
+from engine.arrays import Arrays, Ints, Maker, filled, largest, listed, maker, packed, run, run_all
 from engine.plan import kernels
 from engine.plan.action import CODES, OPS, RECV_OPS, SEND_OPS, Action
 from engine.plan.kernels import NONE
@@ -127,12 +127,14 @@ def of_kinds(program: Program, took: Sequence[int]) -> Ints:
     `took` is by op and stage, as `engine.plan.rules.Kinds`; a SEND's is its message's.
     """
     table, numbers = program.table, list(took)
-    made_by = listed if max(numbers, default=0) > MOST_NS else maker(table.num_actions)
-    out = made_by(0, table.num_actions)
-    by_kind = numbers if made_by is listed else array("q", numbers)
-    arrays = table.made_by(made_by)
-    run(table.num_actions, kernels.spread, *arrays[1:3], program.num_stages, by_kind, out)
-    return out
+    if max(numbers, default=0) > MOST_NS or maker(table.num_actions) is listed:
+        kinds = zip(*table.made_by(listed)[1:3], strict=True)
+        num_stages = program.num_stages
+        return [numbers[op * num_stages + (stage if stage > 0 else 0)] for op, stage in kinds]
+    took = filled(0, table.num_actions)
+    arguments = table.op, table.stage, program.num_stages, array("q", numbers), took
+    run(table.num_actions, kernels.spread, *arguments)
+    return took
 
 
 def walk(
@@ -171,7 +173,7 @@ def walk_all(
         if not took or any(len(one) != num_actions for one in took):
             lengths = ", ".join(str(len(one)) for one in took) or "none"
             raise ValueError(f"expected the times of {num_actions} actions, got {lengths}")
-        longest = max(max(one, default=0) for one in took) + moving.transfer_ns
+        longest = max(map(largest, took)) + moving.transfer_ns
         made_by = listed if steps * num_actions * longest > MOST_NS else maker(size)
         table, width = columns_of(program, made_by)
         num_walkers, links = replicas * ranks, num_links(program)
@@ -204,7 +206,7 @@ def walk_all(
             (steps, replicas, width, program.num_stages),
             *moving,
             walkers,
-            (never(len(there)), there, never(len(there))),
+            (never(len(there)), there, never(len(there) if has_why else 0)),
             (
                 *(never(num_lines * replicas), never(num_lines * replicas)),
                 *(never(spans if lines[0] else 0), never(2 * num_lines * replicas)),
@@ -242,9 +244,9 @@ def _lines(placement: Placement, sharing: Sharing, made_by: Maker) -> tuple[Ints
 
 
 def _awaited(program: Program, table: Arrays, made_by: Maker) -> Ints:
-    """The collective that each action waits for, or NONE."""
-    awaits = made_by(NONE, len(table[1]))
-    if program.has_collectives:
-        latest = made_by(NONE, program.num_stages)
-        run(len(awaits), kernels.find_awaited, *table[:3], latest, awaits)
+    """The collective that each action waits for, or NONE; nothing where there are none."""
+    if not program.has_collectives:
+        return made_by(0, 0)
+    latest, awaits = made_by(NONE, program.num_stages), made_by(NONE, len(table[1]))
+    run(len(awaits), kernels.find_awaited, *table[:3], latest, awaits)
     return awaits

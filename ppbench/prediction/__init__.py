@@ -187,7 +187,7 @@ def predict(program: Program, costs: Times, transfers: Transfers = FREE_TRANSFER
         message_bytes=transfers.message_bytes,
         overlaps=transfers.overlaps,
     )
-    simulation = simulate_program(program, Durations(f, i, w), model)
+    simulation = simulate_program(program, Durations(f, i, w), model, has_why=True)
     return Prediction(simulation, costs, ticks_per_s, transfers)
 
 
