@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from operator import mul
 from typing import NamedTuple
 
 from engine.arrays import Ints
-from engine.plan.action import OPS, Action, Op
+from engine.plan.action import CODES, NO_INDEX, OPS, Action, Op
 from engine.plan.check import explain
+from engine.plan.kernels import NONE
 from engine.plan.messages import counterpart, outgoing
 from engine.plan.program import Placement, Program
 from engine.plan.rules import check_facts
 from engine.plan.spans import Lane, Span, lane_of
-from engine.plan.walk import Moving, Walk, of_kinds, walk_all
+from engine.plan.table import Table
+from engine.plan.walk import Moving, Walk, of_kinds, walk, walk_all
 
 
 @dataclass(frozen=True)
@@ -217,6 +220,60 @@ def simulate(
     illegal, as `engine.plan.check.check` does.
     """
     return next(simulate_all([(program, durations)], transfers, has_why=has_why))
+
+
+MOST_STEPS = 64
+"""Steps in a row that are looked at for two that are alike."""
+
+
+def period_ns(
+    program: Program,
+    durations: Durations,
+    transfers: TransferModel = FREE_TRANSFERS,
+    optimizer_ns: int = 0,
+    *,
+    meets: bool = False,
+) -> Fraction:
+    """The time of a step in a running training: steps in a row, each rank going on when it is done.
+
+    Each rank ends its step with an optimizer; where it `meets`, all ranks wait for each other
+    before, as for the norm of all gradients. Steps repeat once all times of one are those of an
+    earlier one, as much later: the period is exact then. If none of `MOST_STEPS` are alike, it is
+    the mean over the second half of them. Raises ProgramError if the program is illegal.
+    """
+    compute = program.compute_only()
+    check_facts(compute)
+    norm, opt = (Action(NO_INDEX, op, NO_INDEX) for op in (Op.NORM, Op.OPT))
+    rows = [
+        (*row, *([norm] if meets else []), *([opt] if row or meets else []))
+        for row in compute.actions
+    ]
+    stepping = replace(compute, actions=Table.of(rows))
+    kinds = durations.by_kind(program.num_stages)
+    kinds[CODES[Op.OPT] * program.num_stages] = optimizer_ns
+    took, moving = of_kinds(stepping, kinds), Moving(transfers.duration_ns, transfers.overlaps)
+    steps = 3
+    while True:
+        walked = walk(stepping, [took], moving, steps=steps)
+        explain(walked)
+        last = steps - 1
+        times = [
+            [
+                *walked.of_step(walked.starts_ns, step=step),
+                *walked.of_step(walked.moves_ns, step=step),
+            ]
+            for step in range(steps)
+        ]
+        for before in range(last - 1, -1, -1):
+            later = times[last][0] - times[before][0] if times[last] else 0
+            pairs = zip(times[last], times[before], strict=True)
+            if all(b - a == later or a == b == NONE for b, a in pairs):
+                return Fraction(later, last - before)
+        if steps >= MOST_STEPS:
+            half = steps // 2
+            ends = [max(walked.step_ends_ns[step::steps]) for step in (half, last)]
+            return Fraction(ends[1] - ends[0], last - half)
+        steps *= 2
 
 
 def simulate_all(

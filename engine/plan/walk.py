@@ -130,7 +130,7 @@ def of_kinds(program: Program, took: Sequence[int]) -> Ints:
     if max(numbers, default=0) > MOST_NS or maker(table.num_actions) is listed:
         kinds = zip(*table.made_by(listed)[1:3], strict=True)
         num_stages = program.num_stages
-        return [numbers[op * num_stages + (stage if stage > 0 else 0)] for op, stage in kinds]
+        return [numbers[op * num_stages + max(0, stage)] for op, stage in kinds]
     took = filled(0, table.num_actions)
     arguments = table.op, table.stage, program.num_stages, array("q", numbers), took
     run(table.num_actions, kernels.spread, *arguments)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 ALL = "all"
 SHOWN_OF_PATH = 12
 COMPARED = [
-    *("schedule", "stages_per_rank", "makespan"),
+    *("schedule", "stages_per_rank", "makespan", "period"),
     *("bubble_fraction", "bubble_idle_over_ideal", "bubble_max_stage_span"),
     *("peak_activations", "num_actions"),
 ]
@@ -126,12 +126,13 @@ def simulate(
     overlapping = "beside compute" if moved.overlaps else "compute waits"
     takes = f"{amount(moved.duration_s)} s, {overlapping}" if moved.duration_s else "free"
     bubbles = {name: f"{figures[name]:.4f}" for name in figures if name.startswith("bubble")}
-    of_replicas, path_facts = {}, {}
+    of_replicas, path_facts, periods = {}, {}, {}
     if isinstance(prediction, Prediction):
         path = prediction.critical_path()
         more = f" … {path[-1]}" if len(path) > SHOWN_OF_PATH else ""
         words = f"{' '.join(path[:SHOWN_OF_PATH])}{more} ({counted(len(path), 'action')})"
         path_facts = {"critical path": words}
+        periods = {"period": f"{amount(prediction.period_s)} s"}
     else:
         of_replicas = dict(replicas_facts(prediction)[1:])
     for_people: dict[str, object] = {
@@ -140,6 +141,7 @@ def simulate(
         "transfer": takes,
         **of_replicas,
         "makespan": f"{amount(prediction.makespan_s)} s",
+        **periods,
         **bubbles,
         "peak activations by rank": peaks_text(prediction.peaks),
         "actions": f"{figures['num_actions']:,}",
@@ -211,8 +213,9 @@ def _compared(
     if is_json:
         return "[\n" + ",\n".join(map(_as_json, rows)) + "\n]"
     frame = pd.DataFrame(rows).convert_dtypes()  # whole numbers stay whole beside missing ones
-    joined = OF_REPLICAS if conditions.replication is not None else []
-    return render(frame, how, [*COMPARED, *joined, *(["reason"] if refusals else [])], view)
+    is_joined = conditions.replication is not None
+    shown = [*(name for name in COMPARED if name in frame), *(OF_REPLICAS if is_joined else [])]
+    return render(frame, how, [*shown, *(["reason"] if refusals else [])], view)
 
 
 def _as_json(values: Mapping[str, object]) -> str:

@@ -24,6 +24,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from operator import mul
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -57,7 +58,7 @@ from engine.plan.schedules.registry import (
     ScheduleError,
     build_program,
 )
-from engine.plan.simulate import Durations, Simulation, TransferModel, simulate, uniform
+from engine.plan.simulate import Durations, TransferModel, period_ns, uniform
 from engine.plan.walk import of_kinds
 from ppbench.config.case import Case
 from ppbench.config.schema import CostsFile
@@ -242,16 +243,20 @@ def planned_step_ns(case: Case, lowered: Program) -> int:
     return replay(lowered, times).makespan_ns
 
 
-def simulated(case: Case, program: Program | None = None) -> Simulation:
-    """Simulate a case's program, or the given one that was run instead, with free transfers.
+def bubble_in_theory(case: Case, program: Program) -> float:
+    """The bubble of a running training with a program, free transfers and no optimizer.
 
-    Durations are the emulated ones, else equal stages with F = I = W.
+    Durations are the emulated ones, else equal stages with F = I = W. Ranks wait for each other in
+    each step where gradients are clipped or replicas sum them.
     """
-    program = program or program_of(case)
-    if case.is_emulated:
-        return simulate(program, durations_of(case))
     unit = program.num_stages  # so that a stage's time is a whole number
-    return simulate(program, uniform(program.placement, unit, unit, unit))
+    durations = uniform(program.placement, unit, unit, unit)
+    if case.is_emulated:
+        durations = durations_of(case)
+    meets = case.train_clip_norm > 0 or case.replicas > 1
+    period = period_ns(program, durations, meets=meets)
+    compute_ns = sum(map(mul, program.num_of_kind, durations.by_kind(program.num_stages)))
+    return float(1 - compute_ns / (program.world_size * period))
 
 
 def read_costs(file: str) -> dict[str, tuple[float, ...]]:

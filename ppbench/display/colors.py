@@ -34,6 +34,7 @@ OP_COLORS: dict[Op, str] = {
     Op.UNSHARD: "#8F6BD9",
     Op.RESHARD: GREY,
     Op.REDUCE_GRAD: "#D0406B",
+    Op.NORM: "#6B7F2A",
 }
 OP_WORDS: dict[Op, str] = {
     Op.F: "forward",

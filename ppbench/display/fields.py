@@ -387,6 +387,16 @@ COMPUTED: dict[str, dict[str, Field]] = {
             lower,
             "simulated time from the first action's start to the last one's end",
         ),
+        "period": number(
+            "period",
+            ",.6g",
+            SECONDS,
+            lower,
+            "simulated time of a step in a running training: each rank goes on when it is done",
+        ),
+        "bubble_of_period": number(
+            "bubble of the period", ".1f", PERCENT, lower, "1 - compute / (ranks x period)"
+        ),
         "exposed_collective": number(
             "exposed collective",
             ",.6g",

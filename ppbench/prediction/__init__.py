@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,11 +41,7 @@ from engine.plan.schedules.registry import (
     known_names,
     read_csv,
 )
-from engine.plan.simulate import (
-    Durations,
-    Simulation,
-    TransferModel,
-)
+from engine.plan.simulate import Durations, Simulation, TransferModel, period_ns
 from engine.plan.simulate import simulate as simulate_program
 from engine.plan.spans import COLUMNS
 from ppbench.console import note
@@ -141,6 +138,24 @@ class Prediction(PredictedStep):
             f"Prediction({self.program.schedule}: {shape}; makespan {number(self.makespan_s):g} s, "
             f"bubble {bubble:.1%})"
         )
+
+    @cached_property
+    def period_s(self) -> Fraction:
+        """The time of a step in a running training, in which each rank goes on when it is done."""
+        program = self.program
+        ticks = [int(cost * share_of_stage(program) * self.ticks_per_s) for cost in self.costs]
+        durations = Durations(*((each,) * program.num_stages for each in ticks))
+        period = period_ns(program, durations, self.simulation.transfers)
+        return period / self.ticks_per_s
+
+    def figures(self) -> dict[str, object]:
+        """The step's figures, those of steps in a row among them; times in seconds."""
+        figures = super().figures()
+        compute_s = Fraction(self.simulation.compute_ns, self.ticks_per_s)
+        bubble = 1 - compute_s / (self.program.world_size * self.period_s)
+        makespan = figures.pop("makespan")
+        of_period = {"period": number(self.period_s), "bubble_of_period": float(bubble)}
+        return {"makespan": makespan, **of_period, **figures}
 
     @property
     def frame(self) -> pd.DataFrame:

@@ -38,7 +38,7 @@ from ppbench.analysis.transfers import (
 )
 from ppbench.cautions import cautions_for
 from ppbench.config.case import Case
-from ppbench.config.programs import lowered_of, planned_step_ns, program_of, simulated
+from ppbench.config.programs import bubble_in_theory, lowered_of, planned_step_ns, program_of
 from ppbench.run.failures.evidence import Diagnosis
 from ppbench.run.failures.post_mortem import flight_rows
 from ppbench.run.job import Attempt, Job, PlannedRun
@@ -203,7 +203,7 @@ def rows_of(finished: FinishedRun) -> Rows:
         "first_loss": finished.first_loss,
         "last_loss": finished.last_loss,
         "program": to_json(program),
-        "bubble_fraction_theory": simulated(case, program).bubble_fraction,
+        "bubble_fraction_theory": bubble_in_theory(case, program),
         "planned_step_ns": planned_ns,
         "cautions": ",".join(caution.name for caution in cautions),
     }

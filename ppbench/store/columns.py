@@ -122,8 +122,8 @@ RUNS: tuple[Column, ...] = (
     Column(
         "bubble_fraction_theory",
         pa.float64(),
-        "bubble_fraction simulated with free transfers: emulated times, else equal stages with "
-        "F = I = W",
+        "bubble_fraction of steps in a row, simulated with free transfers: emulated times, else "
+        "equal stages with F = I = W",
     ),
     Column("planned_step_ns", pa.int64(), "simulated makespan of an emulated case"),
     Column("step_relative_deviation", pa.float64(), "median absolute deviation / median of steps"),

@@ -13,7 +13,7 @@ from engine.plan.action import Op
 from engine.plan.spans import COLUMNS, Lane, Span
 from ppbench.analysis.mfu import Peak
 from ppbench.config.case import Case, Measure
-from ppbench.config.programs import durations_of, program_of, simulated
+from ppbench.config.programs import bubble_in_theory, durations_of, program_of
 from ppbench.display.explanation import parts_of
 from ppbench.errors import UsageError
 from ppbench.explanation import explain
@@ -122,12 +122,21 @@ def test_an_emulated_run_has_no_memory_and_its_theory_is_what_was_emulated(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("schedule", "bubble"), [("1f1b", 3 / 11), ("zb_h1", 3 / 27), ("zbv", 1.5 / 25.5)]
+    ("schedule", "clip_norm", "bubble"),
+    [
+        ("1f1b", 0.0, 3 / 11),
+        ("zb_h1", 0.0, 3 / 27),
+        ("zb_h2", 0.0, 0.0),
+        ("zb_h2", 1.0, 3 / 27),
+        ("zbv", 0.0, 0.0),
+        ("zbv", 1.0, 1.5 / 25.5),
+    ],
 )
-def test_theory_is_simulated_with_equal_halves_where_nothing_is_emulated(schedule, bubble):
+def test_theory_is_of_steps_in_a_row_with_equal_halves(schedule, clip_norm, bubble):
     v = 2 if schedule == "zbv" else 1
-    case = Case(schedule=schedule, world_size=4, num_microbatches=8, stages_per_rank=v)
-    assert simulated(case).bubble_fraction == pytest.approx(bubble)
+    shape = {"world_size": 4, "num_microbatches": 8, "stages_per_rank": v}
+    case = Case(schedule=schedule, train_clip_norm=clip_norm, **shape)
+    assert bubble_in_theory(case, program_of(case)) == pytest.approx(bubble)
 
 
 def test_a_number_is_the_time_of_a_rank_and_a_list_has_the_times_of_stages():

@@ -1,0 +1,94 @@
+"""Tests of steps in a row: closed forms, and many steps one after the other in the plainest way."""
+
+import random
+from fractions import Fraction
+
+import pytest
+from brute_force import facts_made, facts_needed, goes_to
+from shuffled_programs import shuffled_program
+
+from engine.plan.schedules.registry import build_program
+from engine.plan.simulate import Durations, TransferModel, period_ns, simulate, uniform
+
+STEPS, LONGEST = 50, 24
+
+
+def run_step(program, by_op, latency_ns, free, channels):
+    """Run one step: ranks begin when they are free, and are free later; channels likewise."""
+    rows, ranks = program.actions, program.placement.ranks
+    there, positions, is_moving = {}, [0] * len(rows), True
+    while is_moving:
+        is_moving = False
+        for rank, row in enumerate(rows):
+            while positions[rank] < len(row):
+                action = row[positions[rank]]
+                needs = [(*fact, rank) for fact in facts_needed(action, len(ranks))]
+                if not there.keys() >= set(needs):
+                    break
+                start = max([free[rank], *(there[need] for need in needs)])
+                free[rank] = end = start + by_op[action.op][action.stage]
+                target = goes_to(action, ranks)
+                if target is not None:
+                    edge = action.stage, target
+                    channels[edge] = max(end, channels.get(edge, 0)) + latency_ns
+                for fact in facts_made(action):
+                    there[(*fact, rank)] = end
+                    if target is not None and fact[1] != "W":
+                        there[(*fact, ranks[target])] = channels[edge]
+                positions[rank] += 1
+                is_moving = True
+
+
+def ends_of_steps(program, durations, latency_ns, optimizer_ns, *, meets):
+    free, channels, ends = [0] * program.world_size, {}, []
+    for _ in range(STEPS):
+        run_step(program, durations.by_op(), latency_ns, free, channels)
+        free = [(max(free) if meets else own) + optimizer_ns for own in free]
+        ends.append(list(free))
+    return ends
+
+
+@pytest.mark.parametrize("meets", [False, True])
+def test_a_training_goes_on_as_steps_one_after_the_other_do(meets, is_thorough):
+    drawn = random.Random(meets)
+    for seed in range(500 if is_thorough else 40):
+        program = shuffled_program(seed)
+        stages = range(program.num_stages)
+        durations = Durations(*(tuple(drawn.randint(0, 40) for _ in stages) for _ in "fiw"))
+        latency_ns, optimizer_ns = drawn.choice([0, drawn.randint(1, 30)]), drawn.randint(0, 9)
+        transfers = TransferModel(latency_ns=latency_ns)
+        found = period_ns(program, durations, transfers, optimizer_ns, meets=meets)
+        *_, last = ends = ends_of_steps(program, durations, latency_ns, optimizer_ns, meets=meets)
+        repeats = [
+            steps
+            for steps in range(1, LONGEST)
+            if all(a - b == steps * found for a, b in zip(last, ends[-1 - steps], strict=True))
+        ]
+        assert repeats, (seed, found)
+
+
+@pytest.mark.parametrize("p", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("name", ["afab", "1f1b"])
+def test_where_rank_0_begins_and_ends_the_step_nothing_overlaps(name, p):
+    program = build_program(name, p, 2 * p)
+    durations = uniform(program.placement, 3, 2, 4)
+    makespan_ns = simulate(program, durations).makespan_ns
+    for meets in (False, True):
+        assert period_ns(program, durations, optimizer_ns=5, meets=meets) == makespan_ns + 5
+
+
+@pytest.mark.parametrize("p", [2, 4, 8, 16])
+@pytest.mark.parametrize(("name", "v"), [("zb_h2", 1), ("zbv", 2)])
+def test_where_no_rank_waits_a_step_takes_what_a_rank_computes(name, v, p):
+    """The zero-bubble schedules have no bubble in a training, unless ranks meet in each step."""
+    m = 4 * p
+    program = build_program(name, p, m, v)
+    durations = uniform(program.placement, 2, 2, 2)
+    assert period_ns(program, durations, optimizer_ns=5) == 6 * m + 5
+    makespan_ns = simulate(program, durations).makespan_ns
+    assert period_ns(program, durations, optimizer_ns=5, meets=True) == makespan_ns + 5
+
+
+def test_a_period_may_be_a_fraction_and_an_empty_program_takes_none():
+    program = build_program("1f1b", 1, 1)
+    assert period_ns(program, Durations((1,), (1,), (1,)), optimizer_ns=1) == Fraction(4)
