@@ -149,6 +149,12 @@ class Background:
         left_out = runs["is_judged"] | (runs["is_slow"] & bool(metric.slow_sign))
         return noise_in(runs[~left_out], metric)
 
+    def larger_drift(self, keys: Iterable[Key], metric: Metric) -> Noise | None:
+        """The largest drift that is known of these cases."""
+        drifts = (self.drift(key, metric) for key in keys)
+        known = [drift for drift in drifts if drift is not None]
+        return max(known, key=lambda drift: drift.deviation, default=None)
+
     def larger_noise(self, keys: Iterable[Key], metric: Metric) -> Noise | None:
         """The largest noise of these cases; None unless that of each is known."""
         noises = [self.noise(key, metric) for key in keys]
@@ -189,7 +195,8 @@ def evidence_of(
             resolution=max(base.resolution, head.resolution),
             cautions=tuple(dict.fromkeys(carried)),
         )
-        if evidence.sessions_apart and (drift := background.drift(base.key, metric)):
+        if evidence.sessions_apart:  # the same whichever of the two is the base
+            drift = background.larger_drift((base.key, head.key), metric)
             evidence = replace(evidence, drift=drift)
         found[pair] = evidence
     return with_shared_noise(metric, found) if shares_noise else found

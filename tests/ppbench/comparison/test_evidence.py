@@ -132,6 +132,29 @@ def test_what_slows_a_machine_slows_both_in_their_turns(caution):
         assert {one.cautions for one in found.values()} == {(caution,) if is_forbidden else ()}
 
 
+def test_the_evidence_of_a_pair_is_the_same_whichever_of_the_two_is_the_base():
+    """The two drift by different amounts between three sessions, and were not in the same ones."""
+    arms = {}
+    for name, drift, days in (("1f1b", 0.01, (1, 2, 3)), ("afab", 0.05, (2, 3, 4))):
+        rows = [
+            {
+                **row,
+                "run_id": f"202601{day:02}T{row['run_id'][9:]}",
+                "created_at": f"2026-01-{day:02}T09:00:00+00:00",
+                "tokens_per_s": row["tokens_per_s"] * (1 + drift * day),
+            }
+            for day in days
+            for row in rows_of(name)
+        ]
+        arms[name] = with_columns(pd.DataFrame(rows))
+    background = Background(pd.concat(arms.values()))
+    found = [
+        evidence_of(SPEED, arms, [pair], background, shares_noise=True)[pair]
+        for pair in (("1f1b", "afab"), ("afab", "1f1b"))
+    ]
+    assert found[0].drift == found[1].drift is not None
+
+
 def test_cases_of_two_machines_are_no_pair_but_two_devices_are():
     arms = {
         "here": pd.DataFrame(rows_of("1f1b")),
