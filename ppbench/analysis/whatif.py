@@ -7,6 +7,7 @@ are replicas, they are replayed together, each with its own mean costs.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -153,7 +154,8 @@ def other_schedules(run: Modelled) -> Iterator[WhatIf | Inapplicable]:
     """Every other registered schedule with the same ranks, microbatches and policy.
 
     A schedule with another number of stages gets the same model, cut differently: a stage's cost is
-    spread evenly over its part. A message costs the mean of its direction in this run.
+    spread evenly over its part, but for embedding and head. A message costs the mean of its
+    direction in this run.
     """
     lowered = run.lowered
     for name, schedule in SCHEDULES.items():
@@ -184,7 +186,11 @@ def _with_program(run: Modelled, program: Program) -> Modelled:
     ]
 
     def recut(costs: Costs) -> Costs:
-        """The same total costs, for the model cut into equal slices."""
+        """The same total costs, for the model cut into equal slices.
+
+        What the first and the last stage take beyond the ones between is their embedding and their
+        head, which stay whole on the first and the last slice.
+        """
         totals = []  # F, B, I and W of each stage: the backward is both halves, or is halved
         for stage in range(num_now):
             given = {op: of_op[stage] for op, of_op in costs.by_stage.items()}
@@ -194,18 +200,24 @@ def _with_program(run: Modelled, program: Program) -> Modelled:
                 first, second = whole // 2, whole - whole // 2
             backward = first + second if whole is None else whole
             totals.append((given[Op.F] or 0, backward, first, second))
-        by_stage = {
-            op: tuple(
-                round(
-                    sum(
-                        ns * max(0.0, min(end, stage + 1) - max(begin, stage))
-                        for stage, ns in enumerate(of_op)
-                    )
+        by_stage = {}
+        for op, of_op in zip((Op.F, Op.B, Op.I, Op.W), zip(*totals, strict=True), strict=True):
+            layers, beyond = list(map(float, of_op)), [0.0, 0.0]
+            if num_now > 2 and num_stages != num_now:
+                typical = statistics.median(layers[1:-1])
+                beyond = [max(0.0, layers[at] - typical) for at in (0, -1)]
+            layers[0] -= beyond[0]
+            layers[-1] -= beyond[1]
+            pieces = [
+                sum(
+                    ns * max(0.0, min(end, stage + 1) - max(begin, stage))
+                    for stage, ns in enumerate(layers)
                 )
                 for begin, end in slices
-            )
-            for op, of_op in zip((Op.F, Op.B, Op.I, Op.W), zip(*totals, strict=True), strict=True)
-        }
+            ]
+            pieces[0] += beyond[0]
+            pieces[-1] += beyond[1]
+            by_stage[op] = tuple(map(round, pieces))
         by_channel: dict[Edge, int] = {}
         for hop in (1, -1):  # a message costs the mean of its direction
             ends = costs.by_channel.items()

@@ -117,6 +117,20 @@ def test_a_model_cut_more_finely_or_coarsely_keeps_its_cost_where_it_is():
     assert answers(whole, looped)["afab"].step_ns == 4 * 300
 
 
+def test_a_head_stays_whole_on_the_last_piece_of_a_model_cut_more_finely():
+    headed = Costs({Op.F: (100, 100, 100, 160), Op.B: (200, 200, 200, 320)}, {})
+    by_question = answers(headed)
+    # Rank 3 computes 8 microbatches of 50 + 110 forward, twice that backward, and waits for the
+    # first one: three stages of 50 before, and three after it.
+    assert by_question["looped_bfs, 2 stages per rank"].step_ns >= 8 * 480 + 3 * 150
+    halved = Costs({Op.F: (50,) * 6 + (80, 80), Op.B: (100,) * 6 + (160, 160)}, {})
+    looped = lower(build_program("looped_bfs", 4, 8, 2))
+    spread_ns = as_modelled(run_of(halved, looped)).step_ns
+    kept = Costs({Op.F: (50,) * 7 + (110,), Op.B: (100,) * 7 + (220,)}, {})
+    kept_ns = as_modelled(run_of(kept, looped)).step_ns
+    assert by_question["looped_bfs, 2 stages per rank"].step_ns == kept_ns != spread_ns
+
+
 def test_halves_are_known_only_to_a_run_that_split_its_backward():
     assert needs_halves(EQUAL)
     assert not needs_halves(Costs({Op.F: (1,), Op.I: (1,), Op.W: (1,)}, {}))
