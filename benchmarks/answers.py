@@ -1,7 +1,7 @@
 """How long it takes until a question has an answer, and what the answers are.
 
     python -m benchmarks.answers [--tries 20] [--budget 60s] [--burning 0]
-        [--grid 'schedule = ["afab", "1f1b"]'] [--layers 0] [--commits '']
+        [--grid 'schedule = ["afab", "1f1b"]'] [--commits '']
 
 Each try asks the same question in an empty folder: `ppbench sweep --budget` asks which of two
 values of a setting two CPU ranks train `llama-8m` faster with, `ppbench compare --run --budget`
@@ -9,10 +9,10 @@ whether the second of two commits is as fast as the first. `--burning` processes
 random beside it. A line is printed for each try, and the medians and counts at the end.
 
 Two values of `model.partition` that mean the same, `["uniform", [4, 4]]`, are a comparison of
-equals. `--layers 40` trains a model of so many small layers instead, an embedding and a head; there
-`--grid 'model.partition = [[21, 21], [19, 23]]'` gives the last stage two layers in twenty more,
-with which a step of four microbatches takes some 5 % longer. With `--commits '18, 19'` the commits
-differ by their number of layers, and about as much; with the same number twice, they are equal.
+equals. Two commits train a model of many small layers, and differ by their number: with
+`--commits '18, 19'` the second does some 5 % more work, with the same number twice they are equal.
+An uneven partition is no such difference where two cores share an execution unit: what one rank
+waits, the other is faster.
 """
 
 from __future__ import annotations
@@ -75,7 +75,6 @@ def main() -> None:
     parser.add_argument("--microbatches", type=int, default=4)
     parser.add_argument("--seq-len", type=int, default=64)
     parser.add_argument("--steps", type=int, default=4, help="fewest steps of a launch")
-    parser.add_argument("--layers", type=int, default=0, help="of a model of small layers")
     parser.add_argument("--commits", default="", help="numbers of layers of two commits")
     parser.add_argument(
         "--burning", type=int, default=0, help="processes that burn a core at times"
@@ -90,7 +89,7 @@ def main() -> None:
         microbatches="" if axis == "num_microbatches" else microbatches,
         seq_len=asked.seq_len,
         steps=asked.steps,
-        model="tower:build" if asked.layers or asked.commits else "llama-8m",
+        model="tower:build" if asked.commits else "llama-8m",
         grid="" if asked.commits else f"[grid]\n{asked.grid}",
     )
     seconds, verdicts = [], Counter[str]()
@@ -100,7 +99,6 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as name:
                 folder = Path(name)
                 (folder / "answers.toml").write_text(text)
-                (folder / "tower.py").write_text(TOWER.format(layers=asked.layers))
                 began = time.monotonic()
                 if asked.commits:
                     verdict, told = of_commits(folder, asked.commits, asked.budget)
