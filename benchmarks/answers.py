@@ -101,12 +101,12 @@ def main() -> None:
                 (folder / "answers.toml").write_text(text)
                 began = time.monotonic()
                 if asked.commits:
-                    verdict, told = of_commits(folder, asked.commits, asked.budget)
+                    verdict, line = of_commits(folder, asked.commits, asked.budget)
                 else:
-                    verdict, told = of_settings(folder, axis, pair, asked.budget)
+                    verdict, line = of_settings(folder, axis, pair, asked.budget)
                 seconds.append(time.monotonic() - began)
             verdicts[verdict] += 1
-            print(f"try {number}: {seconds[-1]:.0f} s, {told}", flush=True)
+            print(f"try {number}: {seconds[-1]:.0f} s, {line}", flush=True)
     print(f"median {statistics.median(seconds):.0f} s; second over first: {dict(verdicts)}")
 
 

@@ -1,4 +1,4 @@
-"""Every walk over a program, as a loop over its arrays that can be compiled.
+"""Loops over the arrays of a program, the walk among them, that can be compiled.
 
 A kernel takes arrays and numbers and fills arrays that its caller has made; it makes none, raises
 nothing and knows no names. Where a rule is broken it returns the index of the action, and whoever
@@ -198,6 +198,8 @@ def walk(
     for. `took` is by replica and action; a message's at its SEND. `walkers`: where each stands in
     its row, in which step, since when it is free, what it did last, what it is blocked on, and the
     stack of those to go on. `links`: when each was made, when it is there, and what brought it.
+    `queue`: the first and last transfer of each line, the one behind each, and the lines to look at.
+    `channel`: when each channel and lane is free, and who has come to a meeting.
     `times`: when each action starts and ends, and when what it lets move begins to move; NONE
     before. `why`: by action what ended for it to start, by message what ended for it to move; both
     may be empty. Returns a RECV that would get another microbatch's message, or NONE.

@@ -29,7 +29,7 @@ class Replay:
 
     walk: Walk
     took_ns: tuple[Ints, ...]
-    """Of each action in the order of the table, by replica."""
+    """How long each action took, by replica and in the order of the table."""
 
     @property
     def program(self) -> Program:

@@ -17,13 +17,12 @@ from typing import NamedTuple
 
 from engine.arrays import Ints
 from engine.plan.action import CODES, NO_INDEX, OPS, Action, Op
-from engine.plan.check import explain
+from engine.plan.check import check, explain
 from engine.plan.kernels import NONE
 from engine.plan.messages import counterpart, outgoing
 from engine.plan.program import Placement, Program
 from engine.plan.rules import check_facts
 from engine.plan.spans import Lane, Span, lane_of
-from engine.plan.table import Table
 from engine.plan.walk import Moving, Walk, of_kinds, walk, walk_all
 
 
@@ -241,34 +240,35 @@ def period_ns(
     earlier one, as much later: the period is exact then. If none of `MOST_STEPS` are alike, it is
     the mean over the second half of them. Raises ProgramError if the program is illegal.
     """
+    import numpy as np
+
     compute = program.compute_only()
     check_facts(compute)
     norm, opt = (Action(NO_INDEX, op, NO_INDEX) for op in (Op.NORM, Op.OPT))
-    rows = [
-        (*row, *([norm] if meets else []), *([opt] if row or meets else []))
-        for row in compute.actions
+    tails = [
+        (*([norm] if meets else []), *([opt] if begin < end or meets else []))
+        for begin, end in itertools.pairwise(compute.table.offset)
     ]
-    stepping = replace(compute, actions=Table.of(rows))
+    stepping = replace(compute, actions=compute.table.with_tails(tails))
     kinds = durations.by_kind(program.num_stages)
     kinds[CODES[Op.OPT] * program.num_stages] = optimizer_ns
     took, moving = of_kinds(stepping, kinds), Moving(transfers.duration_ns, transfers.overlaps)
     steps = 3
     while True:
         walked = walk(stepping, [took], moving, steps=steps)
-        explain(walked)
-        last = steps - 1
-        times = [
-            [
-                *walked.of_step(walked.starts_ns, step=step),
-                *walked.of_step(walked.moves_ns, step=step),
-            ]
-            for step in range(steps)
-        ]
+        if not walked.is_over:  # then a single step hangs too, and the check says where
+            check(compute)
+        last, size = steps - 1, stepping.table.num_actions
+        starts, moves = (  # numbers that no array holds stay Python's
+            np.array(of, object if isinstance(of, list) else np.int64).reshape(steps, size)
+            for of in (walked.starts_ns, walked.moves_ns)
+        )
+        is_moved = moves[last] != NONE
         for before in range(last - 1, -1, -1):
-            later = times[last][0] - times[before][0] if times[last] else 0
-            pairs = zip(times[last], times[before], strict=True)
-            if all(b - a == later or a == b == NONE for b, a in pairs):
-                return Fraction(later, last - before)
+            later = starts[last] - starts[before]
+            moved_later = (moves[last] - moves[before])[is_moved]
+            if (later == later[:1]).all() and (moved_later == later[:1]).all():
+                return Fraction(int(later[0]) if size else 0, last - before)
         if steps >= MOST_STEPS:
             half = steps // 2
             ends = [max(walked.step_ends_ns[step::steps]) for step in (half, last)]

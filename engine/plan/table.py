@@ -90,6 +90,19 @@ class Table(Sequence[tuple[Action, ...]]):
         arrays = (array("q", itertools.compress(column, kept)) for column in columns)
         return Table(array("q", itertools.accumulate(ends, initial=0)), *arrays)
 
+    def with_tails(self, tails: Sequence[Sequence[Action]]) -> Table:
+        """The same rows with further actions at the end of each."""
+        table = Table(array("q", [0]), array("q"), array("q"), array("q"))
+        for (begin, end), tail in zip(itertools.pairwise(self.offset), tails, strict=True):
+            further = Table.of([tail])
+            for own, ours, theirs in zip(
+                table.arrays[1:], self.arrays[1:], further.arrays[1:], strict=True
+            ):
+                own.extend(ours[begin:end])
+                own.extend(theirs)
+            table.offset.append(len(table.op))
+        return table
+
     def __len__(self) -> int:
         return len(self.offset) - 1
 

@@ -85,6 +85,9 @@ class Moving(NamedTuple):
     overlaps: bool = True
 
 
+FREE = Moving()
+
+
 @dataclass(frozen=True)
 class Walk:
     """How far a walk came, and when; times are by replica, step and action of the table."""
@@ -97,7 +100,7 @@ class Walk:
     moves_ns: Ints
     """When what an action lets move begins to: its message, or its collective's bytes; or NONE."""
     why: Arrays
-    """What ended for each action to start, and for its message to move: see `kernels.walk_back`."""
+    """It says what ended for each action to start, and its message to move (`walk_back`)."""
     positions: Ints
     """By replica and rank, the index of the action before which it stands."""
     step_ends_ns: Ints
@@ -140,7 +143,7 @@ def of_kinds(program: Program, took: Sequence[int]) -> Ints:
 def walk(
     program: Program,
     took: Sequence[Ints],
-    moving: Moving = Moving(),  # noqa: B008  # a constant
+    moving: Moving = FREE,
     *,
     steps: int = 1,
     sharing: Sharing = Sharing.STAGE_EDGE,
@@ -153,7 +156,7 @@ def walk(
 
 def walk_all(
     cases: Iterable[tuple[Program, Sequence[Ints]]],
-    moving: Moving = Moving(),  # noqa: B008  # a constant
+    moving: Moving = FREE,
     *,
     steps: int = 1,
     sharing: Sharing = Sharing.STAGE_EDGE,

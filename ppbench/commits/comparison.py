@@ -68,8 +68,8 @@ def compare(
     if across is not None:
         if is_measured:
             raise UsageError(
-                "--run: measures two commits; of a sweep, ppbench sweep measures the cases in "
-                "turns until they are told apart, then compare them without --run"
+                "--run: measures two commits; ppbench sweep SWEEP --budget 10m measures the cases "
+                "of one sweep in turns; then compare them without --run"
             )
         setting, places = find_axis(across), Places(Store(folder), Path.cwd())
         side = choose_runs(runs, places, has_older_programs=setting == PROGRAM)

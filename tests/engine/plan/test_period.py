@@ -7,6 +7,9 @@ import pytest
 from brute_force import facts_made, facts_needed, goes_to
 from shuffled_programs import shuffled_program
 
+from engine.plan.action import Action, Op
+from engine.plan.program import Program, loop_placement
+from engine.plan.rules import ProgramError
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import Durations, TransferModel, period_ns, simulate, uniform
 
@@ -92,3 +95,11 @@ def test_where_no_rank_waits_a_step_takes_what_a_rank_computes(name, v, p):
 def test_a_period_may_be_a_fraction_and_an_empty_program_takes_none():
     program = build_program("1f1b", 1, 1)
     assert period_ns(program, Durations((1,), (1,), (1,)), optimizer_ns=1) == Fraction(4)
+
+
+@pytest.mark.parametrize("meets", [False, True])
+def test_a_program_that_hangs_is_told_by_its_circle_of_waits(meets):
+    rows = ((Action(0, Op.B, 0), Action(0, Op.F, 0)), (Action(1, Op.F, 0), Action(1, Op.B, 0)))
+    program = Program("mine", loop_placement(2), 1, rows)
+    with pytest.raises(ProgramError, match="can never start: "):
+        period_ns(program, uniform(program.placement, 1, 1, 1), meets=meets)
