@@ -198,7 +198,7 @@ def walk(
     for. `took` is by replica and action; a message's at its SEND. `walkers`: where each stands in
     its row, in which step, since when it is free, what it did last, what it is blocked on, and the
     stack of those to go on. `links`: when each was made, when it is there, and what brought it.
-    `queue`: the first and last transfer of each line, the one behind each, and the lines to look at.
+    `queue`: the first and last transfer of each line, what is behind each, and lines to look at.
     `channel`: when each channel and lane is free, and who has come to a meeting.
     `times`: when each action starts and ends, and when what it lets move begins to move; NONE
     before. `why`: by action what ended for it to start, by message what ended for it to move; both
