@@ -377,6 +377,18 @@ def walk(
     return NONE
 
 
+def later_by(start: Ints, moves: Ints, size: int, step: int, before: int) -> int:
+    """How much later all times of a step are than those of one before; NONE if they differ."""
+    later = start[step * size] - start[before * size] if size > 0 else 0
+    for at in range(size):
+        here, there = step * size + at, before * size + at
+        if start[here] - start[there] != later:
+            return NONE
+        if moves[here] != NONE and moves[here] - moves[there] != later:
+            return NONE
+    return later
+
+
 def spread(op: Ints, stage: Ints, num_stages: int, by_kind: Ints, took: Ints) -> None:
     """Give each action what its kind takes."""
     for at in range(len(op)):

@@ -15,7 +15,8 @@ from functools import cached_property
 from operator import mul
 from typing import NamedTuple
 
-from engine.arrays import Ints
+from engine.arrays import Ints, run
+from engine.plan import kernels
 from engine.plan.action import CODES, NO_INDEX, OPS, Action, Op
 from engine.plan.check import check, explain
 from engine.plan.kernels import NONE
@@ -240,8 +241,6 @@ def period_ns(
     earlier one, as much later: the period is exact then. If none of `MOST_STEPS` are alike, it is
     the mean over the second half of them. Raises ProgramError if the program is illegal.
     """
-    import numpy as np
-
     compute = program.compute_only()
     check_facts(compute)
     norm, opt = (Action(NO_INDEX, op, NO_INDEX) for op in (Op.NORM, Op.OPT))
@@ -259,16 +258,11 @@ def period_ns(
         if not walked.is_over:  # then a single step hangs too, and the check says where
             check(compute)
         last, size = steps - 1, stepping.table.num_actions
-        starts, moves = (  # numbers that no array holds stay Python's
-            np.array(of, object if isinstance(of, list) else np.int64).reshape(steps, size)
-            for of in (walked.starts_ns, walked.moves_ns)
-        )
-        is_moved = moves[last] != NONE
         for before in range(last - 1, -1, -1):
-            later = starts[last] - starts[before]
-            moved_later = (moves[last] - moves[before])[is_moved]
-            if (later == later[:1]).all() and (moved_later == later[:1]).all():
-                return Fraction(int(later[0]) if size else 0, last - before)
+            arguments = walked.starts_ns, walked.moves_ns, size, last, before
+            later = run(size, kernels.later_by, *arguments)
+            if later != NONE:
+                return Fraction(later, last - before)
         if steps >= MOST_STEPS:
             half = steps // 2
             ends = [max(walked.step_ends_ns[step::steps]) for step in (half, last)]
