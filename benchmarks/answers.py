@@ -11,6 +11,7 @@ random beside it. A line is printed for each try, and the medians and counts at 
 Two values of `model.partition` that mean the same, `["uniform", [4, 4]]`, are a comparison of
 equals. Two commits train a model of many small layers, and differ by their number: with
 `--commits '18, 19'` the second does some 5 % more work, with the same number twice they are equal.
+`model.preset = ["tower:build", "tower:more"]` are such a pair in one process, of 18 and 19 layers.
 An uneven partition is no such difference where two cores share an execution unit: what one rank
 waits, the other is faster.
 """
@@ -28,13 +29,12 @@ import time
 import tomllib
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from benchmarks.controls import burning
-from ppbench.display.cases import varying_axes
 from ppbench.errors import ExitCode
-from ppbench.report.pages.judgement import judge
-from ppbench.store import Store
 
+MODEL = "model.preset"
 TOWER = """\
 from torch import nn
 
@@ -47,9 +47,12 @@ class Layer(nn.Module):
     def forward(self, x):
         return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
 
-def build(width=192):
-    layers = [Layer(width) for _ in range({layers})]
+def build(number={layers}, width=192):
+    layers = [Layer(width) for _ in range(number)]
     return nn.Sequential(nn.Embedding(256, width), *layers, nn.Linear(width, 256))
+
+def more():
+    return build({layers} + 1)
 """
 SWEEP = """\
 name = "answers"
@@ -57,8 +60,7 @@ device = "cpu"
 world_size = 2
 {microbatches}
 seq_len = {seq_len}
-[model]
-preset = "{model}"
+{model}
 [measure]
 warmup_steps = 1
 max_warmup_steps = 1
@@ -85,11 +87,12 @@ def main() -> None:
     axis = key.strip().replace(".", "_")
     pair = tomllib.loads(f"pair = {listed}")["pair"]
     microbatches = f"num_microbatches = {asked.microbatches}"
+    preset = "tower:build" if asked.commits else "llama-8m"
     text = SWEEP.format(
         microbatches="" if axis == "num_microbatches" else microbatches,
         seq_len=asked.seq_len,
         steps=asked.steps,
-        model="tower:build" if asked.commits else "llama-8m",
+        model="" if key.strip() == MODEL else f'model.preset = "{preset}"',
         grid="" if asked.commits else f"[grid]\n{asked.grid}",
     )
     seconds, verdicts = [], Counter[str]()
@@ -99,33 +102,31 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as name:
                 folder = Path(name)
                 (folder / "answers.toml").write_text(text)
+                (folder / "tower.py").write_text(TOWER.format(layers=18))
                 began = time.monotonic()
                 if asked.commits:
                     verdict, line = of_commits(folder, asked.commits, asked.budget)
                 else:
-                    verdict, line = of_settings(folder, axis, pair, asked.budget)
+                    verdict, line = of_settings(folder, key.strip(), pair, asked.budget)
                 seconds.append(time.monotonic() - began)
             verdicts[verdict] += 1
             print(f"try {number}: {seconds[-1]:.0f} s, {line}", flush=True)
     print(f"median {statistics.median(seconds):.0f} s; second over first: {dict(verdicts)}")
 
 
-def of_settings(folder: Path, axis: str, pair: list[object], budget: str) -> tuple[str, str]:
-    """The verdict of a sweep on the second value over the first; also with its interval."""
-    out = run(folder, "sweep", "answers.toml", "--no-report", "--budget", budget)
-    runs = Store(folder / "results").runs()
-    first = judge(runs, varying_axes(runs)).first
-    assert first is not None
-    values = [str(value).replace(" ", "") for value in first.cases[axis]]
-    base, head = (values.index(str(value).replace(" ", "")) for value in pair)
-    change = first.change(head, base)
-    assert change is not None
-    interval = ""
-    if change.ratio is not None:
-        interval = f", {change.ratio.low - 1:+.1%} to {change.ratio.high - 1:+.1%}"
+def of_settings(folder: Path, key: str, pair: list[object], budget: str) -> tuple[str, str]:
+    """The verdict of a sweep on the second value over the first, with its interval and answer.
+
+    Two models do different work, so that a sweep asks nothing of them; it makes ten launches.
+    """
+    until = ("--set", "measure.launches=10") if key == MODEL else ("--budget", budget)
+    out = run(folder, "sweep", "answers.toml", "--no-report", *until)
+    base = str(pair[0]).replace(" ", "")
+    words = ("--across", key, "--base", base, "--format", "json")
+    changes = json.loads(run(folder, "compare", *words))["changes"]
     answer = out.rpartition("\n\n")[0].rpartition("\n\n")[2].partition("\n")[0]
-    verdict = change.verdict.value
-    return verdict, f"{change.num_head} launches, {verdict}{interval}\n    {answer}"
+    verdict, line = of_speed(changes)
+    return verdict, line if key == MODEL else f"{line}\n    {answer}"
 
 
 def of_commits(folder: Path, layers: str, budget: str) -> tuple[str, str]:
@@ -137,10 +138,16 @@ def of_commits(folder: Path, layers: str, budget: str) -> tuple[str, str]:
         subprocess.run([*git, "add", "tower.py", "answers.toml"], cwd=folder, check=True)
         subprocess.run([*git, "commit", "--quiet", "-m", f"{number}"], cwd=folder, check=True)
     words = ("HEAD~1", "HEAD", "--run", "answers.toml", "--budget", budget, "--format", "json")
-    changes = json.loads(run(folder, "compare", *words))["changes"]
+    return of_speed(json.loads(run(folder, "compare", *words))["changes"])
+
+
+def of_speed(changes: list[dict[str, Any]]) -> tuple[str, str]:
+    """The verdict on tokens/s, and a line with its interval."""
     speed = next(change for change in changes if change["metric"] == "tokens_per_s")
-    interval = f"{speed['ratio_low'] - 1:+.1%} to {speed['ratio_high'] - 1:+.1%}"
-    return speed["verdict"], f"{speed['num_head']} launches, {speed['verdict']}, {interval}"
+    line = f"{speed['num_head']} launches, {speed['verdict']}"
+    if speed["ratio_low"] is not None:
+        line += f", {speed['ratio_low'] - 1:+.1%} to {speed['ratio_high'] - 1:+.1%}"
+    return speed["verdict"], line
 
 
 def run(folder: Path, *words: str) -> str:

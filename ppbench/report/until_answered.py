@@ -58,15 +58,19 @@ class UntilAnswered:
         is_first, self._is_first = self._is_first, False  # nothing was launched yet
         if good.empty and is_first:
             return frozenset(self._cases)
+        has_question = True
         if num_launches < FEWEST_LAUNCHES:
             wanted, text = frozenset(good["case_id"]), ""
         else:
             axes, is_free = varying_axes(runs), self._are_ranks_free
             judged = judge(runs, axes, [self._store], are_ranks_free=is_free)
             wanted, text = open_cases(judged), progress_text(judged)
+            has_question = any(one.lead is not None for one in judged.judgements)
         if not wanted:
             launches = counted(num_launches, "launch")
             self.stop = "every case failed" if good.empty else f"decided after {launches}"
+            if not has_question:
+                self.stop = f"made {launches}: no two cases do the same work, so none is the best"
             self._say(self.stop)
             return wanted
         share = len(wanted) / max(self._num_wanted, 1)
