@@ -1,4 +1,4 @@
-"""A lower bound on the makespan of every program for a problem, and why it is one.
+"""A lower bound on the step of every program for a problem, and why it is one.
 
 Three facts about any program P make it easier to bound. None lengthens the makespan:
 
@@ -30,11 +30,18 @@ So the starts of P, renumbered, obey these differences, and the longest path to 
 
 The bound is the largest of three, over the ranks:
 
+Where ranks do not meet, the step is the period of steps in a row. A rank begins its next step when
+it is done with this one, so that no period is shorter than a rank's step from its first action, the
+F of its lowest stage, to its last. The same three then bound each rank by itself: heads are the
+longest paths from that F, which is at 0, tails those to any of the rank's own actions. And a
+channel has the messages of all microbatches in each step.
+
 1. The time of one machine that may interrupt its jobs, each with head and tail: for every set of
    actions, least head + their time + least tail. The largest over all sets is found by Carlier's
    schedule: of what has its head behind it, always go on with the longest tail.
 2. What a rank has done before its first I can start is limited by memory, and so is what W it has
-   left when its last I is over. All else lies between.
+   left when its last I is over. All else lies between. From the last F of its lowest stage until
+   that microbatch is back, what there is to do is limited by what is held beside it.
 3. Memory over time: held x time, summed over the microbatches, is at most the limit x time, less
    what can not yet be taken at the beginning and what must be free already at the end.
 """
@@ -65,37 +72,55 @@ def lower_bound(problem: Problem) -> int:
     Raises NoProgramError where there is none.
     """
     problem.check_limits()
-    chain = Chain(problem)
-    heads, tails = chain.heads(), chain.tails()
-    bounds = [heads[0][0] + tails[0][0]]
-    for rank in range(problem.placement.world_size):
-        kinds = chain.kinds_of(rank)
-        if kinds:
-            jobs = [
-                Job(head, chain.busy[kind], tail - chain.busy[kind])
-                for kind in kinds
-                for head, tail in zip(heads[kind], tails[kind], strict=True)
-            ]
-            # The least time of a machine that may interrupt its jobs (Carlier 1982).
-            waiting, ready, now, at = sorted(jobs), list[list[int]](), 0, 0
-            while at < len(waiting) or ready:
-                if not ready:
-                    now = max(now, waiting[at].head)
-                while at < len(waiting) and waiting[at].head <= now:
-                    heapq.heappush(ready, [-waiting[at].tail, waiting[at].busy])
-                    at += 1
-                first = ready[0]
-                until = waiting[at].head if at < len(waiting) else math.inf
-                if now + first[1] <= until:
-                    now += first[1]
-                    bounds.append(now - first[0])
-                    heapq.heappop(ready)
-                else:
-                    first[1] -= int(until) - now
-                    now = int(until)
-            bounds += _between(chain, rank, heads, tails)
-            bounds.append(_held_over_time(chain, rank, heads))
+    chain, ends_ns = Chain(problem), problem.ends_ns
+    ranks = range(problem.placement.world_size)
+    if problem.meets:
+        heads, tails = chain.heads(), chain.tails()
+        bounds = [heads[0][0] + tails[0][0]]
+        bounds += [each for rank in ranks for each in _of_rank(chain, rank, heads, tails)]
+        return max(bounds) + max(ends_ns)
+    bounds = [problem.num_microbatches * chain.channel_ns]
+    for rank in ranks:
+        heads, tails = chain.heads(rank), chain.tails(rank)
+        bounds += [each + ends_ns[rank] for each in _of_rank(chain, rank, heads, tails)]
     return max(bounds)
+
+
+def _of_rank(
+    chain: Chain, rank: int, heads: list[list[int]], tails: list[list[int]]
+) -> Iterator[int]:
+    """Bounds by all that a rank has to do."""
+    kinds = chain.kinds_of(rank)
+    if not kinds:
+        return
+    jobs = [
+        Job(head, chain.busy[kind], tail - chain.busy[kind])
+        for kind in kinds
+        for head, tail in zip(heads[kind], tails[kind], strict=True)
+    ]
+    # The least time of a machine that may interrupt its jobs (Carlier 1982).
+    waiting, ready, now, at = sorted(jobs), list[list[int]](), 0, 0
+    while at < len(waiting) or ready:
+        if not ready:
+            now = max(now, waiting[at].head)
+        while at < len(waiting) and waiting[at].head <= now:
+            heapq.heappush(ready, [-waiting[at].tail, waiting[at].busy])
+            at += 1
+        first = ready[0]
+        until = waiting[at].head if at < len(waiting) else math.inf
+        if now + first[1] <= until:
+            now += first[1]
+            yield now - first[0]
+            heapq.heappop(ready)
+        else:
+            first[1] -= int(until) - now
+            now = int(until)
+    yield from _between(chain, rank, heads, tails)
+    yield _held_over_time(chain, rank, heads)
+
+
+NEVER = -(2**62)
+"""The head or tail of an action that is on no path: whatever is added, it stays below all."""
 
 
 class Chain:
@@ -114,8 +139,10 @@ class Chain:
         self.busy = [*durations.forward_ns, *inputs, *weights]
         self.delay = [0] * len(self.busy)
         ranks, transfers = problem.placement.ranks, problem.transfers
+        self.channel_ns = 0
         for stage, (here, there) in enumerate(itertools.pairwise(ranks)):
             for kind in (stage, self.num_stages + stage + 1) if here != there else ():
+                self.channel_ns = transfers.duration_ns
                 if transfers.overlaps:
                     self.delay[kind] = transfers.duration_ns
                 else:
@@ -157,47 +184,62 @@ class Chain:
         inputs = range(self.num_stages, 2 * self.num_stages)
         return [starts[kind] + self.busy[kind] - starts[kind - self.num_stages] for kind in inputs]
 
-    def heads(self) -> list[list[int]]:
-        """By kind and microbatch, a time before which the action cannot start."""
+    def heads(self, rank: int | None = None) -> list[list[int]]:
+        """By kind and microbatch, a time before which the action cannot start.
+
+        From the first start of all, or of a rank: then NEVER for what need not wait for that.
+        """
         m, num_stages, busy = self.problem.num_microbatches, self.num_stages, self.busy
+        least = self._at_least(rank)
         heads = [[0] * m for _ in busy]
         for n in range(m):
-            there = 0
+            there = NEVER
             for kind in self.order:
-                begin = max(there, heads[kind][n - 1] + busy[kind] if n else 0)
+                begin = max(there, least[kind], heads[kind][n - 1] + busy[kind] if n else NEVER)
                 if kind < num_stages:
                     for before, num in self.places[kind]:
                         if n >= num:
                             begin = max(begin, heads[before][n - num] + busy[before])
                 else:
                     weight = kind + num_stages
-                    there = begin + busy[kind]
-                    heads[weight][n] = max(there, heads[weight][n - 1] + busy[weight] if n else 0)
+                    before_it = heads[weight][n - 1] + busy[weight] if n else NEVER
+                    heads[weight][n] = max(begin + busy[kind], least[weight], before_it)
                 heads[kind][n] = begin
                 there = begin + busy[kind] + self.delay[kind]
         return heads
 
-    def tails(self) -> list[list[int]]:
-        """By kind and microbatch, how long before the end the action must start."""
+    def tails(self, rank: int | None = None) -> list[list[int]]:
+        """By kind and microbatch, how long before the end the action must start.
+
+        Before the end of all, or of a rank: then NEVER for what that need not wait for.
+        """
         m, num_stages, busy = self.problem.num_microbatches, self.num_stages, self.busy
+        least = self._at_least(rank)
         tails = [[0] * m for _ in busy]
         for n in reversed(range(m)):
-            left = 0
+            left = NEVER
             for kind in reversed(self.order):
-                longest = max(self.delay[kind] + left, tails[kind][n + 1] if n + 1 < m else 0)
+                later = tails[kind][n + 1] if n + 1 < m else NEVER
+                longest = max(least[kind], self.delay[kind] + left, later)
                 if kind >= num_stages:
                     weight = kind + num_stages
-                    later = tails[weight][n + 1] if n + 1 < m else 0
-                    tails[weight][n] = busy[weight] + max(later, self._freed(tails, weight, n))
+                    later = tails[weight][n + 1] if n + 1 < m else NEVER
+                    freed = self._freed(tails, weight, n)
+                    tails[weight][n] = busy[weight] + max(least[weight], later, freed)
                     longest = max(longest, tails[weight][n], self._freed(tails, kind, n))
                 tails[kind][n] = left = busy[kind] + longest
         return tails
+
+    def _at_least(self, rank: int | None) -> list[int]:
+        """By kind, the least head or tail: 0, but NEVER for what is not of the rank."""
+        ranks = self.problem.placement.ranks
+        return [0 if rank in (None, of) else NEVER for of in ranks] * 3
 
     def _freed(self, tails: list[list[int]], kind: int, n: int) -> int:
         """The longest tail of an F that waits for the memory of an I or W."""
         m = self.problem.num_microbatches
         waiting = (tails[stage][n + num] for stage, num in self.frees[kind] if n + num < m)
-        return max(waiting, default=0)
+        return max(waiting, default=NEVER)
 
 
 def _between(
@@ -217,9 +259,21 @@ def _between(
     tail = tails[turn][m - 1] - chain.busy[turn]
     first = min(heads[s][0] for s in stages)
     first_input = min(heads[num_stages + s][0] for s in stages)
-    yield first_input + work - early
-    yield first_input + work - early - late + tail
-    yield first + work - late + tail
+    # From the last F of the lowest stage until that microbatch is back, there is left to do what is
+    # held besides: of microbatches that are on their way forward, or back, and W.
+    busy, held = chain.busy, list(itertools.accumulate(forward[s] for s in stages))
+    back = [busy[num_stages + s] + busy[2 * num_stages + s] for s in stages]
+    ahead = [sum(busy[s] for s in stages[at + 1 :]) for at in range(len(stages))]
+    begun = [(more + sum(back), most) for more, most in zip(ahead, held, strict=True)]
+    turned = [(sum(back[: at + 1]), most) for at, most in enumerate(held[:-1])]
+    left = _most([*begun, *turned, *weights], limit - forward[lowest], m - 1)
+    own = ahead[0] + sum(back[1:])
+    idle = max(0, chain.trips()[lowest] - busy[lowest] - busy[turn] - own - left)
+    # It lies behind the first I if something must be free before.
+    idle_too = idle if m * forward[lowest] > limit else 0
+    yield first_input + work - early + idle_too
+    yield first_input + work - early - late + tail + idle_too
+    yield first + work - late + tail + idle
 
 
 def _most(items: list[tuple[int, int]], limit: int, most_each: int) -> int:

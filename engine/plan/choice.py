@@ -40,7 +40,7 @@ def best_program(problems: Sequence[Problem]) -> Program:
         num_actions = 3 * problem.num_microbatches * problem.placement.num_stages
         effort = MOST_EFFORT * min(1.0, num_actions / ACTIONS_OF_MOST)
         solutions.append(solve(problem, effort / len(problems)))
-    best = min(solutions, key=lambda solution: solution.makespan_ns)
+    best = min(solutions, key=lambda solution: solution.step_ns)
     return dataclasses.replace(best.program, schedule=AUTO)
 
 

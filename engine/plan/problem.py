@@ -7,6 +7,10 @@ holds after it; the input-gradient half leaves part of that, the weight-gradient
 
 A rank runs one action at a time, so what it holds follows from the order of its row alone: an F
 counts from its start, what an I or W frees is free at its end.
+
+What is to be short is the time of a step. Where ranks meet after a step, as for the norm of all
+gradients or for sums over replicas, that is the makespan and the slowest optimizer. Where they do
+not, steps follow each other on each rank by itself, and it is the period of steps in a row.
 """
 
 from __future__ import annotations
@@ -32,8 +36,9 @@ class Problem:
     """A step to plan: times in nanoseconds, memory in a unit of the caller's.
 
     `limits` are by rank; `held_after_forward` and `held_after_input` by stage, for one microbatch.
-    Raises ValueError where there are not as many as ranks or stages, no microbatch, a negative
-    number, or an input half that leaves more than its forward took.
+    `optimizer_ns` is by rank, none taking no time; ranks meet before, or do not. Raises ValueError
+    where there are not as many as ranks or stages, no microbatch, a negative number, or an input
+    half that leaves more than its forward took.
     """
 
     placement: Placement
@@ -43,6 +48,8 @@ class Problem:
     held_after_forward: tuple[int, ...]
     held_after_input: tuple[int, ...]
     transfers: TransferModel = FREE_TRANSFERS
+    optimizer_ns: tuple[int, ...] = ()
+    meets: bool = True
 
     def __post_init__(self) -> None:
         ranks, stages = self.placement.world_size, self.placement.num_stages
@@ -50,17 +57,24 @@ class Problem:
         times = given.forward_ns, given.input_ns, given.weight_ns, given.backward_ns
         known = [of_op for of_op in times if of_op is not None]
         by_stage = (*known, self.held_after_forward, self.held_after_input)
-        if len(self.limits) != ranks or any(len(one) != stages for one in by_stage):
+        are_by_rank = len(self.limits) == ranks and len(self.optimizer_ns) in (0, ranks)
+        if not are_by_rank or any(len(one) != stages for one in by_stage):
             raise ValueError(
-                f"expected {ranks} limits, and durations and memory of {stages} stages"
+                f"expected {ranks} limits and optimizers, durations and memory of {stages} stages"
             )
         if self.num_microbatches < 1:
             raise ValueError(f"expected at least one microbatch, got {self.num_microbatches}")
-        if min(map(min, by_stage)) < 0:
+        if min(0, *self.optimizer_ns, *map(min, by_stage)) < 0:
             raise ValueError("durations and memory must not be negative")
         both = zip(self.held_after_forward, self.held_after_input, strict=True)
         if any(after_input > after_forward for after_forward, after_input in both):
             raise ValueError("an input half cannot leave more than its forward took")
+
+    @property
+    def ends_ns(self) -> tuple[int, ...]:
+        """By rank, how long its step goes on after its last action."""
+        each = self.optimizer_ns or (0,) * self.placement.world_size
+        return (max(each),) * len(each) if self.meets else each
 
     @property
     def least_limits(self) -> tuple[int, ...]:

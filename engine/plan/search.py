@@ -15,6 +15,10 @@ begins, and by kind the kind before it and after it on a microbatch's way throug
 `memory` is (limit and least limit by rank, by kind what an action changes of what is held). The
 input of F or I of stage s and microbatch m arrives at `arrival`, at its kind x M + m.
 
+`turn` is (when each rank begins a step, and each channel is free for it; how long each goes on
+after it; and three that hold something of each meanwhile). Channels are by kind of what is sent,
+behind the ranks. Where ranks meet between steps, all begin at 0; else where steps bring them.
+
 Room is kept for the oldest microbatch that has not gone forward through all stages of a rank: else
 younger ones could fill the rank, and none could ever turn back. With it kept on every rank, that
 microbatch can always go on once all that turned back are done: no choice leads into a dead end.
@@ -26,6 +30,10 @@ from engine.arrays import Arrays, Ints
 from engine.plan.kernels import NONE
 
 LATE = 2**62
+
+MOST_STEPS, FEW_STEPS = 32, 4
+"""Steps in a row in which the period is found, most often; and how many are gone through for it
+after a change."""
 
 
 def open_stages(
@@ -158,32 +166,74 @@ def list_schedule(
     return makespan
 
 
-def rewind(shape: Arrays, state: Arrays) -> None:
-    """Bring the state of `play_rows` back to before the first action."""
+def alternate(shape: Arrays, memory: Arrays, most_late: Ints, row: Ints) -> bool:
+    """Fill the rows of ranks with a stage each in turns of I and F; whether that can be done.
+
+    A rank begins with as many F as its `places` and limit allow. Its W come when more than
+    `most_late` wait, when the next F needs their memory, or one behind each I where no F is left.
+    """
+    ranks, _, _, offset = shape[:4]
+    limit, _, change, places = memory
+    num_stages = len(ranks)
+    for here in range(num_stages):
+        rank = ranks[here]
+        at, held, late, begun = offset[rank], 0, 0, 0
+        width, takes = (offset[rank + 1] - at) // 3, change[here]
+        while begun < min(width, places[here]) and held + takes <= limit[rank]:
+            row[at] = here
+            at, begun, held = at + 1, begun + 1, held + takes
+        for back in range(width):
+            if begun <= back:
+                return False
+            row[at] = num_stages + here
+            at, late, held = at + 1, late + 1, held + change[num_stages + here]
+            while late > 0 and (
+                begun == width or late > most_late[here] or held + takes > limit[rank]
+            ):
+                row[at] = 2 * num_stages + here
+                at, late, held = at + 1, late - 1, held + change[2 * num_stages + here]
+                if begun == width:
+                    break
+            if begun < width and held + takes <= limit[rank]:
+                row[at] = here
+                at, begun, held = at + 1, begun + 1, held + takes
+        for _ in range(late):
+            row[at] = 2 * num_stages + here
+            at += 1
+    return True
+
+
+def rewind(shape: Arrays, state: Arrays, turn: Arrays) -> None:
+    """Bring the state of `play_rows` back to before the first action, at the times of `turn`."""
     offset = shape[3]
-    count, position, now, blocked, stack, channel_free = state[:6]
+    count, position, free, blocked, stack = state[:5]
+    begin, _, origin = turn[:3]
     for kind in range(len(count)):
         count[kind] = 0
-    for kind in range(len(channel_free)):
-        channel_free[kind] = 0
-    for rank in range(len(now)):
-        position[rank], now[rank], blocked[rank], stack[rank] = offset[rank], 0, NONE, rank
+    for one in range(len(free)):
+        free[one], origin[one] = begin[one], one
+    for rank in range(len(position)):
+        position[rank], blocked[rank], stack[rank] = offset[rank], NONE, rank
 
 
-def play_rows(shape: Arrays, took: Ints, link: tuple[int, bool], row: Ints, state: Arrays) -> int:
-    """The makespan of some rows, NONE where they cannot be finished.
+def play_rows(
+    shape: Arrays, took: Ints, link: tuple[int, bool], row: Ints, state: Arrays, origin: Ints
+) -> bool:
+    """Go through some rows, from where `rewind` has brought the state; whether all was done.
 
-    `cause` gets, of each action, the place of that which ended for it to start; `last[0]` the place
-    of the last to end. Of the state, `arrival` and `maker` may hold anything but for stage 0's F.
+    `cause` gets, of each action, the place of that which ended for it to start; `origin`, of each
+    rank and channel, that where the longest path to its end begins. Of the state, `arrival`,
+    `maker` and `source` may hold anything but for stage 0's F.
     """
     ranks, _, _, offset, leader, follower = shape
-    count, position, now, blocked, stack, channel_free, arrival, maker, cause, last = state
-    num_stages, top, makespan, num_left = len(ranks), len(now), 0, len(row)
+    count, position, free, blocked, stack, arrival, maker, cause, _, source = state
+    num_stages, top, num_left = len(ranks), len(position), len(row)
     width, (transfer_ns, overlaps) = len(arrival) // (2 * num_stages), link
+    channels = len(position)
     while top > 0:
         top -= 1
         rank = stack[top]
-        at, free = position[rank], now[rank]
+        at, now, first = position[rank], free[rank], origin[rank]
         while at < offset[rank + 1]:
             kind = row[at]
             is_whole = kind >= 3 * num_stages
@@ -195,30 +245,146 @@ def play_rows(shape: Arrays, took: Ints, link: tuple[int, bool], row: Ints, stat
                 blocked[rank] = before
                 break
             cause[at] = at - 1 if at > offset[rank] else NONE
-            if kind < 2 * num_stages and arrival[kind * width + done] > free:
-                free, cause[at] = arrival[kind * width + done], maker[kind * width + done]
-            free += took[kind + 2 * num_stages] if is_whole else took[kind]
-            if free > makespan:
-                makespan, last[0] = free, at
+            place = kind * width + done
+            if kind < 2 * num_stages and arrival[place] > now:
+                now, cause[at], first = arrival[place], maker[place], source[place]
+            now += took[kind + 2 * num_stages] if is_whole else took[kind]
             count[kind] += 1
             num_left -= 1
             if after >= 0:
-                user, end = ranks[after % num_stages], free
+                user, end, since = ranks[after % num_stages], now, first
                 if user != rank:
-                    end = channel_free[kind] = max(channel_free[kind], end) + transfer_ns
-                    free = free if overlaps else end
+                    channel = channels + kind
+                    if free[channel] > end:
+                        end, since = free[channel], origin[channel]
+                    end += transfer_ns
+                    free[channel], origin[channel] = end, since
+                    if not overlaps:
+                        now, first = end, since
                     if blocked[user] == kind:
                         blocked[user], stack[top] = NONE, user
                         top += 1
-                arrival[after * width + done], maker[after * width + done] = end, at
+                place = after * width + done
+                arrival[place], maker[place], source[place] = end, at, since
             if is_whole:
                 at += 1
                 cause[at] = at - 1
                 count[kind + num_stages] += 1
                 num_left -= 1
             at += 1
-        position[rank], now[rank] = at, free
-    return makespan if num_left == 0 else NONE
+        position[rank], free[rank], origin[rank] = at, now, first
+    return num_left == 0
+
+
+# steps in a row
+
+
+def longest_step(shape: Arrays, state: Arrays, turn: Arrays) -> int:
+    """The longest time from where a rank or channel begins a step to where it begins the next.
+
+    `last[0]` gets the place of the last action of the rank that takes it. The period of steps in a
+    row is at most that (Collatz and Wielandt, for longest paths); where all ranks begin at 0, it is
+    the makespan and what comes behind.
+    """
+    offset, position, free, last = shape[3], state[1], state[2], state[8]
+    begin, after = turn[:2]
+    longest, last[0] = NONE, NONE
+    for one in range(len(free)):
+        lasts = free[one] + after[one] - begin[one]
+        if lasts > longest:
+            longest = lasts
+            if one < len(position):
+                last[0] = offset[one + 1] - 1
+    return longest
+
+
+def longest_circle(state: Arrays, turn: Arrays) -> int:
+    """The longest mean of the longest paths that go in a circle: no period is shorter.
+
+    A rank is done when the longest path to its end is, which begins with some rank's first action,
+    its `origin`; that rank began when the longest path to its own end was done, a step before. So
+    going back from rank to rank ends in a circle. `last[0]` gets a rank or channel of the longest.
+    """
+    free, last = state[2], state[8]
+    begin, after, origin, seen = turn[:4]
+    longest, last[0] = NONE, NONE
+    for one in range(len(free)):
+        seen[one] = NONE
+    for first in range(len(free)):
+        one = first
+        while seen[one] < 0:
+            seen[one], one = first, origin[one]
+        if seen[one] != first:
+            continue  # it leads to a circle that was met before
+        length, total, other = 0, 0, one
+        while length == 0 or other != one:
+            total += free[other] + after[other] - begin[origin[other]]
+            length, other = length + 1, origin[other]
+        if -(-total // length) > longest:
+            longest, last[0] = -(-total // length), one
+    return longest
+
+
+def begin_next(state: Arrays, turn: Arrays, period: int) -> None:
+    """Let all begin where they would if each step were a period behind the one before.
+
+    Ranks whose longest paths come from the circle of `longest_circle` begin as its steps say
+    (Howard's policy iteration), others where this step leaves them.
+    """
+    num_ranks, free, root = len(state[1]), state[2], state[8][0]
+    begin, after, origin, seen, later = turn
+    for one in range(len(free)):
+        seen[one] = NONE
+    seen[root], later[root] = root, begin[root]
+    for first in range(len(free)):
+        length, one = 0, first
+        while seen[one] < 0 and length < len(free):
+            length, one = length + 1, origin[one]
+        if seen[one] < 0:
+            later[first] = free[first] + after[first] - period
+        while seen[one] >= 0 and seen[first] < 0:  # the nearest to the circle first
+            one = first
+            while seen[origin[one]] < 0:
+                one = origin[one]
+            before = origin[one]
+            seen[one], later[one] = root, later[before] + free[one] + after[one] - begin[before]
+            later[one] -= period
+    earliest = later[0]
+    for rank in range(num_ranks):
+        earliest = min(earliest, later[rank])
+    for one in range(len(free)):
+        begin[one] = max(0, later[one] - earliest)
+
+
+def step_of(
+    shape: Arrays,
+    took: Ints,
+    link: tuple[int, bool],
+    row: Ints,
+    state: Arrays,
+    turn: Arrays,
+    how: tuple[bool, int, int],
+) -> int:
+    """The time of a step of some rows, NONE where they cannot be finished.
+
+    `how`: whether ranks meet; at most so many steps in a row are gone through; one that is longer
+    than so much need not be known better. `turn` is left as of the last of these steps, and
+    `last[0]` as what its longest path or circle ends with.
+    """
+    meets, most_steps, most_ns = how
+    longest = NONE
+    for _ in range(most_steps):
+        rewind(shape, state, turn)
+        if not play_rows(shape, took, link, row, state, turn[2]):
+            return NONE
+        longest = longest_step(shape, state, turn)
+        if meets:
+            break
+        least = longest_circle(state, turn)
+        if least >= longest or least > most_ns:
+            break
+        begin_next(state, turn, least)
+    return longest
 
 
 def refill(
@@ -235,13 +401,26 @@ def refill(
     return True
 
 
-def trace(cause: Ints, last: int, path: Ints) -> int:
-    """The places of the actions on the longest path, the last first; returns how many."""
-    length, at = 0, last
-    while at >= 0:
+def trace(cause: Ints, last: int, path: Ints, length: int) -> int:
+    """Add the places of the actions on the path to a place, the last first; returns the length."""
+    at = last
+    while at >= 0 and length < len(path):
         path[length] = at
         length += 1
         at = cause[at]
+    return length
+
+
+def trace_all(shape: Arrays, state: Arrays, origin: Ints, meets: bool, path: Ints) -> int:
+    """The actions of the longest path; where ranks do not meet, of the longest circle of paths."""
+    offset, num_ranks, cause, last = shape[3], len(state[1]), state[7], state[8]
+    if meets:
+        return trace(cause, last[0], path, 0)
+    length, one, is_first = 0, last[0], True
+    while is_first or one != last[0]:
+        if one < num_ranks:
+            length = trace(cause, offset[one + 1] - 1, path, length)
+        one, is_first = origin[one], False
     return length
 
 
@@ -311,41 +490,44 @@ def anneal(
     row: Ints,
     best: Ints,
     state: Arrays,
+    turn: Arrays,
     work: Arrays,
-    settings: tuple[int, int, int, int],
+    settings: tuple[int, int, int, int, bool],
     seed: Ints,
 ) -> int:
-    """Change the rows around actions of the longest path, worse by ever less; the least makespan.
+    """Change the rows around actions of the longest path, worse by ever less; the least step.
 
     From `row` on; `best` gets the best rows. Threshold accepting: a change may cost up to a random
     part of what is left of `warmth_ns`. It ends with `enough`.
     """
-    num_moves, warmth_ns, reach, enough = settings
-    path, level, owner, kept = work
-    offset, cause, last = shape[3], state[8], state[9]
-    now = play_rows(shape, took, link, row, state)
-    least, length = now, trace(cause, last[0], path)
+    num_moves, warmth_ns, reach, enough, meets = settings
+    path, level, owner, kept, kept_begin = work
+    offset, begin = shape[3], turn[0]
+    now = step_of(shape, took, link, row, state, turn, (meets, MOST_STEPS, LATE))
+    least, length = now, trace_all(shape, state, turn[2], meets, path)
     best[:] = row
     for rank in range(len(offset) - 1):
         refill(shape, memory, row, level, rank, offset[rank], offset[rank + 1] - 1)
-    for turn in range(num_moves if least > enough else 0):
+    for move in range(num_moves if least > enough else 0):
         at = path[draw(seed, length)]
-        rank, kind, makespan = owner[at], row[at], NONE
+        rank, kind, step = owner[at], row[at], NONE
         low, high, size, becomes = propose(shape, took, row, at, rank, reach, seed)
         if low < 0:
             continue
         rotate(row, kept, low, high, size)
         row[at] = becomes if becomes >= 0 else row[at]
+        allowed = warmth_ns * (num_moves - move) // num_moves * draw(seed, 1024) // 1024
+        kept_begin[:] = begin
         if refill(shape, memory, row, level, rank, low, high):
-            rewind(shape, state)
-            makespan = play_rows(shape, took, link, row, state)
-        allowed = warmth_ns * (num_moves - turn) // num_moves * draw(seed, 1024) // 1024
-        if makespan < 0 or makespan > now + allowed:
+            how = meets, FEW_STEPS, now + allowed
+            step = step_of(shape, took, link, row, state, turn, how)
+        if step < 0 or step > now + allowed:
             row[low : high + 1] = kept[: high + 1 - low]
             row[at] = kind
             refill(shape, memory, row, level, rank, low, high)
+            begin[:] = kept_begin
             continue
-        now, length = makespan, trace(cause, last[0], path)
+        now, length = step, trace_all(shape, state, turn[2], meets, path)
         if now < least:
             least, best[:] = now, row
             if least <= enough:

@@ -1,6 +1,9 @@
 """Finds a program for unequal stages under limits of memory: near the best, beside a lower bound.
 
+The best is that with the shortest step: by makespan or by period, as `engine.plan.problem` says.
+
     rules      rows filled in order of time, by several keys and flows        Rows.filled_by
+               or in turns of I and F, where ranks have a stage each          Rows.alternating
     families   the registry's schedules that fit                              Rows.of_program
     changes    the best of these, changed around their longest path           search.anneal
     wholes     backwards made whole where that costs nothing                  Rows.with_wholes
@@ -20,13 +23,13 @@ from dataclasses import dataclass, replace
 from operator import gt, itemgetter, neg, sub
 from typing import NamedTuple
 
-from engine.arrays import filled, run
+from engine.arrays import Arrays, filled, run
 from engine.plan import kernels
 from engine.plan.bounds import Chain, lower_bound
 from engine.plan.problem import Problem
 from engine.plan.program import Program
 from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program
-from engine.plan.search import anneal, list_schedule, play_rows, refill
+from engine.plan.search import LATE, MOST_STEPS, alternate, anneal, list_schedule, refill, step_of
 from engine.plan.table import Table
 
 VISITS = 1_000_000_000
@@ -43,8 +46,14 @@ NUM_PATIENT = 4
 PACES = (50, 60, 70, 80, 90, 100, 110, 120)
 """Percent of the least time per microbatch in which one is let in."""
 
-PATIENCE = (50, 100)
+PATIENCE = (10, 20, 35, 50, 100)
 """Percent of an action's time that a rank would rather wait for a more urgent one."""
+
+NUM_REFINED, NUM_NEAR = 4, 12
+"""Fillings whose flows are tried with more and fewer microbatches, by at most so many."""
+
+LATE_WEIGHTS = (0, 1, 2, None)
+"""W that may wait on a rank that takes turns, for each rank before it; with None, all that fit."""
 
 RULED = 300_000_000
 """Actions times ranks that rules go through at least: for large problems and little effort, some
@@ -55,9 +64,9 @@ NUM_JOINS = 2_000_000
 
 
 class Candidate(NamedTuple):
-    """The rows of all ranks, one behind the other, and their makespan."""
+    """The rows of all ranks, one behind the other, and the time of their step."""
 
-    makespan_ns: int
+    step_ns: int
     row: array[int]
 
 
@@ -66,6 +75,14 @@ class Flow(NamedTuple):
 
     places: tuple[int, ...]
     pace_ns: int = 0
+
+    def near(self) -> Iterator[Flow]:
+        """The same shape with more or fewer microbatches, the nearest first."""
+        most = max(self.places)
+        for more in (sign * far for far in range(1, NUM_NEAR + 1) for sign in (-1, 1)):
+            if most + more > 0:
+                each = (max(1, -(-place * (most + more) // most)) for place in self.places)
+                yield self._replace(places=tuple(each))
 
 
 class Filling(NamedTuple):
@@ -109,6 +126,7 @@ class Rows:
         held = problem.limits, problem.least_limits, [*taken, *freed, *map(neg, left), *freed]
         self.memory = tuple(array("q", column) for column in held)
         self.link = problem.transfers.duration_ns, problem.transfers.overlaps
+        self.after = array("q", problem.ends_ns) + filled(0, 2 * self.num_stages)
 
     # making rows
 
@@ -124,10 +142,18 @@ class Rows:
         whole = array("q", [filling.num_whole * gains for gains in self.gains])
         costs = self.took, memory, self.link
         how = filling.key, whole, filling.patience
-        makespan = run(self.visits, list_schedule, self.shape, *costs, *how, state, row)
-        if pace_ns:  # nothing need wait for its turn
-            makespan = self.played(row)
-        return Candidate(makespan, row)
+        run(self.visits, list_schedule, self.shape, *costs, *how, state, row)
+        return Candidate(self.played(row), row)
+
+    def alternating(self, places: tuple[int, ...], late_weights: int | None) -> Candidate | None:
+        """The rows of ranks with a stage each that take I and F in turns, if there are such."""
+        row, ranks = filled(0, self.size), self.problem.placement.ranks
+        most = [self.width if late_weights is None else rank * late_weights for rank in ranks]
+        memory = *self.memory, array("q", places)
+        arguments = self.shape, memory, array("q", most), row
+        is_done = run(self.visits, alternate, *arguments) and self.fits(row)
+        step_ns = self.played(row) if is_done else kernels.NONE
+        return Candidate(step_ns, row) if step_ns >= 0 else None
 
     def of_program(self, program: Program) -> array[int]:
         """The rows of a program of computations; a B is split where that takes no longer."""
@@ -150,9 +176,12 @@ class Rows:
         lengths = (range(offset[rank], offset[rank + 1]) for rank in range(self.num_ranks))
         owner = array("q", [rank for rank, places in enumerate(lengths) for _ in places])
         path, level, kept = (filled(0, self.size) for _ in range(3))
-        costs, work = (self.took, self.memory, self.link), (path, level, owner, kept)
-        arguments = self.shape, *costs, given, best, self._play_state(), work, settings
-        return Candidate(run(self.visits, anneal, *arguments, array("q", [seed])), best)
+        work = path, level, owner, kept, filled(0, len(self.after))
+        costs, state = (self.took, self.memory, self.link), (self._play_state(), self._turn())
+        how = *settings, self.problem.meets
+        arguments = self.shape, *costs, given, best, *state, work, how, array("q", [seed])
+        run(self.visits, anneal, *arguments)
+        return Candidate(self.played(best), best)
 
     def with_wholes(self, candidate: Candidate, num_tries: int) -> Candidate:
         """The same with as many backwards whole as cost nothing, the halves put side by side.
@@ -171,9 +200,9 @@ class Rows:
         while todo and todo[0] and num_tries > 0:
             some, num_tries = todo.popleft(), num_tries - 1
             row = self._joined(candidate.row, set(some))
-            makespan = self.played(row) if self.fits(row) else kernels.NONE
-            if 0 <= makespan <= candidate.makespan_ns:
-                candidate = Candidate(makespan, row)
+            step = self.played(row) if self.fits(row) else kernels.NONE
+            if 0 <= step <= candidate.step_ns:
+                candidate = Candidate(step, row)
             elif len(some) > 1:
                 todo += [some[: len(some) // 2], some[len(some) // 2 :]]
         return candidate
@@ -189,9 +218,10 @@ class Rows:
         )
 
     def played(self, row: array[int]) -> int:
-        """The makespan in nanoseconds, or NONE where they cannot be finished."""
-        arguments = self.shape, self.took, self.link, row, self._play_state()
-        return run(self.visits, play_rows, *arguments)
+        """The time of a step in nanoseconds, or NONE where it cannot be finished."""
+        state, how = (self._play_state(), self._turn()), (self.problem.meets, MOST_STEPS, LATE)
+        arguments = self.shape, self.took, self.link, row, *state, how
+        return run(self.visits, step_of, *arguments)
 
     def program_of(self, row: array[int]) -> Program:
         """The program of some rows, its microbatches numbered; `engine.plan.search` says how."""
@@ -253,20 +283,25 @@ class Rows:
         arrival[: self.width] = array("q", [n * pace_ns for n in range(self.width)])
         return arrival
 
-    def _play_state(self) -> tuple[array[int], ...]:
-        arrivals, ranks, channels = self._arrivals(), self.num_ranks, 2 * self.num_stages
-        now, blocked = filled(0, ranks), filled(kernels.NONE, ranks)
-        walk = self.shape[3][:-1], now, blocked, array("q", range(ranks)), filled(0, channels)
+    def _turn(self) -> Arrays:
+        begin, *held = (filled(0, len(self.after)) for _ in range(4))
+        return begin, self.after, *held
+
+    def _play_state(self) -> Arrays:
+        arrivals, ranks = self._arrivals(), self.num_ranks
+        free, blocked = filled(0, len(self.after)), filled(kernels.NONE, ranks)
+        walk = self.shape[3][:-1], free, blocked, array("q", range(ranks))
         causes = filled(0, len(arrivals)), filled(0, self.size), filled(0, 1)
-        return filled(0, 3 * self.num_stages), *walk, arrivals, *causes
+        sources = array("q", [self.problem.placement.ranks[0]]) * len(arrivals)
+        return filled(0, 3 * self.num_stages), *walk, arrivals, *causes, sources
 
 
 @dataclass(frozen=True)
 class Solution:
-    """A program with its makespan, and a bound below which no program's is."""
+    """A program with the time of its step, and a bound below which no program's is."""
 
     program: Program
-    makespan_ns: int
+    step_ns: int
     bound_ns: int
 
 
@@ -279,24 +314,37 @@ def solve(problem: Problem, effort: float = 1.0) -> Solution:
     bound = lower_bound(problem)
     search = _Search(problem, bound, round(effort * VISITS))
     found = heapq.nsmallest(len(ANNEALINGS), search.candidates(), key=itemgetter(0))
-    best = found[0] if found[0].makespan_ns <= bound else search.improve(found)
+    best = found[0] if found[0].step_ns <= bound else search.improve(found)
     best = search.rows.with_wholes(best, NUM_JOINS // search.rows.size)
-    return Solution(search.rows.program_of(best.row), best.makespan_ns, bound)
+    return Solution(search.rows.program_of(best.row), best.step_ns, bound)
 
 
 def _flows(chain: Chain, bound_ns: int) -> Iterator[Flow]:
     """As many microbatches at once as there are, or fewer, or one after the other.
 
-    Where memory is short, whoever lets in all that fits fills it with early stages.
+    Where memory is short, whoever lets in all that fits fills it with early stages. Each stage may
+    have F for as long as a microbatch is away: all of that, so that the first need not wait for any
+    of them, or a part.
     """
     m, trips = chain.problem.num_microbatches, chain.trips()
+    busy, num_stages = chain.busy, chain.num_stages
+    away = [
+        max(1, min(m, (trip - busy[num_stages + s]) // max(1, busy[s])))
+        for s, trip in enumerate(trips)
+    ]
     num = m
     while num > 0:
         yield Flow((num,) + (m,) * (len(trips) - 1))
-        yield Flow(tuple(max(1, -(-num * trip // max(1, trips[0]))) for trip in trips))
+        yield Flow(_proportional(trips, num))
+        yield Flow(tuple(min(num, most) for most in away))
         num = min(num - 1, num * 8 // 9)
     for percent in PACES:
         yield Flow((m,) * len(trips), bound_ns * percent // 100 // m)
+
+
+def _proportional(trips: list[int], num: int) -> tuple[int, ...]:
+    """Microbatches of each stage at once, as long as they are away, `num` of the first."""
+    return tuple(max(1, -(-num * trip // max(1, trips[0]))) for trip in trips)
 
 
 class _Search:
@@ -308,6 +356,7 @@ class _Search:
         m, size = problem.num_microbatches, 3 * problem.num_microbatches * len(self.chain.places)
         most = max(1, (RULED + 5 * visits) // (12 * size * problem.placement.world_size))
         self.flows = self.flows[:: -(-len(self.flows) // most)]
+        self.num_near, self.num_alternating = min(2 * NUM_NEAR, most), 4 * most
         self.budget, self.num_moves = visits, visits // size
         self.rows = Rows(problem, visits + 4 * len(self.flows) * size)
         part = max(0, m - problem.placement.world_size)
@@ -317,15 +366,32 @@ class _Search:
         """Rows of every family that fits, and of every rule."""
         yield from self.families()
         found: list[tuple[int, Filling]] = []
-        keys = list(self.keys())
-        for num_whole, flow, key in itertools.product(self.num_wholes, self.flows, keys):
+        for num_whole, flow, key in itertools.product(self.num_wholes, self.flows, self.keys()):
             filling = Filling(key, flow, num_whole)
             candidate = self.rows.filled_by(filling)
             yield candidate
-            found.append((candidate.makespan_ns, filling))
-        best = sorted(found, key=itemgetter(0))[:NUM_PATIENT]
-        for (_, filling), patience in itertools.product(best, PATIENCE):
-            yield self.rows.filled_by(filling._replace(patience=patience))
+            found.append((candidate.step_ns, filling))
+        for one in heapq.nsmallest(NUM_REFINED, found, key=itemgetter(0)):
+            patient = [one]
+            for patience in PATIENCE:
+                filling = one[1]._replace(patience=patience)
+                candidate = self.rows.filled_by(filling)
+                yield candidate
+                patient.append((candidate.step_ns, filling))
+            _, best = min(patient, key=itemgetter(0))
+            for flow in itertools.islice(best.flow.near(), self.num_near):
+                yield self.rows.filled_by(best._replace(flow=flow))
+        if len(set(self.problem.placement.ranks)) == self.chain.num_stages:
+            yield from self.alternations()
+
+    def alternations(self) -> Iterator[Candidate]:
+        """Rows that take I and F in turns, of as many microbatches at once as there may be."""
+        m, trips = self.problem.num_microbatches, self.chain.trips()
+        for num in range(1, m + 1, -(-m // self.num_alternating)):
+            for late_weights in LATE_WEIGHTS:
+                places = _proportional(trips, num)
+                if candidate := self.rows.alternating(places, late_weights):
+                    yield candidate
 
     def keys(self) -> Iterator[array[int]]:
         """Rules of what is urgent: the lower the key of an action, the sooner it is started.
@@ -363,6 +429,6 @@ class _Search:
             settings = num_moves, max(self.rows.took) // part, reach, self.bound_ns
             changed = self.rows.annealed(candidate.row, settings, seed)
             best = min(best, changed, key=itemgetter(0))
-            if best.makespan_ns <= self.bound_ns:
+            if best.step_ns <= self.bound_ns:
                 break
         return best
