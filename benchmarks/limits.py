@@ -20,9 +20,10 @@ from typing import NamedTuple
 from benchmarks.outcome import Figure, Goal, Ratio, parser, write
 from benchmarks.surroundings import read_surroundings
 from engine.plan.check import check
+from engine.plan.period import period_ns
 from engine.plan.problem import Problem
 from engine.plan.program import loop_placement
-from engine.plan.simulate import Durations, TransferModel, period_ns
+from engine.plan.simulate import Durations, TransferModel
 from engine.plan.solver import solve
 
 

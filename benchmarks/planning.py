@@ -28,12 +28,11 @@ from benchmarks.surroundings import read_surroundings
 from benchmarks.turns import Turns
 from engine.model.partition import partition_layers
 from engine.plan.schedules.registry import CSV_PREFIX, SCHEDULES, build_program
-from engine.plan.simulate import simulate
 from ppbench.files import write_file
 from ppbench.planning.cost_set import Setting
 from ppbench.planning.handover import program_text
 from ppbench.planning.plan import AUTO, Plan, Proposal
-from ppbench.planning.stages import durations_of, slowest_optimizer_ns, transfers_of
+from ppbench.planning.stages import steps_ns, transfers_of
 from ppbench.recommendation.question import plan
 
 NUM_FINALISTS = 4
@@ -168,8 +167,7 @@ class Trial:
         partition = partition_layers(arm.layers, self._num_layers, program.num_stages)
         stages = costs.of_stages(partition)
         transfers = transfers_of(self.plan.costs.link, stages)
-        makespan_ns = simulate(program, durations_of(stages), transfers).makespan_ns
-        return makespan_ns + slowest_optimizer_ns(stages, program.placement.ranks)
+        return steps_ns([(program, stages)], transfers, meets=self.plan.request.meets)[0]
 
 
 def _is_auto(arm: Arm) -> bool:

@@ -79,7 +79,20 @@ def found_program(
             limits = (sum(held) * num_microbatches,) * placement.world_size
         else:
             limits = tuple(limit - own_bytes for own_bytes in fixed)
-        problem = Problem(placement, num_microbatches, durations, limits, held, left)
+        optimizers = tuple(
+            sum(costs[stage].optimizer_ns for stage in placement.stages_of(rank))
+            for rank in range(placement.world_size)
+        )
+        problem = Problem(
+            placement,
+            num_microbatches,
+            durations,
+            limits,
+            held,
+            left,
+            optimizer_ns=optimizers,
+            meets=bool(config.optimizer.clip_norm) or config.replicas > 1,
+        )
         needs = [own + least for own, least in zip(fixed, problem.least_limits, strict=True)]
         if limit is None or max(needs) <= limit:
             problems.append(problem)

@@ -72,17 +72,17 @@ def lower_bound(problem: Problem) -> int:
     Raises NoProgramError where there is none.
     """
     problem.check_limits()
-    chain, ends_ns = Chain(problem), problem.ends_ns
+    chain, optimizers = Chain(problem), problem.optimizers
     ranks = range(problem.placement.world_size)
     if problem.meets:
         heads, tails = chain.heads(), chain.tails()
-        bounds = [heads[0][0] + tails[0][0]]
+        bounds = [max(optimizers), heads[0][0] + tails[0][0]]
         bounds += [each for rank in ranks for each in _of_rank(chain, rank, heads, tails)]
-        return max(bounds) + max(ends_ns)
+        return max(bounds)
     bounds = [problem.num_microbatches * chain.channel_ns]
     for rank in ranks:
         heads, tails = chain.heads(rank), chain.tails(rank)
-        bounds += [each + ends_ns[rank] for each in _of_rank(chain, rank, heads, tails)]
+        bounds += [each + optimizers[rank] for each in _of_rank(chain, rank, heads, tails)]
     return max(bounds)
 
 
@@ -191,6 +191,8 @@ class Chain:
         """
         m, num_stages, busy = self.problem.num_microbatches, self.num_stages, self.busy
         least = self._at_least(rank)
+        if rank is None:  # an optimizer is first
+            least = [self.problem.optimizers[of] for of in self.problem.placement.ranks] * 3
         heads = [[0] * m for _ in busy]
         for n in range(m):
             there = NEVER

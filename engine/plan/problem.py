@@ -8,9 +8,9 @@ holds after it; the input-gradient half leaves part of that, the weight-gradient
 A rank runs one action at a time, so what it holds follows from the order of its row alone: an F
 counts from its start, what an I or W frees is free at its end.
 
-What is to be short is the time of a step. Where ranks meet after a step, as for the norm of all
-gradients or for sums over replicas, that is the makespan and the slowest optimizer. Where they do
-not, steps follow each other on each rank by itself, and it is the period of steps in a row.
+What is to be short is the period of steps in a row (`engine.plan.period`): where ranks meet after a
+step, from one meeting to the next, each rank's optimizer first; where they do not, from one step of
+a rank to its next.
 """
 
 from __future__ import annotations
@@ -71,10 +71,9 @@ class Problem:
             raise ValueError("an input half cannot leave more than its forward took")
 
     @property
-    def ends_ns(self) -> tuple[int, ...]:
-        """By rank, how long its step goes on after its last action."""
-        each = self.optimizer_ns or (0,) * self.placement.world_size
-        return (max(each),) * len(each) if self.meets else each
+    def optimizers(self) -> tuple[int, ...]:
+        """How long each rank's optimizer takes, in nanoseconds."""
+        return self.optimizer_ns or (0,) * self.placement.world_size
 
     @property
     def least_limits(self) -> tuple[int, ...]:

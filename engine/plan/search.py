@@ -16,8 +16,9 @@ begins, and by kind the kind before it and after it on a microbatch's way throug
 input of F or I of stage s and microbatch m arrives at `arrival`, at its kind x M + m.
 
 `turn` is (when each rank begins a step, and each channel is free for it; how long each goes on
-after it; and three that hold something of each meanwhile). Channels are by kind of what is sent,
-behind the ranks. Where ranks meet between steps, all begin at 0; else where steps bring them.
+after it, which is its optimizer; and three that hold something of each meanwhile). Channels are by
+kind of what is sent, behind the ranks. Where ranks meet between steps, each begins a step with its
+optimizer, counted from the meeting; else where steps bring it.
 
 Room is kept for the oldest microbatch that has not gone forward through all stages of a rank: else
 younger ones could fill the rank, and none could ever turn back. With it kept on every rank, that
@@ -283,8 +284,8 @@ def longest_step(shape: Arrays, state: Arrays, turn: Arrays) -> int:
     """The longest time from where a rank or channel begins a step to where it begins the next.
 
     `last[0]` gets the place of the last action of the rank that takes it. The period of steps in a
-    row is at most that (Collatz and Wielandt, for longest paths); where all ranks begin at 0, it is
-    the makespan and what comes behind.
+    row is at most that (Collatz and Wielandt, for longest paths). Where ranks meet it is the time
+    from meeting to meeting: what a rank's optimizer took before, it takes after.
     """
     offset, position, free, last = shape[3], state[1], state[2], state[8]
     begin, after = turn[:2]

@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from dataclasses import dataclass
 from functools import cached_property
 from operator import mul
 from typing import NamedTuple
 
-from engine.arrays import Ints, run
-from engine.plan import kernels
-from engine.plan.action import CODES, NO_INDEX, OPS, Action, Op
-from engine.plan.check import check, explain
-from engine.plan.kernels import NONE
+from engine.arrays import Ints
+from engine.plan.action import OPS, Action, Op
+from engine.plan.check import explain
 from engine.plan.messages import counterpart, outgoing
 from engine.plan.program import Placement, Program
 from engine.plan.rules import check_facts
 from engine.plan.spans import Lane, Span, lane_of
-from engine.plan.walk import Moving, Walk, of_kinds, walk, walk_all
+from engine.plan.walk import Moving, Walk, of_kinds, walk_all
 
 
 @dataclass(frozen=True)
@@ -220,54 +217,6 @@ def simulate(
     illegal, as `engine.plan.check.check` does.
     """
     return next(simulate_all([(program, durations)], transfers, has_why=has_why))
-
-
-MOST_STEPS = 64
-"""Steps in a row that are looked at for two that are alike."""
-
-
-def period_ns(
-    program: Program,
-    durations: Durations,
-    transfers: TransferModel = FREE_TRANSFERS,
-    optimizer_ns: int = 0,
-    *,
-    meets: bool = False,
-) -> Fraction:
-    """The time of a step in a running training: steps in a row, each rank going on when it is done.
-
-    Each rank ends its step with an optimizer; where it `meets`, all ranks wait for each other
-    before, as for the norm of all gradients. Steps repeat once all times of one are those of an
-    earlier one, as much later: the period is exact then. If none of `MOST_STEPS` are alike, it is
-    the mean over the second half of them. Raises ProgramError if the program is illegal.
-    """
-    compute = program.compute_only()
-    check_facts(compute)
-    norm, opt = (Action(NO_INDEX, op, NO_INDEX) for op in (Op.NORM, Op.OPT))
-    tails = [
-        (*([norm] if meets else []), *([opt] if begin < end or meets else []))
-        for begin, end in itertools.pairwise(compute.table.offset)
-    ]
-    stepping = replace(compute, actions=compute.table.with_tails(tails))
-    kinds = durations.by_kind(program.num_stages)
-    kinds[CODES[Op.OPT] * program.num_stages] = optimizer_ns
-    took, moving = of_kinds(stepping, kinds), Moving(transfers.duration_ns, transfers.overlaps)
-    steps = 3
-    while True:
-        walked = walk(stepping, [took], moving, steps=steps)
-        if not walked.is_over:  # then a single step hangs too, and the check says where
-            check(compute)
-        last, size = steps - 1, stepping.table.num_actions
-        for before in range(last - 1, -1, -1):
-            arguments = walked.starts_ns, walked.moves_ns, size, last, before
-            later = run(size, kernels.later_by, *arguments)
-            if later != NONE:
-                return Fraction(later, last - before)
-        if steps >= MOST_STEPS:
-            half = steps // 2
-            ends = [max(walked.step_ends_ns[step::steps]) for step in (half, last)]
-            return Fraction(ends[1] - ends[0], last - half)
-        steps *= 2
 
 
 def simulate_all(

@@ -1,6 +1,6 @@
 """Finds a program for unequal stages under limits of memory: near the best, beside a lower bound.
 
-The best is that with the shortest step: by makespan or by period, as `engine.plan.problem` says.
+The best is that with the shortest step, as `engine.plan.problem` says.
 
     rules      rows filled in order of time, by several keys and flows        Rows.filled_by
                or in turns of I and F, where ranks have a stage each          Rows.alternating
@@ -126,7 +126,7 @@ class Rows:
         held = problem.limits, problem.least_limits, [*taken, *freed, *map(neg, left), *freed]
         self.memory = tuple(array("q", column) for column in held)
         self.link = problem.transfers.duration_ns, problem.transfers.overlaps
-        self.after = array("q", problem.ends_ns) + filled(0, 2 * self.num_stages)
+        self.after = array("q", problem.optimizers) + filled(0, 2 * self.num_stages)
 
     # making rows
 
@@ -284,8 +284,8 @@ class Rows:
         return arrival
 
     def _turn(self) -> Arrays:
-        begin, *held = (filled(0, len(self.after)) for _ in range(4))
-        return begin, self.after, *held
+        """All begin after an optimizer; `engine.plan.search` says what is meant."""
+        return self.after[:], self.after, *(filled(0, len(self.after)) for _ in range(3))
 
     def _play_state(self) -> Arrays:
         arrivals, ranks = self._arrivals(), self.num_ranks

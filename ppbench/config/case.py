@@ -302,6 +302,11 @@ class Case:
         return self.train_recompute_stages or self.train_recompute
 
     @property
+    def meets(self) -> bool:
+        """Whether ranks wait for each other after a step: to clip gradients, or to sum them."""
+        return self.train_clip_norm > 0 or self.replicas > 1
+
+    @property
     def is_emulated(self) -> bool:
         return self.device == EMULATED
 

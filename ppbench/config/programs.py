@@ -48,9 +48,9 @@ from engine.plan.collectives import (
 )
 from engine.plan.lower import Policy, lower
 from engine.plan.messages import edge_of
+from engine.plan.period import Step, period_ns, periods
 from engine.plan.problem import counted
 from engine.plan.program import Program
-from engine.plan.replay import replay
 from engine.plan.schedules.registry import (
     AUTO,
     CSV_PREFIX,
@@ -58,7 +58,7 @@ from engine.plan.schedules.registry import (
     ScheduleError,
     build_program,
 )
-from engine.plan.simulate import Durations, TransferModel, period_ns, uniform
+from engine.plan.simulate import Durations, TransferModel, uniform
 from engine.plan.walk import of_kinds
 from ppbench.config.case import Case
 from ppbench.config.schema import CostsFile
@@ -87,6 +87,7 @@ def program_of(case: Case) -> Program:
             durations_of(case),
             link_ns_of(case),
             most_activations,
+            meets=case.meets,
         )
     shape = (case.schedule, case.world_size, case.num_microbatches)
     if case.schedule.startswith(CSV_PREFIX):
@@ -121,17 +122,21 @@ def sharding_of(case: Case) -> CollectivePolicy:
 
 @functools.lru_cache(maxsize=16)
 def _program_found(
-    shape: tuple[int, int, int], durations: Durations, links_ns: Sequence[int], limit: int
+    shape: tuple[int, int, int],
+    durations: Durations,
+    links_ns: Sequence[int],
+    limit: int,
+    *,
+    meets: bool,
 ) -> Program:
     world_size, stages_per_rank, num_microbatches = shape
     mean_ns = round(sum(links_ns) / max(1, len(links_ns)))  # the solver knows one link
     transfers = TransferModel(mean_ns)
-    return best_program(
-        [
-            counted(placement, num_microbatches, durations, limit, transfers)
-            for placement in placements_of(world_size, stages_per_rank)
-        ]
+    problems = (
+        counted(placement, num_microbatches, durations, limit, transfers)
+        for placement in placements_of(world_size, stages_per_rank)
     )
+    return best_program([dataclasses.replace(problem, meets=meets) for problem in problems])
 
 
 def digest_of(path: Path) -> str:
@@ -219,7 +224,7 @@ def prove(program: Program, case: Case) -> None:
 
 
 def planned_step_ns(case: Case, lowered: Program) -> int:
-    """The planned step of an emulated case, slow links included.
+    """The planned step of an emulated case in a running training, slow links included.
 
     `lowered` is the case's program with its transfers, and its collectives if it has replicas.
     """
@@ -240,7 +245,7 @@ def planned_step_ns(case: Case, lowered: Program) -> int:
     for factor in case.emulated_replica_factors or (1.0,) * case.replicas:
         slowed = [round(ns * factor) for ns in took[:num_computing]]  # messages are not slower
         times.append(of_kinds(lowered, [*slowed, *took[num_computing:]]))
-    return replay(lowered, times).makespan_ns
+    return round(periods([Step(lowered, times, meets=case.meets)])[0])
 
 
 def bubble_in_theory(case: Case, program: Program) -> float:
@@ -253,8 +258,7 @@ def bubble_in_theory(case: Case, program: Program) -> float:
     durations = uniform(program.placement, unit, unit, unit)
     if case.is_emulated:
         durations = durations_of(case)
-    meets = case.train_clip_norm > 0 or case.replicas > 1
-    period = period_ns(program, durations, meets=meets)
+    period = period_ns(program, durations, meets=case.meets)
     compute_ns = sum(map(mul, program.num_of_kind, durations.by_kind(program.num_stages)))
     return float(1 - compute_ns / (program.world_size * period))
 

@@ -9,22 +9,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 from engine.plan.layout import Partition
 from engine.plan.model_costs import LinkCosts, StageCosts
 from engine.plan.program import Program
-from engine.plan.simulate import TransferModel, simulate_all
+from engine.plan.simulate import TransferModel
 from ppbench.planning.memory import Rows, message_bytes, static_bytes
 from ppbench.planning.plan import AUTO, Configuration
 from ppbench.planning.space import Shape
-from ppbench.planning.stages import (
-    StageTable,
-    durations_of,
-    slowest_optimizer_ns,
-    transfers_of,
-)
+from ppbench.planning.stages import StageTable, optimizers_of, steps_ns, transfers_of
 
 MOST_CHOSEN_FREELY = 4
 """Stages of a rank of which any may recompute; of more, the last ones do."""
@@ -39,24 +33,24 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A shape with its layout and program, and what they come to; times in ns, memory by rank."""
+    """A shape with its layout and program, and what they come to; times in ns, memory by rank.
+
+    The step is the period of steps in a row, after which ranks meet or do not.
+    """
 
     shape: Shape
     layout: Layout
     program: Program
     stages: tuple[StageCosts, ...]
-    makespan_ns: int
+    meets: bool
+    step_ns: int
     peak_bytes: tuple[int, ...]
     peak_high_bytes: tuple[int, ...]
 
-    @cached_property
-    def step_ns(self) -> int:
-        """The makespan, then the slowest rank's optimizer."""
-        return self.makespan_ns + self.optimizer_ns
-
     @property
-    def optimizer_ns(self) -> int:
-        return slowest_optimizer_ns(self.stages, self.shape.placement.ranks)
+    def optimizers_ns(self) -> tuple[int, ...]:
+        """By rank."""
+        return optimizers_of(self.stages, self.shape.placement)
 
     @property
     def most_bytes(self) -> int:
@@ -96,11 +90,18 @@ class Fit:
     """A shape's program with the costs of a model, for layers to be put on its stages."""
 
     def __init__(
-        self, shape: Shape, program: Program, table: StageTable, link: LinkCosts, recompute: str
+        self,
+        shape: Shape,
+        program: Program,
+        table: StageTable,
+        link: LinkCosts,
+        recompute: str,
+        *,
+        meets: bool,
     ) -> None:
-        """Take the program and costs; `recompute` is that of a request."""
+        """Take the program and costs; `recompute` and `meets` are those of a request."""
         self.shape, self.program, self.table = shape, program, table
-        self.link, self.mode = link, recompute
+        self.link, self.mode, self.meets = link, recompute, meets
         self.rows = Rows(program)
         self.owned = [shape.placement.stages_of(rank) for rank in range(shape.ranks)]
         self._held: dict[tuple[int, tuple[StageCosts, ...]], int] = {}
@@ -130,16 +131,15 @@ class Fit:
                 most, worst = missing, rank
         return Layout(partition, tuple(recompute)), Shortage(most, total, worst)
 
-    def candidate(
-        self, layout: Layout, stages: tuple[StageCosts, ...], makespan_ns: int
-    ) -> Candidate:
+    def candidate(self, layout: Layout, stages: tuple[StageCosts, ...], step_ns: int) -> Candidate:
         """A layout with its peaks."""
         messages = message_bytes(self.shape.placement, stages)
         own = [tuple(stages[stage] for stage in owned) for owned in self.owned]
         needs = [self._needs(rank, each) for rank, each in enumerate(own)]
         peaks = tuple(need + more for need, (more, _) in zip(needs, messages, strict=True))
         highest = tuple(need + more for need, (_, more) in zip(needs, messages, strict=True))
-        return Candidate(self.shape, layout, self.program, stages, makespan_ns, peaks, highest)
+        what = self.shape, layout, self.program, stages, self.meets
+        return Candidate(*what, step_ns, peaks, highest)
 
     def _chosen(
         self, rank: int, partition: Partition, room: int | None
@@ -194,15 +194,16 @@ class Fit:
 def simulated(wanted: Sequence[tuple[Fit, Sequence[Layout]]]) -> list[list[Candidate]]:
     """The candidates of layouts, as given; what has the same transfers is simulated at once."""
     found: list[list[Candidate | None]] = [[None] * len(layouts) for _, layouts in wanted]
-    groups: dict[TransferModel, list[tuple[int, int, tuple[StageCosts, ...]]]] = {}
+    groups: dict[tuple[TransferModel, bool], list[tuple[int, int, tuple[StageCosts, ...]]]] = {}
     for index, (fit, layouts) in enumerate(wanted):
         for place, layout in enumerate(layouts):
             stages = fit.table.of_all(*layout)
-            groups.setdefault(transfers_of(fit.link, stages), []).append((index, place, stages))
-    for transfers, members in groups.items():
-        cases = [(wanted[index][0].program, durations_of(stages)) for index, _, stages in members]
-        simulations = simulate_all(cases, transfers)
-        for (index, place, stages), simulation in zip(members, simulations, strict=True):
+            key = transfers_of(fit.link, stages), fit.meets
+            groups.setdefault(key, []).append((index, place, stages))
+    for (transfers, meets), members in groups.items():
+        cases = [(wanted[index][0].program, stages) for index, _, stages in members]
+        steps = steps_ns(cases, transfers, meets=meets)
+        for (index, place, stages), step_ns in zip(members, steps, strict=True):
             fit, layouts = wanted[index]
-            found[index][place] = fit.candidate(layouts[place], stages, simulation.makespan_ns)
+            found[index][place] = fit.candidate(layouts[place], stages, step_ns)
     return [[one for one in of_fit if one is not None] for of_fit in found]

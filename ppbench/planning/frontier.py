@@ -67,6 +67,7 @@ def candidates_elsewhere(search: Search) -> Iterator[Candidate]:
             search.costs.link,
             round(level * memory),
             FIRST_EFFORT * search.effort,
+            meets=search.request.meets,
         )
         if found is not None:
             yield found

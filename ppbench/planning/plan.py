@@ -27,7 +27,7 @@ class PlanRequest:
     the `replicas` of the pipeline, which all train in a step and share by the policy `sharding`.
     Without `microbatch_sizes`, all that have costs and divide the global batch are tried.
     `recompute` is "none", "all" layers, or "auto": those of the fewest stages, where a rank would
-    not fit.
+    not fit. Ranks meet after a step, or go on by themselves (`engine.plan.period`).
     """
 
     ranks: tuple[int, ...]
@@ -40,6 +40,7 @@ class PlanRequest:
     recompute: str = AUTO
     replicas: int = 1
     sharding: str = "ddp"
+    meets: bool = True
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Proposal:
 
     `step_ns` is simulated with the costs as they are. Were nothing but these off, the interval from
     `step_low_ns` to `step_high_ns` would hold the step with a probability of 90 %. The step is the
-    makespan and the optimizer; no program for this placement and these stages has a step below
+    period of steps in a row; no program for this placement and these stages has one below
     `bound_ns`.
     """
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from engine.plan.bounds import lower_bound
 from engine.plan.model_costs import LinkCosts
-from engine.plan.simulate import Simulation, simulate, simulate_all
+from engine.plan.simulate import Simulation, simulate
 from engine.plan.sizes import exact_text, size_text
 from ppbench.display.units import milliseconds
 from ppbench.planning.cost_set import CostSet, Setting
@@ -29,7 +29,7 @@ from ppbench.planning.plan import (
 from ppbench.planning.search import OnProgress, Search, preference
 from ppbench.planning.solving import problem_of
 from ppbench.planning.space import Shape, shapes, sizes_of
-from ppbench.planning.stages import TIMES, durations_of, slowest_optimizer_ns, transfers_of
+from ppbench.planning.stages import TIMES, durations_of, optimizers_of, steps_ns, transfers_of
 from ppbench.planning.uncertainty import Draws, interval_of
 
 NUM_PROPOSALS = 5
@@ -85,17 +85,18 @@ def make_plan(
         if shape.microbatch_size not in all_draws:
             models = search.table(shape.microbatch_size).models
             all_draws[shape.microbatch_size] = Draws(models, link)
-        problem = problem_of(shape, candidate.stages, link, request.memory_bytes, is_for_bound=True)
+        given = shape, candidate.stages, link, request.memory_bytes
+        problem = problem_of(*given, meets=request.meets, is_for_bound=True)
         tokens = request.replicas * request.global_batch * request.seq_len
         return Proposal(
             candidate.configuration,
             candidate.program,
             step_ns,
             *interval_of(candidate, all_draws[shape.microbatch_size], link),
-            min(lower_bound(problem) + candidate.optimizer_ns, step_ns),
+            min(lower_bound(problem), step_ns),
             candidate.peak_bytes,
             candidate.peak_high_bytes,
-            1 - _computing_ns(candidate) / (shape.ranks * candidate.makespan_ns),
+            1 - _computing_ns(candidate) / (shape.ranks * step_ns - sum(candidate.optimizers_ns)),
             tokens / step_ns * 1e9,
         )
 
@@ -144,15 +145,17 @@ def make_plan(
     for one in filter(search.fits, search.found):
         if one.shape[1:] == first.shape[1:]:
             programs[id(one.program)] = one.program
-    cases = [(program, durations_of(equal)) for program in programs.values()]
+    cases = [(program, equal) for program in programs.values()]
     unhindered_ns, equal_ns = (
-        min(one.makespan_ns for one in simulate_all(cases, transfers_of(of_link, equal)))
+        min(steps_ns(cases, transfers_of(of_link, equal), meets=request.meets))
         for of_link in (free, link)
     )
-    ideal_ns = _computing_ns(first) // first.shape.ranks  # all ranks compute all the time
+    # All ranks compute all the time.
+    ideal_ns = _computing_ns(first) // first.shape.ranks
+    ideal_ns += max(optimizers_of(equal, first.shape.placement))
     without = {
         "schedule": first.step_ns - max(0, unhindered_ns - ideal_ns),
-        "imbalance": equal_ns + slowest_optimizer_ns(equal, first.shape.placement.ranks),
+        "imbalance": equal_ns,
         "link": _step_with(first, free),
         "memory": min(point.step_ns for point in frontier),
     }
@@ -241,7 +244,7 @@ def check_request(request: PlanRequest, costs: CostSet) -> None:
 
 
 def _computing_ns(candidate: Candidate) -> int:
-    """The time that all ranks compute in a step, its optimizer left out."""
+    """The time that all ranks compute in a step, their optimizers left out."""
     took = durations_of(candidate.stages).by_kind(len(candidate.stages))
     counts = candidate.program.compute_only().num_of_kind
     return sum(count * ns for count, ns in zip(counts, took, strict=True))
@@ -249,6 +252,5 @@ def _computing_ns(candidate: Candidate) -> int:
 
 def _step_with(candidate: Candidate, link: LinkCosts) -> int:
     """The step of a candidate's program with another link."""
-    transfers = transfers_of(link, candidate.stages)
-    durations = durations_of(candidate.stages)
-    return simulate(candidate.program, durations, transfers).makespan_ns + candidate.optimizer_ns
+    cases, transfers = [(candidate.program, candidate.stages)], transfers_of(link, candidate.stages)
+    return steps_ns(cases, transfers, meets=candidate.meets)[0]

@@ -23,11 +23,11 @@ from ppbench.planning.cost_set import CostSet, Setting
 from ppbench.planning.fitting import Candidate, Fit, Layout
 from ppbench.planning.partitions import Climb, around, climb_all
 from ppbench.planning.plan import AUTO, PlanRequest
-from ppbench.planning.solving import least_makespan_of, least_memory, one_by_one, solved
+from ppbench.planning.solving import least_memory, least_step_of, one_by_one, solved
 from ppbench.planning.space import (
     Shape,
     least_layers,
-    least_makespan_ns,
+    least_step_ns,
     model_of,
     shapes,
 )
@@ -52,7 +52,7 @@ SOLVED_SIZE = 6_000_000
 
 
 class Task(NamedTuple):
-    """A layout for the solver, by the least makespan that it may have."""
+    """A layout for the solver, by the least step that it may have."""
 
     bound_ns: int
     layout: Layout
@@ -107,8 +107,8 @@ class Search:
         return memory is None or candidate.most_bytes <= memory
 
     def bound_ns(self, shape: Shape) -> float:
-        """A bound on the makespan of a shape."""
-        return least_makespan_ns(shape, self.model(shape))
+        """A bound on the step of a shape."""
+        return least_step_ns(shape, self.model(shape))
 
     def model(self, shape: Shape) -> ModelCosts:
         """The costs of a shape's microbatches, without recomputation unless all layers do."""
@@ -141,7 +141,8 @@ class Search:
                 )
             )
         table = self.table(shape.microbatch_size)
-        return Fit(shape, self._programs[key], table, self.costs.link, self.request.recompute)
+        given = self._programs[key], table, self.costs.link, self.request.recompute
+        return Fit(shape, *given, meets=self.request.meets)
 
     def partitions(self, shape: Shape) -> list[Partition]:
         """The partition with the lightest heaviest rank, and one with more even stages."""
@@ -228,7 +229,7 @@ class Search:
         tasks = []
         for layout in layouts:
             stages = self.table(shape.microbatch_size).of_all(*layout)
-            bound = least_makespan_of(shape, stages)
+            bound = least_step_of(shape, stages, meets=self.request.meets)
             is_worth_it = best is None or bound < best.step_ns
             if is_worth_it and (memory is None or least_memory(shape.placement, stages) <= memory):
                 tasks.append(Task(bound, layout, shape))
@@ -242,7 +243,8 @@ class Search:
         for done, (_, layout, shape) in enumerate(chosen):
             self.say("solving for a program", done, len(chosen))
             table, memory = self.table(shape.microbatch_size), self.request.memory_bytes
-            one = solved(shape, layout, table, self.costs.link, memory, effort * self.effort)
+            given = shape, layout, table, self.costs.link, memory, effort * self.effort
+            one = solved(*given, meets=self.request.meets)
             found += [one] if one is not None else []
         return found
 

@@ -13,12 +13,11 @@ from engine.plan.action import Action, Op
 from engine.plan.model_costs import LinkCosts, StageCosts
 from engine.plan.problem import NoProgramError, Problem
 from engine.plan.program import Placement, Program
-from engine.plan.simulate import simulate
 from engine.plan.solver import solve
 from ppbench.planning.fitting import Candidate, Fit, Layout
 from ppbench.planning.memory import message_bytes, static_bytes
 from ppbench.planning.space import Shape
-from ppbench.planning.stages import StageTable, durations_of, transfers_of
+from ppbench.planning.stages import StageTable, durations_of, optimizers_of, steps_ns, transfers_of
 
 
 def problem_of(
@@ -27,6 +26,7 @@ def problem_of(
     link: LinkCosts,
     memory_bytes: int | None,
     *,
+    meets: bool,
     is_cautious: bool = False,
     is_for_bound: bool = False,
 ) -> Problem:
@@ -59,6 +59,8 @@ def problem_of(
         tuple(forward),
         tuple(map(min, forward, after_input)),
         transfers_of(link, stages),
+        optimizers_of(stages, placement),
+        meets,
     )
 
 
@@ -100,31 +102,35 @@ def solved(
     link: LinkCosts,
     memory_bytes: int | None,
     effort: float,
+    *,
+    meets: bool,
 ) -> Candidate | None:
     """The candidate with the solver's program, or None where no program fits."""
     stages = table.of_all(*layout)
 
-    def candidate(program: Program, makespan_ns: int) -> Candidate | None:
-        one = Fit(shape, program, table, link, "none").candidate(layout, stages, makespan_ns)
+    def candidate(program: Program, step_ns: int) -> Candidate | None:
+        fit = Fit(shape, program, table, link, "none", meets=meets)
+        one = fit.candidate(layout, stages, step_ns)
         return one if memory_bytes is None or one.most_bytes <= memory_bytes else None
 
     for is_cautious in (False, True):
-        problem = problem_of(shape, stages, link, memory_bytes, is_cautious=is_cautious)
+        how = {"meets": meets, "is_cautious": is_cautious}
+        problem = problem_of(shape, stages, link, memory_bytes, **how)
         try:
             solution = solve(problem, effort)
         except NoProgramError:
             break
-        if (found := candidate(solution.program, solution.makespan_ns)) is not None:
+        if (found := candidate(solution.program, solution.step_ns)) is not None:
             return found
     program = one_by_one(shape.placement, shape.num_microbatches)
-    simulation = simulate(program, durations_of(stages), transfers_of(link, stages))
-    return candidate(program, simulation.makespan_ns)
+    (step_ns,) = steps_ns([(program, stages)], transfers_of(link, stages), meets=meets)
+    return candidate(program, step_ns)
 
 
-def least_makespan_of(shape: Shape, stages: Sequence[StageCosts]) -> int:
-    """A bound on the makespan of all programs for these stages, quicker than the solver's.
+def least_step_of(shape: Shape, stages: Sequence[StageCosts], *, meets: bool) -> int:
+    """A bound on the step of all programs for these stages, quicker than the solver's.
 
-    A rank does all its work, but not before the first microbatch has come to it.
+    A rank does all its work; where ranks meet, not before the first microbatch has come to it.
     """
     least, arrived = [0] * shape.ranks, 0
     first: dict[int, int] = {}
@@ -133,4 +139,4 @@ def least_makespan_of(shape: Shape, stages: Sequence[StageCosts]) -> int:
         arrived += stage.forward_ns
         backward = min(stage.backward_ns, stage.input_ns + stage.weight_ns)
         least[rank] += shape.num_microbatches * (stage.forward_ns + backward)
-    return max(first[rank] + load for rank, load in enumerate(least))
+    return max(load + (first[rank] if meets else 0) for rank, load in enumerate(least))

@@ -81,8 +81,8 @@ def least_layers(model: ModelCosts, num_stages: int) -> list[int]:
     return least
 
 
-def least_makespan_ns(shape: Shape, model: ModelCosts) -> float:
-    """A bound on the makespan of every program and partition of a shape.
+def least_step_ns(shape: Shape, model: ModelCosts) -> float:
+    """A bound on the step of every program and partition of a shape.
 
     All microbatches pass the heaviest rank, which bears at least the mean of all ranks, and at
     least the heaviest layer.

@@ -1,12 +1,16 @@
-"""The costs of stages of one model, and the durations that a simulation takes from them."""
+"""The costs of stages of one model, and the steps that programs take with them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts, StageCosts
+from engine.plan.period import Step, periods
+from engine.plan.program import Placement, Program
 from engine.plan.simulate import Durations, TransferModel
+from engine.plan.walk import Moving, of_kinds
 
 TIMES = ("forward_ns", "backward_ns", "input_ns", "weight_ns", "optimizer_ns")
 """The times of a layer, and of a stage."""
@@ -78,9 +82,20 @@ def transfers_of(link: LinkCosts, stages: Sequence[StageCosts]) -> TransferModel
     return TransferModel(round(link.latency_ns), link.bytes_per_s, num_bytes)
 
 
-def slowest_optimizer_ns(stages: Sequence[StageCosts], ranks: Sequence[int]) -> int:
-    """The longest time of a rank's optimizer; `ranks` are by stage."""
-    by_rank: dict[int, int] = {}
-    for rank, stage in zip(ranks, stages, strict=True):
-        by_rank[rank] = by_rank.get(rank, 0) + stage.optimizer_ns
-    return max(by_rank.values())
+def optimizers_of(stages: Sequence[StageCosts], placement: Placement) -> tuple[int, ...]:
+    """By rank, the time of its optimizer in nanoseconds."""
+    by_rank = [0] * placement.world_size
+    for rank, stage in zip(placement.ranks, stages, strict=True):
+        by_rank[rank] += stage.optimizer_ns
+    return tuple(by_rank)
+
+
+def steps_ns(
+    cases: Iterable[tuple[Program, Sequence[StageCosts]]], transfers: TransferModel, *, meets: bool
+) -> list[int]:
+    """The time of a step of programs with their stages, which have the same transfers."""
+    steps = []
+    for program, stages in cases:
+        took = of_kinds(program, durations_of(stages).by_kind(len(stages)))
+        steps.append(Step(program, [took], optimizers_of(stages, program.placement), meets))
+    return list(map(math.ceil, periods(steps, Moving(transfers.duration_ns, transfers.overlaps))))

@@ -13,15 +13,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
-from engine.plan.simulate import simulate_all
 from ppbench.planning.fitting import Candidate
-from ppbench.planning.stages import (
-    TIMES,
-    StageTable,
-    durations_of,
-    slowest_optimizer_ns,
-    transfers_of,
-)
+from ppbench.planning.stages import TIMES, StageTable, steps_ns, transfers_of
 
 SEED = 23
 MOST_DRAWS, FEWEST_DRAWS = 199, 59
@@ -83,13 +76,9 @@ def interval_of(candidate: Candidate, draws: Draws, link: LinkCosts) -> tuple[in
         drawn = [
             draws.table(index).of_all(*candidate.layout) for index in range(at, num, len(factors))
         ]
-        cases = [(candidate.program, durations_of(stages)) for stages in drawn]
-        simulations = simulate_all(cases, transfers_of(slower, candidate.stages))
-        ranks = candidate.shape.placement.ranks
-        steps += [
-            simulation.makespan_ns + slowest_optimizer_ns(stages, ranks)
-            for simulation, stages in zip(simulations, drawn, strict=True)
-        ]
+        cases = [(candidate.program, stages) for stages in drawn]
+        transfers = transfers_of(slower, candidate.stages)
+        steps += steps_ns(cases, transfers, meets=candidate.meets)
     steps.sort()
     tail = (num + 1) // 20  # this many of num + 1 gaps are below the first bound
     return min(steps[tail - 1], candidate.step_ns), max(steps[-tail], candidate.step_ns)

@@ -28,6 +28,7 @@ from engine.plan.action import COMPUTE_OPS
 from engine.plan.check import check
 from engine.plan.critical_path import critical_path
 from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy, lower
+from engine.plan.period import period_ns
 from engine.plan.program import Program, loop_placement, v_placement
 from engine.plan.replay import Replay
 from engine.plan.rules import ProgramError, peak_activations
@@ -41,7 +42,7 @@ from engine.plan.schedules.registry import (
     known_names,
     read_csv,
 )
-from engine.plan.simulate import Durations, Simulation, TransferModel, period_ns
+from engine.plan.simulate import Durations, Simulation, TransferModel
 from engine.plan.simulate import simulate as simulate_program
 from engine.plan.spans import COLUMNS
 from ppbench.console import note

@@ -129,6 +129,7 @@ def request_of(sweep: Sweep) -> PlanRequest:
         recompute=settings.recompute,
         replicas=case.replicas,
         sharding=case.sharding_policy,
+        meets=case.meets,
     )
     return replace(given, schedules=settings.schedules) if settings.schedules else given
 

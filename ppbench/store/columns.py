@@ -125,7 +125,7 @@ RUNS: tuple[Column, ...] = (
         "bubble_fraction of steps in a row, simulated with free transfers: emulated times, else "
         "equal stages with F = I = W",
     ),
-    Column("planned_step_ns", pa.int64(), "simulated makespan of an emulated case"),
+    Column("planned_step_ns", pa.int64(), "simulated period of steps of an emulated case"),
     Column("step_relative_deviation", pa.float64(), "median absolute deviation / median of steps"),
     Column("step_ns_low", pa.float64(), "95 % interval of the median step_ns: its lower end"),
     Column("step_ns_high", pa.float64(), "its upper end; null for fewer than 6 steps"),

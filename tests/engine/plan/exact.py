@@ -1,10 +1,14 @@
-"""The least makespan of a small problem, from scipy's solver of integer programs.
+"""The least step of a small problem, from scipy's solver of integer programs.
 
 Starts are numbers; for two actions of one rank whose order is open, a 0 or 1 says which is first.
 What a rank holds at an F is then a sum of what came before it. Microbatches are in order, as
 `engine.plan.bounds` proves to be enough. Backwards are split, unless a stage's takes less than its
 halves: a 0 or 1 then says whether it is whole, which makes I as long and its W follow at once; and
 such a stage's W need not be in order, for one of them may be part of a whole backward.
+
+Where ranks meet, the step is from the meeting to the last end. Where they do not, the same starts
+in every step, so much later, are a running training if no rank takes longer than that from its
+first start to the end of its optimizer.
 """
 
 import itertools
@@ -16,13 +20,13 @@ from scipy.sparse import coo_array
 from engine.plan.problem import Problem
 
 
-def least_makespan(problem: Problem, within_ns: int, time_limit_s: float) -> int | None:
+def least_step(problem: Problem, within_ns: int, time_limit_s: float) -> int | None:
     """The optimum, known to be at most `within_ns`; None where the time does not prove one."""
-    model = _Model(problem, within_ns)
+    model = _Model(problem, within_ns * (1 if problem.meets else 3))
     result = milp(
         np.array([1.0] + [0.0] * (model.num_columns - 1)),
         integrality=np.array([0] * model.num_starts + [1] * model.num_choices),
-        bounds=Bounds(0, [within_ns] * model.num_starts + [1] * model.num_choices),
+        bounds=Bounds(0, [model.within_ns] * model.num_starts + [1] * model.num_choices),
         constraints=model.constraint(),
         options={"time_limit": time_limit_s, "mip_rel_gap": 0},
     )
@@ -30,7 +34,7 @@ def least_makespan(problem: Problem, within_ns: int, time_limit_s: float) -> int
 
 
 class _Model:
-    """Column 0 is the makespan, then come the starts of F, I and W, then the open orders."""
+    """Column 0 is the step, then come the starts of F, I and W, then the open orders."""
 
     def __init__(self, problem: Problem, within_ns: int) -> None:
         self.problem, self.within_ns = problem, within_ns
@@ -100,8 +104,16 @@ class _Model:
         ranks, transfer_ns = self.problem.placement.ranks, self.problem.transfers.duration_ns
         for op, stage, n in self.actions:
             ends = [(column, -value) for column, value in self.change((op, stage, n))]
+            own = ranks[stage]
             terms = [(0, 1.0), (self.column((op, stage, n)), -1.0), *ends]
-            self.rows.append((terms, self.busy((op, stage))))
+            optimizer_ns = self.problem.optimizers[own]
+            if self.problem.meets:
+                self.rows.append((terms, self.busy((op, stage))))
+                self.rows.append(([(self.column((op, stage, n)), 1.0)], optimizer_ns))
+            for first in range(0 if self.problem.meets else self.num_stages):
+                if ranks[first] == own:
+                    since = [*terms, (self.column((0, first, 0)), 1.0)]
+                    self.rows.append((since, self.busy((op, stage)) + optimizer_ns))
             if op == 2 and self.gains[stage]:
                 self.at_once(stage, n)
             if op == 2 or (op == 1 and stage == self.num_stages - 1):

@@ -8,10 +8,11 @@ from brute_force import facts_made, facts_needed, goes_to
 from shuffled_programs import shuffled_program
 
 from engine.plan.action import Action, Op
+from engine.plan.period import period_ns
 from engine.plan.program import Program, loop_placement
 from engine.plan.rules import ProgramError
 from engine.plan.schedules.registry import build_program
-from engine.plan.simulate import Durations, TransferModel, period_ns, simulate, uniform
+from engine.plan.simulate import Durations, TransferModel, simulate, uniform
 
 STEPS, LONGEST = 50, 24
 

@@ -7,32 +7,37 @@ of stages that fits and of which no part fits.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 
 from engine.plan.action import Op
+from engine.plan.period import Step, periods
 from engine.plan.program import Program
 from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program
-from engine.plan.simulate import Durations, TransferModel, simulate_all
+from engine.plan.simulate import Durations, TransferModel
+from engine.plan.walk import Moving, of_kinds
 
 AT_ONCE = 4000
 
 
-def true_step_ns(program, stages, link):
-    """The simulated step of a program with the costs of its stages, the optimizer included."""
-    (step,) = _steps([(program, stages)], link)
+def true_step_ns(program, stages, link, meets):
+    """The step of a program in a running training, with the costs of its stages."""
+    (step,) = _steps([(program, stages)], link, meets)
     return step
 
 
-def _steps(cases, link):
+def _steps(cases, link, meets):
     """The steps of some cases, all of which have the same messages."""
     message = max((stage.message_bytes for stage in cases[0][1][:-1]), default=0)
-    transfers = TransferModel(round(link.latency_ns), link.bytes_per_s, message)
-    timed = [(program, durations(stages)) for program, stages in cases]
-    for (program, stages), simulation in zip(cases, simulate_all(timed, transfers), strict=True):
+    steps = []
+    for program, stages in cases:
         optimizer = [0] * program.world_size
         for rank, stage in zip(program.placement.ranks, stages, strict=True):
             optimizer[rank] += stage.optimizer_ns
-        yield simulation.makespan_ns + max(optimizer)
+        took = of_kinds(program, durations(stages).by_kind(len(stages)))
+        steps.append(Step(program, [took], optimizer, meets))
+    transfers = TransferModel(round(link.latency_ns), link.bytes_per_s, message)
+    return list(map(math.ceil, periods(steps, Moving(transfers.duration_ns))))
 
 
 def durations(stages):
@@ -135,6 +140,6 @@ def best_step_ns(request, costs) -> int | None:
                 for least, stages in tasks[start : start + AT_ONCE]
                 if best is None or least < best
             ]
-            steps = list(_steps(some, costs.link)) if some else []
+            steps = _steps(some, costs.link, request.meets) if some else []
             best = min([*steps, *([best] if best is not None else [])])
     return best

@@ -40,7 +40,7 @@ def regret_and_hit(seed):
     for rank, peak in enumerate(first.peak_high_bytes):
         assert peak == peak_bytes(first.program, stages, rank)
         assert limit is None or peak <= limit
-    step = true_step_ns(first.program, stages, here.truth.link)
+    step = true_step_ns(first.program, stages, here.truth.link, here.request.meets)
     return step / best - 1, first.step_low_ns <= step <= first.step_high_ns
 
 

@@ -44,7 +44,8 @@ def world(seed: int, schedules: tuple[str, ...] = FAMILIES, most_layers: int = 8
     held = sum(layer.held_after_forward for layer in (plain.before, *plain.layers, plain.after))
     memory = round(1.5 * static / ranks + drawn.uniform(0.3, 1.5) * held) + 20 * MIB
     limit = drawn.choice([None, memory, memory, memory])
-    request = PlanRequest((ranks,), limit, batch, 128, schedules, (1, 2), sizes)
+    given = (ranks,), limit, batch, 128, schedules, (1, 2), sizes
+    request = PlanRequest(*given, meets=drawn.random() < 0.5)
     return World(request, truth, measured)
 
 
