@@ -167,7 +167,7 @@ def _announce_compiling() -> None:
         is_announced = False
 
         def on_start(self, event: Any) -> None:
-            is_ours = event.data["dispatcher"].__module__.startswith("engine.")
+            is_ours = event.data["dispatcher"].__module__.startswith(("engine.", "ppbench."))
             if is_ours and not self.is_announced:
                 self.is_announced = True
                 logging.getLogger("engine").info(COMPILING)

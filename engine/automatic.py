@@ -15,14 +15,14 @@ import torch
 
 from engine.configuration import AUTOCAST, TrainerConfig, data_spec_of, recomputed_stages
 from engine.model.stage_module import Model
-from engine.plan.choice import best_program, placements_of, with_whole_backwards
 from engine.plan.model_costs import StageCosts
-from engine.plan.problem import Problem
 from engine.plan.program import Program
 from engine.plan.schedules.registry import ScheduleError
 from engine.plan.simulate import Durations
 from engine.plan.sizes import size_text
 from engine.run.layer_costs import measure_model_costs
+from ppbench.planning.solver.choice import best_program, placements_of, with_whole_backwards
+from ppbench.planning.solver.problem import Problem
 
 
 class MemoryLimitError(ScheduleError):

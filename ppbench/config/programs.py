@@ -34,7 +34,6 @@ from engine.model.partition import Costs
 from engine.model.presets import PRESETS
 from engine.plan.action import CODES, COMPUTE_OPS, OPS, SEND_OPS, Action, Op
 from engine.plan.check import check
-from engine.plan.choice import best_program, placements_of
 from engine.plan.collective_rules import check_collectives
 from engine.plan.collectives import (
     CollectivePolicy,
@@ -49,7 +48,6 @@ from engine.plan.collectives import (
 from engine.plan.lower import Policy, lower
 from engine.plan.messages import edge_of
 from engine.plan.period import Step, period_ns, periods
-from engine.plan.problem import counted
 from engine.plan.program import Program
 from engine.plan.schedules.registry import (
     AUTO,
@@ -64,6 +62,8 @@ from ppbench.config.case import Case
 from ppbench.config.schema import CostsFile
 from ppbench.config.toml import describe, parse, read_text
 from ppbench.errors import UsageError
+from ppbench.planning.solver.choice import best_program, placements_of
+from ppbench.planning.solver.problem import counted
 
 NS_PER_MS = 1_000_000
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-from engine.plan.bounds import lower_bound
 from engine.plan.model_costs import LinkCosts
 from engine.plan.simulate import Simulation, simulate
 from engine.plan.sizes import exact_text, size_text
@@ -27,6 +26,7 @@ from ppbench.planning.plan import (
     Proposal,
 )
 from ppbench.planning.search import OnProgress, Search, preference
+from ppbench.planning.solver.bounds import lower_bound
 from ppbench.planning.solving import problem_of
 from ppbench.planning.space import Shape, shapes, sizes_of
 from ppbench.planning.stages import TIMES, durations_of, optimizers_of, steps_ns, transfers_of

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 from engine.plan.action import Action, Op
 from engine.plan.model_costs import LinkCosts, StageCosts
-from engine.plan.problem import NoProgramError, Problem
 from engine.plan.program import Placement, Program
-from engine.plan.solver import solve
 from ppbench.planning.fitting import Candidate, Fit, Layout
 from ppbench.planning.memory import message_bytes, static_bytes
+from ppbench.planning.solver.problem import NoProgramError, Problem
+from ppbench.planning.solver.solver import solve
 from ppbench.planning.space import Shape
 from ppbench.planning.stages import StageTable, durations_of, optimizers_of, steps_ns, transfers_of
 

@@ -42,7 +42,7 @@ from engine.plan.table import Table
 CSV_PREFIX = "csv:"
 """`csv:PATH` is the program in that file."""
 AUTO = "auto"
-"""No schedule of the registry: the program that the solver finds, see `engine.plan.choice`."""
+"""No schedule of the registry: the program that a solver finds for the case's costs."""
 
 
 @dataclass(frozen=True)

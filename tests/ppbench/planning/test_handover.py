@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from engine.plan.lower import lower
-from engine.plan.problem import counted
 from engine.plan.program import Placement, loop_placement, v_placement
 from engine.plan.schedules.registry import build_program, read_csv
 from engine.plan.simulate import Durations
-from engine.plan.solver import solve
 from ppbench.config.case import Case, Measure
 from ppbench.config.programs import program_of
 from ppbench.config.reader import read_sweep
 from ppbench.errors import SweepFileError, UsageError
 from ppbench.planning.handover import case_of, write_handover
 from ppbench.planning.plan import Configuration
+from ppbench.planning.solver.problem import counted
+from ppbench.planning.solver.solver import solve
 
 sys.path.append(str(Path(__file__).parents[2] / "engine" / "plan"))  # torch's schedules, mocked
 from torch_schedules import runtime

@@ -3,12 +3,12 @@
 import pytest
 
 from engine.plan.check import check
-from engine.plan.choice import best_program, placements_of, with_whole_backwards
-from engine.plan.problem import NoProgramError, counted
 from engine.plan.program import loop_placement, v_placement
 from engine.plan.rules import peak_activations
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import Durations, simulate
+from ppbench.planning.solver.choice import best_program, placements_of, with_whole_backwards
+from ppbench.planning.solver.problem import NoProgramError, counted
 
 
 def problems(p, v, m, durations, limit):

@@ -10,14 +10,14 @@ from exact import least_step
 from benchmarks.solver import drawn_problem, steps_of_schedules
 from engine import arrays
 from engine.plan.action import Op
-from engine.plan.bounds import lower_bound
 from engine.plan.check import check
 from engine.plan.lower import lower
 from engine.plan.period import period_ns
-from engine.plan.problem import NoProgramError, Problem, counted
 from engine.plan.program import from_csv, loop_placement, to_csv, v_placement
 from engine.plan.simulate import Durations, TransferModel
-from engine.plan.solver import solve
+from ppbench.planning.solver.bounds import lower_bound
+from ppbench.planning.solver.problem import NoProgramError, Problem, counted
+from ppbench.planning.solver.solver import solve
 
 
 def drawn(seed, most_microbatches):

@@ -11,10 +11,10 @@ import dataclasses
 from collections.abc import Collection, Sequence
 
 from engine.plan.action import Action, Op
-from engine.plan.problem import Problem
 from engine.plan.program import Placement, Program, loop_placement, v_placement
 from engine.plan.schedules.registry import AUTO
-from engine.plan.solver import solve
+from ppbench.planning.solver.problem import Problem
+from ppbench.planning.solver.solver import solve
 
 MOST_EFFORT = 0.3
 """The effort of the solver over all placements takes about a second."""

@@ -2,9 +2,9 @@
 
 Starts are numbers; for two actions of one rank whose order is open, a 0 or 1 says which is first.
 What a rank holds at an F is then a sum of what came before it. Microbatches are in order, as
-`engine.plan.bounds` proves to be enough. Backwards are split, unless a stage's takes less than its
-halves: a 0 or 1 then says whether it is whole, which makes I as long and its W follow at once; and
-such a stage's W need not be in order, for one of them may be part of a whole backward.
+`ppbench.planning.solver.bounds` proves to be enough. Backwards are split, unless a stage's takes
+less than its halves: a 0 or 1 then says whether it is whole, which makes I as long and its W follow
+at once; and such a stage's W need not be in order, for one of them may be part of a whole backward.
 
 Where ranks meet, the step is from the meeting to the last end. Where they do not, the same starts
 in every step, so much later, are a running training if no rank takes longer than that from its
@@ -17,7 +17,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from engine.plan.problem import Problem
+from ppbench.planning.solver.problem import Problem
 
 
 def least_step(problem: Problem, within_ns: int, time_limit_s: float) -> int | None:

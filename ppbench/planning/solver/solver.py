@@ -1,6 +1,6 @@
 """Finds a program for unequal stages under limits of memory: near the best, beside a lower bound.
 
-The best is that with the shortest step, as `engine.plan.problem` says.
+The best is that with the shortest step, as `problem` says.
 
     rules      rows filled in order of time, by several keys and flows        Rows.filled_by
                or in turns of I and F, where ranks have a stage each          Rows.alternating
@@ -8,8 +8,8 @@ The best is that with the shortest step, as `engine.plan.problem` says.
     changes    the best of these, changed around their longest path           search.anneal
     wholes     backwards made whole where that costs nothing                  Rows.with_wholes
 
-Rows are arrays of kinds, which `engine.plan.search` explains. All rows of a problem have the same
-length: a whole backward takes two places. See `engine.plan.bounds` for the bound.
+Rows are arrays of kinds, which `loops` explains. All rows of a problem have the same length: a
+whole backward takes two places. See `bounds` for the bound.
 """
 
 from __future__ import annotations
@@ -25,12 +25,20 @@ from typing import NamedTuple
 
 from engine.arrays import Arrays, filled, run
 from engine.plan import kernels
-from engine.plan.bounds import Chain, lower_bound
-from engine.plan.problem import Problem
 from engine.plan.program import Program
 from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program
-from engine.plan.search import LATE, MOST_STEPS, alternate, anneal, list_schedule, refill, step_of
 from engine.plan.table import Table
+from ppbench.planning.solver.bounds import Chain, lower_bound
+from ppbench.planning.solver.loops import (
+    LATE,
+    MOST_STEPS,
+    alternate,
+    anneal,
+    list_schedule,
+    refill,
+    step_of,
+)
+from ppbench.planning.solver.problem import Problem
 
 VISITS = 1_000_000_000
 """Actions that a search goes through with an effort of 1: a few seconds."""
@@ -106,7 +114,7 @@ class Rows:
         self.width, self.num_stages = problem.num_microbatches, placement.num_stages
         self.num_ranks = placement.world_size
         self.size = 3 * self.width * self.num_stages
-        # The shape, as `engine.plan.search` calls it.
+        # The shape, as `loops` calls it.
         stages = [placement.stages_of(rank) for rank in range(self.num_ranks)]
         first = list(itertools.accumulate(map(len, stages), initial=0))
         way = [*range(self.num_stages), *range(2 * self.num_stages - 1, self.num_stages - 1, -1)]
@@ -224,7 +232,7 @@ class Rows:
         return run(self.visits, step_of, *arguments)
 
     def program_of(self, row: array[int]) -> Program:
-        """The program of some rows, its microbatches numbered; `engine.plan.search` says how."""
+        """The program of some rows, its microbatches numbered; `loops` says how."""
         num_stages, offset, split = self.num_stages, array("q", [0]), self._split_places(row)
         op, stage, microbatch = array("q"), array("q"), array("q")
         for begin, end in itertools.pairwise(self.shape[3]):
@@ -284,7 +292,7 @@ class Rows:
         return arrival
 
     def _turn(self) -> Arrays:
-        """All begin after an optimizer; `engine.plan.search` says what is meant."""
+        """All begin after an optimizer; `loops` says what is meant."""
         return self.after[:], self.after, *(filled(0, len(self.after)) for _ in range(3))
 
     def _play_state(self) -> Arrays:

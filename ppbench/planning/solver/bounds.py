@@ -55,7 +55,7 @@ from collections.abc import Iterator
 from operator import sub
 from typing import NamedTuple
 
-from engine.plan.problem import Problem
+from ppbench.planning.solver.problem import Problem
 
 
 class Job(NamedTuple):

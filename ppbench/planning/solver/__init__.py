@@ -1,0 +1,1 @@
+"""Programs for given costs within limits of memory, and the bound that no program can beat."""
