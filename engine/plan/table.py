@@ -17,10 +17,63 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
-from engine.arrays import Arrays, Maker, listed
+from engine.arrays import Arrays, Maker, filled, listed
 from engine.plan.action import CODES, OPS, Action, Op
+
+
+class Row(NamedTuple):
+    """Actions in order, as arrays; schedules are made of them, thousands of actions at a time."""
+
+    op: array[int]
+    stage: array[int]
+    microbatch: array[int]
+
+    @classmethod
+    def of(cls, actions: Sequence[Action]) -> Row:
+        """The row of some actions."""
+        op = map(CODES.__getitem__, map(itemgetter(1), actions))
+        columns = map(itemgetter(0), actions), map(itemgetter(2), actions)
+        return cls(array("q", op), *(array("q", column) for column in columns))
+
+    @classmethod
+    def alike(cls, op: Op, stage: array[int] | int, microbatch: array[int]) -> Row:
+        """A row of one op, for microbatches in this order; of one stage, or each of its own."""
+        length = len(microbatch)
+        stages = filled(stage, length) if isinstance(stage, int) else stage
+        return cls(filled(CODES[op], length), stages, microbatch)
+
+    def as_op(self, op: Op) -> Row:
+        """The same stages and microbatches with another op."""
+        return Row.alike(op, self.stage, self.microbatch)
+
+    def append(self, further: Row) -> None:
+        """Put further actions at the end."""
+        for own, more in zip(self, further, strict=True):
+            own.extend(more)
+
+
+def woven(*rows: tuple[int, Row]) -> Row:
+    """One row of several, which take turns: each gives an action a turn, from a turn of its own on.
+
+    F from turn -2, I from 0, W from 1:   F0 F1 | F2 I0 | F3 I1 W0 | I2 W1 | I3 W2 | W3
+    """
+    ends = [first + len(row.op) for first, row in rows]
+    turns = sorted({*ends, *(first for first, _ in rows)})
+    whole = Row(*(array("q") for _ in range(3)))
+    for begin, end in itertools.pairwise(turns):  # the same rows take part in each of these turns
+        parts = [
+            (row, slice(begin - first, end - first))
+            for (first, row), last in zip(rows, ends, strict=True)
+            if first <= begin and end <= last
+        ]
+        for column, of_whole in enumerate(whole):
+            mixed = filled(0, len(parts) * (end - begin))
+            for at, (row, part) in enumerate(parts):
+                mixed[at :: len(parts)] = row[column][part]
+            of_whole.extend(mixed)
+    return whole
 
 
 class Table(Sequence[tuple[Action, ...]]):
@@ -33,15 +86,13 @@ class Table(Sequence[tuple[Action, ...]]):
         self.legal_in: object = None  # the placement and microbatches that its facts are proved for
 
     @classmethod
-    def of(cls, rows: Iterable[Sequence[Action]]) -> Table:
-        """The table of some rows of actions."""
-        table = cls(array("q", [0]), array("q"), array("q"), array("q"))
+    def of(cls, rows: Iterable[Sequence[Action] | Row]) -> Table:
+        """The table of some rows of actions, one for each rank."""
+        offset, whole = array("q", [0]), Row.of(())
         for row in rows:
-            table.stage.extend(map(itemgetter(0), row))
-            table.op.extend(map(CODES.__getitem__, map(itemgetter(1), row)))
-            table.microbatch.extend(map(itemgetter(2), row))
-            table.offset.append(len(table.op))
-        return table
+            whole.append(row if isinstance(row, Row) else Row.of(row))
+            offset.append(len(whole.op))
+        return cls(offset, *whole)
 
     @property
     def arrays(self) -> tuple[array[int], ...]:

@@ -19,25 +19,33 @@ Both hold the activations of all m microbatches when the forwards are done.
 
 from __future__ import annotations
 
-from engine.plan.action import Action, Op
+from array import array
+
+from engine.plan.action import Op
 from engine.plan.program import Placement
+from engine.plan.table import Row, woven
 
 
-def afab(placement: Placement, num_microbatches: int) -> list[list[Action]]:
+def afab(placement: Placement, num_microbatches: int) -> list[Row]:
     """Rows of actions by rank: every forward in order, then every backward in order."""
-    microbatches = range(num_microbatches)
+    microbatches = array("q", range(num_microbatches))
     return [
-        [Action(stage, op, m) for op in (Op.F, Op.B) for m in microbatches]
+        woven(
+            (0, Row.alike(Op.F, stage, microbatches)),
+            (num_microbatches, Row.alike(Op.B, stage, microbatches)),
+        )
         for stage in range(placement.num_stages)
     ]
 
 
-def looped_bfs(placement: Placement, num_microbatches: int) -> list[list[Action]]:
+def looped_bfs(placement: Placement, num_microbatches: int) -> list[Row]:
     """Rows by rank: per stage every forward; then per stage, last first, every backward."""
-    microbatches = range(num_microbatches)
+    microbatches = array("q", range(num_microbatches))
     rows = []
     for rank in range(placement.world_size):
-        stages = placement.stages_of(rank)
-        forwards = [Action(stage, Op.F, m) for stage in stages for m in microbatches]
-        rows.append(forwards + [action._replace(op=Op.B) for action in reversed(forwards)])
+        row = Row.of(())
+        for stage in placement.stages_of(rank):
+            row.append(Row.alike(Op.F, stage, microbatches))
+        row.append(Row.alike(Op.B, row.stage[::-1], row.microbatch[::-1]))
+        rows.append(row)
     return rows

@@ -30,14 +30,16 @@ and idles less.
 from __future__ import annotations
 
 import itertools
+from array import array
 
-from engine.plan.action import Action, Op
+from engine.plan.action import Op
 from engine.plan.program import Placement
+from engine.plan.table import Row, woven
 
 PERIOD = 6
 
 
-def v_min(placement: Placement, num_microbatches: int) -> list[list[Action]]:
+def v_min(placement: Placement, num_microbatches: int) -> list[Row]:
     """Rows of actions by rank. No rank holds more than (p + 4) // 3 microbatches' activations."""
     p = placement.world_size
     turn = 2 * p + (2 if p % 3 == 0 else 0)
@@ -45,7 +47,7 @@ def v_min(placement: Placement, num_microbatches: int) -> list[list[Action]]:
     return _repeated(placement, passes, num_microbatches)
 
 
-def v_half(placement: Placement, num_microbatches: int) -> list[list[Action]]:
+def v_half(placement: Placement, num_microbatches: int) -> list[Row]:
     """Rows of actions by rank. No rank holds more than (p + 2) // 2 microbatches' activations."""
     p = placement.world_size
     turn = 3 * p - 1 + (3 if p % 2 == 0 else 0)
@@ -55,41 +57,35 @@ def v_half(placement: Placement, num_microbatches: int) -> list[list[Action]]:
 
 def _repeated(
     placement: Placement, passes: list[tuple[int, int, int, int]], num_microbatches: int
-) -> list[list[Action]]:
+) -> list[Row]:
     """The block of each rank for every microbatch, in order of time."""
+    microbatches = array("q", range(num_microbatches))
     rows = []
     for rank, starts in enumerate(passes):
-        block = _block(placement.stages_of(rank), *starts)
-        timed = [
-            (start + PERIOD * m, action._replace(microbatch=m))
-            for m in range(num_microbatches)
-            for start, action in block
-        ]
-        rows.append([action for _, action in sorted(timed)])
+        block = sorted(_block(placement.stages_of(rank), *starts), key=lambda one: one[0] % PERIOD)
+        rows.append(
+            woven(*((at // PERIOD, Row.alike(op, stage, microbatches)) for at, stage, op in block))
+        )
     return rows
 
 
 def _block(
     stages: tuple[int, ...], down: int, up: int, up_input: int, down_input: int
-) -> list[tuple[int, Action]]:
-    """One microbatch's actions on a rank with their starts, W where it waits least."""
+) -> list[tuple[int, int, Op]]:
+    """The starts of one microbatch's actions on a rank, W where it waits least."""
     first, second = stages
-    block = [
-        (down, Action(first, Op.F, 0)),
-        (up, Action(second, Op.F, 0)),
-        (up_input, Action(second, Op.I, 0)),
-        (down_input, Action(first, Op.I, 0)),
-    ]
-    left = set(range(PERIOD)) - {start % PERIOD for start, _ in block}
-    weights = min(
+    left = set(range(PERIOD)) - {start % PERIOD for start in (down, up, up_input, down_input)}
+    second_weight, first_weight = min(
         (
             (_next(up_input, one), _next(down_input, other))
             for one, other in itertools.permutations(left)
         ),
         key=sum,
     )
-    block += zip(weights, (Action(second, Op.W, 0), Action(first, Op.W, 0)), strict=True)
-    return block
+    return [
+        *((down, first, Op.F), (down_input, first, Op.I), (first_weight, first, Op.W)),
+        *((up, second, Op.F), (up_input, second, Op.I), (second_weight, second, Op.W)),
+    ]
 
 
 def _next(start: int, unit: int) -> int:

@@ -40,54 +40,38 @@ second, and so on. k = m / max(1, m // p), which is p where p divides m. p = 2, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
 
-from engine.plan.action import Action, Op
+from engine.plan.action import Op
 from engine.plan.program import Placement
+from engine.plan.table import Row, woven
 
 
-def one_f_one_b(placement: Placement, num_microbatches: int) -> list[list[Action]]:
+def one_f_one_b(placement: Placement, num_microbatches: int) -> list[Row]:
     """Rows of actions by rank. Rank r never holds more than p - r microbatches' activations."""
-    rows = []
-    for rank in range(placement.world_size):
-        forwards = _in_order(rank, Op.F, num_microbatches)
-        backwards = _in_order(rank, Op.B, num_microbatches)
-        rows.append(_paired(forwards, backwards, placement.world_size - 1 - rank))
-    return rows
+    return _rows(placement, num_microbatches, num_microbatches, 1, is_split=False)
 
 
-def zb_h1(placement: Placement, num_microbatches: int) -> list[list[Action]]:
+def zb_h1(placement: Placement, num_microbatches: int) -> list[Row]:
     """Rows of actions by rank. No rank holds more than p microbatches' activations."""
-    return _zero_bubble(placement, num_microbatches, 1)
+    return _rows(placement, num_microbatches, num_microbatches, 1, is_split=True)
 
 
-def zb_h2(placement: Placement, num_microbatches: int) -> list[list[Action]]:
+def zb_h2(placement: Placement, num_microbatches: int) -> list[Row]:
     """Rows of actions by rank. No rank holds more than 2p - 1 microbatches' activations."""
-    return _zero_bubble(placement, num_microbatches, 2)
+    return _rows(placement, num_microbatches, num_microbatches, 2, is_split=True)
 
 
-def _zero_bubble(
-    placement: Placement, num_microbatches: int, forwards_per_hop: int
-) -> list[list[Action]]:
-    """`forwards_per_hop`: how many more forwards a rank enters with than the next one."""
-    rows = []
-    for rank in range(placement.world_size):
-        num_warmup = forwards_per_hop * (placement.world_size - 1 - rank)
-        forwards = _in_order(rank, Op.F, num_microbatches)
-        backwards = _in_order(rank, Op.I, num_microbatches)
-        rows.append(_put_off_w(_paired(forwards, backwards, num_warmup), forwards_per_hop * rank))
-    return rows
-
-
-def interleaved_1f1b(placement: Placement, num_microbatches: int) -> list[list[Action]]:
+def interleaved_1f1b(placement: Placement, num_microbatches: int) -> list[Row]:
     """Rows of actions by rank; m must be a multiple of the number of rounds, max(1, m // p)."""
-    return _interleaved(placement, num_microbatches, Op.B, 2)
+    in_turn = num_microbatches // num_rounds(placement.world_size, num_microbatches)
+    return _rows(placement, num_microbatches, in_turn, 2, is_split=False)
 
 
-def interleaved_zb(placement: Placement, num_microbatches: int) -> list[list[Action]]:
+def interleaved_zb(placement: Placement, num_microbatches: int) -> list[Row]:
     """Rows of actions by rank; m must be a multiple of the number of rounds, max(1, m // p)."""
-    rows = _interleaved(placement, num_microbatches, Op.I, 1)
-    return [_put_off_w(row, rank) for rank, row in enumerate(rows)]
+    in_turn = num_microbatches // num_rounds(placement.world_size, num_microbatches)
+    return _rows(placement, num_microbatches, in_turn, 1, is_split=True)
 
 
 def num_rounds(world_size: int, num_microbatches: int) -> int:
@@ -95,60 +79,35 @@ def num_rounds(world_size: int, num_microbatches: int) -> int:
     return max(1, num_microbatches // world_size)
 
 
-def _in_order(stage: int, op: Op, num_microbatches: int) -> list[Action]:
-    return [Action(stage, op, m) for m in range(num_microbatches)]
+def _rows(
+    placement: Placement,
+    num_microbatches: int,
+    in_turn: int,
+    forwards_per_hop: int,
+    *,
+    is_split: bool,
+) -> list[Row]:
+    """The rows of the family, with `in_turn` microbatches after another at each stage of a rank.
 
-
-def _interleaved(
-    placement: Placement, num_microbatches: int, backward: Op, forwards_per_hop: int
-) -> list[list[Action]]:
-    """`forwards_per_hop`: as for `_zero_bubble`, beside those that reach a rank's last stage."""
-    last_rank = placement.world_size - 1
+    `forwards_per_hop`: how many more forwards a rank enters with than the next one, beside those
+    that reach its last stage; with `is_split` it is also how many more W the next one puts off.
+    """
+    last_rank, stages_per_rank = placement.world_size - 1, len(placement.stages_of(0))
+    microbatches = array("q")
+    for first in range(0, num_microbatches, in_turn):
+        microbatches += array("q", range(first, first + in_turn)) * stages_per_rank
     rows = []
     for rank in range(placement.world_size):
-        stages = placement.stages_of(rank)
-        forwards, backwards, in_turn = _in_turns(stages, num_microbatches, last_rank + 1, backward)
-        num_warmup = (len(stages) - 1) * in_turn + forwards_per_hop * (last_rank - rank)
-        rows.append(_paired(forwards, backwards, num_warmup))
+        down = array("q")
+        for stage in placement.stages_of(rank):
+            down += array("q", [stage]) * in_turn
+        num_turns = num_microbatches // in_turn
+        forwards = Row.alike(Op.F, down * num_turns, microbatches)
+        backward = Op.I if is_split else Op.B
+        backwards = Row.alike(backward, down[::-1] * num_turns, microbatches)
+        num_warmup = (stages_per_rank - 1) * in_turn + forwards_per_hop * (last_rank - rank)
+        parts = [(-num_warmup, forwards), (0, backwards)]
+        if is_split:
+            parts.append((forwards_per_hop * rank, backwards.as_op(Op.W)))
+        rows.append(woven(*parts))
     return rows
-
-
-def _in_turns(
-    stages: Sequence[int], num_microbatches: int, world_size: int, backward: Op
-) -> tuple[list[Action], list[Action], int]:
-    """A rank's forwards and backwards in order, and how many microbatches take turns at a stage."""
-    in_turn = num_microbatches // num_rounds(world_size, num_microbatches)
-    forwards, backwards = [], []
-    for first in range(0, num_microbatches, in_turn):
-        turn = range(first, first + in_turn)
-        forwards += [Action(stage, Op.F, m) for stage in stages for m in turn]
-        backwards += [Action(stage, backward, m) for stage in reversed(stages) for m in turn]
-    return forwards, backwards, in_turn
-
-
-def _paired(
-    forwards: Sequence[Action], backwards: Sequence[Action], num_warmup: int
-) -> list[Action]:
-    """`num_warmup` forwards, or all; then a forward and a backward in turn; then backwards."""
-    num_warmup = min(num_warmup, len(forwards))
-    num_pairs = len(forwards) - num_warmup
-    row = list(forwards[:num_warmup])
-    for forward, backward in zip(forwards[num_warmup:], backwards[:num_pairs], strict=True):
-        row += (forward, backward)
-    row += backwards[num_pairs:]
-    return row
-
-
-def _put_off_w(row: Sequence[Action], num_put_off: int) -> list[Action]:
-    """After each I but the first `num_put_off`, the oldest W that is due; the others at the end."""
-    inputs = [action for action in row if action.op is Op.I]
-    weights = (action._replace(op=Op.W) for action in inputs)
-    split: list[Action] = []
-    num_inputs = 0
-    for action in row:
-        split.append(action)
-        if action.op is Op.I:
-            num_inputs += 1
-            if num_inputs > num_put_off:
-                split.append(next(weights))
-    return [*split, *weights]

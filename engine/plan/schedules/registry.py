@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from engine.plan.action import Action
 from engine.plan.program import Placement, Program, from_csv, loop_placement, v_placement
 from engine.plan.schedules.breadth_first import afab, looped_bfs
 from engine.plan.schedules.controlled_memory import v_half, v_min
@@ -37,7 +36,7 @@ from engine.plan.schedules.one_f_one_b import (
     zb_h2,
 )
 from engine.plan.schedules.v_shaped import dualpipev, zbv
-from engine.plan.table import Table
+from engine.plan.table import Row, Table
 
 CSV_PREFIX = "csv:"
 """`csv:PATH` is the program in that file."""
@@ -72,7 +71,7 @@ class Schedule:
     """Facts of a schedule besides its rows."""
 
     name: str
-    generate: Callable[[Placement, int], list[list[Action]]]
+    generate: Callable[[Placement, int], list[Row]]
     place: Callable[[int, int], Placement]  # (p, v)
     stages_per_rank: StagesPerRank
     bubble_time: BubbleTime  # idle time of a rank in a step, by the makespan of all ranks
@@ -282,8 +281,8 @@ def build_program(
     schedule = find_schedule(name)
     shape = shape_of(name, world_size, num_microbatches, stages_per_rank)
     placement = schedule.place(world_size, shape.stages_per_rank)
-    rows = schedule.generate(placement, num_microbatches)
-    return Program(schedule.name, placement, num_microbatches, Table.of(rows))
+    table = Table.of(schedule.generate(placement, num_microbatches))
+    return Program(schedule.name, placement, num_microbatches, table)
 
 
 def _program_of_file(

@@ -17,115 +17,93 @@ by side in its main part, where they may overlap; here they run in order.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+import itertools
+from array import array
+from collections import Counter
 
-from engine.plan.action import Action, Op
+from engine.plan.action import Op
 from engine.plan.program import Placement
+from engine.plan.table import Row, woven
 
 DOWN, UP = 0, 1
 """Which of a rank's two stages."""
 
 
-class _Row:
-    """A rank's row as it grows: each op of each stage takes the next microbatch."""
+class _Growing:
+    """A rank's row as it grows: each op of each stage takes the next microbatches."""
 
     def __init__(self, stages: tuple[int, ...]) -> None:
-        self.actions: list[Action] = []
+        self.row = Row.of(())
         self._stages = stages
-        self._next: dict[tuple[int, Op], int] = defaultdict(int)
-        self._due: deque[Action] = deque()  # the W whose I is done, oldest first
+        self._next = Counter[tuple[int, Op]]()
 
-    def add(self, way: int, *ops: Op) -> None:
-        for op in ops:
-            counted = Op.I if op is Op.B else op  # a B is an I whose W is not put off
-            action = Action(self._stages[way], op, self._count(way, counted))
-            self.actions.append(action)
-            if op is Op.I:
-                self._due.append(action._replace(op=Op.W))
+    def add(self, times: int, *actions: tuple[int, Op]) -> None:
+        """So many times these actions, in turn."""
+        self.row.append(woven(*((0, self.take(times, *action)) for action in actions)))
+
+    def take(self, times: int, way: int, op: Op) -> Row:
+        """An op of a stage for its next microbatches."""
+        counted = Op.I if op is Op.B else op  # a B is an I whose W is not put off
+        first = self._next[way, counted]
+        self._next[way, counted] += times
+        return Row.alike(op, self._stages[way], array("q", range(first, first + times)))
 
     def count(self, way: int, op: Op) -> int:
         return self._next[way, op]
 
-    def add_oldest_due(self) -> None:
-        """The W that has waited longest, if there is one."""
-        if self._due:
-            self.actions.append(self._due.popleft())
 
-    def _count(self, way: int, op: Op) -> int:
-        self._next[way, op] += 1
-        return self._next[way, op] - 1
-
-
-def zbv(placement: Placement, num_microbatches: int) -> list[list[Action]]:
+def zbv(placement: Placement, num_microbatches: int) -> list[Row]:
     """Rows of actions by rank. No rank holds more than p microbatches' activations."""
-    rows = []
-    for rank in range(placement.world_size):
-        filled = max(2 * placement.world_size - 1, num_microbatches)
-        row = _zbv_row(rank, placement, filled)
-        rows.append([action for action in row if action.microbatch < num_microbatches])
-    return rows
+    filled = max(2 * placement.world_size - 1, num_microbatches)
+    rows = [_zbv_row(rank, placement, filled) for rank in range(placement.world_size)]
+    if filled == num_microbatches:
+        return rows
+    kept = [[microbatch < num_microbatches for microbatch in row.microbatch] for row in rows]
+    return [
+        Row(*(array("q", itertools.compress(column, keep)) for column in row))
+        for row, keep in zip(rows, kept, strict=True)
+    ]
 
 
-def _zbv_row(rank: int, placement: Placement, num_microbatches: int) -> list[Action]:
-    row, hops = _Row(placement.stages_of(rank)), placement.world_size - rank
-    for _ in range(2 * hops - 1):
-        row.add(DOWN, Op.F)
-    for _ in range(rank):
-        row.add(UP, Op.F)
-        row.add(DOWN, Op.F)
-    for _ in range(hops):
-        row.add(UP, Op.F, Op.I, Op.W)
-    while row.count(UP, Op.F) < num_microbatches:
-        if row.count(DOWN, Op.F) < num_microbatches:
-            row.add(DOWN, Op.F)
-        row.add(DOWN, Op.I, Op.W)
-        row.add(UP, Op.F, Op.I, Op.W)
-    for _ in range(rank):
-        row.add(DOWN, Op.I)
-        row.add(UP, Op.I)
-    for _ in range(hops):
-        row.add(DOWN, Op.I, Op.W)
+def _zbv_row(rank: int, placement: Placement, num_microbatches: int) -> Row:
+    row, hops = _Growing(placement.stages_of(rank)), placement.world_size - rank
+    up = (UP, Op.F), (UP, Op.I), (UP, Op.W)
+    down = (DOWN, Op.I), (DOWN, Op.W)
+    row.add(2 * hops - 1, (DOWN, Op.F))
+    row.add(rank, (UP, Op.F), (DOWN, Op.F))
+    row.add(hops, *up)
+    row.add(num_microbatches - row.count(DOWN, Op.F), (DOWN, Op.F), *down, *up)
+    row.add(num_microbatches - row.count(UP, Op.F), *down, *up)
+    row.add(rank, (DOWN, Op.I), (UP, Op.I))
+    row.add(hops, *down)
     for way in (UP, DOWN):
-        while row.count(way, Op.W) < num_microbatches:
-            row.add(way, Op.W)
-    return row.actions
+        row.add(num_microbatches - row.count(way, Op.W), (way, Op.W))
+    return row.row
 
 
-def dualpipev(placement: Placement, num_microbatches: int) -> list[list[Action]]:
+def dualpipev(placement: Placement, num_microbatches: int) -> list[Row]:
     """Rows of actions by rank; needs m >= 2p."""
     return [
         _dualpipev_row(rank, placement, num_microbatches) for rank in range(placement.world_size)
     ]
 
 
-def _dualpipev_row(rank: int, placement: Placement, num_microbatches: int) -> list[Action]:
-    row, hops = _Row(placement.stages_of(rank)), placement.world_size - rank - 1
-    for _ in range(2 * hops):
-        row.add(DOWN, Op.F)
-    for _ in range(rank + 1):
-        row.add(DOWN, Op.F)
-        row.add(UP, Op.F)
-    for _ in range(hops):
-        row.add(UP, Op.I)
-        row.add_oldest_due()
-        row.add(UP, Op.F)
-    for _ in range(num_microbatches - 2 * placement.world_size + rank + 1):
-        row.add(DOWN, Op.F)
-        row.add(UP, Op.B, Op.F)
-        row.add(DOWN, Op.B)
-    for _ in range(hops):
-        row.add(UP, Op.B, Op.F)
-        row.add(DOWN, Op.B)
-    _drain_dualpipev(row, rank, hops)
-    return row.actions
-
-
-def _drain_dualpipev(row: _Row, rank: int, hops: int) -> None:
-    """The last backwards; from the middle of them on, W is put off to where the rank would wait."""
-    for backward in range(2 * (rank + 1)):
-        row.add(UP if backward % 2 == 0 else DOWN, Op.B if backward <= rank else Op.I)
-    for _ in range(hops):
-        row.add_oldest_due()
-        row.add(DOWN, Op.I)
-    for _ in range(rank + 1):
-        row.add_oldest_due()
+def _dualpipev_row(rank: int, placement: Placement, num_microbatches: int) -> Row:
+    row, hops = _Growing(placement.stages_of(rank)), placement.world_size - rank - 1
+    backwards = (UP, Op.B), (UP, Op.F), (DOWN, Op.B)
+    row.add(2 * hops, (DOWN, Op.F))
+    row.add(rank + 1, (DOWN, Op.F), (UP, Op.F))
+    row.add(hops, (UP, Op.I), (UP, Op.W), (UP, Op.F))
+    row.add(num_microbatches - 2 * placement.world_size + rank + 1, (DOWN, Op.F), *backwards)
+    row.add(hops, *backwards)
+    # The last backwards; from the middle of them on, W is put off to where the rank would wait.
+    pairs, is_odd = divmod(rank + 1, 2)
+    row.add(pairs, (UP, Op.B), (DOWN, Op.B))
+    row.add(is_odd, (UP, Op.B))
+    split = row.take(is_odd, DOWN, Op.I)
+    split.append(woven((0, row.take(pairs, UP, Op.I)), (0, row.take(pairs, DOWN, Op.I))))
+    row.row.append(split)
+    last = row.take(hops, DOWN, Op.I)
+    split.append(last)
+    row.row.append(woven((0, split.as_op(Op.W)), (0, last)))
+    return row.row
