@@ -20,6 +20,8 @@ F, B, I, W, SEND_F, RECV_F, SEND_B, RECV_B, OPT, UNSHARD, RESHARD, REDUCE_GRAD, 
 not when another one does."""
 NUM_OPS = NORM + 1
 NONE = -1
+MADE = -2
+"""When a message is there that is made and has not moved yet."""
 
 
 # what a program consists of
@@ -197,7 +199,7 @@ def walk(
     `table`: offset, op, stage, column and `awaits`, the collective of the row that an action waits
     for. `took` is by replica and action; a message's at its SEND. `walkers`: where each stands in
     its row, in which step, since when it is free, what it did last, what it is blocked on, and the
-    stack of those to go on. `links`: when each was made, when it is there, and what brought it.
+    stack of those to go on. `links`: when each is there, NONE before or MADE, and what brought it.
     `queue`: the first and last transfer of each line, what is behind each, and lines to look at.
     `channel`: when each channel and lane is free, and who has come to a meeting.
     `times`: when each action starts and ends, and when what it lets move begins to move; NONE
@@ -208,7 +210,7 @@ def walk(
     needed, made, _, edge, user = kinds
     num_steps, replicas, width, num_stages = shape
     position, step, now, latest, blocked, stack, ends = walkers
-    made_ns, there_ns, brought = links
+    there_ns, brought = links
     free_ns, last_moved, lane_ns, num_come, come_ns = channel
     start, end, moves = times
     cause, moved_by = why
@@ -244,13 +246,14 @@ def walk(
             if code <= W:
                 kind = code * num_stages + stage[at]
                 link = link_base + column[at] + needed[kind]
-                arrived = made_ns[link] if code == W else there_ns[link]
-                if arrived < 0:
+                arrived = there_ns[link]
+                if arrived < 0 and (code != W or arrived == NONE):
                     blocked[walker] = link
                     break
                 if arrived > began and code != W:
                     began = arrived
-                    reason = brought[link] if has_why else reason
+                    if has_why:
+                        reason = brought[link]
                 start[own] = began
                 end[own] = free = began + took[first_took + at]
                 before = own
@@ -258,15 +261,16 @@ def walk(
                     cause[own] = reason
                 if code != W:
                     link, here = link_base + column[at] + made[kind], edge[kind]
-                    made_ns[link] = free
                     if here < 0:
                         there_ns[link] = free
                         if has_why:
                             brought[link] = own
-                    elif not is_explicit:
+                    elif is_explicit:
+                        if there_ns[link] == NONE:
+                            there_ns[link] = MADE
+                    else:
                         here += replica * num_links
-                        moved = free
-                        moved = max(moved, free_ns[here])
+                        moved = max(free, free_ns[here])
                         if has_why:
                             late = moved > free and last_moved[here] >= 0
                             moved_by[own] = NONE - 1 - last_moved[here] if late else own

@@ -209,7 +209,7 @@ def walk_all(
             (steps, replicas, width, program.num_stages),
             *moving,
             walkers,
-            (never(len(there)), there, never(len(there) if has_why else 0)),
+            (there, never(len(there) if has_why else 0)),
             (
                 *(never(num_lines * replicas), never(num_lines * replicas)),
                 *(never(spans if lines[0] else 0), never(2 * num_lines * replicas)),
