@@ -152,6 +152,7 @@ def draw(
 
     from engine.plan.drawing import draw as draw_order
     from engine.plan.schedules.registry import CSV_PREFIX, SCHEDULES, read_csv
+    from ppbench.display import predictions
     from ppbench.prediction import Prediction, ProgramRequest, predict, program_of, read_costs
     from ppbench.prediction.replicas import JoinedPrediction, predict_joined, read_replication
     from ppbench.report.timeline import terminal
@@ -172,19 +173,19 @@ def draw(
         from ppbench.report.pages.timeline import write_plan
 
         figures, schedule = prediction.figures(), SCHEDULES.get(program.schedule)
-        peaks = terminal.peaks_text(prediction.peaks)
+        peaks = predictions.peaks_text(prediction.peaks)
         write_plan(
             html,
             prediction.frame,
             title=f"{program.schedule}, planned",
-            subtitle=f"planned by simulation, not measured · {terminal.shape_text(prediction)}",
+            subtitle=f"planned by simulation, not measured · {predictions.shape_text(prediction)}",
             facts=[
-                ("makespan", f"{terminal.amount(prediction.makespan_s)} s"),
+                ("makespan", f"{predictions.amount(prediction.makespan_s)} s"),
                 *((key, f"{figures[key]:.4f}") for key in figures if key.startswith("bubble")),
                 ("peak activations by rank", f"{peaks} (microbatches of a rank's share)"),
-                ("costs, in s", terminal.costs_text(prediction.costs)),
+                ("costs, in s", predictions.costs_text(prediction.costs)),
                 *(
-                    terminal.replicas_facts(prediction)
+                    predictions.replicas_facts(prediction)
                     if isinstance(prediction, JoinedPrediction)
                     else []
                 ),
@@ -224,6 +225,7 @@ def check(
     from engine.plan.collectives import POLICIES
     from engine.plan.rules import ProgramError
     from engine.plan.schedules.registry import CSV_PREFIX, known_names
+    from ppbench.display.predictions import peaks_text
     from ppbench.prediction import (
         UNIT_COSTS,
         ProgramRequest,
@@ -234,7 +236,6 @@ def check(
         with_transfers,
     )
     from ppbench.prediction.replicas import collectives_of_file
-    from ppbench.report.timeline.terminal import peaks_text
 
     if max_held is not None and max_held < 1:
         raise UsageError(f"--max-held: must be at least 1, got {max_held}")

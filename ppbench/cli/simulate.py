@@ -120,7 +120,7 @@ def simulate(
         everything = _as_dict(prediction, has_held=held)
         print(_as_json(everything) if how is Format.json else facts(everything, how))
         return
-    from ppbench.report.timeline.terminal import amount, costs_text, peaks_text, replicas_facts
+    from ppbench.display.predictions import amount, costs_text, peaks_text, replicas_facts
 
     moved, figures = prediction.transfers, prediction.figures()
     overlapping = "beside compute" if moved.overlaps else "compute waits"

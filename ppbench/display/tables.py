@@ -283,12 +283,12 @@ def facts(values: Mapping[str, object], how: Format) -> str:
     """Render facts by their names, one per line; in a table, long values take several."""
     if how is Format.json:
         return json.dumps(values, indent=2, allow_nan=False)
-    import pandas as pd
-
     texts = {
         key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()
     }
     if how is not Format.table:
+        import pandas as pd
+
         frame = pd.DataFrame({"key": list(texts), "value": list(texts.values())})
         return render(frame, how, ["key", "value"])
     widest = max((len(key) for key in texts), default=0)

@@ -20,9 +20,7 @@ from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
-
-import pandas as pd
+from typing import TYPE_CHECKING, NamedTuple
 
 from engine.plan.action import COMPUTE_OPS
 from engine.plan.check import check
@@ -47,6 +45,9 @@ from engine.plan.simulate import simulate as simulate_program
 from engine.plan.spans import COLUMNS
 from ppbench.console import note
 from ppbench.errors import UsageError, nearest
+
+if TYPE_CHECKING:  # it takes as long as a small program's prediction
+    import pandas as pd
 
 NS_PER_S = 10**9
 LEAST_COST, MOST_COST = Decimal("1e-15"), Decimal("1e15")
@@ -161,6 +162,8 @@ class Prediction(PredictedStep):
     @property
     def frame(self) -> pd.DataFrame:
         """A row per action with its rank, start and end, in ns: the columns of measured spans."""
+        import pandas as pd
+
         spans = pd.DataFrame(self.simulation.spans(), columns=list(COLUMNS))
         for column in ("start_ns", "end_ns"):
             spans[column] = [ticks * NS_PER_S / self.ticks_per_s for ticks in spans[column]]
@@ -310,7 +313,7 @@ class ProgramRequest(NamedTuple):
 def program_of(
     request: ProgramRequest, most_drawn: int | None = None, *, is_replicated: bool = False
 ) -> Program:
-    """The program of a request, checked against all rules; `mine.csv` is `csv:mine.csv`.
+    """The program of a request; `mine.csv` is `csv:mine.csv`, and checked against all rules.
 
     `is_replicated` keeps the collectives that a file has. Raises UsageError, also for more
     computations than can be drawn.
@@ -359,9 +362,10 @@ def program_of(
                     f"{most_drawn:,}; use fewer ranks, stages or microbatches, or ask for figures "
                     "alone: ppbench simulate"
                 )
-            check(program)
-            if program.has_transfers:
-                lower(program)
+            if request.schedule.startswith(CSV_PREFIX):
+                check(program)
+                if program.has_transfers:
+                    lower(program)
     except UnknownScheduleError:
         hint = nearest(request.schedule, known_names())
         raise UsageError(f'unknown schedule "{request.schedule}"{hint}') from None

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from engine.plan.action import COLLECTIVE_OPS, JOINING_OPS
 from engine.plan.collective_rules import check_collectives
@@ -47,6 +46,9 @@ from ppbench.prediction import (
     read_quantity,
     share_of_stage,
 )
+
+if TYPE_CHECKING:  # it takes as long as a small program's prediction
+    import pandas as pd
 
 MOST_REPLICAS = 1024
 _TIMES = {"gather": "seconds", "reduce": "seconds"}
@@ -86,6 +88,8 @@ class JoinedPrediction(PredictedStep):
     @property
     def frame(self) -> pd.DataFrame:
         """A row per action and replica, in ns: the columns of measured spans."""
+        import pandas as pd
+
         rows = self.simulation.spans(self.transfers.message_bytes)
         spans = pd.DataFrame(rows, columns=list(COLUMNS))
         for column in ("start_ns", "end_ns"):

@@ -41,12 +41,12 @@ from rich.text import Text
 
 from engine.plan.action import JOINING_OPS, Action, Op
 from engine.plan.drawing import label_of
-from engine.plan.schedules.formulae import Times
 from ppbench.analysis.waits import Cause
 from ppbench.display.colors import OP_COLORS, OP_WORDS, ink_on, tinted
-from ppbench.display.units import NS_PER_MS, counted, round_step
+from ppbench.display.predictions import amount, peaks_text, replicas_facts, shape_text
+from ppbench.display.units import NS_PER_MS, round_step
 from ppbench.prediction import Prediction
-from ppbench.prediction.replicas import JoinedPrediction, sharding_text
+from ppbench.prediction.replicas import JoinedPrediction
 from ppbench.report.timeline.marks import (
     CAUSE_WORDS,
     OPEN_WORDS,
@@ -57,7 +57,6 @@ from ppbench.report.timeline.timelines import planned_step
 
 MOST_CELLS = 8  # width of an action in cells, however short the others are
 LIGHTEST = 0.62
-MOST_LISTED = 16
 _PIPED_WIDTH = 120  # of a measured step in a file or a pipe
 _UNBOUNDED = 10**9  # a planned program in a file or a pipe is not cut
 _LEAST_WIDTH = 8
@@ -163,19 +162,6 @@ def draw_joined(prediction: JoinedPrediction, console: Console) -> str:
     )
 
 
-def replicas_facts(prediction: JoinedPrediction) -> list[tuple[str, str]]:
-    """What replicas share, what their collectives take, and what both cost the step."""
-    replication = prediction.replication
-    gather, reduce = amount(replication.gather_s), amount(replication.reduce_s)
-    return [
-        ("replicas", f"{replication.replicas}, sharding {sharding_text(replication.policy)}"),
-        ("replica factors", ", ".join(map(amount, replication.factors))),
-        ("collectives", f"gather {gather} s, reduce {reduce} s"),
-        ("exposed collective", f"{amount(prediction.collective_s)} s"),
-        ("replica skew", f"{amount(prediction.skew_s)} s"),
-    ]
-
-
 def _has_colors(console: Console) -> bool:
     return console.color_system is not None and not console.no_color
 
@@ -248,33 +234,6 @@ def _sliced(
         _text_of((sign, styles[kind]) for sign, kind in zip(row, rank, strict=True))
         for row, rank in zip(rows, mostly, strict=True)
     ]
-
-
-def shape_text(prediction: Prediction | JoinedPrediction) -> str:
-    """Format the shape and the costs: `4 ranks, 8 microbatches, F=1 I=1 W=1`."""
-    program = prediction.program
-    counts = [counted(program.world_size, "rank")]
-    if program.num_stages > program.world_size:
-        counts.append(counted(program.num_stages, "stage"))
-    counts.append(counted(program.num_microbatches, "microbatch"))
-    return ", ".join([*counts, costs_text(prediction.costs)])
-
-
-def costs_text(costs: Times) -> str:
-    return f"F={amount(costs.f)} I={amount(costs.i)} W={amount(costs.w)}"
-
-
-def amount(value: Fraction) -> str:
-    """Format a number with up to six significant digits."""
-    return f"{float(value):.6g}"
-
-
-def peaks_text(of_ranks: Iterable[Fraction]) -> str:
-    """Format the peaks by rank, `4, 3, 2, 1`, in words if many are equal."""
-    peaks = list(map(amount, of_ranks))
-    if len(peaks) > MOST_LISTED and len(set(peaks)) == 1:
-        return f"{peaks[0]} on each of {len(peaks)}"
-    return ", ".join(peaks)
 
 
 class _Grid:

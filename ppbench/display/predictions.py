@@ -1,0 +1,53 @@
+"""A predicted step in words: its shape, costs, peaks and replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+
+from engine.plan.schedules.formulae import Times
+from ppbench.display.units import counted
+from ppbench.prediction import Prediction
+from ppbench.prediction.replicas import JoinedPrediction, sharding_text
+
+MOST_LISTED = 16
+
+
+def shape_text(prediction: Prediction | JoinedPrediction) -> str:
+    """Format the shape and the costs: `4 ranks, 8 microbatches, F=1 I=1 W=1`."""
+    program = prediction.program
+    counts = [counted(program.world_size, "rank")]
+    if program.num_stages > program.world_size:
+        counts.append(counted(program.num_stages, "stage"))
+    counts.append(counted(program.num_microbatches, "microbatch"))
+    return ", ".join([*counts, costs_text(prediction.costs)])
+
+
+def costs_text(costs: Times) -> str:
+    return f"F={amount(costs.f)} I={amount(costs.i)} W={amount(costs.w)}"
+
+
+def amount(value: Fraction) -> str:
+    """Format a number with up to six significant digits."""
+    return f"{float(value):.6g}"
+
+
+def peaks_text(of_ranks: Iterable[Fraction]) -> str:
+    """Format the peaks by rank, `4, 3, 2, 1`, in words if many are equal."""
+    peaks = list(map(amount, of_ranks))
+    if len(peaks) > MOST_LISTED and len(set(peaks)) == 1:
+        return f"{peaks[0]} on each of {len(peaks)}"
+    return ", ".join(peaks)
+
+
+def replicas_facts(prediction: JoinedPrediction) -> list[tuple[str, str]]:
+    """What replicas share, what their collectives take, and what both cost the step."""
+    replication = prediction.replication
+    gather, reduce = amount(replication.gather_s), amount(replication.reduce_s)
+    return [
+        ("replicas", f"{replication.replicas}, sharding {sharding_text(replication.policy)}"),
+        ("replica factors", ", ".join(map(amount, replication.factors))),
+        ("collectives", f"gather {gather} s, reduce {reduce} s"),
+        ("exposed collective", f"{amount(prediction.collective_s)} s"),
+        ("replica skew", f"{amount(prediction.skew_s)} s"),
+    ]
