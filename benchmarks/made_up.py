@@ -11,6 +11,7 @@ import pandas as pd
 
 from engine.plan.action import Op
 from engine.plan.spans import Lane, Span
+from ppbench.analysis.running import Following
 from ppbench.config.case import Case, Measure
 from ppbench.store import SCHEMA_VERSION
 
@@ -58,6 +59,7 @@ def rows(num_runs: int, seed: int = 0) -> Iterator[dict[str, object]]:
             "peak_memory_bytes": rng.randrange(2**28, 2**30),
             "num_parameters": 8_000_000,
             "num_stages": every[case].world_size,
+            "following": Following((0,) * every[case].world_size, meets=False).as_json(),
             "op_costs_ns": json.dumps({"F": [rng.random() * 1e7 for _ in range(8)]}),
             "cautions": rng.choice(["", "few_steps", "noisy_steps,few_steps"]),
             "program": program,

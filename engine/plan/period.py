@@ -57,7 +57,7 @@ def periods(steps: Iterable[Step], moving: Moving = FREE) -> list[Fraction]:
     for at, step in enumerate(steps):
         key = id(step.program), step.meets
         if key not in ended:
-            ended[key] = _with_end(step.program, meets=step.meets)
+            ended[key] = with_end(step.program, meets=step.meets)
         given.append((ended[key], [_with_last(step, took) for took in step.took_ns]))
         (meeting if step.meets else free).append(at)
     for at, walked in _walked(given, meeting, moving, 2):
@@ -77,7 +77,7 @@ def periods(steps: Iterable[Step], moving: Moving = FREE) -> list[Fraction]:
     return [found[at] for at in range(len(given))]
 
 
-def _with_end(program: Program, *, meets: bool) -> Program:
+def with_end(program: Program, *, meets: bool) -> Program:
     """The program with the optimizer of each rank, and before it the meeting if there is one."""
     norm, opt = (Action(NO_INDEX, op, NO_INDEX) for op in (Op.NORM, Op.OPT))
     tails = [

@@ -56,13 +56,7 @@ class Replay:
     @cached_property
     def compute_ns(self) -> list[list[int]]:
         """Time in computation, by replica and rank."""
-        table = self.program.table
-        is_compute = [code <= kernels.W for code in table.op]
-        rows = [slice(*ends) for ends in itertools.pairwise(table.offset)]
-        return [
-            [sum(itertools.compress(took[row], is_compute[row])) for row in rows]
-            for took in self.took_ns
-        ]
+        return computing_ns(self.program, self.took_ns)
 
     def idle_ns(self) -> list[list[int]]:
         """Return the part of the makespan without computation, by replica and rank."""
@@ -123,6 +117,16 @@ class Replay:
                         Span(0, rank, Lane.COLLECTIVE, stage, op, NO_INDEX, start, end, 0, replica)
                     )
             yield from joined
+
+
+def computing_ns(program: Program, took_ns: Sequence[Ints]) -> list[list[int]]:
+    """Nanoseconds in computation, by replica and rank, of the times of each action by replica."""
+    table = program.table
+    is_compute = [code <= kernels.W for code in table.op]
+    rows = [slice(*ends) for ends in itertools.pairwise(table.offset)]
+    return [
+        [sum(itertools.compress(took[row], is_compute[row])) for row in rows] for took in took_ns
+    ]
 
 
 def replay(lowered: Program, took_ns: Sequence[Ints]) -> Replay:

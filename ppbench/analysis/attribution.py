@@ -1,16 +1,19 @@
 """Attributes every idle nanosecond to a cause, and finds what each computation waited for.
 
 The idle time of a step is that of all ranks: their windows (`ppbench.analysis.metrics`) less
-computations and optimizer. It is split by replaying the program with ever more of the run's own
-times, and taking the differences:
+computations and optimizer. It is split by walking over steps in a row with ever more of the run's
+own times, and taking the differences:
 
     1  equal stages, free transfers               idle: the schedule itself
     2  the stages' mean costs                     more: stage imbalance
     3  the channels' mean transfers               more: exposed transfer
     4  every action's and message's own time      more: jitter
-    5  the step as it was measured                more: launch gaps, the host between actions
-    6  the step of the running training           more: between steps, host time from one to the
-                                                  next, less where neighbouring steps overlap
+    5  the host's time from a step to the next    more: between steps
+    6  the step as it was measured                more: launch gaps, the host between actions
+
+A step in a row begins on each rank when that is done with the one before; ranks meet in between
+where the training lets them. A step after a pause is walked over alone, if the next could overlap
+it: 5 is then what its windows have more than its makespan, and comes last.
 
 Replicas that train together are replayed together, joined at their collectives. Up to 3 all are
 alike and the collectives take no time; before 4 come
@@ -19,8 +22,8 @@ alike and the collectives take no time; before 4 come
     3b  each replica's own mean times             more: replica skew
 
 So the parts add up to the measured bubble to the nanosecond, for each rank, replica and step;
-whatever the model leaves out is in the last part. A part can be negative: a rank with more than its
-share of work idles less than the schedule alone implies.
+whatever the model leaves out is in the launch gaps. A part can be negative: a rank with more than
+its share of work idles less than the schedule alone implies.
 
 The same idle time is split by phase: warm-up until the rank's first backward begins, cool-down from
 its last forward's end (or from that first backward, if it is later), steady state in between.
@@ -35,10 +38,12 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
+from engine.arrays import Ints
 from engine.plan.action import Op
-from engine.plan.program import Program
+from engine.plan.program import Program, steps_can_overlap
 from engine.plan.replay import Replay, replay_all
 from engine.plan.walk import of_kinds
 from ppbench.analysis.collectives import collectives
@@ -47,6 +52,14 @@ from ppbench.analysis.job_times import times_in
 from ppbench.analysis.metrics import compute_spans, step_starts
 from ppbench.analysis.metrics import num_replicas as count_replicas
 from ppbench.analysis.replicas import ReplicaCosts, own_as_json, replica_costs
+from ppbench.analysis.running import (
+    Following,
+    Idle,
+    by_step_and_rank,
+    measured_following,
+    optimizers_of,
+    steps_of,
+)
 from ppbench.analysis.transfers import messages
 
 PARTS = (
@@ -72,7 +85,11 @@ class Attribution:
 
     rows: pd.DataFrame
     costs: Costs
-    modelled: Replay  # with mean costs, transfers and collectives
+    modelled: Replay  # of one step alone, with mean costs, transfers and collectives
+    modelled_step_ns: int  # of steps in a row, if those of the run are as in a row
+    modelled_idle: Idle
+    following: Following
+    in_a_row: frozenset[int]  # the steps that are so modelled
     messages: pd.DataFrame  # see `ppbench.analysis.transfers.messages`
     collectives: pd.DataFrame  # see `ppbench.analysis.collectives.collectives`
     replicas: ReplicaCosts | None = None
@@ -89,8 +106,10 @@ def attribute(
     lowered: Program,
     of_ranks: pd.DataFrame,
     moved: pd.DataFrame | None = None,
+    *,
+    meets: bool = False,
 ) -> Attribution:
-    """Split the idle time of the measured steps.
+    """Split the idle time of the measured steps, between which ranks meet or do not.
 
     `spans` has the columns of `engine.plan.spans.Span` for whole steps of `lowered`, the program
     with its transfers; `of_ranks` has the windows of the steps to split (`metrics.windows`).
@@ -111,45 +130,89 @@ def attribute(
         chain += [replicas.alike().times(lowered), replicas.times(lowered)]
     job = times_in(spans, lowered, num_replicas)[0]
     places = {int(step): place for place, step in enumerate(sorted(spans["step"].unique()))}
-    steps = of_ranks.index.unique("step")
-    own = [[array("q", ns.tobytes()) for ns in job.ns[places[int(str(step))]]] for step in steps]
-    replays = list(replay_all(lowered, [*chain, *own]))
-    idle_ns = [each.idle_ns() for each in replays]
+    steps = [int(str(step)) for step in of_ranks.index.unique("step")]
+    follows = of_ranks["follows"].groupby("step").all()
+    # A step that no other can overlap is as long alone as in a row.
+    is_alike = not steps_can_overlap(lowered)
+    in_a_row = {step for step in steps if is_alike or follows[step]}
+    some = spans[spans["step"].isin(in_a_row)] if in_a_row else spans
+    following = measured_following(some, lowered.world_size, meets=meets)
+    # The steps of the chain as they are modelled alone and in a row, then each step's own.
+    in_rows = [following.balanced(), *[following] * (len(chain) - 1)]
+    asked: list[tuple[Sequence[Ints], Following | None]] = [(took, None) for took in chain]
+    asked += zip(chain, in_rows, strict=True)
     by_worker = dict(iter(compute_spans(spans).groupby(["step", "replica", "rank"])))
+    own_window = of_ranks.to_dict("index")
+    late_ns, ranks = _begun_late(spans, of_ranks[of_ranks["follows"]]), range(lowered.world_size)
+    optimizers = optimizers_of(spans)
+    for step in steps:
+        own = [array("q", ns.tobytes()) for ns in job.ns[places[step]]]
+        if step not in in_a_row:
+            asked += [(own, None)] * 2
+            continue
+        lasts = [optimizers.get((step, rank), 0) for rank in ranks]
+        until = [last + late_ns.get((step, rank), 0) for rank, last in enumerate(lasts)]
+        asked += [(own, Following(tuple(each), meets)) for each in (lasts, until)]
+    modelled = steps_of(lowered, asked)
+    alone, running = modelled[: len(chain)], modelled[len(chain) : 2 * len(chain)]
+    exact = iter(modelled[2 * len(chain) :])
     program = spans[spans["op"] != Op.OPT.value]
     makespans = program.groupby("step")["end_ns"].max() - step_starts(spans)
-    own_window = of_ranks.to_dict("index")
     rows: list[dict[str, int]] = []
-    exact_ns = idle_ns[len(chain) :]
-    for step, own_idle_ns in zip(steps, exact_ns, strict=True):
-        number = int(step)
-        for replica, of_replica in enumerate(zip(*idle_ns[: len(chain)], own_idle_ns, strict=True)):
-            for rank, replayed in enumerate(zip(*of_replica, strict=True)):
-                computed = by_worker.get((number, replica, rank), spans.iloc[:0])
-                window = own_window[number, replica, rank]
-                rank_idle_ns = window["end_ns"] - window["begin_ns"] - window["busy_ns"]
-                alone_ns = int(makespans[number]) - _total(computed)
-                ends = itertools.pairwise([0, *replayed, alone_ns, rank_idle_ns])
-                of_parts = (later - earlier for earlier, later in ends)
-                # Before the rank's first backward, in between, and after its last forward.
-                phases = rank_idle_ns, 0, 0
-                is_forward = computed["op"] == Op.F.value
-                forwards, backwards = computed[is_forward], computed[~is_forward]
-                if len(forwards) and len(backwards):
-                    first_backward = int(backwards["start_ns"].min())
-                    last_forward = max(first_backward, int(forwards["end_ns"].max()))
-                    before = _total(computed[computed["start_ns"] < first_backward])
-                    after = _total(computed[computed["start_ns"] >= last_forward])
-                    optimizer_ns = window["busy_ns"] - _total(computed)
-                    warmup = first_backward - window["begin_ns"] - before
-                    cooldown = window["end_ns"] - last_forward - after - optimizer_ns
-                    phases = warmup, rank_idle_ns - warmup - cooldown, cooldown
-                named = dict(zip((*parts, *PHASES), (*of_parts, *phases), strict=True))
-                place = {"step": number, "rank": rank, "replica": replica}
-                rows.append({**place, "idle_ns": rank_idle_ns, **named})
+    for step, (_, own_idle), (_, idle_with_host) in zip(steps, exact, exact, strict=True):
+        levels = [idle for _, idle in (running if step in in_a_row else alone)]
+        for replica, rank in itertools.product(range(num_replicas), range(lowered.world_size)):
+            computed = by_worker.get((step, replica, rank), spans.iloc[:0])
+            window = own_window[step, replica, rank]
+            rank_idle_ns = window["end_ns"] - window["begin_ns"] - window["busy_ns"]
+            ends_with, within_ns = parts[-2:], int(makespans[step]) - _total(computed)
+            if step in in_a_row:
+                ends_with, within_ns = parts[:-3:-1], idle_with_host[replica][rank]
+                within_ns += late_ns.get((step, rank), 0)
+            replayed = (idle[replica][rank] for idle in (*levels, own_idle))
+            ends = itertools.pairwise([0, *replayed, within_ns, rank_idle_ns])
+            of_parts = {
+                part: later - earlier
+                for part, (earlier, later) in zip((*parts[:-2], *ends_with), ends, strict=True)
+            }
+            # Before the rank's first backward, in between, and after its last forward.
+            phases = rank_idle_ns, 0, 0
+            is_forward = computed["op"] == Op.F.value
+            forwards, backwards = computed[is_forward], computed[~is_forward]
+            if len(forwards) and len(backwards):
+                first_backward = int(backwards["start_ns"].min())
+                last_forward = max(first_backward, int(forwards["end_ns"].max()))
+                before = _total(computed[computed["start_ns"] < first_backward])
+                after = _total(computed[computed["start_ns"] >= last_forward])
+                optimizer_ns = window["busy_ns"] - _total(computed)
+                warmup = first_backward - window["begin_ns"] - before
+                cooldown = window["end_ns"] - last_forward - after - optimizer_ns
+                phases = warmup, rank_idle_ns - warmup - cooldown, cooldown
+            named = of_parts | dict(zip(PHASES, phases, strict=True))
+            place = {"step": step, "rank": rank, "replica": replica}
+            rows.append({**place, "idle_ns": rank_idle_ns, **named})
     columns = ["step", "rank", "idle_ns", *parts, *PHASES, "replica"]
     frame = pd.DataFrame(rows, columns=columns)
-    return Attribution(frame, costs, replays[len(chain) - 1], moved, joined, replicas)
+    (replayed_alone,) = replay_all(lowered, chain[-1:])
+    step_ns, idle = (running if in_a_row else alone)[-1]
+    mean = replayed_alone, step_ns, idle, following, frozenset(in_a_row)
+    return Attribution(frame, costs, *mean, moved, joined, replicas)
+
+
+def _begun_late(spans: pd.DataFrame, of_ranks: pd.DataFrame) -> dict[tuple[int, int], int]:
+    """How long ranks did not begin a step though they were free, and their first input there.
+
+    By step and rank, the mean of replicas.
+    """
+    workers, place = ["step", "replica", "rank"], ["step", "replica", "stage", "microbatch"]
+    first = compute_spans(spans).sort_values("start_ns").groupby(workers).head(1)
+    came = spans[spans["op"] == Op.RECV_F.value].groupby(place)["end_ns"].max()
+    input_ns = first.join(came.rename("there_ns"), on=place)["there_ns"].to_numpy()
+    places = pd.MultiIndex.from_frame(first[workers])
+    begin_ns = of_ranks["begin_ns"].astype(float).reindex(places).to_numpy()
+    late = (first["start_ns"] - np.fmax(input_ns, begin_ns)).clip(lower=0)
+    late = late.where(~np.isnan(begin_ns))
+    return by_step_and_rank(late, first)
 
 
 def figures_of(
@@ -159,12 +222,13 @@ def figures_of(
 
     `spans` and `of_ranks` are those that were attributed, `makespan_ns` that of each step.
     """
-    rows, modelled, costs = attribution.rows, attribution.modelled, attribution.costs
-    num_ranks, modelled_ns = (
-        count_replicas(spans) * modelled.program.world_size,
-        modelled.makespan_ns,
-    )
-    capacity_ns = int((of_ranks["end_ns"] - of_ranks["begin_ns"]).sum())
+    rows, costs = attribution.rows, attribution.costs
+    modelled_ns = attribution.modelled_step_ns
+    num_ranks = count_replicas(spans) * attribution.modelled.program.world_size
+    lasted = of_ranks["end_ns"] - of_ranks["begin_ns"]
+    capacity_ns = int(lasted.sum())
+    in_a_row = list(attribution.in_a_row)
+    measured_ns = lasted.loc[in_a_row].mean() if in_a_row else makespan_ns.mean()
     own = attribution.replicas
     return {
         **{
@@ -173,8 +237,10 @@ def figures_of(
         },
         "bubble_mean": rows["idle_ns"].sum() / capacity_ns,
         "modelled_step_ns": modelled_ns,
-        "modelled_bubble_fraction": sum(map(sum, modelled.idle_ns())) / (num_ranks * modelled_ns),
-        "model_residual": float(makespan_ns.mean()) / modelled_ns - 1,
+        "modelled_bubble_fraction": sum(map(sum, attribution.modelled_idle))
+        / (num_ranks * modelled_ns),
+        "model_residual": float(measured_ns) / modelled_ns - 1,
+        "following": attribution.following.as_json(),
         "op_costs_ns": json.dumps({str(op): ns for op, ns in costs.by_stage.items()}),
         "op_variation": variation(spans, costs),
         **({} if own is None else {"replica_costs_ns": own_as_json(own)}),

@@ -46,9 +46,10 @@ STEP_FIGURES = (
 def windows(
     spans: pd.DataFrame, world_size: int, after_pause: Collection[int] = ()
 ) -> pd.DataFrame:
-    """Return `begin_ns`, `end_ns` and `busy_ns` of each step on each rank of each replica.
+    """Return `begin_ns`, `end_ns`, `busy_ns`, `follows` of each step on each rank of each replica.
 
     The index is (`step`, `replica`, `rank`). `busy_ns` is the time of computations and optimizer.
+    `follows` says whether the step begins with the end of the one before it.
     Steps that began `after_pause` stand alone, and so does one that overlaps the step before it on
     its own rank: their numbers say that one follows the other, their times do not.
     """
@@ -72,6 +73,7 @@ def windows(
     found["end_ns"] = own_end.where(follows, whole_end).astype("int64")
     busy = (worked["end_ns"] - worked["start_ns"]).groupby([worked[name] for name in ranks.names])
     found["busy_ns"] = busy.sum().reindex(ranks).fillna(0).astype("int64")
+    found["follows"] = follows
     return found
 
 

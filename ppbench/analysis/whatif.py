@@ -19,7 +19,6 @@ from engine.plan.collectives import CollectivePolicy, NoCollectives, add_collect
 from engine.plan.lower import Policy, lower
 from engine.plan.messages import Edge
 from engine.plan.program import Program, from_json
-from engine.plan.replay import replay
 from engine.plan.rules import peak_activations
 from engine.plan.schedules.registry import SCHEDULES, ScheduleError, build_program
 from ppbench.analysis.collectives import Moving
@@ -31,6 +30,7 @@ from ppbench.analysis.costs import (
     with_stage_like_others,
 )
 from ppbench.analysis.replicas import ReplicaCosts
+from ppbench.analysis.running import Following, steps_of
 
 LEAST_GAIN = 0.005
 """Smallest share of the step that removing an outlier must save to be reported."""
@@ -71,11 +71,15 @@ class Modelled:
     policy: CollectivePolicy
     is_written: bool = False  # whether its file says where the collectives are, not the policy
     emulated: Moving | None = None  # the times of emulated collectives, the same for every policy
+    following: Following | None = None  # how its steps follow each other, if they do
 
     @classmethod
-    def alone(cls, lowered: Program, costs: Costs, posting: Posting) -> Modelled:
+    def alone(
+        cls, lowered: Program, costs: Costs, posting: Posting, following: Following | None = None
+    ) -> Modelled:
         """A run of one replica."""
-        return cls(lowered, ReplicaCosts(costs, (costs,), {}), posting, NoCollectives())
+        own = ReplicaCosts(costs, (costs,), {})
+        return cls(lowered, own, posting, NoCollectives(), following=following)
 
     def changed(self, change: Callable[[Costs], Costs]) -> Modelled:
         """The same with other costs of computations and messages, for each replica."""
@@ -83,13 +87,13 @@ class Modelled:
 
     def answer(self, question: str) -> WhatIf:
         """What its step takes."""
-        replayed = replay(self.lowered, self.costs.times(self.lowered))
-        by_replica, makespan_ns = replayed.idle_ns(), replayed.makespan_ns
-        program, idle_ns = self.lowered, sum(map(sum, by_replica))
-        capacity_ns = len(by_replica) * program.world_size * makespan_ns
+        program, times = self.lowered, self.costs.times(self.lowered)
+        ((step_ns, by_replica),) = steps_of(program, [(times, self.following)])
+        idle_ns = sum(map(sum, by_replica))
+        capacity_ns = len(by_replica) * program.world_size * step_ns
         share = program.world_size / program.num_stages
         held = max(peak_activations(program.compute_only())) * share
-        return WhatIf(question, makespan_ns, idle_ns, idle_ns / max(1, capacity_ns), held)
+        return WhatIf(question, step_ns, idle_ns, idle_ns / max(1, capacity_ns), held)
 
 
 @dataclass(frozen=True)

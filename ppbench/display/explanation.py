@@ -66,8 +66,8 @@ def explain(run: pd.Series, edges: pd.DataFrame) -> list[str]:
     residual = float(run["model_residual"])
     word = "longer" if residual >= 0 else "shorter"
     replayed = (
-        "Replayed with its own mean costs and transfers, a step alone takes "
-        f"{milliseconds(run['modelled_step_ns'])}; the measured makespans were "
+        "Replayed with its own mean costs and transfers, a step takes "
+        f"{milliseconds(run['modelled_step_ns'])}; the measured ones were "
         f"{percent(abs(residual))} {word} on average."
     )
     return [*_idle_time(run, edges), replayed]

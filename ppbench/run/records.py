@@ -162,7 +162,7 @@ def rows_of(finished: FinishedRun) -> Rows:
     makespan_ns = steps.set_index("step")["makespan_ns"]
     ranks = pd.DataFrame(finished.ranks).assign(**rank_figures(spans, of_ranks))
     figures = run_figures(steps)
-    attribution = attribute(spans, finished.lowered, of_ranks, moved)
+    attribution = attribute(spans, finished.lowered, of_ranks, moved, meets=case.meets)
     first = finished.not_finite
     errors = [int(str(rank.get("clock_error_ns", 0))) for rank in finished.ranks]
     # Within a rank times are exact: its clock's offset does not matter.
@@ -177,7 +177,7 @@ def rows_of(finished: FinishedRun) -> Rows:
         num_steps=len(steps),
         relative_deviation=figures["step_relative_deviation"],
         has_settled=finished.has_settled,
-        over_plan=figures["makespan_ns"] / planned_ns if planned_ns else 1.0,
+        over_plan=figures["step_ns"] / planned_ns if planned_ns else 1.0,
         has_coarse_clock=bool((moved["end_ns"] - moved["recv_start_ns"] < error_ns).any()),
         is_busy_machine=finished.is_busy_machine,
         is_throttled=finished.is_throttled,

@@ -143,10 +143,16 @@ RUNS: tuple[Column, ...] = (
     Column(
         "modelled_step_ns",
         pa.int64(),
-        "makespan predicted by replaying the program with the run's mean costs and transfer times",
+        "step predicted by walking over the program with the run's mean costs and transfer times",
     ),
     Column("modelled_bubble_fraction", pa.float64(), "bubble_fraction of that prediction"),
-    Column("model_residual", pa.float64(), "mean makespan_ns over modelled_step_ns, less 1"),
+    Column("model_residual", pa.float64(), "mean step over modelled_step_ns, less 1"),
+    Column(
+        "following",
+        pa.string(),
+        "how steps follow each other in that prediction and in what-ifs: each rank's mean "
+        "optimizer_ns, and whether ranks meet before it; JSON",
+    ),
     Column("bubble_mean", pa.float64(), "idle time of all measured steps over their rank-time"),
     Column(
         "bubble_structure",
@@ -533,12 +539,11 @@ ATTRIBUTION: tuple[Column, ...] = (
     Column(
         "jitter_ns", pa.int64(), "idle time added by the variation of single actions and messages"
     ),
-    Column("launch_gap_ns", pa.int64(), "the rest of the makespan"),
+    Column("launch_gap_ns", pa.int64(), "the rest of the step"),
     Column(
         "between_ns",
         pa.int64(),
-        "host time from step to step, less where neighbouring steps overlap; the parts add up to "
-        "idle_ns",
+        "host time from step to step; the parts add up to idle_ns",
     ),
     Column("warmup_ns", pa.int64(), "idle time before the rank's first backward begins"),
     Column(

@@ -12,6 +12,7 @@ from engine.plan.collectives import CollectivePolicy, NoCollectives, with_collec
 from engine.plan.program import Program, from_json
 from ppbench.analysis.costs import stored_costs
 from ppbench.analysis.replicas import stored_replica_costs
+from ppbench.analysis.running import stored_following
 from ppbench.analysis.whatif import Modelled, Posting, posting_of, program_in
 from ppbench.config.case import Case
 from ppbench.config.programs import NS_PER_MS, sharding_of
@@ -42,7 +43,7 @@ def modelled_run(run: pd.Series, edges: pd.DataFrame, collectives: pd.DataFrame)
     """What a run's step is modelled from; the tables are its rows of those."""
     lowered, mean = program_of_run(run), stored_costs(run, edges)
     if int(run["replicas"]) == 1:
-        return Modelled.alone(lowered, mean, posting_of(run))
+        return Modelled.alone(lowered, mean, posting_of(run), stored_following(run))
     moving: dict[tuple[Op, int], int] | None = None
     if run["device"] == "emulated":
         given = {Op.UNSHARD: "emulated_gather_ms", Op.REDUCE_GRAD: "emulated_reduce_ms"}
@@ -58,4 +59,5 @@ def modelled_run(run: pd.Series, edges: pd.DataFrame, collectives: pd.DataFrame)
         policy_of_run(run),
         is_written=from_json(str(run["program"])).has_collectives,
         emulated=moving,
+        following=stored_following(run),
     )

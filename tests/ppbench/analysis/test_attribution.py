@@ -1,16 +1,19 @@
 """Hand-written spans, exact expected parts; replayed programs with one cause put in."""
 
+import itertools
 import random
 
 import pandas as pd
 import pytest
 from spans import frame
 
-from engine.plan.action import COMPUTE_OPS, SEND_OPS
+from engine.plan.action import CODES, COMPUTE_OPS, SEND_OPS, Op
 from engine.plan.lower import lower
+from engine.plan.period import with_end
 from engine.plan.replay import replay
 from engine.plan.schedules.registry import SCHEDULES, build_program
 from engine.plan.simulate import Durations, simulate, uniform
+from engine.plan.walk import walk
 from ppbench.analysis.attribution import PARTS, PHASES, attribute
 from ppbench.analysis.metrics import windows
 
@@ -107,6 +110,60 @@ def test_the_parts_and_the_phases_add_up_to_the_nanosecond_for_every_schedule(na
     assert rows["idle_ns"].tolist() == idle.tolist()
     assert rows[list(PARTS)].sum(axis=1).tolist() == idle.tolist()
     assert rows[list(PHASES)].sum(axis=1).tolist() == idle.tolist()
+
+
+def training(program, took, optimizer_ns, *, meets=False, host=lambda: 0):
+    """Spans of steps 2 to 4 in a row; the host comes late to each action by what `host` says."""
+    ended = with_end(program, meets=meets)
+    rows = enumerate(itertools.pairwise(program.table.offset))
+    last = [0, optimizer_ns] if meets else [optimizer_ns]
+    times = [*itertools.chain(*(took[begin:end] + last for _, (begin, end) in rows))]
+    walked = walk(ended, [times], steps=5)
+    spans = []
+    for step in (2, 3, 4):
+        starts, ends = (walked.of_step(of, 0, step) for of in (walked.starts_ns, walked.ends_ns))
+        for at, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            rank, _ = ended.table.place(at)
+            stage, op, microbatch = ended.table.at(at)
+            if op is not Op.NORM:
+                spans.append((rank, op.value, stage, microbatch, start + host(), end, step))
+    return pd.DataFrame(
+        spans, columns=["rank", "op", "stage", "microbatch", "start_ns", "end_ns", "step"]
+    ).assign(lane="compute", num_bytes=0, replica=0)
+
+
+@pytest.mark.parametrize("meets", [False, True])
+@pytest.mark.parametrize("name", ["1f1b", "zb_h1", "zb_h2"])
+def test_steps_in_a_row_have_the_idle_time_of_their_period(name, meets):
+    program = build_program(name, 4, 8)
+    spans = training(program, [1000] * program.table.num_actions, 500, meets=meets)
+    if name == "1f1b":  # whole backwards take as long as both halves
+        took = [2000 if op == CODES[Op.B] else 1000 for op in program.table.op]
+        spans = training(program, took, 500, meets=meets)
+    of_ranks = windows(spans, 4).drop(index=2, level="step")
+    assert of_ranks["follows"].all()
+    found = attribute(spans, lower(program), of_ranks, meets=meets)
+    # Closed forms, in units of 1000: makespans, and the period of steps that overlap.
+    makespan = {"1f1b": 33, "zb_h1": 27, "zb_h2": 27}[name]
+    period = {"1f1b": 33, "zb_h1": 27, "zb_h2": 24}[name]
+    step_ns = 1000 * (makespan if meets else period) + 500
+    assert found.modelled_step_ns == step_ns
+    for _, rows in found.rows.groupby("step"):
+        assert rows["idle_ns"].sum() == rows["structure_ns"].sum() == 4 * (step_ns - 24_500)
+        assert (rows[list(PARTS)].sum(axis=1) == rows["idle_ns"]).all()
+
+
+def test_the_parts_of_steps_in_a_row_add_up_to_the_nanosecond():
+    drawn = random.Random(39)
+    for name in SCHEDULES:
+        program = build_program(name, 4, 8)
+        took = [drawn.randint(500, 1500) for _ in range(program.table.num_actions)]
+        late = iter(drawn.choices(range(50), k=10_000))
+        spans = training(program, took, 700, host=lambda late=late: next(late))
+        of_ranks = windows(spans, 4)
+        rows = attribute(spans, lower(program), of_ranks).rows
+        assert rows[list(PARTS)].sum(axis=1).tolist() == rows["idle_ns"].tolist()
+        assert rows[list(PHASES)].sum(axis=1).tolist() == rows["idle_ns"].tolist()
 
 
 PROGRAM = lower(build_program("1f1b", 4, 8))

@@ -19,6 +19,7 @@ from ppbench.analysis.costs import (
     with_link_like_others,
     with_stage_like_others,
 )
+from ppbench.analysis.running import Following
 from ppbench.analysis.transfers import messages
 from ppbench.analysis.whatif import (
     Inapplicable,
@@ -44,6 +45,22 @@ def answers(costs, program=PROGRAM):
     run = run_of(costs, program)
     given = [*same_program(run), *other_schedules(run)]
     return {answer.question: answer for answer in given}
+
+
+def test_steps_in_a_row_gain_what_lone_ones_cannot_show():
+    halves = Costs(dict.fromkeys((Op.F, Op.I, Op.W), (100,) * 4), {})
+    program = lower(build_program("zb_h1", 4, 8))
+    for following, gain in (
+        (None, 0),
+        (Following((50,) * 4, meets=True), 0),
+        (Following((50,) * 4, meets=False), 300),  # zb_h2 has no bubble: 24 F, I and W
+    ):
+        run = Modelled.alone(program, halves, POSTING, following)
+        others = {other.question: other for other in other_schedules(run)}
+        now, rival = as_modelled(run), others["zb_h2"]
+        assert now.step_ns - rival.step_ns == gain
+        assert now.step_ns == 2700 + (50 if following else 0)
+        assert rival.idle_ns == 4 * (300 - gain)
 
 
 def test_the_run_as_modelled_has_the_closed_form_of_its_schedule():

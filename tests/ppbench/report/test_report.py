@@ -325,6 +325,7 @@ def test_a_report_says_and_shows_who_slows_the_replicas_down(tmp_path: Path) -> 
     figures = {f"bubble_{part}": 0.05 for part in parts} | {"bubble_mean": 0.35}
     costs = {"F": [11 * MS] * 2, "B": [11 * MS] * 2}
     modelled = {
+        "following": '{"optimizer_ns": [0, 0], "meets": false}',
         "op_costs_ns": json.dumps(costs),
         "replica_costs_ns": json.dumps([costs] * int(store.runs()["replicas"].iloc[0])),
         "modelled_step_ns": 120.0 * MS,

@@ -1,0 +1,104 @@
+"""Steps of a run in a row, as they are modelled: each rank goes on when it is done with one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from engine.arrays import Ints
+from engine.plan.action import Op
+from engine.plan.period import Step, periods
+from engine.plan.program import Program
+from engine.plan.replay import computing_ns, replay_all
+
+Idle = list[list[int]]
+"""Nanoseconds by replica and rank."""
+
+
+@dataclass(frozen=True)
+class Following:
+    """What is between the computations of a step and the next: each rank's optimizer.
+
+    `meets`: before it ranks wait for each other, to clip gradients or to sum them.
+    """
+
+    optimizer_ns: tuple[int, ...]
+    meets: bool
+
+    def balanced(self) -> Following:
+        """The same with equal optimizers."""
+        each = round(sum(self.optimizer_ns) / len(self.optimizer_ns))
+        return Following((each,) * len(self.optimizer_ns), self.meets)
+
+    def as_json(self) -> str:
+        """As a column of `runs`."""
+        return json.dumps({"optimizer_ns": self.optimizer_ns, "meets": self.meets})
+
+
+def stored_following(run: pd.Series) -> Following:
+    """How the steps of a run were modelled to follow each other."""
+    known = json.loads(str(run["following"]))
+    return Following(tuple(known["optimizer_ns"]), known["meets"])
+
+
+def optimizers_of(spans: pd.DataFrame) -> dict[tuple[int, int], int]:
+    """Nanoseconds of the optimizer by step and rank, the mean of replicas."""
+    optimizer = spans[spans["op"] == Op.OPT.value]
+    took = optimizer["end_ns"] - optimizer["start_ns"]
+    return by_step_and_rank(took, optimizer)
+
+
+def by_step_and_rank(ns: pd.Series, spans: pd.DataFrame) -> dict[tuple[int, int], int]:
+    """The mean of some times of spans, by step and rank; without those that are not known."""
+    means = ns.groupby([spans["step"], spans["rank"]]).mean().dropna()
+    places = zip(*(means.index.get_level_values(name) for name in ("step", "rank")), strict=True)
+    return {
+        (int(step), int(rank)): round(mean)
+        for (step, rank), mean in zip(places, means.tolist(), strict=True)
+    }
+
+
+def measured_following(spans: pd.DataFrame, world_size: int, *, meets: bool) -> Following:
+    """The mean optimizers of some steps, of all replicas."""
+    optimizer = spans[spans["op"] == Op.OPT.value]
+    took = (optimizer["end_ns"] - optimizer["start_ns"]).groupby(optimizer["rank"]).mean()
+    means = took.reindex(range(world_size)).fillna(0.0).tolist()
+    return Following(tuple(map(round, means)), meets)
+
+
+def steps_of(
+    lowered: Program, many: Sequence[tuple[Sequence[Ints], Following | None]]
+) -> list[tuple[int, Idle]]:
+    """The nanoseconds of a program's step with each of some times of its replicas, and its idle.
+
+    A step that follows another is the period of steps in a row, and idle is what a rank neither
+    computes nor optimizes in it; one that stands alone is a makespan.
+    """
+    found: dict[int, tuple[int, Idle]] = {}
+    lone = [at for at, (_, following) in enumerate(many) if following is None]
+    for at, one in zip(lone, replay_all(lowered, [many[at][0] for at in lone]), strict=True):
+        found[at] = one.makespan_ns, one.idle_ns()
+    rest = [
+        (at, took, following) for at, (took, following) in enumerate(many) if following is not None
+    ]
+    steps = (Step(lowered, took, *_of(following)) for _, took, following in rest)
+    for (at, took, following), period in zip(rest, periods(steps), strict=True):
+        step_ns, busy = round(period), computing_ns(lowered, took)
+        found[at] = (
+            step_ns,
+            [
+                [
+                    step_ns - computed - optimizer
+                    for computed, optimizer in zip(ranks, following.optimizer_ns, strict=True)
+                ]
+                for ranks in busy
+            ],
+        )
+    return [found[at] for at in range(len(many))]
+
+
+def _of(following: Following) -> tuple[Sequence[int], bool]:
+    return following.optimizer_ns, following.meets
