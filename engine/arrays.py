@@ -106,11 +106,21 @@ def _can_compile() -> bool:
     """Return whether numba can be imported and has not been switched off."""
     try:
         import numba
+        from numba.np import linalg
     except ImportError as error:
         text = "numba cannot be imported: large programs take some hundred times longer: %s"
         logging.getLogger("engine").warning(text, error)
         return False
-    return not getattr(numba.config, "DISABLE_JIT", False)
+    if getattr(numba.config, "DISABLE_JIT", False):
+        return False
+    # numba asks here already whether there is a BLAS, and for that imports scipy, which takes as
+    # long as all the rest; it asks again where one is used.
+    asks, linalg.ensure_blas = linalg.ensure_blas, lambda: None
+    try:
+        import numba.np.arraymath
+    finally:
+        linalg.ensure_blas = asks
+    return True
 
 
 def run_all(
