@@ -34,10 +34,12 @@ def critical_path(simulation: Simulation) -> list[Action]:
     path = (listed if is_large else maker(table.num_actions))(0, 2 * table.num_actions)
     arguments = walked.why, walked.starts_ns, -max(last)[1] - 1, path
     length = run(table.num_actions, kernels.walk_back, *arguments)
-    steps = [(table.at(step // 2), step % 2) for step in path[:length][::-1]]
     takes_time = transfers.duration_ns > 0
+    steps = [step for step in path[:length][::-1] if takes_time or step % 2 == 0]
+    actions = table.those([step // 2 for step in steps])
+    if not takes_time:
+        return actions
     return [
-        (outgoing(a, program) or a) if is_message else a
-        for a, is_message in steps
-        if takes_time or not is_message
+        (outgoing(action, program) or action) if step % 2 else action
+        for action, step in zip(actions, steps, strict=True)
     ]

@@ -27,14 +27,14 @@ MADE = -2
 # what a program consists of
 
 
-def find_illegal(table: Arrays, ranks: Ints, width: int, done: Ints) -> int:
+def find_illegal(table: Arrays, ranks: Ints, width: int, left: Ints) -> int:
     """The first action of a stage that is not its rank's, or of a column that there is not.
 
-    Else the first computation of which a fact was made before; `done` marks facts, (3, S, width),
-    and is empty where they do not matter.
+    Else the first computation of which a fact was made before; `left` has 1 for each fact, (3, S,
+    width), until it is made, and is empty where they do not matter.
     """
     offset, op, stage, column = table
-    size, num_stages, again = len(done) // 3, len(ranks), NONE
+    size, num_stages, again = len(left) // 3, len(ranks), NONE
     for rank in range(len(offset) - 1):
         for at in range(offset[rank], offset[rank + 1]):
             here, microbatch = stage[at], column[at]
@@ -46,11 +46,11 @@ def find_illegal(table: Arrays, ranks: Ints, width: int, done: Ints) -> int:
                 code, place = op[at], here * width + microbatch  # of F; then come I and W
                 if code != F:
                     place += size if code != W else 2 * size
-                if done[place] != 0 or (code == B and done[place + size] != 0):
+                if left[place] == 0 or (code == B and left[place + size] == 0):
                     again = at if again == NONE else again
-                done[place] = 1
+                left[place] = 0
                 if code == B:
-                    done[place + size] = 1
+                    left[place + size] = 0
     return again
 
 

@@ -27,7 +27,7 @@ from array import array
 from functools import lru_cache
 from typing import NamedTuple
 
-from engine.arrays import Arrays, Ints, Maker, filled, maker, run
+from engine.arrays import Arrays, Ints, Maker, filled, largest, maker, run
 from engine.plan import kernels
 from engine.plan.action import CODES, OPS, Action, Op
 from engine.plan.drawing import draw
@@ -118,13 +118,12 @@ def check_facts(compute: Program) -> None:
     if table.legal_in == (compute.placement, width):
         return
     made_by = maker(table.num_actions)
-    done = made_by(0, 3 * compute.num_stages * width)  # F, then I, then W
-    index = _find_illegal(compute, table.made_by(made_by), width, done)
+    left = made_by(1, 3 * compute.num_stages * width)  # F, then I, then W
+    index = _find_illegal(compute, table.made_by(made_by), width, left)
     if index != kernels.NONE:
         raise ProgramError(compute, *table.place(index), _why_illegal(compute, index))
-    if 0 in done:
-        missing = done.index(0)
-        half, cell = divmod(missing, compute.num_stages * width)
+    if largest(left):
+        half, cell = divmod(left.index(1), compute.num_stages * width)
         fact = Action(cell // width, (Op.F, Op.I, Op.W)[half], cell % width)
         rank = compute.placement.ranks[fact.stage]
         position = table.offset[rank + 1] - table.offset[rank]
@@ -134,10 +133,10 @@ def check_facts(compute: Program) -> None:
     table.legal_in = compute.placement, width
 
 
-def _find_illegal(program: Program, arrays: Arrays, width: int, done: Ints) -> int:
+def _find_illegal(program: Program, arrays: Arrays, width: int, left: Ints) -> int:
     num_actions, ranks = program.table.num_actions, program.placement.ranks
     given = ranks if isinstance(arrays[0], list) else array("q", ranks)
-    return run(num_actions, kernels.find_illegal, arrays, given, width, done)
+    return run(num_actions, kernels.find_illegal, arrays, given, width, left)
 
 
 _HALVES = {Op.F: (Op.F,), Op.I: (Op.I,), Op.W: (Op.W,), Op.B: (Op.I, Op.W)}

@@ -121,6 +121,12 @@ class Table(Sequence[tuple[Action, ...]]):
         """The action at an index of the arrays."""
         return Action(self.stage[index], OPS[self.op[index]], self.microbatch[index])
 
+    def those(self, indices: Sequence[int]) -> list[Action]:
+        """The actions at some indices of the arrays."""
+        ops = map(OPS.__getitem__, map(self.op.__getitem__, indices))
+        stages, microbatches = self.stage.__getitem__, self.microbatch.__getitem__
+        return list(map(Action, map(stages, indices), ops, map(microbatches, indices)))
+
     def place(self, index: int) -> tuple[int, int]:
         """Rank and position of the action at an index."""
         rank = bisect_right(self.offset, index) - 1

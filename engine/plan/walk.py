@@ -198,9 +198,13 @@ def walk_all(
         empty = made_by(0, 0), made_by(0, 0)
         lines = _lines(program.placement, sharing, made_by) if program.has_transfers else empty
         num_lines = max(lines[0], default=0) + 1
-        joined = made_by(0, 0)
-        for one in took:
-            joined.extend(one)
+        if len(took) == 1 and isinstance(took[0], type(stack)):
+            joined = took[0]
+        else:
+            joined = made_by(0, 0)
+            for one in took:
+                joined.extend(one)
+        meets = largest(table[1]) > kernels.RECV_B
         return (
             (*table, _awaited(program, table, made_by)),
             kinds_of(program.placement, width, made_by),
@@ -217,7 +221,7 @@ def walk_all(
             ),
             (
                 *(made_by(0, links * replicas), never(links * replicas)),
-                *(made_by(0, num_walkers), made_by(0, (num_actions + 1) * steps)),
+                *(made_by(0, num_walkers), made_by(0, (num_actions + 1) * steps if meets else 0)),
                 made_by(0, steps),
             ),
             (never(spans), never(spans), never(spans)),

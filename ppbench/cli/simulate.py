@@ -130,7 +130,7 @@ def simulate(
     if isinstance(prediction, Prediction):
         path = prediction.critical_path()
         more = f" … {path[-1]}" if len(path) > SHOWN_OF_PATH else ""
-        words = f"{' '.join(path[:SHOWN_OF_PATH])}{more} ({counted(len(path), 'action')})"
+        words = f"{' '.join(map(str, path[:SHOWN_OF_PATH]))}{more} ({counted(len(path), 'action')})"
         path_facts = {"critical path": words}
         periods = {"period": f"{amount(prediction.period_s)} s"}
     else:

@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.plan.action import COMPUTE_OPS
+from engine.plan.action import COMPUTE_OPS, Action
 from engine.plan.check import check
 from engine.plan.critical_path import critical_path
 from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy, lower
@@ -176,12 +176,12 @@ class Prediction(PredictedStep):
         """
         overlap = {"overlap": self.transfers.overlaps}
         held = {"held_activations": self.held_over_time()} if has_held else {}
-        path = {"critical_path": self.critical_path()}
+        path = {"critical_path": list(map(str, self.critical_path()))}
         return {**self.given(), **overlap, **self.figures(), **path, **held}
 
-    def critical_path(self) -> list[str]:
+    def critical_path(self) -> list[Action]:
         with no_garbage():
-            return [str(action) for action in critical_path(self.simulation)]
+            return critical_path(self.simulation)
 
     def held_over_time(self) -> list[list[tuple[float, float]]]:
         """Activations of each rank over time: (since, in s; number, in the unit of `peaks`)."""
