@@ -100,9 +100,7 @@ def test_a_bubble_that_is_the_schedules_alone_has_no_other_cause():
 
 def test_the_prediction_is_told_with_its_residual():
     *_, last = explain(run_with(structure=0.2), ALIKE)
-    assert (
-        "a step takes 330.0 ms; the measured ones were 2.1 % longer on average" in last
-    )
+    assert "a step takes 330.0 ms; the measured ones were 2.1 % longer on average" in last
 
 
 def test_what_if_is_modelled_from_the_same_costs():
