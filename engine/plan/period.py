@@ -12,7 +12,7 @@ or for what replicas sum, all wait for each other; else a rank begins while othe
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from engine.plan.check import check, explain
 from engine.plan.kernels import NONE
 from engine.plan.program import Program
 from engine.plan.rules import check_facts
-from engine.plan.simulate import FREE_TRANSFERS, Durations, TransferModel
+from engine.plan.simulate import FREE_TRANSFERS, Durations, Simulation, TransferModel
 from engine.plan.walk import FREE, Moving, Walk, of_kinds, walk_all
 
 MOST_STEPS = 64
@@ -53,27 +53,25 @@ def periods(steps: Iterable[Step], moving: Moving = FREE) -> list[Fraction]:
     ended: dict[tuple[int, bool], Program] = {}
     given: list[tuple[Program, list[Ints]]] = []
     found: dict[int, Fraction] = {}
-    meeting, free = list[int](), list[int]()
-    for at, step in enumerate(steps):
+    for step in steps:
         key = id(step.program), step.meets
         if key not in ended:
             ended[key] = with_end(step.program, meets=step.meets)
         given.append((ended[key], [_with_last(step, took) for took in step.took_ns]))
-        (meeting if step.meets else free).append(at)
-    for at, walked in _walked(given, meeting, moving, 2):
-        # The first meeting decides where each rank begins all further steps.
-        ends = [max(walked.step_ends_ns[step::2]) for step in range(2)]
-        found[at] = Fraction(ends[1] - ends[0])
-    num_steps = 3
-    while left := [at for at in free if at not in found]:
-        for at, walked in _walked(given, left, moving, num_steps):
+    num_steps = 1
+    while left := [at for at in range(len(given)) if at not in found]:
+        walks = walk_all((given[at] for at in left), moving, steps=num_steps)
+        for at, walked in zip(left, walks, strict=True):
+            if not walked.is_over:
+                check(walked.program)  # it says which computation of a step waits for which
+                explain(walked)
             if (period := _repeated(walked)) is not None:
                 found[at] = period
             elif num_steps >= MOST_STEPS:
                 half, last = num_steps // 2, num_steps - 1
                 ends = [max(walked.step_ends_ns[step::num_steps]) for step in (half, last)]
                 found[at] = Fraction(ends[1] - ends[0], last - half)
-        num_steps *= 2
+        num_steps = max(3, 2 * num_steps)
     return [found[at] for at in range(len(given))]
 
 
@@ -100,27 +98,33 @@ def _with_last(step: Step, took: Ints) -> Ints:
     return whole
 
 
-def _walked(
-    given: Sequence[tuple[Program, list[Ints]]], some: Sequence[int], moving: Moving, num_steps: int
-) -> Iterator[tuple[int, Walk]]:
-    """Some of the trainings by their places, walked over for so many steps."""
-    walks = walk_all((given[at] for at in some), moving, steps=num_steps)
-    for at, walked in zip(some, walks, strict=True):
-        if not walked.is_over:  # then a single step hangs too, and the check says where
-            check(walked.program)
-            explain(walked)
-        yield at, walked
-
-
 def _repeated(walked: Walk) -> Fraction | None:
-    """The period, if the last step is as one of those before."""
-    last, size = walked.steps - 1, walked.program.table.num_actions
+    """The period, if the last step is as one of those before, or all are as a first one.
+
+    They are where nothing is left of a step when the next one begins, which it does on the ranks
+    of stage 0; or on any rank where parameters are gathered.
+    """
+    program, ends = walked.program, walked.step_ends_ns
+    if walked.steps == 1:
+        first = program.placement.ranks[0]
+        begins = min(ends if program.has_collectives else ends[first :: program.world_size])
+        return Fraction(begins) if begins == max(ends) else None
+    last, size = walked.steps - 1, program.table.num_actions
     for before in range(last - 1, -1, -1):
         arguments = walked.starts_ns, walked.moves_ns, size, last, before
         later = run(size, kernels.later_by, *arguments)
         if later != NONE:
             return Fraction(later, last - before)
     return None
+
+
+def period_of(simulation: Simulation) -> Fraction:
+    """The period of a simulated program whose ranks do not meet, without an optimizer."""
+    if (period := _repeated(simulation.walk)) is not None:
+        return period
+    program, transfers = simulation.program, simulation.transfers
+    step = Step(program, [of_kinds(program, simulation.took_ns)])
+    return periods([step], Moving(transfers.duration_ns, transfers.overlaps))[0]
 
 
 def period_ns(

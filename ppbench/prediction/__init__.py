@@ -26,7 +26,7 @@ from engine.plan.action import COMPUTE_OPS, Action
 from engine.plan.check import check
 from engine.plan.critical_path import critical_path
 from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy, lower
-from engine.plan.period import period_ns
+from engine.plan.period import period_of
 from engine.plan.program import Program, loop_placement, v_placement
 from engine.plan.replay import Replay
 from engine.plan.rules import ProgramError, peak_activations
@@ -144,11 +144,7 @@ class Prediction(PredictedStep):
     @cached_property
     def period_s(self) -> Fraction:
         """The time of a step in a running training, in which each rank goes on when it is done."""
-        program = self.program
-        ticks = [int(cost * share_of_stage(program) * self.ticks_per_s) for cost in self.costs]
-        durations = Durations(*((each,) * program.num_stages for each in ticks))
-        period = period_ns(program, durations, self.simulation.transfers)
-        return period / self.ticks_per_s
+        return period_of(self.simulation) / self.ticks_per_s
 
     def figures(self) -> dict[str, object]:
         """The step's figures, those of steps in a row among them; times in seconds."""

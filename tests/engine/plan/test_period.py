@@ -8,7 +8,7 @@ from brute_force import facts_made, facts_needed, goes_to
 from shuffled_programs import shuffled_program
 
 from engine.plan.action import Action, Op
-from engine.plan.period import period_ns
+from engine.plan.period import period_ns, period_of
 from engine.plan.program import Program, loop_placement
 from engine.plan.rules import ProgramError
 from engine.plan.schedules.registry import build_program
@@ -62,6 +62,8 @@ def test_a_training_goes_on_as_steps_one_after_the_other_do(meets, is_thorough):
         latency_ns, optimizer_ns = drawn.choice([0, drawn.randint(1, 30)]), drawn.randint(0, 9)
         transfers = TransferModel(latency_ns=latency_ns)
         found = period_ns(program, durations, transfers, optimizer_ns, meets=meets)
+        if not (optimizer_ns or meets):
+            assert period_of(simulate(program, durations, transfers)) == found
         *_, last = ends = ends_of_steps(program, durations, latency_ns, optimizer_ns, meets=meets)
         repeats = [
             steps
