@@ -22,8 +22,7 @@ from engine.plan.collectives import CollectivePolicy, DataParallel, with_collect
 from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy, lower
 from engine.plan.messages import Edge, edge_of
 from engine.plan.program import Program
-from engine.plan.schedules.registry import AUTO, ScheduleError, build_program
-from engine.plan.sizes import bytes_of
+from engine.plan.schedules.registry import build_program
 from engine.run import device as devices
 from engine.run.look_ahead import DEFAULT_ISSUE_AHEAD
 from engine.run.optimizer import OptimizerSpec
@@ -38,13 +37,11 @@ AUTOCAST = {"none": None, "bfloat16": torch.bfloat16}
 class TrainerConfig:
     """Everything that decides what a step computes.
 
-    `stages_per_rank` None is the schedule's own. With `schedule` "auto" the program is found by
-    `connect`, in at most `memory_limit` on each rank: "1.5 GiB", or bytes; None: no limit.
-    `policy` and `look_ahead` say where receives are
-    posted (see `engine.plan.lower`). `autocast` is `none` or `bfloat16`; `recompute` keeps only
-    each layer's input until its backward, which runs its forward again, on all stages or on those
-    where a tuple, one entry for each stage, is true; `compile` compiles the layers, and then I does
-    all of a backward and W nothing.
+    `stages_per_rank` None is the schedule's own. A `program` is run in place of the schedule.
+    `policy` and `look_ahead` say where receives are posted (see `engine.plan.lower`). `autocast` is
+    `none` or `bfloat16`; `recompute` keeps only each layer's input until its backward, which runs
+    its forward again, on all stages or on those where a tuple, one entry for each stage, is true;
+    `compile` compiles the layers, and then I does all of a backward and W nothing.
 
     `replicas` pipelines of `world_size` ranks train together, each on `num_microbatches` of its
     own, and `sharding` says what of parameters, gradients and optimizer states each keeps.
@@ -66,8 +63,7 @@ class TrainerConfig:
     compile: bool = False
     is_settled: bool = False  # by `connect`: the partition is a list, the model has been tried
     costs: Costs | None = None  # what the partition was balanced by
-    memory_limit: str | int | None = None
-    program: Program | None = None  # what `schedule = "auto"` stands for
+    program: Program | None = None
     replicas: int = 1
     sharding: CollectivePolicy = field(default_factory=DataParallel)
     issue_ahead: int = DEFAULT_ISSUE_AHEAD
@@ -81,44 +77,11 @@ class TrainerConfig:
         if self.autocast not in AUTOCAST:
             known = ", ".join(AUTOCAST)
             raise ValueError(f'unknown autocast "{self.autocast}"; known: {known}')
-        if self.memory_limit is None:
-            return
-        if self.schedule != AUTO:
-            raise ValueError(
-                f'memory_limit is for schedule "{AUTO}", which keeps within it; got schedule '
-                f'"{self.schedule}"'
-            )
-        try:
-            is_size = isinstance(self.memory_limit, str | int) and (self.limit_bytes or 0) > 0
-        except ValueError:
-            is_size = False
-        if not is_size:
-            raise ValueError(
-                f'memory_limit is {self.memory_limit!r}; expected a size such as "1.5 GiB"'
-            )
 
     @property
     def num_processes(self) -> int:
         """The ranks of all replicas: rank r of replica d is process d x `world_size` + r."""
         return self.replicas * self.world_size
-
-    @property
-    def limit_bytes(self) -> int | None:
-        """The bytes that a rank may need with `schedule = "auto"`; None: no limit."""
-        limit = self.memory_limit
-        return bytes_of(limit) if isinstance(limit, str) else limit
-
-
-def num_stages_of(config: TrainerConfig) -> int:
-    """Stages over all ranks. Raises ScheduleError or ProgramError."""
-    if is_open(config):
-        return config.world_size * (config.stages_per_rank or 1)
-    return program_of(config).num_stages
-
-
-def is_open(config: TrainerConfig) -> bool:
-    """Whether the program is still to be found, by `connect`."""
-    return config.schedule == AUTO and config.program is None
 
 
 def program_of(config: TrainerConfig) -> Program:
@@ -126,16 +89,10 @@ def program_of(config: TrainerConfig) -> Program:
 
     Raises ScheduleError or ProgramError.
     """
-    if is_open(config):
-        raise ScheduleError(f'schedule "{AUTO}": connect() finds the program; call it first')
-    if config.program is not None:
-        check(config.program)
-        return config.program
-    num_microbatches = config.data.num_microbatches
-    program = build_program(
+    program = config.program or build_program(
         config.schedule,
         config.world_size,
-        num_microbatches,
+        config.data.num_microbatches,
         config.stages_per_rank,
         is_replicated=config.replicas > 1,
     )

@@ -6,7 +6,6 @@ Rank 0 decides for all: no two would measure the same, and a model that is refus
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import pickle
 from collections.abc import Callable, Iterable
@@ -17,17 +16,14 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from engine.automatic import found_program
 from engine.configuration import (
     AUTOCAST,
     TrainerConfig,
     data_spec_of,
     edges_of,
-    is_open,
     lowered_of,
     messages_of,
     model_of,
-    num_stages_of,
     partition_of,
     settled,
 )
@@ -65,20 +61,18 @@ def agree(config: TrainerConfig, fabric: Fabric) -> Agreement:
     """
     if config.num_processes == 1 and dist.is_initialized() and dist.get_rank() > 0:
         return Agreement(config, [], [])
-    lowered = None if is_open(config) else lowered_of(config)
+    lowered = lowered_of(config)
     decide = functools.partial(_decide, config, lowered, fabric.device)
     if config.num_processes == 1:
         return decide()
     decided = broadcast(decide)
-    lowered = lowered or lowered_of(decided.config)
     fabric.connect(edges_of(lowered), lowered.placement.ranks, decided.shared, config.replicas)
     return decided
 
 
-def _decide(config: TrainerConfig, lowered: Program | None, device: torch.device) -> Agreement:
-    """`lowered` is the program with its transfers, None where it is still to be found."""
-    model = model_of(config, device)
-    num_stages = num_stages_of(config) if lowered is None else lowered.num_stages
+def _decide(config: TrainerConfig, lowered: Program, device: torch.device) -> Agreement:
+    """`lowered` is the program with its transfers."""
+    model, num_stages = model_of(config, device), lowered.num_stages
     if num_stages > 1:
         data = data_spec_of(config, model)
         shape = (data.microbatch_size, data.longest)
@@ -87,11 +81,7 @@ def _decide(config: TrainerConfig, lowered: Program | None, device: torch.device
         config = settled(config, model, num_stages, measure)
     partition = partition_of(config, model, num_stages)
     messages = messages_of(config, model, partition)
-    program = lowered
-    if program is None:
-        program = found_program(config, model, partition, device)
-        config = dataclasses.replace(config, program=program)
-    ranks = program.placement.ranks
+    ranks = lowered.placement.ranks
     owners = [ranks_of((s for s, _ in w.owners), ranks) for w in model.shared_weights(partition)]
     shared = [some for some in owners if len(some) > 1]
     return Agreement(config, shared, messages)

@@ -26,7 +26,6 @@ from engine.configuration import (
     TrainerConfig,
     data_of,
     edges_of,
-    is_open,
     lowered_of,
     messages_of,
     model_of,
@@ -159,8 +158,6 @@ class Trainer:
 
         `share` makes, before that, what replicas share of the modules; None: `shards_of`.
         """
-        if config.num_processes == 1 and is_open(config):
-            config = connect(config, fabric)
         self.config, self.lowered = config, lowered_of(config)
         process = dist.get_rank() if config.num_processes > 1 else 0
         self.replica, self.rank = divmod(process, config.world_size)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import typer
 
-from engine.plan.schedules.registry import AUTO, CSV_PREFIX, find_schedule
+from engine.plan.schedules.registry import CSV_PREFIX, find_schedule
 
 if TYPE_CHECKING:
     from engine.configuration import TrainerConfig
@@ -101,7 +101,7 @@ class Options:
         str,
         _pipeline(
             metavar="NAME",
-            help="Such as 1f1b, zb_h1 or zbv; csv:PATH: a program file; auto: by costs, measured.",
+            help="Such as 1f1b, zb_h1 or zbv; csv:PATH: a program file.",
         ),
     ] = "1f1b"
     stages_per_rank: Annotated[
@@ -112,10 +112,6 @@ class Options:
             help="For interleaved_1f1b, interleaved_zb, looped_bfs.",
             show_default="the schedule's own",
         ),
-    ] = None
-    memory_limit: Annotated[
-        str | None,
-        _pipeline(metavar="SIZE", help="Of a rank, with --schedule auto, such as '1.5 GiB'."),
     ] = None
     replicas: Annotated[
         int, _pipeline(metavar="N", min=1, help="Pipelines, which divide the processes and batch.")
@@ -258,7 +254,7 @@ class Options:
                 f'--recompute-stages has "{unknown[0]}"; expected true or false for each stage, '
                 "with commas between"
             )
-        if self.schedule != AUTO and not self.schedule.startswith(CSV_PREFIX):
+        if not self.schedule.startswith(CSV_PREFIX):
             find_schedule(self.schedule)
 
     @property
@@ -372,7 +368,6 @@ def configuration(options: Options, world_size: int) -> TrainerConfig:
             autocast=options.autocast,
             recompute=options.recomputed,
             compile=options.compile,
-            memory_limit=options.memory_limit,
             replicas=options.replicas,
             sharding=POLICIES[options.sharding](),
         )

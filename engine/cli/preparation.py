@@ -42,7 +42,7 @@ def prepare(arguments: Sequence[str], launch: Launch) -> Job | None:
     from engine.configuration import (
         data_of,
         model_of,
-        num_stages_of,
+        program_of,
         recomputed_stages,
         tokenizer_of,
     )
@@ -52,7 +52,7 @@ def prepare(arguments: Sequence[str], launch: Launch) -> Job | None:
         torch.set_num_threads(options.threads)
     device = _device(options.device, launch)
     config = configuration(options, launch.world_size)
-    num_stages = num_stages_of(config)  # model, data, program and partition can be made
+    num_stages = program_of(config).num_stages  # model, data, program and partition can be made
     model = model_of(config, device)
     if config.model.partition not in BY_COST:
         partition_layers(config.model.partition, model.num_layers, num_stages)

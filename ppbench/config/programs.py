@@ -23,7 +23,7 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from operator import mul
 from pathlib import Path
 
@@ -50,20 +50,17 @@ from engine.plan.messages import edge_of
 from engine.plan.period import Step, period_ns, periods
 from engine.plan.program import Program
 from engine.plan.schedules.registry import (
-    AUTO,
     CSV_PREFIX,
     ProgramFileError,
     ScheduleError,
     build_program,
 )
-from engine.plan.simulate import Durations, TransferModel, uniform
+from engine.plan.simulate import Durations, uniform
 from engine.plan.walk import of_kinds
 from ppbench.config.case import Case
 from ppbench.config.schema import CostsFile
 from ppbench.config.toml import describe, parse, read_text
 from ppbench.errors import UsageError
-from ppbench.planning.solver.choice import best_program, placements_of
-from ppbench.planning.solver.problem import counted
 
 NS_PER_MS = 1_000_000
 
@@ -72,23 +69,10 @@ def program_of(case: Case) -> Program:
     """The program of a case. Raises ScheduleError, ProgramError, NoProgramError.
 
     It has the collectives of its file where there are replicas to do them.
-    That of `schedule = "auto"` takes a second for emulated stages, and else is known to its run
-    only, which measures the costs.
+    That of `schedule = "auto"` is found before the case runs, and known to its run alone.
     """
     if case.is_automatic:
-        if not case.is_emulated:
-            raise ScheduleError(f'schedule "{AUTO}": the program is found when the case runs')
-        # Of a rank; each is that of one microbatch of a stage.
-        most_activations = case.num_microbatches * case.stages_per_rank
-        if case.memory_limit != Case.memory_limit:
-            most_activations = int(case.memory_limit)
-        return _program_found(
-            (case.world_size, case.stages_per_rank, case.num_microbatches),
-            durations_of(case),
-            link_ns_of(case),
-            most_activations,
-            meets=case.meets,
-        )
+        raise ScheduleError(f'schedule "{case.schedule}": the program is found when the case runs')
     shape = (case.schedule, case.world_size, case.num_microbatches)
     if case.schedule.startswith(CSV_PREFIX):
         return _program_of_file(*shape, case.program_digest, is_replicated=case.replicas > 1)
@@ -118,25 +102,6 @@ def sharding_of(case: Case) -> CollectivePolicy:
             return TorchWindow(case.sharding_max_active_stages)
         case _:
             return DataParallel()
-
-
-@functools.lru_cache(maxsize=16)
-def _program_found(
-    shape: tuple[int, int, int],
-    durations: Durations,
-    links_ns: Sequence[int],
-    limit: int,
-    *,
-    meets: bool,
-) -> Program:
-    world_size, stages_per_rank, num_microbatches = shape
-    mean_ns = round(sum(links_ns) / max(1, len(links_ns)))  # the solver knows one link
-    transfers = TransferModel(mean_ns)
-    problems = (
-        counted(placement, num_microbatches, durations, limit, transfers)
-        for placement in placements_of(world_size, stages_per_rank)
-    )
-    return best_program([dataclasses.replace(problem, meets=meets) for problem in problems])
 
 
 def digest_of(path: Path) -> str:

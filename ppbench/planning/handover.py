@@ -20,7 +20,7 @@ from pathlib import Path
 
 from engine.plan.layout import partition_of
 from engine.plan.program import Placement, Program, loop_placement, to_csv, v_placement
-from engine.plan.schedules.registry import AUTO, CSV_PREFIX, SCHEDULES
+from engine.plan.schedules.registry import CSV_PREFIX, SCHEDULES
 from ppbench.config.case import Case, Measure, Planned, setting_of
 from ppbench.config.reader import read_sweep
 from ppbench.config.schema import known_keys
@@ -28,7 +28,7 @@ from ppbench.config.sweep import Sweep
 from ppbench.config.toml import as_toml, key_text
 from ppbench.errors import UsageError
 from ppbench.files import write_file
-from ppbench.planning.plan import Configuration, Plan
+from ppbench.planning.plan import AUTO, Configuration, Plan
 
 _ALWAYS = (
     *("schedule", "world_size", "num_microbatches", "stages_per_rank", "model.partition"),

@@ -45,8 +45,7 @@ def shapes(request: PlanRequest, costs: CostSet) -> Iterator[Shape]:
             for schedule in request.schedules:
                 for v in request.stages_per_rank:
                     if schedule == AUTO:
-                        placements = [loop_placement(ranks, v)]
-                        placements += [v_placement(ranks)] * (v == 2 and ranks > 1)
+                        placements = placements_of(ranks, v)
                     else:
                         try:
                             shape_of(schedule, ranks, num_microbatches, v)
@@ -56,6 +55,14 @@ def shapes(request: PlanRequest, costs: CostSet) -> Iterator[Shape]:
                     for placement in placements:
                         if sum(least_layers(model, placement.num_stages)) <= len(model.layers):
                             yield Shape(schedule, placement, size, num_microbatches)
+
+
+def placements_of(world_size: int, stages_per_rank: int) -> list[Placement]:
+    """Where the solver may put stages: in loops over the ranks, or in ways down and up them."""
+    placements = [loop_placement(world_size, stages_per_rank)]
+    if stages_per_rank > 1 and world_size > 1:
+        placements.append(v_placement(world_size, stages_per_rank))
+    return placements
 
 
 def sizes_of(request: PlanRequest, costs: CostSet) -> list[int]:

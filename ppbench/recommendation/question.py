@@ -10,30 +10,26 @@ The costs are measured here, layer by layer, or are read from a file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 
-from engine.model.descriptions import CostRequest, Problem
-from engine.plan.model_costs import ModelCosts
+from engine.model.descriptions import Problem
 from ppbench.config.case import Case, PlanSettings
-from ppbench.config.programs import identity_of, is_plain_preset, sharding_of
+from ppbench.config.programs import sharding_of
 from ppbench.config.reader import read_sweep
 from ppbench.config.sweep import Sweep
 from ppbench.config.toml import line_of, read_text
 from ppbench.errors import SweepFileError
-from ppbench.planning.cost_file import read_costs_file, write_costs_file
-from ppbench.planning.cost_measurement import measure_costs
-from ppbench.planning.cost_set import MEASURED, CostSet, Setting
+from ppbench.planning.cost_file import read_costs_file
+from ppbench.planning.cost_set import CostSet
 from ppbench.planning.handover import Handover, case_of, chosen_case, write_handover
 from ppbench.planning.plan import AUTO, NoPlanError, Plan, PlanRequest, Proposal
 from ppbench.planning.planner import make_plan
-from ppbench.planning.replicas import of_replica, unplanned
+from ppbench.planning.replicas import unplanned
 from ppbench.planning.search import OnProgress
-from ppbench.run.machine.environment import default_device, fingerprint_here
-from ppbench.run.machine.measuring_code import code_hash
-from ppbench.store import check_writable
+from ppbench.run.costs import costs_here, of_one_replica
+from ppbench.run.machine.environment import default_device
 
 SIZES = (1, 2, 4, 8)
 """Microbatch sizes that are measured where none are asked for."""
@@ -71,10 +67,8 @@ def plan(
     else:
         costs = _measured(asked, request, Path(results), on_progress, remeasure=remeasure)
     costs.check_is_of(asked.model_preset, asked.model_dtype, request.seq_len, asked.train_optimizer)
-    num_states = 2 if asked.train_optimizer == "adamw" else int(asked.train_momentum > 0)
-    own = of_replica(costs, asked.replicas, sharding_of(asked), num_states)
     try:
-        found = make_plan(request, own, on_progress, effort)
+        found = make_plan(request, of_one_replica(costs, asked), on_progress, effort)
     except NoPlanError as error:
         problem = Problem(f"plan.{error.key}", str(error))
         raise located(Path(sweep.file), overrides, problem) from error
@@ -178,11 +172,7 @@ def problems_of_plan(sweep: Sweep) -> Iterator[Problem]:
 def _measured(
     case: Case, request: PlanRequest, results: Path, on_progress: OnProgress, *, remeasure: bool
 ) -> CostSet:
-    """Costs measured here by this code: of an earlier plan, or new ones, kept in a costs file.
-
-    The file's name has a hash of all that costs depend on besides their settings. The sizes and
-    times of the files of a model in a folder count: another model may get the same name.
-    """
+    """Costs measured here, of every size of microbatch that the plan may choose."""
     sizes = request.microbatch_sizes or tuple(
         size
         for size in SIZES
@@ -190,34 +180,7 @@ def _measured(
         and (size == 1 or request.global_batch // size >= min(request.ranks))
     )
     modes = {AUTO: (False, True), "none": (False,), "all": (True,)}[request.recompute]
-    wanted = CostRequest(
-        identity_of(case),
-        request.seq_len,
-        tuple((size, mode) for size in sizes for mode in modes),
-        case.device,
-        case.train_autocast,
-        {
-            "name": case.train_optimizer,
-            "learning_rate": case.train_learning_rate,
-            "weight_decay": case.train_weight_decay,
-            "momentum": case.train_momentum,
-        },
-        case.launch_threads_per_rank,
-    )
-    model = Path(wanted.identity.model)
-    files = sorted(model.glob("*")) if not is_plain_preset(wanted.identity) else []
-    states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    machine = fingerprint_here(case.device, 1, case.launch_threads_per_rank)
-    way = code_hash(), machine, states, replace(wanted, settings=())
-    kept_in = results / "costs" / f"{model.name}-{sha256(repr(way).encode()).hexdigest()[:12]}.toml"
-    kept: Mapping[Setting, ModelCosts] = {}
-    if kept_in.exists() and not remeasure:
-        costs = read_costs_file(kept_in)
-        kept = costs.by_setting
-        if set(wanted.settings) <= set(kept):
-            return replace(costs, origin=MEASURED)
-    check_writable(results, "--results")  # before the work of measuring
-    on_progress("measuring the costs of layers", 0, 1)
+    settings = tuple((size, mode) for size in sizes for mode in modes)
     lines = 0
 
     def tell(line: str) -> None:
@@ -225,7 +188,5 @@ def _measured(
         lines += 1
         on_progress(line, lines, 0)
 
-    costs = measure_costs(wanted, tell)
-    together = {**kept, **costs.by_setting}
-    write_costs_file(replace(costs, by_setting=together), kept_in, "--results")
-    return costs
+    on_progress("measuring the costs of layers", 0, 1)
+    return costs_here(case, request.seq_len, settings, results, tell, remeasure=remeasure)

@@ -6,7 +6,7 @@ Both are in one folder per launch, beside the workers' logs.
 
     results/launches/<launch_id>/job.json
                                  journal.jsonl
-                                 program-0.json       of run 0, where it was found for it
+                                 program-0.json       of run 0, where its schedule is auto
                                  running              exists, locked, while runs are left
                                  nodes.jsonl          folders of its nodes, outside the store
                                  shown                a byte for each row that was shown
@@ -88,7 +88,7 @@ def _frozen(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def keep_program(folder: Path, index: int, program: Program) -> None:
-    """Keep the program that was found for a run of a launch, for whoever accounts for its end."""
+    """Hand the program that was found for a run of a launch over to its ranks."""
     with whole_file(_program_file(folder, index)) as file:
         file.write(to_json(program).encode())
 

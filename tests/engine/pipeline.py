@@ -156,7 +156,7 @@ def unsplit_outcome(
         name: getattr(TrainerConfig, name)
         for name in (
             *("schedule", "world_size", "stages_per_rank", "policy", "look_ahead"),
-            *("memory_limit", "program"),
+            "program",
         )
     }
     key = dataclasses.replace(settings, model=model, **same), build

@@ -19,7 +19,7 @@ from pipeline import (
     with_trainer,
 )
 
-from engine.configuration import num_stages_of
+from engine.configuration import program_of
 from engine.model.data import Data
 from engine.plan.action import COMPUTE_OPS, Op
 from engine.plan.collectives import DataParallel, NoCollectives, TorchWindow, Zero1, Zero2, Zero3
@@ -90,7 +90,7 @@ def settings_of(shape, policy, schedule, kind):
     )
     if kind != "empty":
         return settings
-    inner = num_stages_of(settings_of(shape, policy, schedule, "plain")) - 2
+    inner = program_of(settings_of(shape, policy, schedule, "plain")).num_stages - 2
     partition = (2, *[0] * inner, 2) if inner >= 0 else "uniform"
     return dataclasses.replace(
         settings, model=dataclasses.replace(settings.model, partition=partition)

@@ -40,8 +40,6 @@ from engine.plan.table import Row, Table
 
 CSV_PREFIX = "csv:"
 """`csv:PATH` is the program in that file."""
-AUTO = "auto"
-"""No schedule of the registry: the program that a solver finds for the case's costs."""
 
 
 @dataclass(frozen=True)

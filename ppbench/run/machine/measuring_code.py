@@ -55,6 +55,8 @@ MEASURING = (
     "ppbench/statistics/step_times.py",
 )
 """The files, and folders of files, whose code a stored figure depends on."""
+SOLVING = ("ppbench/planning",)
+"""The folder whose code the program of schedule auto depends on."""
 VERIFYING = (*MEASURING, "ppbench/run/verification")
 """The files and folders whose code the result of a verification depends on."""
 _OURS = ("engine", "ppbench")

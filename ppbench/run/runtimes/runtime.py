@@ -173,8 +173,6 @@ def clock_facts(rank: int, alignment: Alignment, device_error_ns: int) -> dict[s
 
 def trainer_config(case: Case) -> TrainerConfig:
     """Return the engine's configuration for a case."""
-    # What emulated stages hold is counted, and their program found, without the engine.
-    has_no_limit = case.is_emulated or case.memory_limit == Case.memory_limit
     return TrainerConfig(
         model=ModelSpec(
             case.model_preset,
@@ -216,7 +214,6 @@ def trainer_config(case: Case) -> TrainerConfig:
         autocast=case.train_autocast,
         recompute=case.recompute,
         compile=case.train_compile,
-        memory_limit=None if has_no_limit else case.memory_limit,
         replicas=case.replicas,
         sharding=sharding_of(case),
         issue_ahead=case.launch_issue_ahead,

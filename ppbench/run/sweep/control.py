@@ -65,6 +65,7 @@ from ppbench.run.launch.local import (
 )
 from ppbench.run.machine.environment import default_device
 from ppbench.run.machine.node_folder import make_node_folder, remove_node_folder
+from ppbench.run.sweep.automatic import Found, find_programs, hand_over
 from ppbench.run.sweep.open_runs import RUNNING, close_open_runs, running_note, take_marker
 from ppbench.run.sweep.phases import PhaseWatch
 from ppbench.run.sweep.plan import (
@@ -109,8 +110,12 @@ def run_plan(
         check_semaphores()
     if reruns:
         note_rerun(plan, store)
+    found: Found = {}
     with _Agents() as agents:
         for part in _parts(plan, store, policy):
+            if cases := [item.case for item in part if item.case.is_automatic]:
+                with display.doing("finding the programs of schedule auto"):
+                    find_programs(cases, plan.sweep.facts, store.folder, found)
             display.begin(part, plan.sweep.axes)
             try:
                 for launch in sorted({item.launch for item in part}):
@@ -119,7 +124,7 @@ def run_plan(
                     # start finishes some runs.
                     while indices:
                         job = job_of(plan, [part[index] for index in indices], store, display)
-                        statuses = _run_job(job, indices, store, display, agents)
+                        statuses = _run_job(job, indices, store, display, agents, found)
                         indices = [at for place, at in enumerate(indices) if place not in statuses]
             finally:
                 display.end()
@@ -184,11 +189,17 @@ def job_of(plan: SweepPlan, items: Sequence[PlannedRun], store: Store, display: 
 
 
 def _run_job(
-    job: Job, indices: list[int], store: Store, display: Display, agents: _Agents
+    job: Job,
+    indices: list[int],
+    store: Store,
+    display: Display,
+    agents: _Agents,
+    found: Found,
 ) -> dict[int, str]:
     """Run one launch; return the status of each item that has a row when it has ended.
 
-    `indices` are the places of the job's items on the display.
+    `indices` are the places of the job's items on the display, `found` the programs of schedule
+    auto.
     """
     folder = store.folder / "launches" / job.launch_id
 
@@ -214,7 +225,13 @@ def _run_job(
             note_shown(folder)
 
     max_restarts = sum(2 + item.measure.retry for item in job.items)
-    program, local = [WORKER, str(write_job(folder, job))], make_node_folder(job.launch_id)
+    program = [WORKER, str(write_job(folder, job))]
+    hand_over(job, folder, found)
+    if len(statuses := read_state(folder).statuses) == len(job.items):  # none has a program
+        for event in Journal(folder).new_events():
+            show(event)
+        return statuses
+    local = make_node_folder(job.launch_id)
     launch = None
     try:
         note_node_folders(folder, [(platform.node(), local)])

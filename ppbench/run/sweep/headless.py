@@ -22,8 +22,9 @@ from ppbench.config.reader import read_sweep
 from ppbench.config.sweep import parse_only
 from ppbench.errors import UsageError
 from ppbench.files import Lock
-from ppbench.run.job import Event, Job, read_job, read_state, write_job
+from ppbench.run.job import Event, Job, Journal, read_job, read_state, write_job
 from ppbench.run.machine.environment import default_device
+from ppbench.run.sweep.automatic import Found, find_programs, hand_over
 from ppbench.run.sweep.control import job_of, num_ranks_of, show_event
 from ppbench.run.sweep.open_runs import RUNNING, running_note
 from ppbench.run.sweep.plan import (
@@ -79,12 +80,16 @@ class Headless:
         plan = self._plan = self._held.enter_context(
             exclusive_plan(read, store, choice, _say_wait, _agent())
         )
+        found: Found = {}
         if job is None:  # the first launch that has a run missing
             first = plan.missing[0].launch if plan.missing else 0
             indices = [i for i, item in enumerate(plan.missing) if item.launch == first]
             job = job_of(plan, [plan.missing[i] for i in indices], store, self._display)
+            cases = [item.case for item in job.items if item.case.is_automatic]
+            find_programs(cases, read.facts, store.folder, found)
             if indices:
                 write_job(self.folder_of(job), job)
+                hand_over(job, self.folder_of(job), found)
                 self._hold(self.folder_of(job) / RUNNING)
         needed = num_ranks_of(job.items)
         if needed > num_ranks:
@@ -96,6 +101,9 @@ class Headless:
         if given.rerun:
             note_rerun(plan, store)
         self._display.begin(list(job.items), read.axes)
+        if found:
+            for event in Journal(self.folder_of(job)).new_events():  # of cases without a program
+                self.show(job, event)
         return job
 
     def _hold(self, marker: Path) -> None:

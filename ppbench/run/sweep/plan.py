@@ -44,7 +44,7 @@ from ppbench.run.machine.environment import (
     read_environment,
     runtime_code,
 )
-from ppbench.run.machine.measuring_code import ROOT, code_hash
+from ppbench.run.machine.measuring_code import ROOT, SOLVING, code_hash
 from ppbench.run.sweep.open_runs import close_abandoned
 from ppbench.runtimes import ENGINE
 from ppbench.store import Store, new_run_id, newest_of, write_sweep_note
@@ -258,6 +258,7 @@ def _resume_key(case: Case, measure: Measure, launch: int, tracked: object) -> s
         _content_of(case.data_source),
         [_stamps_in(name) for name in (case.model_preset, case.data_tokenizer)],
         code_hash(),
+        *([code_hash(SOLVING)] if case.is_automatic else []),
         *([case.settings()] if case.emulated_costs else []),  # its times are no part of the id
         *([] if of_runtime is None else [of_runtime]),
     )

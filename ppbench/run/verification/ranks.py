@@ -212,11 +212,9 @@ def _not_possible(reason: str, *, is_asked: bool) -> Verified:
 
 def _fewer_microbatches(case: Case) -> int:
     """Return the case's number of microbatches, or fewer if the schedule allows."""
-    if case.schedule.startswith(CSV_PREFIX):
+    if case.schedule.startswith(CSV_PREFIX) or case.is_automatic:
         return case.num_microbatches
     most = max(MOST_MICROBATCHES, 2 * case.world_size)
-    if case.is_automatic:
-        return min(case.num_microbatches, most)
     for count in range(min(case.num_microbatches, most), 0, -1):
         with contextlib.suppress(ScheduleError):
             build_program(case.schedule, case.world_size, count, case.stages_per_rank)
@@ -237,7 +235,6 @@ def _in_small(case: Case, way: Way, num_microbatches: int, *, is_full: bool) -> 
         train_microbatch_size=way.batch,
         model_dtype=way.dtype,
         model_partition=partition,
-        memory_limit=Case.memory_limit,  # in bytes of the case's own size
         train_autocast="none",
         train_compile=case.train_compile and is_full,
         train_lr_schedule="constant",

@@ -42,6 +42,7 @@ from engine.interfaces import InterfaceError
 from engine.model.data import DataError
 from engine.model.partition import PartitionError
 from engine.model.stage_module import ModelError
+from engine.plan.program import Program
 from engine.plan.rules import ProgramError
 from engine.plan.schedules.registry import ScheduleError
 from engine.run.clock import clock_for
@@ -53,7 +54,7 @@ from engine.run.precision import force_ieee
 from engine.run.streams import TooManyEdgesError
 from ppbench.config.case import Case
 from ppbench.config.kinds import seconds_of
-from ppbench.config.programs import check_file_unchanged, program_of
+from ppbench.config.programs import check_file_unchanged
 from ppbench.errors import PpbenchError, StoreError, UsageError, chain_of, led_to
 from ppbench.files import Lock
 from ppbench.judge.differences import FEWEST_LAUNCHES
@@ -76,7 +77,7 @@ from ppbench.run.job import (
     Journal,
     PlannedRun,
     is_asked_to_stop,
-    keep_program,
+    kept_program,
     note_node_folders,
     read_job,
     read_state,
@@ -425,7 +426,11 @@ class Worker:
             speed = {"tokens_per_s": tokens_per_s, "step_s": step_s}
             self.note("step", step=step, num_steps=num_steps, **speed)
 
-        hands = Hands(self.prepare, self._release, begin_clock)
+        program = None
+        if item.case.is_automatic:
+            program = broadcast(functools.partial(kept_program, self._folder, index))
+        prepare = functools.partial(self.prepare, program=program)
+        hands = Hands(prepare, self._release, begin_clock)
         verified = self._verifier.verify(item.case, item.measure, hands)
         self._begin_clock(index, item.measure.timeout_s)
         reset_process_peak()
@@ -435,10 +440,8 @@ class Worker:
             others_bytes = max(0, now_bytes - first_bytes)
         device = own_device(item.case.device)
         before_bytes = most_used_bytes(device)
-        member, arm = self.prepare(item.case), None
+        member, arm = prepare(item.case), None
         if member is not None:
-            if self._rank == 0 and member.config.program is not None:
-                keep_program(self._folder, index, member.config.program)
             arm = Arm(item, member, self._node, note_step, others_bytes)
             arm.open()
             self._most_needed = max(self._most_needed, most_used_bytes(device) - before_bytes)
@@ -503,8 +506,10 @@ class Worker:
             self._journal.add(noted)
             self._on_event(noted)
 
-    def prepare(self, case: Case) -> RankContext | None:
+    def prepare(self, case: Case, program: Program | None = None) -> RankContext | None:
         """Build this rank's part of a case, None where it has none.
+
+        `program` is what a case with schedule auto runs.
 
         Collective: every rank of the launch calls it, and waits for the others afterwards.
         """
@@ -533,10 +538,7 @@ class Worker:
             cores = self._cores.of_rank(case, local_rank, here)
             if cores is not None:
                 self._cores.bind(cores)
-        config = trainer_config(case)
-        if case.is_automatic and case.is_emulated:  # rank 0 finds the program for all
-            found = broadcast(functools.partial(program_of, case))
-            config = dataclasses.replace(config, program=found)
+        config = dataclasses.replace(trainer_config(case), program=program)
         agreement = agree(config, fabric)
         if case.runtime != ENGINE and case.num_processes == 1:  # it may need a communicator
             fabric.connect([], tuple(range(case.world_size)), ())

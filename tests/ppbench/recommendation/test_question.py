@@ -12,7 +12,7 @@ from ppbench.errors import StoreError, SweepFileError, UsageError
 from ppbench.planning.cost_file import read_costs_file, write_costs_file
 from ppbench.planning.cost_set import MEASURED, CostSet, Setting
 from ppbench.planning.words import as_dict
-from ppbench.recommendation import question
+from ppbench.run import costs as costs_here
 
 MIB = 2**20
 LAYER = LayerCosts(1e6, 2e6, 1e6, 1e6, 0.01, 10 * MIB, 4 * MIB, MIB, 20 * MIB, MIB, 1e5)
@@ -166,7 +166,7 @@ def test_ranks_that_the_cases_do_not_agree_on_are_asked_for(folder):
 def test_nothing_is_measured_for_a_folder_that_takes_no_files(folder, monkeypatch):
     (folder / "mine.toml").write_text(TEXT.replace("file:costs.toml", "measure"))
     (folder / "results").write_text("a file")
-    monkeypatch.setattr(question, "measure_costs", lambda *_: pytest.fail("measured in vain"))
+    monkeypatch.setattr(costs_here, "measure_costs", lambda *_: pytest.fail("measured in vain"))
     with pytest.raises(StoreError, match="results: cannot be written to"):
         ppbench.plan("mine.toml", effort=0.05)
 
@@ -180,7 +180,7 @@ def test_costs_are_measured_again_for_another_way_to_train(folder, monkeypatch):
         models = {Setting(*one): costs.by_setting[1, False] for one in wanted.settings}
         return replace(costs, origin=MEASURED, by_setting=models)
 
-    monkeypatch.setattr(question, "measure_costs", measured)
+    monkeypatch.setattr(costs_here, "measure_costs", measured)
     for override in ([], [], ["train.autocast=bfloat16"], ["train.momentum=0.5"], []):
         plan = ppbench.plan("mine.toml", ["plan.microbatch_sizes=[1]", *override], effort=0.05)
         assert plan.costs.origin == MEASURED
@@ -202,7 +202,7 @@ def test_costs_are_kept_in_a_file_that_gains_the_settings_of_later_plans(folder,
         models = {Setting(*one): costs.by_setting[1, False] for one in wanted.settings}
         return replace(costs, origin=MEASURED, by_setting=models)
 
-    monkeypatch.setattr(question, "measure_costs", measured)
+    monkeypatch.setattr(costs_here, "measure_costs", measured)
     for sizes in ("[1]", "[2]", "[1,2]", "[1]"):
         overrides = [f"plan.microbatch_sizes={sizes}", "plan.recompute=none"]
         ppbench.plan("mine.toml", overrides, effort=0.05)

@@ -72,7 +72,7 @@ def test_the_program_that_was_run_is_stored_with_its_spans(swept, device):
 
 @pytest.mark.parametrize("device", ["emulated", "cpu"])
 def test_who_accounts_for_a_run_that_died_knows_its_program(swept, device):
-    """A model's is known to its ranks only, so they keep it before they begin."""
+    """The case does not say it: it is in the folder of the launch."""
     run = run_of(swept, device)
     (file,) = (swept / "results" / "launches").glob("*/job.json")
     items = read_job(file).items
