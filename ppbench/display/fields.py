@@ -339,7 +339,7 @@ COMPUTED: dict[str, dict[str, Field]] = {
         ),
         "edge": words("stages", "sending and receiving stage of a message"),
         "mean_step_ns": number(
-            "mean makespan",
+            "mean step",
             ",.1f",
             MS,
             lower,

@@ -176,11 +176,11 @@ RUNS: tuple[Column, ...] = (
     Column(
         "bubble_jitter", pa.float64(), "part added by the variation of single actions and messages"
     ),
-    Column("bubble_launch_gap", pa.float64(), "the rest of the makespan: host between actions"),
+    Column("bubble_launch_gap", pa.float64(), "the rest of the step: host between actions"),
     Column(
         "bubble_between",
         pa.float64(),
-        "host time from step to step, less where neighbouring steps overlap",
+        "host time from step to step",
     ),
     Column(
         "op_costs_ns",
