@@ -143,22 +143,16 @@ class Table(Sequence[tuple[Action, ...]]):
         if 0 not in kept:
             return self
         ends = (kept[begin:end].count(1) for begin, end in itertools.pairwise(self.offset))
-        columns = (self.op, self.stage, self.microbatch)
-        arrays = (array("q", itertools.compress(column, kept)) for column in columns)
+        arrays = (array("q", itertools.compress(column, kept)) for column in self.arrays[1:])
         return Table(array("q", itertools.accumulate(ends, initial=0)), *arrays)
 
     def with_tails(self, tails: Sequence[Sequence[Action]]) -> Table:
         """The same rows with further actions at the end of each."""
-        table = Table(array("q", [0]), array("q"), array("q"), array("q"))
+        rows = []
         for (begin, end), tail in zip(itertools.pairwise(self.offset), tails, strict=True):
-            further = Table.of([tail])
-            for own, ours, theirs in zip(
-                table.arrays[1:], self.arrays[1:], further.arrays[1:], strict=True
-            ):
-                own.extend(ours[begin:end])
-                own.extend(theirs)
-            table.offset.append(len(table.op))
-        return table
+            rows.append(Row(*(column[begin:end] for column in self.arrays[1:])))
+            rows[-1].append(Row.of(tail))
+        return Table.of(rows)
 
     def __len__(self) -> int:
         return len(self.offset) - 1

@@ -198,12 +198,9 @@ def walk_all(
         empty = made_by(0, 0), made_by(0, 0)
         lines = _lines(program.placement, sharing, made_by) if program.has_transfers else empty
         num_lines = max(lines[0], default=0) + 1
-        if len(took) == 1 and isinstance(took[0], type(stack)):
-            joined = took[0]
-        else:
-            joined = made_by(0, 0)
-            for one in took:
-                joined.extend(one)
+        joined = made_by(0, 0)
+        for one in took:
+            joined.extend(one)
         meets = largest(table[1]) > kernels.RECV_B
         return (
             (*table, _awaited(program, table, made_by)),
