@@ -16,6 +16,7 @@ BENCHMARKS: tuple[str, ...] = (
     "simulate",
     "core",
     "solver",
+    "memory_limits",
     "planning",
     "worlds",
     "split_backward",

@@ -175,3 +175,17 @@ def test_a_problem_that_is_none(changes, match):
     problem = counted(loop_placement(2), 2, Durations((1, 1), (1, 1), (1, 1)), 2)
     with pytest.raises(ValueError, match=match):
         replace(problem, **changes)
+
+
+@pytest.mark.parametrize("p", [2, 4, 6])
+def test_as_many_microbatches_as_ranks_have_the_bubble_of_zb_h1_and_no_less(p):
+    f, i, w, c, m = 30, 28, 20, 2, 3 * p  # a weight half keeps 43 % of a microbatch
+    times = Durations((f,) * p, (i,) * p, (w,) * p)
+    held = (100,) * p, (43,) * p
+    limits, link = (100 * p,) * p, TransferModel(c)
+    problem = Problem(loop_placement(p), m, times, limits, *held, link, meets=False)
+    solution = solve(problem, 0)
+    assert_sound(problem, solution)
+    # Messages are waited for on the way there and back, before the first I and behind the last F.
+    least = m * (f + i + w) + (p - 1) * (f + i - w + 4 * c)
+    assert solution.step_ns == solution.bound_ns == least

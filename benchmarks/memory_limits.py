@@ -1,6 +1,6 @@
 """Bubbles of the solver's programs by period, under limits of memory, beside their lower bounds.
 
-    python -m benchmarks.limits [--effort 1] [--settings 0 1 ... 8] [--limits 1.0 1.125 ... 3.0]
+    python -m benchmarks.memory_limits [--effort 1] [--settings 0 1 ... 8] [--limits 1.0 1.125 ... 3.0]
 
 Ranks do not meet between steps, and no optimizer takes time. The costs are nine published settings
 of one stage per rank (16, 24 and 32 ranks, 3 to 8 microbatches for each), in microseconds: F takes
@@ -88,7 +88,7 @@ def main() -> None:
     for number in asked.settings:
         setting = SETTINGS[number]
         solved[setting] = [_point(setting, limit, asked.effort) for limit in asked.limits]
-    write("limits", asked, surroundings, list(_ratios(solved)), list(_figures(solved)))
+    write("memory_limits", asked, surroundings, list(_ratios(solved)), list(_figures(solved)))
 
 
 def _point(setting: Setting, limit: float, effort: float) -> Point:
