@@ -1,6 +1,7 @@
 """Bubbles of the solver's programs by period, under limits of memory, beside their lower bounds.
 
-    python -m benchmarks.memory_limits [--effort 1] [--settings 0 1 ... 8] [--limits 1.0 1.125 ... 3.0]
+    python -m benchmarks.memory_limits [--effort 1] [--settings 0 1 ... 8]
+        [--limits 1.0 1.125 ... 3.0]
 
 Ranks do not meet between steps, and no optimizer takes time. The costs are nine published settings
 of one stage per rank (16, 24 and 32 ranks, 3 to 8 microbatches for each), in microseconds: F takes
