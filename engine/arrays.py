@@ -115,11 +115,12 @@ def _can_compile() -> bool:
         return False
     # numba asks here already whether there is a BLAS, and for that imports scipy, which takes as
     # long as all the rest; it asks again where one is used.
-    asks, linalg.ensure_blas = linalg.ensure_blas, lambda: None
-    try:
-        import numba.np.arraymath
-    finally:
-        linalg.ensure_blas = asks
+    if asks := getattr(linalg, "ensure_blas", None):
+        linalg.ensure_blas = lambda: None
+        try:
+            import numba.np.arraymath
+        finally:
+            linalg.ensure_blas = asks
     return True
 
 
