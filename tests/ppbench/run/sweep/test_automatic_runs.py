@@ -12,6 +12,7 @@ from command import TINY, inside, ppbench
 from engine.plan.check import check
 from engine.plan.program import from_json
 from engine.plan.rules import peak_activations
+from ppbench.errors import ExitCode
 from ppbench.run.job import read_job
 from ppbench.run.sweep import open_runs
 from ppbench.store import Store
@@ -88,6 +89,17 @@ def test_ranks_hold_no_more_than_the_limit(swept):
     assert run["peak_held_microbatches"] == 1
     assert run["planned_step_ns"] == 4 * (2 + 3 + 3 + 2 + 1) * 1_000_000  # one after the other
     assert run_of(swept, "cpu")["peak_memory_bytes"] <= 64 * 2**20
+
+
+def test_a_limit_that_nothing_keeps_within_is_an_invalid_run_without_ranks(swept):
+    (swept / "limited.toml").write_text(SWEEP.replace("64 MiB", "1 KiB"))
+    arguments = ("sweep", "limited.toml", "--no-report", "--only", "device=cpu")
+    done = ppbench(*arguments, "--results", "limited", folder=swept)
+    assert done.returncode == ExitCode.failed_runs, done.stderr
+    assert "memory_limit 1 KiB: no program keeps within it; the least that would" in done.stderr
+    ((_, run),) = Store(swept / "limited").every_run().iterrows()
+    assert (run["status"], run["memory_limit"]) == ("invalid", "1 KiB")
+    assert not list((swept / "limited" / "launches").glob("*/logs"))
 
 
 def test_what_reads_programs_reads_that_of_the_run(swept):
