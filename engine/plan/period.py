@@ -5,8 +5,9 @@
              <---- the makespan ----->
                                   <-- the period: from step to step, once they are alike -->
 
-Each rank ends its step with an optimizer. Where ranks meet before, as for the norm of all gradients
-or for what replicas sum, all wait for each other; else a rank begins while others end.
+Each rank ends its step with an optimizer. Where ranks meet before, as for the norm of all
+gradients, all wait for each other; else a rank begins while others end. Replicas meet rank by rank
+at the collectives of their program.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ def periods(steps: Iterable[Step], moving: Moving = FREE) -> list[Fraction]:
     steps are alike then. If none of `MOST_STEPS` are, it is the mean over the second half of them.
     Raises ProgramError for a program that hangs.
     """
-    ended: dict[tuple[int, bool], Program] = {}
+    ended: dict[tuple[int, bool], tuple[Program, Program]] = {}  # the first keeps its id
     given: list[tuple[Program, list[Ints]]] = []
     found: dict[int, Fraction] = {}
     for step in steps:
         key = id(step.program), step.meets
         if key not in ended:
-            ended[key] = with_end(step.program, meets=step.meets)
-        given.append((ended[key], [_with_last(step, took) for took in step.took_ns]))
+            ended[key] = step.program, with_end(step.program, meets=step.meets)
+        given.append((ended[key][1], [_with_last(step, took) for took in step.took_ns]))
     num_steps = 1
     while left := [at for at in range(len(given)) if at not in found]:
         walks = walk_all((given[at] for at in left), moving, steps=num_steps)
@@ -71,7 +72,7 @@ def periods(steps: Iterable[Step], moving: Moving = FREE) -> list[Fraction]:
                 half, last = num_steps // 2, num_steps - 1
                 ends = [max(walked.step_ends_ns[step::num_steps]) for step in (half, last)]
                 found[at] = Fraction(ends[1] - ends[0], last - half)
-        num_steps = max(3, 2 * num_steps)
+        num_steps = min(MOST_STEPS, max(3, 2 * num_steps))
     return [found[at] for at in range(len(given))]
 
 

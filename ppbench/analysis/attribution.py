@@ -12,8 +12,9 @@ own times, and taking the differences:
     6  the step as it was measured                more: launch gaps, the host between actions
 
 A step in a row begins on each rank when that is done with the one before; ranks meet in between
-where the training lets them. A step after a pause is walked over alone, if the next could overlap
-it: 5 is then what its windows have more than its makespan, and comes last.
+where the training lets them. A step that does not begin so on all ranks, as after a pause, is
+walked over alone if others could overlap it: 5 is then what its windows have more than its
+makespan, and comes last.
 
 Replicas that train together are replayed together, joined at their collectives. Up to 3 all are
 alike and the collectives take no time; before 4 come

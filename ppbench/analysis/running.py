@@ -22,25 +22,29 @@ Idle = list[list[int]]
 class Following:
     """What is between the computations of a step and the next: each rank's optimizer.
 
-    `meets`: before it ranks wait for each other, to clip gradients or to sum them.
+    `meets`: before it ranks wait for each other, as for the norm of all gradients.
     """
 
     optimizer_ns: tuple[int, ...]
     meets: bool
 
     def balanced(self) -> Following:
-        """The same with equal optimizers."""
-        each = round(sum(self.optimizer_ns) / len(self.optimizer_ns))
-        return Following((each,) * len(self.optimizer_ns), self.meets)
+        """The same with equal optimizers, on the ranks that have one."""
+        known = [ns for ns in self.optimizer_ns if ns]
+        mean = round(sum(known) / len(known)) if known else 0
+        return Following(tuple(mean if ns else 0 for ns in self.optimizer_ns), self.meets)
 
     def as_json(self) -> str:
         """As a column of `runs`."""
         return json.dumps({"optimizer_ns": self.optimizer_ns, "meets": self.meets})
 
 
-def stored_following(run: pd.Series) -> Following:
-    """How the steps of a run were modelled to follow each other."""
-    known = json.loads(str(run["following"]))
+def stored_following(run: pd.Series) -> Following | None:
+    """How the steps of a run were modelled to follow each other, where that is stored."""
+    text = run.get("following")
+    if not isinstance(text, str):
+        return None
+    known = json.loads(text)
     return Following(tuple(known["optimizer_ns"]), known["meets"])
 
 

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeVar
 
+from engine.model.presets import PRESETS
 from engine.plan.sizes import bytes_of
 from ppbench.config.kinds import (
     AUTO,
@@ -303,8 +304,14 @@ class Case:
 
     @property
     def meets(self) -> bool:
-        """Whether ranks wait for each other after a step: to clip gradients, or to sum them."""
-        return self.train_clip_norm > 0 or self.replicas > 1
+        """Whether ranks wait for each other after a step.
+
+        They do where gradients are clipped by the norm of all, and where stages of a preset share a
+        weight, whose gradients they sum. Replicas meet rank by rank, which their collectives say.
+        """
+        preset = None if self.is_emulated else PRESETS.get(self.model_preset)
+        is_tied = preset is not None and preset.tie_word_embeddings and self.world_size > 1
+        return self.train_clip_norm > 0 or is_tied
 
     @property
     def is_emulated(self) -> bool:

@@ -217,7 +217,7 @@ def bubble_in_theory(case: Case, program: Program) -> float:
     """The bubble of a running training with a program, free transfers and no optimizer.
 
     Durations are the emulated ones, else equal stages with F = I = W. Ranks wait for each other in
-    each step where gradients are clipped or replicas sum them.
+    each step where the case says so.
     """
     unit = program.num_stages  # so that a stage's time is a whole number
     durations = uniform(program.placement, unit, unit, unit)

@@ -16,7 +16,7 @@ from ppbench.planning.cost_measurement import measure_costs
 from ppbench.planning.cost_set import MEASURED, CostSet, Setting
 from ppbench.planning.replicas import of_replica
 from ppbench.run.machine.environment import fingerprint_here
-from ppbench.run.machine.measuring_code import code_hash
+from ppbench.run.machine.measuring_code import MEASURING, OF_COSTS, code_hash
 from ppbench.store import check_writable
 
 
@@ -53,7 +53,7 @@ def costs_here(
     files = sorted(model.glob("*")) if not is_plain_preset(wanted.identity) else []
     states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     machine = fingerprint_here(case.device, 1, case.launch_threads_per_rank)
-    way = code_hash(), machine, states, replace(wanted, settings=())
+    way = code_hash((*MEASURING, *OF_COSTS)), machine, states, replace(wanted, settings=())
     kept_in = results / "costs" / f"{model.name}-{sha256(repr(way).encode()).hexdigest()[:12]}.toml"
     kept: Mapping[Setting, ModelCosts] = {}
     is_factory = ":" in wanted.identity.model

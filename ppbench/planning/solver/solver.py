@@ -5,7 +5,7 @@ The best is that with the shortest step, as `problem` says.
     rules      rows filled in order of time, by several keys and flows        Rows.filled_by
                or in turns of I and F, where ranks have a stage each          Rows.alternating
     families   the registry's schedules that fit                              Rows.of_program
-    changes    the best of these, changed around their longest path           search.anneal
+    changes    the best of these, changed around their longest path           loops.anneal
     wholes     backwards made whole where that costs nothing                  Rows.with_wholes
 
 Rows are arrays of kinds, which `loops` explains. All rows of a problem have the same length: a
@@ -134,7 +134,12 @@ class Rows:
         held = problem.limits, problem.least_limits, [*taken, *freed, *map(neg, left), *freed]
         self.memory = tuple(array("q", column) for column in held)
         self.link = problem.transfers.duration_ns, problem.transfers.overlaps
-        self.after = array("q", problem.optimizers) + filled(0, 2 * self.num_stages)
+        # A rank without stages has no step of its own, but to meet others.
+        lasts = [
+            ns if problem.meets or own else 0
+            for ns, own in zip(problem.optimizers, stages, strict=True)
+        ]
+        self.after = array("q", lasts) + filled(0, 2 * self.num_stages)
 
     # making rows
 
@@ -179,7 +184,7 @@ class Rows:
     def annealed(
         self, row: array[int], settings: tuple[int, int, int, int], seed: int
     ) -> Candidate:
-        """The best of the rows that changes at random lead to; `settings` as `search.anneal`'s."""
+        """The best of the rows that changes at random lead to; `settings` as `loops.anneal`'s."""
         given, best, offset = row[:], row[:], self.shape[3]
         lengths = (range(offset[rank], offset[rank + 1]) for rank in range(self.num_ranks))
         owner = array("q", [rank for rank, places in enumerate(lengths) for _ in places])

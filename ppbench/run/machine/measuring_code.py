@@ -55,8 +55,10 @@ MEASURING = (
     "ppbench/statistics/step_times.py",
 )
 """The files, and folders of files, whose code a stored figure depends on."""
-SOLVING = ("ppbench/planning",)
-"""The folder whose code the program of schedule auto depends on."""
+SOLVING = ("ppbench/planning", "ppbench/run/costs.py", "ppbench/run/sweep/automatic.py")
+"""The code that the program of schedule auto depends on besides."""
+OF_COSTS = ("ppbench/planning/cost_measurement.py",)
+"""The code that measured costs of layers depend on besides."""
 VERIFYING = (*MEASURING, "ppbench/run/verification")
 """The files and folders whose code the result of a verification depends on."""
 _OURS = ("engine", "ppbench")

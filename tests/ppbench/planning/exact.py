@@ -6,9 +6,10 @@ What a rank holds at an F is then a sum of what came before it. Microbatches are
 less than its halves: a 0 or 1 then says whether it is whole, which makes I as long and its W follow
 at once; and such a stage's W need not be in order, for one of them may be part of a whole backward.
 
-Where ranks meet, the step is from the meeting to the last end. Where they do not, the same starts
-in every step, so much later, are a running training if no rank takes longer than that from its
-first start to the end of its optimizer.
+A message takes no longer than what its sender does until the next one, so that none waits for
+another. Where ranks meet, the step is from the meeting to the last end. Where they do not, the same
+starts in every step, so much later, are a running training if no rank takes longer than that from
+its first start to the end of its optimizer.
 """
 
 import itertools

@@ -13,8 +13,8 @@ from engine.plan.action import Op
 from engine.plan.check import check
 from engine.plan.lower import lower
 from engine.plan.period import period_ns
-from engine.plan.program import from_csv, loop_placement, to_csv, v_placement
-from engine.plan.simulate import Durations, TransferModel
+from engine.plan.program import Placement, from_csv, loop_placement, to_csv, v_placement
+from engine.plan.simulate import FREE_TRANSFERS, Durations, TransferModel
 from ppbench.planning.solver.bounds import lower_bound
 from ppbench.planning.solver.problem import NoProgramError, Problem, counted
 from ppbench.planning.solver.solver import solve
@@ -189,3 +189,14 @@ def test_as_many_microbatches_as_ranks_have_the_bubble_of_zb_h1_and_no_less(p):
     # Messages are waited for on the way there and back, before the first I and behind the last F.
     least = m * (f + i + w) + (p - 1) * (f + i - w + 4 * c)
     assert solution.step_ns == solution.bound_ns == least
+
+
+def test_a_rank_without_stages_has_no_step_of_its_own():
+    times = Durations((1,), (1,), (1,))
+    placement = Placement((0,), 2)
+    for meets, step_ns in ((False, 3), (True, 100)):
+        one = counted(placement, 1, times, 9)
+        problem = replace(one, optimizer_ns=(0, 100), meets=meets)
+        solution = solve(problem, 0)
+        period = period_ns(solution.program, times, FREE_TRANSFERS, (0, 100), meets=meets)
+        assert solution.step_ns == step_ns == period >= solution.bound_ns
