@@ -24,6 +24,7 @@ from engine.plan.action import NO_INDEX, Action, Op
 from engine.plan.check import check, explain
 from engine.plan.kernels import NONE
 from engine.plan.program import Program
+from engine.plan.replay import Replay
 from engine.plan.rules import check_facts
 from engine.plan.simulate import FREE_TRANSFERS, Durations, Simulation, TransferModel
 from engine.plan.walk import FREE, Moving, Walk, of_kinds, walk_all
@@ -119,11 +120,14 @@ def _repeated(walked: Walk) -> Fraction | None:
     return None
 
 
-def period_of(simulation: Simulation) -> Fraction:
+def period_of(simulation: Simulation | Replay) -> Fraction:
     """The period of a simulated program whose ranks do not meet, without an optimizer."""
     if (period := _repeated(simulation.walk)) is not None:
         return period
-    program, transfers = simulation.program, simulation.transfers
+    program = simulation.program
+    if isinstance(simulation, Replay):
+        return periods([Step(program, simulation.took_ns)])[0]
+    transfers = simulation.transfers
     step = Step(program, [of_kinds(program, simulation.took_ns)])
     return periods([step], Moving(transfers.duration_ns, transfers.overlaps))[0]
 

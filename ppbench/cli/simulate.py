@@ -126,13 +126,12 @@ def simulate(
     overlapping = "beside compute" if moved.overlaps else "compute waits"
     takes = f"{amount(moved.duration_s)} s, {overlapping}" if moved.duration_s else "free"
     bubbles = {name: f"{figures[name]:.4f}" for name in figures if name.startswith("bubble")}
-    of_replicas, path_facts, periods = {}, {}, {}
+    of_replicas, path_facts = {}, {}
     if isinstance(prediction, Prediction):
         path = prediction.critical_path()
         more = f" … {path[-1]}" if len(path) > SHOWN_OF_PATH else ""
         words = f"{' '.join(map(str, path[:SHOWN_OF_PATH]))}{more} ({counted(len(path), 'action')})"
         path_facts = {"critical path": words}
-        periods = {"period": f"{amount(prediction.period_s)} s"}
     else:
         of_replicas = dict(replicas_facts(prediction)[1:])
     for_people: dict[str, object] = {
@@ -141,7 +140,7 @@ def simulate(
         "transfer": takes,
         **of_replicas,
         "makespan": f"{amount(prediction.makespan_s)} s",
-        **periods,
+        "period": f"{amount(prediction.period_s)} s",
         **bubbles,
         "peak activations by rank": peaks_text(prediction.peaks),
         "actions": f"{figures['num_actions']:,}",

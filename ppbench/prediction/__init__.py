@@ -94,10 +94,20 @@ class PredictedStep:
         share = share_of_stage(self.program)
         return [peak * share for peak in peak_activations(self.program.compute_only())]
 
+    @cached_property
+    def period_s(self) -> Fraction:
+        """The time of a step in a running training, in which each rank goes on when it is done."""
+        return period_of(self.simulation) / self.ticks_per_s
+
     def figures(self) -> dict[str, object]:
-        """The step's figures under their names in the store; times in seconds."""
+        """The step's figures, those of steps in a row among them; times in seconds."""
+        compute_ns = self.simulation.compute_ns
+        each_ns = [compute_ns] if isinstance(compute_ns, int) else list(map(sum, compute_ns))
+        capacity_s = len(each_ns) * self.program.world_size * self.period_s
         return {
             "makespan": number(self.makespan_s),
+            "period": number(self.period_s),
+            "bubble_of_period": float(1 - Fraction(sum(each_ns), self.ticks_per_s) / capacity_s),
             "bubble_fraction": self.simulation.bubble_fraction,
             "bubble_idle_over_ideal": self.simulation.bubble_idle_over_ideal,
             "bubble_max_stage_span": self.simulation.bubble_max_stage_span,
@@ -140,20 +150,6 @@ class Prediction(PredictedStep):
             f"Prediction({self.program.schedule}: {shape}; makespan {number(self.makespan_s):g} s, "
             f"bubble {bubble:.1%})"
         )
-
-    @cached_property
-    def period_s(self) -> Fraction:
-        """The time of a step in a running training, in which each rank goes on when it is done."""
-        return period_of(self.simulation) / self.ticks_per_s
-
-    def figures(self) -> dict[str, object]:
-        """The step's figures, those of steps in a row among them; times in seconds."""
-        figures = super().figures()
-        compute_s = Fraction(self.simulation.compute_ns, self.ticks_per_s)
-        bubble = 1 - compute_s / (self.program.world_size * self.period_s)
-        makespan = figures.pop("makespan")
-        of_period = {"period": number(self.period_s), "bubble_of_period": float(bubble)}
-        return {"makespan": makespan, **of_period, **figures}
 
     @property
     def frame(self) -> pd.DataFrame:

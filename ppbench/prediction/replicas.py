@@ -99,10 +99,9 @@ class JoinedPrediction(PredictedStep):
     def figures(self) -> dict[str, object]:
         """The step's figures, over the ranks of all replicas; times in seconds."""
         return {
-            "makespan": number(self.makespan_s),
+            **super().figures(),
             "exposed_collective": number(self.collective_s),
             "replica_skew": number(self.skew_s),
-            **super().figures(),
             "num_collectives": sum(
                 a.op in JOINING_OPS for row in self.program.actions for a in row
             ),

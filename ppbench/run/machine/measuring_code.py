@@ -35,6 +35,7 @@ MEASURING = (
     "ppbench/analysis/mfu.py",
     "ppbench/analysis/reference.py",
     "ppbench/analysis/replicas.py",
+    "ppbench/analysis/running.py",
     "ppbench/analysis/transfers.py",
     "ppbench/config/programs.py",
     "ppbench/judge/differences.py",
