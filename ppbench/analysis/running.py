@@ -20,7 +20,7 @@ Idle = list[list[int]]
 
 @dataclass(frozen=True)
 class Following:
-    """What is between the computations of a step and the next: each rank's optimizer.
+    """Steps follow each other with an optimizer of each rank between their computations.
 
     `meets`: before it ranks wait for each other, as for the norm of all gradients.
     """
@@ -35,7 +35,7 @@ class Following:
         return Following(tuple(mean if ns else 0 for ns in self.optimizer_ns), self.meets)
 
     def as_json(self) -> str:
-        """As a column of `runs`."""
+        """Return it as `runs` stores it."""
         return json.dumps({"optimizer_ns": self.optimizer_ns, "meets": self.meets})
 
 

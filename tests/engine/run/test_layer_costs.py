@@ -140,9 +140,9 @@ def test_the_peak_of_a_run_is_what_its_layers_hold(schedule, num_held, recompute
 
 
 def test_a_layer_that_takes_longer_than_its_like_keeps_its_own_times():
-    layers = costs_of("models:uneven_sequential", budget_s=0.2).layers
+    layers = costs_of("models:uneven_sequential", budget_s=1.0).layers
     light, heavy = layers[1], layers[3]
-    assert heavy.forward_ns > 1.5 * light.forward_ns  # pooled, they would be equal
+    assert heavy.forward_ns > 3 * light.forward_ns
     assert heavy.held_after_forward > 10 * light.held_after_forward
 
 

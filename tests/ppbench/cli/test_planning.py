@@ -87,17 +87,18 @@ def test_replicas_take_the_step_that_is_planned_for_emulated_ones(schedule):
     )
     alike = replace(case, emulated_replica_factors=(1.1,) * 3)
     free = replace(alike, emulated_gather_ms=(), emulated_reduce_ms=())
-    own_ms, alike_ms, free_ms = (
-        planned_step_ns(one, lowered_of(one)) / 1e6 for one in (case, alike, free)
+    running_ms = planned_step_ns(case, lowered_of(case)) / 1e6
+    own_ms, alike_ms, free_ms = (  # where ranks meet, a step is a makespan
+        planned_step_ns(replace(one, train_clip_norm=1.0), lowered_of(one)) / 1e6
+        for one in (case, alike, free)
     )
     figures = simulated(schedule, 4, 8, cost="F=1,I=1.5,W=1", **REPLICATED)
-    assert figures["period"] == pytest.approx(own_ms, abs=1e-5)
-    if schedule == "zbv":  # the end of a step and the beginning of the next overlap
-        assert figures["period"] < figures["makespan"]
-    else:
-        assert figures["period"] == figures["makespan"]
-        assert figures["exposed_collective"] == pytest.approx(alike_ms - free_ms, abs=1e-5)
-        assert figures["replica_skew"] == pytest.approx(own_ms - alike_ms, abs=1e-5)
+    assert figures["makespan"] == pytest.approx(own_ms, abs=1e-5)
+    assert figures["exposed_collective"] == pytest.approx(alike_ms - free_ms, abs=1e-5)
+    assert figures["replica_skew"] == pytest.approx(own_ms - alike_ms, abs=1e-5)
+    assert figures["period"] == pytest.approx(running_ms, abs=1e-5)
+    # Of zbv the end of a step and the beginning of the next overlap.
+    assert (figures["period"] < figures["makespan"]) == (schedule == "zbv")
     compute = 3.3 * 4 * 8 * 3.5
     assert figures["bubble_fraction"] == pytest.approx(1 - compute / (12 * figures["makespan"]))
     assert figures["bubble_max_stage_span"] <= figures["bubble_fraction"]
