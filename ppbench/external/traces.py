@@ -299,5 +299,7 @@ def _messages(
             continue
         sent_ns, went_on_ns = times[made][1].end_ns, times[taken][1].start_ns
         waits_ns = min(idle_from.get(taken, sent_ns), went_on_ns)
-        yield maker, Timed(send, sent_ns, max(sent_ns, went_on_ns), is_seen=False)
-        yield taker, Timed(receive, waits_ns, max(waits_ns, went_on_ns), is_seen=False)
+        # A receiver that was busy until it went on has waited for no message: this took no time.
+        over_ns = max(sent_ns, went_on_ns) if waits_ns < went_on_ns else sent_ns
+        yield maker, Timed(send, sent_ns, over_ns, is_seen=False)
+        yield taker, Timed(receive, waits_ns, went_on_ns, is_seen=False)

@@ -8,6 +8,7 @@ from traces import complete, kernel, launch, on_device, one_step, operator, trac
 
 from engine.plan.program import from_json
 from engine.plan.schedules.registry import build_program
+from engine.plan.simulate import Durations, simulate
 from ppbench.cli import export as exporting
 from ppbench.errors import UsageError
 from ppbench.export.bencher import name_of
@@ -195,6 +196,41 @@ def test_gpipes_ranges_hold_receiving_and_sending_too(tmp_path):
     assert (measured["1B0"], measured["0B0"]) == ((25, 40), (49, 59))
     assert (tables["ranks"]["clock_error_ns"] == 0).all()
     assert run["schedule"] in ("afab", "1f1b")  # of one microbatch they are the same
+
+
+@pytest.mark.parametrize(
+    ("schedule", "ranks", "forward_us", "backward_us"),
+    [
+        ("afab", 2, (10, 20), (10, 20)),
+        ("1f1b", 2, (20, 10), (40, 20)),
+        ("1f1b", 4, (10,) * 4, (20,) * 4),
+        ("1f1b", 4, (10, 20, 10, 10), (20, 40, 20, 20)),
+        ("interleaved_1f1b", 2, (10,) * 4, (20,) * 4),
+    ],
+)
+def test_no_message_moves_while_its_receiver_is_busy(
+    tmp_path, schedule, ranks, forward_us, backward_us
+):
+    program, half = build_program(schedule, ranks, 8), tuple(us // 2 for us in backward_us)
+    planned = simulate(program, Durations(forward_us, half, half))  # free messages, no gaps
+    paths = [
+        trace(
+            tmp_path,
+            rank,
+            [
+                complete(str(action), step + start, step + end)
+                for step in (0, planned.makespan_ns, 2 * planned.makespan_ns)
+                for action, start, end in zip(row, starts, ends, strict=True)
+            ],
+        )
+        for rank, (row, starts, ends) in enumerate(
+            zip(program.actions, planned.start_ns, planned.end_ns, strict=True)
+        )
+    ]
+    run, tables = imported(paths, tmp_path)
+    parts = tables["attribution"][["transfer_ns", "jitter_ns", "launch_gap_ns"]]
+    assert (parts == 0).all().all()
+    assert run["modelled_bubble_fraction"] == pytest.approx(planned.bubble_fraction)
 
 
 def test_with_kernels_an_action_takes_from_its_first_to_its_last(tmp_path):
