@@ -169,6 +169,8 @@ class Bench:
         self.sweep = dataclasses.replace(sweep, file=str(Path(sweep.file).resolve()))
         self.progress = progress
         self.budget = Budget(budget_s)
+        self.rounds_budget_s = budget_s
+        """The budget by which launches have more rounds than planned; 0 for as many as planned."""
         self._num_starts, self._start_s = 0, 0.0  # how many were made; how long the last one took
         self.starts: Counter[str] = Counter()  # that this process has made, by target
         self._store = Store(results.resolve())
@@ -364,7 +366,9 @@ class Bench:
             except SetupError as error:
                 return {at: str(error)}
         here, root = Path.cwd().resolve(), self._root
-        with Conductor(new_run_id(), len(trees)) as conductor:  # a single one asks for no turn
+        budget_s, is_later = self.rounds_budget_s, self._num_starts > 0
+        # A single set asks for no turn.
+        with Conductor(new_run_id(), len(trees), budget_s, is_later=is_later) as conductor:
             starts = []
             for at, tree in enumerate(trees):
                 folder = tree / (here.relative_to(root) if here.is_relative_to(root) else Path())

@@ -114,6 +114,7 @@ def measured(
     if max_launches is None:
         rounds.bring_to(launches or 0)
         return compared(None)
+    rounds.bench.rounds_budget_s = budget_s
     say = rounds.bench.progress.say
     return measure_until_decided(
         max_launches, rounds.bring_to, compared, metrics, say, budget_s, AT_ONCE

@@ -69,13 +69,14 @@ def measure_until_decided(
         )
     counts = range(FEWEST_LAUNCHES, most_launches, at_once)
     planned = (*counts, most_launches)
-    budget, num_made = Budget(budget_s), 0.0
+    budget, round_s = Budget(budget_s), 0.0
     for place, num_launches in enumerate(planned):
+        began_s = budget.passed_s
         num_rounds = bring_to(num_launches)
         looks = Looks(planned[: place + 1], most_launches)
         comparison = compared(looks)
-        num_made += num_rounds
-        round_s = budget.passed_s / max(num_made, 1)
+        if num_rounds:  # of the last start: the first one prepares work trees besides
+            round_s = (budget.passed_s - began_s) / num_rounds
         if place == 0 and num_rounds and len(planned) > 1:
             most = duration(round_s * (most_launches - num_launches))
             say(

@@ -5,9 +5,10 @@
 
 Commits, and packages of other versions, cannot share processes. Each has a set of its own, whose
 rank 0 asks the conductor before it opens its cases, before each round, and before it closes them.
-A round begins when every set has asked for it. Whoever waits sleeps in a read of its socket. The
-sets may make several launches, one after the other: the first launch of one is paired with the
-first of another, whatever their numbers.
+A round begins when every set has asked for it. A set that has made the rounds that were planned
+asks for more, which there are while the budget allows. Whoever waits sleeps in a read of its
+socket. The sets may make several launches, one after the other: the first launch of one is paired
+with the first of another, whatever their numbers.
 
 Requests and answers are lines of JSON over a socket of this machine:
 
@@ -24,12 +25,15 @@ import shutil
 import socket
 import tempfile
 import threading
+import time
 from collections import deque
 from pathlib import Path
 from typing import Self
 
-from ppbench.run.rounds import order_of
+from ppbench.run.rounds import is_time_left, order_of
 
+NO_MORE = -1
+"""The answer to a set that asks for more rounds, where there are none."""
 VARIABLE = "PPBENCH_CONDUCTOR"
 """Environment variable of a set: its number, the id of its rounds, the conductor's socket and the
 number of its first launch."""
@@ -44,9 +48,18 @@ def first_launch() -> int:
 class Conductor:
     """Gives the sets of a launch their turns, in a thread, until it is left."""
 
-    def __init__(self, name: str, num_sets: int) -> None:
-        """`name` identifies the rounds: what was measured under it is paired."""
+    def __init__(
+        self, name: str, num_sets: int, budget_s: float = 0.0, *, is_later: bool = False
+    ) -> None:
+        """`name` identifies the rounds: what was measured under it is paired.
+
+        With a budget of the command, launches have more rounds than planned as far as
+        `ppbench.run.rounds.is_time_left`, which `is_later` is for.
+        """
         self._name, self._expected = name, set(range(num_sets))
+        self._budget_s, self._is_later = budget_s, is_later
+        self._opened_s = self._began_s = 0.0  # when a launch's cases, and its rounds, began
+        self._num_rounds = 0  # of a launch
         self._folder = Path(tempfile.mkdtemp(prefix="ppbench-turns-"))
         self._path = self._folder / "socket"
         self._listener = socket.socket(socket.AF_UNIX)
@@ -127,13 +140,24 @@ class Conductor:
         if self._active is not None:
             return
         for number, (wants, _) in sorted(self._wanting.items()):
-            if wants != "round":
+            if wants in {"open", "close"}:
+                if wants == "open" and (self._num_rounds or not self._opened_s):
+                    self._opened_s, self._num_rounds = time.monotonic(), 0
                 self._answer(number)
                 return
         with self._lock:
             expected = sorted(self._expected)
         if not self._queue and expected and set(self._wanting) >= set(expected):
-            self._round += 1
+            if all(self._wanting[number][0] == "more" for number in expected):
+                times = time.monotonic() - self._began_s, self._began_s - self._opened_s
+                known = self._num_rounds, *times, self._budget_s
+                if not (self._num_rounds and is_time_left(*known, is_later=self._is_later)):
+                    for number in expected:
+                        self._tell(number, NO_MORE)
+                    return
+            if not self._num_rounds:
+                self._began_s = time.monotonic()
+            self._round, self._num_rounds = self._round + 1, self._num_rounds + 1
             self._queue += [expected[at] for at in order_of(len(expected), self._round)]
         while self._queue:
             number = self._queue.popleft()
@@ -142,10 +166,14 @@ class Conductor:
                 return
 
     def _answer(self, number: int) -> None:
-        _, connection = self._wanting.pop(number)
+        """Let a set work."""
         self._active = number
+        self._tell(number, self._round)
+
+    def _tell(self, number: int, answer: int) -> None:
+        _, connection = self._wanting.pop(number)
         with contextlib.suppress(OSError):
-            connection.sendall(json.dumps({"round": self._round}).encode() + b"\n")
+            connection.sendall(json.dumps({"round": answer}).encode() + b"\n")
 
 
 class Conducted:
@@ -170,7 +198,8 @@ class Conducted:
     def ask(self, wants: str) -> int:
         """End this set's turn, and wait for the next; returns the number of its round.
 
-        `wants` is "open", "round" or "close". Raises ConnectionError if the conductor has gone.
+        `wants` is "open", "round", "more" or "close"; `NO_MORE` is an answer to "more", and no turn
+        begins with it. Raises ConnectionError if the conductor has gone.
         """
         self._socket.sendall(json.dumps({"set": self._number, "wants": wants}).encode() + b"\n")
         answer = self._answers.readline()

@@ -1,6 +1,11 @@
-"""The order of arms in a round."""
+"""The order of arms in a round, and how long a launch goes on with rounds."""
 
 from __future__ import annotations
+
+from ppbench.judge.looks import LATER_SHARE
+
+MOST_OF_BUDGET = 1 / 8
+"""Share of a budget that the rounds of one launch take at most: cases may take long to open."""
 
 
 def order_of(num_arms: int, round_index: int) -> list[int]:
@@ -12,3 +17,16 @@ def order_of(num_arms: int, round_index: int) -> list[int]:
     first = round_index // 2 % num_arms
     turned = [*range(first, num_arms), *range(first)]
     return turned if round_index % 2 == 0 else turned[::-1]
+
+
+def is_time_left(
+    num_rounds: int, passed_s: float, opening_s: float, budget_s: float, *, is_later: bool
+) -> bool:
+    """Whether a launch with a budget makes another round, after so many in so many seconds.
+
+    It goes on for twice as long as it took to open the cases, as closing them takes about as long:
+    more rounds would replace launches, and fewer would be mostly waiting. A later launch, made
+    after the first look, has at least a share of the budget.
+    """
+    wanted_s = max(2 * opening_s, is_later * LATER_SHARE * budget_s)
+    return passed_s * (num_rounds + 0.5) / num_rounds < min(wanted_s, MOST_OF_BUDGET * budget_s)

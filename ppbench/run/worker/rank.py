@@ -58,8 +58,7 @@ from ppbench.config.programs import check_file_unchanged
 from ppbench.errors import PpbenchError, StoreError, UsageError, chain_of, led_to
 from ppbench.files import Lock
 from ppbench.judge.differences import FEWEST_LAUNCHES
-from ppbench.judge.looks import LATER_SHARE
-from ppbench.run.conductor import VARIABLE, Conducted
+from ppbench.run.conductor import NO_MORE, VARIABLE, Conducted
 from ppbench.run.failures.evidence import (
     PEER_LOST,
     STORE_FAILED,
@@ -88,7 +87,7 @@ from ppbench.run.machine.environment import ON_GPUS, read_environment
 from ppbench.run.machine.node_folder import node_folder_of_rank, remove_node_folder
 from ppbench.run.machine.placement import needs_host_memory, on_cores
 from ppbench.run.records import write_result
-from ppbench.run.rounds import order_of
+from ppbench.run.rounds import is_time_left, order_of
 from ppbench.run.runtimes.emulated import EmulatedRuntime
 from ppbench.run.runtimes.runtime import Factory, RankContext, RefusalError, trainer_config
 from ppbench.run.sweep.headless import Headless
@@ -108,8 +107,6 @@ from ppbench.store import Store, new_run_id
 NUM_SPARE = 8
 ROOM = 1.5
 """Times the memory that the largest case so far needed, which must be left to open another."""
-MOST_OF_BUDGET = 1 / 8
-"""Share of a budget that the rounds of one launch take at most: cases may take long to open."""
 _NO_MEMORY = (torch.OutOfMemoryError, MemoryError)
 _NO_MEMORY_WORDS = ("t allocate memory", "out of memory", "ALLOC_FAILED")
 """Words by which generic exceptions report a failed allocation."""
@@ -347,7 +344,9 @@ class Worker:
             num_planned, number, began = max(map(len, turns)), 0, time.monotonic()
             next_step = Next.round
             while next_step is Next.round:
-                asked = self._ask("round")
+                asked = self._ask("round" if number < num_planned else "more")
+                if asked == NO_MORE:
+                    break
                 round_index = next_round + number if asked is None else asked
                 for place in order_of(len(group), number):
                     sizes = turns[place]
@@ -388,25 +387,19 @@ class Worker:
     ) -> Next:
         """Say what comes after so many rounds, which began at that time. Collective.
 
-        A sweep with a budget goes on for twice as long as it took to open the cases, as closing
-        them takes about as long: more rounds would replace launches, and fewer would be mostly
-        waiting. A launch after the first look has a share of the budget.
+        With a conductor, it says whether there are more rounds than planned.
         """
 
         def decide() -> Answer:
             if is_asked_to_stop(self._folder):
                 return Answer(Next.stop)
-            if number < num_planned:
+            if number < num_planned or VARIABLE in os.environ:
                 return Answer(Next.round)
             budgets = [seconds_of(own.item.measure.budget) for own in group]
-            if VARIABLE in os.environ or not all(budgets):  # other sets have as many rounds
-                return Answer(Next.close)
-            passed_s = time.monotonic() - began
+            times = time.monotonic() - began, began - self._opens, min(budgets)
             is_later = group[-1].item.launch >= FEWEST_LAUNCHES
-            wanted_s = max(2 * (began - self._opens), is_later * LATER_SHARE * min(budgets))
-            most_s = min(wanted_s, MOST_OF_BUDGET * min(budgets))
-            is_time_left = passed_s * (number + 0.5) / number < most_s
-            return Answer(Next.round if is_time_left else Next.close)
+            goes_on = all(budgets) and is_time_left(number, *times, is_later=is_later)
+            return Answer(Next.round if goes_on else Next.close)
 
         return Next(broadcast(decide).value)
 

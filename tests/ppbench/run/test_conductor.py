@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from ppbench.run.conductor import VARIABLE, Conducted, Conductor
-from ppbench.run.rounds import order_of
+from ppbench.run.conductor import NO_MORE, VARIABLE, Conducted, Conductor
+from ppbench.run.rounds import MOST_OF_BUDGET, is_time_left, order_of
 
 
 @pytest.mark.parametrize("num_arms", [1, 2, 3, 4])
@@ -34,17 +34,22 @@ class Sets:
 
     def _work(self, conductor, number, num_rounds):
         connected = Conducted(*json.loads(conductor.variables(number)[VARIABLE]))
-        for wants in ("open", *["round"] * num_rounds, "close"):
-            index = connected.ask(wants)
-            with self._lock:
-                self._working += 1
-                assert self._working == 1
-                self.log.append((wants, number, index))
-            time.sleep(0.002)
-            with self._lock:
-                self._working -= 1
+        for wants in ("open", *["round"] * num_rounds):
+            self._take_part(number, wants, connected.ask(wants))
+        while num_rounds and (index := connected.ask("more")) != NO_MORE:
+            self._take_part(number, "round", index)
+        self._take_part(number, "close", connected.ask("close"))
         connected.close()
         conductor.leave_out(number)
+
+    def _take_part(self, number, wants, index):
+        with self._lock:
+            self._working += 1
+            assert self._working == 1
+            self.log.append((wants, number, index))
+        time.sleep(0.05 if wants == "open" else 0.002)
+        with self._lock:
+            self._working -= 1
 
     def run(self):
         for thread in self._threads:
@@ -71,12 +76,41 @@ def test_sets_work_one_at_a_time_and_each_round_has_all_of_them(num_sets):
     assert [wants for wants, _, _ in log].count("open") == num_sets
 
 
-def test_a_set_with_fewer_rounds_is_not_waited_for():
+def test_sets_have_the_same_rounds_whatever_each_has_planned():
     with Conductor("a", 2) as conductor:
         log = Sets(conductor, [1, 4]).run()
+    assert rounds_in(log) == {index: order_of(2, index) for index in range(4)}
+
+
+def test_a_set_that_closes_its_cases_is_not_waited_for():
+    with Conductor("a", 2) as conductor:
+        log = Sets(conductor, [0, 4]).run()
+    assert rounds_in(log) == {index: [1] for index in range(4)}
+
+
+def test_with_a_budget_all_sets_go_on_with_rounds_for_as_long():
+    with Conductor("a", 2, budget_s=60) as conductor:
+        log = Sets(conductor, [2, 2]).run()
     found = rounds_in(log)
-    assert sorted(found[0]) == [0, 1]
-    assert [found[index] for index in (1, 2, 3)] == [[1]] * 3
+    assert len(found) > 4  # for twice as long as both took to open, .1 s
+    assert found == {index: order_of(2, index) for index in range(len(found))}
+
+
+def test_rounds_take_twice_the_time_of_opening_within_a_share_of_the_budget():
+    def most_s(opening_s, budget_s, *, is_later=False):
+        """The time of rounds of a second each."""
+        going = (
+            n
+            for n in itertools.count(1)
+            if not is_time_left(n, n, opening_s, budget_s, is_later=is_later)
+        )
+        return next(going)
+
+    assert most_s(10, 1000) == 20
+    assert most_s(10, 80) == 80 * MOST_OF_BUDGET
+    assert most_s(1, 1000) == 2
+    assert most_s(1, 1000, is_later=True) == 50
+    assert most_s(10, 0) == 1
 
 
 def test_a_set_that_dies_in_its_turn_or_never_comes_holds_nobody_up():
