@@ -106,9 +106,9 @@ def seconds(results: Path) -> dict[str, float]:
         took[name] = time.perf_counter() - began
         began = time.perf_counter()
 
-    spans, lowered, replicas = stored_job(Store(results), "last")[1:]
+    _, spans, lowered, replicas, following = stored_job(Store(results), "last")
     lap("reading the spans")
-    times = times_of(spans, lowered, replicas)
+    times = times_of(spans, lowered, replicas, following)
     lap("matching them with the program")
     stragglers_of(times)
     lap("replaying")

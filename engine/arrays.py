@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, MutableSequence
 from functools import cache
@@ -44,7 +45,8 @@ def packed(numbers: Ints) -> Ints:
 
 def largest(numbers: Ints) -> int:
     """The largest of some numbers; 0 of none."""
-    if isinstance(numbers, array) and len(numbers) >= PAYS_FROM:
+    is_worth_it = len(numbers) >= PAYS_FROM or (len(numbers) > 0 and "numpy" in sys.modules)
+    if isinstance(numbers, array) and is_worth_it:
         import numpy as np
 
         return int(np.frombuffer(numbers, np.int64).max())

@@ -20,6 +20,7 @@ from ppbench.analysis.attribution import PHASES, REPLICA_PARTS, parts_in
 from ppbench.analysis.costs import slow_link, slow_stage, stored_costs
 from ppbench.analysis.job_times import times_of
 from ppbench.analysis.policy_whatif import POLICY_NOTE, other_sharing
+from ppbench.analysis.running import Following, stored_following
 from ppbench.analysis.stragglers import Stragglers, stragglers_of
 from ppbench.analysis.whatif import (
     HALVES_NOTE,
@@ -222,15 +223,15 @@ def stragglers_of_run(store: Store, name: str) -> tuple[str, Stragglers]:
 
     Raises UsageError for a run that is not ok, StoreError for one whose spans are lost.
     """
-    run_id, spans, lowered, replicas = stored_job(store, name)
+    run_id, spans, lowered, replicas, following = stored_job(store, name)
     try:
-        return run_id, stragglers_of(times_of(spans, lowered, replicas))
+        return run_id, stragglers_of(times_of(spans, lowered, replicas, following))
     except KeyError as error:
         raise StoreError(f"run {run_id}: {error.args[0]} has no span in some step") from None
 
 
-def stored_job(store: Store, name: str) -> tuple[str, pd.DataFrame, Program, int]:
-    """A run's id, the spans of its measured steps, its program and its number of replicas.
+def stored_job(store: Store, name: str) -> tuple[str, pd.DataFrame, Program, int, Following | None]:
+    """A run's id, and what `times_of` takes: its spans, program, replicas and how steps follow.
 
     Raises as `stragglers_of_run` does.
     """
@@ -239,7 +240,8 @@ def stored_job(store: Store, name: str) -> tuple[str, pd.DataFrame, Program, int
     spans = store.table("spans", [run["run_id"]])
     if spans.empty:
         raise missing_spans(store, run)
-    return str(run["run_id"]), spans, program_of_run(run), int(run["replicas"])
+    following = stored_following(run)
+    return str(run["run_id"]), spans, program_of_run(run), int(run["replicas"]), following
 
 
 def _explained(store: Store, run: pd.Series) -> Explanation:

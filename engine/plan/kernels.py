@@ -197,9 +197,10 @@ def walk(
     `shape` is (steps K, replicas D, microbatches, stages). A walker is a rank of a replica, d x p +
     r; what is by step and replica lies one behind the other, (d x K + k) times its length.
     `table`: offset, op, stage, column and `awaits`, the collective of the row that an action waits
-    for. `took` is by replica and action; a message's at its SEND. `walkers`: where each stands in
-    its row, in which step, since when it is free, what it did last, what it is blocked on, and the
-    stack of those to go on. `links`: when each is there, NONE before or MADE, and what brought it.
+    for. `took` is by replica, step and action; a message's at its SEND. `walkers`: where each
+    stands in its row, in which step, since when it is free, what it did last, what it is blocked
+    on, and the stack of those to go on. `links`: when each is there, NONE before or MADE, and what
+    brought it.
     `queue`: the first and last transfer of each line, what is behind each, and lines to look at.
     `channel`: when each channel and lane is free, and who has come to a meeting.
     `times`: when each action starts and ends, and when what it lets move begins to move; NONE
@@ -224,7 +225,7 @@ def walk(
         walker = stack[top]
         replica, rank = walker // num_ranks, walker % num_ranks
         at, k, free, before = position[walker], step[walker], now[walker], latest[walker]
-        begin, stop, first_took = offset[rank], offset[rank + 1], replica * size
+        begin, stop = offset[rank], offset[rank + 1]
         base = (replica * num_steps + k) * size
         link_base = (replica * num_steps + k) * num_links * width
         while True:
@@ -255,7 +256,7 @@ def walk(
                     if has_why:
                         reason = brought[link]
                 start[own] = began
-                end[own] = free = began + took[first_took + at]
+                end[own] = free = began + took[own]
                 before = own
                 if has_why:
                     cause[own] = reason
@@ -286,12 +287,14 @@ def walk(
             elif code <= RECV_B:
                 kind = code * num_stages + stage[at]
                 start[own] = free
-                todo[0], num_todo = replica * num_lines + lines[0][kind], 1
-                if first[todo[0]] < 0:
-                    first[todo[0]] = own
+                here = replica * num_lines + lines[0][kind]
+                if first[here] < 0:
+                    first[here] = own
                 else:
-                    behind[last[todo[0]]] = own
-                last[todo[0]] = own
+                    behind[last[here]] = own
+                last[here] = own
+                is_other_there = first[replica * num_lines + lines[1][kind]] >= 0
+                todo[0], num_todo = here, int(is_other_there)
                 while num_todo > 0:
                     num_todo -= 1
                     line = todo[num_todo]
@@ -299,34 +302,34 @@ def walk(
                     one = first[line]
                     if one < 0:
                         continue
-                    there = one % size
+                    there, both = one % size, one // size
                     kind = op[there] * num_stages + stage[there]
                     other_line = replica * num_lines + lines[1][kind]
                     other = first[other_line]
                     if other < 0:
                         continue
                     other_at = other % size
-                    if needed[op[other_at] * num_stages + stage[other_at]] != needed[kind]:
+                    other_kind = op[other_at] * num_stages + stage[other_at]
+                    if needed[other_kind] != needed[kind]:
                         continue
                     is_receive = op[there] == RECV_F or op[there] == RECV_B
                     send, receive = (other, one) if is_receive else (one, other)
-                    if column[there] != column[other_at] or one // size != other // size:
+                    if column[there] != column[other_at] or one - there != other - other_at:
                         return receive
                     first[line], first[other_line] = behind[one], behind[other]
                     here = replica * num_links + edge[kind]
                     moved = max(start[send], start[receive], free_ns[here])
-                    over = moved + took[replica * size + send % size]
-                    link = (receive // size * num_links) * width + needed[kind] + column[there]
+                    over = moved + took[send]
+                    link = both * num_links * width + needed[kind] + column[there]
                     start[send] = start[receive] = moves[send] = moves[receive] = moved
                     end[send] = end[receive] = free_ns[here] = there_ns[link] = over
                     if has_why:
                         brought[link] = send
                     for each in (lines[0][kind], lines[1][kind]):
-                        if not is_todo[each]:
+                        if first[replica * num_lines + each] >= 0 and not is_todo[each]:
                             is_todo[each], todo[num_todo] = 1, replica * num_lines + each
                             num_todo += 1
-                    receiving = op[receive % size] * num_stages + stage[receive % size]
-                    waiting = replica * num_ranks + user[receiving]
+                    waiting = replica * num_ranks + user[kind]
                     if blocked[waiting] == link:
                         blocked[waiting], stack[top] = NONE, waiting
                         top += 1
@@ -336,7 +339,7 @@ def walk(
                 if has_why:
                     cause[own] = reason
                 start[own] = began
-                end[own] = free = began + took[first_took + at]
+                end[own] = free = began + took[own]
                 before = own
             elif code == NORM:
                 if end[own] < 0 and start[own] < 0:
@@ -350,7 +353,7 @@ def walk(
                             # Every rank stands at its NORM.
                             theirs = each // num_ranks * num_steps + k
                             place = at if each == walker else position[each]
-                            end[theirs * size + place] = come_ns[k] + took[replica * size + at]
+                            end[theirs * size + place] = come_ns[k] + took[own]
                             if blocked[each] == NONE - 1 - (theirs * size + place):
                                 blocked[each], stack[top] = NONE, each
                                 top += 1
@@ -371,7 +374,7 @@ def walk(
                     for each in range(replicas):
                         theirs, lane = (each * num_steps + k) * size + at, each * num_ranks + rank
                         moves[theirs] = ready
-                        end[theirs] = lane_ns[lane] = ready + took[each * size + at]
+                        end[theirs] = lane_ns[lane] = ready + took[theirs]
                         waiting = each * num_ranks + rank
                         if blocked[waiting] == NONE - 1 - theirs:
                             blocked[waiting], stack[top] = NONE, waiting

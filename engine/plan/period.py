@@ -36,13 +36,15 @@ MOST_STEPS = 64
 class Step(NamedTuple):
     """A program with the nanoseconds of each of its actions, by replica, and how a step ends.
 
-    `optimizer_ns` is by rank, or the same for all.
+    `optimizer_ns` is by rank, or the same for all. A step that stands alone begins on all ranks
+    when the one before it is over on all.
     """
 
     program: Program
     took_ns: Sequence[Ints]
     optimizer_ns: Sequence[int] | int = 0
     meets: bool = False
+    is_alone: bool = False
 
 
 def periods(steps: Iterable[Step], moving: Moving = FREE) -> list[Fraction]:
@@ -52,6 +54,7 @@ def periods(steps: Iterable[Step], moving: Moving = FREE) -> list[Fraction]:
     steps are alike then. If none of `MOST_STEPS` are, it is the mean over the second half of them.
     Raises ProgramError for a program that hangs.
     """
+    steps = list(steps)
     ended: dict[tuple[int, bool], tuple[Program, Program]] = {}  # the first keeps its id
     given: list[tuple[Program, list[Ints]]] = []
     found: dict[int, Fraction] = {}
@@ -67,7 +70,9 @@ def periods(steps: Iterable[Step], moving: Moving = FREE) -> list[Fraction]:
             if not walked.is_over:
                 check(walked.program)  # it says which computation of a step waits for which
                 explain(walked)
-            if (period := _repeated(walked)) is not None:
+            if steps[at].is_alone:
+                found[at] = Fraction(max(walked.step_ends_ns))
+            elif (period := _repeated(walked)) is not None:
                 found[at] = period
             elif num_steps >= MOST_STEPS:
                 half, last = num_steps // 2, num_steps - 1
@@ -77,13 +82,12 @@ def periods(steps: Iterable[Step], moving: Moving = FREE) -> list[Fraction]:
     return [found[at] for at in range(len(given))]
 
 
-def with_end(program: Program, *, meets: bool) -> Program:
+def with_end(program: Program, *, meets: bool, has_optimizer: bool = True) -> Program:
     """The program with the optimizer of each rank, and before it the meeting if there is one."""
-    norm, opt = (Action(NO_INDEX, op, NO_INDEX) for op in (Op.NORM, Op.OPT))
-    tails = [
-        ([norm] if meets else []) + ([opt] if meets or end > begin else [])
-        for begin, end in itertools.pairwise(program.table.offset)
-    ]
+    ops = [Op.NORM] * meets + [Op.OPT] * has_optimizer
+    ending = [Action(NO_INDEX, op, NO_INDEX) for op in ops]
+    ends = itertools.pairwise(program.table.offset)
+    tails = [ending if meets or end > begin else [] for begin, end in ends]
     return replace(program, actions=program.table.with_tails(tails))
 
 
@@ -94,9 +98,8 @@ def _with_last(step: Step, took: Ints) -> Ints:
     lasts = [each] * ranks if isinstance(each, int) else each
     whole = took[:0]
     for (begin, end), last in zip(itertools.pairwise(offset), lasts, strict=True):
-        ending = [0, last] if step.meets else [last] * (end > begin)
         whole.extend(took[begin:end])
-        whole.extend(ending)
+        whole.extend([0, last] if step.meets else [last] * (end > begin))
     return whole
 
 

@@ -25,8 +25,8 @@ A computation waits for the latest UNSHARD of its stage before it in its row, OP
 collectives before them; RESHARD takes no time. All ranks of all replicas are needed for a NORM, and
 each waits for it.
 
-A training is steps in a row: `steps` repetitions, each rank beginning the next one when its own is
-done. Nothing else keeps steps apart.
+A training is steps in a row, each rank beginning the next one when its own is done. Nothing else
+keeps steps apart. Every action takes as long in each of them, or has a time of its own in each.
 """
 
 from __future__ import annotations
@@ -164,23 +164,27 @@ def walk_all(
 ) -> Iterator[Walk]:
     """Walk over programs, each with the nanoseconds of every action in each of its replicas.
 
-    A message's time is at its SEND, a collective's is that for which it moves bytes. In a program
-    without transfers, messages move as `moving` says. On all cores where there is much to do.
-    Raises ProgramError where a stage is not on its rank, ValueError where times are missing.
+    A replica's times are those of one step, or of several one behind the other; the walk goes over
+    them `steps` times. A message's time is at its SEND, a collective's is that for which it moves
+    bytes. In a program without transfers, messages move as `moving` says. On all cores where there
+    is much to do. Raises ProgramError where a stage is not on its rank, ValueError where times are
+    missing.
     """
     cases = list(cases)
-    size = steps * sum(program.table.num_actions * len(took) for program, took in cases)
+    tables: dict[tuple[int, Maker], tuple[Arrays, int]] = {}
+    size = steps * sum(len(one) for _, took in cases for one in took)
 
     def call(program: Program, took: Sequence[Ints]) -> tuple[Any, ...]:
         num_actions, replicas, ranks = program.table.num_actions, len(took), program.world_size
-        if not took or any(len(one) != num_actions for one in took):
-            lengths = ", ".join(str(len(one)) for one in took) or "none"
-            raise ValueError(f"expected the times of {num_actions} actions, got {lengths}")
+        num_steps = steps * _num_timed(program, took)
         longest = max(map(largest, took)) + moving.transfer_ns
-        made_by = listed if steps * num_actions * longest > MOST_NS else maker(size)
-        table, width = columns_of(program, made_by)
+        made_by = listed if num_steps * num_actions * longest > MOST_NS else maker(size)
+        key = id(program), made_by
+        if key not in tables:
+            tables[key] = _table_of(program, made_by)
+        table, width = tables[key]
         num_walkers, links = replicas * ranks, num_links(program)
-        spans = replicas * steps * num_actions
+        spans = replicas * num_steps * num_actions
 
         def never(length: int) -> Ints:
             return made_by(NONE, length)
@@ -190,24 +194,25 @@ def walk_all(
         walkers = (
             table[0][:-1] * replicas,  # type: ignore[operator]  # of an array or list
             *(made_by(0, num_walkers), made_by(0, num_walkers)),
-            *(never(num_walkers), never(num_walkers), stack, made_by(0, num_walkers * steps)),
+            *(never(num_walkers), never(num_walkers), stack, made_by(0, num_walkers * num_steps)),
         )
-        there = never(replicas * steps * links * width)
-        for first in range(0, len(there), max(1, links * width)):  # the inputs of stage 0
-            there[first : first + width] = made_by(0, width)
+        there = made_by(0, width)  # the inputs of stage 0, in each step
+        there.extend(never((links - 1) * width))
+        there *= replicas * num_steps  # type: ignore[operator,assignment]  # an array or list
         empty = made_by(0, 0), made_by(0, 0)
         lines = _lines(program.placement, sharing, made_by) if program.has_transfers else empty
         num_lines = max(lines[0], default=0) + 1
         joined = made_by(0, 0)
         for one in took:
-            joined.extend(one)
+            for _ in range(steps):
+                joined.extend(one)
         meets = largest(table[1]) > kernels.RECV_B
         return (
-            (*table, _awaited(program, table, made_by)),
+            table,
             kinds_of(program.placement, width, made_by),
             lines,
             joined,
-            (steps, replicas, width, program.num_stages),
+            (num_steps, replicas, width, program.num_stages),
             *moving,
             walkers,
             (there, never(len(there) if has_why else 0)),
@@ -218,19 +223,30 @@ def walk_all(
             ),
             (
                 *(made_by(0, links * replicas), never(links * replicas)),
-                *(made_by(0, num_walkers), made_by(0, (num_actions + 1) * steps if meets else 0)),
-                made_by(0, steps),
+                made_by(0, num_walkers),
+                made_by(0, (num_actions + 1) * num_steps if meets else 0),
+                made_by(0, num_steps),
             ),
             (never(spans), never(spans), never(spans)),
             (never(spans), never(spans)) if has_why else empty,
         )
 
     walked = run_all(size, kernels.walk, itertools.starmap(call, cases))
-    for (program, took), (misdelivered, arguments) in zip(cases, walked, strict=True):
-        walkers, queue, times, why = (arguments[at] for at in (7, 9, 11, 12))
+    for (program, _), (misdelivered, arguments) in zip(cases, walked, strict=True):
+        shape, walkers, queue, times, why = (arguments[at] for at in (4, 7, 9, 11, 12))
         start, end, moves = map(packed, times)
-        shape, of_walkers = (program, steps, len(took)), (walkers[0], walkers[-1])
-        yield Walk(*shape, start, end, moves, why, *of_walkers, misdelivered, queue[0])
+        of_case, of_walkers = (program, shape[0], shape[1]), (walkers[0], walkers[-1])
+        yield Walk(*of_case, start, end, moves, why, *of_walkers, misdelivered, queue[0])
+
+
+def _num_timed(program: Program, took: Sequence[Ints]) -> int:
+    """For how many steps each replica has times; raises ValueError where some are missing."""
+    num_actions, lengths = program.table.num_actions, {len(one) for one in took}
+    steps = max(lengths, default=0) // num_actions if num_actions else 1
+    if not steps or lengths != {steps * num_actions}:
+        given = ", ".join(str(len(one)) for one in took) or "none"
+        raise ValueError(f"expected the times of {num_actions} actions, got {given}")
+    return steps
 
 
 @lru_cache(maxsize=64)
@@ -247,10 +263,11 @@ def _lines(placement: Placement, sharing: Sharing, made_by: Maker) -> tuple[Ints
     return lines
 
 
-def _awaited(program: Program, table: Arrays, made_by: Maker) -> Ints:
-    """The collective that each action waits for, or NONE; nothing where there are none."""
+def _table_of(program: Program, made_by: Maker) -> tuple[Arrays, int]:
+    """The table with the collective that each action waits for, if any; and its `columns_of`."""
+    table, width = columns_of(program, made_by)
     if not program.has_collectives:
-        return made_by(0, 0)
+        return (*table, made_by(0, 0)), width
     latest, awaits = made_by(NONE, program.num_stages), made_by(NONE, len(table[1]))
     run(len(awaits), kernels.find_awaited, *table[:3], latest, awaits)
-    return awaits
+    return (*table, awaits), width

@@ -129,7 +129,7 @@ def attribute(
     if num_replicas > 1 or lowered.has_collectives:
         replicas, parts = replica_costs(costs, spans, moved, joined), REPLICA_PARTS
         chain += [replicas.alike().times(lowered), replicas.times(lowered)]
-    job = times_in(spans, lowered, num_replicas)[0]
+    job = times_in(spans, lowered, num_replicas, [0])[0]
     places = {int(step): place for place, step in enumerate(sorted(spans["step"].unique()))}
     steps = [int(str(step)) for step in of_ranks.index.unique("step")]
     follows = of_ranks["follows"].groupby("step").all()

@@ -1,64 +1,78 @@
 """The times of a whole job, all replicas of all steps, as one array that can be changed.
 
-    ns[step, replica, column]     a column is an action of the lowered program, in the order of its
-                                  table
+    ns[step, replica, column]     a column is an action of the program, in the order of its table
 
 A message's time is at its SEND: from when both ends are ready, and the message before it is over,
 to its end (see `ppbench.analysis.transfers`). A collective's is from when it has begun on all
 replicas to its end, so that waiting for a slow replica is no time of the others.
 
-`engine.plan.replay` replays one step of some replicas. An analysis asks for tens of thousands, all
-of one program; and since its rows fix what waits for what, `Columns.steps_ns` goes through all in
-one order, one action after another, each time being an array over steps and replicas. That is
-quicker than compiled loops over single steps.
+Steps that follow each other are walked in a row, with their optimizers: what is late in one step
+holds up the next one. Where steps stand alone, all ranks meet after each, and nothing of it is left
+when the next one begins; the optimizer is no part of them.
 """
 
 from __future__ import annotations
 
+import itertools
+from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from graphlib import TopologicalSorter
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from engine.plan import kernels
 from engine.plan.action import CODES, COMPUTE_OPS, JOINING_OPS, OPS, RECV_OPS, SEND_OPS, Action, Op
 from engine.plan.collectives import NoCollectives, with_collectives
-from engine.plan.messages import Edge, counterpart, edge_of, incoming
+from engine.plan.messages import counterpart, edge_of
+from engine.plan.period import with_end
 from engine.plan.program import Program
 from engine.plan.table import Table
+from engine.plan.walk import walk_all
+from ppbench.analysis.metrics import windows
+from ppbench.analysis.running import Following
 
 Ns = npt.NDArray[np.int64]
 Chosen = npt.NDArray[np.bool_]
 """By column, whether it is meant."""
+AT_ONCE = 5_000_000
+"""Times that are walked over at once, in some 200 MB."""
+_UNTIMED = frozenset({Op.RESHARD, Op.NORM})
 _NONE = -1
 _NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """The columns hold actions, in this order; a message belongs to the rank that sends it."""
+    """The columns hold the actions of a program, in this order.
+
+    A message belongs to the rank that sends it.
+    """
 
     program: Program
 
     @cached_property
     def actions(self) -> list[Action]:
-        return [action for row in self.program.actions for action in row]
+        return list(itertools.chain(*self.program.actions))
+
+    @cached_property
+    def _op(self) -> npt.NDArray[np.int64]:
+        return np.array(self.program.table.op)
 
     @cached_property
     def rank(self) -> npt.NDArray[np.int64]:
-        return np.repeat(range(self.program.world_size), list(map(len, self.program.actions)))
+        return np.repeat(range(self.program.world_size), np.diff(self.program.table.offset))
 
     @cached_property
     def stage(self) -> npt.NDArray[np.int64]:
-        return np.array([action.stage for action in self.actions])
+        return np.array(self.program.table.stage)
 
     @cached_property
     def microbatch(self) -> npt.NDArray[np.int64]:
-        return np.array([action.microbatch for action in self.actions])
+        return np.array(self.program.table.microbatch)
 
     @cached_property
     def link(self) -> npt.NDArray[np.int64]:
@@ -71,71 +85,17 @@ class Columns:
         return self.of_ops(COMPUTE_OPS)
 
     def of_ops(self, ops: Iterable[Op]) -> Chosen:
-        wanted = frozenset(ops)
-        return np.array([action.op in wanted for action in self.actions])
+        return np.isin(self._op, [CODES[op] for op in ops])
 
     @cached_property
     def kinds(self) -> list[tuple[Op, int, npt.NDArray[np.int64]]]:
-        """Each op and stage that takes time, with its columns."""
+        """Each op and stage that takes time, with its columns; each rank's optimizer."""
         of_kind: dict[tuple[Op, int], list[int]] = {}
         for at, action in enumerate(self.actions):
-            if action.op not in RECV_OPS | {Op.RESHARD}:
-                of_kind.setdefault((action.op, action.stage), []).append(at)
+            if action.op not in RECV_OPS | _UNTIMED:
+                stage = int(self.rank[at]) if action.op is Op.OPT else action.stage
+                of_kind.setdefault((action.op, stage), []).append(at)
         return [(op, stage, np.array(at)) for (op, stage), at in of_kind.items()]
-
-    @cached_property
-    def _waits(self) -> dict[int, list[int]]:
-        """By column, the columns at whose ends it can begin: all that is before it anywhere."""
-        places = {action: at for at, action in enumerate(self.actions)}
-        waits: dict[int, list[int]] = {}
-        posted: dict[Action, list[int]] = {}
-        numbers = iter(range(len(self.actions)))
-        for row in self.program.actions:
-            computed: list[int] = []  # the computation before
-            lane: list[int] = []  # the collective before
-            unsharded: dict[int, list[int]] = {}
-            for action in row:
-                at = next(numbers)
-                if action.op in JOINING_OPS:
-                    waits[at] = computed + lane
-                    lane = [at]
-                    if action.op is Op.UNSHARD:
-                        unsharded[action.stage] = lane
-                elif action.op in COMPUTE_OPS:
-                    receive = incoming(action, self.program)
-                    sent = [] if receive is None else [places[counterpart(receive)]]
-                    waits[places[action]] = computed + unsharded.get(action.stage, []) + sent
-                    computed = [places[action]]
-                elif action.op is not Op.RESHARD:
-                    posted[action] = computed
-        channels: dict[Edge, list[int]] = {}  # the message before
-        for action, before in posted.items():
-            if action.op in SEND_OPS:
-                ends, edge = before + posted[counterpart(action)], edge_of(action)
-                waits[places[action]] = ends + channels.get(edge, [])
-                channels[edge] = [places[action]]
-        return waits
-
-    @cached_property
-    def _order(self) -> list[int]:
-        return list(TopologicalSorter(self._waits).static_order())
-
-    def steps_ns(self, ns: Ns) -> Ns:
-        """From each step's first computation or gather to its end; `ns[step, replica, column]`."""
-        took = np.ascontiguousarray(np.moveaxis(ns, 2, 0))
-        ends, is_joined = np.zeros_like(took), self.of_ops(JOINING_OPS).tolist()
-        for column in self._order:
-            end = ends[column]
-            for before in self._waits[column]:
-                np.maximum(end, ends[before], out=end)
-            if is_joined[column]:
-                end[:] = end.max(axis=1, keepdims=True)  # ready on all replicas
-            end += took[column]
-        computed = np.flatnonzero(self.is_compute)
-        _, first = np.unique(self.rank[computed], return_index=True)
-        beginning = np.concatenate([computed[first], np.flatnonzero(self.of_ops([Op.UNSHARD]))])
-        begun = (ends - took)[beginning].min(axis=(0, 2))
-        return np.asarray(ends.max(axis=(0, 2)) - begun)
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,19 +104,66 @@ class JobTimes:
 
     columns: Columns
     ns: Ns  # steps x replicas x columns
-    measured_ns: Ns  # by step, from its first computation or gather to its last end
+    firsts: Sequence[int]
+    """The steps that do not follow the one before; each is the first of a row."""
+    begun_ns: Ns
+    ended_ns: Ns
+    """By step, when its first computation or gather began, and its last action was over."""
+
+    @property
+    def measured_ns(self) -> Ns:
+        """By row of steps, from its beginning to its end."""
+        first = np.array(self.firsts)
+        return np.asarray(np.maximum.reduceat(self.ended_ns, first) - self.begun_ns[first])
+
+    def steps_ns(self, many: Iterable[Ns]) -> Iterator[Ns]:
+        """How long each step lasts with each of some times: from the end of all before it.
+
+        Times are as `ns`, of any number of replicas.
+        """
+        waiting, program = iter(many), self.columns.program
+        is_met = program.table.op[-1] == kernels.NORM  # then the next step begins as a first one
+        rows = list(itertools.pairwise([*([0] if is_met else self.firsts), len(self.ns)]))
+        while some := list(_up_to(AT_ONCE, waiting)):
+            walks = walk_all(
+                (program, [array("q", one.tobytes()) for one in np.moveaxis(ns[begin:end], 1, 0)])
+                for ns in some
+                for begin, end in rows
+            )
+            for _ in some:
+                of_rows = []
+                for walked in itertools.islice(walks, len(rows)):
+                    assert walked.is_over, "a program that hangs passed the proof"
+                    ends = np.array(walked.step_ends_ns).reshape(-1, walked.steps).max(axis=0)
+                    of_rows.append(np.diff(ends, prepend=0))
+                yield np.concatenate(of_rows)
 
 
-def times_of(spans: pd.DataFrame, lowered: Program, replicas: int = 1) -> JobTimes:
+def _up_to(size: int, waiting: Iterator[Ns]) -> Iterator[Ns]:
+    """Arrays until they have this size together."""
+    for one in waiting:
+        yield one
+        size -= one.size
+        if size <= 0:
+            return
+
+
+def times_of(
+    spans: pd.DataFrame, lowered: Program, replicas: int = 1, following: Following | None = None
+) -> JobTimes:
     """The times of all steps that spans hold; `lowered` has its transfers and collectives.
 
     `spans` has the columns of `engine.plan.spans.Span`. Where their collectives are others than the
     program's, since a library places them its own way, those of the first step are taken; where
-    steps or replicas differ in them, none. Raises KeyError with a computation of the program that
-    some replica lacks in some step.
+    steps or replicas differ in them, none. Without `following` each step stands alone. Raises
+    KeyError with a computation of the program that some replica lacks in some step.
     """
+    firsts, ends = list(range(spans["step"].nunique())), {"meets": True, "has_optimizer": False}
+    if following is not None:
+        follows = windows(spans, lowered.world_size)["follows"].groupby("step").all()
+        firsts, ends = np.flatnonzero(~follows).tolist(), {"meets": following.meets}
     for program in (lowered, _as_seen(spans, lowered), lowered.without_collectives()):
-        times, is_whole = times_in(spans, program, replicas)
+        times, is_whole = times_in(spans, with_end(program, **ends), replicas, firsts)
         if is_whole:
             return times
     raise AssertionError("without collectives, none can be missing")
@@ -167,10 +174,8 @@ def _as_seen(spans: pd.DataFrame, lowered: Program) -> Program:
 
     Each stands before the first computation that starts after it.
     """
-    replica = spans["replica"] if "replica" in spans else 0 * spans["step"]
-    first = spans[(spans["step"] == spans["step"].min()) & (replica == 0)].sort_values(
-        "start_ns", kind="stable"
-    )
+    is_first = (spans["step"] == spans["step"].min()) & (spans["replica"] == 0)
+    first = spans[is_first].sort_values("start_ns", kind="stable")
     rows: list[list[Action]] = [[] for _ in range(lowered.world_size)]
     taken = {str(op): op for op in (*COMPUTE_OPS, *JOINING_OPS)}
     for row in first[first["op"].isin(taken)].itertuples():
@@ -181,20 +186,24 @@ def _as_seen(spans: pd.DataFrame, lowered: Program) -> Program:
     return with_collectives(lowered.without_collectives(), seen, NoCollectives())
 
 
-def times_in(spans: pd.DataFrame, lowered: Program, replicas: int) -> tuple[JobTimes, bool]:
+def times_in(
+    spans: pd.DataFrame, program: Program, replicas: int, firsts: Sequence[int]
+) -> tuple[JobTimes, bool]:
     """The times of a program's columns, and whether all its collectives are in the spans, alone.
 
-    A collective or message without spans takes no time. Raises what `times_of` raises.
+    A collective, message or optimizer without spans takes no time. Raises what `times_of` raises.
     """
-    columns = Columns(lowered)
-    numbers = {str(op): code for op, code in CODES.items() if op is not Op.RESHARD}
+    columns = Columns(program)
+    numbers = {str(op): code for op, code in CODES.items() if op not in _UNTIMED}
     names = spans["op"].astype("category")
     of_names = np.array([numbers.get(str(op), _NONE) for op in names.cat.categories] or [_NONE])
     op = of_names[names.cat.codes.to_numpy()]
     steps, step = np.unique(spans["step"].to_numpy(), return_inverse=True)
-    replica = spans["replica"].to_numpy() if "replica" in spans else np.zeros(len(spans), int)
+    replica = spans["replica"].to_numpy()
     # The column of each span; collectives of one stage and op are taken in their order.
-    stage, number = spans["stage"].to_numpy(), spans["microbatch"].to_numpy(copy=True)
+    is_optimizer = op == CODES[Op.OPT]  # there is one by rank
+    stage = np.where(is_optimizer, spans["rank"], spans["stage"])
+    number = np.where(is_optimizer, 0, spans["microbatch"])
     is_collective = np.isin(op, [CODES[op] for op in JOINING_OPS])
     joined = np.flatnonzero(is_collective)
     order = joined[np.argsort(spans["start_ns"].to_numpy()[joined], kind="stable")]
@@ -203,15 +212,18 @@ def times_in(spans: pd.DataFrame, lowered: Program, replicas: int) -> tuple[JobT
     number[order] = keys.groupby(list(keys)).cumcount()
     seen: Counter[tuple[Op, int]] = Counter()
     num_each = number.max(initial=0) + 1
-    index = np.full((len(OPS), lowered.num_stages, num_each), _NONE)
+    num_places = max(program.num_stages, program.world_size)
+    index = np.full((len(OPS), num_places, num_each), _NONE)
     for place, action in enumerate(columns.actions):
-        kind, of_kind = CODES[action.op], action.microbatch
-        if action.op in JOINING_OPS:
-            of_kind = seen[action.op, action.stage]
-            seen[action.op, action.stage] += 1
+        at, kind, of_kind = action
+        if kind in JOINING_OPS:
+            of_kind = seen[kind, at]
+            seen[kind, at] += 1
+        elif kind is Op.OPT:
+            at, of_kind = int(columns.rank[place]), 0
         if of_kind < num_each:
-            index[kind, action.stage, of_kind] = place
-    is_of_one = (op != _NONE) & (stage >= 0) & (stage < lowered.num_stages) & (number >= 0)
+            index[CODES[kind], at, of_kind] = place
+    is_of_one = (op != _NONE) & (stage >= 0) & (stage < num_places) & (number >= 0)
     column = np.full(len(spans), _NONE)
     column[is_of_one] = index[op[is_of_one], stage[is_of_one], number[is_of_one]]
     shape = len(steps), replicas, len(columns.actions)
@@ -223,12 +235,13 @@ def times_in(spans: pd.DataFrame, lowered: Program, replicas: int) -> tuple[JobT
     is_known.reshape(-1)[at] = True
     has_others = bool((is_collective & (column == _NONE)).any())
     is_joined, is_compute = columns.of_ops(JOINING_OPS), columns.is_compute
-    is_whole = np.all(is_known[..., is_joined]) and not (lowered.has_collectives and has_others)
+    is_timed = is_compute | columns.of_ops([Op.OPT])
+    is_whole = np.all(is_known[..., is_joined]) and not (program.has_collectives and has_others)
     is_missing = is_compute & ~np.all(is_known, axis=(0, 1))
     if is_missing.any():
         raise KeyError(columns.actions[int(is_missing.argmax())])
     ns = np.zeros_like(starts)
-    ns[..., is_compute] = (ends - starts)[..., is_compute]
+    ns[..., is_timed] = (ends - starts)[..., is_timed]
     ready = starts[..., is_joined].max(axis=1, keepdims=True)
     ns[..., is_joined] = ends[..., is_joined] - ready
     over: dict[tuple[int, int], Ns] = {}  # when each channel is free
@@ -247,5 +260,5 @@ def times_in(spans: pd.DataFrame, lowered: Program, replicas: int) -> tuple[JobT
     first = np.minimum(
         starts[..., is_compute].min(axis=(1, 2)), gathered.min(axis=1, initial=_NEVER)
     )
-    measured_ns = ends[..., is_joined | is_compute].max(axis=(1, 2)) - first
-    return JobTimes(columns, np.maximum(ns, 0), measured_ns), bool(is_whole)
+    last = ends[..., is_joined | is_timed].max(axis=(1, 2))
+    return JobTimes(columns, np.maximum(ns, 0), firsts, first, last), bool(is_whole)

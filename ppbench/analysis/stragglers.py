@@ -2,15 +2,16 @@
 
 The method and the figures are those of Lin et al., "Understanding Stragglers in Large Model
 Training Using What-if Analysis" (OSDI 2025, arXiv 2505.05713). The job's steps are replayed with
-its own times, and again with some of them ideal:
+its own times, and again with some of them ideal; in a row where they follow each other:
 
-    T             steps replayed with all their own times
+    T             a step with all its own times: from the first start to the last end, over steps
     T_ideal       with ideal times only
     S = T / T_ideal                                     slowness; 1 - 1/S of the job is wasted
     S_x = T(only x has its own times) / T_ideal         of an op type, stage, replica or worker x
     M_x = (T - T(x like the others)) / (T - T_ideal)    the share of the slowness that x explains
 
-A worker is one rank of one replica. Three things differ from the paper. The ideal time of a
+A worker is one rank of one replica; its optimizer counts as its computations do where steps follow
+each other. Three things differ from the paper. The ideal time of a
 computation is no mean over all workers, which a slow stage would raise, but the median over stages
 of the mean over replicas, outliers left out, of a worker's mean. S of a worker is computed, not
 bounded by those of its stage and replica: replicas that are ideal are alike, so that two are enough
@@ -21,8 +22,11 @@ nobody.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -115,87 +119,54 @@ def stragglers_of(times: JobTimes) -> Stragglers:
     """Analyse the steps of a job; raises what `times_of` raises for those that are incomplete."""
     columns, ns = times.columns, times.ns
     replicas, ranks = range(ns.shape[1]), range(columns.program.world_size)
-    compute = columns.is_compute
+    own_work = frozenset({*COMPUTE_OPS, Op.OPT})
+    compute = columns.of_ops(own_work)
     # What each column takes in each replica, and what it would ideally take.
     own_ns = np.ones(ns.shape[1:])
     of_stages: dict[Op, list[float]] = {}
     for op, _, at in columns.kinds:
-        center = np.mean if op in COMPUTE_OPS else np.median
+        center = np.mean if op in own_work else np.median
         own_ns[:, at] = center(ns[..., at], axis=(0, 2))[:, None]
         of_stages.setdefault(op, []).append(_usual(own_ns[:, at[0]]))
     ideal = np.zeros(len(columns.actions), np.int64)
     for op, stages in of_stages.items():
         ideal[columns.of_ops([op])] = round(float(np.median(stages)))
 
-    def mean(changed: Factors | Ns) -> float:
-        return float(columns.steps_ns(changed.astype(np.int64, copy=False)).mean())
+    def means(many: Iterable[Factors | Ns]) -> Iterator[float]:
+        """The mean step with each of some times."""
+        whole = (changed.astype(np.int64, copy=False) for changed in many)
+        return (float(steps_ns.mean()) for steps_ns in times.steps_ns(whole))
 
-    step_ns, ideal_ns = mean(ns), mean(ideal[None, None])
-
-    def slowness(chosen: Chosen) -> float:
-        """S where only some columns have their own times."""
-        return mean(np.where(chosen, ns, ideal)) / ideal_ns
-
-    def like_others(chosen: Chosen) -> Factors:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            factor = np.nan_to_num(ideal / own_ns, nan=1.0, posinf=1.0)
-        return np.asarray(ns * np.where(chosen, factor, 1.0))
-
-    def made(
-        kind: Kind,
-        changed: Factors | Ns,
-        replica: int | None = None,
-        index: int | None = None,
-        op: Op | None = None,
-    ) -> Straggler:
-        """Return what the job would gain with other times."""
-        cost_ns = step_ns - mean(changed)
-        explained = cost_ns / (step_ns - ideal_ns) if step_ns > ideal_ns else 0.0
-        return Straggler(kind, replica, index, op, cost_ns, cost_ns / step_ns, explained)
-
-    def alike(
-        kind: Kind, chosen: Chosen, replica: int | None = None, index: int | None = None
-    ) -> Straggler:
-        """With some columns of one replica, or of all, like the others."""
-        is_of = np.array([replica in (None, each) for each in replicas])
-        return made(kind, like_others(is_of[:, None] & chosen), replica, index)
-
-    ops = list(of_stages)
-    of_ops = [slowness(columns.of_ops([op])) for op in ops]
+    # T, T_ideal, and S where only some columns have their own times. Of S of one replica, and of
+    # each of its ranks, the others are ideal, and so alike: one of them stands for all.
+    ideally, ops = np.broadcast_to(ideal, (len(ns), 1, len(ideal))), list(of_stages)
+    of_ranks = [columns.rank == rank for rank in ranks]
+    of_some = [*(columns.of_ops([op]) for op in ops), *of_ranks]
+    every = np.ones(len(ideal), np.bool_)
+    of_one = (
+        np.where(chosen, ns[:, replica], ideal)[:, None]
+        for replica in replicas
+        for chosen in (every, *of_ranks)
+    )
+    asked = itertools.chain(
+        [ns, ideally],
+        (np.where(chosen, ns, ideal) for chosen in of_some),
+        (np.concatenate([own, ideally][: len(replicas)], axis=1) for own in of_one),
+    )
+    step_ns, ideal_ns, *some = means(asked)
+    slowness = np.array(some) / ideal_ns
+    of_ops, by_rank, alone = np.split(slowness, [len(ops), len(of_some)])
+    alone = alone.reshape(len(replicas), -1)
     by_op = pd.DataFrame({"op": list(map(str, ops)), "slowness": of_ops})
-    of_ranks = [slowness(columns.rank == rank) for rank in ranks]
-    by_stage = pd.DataFrame({"rank": ranks, "slowness": of_ranks})
-    # S of one replica, and of each of its ranks; the others are ideal, and so alike, so that
-    # one of them stands for all.
-    every = np.ones((1, len(columns.actions)), np.bool_)
-    chosen = np.concatenate([every, np.arange(len(ranks))[:, None] == columns.rank])
-    alone = []
-    for replica in replicas:
-        own = np.where(chosen[:, None], ns[:, replica], ideal)
-        own = own.reshape(-1, 1, chosen.shape[1])
-        if len(replicas) > 1:
-            own = np.concatenate([own, np.broadcast_to(ideal, own.shape)], axis=1)
-        steps_ns = columns.steps_ns(own).reshape(len(chosen), -1)
-        alone.append(steps_ns.mean(axis=1) / ideal_ns)
-    of_replicas, *of_workers = np.array(alone).T
-    by_replica = pd.DataFrame({"replica": replicas, "slowness": of_replicas})
+    by_stage = pd.DataFrame({"rank": ranks, "slowness": by_rank})
+    by_replica = pd.DataFrame({"replica": replicas, "slowness": alone[:, 0]})
     by_worker = pd.DataFrame(
         {
             "replica": np.repeat(replicas, len(ranks)),
             "rank": np.tile(ranks, len(replicas)),
-            "slowness": np.array(of_workers).T.ravel(),
+            "slowness": alone[:, 1:].ravel(),
         }
     )
-    explained = []
-    for workers in (
-        by_worker.nlargest(max(1, round(WORST_WORKERS * len(by_worker))), "slowness"),
-        by_worker[by_worker["rank"] == ranks[-1]],
-    ):
-        is_slow = np.zeros((len(replicas), len(ranks)), np.bool_)
-        is_slow[workers["replica"], workers["rank"]] = True
-        of_all = made(Kind.WORKER, like_others(is_slow[:, columns.rank]))
-        explained.append(of_all.explained)
-    worst_workers, last_stage = explained
 
     # Forward and backward times of each microbatch on a worker, over their means.
     relative = ns / np.maximum(own_ns, 1)
@@ -208,14 +179,46 @@ def stragglers_of(times: JobTimes) -> Stragglers:
         correlation = float(np.corrcoef(*both)[0, 1])
 
     # All have their own times, but for some that are like the others: M.
-    tried: list[Straggler] = []
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factor = np.nan_to_num(ideal / own_ns, nan=1.0, posinf=1.0)
+    changes: list[Callable[[], Factors | Ns]] = []
+    who: list[tuple[Kind, int | None, int | None, Op | None]] = []
+
+    def ask(
+        change: Callable[[], Factors | Ns],
+        kind: Kind,
+        replica: int | None = None,
+        index: int | None = None,
+        op: Op | None = None,
+    ) -> None:
+        changes.append(change)
+        who.append((kind, replica, index, op))
+
+    def ideally_where(chosen: Chosen) -> Ns:
+        return np.where(chosen, ideal, ns)
+
+    def alike(
+        chosen: Chosen, kind: Kind, replica: int | None = None, index: int | None = None
+    ) -> None:
+        """Ask with some columns of one replica, or of all, like the others."""
+        is_of = np.array([replica in (None, each) for each in replicas])
+        factors = np.where(is_of[:, None] & chosen, factor, 1.0)
+        ask(lambda: ns * factors, kind, replica, index)
+
+    for workers in (
+        by_worker.nlargest(max(1, round(WORST_WORKERS * len(by_worker))), "slowness"),
+        by_worker[by_worker["rank"] == ranks[-1]],
+    ):
+        is_slow = np.zeros((len(replicas), len(ranks)), np.bool_)
+        is_slow[workers["replica"], workers["rank"]] = True
+        alike(is_slow[:, columns.rank], Kind.WORKER)
     links = np.unique(columns.link[columns.link >= 0]).tolist()
     if len(replicas) > 1:
         slowest = by_worker.nlargest(_TRIED, "slowness")[["replica", "rank"]]
         for replica, rank in slowest.to_numpy().tolist():
-            tried.append(alike(Kind.WORKER, compute & (columns.rank == rank), replica, rank))
-        slow = by_replica.nlargest(_TRIED, "slowness")["replica"]
-        tried += [alike(Kind.REPLICA, compute, replica) for replica in slow.tolist()]
+            alike(compute & of_ranks[rank], Kind.WORKER, replica, rank)
+        for replica in by_replica.nlargest(_TRIED, "slowness")["replica"].tolist():
+            alike(compute, Kind.REPLICA, replica)
         # The links of single replicas whose messages take longest beyond their ideal time.
         beyond = (own_ns - ideal).clip(min=0)
         excess = {
@@ -224,9 +227,11 @@ def stragglers_of(times: JobTimes) -> Stragglers:
             for replica in replicas
         }
         for replica, link in sorted(excess, key=lambda one: -excess[one])[:_TRIED]:
-            tried.append(alike(Kind.LINK, columns.link == link, replica, link))
-    tried += [alike(Kind.STAGE, compute & (columns.rank == rank), None, rank) for rank in ranks]
-    tried += [alike(Kind.LINKS, columns.link == link, None, link) for link in links]
+            alike(columns.link == link, Kind.LINK, replica, link)
+    for rank in ranks:
+        alike(compute & of_ranks[rank], Kind.STAGE, index=rank)
+    for link in links:
+        alike(columns.link == link, Kind.LINKS, index=link)
     if correlation >= CORRELATED:
         # How much longer than usual each microbatch of a replica takes: the median of stages.
         usual = np.maximum(np.median(own_ns, axis=0), 1)
@@ -234,11 +239,17 @@ def stragglers_of(times: JobTimes) -> Stragglers:
         for microbatch in range(columns.program.num_microbatches):
             of_one = compute & (columns.microbatch == microbatch)
             factors[..., of_one] = np.median(ns[..., of_one] / usual[of_one], axis=2, keepdims=True)
-        tried.append(made(Kind.LENGTHS, ns / np.maximum(factors, 1e-3)))
+        ask(lambda: ns / np.maximum(factors, 1e-3), Kind.LENGTHS)
     for op in ops:
         if op in (*SEND_OPS, *JOINING_OPS):
-            ideally = np.where(columns.of_ops([op]), ideal, ns)
-            tried.append(made(Kind.OP, ideally, op=op))
+            ask(partial(ideally_where, columns.of_ops([op])), Kind.OP, op=op)
+    costs = [step_ns - changed_ns for changed_ns in means(change() for change in changes)]
+    beyond_ns = step_ns - ideal_ns
+    tried = [
+        Straggler(*each, cost, cost / step_ns, cost / beyond_ns if beyond_ns > 0 else 0.0)
+        for each, cost in zip(who, costs, strict=True)
+    ]
+    worst_workers, last_stage = tried.pop(0).explained, tried.pop(0).explained
     tried.sort(key=lambda one: -one.share)
 
     # The cause is the smallest that costs nearly as much as the costliest; see `Kind`.
@@ -252,7 +263,7 @@ def stragglers_of(times: JobTimes) -> Stragglers:
     most = max((one.share for one in able), default=0.0)
     causes = [one for one in able if one.share >= NEARLY_ALL * most]
     return Stragglers(
-        float(times.measured_ns.mean()),
+        float(times.measured_ns.sum()) / len(ns),
         step_ns,
         ideal_ns,
         _with_shares(by_op),

@@ -1,23 +1,27 @@
 """Tests of steps in a row: closed forms, and many steps one after the other in the plainest way."""
 
+import itertools
 import random
+from array import array
 from fractions import Fraction
 
 import pytest
 from brute_force import facts_made, facts_needed, goes_to
 from shuffled_programs import shuffled_program
 
+from engine import arrays
 from engine.plan.action import Action, Op
-from engine.plan.period import period_ns, period_of
+from engine.plan.period import period_ns, period_of, with_end
 from engine.plan.program import Program, loop_placement
 from engine.plan.rules import ProgramError
 from engine.plan.schedules.registry import build_program
 from engine.plan.simulate import Durations, TransferModel, simulate, uniform
+from engine.plan.walk import Moving, walk
 
 STEPS, LONGEST = 50, 24
 
 
-def run_step(program, by_op, latency_ns, free, channels):
+def run_step(program, took_of, latency_ns, free, channels):
     """Run one step: ranks begin when they are free, and are free later; channels likewise."""
     rows, ranks = program.actions, program.placement.ranks
     there, positions, is_moving = {}, [0] * len(rows), True
@@ -30,7 +34,7 @@ def run_step(program, by_op, latency_ns, free, channels):
                 if not there.keys() >= set(needs):
                     break
                 start = max([free[rank], *(there[need] for need in needs)])
-                free[rank] = end = start + by_op[action.op][action.stage]
+                free[rank] = end = start + took_of(action)
                 target = goes_to(action, ranks)
                 if target is not None:
                     edge = action.stage, target
@@ -45,8 +49,9 @@ def run_step(program, by_op, latency_ns, free, channels):
 
 def ends_of_steps(program, durations, latency_ns, optimizer_ns, *, meets):
     free, channels, ends = [0] * program.world_size, {}, []
+    by_op = durations.by_op()
     for _ in range(STEPS):
-        run_step(program, durations.by_op(), latency_ns, free, channels)
+        run_step(program, lambda action: by_op[action.op][action.stage], latency_ns, free, channels)
         free = [(max(free) if meets else own) + optimizer_ns for own in free]
         ends.append(list(free))
     return ends
@@ -71,6 +76,43 @@ def test_a_training_goes_on_as_steps_one_after_the_other_do(meets, is_thorough):
             if all(a - b == steps * found for a, b in zip(last, ends[-1 - steps], strict=True))
         ]
         assert repeats, (seed, found)
+
+
+@pytest.mark.parametrize("meets", [False, True])
+def test_steps_whose_actions_take_different_times_go_on_one_after_the_other(
+    meets, is_thorough, monkeypatch
+):
+    drawn = random.Random(7 + meets)
+    for seed in range(500 if is_thorough else 60):
+        program = shuffled_program(seed)
+        ended = with_end(program, meets=meets)
+        steps, replicas, ranks = drawn.randint(1, 5), drawn.randint(1, 3), program.world_size
+        latency_ns = drawn.choice([0, drawn.randint(1, 30)])
+        own = [{} for _ in range(replicas)]  # by replica, the nanoseconds of (step, rank, action)
+        for took, step, rank in itertools.product(own, range(steps), range(ranks)):
+            for action in ended.actions[rank]:
+                took[step, rank, action] = drawn.randint(0, 40) * (action.op is not Op.NORM)
+        free, channels = [[0] * ranks for _ in own], [{} for _ in own]
+        ends = []
+        for step in range(steps):
+            for took, of_replica, moving in zip(own, free, channels, strict=True):
+
+                def took_of(action, took=took, step=step, ranks=program.placement.ranks):
+                    return took[step, ranks[action.stage], action]
+
+                run_step(program, took_of, latency_ns, of_replica, moving)
+            latest = max(map(max, free))
+            for took, of_replica in zip(own, free, strict=True):
+                for rank, row in enumerate(ended.actions):
+                    came = latest if meets else of_replica[rank]
+                    of_replica[rank] = came + took[step, rank, row[-1]]
+            ends.append([list(of_replica) for of_replica in free])
+        monkeypatch.setattr(arrays, "PAYS_FROM", 0 if seed % 2 else 10**9)
+        walked = walk(ended, [array("q", took.values()) for took in own], Moving(latency_ns))
+        found = iter(walked.step_ends_ns)
+        assert [[[next(found) for _ in range(steps)] for _ in range(ranks)] for _ in own] == [
+            [[at_end[d][rank] for at_end in ends] for rank in range(ranks)] for d in range(replicas)
+        ]
 
 
 @pytest.mark.parametrize("p", [1, 2, 4, 8, 16])

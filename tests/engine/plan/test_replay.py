@@ -15,9 +15,11 @@ from engine.plan.collectives import (
     add_collectives,
 )
 from engine.plan.lower import Policy, lower
+from engine.plan.period import with_end
 from engine.plan.replay import replay
 from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program
 from engine.plan.spans import Lane, Span
+from engine.plan.walk import walk
 
 
 class Simulated:
@@ -54,7 +56,7 @@ class Simulated:
             if action.op is Op.UNSHARD:
                 self.awaits[walker][action.stage] = len(self.lanes[walker])
             self.lanes[walker].append([None, None, None])
-        elif action.op in COMPUTE_OPS:
+        elif action.op in (*COMPUTE_OPS, Op.OPT):
             self.busy[walker] = self.now + self.times[d][0][action]
             self.computed[d, action] = self.now, self.busy[walker]
         elif action.op is not Op.RESHARD:
@@ -64,6 +66,9 @@ class Simulated:
         return True
 
     def may_go(self, walker, action):
+        if action.op is Op.OPT:
+            ends = [end for *_, end in self.lanes[walker]]
+            return all(end is not None and end <= self.now for end in ends)
         if action.op not in COMPUTE_OPS:
             return True
         place = self.awaits[walker].get(action.stage)
@@ -162,17 +167,20 @@ def with_early_and_late(program, chance):
     return with_rows(program, rows)
 
 
-def facts(program, replayed):
-    """The times of a replay, as those of `Simulated`."""
+def times_of(walked, d, step=0):
+    """When each action of a replica's step starts, moves and ends."""
+    times = walked.starts_ns, walked.moves_ns, walked.ends_ns
+    return zip(*(walked.of_step(of, d, step) for of in times), strict=True)
+
+
+def facts(program, by_replica):
+    """The times of a program's actions in each replica, as those of `Simulated`."""
     actions = [(rank, a) for rank, row in enumerate(program.actions) for a in row]
-    computed, moved, lanes, walked = {}, {}, {}, replayed.walk
-    for d in range(walked.replicas):
+    computed, moved, lanes = {}, {}, {}
+    for d, times in enumerate(by_replica):
         lanes |= {(d, rank): [] for rank in range(program.world_size)}
-        times = (
-            walked.of_step(of, d) for of in (walked.starts_ns, walked.moves_ns, walked.ends_ns)
-        )
-        for (rank, action), start, ready, end in zip(actions, *times, strict=True):
-            if action.op in COMPUTE_OPS:
+        for (rank, action), (start, ready, end) in zip(actions, times, strict=True):
+            if action.op in (*COMPUTE_OPS, Op.OPT):
                 computed[d, action] = start, end
             elif action.op in SEND_OPS:
                 moved[d, action] = start, end
@@ -200,7 +208,7 @@ def test_joined_replicas_do_each_thing_when_queues_do(name, is_thorough, monkeyp
         monkeypatch.setattr(arrays, "PAYS_FROM", 0 if number % 2 else 10**9)
         replayed = replay(program, flat(program, times))
         expected = Simulated(program, times)
-        found = facts(program, replayed)
+        found = facts(program, [times_of(replayed.walk, d) for d in range(len(times))])
         assert found == (expected.computed, expected.moved, expected.lanes)
         ends = [end for _, end in expected.computed.values()]
         ends += [end for lane in expected.lanes.values() for *_, end in lane]
@@ -211,6 +219,44 @@ def test_joined_replicas_do_each_thing_when_queues_do(name, is_thorough, monkeyp
             for rank, row in enumerate(program.actions):
                 busy = sum(times[d][0][action] for action in row if action.op in COMPUTE_OPS)
                 assert idle[rank] == replayed.makespan_ns - busy
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_steps_in_a_row_with_times_of_their_own_do_each_thing_when_queues_do(
+    name, is_thorough, monkeypatch
+):
+    chance = random.Random(name)
+    for number in range(60 if is_thorough else 6):
+        program, steps = drawn(chance, name), range(chance.randint(1, 4))
+        # The steps as one program of ever more microbatches.
+        rows = [
+            [
+                action._replace(microbatch=action.microbatch + step * program.num_microbatches)
+                for step in steps
+                for action in (*row, Action(rank, Op.OPT, 0))
+            ]
+            for rank, row in enumerate(program.actions)
+        ]
+        whole = with_rows(program, rows)
+        times = [drawn_times(whole, chance) for _ in range(chance.randint(1, 3))]
+        expected = Simulated(whole, times)
+        size = [len(row) // len(steps) for row in rows]
+        places = [  # of the whole program, in the order of steps
+            whole.table.offset[rank] + step * size[rank] + at
+            for step in steps
+            for rank in range(program.world_size)
+            for at in range(size[rank])
+        ]
+        took = [array("q", map(of.__getitem__, places)) for of in flat(whole, times)]
+        monkeypatch.setattr(arrays, "PAYS_FROM", 0 if number % 2 else 10**9)
+        walked = walk(with_end(program, meets=False), took)
+        by_replica = []
+        for d in range(len(times)):
+            in_order = zip(
+                places, (one for k in steps for one in times_of(walked, d, k)), strict=True
+            )
+            by_replica.append([of for _, of in sorted(in_order)])
+        assert facts(whole, by_replica) == (expected.computed, expected.moved, expected.lanes)
 
 
 def test_a_message_moves_when_both_ends_are_ready_and_the_one_before_is_over():

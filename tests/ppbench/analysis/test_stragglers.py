@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from benchmarks.made_up_jobs import KINDS, Shape, durations, make, named, walked
-from engine.plan.action import Op
+from engine.plan.action import RECV_OPS, SEND_OPS, Op
 from engine.plan.collectives import DataParallel, NoCollectives, TorchWindow, Zero2, Zero3
+from engine.plan.period import with_end
 from engine.plan.replay import replay
-from ppbench.analysis.job_times import Columns, times_of
+from engine.plan.spans import Span, lane_of
+from engine.plan.walk import walk
+from ppbench.analysis.job_times import Columns, JobTimes, times_of
+from ppbench.analysis.running import Following
 from ppbench.analysis.stragglers import Kind, stragglers_of
 
 SMALL = Shape(ranks=4, microbatches=6, replicas=5, num_steps=2)
@@ -27,7 +33,8 @@ def test_times_that_are_replayed_give_the_steps_that_they_were_taken_from(schedu
 
     times = times_of(walk.spans().sample(frac=1, random_state=0), shape.lowered, shape.replicas)
 
-    assert times.columns.steps_ns(times.ns).tolist() == walk.step_ns.tolist()
+    (steps_ns,) = times.steps_ns([times.ns])
+    assert steps_ns.tolist() == walk.step_ns.tolist()
     assert times.measured_ns.tolist() == walk.step_ns.tolist()
 
 
@@ -36,15 +43,76 @@ def test_times_that_are_replayed_give_the_steps_that_they_were_taken_from(schedu
 @pytest.mark.parametrize("schedule", ["afab", "1f1b", "zbv", "looped_bfs"])
 def test_all_steps_at_once_take_as_long_as_each_of_them_alone(schedule, policy, replicas):
     lowered = replace(SMALL, schedule=schedule, policy=policy, microbatches=8).lowered
-    columns = Columns(lowered)
-    size = 4, replicas, len(columns.actions)
-    ns = np.random.default_rng(1).integers(0, 10**6, size)
+    columns, zeros = Columns(with_end(lowered, meets=True, has_optimizer=False)), np.zeros(4, int)
+    is_meeting = columns.of_ops([Op.NORM])
+    ns = np.random.default_rng(1).integers(0, 10**6, (4, replicas, len(columns.actions)))
+    ns[..., is_meeting] = 0
 
     alone = [
-        replay(lowered, [array("q", one.tobytes()) for one in step]).makespan_ns for step in ns
+        replay(lowered, [array("q", one.tobytes()) for one in step]).makespan_ns
+        for step in ns[..., ~is_meeting]
     ]
 
-    assert columns.steps_ns(ns).tolist() == alone
+    (steps_ns,) = JobTimes(columns, ns, range(4), zeros, zeros).steps_ns([ns])
+    assert steps_ns.tolist() == alone
+
+
+def steps_in_a_row(program, ns, replicas):
+    """Spans of steps of times `ns` from 0 ns on, each rank going on when it is done."""
+    ended = with_end(program, meets=False)
+    columns, spans = Columns(ended), []
+    took = np.moveaxis(ns, 1, 0)
+    walked = walk(ended, [array("q", one.tobytes()) for one in took])
+    for replica, step in itertools.product(range(replicas), range(len(ns))):
+        times = (walked.of_step(of, replica, step) for of in (walked.starts_ns, walked.ends_ns))
+        for at, (start, end) in enumerate(zip(*times, strict=True)):
+            stage, op, microbatch = columns.actions[at]
+            if op is not Op.RESHARD:
+                place = step + 7, int(columns.rank[at]), lane_of(op), stage, op, microbatch
+                spans.append(Span(*place, start, end, 0, replica))
+    return pd.DataFrame(spans)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h2", "zbv"])
+def test_steps_in_a_row_are_replayed_as_long_as_they_were_all_together(schedule, policy):
+    shape = replace(SMALL, schedule=schedule, policy=policy, microbatches=8, replicas=2)
+    columns = Columns(with_end(shape.lowered, meets=False))
+    ns = np.random.default_rng(2).integers(10, 1000, (3, 2, len(columns.actions)))
+    ns[..., columns.of_ops([*RECV_OPS, Op.RESHARD])] = 0
+    spans = steps_in_a_row(shape.lowered, ns, 2)
+    whole = spans["end_ns"].max()
+    following = Following((1,) * shape.ranks, meets=False)
+
+    times = times_of(spans, shape.lowered, 2, following)
+
+    (steps_ns,) = times.steps_ns([times.ns])
+    assert steps_ns.sum() == whole
+    assert times.measured_ns.tolist() == [whole]
+    assert stragglers_of(times).step_ns == whole / 3
+    # A pause between steps is no part of them: each is a row of its own.
+    late = spans.assign(step=2 * spans["step"])
+    assert len(times_of(late, shape.lowered, 2, following).measured_ns) == 3
+
+
+def test_a_slow_optimizer_costs_what_the_next_steps_lose_by_it():
+    shape = replace(SMALL, schedule="zb_h2", microbatches=8, replicas=2, policy=NoCollectives())
+    columns = Columns(with_end(shape.lowered, meets=False))
+    ns = np.full((3, 2, len(columns.actions)), 1000)
+    ns[..., columns.of_ops([*RECV_OPS, *SEND_OPS])] = 0
+    is_optimizer = columns.of_ops([Op.OPT])
+    slow = ns + 5000 * (is_optimizer & (columns.rank == 2)) * np.array([[0], [1]])
+    last, usual = (steps_in_a_row(shape.lowered, each, 2)["end_ns"].max() for each in (slow, ns))
+
+    following = Following((1000,) * shape.ranks, meets=False)
+    times = times_of(steps_in_a_row(shape.lowered, slow, 2), shape.lowered, 2, following)
+    found = stragglers_of(times)
+
+    assert last > usual
+    assert found.step_ns == last / 3
+    assert found.ideal_ns == usual / 3
+    assert named(found.cause) == ("worker", 1, 2)
+    assert found.cause.cost_ns == pytest.approx((last - usual) / 3)
 
 
 @pytest.mark.parametrize("seed", range(18))
@@ -116,9 +184,13 @@ def test_collectives_that_a_library_placed_its_own_way_are_taken_from_the_spans(
 
     times = times_of(walk.spans(), expected, shape.replicas)
 
-    plain = [a for row in shape.lowered.actions for a in row if a.op is not Op.RESHARD]
-    assert len(times.columns.actions) == len(plain)
-    assert times.columns.steps_ns(times.ns) == pytest.approx(walk.step_ns, rel=1e-3)
+    of_both = (
+        [a for row in program.actions for a in row if a.op not in (Op.RESHARD, Op.NORM)]
+        for program in (shape.lowered, times.columns.program)
+    )
+    assert len(set(map(len, of_both))) == 1
+    (steps_ns,) = times.steps_ns([times.ns])
+    assert steps_ns == pytest.approx(walk.step_ns, rel=1e-3)
 
 
 def test_collectives_that_differ_between_steps_are_left_out():
