@@ -7,8 +7,8 @@ layers and, for each of its actions, what a runtime adds to one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -81,13 +81,10 @@ class ModelCosts:
             optimizer_ns=round(sum(layer.optimizer_ns for layer in owned)),
         )
 
-    def of_stages(self, partition: Sequence[range]) -> list[StageCosts]:
-        """The costs of all stages, in order."""
-        last = len(partition) - 1
-        return [
-            self.of_stage(layers, is_first=stage == 0, is_last=stage == last)
-            for stage, layers in enumerate(partition)
-        ]
+    def with_each(self, changed: Callable[[LayerCosts], LayerCosts]) -> ModelCosts:
+        """The costs with every layer changed, and what stands before and after them."""
+        before, *layers, after = map(changed, (self.before, *self.layers, self.after))
+        return replace(self, before=before, layers=tuple(layers), after=after)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from dataclasses import replace
 from engine.model.descriptions import Facts
 from engine.model.partition import Costs, balance, partition_layers
 from engine.plan.action import Op
-from engine.plan.layout import Partition
 from engine.plan.model_costs import LayerCosts, ModelCosts
 from engine.plan.program import Program
 from engine.plan.simulate import TransferModel
@@ -22,6 +21,7 @@ from ppbench.config.programs import durations_of, link_ns_of, num_stages_of
 from ppbench.errors import UsageError
 from ppbench.planning.cost_set import CostSet, Setting
 from ppbench.planning.fitting import Layout
+from ppbench.planning.layout import Partition
 from ppbench.planning.plan import AUTO
 from ppbench.planning.search import preference
 from ppbench.planning.solver.problem import Problem, counted
@@ -76,7 +76,7 @@ def program_of_costs(case: Case, partition: Partition, costs: CostSet) -> Progra
     recompute = case.train_recompute_stages or (case.train_recompute,) * num_stages
     models = models_of(case, costs, set(recompute))
     if case.train_compile:
-        models = {is_on: _left_whole(model) for is_on, model in models.items()}
+        models = {is_on: model.with_each(_left_whole) for is_on, model in models.items()}
     table, layout = StageTable(never_quicker(models)), Layout(partition, recompute)
     placements = placements_of(case.world_size, case.stages_per_rank)
     effort = effort_of(num_stages, case.num_microbatches) / len(placements)
@@ -122,14 +122,9 @@ def models_of(case: Case, costs: CostSet, modes: set[bool]) -> Mapping[bool, Mod
     return {is_on: costs.by_setting[setting] for is_on, setting in settings.items()}
 
 
-def _left_whole(model: ModelCosts) -> ModelCosts:
-    """The costs of a model whose I does all of a backward, and W nothing."""
-
-    def changed(layer: LayerCosts) -> LayerCosts:
-        return replace(layer, input_ns=layer.backward_ns, weight_ns=0, held_after_input=0)
-
-    layers = tuple(map(changed, model.layers))
-    return replace(model, before=changed(model.before), layers=layers, after=changed(model.after))
+def _left_whole(layer: LayerCosts) -> LayerCosts:
+    """The costs of a layer whose I does all of a backward, and W nothing."""
+    return replace(layer, input_ns=layer.backward_ns, weight_ns=0, held_after_input=0)
 
 
 def with_whole_backwards(program: Program) -> Program:

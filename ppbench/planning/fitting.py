@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.plan.layout import Partition
 from engine.plan.model_costs import LinkCosts, StageCosts
 from engine.plan.program import Program
 from engine.plan.simulate import TransferModel
+from ppbench.planning.layout import Partition
 from ppbench.planning.memory import Rows, message_bytes, static_bytes
-from ppbench.planning.plan import AUTO, Configuration
+from ppbench.planning.plan import AUTO, Configuration, FrontierPoint
 from ppbench.planning.space import Shape
 from ppbench.planning.stages import StageTable, optimizers_of, steps_ns, transfers_of
 
@@ -70,6 +70,11 @@ class Candidate:
             shape.num_microbatches,
             self.layout.recompute,
         )
+
+    @property
+    def point(self) -> FrontierPoint:
+        """It as a point of the frontier."""
+        return FrontierPoint(self.most_bytes, self.step_ns, self.configuration)
 
 
 NO_RANK = -1

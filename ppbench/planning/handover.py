@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.plan.layout import partition_of
 from engine.plan.program import Placement, Program, loop_placement, to_csv, v_placement
 from engine.plan.schedules.registry import CSV_PREFIX, SCHEDULES
 from ppbench.config.case import Case, Measure, Planned, setting_of
@@ -28,6 +27,7 @@ from ppbench.config.sweep import Sweep
 from ppbench.config.toml import as_toml, key_text
 from ppbench.errors import UsageError
 from ppbench.files import write_file
+from ppbench.planning.layout import partition_of
 from ppbench.planning.plan import AUTO, Configuration, Plan
 
 _ALWAYS = (

@@ -1,7 +1,7 @@
 """Moves layers between stages while that makes the simulated step shorter.
 
-It begins from partitions of `engine.plan.layout`, whose heaviest rank has least to do. That says
-nothing of how long ranks wait for each other, nor of what must be recomputed: simulation does.
+It begins from partitions of `layout`, whose heaviest rank has least to do. That says nothing of how
+long ranks wait for each other, nor of what must be recomputed: simulation does.
 
 A move takes one layer from a stage and gives it to another, the stages between them passing one on.
 All moves of a round are simulated at once, and the best is made. Where nothing fits yet, the
@@ -12,13 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from engine.plan.layout import Loads, Partition, moves, partition_of
 from ppbench.planning.fitting import Candidate, Fit, Layout, Shortage, simulated
+from ppbench.planning.layout import Partition, moves, partition_of
 
 MOST_PAIRS = 250
 """Pairs of stages between which a layer may be moved at once; of more, those of neighbours."""
-MOST_WIDENED, NUM_WIDE = 16, 300
-"""Stages of which two layers may be moved at once, and how many such moves are tried."""
 
 
 def around(
@@ -73,17 +71,6 @@ class Climb:
         if not self.is_over:
             self.best, self.short = best, Shortage(0, 0)
             self._next = self._around(best.layout.partition)
-
-    def widen(self, loads: Loads) -> None:
-        """Go on, where nothing near is better, with the lightest of what two moves lead to."""
-        if self.best is None or len(self._least) > MOST_WIDENED:
-            return
-        near = set(around(self.best.layout.partition, self._least))
-        wide = {each for one in near for each in around(one, self._least)} - self._seen
-        far = {tuple(map(len, each)) for each in wide}
-        lightest = sorted(far, key=lambda each: (loads.excess_of(each), each))[:NUM_WIDE]
-        self._next = [partition_of(each) for each in lightest]
-        self.is_over = not self._next
 
     def _around(self, partition: Partition, sources: Sequence[int] = ()) -> list[Partition]:
         every = around(partition, self._least, sources)

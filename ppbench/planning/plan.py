@@ -6,11 +6,11 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from engine.plan.layout import partition_of
 from engine.plan.program import Placement, Program
 from engine.plan.schedules.registry import SCHEDULES
 from ppbench.errors import UsageError
 from ppbench.planning.cost_set import CostSet
+from ppbench.planning.layout import partition_of
 
 if TYPE_CHECKING:
     import pandas as pd

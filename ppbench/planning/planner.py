@@ -15,7 +15,6 @@ from engine.plan.sizes import exact_text, size_text
 from ppbench.display.units import milliseconds
 from ppbench.planning.cost_set import CostSet, Setting
 from ppbench.planning.fitting import Candidate
-from ppbench.planning.frontier import candidates_elsewhere, frontier_of, least_of, point_of
 from ppbench.planning.plan import (
     AUTO,
     FrontierPoint,
@@ -25,12 +24,19 @@ from ppbench.planning.plan import (
     PlanRequest,
     Proposal,
 )
-from ppbench.planning.search import OnProgress, Search, preference
+from ppbench.planning.search import OnProgress, Search, frontier_of, preference
 from ppbench.planning.solver.bounds import lower_bound
 from ppbench.planning.solving import problem_of
 from ppbench.planning.space import Shape, shapes, sizes_of
-from ppbench.planning.stages import TIMES, durations_of, optimizers_of, steps_ns, transfers_of
-from ppbench.planning.uncertainty import Draws, interval_of
+from ppbench.planning.stages import (
+    TIMES,
+    StageTable,
+    durations_of,
+    optimizers_of,
+    steps_ns,
+    transfers_of,
+)
+from ppbench.planning.uncertainty import drawn_tables, interval_of
 
 NUM_PROPOSALS = 5
 LEAST_GAIN = 0.005
@@ -58,12 +64,12 @@ def make_plan(
     search = Search(request, costs, on_progress, effort)
     search.run()
     if search.best() is None:
-        least = least_of(search)
+        least = search.least_memory()
         if least is None or not search.fits(least):
             text = f"no pipeline fits into {exact_text(request.memory_bytes or 0)} per rank"
             if least is None:
                 raise NoPlanError("memory", f"{text}; raise it")
-            point = point_of(least)
+            point = least.point
             raise NoPlanError(
                 "memory",
                 f"{text}; the least that would do is {size_text(point.memory_bytes)}, for "
@@ -72,19 +78,18 @@ def make_plan(
                 point,
             )
         search.found.append(least)
-    search.found += list(candidates_elsewhere(search))
+    search.found += list(search.elsewhere())
     by_shape: dict[Shape, Candidate] = {}
     for candidate in sorted(filter(search.fits, search.found), key=preference):
         by_shape.setdefault(candidate.shape, candidate)
     chosen = list(by_shape.values())  # the best of each shape, the best first
-    link, all_draws = costs.link, dict[int, Draws]()
+    link, drawn = costs.link, dict[int, list[StageTable]]()  # by microbatch size
 
     def proposed(candidate: Candidate) -> Proposal:
         """A candidate with its interval, bound and figures."""
         shape, step_ns = candidate.shape, candidate.step_ns
-        if shape.microbatch_size not in all_draws:
-            models = search.table(shape.microbatch_size).models
-            all_draws[shape.microbatch_size] = Draws(models, link)
+        if (size := shape.microbatch_size) not in drawn:
+            drawn[size] = drawn_tables(search.table(size).models)
         given = shape, candidate.stages, link, request.memory_bytes
         problem = problem_of(*given, meets=request.meets, is_for_bound=True)
         tokens = request.replicas * request.global_batch * request.seq_len
@@ -92,7 +97,7 @@ def make_plan(
             candidate.configuration,
             candidate.program,
             step_ns,
-            *interval_of(candidate, all_draws[shape.microbatch_size], link),
+            *interval_of(candidate, drawn[size], link),
             min(lower_bound(problem), step_ns),
             candidate.peak_bytes,
             candidate.peak_high_bytes,

@@ -9,28 +9,20 @@ every machine.
 
 from __future__ import annotations
 
-import functools
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from engine.plan.layout import Loads, Partition, solve_partition
 from engine.plan.model_costs import ModelCosts
-from engine.plan.program import Placement, Program
+from engine.plan.program import Placement
 from engine.plan.schedules.registry import build_program
 from ppbench.planning.cost_set import CostSet, Setting
-from ppbench.planning.fitting import Candidate, Fit, Layout
+from ppbench.planning.fitting import Candidate, Fit, Layout, simulated
+from ppbench.planning.layout import MOST_CUTS, Partition, solve_partition
 from ppbench.planning.partitions import Climb, around, climb_all
-from ppbench.planning.plan import AUTO, PlanRequest
+from ppbench.planning.plan import AUTO, FrontierPoint, PlanRequest
 from ppbench.planning.solving import least_memory, least_step_of, one_by_one, solved
-from ppbench.planning.space import (
-    Shape,
-    least_layers,
-    least_step_ns,
-    model_of,
-    shapes,
-)
+from ppbench.planning.space import Shape, least_layers, least_step_ns, model_of, shapes
 from ppbench.planning.stages import StageTable, never_quicker
 
 OnProgress = Callable[[str, int, int], None]
@@ -38,9 +30,8 @@ OnProgress = Callable[[str, int, int], None]
 
 CLIMBED_ACTIONS = 200_000_000
 """Actions that are simulated while layers are moved."""
-PROMISING, CLOSE = 1.3, 1.08
-"""Layers are moved on shapes whose first step is at most so many times the best; two at once on
-those whose step is then so close to the best."""
+PROMISING = 1.3
+"""Layers are moved on shapes whose first step is at most so many times the best."""
 NUM_FIRST, FIRST_EFFORT = 6, 0.004
 """Layouts that the solver tries first, and with which effort."""
 NUM_ROUNDS = 3
@@ -49,6 +40,10 @@ LAST_EFFORT = 0.2
 """The effort for the best in the end."""
 SOLVED_SIZE = 6_000_000
 """Actions times ranks of the programs that the solver is asked for in a round."""
+LEVELS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.25, 1.5, 1.75, 2.0)
+"""Parts of the memory for which the best step is looked for besides."""
+SOLVED_LEVELS = (0.6, 0.8, 1.25, 2.0)
+"""Those of which the solver has a program made."""
 
 
 class Task(NamedTuple):
@@ -71,7 +66,6 @@ class Search:
         self.found: list[Candidate] = []
         self.climbs: list[Climb] = []
         self._tables: dict[int, StageTable] = {}
-        self._programs: dict[tuple[str, Placement, int], Program] = {}
         self._partitions: dict[tuple[Placement, int], list[Partition]] = {}
 
     def run(self) -> None:
@@ -86,14 +80,12 @@ class Search:
             climbs = self.climbs_of(shape, self.request.memory_bytes)
             self._keep(climb.best for climb in climbs)
             self.climbs += climbs
-        self.say("moving layers between stages", 0, 2)
-        climb_all(self._within(PROMISING), round(CLIMBED_ACTIONS * self.effort))
-        self.say("moving layers between stages", 1, 2)
-        close = self._within(CLOSE)
-        for climb in close:
-            climb.widen(Loads(self.model(climb.fit.shape), climb.fit.shape.placement))
-        budget = round(CLIMBED_ACTIONS * self.effort / 2)
-        climb_all([climb for climb in close if not climb.is_over], budget)
+        self.say("moving layers between stages", 0, 1)
+        best_ns = min((one.best.step_ns for one in self.climbs if one.best), default=0)
+        promising = [
+            one for one in self.climbs if one.best and one.best.step_ns <= PROMISING * best_ns
+        ]
+        climb_all(promising, round(CLIMBED_ACTIONS * self.effort))
         self._keep(climb.best for climb in self.climbs)
         self._solve([shape for shape in known if shape.schedule == AUTO])
 
@@ -129,29 +121,23 @@ class Search:
         return self._tables[size]
 
     def fit(self, shape: Shape) -> Fit:
-        """A shape with its program, built once; for the solver, that which needs least memory."""
-        key = shape.schedule, shape.placement, shape.num_microbatches
-        if key not in self._programs:
-            num_microbatches = shape.num_microbatches
-            self._programs[key] = (
-                one_by_one(shape.placement, num_microbatches)
-                if shape.schedule == AUTO
-                else build_program(
-                    shape.schedule, shape.ranks, num_microbatches, shape.stages_per_rank
-                )
-            )
-        table = self.table(shape.microbatch_size)
-        given = self._programs[key], table, self.costs.link, self.request.recompute
-        return Fit(shape, *given, meets=self.request.meets)
+        """A shape with its program; for the solver, that which needs least memory."""
+        num_microbatches = shape.num_microbatches
+        if shape.schedule == AUTO:
+            program = one_by_one(shape.placement, num_microbatches)
+        else:
+            given = shape.schedule, shape.ranks, num_microbatches, shape.stages_per_rank
+            program = build_program(*given)
+        costs = self.table(shape.microbatch_size), self.costs.link
+        return Fit(shape, program, *costs, self.request.recompute, meets=self.request.meets)
 
     def partitions(self, shape: Shape) -> list[Partition]:
         """The partition with the lightest heaviest rank, and one with more even stages."""
         key = shape.placement, shape.microbatch_size
         if key not in self._partitions:
-            solve = functools.partial(
-                solve_partition, self.model(shape), shape.placement, least=self.least(shape)
-            )
-            self._partitions[key] = list(dict.fromkeys([solve(), solve(most_cuts=0)]))
+            given, least = (self.model(shape), shape.placement), self.least(shape)
+            both = [solve_partition(*given, least=least, most_cuts=most) for most in (MOST_CUTS, 0)]
+            self._partitions[key] = list(dict.fromkeys(both))
         return self._partitions[key]
 
     def climbs_of(self, shape: Shape, memory_bytes: int | None) -> list[Climb]:
@@ -160,16 +146,6 @@ class Search:
         climbs = [Climb(fit, least, memory_bytes, start) for start in self.partitions(shape)]
         climb_all(climbs, 0)
         return climbs
-
-    def _within(self, factor: float) -> list[Climb]:
-        """The climbs whose step is at most so many times the best of all."""
-        steps = [climb.best.step_ns if climb.best else math.inf for climb in self.climbs]
-        limit = factor * min(steps, default=math.inf)
-        return [
-            climb
-            for climb, step in zip(self.climbs, steps, strict=True)
-            if climb.best is not None and step <= limit
-        ]
 
     def _keep(self, candidates: Iterable[Candidate | None]) -> None:
         self.found += [candidate for candidate in candidates if candidate is not None]
@@ -189,10 +165,8 @@ class Search:
             if found is None or found is best:
                 break
             best = found
-            kept, near = (
-                best.layout.recompute,
-                around(best.layout.partition, self.least(best.shape)),
-            )
+            partition, kept = best.layout
+            near = around(partition, self.least(best.shape))
             tasks = self._tasks(best.shape, (Layout(partition, kept) for partition in near))
         if best is not None:
             self._keep([best])
@@ -242,14 +216,68 @@ class Search:
         found = []
         for done, (_, layout, shape) in enumerate(chosen):
             self.say("solving for a program", done, len(chosen))
-            table, memory = self.table(shape.microbatch_size), self.request.memory_bytes
-            given = shape, layout, table, self.costs.link, memory, effort * self.effort
-            one = solved(*given, meets=self.request.meets)
-            found += [one] if one is not None else []
+            if one := self._solution(shape, layout, self.request.memory_bytes, effort):
+                found.append(one)
         return found
+
+    def _solution(
+        self, shape: Shape, layout: Layout, memory_bytes: int | None, effort: float
+    ) -> Candidate | None:
+        given = self.table(shape.microbatch_size), self.costs.link, memory_bytes
+        return solved(shape, layout, *given, effort * self.effort, meets=self.request.meets)
+
+    # other amounts of memory
+
+    def elsewhere(self) -> Iterator[Candidate]:
+        """Candidates for less memory and for more: the same layers, other recomputation."""
+        best = self.best()
+        memory = self.request.memory_bytes or (best.most_bytes if best else None)
+        if memory is None:
+            return
+        wanted = []
+        for climb in self.climbs:
+            partition = (
+                climb.best.layout.partition if climb.best else self.partitions(climb.fit.shape)[0]
+            )
+            limits = [*(round(level * memory) for level in LEVELS), None]
+            laid = [climb.fit.layout(partition, limit) for limit in limits]
+            layouts = dict.fromkeys(layout for layout, short in laid if short.most == 0)
+            wanted.append((climb.fit, list(layouts)))
+        yield from itertools.chain.from_iterable(simulated(wanted))
+        # then the best layout of the solver with less memory and with more
+        own = [one for one in self.found if one.shape.schedule == AUTO and self.fits(one)]
+        best = min(own, key=preference, default=None)
+        if best is None or self.num_solutions([best.shape]) < NUM_FIRST:
+            return  # there is none, or it takes too long
+        for done, level in enumerate(SOLVED_LEVELS):
+            self.say("solving for other memories", done, len(SOLVED_LEVELS))
+            layout = best.layout
+            if level > 1:  # nothing need be recomputed for want of memory
+                least = min(self.table(best.shape.microbatch_size).models)
+                layout = layout._replace(recompute=(least,) * len(layout.recompute))
+            if one := self._solution(best.shape, layout, round(level * memory), FIRST_EFFORT):
+                yield one
+
+    def least_memory(self) -> Candidate | None:
+        """The candidate that needs the least memory; of equal ones the quickest."""
+        known = shapes(self.request, self.costs)
+        climbs = [climb for shape in known for climb in self.climbs_of(shape, 0)]
+        climb_all(climbs, 0)
+        layouts = [(climb.fit, [climb.fit.layout(climb.lightest, 0)[0]]) for climb in climbs]
+        candidates = itertools.chain.from_iterable(simulated(layouts))
+        return min(candidates, key=lambda one: (one.most_bytes, *preference(one)), default=None)
 
 
 def preference(candidate: Candidate) -> tuple[int, bool, int]:
     """What is better is less: the step, then a schedule with a name, then less memory."""
     is_auto = candidate.shape.schedule == AUTO
     return candidate.step_ns, is_auto, candidate.most_bytes
+
+
+def frontier_of(candidates: Iterable[Candidate]) -> tuple[FrontierPoint, ...]:
+    """The candidates that are quicker than all that need less memory, by memory."""
+    points: list[FrontierPoint] = []
+    for candidate in sorted(candidates, key=lambda one: (one.most_bytes, *preference(one))):
+        if not points or candidate.step_ns < points[-1].step_ns:
+            points.append(candidate.point)
+    return tuple(points)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
@@ -24,42 +24,29 @@ LINK_STEPS = 7
 """Quantiles of the link's error that are simulated."""
 
 
-class Draws:
-    """Costs of a model drawn from their errors, the same for every candidate."""
+def drawn_tables(models: Mapping[bool, ModelCosts]) -> list[StageTable]:
+    """The costs of a microbatch size, by whether layers recompute, drawn from their errors."""
+    normal = random.Random(SEED)  # noqa: S311  # reproducible draws, no secret
+    tables = []
+    for _ in range(MOST_DRAWS):
+        kinds: dict[LayerCosts, LayerCosts] = {}  # each type of layers is drawn once
 
-    def __init__(self, models: Mapping[bool, ModelCosts], link: LinkCosts) -> None:
-        """Take the costs of a microbatch size, by whether layers recompute."""
-        self._models, self._link = models, link
-        self._tables: list[StageTable] = []
-        self._random = random.Random(SEED)  # noqa: S311  # reproducible draws, no secret
+        def drawn(layer: LayerCosts, kinds: dict[LayerCosts, LayerCosts] = kinds) -> LayerCosts:
+            if layer not in kinds:
+                factors = [max(0.0, 1 + layer.error * normal.gauss(0, 1)) for _ in TIMES]
+                pairs = zip(TIMES, factors, strict=True)
+                kinds[layer] = replace(layer, **{at: getattr(layer, at) * by for at, by in pairs})
+            return kinds[layer]
 
-    def table(self, index: int) -> StageTable:
-        """The costs of a draw, the first ones made first."""
-        while len(self._tables) <= index:
-            kinds: dict[LayerCosts, LayerCosts] = {}  # each type of layers is drawn once
-
-            def drawn(layer: LayerCosts, kinds: dict[LayerCosts, LayerCosts] = kinds) -> LayerCosts:
-                if layer not in kinds:
-                    factors = [max(0.0, 1 + layer.error * self._random.gauss(0, 1)) for _ in TIMES]
-                    pairs = zip(TIMES, factors, strict=True)
-                    scaled = {name: getattr(layer, name) * by for name, by in pairs}
-                    kinds[layer] = replace(layer, **scaled)
-                return kinds[layer]
-
-            models = {
-                is_on: replace(
-                    model,
-                    before=drawn(model.before),
-                    layers=tuple(map(drawn, model.layers)),
-                    after=drawn(model.after),
-                )
-                for is_on, model in self._models.items()
-            }
-            self._tables.append(StageTable(models))
-        return self._tables[index]
+        tables.append(
+            StageTable({is_on: model.with_each(drawn) for is_on, model in models.items()})
+        )
+    return tables
 
 
-def interval_of(candidate: Candidate, draws: Draws, link: LinkCosts) -> tuple[int, int]:
+def interval_of(
+    candidate: Candidate, tables: Sequence[StageTable], link: LinkCosts
+) -> tuple[int, int]:
     """The bounds of a candidate's step in ns, between which it is with a probability of 90 %."""
     size = candidate.program.table.num_actions
     num = max(FEWEST_DRAWS, min(MOST_DRAWS, DRAWN_ACTIONS // size))
@@ -73,10 +60,8 @@ def interval_of(candidate: Candidate, draws: Draws, link: LinkCosts) -> tuple[in
         slower = replace(
             link, latency_ns=link.latency_ns * factor, bytes_per_s=link.bytes_per_s / factor
         )
-        drawn = [
-            draws.table(index).of_all(*candidate.layout) for index in range(at, num, len(factors))
-        ]
-        cases = [(candidate.program, stages) for stages in drawn]
+        drawn = tables[at : num : len(factors)]
+        cases = [(candidate.program, table.of_all(*candidate.layout)) for table in drawn]
         transfers = transfers_of(slower, candidate.stages)
         steps += steps_ns(cases, transfers, meets=candidate.meets)
     steps.sort()

@@ -39,9 +39,9 @@ channel has the messages of all microbatches in each step.
 1. The time of one machine that may interrupt its jobs, each with head and tail: for every set of
    actions, least head + their time + least tail. The largest over all sets is found by Carlier's
    schedule: of what has its head behind it, always go on with the longest tail.
-2. What a rank has done before its first I can start is limited by memory, and so is what W it has
-   left when its last I is over. All else lies between. From the last F of its lowest stage until
-   that microbatch is back, what there is to do is limited by what is held beside it.
+2. What a rank has done before its first I can start is limited by memory. All else comes after it.
+   From the last F of its lowest stage until that microbatch is back, what there is to do is limited
+   by what is held beside it.
 3. Memory over time: held x time, summed over the microbatches, is at most the limit x time, less
    what can not yet be taken at the beginning and what must be free already at the end.
 """
@@ -115,7 +115,7 @@ def _of_rank(
         else:
             first[1] -= int(until) - now
             now = int(until)
-    yield from _between(chain, rank, heads, tails)
+    yield _from_first_input(chain, rank, heads)
     yield _held_over_time(chain, rank, heads)
 
 
@@ -244,38 +244,30 @@ class Chain:
         return max(waiting, default=NEVER)
 
 
-def _between(
-    chain: Chain, rank: int, heads: list[list[int]], tails: list[list[int]]
-) -> Iterator[int]:
-    """Bounds by what lies between a rank's first I and its last, the work before and after less."""
-    problem, num_stages = chain.problem, chain.num_stages
+def _from_first_input(chain: Chain, rank: int, heads: list[list[int]]) -> int:
+    """The start of a rank's first I, and all work that it cannot have done before."""
+    problem, num_stages, busy = chain.problem, chain.num_stages, chain.busy
     m, stages = problem.num_microbatches, problem.placement.stages_of(rank)
-    limit = problem.limits[rank]
-    work = m * sum(chain.busy[kind] for kind in chain.kinds_of(rank))
-    lowest = stages[0]
-    forward, after_input = problem.held_after_forward, problem.held_after_input
-    early = _most([(chain.busy[s], forward[s]) for s in stages], limit, m)
-    weights = [(chain.busy[2 * num_stages + s], after_input[s]) for s in stages]
-    late = _most(weights, limit - forward[lowest], m) + chain.busy[2 * num_stages + lowest]
+    limit, lowest = problem.limits[rank], stages[0]
     turn = num_stages + lowest
-    tail = tails[turn][m - 1] - chain.busy[turn]
-    first = min(heads[s][0] for s in stages)
-    first_input = min(heads[num_stages + s][0] for s in stages)
-    # From the last F of the lowest stage until that microbatch is back, there is left to do what is
-    # held besides: of microbatches that are on their way forward, or back, and W.
-    busy, held = chain.busy, list(itertools.accumulate(forward[s] for s in stages))
+    forward, after_input = problem.held_after_forward, problem.held_after_input
+    work: int = m * sum(busy[kind] for kind in chain.kinds_of(rank))
+    early = _most([(busy[s], forward[s]) for s in stages], limit, m)
+    until = min(heads[num_stages + s][0] for s in stages) + work - early
+    if m * forward[lowest] <= limit:
+        return until
+    # Something must be free before the last F of the lowest stage, which is then behind the first
+    # I. Until that microbatch is back, there is left to do what is held besides: of microbatches
+    # that are on their way forward, or back, and W.
+    held = list(itertools.accumulate(forward[s] for s in stages))
     back = [busy[num_stages + s] + busy[2 * num_stages + s] for s in stages]
     ahead = [sum(busy[s] for s in stages[at + 1 :]) for at in range(len(stages))]
     begun = [(more + sum(back), most) for more, most in zip(ahead, held, strict=True)]
     turned = [(sum(back[: at + 1]), most) for at, most in enumerate(held[:-1])]
+    weights = [(busy[2 * num_stages + s], after_input[s]) for s in stages]
     left = _most([*begun, *turned, *weights], limit - forward[lowest], m - 1)
     own = ahead[0] + sum(back[1:])
-    idle = max(0, chain.trips()[lowest] - busy[lowest] - busy[turn] - own - left)
-    # It lies behind the first I if something must be free before.
-    idle_too = idle if m * forward[lowest] > limit else 0
-    yield first_input + work - early + idle_too
-    yield first_input + work - early - late + tail + idle_too
-    yield first + work - late + tail + idle
+    return until + max(0, chain.trips()[lowest] - busy[lowest] - busy[turn] - own - left)
 
 
 def _most(items: list[tuple[int, int]], limit: int, most_each: int) -> int:

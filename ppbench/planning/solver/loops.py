@@ -20,6 +20,9 @@ after it, which is its optimizer; and three that hold something of each meanwhil
 kind of what is sent, behind the ranks. Where ranks meet between steps, each begins a step with its
 optimizer, counted from the meeting; else where steps bring it.
 
+`play_rows` walks over such rows, and not `engine.plan.kernels.walk`: a search does so after each of
+some hundred thousand changes, and the microbatches of a row of kinds need no new numbers for it.
+
 Room is kept for the oldest microbatch that has not gone forward through all stages of a rank: else
 younger ones could fill the rank, and none could ever turn back. With it kept on every rank, that
 microbatch can always go on once all that turned back are done: no choice leads into a dead end.
@@ -133,8 +136,8 @@ def list_schedule(
     patience: int,
     state: Arrays,
     row: Ints,
-) -> int:
-    """Fill the rows in order of time, each rank taking what its keys say; returns the makespan.
+) -> None:
+    """Fill the rows in order of time, each rank taking what its keys say.
 
     The first backwards of a stage are whole, as many as `whole` says; the others are split.
     `state` is zeros but for `arrival`, NONE but for the inputs of stage 0, and `position`, where
@@ -142,7 +145,7 @@ def list_schedule(
     """
     ranks, follower, (transfer_ns, overlaps) = shape[0], shape[5], link
     count, arrival, now, next_time, is_open, next_kind, held, channel_free, _ = state
-    num_stages, makespan = len(ranks), 0
+    num_stages = len(ranks)
     width = len(arrival) // (2 * num_stages)
     for rank in range(len(now)):
         open_stages(shape, memory, count, held[rank], rank, is_open)
@@ -152,7 +155,7 @@ def list_schedule(
         if rank < 0:
             break
         kind, end = next_kind[rank], start(took, memory[2], whole, state, rank, row)
-        makespan, after = max(makespan, end), follower[kind]
+        after = follower[kind]
         user = ranks[after % num_stages] if after >= 0 else rank
         if user != rank:
             end = channel_free[kind] = max(channel_free[kind], end) + transfer_ns
@@ -164,44 +167,6 @@ def list_schedule(
         next_kind[rank] = choose(shape, took, key, patience, state, rank)
         if user != rank:
             next_kind[user] = choose(shape, took, key, patience, state, user)
-    return makespan
-
-
-def alternate(shape: Arrays, memory: Arrays, most_late: Ints, row: Ints) -> bool:
-    """Fill the rows of ranks with a stage each in turns of I and F; whether that can be done.
-
-    A rank begins with as many F as its `places` and limit allow. Its W come when more than
-    `most_late` wait, when the next F needs their memory, or one behind each I where no F is left.
-    """
-    ranks, _, _, offset = shape[:4]
-    limit, _, change, places = memory
-    num_stages = len(ranks)
-    for here in range(num_stages):
-        rank = ranks[here]
-        at, held, late, begun = offset[rank], 0, 0, 0
-        width, takes = (offset[rank + 1] - at) // 3, change[here]
-        while begun < min(width, places[here]) and held + takes <= limit[rank]:
-            row[at] = here
-            at, begun, held = at + 1, begun + 1, held + takes
-        for back in range(width):
-            if begun <= back:
-                return False
-            row[at] = num_stages + here
-            at, late, held = at + 1, late + 1, held + change[num_stages + here]
-            while late > 0 and (
-                begun == width or late > most_late[here] or held + takes > limit[rank]
-            ):
-                row[at] = 2 * num_stages + here
-                at, late, held = at + 1, late - 1, held + change[2 * num_stages + here]
-                if begun == width:
-                    break
-            if begun < width and held + takes <= limit[rank]:
-                row[at] = here
-                at, begun, held = at + 1, begun + 1, held + takes
-        for _ in range(late):
-            row[at] = 2 * num_stages + here
-            at += 1
-    return True
 
 
 def rewind(shape: Arrays, state: Arrays, turn: Arrays) -> None:

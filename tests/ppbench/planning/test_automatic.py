@@ -1,14 +1,13 @@
 """The program of `schedule = "auto"`: which placement, within which limit, by which costs."""
 
 import re
-from dataclasses import replace
 
 import pytest
-from worlds import MIB, costs_of
+from worlds import HEAD, LAYER, MIB, costs_of
 
 from engine.model.descriptions import Facts
 from engine.plan.check import check
-from engine.plan.model_costs import NOTHING, LayerCosts, LinkCosts, ModelCosts
+from engine.plan.model_costs import NOTHING, LinkCosts, ModelCosts
 from engine.plan.period import period_ns
 from engine.plan.program import loop_placement, v_placement
 from engine.plan.rules import peak_activations
@@ -27,15 +26,6 @@ from ppbench.planning.solver.problem import NoProgramError, counted
 from ppbench.planning.space import Shape, placements_of
 from ppbench.planning.stages import StageTable
 
-LAYER = LayerCosts(
-    *(1e6, 2e6, 1.1e6, 1e6, 0.01),
-    held_after_forward=10 * MIB,
-    held_after_input=4 * MIB,
-    transient_bytes=MIB,
-    static_bytes=20 * MIB,
-    message_bytes=MIB,
-)
-HEAD = replace(LAYER, forward_ns=2e6, backward_ns=4e6, input_ns=2e6, weight_ns=2e6)
 COSTS = costs_of({(1, False): ModelCosts(NOTHING, (LAYER,) * 8, HEAD)}, LinkCosts(1e5, 1e10, 0.05))
 
 

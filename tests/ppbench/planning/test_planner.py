@@ -4,11 +4,11 @@ import functools
 from dataclasses import replace
 
 import pytest
-from worlds import FAMILIES, MIB, costs_of, world
+from worlds import FAMILIES, HEAD, LAYER, MIB, costs_of, world
 
 from engine.plan.check import check
 from engine.plan.lower import lower
-from engine.plan.model_costs import NOTHING, LayerCosts, LinkCosts, ModelCosts
+from engine.plan.model_costs import NOTHING, LinkCosts, ModelCosts
 from engine.plan.program import loop_placement, v_placement
 from engine.plan.sizes import size_text
 from ppbench.display.units import size as size_of
@@ -17,17 +17,7 @@ from ppbench.planning.planner import make_plan
 from ppbench.planning.search import Search
 from ppbench.planning.words import as_dict
 
-LAYER = LayerCosts(
-    *(1e6, 2e6, 1.1e6, 1e6, 0.01),
-    held_after_forward=10 * MIB,
-    held_after_input=4 * MIB,
-    transient_bytes=MIB,
-    static_bytes=20 * MIB,
-    message_bytes=MIB,
-    optimizer_ns=1e5,
-)
 AGAIN = replace(LAYER, backward_ns=3e6, input_ns=2.1e6, held_after_forward=MIB)
-HEAD = replace(LAYER, forward_ns=2e6, backward_ns=4e6, input_ns=2e6, weight_ns=2e6)
 COSTS = costs_of(
     {
         (size, recompute): ModelCosts(LAYER, (layer,) * 8, HEAD)

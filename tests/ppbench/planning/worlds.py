@@ -14,6 +14,17 @@ MIB = 2**20
 TIMES = ("forward_ns", "backward_ns", "input_ns", "weight_ns", "optimizer_ns")
 FAMILIES = ("afab", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zbv", "v_half", "v_min")
 
+LAYER = LayerCosts(
+    *(1e6, 2e6, 1.1e6, 1e6, 0.01),
+    held_after_forward=10 * MIB,
+    held_after_input=4 * MIB,
+    transient_bytes=MIB,
+    static_bytes=20 * MIB,
+    message_bytes=MIB,
+    optimizer_ns=1e5,
+)
+HEAD = replace(LAYER, forward_ns=2e6, backward_ns=4e6, input_ns=2e6, weight_ns=2e6)
+
 
 def costs_of(by_setting: Mapping[tuple[int, bool], ModelCosts], link: LinkCosts) -> CostSet:
     """Costs of a model by microbatch size and recomputation, and of a link."""

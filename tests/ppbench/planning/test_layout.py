@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from engine.plan.layout import solve_partition
 from engine.plan.model_costs import NOTHING, LayerCosts, ModelCosts
 from engine.plan.program import Placement, loop_placement, v_placement
+from ppbench.planning.layout import solve_partition
 
 
 def every_partition(num_layers, num_stages):
