@@ -136,7 +136,7 @@ class Chain:
         whole = durations.whole_ns
         inputs = list(map(min, durations.input_ns, whole))  # i' and w'
         weights = map(min, durations.weight_ns, map(sub, whole, inputs))
-        self.busy = [*durations.forward_ns, *inputs, *weights]
+        self.busy: list[int] = [*durations.forward_ns, *inputs, *weights]
         self.delay = [0] * len(self.busy)
         ranks, transfers = problem.placement.ranks, problem.transfers
         self.channel_ns = 0
@@ -251,7 +251,7 @@ def _from_first_input(chain: Chain, rank: int, heads: list[list[int]]) -> int:
     limit, lowest = problem.limits[rank], stages[0]
     turn = num_stages + lowest
     forward, after_input = problem.held_after_forward, problem.held_after_input
-    work: int = m * sum(busy[kind] for kind in chain.kinds_of(rank))
+    work = m * sum(busy[kind] for kind in chain.kinds_of(rank))
     early = _most([(busy[s], forward[s]) for s in stages], limit, m)
     until = min(heads[num_stages + s][0] for s in stages) + work - early
     if m * forward[lowest] <= limit:
