@@ -7,7 +7,7 @@ layers and, for each of its actions, what a runtime adds to one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 
@@ -85,6 +85,14 @@ class ModelCosts:
         """The costs with every layer changed, and what stands before and after them."""
         before, *layers, after = map(changed, (self.before, *self.layers, self.after))
         return replace(self, before=before, layers=tuple(layers), after=after)
+
+    def of_stages(self, partition: Sequence[range]) -> list[StageCosts]:
+        """The costs of all stages, in order."""
+        last = len(partition) - 1
+        return [
+            self.of_stage(layers, is_first=stage == 0, is_last=stage == last)
+            for stage, layers in enumerate(partition)
+        ]
 
 
 @dataclass(frozen=True)

@@ -89,19 +89,10 @@ def programs(request):
             yield program, size
 
 
-def stages_of(model, partition):
-    """The costs of all stages, in order."""
-    last = len(partition) - 1
-    return [
-        model.of_stage(layers, is_first=stage == 0, is_last=stage == last)
-        for stage, layers in enumerate(partition)
-    ]
-
-
 def fitting(program, models, partition, memory):
     """The costs of stages for each least choice of what recomputes for a partition to fit."""
     num = program.num_stages
-    by_mode = [stages_of(models[mode], partition) for mode in (False, True)]
+    by_mode = [models[mode].of_stages(partition) for mode in (False, True)]
     found: list[set[int]] = []
     peaks: dict[tuple, int] = {}
     for number in range(num + 1):
@@ -139,7 +130,7 @@ def best_step_ns(request, costs) -> int | None:
         models = {mode: costs.by_setting[size, mode] for mode in (False, True)}
         tasks = []
         for partition in partitions(len(models[False].layers), program.num_stages):
-            if best is None or least_ns(program, stages_of(models[False], partition)) < best:
+            if best is None or least_ns(program, models[False].of_stages(partition)) < best:
                 fits = fitting(program, models, partition, request.memory_bytes)
                 tasks += [(least_ns(program, stages), stages) for stages in fits]
         tasks.sort(key=lambda task: task[0])
