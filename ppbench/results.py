@@ -60,7 +60,7 @@ class Results:
 
     @functools.cached_property
     def planned(self) -> pd.DataFrame:
-        """The spans of the step that each run's own mean costs predict."""
+        """The spans that each run's own mean costs predict: step 0, and -1 and 1 beside it."""
         return self.table("planned")
 
     @functools.cached_property

@@ -16,8 +16,8 @@ from functools import cached_property
 
 from engine.arrays import Ints
 from engine.plan import kernels
-from engine.plan.action import COMPUTE_OPS, JOINING_OPS, NO_INDEX, SEND_OPS, Action
-from engine.plan.messages import counterpart
+from engine.plan.action import COMPUTE_OPS, JOINING_OPS, NO_INDEX, SEND_OPS, Action, Op
+from engine.plan.messages import counterpart, outgoing
 from engine.plan.program import Program
 from engine.plan.spans import Lane, Span, lane_of
 from engine.plan.walk import Walk, walk_all
@@ -93,30 +93,41 @@ class Replay:
         return self.walk.replicas * self.program.world_size
 
     def spans(self, message_bytes: int = 0) -> Iterator[Span]:
-        """Computations, both ends of each message and collectives, by replica, all of step 0.
+        """Computations, both ends of each message and collectives, by replica, all of step 0."""
+        return spans_of(self.walk, message_bytes=message_bytes)
 
-        A collective lasts from when its lane begins it.
-        """
-        ranks, rows = self.program.placement.ranks, self.program.actions
-        actions = [(rank, action) for rank, row in enumerate(rows) for action in row]
-        for replica in range(self.walk.replicas):
-            times = (
-                self.walk.of_step(of, replica) for of in (self.walk.starts_ns, self.walk.ends_ns)
-            )
-            joined = list[Span]()
-            for (rank, (stage, op, m)), start, end in zip(actions, *times, strict=True):
-                if op in COMPUTE_OPS:
-                    yield Span(0, rank, Lane.COMPUTE, stage, op, m, start, end, 0, replica)
-                elif op in SEND_OPS:
-                    send = Action(stage, op, m)
-                    for s, end_op, _ in (send, counterpart(send)):
-                        at = 0, ranks[s], lane_of(end_op), s, end_op, m
-                        yield Span(*at, start, end, message_bytes, replica)
-                elif op in JOINING_OPS:
-                    joined.append(
-                        Span(0, rank, Lane.COLLECTIVE, stage, op, NO_INDEX, start, end, 0, replica)
-                    )
-            yield from joined
+
+def spans_of(
+    walked: Walk, step: int = 0, *, transfer_ns: int = 0, message_bytes: int = 0
+) -> Iterator[Span]:
+    """A step's computations and optimizers, both ends of each message, collectives, by replica.
+
+    A collective lasts from when its lane begins it. Where messages follow from the placement, each
+    takes `transfer_ns`. The spans are of step 0.
+    """
+    program = walked.program
+    ranks, of_walk = program.placement.ranks, (walked.starts_ns, walked.ends_ns, walked.moves_ns)
+    actions = [(rank, action) for rank, row in enumerate(program.actions) for action in row]
+    for replica in range(walked.replicas):
+        times = (walked.of_step(each, replica, step) for each in of_walk)
+        sent, joined = list[tuple[Action, int, int]](), list[Span]()
+        for (rank, action), start, end, moves in zip(actions, *times, strict=True):
+            stage, op, m = action
+            if op in COMPUTE_OPS or (op is Op.OPT and end > start):
+                yield Span(0, rank, Lane.COMPUTE, stage, op, m, start, end, 0, replica)
+                if not program.has_transfers and moves >= 0 and (send := outgoing(action, program)):
+                    sent.append((send, moves, moves + transfer_ns))
+            elif op in SEND_OPS:
+                sent.append((action, start, end))
+            elif op in JOINING_OPS:
+                joined.append(
+                    Span(0, rank, Lane.COLLECTIVE, stage, op, NO_INDEX, start, end, 0, replica)
+                )
+        for send, start, end in sent:
+            for stage, op, m in (send, counterpart(send)):
+                at = 0, ranks[stage], lane_of(op), stage, op, m
+                yield Span(*at, start, end, message_bytes, replica)
+        yield from joined
 
 
 def computing_ns(program: Program, took_ns: Sequence[Ints]) -> list[list[int]]:

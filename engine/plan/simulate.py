@@ -17,10 +17,11 @@ from typing import NamedTuple
 from engine.arrays import Ints
 from engine.plan.action import OPS, Action, Op
 from engine.plan.check import explain
-from engine.plan.messages import counterpart, outgoing
+from engine.plan.messages import outgoing
 from engine.plan.program import Placement, Program
+from engine.plan.replay import spans_of
 from engine.plan.rules import check_facts
-from engine.plan.spans import Lane, Span, lane_of
+from engine.plan.spans import Span
 from engine.plan.walk import Moving, Walk, of_kinds, walk_all
 
 
@@ -184,15 +185,8 @@ class Simulation:
 
     def spans(self) -> Iterator[Span]:
         """Compute by rank, then both ends of each transfer, all of step 0."""
-        for rank, (begin, end) in enumerate(self._rows):
-            times = self.starts_ns[begin:end], self.ends_ns[begin:end]
-            for action, start, over in zip(self.program.table.part(rank), *times, strict=True):
-                stage, op, microbatch = action
-                yield Span(0, rank, Lane.COMPUTE, stage, op, microbatch, start, over, 0)
-        ranks, num_bytes = self.program.placement.ranks, self.transfers.message_bytes
-        for send, start, end in self.messages():
-            for stage, op, m in (send, counterpart(send)):
-                yield Span(0, ranks[stage], lane_of(op), stage, op, m, start, end, num_bytes)
+        duration_ns, num_bytes = self.transfers.duration_ns, self.transfers.message_bytes
+        return spans_of(self.walk, transfer_ns=duration_ns, message_bytes=num_bytes)
 
     def messages(self) -> Iterator[tuple[Action, int, int]]:
         """Each SEND with the times between which its message moves, by sender in its order."""

@@ -36,7 +36,7 @@ from __future__ import annotations
 import itertools
 import json
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,8 +44,10 @@ import pandas as pd
 
 from engine.arrays import Ints
 from engine.plan.action import Op
+from engine.plan.period import spans_in_a_row
 from engine.plan.program import Program, steps_can_overlap
 from engine.plan.replay import Replay, replay_all
+from engine.plan.spans import Span
 from engine.plan.walk import of_kinds
 from ppbench.analysis.collectives import collectives
 from ppbench.analysis.costs import Costs, measured_costs, variation
@@ -56,6 +58,7 @@ from ppbench.analysis.replicas import ReplicaCosts, own_as_json, replica_costs
 from ppbench.analysis.running import (
     Following,
     Idle,
+    as_step,
     by_step_and_rank,
     measured_following,
     optimizers_of,
@@ -94,6 +97,12 @@ class Attribution:
     messages: pd.DataFrame  # see `ppbench.analysis.transfers.messages`
     collectives: pd.DataFrame  # see `ppbench.analysis.collectives.collectives`
     replicas: ReplicaCosts | None = None
+
+    def planned(self) -> Iterator[Span]:
+        """The modelled step, between one before and one after it if the run's are as in a row."""
+        if not self.in_a_row:
+            return self.modelled.spans()
+        return spans_in_a_row(as_step(self.modelled.program, self.modelled.took_ns, self.following))
 
 
 def parts_in(rows: pd.DataFrame) -> tuple[str, ...]:

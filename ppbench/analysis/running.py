@@ -88,7 +88,7 @@ def steps_of(
     rest = [
         (at, took, following) for at, (took, following) in enumerate(many) if following is not None
     ]
-    steps = (Step(lowered, took, *_of(following)) for _, took, following in rest)
+    steps = (as_step(lowered, took, following) for _, took, following in rest)
     for (at, took, following), period in zip(rest, periods(steps), strict=True):
         step_ns, busy = round(period), computing_ns(lowered, took)
         found[at] = (
@@ -104,5 +104,6 @@ def steps_of(
     return [found[at] for at in range(len(many))]
 
 
-def _of(following: Following) -> tuple[Sequence[int], bool]:
-    return following.optimizer_ns, following.meets
+def as_step(lowered: Program, took: Sequence[Ints], following: Following) -> Step:
+    """A program's step as it follows another."""
+    return Step(lowered, took, following.optimizer_ns, following.meets)

@@ -86,7 +86,7 @@ class Waits:
 
     spans: Spans
     before: Ints
-    free_ns: Ints  # when the rank had finished all before; else the step's first start
+    free_ns: Ints  # when the rank had finished all before; else when the step began on it
     maker: Ints
     made_ns: Ints
     arrived_ns: Ints
@@ -94,10 +94,11 @@ class Waits:
     joined_ns: Ints  # when the last collective of its rank was over
 
 
-def waits(spans: Spans, begin_ns: int | None = None) -> Waits:
+def waits(spans: Spans, begin_ns: int | Ints | None = None) -> Waits:
     """Find what each computation waited for, from the spans of one step with at least one F.
 
-    `begin_ns`: when the step began, if other replicas tell; else with its first computation.
+    `begin_ns`: when the step began, if other replicas tell, or on each rank, if that went on from
+    the step before; else with its first computation.
     """
     compute = spans.at(spans.are(COMPUTE_OPS))
     compute = compute.at(np.lexsort((compute.end_ns, compute.start_ns, compute.rank)))
@@ -130,7 +131,10 @@ def waits(spans: Spans, begin_ns: int | None = None) -> Waits:
     arrived = np.where(has_maker, np.maximum(made, came), start)
     by_rank = np.split(end, np.flatnonzero(is_first)[1:])
     latest = np.concatenate([np.maximum.accumulate(own) for own in by_rank])
-    begin = start.min() if begin_ns is None else min(begin_ns, start.min())
+    if isinstance(begin_ns, np.ndarray):
+        begin = begin_ns[rank]
+    else:
+        begin = np.full(len(rank), start.min() if begin_ns is None else min(begin_ns, start.min()))
     free = np.where(is_first, begin, latest[before])
     gathered = np.full(len(compute), NO_INDEX, np.int64)
     unshards = spans.at(spans.are([Op.UNSHARD]))
@@ -177,24 +181,26 @@ class Gaps:
         return Gaps(*(getattr(self, each.name)[rows] for each in fields(self)))
 
 
-def gaps(waited: Waits) -> Gaps:
+def gaps(waited: Waits, until_ns: Ints | None = None) -> Gaps:
     """All idle gaps.
 
-    Together with the computations they fill each rank from the step's first start to its last
-    computation's end.
+    Together with the computations they fill each rank from when the step began to its last
+    computation's end on any rank, or until the given time of each rank.
     """
     free, made, arrived, gathered, start = moments(waited)
     rank, joined = waited.spans.rank, waited.joined_ns
-    last = max(waited.spans.end_ns.max(), joined.max())
     firsts = np.flatnonzero(np.r_[True, rank[1:] != rank[:-1]])
+    last = np.full(len(firsts), max(waited.spans.end_ns.max(), joined.max()))
+    if until_ns is not None:
+        last = until_ns[rank[firsts]]
     ends = np.maximum.reduceat(waited.spans.end_ns, firsts)
-    over = np.maximum(ends, joined[firsts])
+    over = np.clip(joined[firsts], ends, np.maximum(ends, last))
     position, after = np.arange(len(rank)), np.full(len(firsts), NONE)
     pieces = Gaps(
         np.r_[rank, rank, rank, rank, rank[firsts], rank[firsts]],
         np.repeat(list(Cause), [len(rank)] * 4 + [len(firsts)] * 2),
         np.r_[free, made, arrived, gathered, ends, over],
-        np.r_[made, arrived, gathered, start, over, np.full(len(firsts), last)],
+        np.r_[made, arrived, gathered, start, over, last],
         np.r_[position, position, position, position, after, after],
     )
     pieces = pieces.at(pieces.end_ns > pieces.start_ns)

@@ -176,7 +176,7 @@ def draw(
         peaks = predictions.peaks_text(prediction.peaks)
         write_plan(
             html,
-            prediction.frame,
+            prediction.frame_in_a_row,
             title=f"{program.schedule}, planned",
             subtitle=f"planned by simulation, not measured · {predictions.shape_text(prediction)}",
             facts=[

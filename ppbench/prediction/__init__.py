@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
@@ -26,8 +26,8 @@ from engine.plan.action import COMPUTE_OPS, Action
 from engine.plan.check import check
 from engine.plan.critical_path import critical_path
 from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy, lower
-from engine.plan.period import period_of
-from engine.plan.program import Program, loop_placement, v_placement
+from engine.plan.period import period_of, simulated, spans_in_a_row
+from engine.plan.program import Program, loop_placement, steps_can_overlap, v_placement
 from engine.plan.replay import Replay
 from engine.plan.rules import ProgramError, peak_activations
 from engine.plan.schedules.formulae import Shape, Times
@@ -42,7 +42,7 @@ from engine.plan.schedules.registry import (
 )
 from engine.plan.simulate import Durations, Simulation, TransferModel
 from engine.plan.simulate import simulate as simulate_program
-from engine.plan.spans import COLUMNS
+from engine.plan.spans import COLUMNS, Span
 from ppbench.console import note
 from ppbench.errors import UsageError, nearest
 
@@ -99,6 +99,28 @@ class PredictedStep:
         """The time of a step in a running training, in which each rank goes on when it is done."""
         return period_of(self.simulation) / self.ticks_per_s
 
+    @property
+    def frame(self) -> pd.DataFrame:
+        """A row per action with its rank, start and end, in ns: the columns of measured spans."""
+        return self.frame_of(self.simulation.spans())
+
+    @property
+    def frame_in_a_row(self) -> pd.DataFrame:
+        """The rows of steps -1 to 1 of a running training, or of step 0 if no other overlaps it."""
+        if not steps_can_overlap(self.program):
+            return self.frame
+        given = simulated(self.simulation)
+        return self.frame_of(spans_in_a_row(*given, message_bytes=self.transfers.message_bytes))
+
+    def frame_of(self, spans: Iterable[Span]) -> pd.DataFrame:
+        """Spans in ticks as rows in ns."""
+        import pandas as pd
+
+        rows = pd.DataFrame(spans, columns=list(COLUMNS))
+        for column in ("start_ns", "end_ns"):
+            rows[column] = [ticks * NS_PER_S / self.ticks_per_s for ticks in rows[column]]
+        return rows
+
     def figures(self) -> dict[str, object]:
         """The step's figures, those of steps in a row among them; times in seconds."""
         compute_ns = self.simulation.compute_ns
@@ -150,16 +172,6 @@ class Prediction(PredictedStep):
             f"Prediction({self.program.schedule}: {shape}; makespan {number(self.makespan_s):g} s, "
             f"bubble {bubble:.1%})"
         )
-
-    @property
-    def frame(self) -> pd.DataFrame:
-        """A row per action with its rank, start and end, in ns: the columns of measured spans."""
-        import pandas as pd
-
-        spans = pd.DataFrame(self.simulation.spans(), columns=list(COLUMNS))
-        for column in ("start_ns", "end_ns"):
-            spans[column] = [ticks * NS_PER_S / self.ticks_per_s for ticks in spans[column]]
-        return spans
 
     def as_dict(self, *, has_held: bool = False) -> dict[str, object]:
         """All values, as JSON has them; times in seconds.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -34,7 +34,7 @@ from engine.plan.rules import ProgramError
 from engine.plan.schedules.formulae import Times
 from engine.plan.schedules.registry import read_csv
 from engine.plan.simulate import Durations, TransferModel
-from engine.plan.spans import COLUMNS
+from engine.plan.spans import Span
 from ppbench.errors import UsageError, nearest
 from ppbench.prediction import (
     FREE_TRANSFERS,
@@ -88,13 +88,11 @@ class JoinedPrediction(PredictedStep):
     @property
     def frame(self) -> pd.DataFrame:
         """A row per action and replica, in ns: the columns of measured spans."""
-        import pandas as pd
+        return self.frame_of(self.simulation.spans(self.transfers.message_bytes))
 
-        rows = self.simulation.spans(self.transfers.message_bytes)
-        spans = pd.DataFrame(rows, columns=list(COLUMNS))
-        for column in ("start_ns", "end_ns"):
-            spans[column] = [ticks * NS_PER_S // self.ticks_per_s for ticks in spans[column]]
-        return spans
+    def frame_of(self, spans: Iterable[Span]) -> pd.DataFrame:
+        """Spans in ticks as rows in whole ns."""
+        return super().frame_of(spans).astype({"start_ns": "int64", "end_ns": "int64"})
 
     def figures(self) -> dict[str, object]:
         """The step's figures, over the ranks of all replicas; times in seconds."""

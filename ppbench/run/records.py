@@ -214,7 +214,7 @@ def rows_of(finished: FinishedRun) -> Rows:
         run |= {column: None for column in run if _is_of_idle_time(column)}
         for table in (steps, ranks):
             table[[name for name in table.columns if _is_of_idle_time(str(name))]] = float("nan")
-    planned = pd.DataFrame(attribution.modelled.spans(), columns=list(COLUMNS))
+    planned = pd.DataFrame(attribution.planned(), columns=list(COLUMNS))
     joined = collective_figures(attribution.collectives)
     tables = {
         "spans": spans.assign(waiting_ns=waiting_ns(spans, moved)),

@@ -151,10 +151,10 @@ class Store:
         """The rows of the given runs in a table, in the order of the ids."""
         return as_frame(self._reader.rows_of_runs(name, list(dict.fromkeys(run_ids))), name)
 
-    def spans_of_step(self, run_id: str, step: int) -> pd.DataFrame:
-        """The spans of one step of a run."""
+    def spans_of_steps(self, run_id: str, steps: Sequence[int]) -> pd.DataFrame:
+        """The spans of some steps of a run."""
         rows = self._reader.rows_of_runs("spans", [run_id])
-        return as_frame(rows.filter(pc.equal(rows["step"], step)), "spans")
+        return as_frame(rows.filter(pc.is_in(rows["step"], pa.array(steps))), "spans")
 
     def compact(self, tell: Skip) -> list[Compacted]:
         """Merge files of one run into files of many; see `compaction`. Raises StoreError."""

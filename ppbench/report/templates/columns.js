@@ -200,8 +200,8 @@ function overviewOfHeatmap(heatmap, numSlices) {
     busy: Float64Array.from(codes, (code) => (isIdle(code) ? 0 : code - Math.floor(code))),
     mostly: Uint8Array.from(codes, (code) => (isIdle(code) ? 0 : Math.floor(code))),
     counts: null, // not known yet
-    start: 0,
-    end: heatmap.dx * numSlices,
+    start: heatmap.x0 - heatmap.dx / 2,
+    end: heatmap.x0 + heatmap.dx * (numSlices - 0.5),
     slices: numSlices,
   };
 }

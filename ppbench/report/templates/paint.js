@@ -120,6 +120,55 @@ function paintRows(context, plane, timeline, style) {
   }
 }
 
+// Where each rank begins (0) or ends (1) a step in a row: a line from rank to rank, and up to the names.
+function edgeOf(plane, step, at) {
+  const { firstRow, row } = step;
+  const points = row.windows.flatMap((window, rank) => (
+    [-0.5, 0.5].map((by) => [xAt(plane, window[at]), yAt(plane, firstRow + rank + by)])));
+  return [[points[0][0], points[0][1] - roomAbove(plane, step)], ...points];
+}
+
+// The room above the rows of a step in a row, for names; less where rows were made flatter.
+const roomAbove = (plane, { firstRow, abovePx }) => Math.min(abovePx, (firstRow - plane.top - 0.5) * plane.rowPx);
+
+function traced(context, points) {
+  context.beginPath();
+  points.forEach(([x, y]) => context.lineTo(x, y));
+}
+
+function paintWindows(context, plane, step, style) {
+  clipped(context, areaOf(plane), () => {
+    context.fillStyle = style.link;
+    context.globalAlpha = 0.09;
+    traced(context, [...edgeOf(plane, step, 0), ...edgeOf(plane, step, 1).reverse()]);
+    context.fill();
+  });
+}
+
+// Lines where each rank begins and ends the step, and the names of it and of those beside it.
+function paintRowOf(context, plane, step, style) {
+  const room = roomAbove(plane, step);
+  clipped(context, areaOf(plane), () => {
+    context.strokeStyle = style.link;
+    context.lineWidth = 1.5;
+    for (const at of [0, 1]) {
+      traced(context, edgeOf(plane, step, at));
+      context.stroke();
+    }
+    if (room < 13) return;
+    context.textBaseline = "middle";
+    context.textAlign = "center";
+    const y = yAt(plane, step.firstRow - 0.5) - room / 2;
+    for (const [name, begin, end, isOwn] of step.row.names) {
+      context.font = isOwn ? `600 ${style.font(12)}` : style.font(12);
+      context.fillStyle = isOwn ? style.ink : style.quiet;
+      const ends = endsOf(plane, { start: begin, end });
+      const fitting = ends && [name, name.split(" · ")[0]].find((text) => context.measureText(text).width + 8 < ends[1] - ends[0]);
+      if (fitting) context.fillText(fitting, (ends[0] + ends[1]) / 2, y);
+    }
+  });
+}
+
 const channelsOf = (color) => [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
 const FAINTEST = 0.08;
 const MIXED = "#5B6472"; // as in display/colors.py
@@ -133,7 +182,8 @@ function pictureOf({ busy, mostly, slices }, kinds, isVisible) {
   const colors = [...kinds.map((kind) => (isVisible(kind) ? channelsOf(kind.firstColor) : null)), channelsOf(MIXED)];
   for (let cell = 0; cell < busy.length; cell++) {
     const color = colors[mostly[cell]];
-    if (busy[cell] > 0 && color) image.data.set([...color, 255 * (FAINTEST + (1 - FAINTEST) * busy[cell])], 4 * cell);
+    const opacity = kinds[mostly[cell]]?.opacity ?? 1;
+    if (busy[cell] > 0 && color) image.data.set([...color, 255 * opacity * (FAINTEST + (1 - FAINTEST) * busy[cell])], 4 * cell);
   }
   context.putImageData(image, 0, 0);
   return picture;
@@ -175,15 +225,17 @@ function paintBars(context, plane, kind, places, style) {
     const box = boxOf(plane, kind, n, places[at + 1]);
     if (box.width <= 0 || box.y > plane.height || box.y + box.height < 0) continue;
     const line = !kind.isIdle && kind.isCompute && box.width > GAP_PX ? 0.6 : 0;
+    context.globalAlpha = kind.opacity;
     context.fillStyle = kind.color(n);
     context.fillRect(box.x, box.y, box.width - line, box.height);
+    context.globalAlpha = 1;
     if (kind.isHatched) paintHatch(context, box, kind.hatch);
     const text = kind.label?.(n);
     if (!text || box.height < 9) continue;
     context.font = style.font(Math.min(12, Math.max(9, box.height - 2)));
     const width = context.measureText(text).width;
     if (width + 4 > box.width) continue;
-    context.fillStyle = kind.ink(n);
+    context.fillStyle = kind.beside ? style.quiet : kind.ink(n);
     context.textAlign = kind.isHatched ? "left" : "center";
     context.fillText(text, kind.isHatched ? box.x + 4 : box.x + box.width / 2, box.y + box.height / 2 + 0.5);
     texts.push(text);

@@ -7,12 +7,12 @@ function rowsOf({ firstRows }, ranks, { replica = null, rank = null }) {
   return Array.from({ length: ranks }, (_, n) => ({ row: firstRows[replica] + n, replica }));
 }
 
-// The marks that lie in some rows, which are moved to the top, one below the other.
-function kindsInRows(kinds, shown) {
+// The marks that lie in some rows, which are moved to the first one and those below it.
+function kindsInRows(kinds, shown, first) {
   return kinds.map((kind) => {
     const rows = shown.flatMap(({ row, replica }, n) => {
       const part = kind.rowAt.get(rowKey(row));
-      return part ? [{ ...part, row: n, replica }] : [];
+      return part ? [{ ...part, row: rowKey(first + n), replica }] : [];
     });
     const replicaOf = (n) => rowOf({ rows }, n).replica;
     return { ...kind, rows, replicaOf, rowAt: new Map(rows.map((part) => [part.row, part])) };
@@ -24,10 +24,15 @@ const [TALL_PX, SHORT_PX, MOST_ROWS_PX] = [96, 18, 1200]; // as in gantt.py
 function showRows(timeline, choice) {
   const shown = rowsOf(timeline.replicas, timeline.replicas.ranks, choice);
   timeline.choose(null);
-  timeline.kinds = kindsInRows(timeline.allKinds, shown);
-  timeline.steps = [{ ...timeline.steps[0], ranks: shown.length, rowName: choice.rank === undefined ? "rank" : "replica" }];
-  timeline.bottom = shown.length - 0.48;
-  timeline.setRowPx(Math.min(TALL_PX, Math.max(SHORT_PX, MOST_ROWS_PX / shown.length)));
+  const rowPx = Math.min(TALL_PX, Math.max(SHORT_PX, MOST_ROWS_PX / shown.length));
+  const { rows, firstRows } = timeline.replicas;
+  const firstRow = rows ? timeline.steps[0].abovePx / rowPx : 0;
+  const windows = rows && shown.map((one) => rows[one.replica].windows[Math.round(one.row - firstRows[one.replica])]);
+  const row = rows && { ...rows[choice.replica ?? 0], windows };
+  timeline.kinds = kindsInRows(timeline.allKinds, shown, firstRow);
+  timeline.steps = [{ ...timeline.steps[0], row, firstRow, ranks: shown.length, rowName: choice.rank === undefined ? "rank" : "replica" }];
+  timeline.bottom = firstRow + shown.length - 0.48;
+  timeline.setRowPx(rowPx);
   timeline.path = choice.replica === timeline.replicas.shown ? timeline.ownPath : null; // that of others is not known
   timeline.refresh();
 }

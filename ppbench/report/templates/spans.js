@@ -25,7 +25,9 @@ function kindsOf(figure, columns) {
       hovertemplate,
       group: legendgroup,
       isListed: showlegend !== false,
-      isWaiting: showlegend === false,
+      isWaiting: name !== legendgroup,
+      beside: meta.beside,
+      opacity: marker.opacity ?? 1,
       op: meta.op,
       isCompute,
       isIdle: meta.isIdle,
@@ -70,7 +72,7 @@ function actionOf(kind, n) {
 const rowOf = (kind, n) => kind.rows.find(({ from, to }) => n >= from && n < to);
 const stepAt = (steps, row) => steps.find(({ firstRow, ranks }) => row > firstRow - 0.5 && row < firstRow + ranks - 0.5);
 
-// The search. Words that all have to fit a mark: `2F7`, `F7`, `2F`, `rank 1`, `stage 2`, `microbatch 7`, or a
+// The search, in the step that is marked. Words that all have to fit a mark: `2F7`, `F7`, `2F`, `rank 1`, `stage 2`, `microbatch 7`, or a
 // part of a kind's name.
 const ACTION = /^(\d*)(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|REDUCE_GRAD|OPT|F|B|I|W)(\d*)$/i;
 const PLACES = { rank: "rank", r: "rank", stage: "stage", s: "stage", microbatch: "microbatch", mb: "microbatch", m: "microbatch" };
@@ -111,7 +113,7 @@ function matchesOf(kinds, query) {
   const found = [];
   if (!terms.length) return found;
   kinds.forEach((kind, number) => {
-    if (kind.isWaiting || (kind.isIdle && !isNamed)) return;
+    if (kind.beside || kind.isWaiting || (kind.isIdle && !isNamed)) return;
     const tests = terms.flatMap((term) => testsOf(kind, term));
     if (tests.includes(null)) return;
     for (const { from, to } of kind.rows) {
@@ -124,8 +126,8 @@ function matchesOf(kinds, query) {
 }
 
 // The mark of a transfer's moving part.
-function transferOf(kinds, step, op, stage, microbatch) {
-  const number = kinds.findIndex((kind) => kind.op === op && !kind.isWaiting);
+function transferOf(kinds, step, beside, op, stage, microbatch) {
+  const number = kinds.findIndex((kind) => kind.op === op && kind.beside === beside && !kind.isWaiting);
   if (number < 0) return null;
   const kind = kinds[number];
   const [stages, microbatches] = [kind.numbers.stage(), kind.numbers.microbatch()];
@@ -151,8 +153,8 @@ function messagesOf(kinds, steps, span) {
     if (!sendOp) continue;
     const next = sendOp === "SEND_F" ? 1 : -1;
     const sender = isInput ? stage - next : stage;
-    const from = transferOf(kinds, step, sendOp, sender, microbatch);
-    const to = transferOf(kinds, step, ARRIVES_AS[sendOp], sender + next, microbatch);
+    const from = transferOf(kinds, step, kind.beside, sendOp, sender, microbatch);
+    const to = transferOf(kinds, step, kind.beside, ARRIVES_AS[sendOp], sender + next, microbatch);
     if (from && to) messages.push({ from, to, isInput });
   }
   return messages;
@@ -164,17 +166,19 @@ function busyTimes(kinds, steps, start, end) {
   const working = kinds.filter((kind) => kind.isCompute && !kind.isIdle && !kind.isHatched);
   const idle = kinds.filter((kind) => kind.isIdle);
   return steps.map((step) => {
-    const [from, to] = [Math.max(start, 0), Math.min(end, step.end)];
+    const [from, to] = [Math.max(start, step.start), Math.min(end, step.end)];
     const sum = (kind, rank) => {
       const row = kind.rowAt.get(rowKey(step.firstRow + rank));
       return row ? Math.max(0, takenBefore(kind, row, to).taken - takenBefore(kind, row, from).taken) : 0;
     };
     const ranks = Array.from({ length: step.ranks }, (_, rank) => (
       working.reduce((total, kind) => total + sum(kind, rank), 0)));
-    const causes = idle.map((kind) => ({
-      name: kind.name,
-      time: ranks.reduce((total, _, rank) => total + sum(kind, rank), 0),
-    })).filter(({ time }) => time > 0);
+    const byName = new Map();
+    for (const kind of idle) {
+      const time = ranks.reduce((total, _, rank) => total + sum(kind, rank), 0);
+      if (time > 0) byName.set(kind.name, (byName.get(kind.name) ?? 0) + time);
+    }
+    const causes = [...byName].map(([name, time]) => ({ name, time }));
     return { title: step.title, rowName: step.rowName, duration: Math.max(0, to - from), ranks, causes };
   });
 }

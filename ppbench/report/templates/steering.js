@@ -17,10 +17,11 @@ function build(timeline) {
   timeline.next = button("›", "Next match");
   timeline.count = element("span", "tl-count", "", { "aria-live": "polite" });
   find.append(timeline.search, timeline.previous, timeline.next, timeline.count);
+  const isInRow = timeline.steps.some(({ row }) => row);
   timeline.buttons = {
     in: button("+", "Zoom in", "Zoom in (W)"),
     out: button("−", "Zoom out", "Zoom out (S)"),
-    whole: button("Whole step", "Show the whole step", "Show the whole step (0)"),
+    whole: button("Whole step", "Show the whole step", `Show the whole step (0)${isInRow ? "; once more: those beside it too" : ""}`),
     measure: button("Measure", "Measure a range by dragging", "Measure a range by dragging; or drag with Shift"),
     taller: button("Taller", "Taller rows"),
     flatter: button("Flatter", "Flatter rows"),
@@ -47,7 +48,7 @@ function build(timeline) {
   timeline.head.append(timeline.map, timeline.brief, timeline.axis);
   timeline.rows = element("div", "tl-rows", "", {
     role: "application", tabindex: 0, "aria-roledescription": "timeline",
-    "aria-label": `${div.getAttribute("aria-label") ?? "Timeline"}. Enter steps through its spans with the arrow keys; W, A, S, D zoom and move.`,
+    "aria-label": `${div.getAttribute("aria-label") ?? "Timeline"}. ${namesOf(timeline)}Enter steps through its spans with the arrow keys; W, A, S, D zoom and move.`,
   });
   timeline.canvas = element("canvas");
   timeline.titles = timeline.steps.map(({ title }) => element("div", "tl-title", title, { title }));
@@ -63,6 +64,15 @@ function build(timeline) {
   fillSide(timeline);
   timeline.tellMatches();
   timeline.noted.hidden = true;
+}
+
+// What is marked, and what is beside it, for those who do not see it.
+function namesOf({ steps }) {
+  return steps.filter(({ row }) => row).map(({ title, row }) => {
+    const own = row.names.find((name) => name[3]);
+    const others = row.names.filter((name) => name !== own).map(([name]) => name);
+    return `${title ? `${title.split(" · ")[0]}: ` : ""}${own[0]} is marked, beside ${others.join(" and ")}. `;
+  }).join("");
 }
 
 // A button for each kind, which is also the legend, one for all of several, and one for the critical path.
@@ -181,7 +191,7 @@ function steerByButtons(timeline) {
   const on = (name, act) => timeline.buttons[name].addEventListener("click", act);
   on("in", () => timeline.zoom(0.5));
   on("out", () => timeline.zoom(2));
-  on("whole", () => timeline.show(timeline.first, timeline.last));
+  on("whole", () => timeline.showWhole());
   on("taller", () => timeline.setRowPx(timeline.rowPx * 1.4));
   on("flatter", () => timeline.setRowPx(timeline.rowPx / 1.4));
   on("measure", () => setMeasuring(timeline, !timeline.isMeasuring));
@@ -300,7 +310,7 @@ function steerByPointer(timeline) {
   rows.addEventListener("pointercancel", end);
   rows.addEventListener("dragstart", (event) => event.preventDefault());  // of text that was selected before
   rows.addEventListener("pointerleave", () => { timeline.tip.hidden = true; });
-  rows.addEventListener("dblclick", () => timeline.show(timeline.first, timeline.last));
+  rows.addEventListener("dblclick", () => timeline.showWhole());
 }
 
 // The text of what is under the mouse, beside it and inside the plot.
@@ -373,7 +383,7 @@ function steerByKeys(timeline) {
     Escape: () => { timeline.choose(null); timeline.measure(null); },
     f: () => timeline.chosen && timeline.reveal(timeline.chosen, true),
     m: measureIt,
-    0: () => timeline.show(timeline.first, timeline.last),
+    0: () => timeline.showWhole(),
     "/": () => timeline.search.focus(),
   };
   timeline.rows.addEventListener("keydown", (event) => {

@@ -37,14 +37,14 @@ const DEEPEST = 2e-7; // the narrowest view, as a share of the whole
 class Timeline {
   constructor(div, figure) {
     const { meta, xaxis, yaxis, annotations } = figure.layout;
-    const { steps, lanes, rowPx, endMs, replicas = null } = meta.timeline;
+    const { steps, lanes, rowPx, startMs, endMs, replicas = null } = meta.timeline;
     Object.assign(this, { div, figure, steps, lanes, rowPx, replicas, detail: meta.detail ?? null });
     this.unit = xaxis.ticksuffix;
     [this.bottom, this.top] = yaxis.range;
-    [this.first, this.last] = [0, Math.max(xaxis.range[1], endMs)];
+    [this.first, this.last] = [startMs, Math.max(xaxis.range[1], endMs)];
     this.view = { start: this.first, end: this.last };
     this.note = annotations?.find(({ name }) => name === "note")?.text.replaceAll("<br>", " ") ?? "";
-    this.path = figure.data.find((trace) => trace.type === "scatter");
+    this.path = figure.data.find(({ meta: what }) => what === "critical path");
     this.hidden = new Set(this.path ? [this.path.name] : []);
     this.matches = [];
     this.match = -1;
@@ -64,7 +64,8 @@ class Timeline {
   }
 
   know(kinds) {
-    this.kinds = this.replicas ? kindsInRows(kinds, rowsOf(this.replicas, this.steps[0].ranks, { replica: this.replicas.shown })) : kinds;
+    const [{ firstRow, ranks }] = this.steps;
+    this.kinds = this.replicas ? kindsInRows(kinds, rowsOf(this.replicas, ranks, { replica: this.replicas.shown }), firstRow) : kinds;
     this.allKinds = kinds;
   }
 
@@ -155,6 +156,15 @@ class Timeline {
     return `${timeText(this.view.start, resolution, "")} to ${timeText(this.view.end, resolution, this.unit)}`;
   }
 
+  // The whole step; of one in a row, once more shows those beside it too.
+  showWhole() {
+    const windows = this.steps.flatMap(({ row, end }) => row?.windows ?? [[0, end]]);
+    const [start, end] = [Math.min(...windows.map(([from]) => from)), Math.max(...windows.map(([, to]) => to))];
+    const isThere = Math.abs(this.view.start - start) + Math.abs(this.view.end - end) < 1e-6 * (end - start);
+    if (isThere || !this.steps.some(({ row }) => row)) this.show(this.first, this.last);
+    else this.show(start, end);
+  }
+
   get isWhole() { return this.view.end - this.view.start >= (this.last - this.first) * (1 - 1e-9); }
 
   setRowPx(rowPx) {
@@ -185,7 +195,10 @@ class Timeline {
     this.canvas.style.top = `${this.plane.offset}px`;
     this.ticks = paintAxis(this.axis, this.plane, this.style, this.unit, this.range);
     paintRows(context, this.plane, this, this.style);
+    const inRow = this.steps.filter(({ row }) => row);
+    for (const step of inRow) paintWindows(context, this.plane, step, this.style);
     this.paintMarks(context);
+    for (const step of inRow) paintRowOf(context, this.plane, step, this.style);
     this.paintOver(context);
     this.drawMap();
     this.div.dispatchEvent(new Event("painted"));
@@ -225,9 +238,9 @@ class Timeline {
         const kinds = this.kinds.filter((kind) => kind.isStep && this.isVisible(kind));
         return { kinds, overview: overviewOf(kinds, step, start, end, slices, mostShare, isInSight) };
       }
-      const { trace, kinds: names } = this.detail.grids[n];
-      const kinds = names.map((name) => this.figure.data.find((bars) => bars.name === name))
-        .map(({ name, legendgroup, marker }) => ({ name, group: legendgroup, firstColor: [marker.color].flat()[0] }));
+      const { trace, kinds: places } = this.detail.grids[n];
+      const kinds = places.map((at) => this.figure.data[at])
+        .map(({ name, legendgroup, marker }) => ({ name, group: legendgroup, firstColor: [marker.color].flat()[0], opacity: marker.opacity ?? 1 }));
       this.brought ??= new Map();
       if (!this.brought.has(n)) this.brought.set(n, overviewOfHeatmap(this.figure.data[trace], this.detail.slices));
       return { kinds, overview: this.brought.get(n) };
@@ -386,7 +399,8 @@ class Timeline {
   placeTitles() {
     this.rows.style.height = `${this.height}px`;
     this.titles.forEach((title, n) => {
-      title.style.top = `${(this.steps[n].firstRow - 0.5 - this.top) * this.rowPx - 22}px`;
+      const { firstRow, abovePx = 0 } = this.steps[n];
+      title.style.top = `${(firstRow - 0.5 - this.top) * this.rowPx - 22 - abovePx}px`;
     });
   }
 

@@ -28,13 +28,21 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from engine.plan.spans import Lane
-from ppbench.display.colors import HATCH_COLORS, TRACK_COLOR, ink_on
-from ppbench.display.units import NS_PER_MS, counted, size_unit
-from ppbench.report.charts.canvas import PLAIN, legend
+from ppbench.display.colors import BLUE, HATCH_COLORS, TRACK_COLOR, ink_on, translucent
+from ppbench.display.units import NS_PER_MS, counted, milliseconds, size_unit
+from ppbench.report.charts.canvas import NEUTRAL, PLAIN, legend
 from ppbench.report.charts.panels import Update, figure_text
 from ppbench.report.scripts import Picture
-from ppbench.report.timeline.marks import Floats, Step, most
-from ppbench.report.timeline.overview import MOST_SHARE, NUM_SLICES, Detail, Trace, heat_map, packed
+from ppbench.report.timeline.marks import Floats, Kind, Step, most
+from ppbench.report.timeline.overview import (
+    MOST_SHARE,
+    NUM_SLICES,
+    PALE,
+    Detail,
+    Trace,
+    heat_map,
+    packed,
+)
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -62,10 +70,11 @@ LANES_OF_REPLICAS: Lanes = {
     Lane.RECV: Place(0.26, 0.1),
     Lane.COLLECTIVE: Place(0.39, 0.12),
 }
-PATH = "critical path"
+PATH, WINDOWS = "critical path", "the step"
 _TALL_PX, _SHORT_PX, _MOST_ROWS_PX = 96, 18, 1200
 _LANES_NAMED_PX = 60  # height from which a row has labels `send` and `recv`
 _TITLE_PX, _TOP_PX, _BOTTOM_PX, _NOTE_PX = 30, 38, 36, 60
+_ROW_PX = 22  # above the rows of a step in a row, for the names of it and of those beside it
 _SMALL = '<span style="font-size:9px">{}</span>'
 _MAX_OUTLINED = 1500  # with more bars than this, outlines would hide them
 _MOST_PATH_POINTS = 4000
@@ -101,7 +110,7 @@ class _Drawing:
         self._steps = list(steps)
         others = self._steps[0].others if has_others else ()
         unit = size_unit(max(most(step.spans["num_bytes"]) for step in self._steps))
-        self._marks = [step.marks(unit) for step in (*self._steps, *others)]
+        self._marks = [step.marks_in_a_row(unit) for step in (*self._steps, *others)]
         lanes = {marks.kind.lane for kinds in self._marks for marks in kinds}
         self._lanes = LANES_OF_REPLICAS if Lane.COLLECTIVE in lanes else LANES
         # Rows are lower where there are many.
@@ -110,14 +119,20 @@ class _Drawing:
         self._num_rows = 0.0
         self._placed: list[tuple[Step, float]] = []  # each step with its first row
         for step in self._steps:
-            first = self._num_rows + (_TITLE_PX / self._row_px if step.title else 0.0)
+            above_px = (_TITLE_PX if step.title else 0) + (_ROW_PX if step.beside else 0)
+            first = self._num_rows + above_px / self._row_px
             self._placed.append((step, first))
             self._num_rows = first + step.num_ranks
         # A page shows other replicas on demand; their rows lie below those that are in sight.
         ranks = self._steps[0].num_ranks
         self._behind = [(step, self._num_rows + n * ranks) for n, step in enumerate(others)]
-        self._end_ns = max(step.end_ns for step in (*self._steps, *others))
-        self._end_ms = self._end_ns / NS_PER_MS
+        shown = [step.shown_ns for step in (*self._steps, *others)]
+        self._start_ns, self._end_ns = (
+            min(start for start, _ in shown),
+            max(end for _, end in shown),
+        )
+        self._start_ms, self._end_ms = self._start_ns / NS_PER_MS, self._end_ns / NS_PER_MS
+        self._shown_ms = self._end_ms - self._start_ms
         self._num_bars = sum(len(marks) for kinds in self._marks for marks in kinds)
 
     def drawn(self, *, has_detail: bool) -> Gantt:
@@ -126,7 +141,7 @@ class _Drawing:
         if self._num_bars <= MOST_BARS:
             is_outlined = self._num_bars <= _MAX_OUTLINED
             bars = [_bars(own, is_outlined=is_outlined) for own in stacked]
-            traces = [self._tracks(), *bars, *path]
+            traces = [self._tracks(), *self._windows(), *bars, *path]
             return Gantt({"data": traces, "layout": self._layout()}, None)
         computations = [[m for m in kinds if m.kind.has_text] for kinds in self._marks]
         lane = self._lanes[Lane.COMPUTE]
@@ -135,14 +150,14 @@ class _Drawing:
             heat_map(
                 kinds,
                 step.num_ranks,
-                step.end_ns,
+                step.shown_ns,
                 row + lane.centre,
                 gap_px,
                 has_hover=not has_detail,
             )
             for (step, row), kinds in zip(self._placed, computations, strict=False)
         ]
-        num_spans = sum(len(step.spans) for step in self._steps)
+        num_spans = sum(len(each.spans) for step in self._steps for each in (step, *step.beside))
         more = (
             f"Zoom in until at most {MOST_BARS:,} bars are in view to see them one by one."
             if has_detail
@@ -165,14 +180,14 @@ class _Drawing:
             "yshift": -_BOTTOM_PX + 8,
         }
         picture: Picture = {
-            "data": [self._tracks(), *grids, *map(_trace, stacked), *path],
+            "data": [self._tracks(), *grids, *map(_trace, stacked), *self._windows(), *path],
             "layout": self._layout(note),
         }
         if not has_detail:
             return Gantt(picture, None)
         first = 1 + len(grids)  # the tracks come before them
-        places, columns = packed(stacked, self._end_ns, first)
-        detail = Detail(columns)
+        places, columns = packed(stacked, self._end_ns - self._start_ns, first)
+        detail, places_of = Detail(columns), {_key(t.kind): n for n, t in enumerate(stacked)}
         picture["layout"]["meta"]["detail"] = {
             **places,
             "columns": detail.name,
@@ -185,7 +200,7 @@ class _Drawing:
                     "trace": 1 + n,
                     "firstRow": row,
                     "ranks": step.num_ranks,
-                    "kinds": [marks.kind.name for marks in computations[n]],
+                    "kinds": [first + places_of[_key(m.kind)] for m in computations[n]],
                 }
                 for n, (step, row) in enumerate(self._placed)
             ],
@@ -194,15 +209,16 @@ class _Drawing:
 
     def _stacked(self) -> list[Trace]:
         """Return the kinds in the order in which they first appear, idle time first."""
-        kinds = {marks.kind.name: marks.kind for step in self._marks for marks in step}
+        kinds = {_key(marks.kind): marks.kind for step in self._marks for marks in step}
         traces = []
         for kind in sorted(
-            kinds.values(), key=lambda kind: (kind.lane is not Lane.COMPUTE, not kind.is_idle)
+            kinds.values(),
+            key=lambda kind: (kind.lane is not Lane.COMPUTE, not kind.is_idle, kind.beside != 0),
         ):
             stacked, rows, shades = [], [], []
             colors: list[str] = []  # steps may have different numbers of them
             for own, (_, first) in zip(self._marks, (*self._placed, *self._behind), strict=True):
-                for marks in (marks for marks in own if marks.kind.name == kind.name):
+                for marks in (marks for marks in own if _key(marks.kind) == _key(kind)):
                     stacked.append(marks)
                     rows.append(marks.rank + first)
                     colors += [color for color in marks.kind.colors if color not in colors]
@@ -248,6 +264,50 @@ class _Drawing:
         }
         return [line]
 
+    def _windows(self) -> list[Update]:
+        """Draw the windows of each step in a row as an area, from rank to rank."""
+        x: list[Floats] = []
+        y: list[Floats] = []
+        for step, first_row in self._placed:
+            if step.windows_ns is None:
+                continue
+            begins, ends = ((each - step.origin_ns) / NS_PER_MS for each in step.windows_ns)
+            down = (
+                first_row + np.repeat(np.arange(step.num_ranks), 2) + [-0.5, 0.5] * step.num_ranks
+            )
+            x += [np.repeat(begins, 2), np.repeat(ends, 2)[::-1], begins[:1], np.array([np.nan])]
+            y += [down, down[::-1], down[:1], np.array([np.nan])]
+        if not x:
+            return []
+        area: Update = {
+            "fill": "toself",
+            "fillcolor": translucent(BLUE, 0.08),
+            "hoverinfo": "skip",
+            "line": {"color": BLUE, "width": 1.2},
+            "mode": "lines",
+            "name": WINDOWS,
+            "showlegend": False,
+            "x": np.concatenate(x),
+            "y": np.concatenate(y),
+            "type": "scatter",
+        }
+        return [area]
+
+    def _names(self) -> list[Update]:
+        """Name each step in a row and those beside it, above their windows on the first rank."""
+        return [
+            {
+                "font": {"size": 11},
+                "showarrow": False,
+                "text": f"<b>{text}</b>" if is_own else text,
+                "x": (begin + end) / 2,
+                "y": first_row - 0.5,
+                "yanchor": "bottom",
+            }
+            for step, first_row in self._placed
+            for text, begin, end, is_own in (row_of(step)["names"] if step.beside else ())
+        ]
+
     def _tracks(self) -> Update:
         """Return a faint track for each thin lane."""
         rows = [first + np.arange(step.num_ranks, dtype=float) for step, first in self._placed]
@@ -255,13 +315,13 @@ class _Drawing:
         thin = [place for lane, place in self._lanes.items() if lane is not Lane.COMPUTE]
         num_tracks = len(thin) * len(ranks)
         return {
-            "base": [0.0] * num_tracks,
+            "base": [self._start_ms] * num_tracks,
             "hoverinfo": "skip",
             "marker": {"color": TRACK_COLOR, "line": {"width": 0}},
             "orientation": "h",
             "showlegend": False,
             "width": thin[0].height,
-            "x": np.full(num_tracks, self._end_ms),
+            "x": np.full(num_tracks, self._shown_ms),
             "y": np.concatenate([ranks + place.centre for place in thin]),
             "type": "bar",
         }
@@ -282,11 +342,12 @@ class _Drawing:
                 "y": first_row - 0.5,
                 "yanchor": "bottom",
                 "yref": "y",
+                **({"yshift": _ROW_PX} if step.beside else {}),
             }
             for step, first_row in self._placed
             if step.title
         ]
-        annotations = [*titles, *notes]
+        annotations = [*titles, *self._names(), *notes]
         labels = {Lane.COMPUTE: "rank {}"}  # and, in tall rows, small ones of the thin lanes
         if self._row_px >= _LANES_NAMED_PX:
             thin = (lane for lane in self._lanes if lane is not Lane.COMPUTE)
@@ -297,8 +358,9 @@ class _Drawing:
             for rank in range(step.num_ranks)
             for lane in labels
         ]
-        meta: Update = {  # what a page needs to draw the timeline itself; see `timeline.js`
+        meta: Picture = {  # what a page needs to draw the timeline itself; see `timeline.js`
             "rowPx": self._row_px,
+            "startMs": self._start_ms,
             "endMs": self._end_ms,
             "lanes": {
                 lane.value: {"at": place.centre, "height": place.height}
@@ -309,7 +371,9 @@ class _Drawing:
                     "title": step.title,
                     "firstRow": first,
                     "ranks": step.num_ranks,
-                    "end": step.end_ns / NS_PER_MS,
+                    "start": step.shown_ns[0] / NS_PER_MS,
+                    "end": step.shown_ns[1] / NS_PER_MS,
+                    **({"row": row_of(step), "abovePx": _ROW_PX} if step.beside else {}),
                 }
                 for step, first in self._placed
             ],
@@ -320,6 +384,9 @@ class _Drawing:
                 "firstRows": [first_rows[n] for n in sorted(first_rows)],
                 "shown": self._steps[0].replica,
             }
+            if self._steps[0].beside:
+                steps = {step.replica: step for step, _ in (*self._placed, *self._behind)}
+                meta["replicas"]["rows"] = [row_of(steps[n]) for n in sorted(steps)]
         return {
             **({"annotations": annotations} if annotations else {}),
             "barmode": "overlay",
@@ -333,7 +400,7 @@ class _Drawing:
             "uniformtext": {"minsize": 9, "mode": "hide"},
             "xaxis": {
                 "exponentformat": "none",
-                "range": [0, self._end_ms * _ROOM],
+                "range": [self._start_ms, self._start_ms + self._shown_ms * _ROOM],
                 "separatethousands": True,
                 "showticksuffix": "first",  # the last tick may be cut off at the edge
                 "ticksuffix": " ms",
@@ -350,6 +417,29 @@ class _Drawing:
                 "zeroline": False,
             },
         }
+
+
+def _key(kind: Kind) -> tuple[str, int]:
+    """Tell the kinds of a step from those of the steps beside it."""
+    return kind.name, kind.beside
+
+
+def row_of(step: Step) -> Picture:
+    """Return the windows of a step in a row, and its name and those of the steps beside it.
+
+    Each name comes with its window on the first rank, and whether it is the step's own.
+    """
+    names, windows = [], []
+    for each in sorted((step, *step.beside), key=lambda each: each.end_ns):
+        assert each.windows_ns is not None
+        edges = (np.stack(each.windows_ns, axis=1) - step.origin_ns) / NS_PER_MS
+        text = each.name
+        if each.period_ns is not None:
+            text += f" · {milliseconds(each.period_ns)}"
+        names.append([text, *edges[0].tolist(), each is step])
+        if each is step:
+            windows = edges.tolist()
+    return {"names": names, "windows": windows}
 
 
 def _bars(stacked: Trace, *, is_outlined: bool) -> Picture:
@@ -381,7 +471,8 @@ def _bars(stacked: Trace, *, is_outlined: bool) -> Picture:
     trace = _trace(stacked, arrays, is_outlined=is_outlined)
     if len(stacked.colors) > 1:
         trace["marker"]["color"] = [stacked.colors[n] for n in shade]
-        trace["insidetextfont"]["color"] = [stacked.inks[n] for n in shade]
+        if not kind.beside:
+            trace["insidetextfont"]["color"] = [stacked.inks[n] for n in shade]
     return trace
 
 
@@ -403,6 +494,10 @@ def _trace(stacked: Trace, arrays: Update = _NO_ARRAYS, *, is_outlined: bool = F
             "textposition": "inside",
         }
     marker: Update = {"color": kind.colors[0], "line": line}
+    if kind.beside:
+        marker["opacity"] = PALE
+        if inside:
+            inside["insidetextfont"] = {"color": NEUTRAL}
     if kind.hatch:
         marker["pattern"] = {
             "fgcolor": HATCH_COLORS[ink_on(kind.colors[0])],
@@ -420,6 +515,7 @@ def _trace(stacked: Trace, arrays: Update = _NO_ARRAYS, *, is_outlined: bool = F
             "lane": kind.lane.value,
             "op": kind.op,
             "isIdle": kind.is_idle,
+            "beside": kind.beside,
             "numbers": list(stacked.marks[0].numbers),
         },
         "name": kind.name,

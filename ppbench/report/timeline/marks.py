@@ -48,7 +48,7 @@ CAUSE_WORDS = {
 }
 _AFTER_ALL = {
     Cause.REDUCE: "until its last collective is over; all is computed",
-    Cause.NO_WORK: "no action left in this step",
+    Cause.NO_WORK: "all is computed in this step",
 }
 NO_GAP = "no gap before it"
 OPEN_WORDS = {
@@ -98,6 +98,7 @@ class Kind:
     has_text: bool = False  # the microbatch is written inside
     hatch: str = ""  # plotly's name of a pattern, for unfinished actions
     op: str = ""  # of an action
+    beside: int = 0  # -1: of the step before the one that is shown, 1: of the one after it
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,9 @@ class Step:
 
     Of replicas, it is the step of one; `others` are those of the others, in their order, and
     `begin_ns` is when the step of all began.
+
+    Of steps in a row, `windows_ns` are when each rank begins and ends this one, and `beside` are
+    those right before and after it. They share `begin_ns`, their time 0.
     """
 
     title: str
@@ -142,6 +146,10 @@ class Step:
     replica: int = 0
     others: tuple[Step, ...] = ()
     begin_ns: int | None = None
+    windows_ns: tuple[Ints, Ints] | None = None
+    beside: tuple[Step, ...] = ()
+    name: str = ""  # of a step in a row
+    period_ns: int | None = None  # the mean of its windows, over all replicas
     _marks: dict[SizeUnit, list[Marks]] = field(default_factory=dict, repr=False)
 
     def titled(self, title: str) -> Step:
@@ -164,13 +172,33 @@ class Step:
             self._marks[unit] = [marks for marks in kinds if len(marks)]
         return self._marks[unit]
 
+    def marks_in_a_row(self, unit: SizeUnit = ("bytes", 1)) -> list[Marks]:
+        """Return the marks, and those of the steps beside it, whose hover texts name their step."""
+        found = list(self.marks(unit))
+        for step in self.beside:
+            side = -1 if step.end_ns < self.end_ns else 1
+            for marks in step.marks(unit):
+                hover = marks.kind.hover.replace("<extra>", f"<br>{step.name}<extra>")
+                kind = replace(marks.kind, beside=side, is_listed=False, hover=hover)
+                found.append(replace(marks, kind=kind))
+        return found
+
+    @cached_property
+    def shown_ns(self) -> tuple[int, int]:
+        """The first and the last time of it and of the steps beside it."""
+        steps = self, *self.beside
+        begun = (step.windows_ns[0] for step in steps if step.windows_ns is not None)
+        begins = [0, *(int(begin_ns.min()) - self.origin_ns for begin_ns in begun)]
+        return min(begins), max(step.end_ns for step in steps)
+
     @cached_property
     def columns(self) -> Spans:
         return Spans.of(self.spans)
 
     @cached_property
     def waits(self) -> Waits:
-        return waits(self.columns, self.begin_ns)
+        begin_ns = self.begin_ns if self.windows_ns is None else self.windows_ns[0]
+        return waits(self.columns, begin_ns)
 
     @cached_property
     def has_computations(self) -> bool:
@@ -260,7 +288,12 @@ def _unfinished(step: Step) -> list[Marks]:
 
 
 def _idle(step: Step) -> list[Marks]:
-    every, kinds = gaps(step.waits), []
+    until_ns = None
+    if step.windows_ns is not None:
+        until_ns = step.windows_ns[1].copy()  # the optimizer is no idle time
+        last = step.columns.at(step.columns.are([Op.OPT]))
+        np.minimum.at(until_ns, last.rank, last.start_ns)
+    every, kinds = gaps(step.waits, until_ns), []
     for cause, name in CAUSE_WORDS.items():
         if step.flight is not None and cause in _AFTER_ALL:
             continue  # no rank of a failed run has finished its work
@@ -366,7 +399,10 @@ def _transfers(step: Step, unit: SizeUnit) -> list[Marks]:
         stored = waiting_ns(step.spans)
     waited = stored.fillna(0).to_numpy(np.int64)[is_transfer]
     began = spans.start_ns + waited
-    shown_from = np.minimum(np.maximum(spans.start_ns, step.origin_ns), began)
+    opens_ns: Ints | int = step.origin_ns
+    if step.windows_ns is not None:
+        opens_ns = step.windows_ns[0][spans.rank]
+    shown_from = np.minimum(np.maximum(spans.start_ns, opens_ns), began)
     waiting = replace(spans, start_ns=shown_from, end_ns=began)
     moving = replace(spans, start_ns=began)
     kinds = []

@@ -76,29 +76,33 @@ def overview(
 NUM_SLICES = 600
 SEVERAL = "several"
 _FAINTEST = 0.08
+PALE = 0.3
+"""The opacity of the bars of the steps beside the one that is shown."""
 
 
 def heat_map(
     kinds: Sequence[Marks],
     num_ranks: int,
-    end_ns: int,
+    shown_ns: tuple[int, int],
     first_row: float,
     gap_px: int,
     *,
     has_hover: bool,
 ) -> dict[str, object]:
-    """Return the computations of a step from 0 to `end_ns`, as a trace of plotly.
+    """Return the computations of a step, from one time to another, as a trace of plotly.
 
     Rank 0 is on row `first_row`. A page needs no hover texts: it makes them of the packed columns.
     """
-    grid = overview(kinds, num_ranks, 0, end_ns, NUM_SLICES)
-    width_ms = end_ns / NUM_SLICES / NS_PER_MS
-    colors = [*(marks.kind.colors[0] for marks in kinds), MIXED_COLOR]
+    start_ns, end_ns = shown_ns
+    grid = overview(kinds, num_ranks, start_ns, end_ns, NUM_SLICES)
+    width_ms = (end_ns - start_ns) / NUM_SLICES / NS_PER_MS
+    colors = [*((marks.kind.colors[0], PALE if marks.kind.beside else 1) for marks in kinds)]
+    colors.append((MIXED_COLOR, 1))
     scale: list[list[object]] = []  # a ramp per kind and one for several, from nearly clear
-    for number, color in enumerate(colors):
+    for number, (color, opacity) in enumerate(colors):
         scale += [
-            [number / len(colors), translucent(color, _FAINTEST)],
-            [(number + 1) / len(colors), translucent(color, 1)],
+            [number / len(colors), translucent(color, _FAINTEST * opacity)],
+            [(number + 1) / len(colors), translucent(color, opacity)],
         ]
     # A cell is its main kind plus its busy share; NaN where it is idle.
     codes = np.where(grid.busy > 0, grid.mostly + np.clip(grid.busy, 0.001, 0.999), np.nan)
@@ -114,7 +118,7 @@ def heat_map(
         "dx": width_ms,
         "dy": 1,
         "showscale": False,
-        "x0": width_ms / 2,
+        "x0": start_ns / NS_PER_MS + width_ms / 2,
         "y0": first_row,
         "ygap": gap_px,
         "z": codes,
@@ -162,13 +166,15 @@ class Detail:
         return f"columns-{hashlib.sha256(self.columns).hexdigest()[:12]}"
 
 
-def packed(traces: Sequence[Trace], end_ns: int, first: int = 0) -> tuple[dict[str, object], bytes]:
+def packed(
+    traces: Sequence[Trace], shown_ns: int, first: int = 0
+) -> tuple[dict[str, object], bytes]:
     """Return the layout of the columns, which the page needs to read them, and the columns.
 
     `first` is the number of the first of these traces in the figure.
     """
     quantum_ns = _FINEST
-    while quantum_ns < _COARSEST and quantum_ns * 10 * _STEPS_SHOWN <= end_ns:
+    while quantum_ns < _COARSEST and quantum_ns * 10 * _STEPS_SHOWN <= shown_ns:
         quantum_ns *= 10
     buffer = bytearray()
 

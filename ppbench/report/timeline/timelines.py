@@ -13,8 +13,10 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
+from engine.plan.action import COMPUTE_OPS, Op
 from ppbench.analysis.metrics import MEDIAN, SLOWEST, chosen_step, compute_spans, step_starts
 from ppbench.analysis.replicas import slowest_replica
+from ppbench.analysis.running import stored_following
 from ppbench.analysis.transfers import waiting_ns
 from ppbench.display.cases import (
     Axes,
@@ -30,7 +32,7 @@ from ppbench.display.units import MISSING, is_missing, milliseconds, percent
 from ppbench.errors import StoreError, UsageError, first_line
 from ppbench.report.scripts import Picture, pack_bytes, packed_figure
 from ppbench.report.timeline.gantt import gantt_with_detail
-from ppbench.report.timeline.marks import Step
+from ppbench.report.timeline.marks import Ints, Step
 from ppbench.report.timeline.overview import Detail
 from ppbench.store import Store, check_ok, missing_spans
 
@@ -38,6 +40,7 @@ OK = "ok"
 NS_PER_S = 1e9
 NUM_OPEN = 2  # groups that are open initially
 _ACTION = ["op", "stage", "microbatch"]
+_WORK = [op.value for op in (*COMPUTE_OPS, Op.OPT)]
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,11 @@ class Timeline:
         return "replicas" in self.picture["layout"]["meta"]["timeline"]
 
     @cached_property
+    def is_in_a_row(self) -> bool:
+        """Whether steps beside the one that it is of are drawn."""
+        return any("row" in step for step in self.picture["layout"]["meta"]["timeline"]["steps"])
+
+    @cached_property
     def height(self) -> int:
         return int(self.picture["layout"]["height"])
 
@@ -74,7 +82,8 @@ class Timeline:
 
     def __getstate__(self) -> dict[str, object]:
         embedded = {
-            name: getattr(self, name) for name in ("height", "packed", "columns", "is_of_replicas")
+            name: getattr(self, name)
+            for name in ("height", "packed", "columns", "is_of_replicas", "is_in_a_row")
         }
         return {**vars(self), **embedded, "picture": {}, "detail": None}
 
@@ -168,10 +177,11 @@ def _steps_of_run(
         raise missing_spans(store, run)
     number = chosen_step(steps, choice)
     step = steps[steps["step"] == number].iloc[0]
-    spans = store.spans_of_step(str(run["run_id"]), number)
-    if compute_spans(spans).empty:
+    numbers = _turn_of(run, steps, number)
+    spans = store.spans_of_steps(str(run["run_id"]), numbers)
+    if compute_spans(spans[spans["step"] == number]).empty:
         raise missing_spans(store, run)
-    measured = _of_slowest(spans)
+    measured = step_in_a_row(spans, number, {each: f"step {each}" for each in numbers})
     whose = f"replica {measured.replica} of {len(measured.others) + 1}, the slowest"
     text = facts(run, step, choice, whose if measured.others else "")
     measured = measured.titled(f"{name} · {text}")
@@ -182,6 +192,8 @@ def _steps_of_run(
         title = " · ".join([f"{name}, planned with its own mean costs", *_step_facts(figures)])
         spans = store.table("planned", [run["run_id"]])
         spans = spans[spans["replica"].eq(measured.replica)]
+        if not measured.beside:
+            spans = spans[spans["step"].eq(0)]
         if spans.empty:
             raise UsageError(
                 f"run {run['run_id']} stored no plan; leave --planned out, or measure it again "
@@ -191,8 +203,61 @@ def _steps_of_run(
         sizes = measured.spans.drop_duplicates(_ACTION).set_index(_ACTION)["num_bytes"]
         actions = pd.MultiIndex.from_frame(spans[_ACTION])
         spans = spans.assign(num_bytes=sizes.reindex(actions).fillna(0).to_numpy(int))
-        drawn.append(Step(title, spans))
+        drawn.append(planned_step(spans).titled(title))
     return _RunSteps(run, name, text, tuple(drawn))
+
+
+def _turn_of(run: pd.Series, steps: pd.DataFrame, number: int) -> list[int]:
+    """Return a step with those right before and after it that were measured in its turn."""
+    if stored_following(run) is None:
+        return [number]
+    rounds = steps.set_index("step")["round"].astype(float).fillna(-1)
+    near = [each for each in (number - 1, number, number + 1) if each in rounds.index]
+    return [each for each in near if rounds[each] == rounds[number]]
+
+
+def step_in_a_row(spans: pd.DataFrame, number: int, names: Mapping[int, str]) -> Step:
+    """Return a step between those beside it, as far as there are spans of these.
+
+    Each rank begins a step when it has ended the one before. So a neighbour is left out where it
+    overlaps the step on a rank, or lacks one.
+    """
+    own = _of_slowest(spans[spans["step"] == number])
+    worked = spans[spans["op"].isin(_WORK)].groupby(["replica", "rank", "step"])
+    begins, ends = worked["start_ns"].min().unstack("step"), worked["end_ns"].max().unstack("step")
+    before, after = number - 1, number + 1
+    has_before = before in ends and bool((ends[before] <= begins[number]).all())
+    has_after = after in ends and bool((ends[number] <= begins[after]).all())
+    has_every = begins.groupby("replica").size().eq(spans["rank"].max() + 1).all()
+    if not has_every or not (has_before or has_after):
+        return own
+    period_ns = None
+    windows = {number: (begins[number].clip(upper=own.origin_ns), ends[number])}
+    if has_before:
+        windows = {before: (begins[before], ends[before]), number: (ends[before], ends[number])}
+        period_ns = round(float((ends[number] - ends[before]).mean()))
+    if has_after:
+        windows[after] = ends[number], ends[after]
+
+    def edges_of(edges: tuple[pd.Series, pd.Series], replica: int) -> tuple[Ints, Ints]:
+        begin, end = (edge[replica].to_numpy(np.int64) for edge in edges)
+        return begin, end
+
+    def of_replica(step: Step) -> Step:
+        """Return a step of a replica with those of it that are beside it."""
+        in_row = {}
+        for each, edges in windows.items():
+            is_own = spans["step"].eq(each) & spans["replica"].eq(step.replica)
+            in_row[each] = replace(
+                step if each == number else Step("", spans[is_own], replica=step.replica),
+                begin_ns=own.origin_ns,
+                windows_ns=edges_of(edges, step.replica),
+                name=names[each],
+            )
+        middle = in_row.pop(number)
+        return replace(middle, beside=tuple(in_row.values()), period_ns=period_ns)
+
+    return replace(of_replica(own), others=tuple(map(of_replica, own.others)))
 
 
 def _of_slowest(spans: pd.DataFrame) -> Step:
@@ -265,7 +330,10 @@ def _explanation(store: Store, run: pd.Series) -> str:
 
 
 def planned(spans: pd.DataFrame, name: str, facts: str) -> Timeline:
-    """Draw a simulated step, in ms or, from 1 s on, in s; of replicas, the slowest one's."""
+    """Draw a simulated step, in ms or, from 1 s on, in s; of replicas, the slowest one's.
+
+    Of steps -1 to 1 of a running training, it is step 0 with the others beside it.
+    """
     if spans["end_ns"].max() < NS_PER_S:
         drawn = gantt_with_detail([planned_step(spans)])
         return Timeline(name, facts, drawn.picture, drawn.detail)
@@ -278,6 +346,9 @@ def planned(spans: pd.DataFrame, name: str, facts: str) -> Timeline:
             trace["hovertemplate"] = trace["hovertemplate"].replace(" ms", " s")
         if "hovertext" in trace:
             trace["hovertext"] = [text.replace(" ms", " s") for text in trace["hovertext"]]
+    for step in drawn.picture["layout"]["meta"]["timeline"]["steps"]:
+        if row := step.get("row"):
+            row["names"] = [[text.replace(" ms", " s"), *ends] for text, *ends in row["names"]]
     for packed in drawn.picture["layout"]["meta"].get("detail", {"traces": []})["traces"]:
         if "phrases" in packed:
             words = packed["phrases"]["words"]
@@ -286,8 +357,9 @@ def planned(spans: pd.DataFrame, name: str, facts: str) -> Timeline:
 
 
 def planned_step(spans: pd.DataFrame) -> Step:
-    """A simulated step, of replicas that of the slowest one with the others."""
-    return _of_slowest(spans if "waiting_ns" in spans else spans.assign(waiting_ns=float("nan")))
+    """A simulated step, of replicas that of the slowest one with the others; in a row, step 0."""
+    known = spans if "waiting_ns" in spans else spans.assign(waiting_ns=float("nan"))
+    return step_in_a_row(known, 0, {-1: "the step before", 0: "the step", 1: "the step after"})
 
 
 def facts(run: pd.Series, step: pd.Series, choice: str = MEDIAN, whose: str = "") -> str:

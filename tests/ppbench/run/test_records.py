@@ -80,9 +80,13 @@ def test_where_the_idle_time_went_is_in_the_row_and_adds_up(tmp_path):
     rows = Store(tmp_path).table("attribution", ["a"])
     assert rows["launch_gap_ns"].tolist() == rows["idle_ns"].tolist() == [100, 100, 100]
     planned = Store(tmp_path).table("planned", ["a"])
-    assert planned[["op", "start_ns", "end_ns"]].to_numpy().tolist() == [
-        ["F", 0, 400],
-        ["B", 400, 900],
+    assert planned[["step", "op", "start_ns", "end_ns"]].to_numpy().tolist() == [
+        [-1, "F", -900, -500],
+        [-1, "B", -500, 0],
+        [0, "F", 0, 400],
+        [0, "B", 400, 900],
+        [1, "F", 900, 1300],
+        [1, "B", 1300, 1800],
     ]
 
 
