@@ -17,6 +17,7 @@ from gestures import SHIFT, Point, click, drag, key, touch, typed, wheel
 from screens import DESK, PHONE, assert_sound, keep, needs_browser
 from stored_runs import run_row, simulated_spans
 
+from ppbench import simulate
 from ppbench.config.case import Case
 from ppbench.display.formats import Assets
 from ppbench.report.pages.report import write_report
@@ -64,7 +65,7 @@ def store_of(folder: Path, ranks: int, microbatches: int) -> Store:
         figures = {"step_ns": step_ns, "bubble_fraction": 0.2}
         run = run_row(number, case, model_preset=NASTY, **figures)
         steps = pd.DataFrame([{"step": 3, **figures}])
-        planned = spans.drop(columns="num_bytes")
+        planned = spans.drop(columns="num_bytes").assign(step=0)
         store.write_run(run, {"steps": steps, "spans": spans, "planned": planned})
     return store
 
@@ -618,3 +619,58 @@ def test_zooming_in_a_little_makes_a_finer_overview(big: Tab) -> None:
     cells = big.evaluate("""(({ start, end, slices }) => [start, end, slices])(
       div.timeline.cells[0].overview)""")
     assert cells == [4000, 12000, 600]
+
+
+@pytest.fixture(scope="module")
+def page_in_a_row(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ZB-H2, whose ranks begin a step while others end the one before it, in steps 4 to 6."""
+    folder = tmp_path_factory.mktemp("row")
+    spans = simulate("zb_h2", 4, 8, cost="F=0.01,I=0.01,W=0.01").frame_in_a_row
+    spans = spans.astype({"start_ns": "int64", "end_ns": "int64"})
+    planned, spans = spans.drop(columns="num_bytes"), spans.assign(step=spans["step"] + 5)
+    case = Case(schedule="zb_h2", world_size=4, num_microbatches=8)
+    following = json.dumps({"optimizer_ns": [0] * 4, "meets": False})
+    steps = pd.DataFrame({"step": [4, 5, 6], "step_ns": 240 * MS, "round": 0})
+    store = Store(folder / "results")
+    run = run_row(0, case, following=following)
+    store.write_run(run, {"steps": steps, "spans": spans, "planned": planned})
+    write_timeline(folder / "row.html", store, store.runs(), choice="5", has_plan=True)
+    return folder / "row.html"
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(DESK, "light"), (PHONE, "dark")])
+def test_a_step_in_a_row_is_marked_between_those_beside_it(
+    browser: Browser, page_in_a_row: Path, width: int, scheme: str
+) -> None:
+    tab = opened(browser, page_in_a_row, width, scheme)
+    assert_sound(tab, page_in_a_row)
+    names = "div.timeline.steps.map(({ row }) => row.names.map(([name]) => name))"
+    assert tab.evaluate(names) == [
+        ["step 4", "step 5 · 240.0 ms", "step 6"],
+        ["the step before", "the step · 240.0 ms", "the step after"],
+    ]
+    windows = tab.evaluate("div.timeline.steps[0].row.windows")
+    assert windows == [[10 * rank, 240 + 10 * rank] for rank in range(4)]
+    label = str(tab.evaluate("div.timeline.rows.getAttribute('aria-label')"))
+    assert "step 5 · 240.0 ms is marked, beside step 4 and step 6." in label
+    whole = view(tab)
+    assert whole[0] == -240
+    focus(tab)
+    key(tab, "0")
+    assert view(tab) == pytest.approx((0, 270))
+    key(tab, "0")
+    assert view(tab) == whole
+    # The search is in the marked step; a span beside it says its step, and has messages in it.
+    search(tab, "2F7")
+    assert tab.evaluate("div.timeline.count.textContent") == "1 of 2"  # measured and planned
+    beside = "div.timeline.kinds.findIndex(({ name, beside }) => name === 'forward' && beside > 0)"
+    tab.evaluate(f"div.timeline.choose({{ kind: {beside}, n: 9 }}, {{ isShown: true }})")
+    assert str(tab.evaluate("div.timeline.live.textContent")).endswith("step 6")
+    kinds = """div.timeline.messages.flatMap(({ from, to }) => (
+      [from, to].map(({ kind }) => div.timeline.kinds[kind].beside)))"""
+    assert tab.evaluate(kinds) == [1, 1, 1, 1]
+    # The busy time of the marked step: each rank computes for 240 ms of its window.
+    tab.evaluate("div.timeline.measure({ start: 30, end: 240 })")
+    busy = tab.evaluate("texts('td', div.timeline.side.querySelectorAll('table tr')[1])")
+    assert busy[1] == "210.000"
+    tab.close()

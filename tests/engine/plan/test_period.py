@@ -11,7 +11,7 @@ from shuffled_programs import shuffled_program
 
 from engine import arrays
 from engine.plan.action import Action, Op
-from engine.plan.period import period_ns, period_of, with_end
+from engine.plan.period import period_ns, period_of, simulated, spans_in_a_row, with_end
 from engine.plan.program import Program, loop_placement
 from engine.plan.rules import ProgramError
 from engine.plan.schedules.registry import build_program
@@ -148,3 +148,21 @@ def test_a_program_that_hangs_is_told_by_its_circle_of_waits(meets):
     program = Program("mine", loop_placement(2), 1, rows)
     with pytest.raises(ProgramError, match="can never start: "):
         period_ns(program, uniform(program.placement, 1, 1, 1), meets=meets)
+
+
+@pytest.mark.parametrize("meets", [False, True])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h2", "zbv"])
+def test_three_steps_in_a_row_are_the_second_to_the_fourth_of_a_training(schedule, meets):
+    program = build_program(schedule, 4, 6)
+    durations, optimizer_ns = uniform(program.placement, 10, 12, 8), 7
+    step, moving = simulated(simulate(program, durations, TransferModel(latency_ns=2)))
+    step = step._replace(optimizer_ns=optimizer_ns, meets=meets)
+    spans = [span for span in spans_in_a_row(step, moving) if span.lane == "compute"]
+    assert min(span.start_ns for span in spans if span.step == 0) == 0
+    expected = ends_of_steps(program, durations, 2, optimizer_ns, meets=meets)[1:4]
+    ends = [
+        [max(s.end_ns for s in spans if (s.step, s.rank) == (n, rank)) for rank in range(4)]
+        for n in (-1, 0, 1)
+    ]
+    shift = expected[0][0] - ends[0][0]
+    assert [[end + shift for end in of_ranks] for of_ranks in ends] == expected

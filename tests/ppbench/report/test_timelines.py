@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from stored_runs import (
     SLOW,
     rewrite,
     run_row,
+    spans,
     store_failed,
     store_of_replicas,
     store_with,
@@ -24,7 +26,7 @@ from ppbench.config.case import Case
 from ppbench.errors import StoreError, UsageError
 from ppbench.report.charts.memory import memory_over_time
 from ppbench.report.pages.timeline import timeline_of_runs
-from ppbench.report.timeline.timelines import timeline, timelines
+from ppbench.report.timeline.timelines import steps_of, timeline, timelines
 from ppbench.store import Store
 
 
@@ -96,6 +98,51 @@ def test_runs_that_differ_in_nothing_are_told_apart_by_their_ids(tmp_path) -> No
     text = output_of(print_timeline, ids, terminal=True, results=tmp_path)
     assert all(run_id in text for run_id in ids)
     assert text.count("rank 0") == 2
+
+
+def in_a_row(folder: Path, rounds: tuple[int, int, int]) -> tuple[Store, pd.Series]:
+    """A run whose steps 1, 2 and 3 begin 100 ms after each other, in these turns."""
+    store, numbers = Store(folder), (1, 2, 3)
+    steps = [
+        {"step": step, "step_ns": (100 + step) * MS, "round": turn}
+        for step, turn in zip(numbers, rounds, strict=True)
+    ]
+    timed = pd.concat([spans(step, 100 * (step - 1)) for step in numbers], ignore_index=True)
+    following = json.dumps({"optimizer_ns": [4 * MS, 4 * MS], "meets": False})
+    row = run_row(1, Case(), following=following)
+    store.write_run(row, {"steps": pd.DataFrame(steps), "spans": timed})
+    return store, store.runs().iloc[0]
+
+
+def test_a_step_in_a_row_is_drawn_between_those_beside_it(tmp_path) -> None:
+    store, run = in_a_row(tmp_path, (0, 0, 0))
+    (step,) = steps_of(store, [run], ["1f1b"])
+    assert [each.name for each in (step, *step.beside)] == ["step 2", "step 1", "step 3"]
+    assert step.period_ns == 100 * MS
+    # Ranks end step 1 at 65 and 43 ms; step 2 begins its first computation at 105 ms.
+    begins, ends = (((ns - step.origin_ns) // MS).tolist() for ns in step.windows_ns)
+    assert (begins, ends) == ([-40, -62], [60, 38])
+    idle = [0, 0]  # of a window of 100 ms, in which a rank computes and optimizes
+    for marks in step.marks():
+        for rank in (0, 1) if marks.kind.is_idle else ():
+            idle[rank] += int(marks.width_ns[marks.rank == rank].sum()) // MS
+    assert idle == [100 - 34, 100 - 26]
+    line = timeline(store, [run], ["1f1b"])
+    forwards = [trace for trace in drawn(line).data if trace.name == "forward"]
+    assert [sorted(trace.base) for trace in forwards] == [[0, 12], [-100, -88], [100, 112]]
+    assert [trace.marker.opacity is None for trace in forwards] == [True, False, False]
+    assert "step 3" in forwards[2].hovertemplate
+
+
+def test_only_steps_of_its_own_turn_are_beside_a_step(tmp_path) -> None:
+    def beside(folder: str, rounds: tuple[int, int, int], choice: str = "median") -> list[str]:
+        store, run = in_a_row(tmp_path / folder, rounds)
+        (step,) = steps_of(store, [run], ["1f1b"], choice=choice)
+        return [each.name for each in step.beside]
+
+    assert beside("alone", (0, 1, 2)) == []
+    assert beside("after", (0, 1, 1)) == ["step 3"]
+    assert beside("last", (0, 0, 0), "slowest") == ["step 2"]
 
 
 def failed_store(folder: Path, **changes) -> Store:
