@@ -629,10 +629,9 @@ def page_in_a_row(tmp_path_factory: pytest.TempPathFactory) -> Path:
     spans = spans.astype({"start_ns": "int64", "end_ns": "int64"})
     planned, spans = spans.drop(columns="num_bytes"), spans.assign(step=spans["step"] + 5)
     case = Case(schedule="zb_h2", world_size=4, num_microbatches=8)
-    following = json.dumps({"optimizer_ns": [0] * 4, "meets": False})
-    steps = pd.DataFrame({"step": [4, 5, 6], "step_ns": 240 * MS, "round": 0})
+    steps = pd.DataFrame({"step": [4, 5, 6], "step_ns": 240 * MS})
     store = Store(folder / "results")
-    run = run_row(0, case, following=following)
+    run = run_row(0, case)
     store.write_run(run, {"steps": steps, "spans": spans, "planned": planned})
     write_timeline(folder / "row.html", store, store.runs(), choice="5", has_plan=True)
     return folder / "row.html"

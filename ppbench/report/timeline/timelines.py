@@ -16,7 +16,6 @@ import pandas as pd
 from engine.plan.action import COMPUTE_OPS, Op
 from ppbench.analysis.metrics import MEDIAN, SLOWEST, chosen_step, compute_spans, step_starts
 from ppbench.analysis.replicas import slowest_replica
-from ppbench.analysis.running import stored_following
 from ppbench.analysis.transfers import waiting_ns
 from ppbench.display.cases import (
     Axes,
@@ -177,11 +176,11 @@ def _steps_of_run(
         raise missing_spans(store, run)
     number = chosen_step(steps, choice)
     step = steps[steps["step"] == number].iloc[0]
-    numbers = _turn_of(run, steps, number)
-    spans = store.spans_of_steps(str(run["run_id"]), numbers)
+    spans = store.spans_of_steps(str(run["run_id"]), [number - 1, number, number + 1])
     if compute_spans(spans[spans["step"] == number]).empty:
         raise missing_spans(store, run)
-    measured = step_in_a_row(spans, number, {each: f"step {each}" for each in numbers})
+    names = {each: f"step {each}" for each in (number - 1, number, number + 1)}
+    measured = step_in_a_row(spans, number, names, steps.set_index("step")["step_ns"])
     whose = f"replica {measured.replica} of {len(measured.others) + 1}, the slowest"
     text = facts(run, step, choice, whose if measured.others else "")
     measured = measured.titled(f"{name} · {text}")
@@ -207,27 +206,26 @@ def _steps_of_run(
     return _RunSteps(run, name, text, tuple(drawn))
 
 
-def _turn_of(run: pd.Series, steps: pd.DataFrame, number: int) -> list[int]:
-    """Return a step with those right before and after it that were measured in its turn."""
-    if stored_following(run) is None:
-        return [number]
-    rounds = steps.set_index("step")["round"].astype(float).fillna(-1)
-    near = [each for each in (number - 1, number, number + 1) if each in rounds.index]
-    return [each for each in near if rounds[each] == rounds[number]]
-
-
-def step_in_a_row(spans: pd.DataFrame, number: int, names: Mapping[int, str]) -> Step:
+def step_in_a_row(
+    spans: pd.DataFrame, number: int, names: Mapping[int, str], step_ns: pd.Series | None = None
+) -> Step:
     """Return a step between those beside it, as far as there are spans of these.
 
-    Each rank begins a step when it has ended the one before. So a neighbour is left out where it
-    overlaps the step on a rank, or lacks one.
+    Each rank begins a step when it has ended the one before. Of measured steps, `step_ns` tells
+    whether they did: after a pause, a step is not as long as from the end of the one before.
     """
     own = _of_slowest(spans[spans["step"] == number])
     worked = spans[spans["op"].isin(_WORK)].groupby(["replica", "rank", "step"])
     begins, ends = worked["start_ns"].min().unstack("step"), worked["end_ns"].max().unstack("step")
     before, after = number - 1, number + 1
-    has_before = before in ends and bool((ends[before] <= begins[number]).all())
-    has_after = after in ends and bool((ends[number] <= begins[after]).all())
+
+    def follows(step: int) -> bool:
+        if not {step - 1, step} <= set(ends) or not (ends[step - 1] <= begins[step]).all():
+            return False
+        lasted = ends[step] - ends[step - 1]
+        return step_ns is None or bool(lasted.sum() // len(lasted) == step_ns.get(step))
+
+    has_before, has_after = follows(number), follows(after)
     has_every = begins.groupby("replica").size().eq(spans["rank"].max() + 1).all()
     if not has_every or not (has_before or has_after):
         return own

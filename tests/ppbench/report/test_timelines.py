@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from stored_runs import (
     store_with,
 )
 
+from ppbench.analysis.metrics import step_figures
 from ppbench.cli.report import timeline as print_timeline
 from ppbench.config.case import Case
 from ppbench.errors import StoreError, UsageError
@@ -100,23 +101,18 @@ def test_runs_that_differ_in_nothing_are_told_apart_by_their_ids(tmp_path) -> No
     assert text.count("rank 0") == 2
 
 
-def in_a_row(folder: Path, rounds: tuple[int, int, int]) -> tuple[Store, pd.Series]:
-    """A run whose steps 1, 2 and 3 begin 100 ms after each other, in these turns."""
+def in_a_row(folder: Path, after_pause: Collection[int] = (1,)) -> tuple[Store, pd.Series]:
+    """A run whose steps 1, 2 and 3 begin 100 ms after each other."""
     store, numbers = Store(folder), (1, 2, 3)
-    steps = [
-        {"step": step, "step_ns": (100 + step) * MS, "round": turn}
-        for step, turn in zip(numbers, rounds, strict=True)
-    ]
     timed = pd.concat([spans(step, 100 * (step - 1)) for step in numbers], ignore_index=True)
-    following = json.dumps({"optimizer_ns": [4 * MS, 4 * MS], "meets": False})
-    row = run_row(1, Case(), following=following)
-    store.write_run(row, {"steps": pd.DataFrame(steps), "spans": timed})
+    steps = step_figures(timed, 2, dict.fromkeys(numbers, 64), after_pause)
+    store.write_run(run_row(1, Case()), {"steps": steps, "spans": timed})
     return store, store.runs().iloc[0]
 
 
 def test_a_step_in_a_row_is_drawn_between_those_beside_it(tmp_path) -> None:
-    store, run = in_a_row(tmp_path, (0, 0, 0))
-    (step,) = steps_of(store, [run], ["1f1b"])
+    store, run = in_a_row(tmp_path)
+    (step,) = steps_of(store, [run], ["1f1b"], choice="2")
     assert [each.name for each in (step, *step.beside)] == ["step 2", "step 1", "step 3"]
     assert step.period_ns == 100 * MS
     # Ranks end step 1 at 65 and 43 ms; step 2 begins its first computation at 105 ms.
@@ -127,22 +123,24 @@ def test_a_step_in_a_row_is_drawn_between_those_beside_it(tmp_path) -> None:
         for rank in (0, 1) if marks.kind.is_idle else ():
             idle[rank] += int(marks.width_ns[marks.rank == rank].sum()) // MS
     assert idle == [100 - 34, 100 - 26]
-    line = timeline(store, [run], ["1f1b"])
+    line = timeline(store, [run], ["1f1b"], choice="2")
     forwards = [trace for trace in drawn(line).data if trace.name == "forward"]
     assert [sorted(trace.base) for trace in forwards] == [[0, 12], [-100, -88], [100, 112]]
     assert [trace.marker.opacity is None for trace in forwards] == [True, False, False]
     assert "step 3" in forwards[2].hovertemplate
 
 
-def test_only_steps_of_its_own_turn_are_beside_a_step(tmp_path) -> None:
-    def beside(folder: str, rounds: tuple[int, int, int], choice: str = "median") -> list[str]:
-        store, run = in_a_row(tmp_path / folder, rounds)
+def test_steps_with_a_pause_between_them_are_not_drawn_beside_each_other(tmp_path) -> None:
+    def beside(after_pause: Collection[int], choice: str = "2") -> list[str]:
+        folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        store, run = in_a_row(folder, after_pause)
         (step,) = steps_of(store, [run], ["1f1b"], choice=choice)
         return [each.name for each in step.beside]
 
-    assert beside("alone", (0, 1, 2)) == []
-    assert beside("after", (0, 1, 1)) == ["step 3"]
-    assert beside("last", (0, 0, 0), "slowest") == ["step 2"]
+    assert beside((1, 2, 3)) == []
+    assert beside((1, 2)) == ["step 3"]
+    assert beside((1, 3)) == ["step 1"]
+    assert beside((1,), "3") == ["step 2"]
 
 
 def failed_store(folder: Path, **changes) -> Store:
