@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from engine.plan.spans import Lane
-from ppbench.display.colors import BLUE, HATCH_COLORS, TRACK_COLOR, ink_on, translucent
+from ppbench.display.colors import BLUE, HATCH_COLORS, TRACK_COLOR, ink_on
 from ppbench.display.units import NS_PER_MS, counted, milliseconds, size_unit
 from ppbench.report.charts.canvas import NEUTRAL, PLAIN, legend
 from ppbench.report.charts.panels import Update, figure_text
@@ -265,7 +265,7 @@ class _Drawing:
         return [line]
 
     def _windows(self) -> list[Update]:
-        """Draw the windows of each step in a row as an area, from rank to rank."""
+        """Draw a line around the windows of each step in a row, from rank to rank."""
         x: list[Floats] = []
         y: list[Floats] = []
         for step, first_row in self._placed:
@@ -279,9 +279,7 @@ class _Drawing:
             y += [down, down[::-1], down[:1], np.array([np.nan])]
         if not x:
             return []
-        area: Update = {
-            "fill": "toself",
-            "fillcolor": translucent(BLUE, 0.08),
+        line: Update = {
             "hoverinfo": "skip",
             "line": {"color": BLUE, "width": 1.2},
             "mode": "lines",
@@ -291,7 +289,7 @@ class _Drawing:
             "y": np.concatenate(y),
             "type": "scatter",
         }
-        return [area]
+        return [line]
 
     def _names(self) -> list[Update]:
         """Name each step in a row and those beside it, above their windows on the first rank."""

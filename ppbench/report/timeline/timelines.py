@@ -344,10 +344,11 @@ def planned(spans: pd.DataFrame, name: str, facts: str) -> Timeline:
             trace["hovertemplate"] = trace["hovertemplate"].replace(" ms", " s")
         if "hovertext" in trace:
             trace["hovertext"] = [text.replace(" ms", " s") for text in trace["hovertext"]]
-    for step in drawn.picture["layout"]["meta"]["timeline"]["steps"]:
-        if row := step.get("row"):
-            row["names"] = [[text.replace(" ms", " s"), *ends] for text, *ends in row["names"]]
-    for packed in drawn.picture["layout"]["meta"].get("detail", {"traces": []})["traces"]:
+    meta = drawn.picture["layout"]["meta"]
+    rows = [step["row"] for step in meta["timeline"]["steps"] if "row" in step]
+    for row in [*rows, *meta["timeline"].get("replicas", {}).get("rows", [])]:
+        row["names"] = [[text.replace(" ms", " s"), *ends] for text, *ends in row["names"]]
+    for packed in meta.get("detail", {"traces": []})["traces"]:
         if "phrases" in packed:
             words = packed["phrases"]["words"]
             packed["phrases"]["words"] = [text.replace(" ms", " s") for text in words]
