@@ -86,6 +86,11 @@ class Repository:
         described = (head.author_date, head.parent, head.subject)
         return Commit(head.commit, branch, bool(changes), digest, *described)
 
+    def path_of(self, file: Path) -> str | None:
+        """Return the path of a file that git tracks, from the root; None for any other."""
+        listed = ("--literal-pathspecs", "ls-files", "--full-name", "--error-unmatch", "--")
+        return self._try(*listed, str(file.absolute()))
+
     def hash_of_files(self, state: Commit, excluded: Iterable[str]) -> str:
         """Return a hash of a commit's files and changes, except those in `excluded` paths.
 

@@ -67,7 +67,7 @@ class RecordedRun:
     is_time_sliced: bool = False  # ranks shared a GPU
     completion_seen_on_wait: bool = False  # a receive ends with the wait for it, not on arrival
     number: int = 0  # among runs that may be written at the same time
-    source: str = ""  # hash of what the run is from, as far as nothing else tells it
+    source: str = ""  # what the run is from: the hash of a recording or script, or a script's path
 
     @property
     def num_replicas(self) -> int:

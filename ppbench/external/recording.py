@@ -29,10 +29,10 @@ from engine.run.alignment import Alignment
 from engine.run.clock import Clock
 from engine.run.precision import float32_precision
 from ppbench.analysis.transfers import Receive
-from ppbench.errors import UsageError
+from ppbench.errors import RepositoryError, UsageError
 from ppbench.external.members import Members
 from ppbench.external.record import RecordedRun, named_program
-from ppbench.git import read_commit
+from ppbench.git import Repository, read_commit
 from ppbench.run.machine.environment import available_cores, fingerprint_here, read_environment
 from ppbench.run.machine.placement import Place, has_too_few_cores, machine_id, shares_device
 from ppbench.run.runtimes.runtime import clock_facts, id_of
@@ -88,10 +88,6 @@ def join_recordings(
         )
     places = [recording.place for recording in recordings]
     commit, num_ranks = read_commit(Path.cwd()), len(members.ranks)
-    source = ""  # of a script that no commit tells, its hash
-    if commit is None:
-        with contextlib.suppress(OSError):
-            source = hashlib.sha256(Path(sys.argv[0]).read_bytes()).hexdigest()[:12]
     facts = {
         **({} if commit is None else asdict(commit)),
         "fingerprint": fingerprint_here(device.type, num_ranks, torch.get_num_threads()),
@@ -116,8 +112,22 @@ def join_recordings(
         is_time_sliced=shares_device(places),
         completion_seen_on_wait=True,
         number=members.ranks[0],
-        source=source,
+        source=source_of(Path(sys.argv[0])),
     )
+
+
+def source_of(script: Path) -> str:
+    """Tell a script from others: by its path where git tracks it, else by a hash of its text.
+
+    What is in a tracked one, the commit and its changes tell. Empty where there is no file.
+    """
+    with contextlib.suppress(RepositoryError):
+        repository = Repository.around(Path.cwd())
+        if repository.has_commits() and (path := repository.path_of(script)):
+            return path
+    with contextlib.suppress(OSError):
+        return hashlib.sha256(script.read_bytes()).hexdigest()[:12]
+    return ""
 
 
 def _program_of(schedule: Any, replicas: Sequence[Sequence[RankRecording]]) -> Program:

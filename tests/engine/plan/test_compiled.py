@@ -19,8 +19,10 @@ from engine import arrays
 from engine.plan import kernels
 from engine.plan.action import CODES, COMPUTE_OPS, OPS, Action, Op
 from engine.plan.check import check, prove_no_deadlock
+from engine.plan.collectives import DataParallel
 from engine.plan.critical_path import critical_path
 from engine.plan.footprint import Cost, Costs, Messages, predict_peak
+from engine.plan.joined_simulation import CollectiveModel, simulate_joined
 from engine.plan.lower import lower
 from engine.plan.replay import replay
 from engine.plan.rules import ProgramError, peak_activations
@@ -154,7 +156,11 @@ def test_many_simulations_come_in_the_order_of_their_costs(pays_from, monkeypatc
 def test_times_too_large_for_64_bits_are_exact(monkeypatch):
     monkeypatch.setattr(arrays, "PAYS_FROM", 0)
     program, large = PROGRAMS[1], 10**25
-    one, many = (simulate(program, Durations(*[(ns,) * 3] * 3)) for ns in (1, large))
+    costs = [Durations(*[(ns,) * 3] * 3) for ns in (1, large)]
+    one, many = (simulate(program, each) for each in costs)
+    assert many.makespan_ns == large * one.makespan_ns
+    free = CollectiveModel((0,) * 3, (0,) * 3)
+    one, many = (simulate_joined(program, [each] * 2, DataParallel(), free) for each in costs)
     assert many.makespan_ns == large * one.makespan_ns
 
 

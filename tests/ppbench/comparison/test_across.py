@@ -76,6 +76,20 @@ def test_each_pair_of_cases_that_differ_in_the_axis_alone_has_a_line_per_figure(
     assert set(frame["base_value"]) == {"afab"}
 
 
+def test_the_drift_between_two_days_is_in_the_interval_of_cases_that_they_part(store):
+    """FAULT 5: two schedules of different days had a verdict without it."""
+    days = [{"created_at": f"2026-01-0{day}T10:00:00+00:00"} for day in (1, 4)]
+    for day, speeds in zip(days, (STEADY, slower(0.03)), strict=True):
+        add(store, AFAB, speeds, "01d" * 13, sweep_id="01d", **day)
+    for case, day in ((AFAB, 0), (CASE, 1)):
+        add(store, case, slower(0.03) if day else STEADY, sweep_id="apart", **days[day])
+        add(store, case, slower(0.03) if day else STEADY, sweep_id="alike", **days[1])
+    apart, alike = (across(store, "schedule", sweep) for sweep in ("apart", "alike"))
+    assert verdicts(apart) == {"afab -> 1f1b": Verdict.open}
+    assert any("so the drift between sessions is in their difference" in n for n in apart.notes)
+    assert verdicts(alike) == {"afab -> 1f1b": Verdict.slower}
+
+
 def test_runs_that_differ_in_more_are_named_with_what_they_differ_in(store):
     add(store, AFAB)
     add(store, CASE)

@@ -7,10 +7,12 @@ import attached
 import pytest
 import torch
 from command import python
+from repositories import commit, make_repository
 
 from engine.plan.action import COMPUTE_OPS
 from engine.plan.program import from_json
 from engine.plan.schedules.registry import build_program
+from ppbench.external.recording import source_of
 from ppbench.external.traces import import_traces
 from ppbench.store import Store
 
@@ -236,6 +238,28 @@ def test_pipelines_that_end_together_are_launches_of_their_own(ranks, tmp_path):
     assert set(runs["run_id"]) == {run_id for run_id in ids if run_id is not None}
     assert len(runs) == runs["launch"].nunique() == runs["resume_key"].nunique() == 2
     assert runs["case_id"].nunique() == 1
+
+
+def test_a_script_is_told_from_others_by_its_path_in_git_else_by_its_text(tmp_path, monkeypatch):
+    folder = make_repository(tmp_path / "repo")
+    monkeypatch.chdir(folder)
+
+    def sources(*files):
+        return [source_of(Path(file)) for file in files]  # as they stand in `sys.argv`
+
+    (folder / "copy.py").write_text("one")
+    assert sources("copy.py", "none.py") == [source_of(folder / "copy.py"), ""]
+    commit(folder, {"one.py": "one", "sub/two.py": "one"}, "Both")
+    (folder / "copy.py").write_text("another")
+    assert sources("one.py", str(folder / "sub" / "two.py")) == ["one.py", "sub/two.py"]
+    (folder / "one.py").write_text("changed")  # which the commit's changes tell
+    assert sources("one.py", "copy.py") == ["one.py", "copy.py"]
+    for text in ("third", "fourth"):  # git does not know it
+        (folder / "new.py").write_text(text)
+        outside = tmp_path / f"{text}.py"
+        outside.write_text(text)
+        assert source_of(Path("new.py")) == source_of(outside)
+    assert source_of(tmp_path / "third.py") != source_of(tmp_path / "fourth.py")
 
 
 def test_the_documented_script_leaves_a_run_even_if_it_ends_without_close(tmp_path):

@@ -4,7 +4,17 @@ import json
 
 import pytest
 from stored_runs import simulated_spans
-from traces import complete, kernel, launch, on_device, one_step, operator, trace, two_ranks
+from traces import (
+    BASE_NS,
+    complete,
+    kernel,
+    launch,
+    on_device,
+    one_step,
+    operator,
+    trace,
+    two_ranks,
+)
 
 from engine.plan.program import from_json
 from engine.plan.schedules.registry import build_program
@@ -109,9 +119,7 @@ def test_the_same_recording_is_one_launch_however_often_it_is_imported(tmp_path)
 @pytest.mark.parametrize(
     ("sources", "num_cases"), [(("a", "b"), 2), (("a", "a"), 1), (("", ""), 1)]
 )
-def test_two_scripts_of_one_name_are_two_cases_where_no_commit_tells_them_apart(
-    tmp_path, sources, num_cases
-):
+def test_two_scripts_of_one_name_are_two_cases(tmp_path, sources, num_cases):
     program = build_program("1f1b", 2, 2)
     spans, ranks = simulated_spans("1f1b", 2, 2), [{"hostname": "a"}, {"hostname": "a"}]
     store = Store(tmp_path)
@@ -276,6 +284,20 @@ def test_host_times_in_place_of_kernels_are_said(tmp_path):
     notes = import_traces(paths, "mine", tmp_path / "results").notes
     assert [note.partition(":")[0] for note in notes] == ["rank 0", "rank 1"]
     assert "its times are the host's, for none of its 5 kernels has a launch" in notes[0]
+
+
+@pytest.mark.parametrize(("at_us", "took_us"), [(-BASE_NS / US, 10), (90, 10), (12, -10)])
+def test_kernels_with_impossible_times_stretch_no_action_and_are_named(tmp_path, at_us, took_us):
+    """One began in 1970, one long after what was launched behind it, one ended before it began."""
+    events = [on_device(rank) for rank in (0, 1)]
+    _, plain = imported([trace(tmp_path, rank, events[rank]) for rank in (0, 1)], tmp_path)
+    lost = [launch(99, 13), kernel("lost", 99, at_us, at_us + took_us)]  # of 1F0
+    paths = [trace(tmp_path, 0, events[0]), trace(tmp_path, 1, [*events[1], *lost])]
+    done = import_traces(paths, "other", tmp_path / "results")
+    spans = Store(tmp_path / "results").table("spans", [done.run_id])
+    assert times(spans) == times(plain["spans"])
+    why = "rank 1: 1 of its 6 kernels are left out, for they have impossible times (1 of lost)"
+    assert done.notes == [why]
 
 
 def test_a_step_that_does_not_train_is_left_out_and_named(tmp_path):
