@@ -37,15 +37,13 @@ MOST_STEPS = 64
 class Step(NamedTuple):
     """A program with the nanoseconds of each of its actions, by replica, and how a step ends.
 
-    `optimizer_ns` is by rank, or the same for all. A step that stands alone begins on all ranks
-    when the one before it is over on all.
+    `optimizer_ns` is by rank, or the same for all.
     """
 
     program: Program
     took_ns: Sequence[Ints]
     optimizer_ns: Sequence[int] | int = 0
     meets: bool = False
-    is_alone: bool = False
 
 
 def periods(steps: Iterable[Step], moving: Moving = FREE) -> list[Fraction]:
@@ -55,7 +53,6 @@ def periods(steps: Iterable[Step], moving: Moving = FREE) -> list[Fraction]:
     steps are alike then. If none of `MOST_STEPS` are, it is the mean over the second half of them.
     Raises ProgramError for a program that hangs.
     """
-    steps = list(steps)
     ended: dict[tuple[int, bool], tuple[Program, Program]] = {}  # the first keeps its id
     given: list[tuple[Program, list[Ints]]] = []
     found: dict[int, Fraction] = {}
@@ -71,9 +68,7 @@ def periods(steps: Iterable[Step], moving: Moving = FREE) -> list[Fraction]:
             if not walked.is_over:
                 check(walked.program)  # it says which computation of a step waits for which
                 explain(walked)
-            if steps[at].is_alone:
-                found[at] = Fraction(max(walked.step_ends_ns))
-            elif (period := _repeated(walked)) is not None:
+            if (period := _repeated(walked)) is not None:
                 found[at] = period
             elif num_steps >= MOST_STEPS:
                 half, last = num_steps // 2, num_steps - 1

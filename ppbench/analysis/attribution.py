@@ -12,9 +12,10 @@ own times, and taking the differences:
     6  the step as it was measured                more: launch gaps, the host between actions
 
 A step in a row begins on each rank when that is done with the one before; ranks meet in between
-where the training lets them. A step that does not begin so on all ranks, as after a pause, is
-walked over alone if others could overlap it: 5 is then what its windows have more than its
-makespan, and comes last.
+where the training lets them. Up to 3 it is the period of steps that are all alike; from 4 on each
+step follows the one that it did follow, so that what one is late by costs the next one jitter. A
+step that does not begin so on all ranks, as after a pause, is walked over alone if others could
+overlap it: 5 is then what its windows have more than its makespan, and comes last.
 
 Replicas that train together are replayed together, joined at their collectives. Up to 3 all are
 alike and the collectives take no time; before 4 come
@@ -35,35 +36,25 @@ from __future__ import annotations
 
 import itertools
 import json
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from engine.arrays import Ints
 from engine.plan.action import Op
-from engine.plan.period import spans_in_a_row
+from engine.plan.period import spans_in_a_row, with_end
 from engine.plan.program import Program, steps_can_overlap
 from engine.plan.replay import Replay, replay_all
 from engine.plan.spans import Span
 from engine.plan.walk import of_kinds
 from ppbench.analysis.collectives import collectives
 from ppbench.analysis.costs import Costs, measured_costs, variation
-from ppbench.analysis.job_times import times_in
+from ppbench.analysis.job_times import JobTimes, ends_of, times_in
 from ppbench.analysis.metrics import compute_spans, step_starts
 from ppbench.analysis.metrics import num_replicas as count_replicas
 from ppbench.analysis.replicas import ReplicaCosts, own_as_json, replica_costs
-from ppbench.analysis.running import (
-    Following,
-    Idle,
-    as_step,
-    by_step_and_rank,
-    measured_following,
-    optimizers_of,
-    steps_of,
-)
+from ppbench.analysis.running import Following, Idle, as_step, measured_following, steps_of
 from ppbench.analysis.transfers import messages
 
 PARTS = (
@@ -138,8 +129,6 @@ def attribute(
     if num_replicas > 1 or lowered.has_collectives:
         replicas, parts = replica_costs(costs, spans, moved, joined), REPLICA_PARTS
         chain += [replicas.alike().times(lowered), replicas.times(lowered)]
-    job = times_in(spans, lowered, num_replicas, [0])[0]
-    places = {int(step): place for place, step in enumerate(sorted(spans["step"].unique()))}
     steps = [int(str(step)) for step in of_ranks.index.unique("step")]
     follows = of_ranks["follows"].groupby("step").all()
     # A step that no other can overlap is as long alone as in a row.
@@ -149,27 +138,16 @@ def attribute(
     following = measured_following(some, lowered.world_size, meets=meets)
     # The steps of the chain as they are modelled alone and in a row, then each step's own.
     in_rows = [following.balanced(), *[following] * (len(chain) - 1)]
-    asked: list[tuple[Sequence[Ints], Following | None]] = [(took, None) for took in chain]
-    asked += zip(chain, in_rows, strict=True)
+    alone = steps_of(lowered, [(took, None) for took in chain])
+    running = steps_of(lowered, list(zip(chain, in_rows, strict=True)))
     by_worker = dict(iter(compute_spans(spans).groupby(["step", "replica", "rank"])))
     own_window = of_ranks.to_dict("index")
-    late_ns, ranks = _begun_late(spans, of_ranks[of_ranks["follows"]]), range(lowered.world_size)
-    optimizers = optimizers_of(spans)
-    for step in steps:
-        own = [array("q", ns.tobytes()) for ns in job.ns[places[step]]]
-        if step not in in_a_row:
-            asked += [(own, None)] * 2
-            continue
-        lasts = [optimizers.get((step, rank), 0) for rank in ranks]
-        until = [last + late_ns.get((step, rank), 0) for rank, last in enumerate(lasts)]
-        asked += [(own, Following(tuple(each), meets)) for each in (lasts, until)]
-    modelled = steps_of(lowered, asked)
-    alone, running = modelled[: len(chain)], modelled[len(chain) : 2 * len(chain)]
-    exact = iter(modelled[2 * len(chain) :])
+    ended = with_end(lowered, meets=meets)
+    own = _own_idle(times_in(spans, ended, num_replicas, [])[0], spans, of_ranks, in_a_row)
     program = spans[spans["op"] != Op.OPT.value]
     makespans = program.groupby("step")["end_ns"].max() - step_starts(spans)
     rows: list[dict[str, int]] = []
-    for step, (_, own_idle), (_, idle_with_host) in zip(steps, exact, exact, strict=True):
+    for step, own_idle, idle_with_host in zip(steps, *own, strict=True):
         levels = [idle for _, idle in (running if step in in_a_row else alone)]
         for replica, rank in itertools.product(range(num_replicas), range(lowered.world_size)):
             computed = by_worker.get((step, replica, rank), spans.iloc[:0])
@@ -178,7 +156,6 @@ def attribute(
             ends_with, within_ns = parts[-2:], int(makespans[step]) - _total(computed)
             if step in in_a_row:
                 ends_with, within_ns = parts[:-3:-1], idle_with_host[replica][rank]
-                within_ns += late_ns.get((step, rank), 0)
             replayed = (idle[replica][rank] for idle in (*levels, own_idle))
             ends = itertools.pairwise([0, *replayed, within_ns, rank_idle_ns])
             of_parts = {
@@ -209,20 +186,62 @@ def attribute(
     return Attribution(frame, costs, *mean, moved, joined, replicas)
 
 
-def _begun_late(spans: pd.DataFrame, of_ranks: pd.DataFrame) -> dict[tuple[int, int], int]:
+def _own_idle(
+    job: JobTimes, spans: pd.DataFrame, of_ranks: pd.DataFrame, in_a_row: Collection[int]
+) -> Iterator[list[Idle]]:
+    """The idle time of each step with its own times; then with those by which ranks begin late.
+
+    A step is walked over after the one that it followed, and the first of a row from when each rank
+    was done with what came before. One that is not in a row has no optimizer.
+    """
+    columns, steps = job.columns, of_ranks.index.unique("step")
+    ns = job.ns[np.searchsorted(np.sort(spans["step"].unique()), steps)]
+    is_optimizer, is_in_a_row = columns.of_ops([Op.OPT]), steps.isin(list(in_a_row))
+    ns = np.where(is_optimizer & ~is_in_a_row[:, None, None], 0, ns)
+    work = ns * (columns.is_compute | is_optimizer)
+    of_ranks_work = (work[..., columns.rank == rank] for rank in range(columns.program.world_size))
+    busy = np.stack([each.sum(axis=2) for each in of_ranks_work], axis=2)
+    follows = of_ranks["follows"].groupby("step").all().to_numpy()
+    begun_ns, late_ns = (
+        of_all.to_numpy().reshape(busy.shape) * follows[:, None, None]
+        for of_all in (of_ranks["begin_ns"], _begun_late(spans, of_ranks))
+    )
+    is_after = follows & (np.diff(steps, prepend=-1) == 1) & np.roll(is_in_a_row, 1)
+    rows = list(itertools.pairwise([0, *(np.flatnonzero(~is_after[1:]) + 1), len(steps)]))
+    for late in (0 * late_ns, late_ns):
+        given = []
+        for first, stop in rows:
+            # A step of no time, whose optimizers end when the first one begins. Whatever makes a
+            # rank begin late comes after the optimizer before.
+            row = np.concatenate([0 * ns[:1], ns[first:stop]])
+            before = late[first:stop].copy()
+            before[0] += begun_ns[first] - begun_ns[first].min()
+            row[:-1, :, is_optimizer] += before[..., columns.rank[is_optimizer]]
+            given.append(row)
+        idle = []
+        for (first, stop), done in zip(rows, ends_of(columns.program, given), strict=True):
+            done[:-1] -= late[first:stop]
+            whole = done[1:].max(axis=(1, 2), keepdims=True)
+            over = np.where(follows[first:stop, None, None], done[1:], whole)
+            idle += (over - done[:-1] - busy[first:stop]).tolist()
+        yield idle
+
+
+def _begun_late(spans: pd.DataFrame, of_ranks: pd.DataFrame) -> pd.Series:
     """How long ranks did not begin a step though they were free, and their first input there.
 
-    By step and rank, the mean of replicas.
+    In the order of `of_ranks`.
     """
     workers, place = ["step", "replica", "rank"], ["step", "replica", "stage", "microbatch"]
     first = compute_spans(spans).sort_values("start_ns").groupby(workers).head(1)
     came = spans[spans["op"] == Op.RECV_F.value].groupby(place)["end_ns"].max()
-    input_ns = first.join(came.rename("there_ns"), on=place)["there_ns"].to_numpy()
-    places = pd.MultiIndex.from_frame(first[workers])
-    begin_ns = of_ranks["begin_ns"].astype(float).reindex(places).to_numpy()
-    late = (first["start_ns"] - np.fmax(input_ns, begin_ns)).clip(lower=0)
-    late = late.where(~np.isnan(begin_ns))
-    return by_step_and_rank(late, first)
+    gathered = spans[spans["op"] == Op.UNSHARD.value].groupby(place[:3])["end_ns"].min()
+    first = first.join(came.rename("came_ns"), on=place)
+    first = first.join(gathered.rename("gathered_ns"), on=place[:3]).set_index(workers)
+    begin_ns = of_ranks["begin_ns"].reindex(first.index)
+    free_ns = pd.concat([begin_ns, first["came_ns"], first["gathered_ns"]], axis=1).max(axis=1)
+    late = (first["start_ns"] - free_ns).clip(lower=0)
+    return late.reindex(of_ranks.index).fillna(0).astype("int64")
 
 
 def figures_of(

@@ -125,18 +125,19 @@ class JobTimes:
         is_met = program.table.op[-1] == kernels.NORM  # then the next step begins as a first one
         rows = list(itertools.pairwise([*([0] if is_met else self.firsts), len(self.ns)]))
         while some := list(_up_to(AT_ONCE, waiting)):
-            walks = walk_all(
-                (program, [array("q", one.tobytes()) for one in np.moveaxis(ns[begin:end], 1, 0)])
-                for ns in some
-                for begin, end in rows
-            )
+            ends = ends_of(program, (ns[first:stop] for ns in some for first, stop in rows))
             for _ in some:
-                of_rows = []
-                for walked in itertools.islice(walks, len(rows)):
-                    assert walked.is_over, "a program that hangs passed the proof"
-                    ends = np.array(walked.step_ends_ns).reshape(-1, walked.steps).max(axis=0)
-                    of_rows.append(np.diff(ends, prepend=0))
-                yield np.concatenate(of_rows)
+                of_rows = (one.max(axis=(1, 2)) for one in itertools.islice(ends, len(rows)))
+                yield np.concatenate([np.diff(one, prepend=0) for one in of_rows])
+
+
+def ends_of(program: Program, rows: Iterable[Ns]) -> Iterator[Ns]:
+    """When workers are done with each step of some rows: by step, replica and rank."""
+    cases = ([array("q", one.tobytes()) for one in np.moveaxis(ns, 1, 0)] for ns in rows)
+    for walked in walk_all((program, took) for took in cases):
+        assert walked.is_over, "a program that hangs passed the proof"
+        ends = np.array(walked.step_ends_ns).reshape(walked.replicas, -1, walked.steps)
+        yield np.moveaxis(ends, 2, 0)
 
 
 def _up_to(size: int, waiting: Iterator[Ns]) -> Iterator[Ns]:

@@ -12,7 +12,7 @@ from engine.arrays import Ints
 from engine.plan.action import Op
 from engine.plan.period import Step, periods
 from engine.plan.program import Program
-from engine.plan.replay import computing_ns, replay_all
+from engine.plan.replay import computing_ns
 
 Idle = list[list[int]]
 """Nanoseconds by replica and rank."""
@@ -48,23 +48,6 @@ def stored_following(run: pd.Series) -> Following | None:
     return Following(tuple(known["optimizer_ns"]), known["meets"])
 
 
-def optimizers_of(spans: pd.DataFrame) -> dict[tuple[int, int], int]:
-    """Nanoseconds of the optimizer by step and rank, the mean of replicas."""
-    optimizer = spans[spans["op"] == Op.OPT.value]
-    took = optimizer["end_ns"] - optimizer["start_ns"]
-    return by_step_and_rank(took, optimizer)
-
-
-def by_step_and_rank(ns: pd.Series, spans: pd.DataFrame) -> dict[tuple[int, int], int]:
-    """The mean of some times of spans, by step and rank; without those that are not known."""
-    means = ns.groupby([spans["step"], spans["rank"]]).mean().dropna()
-    places = zip(*(means.index.get_level_values(name) for name in ("step", "rank")), strict=True)
-    return {
-        (int(step), int(rank)): round(mean)
-        for (step, rank), mean in zip(places, means.tolist(), strict=True)
-    }
-
-
 def measured_following(spans: pd.DataFrame, world_size: int, *, meets: bool) -> Following:
     """The mean optimizers of some steps, of all replicas."""
     optimizer = spans[spans["op"] == Op.OPT.value]
@@ -79,29 +62,18 @@ def steps_of(
     """The nanoseconds of a program's step with each of some times of its replicas, and its idle.
 
     A step that follows another is the period of steps in a row, and idle is what a rank neither
-    computes nor optimizes in it; one that stands alone is a makespan.
+    computes nor optimizes in it; one that stands alone is a makespan, without an optimizer.
     """
-    found: dict[int, tuple[int, Idle]] = {}
-    lone = [at for at, (_, following) in enumerate(many) if following is None]
-    for at, one in zip(lone, replay_all(lowered, [many[at][0] for at in lone]), strict=True):
-        found[at] = one.makespan_ns, one.idle_ns()
-    rest = [
-        (at, took, following) for at, (took, following) in enumerate(many) if following is not None
-    ]
-    steps = (as_step(lowered, took, following) for _, took, following in rest)
-    for (at, took, following), period in zip(rest, periods(steps), strict=True):
-        step_ns, busy = round(period), computing_ns(lowered, took)
-        found[at] = (
-            step_ns,
-            [
-                [
-                    step_ns - computed - optimizer
-                    for computed, optimizer in zip(ranks, following.optimizer_ns, strict=True)
-                ]
-                for ranks in busy
-            ],
-        )
-    return [found[at] for at in range(len(many))]
+    alone = Following((0,) * lowered.world_size, meets=True)  # all ranks, after each step
+    times = [(took, following or alone) for took, following in many]
+    steps = (as_step(lowered, took, each) for took, each in times)
+    found = []
+    for (took, following), period in zip(times, map(round, periods(steps)), strict=True):
+        lasts = following.optimizer_ns
+        busy = computing_ns(lowered, took)
+        idle = [[period - sum(each) for each in zip(ranks, lasts, strict=True)] for ranks in busy]
+        found.append((period, idle))
+    return found
 
 
 def as_step(lowered: Program, took: Sequence[Ints], following: Following) -> Step:

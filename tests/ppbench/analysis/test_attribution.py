@@ -112,13 +112,16 @@ def test_the_parts_and_the_phases_add_up_to_the_nanosecond_for_every_schedule(na
     assert rows[list(PHASES)].sum(axis=1).tolist() == idle.tolist()
 
 
-def training(program, took, optimizer_ns, *, meets=False, host=lambda: 0):
-    """Spans of steps 2 to 4 in a row; the host comes late to each action by what `host` says."""
+def training(program, tooks, optimizer_ns, *, meets=False, host=lambda: 0):
+    """Spans of steps 2 to 4 of five in a row, each with its times.
+
+    The host comes late to each action by what `host` says.
+    """
     ended = with_end(program, meets=meets)
-    rows = enumerate(itertools.pairwise(program.table.offset))
+    rows = [slice(*ends) for ends in itertools.pairwise(program.table.offset)]
     last = [0, optimizer_ns] if meets else [optimizer_ns]
-    times = [*itertools.chain(*(took[begin:end] + last for _, (begin, end) in rows))]
-    walked = walk(ended, [times], steps=5)
+    times = [ns for took in tooks for row in rows for ns in [*took[row], *last]]
+    walked = walk(ended, [times])
     spans = []
     for step in (2, 3, 4):
         starts, ends = (walked.of_step(of, 0, step) for of in (walked.starts_ns, walked.ends_ns))
@@ -136,10 +139,10 @@ def training(program, took, optimizer_ns, *, meets=False, host=lambda: 0):
 @pytest.mark.parametrize("name", ["1f1b", "zb_h1", "zb_h2"])
 def test_steps_in_a_row_have_the_idle_time_of_their_period(name, meets):
     program = build_program(name, 4, 8)
-    spans = training(program, [1000] * program.table.num_actions, 500, meets=meets)
+    spans = training(program, [[1000] * program.table.num_actions] * 5, 500, meets=meets)
     if name == "1f1b":  # whole backwards take as long as both halves
         took = [2000 if op == CODES[Op.B] else 1000 for op in program.table.op]
-        spans = training(program, took, 500, meets=meets)
+        spans = training(program, [took] * 5, 500, meets=meets)
     of_ranks = windows(spans, 4).drop(index=2, level="step")
     assert of_ranks["follows"].all()
     found = attribute(spans, lower(program), of_ranks, meets=meets)
@@ -159,11 +162,40 @@ def test_the_parts_of_steps_in_a_row_add_up_to_the_nanosecond():
         program = build_program(name, 4, 8)
         took = [drawn.randint(500, 1500) for _ in range(program.table.num_actions)]
         late = iter(drawn.choices(range(50), k=10_000))
-        spans = training(program, took, 700, host=lambda late=late: next(late))
+        spans = training(program, [took] * 5, 700, host=lambda late=late: next(late))
         of_ranks = windows(spans, 4)
         rows = attribute(spans, lower(program), of_ranks).rows
         assert rows[list(PARTS)].sum(axis=1).tolist() == rows["idle_ns"].tolist()
         assert rows[list(PHASES)].sum(axis=1).tolist() == rows["idle_ns"].tolist()
+
+
+@pytest.mark.parametrize("meets", [False, True])
+def test_what_a_late_neighbour_costs_a_step_is_jitter_and_no_launch_gap(meets):
+    drawn = random.Random(7)
+    for name in SCHEDULES:
+        program = build_program(name, 4, 8)
+        tooks = [[drawn.randint(500, 1500) for _ in program.table.op] for _ in range(5)]
+        spans = training(program, tooks, 700, meets=meets)
+        of_ranks = windows(spans, 4).drop(index=2, level="step")
+        rows = attribute(spans, lower(program), of_ranks, meets=meets).rows
+        assert rows[list(PARTS)].sum(axis=1).tolist() == rows["idle_ns"].tolist()
+        assert rows["launch_gap_ns"].abs().max() == 0
+        assert rows["between_ns"].abs().max() == 0
+        # A pause before step 4: that stands alone, and 3 goes on from what came before it.
+        apart = windows(spans, 4, [4]).drop(index=2, level="step")
+        rows = attribute(spans, lower(program), apart, meets=meets).rows
+        assert rows[list(PARTS)].sum(axis=1).tolist() == rows["idle_ns"].tolist()
+        assert rows[rows["step"] == 3]["launch_gap_ns"].abs().max() == 0
+
+
+def test_ranks_that_go_on_late_are_idle_between_steps():
+    program = build_program("zb_h2", 4, 8)
+    spans = training(program, [[1000] * program.table.num_actions] * 5, 700)
+    spans.loc[spans["op"] == "OPT", "end_ns"] -= 100  # which the host takes
+    of_ranks = windows(spans, 4).drop(index=2, level="step")
+    rows = attribute(spans, lower(program), of_ranks).rows
+    assert rows["between_ns"].tolist() == [100] * 8
+    assert rows["launch_gap_ns"].abs().max() == 0
 
 
 PROGRAM = lower(build_program("1f1b", 4, 8))
