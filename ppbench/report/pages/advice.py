@@ -18,6 +18,7 @@ from ppbench.config.case import Measure
 from ppbench.config.kinds import seconds_of
 from ppbench.display.changes import beyond_reach
 from ppbench.display.commands import BUDGET, LAUNCHES, larger_budget, repeated
+from ppbench.display.units import duration
 from ppbench.judge.differences import FEWEST_LAUNCHES
 from ppbench.judge.forecast import MOST_LAUNCHES, launches_needed
 from ppbench.judge.verdicts import Change, Verdict
@@ -107,11 +108,13 @@ def _most(runs: pd.DataFrame) -> int:
 def _measuring(num: int, runs: pd.DataFrame, command: str) -> tuple[str, dict[str, str]]:
     """Say how to measure so many launches of each, and return the settings that bound them.
 
-    With a budget it is that, from the time of a launch.
+    With a budget it is that, from the time of a launch; without, it says what the others take.
     """
     budget_s, settings = budget_seconds(runs), dict[str, str]()
     has_most = command.startswith("ppbench plan ")  # beside its budget
-    deed = f"measure {num} launches of each"
+    deed, more = f"measure {num} launches of each", num - runs["launch"].nunique()
+    if not budget_s and more > 0 and (launch_s := launch_seconds(runs)):
+        deed = f"{deed}, which takes about {duration(more * launch_s)} more"
     if has_most or not budget_s:
         settings[LAUNCHES] = str(num)
     if 0 < budget_s < seconds_of(NO_END):

@@ -17,6 +17,7 @@ from ppbench.comparison.evidence import FORBIDDING
 from ppbench.config.case import Case
 from ppbench.display.cases import varying_axes
 from ppbench.display.metrics import METRICS
+from ppbench.display.units import duration
 from ppbench.judge.evidence import Evidence, Rounds
 from ppbench.report.charts.memory import pareto_front
 from ppbench.report.pages.conclusions import Sentence
@@ -79,6 +80,18 @@ def test_launches_that_overlap_decide_nothing_and_more_of_them_are_advised() -> 
     num = int(sentence.command.rpartition("=")[2])
     assert num > 5
     assert sentence.command == f"ppbench sweep sweeps/demo.toml --set measure.launches={num}"
+
+
+def test_the_time_that_more_launches_take_is_beside_their_number() -> None:
+    """FAULT 58: it was 27 launches, and not how long they take."""
+    rows = launches(AFAB, [940.0, 1000.0, 1060.0]) + launches(OTHER, [1000.0, 1060.0, 1120.0])
+    for row in rows:
+        row["created_at"] = f"2026-01-01T10:{4 * row['launch']:02d}:30+00:00"
+    sentence = answer(rows)
+    num = int(sentence.command.rpartition("=")[2])
+    took = duration(240 * (num - 3))
+    expected = f"To decide it, measure {num} launches of each, which takes about {took} more:"
+    assert sentence.advice == expected
 
 
 def test_launches_that_say_next_to_nothing_are_not_given_hundreds_of_percent() -> None:
