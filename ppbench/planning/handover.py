@@ -128,12 +128,8 @@ def write_handover(
             continue
         write_file(file, [text if text.endswith("\n") else f"{text}\n"])
         forms.append(Form(form, file, text))
-    try:
-        schedule = torchtitan_schedule(placement)
-    except HandoverError:
-        schedule = ""
     read_sweep(toml, [], "cpu")  # as `ppbench sweep` does
-    return Handover(tuple(forms), schedule)
+    return Handover(tuple(forms), torchtitan_schedule(placement))
 
 
 def program_text(program: Program) -> str:
@@ -217,7 +213,7 @@ def torchtitan_modules(layers: Sequence[int], head: str = HEAD) -> str:
 def torchtitan_schedule(placement: Placement) -> str:
     """The schedule to name beside the program's file: torchtitan places stages by it.
 
-    Raises HandoverError for a placement that none of them has.
+    It is empty for a placement that none of them has.
     """
     p, num_stages = placement.world_size, placement.num_stages
     if placement == loop_placement(p):
@@ -226,7 +222,4 @@ def torchtitan_schedule(placement: Placement) -> str:
         return "Interleaved1F1B"
     if placement == v_placement(p):
         return "ZBVZeroBubble"
-    raise HandoverError(
-        "torchtitan cannot place these stages: it has loops over all ranks, and a V of two stages "
-        f"per rank; here stages are on ranks {', '.join(map(str, placement.ranks))}"
-    )
+    return ""

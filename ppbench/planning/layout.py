@@ -91,8 +91,7 @@ class Loads:
             raise ValueError(f"{self.num_layers} layers are too few for {sum(self.least)}")
 
         def load(layer: LayerCosts) -> int:
-            backward = min(layer.backward_ns, layer.input_ns + layer.weight_ns)
-            return round(1000 * (layer.forward_ns + backward))
+            return round(1000 * layer.quickest_ns)
 
         self.upto = [0, *itertools.accumulate(map(load, costs.layers))]  # by number of layers
         self.lightest = min(map(load, costs.layers), default=0)

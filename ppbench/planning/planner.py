@@ -105,16 +105,14 @@ def make_plan(
             tokens / step_ns * 1e9,
         )
 
-    proposals = []
+    made = dict[Shape, Proposal]()
     for done, candidate in enumerate(chosen[:NUM_PROPOSALS]):
         on_progress("drawing costs from their errors", done, NUM_PROPOSALS)
-        proposals.append(proposed(candidate))
-    registered = None  # the best that needs no program of its own
-    for place, candidate in enumerate(chosen):
-        if candidate.shape.schedule != AUTO:
-            is_made = place < len(proposals)
-            registered = proposals[place] if is_made else proposed(candidate)
-            break
+        made[candidate.shape] = proposed(candidate)
+    proposals = tuple(made.values())
+    # The best that needs no program of its own.
+    named = next((one for one in chosen if one.shape.schedule != AUTO), None)
+    registered = None if named is None else made.get(named.shape) or proposed(named)
     # The best 1F1B that fits into the same memory, with layers and recomputation as good.
     is_baseline = (one for one in proposals if one.configuration.schedule == BASELINE)
     baseline = next(is_baseline, None)
@@ -169,7 +167,7 @@ def make_plan(
     return Plan(
         request,
         costs,
-        tuple(proposals),
+        proposals,
         frontier,
         registered,
         baseline,
@@ -232,10 +230,7 @@ def check_request(request: PlanRequest, costs: CostSet) -> None:
             + part.transient_bytes
             for part in parts
         )
-        least = sum(
-            part.forward_ns + min(part.backward_ns, part.input_ns + part.weight_ns)
-            for part in model.layers
-        )
+        least = sum(layer.quickest_ns for layer in model.layers)
         for is_wrong, what in (
             (
                 not num * (busy + steps * (moved + model.action_ns)) < MOST_NS,

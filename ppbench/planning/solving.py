@@ -137,6 +137,5 @@ def least_step_of(shape: Shape, stages: Sequence[StageCosts], *, meets: bool) ->
     for rank, stage in zip(shape.placement.ranks, stages, strict=True):
         first.setdefault(rank, arrived)
         arrived += stage.forward_ns
-        backward = min(stage.backward_ns, stage.input_ns + stage.weight_ns)
-        least[rank] += shape.num_microbatches * (stage.forward_ns + backward)
+        least[rank] += shape.num_microbatches * stage.quickest_ns
     return max(load + (first[rank] if meets else 0) for rank, load in enumerate(least))

@@ -55,10 +55,10 @@ def never_quicker(models: Mapping[bool, ModelCosts]) -> dict[bool, ModelCosts]:
     if len(models) < 2:
         return dict(models)
     plain, again = models[False], models[True]
-    layers = tuple(map(_slower, again.layers, plain.layers))
-    before, after = _slower(again.before, plain.before), _slower(again.after, plain.after)
+    parts = ((one.before, *one.layers, one.after) for one in (again, plain))
+    before, *layers, after = map(_slower, *parts)
     action_ns = max(again.action_ns, plain.action_ns)
-    return {False: plain, True: ModelCosts(before, layers, after, action_ns)}
+    return {False: plain, True: ModelCosts(before, tuple(layers), after, action_ns)}
 
 
 def _slower(again: LayerCosts, plain: LayerCosts) -> LayerCosts:

@@ -300,7 +300,7 @@ def _held_over_time(chain: Chain, rank: int, heads: list[list[int]]) -> int:
         freed += [(left[s], busy[weight]), (forward[s], busy[turn] + busy[weight])]
     most = max(forward[s] for s in stages)
     rise, fall = _steepest(taken), _steepest(freed)
-    low, high = 0, max(1, *busy) * 4 * num_stages * problem.num_microbatches
+    low, high = 0, 1
     while _area(high, limit, most, rise, fall) < needed:
         high *= 2
     while low < high:
