@@ -169,6 +169,43 @@ def list_schedule(
             next_kind[user] = choose(shape, took, key, patience, state, user)
 
 
+def alternate(shape: Arrays, memory: Arrays, most_late: Ints, row: Ints) -> bool:
+    """Fill the rows of ranks with a stage each in turns of I and F; whether that can be done.
+
+    A rank begins with as many F as its `places` and limit allow. Its W come when more than
+    `most_late` wait, when the next F needs their memory, or one behind each I where no F is left.
+    """
+    ranks, _, _, offset = shape[:4]
+    limit, _, change, places = memory
+    num_stages = len(ranks)
+    for here in range(num_stages):
+        rank = ranks[here]
+        at, held, late, begun = offset[rank], 0, 0, 0
+        width, takes = (offset[rank + 1] - at) // 3, change[here]
+        while begun < min(width, places[here]) and held + takes <= limit[rank]:
+            row[at] = here
+            at, begun, held = at + 1, begun + 1, held + takes
+        for back in range(width):
+            if begun <= back:
+                return False
+            row[at] = num_stages + here
+            at, late, held = at + 1, late + 1, held + change[num_stages + here]
+            while late > 0 and (
+                begun == width or late > most_late[here] or held + takes > limit[rank]
+            ):
+                row[at] = 2 * num_stages + here
+                at, late, held = at + 1, late - 1, held + change[2 * num_stages + here]
+                if begun == width:
+                    break
+            if begun < width and held + takes <= limit[rank]:
+                row[at] = here
+                at, begun, held = at + 1, begun + 1, held + takes
+        for _ in range(late):
+            row[at] = 2 * num_stages + here
+            at += 1
+    return True
+
+
 def rewind(shape: Arrays, state: Arrays, turn: Arrays) -> None:
     """Bring the state of `play_rows` back to before the first action, at the times of `turn`."""
     offset = shape[3]

@@ -3,6 +3,7 @@
 The best is that with the shortest step, as `problem` says.
 
     rules      rows filled in order of time, by two keys and several flows    Rows.filled_by
+               or in turns of I and F, where ranks have a stage each          Rows.alternating
     families   the registry's schedules that fit                              Rows.of_program
     changes    the best of these, changed around their longest path           loops.anneal
     wholes     backwards made whole where that costs nothing                  Rows.with_wholes
@@ -31,6 +32,7 @@ from ppbench.planning.solver.bounds import Chain, lower_bound
 from ppbench.planning.solver.loops import (
     LATE,
     MOST_STEPS,
+    alternate,
     anneal,
     list_schedule,
     refill,
@@ -57,6 +59,9 @@ PATIENCE = (10, 20, 35, 50, 100)
 
 NUM_REFINED, NUM_NEAR = 4, 12
 """Fillings whose flows are tried with more and fewer microbatches, by at most so many."""
+
+LATE_WEIGHTS = (0, 1, 2, None)
+"""W that may wait on a rank that takes turns, for each rank before it; with None, all that fit."""
 
 RULED = 300_000_000
 """Actions times ranks that rules go through at least: for large problems and little effort, some
@@ -152,6 +157,16 @@ class Rows:
         how = filling.key, whole, filling.patience
         run(self.visits, list_schedule, self.shape, *costs, *how, state, row)
         return Candidate(self.played(row), row)
+
+    def alternating(self, places: tuple[int, ...], late_weights: int | None) -> Candidate | None:
+        """The rows of ranks with a stage each that take I and F in turns, if there are such."""
+        row, ranks = filled(0, self.size), self.problem.placement.ranks
+        most = [self.width if late_weights is None else rank * late_weights for rank in ranks]
+        memory = *self.memory, array("q", places)
+        arguments = self.shape, memory, array("q", most), row
+        is_done = run(self.visits, alternate, *arguments) and self.fits(row)
+        step_ns = self.played(row) if is_done else kernels.NONE
+        return Candidate(step_ns, row) if step_ns >= 0 else None
 
     def of_program(self, program: Program) -> array[int]:
         """The rows of a program of computations; a B is split where that takes no longer."""
@@ -332,11 +347,16 @@ def _flows(chain: Chain, bound_ns: int) -> Iterator[Flow]:
     ]
     num = m
     while num > 0:
-        yield Flow(tuple(max(1, -(-num * trip // max(1, trips[0]))) for trip in trips))
+        yield Flow(_proportional(trips, num))
         yield Flow(tuple(min(num, most) for most in away))
         num = min(num - 1, num * 8 // 9)
     for percent in PACES:
         yield Flow((m,) * len(trips), bound_ns * percent // 100 // m)
+
+
+def _proportional(trips: list[int], num: int) -> tuple[int, ...]:
+    """Microbatches of each stage at once, as long as they are away, `num` of the first."""
+    return tuple(max(1, -(-num * trip // max(1, trips[0]))) for trip in trips)
 
 
 class _Search:
@@ -348,7 +368,7 @@ class _Search:
         m, size = problem.num_microbatches, 3 * problem.num_microbatches * len(self.chain.places)
         most = max(1, (RULED + 5 * visits) // (12 * size * problem.placement.world_size))
         self.flows = self.flows[:: -(-len(self.flows) // most)]
-        self.num_near = min(2 * NUM_NEAR, most)
+        self.num_near, self.num_alternating = min(2 * NUM_NEAR, most), 4 * most
         self.budget, self.num_moves = visits, visits // size
         self.rows = Rows(problem, visits + 4 * len(self.flows) * size)
         part = max(0, m - problem.placement.world_size)
@@ -373,6 +393,17 @@ class _Search:
             _, best = min(patient, key=itemgetter(0))
             for flow in itertools.islice(best.flow.near(), self.num_near):
                 yield self.rows.filled_by(best._replace(flow=flow))
+        if len(set(self.problem.placement.ranks)) == self.chain.num_stages:
+            yield from self.alternations()
+
+    def alternations(self) -> Iterator[Candidate]:
+        """Rows that take I and F in turns, of as many microbatches at once as there may be."""
+        m, trips = self.problem.num_microbatches, self.chain.trips()
+        for num in range(1, m + 1, -(-m // self.num_alternating)):
+            for late_weights in LATE_WEIGHTS:
+                places = _proportional(trips, num)
+                if candidate := self.rows.alternating(places, late_weights):
+                    yield candidate
 
     def keys(self) -> Iterator[array[int]]:
         """Rules of what is urgent: the lower the key of an action, the sooner it is started.
