@@ -156,7 +156,7 @@ function takenBefore(trace, row, end, from = row.from) {
 }
 
 // The overview of one step between two times: of each cell the busy share, the kind that takes at least
-// `mostShare` of it (else the number of kinds), and how many computations begin there. Of rows out of sight
+// `mostShare` of it (else the number of kinds, or one more if it is beside the step), and how many computations begin there. Of rows out of sight
 // nothing is computed.
 function overviewOf(kinds, grid, start, end, numSlices, mostShare, isInSight = () => true) {
   const size = grid.ranks * numSlices;
@@ -185,7 +185,7 @@ function overviewOf(kinds, grid, start, end, numSlices, mostShare, isInSight = (
       busy[cell] += spent[kind][cell];
       if (spent[kind][cell] > spent[main][cell]) main = kind;
     }
-    mostly[cell] = spent[main]?.[cell] < mostShare * busy[cell] ? kinds.length : main;
+    mostly[cell] = spent[main]?.[cell] < mostShare * busy[cell] ? kinds.length + Math.abs(kinds[main].beside) : main;
     busy[cell] = Math.min(1, busy[cell]);
   }
   return { busy, mostly, counts, start, end, slices: numSlices };

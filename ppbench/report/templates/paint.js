@@ -129,7 +129,7 @@ function edgeOf(plane, step, at) {
 }
 
 // The room above the rows of a step in a row, for names; less where rows were made flatter.
-const roomAbove = (plane, { firstRow, abovePx }) => Math.min(abovePx, (firstRow - plane.top - 0.5) * plane.rowPx);
+const roomAbove = ({ rowPx }, { abovePx = 0, aboveRows = 0 }) => Math.min(abovePx, aboveRows * rowPx);
 
 function traced(context, points) {
   context.beginPath();
@@ -155,12 +155,12 @@ function paintRowOf(context, plane, step, style) {
       traced(context, edgeOf(plane, step, at));
       context.stroke();
     }
-    if (room < 13) return;
+    if (room < 9) return;
     context.textBaseline = "middle";
     context.textAlign = "center";
     const y = yAt(plane, step.firstRow - 0.5) - room / 2;
     for (const [name, begin, end, isOwn] of step.row.names) {
-      context.font = isOwn ? `600 ${style.font(12)}` : style.font(12);
+      context.font = `${isOwn ? "600 " : ""}${style.font(Math.min(12, room))}`;
       context.fillStyle = isOwn ? style.ink : style.quiet;
       const ends = endsOf(plane, { start: begin, end });
       const fitting = ends && [name, name.split(" · ")[0]].find((text) => context.measureText(text).width + 8 < ends[1] - ends[0]);
@@ -179,11 +179,12 @@ function pictureOf({ busy, mostly, slices }, kinds, isVisible) {
   const picture = Object.assign(document.createElement("canvas"), { width: slices, height: ranks });
   const context = picture.getContext("2d");
   const image = context.createImageData(slices, ranks);
-  const colors = [...kinds.map((kind) => (isVisible(kind) ? channelsOf(kind.firstColor) : null)), channelsOf(MIXED)];
+  const colors = [...kinds.map((kind) => (isVisible(kind) ? channelsOf(kind.firstColor) : null)), channelsOf(MIXED), channelsOf(MIXED)];
+  const opacities = kinds.map(({ opacity }) => opacity);
+  opacities.push(1, Math.min(...opacities));
   for (let cell = 0; cell < busy.length; cell++) {
     const color = colors[mostly[cell]];
-    const opacity = kinds[mostly[cell]]?.opacity ?? 1;
-    if (busy[cell] > 0 && color) image.data.set([...color, 255 * opacity * (FAINTEST + (1 - FAINTEST) * busy[cell])], 4 * cell);
+    if (busy[cell] > 0 && color) image.data.set([...color, 255 * opacities[mostly[cell]] * (FAINTEST + (1 - FAINTEST) * busy[cell])], 4 * cell);
   }
   context.putImageData(image, 0, 0);
   return picture;

@@ -30,7 +30,7 @@ function showRows(timeline, choice) {
   const windows = rows && shown.map((one) => rows[one.replica].windows[Math.round(one.row - firstRows[one.replica])]);
   const row = rows && { ...rows[choice.replica ?? 0], windows };
   timeline.kinds = kindsInRows(timeline.allKinds, shown, firstRow);
-  timeline.steps = [{ ...timeline.steps[0], row, firstRow, ranks: shown.length, rowName: choice.rank === undefined ? "rank" : "replica" }];
+  timeline.steps = [{ ...timeline.steps[0], row, firstRow, aboveRows: firstRow, ranks: shown.length, rowName: choice.rank === undefined ? "rank" : "replica" }];
   timeline.bottom = firstRow + shown.length - 0.48;
   timeline.setRowPx(rowPx);
   timeline.path = choice.replica === timeline.replicas.shown ? timeline.ownPath : null; // that of others is not known

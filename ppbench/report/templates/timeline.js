@@ -399,8 +399,8 @@ class Timeline {
   placeTitles() {
     this.rows.style.height = `${this.height}px`;
     this.titles.forEach((title, n) => {
-      const { firstRow, abovePx = 0 } = this.steps[n];
-      title.style.top = `${(firstRow - 0.5 - this.top) * this.rowPx - 22 - abovePx}px`;
+      const above = 22 + roomAbove(this, this.steps[n]);
+      title.style.top = `${(this.steps[n].firstRow - 0.5 - this.top) * this.rowPx - above}px`;
     });
   }
 

@@ -371,7 +371,15 @@ class _Drawing:
                     "ranks": step.num_ranks,
                     "start": step.shown_ns[0] / NS_PER_MS,
                     "end": step.shown_ns[1] / NS_PER_MS,
-                    **({"row": row_of(step), "abovePx": _ROW_PX} if step.beside else {}),
+                    **(
+                        {
+                            "row": row_of(step),
+                            "abovePx": _ROW_PX,
+                            "aboveRows": _ROW_PX / self._row_px,
+                        }
+                        if step.beside
+                        else {}
+                    ),
                 }
                 for step, first in self._placed
             ],

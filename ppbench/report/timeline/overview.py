@@ -97,7 +97,8 @@ def heat_map(
     grid = overview(kinds, num_ranks, start_ns, end_ns, NUM_SLICES)
     width_ms = (end_ns - start_ns) / NUM_SLICES / NS_PER_MS
     colors = [*((marks.kind.colors[0], PALE if marks.kind.beside else 1) for marks in kinds)]
-    colors.append((MIXED_COLOR, 1))
+    is_beside = np.array([marks.kind.beside != 0 for marks in kinds])
+    colors += [(MIXED_COLOR, 1), *([(MIXED_COLOR, PALE)] if is_beside.any() else [])]
     scale: list[list[object]] = []  # a ramp per kind and one for several, from nearly clear
     for number, (color, opacity) in enumerate(colors):
         scale += [
@@ -105,13 +106,16 @@ def heat_map(
             [(number + 1) / len(colors), translucent(color, opacity)],
         ]
     # A cell is its main kind plus its busy share; NaN where it is idle.
-    codes = np.where(grid.busy > 0, grid.mostly + np.clip(grid.busy, 0.001, 0.999), np.nan)
-    names = [*(marks.kind.name for marks in kinds), SEVERAL]
+    is_mixed = grid.mostly == len(kinds)
+    mostly = grid.mostly + (is_mixed & is_beside[grid.shares.argmax(axis=0)])
+    codes = np.where(grid.busy > 0, mostly + np.clip(grid.busy, 0.001, 0.999), np.nan)
+    names = [marks.kind.name for marks in kinds]
+    names += [SEVERAL] * (len(colors) - len(kinds))
     hover = {
         "customdata": np.stack([grid.busy, grid.counts], axis=-1),
         "hovertemplate": "<b>%{customdata[0]:.0%} computing</b>, mostly %{text}<br>"
         "around %{x:,.2f} ms<br>%{customdata[1]:,} computations begin here<extra></extra>",
-        "text": np.array(names, dtype=object)[grid.mostly],
+        "text": np.array(names, dtype=object)[mostly],
     }
     trace = {
         "colorscale": scale,

@@ -13,10 +13,12 @@ from stored_runs import ACTIONS, MS, simulated_spans, spans, traces
 
 from engine.plan.action import Op
 from ppbench.display.colors import LIGHTEST, OP_COLORS, OP_WORDS, tinted
+from ppbench.prediction import simulate
 from ppbench.report.scripts import plain_json
 from ppbench.report.timeline.gantt import MOST_BARS, PATH, gantt, gantt_with_detail
 from ppbench.report.timeline.marks import Step
-from ppbench.report.timeline.overview import NUM_SLICES, packed
+from ppbench.report.timeline.overview import NUM_SLICES, PALE, packed
+from ppbench.report.timeline.timelines import planned_step
 
 
 def drawn(step: pd.DataFrame, title: str = "") -> go.Figure:
@@ -163,6 +165,18 @@ def test_a_cell_is_as_bright_as_it_is_busy_and_has_the_hue_of_its_op(many) -> No
     assert last[-1] == pytest.approx(1.0025, abs=0.0001)  # a little backward, then nothing left
     assert np.floor(last[300]) == 2  # forward and backward in turn: several
     assert grid.zmax == 3
+
+
+def test_the_steps_beside_a_long_one_are_paler_in_its_overview() -> None:
+    picture = gantt_with_detail([planned_step(simulate("zb_h2", 4, 200).frame_in_a_row)]).picture
+    heat_map, (grid,) = picture["data"][1], picture["layout"]["meta"]["detail"]["grids"]
+    traces = [picture["data"][number] for number in grid["kinds"]]
+    assert [trace["name"] for trace in traces[:3]] == [trace["name"] for trace in traces[3:6]]
+    assert [trace["marker"].get("opacity") for trace in traces] == [None] * 3 + [PALE] * 6
+    kind = np.floor(np.asarray(heat_map["z"], dtype=float)[0])  # of rank 0
+    assert heat_map["zmax"] == 11  # three times three ops, several, and several beside it
+    assert (kind[100], kind[300], kind[500]) == (10, 9, 10)
+    assert heat_map["x0"] < 0
 
 
 def test_times_are_kept_to_a_millionth_of_the_step_or_finer() -> None:
