@@ -18,7 +18,6 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -45,57 +44,34 @@ _NONE = -1
 _NEVER = np.iinfo(np.int64).max
 
 
-@dataclass(frozen=True, eq=False)
 class Columns:
     """The columns hold the actions of a program, in this order.
 
     A message belongs to the rank that sends it.
     """
 
-    program: Program
-
-    @cached_property
-    def actions(self) -> list[Action]:
-        return list(itertools.chain(*self.program.actions))
-
-    @cached_property
-    def _op(self) -> npt.NDArray[np.int64]:
-        return np.array(self.program.table.op)
-
-    @cached_property
-    def rank(self) -> npt.NDArray[np.int64]:
-        return np.repeat(range(self.program.world_size), np.diff(self.program.table.offset))
-
-    @cached_property
-    def stage(self) -> npt.NDArray[np.int64]:
-        return np.array(self.program.table.stage)
-
-    @cached_property
-    def microbatch(self) -> npt.NDArray[np.int64]:
-        return np.array(self.program.table.microbatch)
-
-    @cached_property
-    def link(self) -> npt.NDArray[np.int64]:
-        """The first stage of a SEND's link; nothing takes the place of other columns."""
+    def __init__(self, program: Program) -> None:
+        table = program.table
+        self.program, self.actions = program, list(itertools.chain(*program.actions))
+        self._op, self.stage, self.microbatch = map(np.array, table.arrays[1:])
+        self.rank = np.repeat(range(program.world_size), np.diff(table.offset))
+        self.is_compute = self.of_ops(COMPUTE_OPS)
+        # The first stage of a SEND's link.
         ends = (min(edge_of(a)) if a.op in SEND_OPS else _NONE for a in self.actions)
-        return np.fromiter(ends, np.int64)
-
-    @cached_property
-    def is_compute(self) -> Chosen:
-        return self.of_ops(COMPUTE_OPS)
+        self.link = np.fromiter(ends, np.int64)
 
     def of_ops(self, ops: Iterable[Op]) -> Chosen:
         return np.isin(self._op, [CODES[op] for op in ops])
 
-    @cached_property
-    def kinds(self) -> list[tuple[Op, int, npt.NDArray[np.int64]]]:
-        """Each op and stage that takes time, with its columns; each rank's optimizer."""
+    @property
+    def kinds(self) -> Iterator[tuple[Op, npt.NDArray[np.int64]]]:
+        """Each op that takes time, with its columns of one stage; an optimizer's of one rank."""
         of_kind: dict[tuple[Op, int], list[int]] = {}
         for at, action in enumerate(self.actions):
             if action.op not in RECV_OPS | _UNTIMED:
                 stage = int(self.rank[at]) if action.op is Op.OPT else action.stage
                 of_kind.setdefault((action.op, stage), []).append(at)
-        return [(op, stage, np.array(at)) for (op, stage), at in of_kind.items()]
+        return ((op, np.array(at)) for (op, _), at in of_kind.items())
 
 
 @dataclass(frozen=True, eq=False)

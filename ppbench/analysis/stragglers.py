@@ -52,6 +52,8 @@ _TRIED = 3
 """How many of the slowest of each kind are replayed like the others."""
 
 Factors = npt.NDArray[np.float64]
+Change = Callable[[], Factors | Ns]
+"""Makes changed times of the job, when they are asked for."""
 
 
 class Kind(StrEnum):
@@ -124,7 +126,7 @@ def stragglers_of(times: JobTimes) -> Stragglers:
     # What each column takes in each replica, and what it would ideally take.
     own_ns = np.ones(ns.shape[1:])
     of_stages: dict[Op, list[float]] = {}
-    for op, _, at in columns.kinds:
+    for op, at in columns.kinds:
         center = np.mean if op in own_work else np.median
         own_ns[:, at] = center(ns[..., at], axis=(0, 2))[:, None]
         of_stages.setdefault(op, []).append(_usual(own_ns[:, at[0]]))
@@ -181,21 +183,7 @@ def stragglers_of(times: JobTimes) -> Stragglers:
     # All have their own times, but for some that are like the others: M.
     with np.errstate(divide="ignore", invalid="ignore"):
         factor = np.nan_to_num(ideal / own_ns, nan=1.0, posinf=1.0)
-    changes: list[Callable[[], Factors | Ns]] = []
-    who: list[tuple[Kind, int | None, int | None, Op | None]] = []
-
-    def ask(
-        change: Callable[[], Factors | Ns],
-        kind: Kind,
-        replica: int | None = None,
-        index: int | None = None,
-        op: Op | None = None,
-    ) -> None:
-        changes.append(change)
-        who.append((kind, replica, index, op))
-
-    def ideally_where(chosen: Chosen) -> Ns:
-        return np.where(chosen, ideal, ns)
+    changes: list[tuple[Change, tuple[Kind, int | None, int | None, Op | None]]] = []
 
     def alike(
         chosen: Chosen, kind: Kind, replica: int | None = None, index: int | None = None
@@ -203,7 +191,10 @@ def stragglers_of(times: JobTimes) -> Stragglers:
         """Ask with some columns of one replica, or of all, like the others."""
         is_of = np.array([replica in (None, each) for each in replicas])
         factors = np.where(is_of[:, None] & chosen, factor, 1.0)
-        ask(lambda: ns * factors, kind, replica, index)
+        changes.append((lambda: ns * factors, (kind, replica, index, None)))
+
+    def ideally_where(chosen: Chosen) -> Ns:
+        return np.where(chosen, ideal, ns)
 
     for workers in (
         by_worker.nlargest(max(1, round(WORST_WORKERS * len(by_worker))), "slowness"),
@@ -239,15 +230,17 @@ def stragglers_of(times: JobTimes) -> Stragglers:
         for microbatch in range(columns.program.num_microbatches):
             of_one = compute & (columns.microbatch == microbatch)
             factors[..., of_one] = np.median(ns[..., of_one] / usual[of_one], axis=2, keepdims=True)
-        ask(lambda: ns / np.maximum(factors, 1e-3), Kind.LENGTHS)
+        of_usual = np.maximum(factors, 1e-3)
+        changes.append((lambda: ns / of_usual, (Kind.LENGTHS, None, None, None)))
     for op in ops:
         if op in (*SEND_OPS, *JOINING_OPS):
-            ask(partial(ideally_where, columns.of_ops([op])), Kind.OP, op=op)
-    costs = [step_ns - changed_ns for changed_ns in means(change() for change in changes)]
+            change = partial(ideally_where, columns.of_ops([op]))
+            changes.append((change, (Kind.OP, None, None, op)))
+    costs = (step_ns - changed_ns for changed_ns in means(change() for change, _ in changes))
     beyond_ns = step_ns - ideal_ns
     tried = [
-        Straggler(*each, cost, cost / step_ns, cost / beyond_ns if beyond_ns > 0 else 0.0)
-        for each, cost in zip(who, costs, strict=True)
+        Straggler(*who, cost, cost / step_ns, cost / beyond_ns if beyond_ns > 0 else 0.0)
+        for (_, who), cost in zip(changes, costs, strict=True)
     ]
     worst_workers, last_stage = tried.pop(0).explained, tried.pop(0).explained
     tried.sort(key=lambda one: -one.share)
