@@ -21,8 +21,8 @@ EDGE_COLUMNS = [
     *("sender_waiting_ns", "receiver_waiting_ns"),
 ]
 BY_RANK_HEADING = (
-    "Idle time by rank, mean over steps: by part, and by phase. The schedule, transfers "
-    "and launch gaps lengthen the step, so they cost every rank the same."
+    "Idle time by rank, mean over steps: by part, and by phase. The schedule and "
+    "transfers lengthen the step, so they cost every rank the same."
 )
 WHAT_IF_COLUMNS = ["what_if", "step_ns", "change", "idle_ns", "bubble_fraction", "held"]
 
