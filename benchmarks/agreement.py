@@ -159,7 +159,7 @@ def said_by_report(store: Store) -> tuple[Said, Counter[str]]:
     for schedule in judged.of_runs["schedule"]:
         program = build_program(schedule, 2, 4)
         configuration = Configuration(schedule, 2, 1, program.placement, (1, 3), 2, 4, (False,) * 2)
-        figures = ((10, 20), (11, 22), 0.1, 1000.0)
+        figures = ((10, 20), 0.1, 1000.0)
         proposals.append(Proposal(configuration, program, 100, 95, 105, 90, *figures))
     trials = trials_of(proposals, list(map(str, judged.of_runs["case_id"])), runs, stores=[store])
     if trials.conclusions != conclude(planned, runs):

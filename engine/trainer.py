@@ -38,7 +38,7 @@ from engine.flight import NO_FLIGHT, Flight, Phase
 from engine.model.data import StepBatch
 from engine.model.stage_module import gradient_message, message_bytes
 from engine.plan.action import NO_INDEX, Action, Op
-from engine.plan.footprint import Messages
+from engine.plan.memory import Messages
 from engine.plan.program import Program
 from engine.plan.sharded_bytes import NOTHING_SHARED
 from engine.plan.spans import Span

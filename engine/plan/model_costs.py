@@ -7,8 +7,15 @@ layers and, for each of its actions, what a runtime adds to one.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from engine.plan.action import Op
+
+COMPUTING = Op.F, Op.B, Op.I, Op.W
 
 
 @dataclass(frozen=True)
@@ -18,9 +25,11 @@ class LayerCosts:
     `error` is the relative standard error of each of its times. A whole backward need not take as
     long as its halves. `held_after_forward` is what stays from its forward on, its input included;
     `held_after_input` what the input-gradient half leaves, which is more where a layer is
-    recomputed; `transient_bytes` what it allocates at its highest besides the more of both.
-    `static_bytes` are parameters, gradients, optimizer state and buffers. `message_bytes` is its
-    output, sent where a stage ends with it.
+    recomputed. `transient_bytes` is what an action has at its highest above the former, messages
+    and what is recomputed included; `weight_transient_bytes` that of a W above the latter;
+    `first_transient_bytes` that of the first whole backward, which makes the gradients.
+    `gradient_bytes` are the gradients, `static_bytes` parameters, optimizer state and buffers.
+    `message_bytes` is its output, sent where a stage ends with it.
     """
 
     forward_ns: float
@@ -31,6 +40,9 @@ class LayerCosts:
     held_after_forward: int = 0
     held_after_input: int = 0
     transient_bytes: int = 0
+    first_transient_bytes: int = 0
+    weight_transient_bytes: int = 0
+    gradient_bytes: int = 0
     static_bytes: int = 0
     message_bytes: int = 0
     optimizer_ns: float = 0.0
@@ -44,9 +56,30 @@ class LayerCosts:
 NOTHING = LayerCosts(0, 0, 0, 0)
 
 
+class StageBytes(NamedTuple):
+    """What the actions of a stage do to the bytes of its rank, for `engine.plan.memory`.
+
+    The first three are by action, each op of `COMPUTING` twice: its first action, and later ones.
+    """
+
+    rise: tuple[int, ...]  # at its highest, above its start
+    net: tuple[int, ...]  # at its end, above its start
+    sent: tuple[int, ...]  # of what it leaves, what goes once the message is sent
+    input_bytes: int  # of the message that a forward takes
+    given_bytes: int  # and a backward
+
+    def without_gradients(self) -> StageBytes:
+        """The same where gradients are counted elsewhere: the first action is as later ones."""
+        rise, net = (tuple(n for n in one[1::2] for _ in range(2)) for one in (self.rise, self.net))
+        return self._replace(rise=rise, net=net)
+
+
 @dataclass(frozen=True)
 class StageCosts:
-    """Costs of one stage, as those of a layer; its times are whole nanoseconds."""
+    """Costs of one stage, as those of its layers; its times are whole nanoseconds.
+
+    `input_bytes` are those of the message that it takes, `message_bytes` of that which it sends.
+    """
 
     forward_ns: int
     backward_ns: int
@@ -54,10 +87,42 @@ class StageCosts:
     weight_ns: int
     held_after_forward: int
     held_after_input: int
-    transient_bytes: int
     static_bytes: int
+    input_bytes: int
     message_bytes: int
     optimizer_ns: int
+    layers: tuple[LayerCosts, ...]
+
+    @cached_property
+    def memory(self) -> StageBytes:
+        """What its actions do to the bytes of a rank, layer by layer: F forwards, else backwards.
+
+        A message is there when it is taken, and a layer's transient bytes count it: those of the
+        last layer what is given back to its stage, which goes when the whole backward is over.
+        """
+        taken, given = self.input_bytes, self.message_bytes
+        rises, nets = [], []
+        for op, is_later in itertools.product(COMPUTING, (False, True)):
+            level = -taken if op is Op.F else 0
+            highest, is_given = level, op in (Op.B, Op.I)
+            for nth, layer in enumerate(self.layers if op is Op.F else self.layers[::-1]):
+                held, left = layer.held_after_forward, layer.held_after_input
+                own = layer.weight_transient_bytes if op is Op.W else layer.transient_bytes
+                made = 0
+                if op in (Op.B, Op.W) and not is_later:
+                    made = layer.gradient_bytes
+                    own = max(own, made if op is Op.W else layer.first_transient_bytes)
+                if op is Op.F:
+                    own += held
+                elif op is Op.I or (op is Op.B and nth == 0):
+                    own -= given  # a half keeps it for the other, among what it leaves
+                highest = max(highest, level + own)
+                level += {Op.F: held, Op.B: -held, Op.I: left - held, Op.W: -left}[op] + made
+            level += given if op is Op.F else taken if is_given else 0
+            rises.append(max(highest, level))
+            nets.append(level - (given if is_given else 0))
+        sent = (given, given, taken, taken, taken, taken, 0, 0)
+        return StageBytes(tuple(rises), tuple(nets), sent, taken, given)
 
     @property
     def quickest_ns(self) -> int:
@@ -78,6 +143,7 @@ class ModelCosts:
         """The costs of a stage that owns some contiguous layers."""
         owned = [self.layers[layer] for layer in layers]
         owned = [self.before] * is_first + owned + [self.after] * is_last
+        source = self.layers[layers.start - 1] if layers.start else self.before
         return StageCosts(
             forward_ns=round(self.action_ns + sum(layer.forward_ns for layer in owned)),
             backward_ns=round(self.action_ns + sum(layer.backward_ns for layer in owned)),
@@ -85,10 +151,11 @@ class ModelCosts:
             weight_ns=round(self.action_ns + sum(layer.weight_ns for layer in owned)),
             held_after_forward=sum(layer.held_after_forward for layer in owned),
             held_after_input=sum(layer.held_after_input for layer in owned),
-            transient_bytes=max((layer.transient_bytes for layer in owned), default=0),
             static_bytes=sum(layer.static_bytes for layer in owned),
-            message_bytes=owned[-1].message_bytes if owned else 0,
+            input_bytes=0 if is_first else source.message_bytes,
+            message_bytes=0 if is_last or not owned else owned[-1].message_bytes,
             optimizer_ns=round(sum(layer.optimizer_ns for layer in owned)),
+            layers=tuple(owned),
         )
 
     def with_each(self, changed: Callable[[LayerCosts], LayerCosts]) -> ModelCosts:

@@ -23,6 +23,9 @@ from typing import NamedTuple
 from engine.plan.action import Action, Op
 from engine.plan.collectives import CollectivePolicy, Zero1, Zero2, most_unsharded
 
+BUCKET_BYTES = 25 * 2**20
+"""As in torch's DistributedDataParallel: gradients are there twice while a bucket takes them."""
+
 
 class TrainingBytes(NamedTuple):
     """Bytes of parameters, gradients and optimizer states: of a stage, or what is kept of it."""
@@ -72,6 +75,22 @@ class Shared(NamedTuple):
 NOTHING_SHARED = Shared()
 
 
+def buckets_of(
+    stage: int, gradients: Sequence[int], policy: CollectivePolicy, replicas: int
+) -> list[BucketBytes]:
+    """The buckets of a stage whose layers have gradients of so many bytes."""
+    parts: list[list[int]] = []
+    for num_bytes in filter(None, gradients):
+        if not parts or sum(parts[-1]) + num_bytes > BUCKET_BYTES:
+            parts.append([])
+        parts[-1].append(num_bytes)
+    wholes = [TrainingBytes(0, sum(part), 0) for part in parts]
+    kept = [kept_bytes(whole, policy, replicas).gradients for whole in wholes]
+    of_all = zip(wholes, kept, parts, strict=True)
+    stages = frozenset([stage])
+    return [BucketBytes(stages, one.gradients, own, tuple(part)) for one, own, part in of_all]
+
+
 class Change(NamedTuple):
     """What an action does to the bytes allocated."""
 
@@ -88,7 +107,7 @@ def changes_along(row: Sequence[Action], shared: Shared) -> list[Change]:
     """What each action of a row does to gathered parameters, gradients and their sums.
 
     The last is what follows the row: what it has not summed is. A B or W makes all gradients of its
-    stage that are not there.
+    stage that are not there; all others do nothing and may be left out.
     """
     walk = _Walk(shared)
     return [*map(walk.come_to, row), walk.finish()]

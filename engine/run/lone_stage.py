@@ -11,6 +11,8 @@ Bytes are cut out of a recording of a stage's allocations:
     whole    |  F  | send |  B  | send            split    |  F  | send |  I  | send |  W  |
              +--------------------------- points: ---------+-----------------------------+
 
+The whole one is run twice: first without gradients, which it then makes.
+
 At each point a few allocations of one odd size are recorded. Times would not do: the recording's
 clock and the host's differ by more than the time between two actions.
 """
@@ -37,7 +39,7 @@ from engine.run.stage import Stage, Tensors
 _MICROBATCH = 0
 _POINT_BYTES = 41 * 512
 _POINT = 2 * [_POINT_BYTES, -_POINT_BYTES]
-_POINTS_OF_PART = 10
+_POINTS_OF_PART = 14
 
 
 @dataclass(frozen=True)
@@ -150,17 +152,26 @@ class LoneStage:
         """Let go of what the last forward or backward has made."""
         self._made = ()
 
+    def drop_gradients(self) -> None:
+        """Let the next backward make gradients anew."""
+        for parameter in self._parameters():
+            parameter.grad = None
+
     def update(self) -> None:
         """Run the optimizer at a rate of 0: it takes as long, and the weights stay."""
         if self._optimizer is not None:
             self._optimizer.step()
 
     @property
+    def gradient_bytes(self) -> int:
+        """Bytes of gradients, after a backward."""
+        gradients = [p.grad for p in self._parameters() if p.grad is not None]
+        return sum(storages(gradients, self._device).values())
+
+    @property
     def static_bytes(self) -> int:
-        """Bytes of parameters, gradients, optimizer state and buffers, after an update."""
-        parameters = self._parameters()
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        owned: list[Tensor] = [*parameters, *gradients, *self.module.buffers()]
+        """Bytes of parameters, optimizer state and buffers, after an update."""
+        owned: list[Tensor] = [*self._parameters(), *self.module.buffers()]
         if self._optimizer is not None:
             for values in self._optimizer.state.values():
                 owned += [value for value in values.values() if isinstance(value, Tensor)]
@@ -200,6 +211,9 @@ class PartBytes(NamedTuple):
     held_after_forward: int
     held_after_input: int
     transient: int
+    first_transient: int
+    weight_transient: int
+    gradients: int
     static: int
 
 
@@ -219,7 +233,8 @@ def measure_bytes(parts: Sequence[LoneStage], device: torch.device) -> list[Part
     def walk() -> None:
         """Run each part's microbatches, with a point before each action and message."""
         for part in parts:
-            for is_split in (False, True):
+            part.drop_gradients()
+            for is_split in (False, False, True):
                 part.use(is_split=is_split)
                 _mark(device)
                 part.prepare_forward()
@@ -255,10 +270,11 @@ def measure_bytes(parts: Sequence[LoneStage], device: torch.device) -> list[Part
         )
     sizes_of_parts = []
     for start, part in zip(range(1, len(segments), _POINTS_OF_PART), parts, strict=True):
-        forward, sent, backward, _, split_forward, split_sent, split_input, input_sent, weight = (
-            segments[start : start + _POINTS_OF_PART - 1]
-        )
+        of_part = segments[start : start + _POINTS_OF_PART - 1]
+        first_forward, first_sent, first_backward, _, forward, sent, backward, _, *halves = of_part
+        split_forward, split_sent, split_input, input_sent, weight = halves
         of_whole = forward.net + sent.net
+        of_first = first_forward.net + first_sent.net + first_backward.rise
         of_split = split_forward.net + split_sent.net
         held = max(0, of_whole, of_split)
         after_input = max(0, of_split + split_input.net + input_sent.net)
@@ -267,9 +283,10 @@ def measure_bytes(parts: Sequence[LoneStage], device: torch.device) -> list[Part
             split_forward.rise - held,
             of_whole + backward.rise - held,
             of_split + split_input.rise - held,
-            weight.rise,
         )
-        sizes_of_parts.append(PartBytes(held, after_input, max(0, *above), part.static_bytes))
+        transients = max(0, *above), max(0, of_first - held), weight.rise
+        kept = part.gradient_bytes, part.static_bytes
+        sizes_of_parts.append(PartBytes(held, after_input, *transients, *kept))
     return sizes_of_parts
 
 

@@ -27,14 +27,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from engine.plan.action import Op
-from engine.plan.footprint import (
-    Cost,
-    Costs,
-    Messages,
-    StageOp,
-    predict_peak,
-    there_before_computing,
-)
+from engine.plan.memory import ActionBytes, MeasuredBytes, Messages, StageOp, predict_peak
 from engine.plan.program import Program
 from engine.plan.sharded_bytes import NOTHING_SHARED, Shared
 from engine.plan.spans import Lane, Span
@@ -201,9 +194,9 @@ def use_of(
                 blocks.append(Block(made.time_ns, change.time_ns, made.num_bytes))
         blocks += [Block(made.time_ns, None, made.num_bytes) for made in live.values()]
         start_bytes, costs = costs_of(levels, blocks, spans)
-        lowered, rank, messages, shared = plan.lowered, plan.rank, plan.messages, plan.shared
-        start_bytes -= there_before_computing(lowered, rank, messages, shared)
-        predicted = predict_peak(lowered, rank, start_bytes, costs, messages, shared)
+        predicted = predict_peak(
+            plan.lowered, plan.rank, start_bytes, costs, plan.messages, plan.shared
+        )
     seen: set[int] = set()
 
     def bytes_at_peak(tensors: Sequence[Tensor]) -> int:
@@ -231,10 +224,10 @@ def use_of(
 
 def costs_of(
     timeline: Sequence[Level], blocks: Iterable[Block], spans: Iterable[Span]
-) -> tuple[int, Costs]:
+) -> tuple[int, MeasuredBytes]:
     """The costs that a rank's measured step shows, and what it had when it first computed.
 
-    `engine.plan.footprint` predicts a row's peak from them.
+    `engine.plan.memory` predicts a row's peak from them.
     `timeline` and `spans` are of one clock; `blocks` tell which memory outlives the spans.
     """
     compute = sorted((s for s in spans if s.lane is Lane.COMPUTE), key=lambda span: span.start_ns)
@@ -255,20 +248,21 @@ def costs_of(
         if at is not None and block.end_ns is not None and place_of(block.end_ns) is None:
             handed[at] += block.num_bytes
 
-    def cost(at: int) -> Cost:
+    def cost(at: int) -> ActionBytes:
         span = compute[at]
         start_bytes = _level_at(timeline, span.start_ns)
         first, stop = (_position(timeline, time_ns) for time_ns in (span.start_ns, span.end_ns))
         within = [level.num_bytes for level in itertools.islice(timeline, first, stop)]
         end_bytes = within[-1] if within else start_bytes
-        return Cost(max([start_bytes, *within]) - start_bytes, end_bytes - start_bytes, handed[at])
+        rise_bytes = max([start_bytes, *within]) - start_bytes
+        return ActionBytes(rise_bytes, end_bytes - start_bytes, handed[at])
 
     first, later = (
         {key: cost(positions[n]) for key, positions in chosen.items() if n < len(positions)}
         for n in (0, 1)
     )
     later |= {key: cost for key, cost in first.items() if key[1] is Op.F}
-    return _level_at(timeline, compute[0].start_ns), Costs(first, later)
+    return _level_at(timeline, compute[0].start_ns), MeasuredBytes(first, later)
 
 
 def _level_at(timeline: Sequence[Level], time_ns: int) -> int:

@@ -35,15 +35,13 @@ from torch import Tensor, nn
 
 from engine.plan.action import Action, Op
 from engine.plan.collectives import CollectivePolicy, Zero1, Zero2, most_unsharded
-from engine.plan.sharded_bytes import BucketBytes, Shared
+from engine.plan.sharded_bytes import BUCKET_BYTES, BucketBytes, Shared
 from engine.run import device as devices
 from engine.run.collective_lane import Job, Lane
 from engine.run.p2p.channel import Transfer
 
 _ALIGNED_BYTES = 64
 """Parameters and shards begin at multiples of it: kernels load whole vectors."""
-_BUCKET_BYTES = 25 * 2**20
-"""As in torch's DistributedDataParallel: gradients are there twice while a bucket takes them."""
 
 
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -301,7 +299,7 @@ class Shards:
                 parts.append([])
                 for parameter in equal:
                     num_bytes = sum(p.nbytes for p in parts[-1]) + parameter.nbytes
-                    if parts[-1] and num_bytes > _BUCKET_BYTES:
+                    if parts[-1] and num_bytes > BUCKET_BYTES:
                         parts.append([])
                     parts[-1].append(parameter)
             for part in parts:

@@ -20,13 +20,13 @@ from ppbench.config.case import Case
 from ppbench.config.programs import durations_of, link_ns_of, num_stages_of
 from ppbench.errors import UsageError
 from ppbench.planning.cost_set import CostSet, Setting
-from ppbench.planning.fitting import Layout
+from ppbench.planning.fitting import Fit, Layout
 from ppbench.planning.layout import Partition
 from ppbench.planning.plan import AUTO
 from ppbench.planning.search import preference
 from ppbench.planning.solver.problem import Problem, counted
 from ppbench.planning.solver.solver import solve
-from ppbench.planning.solving import least_memory, solved
+from ppbench.planning.solving import one_by_one, solved
 from ppbench.planning.space import Shape, placements_of
 from ppbench.planning.stages import StageTable, never_quicker
 
@@ -80,15 +80,15 @@ def program_of_costs(case: Case, partition: Partition, costs: CostSet) -> Progra
     table, layout = StageTable(never_quicker(models)), Layout(partition, recompute)
     placements = placements_of(case.world_size, case.stages_per_rank)
     effort = effort_of(num_stages, case.num_microbatches) / len(placements)
-    found = []
+    fits = []
     for placement in placements:
         shape = Shape(AUTO, placement, case.train_microbatch_size, case.num_microbatches)
-        given = shape, layout, table, costs.link, memory_bytes, effort
-        one = solved(*given, meets=case.meets)
-        found += [one] if one is not None else []
+        program = one_by_one(placement, case.num_microbatches)
+        fits.append(Fit(shape, program, table, costs, "none", meets=case.meets))
+    solutions = [solved(fit, layout, memory_bytes, effort) for fit in fits]
+    found = [one for one in solutions if one is not None]
     if not found:
-        stages = table.of_all(*layout)
-        least = min(least_memory(placement, stages) for placement in placements)
+        least = min(max(fit.peaks(layout)) for fit in fits)
         raise MemoryLimitError(
             f"memory_limit {limit}: no program keeps within it; the least that would do is "
             f"{size_text(least)}. Recompute, take smaller microbatches or more ranks, or raise the "

@@ -14,8 +14,11 @@ and the costs of a part are:
     forward_ms, backward_ms   or the halves, input_ms and weight_ms, or all three
     held_after_forward_mib    by one microbatch, from its forward on
     held_after_input_mib      what a split backward's first half leaves of it
-    transient_mib             while an action runs
-    static_mib                parameters, gradients, optimizer state, buffers
+    transient_mib             more while an action runs: messages, and what it recomputes
+    first_transient_mib       the same of the first backward, which makes the gradients
+    weight_transient_mib      the same of a split backward's second half
+    gradient_mib              gradients, which the first backward makes
+    static_mib                parameters, optimizer state, buffers
     message_mib, optimizer_ms, error (relative standard error)
 
 Needed of a layer are its times, `held_after_forward`, `static` and `message`; of the other two
@@ -44,7 +47,10 @@ MIB = 2**20
 BYTES_PER_GB = 1e9
 MOST_LAYERS = 10_000
 _TIMES = ("forward", "backward", "input", "weight", "optimizer")
-_SIZES = ("held_after_forward", "held_after_input", "transient", "static", "message")
+_SIZES = (
+    *("held_after_forward", "held_after_input"),
+    *("transient", "first_transient", "weight_transient", "gradient", "static", "message"),
+)
 _NAMES = {name: name if name.startswith("held") else f"{name}_bytes" for name in _SIZES}
 """Fields of `LayerCosts`, by the names of their sizes."""
 _TEXTS = ("model", "dtype", "optimizer", "device")
@@ -72,6 +78,9 @@ class _Part(_Table):
     held_after_forward_mib: _Amount = 0.0
     held_after_input_mib: _Amount | None = None
     transient_mib: _Amount = 0.0
+    first_transient_mib: _Amount = 0.0
+    weight_transient_mib: _Amount = 0.0
+    gradient_mib: _Amount = 0.0
     static_mib: _Amount
     message_mib: _Amount = 0.0
     error: _Amount = 0.0

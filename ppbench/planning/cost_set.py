@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from engine.plan.collectives import CollectivePolicy, NoCollectives
 from engine.plan.model_costs import LinkCosts, ModelCosts
 from ppbench.errors import UsageError
 
@@ -28,7 +29,8 @@ class CostSet:
     """The costs of a model in some settings, of a link, and where they come from.
 
     `optimizer` and `device` are names, such as `adamw` and `cpu`; `device_name` is that of the
-    hardware, where it is known. `origin` is `measured` or `file <name>`.
+    hardware, where it is known. `origin` is `measured` or `file <name>`. With replicas they are
+    those of one.
     """
 
     model: str
@@ -40,6 +42,8 @@ class CostSet:
     by_setting: Mapping[Setting, ModelCosts]
     link: LinkCosts
     device_name: str = ""
+    replicas: int = 1
+    policy: CollectivePolicy = field(default_factory=NoCollectives)
 
     def check_is_of(self, model: str, dtype: str, seq_len: int, optimizer: str) -> None:
         """Raise UsageError for costs of another model, or of another way to train it."""

@@ -1,21 +1,25 @@
 """Fits a model to a program: which stages recompute for it to fit, how long its step is then.
 
-A rank's peak depends on its own stages alone, so that what recomputes is chosen rank by rank: of
-all choices that fit, the one that takes the least time more.
+A rank's peak, by `engine.plan.memory`, depends on its own stages alone, so that what recomputes is
+chosen rank by rank: of all choices that fit, the one that takes the least time more.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.plan.model_costs import LinkCosts, StageCosts
+from engine.plan.collectives import add_collectives
+from engine.plan.lower import lower
+from engine.plan.memory import MemoryRow
+from engine.plan.model_costs import StageCosts
 from engine.plan.program import Program
+from engine.plan.sharded_bytes import NOTHING_SHARED, Shared, buckets_of
 from engine.plan.simulate import TransferModel
+from ppbench.planning.cost_set import CostSet
 from ppbench.planning.layout import Partition
-from ppbench.planning.memory import Rows, message_bytes, static_bytes
 from ppbench.planning.plan import AUTO, Configuration, FrontierPoint
 from ppbench.planning.space import Shape
 from ppbench.planning.stages import StageTable, optimizers_of, steps_ns, transfers_of
@@ -45,7 +49,6 @@ class Candidate:
     meets: bool
     step_ns: int
     peak_bytes: tuple[int, ...]
-    peak_high_bytes: tuple[int, ...]
 
     @property
     def optimizers_ns(self) -> tuple[int, ...]:
@@ -55,7 +58,7 @@ class Candidate:
     @property
     def most_bytes(self) -> int:
         """The memory that every rank needs for this to fit."""
-        return max(self.peak_high_bytes)
+        return max(self.peak_bytes)
 
     @property
     def configuration(self) -> Configuration:
@@ -99,35 +102,31 @@ class Fit:
         shape: Shape,
         program: Program,
         table: StageTable,
-        link: LinkCosts,
+        costs: CostSet,
         recompute: str,
         *,
         meets: bool,
     ) -> None:
         """Take the program and costs; `recompute` and `meets` are those of a request."""
         self.shape, self.program, self.table = shape, program, table
-        self.link, self.mode, self.meets = link, recompute, meets
-        self.rows = Rows(program)
+        self.costs, self.mode, self.meets = costs, recompute, meets
         self.owned = [shape.placement.stages_of(rank) for rank in range(shape.ranks)]
-        self._held: dict[tuple[int, tuple[StageCosts, ...]], int] = {}
+        lowered = lower(program)
+        if costs.replicas > 1:
+            lowered = add_collectives(lowered, costs.policy)
+        how = {"is_posted": costs.device != "cpu", "is_queued": False}  # there, memory is mapped
+        self._rows = [MemoryRow(lowered, rank, **how) for rank in range(shape.ranks)]
+        self._peaks: dict[tuple[object, ...], int] = {}
         self._known: dict[tuple[object, ...], tuple[tuple[bool, ...], int]] = {}
-        self._same_messages: list[int] | None = None
 
     def layout(self, partition: Partition, memory_bytes: int | None) -> tuple[Layout, Shortage]:
         """The layout with the least recomputation that fits; else with the least memory."""
         recompute = [self.mode == "all"] * len(partition)
         most, total, worst = 0, 0, NO_RANK
-        # By rank, the bytes of messages at most; the same for all where all messages are.
-        if (messages := self._same_messages) is None:
-            stages = self.table.of_all(partition, recompute)
-            messages = [most for _, most in message_bytes(self.shape.placement, stages)]
-            if self.table.has_equal_messages:
-                self._same_messages = messages
         for rank, owned in enumerate(self.owned):
-            room = None if memory_bytes is None else memory_bytes - messages[rank]
-            key = room, rank, *(partition[stage] for stage in owned)
+            key = memory_bytes, rank, *(partition[stage] for stage in owned)
             if (known := self._known.get(key)) is None:
-                known = self._known[key] = self._chosen(rank, partition, room)
+                known = self._known[key] = self._chosen(rank, partition, memory_bytes)
             chosen, missing = known
             for stage, is_recomputed in zip(owned, chosen, strict=True):
                 recompute[stage] = is_recomputed
@@ -138,28 +137,23 @@ class Fit:
 
     def candidate(self, layout: Layout, stages: tuple[StageCosts, ...], step_ns: int) -> Candidate:
         """A layout with its peaks."""
-        messages = message_bytes(self.shape.placement, stages)
-        own = [tuple(stages[stage] for stage in owned) for owned in self.owned]
-        needs = [self._needs(rank, each) for rank, each in enumerate(own)]
-        peaks = tuple(need + more for need, (more, _) in zip(needs, messages, strict=True))
-        highest = tuple(need + more for need, (_, more) in zip(needs, messages, strict=True))
         what = self.shape, layout, self.program, stages, self.meets
-        return Candidate(*what, step_ns, peaks, highest)
+        return Candidate(*what, step_ns, self.peaks(layout))
+
+    def peaks(self, layout: Layout) -> tuple[int, ...]:
+        """By rank, the most bytes that it has in a step."""
+        return tuple(self._peak(rank, *layout) for rank in range(self.shape.ranks))
 
     def _chosen(
         self, rank: int, partition: Partition, room: int | None
     ) -> tuple[tuple[bool, ...], int]:
         """Which of a rank's stages recompute, and the bytes that are missing then."""
-        owned, last = self.owned[rank], len(partition) - 1
         least: tuple[int, tuple[bool, ...]] | None = None
         for choice in self._choices(rank, partition):
             if room is None:
                 return choice, 0
-            own = tuple(
-                self.table.of(partition[s], is_chosen, is_first=s == 0, is_last=s == last)
-                for s, is_chosen in zip(owned, choice, strict=True)
-            )
-            need = self._needs(rank, own)
+            recompute = dict(zip(self.owned[rank], choice, strict=True))
+            need = self._peak(rank, partition, recompute)
             if need <= room:
                 return choice, 0
             if least is None or need < least[0]:
@@ -188,12 +182,33 @@ class Fit:
         choices = list(itertools.product((False, True), repeat=num))[1:]
         yield from sorted(choices, key=lambda choice: sum(itertools.compress(more, choice)))
 
-    def _needs(self, rank: int, own: tuple[StageCosts, ...]) -> int:
-        """The bytes of a rank at its peak, without messages."""
-        key = rank, own
-        if key not in self._held:
-            self._held[key] = static_bytes(own) + self.rows.most_held(rank, own)
-        return self._held[key]
+    def _peak(
+        self, rank: int, partition: Partition, recompute: Mapping[int, bool] | Sequence[bool]
+    ) -> int:
+        owned, last = self.owned[rank], len(partition) - 1
+        key = rank, *((partition[stage], recompute[stage]) for stage in owned)
+        if (known := self._peaks.get(key)) is None:
+            own = [
+                self.table.of(partition[s], recompute[s], is_first=s == 0, is_last=s == last)
+                for s in owned
+            ]
+            static_bytes, stages = sum(one.static_bytes for one in own), [one.memory for one in own]
+            shared = NOTHING_SHARED
+            if self.costs.replicas > 1:
+                shared = self._shared(owned, own)
+                stages = [one.without_gradients() for one in stages]
+            known = self._rows[rank].peak(static_bytes, stages, shared=shared)
+            self._peaks[key] = known
+        return known
+
+    def _shared(self, owned: Sequence[int], own: Sequence[StageCosts]) -> Shared:
+        policy, replicas = self.costs.policy, self.costs.replicas
+        gradients = [[layer.gradient_bytes for layer in stage.layers] for stage in own]
+        buckets = (
+            buckets_of(stage, of_stage, policy, replicas)
+            for stage, of_stage in zip(owned, gradients, strict=True)
+        )
+        return Shared(list(itertools.chain(*buckets)))
 
 
 def simulated(wanted: Sequence[tuple[Fit, Sequence[Layout]]]) -> list[list[Candidate]]:
@@ -203,7 +218,7 @@ def simulated(wanted: Sequence[tuple[Fit, Sequence[Layout]]]) -> list[list[Candi
     for index, (fit, layouts) in enumerate(wanted):
         for place, layout in enumerate(layouts):
             stages = fit.table.of_all(*layout)
-            key = transfers_of(fit.link, stages), fit.meets
+            key = transfers_of(fit.costs.link, stages), fit.meets
             groups.setdefault(key, []).append((index, place, stages))
     for (transfers, meets), members in groups.items():
         cases = [(wanted[index][0].program, stages) for index, _, stages in members]

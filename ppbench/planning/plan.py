@@ -88,7 +88,6 @@ class Proposal:
     step_high_ns: int
     bound_ns: int
     peak_bytes: tuple[int, ...]
-    peak_high_bytes: tuple[int, ...]
     bubble_fraction: float
     tokens_per_s: float
 

@@ -26,7 +26,7 @@ from ppbench.planning.plan import (
 )
 from ppbench.planning.search import OnProgress, Search, frontier_of, preference
 from ppbench.planning.solver.bounds import lower_bound
-from ppbench.planning.solving import problem_of
+from ppbench.planning.solving import most_room, problem_of
 from ppbench.planning.space import Shape, shapes, sizes_of
 from ppbench.planning.stages import (
     TIMES,
@@ -90,8 +90,8 @@ def make_plan(
         shape, step_ns = candidate.shape, candidate.step_ns
         if (size := shape.microbatch_size) not in drawn:
             drawn[size] = drawn_tables(search.table(size).models)
-        given = shape, candidate.stages, link, request.memory_bytes
-        problem = problem_of(*given, meets=request.meets, is_for_bound=True)
+        room = most_room(shape.placement, candidate.stages, request.memory_bytes)
+        problem = problem_of(shape, candidate.stages, link, room, meets=request.meets)
         tokens = request.replicas * request.global_batch * request.seq_len
         return Proposal(
             candidate.configuration,
@@ -100,7 +100,6 @@ def make_plan(
             *interval_of(candidate, drawn[size], link),
             min(lower_bound(problem), step_ns),
             candidate.peak_bytes,
-            candidate.peak_high_bytes,
             1 - _computing_ns(candidate) / (shape.ranks * step_ns - sum(candidate.optimizers_ns)),
             tokens / step_ns * 1e9,
         )
@@ -226,6 +225,7 @@ def check_request(request: PlanRequest, costs: CostSet) -> None:
         steps = 2 * max(request.ranks) * max(request.stages_per_rank)
         num_bytes = sum(
             part.static_bytes
+            + part.gradient_bytes
             + num * max(part.held_after_forward, part.held_after_input)
             + part.transient_bytes
             for part in parts

@@ -1,15 +1,14 @@
 """The costs of a pipeline that is one of several replicas: what they share, and when they sum.
 
-Gradients are there whole until they are summed, and parameters while a stage is computed on, so
-that of all that may be shared only optimizer states shorten a peak. What replicas do together is
-counted as if nothing of it were hidden: exact for one stage per rank, at most a little too long
-for several.
+What is gathered and summed comes and goes along a row (`engine.plan.memory`); here is what is kept
+all the time. What replicas do together is counted as if nothing of it were hidden: exact for one
+stage per rank, at most a little too long for several.
 
     none, DDP       an all-reduce: two passes over the ring
     ZeRO-1          an all-reduce, and a gather of what the optimizer has updated
     ZeRO-2          a reduce-scatter, once for a stage, and that gather
     ZeRO-3, torch   a reduce-scatter, and a gather before the first forward; all stages of a rank
-                    stay unsharded until its last backward, and its shard is there beside them
+                    stay unsharded until its last backward
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from dataclasses import replace
 
 from engine.plan.collectives import (
     CollectivePolicy,
-    DataParallel,
     Zero1,
     Zero2,
     most_unsharded,
@@ -28,9 +26,6 @@ from engine.plan.joined_simulation import ring_ns
 from engine.plan.model_costs import LayerCosts, ModelCosts
 from engine.plan.sharded_bytes import TrainingBytes, kept_bytes
 from ppbench.planning.cost_set import CostSet
-
-BUCKET_BYTES = 25 * 2**20
-"""At most so much of the gradients is there twice, as they are put end to end."""
 
 
 def of_replica(costs: CostSet, replicas: int, policy: CollectivePolicy, num_states: int) -> CostSet:
@@ -42,23 +37,21 @@ def of_replica(costs: CostSet, replicas: int, policy: CollectivePolicy, num_stat
         return costs
 
     def shared(layer: LayerCosts) -> LayerCosts:
-        one = layer.static_bytes // (2 + num_states)
-        whole = TrainingBytes(one, one, layer.static_bytes - 2 * one)
+        one = layer.gradient_bytes
+        whole = TrainingBytes(one, one, num_states * one)
         given = (one, replicas, costs.link.bytes_per_s)
         is_sharded = most_unsharded(policy) is not None
         is_summed_whole = not (is_sharded or isinstance(policy, Zero2))
         moving_ns = ring_ns(*given, is_summed_whole=is_summed_whole)
         optimizer_ns = layer.optimizer_ns
-        during = kept_bytes(whole, DataParallel(), replicas)
         if is_sharded or isinstance(policy, Zero1 | Zero2):  # each updates a part, which all gather
             moving_ns += ring_ns(*given, is_summed_whole=False)
             optimizer_ns /= replicas
-            during = kept_bytes(whole, Zero1(), replicas)
-        shard = kept_bytes(whole, policy, replicas).parameters if is_sharded else 0
+        kept = kept_bytes(whole, policy, replicas)
+        gone_bytes = whole.parameters - kept.parameters + whole.optimizer - kept.optimizer
         return replace(
             layer,
-            static_bytes=sum(during) + shard,
-            transient_bytes=layer.transient_bytes + min(one, BUCKET_BYTES),
+            static_bytes=max(0, layer.static_bytes - gone_bytes),
             optimizer_ns=optimizer_ns + moving_ns,
         )
 
@@ -67,7 +60,7 @@ def of_replica(costs: CostSet, replicas: int, policy: CollectivePolicy, num_stat
         return replace(model, before=shared(model.before), layers=layers, after=shared(model.after))
 
     by_setting = {setting: of_model(model) for setting, model in costs.by_setting.items()}
-    return replace(costs, by_setting=by_setting)
+    return replace(costs, by_setting=by_setting, replicas=replicas, policy=policy)
 
 
 def unplanned(policy: CollectivePolicy, most_stages: int) -> tuple[str, str] | None:

@@ -21,7 +21,7 @@ from ppbench.planning.fitting import Candidate, Fit, Layout, simulated
 from ppbench.planning.layout import MOST_CUTS, Partition, solve_partition
 from ppbench.planning.partitions import Climb, around, climb_all
 from ppbench.planning.plan import AUTO, FrontierPoint, PlanRequest
-from ppbench.planning.solving import least_memory, least_step_of, one_by_one, solved
+from ppbench.planning.solving import least_step_of, one_by_one, solved
 from ppbench.planning.space import Shape, least_layers, least_step_ns, model_of, shapes
 from ppbench.planning.stages import StageTable, never_quicker
 
@@ -66,6 +66,7 @@ class Search:
         self.found: list[Candidate] = []
         self.climbs: list[Climb] = []
         self._tables: dict[int, StageTable] = {}
+        self._fits: dict[Shape, Fit] = {}
         self._partitions: dict[tuple[Placement, int], list[Partition]] = {}
 
     def run(self) -> None:
@@ -121,15 +122,18 @@ class Search:
         return self._tables[size]
 
     def fit(self, shape: Shape) -> Fit:
-        """A shape with its program; for the solver, that which needs least memory."""
-        num_microbatches = shape.num_microbatches
-        if shape.schedule == AUTO:
-            program = one_by_one(shape.placement, num_microbatches)
-        else:
-            given = shape.schedule, shape.ranks, num_microbatches, shape.stages_per_rank
-            program = build_program(*given)
-        costs = self.table(shape.microbatch_size), self.costs.link
-        return Fit(shape, program, *costs, self.request.recompute, meets=self.request.meets)
+        """A shape with its program, made once; for the solver, that which needs least memory."""
+        if shape not in self._fits:
+            num_microbatches = shape.num_microbatches
+            if shape.schedule == AUTO:
+                program = one_by_one(shape.placement, num_microbatches)
+            else:
+                given = shape.schedule, shape.ranks, num_microbatches, shape.stages_per_rank
+                program = build_program(*given)
+            table, request = self.table(shape.microbatch_size), self.request
+            how = table, self.costs, request.recompute
+            self._fits[shape] = Fit(shape, program, *how, meets=request.meets)
+        return self._fits[shape]
 
     def partitions(self, shape: Shape) -> list[Partition]:
         """The partition with the lightest heaviest rank, and one with more even stages."""
@@ -205,7 +209,7 @@ class Search:
             stages = self.table(shape.microbatch_size).of_all(*layout)
             bound = least_step_of(shape, stages, meets=self.request.meets)
             is_worth_it = best is None or bound < best.step_ns
-            if is_worth_it and (memory is None or least_memory(shape.placement, stages) <= memory):
+            if is_worth_it and (memory is None or max(self.fit(shape).peaks(layout)) <= memory):
                 tasks.append(Task(bound, layout, shape))
         return tasks
 
@@ -223,8 +227,7 @@ class Search:
     def _solution(
         self, shape: Shape, layout: Layout, memory_bytes: int | None, effort: float
     ) -> Candidate | None:
-        given = self.table(shape.microbatch_size), self.costs.link, memory_bytes
-        return solved(shape, layout, *given, effort * self.effort, meets=self.request.meets)
+        return solved(self.fit(shape), layout, memory_bytes, effort * self.effort)
 
     # other amounts of memory
 

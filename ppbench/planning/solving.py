@@ -1,7 +1,10 @@
 """Lets the solver make the program of a shape, within what each rank has left for activations.
 
-Problems reserve the most that any action of a rank takes while it runs. Where that leaves too
-little, one microbatch after the other still fits: that program needs the least memory of all.
+The solver knows microbatches in flight, not messages, temporaries or gradients. What is left for it
+follows from the one memory model: of a program that runs one microbatch after the other, all that
+is not its microbatch's activations. What the solver finds is then counted by the model; where it
+takes more, it is asked once more with as much less, and in the end that program is taken, which
+needs the least memory of all.
 """
 
 from __future__ import annotations
@@ -13,75 +16,61 @@ from engine.plan.action import Action, Op
 from engine.plan.model_costs import LinkCosts, StageCosts
 from engine.plan.program import Placement, Program
 from ppbench.planning.fitting import Candidate, Fit, Layout
-from ppbench.planning.memory import message_bytes, static_bytes
 from ppbench.planning.solver.problem import NoProgramError, Problem
 from ppbench.planning.solver.solver import solve
 from ppbench.planning.space import Shape
-from ppbench.planning.stages import StageTable, durations_of, optimizers_of, steps_ns, transfers_of
+from ppbench.planning.stages import durations_of, optimizers_of, steps_ns, transfers_of
+
+NUM_TRIES = 2
 
 
 def problem_of(
     shape: Shape,
     stages: Sequence[StageCosts],
     link: LinkCosts,
-    memory_bytes: int | None,
+    room: Sequence[int] | None,
     *,
     meets: bool,
-    is_cautious: bool = False,
-    is_for_bound: bool = False,
 ) -> Problem:
-    """The problem of a shape's stages; its limits are what is left of a rank's memory.
+    """The problem of a shape's stages; each rank has room for so many bytes of activations.
 
-    Where layers recompute, the half of a backward leaves more than the forward took, which no
-    problem knows: it counts too little, or, if it is cautious, too much. For a bound, the limits
-    are such that every program that fits keeps within them.
+    A microbatch holds on a stage what is left after its F, and after its I; where layers recompute,
+    that is more than before, which no problem knows: it counts too little.
     """
-    forward = [stage.held_after_forward for stage in stages]
-    after_input = [stage.held_after_input for stage in stages]
-    if is_cautious:
-        forward = list(map(max, forward, after_input))
-    placement = shape.placement
-    limits = []
-    for rank, besides in enumerate(bytes_besides(placement, stages)):
-        own = [stages[stage] for stage in placement.stages_of(rank)]
-        held = (max(stage.held_after_forward, stage.held_after_input) for stage in own)
-        limit = everything = shape.num_microbatches * sum(held)
-        if memory_bytes is not None:
-            transients = [stage.transient_bytes for stage in own]
-            reserved = besides + (min(transients) if is_for_bound else max(transients))
-            limit = min(everything, memory_bytes - reserved)
-        limits.append(limit)
+    placement, taken = shape.placement, [stage.held_after_forward for stage in stages]
+    left = [stage.held_after_input for stage in stages]
+    everything = [0] * shape.ranks
+    for rank, most in zip(placement.ranks, map(max, taken, left), strict=True):
+        everything[rank] += shape.num_microbatches * most
     return Problem(
         placement,
         shape.num_microbatches,
         durations_of(stages),
-        tuple(limits),
-        tuple(forward),
-        tuple(map(min, forward, after_input)),
+        tuple(everything if room is None else map(min, everything, room)),
+        tuple(taken),
+        tuple(map(min, taken, left)),
         transfers_of(link, stages),
         optimizers_of(stages, placement),
         meets,
     )
 
 
-def bytes_besides(placement: Placement, stages: Sequence[StageCosts]) -> list[int]:
-    """By rank, what its memory has besides activations and actions that run, at most."""
-    messages = message_bytes(placement, stages)
-    return [
-        static_bytes([stages[stage] for stage in placement.stages_of(rank)]) + most
-        for rank, (_, most) in enumerate(messages)
-    ]
+def most_room(
+    placement: Placement, stages: Sequence[StageCosts], memory_bytes: int | None
+) -> list[int] | None:
+    """By rank, the bytes that activations have at most in any program that fits: for a bound.
 
-
-def least_memory(placement: Placement, stages: Sequence[StageCosts]) -> int:
-    """The memory of every rank with which there is a program: for one microbatch at once."""
-    besides = bytes_besides(placement, stages)
-    held, peaks = [0] * placement.world_size, [0] * placement.world_size
-    for stage, rank in zip(stages, placement.ranks, strict=True):
-        again = max(0, stage.held_after_input - stage.held_after_forward)
-        held[rank] += stage.held_after_forward
-        peaks[rank] = max(peaks[rank], held[rank] + again + stage.transient_bytes)
-    return max(map(sum, zip(besides, peaks, strict=True)))
+    When an F is at its highest, the rank has its parameters, what is in flight, and what that F
+    takes besides.
+    """
+    if memory_bytes is None:
+        return None
+    room = []
+    for rank in range(placement.world_size):
+        own = [stages[stage] for stage in placement.stages_of(rank)]
+        besides = (one.memory.rise[0] + one.input_bytes - one.held_after_forward for one in own)
+        room.append(memory_bytes - sum(one.static_bytes for one in own) - min(besides))
+    return room
 
 
 def one_by_one(placement: Placement, num_microbatches: int) -> Program:
@@ -95,36 +84,37 @@ def one_by_one(placement: Placement, num_microbatches: int) -> Program:
     return Program("solved", placement, num_microbatches, tuple(rows))
 
 
-def solved(
-    shape: Shape,
-    layout: Layout,
-    table: StageTable,
-    link: LinkCosts,
-    memory_bytes: int | None,
-    effort: float,
-    *,
-    meets: bool,
-) -> Candidate | None:
-    """The candidate with the solver's program, or None where no program fits."""
+def solved(alone: Fit, layout: Layout, memory_bytes: int | None, effort: float) -> Candidate | None:
+    """The candidate with the solver's program, or None where no program fits.
+
+    `alone` is the shape with the program that needs the least memory.
+    """
+    shape, table, costs, meets = alone.shape, alone.table, alone.costs, alone.meets
     stages = table.of_all(*layout)
-
-    def candidate(program: Program, step_ns: int) -> Candidate | None:
-        fit = Fit(shape, program, table, link, "none", meets=meets)
-        one = fit.candidate(layout, stages, step_ns)
-        return one if memory_bytes is None or one.most_bytes <= memory_bytes else None
-
-    for is_cautious in (False, True):
-        how = {"meets": meets, "is_cautious": is_cautious}
-        problem = problem_of(shape, stages, link, memory_bytes, **how)
+    room, peaks = None, alone.peaks(layout)
+    if memory_bytes is not None:
+        room = [memory_bytes - peak for peak in peaks]
+        for rank, stage in zip(shape.placement.ranks, stages, strict=True):
+            room[rank] += stage.held_after_forward
+    for _ in range(NUM_TRIES):
+        problem = problem_of(shape, stages, costs.link, room, meets=meets)
         try:
             solution = solve(problem, effort)
         except NoProgramError:
             break
-        if (found := candidate(solution.program, solution.step_ns)) is not None:
+        fit = Fit(shape, solution.program, table, costs, alone.mode, meets=meets)
+        found = fit.candidate(layout, stages, solution.step_ns)
+        if memory_bytes is None or found.most_bytes <= memory_bytes:
             return found
-    program = one_by_one(shape.placement, shape.num_microbatches)
-    (step_ns,) = steps_ns([(program, stages)], transfers_of(link, stages), meets=meets)
-    return candidate(program, step_ns)
+        room = [
+            limit - max(0, peak - memory_bytes)
+            for limit, peak in zip(problem.limits, found.peak_bytes, strict=True)
+        ]
+    if memory_bytes is not None and max(peaks) > memory_bytes:
+        return None
+    transfers = transfers_of(costs.link, stages)
+    (step_ns,) = steps_ns([(alone.program, stages)], transfers, meets=meets)
+    return alone.candidate(layout, stages, step_ns)
 
 
 def least_step_of(shape: Shape, stages: Sequence[StageCosts], *, meets: bool) -> int:

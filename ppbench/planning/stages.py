@@ -22,12 +22,6 @@ class StageTable:
     def __init__(self, models: Mapping[bool, ModelCosts]) -> None:
         """Take the costs of a model by whether its layers recompute."""
         self.models = models
-        sent = {
-            layer.message_bytes
-            for model in models.values()
-            for layer in (model.before, *model.layers)
-        }
-        self.has_equal_messages = len(sent) == 1
         self._known: dict[tuple[int, int, bool, bool, bool], StageCosts] = {}
 
     def of(self, layers: range, recompute: bool, *, is_first: bool, is_last: bool) -> StageCosts:

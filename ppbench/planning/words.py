@@ -62,9 +62,8 @@ def row_of(proposal: Proposal) -> dict[str, object]:
         "bound_ns": proposal.bound_ns,
         "tokens_per_s": proposal.tokens_per_s,
         "bubble_fraction": proposal.bubble_fraction,
-        "peak_memory_bytes": max(proposal.peak_high_bytes),
+        "peak_memory_bytes": max(proposal.peak_bytes),
         "peak_bytes": proposal.peak_bytes,
-        "peak_high_bytes": proposal.peak_high_bytes,
     }
 
 
@@ -82,7 +81,7 @@ def _choice(plan: Plan, *, is_measured: bool) -> Iterator[str]:
     verb = "Predicted to be the best:" if is_measured else "Run"
     yield (
         f"{verb} {pipeline_text(one)}: a predicted step of {milliseconds(first.step_ns)}, "
-        f"{first.tokens_per_s:,.0f} tokens/s, at most {size(max(first.peak_high_bytes))} on a rank."
+        f"{first.tokens_per_s:,.0f} tokens/s, at most {size(max(first.peak_bytes))} on a rank."
     )
     if first.step_low_ns < first.step_high_ns:
         yield (
@@ -123,7 +122,7 @@ def _choice(plan: Plan, *, is_measured: bool) -> Iterator[str]:
     loss = plan.registered_loss
     if one.schedule == AUTO and plan.registered and loss is not None:
         longer = f"{percent(loss)} longer" if loss >= LEAST_SAID else "as long"
-        name, need = plan.registered.configuration.schedule, max(plan.registered.peak_high_bytes)
+        name, need = plan.registered.configuration.schedule, max(plan.registered.peak_bytes)
         yield f"{name}, which needs no program of its own, takes {longer}, in {size(need)}."
         if plan.registered.step_low_ns <= first.step_high_ns:
             yield "The errors of the costs are larger than what is between these two."

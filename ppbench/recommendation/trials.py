@@ -116,7 +116,7 @@ def trials_of(
             "predicted_step_ns": proposal.step_ns,
             "predicted_low_ns": proposal.step_low_ns,
             "predicted_high_ns": proposal.step_high_ns,
-            "predicted_peak_bytes": max(proposal.peak_high_bytes),
+            "predicted_peak_bytes": max(proposal.peak_bytes),
         }
         for proposal in proposals
     ).assign(

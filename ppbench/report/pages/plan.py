@@ -80,13 +80,13 @@ def render_plan(page: PlanPage) -> str:
     if baseline is not None and baseline.configuration != best.configuration:
         rivals = [
             f"1F1B {baseline.tokens_per_s:,.0f}",
-            f"1F1B {size(max(baseline.peak_high_bytes))}",
+            f"1F1B {size(max(baseline.peak_bytes))}",
             f"1F1B {percent(baseline.bubble_fraction)}",
         ]
     limit = "" if request.memory_bytes is None else f"of {size(request.memory_bytes)}"
     tiles = [
         Tile("tokens/s", f"{best.tokens_per_s:,.0f}", milliseconds(best.step_ns), rivals[0]),
-        Tile("peak memory, fullest rank", size(max(best.peak_high_bytes)), limit, rivals[1]),
+        Tile("peak memory, fullest rank", size(max(best.peak_bytes)), limit, rivals[1]),
         Tile("bubble", percent(best.bubble_fraction), "", rivals[2]),
     ]
     measured: dict[Configuration, str] = {}
@@ -109,7 +109,7 @@ def render_plan(page: PlanPage) -> str:
                 "step": f"{milliseconds(proposal.step_ns)} [{', '.join(ends)}]",
                 "tokens_per_s": f"{proposal.tokens_per_s:,.0f}",
                 "bubble": percent(proposal.bubble_fraction),
-                "peaks": ", ".join(map(size, proposal.peak_high_bytes)),
+                "peaks": ", ".join(map(size, proposal.peak_bytes)),
                 "is_baseline": proposal == baseline,
             }
         )
@@ -159,7 +159,7 @@ def _picture(plan: Plan) -> Frontier:
         kinds.insert(1, (plan.baseline, "baseline"))
     points: dict[Configuration, Point] = {}
     for proposal, kind in kinds:
-        name, most = name_of(proposal.configuration), max(proposal.peak_high_bytes)
+        name, most = name_of(proposal.configuration), max(proposal.peak_bytes)
         point = Point(most, proposal.tokens_per_s, name, kind)
         points.setdefault(proposal.configuration, point)
     for found in plan.frontier:

@@ -17,7 +17,7 @@ from engine.connection import autocast_of
 from engine.flight import Flight
 from engine.model.data import StepBatch
 from engine.plan.action import Action, Op
-from engine.plan.footprint import Messages
+from engine.plan.memory import Messages
 from engine.plan.program import Program
 from engine.run.recording import Recording
 from engine.run.stage import loss_of

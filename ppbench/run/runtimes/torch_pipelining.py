@@ -28,7 +28,7 @@ from engine.model.data import StepBatch
 from engine.model.stage_module import Message, StageModule, TensorSpec
 from engine.plan.action import Action
 from engine.plan.check import prove_no_deadlock
-from engine.plan.footprint import Messages
+from engine.plan.memory import Messages
 from engine.plan.program import Program
 from engine.plan.spans import Span
 from engine.plan.walk import Sharing

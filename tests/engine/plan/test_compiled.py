@@ -17,11 +17,10 @@ from schedule_grid import families, programs_of
 
 from engine import arrays
 from engine.plan import kernels
-from engine.plan.action import CODES, COMPUTE_OPS, OPS, Action, Op
+from engine.plan.action import CODES, OPS, Action, Op
 from engine.plan.check import check, prove_no_deadlock
 from engine.plan.collectives import DataParallel
 from engine.plan.critical_path import critical_path
-from engine.plan.footprint import Cost, Costs, Messages, predict_peak
 from engine.plan.joined_simulation import CollectiveModel, simulate_joined
 from engine.plan.lower import lower
 from engine.plan.replay import replay
@@ -66,12 +65,8 @@ def results(program, durations, transfers=SLOW):
         (simulation.start_ns, simulation.end_ns, simulation.makespan_ns, simulation.compute_ns),
         (lowered.actions, list(simulation.spans()), critical_path(simulation)),
         (list(replayed.spans()), replayed.idle_ns(), peak_activations(lowered)),
-        predict_peak(lowered, 0, 5, COSTS, Messages([1] * 99, [2] * 99)),
         reasons,
     )
-
-
-COSTS = Costs({(0, op): Cost(9, 4, 1) for op in COMPUTE_OPS}, {})
 
 
 def both(monkeypatch, work, *arguments):

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 
 from engine.plan.action import Op
+from engine.plan.lower import lower
 from engine.plan.period import Step, periods
 from engine.plan.program import Program
 from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program
@@ -45,25 +46,79 @@ def durations(stages):
     return Durations(*zip(*times, strict=True))
 
 
-def peak_bytes(program: Program, stages, rank: int) -> int:
-    """The most bytes of a rank, its row gone through action by action; messages at their most."""
-    owner = program.placement.ranks
-    level = sum(stages[s].static_bytes for s in range(len(owner)) if owner[s] == rank)
-    for stage, (here, there) in enumerate(itertools.pairwise(owner)):
-        if here != there and rank in (here, there):
-            level += 3 * stages[stage].message_bytes
-    peak = level
-    for action in program.actions[rank]:
-        stage = stages[action.stage]
-        before, between = stage.held_after_forward, stage.held_after_input
-        highest, change = {
-            Op.F: (before, before),
-            Op.B: (max(0, between - before), -before),
-            Op.I: (max(0, between - before), between - before),
-            Op.W: (0, -between),
-        }[action.op]
-        peak = max(peak, level + highest + stage.transient_bytes)
-        level += change
+def peak_bytes(program: Program, stages, rank: int, tell=lambda *_: None) -> int:
+    """The most bytes of a rank whose messages are mapped memory: every tensor by its name.
+
+    `tell` gets each action and the bytes on its way.
+    """
+    row, last = lower(program).actions[rank], program.num_stages - 1
+    live = {"static": sum(stages[s].static_bytes for s in program.placement.stages_of(rank))}
+    coming = {}  # by stage and way, the microbatches in the order of their messages
+    for action in row:
+        if action.op in (Op.RECV_F, Op.RECV_B):
+            coming.setdefault((action.stage, action.op), []).append(action.microbatch)
+
+    def take(stage, op, microbatch, kind, num_bytes):
+        waiting = coming.get((stage, op), [])
+        while microbatch in waiting:
+            live[kind, stage, waiting.pop(0)] = num_bytes
+
+    peak = 0
+    for stage, op, m in row:
+        if op in (Op.RECV_F, Op.RECV_B):
+            continue
+        one, levels = stages[stage], []
+
+        def note(more=0, levels=levels):
+            levels.append(sum(live.values()) + more)
+
+        layers = list(enumerate(one.layers))
+        if op is Op.F:
+            take(stage, Op.RECV_F, m, "input", one.input_bytes)
+        elif op in (Op.B, Op.I):
+            take(stage, Op.RECV_B, m, "given", one.message_bytes)
+        note()
+        if op is Op.F:
+            own = live.pop(("input", stage, m), 0)
+            for at, layer in layers:
+                live["held", stage, m, at] = layer.held_after_forward
+                note(layer.transient_bytes)
+            if stage < last:
+                live["output", stage, m] = one.message_bytes
+            assert own == (one.input_bytes if stage else 0)
+        elif op in (Op.B, Op.I):
+            counted = live.get(("given", stage, m), 0)  # among what the last layer has
+            for at, layer in reversed(layers):
+                if op is Op.B and ("gradient", stage, at) not in live:
+                    note(layer.first_transient_bytes - counted)
+                    live["gradient", stage, at] = layer.gradient_bytes
+                else:
+                    note(layer.transient_bytes - counted)
+                counted *= op is Op.I  # a half keeps it for the other, among what it leaves
+                live["held", stage, m, at] = layer.held_after_input if op is Op.I else 0
+            if stage:
+                live["returned", stage, m] = one.input_bytes
+        elif op is Op.W:
+            for at, layer in reversed(layers):
+                is_first = ("gradient", stage, at) not in live  # what is added up is then kept
+                note(max(layer.weight_transient_bytes, is_first * layer.gradient_bytes))
+                live["gradient", stage, at] = layer.gradient_bytes
+                live["held", stage, m, at] = 0
+        note()
+        if op in (Op.B, Op.I):
+            live.pop(("given", stage, m), 0)
+        elif op is Op.SEND_F:
+            del live["output", stage, m]
+        elif op is Op.SEND_B:
+            del live["returned", stage, m]
+        # What goes to a stage of this rank is its own.
+        for there, kind, name in ((stage + 1, "output", "input"), (stage - 1, "returned", "given")):
+            is_here = 0 <= there <= last and program.placement.ranks[there] == rank
+            if is_here and (kind, stage, m) in live:
+                live[name, there, m] = live.pop((kind, stage, m))
+        note()
+        peak = max(peak, *levels)
+        tell((stage, op, m), levels)
     return peak
 
 

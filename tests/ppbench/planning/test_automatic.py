@@ -69,7 +69,7 @@ def needs_of(case, program, costs=COSTS):
     partition = partition_of(case, costs, Facts())
     shape = Shape("auto", program.placement, 1, case.num_microbatches)
     models = {case.train_recompute: costs.by_setting[Setting(1, case.train_recompute)]}
-    fit = Fit(shape, program, StageTable(models), costs.link, "none", meets=case.meets)
+    fit = Fit(shape, program, StageTable(models), costs, "none", meets=case.meets)
     layout = Layout(partition, (case.train_recompute,) * program.num_stages)
     return fit.candidate(layout, fit.table.of_all(*layout), 0).most_bytes
 

@@ -81,11 +81,11 @@ def test_a_file_has_its_costs_in_nanoseconds_and_bytes(tmp_path):
     held = 3 * MIB // 2
     assert first == second == third
     assert first == LayerCosts(
-        *(10 * MS, 19 * MS, 12 * MS, 7 * MS, 0.03, held, held, 0, 12 * MIB, 2 * MIB, 0)
+        *(10 * MS, 19 * MS, 12 * MS, 7 * MS, 0.03, held, held, 0, 0, 0, 0, 12 * MIB, 2 * MIB, 0)
     )
     assert last == LayerCosts(
         *(20 * MS, 30 * MS, 15 * MS, 15 * MS, 0.0),
-        *(MIB, MIB // 2, MIB // 4, 4 * MIB, 2 * MIB, 3 * MS),
+        *(MIB, MIB // 2, MIB // 4, 0, 0, 0, 4 * MIB, 2 * MIB, 3 * MS),
     )
     assert of_model.after == LayerCosts(2 * MS, 5 * MS, 3 * MS, 1 * MS, static_bytes=8 * MIB)
     assert of_model.action_ns == 0
@@ -94,7 +94,7 @@ def test_a_file_has_its_costs_in_nanoseconds_and_bytes(tmp_path):
 def drawn(numbers):
     def part():
         times = [numbers.uniform(0, 1e9) for _ in range(4)]
-        sizes = [numbers.randrange(2**40) for _ in range(5)]
+        sizes = [numbers.randrange(2**40) for _ in range(8)]
         return LayerCosts(*times, numbers.random(), *sizes, numbers.uniform(0, 1e6))
 
     def model(num_layers):

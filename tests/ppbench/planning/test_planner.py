@@ -57,9 +57,7 @@ def test_proposals_come_in_order_and_say_what_they_are_sure_of():
         assert one.step_low_ns < one.step_ns < one.step_high_ns
         assert 0 <= one.bubble_fraction < 1
         assert one.tokens_per_s == pytest.approx(8 * 128 / one.step_ns * 1e9)
-        assert all(
-            low <= high for low, high in zip(one.peak_bytes, one.peak_high_bytes, strict=True)
-        )
+        assert all(low <= high for low, high in zip(one.peak_bytes, one.peak_bytes, strict=True))
 
 
 def test_the_same_question_has_the_same_answer():
@@ -86,10 +84,10 @@ def test_what_is_known_exactly_has_no_interval():
 def test_less_memory_makes_stages_recompute_and_is_never_quicker():
     free = plan(schedules=("1f1b",)).first
     assert not any(free.configuration.recompute)
-    steps, needs = [free.step_ns], max(free.peak_high_bytes)
+    steps, needs = [free.step_ns], max(free.peak_bytes)
     for limit in (needs - 1, needs * 9 // 10, needs * 8 // 10):
         found = plan(schedules=("1f1b",), memory_bytes=limit)
-        assert max(found.first.peak_high_bytes) <= limit
+        assert max(found.first.peak_bytes) <= limit
         steps.append(found.first.step_ns)
     assert steps == sorted(steps)
     assert any(found.first.configuration.recompute)
@@ -126,7 +124,7 @@ def test_what_needs_the_least_memory_is_proposed_though_the_search_misses_it(mon
         plan(memory_bytes=30 * MIB)
     least = refused.value.least.memory_bytes
     monkeypatch.setattr(Search, "run", lambda _search: None)
-    assert max(plan(memory_bytes=least).first.peak_high_bytes) <= least
+    assert max(plan(memory_bytes=least).first.peak_bytes) <= least
     with pytest.raises(NoPlanError):
         plan(memory_bytes=least - 1)
 
@@ -143,7 +141,7 @@ def test_stages_whose_actions_take_unequal_memory_fit_into_the_least_that_is_sai
     least = refused.value.least.memory_bytes
     assert f"the least that would do is {size_text(least)}, for {schedule}" in str(refused.value)
     first_choice = make_plan(replace(request, memory_bytes=least), costs, effort=EFFORT).first
-    assert max(first_choice.peak_high_bytes) <= least
+    assert max(first_choice.peak_bytes) <= least
     assert first_choice.bound_ns <= first_choice.step_ns
     with pytest.raises(NoPlanError):
         make_plan(replace(request, memory_bytes=least - 1), costs, effort=EFFORT)
@@ -154,7 +152,7 @@ def test_layers_are_moved_for_the_solver_where_level_ones_do_not_fit():
     model = ModelCosts(NOTHING, (full, full, full, *(LAYER,) * 3), NOTHING)  # level: 3 and 3
     costs = costs_of({(1, False): model}, LinkCosts())
     request = PlanRequest((2,), 880 * MIB, 4, 128, ("auto",), (1,), (1,))
-    assert max(make_plan(request, costs, effort=EFFORT).first.peak_high_bytes) <= 880 * MIB
+    assert max(make_plan(request, costs, effort=EFFORT).first.peak_bytes) <= 880 * MIB
 
 
 @pytest.mark.parametrize(
@@ -243,7 +241,7 @@ def test_the_words_say_how_near_a_registered_schedule_and_the_best_possible_are(
     longer = 100 * (registered.step_ns / found.first.step_ns - 1)
     name = registered.configuration.schedule
     assert name in ("1f1b", "zb_h1")
-    need = size_of(max(registered.peak_high_bytes))
+    need = size_of(max(registered.peak_bytes))
     expected = f"{name}, which needs no program of its own, takes {longer:.1f} % longer, in {need}."
     assert expected in found.sentences
     tied = "The errors of the costs are larger than what is between these two."

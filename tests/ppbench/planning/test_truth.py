@@ -37,7 +37,7 @@ def regret_and_hit(seed):
     assert best is not None, f"world {seed}: nothing fits"
     stages = true_stages(first, here.truth)
     limit = here.request.memory_bytes
-    for rank, peak in enumerate(first.peak_high_bytes):
+    for rank, peak in enumerate(first.peak_bytes):
         assert peak == peak_bytes(first.program, stages, rank)
         assert limit is None or peak <= limit
     step = true_step_ns(first.program, stages, here.truth.link, here.request.meets)

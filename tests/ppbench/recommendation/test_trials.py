@@ -36,7 +36,7 @@ def proposal(schedule, step_ns=100, recompute=(False, False), ranks=2):
     configuration = Configuration(schedule, ranks, 1, placement, layers, 2, 4, recompute)
     return Proposal(
         *(configuration, program, step_ns, step_ns - 5, step_ns + 5, step_ns - 10),
-        *((10, 20), (11, 22), 0.1, TOKENS / step_ns * 1e9),
+        *((10, 20), 0.1, TOKENS / step_ns * 1e9),
     )
 
 

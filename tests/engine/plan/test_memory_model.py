@@ -4,8 +4,8 @@ import pytest
 from schedule_grid import families, programs_of
 
 from engine.plan.action import NO_INDEX, Op
-from engine.plan.footprint import Cost, Costs, Messages, predict_peak, there_before_computing
 from engine.plan.lower import lower
+from engine.plan.memory import ActionBytes, MeasuredBytes, MemoryRow, Messages
 from engine.plan.program import Program, actions_from_csv, loop_placement, v_placement
 from engine.plan.spans import Lane, Span
 from engine.run.memory import Block, Level, costs_of
@@ -14,13 +14,24 @@ OPT = (NO_INDEX, Op.OPT)
 STATIC = 1000
 
 
+def predict_peak(lowered, rank, static_bytes, measured, messages):
+    row = MemoryRow(lowered, rank, is_posted=messages.is_posted, is_queued=messages.is_queued)
+    stages = row.of_measured(measured, messages)
+    return row.peak(static_bytes, stages, measured.first.get(OPT, ActionBytes(0, 0)))
+
+
+def there_before_computing(lowered, rank, messages):
+    row = MemoryRow(lowered, rank, is_posted=messages.is_posted)
+    return row.before_computing(row.of_measured(MeasuredBytes({}, {}), messages))
+
+
 def program(text, placement):
     return Program("hand", placement, 2, actions_from_csv(text))
 
 
-ONE_STAGE = Costs(
-    first={(0, Op.F): Cost(12, 10), (0, Op.B): Cost(6, -7), OPT: Cost(4, 0)},
-    later={(0, Op.B): Cost(5, -10)},  # the first one made gradients of 3
+ONE_STAGE = MeasuredBytes(
+    first={(0, Op.F): ActionBytes(12, 10), (0, Op.B): ActionBytes(6, -7), OPT: ActionBytes(4, 0)},
+    later={(0, Op.B): ActionBytes(5, -10)},  # the first one made gradients of 3
 )
 
 
@@ -42,8 +53,14 @@ TWO_RANKS = """\
 """
 # F leaves 10 and an output of 2; B lets go of its microbatch, and on rank 1 of the input, 2, and
 # leaves an input gradient of 2. The first B makes gradients of 3.
-RANK_0 = Costs({(0, Op.F): Cost(12, 12, 2), (0, Op.B): Cost(4, -7)}, {(0, Op.B): Cost(1, -10)})
-RANK_1 = Costs({(1, Op.F): Cost(15, 10), (1, Op.B): Cost(5, -7, 2)}, {(1, Op.B): Cost(1, -10, 2)})
+RANK_0 = MeasuredBytes(
+    {(0, Op.F): ActionBytes(12, 12, 2), (0, Op.B): ActionBytes(4, -7)},
+    {(0, Op.B): ActionBytes(1, -10)},
+)
+RANK_1 = MeasuredBytes(
+    {(1, Op.F): ActionBytes(15, 10), (1, Op.B): ActionBytes(5, -7, 2)},
+    {(1, Op.B): ActionBytes(1, -10, 2)},
+)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +84,9 @@ def test_messages_count_from_their_post_until_they_are_let_go(rank, costs, trans
 def test_a_receive_that_is_posted_early_counts_earlier_only_where_it_has_a_buffer():
     early = TWO_RANKS.replace("1B0,1SEND_B0,1RECV_F1", "1RECV_F1,1B0,1SEND_B0")
     two = program(early, loop_placement(2))
-    costs = Costs({(1, Op.F): Cost(15, 10), (1, Op.B): Cost(50, -7, 2)}, RANK_1.later)
+    costs = MeasuredBytes(
+        {(1, Op.F): ActionBytes(15, 10), (1, Op.B): ActionBytes(50, -7, 2)}, RANK_1.later
+    )
     for is_posted, num_messages in ((True, 2), (False, 1)):
         peak = predict_peak(two, 1, STATIC, costs, Messages((2,), (2,), is_posted=is_posted))
         assert peak == STATIC + 2 * num_messages + 10 + 50
@@ -85,8 +104,8 @@ def test_a_receive_that_is_posted_early_counts_earlier_only_where_it_has_a_buffe
 def test_what_i_does_not_let_go_of_waits_for_w(input_net, weight_net, peak):
     row = "0F0,0SEND_F0,0RECV_B0,0I0,0F1,0SEND_F1,0RECV_B1,0I1,0W0,0W1\n"
     two = program(row + TWO_RANKS.splitlines()[1], loop_placement(2))
-    halves = {(0, Op.I): Cost(4, input_net), (0, Op.W): Cost(0, weight_net)}
-    costs = Costs({(0, Op.F): Cost(12, 12, 2), **halves}, halves)
+    halves = {(0, Op.I): ActionBytes(4, input_net), (0, Op.W): ActionBytes(0, weight_net)}
+    costs = MeasuredBytes({(0, Op.F): ActionBytes(12, 12, 2), **halves}, halves)
     assert predict_peak(two, 0, STATIC, costs, Messages((2,), (2,))) == STATIC + peak
 
 
@@ -94,13 +113,13 @@ def test_what_is_handed_on_within_a_rank_is_no_message_but_is_let_go():
     """Stages 1 and 2 share rank 1: F of 2 takes the output of 1, B of 1 the gradient of 2."""
     rows = "0F0,0F1,3F0,3F1,3B0,3B1,0B0,0B1\n1F0,1F1,2F0,2F1,2B0,2B1,1B0,1B1\n"
     lowered = lower(program(rows, v_placement(2)))
-    costs = Costs(
+    costs = MeasuredBytes(
         first={
-            **{(s, Op.F): Cost(12, 12, 2 if s == 2 else 0) for s in (1, 2)},
-            **{(s, Op.B): Cost(0, -12, 2 if s == 1 else 0) for s in (1, 2)},
-            OPT: Cost(500, 0),
+            **{(s, Op.F): ActionBytes(12, 12, 2 if s == 2 else 0) for s in (1, 2)},
+            **{(s, Op.B): ActionBytes(0, -12, 2 if s == 1 else 0) for s in (1, 2)},
+            OPT: ActionBytes(500, 0),
         },
-        later={(s, Op.B): Cost(0, -12, 2 if s == 1 else 0) for s in (1, 2)},
+        later={(s, Op.B): ActionBytes(0, -12, 2 if s == 1 else 0) for s in (1, 2)},
     )
     messages = Messages((2, 2, 2), (2, 2, 2), is_queued=False)
     assert predict_peak(lowered, 1, STATIC, costs, messages) == STATIC + 500
@@ -118,9 +137,8 @@ def test_after_the_last_action_only_gradients_are_left(name, p, v):
                 key: cost._replace(net_bytes=cost.net_bytes + gradient_bytes(key[1]))
                 for key, cost in later.items()
             }
-            costs = Costs({**first, OPT: Cost(10**6, 0)}, later)
-            kinds = {(action.stage, action.op) for action in lowered.actions[rank]}
-            gradients = sum(gradient_bytes(op) for _, op in kinds)
+            costs = MeasuredBytes({**first, OPT: ActionBytes(10**6, 0)}, later)
+            gradients = 100 * len(one.placement.stages_of(rank))  # whichever of B and W is first
             peak = predict_peak(lowered, rank, STATIC, costs, messages)
             assert peak == STATIC + gradients + 10**6
 
@@ -139,10 +157,10 @@ def costs_without_gradients(placement, rank):
         taken, given = 2 * len(before), 2 * len(after)
         handed_f = given if after != (rank,) else 0
         handed_b = taken if before != (rank,) else 0
-        costs[s, Op.F] = Cost(9, 7 + given, handed_f)
-        costs[s, Op.B] = Cost(9, -7 - taken + taken, handed_b)
-        costs[s, Op.I] = Cost(9, -4 - taken + taken, handed_b)
-        costs[s, Op.W] = Cost(0, -3 - given)
+        costs[s, Op.F] = ActionBytes(9, 7 + given, handed_f)
+        costs[s, Op.B] = ActionBytes(9, -7 - taken + taken, handed_b)
+        costs[s, Op.I] = ActionBytes(9, -4 - taken + taken, handed_b)
+        costs[s, Op.W] = ActionBytes(0, -3 - given)
     return costs
 
 
@@ -172,11 +190,11 @@ def test_costs_are_cut_out_between_the_marks_of_the_first_and_second_of_a_kind()
     start_bytes, costs = costs_of(timeline, blocks, spans)
     assert start_bytes == 100
     assert costs.first == {
-        (0, Op.F): Cost(30, 10, 4),
-        (0, Op.B): Cost(8, -7, 0),
-        OPT: Cost(5, 0, 0),
+        (0, Op.F): ActionBytes(30, 10, 4),
+        (0, Op.B): ActionBytes(8, -7, 0),
+        OPT: ActionBytes(5, 0, 0),
     }
-    assert costs.later == {(0, Op.F): Cost(30, 10, 4), (0, Op.B): Cost(2, -10, 2)}
+    assert costs.later == {(0, Op.F): ActionBytes(30, 10, 4), (0, Op.B): ActionBytes(2, -10, 2)}
 
 
 def test_receives_posted_before_the_first_action_are_not_taken_for_static():
