@@ -2,7 +2,7 @@
 
 The best is that with the shortest step, as `problem` says.
 
-    rules      rows filled in order of time, by two keys and several flows    Rows.filled_by
+    rules      rows filled in order of time, by several keys and flows        Rows.filled_by
                or in turns of I and F, where ranks have a stage each          Rows.alternating
     families   the registry's schedules that fit                              Rows.of_program
     changes    the best of these, changed around their longest path           loops.anneal
@@ -408,14 +408,15 @@ class _Search:
     def keys(self) -> Iterator[array[int]]:
         """Rules of what is urgent: the lower the key of an action, the sooner it is started.
 
-        By the longest path that is left; with I first and W last, or not.
+        By the longest path that is left, or by the earliest start; with I first and W last, or not.
         """
-        tails = self.chain.tails()
-        late = max(map(max, self.chain.heads())) + tails[0][0]
-        for shift in (0, late):
-            shifts = [each for each in (0, -shift, shift) for _ in range(self.chain.num_stages)]
-            rows = zip(tails, shifts, strict=True)
-            yield array("q", [more - tail for row, more in rows for tail in row])
+        tails, heads = self.chain.tails(), self.chain.heads()
+        late = max(map(max, heads)) + tails[0][0]
+        for table in ([[-tail for tail in row] for row in tails], heads):
+            yield array("q", itertools.chain(*table))
+            shifts = [shift for shift in (0, -late, late) for _ in range(self.chain.num_stages)]
+            rows = zip(table, shifts, strict=True)
+            yield array("q", [key + shift for row, shift in rows for key in row])
 
     def families(self) -> Iterator[Candidate]:
         """Rows of the registry's schedules that have this placement and keep within the limits."""
