@@ -347,6 +347,7 @@ def _flows(chain: Chain, bound_ns: int) -> Iterator[Flow]:
     ]
     num = m
     while num > 0:
+        yield Flow((num,) + (m,) * (len(trips) - 1))
         yield Flow(_proportional(trips, num))
         yield Flow(tuple(min(num, most) for most in away))
         num = min(num - 1, num * 8 // 9)
