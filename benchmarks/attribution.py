@@ -24,9 +24,8 @@ from typing import Any
 from engine.plan.action import COMPUTE_OPS, SEND_OPS
 from engine.plan.lower import lower
 from engine.plan.messages import edge_of
-from engine.plan.replay import replay
+from engine.plan.predict import Durations, timed
 from engine.plan.schedules.registry import build_program
-from engine.plan.simulate import Durations
 from engine.run.emulation import Emulation
 
 MS = 1_000_000
@@ -74,7 +73,7 @@ def idle_ns(
         took = [
             plan.duration_ns(a, step) if a.op in COMPUTE_OPS else moving.get(a, 0) for a in ACTIONS
         ]
-        return sum(map(sum, replay(LOWERED, [took]).idle_ns()))
+        return sum(map(sum, timed(LOWERED, [took]).idle_ns))
 
     return mean(map(of_step, steps))
 

@@ -35,9 +35,14 @@ SIMULATED, LOWERED, MANY, LOADED = "simulate", "lower", "1,000 sets of costs", "
 SCRIPT = """
 import json, random, sys, time
 from engine.plan.lower import lower
-from engine.plan.rules import check
 from engine.plan.schedules.registry import build_program
-from engine.plan.simulate import Durations, TransferModel, simulate, uniform
+
+is_ours = len(sys.argv) > 2
+if is_ours:
+    from engine.plan.predict import Durations, TransferModel, predict, predict_all, uniform
+else:
+    from engine.plan.rules import check
+    from engine.plan.simulate import Durations, TransferModel, simulate as predict, uniform
 
 def seconds_of(work):
     began = time.perf_counter()
@@ -47,23 +52,21 @@ def seconds_of(work):
 def plan(num_actions):
     return build_program("interleaved_zb", 8, max(1, num_actions // 384) * 8, 2)
 
-is_ours = len(sys.argv) > 2
 program, transfers = plan(int(sys.argv[1])), TransferModel(latency_ns=1000)
 durations, taken = uniform(program.placement, 3000, 3000, 3000), {}
 
 def simulated():
     if not is_ours:
         check(program)
-    return simulate(program, durations, transfers).makespan_ns
+    return predict(program, durations, transfers).makespan_ns
 
 if is_ours:
-    from engine.plan.simulate import simulate_all
     first = seconds_of(simulated)
     lower(program)
     small, chance = plan(10_000), random.Random(0)
     costs = [[[chance.randrange(9999) for _ in range(16)] for _ in "FIW"] for _ in range(1000)]
     sets = [(small, Durations(*map(tuple, thirds))) for thirds in costs]
-    taken["1,000 sets of costs"] = seconds_of(lambda: [s.makespan_ns for s in simulate_all(sets)])
+    taken["1,000 sets of costs"] = seconds_of(lambda: [s.makespan_ns for s in predict_all(sets)])
 taken["simulate"], taken["lower"] = seconds_of(simulated), seconds_of(lambda: lower(program))
 if is_ours:
     taken["first use"] = first - taken["simulate"]

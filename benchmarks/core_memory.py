@@ -12,8 +12,8 @@ import time
 
 from engine.plan.check import check
 from engine.plan.lower import lower
+from engine.plan.predict import TransferModel, predict, uniform
 from engine.plan.schedules.registry import build_program
-from engine.plan.simulate import TransferModel, simulate, uniform
 
 NUM_RANKS = 8
 
@@ -23,7 +23,7 @@ def main(num_actions: int) -> None:
     program = build_program("interleaved_zb", NUM_RANKS, num_actions // 384 * 8, 2)
     check(program)
     lower(program)
-    simulate(program, uniform(program.placement, 3000, 3000, 3000), TransferModel(latency_ns=1000))
+    predict(program, uniform(program.placement, 3000, 3000, 3000), TransferModel(latency_ns=1000))
     taken = time.perf_counter() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(json.dumps({"bytes": peak, "s": taken}))

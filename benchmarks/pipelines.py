@@ -26,9 +26,9 @@ from benchmarks.outcome import Figure
 from benchmarks.turns import Rounds, Turns, in_turns, seconds_of
 from engine.model.data import DataSpec
 from engine.model.spec import ModelSpec
+from engine.plan.predict import predict, uniform
 from engine.plan.program import Program
 from engine.plan.schedules.registry import build_program
-from engine.plan.simulate import simulate, uniform
 from engine.rank_store import store_of_ranks
 from engine.run.clock import HostClock
 from engine.run.heap import keep_freed_memory
@@ -113,7 +113,7 @@ class Regime:
         """
         program = self._program(schedule)
         each_ns = 1000 * program.num_stages  # divisible by every number of stages per rank
-        step_ns = simulate(program, uniform(program.placement, *[each_ns] * 3)).makespan_ns
+        step_ns = predict(program, uniform(program.placement, *[each_ns] * 3)).makespan_ns
         return step_ns / (3 * each_ns * WORLD_SIZE * self.num_microbatches)
 
     def num_actions(self, schedule: str) -> int:

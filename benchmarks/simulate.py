@@ -49,9 +49,9 @@ from benchmarks.surroundings import read_surroundings
 from benchmarks.turns import Turns, timed_in_turns
 from engine import arrays
 from engine.plan.lower import Policy, lower
+from engine.plan.predict import TransferModel, predict, uniform
 from engine.plan.program import Program
 from engine.plan.schedules.registry import build_program
-from engine.plan.simulate import TransferModel, simulate, uniform
 from engine.plan.table import Table
 
 TRANSFERS = TransferModel(latency_ns=1000)
@@ -152,8 +152,8 @@ def _against_spacing(num_asked: int, num_rounds: int) -> Result:
     rows = _torchs_rows(program)
     unit = uniform(program.placement, *[USUAL.stages_per_rank] * 3)
     theirs, ours = "torch's spacing", "ours without messages"
-    assert max(map(len, _spaced(rows))) == simulate(program, unit).makespan_ns
-    arms = {theirs: lambda: _spaced(rows), ours: lambda: simulate(_unproved(program), unit)}
+    assert max(map(len, _spaced(rows))) == predict(program, unit).makespan_ns
+    arms = {theirs: lambda: _spaced(rows), ours: lambda: predict(_unproved(program), unit)}
     turns = timed_in_turns(arms, num_rounds)
     ratio = turns.ratio(f"{OVER} spacing, computations alone", theirs, ours, Goal(at_least=20))
     return [ratio], _rates(turns, program)
@@ -225,7 +225,7 @@ def _growth(largest: int, num_rounds: int) -> Result:
 
 def _simulating(program: Program) -> Callable[[], object]:
     durations = uniform(program.placement, 3000, 3000, 3000)
-    return lambda: simulate(_unproved(program), durations, TRANSFERS)
+    return lambda: predict(_unproved(program), durations, TRANSFERS)
 
 
 def _unproved(program: Program) -> Program:

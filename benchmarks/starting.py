@@ -46,7 +46,7 @@ def _arms(store: str) -> dict[str, Callable[[], object]]:
         "ppbench --help": _process(PPBENCH, "--help"),
         "ppbench ls": _process(PPBENCH, "ls", "--results", store),
         "import ppbench": _process("import ppbench"),
-        "import engine.plan.simulate": _process("import engine.plan.simulate"),
+        "import engine.plan.predict": _process("import engine.plan.predict"),
         TORCH: _process("import torch"),
     }
 

@@ -32,7 +32,7 @@ from benchmarks.surroundings import ROOT, read_surroundings
 from benchmarks.turns import results_in_turns
 from engine.plan.action import COMPUTE_OPS, SEND_OPS
 from engine.plan.lower import lower
-from engine.plan.replay import replay
+from engine.plan.predict import timed
 from engine.plan.schedules.registry import build_program
 from ppbench.report.pages.timeline import write_plan
 
@@ -189,7 +189,7 @@ def _random_step(num_spans: int) -> pd.DataFrame:
     moving_ns = np.abs(random.normal(MESSAGE_NS, MESSAGE_DEVIATION_NS, len(sends))).astype(int)
     took = dict(zip(computations, compute_ns.tolist(), strict=True))
     took |= dict(zip(sends, moving_ns.tolist(), strict=True))
-    replayed = replay(lowered, [[took.get(action, 0) for action in actions]])
+    replayed = timed(lowered, [[took.get(action, 0) for action in actions]])
     spans = pd.DataFrame(replayed.spans())
     waiting = np.where(spans["lane"] == "compute", 0, random.integers(0, 3_000_000, len(spans)))
     return spans.assign(start_ns=spans["start_ns"] - waiting, waiting_ns=waiting, num_bytes=MIB)

@@ -116,6 +116,25 @@ def reduces_every_backward(policy: CollectivePolicy) -> bool:
     return isinstance(policy, Zero2) and policy.every_backward
 
 
+def leaves_whole_sums(policy: CollectivePolicy) -> bool:
+    """Whether each replica gets the sums of all gradients, not only those of its shard."""
+    return most_unsharded(policy) is None and not isinstance(policy, Zero2)
+
+
+def ring_ns(
+    num_bytes: int, replicas: int, bytes_per_s: float, latency_ns: int = 0, *, is_summed_whole: bool
+) -> int:
+    """The latency plus bytes x (D - 1) / D over the bandwidth of a link.
+
+    That is a ring's all-gather or reduce-scatter, and no algorithm sends less; an all-reduce, which
+    leaves the whole sum on each replica, is one after the other (Patarasuk and Yuan 2009,
+    doi 10.1016/j.jpdc.2008.09.002).
+    """
+    passes = 2 if is_summed_whole else 1
+    share = (replicas - 1) / replicas
+    return latency_ns + round(passes * num_bytes * share / bytes_per_s * 1e9)
+
+
 def add_collectives(program: Program, policy: CollectivePolicy) -> Program:
     """The program with the collectives of a policy instead of those that it has.
 

@@ -23,10 +23,9 @@ from engine.plan import kernels
 from engine.plan.action import NO_INDEX, Action, Op
 from engine.plan.check import check, explain
 from engine.plan.kernels import NONE
+from engine.plan.predict import FREE_TRANSFERS, Durations, TimedStep, TransferModel, spans_of
 from engine.plan.program import Program
-from engine.plan.replay import Replay, spans_of
 from engine.plan.rules import check_facts
-from engine.plan.simulate import FREE_TRANSFERS, Durations, Simulation, TransferModel
 from engine.plan.spans import Span
 from engine.plan.walk import FREE, Moving, Walk, of_kinds, walk, walk_all
 
@@ -119,42 +118,31 @@ def _repeated(walked: Walk) -> Fraction | None:
     return None
 
 
-def spans_in_a_row(step: Step, moving: Moving = FREE, *, message_bytes: int = 0) -> Iterator[Span]:
+def spans_in_a_row(step: Step, transfers: TransferModel = FREE_TRANSFERS) -> Iterator[Span]:
     """The spans of three steps of a running training, -1 to 1; step 0 begins at 0 ns.
 
     They are the second to the fourth of a training that begins.
     """
     program = with_end(step.program, meets=step.meets)
-    walked = walk(program, [_with_last(step, took) for took in step.took_ns], moving, steps=4)
+    took = [_with_last(step, of_replica) for of_replica in step.took_ns]
+    walked = walk(program, took, transfers.moving, steps=4)
     if not walked.is_over:
         explain(walked)
     table = program.table
     computes = [at for at in range(table.num_actions) if table.op[at] <= kernels.W]
     begun = (walked.of_step(walked.starts_ns, replica, 2) for replica in range(walked.replicas))
     begin_ns = min(starts[at] for starts in begun for at in computes)
-    of_messages = {"transfer_ns": moving.transfer_ns, "message_bytes": message_bytes}
     for number in (-1, 0, 1):
-        for span in spans_of(walked, 2 + number, **of_messages):
+        for span in spans_of(walked, transfers, 2 + number):
             start, end = span.start_ns - begin_ns, span.end_ns - begin_ns
             yield span._replace(step=number, start_ns=start, end_ns=end)
 
 
-def period_of(simulation: Simulation | Replay) -> Fraction:
-    """The period of a simulated program whose ranks do not meet, without an optimizer."""
-    if (period := _repeated(simulation.walk)) is not None:
+def period_of(step: TimedStep) -> Fraction:
+    """The period of a program whose ranks do not meet, without an optimizer."""
+    if (period := _repeated(step.walk)) is not None:
         return period
-    step, moving = simulated(simulation)
-    return periods([step], moving)[0]
-
-
-def simulated(simulation: Simulation | Replay) -> tuple[Step, Moving]:
-    """A simulated program as a step in a row, whose ranks do not meet, without an optimizer."""
-    program = simulation.program
-    if isinstance(simulation, Replay):
-        return Step(program, simulation.took_ns), FREE
-    transfers = simulation.transfers
-    step = Step(program, [of_kinds(program, simulation.took_ns)])
-    return step, Moving(transfers.duration_ns, transfers.overlaps)
+    return periods([Step(step.program, step.took_ns)], step.transfers.moving)[0]
 
 
 def period_ns(
@@ -170,4 +158,4 @@ def period_ns(
     check_facts(compute)
     step = Step(compute, [of_kinds(compute, durations.by_kind(program.num_stages))])
     step = step._replace(optimizer_ns=optimizer_ns, meets=meets)
-    return periods([step], Moving(transfers.duration_ns, transfers.overlaps))[0]
+    return periods([step], transfers.moving)[0]

@@ -20,7 +20,7 @@ from torch import Tensor
 from engine.model.stage_module import Message, gradient_message
 from engine.plan.action import Action, Op
 from engine.plan.messages import Edge
-from engine.plan.simulate import Durations
+from engine.plan.predict import Durations
 from engine.run.collective_lane import Job, Lane
 from engine.run.p2p.channel import Transfer
 from engine.run.stage import Tensors

@@ -44,8 +44,8 @@ import pandas as pd
 
 from engine.plan.action import Op
 from engine.plan.period import spans_in_a_row, with_end
+from engine.plan.predict import TimedStep, timed
 from engine.plan.program import Program, steps_can_overlap
-from engine.plan.replay import Replay, replay_all
 from engine.plan.spans import Span
 from engine.plan.walk import of_kinds
 from ppbench.analysis.collectives import collectives
@@ -80,7 +80,7 @@ class Attribution:
 
     rows: pd.DataFrame
     costs: Costs
-    modelled: Replay  # of one step alone, with mean costs, transfers and collectives
+    modelled: TimedStep  # of one step alone, with mean costs, transfers and collectives
     modelled_step_ns: int  # of steps in a row, if those of the run are as in a row
     modelled_idle: Idle
     following: Following
@@ -180,7 +180,7 @@ def attribute(
             rows.append({**place, "idle_ns": rank_idle_ns, **named})
     columns = ["step", "rank", "idle_ns", *parts, *PHASES, "replica"]
     frame = pd.DataFrame(rows, columns=columns)
-    (replayed_alone,) = replay_all(lowered, chain[-1:])
+    replayed_alone = timed(lowered, chain[-1])
     step_ns, idle = (running if in_a_row else alone)[-1]
     mean = replayed_alone, step_ns, idle, following, frozenset(in_a_row)
     return Attribution(frame, costs, *mean, moved, joined, replicas)

@@ -11,8 +11,8 @@ import pandas as pd
 from engine.arrays import Ints
 from engine.plan.action import Op
 from engine.plan.period import Step, periods
+from engine.plan.predict import computing_ns
 from engine.plan.program import Program
-from engine.plan.replay import computing_ns
 
 Idle = list[list[int]]
 """Nanoseconds by replica and rank."""

@@ -212,7 +212,7 @@ def critical_path(waited: Waits) -> Ints:
 
     The path is walked back from the computation that ended last: to the maker of its input, if that
     arrived after the rank was free, else to the rank's previous computation. Ties go to the rank's
-    own, as in `engine.plan.critical_path`.
+    own, as in `engine.plan.predict`.
     """
     before, maker = waited.before.tolist(), waited.maker.tolist()
     free, arrived = waited.free_ns.tolist(), waited.arrived_ns.tolist()

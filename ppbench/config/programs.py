@@ -48,6 +48,7 @@ from engine.plan.collectives import (
 from engine.plan.lower import Policy, lower
 from engine.plan.messages import edge_of
 from engine.plan.period import Step, period_ns, periods
+from engine.plan.predict import Durations, uniform
 from engine.plan.program import Program
 from engine.plan.schedules.registry import (
     CSV_PREFIX,
@@ -55,7 +56,6 @@ from engine.plan.schedules.registry import (
     ScheduleError,
     build_program,
 )
-from engine.plan.simulate import Durations, uniform
 from engine.plan.walk import of_kinds
 from ppbench.config.case import Case
 from ppbench.config.schema import CostsFile

@@ -10,7 +10,7 @@ import itertools
 from dataclasses import replace
 
 from engine.plan.model_costs import LinkCosts
-from engine.plan.simulate import Simulation, simulate
+from engine.plan.predict import TimedStep, predict
 from engine.plan.sizes import exact_text, size_text
 from ppbench.display.units import milliseconds
 from ppbench.planning.cost_set import CostSet, Setting
@@ -177,12 +177,12 @@ def make_plan(
     )
 
 
-def simulated(plan: Plan, proposal: Proposal) -> Simulation:
+def simulated(plan: Plan, proposal: Proposal) -> TimedStep:
     """The step of a proposal, action by action, without its optimizer."""
     one = proposal.configuration
     table = Search(plan.request, plan.costs, lambda *_: None, 0).table(one.microbatch_size)
     stages = table.of_all(one.partition, one.recompute)
-    return simulate(proposal.program, durations_of(stages), transfers_of(plan.costs.link, stages))
+    return predict(proposal.program, durations_of(stages), transfers_of(plan.costs.link, stages))
 
 
 def check_request(request: PlanRequest, costs: CostSet) -> None:

@@ -19,10 +19,11 @@ from engine.plan.collectives import (
     CollectivePolicy,
     Zero1,
     Zero2,
+    leaves_whole_sums,
     most_unsharded,
     reduces_every_backward,
+    ring_ns,
 )
-from engine.plan.joined_simulation import ring_ns
 from engine.plan.model_costs import LayerCosts, ModelCosts
 from engine.plan.sharded_bytes import TrainingBytes, kept_bytes
 from ppbench.planning.cost_set import CostSet
@@ -41,8 +42,7 @@ def of_replica(costs: CostSet, replicas: int, policy: CollectivePolicy, num_stat
         whole = TrainingBytes(one, one, num_states * one)
         given = (one, replicas, costs.link.bytes_per_s)
         is_sharded = most_unsharded(policy) is not None
-        is_summed_whole = not (is_sharded or isinstance(policy, Zero2))
-        moving_ns = ring_ns(*given, is_summed_whole=is_summed_whole)
+        moving_ns = ring_ns(*given, is_summed_whole=leaves_whole_sums(policy))
         optimizer_ns = layer.optimizer_ns
         if is_sharded or isinstance(policy, Zero1 | Zero2):  # each updates a part, which all gather
             moving_ns += ring_ns(*given, is_summed_whole=False)

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from engine.plan.action import COMPUTE_OPS, Action
 from engine.plan.check import check
-from engine.plan.critical_path import critical_path
 from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy, lower
-from engine.plan.period import period_of, simulated, spans_in_a_row
+from engine.plan.period import Step, period_of, spans_in_a_row
+from engine.plan.predict import Durations, TimedStep, TransferModel
+from engine.plan.predict import predict as predict_program
 from engine.plan.program import Program, loop_placement, steps_can_overlap, v_placement
-from engine.plan.replay import Replay
 from engine.plan.rules import ProgramError, peak_activations
 from engine.plan.schedules.formulae import Shape, Times
 from engine.plan.schedules.registry import (
@@ -40,8 +40,6 @@ from engine.plan.schedules.registry import (
     known_names,
     read_csv,
 )
-from engine.plan.simulate import Durations, Simulation, TransferModel
-from engine.plan.simulate import simulate as simulate_program
 from engine.plan.spans import COLUMNS, Span
 from ppbench.console import note
 from ppbench.errors import UsageError, nearest
@@ -75,7 +73,7 @@ FREE_TRANSFERS = Transfers()
 class PredictedStep:
     """A simulated step; its times are in ticks, and a second has `ticks_per_s` of them."""
 
-    simulation: Simulation | Replay
+    simulation: TimedStep
     costs: Times
     ticks_per_s: int
     transfers: Transfers
@@ -106,11 +104,18 @@ class PredictedStep:
 
     @property
     def frame_in_a_row(self) -> pd.DataFrame:
-        """The rows of steps -1 to 1 of a running training, or of step 0 if no other overlaps it."""
+        """The rows of `spans_in_a_row`."""
+        return self.frame_of(self.spans_in_a_row())
+
+    def spans_in_a_row(self) -> Iterator[Span]:
+        """The spans, in ticks, of steps -1 to 1 of a running training.
+
+        They are those of step 0 alone if no other step overlaps it.
+        """
+        simulation = self.simulation
         if not steps_can_overlap(self.program):
-            return self.frame
-        given = simulated(self.simulation)
-        return self.frame_of(spans_in_a_row(*given, message_bytes=self.transfers.message_bytes))
+            return simulation.spans()
+        return spans_in_a_row(Step(self.program, simulation.took_ns), simulation.transfers)
 
     def frame_of(self, spans: Iterable[Span]) -> pd.DataFrame:
         """Spans in ticks as rows in ns."""
@@ -123,13 +128,12 @@ class PredictedStep:
 
     def figures(self) -> dict[str, object]:
         """The step's figures, those of steps in a row among them; times in seconds."""
-        compute_ns = self.simulation.compute_ns
-        each_ns = [compute_ns] if isinstance(compute_ns, int) else list(map(sum, compute_ns))
-        capacity_s = len(each_ns) * self.program.world_size * self.period_s
+        compute_s = Fraction(sum(map(sum, self.simulation.compute_ns)), self.ticks_per_s)
+        capacity_s = self.simulation.num_ranks * self.period_s
         return {
             "makespan": number(self.makespan_s),
             "period": number(self.period_s),
-            "bubble_of_period": float(1 - Fraction(sum(each_ns), self.ticks_per_s) / capacity_s),
+            "bubble_of_period": float(1 - compute_s / capacity_s),
             "bubble_fraction": self.simulation.bubble_fraction,
             "bubble_idle_over_ideal": self.simulation.bubble_idle_over_ideal,
             "bubble_max_stage_span": self.simulation.bubble_max_stage_span,
@@ -163,7 +167,7 @@ class PredictedStep:
 class Prediction(PredictedStep):
     """A simulated step of one pipeline."""
 
-    simulation: Simulation
+    simulation: TimedStep
 
     def __repr__(self) -> str:
         shape = f"{self.program.world_size} ranks, {self.program.num_microbatches} microbatches"
@@ -185,15 +189,15 @@ class Prediction(PredictedStep):
 
     def critical_path(self) -> list[Action]:
         with no_garbage():
-            return critical_path(self.simulation)
+            return self.simulation.critical_path()
 
     def held_over_time(self) -> list[list[tuple[float, float]]]:
         """Activations of each rank over time: (since, in s; number, in the unit of `peaks`)."""
         share = share_of_stage(self.program)
         return [
             [
-                (number(Fraction(held.time_ns, self.ticks_per_s)), number(held.num_held * share))
-                for held in self.simulation.held_over_time(rank)
+                (number(Fraction(held.time_ns, self.ticks_per_s)), number(held.num * share))
+                for held in self.simulation.in_flight(rank)
             ]
             for rank in range(self.program.world_size)
         ]
@@ -210,7 +214,7 @@ def predict(program: Program, costs: Times, transfers: Transfers = FREE_TRANSFER
         message_bytes=transfers.message_bytes,
         overlaps=transfers.overlaps,
     )
-    simulation = simulate_program(program, Durations(f, i, w), model, has_why=True)
+    simulation = predict_program(program, Durations(f, i, w), model, has_why=True)
     return Prediction(simulation, costs, ticks_per_s, transfers)
 
 

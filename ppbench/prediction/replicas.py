@@ -14,26 +14,22 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.plan.action import COLLECTIVE_OPS, JOINING_OPS
+from engine.plan.action import COLLECTIVE_OPS, JOINING_OPS, Op
 from engine.plan.collective_rules import check_collectives
 from engine.plan.collectives import (
     POLICIES,
     CollectivePolicy,
     NoCollectives,
     add_collectives,
+    leaves_whole_sums,
+    ring_ns,
     with_collectives,
 )
-from engine.plan.joined_simulation import (
-    CollectiveModel,
-    ring,
-    simulate_joined,
-)
+from engine.plan.predict import Durations, TimedStep, TransferModel, predict_replicas
 from engine.plan.program import Program
-from engine.plan.replay import Replay
 from engine.plan.rules import ProgramError
 from engine.plan.schedules.formulae import Times
 from engine.plan.schedules.registry import read_csv
-from engine.plan.simulate import Durations, TransferModel
 from engine.plan.spans import Span
 from ppbench.errors import UsageError, nearest
 from ppbench.prediction import (
@@ -74,7 +70,7 @@ class Replication:
 class JoinedPrediction(PredictedStep):
     """A simulated step of all replicas; its program has its transfers and collectives."""
 
-    simulation: Replay
+    simulation: TimedStep
     replication: Replication
     collective_s: Fraction  # by which collectives make the step longer, of replicas alike
     skew_s: Fraction  # by which their differences do
@@ -84,11 +80,6 @@ class JoinedPrediction(PredictedStep):
             f"JoinedPrediction({self.program.schedule}, {self.replication.replicas} replicas: "
             f"makespan {number(self.makespan_s):g} s, bubble {self.simulation.bubble_fraction:.1%})"
         )
-
-    @property
-    def frame(self) -> pd.DataFrame:
-        """A row per action and replica, in ns: the columns of measured spans."""
-        return self.frame_of(self.simulation.spans(self.transfers.message_bytes))
 
     def frame_of(self, spans: Iterable[Span]) -> pd.DataFrame:
         """Spans in ticks as rows in whole ns."""
@@ -144,7 +135,7 @@ def predict_joined(
     others = transfers.duration_s, replication.gather_s, replication.reduce_s
     ticks_per_s = math.lcm(*(time.denominator for time in (*of_stages, *others)))
 
-    def simulated(one: Replication) -> Replay:
+    def simulated(one: Replication) -> TimedStep:
         def ticks(seconds: Fraction) -> int:
             return int(seconds * ticks_per_s)
 
@@ -153,11 +144,14 @@ def predict_joined(
             Durations(*((ticks(cost * share * factor),) * every for cost in costs))
             for factor in one.factors
         ]
-        moving = CollectiveModel((ticks(one.gather_s),) * every, (ticks(one.reduce_s),) * every)
+        collectives = {
+            Op.UNSHARD: (ticks(one.gather_s),) * every,
+            Op.REDUCE_GRAD: (ticks(one.reduce_s),) * every,
+        }
         model = TransferModel(
             latency_ns=ticks(transfers.duration_s), message_bytes=transfers.message_bytes
         )
-        return simulate_joined(program, durations, one.policy, moving, model)
+        return predict_replicas(program, durations, one.policy, collectives, model)
 
     try:
         if program.has_collectives:
@@ -239,11 +233,11 @@ def read_replication(
                 "--collectives: of a link, bytes=N and bandwidth=B are needed, both more than 0"
             )
         latency_ns = round(times.get("latency", Fraction(0)) * NS_PER_S)
-        stages = [int(times["bytes"])]
-        model = ring(stages, stages, replicas, policy, float(times["bandwidth"]), latency_ns)
+        ring = int(times["bytes"]), replicas, float(times["bandwidth"]), latency_ns
+        sums = {"gather": False, "reduce": leaves_whole_sums(policy)}
         times = {
-            "gather": Fraction(model.gather_ns[0], NS_PER_S),
-            "reduce": Fraction(model.reduce_ns[0], NS_PER_S),
+            key: Fraction(ring_ns(*ring, is_summed_whole=is_whole), NS_PER_S)
+            for key, is_whole in sums.items()
         }
     nothing = Fraction(0)
     return Replication(policy, each, times.get("gather", nothing), times.get("reduce", nothing))

@@ -11,8 +11,8 @@ from perfetto.trace_processor import TraceProcessor
 from screens import needs_browser
 from trace_processor import Bridge, needs_perfetto
 
+from engine.plan.predict import TransferModel, predict, uniform
 from engine.plan.schedules.registry import build_program
-from engine.plan.simulate import TransferModel, simulate, uniform
 from ppbench.cli.export import trace
 from ppbench.config.case import Case
 from ppbench.store import Store
@@ -47,7 +47,7 @@ def spans_of_step(step: int) -> pd.DataFrame:
     program = build_program("1f1b", RANKS, MICROBATCHES)
     durations = uniform(program.placement, 10 * MS + 1, 20 * MS + 1, 1)
     transfers = TransferModel(latency_ns=MS + 1, message_bytes=4096)
-    spans = pd.DataFrame(simulate(program, durations, transfers).spans()).assign(step=step)
+    spans = pd.DataFrame(predict(program, durations, transfers).spans()).assign(step=step)
     spans.loc[(spans["lane"] == "recv") & (spans["microbatch"] > 0), "start_ns"] -= 25 * MS
     return spans.assign(**{name: spans[name] + step * 400 * MS for name in ("start_ns", "end_ns")})
 

@@ -12,10 +12,9 @@ from engine.plan.action import COMPUTE_OPS, JOINING_OPS, SEND_OPS, Action, Op
 from engine.plan.collectives import DataParallel, Zero2, Zero3
 from engine.plan.lower import lower
 from engine.plan.messages import edge_of
-from engine.plan.replay import replay
+from engine.plan.predict import predict, timed, uniform
 from engine.plan.rules import peak_activations
 from engine.plan.schedules.registry import build_program
-from engine.plan.simulate import simulate, uniform
 from engine.run.emulation import Emulation
 
 MS = 1_000_000
@@ -62,7 +61,7 @@ def test_no_action_and_no_step_is_shorter_than_planned(ranks):
     compute = [span for span in spans if span.op in by_op]
     assert all(span.end_ns - span.start_ns >= by_op[span.op] for span in compute)
     makespan = max(s.end_ns for s in compute) - min(s.start_ns for s in compute)
-    assert makespan >= simulate(program, durations).makespan_ns
+    assert makespan >= predict(program, durations).makespan_ns
 
 
 def test_a_held_up_link_takes_its_time_from_when_both_ends_are_ready(ranks):
@@ -88,7 +87,7 @@ def test_a_held_up_link_takes_its_time_from_when_both_ends_are_ready(ranks):
     ]
     spans = [span for span in at.values() if span.op in COMPUTE_OPS]
     makespan = max(s.end_ns for s in spans) - min(s.start_ns for s in spans)
-    assert makespan >= replay(lowered, [took]).makespan_ns
+    assert makespan >= timed(lowered, [took]).makespan_ns
 
 
 def test_jitter_follows_from_seed_step_and_action():
@@ -125,7 +124,7 @@ def joint_step_ns(lowered, emulation, replicas):
         ]
         for factor in emulation.factors or (1,) * replicas
     ]
-    return replay(lowered, times).makespan_ns
+    return timed(lowered, times).makespan_ns
 
 
 @pytest.mark.parametrize(

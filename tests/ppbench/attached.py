@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 import ppbench
 from engine.connection import agree
 from engine.emulated import EmulatedTrainer
-from engine.plan.simulate import uniform
+from engine.plan.predict import uniform
 from engine.run.emulation import Emulation
 from ppbench.external import members
 from ppbench.external.members import Members

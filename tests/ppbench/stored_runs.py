@@ -14,10 +14,9 @@ import pyarrow as pa
 from engine.plan.action import COMPUTE_OPS, Op, parse_action
 from engine.plan.collectives import Zero3, with_collectives
 from engine.plan.lower import lower
+from engine.plan.predict import TransferModel, predict, timed, uniform
 from engine.plan.program import to_json
-from engine.plan.replay import replay
 from engine.plan.schedules.registry import build_program
-from engine.plan.simulate import TransferModel, simulate, uniform
 from engine.plan.spans import Span, lane_of
 from ppbench.analysis.transfers import waiting_ns
 from ppbench.config.case import Case
@@ -72,7 +71,7 @@ def simulated_spans(
     program = build_program(schedule, ranks, microbatches)
     durations = uniform(program.placement, 10 * MS, 10 * MS, 10 * MS)
     transfers = TransferModel(latency_ns=latency_ms * MS, message_bytes=4096)
-    return pd.DataFrame(simulate(program, durations, transfers).spans())
+    return pd.DataFrame(predict(program, durations, transfers).spans())
 
 
 def traces(figure) -> dict:
@@ -221,7 +220,7 @@ def store_of_replicas(folder: Path) -> Store:
         [round(10 * MS * f) if a.op in COMPUTE_OPS else moving.get(a.op, 0) for a in actions]
         for f in FACTORS
     ]
-    replayed = replay(lowered, took)
+    replayed = timed(lowered, took)
     step = pd.DataFrame(replayed.spans()).assign(step=1)
     case = Case(replicas=4, num_microbatches=4, sharding_policy="zero3")
     store = store_with(folder, [run_row(1, case, program=to_json(program))])

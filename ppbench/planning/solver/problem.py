@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.plan.predict import FREE_TRANSFERS, Durations, TransferModel
 from engine.plan.program import Placement
-from engine.plan.simulate import FREE_TRANSFERS, Durations, TransferModel
 
 
 class NoProgramError(ValueError):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from engine.plan.simulate import Simulation
+from engine.plan.predict import TimedStep
 from engine.plan.spans import COLUMNS
 from ppbench.display.tables import as_records
 from ppbench.display.units import MISSING, NS_PER_MS, counted, milliseconds, percent, size
@@ -59,7 +59,7 @@ class PlanPage:
 
     title: str
     plan: Plan
-    steps: Sequence[tuple[Proposal, Simulation]]
+    steps: Sequence[tuple[Proposal, TimedStep]]
     origin: str  # where the costs are from
     commands: Sequence[tuple[str, str]]  # what to do next, and the command for it
     command: str  # makes the page again

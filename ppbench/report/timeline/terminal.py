@@ -49,8 +49,6 @@ from rich.text import Text
 
 from engine.plan.action import COMPUTE_OPS, JOINING_OPS, Action, Op
 from engine.plan.drawing import label_of
-from engine.plan.period import simulated, spans_in_a_row
-from engine.plan.program import steps_can_overlap
 from engine.plan.spans import Span
 from ppbench.analysis.waits import Cause
 from ppbench.display.colors import OP_COLORS, OP_WORDS, ink_on, tinted
@@ -298,16 +296,13 @@ class _Grid:
     """A planned program in characters."""
 
     def __init__(self, prediction: Prediction, *, has_colors: bool) -> None:
-        program, simulation = prediction.program, prediction.simulation
+        program = prediction.program
         self._prediction, self._has_colors = prediction, has_colors
         self._has_stages = program.num_stages > program.world_size
         self._ranks = program.placement.ranks
         self._ops = [op for op in OP_COLORS if any(a.op is op for r in program.actions for a in r)]
-        spans = simulation.spans()
-        if steps_can_overlap(program):
-            spans = spans_in_a_row(*simulated(simulation))
         self._spans: list[list[Span]] = [[] for _ in program.actions]
-        for span in spans:
+        for span in prediction.spans_in_a_row():
             if span.op in COMPUTE_OPS:
                 self._spans[span.rank].append(span)
         own = [span for row in self._spans for span in row if span.step == 0]

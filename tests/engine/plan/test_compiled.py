@@ -17,16 +17,21 @@ from schedule_grid import families, programs_of
 
 from engine import arrays
 from engine.plan import kernels
-from engine.plan.action import CODES, OPS, Action, Op
+from engine.plan.action import CODES, JOINING_OPS, OPS, Action, Op
 from engine.plan.check import check, prove_no_deadlock
 from engine.plan.collectives import DataParallel
-from engine.plan.critical_path import critical_path
-from engine.plan.joined_simulation import CollectiveModel, simulate_joined
 from engine.plan.lower import lower
-from engine.plan.replay import replay
+from engine.plan.predict import (
+    Durations,
+    TransferModel,
+    predict,
+    predict_all,
+    predict_replicas,
+    timed,
+    uniform,
+)
 from engine.plan.rules import ProgramError, peak_activations
 from engine.plan.schedules.registry import build_program
-from engine.plan.simulate import Durations, TransferModel, simulate, simulate_all, uniform
 from engine.plan.walk import Sharing, of_kinds
 
 NAMES = [("interleaved_zb", 4, 8, 2), ("1f1b", 3, 7)]
@@ -53,9 +58,9 @@ def reason(refuses, program, *arguments):
 def results(program, durations, transfers=SLOW):
     """What every walk gives, as plain values."""
     program = fresh(program)
-    simulation, lowered = simulate(program, durations, transfers), fresh(lower(program))
+    simulation, lowered = predict(program, durations, transfers), fresh(lower(program))
     took = of_kinds(lowered, durations.by_kind(program.num_stages))
-    replayed = replay(lowered, [took])
+    replayed = timed(lowered, [took])
     reasons = [
         reason(check, with_rows(program, program.actions[::-1])),
         reason(prove_no_deadlock, lowered, Sharing.RANK),
@@ -63,8 +68,8 @@ def results(program, durations, transfers=SLOW):
     ]
     return (
         (simulation.start_ns, simulation.end_ns, simulation.makespan_ns, simulation.compute_ns),
-        (lowered.actions, list(simulation.spans()), critical_path(simulation)),
-        (list(replayed.spans()), replayed.idle_ns(), peak_activations(lowered)),
+        (lowered.actions, list(simulation.spans()), simulation.critical_path()),
+        (list(replayed.spans()), replayed.idle_ns, peak_activations(lowered)),
         reasons,
     )
 
@@ -126,13 +131,13 @@ def test_what_does_not_fit_a_program_is_refused_before_it_is_walked(pays_from, m
     for num_stages in (1, 4):
         durations = Durations(*[(1,) * num_stages] * 3)
         with pytest.raises(ValueError, match=rf"of {num_stages}.* stages .* program of 3"):
-            simulate(program, durations)
+            predict(program, durations)
     with pytest.raises(ValueError, match=r"stages .* program of 3"):
-        simulate(program, Durations((1,) * 3, (1,) * 2, (1,) * 3))
+        predict(program, Durations((1,) * 3, (1,) * 2, (1,) * 3))
     with pytest.raises(ValueError, match="the times of"):
-        replay(lower(program), [[0] * 3])
+        timed(lower(program), [[0] * 3])
     astray = replace(program, actions=((Action(9, Op.F, 0),), (), ()))
-    for walk in (check, lower, prove_no_deadlock, lambda one: replay(one, [[0]])):
+    for walk in (check, lower, prove_no_deadlock, lambda one: timed(one, [[0]])):
         with pytest.raises(ProgramError):
             walk(astray)
     assert sum(astray.num_of_kind) == 0
@@ -142,9 +147,9 @@ def test_what_does_not_fit_a_program_is_refused_before_it_is_walked(pays_from, m
 def test_many_simulations_come_in_the_order_of_their_costs(pays_from, monkeypatch):
     program = PROGRAMS[1]
     sets = [Durations((n, 1, 2), (3, n, 4), (5, 6, n)) for n in range(200)]
-    alone = [simulate(program, durations).end_ns for durations in sets]
+    alone = [predict(program, durations).end_ns for durations in sets]
     monkeypatch.setattr(arrays, "PAYS_FROM", pays_from)
-    many = simulate_all((program, durations) for durations in sets)
+    many = predict_all((program, durations) for durations in sets)
     assert [simulation.end_ns for simulation in many] == alone
 
 
@@ -152,10 +157,10 @@ def test_times_too_large_for_64_bits_are_exact(monkeypatch):
     monkeypatch.setattr(arrays, "PAYS_FROM", 0)
     program, large = PROGRAMS[1], 10**25
     costs = [Durations(*[(ns,) * 3] * 3) for ns in (1, large)]
-    one, many = (simulate(program, each) for each in costs)
+    one, many = (predict(program, each) for each in costs)
     assert many.makespan_ns == large * one.makespan_ns
-    free = CollectiveModel((0,) * 3, (0,) * 3)
-    one, many = (simulate_joined(program, [each] * 2, DataParallel(), free) for each in costs)
+    free = dict.fromkeys(JOINING_OPS, (0,) * 3)
+    one, many = (predict_replicas(program, [each] * 2, DataParallel(), free) for each in costs)
     assert many.makespan_ns == large * one.makespan_ns
 
 
@@ -163,13 +168,13 @@ DAMAGED = """
 import os, sys
 from pathlib import Path
 from engine import arrays
+from engine.plan.predict import predict, uniform
 from engine.plan.schedules.registry import build_program
-from engine.plan.simulate import simulate, uniform
 
 def makespan():
     arrays._compiled.cache_clear()
     program = build_program("1f1b", 2, 4)
-    return simulate(program, uniform(program.placement, 1, 1, 1)).makespan_ns
+    return predict(program, uniform(program.placement, 1, 1, 1)).makespan_ns
 
 arrays.PAYS_FROM = 0
 expected, kept = makespan(), sorted(Path(os.environ["NUMBA_CACHE_DIR"]).glob("*/*.nb*"))

@@ -5,10 +5,9 @@ import itertools
 from hypothesis import given, settings
 from mutations import simulations
 
-from engine.plan.critical_path import critical_path
+from engine.plan.predict import Durations, TransferModel, predict
 from engine.plan.program import Program, loop_placement
 from engine.plan.schedules.registry import build_program
-from engine.plan.simulate import Durations, TransferModel, simulate
 
 
 def times_of_path(simulation):
@@ -16,7 +15,7 @@ def times_of_path(simulation):
     for rank, row in enumerate(simulation.program.actions):
         ends = zip(row, simulation.start_ns[rank], simulation.end_ns[rank], strict=True)
         times |= {action: (start, end) for action, start, end in ends}
-    return [times[action] for action in critical_path(simulation)]
+    return [times[action] for action in simulation.critical_path()]
 
 
 def assert_leaves_no_slack(simulation):
@@ -31,11 +30,11 @@ def assert_leaves_no_slack(simulation):
 @settings(max_examples=200, derandomize=True)
 @given(simulations())
 def test_the_path_leaves_no_slack_whatever_stages_and_messages_cost(simulation):
-    assert_leaves_no_slack(simulate(*simulation))
+    assert_leaves_no_slack(predict(*simulation))
 
 
 def path_of(name, p, m, durations, transfers):
-    path = critical_path(simulate(build_program(name, p, m), durations, transfers))
+    path = predict(build_program(name, p, m), durations, transfers).critical_path()
     return " ".join(map(str, path))
 
 
@@ -48,4 +47,4 @@ def test_a_transfer_that_takes_time_is_on_it():
 
 def test_an_empty_program_has_none():
     program = Program("test", loop_placement(1), 0, ((),))
-    assert critical_path(simulate(program, Durations((1,), (1,), (1,)))) == []
+    assert predict(program, Durations((1,), (1,), (1,))).critical_path() == []

@@ -8,9 +8,9 @@ import pytest
 
 from engine.plan import schedules
 from engine.plan.drawing import draw_timeline, grid_of, label_of, unit_of
+from engine.plan.predict import Durations, predict, uniform
 from engine.plan.program import Program, loop_placement
 from engine.plan.schedules.registry import build_program
-from engine.plan.simulate import Durations, simulate, uniform
 
 # In the order in which they stand; every op takes one unit, a full backward of afab and 1f1b too.
 STAGES_OF_ONE = (2, 2, 2)  # F, I and W of a rank with two stages
@@ -41,7 +41,7 @@ def timeline(simulation):
 
 def drawn(name, p, m, costs, v=None):
     program = build_program(name, p, m, v)
-    return timeline(simulate(program, uniform(program.placement, *costs)))
+    return timeline(predict(program, uniform(program.placement, *costs)))
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -51,7 +51,7 @@ def test_a_drawing_in_a_docstring_is_what_the_simulator_draws(module):
 
 def test_a_column_is_the_longest_time_of_which_all_are_multiples():
     program = build_program("1f1b", 2, 1)
-    simulation = simulate(program, Durations((20, 20), (10, 10), (30, 30)))
+    simulation = predict(program, Durations((20, 20), (10, 10), (30, 30)))
     assert timeline(simulation).splitlines() == [
         "rank 0: F0 .  .  .  B0 B0",
         "rank 1: .  F0 B0 B0 .  .",
@@ -60,7 +60,7 @@ def test_a_column_is_the_longest_time_of_which_all_are_multiples():
 
 
 def test_nothing_to_draw_is_drawn_as_nothing():
-    simulation = simulate(
+    simulation = predict(
         Program("test", loop_placement(2), 0, ((), ())), uniform(loop_placement(2), 1, 1, 1)
     )
     assert timeline(simulation) == "rank 0: \nrank 1: "

@@ -11,11 +11,11 @@ from shuffled_programs import shuffled_program
 
 from engine import arrays
 from engine.plan.action import Action, Op
-from engine.plan.period import period_ns, period_of, simulated, spans_in_a_row, with_end
+from engine.plan.period import Step, period_ns, period_of, spans_in_a_row, with_end
+from engine.plan.predict import Durations, TransferModel, predict, uniform
 from engine.plan.program import Program, loop_placement
 from engine.plan.rules import ProgramError
 from engine.plan.schedules.registry import build_program
-from engine.plan.simulate import Durations, TransferModel, simulate, uniform
 from engine.plan.walk import Moving, walk
 
 STEPS, LONGEST = 50, 24
@@ -68,7 +68,7 @@ def test_a_training_goes_on_as_steps_one_after_the_other_do(meets, is_thorough):
         transfers = TransferModel(latency_ns=latency_ns)
         found = period_ns(program, durations, transfers, optimizer_ns, meets=meets)
         if not (optimizer_ns or meets):
-            assert period_of(simulate(program, durations, transfers)) == found
+            assert period_of(predict(program, durations, transfers)) == found
         *_, last = ends = ends_of_steps(program, durations, latency_ns, optimizer_ns, meets=meets)
         repeats = [
             steps
@@ -120,7 +120,7 @@ def test_steps_whose_actions_take_different_times_go_on_one_after_the_other(
 def test_where_rank_0_begins_and_ends_the_step_nothing_overlaps(name, p):
     program = build_program(name, p, 2 * p)
     durations = uniform(program.placement, 3, 2, 4)
-    makespan_ns = simulate(program, durations).makespan_ns
+    makespan_ns = predict(program, durations).makespan_ns
     for meets in (False, True):
         assert period_ns(program, durations, optimizer_ns=5, meets=meets) == makespan_ns + 5
 
@@ -133,7 +133,7 @@ def test_where_no_rank_waits_a_step_takes_what_a_rank_computes(name, v, p):
     program = build_program(name, p, m, v)
     durations = uniform(program.placement, 2, 2, 2)
     assert period_ns(program, durations, optimizer_ns=5) == 6 * m + 5
-    makespan_ns = simulate(program, durations).makespan_ns
+    makespan_ns = predict(program, durations).makespan_ns
     assert period_ns(program, durations, optimizer_ns=5, meets=True) == makespan_ns + 5
 
 
@@ -155,9 +155,10 @@ def test_a_program_that_hangs_is_told_by_its_circle_of_waits(meets):
 def test_three_steps_in_a_row_are_the_second_to_the_fourth_of_a_training(schedule, meets):
     program = build_program(schedule, 4, 6)
     durations, optimizer_ns = uniform(program.placement, 10, 12, 8), 7
-    step, moving = simulated(simulate(program, durations, TransferModel(latency_ns=2)))
-    step = step._replace(optimizer_ns=optimizer_ns, meets=meets)
-    spans = [span for span in spans_in_a_row(step, moving) if span.lane == "compute"]
+    transfers = TransferModel(latency_ns=2)
+    alone = predict(program, durations, transfers)
+    step = Step(program, alone.took_ns, optimizer_ns, meets)
+    spans = [span for span in spans_in_a_row(step, transfers) if span.lane == "compute"]
     assert min(span.start_ns for span in spans if span.step == 0) == 0
     expected = ends_of_steps(program, durations, 2, optimizer_ns, meets=meets)[1:4]
     ends = [

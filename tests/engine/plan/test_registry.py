@@ -14,6 +14,7 @@ from schedule_grid import (
 
 from engine.plan.check import check
 from engine.plan.lower import Policy, lower
+from engine.plan.predict import predict, uniform
 from engine.plan.program import to_csv
 from engine.plan.rules import peak_activations
 from engine.plan.schedules.formulae import Times
@@ -27,7 +28,6 @@ from engine.plan.schedules.registry import (
     known_names,
     shape_of,
 )
-from engine.plan.simulate import simulate, uniform
 
 COSTS = [(12, 12, 12), (12, 14, 10), (10, 20, 10), (12, 12, 0)]
 POLICIES = [(Policy.JUST_IN_TIME, 0), (Policy.EARLY, 1), (Policy.EARLY, 3)]
@@ -45,7 +45,7 @@ def programs(request, is_thorough):
 def idle_ns(program, costs):
     """The idle time of a rank in a step, and the costs, scaled so that stages divide them."""
     scaled = tuple(cost * program.num_stages for cost in costs)
-    simulation = simulate(program, uniform(program.placement, *scaled))
+    simulation = predict(program, uniform(program.placement, *scaled))
     return simulation.makespan_ns - program.num_microbatches * sum(scaled), scaled
 
 
@@ -133,7 +133,7 @@ def test_the_table_of_the_literature_holds(name, v, p):
 
 def test_the_three_bubbles_of_zbv_at_4_ranks_and_8_microbatches_are_the_published_ones():
     program = build_program("zbv", 4, 8)
-    simulation = simulate(program, uniform(program.placement, 2, 2, 2))
+    simulation = predict(program, uniform(program.placement, 2, 2, 2))
     assert simulation.makespan_ns == 25.5 * 2
     assert simulation.bubble_fraction == pytest.approx(1.5 / 25.5)
     assert simulation.bubble_idle_over_ideal == pytest.approx(0.0625)
@@ -145,7 +145,7 @@ def test_the_three_bubbles_of_zbv_at_4_ranks_and_8_microbatches_are_the_publishe
 def test_no_rank_waits_once_it_has_begun(name, p):
     for m in (2 * p - 1, 2 * p, 2 * p + 1, 3 * p):
         program = build_program(name, p, m)
-        simulation = simulate(program, uniform(program.placement, 2, 2, 2))
+        simulation = predict(program, uniform(program.placement, 2, 2, 2))
         for starts, ends in zip(simulation.start_ns, simulation.end_ns, strict=True):
             assert ends[-1] - starts[0] == 6 * m
         assert simulation.bubble_fraction > 0

@@ -16,7 +16,7 @@ from engine.plan.collectives import (
 )
 from engine.plan.lower import Policy, lower
 from engine.plan.period import with_end
-from engine.plan.replay import replay
+from engine.plan.predict import TransferModel, timed
 from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program
 from engine.plan.spans import Lane, Span
 from engine.plan.walk import walk
@@ -206,7 +206,7 @@ def test_joined_replicas_do_each_thing_when_queues_do(name, is_thorough, monkeyp
             program = with_early_and_late(program, chance)
         times = [drawn_times(program, chance) for _ in range(chance.randint(1, 4))]
         monkeypatch.setattr(arrays, "PAYS_FROM", 0 if number % 2 else 10**9)
-        replayed = replay(program, flat(program, times))
+        replayed = timed(program, flat(program, times))
         expected = Simulated(program, times)
         found = facts(program, [times_of(replayed.walk, d) for d in range(len(times))])
         assert found == (expected.computed, expected.moved, expected.lanes)
@@ -215,7 +215,7 @@ def test_joined_replicas_do_each_thing_when_queues_do(name, is_thorough, monkeyp
         begun = [start for start, _ in expected.computed.values()]
         begun += ready_of_unshards(program, expected.lanes)
         assert replayed.makespan_ns == max(ends) - min(begun)
-        for d, idle in enumerate(replayed.idle_ns()):
+        for d, idle in enumerate(replayed.idle_ns):
             for rank, row in enumerate(program.actions):
                 busy = sum(times[d][0][action] for action in row if action.op in COMPUTE_OPS)
                 assert idle[rank] == replayed.makespan_ns - busy
@@ -264,8 +264,8 @@ def test_a_message_moves_when_both_ends_are_ready_and_the_one_before_is_over():
     ns = {Action(0, Op.SEND_F, 0): 25, Action(0, Op.SEND_F, 1): 1, Action(1, Op.SEND_B, 0): 0}
     ns[Action(1, Op.SEND_B, 1)] = 0
     took = [ns.get(action, 10) for row in lowered.actions for action in row]
-    replayed = replay(lowered, [took])
-    spans = list(replayed.spans(message_bytes=3))
+    replayed = timed(lowered, [took], TransferModel(message_bytes=3))
+    spans = list(replayed.spans())
     assert Span(0, 0, Lane.SEND, 0, Op.SEND_F, 0, 10, 35, 3) in spans
     assert Span(0, 1, Lane.RECV, 1, Op.RECV_F, 0, 10, 35, 3) in spans
     assert Span(0, 0, Lane.SEND, 0, Op.SEND_F, 1, 35, 36, 3) in spans
@@ -273,7 +273,7 @@ def test_a_message_moves_when_both_ends_are_ready_and_the_one_before_is_over():
     assert Span(0, 1, Lane.COMPUTE, 1, Op.F, 1, 45, 55, 0) in spans
     assert len(spans) == 8 + 2 * 4
     assert replayed.makespan_ns == 85
-    assert replayed.idle_ns() == [[85 - 40, 85 - 40]]
+    assert replayed.idle_ns == [[85 - 40, 85 - 40]]
 
 
 def test_times_that_do_not_fit_the_program_are_refused():
@@ -281,4 +281,4 @@ def test_times_that_do_not_fit_the_program_are_refused():
     fits = array("q", [1]) * program.table.num_actions
     for times in ([], [fits, array("q")], [fits[1:]]):
         with pytest.raises(ValueError, match="the times of 18 actions"):
-            replay(program, times)
+            timed(program, times)

@@ -10,12 +10,11 @@ from schedule_grid import stages_per_rank
 
 from engine.plan.action import Op
 from engine.plan.check import check
-from engine.plan.critical_path import critical_path
 from engine.plan.lower import lower
+from engine.plan.predict import FREE_TRANSFERS, Durations, InFlight, TransferModel, predict, uniform
 from engine.plan.program import loop_placement, steps_can_overlap
 from engine.plan.rules import peak_activations
 from engine.plan.schedules.registry import SCHEDULES, build_program
-from engine.plan.simulate import FREE_TRANSFERS, Durations, Held, TransferModel, simulate, uniform
 from engine.plan.spans import Lane, Span
 
 FAMILIES = [(name, v) for name in SCHEDULES for v in stages_per_rank(name)]
@@ -23,7 +22,7 @@ FAMILIES = [(name, v) for name in SCHEDULES for v in stages_per_rank(name)]
 
 def simulated(name, p, m, costs, transfers=FREE_TRANSFERS, v=None):
     program = build_program(name, p, m, v)
-    return simulate(program, uniform(program.placement, *costs), transfers)
+    return predict(program, uniform(program.placement, *costs), transfers)
 
 
 def test_a_transfer_delays_its_consumer_and_has_a_span_on_both_ranks():
@@ -59,7 +58,7 @@ def test_steps_overlap_where_some_costs_let_another_rank_end_after_that_of_stage
             costs = [[1] * program.num_stages for _ in range(3)]
             costs[op][stage] = 1000
             ends = dict.fromkeys(range(p), 0)
-            for span in simulate(program, Durations(*map(tuple, costs)), FREE_TRANSFERS).spans():
+            for span in predict(program, Durations(*map(tuple, costs)), FREE_TRANSFERS).spans():
                 ends[span.rank] = max(ends[span.rank], span.end_ns)
             is_later |= any(ends[rank] > ends[first] for rank in others)
     assert steps_can_overlap(program) == is_later
@@ -68,14 +67,14 @@ def test_steps_overlap_where_some_costs_let_another_rank_end_after_that_of_stage
 def test_transfers_in_a_program_change_nothing():
     program = build_program("zb_h1", 3, 5)
     durations, model = uniform(program.placement, 3, 2, 1), TransferModel(latency_ns=2)
-    assert simulate(lower(program), durations, model) == simulate(program, durations, model)
+    assert predict(lower(program), durations, model) == predict(program, durations, model)
 
 
 @settings(max_examples=250, derandomize=True)
 @given(simulations())
 def test_times_are_those_of_a_plain_simulation(simulation):
     program, durations, model = simulation
-    result = simulate(program, durations, model)
+    result = predict(program, durations, model)
     times = naive_times(program, durations, model)
     for rank, row in enumerate(program.actions):
         pairs = list(zip(result.start_ns[rank], result.end_ns[rank], strict=True))
@@ -94,19 +93,19 @@ def test_spans_hold_all_compute_and_both_ends_of_every_message(name, v):
 
 
 @pytest.mark.parametrize(("name", "v"), FAMILIES)
-def test_what_is_held_over_time_peaks_where_the_order_says(name, v):
+def test_what_is_in_flight_peaks_where_the_order_says(name, v):
     simulation = simulated(name, 4, 8, (12, 18, 6), TransferModel(latency_ns=5), v)
     peaks = peak_activations(simulation.program)
     for rank, peak in enumerate(peaks):
-        held = simulation.held_over_time(rank)
-        assert max(one.num_held for one in held) == peak
-        assert held[-1].num_held == 0
+        held = simulation.in_flight(rank)
+        assert max(one.num for one in held) == peak
+        assert held[-1].num == 0
         assert [one.time_ns for one in held] == sorted(one.time_ns for one in held)
 
 
 def test_an_activation_is_held_from_its_forwards_start_to_its_weights_end():
-    assert simulated("zb_h1", 1, 1, (4, 3, 2)).held_over_time(0) == [Held(0, 1), Held(9, 0)]
-    assert simulated("afab", 2, 1, (4, 3, 2)).held_over_time(0) == [Held(0, 1), Held(18, 0)]
+    assert simulated("zb_h1", 1, 1, (4, 3, 2)).in_flight(0) == [InFlight(0, 1), InFlight(9, 0)]
+    assert simulated("afab", 2, 1, (4, 3, 2)).in_flight(0) == [InFlight(0, 1), InFlight(18, 0)]
 
 
 def lines_run(function):
@@ -133,10 +132,10 @@ def lines_run(function):
     [
         lambda program: check(program, max_held=10**6),
         lower,
-        lambda program: simulate(program, uniform(program.placement, 8, 8, 8)),
-        lambda program: critical_path(
-            simulate(program, uniform(program.placement, 8, 8, 8), TransferModel(latency_ns=3))
-        ),
+        lambda program: predict(program, uniform(program.placement, 8, 8, 8)),
+        lambda program: predict(
+            program, uniform(program.placement, 8, 8, 8), TransferModel(latency_ns=3)
+        ).critical_path(),
     ],
     ids=["check", "lower", "simulate", "critical path"],
 )
@@ -150,7 +149,7 @@ def test_a_whole_backward_can_have_its_own_time():
     program = build_program("1f1b", 2, 1)
     times = Durations((10, 10), (5, 6), (4, 3), (7, 8))
     assert times.by_op()[Op.B] == times.whole_ns == (7, 8)
-    assert simulate(program, times).makespan_ns == 10 + 10 + 8 + 7
-    assert simulate(program, Durations((10, 10), (5, 6), (4, 3))).makespan_ns == 10 + 10 + 9 + 9
+    assert predict(program, times).makespan_ns == 10 + 10 + 8 + 7
+    assert predict(program, Durations((10, 10), (5, 6), (4, 3))).makespan_ns == 10 + 10 + 9 + 9
     with pytest.raises(ValueError, match=r"2, 2, 2, 1 stages \(forward, input, weight, backward\)"):
-        simulate(program, Durations((10, 10), (5, 6), (4, 3), (7,)))
+        predict(program, Durations((10, 10), (5, 6), (4, 3), (7,)))

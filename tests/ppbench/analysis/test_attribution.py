@@ -10,9 +10,8 @@ from spans import frame
 from engine.plan.action import CODES, COMPUTE_OPS, SEND_OPS, Op
 from engine.plan.lower import lower
 from engine.plan.period import with_end
-from engine.plan.replay import replay
+from engine.plan.predict import Durations, predict, timed, uniform
 from engine.plan.schedules.registry import SCHEDULES, build_program
-from engine.plan.simulate import Durations, simulate, uniform
 from engine.plan.walk import walk
 from ppbench.analysis.attribution import PARTS, PHASES, attribute
 from ppbench.analysis.metrics import windows
@@ -87,7 +86,7 @@ def steps_of(lowered, duration_ns, moving_ns, num_steps=5):
             duration_ns(a) if a.op in COMPUTE_OPS else moving_ns(a) if a.op in SEND_OPS else 0
             for a in actions
         ]
-        spans = replay(lowered, [took]).spans()
+        spans = timed(lowered, [took]).spans()
         frames.append(pd.DataFrame(spans).assign(step=step))
     return pd.concat(frames, ignore_index=True)
 
@@ -208,7 +207,7 @@ def total(spans):
 def test_a_slow_stage_is_imbalance_and_nothing_else():
     halves = (500, 750, 500, 500)
     durations = Durations((1000, 1500, 1000, 1000), halves, halves)
-    slow, step_ns = durations.by_op(), simulate(PROGRAM, durations).makespan_ns
+    slow, step_ns = durations.by_op(), predict(PROGRAM, durations).makespan_ns
     parts = total(steps_of(PROGRAM, lambda a: slow[a.op][a.stage], lambda _: 0))
     # With the same work spread evenly the step would take 11 x 2250.
     assert parts["structure_ns"] == 4 * 24_750 - 4 * 8 * 2250

@@ -6,20 +6,19 @@ import pytest
 from stored_runs import MS, spans
 
 from engine.plan.action import COMPUTE_OPS, NO_INDEX, OPS, Action, Op
-from engine.plan.critical_path import critical_path as path_of_plan
+from engine.plan.predict import TimedStep, TransferModel, predict, uniform
 from engine.plan.schedules.registry import SCHEDULES, build_program
-from engine.plan.simulate import Simulation, TransferModel, simulate, uniform
 from engine.plan.spans import Lane, Span
 from ppbench.analysis.waits import NONE, Cause, Spans, critical_path, gaps, moments, waits
 
 
-def simulated(schedule: str, latency_ms: int, ranks: int = 4, microbatches: int = 8) -> Simulation:
+def simulated(schedule: str, latency_ms: int, ranks: int = 4, microbatches: int = 8) -> TimedStep:
     program = build_program(schedule, ranks, microbatches)
     transfers = TransferModel(latency_ns=latency_ms * MS, message_bytes=10)
-    return simulate(program, uniform(program.placement, 10 * MS, 8 * MS, 7 * MS), transfers)
+    return predict(program, uniform(program.placement, 10 * MS, 8 * MS, 7 * MS), transfers)
 
 
-def spans_of(simulation: Simulation) -> Spans:
+def spans_of(simulation: TimedStep) -> Spans:
     return Spans.of(pd.DataFrame(simulation.spans()))
 
 
@@ -48,7 +47,7 @@ def test_the_critical_path_of_spans_is_that_of_the_plan(schedule, latency_ms):
     path = result.spans.at(critical_path(result))
     ops = [OPS[code] for code in path.op]
     walked = list(map(Action, path.stage.tolist(), ops, path.microbatch.tolist()))
-    assert walked == [a for a in path_of_plan(simulation) if a.op in COMPUTE_OPS]
+    assert walked == [a for a in simulation.critical_path() if a.op in COMPUTE_OPS]
 
 
 def told(step: pd.DataFrame) -> list[tuple]:

@@ -8,8 +8,8 @@ import pytest
 from engine.plan.action import COMPUTE_OPS, JOINING_OPS, SEND_OPS, Op
 from engine.plan.collectives import DataParallel, NoCollectives, Zero2, Zero3, with_collectives
 from engine.plan.lower import lower
+from engine.plan.predict import timed
 from engine.plan.program import from_csv
-from engine.plan.replay import replay
 from engine.plan.schedules.registry import build_program
 from engine.plan.spans import Lane, Span
 from ppbench.analysis.attribution import PHASES, REPLICA_PARTS, attribute, figures_of
@@ -43,7 +43,7 @@ def steps_of(lowered, duration_ns, moving_ns, num_replicas, num_steps=4):
             ]
             for d in range(num_replicas)
         ]
-        frame = pd.DataFrame(replay(lowered, times).spans())
+        frame = pd.DataFrame(timed(lowered, times).spans())
         frames.append(frame.assign(step=step))
     return pd.concat(frames, ignore_index=True)
 

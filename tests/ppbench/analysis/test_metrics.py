@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 from spans import TWO_RANKS
 
+from engine.plan.predict import TransferModel, predict, uniform
 from engine.plan.schedules.registry import SCHEDULES, build_program
-from engine.plan.simulate import TransferModel, simulate, uniform
 from ppbench.analysis.metrics import (
     chosen_step,
     rank_figures,
@@ -68,7 +68,7 @@ def test_ranks_are_idle_for_what_they_do_not_compute():
 
 def simulated(name, p, m, costs, transfers):
     program = build_program(name, p, m)
-    return simulate(program, uniform(program.placement, *costs), transfers)
+    return predict(program, uniform(program.placement, *costs), transfers)
 
 
 @pytest.mark.parametrize(

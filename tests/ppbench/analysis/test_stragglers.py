@@ -14,7 +14,7 @@ from benchmarks.made_up_jobs import KINDS, Shape, durations, make, named, walked
 from engine.plan.action import RECV_OPS, SEND_OPS, Op
 from engine.plan.collectives import DataParallel, NoCollectives, TorchWindow, Zero2, Zero3
 from engine.plan.period import with_end
-from engine.plan.replay import replay
+from engine.plan.predict import timed
 from engine.plan.spans import Span, lane_of
 from engine.plan.walk import walk
 from ppbench.analysis.job_times import Columns, JobTimes, times_of
@@ -49,7 +49,7 @@ def test_all_steps_at_once_take_as_long_as_each_of_them_alone(schedule, policy, 
     ns[..., is_meeting] = 0
 
     alone = [
-        replay(lowered, [array("q", one.tobytes()) for one in step]).makespan_ns
+        timed(lowered, [array("q", one.tobytes()) for one in step]).makespan_ns
         for step in ns[..., ~is_meeting]
     ]
 

@@ -16,9 +16,9 @@ from traces import (
     two_ranks,
 )
 
+from engine.plan.predict import Durations, predict
 from engine.plan.program import from_json
 from engine.plan.schedules.registry import build_program
-from engine.plan.simulate import Durations, simulate
 from ppbench.cli import export as exporting
 from ppbench.errors import UsageError
 from ppbench.export.bencher import name_of
@@ -220,7 +220,7 @@ def test_no_message_moves_while_its_receiver_is_busy(
     tmp_path, schedule, ranks, forward_us, backward_us
 ):
     program, half = build_program(schedule, ranks, 8), tuple(us // 2 for us in backward_us)
-    planned = simulate(program, Durations(forward_us, half, half))  # free messages, no gaps
+    planned = predict(program, Durations(forward_us, half, half))  # free messages, no gaps
     paths = [
         trace(
             tmp_path,

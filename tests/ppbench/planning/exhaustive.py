@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from engine.plan.action import Op
 from engine.plan.lower import lower
 from engine.plan.period import Step, periods
+from engine.plan.predict import Durations, TransferModel
 from engine.plan.program import Program
 from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program
-from engine.plan.simulate import Durations, TransferModel
 from engine.plan.walk import Moving, of_kinds
 
 AT_ONCE = 4000

@@ -9,10 +9,10 @@ from engine.model.descriptions import Facts
 from engine.plan.check import check
 from engine.plan.model_costs import NOTHING, LinkCosts, ModelCosts
 from engine.plan.period import period_ns
+from engine.plan.predict import Durations, predict
 from engine.plan.program import loop_placement, v_placement
 from engine.plan.rules import peak_activations
 from engine.plan.schedules.registry import build_program
-from engine.plan.simulate import Durations, simulate
 from ppbench.config.case import Case
 from ppbench.planning.automatic import (
     MemoryLimitError,
@@ -47,12 +47,12 @@ def test_the_program_is_no_slower_than_any_schedule_within_the_limit(p, v, limit
     assert found.schedule == "auto"
     check(found)
     assert max(peak_activations(found)) <= limit
-    makespan = simulate(found, durations).makespan_ns
+    makespan = predict(found, durations).makespan_ns
     names = {1: ("1f1b", "zb_h1", "afab", "zb_h2"), 2: ("zbv", "interleaved_1f1b", "v_min")}[v]
     rivals = [program for name in names if (program := build_program(name, p, m, v))]
     fitting = [rival for rival in rivals if max(peak_activations(rival)) <= limit]
     assert fitting
-    assert all(makespan <= simulate(rival, durations).makespan_ns for rival in fitting)
+    assert all(makespan <= predict(rival, durations).makespan_ns for rival in fitting)
 
 
 def test_a_limit_below_one_microbatch_has_no_program():

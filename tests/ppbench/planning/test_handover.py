@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from engine.plan.lower import lower
+from engine.plan.predict import Durations
 from engine.plan.program import Placement, loop_placement, v_placement
 from engine.plan.schedules.registry import build_program, read_csv
-from engine.plan.simulate import Durations
 from ppbench.config.case import Case, Measure
 from ppbench.config.programs import program_of
 from ppbench.config.reader import read_sweep
