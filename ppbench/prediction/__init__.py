@@ -118,12 +118,13 @@ class PredictedStep:
         return spans_in_a_row(Step(self.program, simulation.took_ns), simulation.transfers)
 
     def frame_of(self, spans: Iterable[Span]) -> pd.DataFrame:
-        """Spans in ticks as rows in ns."""
+        """Spans in ticks as rows in the nearest whole ns."""
         import pandas as pd
 
         rows = pd.DataFrame(spans, columns=list(COLUMNS))
+        each = self.ticks_per_s
         for column in ("start_ns", "end_ns"):
-            rows[column] = [ticks * NS_PER_S / self.ticks_per_s for ticks in rows[column]]
+            rows[column] = [(t * NS_PER_S + each // 2) // each for t in rows[column].tolist()]
         return rows
 
     def figures(self) -> dict[str, object]:

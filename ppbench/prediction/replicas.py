@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from engine.plan.action import COLLECTIVE_OPS, JOINING_OPS, Op
 from engine.plan.collective_rules import check_collectives
@@ -30,7 +29,6 @@ from engine.plan.program import Program
 from engine.plan.rules import ProgramError
 from engine.plan.schedules.formulae import Times
 from engine.plan.schedules.registry import read_csv
-from engine.plan.spans import Span
 from ppbench.errors import UsageError, nearest
 from ppbench.prediction import (
     FREE_TRANSFERS,
@@ -42,9 +40,6 @@ from ppbench.prediction import (
     read_quantity,
     share_of_stage,
 )
-
-if TYPE_CHECKING:  # it takes as long as a small program's prediction
-    import pandas as pd
 
 MOST_REPLICAS = 1024
 _TIMES = {"gather": "seconds", "reduce": "seconds"}
@@ -80,10 +75,6 @@ class JoinedPrediction(PredictedStep):
             f"JoinedPrediction({self.program.schedule}, {self.replication.replicas} replicas: "
             f"makespan {number(self.makespan_s):g} s, bubble {self.simulation.bubble_fraction:.1%})"
         )
-
-    def frame_of(self, spans: Iterable[Span]) -> pd.DataFrame:
-        """Spans in ticks as rows in whole ns."""
-        return super().frame_of(spans).astype({"start_ns": "int64", "end_ns": "int64"})
 
     def figures(self) -> dict[str, object]:
         """The step's figures, over the ranks of all replicas; times in seconds."""

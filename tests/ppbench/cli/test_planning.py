@@ -32,6 +32,7 @@ from ppbench.prediction import (
     read_transfers,
 )
 from ppbench.prediction import ProgramRequest as Wanted
+from ppbench.prediction.replicas import Replication, predict_joined
 from ppbench.report.timeline import terminal as drawing
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
@@ -400,3 +401,20 @@ def test_collectives_of_a_link_are_those_of_a_ring():
     assert whole["reduce"] == 0.5 + 2 * 4 * 3 / 4
     same = simulated("1f1b", 2, 4, **sharded, collectives="gather=3.5,reduce=3.5")
     assert same["makespan"] == given["makespan"]
+
+
+@pytest.mark.parametrize("cost", ["F=1,I=1,W=1", "F=1e-9,I=0.3e-9,W=7e-10", "F=1e10,I=1,W=0"])
+def test_the_frame_of_a_prediction_has_the_nearest_whole_nanoseconds(cost):
+    costs = read_costs(cost)
+    program = program_of(Wanted("1f1b", 2, 4, None))
+    alone = predict(program, costs)
+    both = predict_joined(program, costs, Replication(NoCollectives(), (Fraction(1), Fraction(1))))
+    ends = [
+        Fraction(end, alone.ticks_per_s) * 10**9 for row in alone.simulation.end_ns for end in row
+    ]
+    for frame in (alone.frame, both.frame[both.frame["replica"] == 0]):
+        found = frame.loc[frame["lane"] == "compute", "end_ns"].tolist()
+        assert all(isinstance(end, int) for end in found)
+        assert all(
+            abs(end - exact) <= Fraction(1, 2) for end, exact in zip(found, ends, strict=True)
+        )
