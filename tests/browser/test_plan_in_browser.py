@@ -53,7 +53,8 @@ def test_every_action_has_its_bar_in_seconds(tab: Tab) -> None:
     for words in ("forward", "input gradient", "weight gradient"):
         assert lengths[words] == 8 * 8  # stages, microbatches
     assert tab.evaluate(f"{CHART}.timeline.unit") == " s"
-    assert 25.5 <= float(str(tab.evaluate(f"{CHART}.timeline.last"))) < 26
+    period = 8 * 3  # without a bubble: the step after ends so much later
+    assert 25.5 <= float(str(tab.evaluate(f"{CHART}.timeline.last"))) - period < 26
 
 
 def test_steps_below_a_second_are_in_milliseconds(browser: Browser, tmp_path: Path) -> None:
