@@ -57,7 +57,7 @@ NOTHING = LayerCosts(0, 0, 0, 0)
 
 
 class StageBytes(NamedTuple):
-    """What the actions of a stage do to the bytes of its rank, for `engine.plan.memory`.
+    """These bytes are what the actions of a stage change on its rank, for `engine.plan.memory`.
 
     The first three are by action, each op of `COMPUTING` twice: its first action, and later ones.
     """
@@ -95,7 +95,7 @@ class StageCosts:
 
     @cached_property
     def memory(self) -> StageBytes:
-        """What its actions do to the bytes of a rank, layer by layer: F forwards, else backwards.
+        """Its actions change the bytes of a rank so, layer by layer: F forwards, others backwards.
 
         A message is there when it is taken, and a layer's transient bytes count it: those of the
         last layer what is given back to its stage, which goes when the whole backward is over.

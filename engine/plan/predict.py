@@ -140,7 +140,7 @@ class TimedStep:
 
     @property
     def num_ranks(self) -> int:
-        """Of all replicas."""
+        """It counts the ranks of all replicas."""
         return self.walk.replicas * self.program.world_size
 
     @cached_property

@@ -24,7 +24,8 @@ from engine.plan.action import Action, Op
 from engine.plan.collectives import CollectivePolicy, Zero1, Zero2, most_unsharded
 
 BUCKET_BYTES = 25 * 2**20
-"""As in torch's DistributedDataParallel: gradients are there twice while a bucket takes them."""
+"""A bucket is as large as in torch's DistributedDataParallel; while it takes gradients, these are
+there twice."""
 
 
 class TrainingBytes(NamedTuple):

@@ -40,8 +40,8 @@ channel has the messages of all microbatches in each step.
    actions, least head + their time + least tail. The largest over all sets is found by Carlier's
    schedule: of what has its head behind it, always go on with the longest tail.
 2. What a rank has done before its first I can start is limited by memory. All else comes after it.
-   From the last F of its lowest stage until that microbatch is back, what there is to do is limited
-   by what is held beside it.
+   Its work from the last F of its lowest stage until that microbatch is back is limited by what is
+   held beside it.
 3. Memory over time: held x time, summed over the microbatches, is at most the limit x time, less
    what can not yet be taken at the beginning and what must be free already at the end.
 """
