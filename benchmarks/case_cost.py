@@ -1,15 +1,15 @@
-"""The cost of a case beyond its steps: workers that live on, against one torchrun per case.
+"""The cost of a case beyond its steps: workers that live on, against a start per case.
 
     python -m benchmarks.case_cost [--cases 24] [--alone 2] [--rounds 6]
 
 Two arms take turns: all cases in one `ppbench sweep`; and a few of them, different ones in each
-round, by a torchrun each, which runs the same worker on a sweep file with a single case. So both
+round, by a supervisor each, which runs the same worker on a sweep file with a single case. So both
 measure the same and store the same; they differ in what starts the ranks, and how often. Everything
 counts but the steps themselves: the start of Python and torch, communicators, the model, the step
 for memory, the store, the report. The cost of a case is the total time less the time of all steps,
 warm-up included, over the number of cases.
 
-There are two ratios: a case by torchrun over a case of a whole sweep, which shares its start, end
+There are two ratios: a case started alone over a case of a whole sweep, which shares its start, end
 and report among its cases; and over one more case of living workers, from the beginning of the
 first case to the row of the last. The figures show where rank 0 spends the time of a case in living
 workers, observed from outside during one more sweep.
@@ -37,8 +37,9 @@ from benchmarks.outcome import Figure, Goal, Ratio, parser, write
 from benchmarks.surroundings import ROOT, read_surroundings
 from benchmarks.turns import results_in_turns
 from engine.flight import Record, read_record
-from ppbench.run.failures.watchdog import flight_path
 from ppbench.run.job import noted_node_folders
+from ppbench.run.launch.local import SUPERVISOR, WORKER
+from ppbench.run.machine.node_folder import flight_path, last_start
 from ppbench.store import Store
 
 WORLD_SIZE = 2
@@ -89,7 +90,7 @@ class Whole:
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--cases", type=int, default=24)
-    options.add_argument("--alone", type=int, default=2, help="cases by torchrun in each round")
+    options.add_argument("--alone", type=int, default=2, help="cases started alone in each round")
     options.add_argument("--rounds", type=int, default=6)
     settings, surroundings = options.parse_args(), read_surroundings()
     cells = _cells(settings.cases)
@@ -99,7 +100,7 @@ def main() -> None:
         folder = Path(name)
         arms = {
             "living": lambda: _sweep(folder / str(next(numbers)), cells),
-            "alone": lambda: _torchruns(
+            "alone": lambda: _starts(
                 folder / str(next(numbers)), draw.sample(cells, settings.alone)
             ),
         }
@@ -111,12 +112,12 @@ def main() -> None:
     }
     alone = [whole.cost_s for whole in wholes["alone"]]
     ratios = [
-        Ratio.of(f"cost of a case, a torchrun each over {arm}", alone, values, Goal(at_least=10))
+        Ratio.of(f"cost of a case, a start each over {arm}", alone, values, Goal(at_least=10))
         for arm, values in costs.items()
     ]
     figures = [
         Figure(f"cost of a case, {arm}", tuple(values), "s")
-        for arm, values in {**costs, "a torchrun each": alone}.items()
+        for arm, values in {**costs, "a start each": alone}.items()
     ]
     write("case_cost", settings, surroundings, ratios, [*figures, *phases])
 
@@ -143,21 +144,13 @@ def _sweep(folder: Path, cells: Sequence[Cell]) -> Whole:
     return _run([command], folder, len(cells))
 
 
-def _torchruns(folder: Path, cells: Sequence[Cell]) -> Whole:
-    """Run each case by a torchrun, all into one store, so that both arms write the same amount."""
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={WORLD_SIZE}",
-        "-m",
-        "ppbench.run.worker",
-    ]
+def _starts(folder: Path, cells: Sequence[Cell]) -> Whole:
+    """Start each case alone, all into one store, so that both arms write the same amount."""
+    start = [sys.executable, "-m", SUPERVISOR, f"--ranks-per-node={WORLD_SIZE}", "-m", WORKER]
     commands = []
     for number, cell in enumerate(cells):
         file = _write_sweep(folder / str(number), [cell])
-        commands.append([*torchrun, f"{number}/{file}"])
+        commands.append([*start, f"{number}/{file}"])
     return _run(commands, folder, len(cells))
 
 
@@ -226,7 +219,8 @@ class _Watched:
         while not self._is_over.wait(LOOK_S):
             for launch in (self._folder / "results" / "launches").glob("*"):
                 for folder in noted_node_folders(launch):
-                    record = read_record(flight_path(folder, 0))
+                    start = last_start(folder)
+                    record = None if start is None else read_record(flight_path(start, 0))
                     if record is not None and record.number is not None:
                         self._records[record.number] = record
 

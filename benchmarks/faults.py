@@ -3,8 +3,8 @@
     python -m benchmarks.faults [--kills 50] [--cases 20] [--seed 0] [--keep FOLDER]
 
 A sweep of short emulated cases is started as a user would start it: again and again, until nothing
-is missing. Meanwhile SIGKILL is sent to the controller, the agent, a worker, the watchdog, the
-sampler, or all of them at once: while they start, in a step, while a run is stored, between cases.
+is missing. Meanwhile SIGKILL is sent to the controller, the supervisor, a worker, or all of
+them at once: while they start, in a step, while a run is stored, between cases.
 Sweeps follow each other, each into a store of its own, until the kills are used up. After each,
 its store must hold exactly one ok run per case and nothing that is broken or left over.
 
@@ -33,8 +33,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from engine.flight import Phase, read_record
-from ppbench.run.failures.watchdog import flight_path
 from ppbench.run.job import Event, Journal, noted_node_folders
+from ppbench.run.machine.node_folder import flight_path, last_start
 from ppbench.store import TABLES, Store
 
 SCHEDULES = ("afab", "1f1b", "zb_h1", "interleaved_1f1b", "zbv")
@@ -64,15 +64,11 @@ timeout_s = 120
 world_size = [1, 2]
 schedule = {schedules}
 """
-VICTIMS = ("controller", "agent", "worker", "watchdog", "sampler", "all")
-WEIGHTS = (4, 2, 4, 2, 2, 4)
+VICTIMS = ("controller", "supervisor", "worker", "all")
+WEIGHTS = (4, 4, 4, 4)
 INSTEAD = "instead"
 """Kills of the controller in place of a victim that had not started yet."""
-MODULES = {
-    "agent": "ppbench.run.launch.agent",
-    "watchdog": "ppbench.run.failures.watchdog",
-    "sampler": "ppbench.run.machine.sampler",
-}
+SUPERVISOR = "ppbench.run.launch.supervisor"
 MOMENTS = ("start-up", "step", "store", "between")
 START_UP_S = 10.0
 STEPS_S = 0.6
@@ -278,7 +274,8 @@ class Campaign:
         """The phase that rank 0 is in, in words."""
         launches = self._launches()
         folders = noted_node_folders(launches[-1]) if launches else []
-        record = read_record(flight_path(folders[0], 0)) if folders else None
+        start = last_start(folders[0]) if folders else None
+        record = None if start is None else read_record(flight_path(start, 0))
         if record is None:
             return "starts"
         last = record.entries[-1] if record.entries else None
@@ -377,12 +374,12 @@ def _commands() -> Iterator[tuple[int, str]]:
 
 
 def _role(pid: int, line: str, named: Collection[int]) -> str:
-    """The role of a process; workers are forks of the agent, and have its command line."""
-    role = next((role for role, module in MODULES.items() if module in line), "other")
+    """The role of a process; workers are forks of the supervisor, and have its command line."""
     with contextlib.suppress(OSError, IndexError):
         parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        return "worker" if role == "agent" and parent in named else role
-    return role
+        if SUPERVISOR in line:
+            return "worker" if parent in named else "supervisor"
+    return "other"
 
 
 def problems_of(results: Path) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """The ranks of `benchmarks.overhead`: steps that record more and more, in turns.
 
-    benchmarks.overhead_ranks JOB.json, told to ppbench.run.launch.agent
+    benchmarks.overhead_ranks JOB.json, by a supervisor
 
 All arms run in one process, on one trainer: two processes differ by more than the overhead. An
 item's `measure.steps` is its number of rounds; rank 0 notes each in the journal. The profiler is
@@ -20,11 +20,9 @@ import torch.distributed as dist
 from engine.run.recording import Recording
 from ppbench.config.case import Case
 from ppbench.run.job import PlannedRun
-from ppbench.run.launch.lifetime import die_with_parent
 from ppbench.run.runtimes.runtime import Runtime
 from ppbench.run.worker.measure import profiler_for
-from ppbench.run.worker.rank import Worker, take_part
-from ppbench.run.worker.rendezvous import join_other_ranks
+from ppbench.run.worker.rank import Worker, join_other_ranks, take_part
 
 Arm = Literal["off", "flight", "on", "profiler"]
 Durations = dict[Arm, int]
@@ -61,7 +59,6 @@ ORDERS_WITH_PROFILER: tuple[tuple[Arm, ...], ...] = (
 
 def main(job_file: Path) -> None:
     """Measure every case of the job."""
-    die_with_parent()
     join_other_ranks()
     take_part(job_file, _run_all)
 

@@ -21,7 +21,7 @@ hypothesis.settings.load_profile("unhurried")
 
 LONGEST = (
     "test_real_repository",
-    "test_agent",
+    "test_supervisor",
     "test_failures",
     "test_cli",
     "test_runtimes",

@@ -13,7 +13,7 @@ interpreter begins and ends, and what is imported when: tests of that start the 
 
 Its parent gone, the new process becomes the child of the nearest ancestor that reaps orphans, for
 which the starter volunteers at that moment. For that, the server has to be the starter's child.
-The ranks of an agent, which are forks of it, begin a server each when they begin their session.
+The ranks of a supervisor, which are forks of it, begin a server each when they begin their session.
 
 A command that prepares namespaces and then becomes Python is given as `inside(setup, command)`:
 a small process prepares them, and the fork enters those of that process.
@@ -57,16 +57,13 @@ PRELOADED = (
     "torch._dynamo",
     "engine.model.pretrained",
     "transformers.models.llama.modeling_llama",
-    "torch.distributed.run",
-    "torch.distributed.elastic.agent.server.local_elastic_agent",
     "ppbench.run.worker.rank",
+    "ppbench.run.launch.supervisor",
     "ppbench.run.verification.author",
 )
 _START_NOTHING = {
     "engine.train",
     "ppbench.run.launch.lifetime",
-    "ppbench.run.machine.sampler",
-    "ppbench.run.failures.watchdog",
 }
 _ROOM_FOR_COMMAND = 2000
 _NUMBER = struct.Struct("I")
@@ -98,13 +95,13 @@ class Task:
     """A command that prepares its namespaces and executes the words that follow."""
 
     @property
-    def is_agent(self) -> bool:
+    def is_supervisor(self) -> bool:
         """Whether its forks start processes: the ranks of a launch on this machine."""
-        return "ppbench.run.launch.agent" in self.words[:6]
+        return "ppbench.run.launch.supervisor" in self.words[:6]
 
     @property
     def is_starter(self) -> bool:
-        """Whether it starts processes that are worth a server: an agent, or torchrun's ranks."""
+        """Whether it starts processes that are worth a server, as a supervisor does."""
         return not _START_NOTHING.intersection(self.words[:4])
 
 
@@ -134,8 +131,8 @@ class Server:
 
 
 _server: Server | None = None
-_agent: int | None = None
-"""The process whose forks get a server each: an agent, whose ranks start processes of their own."""
+_supervisor: int | None = None
+"""The process whose forks get a server each: a supervisor, whose ranks start processes too."""
 
 
 class Inside(list[str]):
@@ -267,7 +264,7 @@ def _receive(connection: socket.socket) -> tuple[Task, list[int]] | None:
 def _begin_session() -> None:
     """What a rank begins with: in its session, its server and what that starts end with it."""
     _BEGIN_SESSION()
-    if _agent is not None and os.getppid() == _agent:
+    if _supervisor is not None and os.getppid() == _supervisor:
         other = _begin_server_of_own(keeps_descriptors=False)
         if other is not None:
             run(become(*other))
@@ -293,8 +290,8 @@ def become(task: Task, descriptors: list[int]) -> Task:
     _open_streams("PYTHONUNBUFFERED" in os.environ or task.words[1] == "-u")
     if (threads := os.environ.get("OMP_NUM_THREADS", "")).isdigit():  # read at import else
         sys.modules["torch"].set_num_threads(int(threads))
-    global _agent  # noqa: PLW0603
-    _agent = os.getpid() if task.is_agent else None
+    global _supervisor  # noqa: PLW0603
+    _supervisor = os.getpid() if task.is_supervisor else None
     if task.is_starter and (other := _begin_server_of_own()):
         return become(*other)
     for number in _CHANGEABLE:
@@ -388,14 +385,14 @@ def _run(task: Task) -> None:
 
 def _begin_server_of_own(*, keeps_descriptors: bool = True) -> tuple[Task, list[int]] | None:
     """None in this process; what it is to be in a process that this one starts later."""
-    global _agent, _server  # noqa: PLW0603
+    global _supervisor, _server  # noqa: PLW0603
     ours, theirs = socket.socketpair()
     parent = os.getpid()
     if os.fork() != 0:
         theirs.close()
         _server = Server(ours)
         return None
-    _agent = _server = None
+    _supervisor = _server = None
     ours.close()
     _libc.prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:

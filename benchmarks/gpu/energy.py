@@ -13,7 +13,7 @@ import torch
 from benchmarks.gpu.clock import wait_for
 from benchmarks.gpu.findings import Bound, Finding
 from engine.run.device import is_accelerator
-from ppbench.run.machine.sampler import read_samples, start_sampler
+from ppbench.run.machine.sampler import Sampler, read_samples
 from ppbench.run.machine.telemetry import summarize
 from ppbench.run.runtimes.runtime import id_of
 
@@ -42,24 +42,26 @@ def judge(measured: Measurements) -> list[Finding]:
 def measure(device: torch.device, window_s: float = WINDOW_S) -> Measurements:
     with tempfile.TemporaryDirectory(prefix="ppbench-gpu-") as folder:
         path = Path(folder) / "samples"
-        sampler = start_sampler(path, os.getpid())
-        _burn(device, 2.0 if device.type == "cuda" else 0.1)  # power is a mean of the last second
+        sampler = Sampler(path, os.getpid())
+        # Power is a mean of the last second.
+        _burn(device, 2.0 if device.type == "cuda" else 0.1, sampler)
         sampler.sample()
         begin_ns = time.monotonic_ns()
-        _burn(device, window_s)
+        _burn(device, window_s, sampler)
         sampler.sample()
         end_ns = time.monotonic_ns()
-        sampler.stop()
+        sampler.close()
         gpu = id_of(device) if is_accelerator(device) else None
         summary = summarize(read_samples(path, begin_ns, end_ns), [(begin_ns, end_ns)], gpu)
     window = (end_ns - begin_ns) / 1e9
     return Measurements(summary.gpu_energy_j, summary.gpu_power_w, window, summary.telemetry_note)
 
 
-def _burn(device: torch.device, seconds: float) -> None:
+def _burn(device: torch.device, seconds: float, sampler: Sampler) -> None:
     size = 4096 if device.type == "cuda" else 128
     left = torch.rand(size, size, device=device)
     began = time.monotonic()
     while time.monotonic() < began + seconds:
         left @ left
         wait_for(device)
+        sampler.sample_if_due()

@@ -146,7 +146,7 @@ EXHIBITS = (
         "past-its-time",
         "A run that ended past its time",
         "Stage 2 needs a minute for a forward and the run may take eight seconds: every rank is "
-        "drawn up to the moment at which the watchdog ended the run.",
+        "drawn up to the moment at which the supervisor ended the run.",
         (
             "ppbench sweep stuck.toml --no-report",
             "ppbench timeline last -o page.html",

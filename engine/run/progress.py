@@ -41,6 +41,7 @@ class DeviceProgress:
         self._has_issued = False  # computations since the last event
         self._lock = threading.Lock()
         self._is_over = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def begin_step(self, step: int) -> None:
         self._put(functools.partial(self._flight.begin_step, step))
@@ -82,11 +83,14 @@ class DeviceProgress:
                 except RuntimeError:  # the device has failed: the rank's own thread raises it too
                     return
 
-        threading.Thread(target=look, daemon=True).start()
+        self._thread = threading.Thread(target=look, daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
-        """Let the thread end; the record is not written by it again."""
+        """End the thread: the record, which the next case has too, is not written by it again."""
         self._is_over.set()
+        if self._thread is not None:
+            self._thread.join()
         self.catch_up()
 
     def _put(self, note: Note) -> None:

@@ -250,7 +250,7 @@ def _sweep_elsewhere(
     *,
     is_dry_run: bool,
 ) -> None:
-    """Run this node's part of a sweep under torchrun, or submit it to Slurm.
+    """Run this node's part of a sweep, or submit it to Slurm.
 
     A dry run prints what would be run, and runs nothing. Raises SweepInterruptedError.
     """

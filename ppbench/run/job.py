@@ -215,4 +215,4 @@ def noted_node_folders(launch: Path) -> list[Path]:
     """Return the launch's folders on this machine that are still there."""
     notes = list(Journal(launch, _NODES).new_events())
     here = {Path(str(note["folder"])) for note in notes if note["host"] == platform.node()}
-    return sorted(folder for folder in here if folder.parent.is_dir())
+    return sorted(folder for folder in here if folder.is_dir())

@@ -80,11 +80,11 @@ def test_other_ways_to_write_the_same_are_accepted(environ):
     check(environ)
 
 
-def test_workers_of_the_agent_and_the_authors_process_which_is_no_rank_have_them(bare, tmp_path):
+def test_ranks_of_the_supervisor_and_the_authors_process_which_is_no_rank_have_them(bare, tmp_path):
     started = []
     bare.setattr(subprocess, "Popen", lambda *_, env, **__: started.append(env))
     bare.setenv("RANK", "1")
-    local.LocalAgent("", tmp_path / "log")
+    local.Supervisor("", tmp_path / "log")
     exchange.AuthorProcess(tmp_path, exchange.Way("float32", "cpu", 1, 1))
     worker, author = started
     assert worker.items() >= SET.items() <= author.items()
@@ -100,8 +100,7 @@ STUBS = {
     # Each entry point, and what is put in the place of the first thing that it would run.
     "engine.train": "_run",
     "engine.costs": "Identity",
-    "ppbench.run.launch.nodes": "run.main",
-    "ppbench.run.launch.agent": "os.dup",
+    "ppbench.run.launch.supervisor": "run_on_node",
 }
 
 

@@ -9,23 +9,24 @@ import torch
 from benchmarks.gpu.products import measure as measure_products
 from engine.run import device as devices
 from engine.run.peak import measured_peak_flops
-from ppbench.run.machine.sampler import read_samples, start_sampler
+from ppbench.run.machine.sampler import Sampler, read_samples
 from ppbench.run.machine.telemetry import summarize
 from ppbench.run.runtimes.runtime import id_of
 from ppbench.run.runtimes.trained import peak_of
 
 
 def test_a_busy_gpu_uses_power_and_memory(gpu: torch.device, tmp_path: Path) -> None:
-    sampler = start_sampler(tmp_path / "s", os.getpid())
+    sampler = Sampler(tmp_path / "s", os.getpid())
     left = torch.rand(4096, 4096, device=gpu)
-    assert sampler.sample()
+    sampler.sample()
     begin_ns = time.monotonic_ns()
     while time.monotonic_ns() < begin_ns + 1_500_000_000:
         left @ left
         devices.wait_for_all(gpu)
-    assert sampler.sample()
+        sampler.sample_if_due()
+    sampler.sample()
     end_ns = time.monotonic_ns()
-    sampler.stop()
+    sampler.close()
     summary = summarize(
         read_samples(tmp_path / "s", begin_ns, end_ns), [(begin_ns, end_ns)], id_of(gpu)
     )

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from engine.flight import read_record
 from engine.run.p2p.shared_memory import MemoryChannel
-from ppbench.run.machine.node_folder import node_folder_of_rank
+from ppbench.run.machine.node_folder import flight_path, folder_of_rank
 
 AT = 6  # of the forwards so far, four in each step
 NO_LIMIT = 10**6
@@ -160,4 +160,4 @@ def nan_gradient():
 
 def _sibling(rank):
     """The process of another rank of the launch, by its flight record."""
-    return read_record(node_folder_of_rank() / f"flight-rank{rank}").pid
+    return read_record(flight_path(folder_of_rank(), rank)).pid

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import random
 import signal
 import sys
@@ -30,8 +29,7 @@ from ppbench.errors import (
 )
 from ppbench.report.pages.report import report_runs
 from ppbench.run.failures.evidence import PEER_LOST, RankError, collect, diagnose, write_rank_error
-from ppbench.run.failures.watchdog import flight_path
-from ppbench.run.launch.local import Exit, note_exit
+from ppbench.run.machine.node_folder import Exit, flight_path, note_exit, start_folder
 from ppbench.store import Store
 
 UNSAFE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
@@ -144,24 +142,21 @@ def test_an_error_is_bounded_and_printable_wherever_it_is_shown(flooded):
     assert len(written) < 6_000_000  # a page with its drawing library; the error alone was more
 
 
-def evidence(folder, errors=(), exits=(), pids=(10, 11)):
+def evidence(folder, errors=(), exits=(), num_ranks=2):
     """Evidence as `collect` returns it: errors as (rank, ms, status), exits as (rank, ms, code)."""
-    local, launch = folder / "local", folder / "launch"
+    local = start_folder(folder, 3)
     local.mkdir(parents=True)
-    launch.mkdir()
     now_ns = time.monotonic_ns()
-    for rank, pid in enumerate(pids):
+    for rank in range(num_ranks):
         FlightRecord(flight_path(local, rank), rank)
-        path = flight_path(local, rank)
-        data = path.read_bytes()
-        path.write_bytes(data.replace(os.getpid().to_bytes(8, "little"), pid.to_bytes(8, "little")))
+    note_exit(folder, Exit(2, 0, 9, -11, now_ns))  # of another start
     for rank, ms, status in errors:
         at_ns = now_ns + ms * 10**6
         error = RankError(rank, at_ns, status, f"{status} of rank {rank}", "")
         (local / f"error-rank{rank}.json").write_text(json.dumps(vars(error)))
     for rank, ms, code in exits:
-        note_exit(launch, Exit(0, rank, pids[rank], code, time.time(), now_ns + ms * 10**6))
-    return collect(local, launch)
+        note_exit(folder, Exit(3, rank, 10 + rank, code, now_ns + ms * 10**6))
+    return collect(folder)
 
 
 BLAMED = {  # errors (rank, ms, status), exits (rank, ms, code): status, rank, words
@@ -169,7 +164,7 @@ BLAMED = {  # errors (rank, ms, status), exits (rank, ms, code): status, rank, w
         [(0, 1, PEER_LOST)], [(0, 12, 1), (1, 20, -9)], "crash", 1, "was killed by SIGKILL"),
     "an echo that looks like an error of its own": (
         [(0, 1, "error")], [(1, 5, -9), (0, 12, 1)], "crash", 1, "was killed by SIGKILL"),
-    "an echo of a rank that the agent ended before it was gone": (
+    "an echo of a rank that was ended before it was gone": (
         [(0, 1, "error")], [(1, 5, 7)], "crash", 1, "exited with code 7"),
     "an error, and what came of it": (
         [(1, 1, "error")], [(1, 9, 1), (0, 30, -6)], "error", 1, "error of rank 1"),
@@ -177,8 +172,6 @@ BLAMED = {  # errors (rank, ms, status), exits (rank, ms, code): status, rank, w
     "a rank that left with 0": ([(0, 4, PEER_LOST)], [(1, 2, 0), (0, 9, 1)], "crash", 1, "code 0"),
     "a rank that somebody ended": (
         [(0, 4, PEER_LOST)], [(1, 2, -15), (0, 9, 1)], "crash", 1, "killed by SIGTERM"),
-    "a rank that the agent ended": (
-        [(0, 4, "error")], [(0, 6, 1), (1, 9, -15)], "error", 0, "error of rank 0"),
     "a bus error": ([(0, 4, PEER_LOST)], [(1, 2, -7)], "crash", 1, "killed by SIGBUS"),
     "a real-time signal": ([], [(1, 2, -40)], "crash", 1, "killed by signal 40"),
 }  # fmt: skip
@@ -199,5 +192,5 @@ def test_blame_does_not_depend_on_which_rank_is_which(tmp_path):
     for first, other in itertools.permutations(range(3), 2):
         errors = [(other, 1, PEER_LOST)]
         exits = [(other, 30, 1), (first, 40, -signal.SIGSEGV)]
-        node = evidence(tmp_path / str(next(number)), errors, exits, (10, 11, 12))
+        node = evidence(tmp_path / str(next(number)), errors, exits, 3)
         assert diagnose([node], None, 0, 300).rank == first

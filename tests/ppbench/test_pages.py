@@ -62,8 +62,7 @@ FOLLOWED = (
 """Pages whose every command `--thorough` runs as it is written."""
 SEES_NO_MACHINE = ("schedules", "simulate", "sweep wrong.toml")
 ELSEWHERE = (
-    "export TORCH",
-    "python -m ppbench.run.launch.nodes",
+    "python -m ppbench.run.launch.supervisor",
     "srun ",
     "python3 -m venv",
     ". .venv",

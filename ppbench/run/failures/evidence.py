@@ -1,9 +1,9 @@
 """Collects the files of a node's ranks that died, and diagnoses the failure.
 
 Every rank writes into its node's folder: its flight record as it goes, the exception that ended
-it, the stack at which it crashed. The watchdog adds the states in which it saw the ranks. After a
-restart the first rank of each node collects all this, and rank 0 diagnoses it: status, error, rank,
-actions.
+it, the stack at which it crashed. The supervisor adds which ranks ended by themselves, and in which
+states it ended the others. After a restart the first rank of each node collects all this, and rank
+0 diagnoses it: status, error, rank, actions.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import dataclasses
 import functools
 import itertools
 import json
+import os
 import platform
-import shutil
 import signal
 import time
 import traceback
@@ -35,8 +35,6 @@ from ppbench.errors import (
     readable,
 )
 from ppbench.run.failures.post_mortem import (
-    ALIVE,
-    DEAD,
     STEPS,
     PostMortem,
     RankState,
@@ -44,14 +42,23 @@ from ppbench.run.failures.post_mortem import (
     name_of,
     post_mortem,
 )
-from ppbench.run.failures.watchdog import WatchdogReport, read_report
-from ppbench.run.launch.local import Exit, last_words, read_ends, signal_name
-from ppbench.run.machine.node_folder import collected_path
+from ppbench.run.machine.node_folder import (
+    ALIVE,
+    DEAD,
+    Ending,
+    Exit,
+    last_start,
+    number_of,
+    read_events,
+    signal_name,
+)
 
 PEER_LOST = "crash"
 """Status of a rank that failed because another had died. If no rank reports more, one crashed."""
 INTERRUPTED = "interrupted"
 OPTIMIZER = Action(NO_INDEX, Op.OPT, NO_INDEX)
+MOST_WORDS = 2_000
+"""Bytes read from the end of a rank's log, for the cause of its death."""
 _WAITING = (Op.F, Op.B, Op.I)
 
 
@@ -68,9 +75,9 @@ class RankError:
 
 @dataclass(frozen=True)
 class CrashReport:
-    """The records, errors and exits that one node's ranks left.
+    """What one node's ranks left in their last start, and its supervisor saw.
 
-    The times in its records and in `report` are of its own clock.
+    All times in it are of the node's own clock.
     """
 
     hostname: str
@@ -78,8 +85,8 @@ class CrashReport:
     records: list[Record] = field(default_factory=list)
     errors: list[RankError] = field(default_factory=list)
     faults: dict[int, str] = field(default_factory=dict)  # rank -> where it crashed
-    report: WatchdogReport | None = None  # of its watchdog
-    exits: dict[int, Exit] = field(default_factory=dict)  # rank -> how its process ended
+    ending: Ending | None = None  # None: the supervisor was gone before it could note it
+    exits: dict[int, Exit] = field(default_factory=dict)  # rank -> how it ended by itself
     log_ends: dict[int, str] = field(default_factory=dict)  # rank of these -> end of its log
 
 
@@ -116,7 +123,7 @@ def write_rank_error(
     trace = readable("".join(traceback.format_exception(error)), MOST_OF_TRACE, log)
     record = RankError(rank, time.monotonic_ns(), status_of(error, message), message, trace)
     path = folder / f"error-rank{rank}.json"
-    aside = path.with_suffix(".partial")  # the agent may end this process at any moment
+    aside = path.with_suffix(".partial")  # this process may be killed at any moment
     aside.write_text(json.dumps(dataclasses.asdict(record)))
     aside.replace(path)
 
@@ -129,47 +136,51 @@ def _read_error(path: Path) -> RankError | None:
         return None
 
 
-def collect(folder: Path, launch: Path) -> CrashReport:
-    """Read a node's folder, and the exits that the agent noted in the launch's.
+def collect(node: Path, before: int | None = None) -> CrashReport:
+    """Read what the last ranks of a node left that came so far; with `before`, of earlier starts.
 
-    The folder is moved aside, so that it is not mistaken for the next one.
+    `node` is the node's folder. It stays as it is.
     """
-    # It is aside already if the process that collected it was killed.
-    source = folder if folder.exists() else collected_path(folder)
-    errors = [_read_error(path) for path in source.glob("error-rank*.json")]
-    records = [read_record(path) for path in sorted(source.glob("flight-rank*"))]
+    clock_ns = time.time_ns() - time.monotonic_ns()
+    start = last_start(node, before)
+    if start is None:
+        return CrashReport(platform.node(), clock_ns)
+    number, events = number_of(start), read_events(node)
+    errors = [_read_error(path) for path in start.glob("error-rank*.json")]
+    records = [read_record(path) for path in start.glob("flight-rank*")]
     faults = {
         int(path.name.removeprefix("fault-rank")): readable(text, MOST_OF_TRACE)
-        for path in source.glob("fault-rank*")
+        for path in start.glob("fault-rank*")
         if (text := path.read_text(errors="replace").strip())
     }
-    pids = {record.pid for record in records if record is not None}
-    # The agent notes no worker that it ended itself. The first end of a rank counts.
-    exits = {ended.rank: ended for ended in reversed(read_ends(launch)) if ended.pid in pids}
-    crash = CrashReport(
+    exits = {ended.rank: ended for ended in events.exits if ended.start == number}
+    return CrashReport(
         platform.node(),
-        time.time_ns() - time.monotonic_ns(),
+        clock_ns,
         sorted((r for r in records if r is not None), key=lambda record: record.rank),
         sort_errors([error for error in errors if error is not None]),
         faults,
-        read_report(source),
+        next((ending for ending in events.endings if ending.start == number), None),
         exits,
-        {rank: readable(last_words(launch, ended)) for rank, ended in exits.items()},
+        {rank: readable(_last_words(ended)) for rank, ended in exits.items()},
     )
-    if source == folder:
-        shutil.rmtree(collected_path(folder), ignore_errors=True)
-        with contextlib.suppress(OSError):
-            folder.rename(collected_path(folder))
-    return crash
+
+
+def _last_words(ended: Exit) -> str:
+    """Return the end of a rank's standard error; empty if there is no such log."""
+    with contextlib.suppress(OSError), Path(ended.log).open("rb") as file:
+        file.seek(-min(os.fstat(file.fileno()).st_size, MOST_WORDS), os.SEEK_END)
+        return file.read().decode(errors="replace").strip()
+    return ""
 
 
 STORE_FAILED = "store"
 """Status of a rank that could not write to the store: the sweep cannot go on."""
 
 
-def store_error(folder: Path) -> str | None:
+def store_error(node: Path) -> str | None:
     """Return why the launch's results cannot be stored; None if no rank has failed to."""
-    for path in folder.glob("error-rank*.json"):
+    for path in node.glob("*/error-rank*.json"):
         error = _read_error(path)
         if error is not None and error.status == STORE_FAILED:
             return error.message
@@ -223,16 +234,16 @@ def diagnose(
 
 
 def _ended_ns(node: CrashReport) -> int:
-    """Return when the node's ranks ended: as the watchdog saw it, else now."""
-    if node.report is not None:
-        return node.report.at_ns + node.to_epoch_ns
+    """Return when the node's ranks ended: as the supervisor saw it, else now."""
+    if node.ending is not None:
+        return node.ending.at_ns + node.to_epoch_ns
     ends = [error.at_ns + node.to_epoch_ns for error in node.errors]
     return max(ends, default=time.time_ns())
 
 
 @dataclass(frozen=True)
 class _End:
-    """The end of a rank, by its own error, by its agent, or as the watchdog saw it."""
+    """The end of a rank, by its own error, or as the supervisor saw it."""
 
     node: CrashReport
     rank: int
@@ -241,48 +252,30 @@ class _End:
 
     @property
     def at_ns(self) -> int:
-        """Return when its process was gone, else when it failed or was seen dead.
+        """Return when its process was gone, else when it failed; the time counts from the epoch.
 
-        The time counts from the epoch. The other ranks lose a process that is gone, so their errors
-        come after its end.
+        The other ranks lose a process that is gone, so their errors come after its end.
         """
         if self.exit is not None:
-            at_ns = self.exit.at_ns or int(self.exit.at * 1e9) - self.node.to_epoch_ns
-        elif self.error is not None:
-            at_ns = self.error.at_ns
-        else:
-            report = self.node.report
-            at_ns = time.monotonic_ns() if report is None else report.at_ns
-        return at_ns + self.node.to_epoch_ns
+            return self.exit.at_ns + self.node.to_epoch_ns
+        return (
+            _ended_ns(self.node) if self.error is None else self.error.at_ns + self.node.to_epoch_ns
+        )
 
 
 def _first_end(nodes: Sequence[CrashReport]) -> _End | None:
     """Return the earliest end that is no consequence of another one.
 
-    A rank that reports a lost peer does not count, nor one that the watchdog or the agent has
-    ended. A rank that is not among its agent's exits was still alive when the agent ended the rest.
+    A rank that reports a lost peer does not count. A rank that is not among its node's exits was
+    still alive when the supervisor ended the rest.
     """
     ends = []
     for node in nodes:
         errors = {error.rank: error for error in node.errors}
-        states = {} if node.report is None else node.report.processes
-        dead = {rank for rank, state in states.items() if state == DEAD}
-        ranks = sorted({*errors, *node.exits, *node.faults, *dead})
+        ranks = sorted({*errors, *node.exits, *node.faults})
         ends += [_End(node, rank, errors.get(rank), node.exits.get(rank)) for rank in ranks]
     ends.sort(key=lambda end: (bool(end.node.exits) and end.exit is None, end.at_ns))
-    for place, end in enumerate(ends):
-        if end.error is not None:
-            if end.error.status != PEER_LOST:
-                return end
-            continue
-        report = end.node.report
-        # It was still alive when the watchdog saw a rank dead, or the time up.
-        is_by_watchdog = report is not None and report.processes.get(end.rank, DEAD) != DEAD
-        # The agent ends the other ranks so; or someone outside ended it.
-        is_by_sigterm = end.exit is not None and end.exit.exitcode == -signal.SIGTERM
-        if not is_by_watchdog and (place == 0 or not is_by_sigterm):
-            return end
-    return None
+    return next((end for end in ends if end.error is None or end.error.status != PEER_LOST), None)
 
 
 def _cause(
@@ -305,25 +298,28 @@ def _cause(
             return INTERRUPTED, f"it could not be stored: {error.message}", error.rank
         text = f"{name(error.rank)}: {error.message}\n{states}\n{error.traceback}"
         return error.status, text, error.rank
-    timeouts = [node for node in nodes if node.report is not None and node.report.has_timed_out]
+    timeouts = [
+        node for node in nodes if node.ending is not None and node.ending.cause == "timeout"
+    ]
     if timeouts and (first is None or first.at_ns >= min(map(_ended_ns, timeouts))):
         words = f"not over after measure.timeout_s = {timeout_s:g} s"
         return "timeout", f"{words}: {states}", None if finding is None else finding.rank
     # No rank has an error of its own: the one that died first tells how.
     status, rank, trace = PEER_LOST, None if first is None else first.rank, ""
-    words = "a worker died without a Python error: it was killed, or crashed"
+    unseen = [node.hostname for node in nodes if node.records and node.ending is None]
+    words = "the ranks ended without an error of their own"
+    if unseen:
+        words = f"the supervisor of {unseen[0]} was killed, and its ranks ended with it"
     if first is not None:
         code = None if first.exit is None else first.exit.exitcode
         by_signal = "" if code is None or code >= 0 else signal_name(-code)
-        report, fault = first.node.report, first.node.faults.get(first.rank, "")
+        ending, fault = first.node.ending, first.node.faults.get(first.rank, "")
         if fault:
             how = f"crashed: {first_line(fault)}{f' ({by_signal})' if by_signal else ''}"
-        elif code in (None, -signal.SIGKILL) and report is not None and report.oom_kills > 0:
+        elif code in (None, -signal.SIGKILL) and ending is not None and ending.oom_kills > 0:
             status, how = "oom", "was killed by the kernel, which had run out of memory"
         elif by_signal:
             how = f"was killed by {by_signal}"
-        elif code is None:
-            how = "died without a Python error: it was killed, or left by os._exit"
         else:
             how = f"exited with code {code} in the middle of the case, without a Python error"
         words = f"{name(first.rank)} {how}"
@@ -343,8 +339,8 @@ def _last_seen(
     node: CrashReport, record: Record, lowered: Program | None, number: int
 ) -> RankState:
     """Return the last state of a rank; its times count from the epoch."""
-    if node.report is not None:  # else the rank or the agent says whether it is dead
-        process = node.report.processes.get(record.rank, ALIVE)
+    if node.ending is not None:  # else only the rank can say whether it was dead
+        process = node.ending.states.get(record.rank, ALIVE)
     else:
         has_error = record.rank in [error.rank for error in node.errors[:1]]
         process = DEAD if record.rank in node.exits or has_error else ALIVE

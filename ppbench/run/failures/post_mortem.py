@@ -24,9 +24,9 @@ from engine.flight import Phase
 from engine.plan.action import COLLECTIVE_OPS, COMPUTE_OPS, NO_INDEX, SEND_OPS, Action, Op
 from engine.plan.messages import counterpart, incoming, outgoing
 from engine.plan.program import Program
+from ppbench.run.machine.node_folder import ALIVE, DEAD, STOPPED
 from ppbench.store.columns import FLIGHT
 
-ALIVE, STOPPED, DEAD = "alive", "stopped", "dead"
 STEPS = "steps"
 DRAINS = Phase.DRAINS.words
 _IN_STEP = tuple(phase.words for phase in (Phase.SUMS, Phase.UPDATES, Phase.DRAINS))

@@ -1,7 +1,7 @@
-"""Starts a sweep on several machines: by torchrun, or as a Slurm job of it.
+"""Starts a sweep on several machines: the same command on every node, or a Slurm job of it.
 
-    torchrun on every node --rendezvous--> one launch: its agents restart all workers together
-    sbatch --> submitit on each node --> for each launch: torchrun --> workers
+    a supervisor on every node --rendezvous--> one launch: all restart their ranks together
+    sbatch --> submitit on each node --> for each launch: a supervisor --> ranks
 
 The command is the same on each node, whether a person, a Slurm job or a pod starts it. There is no
 controller: rank 0 plans and reports. A Slurm job's first host is the rendezvous. Results go to the
@@ -23,13 +23,7 @@ from ppbench.config.case import Slurm
 from ppbench.config.sweep import Sweep
 from ppbench.console import note
 from ppbench.errors import LaunchError, SweepInterruptedError, UsageError
-from ppbench.run.launch.local import end_group
-
-NODES = "ppbench.run.launch.nodes"
-"""Torchrun, but listening on one interface only."""
-
-STOP_TIMEOUT_S = 35
-"""Torchrun gives its workers 30 seconds to end."""
+from ppbench.run.launch.local import STOP_TIMEOUT_S, SUPERVISOR, end_group
 
 
 @dataclass(frozen=True)
@@ -43,36 +37,25 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the nodes meet: a port of one of them, and a name that no other start has."""
+    """Where the nodes meet: a port of one of them."""
 
     host: str
     port: int
-    name: str
 
 
-def torchrun_command(
-    nodes: Nodes, endpoint: str, rendezvous_id: str, program: Sequence[str]
-) -> list[str]:
+def supervisor_command(nodes: Nodes, rendezvous: str, program: Sequence[str]) -> list[str]:
     """Return the command that runs one launch, to be started on each node.
 
-    `program` are a module and its arguments. Agents that meet by `c10d` restart their workers
-    together, whichever node one fails on; by `static` they would not. A node that takes the place
-    of a lost one can meet the others only if they do not share the agents' store, whose address
-    torch publishes in the first round alone.
+    `program` are a module and its arguments.
     """
     return [
-        "env",
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
         sys.executable,
         "-m",
-        NODES,
-        f"--nnodes={nodes.num_nodes}",
-        f"--nproc-per-node={nodes.ranks_per_node}",
+        SUPERVISOR,
+        f"--nodes={nodes.num_nodes}",
+        f"--ranks-per-node={nodes.ranks_per_node}",
         f"--max-restarts={nodes.max_restarts}",
-        "--monitor-interval=0.1",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={endpoint}",
-        f"--rdzv-id={rendezvous_id}",
+        f"--rendezvous={rendezvous}",
         "-m",
         *program,
     ]
@@ -89,36 +72,31 @@ class NodeLaunches:
     def commands(self, meeting: Rendezvous) -> list[list[str]]:
         """Return the command of each launch, on a port of its own: the last may still be open."""
         return [
-            torchrun_command(
-                self.nodes,
-                f"{meeting.host}:{meeting.port + launch}",
-                f"{meeting.name}-{launch}",
-                self.program,
-            )
+            supervisor_command(self.nodes, f"{meeting.host}:{meeting.port + launch}", self.program)
             for launch in range(self.num_launches)
         ]
 
     def run(self, meeting: Rendezvous) -> None:
         """Run all launches. Raises LaunchError at the first that fails.
 
-        Blocks. Any exception ends torchrun and its workers first; Ctrl-C then raises
+        Blocks. Any exception ends the supervisor and its ranks first; Ctrl-C then raises
         SweepInterruptedError.
         """
         for number, command in enumerate(self.commands(meeting), start=1):
             note(f"launch {number} of {self.num_launches}: {shlex.join(command)}")
-            # In a session of its own: Ctrl-C reaches this process alone, which ends torchrun.
-            torchrun = subprocess.Popen(command, start_new_session=True)
+            # In a session of its own: Ctrl-C reaches this process alone, which ends it.
+            supervisor = subprocess.Popen(command, start_new_session=True)
             try:
-                exit_code = torchrun.wait()
+                exit_code = supervisor.wait()
             except KeyboardInterrupt:
                 raise SweepInterruptedError(
                     "stopped; the runs that are done are kept, on the first node, and every node "
                     "has to be started again"
                 ) from None
             finally:
-                end_group(torchrun, STOP_TIMEOUT_S)
+                end_group(supervisor, STOP_TIMEOUT_S)
             if exit_code != 0:
-                raise LaunchError(f"torchrun ended with exit code {exit_code}")
+                raise LaunchError(f"the supervisor ended with exit code {exit_code}")
 
 
 def node_launches(sweep: Sweep, num_nodes: int, program: Sequence[str]) -> NodeLaunches:
@@ -141,7 +119,7 @@ def rendezvous_of(sweep: Sweep) -> Rendezvous:
             "somewhere; add --set launch.torchrun.rendezvous=HOST:PORT, HOST being one of them"
         )
     host, _, port = (place.rendezvous or "127.0.0.1:29400").rpartition(":")
-    return Rendezvous(host, int(port), sweep.name)
+    return Rendezvous(host, int(port))
 
 
 if TYPE_CHECKING:
@@ -163,7 +141,7 @@ class NodeTask:
         job = submitit.JobEnvironment()
         number = int(job.raw_job_id)
         port = FIRST_PORT + number % NUM_PORTS
-        self.launches.run(Rendezvous(job.hostnames[0], port, str(number)))
+        self.launches.run(Rendezvous(job.hostnames[0], port))
 
     def checkpoint(self) -> Any:
         """Queue the job again at the time limit or when it is preempted; it then goes on."""
@@ -200,7 +178,7 @@ class SlurmJob:
 
     def preview(self) -> str:
         """The script, and as comments below it the commands that run on each node."""
-        commands = self.launches.commands(Rendezvous("FIRST_HOST", FIRST_PORT, "JOB"))
+        commands = self.launches.commands(Rendezvous("FIRST_HOST", FIRST_PORT))
         heading = f"# which runs on each node (the port is {FIRST_PORT} + JOB % {NUM_PORTS}):"
         listed = (f"#   {shlex.join(command)}" for command in commands)
         return "\n".join([self.script(), heading, *listed])
@@ -237,7 +215,7 @@ def parameters(sweep: Sweep, ranks_per_node: int) -> dict[str, Any]:
         "qos": slurm.qos,
         "constraint": slurm.constraint,
         "nodes": slurm.nodes,
-        "ntasks_per_node": 1,  # torchrun, which starts the ranks
+        "ntasks_per_node": 1,  # the supervisor, which starts the ranks
         "time": slurm.time_min,
         "gpus_per_node": slurm.gpus_per_node,
         "cpus_per_task": num_cores,

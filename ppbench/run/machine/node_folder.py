@@ -1,43 +1,47 @@
-"""The private folder for the files of a node's ranks: flight records, errors and samples.
+"""A node's private folder: what its supervisor has seen, and what its ranks leave behind.
 
-    ppbench-<launch>-<random>/current/      files of the ranks that were started last
-                              collected/    those of the ranks before, once they have been read
+    ppbench-<launch>-<random>/events.jsonl     what happened, by the supervisor alone
+                              samples.jsonl    the node's load, memory and accelerators
+                              start-0/         the ranks that were started first: flight records,
+                              start-1/         errors, stacks of crashes; those started next; ...
 
-Whoever starts a node's agent makes it, in shared memory if that has room, and hands its path down
-in an environment variable, so that ranks which are started anew find what those before them left.
-A launch notes its folders in the store: where all its processes are killed at once, the next sweep
-into that store reads them and removes them.
+It is in shared memory if that has room. A launch notes its folders in the store: where all its
+processes are killed at once, the next sweep into that store reads them and removes them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import os
 import shutil
+import signal
 import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ppbench.errors import StoreError
 
-VARIABLE = "PPBENCH_NODE_FOLDER"
-"""Environment variable of an agent and its ranks, with the path of `current`."""
+START_FOLDER = "PPBENCH_START_FOLDER"
+"""Environment variable of a rank, with the folder of its start."""
+ASKS = "PPBENCH_SAMPLES"
+"""Environment variable of a rank: descriptor of a node's first rank, where it asks for samples."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # a folder that is made there is private
 ROOM_BYTES = 16 * 2**20
 """Free memory from which on the folder is there: a node's samples, and the records of 80 ranks."""
+ALIVE, STOPPED, DEAD = "alive", "stopped", "dead"
+_EVENTS, _START = "events.jsonl", "start-"
 
 
 def make_node_folder(launch_id: str = "") -> Path:
-    """Make a node's folder; return the path for the files of its ranks, which is not there yet.
-
-    Raises StoreError where no folder can be made.
-    """
-    prefix = f"ppbench-{launch_id}-"
+    """Make a node's folder. Raises StoreError where none can be made."""
     memory = None
     with contextlib.suppress(OSError):  # there is none
         has_room = shutil.disk_usage(SHARED_MEMORY).free >= ROOM_BYTES
         memory = SHARED_MEMORY if has_room and os.access(SHARED_MEMORY, os.W_OK) else None
     try:
-        return Path(tempfile.mkdtemp(prefix=prefix, dir=memory)) / "current"
+        return Path(tempfile.mkdtemp(prefix=f"ppbench-{launch_id}-", dir=memory))
     except OSError as error:
         raise StoreError(
             f"no folder for the ranks' flight records can be made: {error}; set TMPDIR to a folder "
@@ -45,19 +49,137 @@ def make_node_folder(launch_id: str = "") -> Path:
         ) from error
 
 
-def node_folder_of_rank() -> Path:
-    """Return where this rank and the others of its node keep their files."""
-    if folder := os.environ.get(VARIABLE):
-        return Path(folder)
-    # Plain torchrun hands down no folder; its agent is the parent of each rank, also of later ones.
-    job = f"{os.environ['TORCHELASTIC_RUN_ID']}-{os.getppid()}"
-    return Path(tempfile.gettempdir()) / f"ppbench-{job}" / "current"
+def remove_node_folder(node: Path) -> None:
+    shutil.rmtree(node, ignore_errors=True)
 
 
-def collected_path(current: Path) -> Path:
-    """Return where the files of the ranks are moved once they have been read."""
-    return current.with_name("collected")
+def start_folder(node: Path, start: int) -> Path:
+    """Return the folder for the files of the ranks that are started for the nth time."""
+    return node / f"{_START}{start}"
 
 
-def remove_node_folder(current: Path) -> None:
-    shutil.rmtree(current.parent, ignore_errors=True)
+def folder_of_rank() -> Path:
+    """Return where this rank keeps its files."""
+    return Path(os.environ[START_FOLDER])
+
+
+def number_of(start: Path) -> int:
+    """Return the number of a start, by its folder."""
+    return int(start.name.removeprefix(_START))
+
+
+def flight_path(start: Path, rank: int) -> Path:
+    return start / f"flight-rank{rank}"
+
+
+def samples_path(node: Path) -> Path:
+    return node / "samples.jsonl"
+
+
+def last_start(node: Path, before: int | None = None) -> Path | None:
+    """Return the folder of the newest start whose ranks have come so far as to leave records.
+
+    With `before`, only earlier starts count. None if there is no such start.
+    """
+    starts = sorted(node.glob(f"{_START}*"), key=number_of, reverse=True)
+    for start in starts:
+        if (before is None or number_of(start) < before) and any(start.glob("flight-rank*")):
+            return start
+    return None
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A rank whose process ended by itself; those that the supervisor ended have none."""
+
+    start: int
+    rank: int
+    pid: int
+    exitcode: int  # the negative number of the signal, if one ended it
+    at_ns: int  # on the node's monotonic clock
+    log: str = ""  # file of its standard error; empty where it has no log of its own
+
+    def __str__(self) -> str:
+        how = f"ended with exit code {self.exitcode}"
+        if self.exitcode < 0:
+            how = f"was ended by {signal_name(-self.exitcode)}"
+        return f"rank {self.rank} (pid {self.pid}) {how}"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why the supervisor ended the ranks of a start, and the states that they were in."""
+
+    start: int
+    cause: str  # `exit`, `timeout`, `elsewhere` (on another node) or `stopped` (from outside)
+    at_ns: int  # on the node's monotonic clock
+    states: dict[int, str]  # rank -> `alive`, `stopped` or `dead`
+    oom_kills: int = 0  # processes of any launch that the kernel killed for memory just then
+
+
+@dataclass
+class Events:
+    """What a node's supervisor has noted."""
+
+    num_starts: int = 0
+    exits: list[Exit] = field(default_factory=list)  # in the order in which they were seen
+    endings: list[Ending] = field(default_factory=list)
+
+    def first_failure(self) -> Exit | None:
+        """Return the rank that failed first in the newest start that had a failure."""
+        failures = [one for one in self.exits if one.exitcode != 0]
+        return next((one for one in failures if one.start == failures[-1].start), None)
+
+
+def note_start(node: Path, start: int) -> None:
+    _note(node, "start", {"start": start})
+
+
+def note_exit(node: Path, ended: Exit) -> None:
+    _note(node, "exit", dataclasses.asdict(ended))
+
+
+def note_ending(node: Path, ending: Ending) -> None:
+    _note(node, "ending", dataclasses.asdict(ending))
+
+
+def _note(node: Path, what: str, details: dict[str, object]) -> None:
+    """Append a line by one write: it is whole unless the supervisor was killed meanwhile."""
+    line = json.dumps({"event": what, **details}) + "\n"
+    try:
+        file = os.open(node / _EVENTS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.write(file, line.encode())
+        os.close(file)
+    except OSError as error:  # no room, or the folder is gone: the supervisor's log has it
+        print(f"{node / _EVENTS}: cannot be written: {error}: {line}", flush=True)
+
+
+def read_events(node: Path) -> Events:
+    """Return what has been noted so far; nothing where there is no file."""
+    events = Events()
+    try:
+        lines = (node / _EVENTS).read_text().splitlines()
+    except OSError:
+        return events
+    for line in lines:
+        try:
+            details = json.loads(line)
+        except ValueError:  # cut short by a kill
+            continue
+        match details.pop("event"):
+            case "start":
+                events.num_starts += 1
+            case "exit":
+                events.exits.append(Exit(**details))
+            case "ending":
+                states = {int(rank): state for rank, state in details.pop("states").items()}
+                events.endings.append(Ending(states=states, **details))
+    return events
+
+
+def signal_name(number: int) -> str:
+    """Return a signal's name such as `SIGKILL`; a real-time signal has no name of its own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

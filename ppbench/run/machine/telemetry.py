@@ -122,7 +122,7 @@ def summarize(
     begin_ns, end_ns = windows[0][0], windows[-1][1]
     around = samples_around(samples, begin_ns, end_ns)
     if not around:
-        return Summary(telemetry_note="no samples of this time: the sampler did not run")
+        return Summary(telemetry_note="no samples of this time: the supervisor took none")
     of_windows = [samples_around(samples, begin, end) for begin, end in windows]
     begun = zip(of_windows, windows, strict=True)
     inside = [s for own, (begin, _) in begun for s in own if s.time_ns > begin] or around

@@ -56,13 +56,7 @@ from ppbench.run.job import (
     read_state,
     write_job,
 )
-from ppbench.run.launch.local import (
-    WORKER,
-    LocalAgent,
-    LocalLaunch,
-    check_semaphores,
-    preloaded_for,
-)
+from ppbench.run.launch.local import WORKER, LocalLaunch, Supervisor, preloaded_for
 from ppbench.run.machine.environment import default_device
 from ppbench.run.machine.node_folder import make_node_folder, remove_node_folder
 from ppbench.run.sweep.automatic import Found, find_programs, hand_over
@@ -106,12 +100,10 @@ def run_plan(
     workers end without finishing any, StoreError if results cannot be stored. On KeyboardInterrupt
     the workers are ended, and finished runs are kept.
     """
-    if plan.missing:
-        check_semaphores()
     if reruns:
         note_rerun(plan, store)
     found: Found = {}
-    with _Agents() as agents:
+    with _Supervisors() as supervisors:
         for part in _parts(plan, store, policy):
             if cases := [item.case for item in part if item.case.is_automatic]:
                 with display.doing("finding the programs of schedule auto"):
@@ -120,37 +112,37 @@ def run_plan(
             try:
                 for launch in sorted({item.launch for item in part}):
                     indices = [i for i, item in enumerate(part) if item.launch == launch]
-                    # The workers are started anew when the agent itself has died, as long as each
-                    # start finishes some runs.
+                    # The ranks are started anew when the supervisor itself has died, as long as
+                    # each start finishes some runs.
                     while indices:
                         job = job_of(plan, [part[index] for index in indices], store, display)
-                        statuses = _run_job(job, indices, store, display, agents, found)
+                        statuses = _run_job(job, indices, store, display, supervisors, found)
                         indices = [at for place, at in enumerate(indices) if place not in statuses]
             finally:
                 display.end()
     forget_rerun(plan, store)
 
 
-class _Agents:
-    """The agent of the last launch, kept for the next one that needs the same modules."""
+class _Supervisors:
+    """The supervisor of the last launch, kept for the next one that needs the same modules."""
 
     def __init__(self) -> None:
-        self._kept: LocalAgent | None = None
+        self._kept: Supervisor | None = None
 
-    def take(self, preloaded: str) -> LocalAgent | None:
-        """Hand the agent over; None if there is none with these modules."""
+    def take(self, preloaded: str) -> Supervisor | None:
+        """Hand the supervisor over; None if there is none with these modules."""
         kept, self._kept = self._kept, None
         if kept is not None and kept.preloaded != preloaded:
             kept.stop()
             return None
         return kept
 
-    def keep(self, agent: LocalAgent) -> None:
-        """Take back an agent whose launch is over; one that cannot go on is ended."""
-        if agent.is_free:
-            self._kept = agent
+    def keep(self, supervisor: Supervisor) -> None:
+        """Take back a supervisor whose launch is over; one that cannot go on is ended."""
+        if supervisor.is_free:
+            self._kept = supervisor
         else:
-            agent.stop()
+            supervisor.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -193,7 +185,7 @@ def _run_job(
     indices: list[int],
     store: Store,
     display: Display,
-    agents: _Agents,
+    supervisors: _Supervisors,
     found: Found,
 ) -> dict[int, str]:
     """Run one launch; return the status of each item that has a row when it has ended.
@@ -237,8 +229,8 @@ def _run_job(
         note_node_folders(folder, [(platform.node(), local)])
         marker = Lock(folder / RUNNING)
         marker.try_to_hold(shared=True, note=running_note(f"process {os.getpid()}"))
-        agent = agents.take(preloaded_of(job.items))
-        launch = start_workers(folder, program, job.items, max_restarts, local, agent)
+        kept = supervisors.take(preloaded_of(job.items))
+        launch = start_workers(folder, program, job.items, max_restarts, local, kept)
         try:
             follow(launch, folder, show, local, display.phase_begins)
         except KeyboardInterrupt:
@@ -255,13 +247,13 @@ def _run_job(
         raise
     finally:
         if launch is not None:
-            agents.keep(launch.agent)
+            supervisors.keep(launch.supervisor)
         if launch is None or not is_there(folder):  # no other sweep would find it
             remove_node_folder(local)
+    lines = launch.last_lines()
     _close(job, folder, local, marker, show, is_interrupted=False)
     if statuses := read_state(folder).statuses:
         return statuses
-    lines = launch.last_lines()
     log = printable("\n".join([*(line[:MOST_OF_MESSAGE] for line in lines), f"All logs: {folder}"]))
     raise LaunchError(f"the workers ended without finishing the sweep.\n{log}")
 
@@ -277,11 +269,11 @@ def start_workers(
     items: Sequence[PlannedRun],
     max_restarts: int,
     node_folder: Path,
-    agent: LocalAgent | None = None,
+    supervisor: Supervisor | None = None,
 ) -> LocalLaunch:
-    """Start as many workers as the largest case needs. Raises LaunchError.
+    """Start as many workers as the largest case needs.
 
-    `agent` is free, and has imported what is preloaded for these items.
+    `supervisor` is free, and has imported what is preloaded for these items.
     """
     return LocalLaunch(
         folder,
@@ -291,12 +283,12 @@ def start_workers(
         max_restarts=max_restarts,
         preloaded=preloaded_of(items),
         node_folder=node_folder,
-        agent=agent,
+        supervisor=supervisor,
     )
 
 
 def preloaded_of(items: Iterable[PlannedRun]) -> str:
-    """Return the modules that an agent imports before it starts workers for these items."""
+    """Return the modules that are imported before ranks are started for these items."""
     return preloaded_for(item.case.model_preset for item in items)
 
 
@@ -312,7 +304,7 @@ def _close(
     """End the launch when its workers are gone: write a row for each run that is still open."""
     marker.release()
     take_marker(marker)  # rank 0 has it as well, until it is gone
-    nodes = [collect(local, folder)]
+    nodes = [collect(local)]
     for event in close_open_runs(job, folder, nodes, is_interrupted=is_interrupted):
         on_event(event)
     remove_node_folder(local)
@@ -328,7 +320,7 @@ def follow(
     on_phase: Callable[[Phase], None] = lambda _: None,
     until_s: float = math.inf,
 ) -> bool:
-    """Pass the journal's events on until the agent has ended; return whether all work is done.
+    """Pass the journal's events on until the launch is over; return whether all work is done.
 
     `until_s` is the time, on the monotonic clock, to which it is followed at most.
 
@@ -369,7 +361,7 @@ def follow(
 def is_there(folder: Path) -> bool:
     """Whether this is still the folder of the launch.
 
-    If it is renamed, the agent may make one of its name again, for the logs of the next start.
+    If it is renamed, the supervisor may make one of its name again, for the next start's logs.
     """
     return (folder / "job.json").is_file()
 

@@ -1,9 +1,9 @@
 """Runs a sweep without a controller: rank 0 plans it, holds its locks and reports its progress.
 
-    torchrun --nnodes N ... -m ppbench.run.worker SWEEP.toml [--results DIR] [--set KEY=VALUE] ...
+    python -m ppbench.run.launch.supervisor --nodes N ... -m ppbench.run.worker SWEEP.toml [OPTIONS]
 
-One start makes one launch, the first with missing runs. It continues when the agents restart the
-workers; when they give up, the same command, started again, continues it.
+One start makes one launch, the first with missing runs. It continues when the supervisors restart
+the ranks; when they give up, the same command, started again, continues it.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ class Headless:
         choice = Choice(given.rerun, given.retry_failed, parse_only(given.only))
         job: Job | None = None
         for marker in (store.folder / "launches").glob(f"*/{RUNNING}"):
-            if Lock(marker).holder() == _agent():  # these agents have restarted their workers
+            if Lock(marker).holder() == _supervisor():  # the ranks were restarted
                 self._hold(marker)
                 job = read_job(marker.with_name("job.json"))
                 break
         plan = self._plan = self._held.enter_context(
-            exclusive_plan(read, store, choice, _say_wait, _agent())
+            exclusive_plan(read, store, choice, _say_wait, _supervisor())
         )
         found: Found = {}
         if job is None:  # the first launch that has a run missing
@@ -108,7 +108,7 @@ class Headless:
 
     def _hold(self, marker: Path) -> None:
         self._marker = Lock(marker)
-        self._marker.try_to_hold(shared=True, note=_agent())
+        self._marker.try_to_hold(shared=True, note=_supervisor())
 
     def folder_of(self, job: Job) -> Path:
         return self._store.folder / "launches" / job.launch_id
@@ -131,13 +131,13 @@ class Headless:
         self._held.close()
 
 
-def _agent() -> str:
-    """Return a unique name of this node's agent: its process id and the time of its start."""
+def _supervisor() -> str:
+    """Return a unique name of this node's supervisor: its process id and when it was started."""
     parent = os.getppid()
     began = ""
     with contextlib.suppress(OSError):
         began = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
-    return running_note(f"agent {parent} of {began}")
+    return running_note(f"supervisor {parent} of {began}")
 
 
 def _say(text: str) -> None:

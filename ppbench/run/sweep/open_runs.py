@@ -2,7 +2,7 @@
 
 Others that were alive beside it, and have no row, begin anew.
 
-Rank 0 does so when the agent has started the workers anew, the controller when they will not be
+Rank 0 does so when the supervisor has started the ranks anew, the controller when they will not be
 started again, and the next sweep into the same store for a launch that was killed as a whole.
 """
 
@@ -37,6 +37,8 @@ from ppbench.store import Store
 
 RUNNING = "running"
 PATIENCE_S = 20.0
+AGE_S = 3600.0
+"""Age of a launch's folder from which on it may be removed."""
 
 
 def close_open_runs(
@@ -100,7 +102,7 @@ def close_abandoned(store: Store, ours: str | None = None) -> None:
                 pass
             else:
                 folders = noted_node_folders(folder)
-                nodes = [collect(local, folder) for local in folders]
+                nodes = [collect(local) for local in folders]
                 # A path in the job is relative to where that sweep was started.
                 here = dataclasses.replace(job, results=str(folder.parents[1]))
                 close_open_runs(here, folder, nodes, is_interrupted=True)
@@ -109,6 +111,21 @@ def close_abandoned(store: Store, ours: str | None = None) -> None:
                 shutil.rmtree(folder / FOLDER, ignore_errors=True)
             marker.unlink(missing_ok=True)
             lock.release()
+
+
+def prune_launches(store: Store) -> None:
+    """Remove the folders of launches that are over, unless a run that failed still needs its logs.
+
+    One that another machine is about to begin has no marker yet: the last hour's are left alone.
+    """
+    before_s = time.time() - AGE_S
+    for folder in sorted((store.folder / "launches").glob("*")):
+        if folder.stat().st_mtime > before_s or (folder / RUNNING).exists():
+            continue
+        rows = [event for event in Journal(folder).new_events() if event["event"] == "row"]
+        failed = [str(event["run_id"]) for event in rows if event["status"] != "ok"]
+        if not failed or store.table("runs", failed).empty:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def running_note(process: str) -> str:

@@ -6,10 +6,11 @@ nothing and costs them nothing.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from engine.flight import Phase, map_record, phases_since
-from ppbench.run.failures.watchdog import flight_path
+from ppbench.run.machine.node_folder import flight_path, last_start
 
 WORDS = {
     Phase.CONNECTS: "connecting the ranks",
@@ -29,20 +30,19 @@ class PhaseWatch:
 
     def __init__(self, folder: Path) -> None:
         """`folder` is that of the node."""
-        self._path = flight_path(folder, 0)
-        self._file: int | None = None
+        self._folder = folder
+        self._path: Path | None = None  # of the record that is followed
         self._record: memoryview | None = None
         self._num_seen = 0
 
     def new_phases(self) -> list[Phase]:
         """Return the phases of `WORDS` that rank 0 has come to since the last call."""
-        try:  # it may be another than before
-            file = self._path.stat().st_ino
-            if self._file != file:
-                self._record, self._num_seen = map_record(self._path), 0
-                self._file = file
-        except (OSError, ValueError):  # not there yet, or not whole
-            self._file = self._record = None
+        start = last_start(self._folder)  # it may be another than before
+        if start is not None and self._path != flight_path(start, 0):
+            self._path, self._record, self._num_seen = flight_path(start, 0), None, 0
+        if self._path is not None and self._record is None:
+            with contextlib.suppress(OSError, ValueError):  # not there yet, or not whole
+                self._record = map_record(self._path)
         if self._record is None:
             return []
         phases, self._num_seen = phases_since(self._record, self._num_seen)

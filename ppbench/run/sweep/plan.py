@@ -45,7 +45,7 @@ from ppbench.run.machine.environment import (
     runtime_code,
 )
 from ppbench.run.machine.measuring_code import ROOT, SOLVING, code_hash
-from ppbench.run.sweep.open_runs import close_abandoned
+from ppbench.run.sweep.open_runs import close_abandoned, prune_launches
 from ppbench.runtimes import ENGINE
 from ppbench.store import Store, new_run_id, newest_of, write_sweep_note
 
@@ -315,6 +315,7 @@ def exclusive_plan(
     path = store.folder / "locks" / f"host-{platform.node()}.lock"
     with hold_lock(path, lock_note(f"sweep {sweep.name}"), on_wait):
         close_abandoned(store, ours)
+        prune_launches(store)
         commit = read_commit(sweep.track.repo)
         sweep_id = sweep_id_of(sweep, items_of(sweep, commit), _measured_alone(commit))
         path = store.folder / "locks" / f"sweep-{sweep_id}.lock"

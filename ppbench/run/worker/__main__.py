@@ -8,7 +8,7 @@ from engine import device_variables
 
 if __name__ == "__main__":
     gc.disable()  # until all is imported
-    device_variables.prepare(os.environ)  # whoever started this rank: torchrun sets none of them
+    device_variables.prepare(os.environ)  # whoever started this rank
     from ppbench.run.worker.rank import main
 
     main(sys.argv[1:])

@@ -1,9 +1,10 @@
-"""A rank's node: its sampler, with the samples of a window, and its watchdog."""
+"""A rank's node: samples of its load, memory and accelerators, which its supervisor takes."""
 
 from __future__ import annotations
 
-import functools
+import json
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +13,15 @@ import torch
 import torch.distributed as dist
 
 from engine.run.device import is_accelerator
-from ppbench.run.failures.watchdog import start_watchdog
+from ppbench.run.machine.node_folder import ASKS, samples_path
 from ppbench.run.machine.placement import Place, ranks_on_devices
-from ppbench.run.machine.sampler import Sample, read_samples, samples_path, start_sampler
+from ppbench.run.machine.sampler import Sample, read_samples
 from ppbench.run.machine.telemetry import Figures, Summary, sample_rows, summarize
 
 SAMPLES_BYTES = 8 * 2**20
 """Most bytes of a node's samples, which lie in its folder."""
+ANSWER_TIMEOUT_S = 10.0
+"""Far longer than a sample takes: a supervisor that is slower hangs."""
 
 
 @dataclass(frozen=True)
@@ -30,44 +33,52 @@ class Window:
 
 
 class Node:
-    """This rank's node; the first rank on it starts and ends the sampler and the watchdog."""
+    """This rank's node; the first rank on it asks for samples."""
 
-    def __init__(self, local: Path, rank: int, place: Place) -> None:
-        """Start the sampler and the watchdog, on the node's first rank. Collective.
-
-        `local` is the launch's folder on this node, with the flight records of its ranks. The agent
-        that started this process is the launch's root. Every rank says its place.
-        """
-        self._path = samples_path(local, int(os.environ.get("GROUP_RANK", "0")))
-        ours = (os.environ.get("GROUP_RANK", "0"), rank, os.getpid(), place)
-        ranks: list[tuple[str, int, int, Place]] = [ours] * dist.get_world_size()
+    def __init__(self, folder: Path, place: Place) -> None:
+        """`folder` is the node's. Collective: every rank says its place."""
+        self._path = samples_path(folder)
+        here, rank = os.environ["GROUP_RANK"], dist.get_rank()
+        ours = (here, place)
+        ranks: list[tuple[str, Place]] = [ours] * dist.get_world_size()
         dist.all_gather_object(ranks, ours)
-        self.places = tuple(place for *_, place in ranks)
-        here = [theirs for theirs in ranks if theirs[0] == ours[0]]
-        self._sampler, self._watchdog = None, None
-        if os.environ["LOCAL_RANK"] == "0":
-            gpus = list(dict.fromkeys(place.device for *_, place in here if place.device))
-            self._sampler = start_sampler(self._path, os.getppid(), devices=gpus)
-            pids = {rank: pid for _, rank, pid, _ in here}
-            self._start_watchdog = functools.partial(start_watchdog, local, pids)
-            self._watchdog = self._start_watchdog()
+        self.places, self._rank = tuple(place for _, place in ranks), rank
+        self._devices = list(
+            dict.fromkeys(one.device for node, one in ranks if node == here and one.device)
+        )
+        asks = socket.socket(fileno=int(os.environ[ASKS]))
+        asks.settimeout(ANSWER_TIMEOUT_S)
+        self._asks: socket.socket | None = asks
+        if os.environ["LOCAL_RANK"] != "0":
+            self.close()
+        self._is_first = self._asks is not None
+        self.sample()
 
     def look_after(self) -> None:
-        """Restart a killed watchdog and limit the size of the samples, before each case.
-
-        Samples of earlier cases are not needed any more.
-        """
-        if self._watchdog is None:  # another rank of the node does it
-            return
-        if self._watchdog.poll() is not None:
-            self._watchdog = self._start_watchdog()
-        if self._path.exists() and self._path.stat().st_size > SAMPLES_BYTES:
+        """Limit the size of the samples, before each case: those of earlier ones are not needed."""
+        if self._is_first and self._path.exists() and self._path.stat().st_size > SAMPLES_BYTES:
             os.truncate(self._path, 0)
 
     def sample(self) -> None:
-        """Take a sample, from one rank per node; the others see it once all have called this."""
-        if self._sampler is not None:
-            self._sampler.sample()
+        """Take a sample, from one rank per node; the others see it once all have called this.
+
+        From now on there is one every interval, until `rest`.
+        """
+        self._ask(self._devices)
+
+    def rest(self) -> None:
+        """Take no samples until the next is asked for, while other processes have their turn."""
+        self._ask(None)
+
+    def _ask(self, wanted: list[str] | None) -> None:
+        """Blocks for some milliseconds. A supervisor that does not answer is not asked again."""
+        if self._asks is None:
+            return
+        try:
+            self._asks.sendall(json.dumps(wanted).encode())
+            self._asks.recv(1)
+        except OSError:
+            self.close()
 
     def summary(
         self, windows: Sequence[Window], device: torch.device, places: Sequence[Place]
@@ -76,14 +87,14 @@ class Node:
 
         `places` are those of the case's ranks, which may share the GPU.
         """
-        own = self.places[dist.get_rank()].device if is_accelerator(device) else ""
+        own = self.places[self._rank].device if is_accelerator(device) else ""
         num_sharing = ranks_on_devices(places).get(own, 1)
         ends = [(window.begin_ns, window.end_ns) for window in windows]
         return summarize(self._read(windows), ends, own or None, num_sharing)
 
     def rows(self, windows: Sequence[Window]) -> list[Figures]:
         """Return the samples of the windows, from one rank per node."""
-        if self._sampler is None:
+        if not self._is_first:
             return []
         samples = self._read(windows)
         return [row for w in windows for row in sample_rows(samples, w.begin_ns, w.end_ns)]
@@ -92,8 +103,6 @@ class Node:
         return read_samples(self._path, windows[0].begin_ns, windows[-1].end_ns)
 
     def close(self) -> None:
-        if self._sampler is not None:
-            self._sampler.stop()
-        if self._watchdog is not None:
-            self._watchdog.kill()
-            self._watchdog.wait()
+        if self._asks is not None:
+            self._asks.close()
+        self._asks = None

@@ -1,7 +1,7 @@
 """A rank's process: lives for a whole launch and runs case after case.
 
-    ppbench.run.worker JOB.json, told to ppbench.run.launch.agent          for a controller
-    torchrun ... -m ppbench.run.worker SWEEP.toml [OPTIONS]                without one
+    ppbench.run.worker JOB.json                   for a controller, by its supervisor
+    ppbench.run.worker SWEEP.toml [OPTIONS]       without one, by a supervisor on every node
 
 Cases are alive together, as many as fit into memory, and take turns. What does not fit comes in a
 further group, which shares the first case with the one before:
@@ -10,8 +10,8 @@ further group, which shares the first case with the one before:
     group 2   open D       | round k: A D   | ...                  | close D, A
 
 A case with fewer ranks than the launch uses the first ones; the others wait. A rank that fails
-writes its error to its node's folder and dies; the agent restarts all workers, rank 0 makes a row
-of their files for the case whose turn it was, and the others begin anew.
+writes its error to its node's folder and dies; the supervisor starts all ranks anew, rank 0 makes a
+row of their files for the case whose turn it was, and the others begin anew.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ import functools
 import gc
 import os
 import platform
-import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import IntEnum
 from pathlib import Path
 from typing import cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public
 
 from engine.connection import agree, broadcast
 from engine.flight import FlightRecord, Phase
@@ -45,6 +46,7 @@ from engine.model.stage_module import ModelError
 from engine.plan.program import Program
 from engine.plan.rules import ProgramError
 from engine.plan.schedules.registry import ScheduleError
+from engine.rank_store import store_of_ranks
 from engine.run.clock import clock_for
 from engine.run.heap import keep_freed_memory
 from engine.run.memory import process_peak_bytes, reset_process_peak
@@ -55,7 +57,7 @@ from engine.run.streams import TooManyEdgesError
 from ppbench.config.case import Case
 from ppbench.config.kinds import seconds_of
 from ppbench.config.programs import check_file_unchanged
-from ppbench.errors import PpbenchError, StoreError, UsageError, chain_of, led_to
+from ppbench.errors import ExitCode, PpbenchError, StoreError, chain_of, led_to
 from ppbench.files import Lock
 from ppbench.judge.differences import FEWEST_LAUNCHES
 from ppbench.run.conductor import NO_MORE, VARIABLE, Conducted
@@ -67,7 +69,6 @@ from ppbench.run.failures.evidence import (
     fault_path,
     write_rank_error,
 )
-from ppbench.run.failures.watchdog import flight_path
 from ppbench.run.job import (
     Attempt,
     Event,
@@ -82,9 +83,9 @@ from ppbench.run.job import (
     read_state,
     wait_until_shown,
 )
-from ppbench.run.launch.lifetime import die_with_parent
+from ppbench.run.launch.meeting import GAVE_UP
 from ppbench.run.machine.environment import ON_GPUS, read_environment
-from ppbench.run.machine.node_folder import node_folder_of_rank, remove_node_folder
+from ppbench.run.machine.node_folder import START_FOLDER, flight_path, folder_of_rank, number_of
 from ppbench.run.machine.placement import needs_host_memory, on_cores
 from ppbench.run.records import write_result
 from ppbench.run.rounds import is_time_left, order_of
@@ -100,10 +101,13 @@ from ppbench.run.worker.affinity import Cores
 from ppbench.run.worker.measure import Arm, release_memory
 from ppbench.run.worker.node import Node
 from ppbench.run.worker.place import left_bytes, most_used_bytes, own_device, own_place
-from ppbench.run.worker.rendezvous import WAIT_FOREVER, join_other_ranks
 from ppbench.runtimes import ENGINE, load_factory
 from ppbench.store import Store, new_run_id
 
+WAIT_FOREVER = timedelta(days=30)
+"""Ranks outside a case wait for its end, however long; the supervisor ends a broken launch."""
+PATIENCE_S = 600.0
+"""Time for the slowest rank to start; a launch's ranks are started together."""
 NUM_SPARE = 8
 ROOM = 1.5
 """Times the memory that the largest case so far needed, which must be left to open another."""
@@ -128,13 +132,16 @@ _REFUSED = (
 
 def main(arguments: Sequence[str]) -> None:
     """Run the remaining items of a job, or of a sweep that has no controller."""
-    die_with_parent()
+    if START_FOLDER not in os.environ:
+        command = "python -m ppbench.run.launch.supervisor --ranks-per-node N -m ppbench.run.worker"
+        print(f"error: ppbench.run.worker: started without a supervisor; use {command} SWEEP.toml",
+              file=sys.stderr, flush=True)  # fmt: skip
+        sys.exit(ExitCode.usage)
     try:
         join_other_ranks()  # blocks until all are here
     except InterfaceError as error:  # this machine cannot be reached
         print(f"error: {error}", file=sys.stderr, flush=True)
-        _end_launch()
-        os._exit(UsageError.exit_code)
+        os._exit(GAVE_UP)
     gc.freeze()  # imported objects stay: collections need not visit them
     gc.enable()
     if arguments[0].endswith(".json"):
@@ -143,10 +150,34 @@ def main(arguments: Sequence[str]) -> None:
         _run_headless(arguments)
 
 
-def _end_launch() -> None:
-    """Stop the agent, which would start the ranks anew."""
-    if os.environ["LOCAL_RANK"] == "0" and os.environ.get("TORCHELASTIC_MAX_RESTARTS") != "0":
-        os.kill(os.getppid(), signal.SIGTERM)
+class MeetingError(RuntimeError):
+    """Not all ranks came to the meeting."""
+
+
+def join_other_ranks(patience_s: float = PATIENCE_S) -> None:
+    """Make the default process group, which carries control messages only.
+
+    Blocks until all ranks are here. Raises MeetingError if one is not within the time given,
+    InterfaceError if the store of the ranks is not named.
+    """
+    store = store_of_ranks(timedelta(seconds=patience_s))
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store.set(f"here/{rank}", "yes")
+    try:
+        store.wait([f"here/{one}" for one in range(world_size)], timedelta(seconds=patience_s))
+    except dist.DistError as error:
+        missing = [one for one in range(world_size) if not store.check([f"here/{one}"])]
+        raise MeetingError(
+            f"rank {rank} of {world_size} waited {patience_s:g} s for the others; missing: "
+            f"{', '.join(map(str, missing))}"
+        ) from error
+    dist.init_process_group(
+        "gloo",
+        store=PrefixStore("ppbench", store),
+        rank=rank,
+        world_size=world_size,
+        timeout=WAIT_FOREVER,
+    )
 
 
 def _run_headless(arguments: Sequence[str]) -> None:
@@ -161,26 +192,26 @@ def _run_headless(arguments: Sequence[str]) -> None:
     except PpbenchError as error:
         if dist.get_rank() == 0:
             print(f"error: {error}", file=sys.stderr, flush=True)
-        _end_launch()
-        os._exit(error.exit_code)
+        dist.barrier()  # no rank is killed before it is said
+        os._exit(GAVE_UP)
     folder = Path(job.results) / "launches" / job.launch_id
     show = headless[0].show if headless else lambda _job, _event: None
     if job.items:
         places: list[tuple[str, Path]] = [("", folder)] * dist.get_world_size()
-        dist.all_gather_object(places, (platform.node(), node_folder_of_rank()))
+        dist.all_gather_object(places, (platform.node(), folder_of_rank().parent))
         if headless:
             note_node_folders(folder, sorted(set(places)))
         _work(job, folder, _run_remaining, functools.partial(show, job))
     if headless:
         headless[0].close(job)
-    _part()
+    dist.barrier()
 
 
 def take_part(job_file: Path, work: Callable[[Worker], None]) -> None:
     """Do this rank's work for a controller's job, among the other ranks."""
     job = read_job(job_file)
     _work(job, job_file.parent, work, lambda _: None)
-    _part()
+    dist.barrier()
 
 
 def _run_remaining(worker: Worker) -> None:
@@ -191,7 +222,7 @@ def _work(
     job: Job, folder: Path, work: Callable[[Worker], None], on_event: Callable[[Event], None]
 ) -> None:
     """Do the work of this rank; an error is written to the node's folder and ends the process."""
-    local = node_folder_of_rank()
+    local = folder_of_rank()
     keep_freed_memory()
     # They are closed before an error is written, which takes some descriptors.
     spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(NUM_SPARE)]
@@ -207,13 +238,6 @@ def _work(
         traceback.print_exception(error)
         sys.stderr.flush()
         os._exit(1)  # tearing communicators down waits for peers that wait for this rank
-
-
-def _part() -> None:
-    dist.barrier()
-    dist.destroy_process_group()
-    if os.environ["LOCAL_RANK"] == "0":
-        remove_node_folder(node_folder_of_rank())
 
 
 def _status_of(error: BaseException, message: str) -> str:
@@ -266,7 +290,7 @@ class Worker:
     ) -> None:
         """Collect the files left by the ranks of an earlier start, and begin anew. Collective.
 
-        `folder` is the launch's, which rank 0 alone writes to; `local` its folder on this node.
+        `folder` is the launch's, which rank 0 alone writes to; `local` that of this start here.
         """
         self.job, self._folder, self._journal = job, folder, Journal(folder)
         self._rank, self._on_event = dist.get_rank(), on_event
@@ -283,13 +307,11 @@ class Worker:
         if self._rank == 0:
             self._marker.try_to_hold(shared=True)  # until this process is gone
         # Every node's crash report, on rank 0; nothing elsewhere.
-        ours = collect(local, folder) if os.environ["LOCAL_RANK"] == "0" else None
+        is_first = os.environ["LOCAL_RANK"] == "0"
+        ours = collect(local.parent, before=number_of(local)) if is_first else None
         theirs: list[CrashReport | None] = [None] * dist.get_world_size()
         dist.gather_object(ours, theirs if self._rank == 0 else None, dst=0)
-        dist.barrier()  # no rank writes anew before all is read
         self._evidence = [report for report in theirs if report is not None]
-        with contextlib.suppress(FileExistsError):
-            local.mkdir(0o700, parents=True)
         faulthandler.enable(fault_path(local, self._rank).open("w"))
         record = flight_path(local, self._rank)
         try:
@@ -299,7 +321,7 @@ class Worker:
                 f"{record}: cannot be written: {error.strerror}; make room there"
             ) from error
         self.flight.enter(Phase.WAITS)
-        self._node = Node(local, self._rank, own_place(item.case for item in job.items))
+        self._node = Node(local.parent, own_place(item.case for item in job.items))
         self._verifier = Verifier(Path(job.results), folder / FOLDER)
 
     def remaining(self) -> list[tuple[int, int]]:
@@ -380,6 +402,7 @@ class Worker:
             assert self._conducted is not None
             return Answer(self._conducted.ask(wants))
 
+        self._node.rest()
         return broadcast(ask).value
 
     def _after_round(
@@ -567,7 +590,7 @@ class Worker:
         dist.barrier()
 
     def close(self) -> None:
-        """Free the communicators; end the sampler and the watchdog: there are no more cases."""
+        """Free the communicators: there are no more cases."""
         if self._conducted is not None:
             self._conducted.close()
         for fabric in self._fabrics.values():

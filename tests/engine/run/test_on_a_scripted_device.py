@@ -5,6 +5,7 @@ one.
 """
 
 import functools
+import threading
 import types
 from dataclasses import dataclass
 
@@ -353,6 +354,14 @@ def test_progress(device, monkeypatch):
     device.synchronize()
     told.catch_up()
     assert noted[-1] is Phase.DRAINS
+
+
+def test_nothing_writes_the_record_once_progress_is_closed(device):
+    told, before = DeviceProgress(types.SimpleNamespace(), DEVICE), threading.enumerate()
+    told.watch()
+    assert len(threading.enumerate()) == len(before) + 1
+    told.close()
+    assert threading.enumerate() == before
 
 
 def test_lane(device, monkeypatch):

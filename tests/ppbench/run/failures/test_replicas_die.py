@@ -15,6 +15,7 @@ from processes import wait_until
 from engine.flight import read_record
 from engine.plan.action import Op
 from ppbench.run.job import noted_node_folders
+from ppbench.run.machine.node_folder import flight_path, start_folder
 from ppbench.store import Store
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
@@ -39,7 +40,8 @@ def in_gather(folder, rank):
     """The record of a process that is in the gather; None before."""
     for launch in (folder / "results" / "launches").glob("*"):
         folders = noted_node_folders(launch)
-        record = read_record(folders[0] / f"flight-rank{rank}") if folders else None
+        path = flight_path(start_folder(folders[0], 0), rank) if folders else None
+        record = read_record(path) if path else None
         if record and record.collective and record.collective.op is Op.UNSHARD:
             return record
     return None

@@ -123,7 +123,7 @@ def test_several_nodes_need_a_place_to_meet(tmp_path):
     with pytest.raises(UsageError, match=r"launch\.torchrun\.rendezvous: not set, and 2 nodes"):
         rendezvous_of(read_sweep(file, ["launch.torchrun.nodes=2"], "cpu"))
     given = ["launch.torchrun.nodes=2", "launch.torchrun.rendezvous=[fe80::1]:2000"]
-    assert rendezvous_of(read_sweep(file, given, "cpu")) == Rendezvous("[fe80::1]", 2000, "a")
+    assert rendezvous_of(read_sweep(file, given, "cpu")) == Rendezvous("[fe80::1]", 2000)
 
 
 def test_a_dry_run_prints_each_launchs_command_and_writes_nothing(tmp_path):
@@ -131,9 +131,9 @@ def test_a_dry_run_prints_each_launchs_command_and_writes_nothing(tmp_path):
     done = sweep(tmp_path, "--launcher", "torchrun", "--dry-run", "--only", "world_size=2")
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
-    assert "--nnodes=1 --nproc-per-node=5" in first
-    assert "--rdzv-endpoint=127.0.0.1:29400 --rdzv-id=a-0" in first
-    assert "--rdzv-endpoint=127.0.0.1:29401 --rdzv-id=a-1" in second
+    assert "--nodes=1 --ranks-per-node=5" in first
+    assert "--rendezvous=127.0.0.1:29400" in first
+    assert "--rendezvous=127.0.0.1:29401" in second
     assert first.endswith("-m ppbench.run.worker a.toml --results results --only world_size=2")
     assert [path.name for path in tmp_path.iterdir()] == ["a.toml"]
 
@@ -187,15 +187,12 @@ def test_a_sweep_under_torchrun_that_is_stopped_ends_its_ranks_and_tells_how_to_
 def test_launches_are_run_in_turn_until_one_fails(tmp_path, monkeypatch, capfd):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    text = "import os\nprint(os.environ['TORCHELASTIC_RUN_ID'], os.environ['WORLD_SIZE'])\n"
-    (tmp_path / "tells_its_run.py").write_text(text)
-    meeting = Rendezvous("127.0.0.1", free_port(), "x")
-    NodeLaunches(2, Nodes(1, 1, 0), ("tells_its_run",)).run(meeting)
-    assert [line for line in capfd.readouterr().out.splitlines() if line[:2] == "x-"] == [
-        "x-0 1",
-        "x-1 1",
-    ]
-    with pytest.raises(LaunchError, match="torchrun ended with exit code 1"):
+    text = "import os\nprint('one of', os.environ['WORLD_SIZE'])\n"
+    (tmp_path / "tells_its_size.py").write_text(text)
+    meeting = Rendezvous("127.0.0.1", free_port())
+    NodeLaunches(2, Nodes(1, 2, 0), ("tells_its_size",)).run(meeting)
+    assert capfd.readouterr().out.splitlines() == ["one of 2"] * 4
+    with pytest.raises(LaunchError, match="the supervisor ended with exit code 1"):
         NodeLaunches(2, Nodes(1, 1, 0), ("there_is_none",)).run(meeting)
     assert "launch 2 of 2" not in capfd.readouterr().out
 
@@ -234,7 +231,7 @@ def test_slurm_is_given_the_script_that_a_dry_run_prints(tmp_path, slurm):
     task = pickle.loads((tmp_path / "results" / "slurm" / "7_submitted.pkl").read_bytes()).function
     told = [line.removeprefix("#   ") for line in dry.stdout.splitlines()[-2:]]
     assert told == [
-        " ".join(one) for one in task.launches.commands(Rendezvous("FIRST_HOST", 20_000, "JOB"))
+        " ".join(one) for one in task.launches.commands(Rendezvous("FIRST_HOST", 20_000))
     ]
 
 

@@ -14,12 +14,11 @@ from command import EMULATED_SWEEP, words_of
 from nodes import ADDRESSES, needs_nodes, two_nodes
 from processes import free_port, is_loopback, listened
 
-from ppbench.run.launch.cluster import NODES, Nodes, torchrun_command
-from ppbench.run.launch.local import WORKER
+from ppbench.run.launch.cluster import Nodes, supervisor_command
+from ppbench.run.launch.local import SUPERVISOR, WORKER
 from ppbench.store import Store
 
 PATIENCE_S = 300.0
-TORCHRUN = "torch.distributed.run"
 SWEEP = f"{EMULATED_SWEEP}steps = 20\n"
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
@@ -94,7 +93,7 @@ def test_ranks_that_are_started_without_torchrun_listen_where_they_meet_alone(tm
 def test_a_machine_whose_own_name_is_loopback_there_needs_the_interfaces_name(tmp_path):
     """Debian's /etc/hosts maps the machine's name to loopback."""
     (tmp_path / "a.toml").write_text(SWEEP)
-    command = torchrun_command(Nodes(2, 1, 10), "node-a:29400", "trial", [WORKER, "a.toml"])
+    command = supervisor_command(Nodes(2, 1, 10), "node-a:29400", [WORKER, "a.toml"])
     with two_nodes(tmp_path / "hosts") as (first, second):
         others = tmp_path / "hosts-of-b"
         others.write_text((tmp_path / "hosts").read_text())
@@ -103,7 +102,7 @@ def test_a_machine_whose_own_name_is_loopback_there_needs_the_interfaces_name(tm
         refused = first.start(command, tmp_path, tmp_path / "log")
         assert refused.wait(PATIENCE_S) == 2
         assert (
-            "error: --rdzv-endpoint node-a:29400: node-a: is 127.0.1.1 here, where other machines "
+            "error: --rendezvous node-a:29400: node-a: is 127.0.1.1 here, where other machines "
             "do not come; give an address that they reach in place of the name, or name the "
             "interface: GLOO_SOCKET_IFNAME=eth0"
         ) in (tmp_path / "log").read_text()
@@ -121,28 +120,27 @@ def test_a_machine_whose_own_name_is_loopback_there_needs_the_interfaces_name(tm
     ("options", "said"),
     [
         (
-            ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "0.0.0.0:29400"],
-            "error: --rdzv-endpoint 0.0.0.0:29400: 0.0.0.0: means every interface; expected",
+            ["--nodes", "2", "--rendezvous", "0.0.0.0:29400"],
+            "error: --rendezvous 0.0.0.0:29400: 0.0.0.0: means every interface; expected",
         ),
         (
-            ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "no.such.invalid:1"],
-            "error: --rdzv-endpoint no.such.invalid:1: no.such.invalid: has no address that",
+            ["--nodes", "2", "--rendezvous", "no.such.invalid:1"],
+            "error: --rendezvous no.such.invalid:1: no.such.invalid: has no address that",
         ),
-        (
-            ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1"],
-            "error: --rdzv-backend static: its store listens on every interface; expected c10d",
-        ),
+        (["--nodes", "2"], "--rendezvous: not set, and 2 nodes must meet; give HOST:PORT"),
     ],
 )
 def test_what_would_listen_everywhere_or_nowhere_is_refused(tmp_path, options, said):
-    code, log, seen = run(tmp_path, "-m", NODES, *options, "-m", "there_is_none")
+    code, log, seen = run(tmp_path, "-m", SUPERVISOR, *options, "-m", "there_is_none")
     assert (code, seen) == (2, set())
     assert said in log
     assert "Traceback" not in log
 
 
 def test_an_interface_that_is_not_here_is_refused_with_those_that_are(tmp_path):
-    options = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1"]
-    code, log, _ = run(tmp_path, "-m", NODES, *options, "-m", "none", GLOO_SOCKET_IFNAME="eth77")
+    options = ["--nodes", "2", "--rendezvous", "127.0.0.1:1"]
+    code, log, _ = run(
+        tmp_path, "-m", SUPERVISOR, *options, "-m", "none", GLOO_SOCKET_IFNAME="eth77"
+    )
     assert code == 2
     assert "GLOO_SOCKET_IFNAME: no interface 'eth77' with an address here; known: lo" in log

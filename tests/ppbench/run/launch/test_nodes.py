@@ -1,4 +1,4 @@
-"""A sweep across two nodes: network namespaces of this machine, each with a torchrun of its own."""
+"""A sweep across two nodes: network namespaces of this machine, with a supervisor each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from command import TINY
 from nodes import ADDRESSES, Node, needs_nodes, two_nodes
 from processes import listened, wait_until
 
-from ppbench.run.launch.cluster import Nodes, torchrun_command
+from ppbench.run.launch.cluster import Nodes, supervisor_command
 from ppbench.run.launch.local import WORKER
 from ppbench.store import Store
 
@@ -40,7 +40,7 @@ class Cluster:
     def start(self, node: Node, ranks_per_node: int, *options: str) -> subprocess.Popen[bytes]:
         """The command that each node is given, the same on both."""
         nodes, program = Nodes(2, ranks_per_node, max_restarts=10), [WORKER, "a.toml", *options]
-        command = torchrun_command(nodes, "node-a:29400", "trial", program)
+        command = supervisor_command(nodes, "node-a:29400", program)
         return node.start(command, self._folder / node.name, self.log(node))
 
     def log(self, node: Node) -> Path:
@@ -90,7 +90,7 @@ def test_a_sweep_runs_across_two_nodes_rank_by_rank_and_node_by_node(cluster, de
 
 
 def begin_and_kill(cluster: Cluster, killed: int) -> subprocess.Popen[bytes]:
-    """A sweep of three cases that take turns when a node fails; the other node's torchrun."""
+    """A sweep of three cases that take turns when a node fails; the other node's supervisor."""
     text = SWEEP.replace("world_size = 4", "world_size = 2").replace("\nsteps = 3", "\nsteps = 20")
     cluster.write_sweep(f"{EMULATED}{text}num_microbatches = [4, 5, 6]\n")
     started = [cluster.start(node, 1) for node in cluster.nodes]

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from engine.flight import FlightRecord, Phase
 from ppbench.config.case import Case, Measure
-from ppbench.run.failures.watchdog import flight_path
 from ppbench.run.job import PlannedRun
+from ppbench.run.machine.node_folder import flight_path, start_folder
 from ppbench.run.sweep.phases import PhaseWatch
 from ppbench.run.sweep.progress import Estimate, LiveDisplay, PlainDisplay, describe, time_left
 from ppbench.run.sweep.pulse import Pulse
@@ -177,8 +177,9 @@ def test_silence_is_broken_every_five_seconds_by_what_is_being_done():
 def test_phases_are_read_from_the_record_of_rank_0_also_when_it_is_made_anew(tmp_path):
     watch = PhaseWatch(tmp_path)
     assert watch.new_phases() == []
-    for _ in range(2):  # the ranks are started anew
-        record = FlightRecord(flight_path(tmp_path, 0), 0)
+    for start in range(2):  # the ranks are started anew
+        start_folder(tmp_path, start).mkdir()
+        record = FlightRecord(flight_path(start_folder(tmp_path, start), 0), 0)
         record.begin_case(0, 0)
         record.enter(Phase.BUILDS)
         record.begin_step(0)

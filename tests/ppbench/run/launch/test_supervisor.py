@@ -1,4 +1,4 @@
-"""Workers that die, are stopped, or lose their agent: what is left of them and what is known."""
+"""Ranks that die, are stopped, or lose their supervisor: what is left and what is known."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 from processes import children, descendants, is_alive, wait_until
 
-from ppbench.run.launch.agent import GRACE_S
-from ppbench.run.launch.local import Exit, LocalLaunch, first_exit, note_exit, read_exits
+from ppbench.run.launch.local import LocalLaunch
+from ppbench.run.launch.meeting import GAVE_UP
+from ppbench.run.machine.node_folder import read_events
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
 START = """
 import os, signal, sys, time
 from pathlib import Path
-rank, start = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+rank, own = int(os.environ["RANK"]), Path(os.environ["PPBENCH_START_FOLDER"])
+start = int(own.name.removeprefix("start-"))
 here = Path(sys.argv[1])
 
 def wait_for(*names):
@@ -39,7 +40,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         write_worker(tmp_path, text)
         program = ["some_worker", str(tmp_path)]
         settings = {"num_ranks": 2, "threads_per_rank": 1, "max_restarts": max_restarts}
-        settings["preloaded"] = preloaded  # nothing that takes long
+        settings |= {"preloaded": preloaded, "node_folder": tmp_path / "node"}
         launches.append(LocalLaunch(tmp_path, program, **settings))
         return launches[-1]
 
@@ -49,13 +50,13 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def write_worker(folder: Path, text: str) -> None:
-    """The agent imports what its workers run, so nothing may happen by that."""
+    """A file that only does something when it is run."""
     body = textwrap.indent(START + text, "    ")
     (folder / "some_worker.py").write_text(f'if __name__ == "__main__":\n{body}')
 
 
 def exit_code_of(launch: LocalLaunch) -> int:
-    wait_until(lambda: launch.poll() is not None, "the agent's end")
+    wait_until(lambda: launch.poll() is not None, "the launch's end")
     code = launch.poll()
     assert code is not None
     return code
@@ -70,10 +71,56 @@ if start < 3: time.sleep(1000)
 """
     ended = launch(text, max_restarts=3)
     assert exit_code_of(ended) == 0
-    told = [(one.attempt, one.rank, one.exitcode) for one in read_exits(tmp_path)]
-    assert told == [(0, 1, -signal.SIGKILL), (1, 0, -signal.SIGABRT), (2, 1, 1)]
+    events = read_events(tmp_path / "node")
+    told = [(one.start, one.rank, one.exitcode) for one in events.exits]
+    assert told[:3] == [(0, 1, -signal.SIGKILL), (1, 0, -signal.SIGABRT), (2, 1, 1)]
+    assert sorted(told[3:]) == [(3, 0, 0), (3, 1, 0)]
+    assert str(events.exits[0]).endswith("was ended by SIGKILL")
+    assert [(one.start, one.cause, one.states) for one in events.endings] == [
+        (0, "exit", {0: "alive", 1: "dead"}),
+        (1, "exit", {0: "dead", 1: "alive"}),
+        (2, "exit", {0: "alive", 1: "dead"}),
+    ]
     assert ended.num_starts() == 4
     assert ended.last_lines() == ["no more"]
+
+
+def test_a_rank_that_gives_up_ends_the_launch(launch):
+    ended = launch(f"sys.exit({GAVE_UP} if rank else time.sleep(1000))", max_restarts=3)
+    assert exit_code_of(ended) == GAVE_UP
+    assert ended.num_starts() == 1
+
+
+def test_ranks_whose_case_takes_too_long_are_ended_and_their_states_noted(launch, tmp_path):
+    text = """
+from engine.flight import FlightRecord
+record = FlightRecord(own / f"flight-rank{rank}", rank)
+record.begin_case(7, 0.0 if rank else 0.5)
+if start == 0:
+    if rank: os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(1000)
+"""
+    assert exit_code_of(launch(text, max_restarts=1)) == 0
+    (ending,) = read_events(tmp_path / "node").endings
+    assert (ending.cause, ending.states) == ("timeout", {0: "alive", 1: "stopped"})
+
+
+def test_the_nodes_first_rank_has_samples_taken_when_it_asks_and_between(launch, tmp_path):
+    text = """
+if rank == 0:
+    import socket
+    asks = socket.socket(fileno=int(os.environ["PPBENCH_SAMPLES"]))
+    file, nums = here / "node" / "samples.jsonl", []
+    def ask(what):
+        asks.sendall(what)
+        assert asks.recv(1) == b"."
+        nums.append(len(file.read_text().splitlines()))
+    ask(b"[]"); time.sleep(1); ask(b"[]"); ask(b"null"); time.sleep(1); ask(b"[]")
+    (here / "nums").write_text(str([nums[1] - nums[0] > 2, nums[2] - nums[1], nums[3] - nums[2]]))
+"""
+    ended = launch(text)
+    assert exit_code_of(ended) == 0, ended.last_lines()
+    assert (tmp_path / "nums").read_text() == "[True, 0, 1]"
 
 
 TOUCHES = """
@@ -95,42 +142,7 @@ import multiprocessing, torch
     for rank in (0, 1):
         assert (tmp_path / f"bad-{rank}").read_text() == "False"
         assert (tmp_path / f"imported-{rank}").read_text() == "False"
-    assert "workers are spawned" in (tmp_path / "agent.log").read_text()
-
-
-def test_a_worker_that_is_stopped_holds_up_a_restart_for_no_longer_than_the_grace(launch, tmp_path):
-    text = """
-if start == 0 and rank == 0:
-    (here / "stopped").touch()
-    os.kill(os.getpid(), signal.SIGSTOP)
-if start == 0:
-    wait_for("stopped")
-    sys.exit(7)
-"""
-    ended = launch(text, max_restarts=1)
-    wait_until(lambda: bool(read_exits(tmp_path)), "the failure of rank 1")
-    failed_at = time.monotonic()
-    assert exit_code_of(ended) == 0
-    assert [(one.rank, one.exitcode) for one in read_exits(tmp_path)] == [(1, 7)]
-    assert GRACE_S <= 2
-    assert time.monotonic() - failed_at < 30, "torch's own grace"
-
-
-def test_what_the_first_to_fail_wrote_is_shown_not_what_its_peers_wrote_after(launch):
-    text = """
-def complain(*_):
-    print("a peer is gone", file=sys.stderr, flush=True)
-    sys.exit(1)
-if rank == 0:
-    signal.signal(signal.SIGTERM, complain)
-    (here / "ready").touch()
-    time.sleep(1000)
-wait_for("ready")
-sys.exit("the cause")
-"""
-    ended = launch(text)
-    assert exit_code_of(ended) == 1
-    assert ended.last_lines() == ["the cause"]
+    assert "workers are spawned" in (tmp_path / "supervisor.log").read_text()
 
 
 def test_what_a_worker_has_started_ends_with_it(launch, tmp_path):
@@ -152,15 +164,16 @@ import sys, time
 from pathlib import Path
 from ppbench.run.launch.local import LocalLaunch
 folder = Path(sys.argv[1])
-program = ["some_worker", str(folder)]
-LocalLaunch(folder, program, num_ranks=2, threads_per_rank=1, max_restarts=5, preloaded="json")
+program, node = ["some_worker", str(folder)], folder / "node"
+LocalLaunch(folder, program, num_ranks=2, threads_per_rank=1, max_restarts=5, preloaded="json",
+            node_folder=node)
 time.sleep(1000)
 """
 
 
 @pytest.mark.usefixtures("fresh_starts")
-@pytest.mark.parametrize("killed", ["agent", "controller while starting"])
-def test_nothing_outlives_a_controller_or_an_agent_that_is_killed(killed, tmp_path, monkeypatch):
+@pytest.mark.parametrize("killed", ["supervisor", "controller while starting"])
+def test_nothing_outlives_a_controller_or_supervisor_that_is_killed(killed, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     write_worker(tmp_path, "\n(here / f'up-{rank}').touch()\ntime.sleep(1000)\n")
     controller = subprocess.Popen([sys.executable, "-c", CONTROLLER, str(tmp_path)])
@@ -169,8 +182,8 @@ def test_nothing_outlives_a_controller_or_an_agent_that_is_killed(killed, tmp_pa
     if killed != "controller while starting":
         wait_until(lambda: all((tmp_path / f"up-{r}").exists() for r in (0, 1)), "the workers")
     everyone = descendants(controller.pid) - {controller.pid}
-    (agent,) = children()[controller.pid]
-    os.kill(agent if killed == "agent" else controller.pid, signal.SIGKILL)
+    (supervisor,) = children()[controller.pid]
+    os.kill(supervisor if killed == "supervisor" else controller.pid, signal.SIGKILL)
     wait_until(lambda: not any(map(is_alive, everyone)), "the end of all")
     controller.kill()
     controller.wait()
@@ -184,32 +197,20 @@ def test_a_process_whose_parent_is_gone_already_ends_at_once(tmp_path):
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
 
 
-def test_a_line_that_a_kill_cut_short_is_passed_over(tmp_path):
-    assert first_exit(tmp_path) is None
-    first, second = Exit(0, 1, 10, -9, 1.0), Exit(1, 0, 11, 1, 2.0)
-    note_exit(tmp_path, first)
-    with (tmp_path / "exits.jsonl").open("a") as file:
-        file.write('{"attempt": 1, "ra\n')
-    note_exit(tmp_path, second)
-    assert read_exits(tmp_path) == [first, second]
-    assert first_exit(tmp_path) == second
-    assert str(first) == "rank 1 (pid 10) was ended by SIGKILL"
-    assert str(second) == "rank 0 (pid 11) ended with exit code 1"
-
-
-def test_an_agent_runs_one_launch_after_another_each_with_its_own_logs(launch, tmp_path):
+def test_a_supervisor_runs_one_launch_after_another_each_with_its_own_logs(launch, tmp_path):
     text = """
 (here / "imported").open("a").write(f"{rank} {os.getppid()} {os.environ['OMP_NUM_THREADS']}\\n")
 print("said by", rank)
 """
     first = launch(text)
     assert exit_code_of(first) == 0
-    assert first.agent.is_free
+    assert first.supervisor.is_free
     folder = tmp_path / "second"
     folder.mkdir()
     program = ["some_worker", str(tmp_path)]
     settings = {"num_ranks": 1, "threads_per_rank": 3, "max_restarts": 0, "preloaded": "json"}
-    second = LocalLaunch(folder, program, **settings, agent=first.agent)
+    settings["node_folder"] = folder / "node"
+    second = LocalLaunch(folder, program, **settings, supervisor=first.supervisor)
     assert exit_code_of(second) == 0
     begun = [line.split() for line in (tmp_path / "imported").read_text().splitlines()]
     assert sorted((rank, threads) for rank, _, threads in begun) == [
@@ -217,9 +218,8 @@ print("said by", rank)
         ("0", "3"),
         ("1", "1"),
     ]
-    assert len({agent for _, agent, _ in begun}) == 1
-    (log,) = folder.glob("logs/*/attempt_0/0/stdout.log")
-    assert log.read_text() == "said by 0\n"
+    assert len({supervisor for _, supervisor, _ in begun}) == 1
+    assert (folder / "logs/start-0/rank-0.out").read_text() == "said by 0\n"
     assert second.num_starts() == 1
     second.stop()
-    assert not second.agent.is_free
+    assert not second.supervisor.is_free
