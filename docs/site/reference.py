@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import typer.main
-from pydantic import TypeAdapter, ValidationError
 
 from engine.device_variables import DEVICE_VARIABLES
 from engine.model.presets import sizes_table
@@ -23,16 +22,7 @@ from ppbench import errors
 from ppbench.cautions import Caution
 from ppbench.cli.app import app
 from ppbench.cli.commands import COMMANDS
-from ppbench.config.case import (
-    Case,
-    Measure,
-    PlanSettings,
-    Setting,
-    Slurm,
-    Torchrun,
-    settings_in,
-)
-from ppbench.config.schema import TrackSection, checked, known_keys
+from ppbench.config.case import SETTINGS
 from ppbench.config.shipped import shipped_sweeps
 from ppbench.display.tables import escaped
 from ppbench.errors import ExitCode, PpbenchError
@@ -40,23 +30,6 @@ from ppbench.store.columns import SCHEMA_VERSION, columns_as_markdown
 
 _MARK = re.compile(r"^<!-- made: ([\w-]+) -->(?:\nMade from the code: .*)?$", re.MULTILINE)
 Words = tuple[str, ...]
-_WHOLE_SWEEP = {"measure.launches", "measure.order_seed"}
-_IMPOSSIBLE = "?"
-"""A value that no setting takes, so that its error says which values it does take."""
-_EXPECTED = re.compile(r"(?:expected |Known: )(.*)", re.DOTALL)
-_SECTIONS = {
-    "": "Top level",
-    "model": "[model]",
-    "data": "[data]",
-    "train": "[train]",
-    "measure": "[measure]",
-    "launch": "[launch]",
-    "launch.torchrun": "[launch.torchrun]",
-    "launch.slurm": "[launch.slurm]",
-    "transfer": "[transfer]",
-    "emulated": "[emulated]",
-    "plan": "[plan]",
-}
 
 
 def with_parts(page: str, parts: Mapping[str, Callable[[], str]]) -> str:
@@ -114,70 +87,24 @@ def code(text: str) -> str:
 
 
 def settings() -> str:
-    """Every key of a sweep file: its values, its default and its meaning."""
-    rows: dict[str, list[Sequence[str]]] = {name: [] for name in _SECTIONS}
-    axes = set(known_keys()) - _WHOLE_SWEEP
-    for owner, prefix in (
-        (Case, ""),
-        (Measure, "measure_"),
-        (Torchrun, "launch.torchrun."),
-        (Slurm, "launch.slurm."),
-        (PlanSettings, "plan."),
-    ):
-        for name, declared in settings_in(owner):
-            if declared.kind is not None:
-                section, key = _key(f"{prefix}{name}")
-                is_axis = f"{section}.{key}".strip(".") in axes
-                rows[section].append(_row(key, declared, is_axis=is_axis))
+    """Every key of a sweep file: its values, default and meaning, and whether it may be an axis."""
+    rows: dict[str, list[Sequence[str]]] = {}
+    for key, declared in SETTINGS.items():
+        assert declared.kind is not None
+        cells = (
+            f"`{key}`",
+            escaped(declared.kind.values),
+            f"`{json.dumps(declared.default)}`",
+            "–" if declared.shared else "yes",
+            declared.meaning,
+        )
+        rows.setdefault(key.rpartition(".")[0], []).append(cells)
     header = ("key", "values", "default", "axis", "meaning")
     parts = [
-        f"### {title}\n\n{table(header, iter(rows[section]))}"
-        for section, title in _SECTIONS.items()
+        f"### {f'[{section}]' if section else 'Top level'}\n\n{table(header, iter(of_section))}"
+        for section, of_section in rows.items()
     ]
     return "\n".join(parts)
-
-
-def _key(name: str) -> tuple[str, str]:
-    """The section of a setting's field, and its key there."""
-    if "." in name:
-        section, _, key = name.rpartition(".")
-        return section, key
-    section, _, key = name.partition("_")
-    return (section, key) if section in _SECTIONS else ("", name)
-
-
-def _row(key: str, declared: Setting, *, is_axis: bool) -> Sequence[str]:
-    default = json.dumps(declared.in_file)
-    mark = "yes" if is_axis else "–"
-    return f"`{key}`", escaped(_values(declared.kind)), f"`{default}`", mark, declared.meaning
-
-
-def _values(kind: Any) -> str:
-    """The values that a setting takes, as its error or its schema has them."""
-    adapter: TypeAdapter[Any] = TypeAdapter(checked(kind))
-    try:
-        adapter.validate_python(_IMPOSSIBLE, strict=True)
-    except ValidationError as problem:
-        if found := _EXPECTED.search(str(problem.errors()[0].get("ctx", {}).get("error", ""))):
-            return found[1]
-    return _of_schema(adapter.json_schema())
-
-
-def _of_schema(schema: dict[str, Any]) -> str:
-    if "enum" in schema:
-        return ", ".join(f"`{value}`" for value in schema["enum"])
-    if schema["type"] == "boolean":
-        return "`true`, `false`"
-    if schema["type"] == "string":
-        return "text"
-    bounds = {
-        "from {:,}": schema.get("minimum"),
-        "above {:,}": schema.get("exclusiveMinimum"),
-        "to {:,}": schema.get("maximum"),
-        "below {:,}": schema.get("exclusiveMaximum"),
-    }
-    limits = [text.format(bound) for text, bound in bounds.items() if bound is not None]
-    return " ".join([str(schema["type"]), *limits]) if "items" not in schema else "a list"
 
 
 def shipped() -> str:
@@ -189,11 +116,6 @@ def shipped() -> str:
 def _head_of(text: str) -> str:
     lines = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
     return escaped(" ".join(line.removeprefix("#").strip() for line in lines))
-
-
-def track_keys() -> str:
-    """The keys of `[track]`, which no case has."""
-    return ", ".join(f"`{key}`" for key in TrackSection.model_fields)
 
 
 def columns() -> str:
@@ -253,7 +175,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "settings": settings,
     "shipped": shipped,
-    "track-keys": track_keys,
     "columns": columns,
     "schema-version": schema_version,
     "cautions": cautions,

@@ -46,6 +46,8 @@ def lower(
     of one channel keep the order in which its sender produces them. A program that has transfers of
     its own keeps them, but no collectives. Raises ProgramError if the result could hang.
     """
+    if look_ahead < 0:
+        raise ValueError(f"look_ahead is {look_ahead}; expected at least 0")
     lowered = program = program.without_collectives()
     if not program.has_transfers:
         check_facts(program)

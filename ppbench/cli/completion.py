@@ -42,13 +42,13 @@ def settings(incomplete: str) -> list[str]:
     """`KEY=` for every setting, and the values of a schedule, runtime or model."""
     from engine.model.presets import PRESETS
     from engine.plan.schedules.registry import SCHEDULES
-    from ppbench.config.schema import known_keys
+    from ppbench.config.case import CASE_KEYS
     from ppbench.config.synonyms import SYNONYMS
     from ppbench.runtimes import known_runtimes
 
     key, separator, _ = incomplete.partition("=")
     if not separator:
-        return _beginning(incomplete, [f"{name}=" for name in (*known_keys(), *SYNONYMS)])
+        return _beginning(incomplete, [f"{name}=" for name in (*CASE_KEYS, *SYNONYMS)])
     values = {"schedule": SCHEDULES, "runtime": known_runtimes(), "model.preset": PRESETS}
     return _beginning(incomplete, [f"{key}={value}" for value in values.get(key, ())])
 

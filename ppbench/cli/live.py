@@ -101,12 +101,11 @@ def reporting(
     read, store, choice = asked
     plan = plan_sweep(read, store, choice)
     path = report_path(reports, read, plan.sweep_id)
-    sweep_text = Path(read.file).read_text(encoding="utf-8")
 
     def write(run_ids: Sequence[str], live: Live | None) -> None:
         runs = newest_of(store.table("runs", run_ids)).sort_values("position", kind="stable")
         if len(runs):
-            facts = {"title": read.name, "command": command, "sweep_text": sweep_text}
+            facts = {"title": read.name, "command": command, "sweep_text": read.said.source.text}
             text = render_report(store, runs, **facts, assets=assets, live=live)
         else:
             about = About(kind=REPORT, title=read.name)

@@ -98,8 +98,8 @@ def sweep(
     """Run every case of a sweep file and write a report."""
     from rich.console import Console
 
+    from ppbench.config.conditions import parse_only
     from ppbench.config.reader import read_sweep
-    from ppbench.config.sweep import parse_only
     from ppbench.run.machine.environment import default_device
     from ppbench.run.sweep.plan import Choice
     from ppbench.run.sweep.progress import doing
@@ -108,7 +108,7 @@ def sweep(
     view = View.of(columns, sort)
     if not dry_run:  # refused before anything is measured
         view.check([column.name for column in TABLES["runs"]])
-    choice = Choice(rerun, retry_failed, parse_only(only or []))
+    choice = Choice(rerun, retry_failed, parse_only(only or [], default_device()))
     writes_page = reports != REPORTS or no_report or open_it or is_live
     if launcher is not Launcher.local and (writes_page or how is not Format.table):
         raise UsageError(
@@ -132,7 +132,7 @@ def sweep(
     import dataclasses
 
     from ppbench.config.kinds import seconds_of
-    from ppbench.run.sweep.control import note_stages, run_sweep
+    from ppbench.run.sweep.control import note_sweep_file, run_sweep
     from ppbench.run.sweep.progress import display_for
     from ppbench.store import Store, check_writable
 
@@ -140,7 +140,7 @@ def sweep(
     check_writable(results, "--results")
     if not no_report:
         check_writable(reports, "--reports")
-    note_stages(dataclasses.replace(read, cases=choice.only.select(read.cases)))
+    note_sweep_file(dataclasses.replace(read, cases=choice.only.select(read.cases)))
     again = command(
         *("sweep", str(file)),
         set=overrides,
@@ -186,7 +186,7 @@ def sweep(
                 done.frame,
                 title=read.name,
                 command=again,
-                sweep_text=Path(read.file).read_text(encoding="utf-8"),
+                sweep_text=read.said.source.text,
                 assets=assets,
             )
             update_index(reports)
@@ -225,11 +225,11 @@ def list_cases(read: Sweep, choice: Choice, how: Format, view: View = EVERYTHING
     import dataclasses
 
     from ppbench.config.feasibility import notes_on_sources
-    from ppbench.run.sweep.control import note_stages
+    from ppbench.run.sweep.control import note_sweep_file
     from ppbench.run.sweep.plan import planned_cases
 
     chosen = dataclasses.replace(read, cases=choice.only.select(read.cases))
-    note_stages(chosen)
+    note_sweep_file(chosen)
     for text in notes_on_sources((case for case, _ in chosen.cases), chosen.facts):
         note(f"note: {text}")
     print(render(planned_cases(chosen), how, ["case_id", *_axes_of(chosen)], view))

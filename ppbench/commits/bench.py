@@ -42,8 +42,9 @@ from ppbench.comparison.launches import (
 )
 from ppbench.comparison.measurement import Budget
 from ppbench.comparison.sides import WORKTREE
+from ppbench.config.conditions import conditions_of, parse_only
 from ppbench.config.reader import read_sweep
-from ppbench.config.sweep import Sweep, conditions_of, parse_only
+from ppbench.config.sweep import Sweep
 from ppbench.console import note
 from ppbench.display.units import counted, duration
 from ppbench.errors import (
@@ -212,7 +213,7 @@ class Bench:
 
     def select(self, only: Sequence[str]) -> None:
         """Reduce the sweep to the cases that match. Raises UsageError if none does."""
-        cases = parse_only(only).select(self.sweep.cases)
+        cases = parse_only(only, default_device()).select(self.sweep.cases)
         self.sweep = dataclasses.replace(self.sweep, cases=cases)
         self._only = tuple(only)
 

@@ -27,7 +27,8 @@ import pandas as pd
 from ppbench.comparison.launches import keys_of
 from ppbench.comparison.lines import Comparison, Contrast, Line
 from ppbench.config.case import Planned
-from ppbench.config.sweep import Accepted, Sweep, conditions_of
+from ppbench.config.conditions import conditions_of
+from ppbench.config.sweep import Accepted, Sweep
 from ppbench.config.toml import quoted
 from ppbench.errors import ExitCode, RepositoryError
 from ppbench.git import Repository
@@ -106,8 +107,8 @@ class Limits:
         planned = self.planned.get(series.case_id)
         if self.sweep is not None and planned is not None:
             for limit in self.sweep.track.thresholds:
-                is_asked = limit.only.allowed or self.threshold is None
-                found = limit.fraction if is_asked and limit.only.matches(*planned) else found
+                is_asked = limit.only.each or self.threshold is None
+                found = limit.fraction if is_asked and limit.only.matches(planned) else found
         return found
 
     def resolution_of(self, series: Contrast) -> float:

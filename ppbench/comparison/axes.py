@@ -7,7 +7,7 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 
 from engine.plan.schedules.registry import UnknownScheduleError, find_schedule
-from ppbench.config.schema import known_keys
+from ppbench.config.case import CASE_KEYS
 from ppbench.display.cases import KNOBS, SETTINGS
 from ppbench.errors import UsageError, nearest
 
@@ -45,7 +45,7 @@ def find_axis(name: str, option: str = "--across") -> str:
 
 def key_of(setting: str) -> str:
     """The key of a sweep file: `train.recompute` for `train_recompute`."""
-    return next((key for key in known_keys() if key.replace(".", "_") == setting), setting)
+    return next((key for key in CASE_KEYS if key.replace(".", "_") == setting), setting)
 
 
 def is_of_machine(axis: str) -> bool:

@@ -1,12 +1,13 @@
 """Every setting, declared once: its type, default, bounds and meaning.
 
 A `Case` is one point of a sweep's grid, frozen and hashable; `Measure` is how it is measured;
-`Torchrun` and `Slurm` are where its launches run. The sweep file's schema and the columns of the
-store are made from these fields.
+`Torchrun` and `Slurm` are where its launches run. `SETTINGS` is the table of all of them by the
+dotted keys of a sweep file, from which its reader, the help and the documentation are made. The
+columns of the store are made from the fields.
 
-    world_size: int = setting(2, NumRanks, "number of ranks in the pipeline")
-                              |  |         |
-                              |  |         the meaning of its column in the store
+    world_size: int = setting(2, whole(1, 1024), "number of ranks in the pipeline")
+                              |  |               |
+                              |  |               the meaning of its column in the store
                               |  what a sweep file may give
                               the default, which must never change: case ids leave defaults out
 """
@@ -17,50 +18,15 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from engine.model.presets import PRESETS
 from engine.plan.sizes import bytes_of
-from ppbench.config.kinds import (
-    AUTO,
-    MAX_SEQ_LEN,
-    VARIABLE,
-    BelowOne,
-    Budget,
-    CostsOrigin,
-    Counts,
-    Factors,
-    LinkMilliseconds,
-    Memory,
-    MemoryLimit,
-    Milliseconds,
-    Model,
-    Name,
-    NotNegative,
-    Partition,
-    Positive,
-    Ranks,
-    Recompute,
-    Rendezvous,
-    Resolution,
-    RuntimeName,
-    Schedule,
-    Schedules,
-    Seed,
-    SeqLen,
-    SlurmOptions,
-    SlurmTime,
-    Source,
-    SplitPoints,
-    StageMilliseconds,
-    StagesPerRank,
-    StagesToChoose,
-    minutes_of,
-    number,
-    whole,
-)
+from ppbench.config import kinds
+from ppbench.config.kinds import AUTO, Kind, choice, minutes_of, up_to, whole
+from ppbench.config.kinds import VARIABLE as VARIABLE  # noqa: PLC0414  # of a case
 from ppbench.runtimes import ENGINE
 
 EMULATED: Final = "emulated"
@@ -72,20 +38,31 @@ T = TypeVar("T")
 
 
 class Setting(NamedTuple):
-    """The metadata of a field of a settings class."""
+    """The declaration of a field of a settings class."""
 
-    kind: object  # a `Kind` or a plain type; None: no key of a sweep file
+    kind: Kind | None  # None: no key of a sweep file
     meaning: str
-    in_file: object  # the default of its key in a sweep file
+    default: object = None  # of its key in a sweep file
+    shared: str = ""  # why all cases share it, so that it is no axis; empty: it may be one
+    key: str = ""  # its dotted key
+    owner: type | None = None
+    field: str = ""
 
 
-def setting(default: T, kind: object, meaning: str, *, in_file: object = None) -> T:
+def setting(
+    default: T, kind: Kind | None, meaning: str = "", *, in_file: object = None, shared: str = ""
+) -> T:
     """Declare a field of a settings class.
 
     `in_file` is the default of its key in a sweep file, where that is not the field's own.
     """
-    metadata = {"setting": Setting(kind, meaning, default if in_file is None else in_file)}
-    return dataclasses.field(default=default, metadata=metadata)
+    declared = Setting(kind, meaning, default if in_file is None else in_file, shared)
+    return dataclasses.field(default=default, metadata={"setting": declared})
+
+
+def required(kind: Kind, meaning: str = "") -> Any:
+    """Declare a field without a default."""
+    return dataclasses.field(metadata={"setting": Setting(kind, meaning)})
 
 
 @dataclass(frozen=True)
@@ -93,11 +70,13 @@ class Case:
     """Everything that defines the workload. Fields are the sweep file's keys, `.` written `_`."""
 
     schedule: str = setting(
-        "1f1b", Schedule, "name of the schedule, aliases resolved; `auto`: found by the solver"
+        "1f1b",
+        kinds.SCHEDULE,
+        "name of the schedule, aliases resolved; `auto`: found by the solver",
     )
     runtime: str = setting(
         ENGINE,
-        RuntimeName,
+        kinds.RUNTIME,
         "the runtime: `engine`, `torch` (torch.distributed.pipelining), `single` (no pipeline) or "
         "another package's; `engine` where it is missing",
     )
@@ -108,68 +87,70 @@ class Case:
     num_microbatches: int = setting(8, whole(1, 65_536), "microbatches of a step")
     seq_len: int | Literal["variable"] = setting(
         128,
-        SeqLen,
+        kinds.SEQ_LEN,
         "tokens of a sequence; 0 when variable (a microbatch is as long as its documents), -1 when "
         "unknown",
     )
     device: str = setting(
         "cpu",
-        Literal["auto", "cpu", "cuda", "xpu", "emulated"],
+        choice("auto", "cpu", "cuda", "xpu", "emulated"),
         "`cpu`, `cuda` (NVIDIA's GPUs, and AMD's), `xpu` (Intel's), or `emulated`: stages take a "
         "set time and compute nothing",
         in_file=AUTO,
     )
     model_preset: str = setting(
-        "llama-8m", Model, "preset, hub id, checkpoint folder or `package.module:factory`"
+        "llama-8m", kinds.MODEL, "preset, hub id, checkpoint folder or `package.module:factory`"
     )
     model_weights: str = setting(
         "auto",
-        Literal["auto", "random"],
+        choice("auto", "random"),
         "`auto`: the checkpoint's if there is one; `random`: initialised",
     )
     model_trust_remote_code: bool = setting(
-        False, bool, "whether code that comes with the model may run"
+        False, kinds.FLAG, "whether code that comes with the model may run"
     )
     model_dtype: str = setting(
         "float32",
-        Literal["float32", "float64", "bfloat16"],
+        choice("float32", "float64", "bfloat16"),
         "dtype of parameters and activations",
     )
     model_partition: str | tuple[int, ...] = setting(
         "uniform",
-        Partition,
+        kinds.PARTITION,
         "how layers are cut into stages: `uniform`, `parameters`, `measured` or a list of counts",
     )
     model_split: str = setting(
         "auto",
-        Literal["auto", "trace"],
+        choice("auto", "trace"),
         "`auto`: by the plan of its architecture; `trace`: by tracing",
     )
     model_split_points: tuple[str, ...] = setting(
-        (), SplitPoints, "modules that begin a stage when traced, JSON list"
+        (), kinds.SPLIT_POINTS, "modules that begin a stage when traced, JSON list"
     )
-    model_seed: int = setting(0, Seed, "seed of the initial weights")
-    data_source: str = setting("stdlib", Source, "where tokens come from")
+    model_seed: int = setting(0, kinds.SEED, "seed of the initial weights")
+    data_source: str = setting("stdlib", kinds.SOURCE, "where tokens come from")
     data_tokenizer: str = setting(
-        "auto", Name, "`auto` (the model's, else bytes), `bytes`, or a hub id or folder"
+        "auto", kinds.NAME, "`auto` (the model's, else bytes), `bytes`, or a hub id or folder"
     )
-    data_text_column: str = setting("text", Name, "column of the data set that holds the text")
+    data_text_column: str = setting(
+        "text", kinds.NAME, "column of the data set that holds the text"
+    )
     data_max_seq_len: int = setting(
-        2048, whole(1, MAX_SEQ_LEN), "most tokens of a sequence when `seq_len` is variable"
+        2048, whole(1, kinds.MAX_SEQ_LEN), "most tokens of a sequence when `seq_len` is variable"
     )
-    data_shuffle: bool = setting(True, bool, "whether documents come in random order")
+    data_shuffle: bool = setting(True, kinds.FLAG, "whether documents come in random order")
     data_num_workers: int = setting(
         0, whole(0, 1024), "processes that prepare batches; 0: the rank itself does"
     )
-    data_seed: int = setting(0, Seed, "seed of the batches")
-    train_optimizer: str = setting("adamw", Literal["adamw", "sgd"], "optimizer")
+    data_seed: int = setting(0, kinds.SEED, "seed of the batches")
+    train_optimizer: str = setting("adamw", choice("adamw", "sgd"), "optimizer")
     train_learning_rate: float = setting(
-        1e-4, Positive, "learning rate, the highest of its schedule"
+        1e-4, kinds.POSITIVE, "learning rate, the highest of its schedule"
     )
-    train_weight_decay: float = setting(0.01, NotNegative, "weight decay")
-    train_momentum: float = setting(0.0, BelowOne, "momentum of SGD")
+    train_weight_decay: float = setting(0.01, kinds.NOT_NEGATIVE, "weight decay")
+    train_momentum: float = setting(0.0, kinds.BELOW_ONE, "momentum of SGD")
     train_lr_schedule: str = setting(
-        "constant", Literal["constant", "cosine"], "`constant` or `cosine`, after the warm-up"
+        "constant", choice("constant", "cosine"), "`constant` or `cosine`, after the warm-up"
     )
     train_lr_warmup_steps: int = setting(
         0, whole(0, 1_000_000_000), "steps over which the learning rate rises linearly"
@@ -178,24 +159,26 @@ class Case:
         0, whole(0, 1_000_000_000), "step at which a cosine schedule reaches zero"
     )
     train_clip_norm: float = setting(
-        0.0, NotNegative, "largest global norm of the gradients; 0 when not clipped"
+        0.0, kinds.NOT_NEGATIVE, "largest global norm of the gradients; 0 when not clipped"
     )
     train_autocast: str = setting(
-        "none", Literal["none", "bfloat16"], "dtype of computation under autocast, or `none`"
+        "none", choice("none", "bfloat16"), "dtype of computation under autocast, or `none`"
     )
     train_recompute: bool = setting(
         False,
-        Recompute,
+        kinds.RECOMPUTE,
         "whether layers recompute their activations in the backward pass; of a list: any stage",
     )
     train_recompute_stages: tuple[bool, ...] = setting(
         (), None, "whether those of each stage do, where a list says so; JSON list"
     )
-    train_compile: bool = setting(False, bool, "whether each stage went through torch.compile")
+    train_compile: bool = setting(
+        False, kinds.FLAG, "whether each stage went through torch.compile"
+    )
     train_microbatch_size: int = setting(1, whole(1, 1_000_000), "sequences of a microbatch")
     launch_threads_per_rank: int = setting(1, whole(1, 1024), "CPU threads of a rank")
     launch_bind: bool = setting(
-        True, bool, "whether CPU ranks are bound to cores of their own where there are enough"
+        True, kinds.FLAG, "whether CPU ranks are bound to cores of their own where there are enough"
     )
     launch_issue_ahead: int = setting(
         8,
@@ -203,18 +186,21 @@ class Case:
         "most computations that the host of a GPU issues before the GPU has done them",
     )
     stages_per_rank: int = setting(
-        1, StagesPerRank, "stages of a rank; of a program file the most of any rank", in_file=AUTO
+        1,
+        kinds.STAGES_PER_RANK,
+        "stages of a rank; of a program file the most of any rank",
+        in_file=AUTO,
     )
     memory_limit: str = setting(
         "none",
-        MemoryLimit,
+        kinds.MEMORY_LIMIT,
         "most that a rank may need with schedule `auto`: a size, or activations of emulated "
         "stages, each of a microbatch and stage",
     )
     program_digest: str = setting("", None, "hash of the program file, where the schedule is one")
     transfer_policy: str = setting(
         "early",
-        Literal["early", "just_in_time"],
+        choice("early", "just_in_time"),
         "where receives are posted: `early` or `just_in_time`",
     )
     transfer_look_ahead: int = setting(
@@ -222,7 +208,7 @@ class Case:
     )
     sharding_policy: str = setting(
         "ddp",
-        Literal["none", "ddp", "zero1", "zero2", "zero3", "torch"],
+        choice("none", "ddp", "zero1", "zero2", "zero3", "torch"),
         "what of a stage each replica keeps whole, and so which collectives a step has: `none` (no "
         "actions: gradients are summed after the last), `ddp`, `zero1` (the optimizer is sharded), "
         "`zero2` (gradients), `zero3` (parameters) or `torch` (parameters, as torch places it)",
@@ -234,46 +220,48 @@ class Case:
         1, whole(0, 65_536), "stages that `zero3` unshards before they are needed"
     )
     sharding_every_backward: bool = setting(
-        True, bool, "whether `zero2` sums gradients after each backward, or once for a stage"
+        True, kinds.FLAG, "whether `zero2` sums gradients after each backward, or once for a stage"
     )
     sharding_max_active_stages: int = setting(
         3, whole(1, 65_536), "stages of a rank that `torch` keeps unsharded"
     )
     emulated_F_ms: tuple[float, ...] = setting(  # noqa: N815  # an op's name
         (),
-        Milliseconds,
+        kinds.OP_MS,
         "forward of a rank's share, or of each stage; milliseconds, JSON list",
     )
     emulated_I_ms: tuple[float, ...] = setting(  # noqa: N815
-        (), Milliseconds, "input-gradient half of the backward, likewise"
+        (), kinds.OP_MS, "input-gradient half of the backward, likewise"
     )
     emulated_W_ms: tuple[float, ...] = setting(  # noqa: N815
-        (), Milliseconds, "weight-gradient half of the backward, likewise"
+        (), kinds.OP_MS, "weight-gradient half of the backward, likewise"
     )
     emulated_link_ms: tuple[float, ...] = setting(
         (),
-        LinkMilliseconds,
+        kinds.LINK_MS,
         "delay added to each message, or to those of each link from a stage to the next; "
         "milliseconds, JSON list",
     )
     emulated_gather_ms: tuple[float, ...] = setting(
         (),
-        StageMilliseconds,
+        kinds.STAGE_MS,
         "time that an UNSHARD moves bytes, once all replicas have come to it: of every stage, or "
         "of each; milliseconds, JSON list",
     )
     emulated_reduce_ms: tuple[float, ...] = setting(
-        (), StageMilliseconds, "time of a REDUCE_GRAD, likewise"
+        (), kinds.STAGE_MS, "time of a REDUCE_GRAD, likewise"
     )
     emulated_replica_factors: tuple[float, ...] = setting(
-        (), Factors, "factor of the times of each replica's computations; JSON list, empty: all 1"
+        (),
+        kinds.FACTORS,
+        "factor of the times of each replica's computations; JSON list, empty: all 1",
     )
     emulated_jitter: float = setting(
-        0.0, number(1), "standard deviation of an emulated duration over its mean"
+        0.0, up_to(1), "standard deviation of an emulated duration over its mean"
     )
-    emulated_seed: int = setting(0, Seed, "seed of the jitter")
+    emulated_seed: int = setting(0, kinds.SEED, "seed of the jitter")
     emulated_costs: str = setting(
-        "", str, "file that the times are read from; they are then no part of the case"
+        "", kinds.TEXT, "file that the times are read from; they are then no part of the case"
     )
 
     @property
@@ -368,22 +356,38 @@ class Measure:
         whole(0, 1_000_000),
         "most measured steps of a turn, which follow each other unhindered; 0: 1, or 4 on a GPU",
     )
-    launches: int = setting(1, whole(1, 1000), "launches that the sweep asked for")
+    launches: int = setting(
+        1,
+        whole(1, 1000),
+        "launches that the sweep asked for",
+        shared="all cases have the same number of launches",
+    )
     budget: str = setting(
-        "", Budget, "time for launches until the sweep's question is answered; none: `launches`"
+        "",
+        kinds.BUDGET,
+        "time for launches until the sweep's question is answered; none: `launches`",
+        shared="it is the time of the whole sweep",
     )
     resolution: float = setting(
-        0.02, Resolution, "difference within which two cases are the same, as a share"
+        0.02,
+        kinds.RESOLUTION,
+        "difference within which two cases are the same, as a share",
+        shared="it belongs to the question of the whole sweep",
     )
-    verify: bool = setting(False, bool, "whether the run was to be verified at its own size")
+    verify: bool = setting(False, kinds.FLAG, "whether the run was to be verified at its own size")
     profile_steps: int = setting(
         0, whole(0, 1000), "further steps, untimed, under torch's profiler"
     )
     timeout_s: float = setting(
-        1800.0, number(1_000_000), "time limit of the run in seconds; 0: none"
+        1800.0, up_to(1_000_000), "time limit of the run in seconds; 0: none"
     )
     retry: int = setting(0, whole(0, 100), "further tries of a launch after one that failed")
-    order_seed: int = setting(0, Seed, "seed of the order of a launch's cases")
+    order_seed: int = setting(
+        0,
+        kinds.SEED,
+        "seed of the order of a launch's cases",
+        shared="it sets the order of the cases of a launch",
+    )
 
     @property
     def turns(self) -> tuple[int, ...]:
@@ -410,25 +414,27 @@ class Torchrun:
     """Nodes on each of which the same command is started."""
 
     nodes: int = setting(1, whole(1, 65_536), "number of nodes")
-    rendezvous: str = setting("", Rendezvous, "host:port of one of them")
+    rendezvous: str = setting("", kinds.RENDEZVOUS, "host:port of one of them")
 
 
 @dataclass(frozen=True)
 class Slurm:
     """The resources of a Slurm job; what is empty or 0 is left to the cluster or the cases."""
 
-    partition: str = setting("", str, "partition")
-    account: str = setting("", str, "account")
-    qos: str = setting("", str, "quality of service")
-    constraint: str = setting("", str, "constraint on nodes")
+    partition: str = setting("", kinds.TEXT, "partition")
+    account: str = setting("", kinds.TEXT, "account")
+    qos: str = setting("", kinds.TEXT, "quality of service")
+    constraint: str = setting("", kinds.TEXT, "constraint on nodes")
     nodes: int = setting(1, whole(1, 65_536), "number of nodes")
-    time: str = setting("1:00:00", SlurmTime, "time limit of all launches, as Slurm writes it")
+    time: str = setting(
+        "1:00:00", kinds.SLURM_TIME, "time limit of all launches, as Slurm writes it"
+    )
     gpus_per_node: int = setting(0, whole(0, 1024), "GPUs of a node")
     cpus_per_node: int = setting(0, whole(0, 65_536), "CPU cores of a node")
-    memory_gb: float = setting(0.0, number(1_000_000), "memory of a node")
+    memory_gb: float = setting(0.0, up_to(1_000_000), "memory of a node")
     extra: dict[str, str | int | bool] = dataclasses.field(
         default_factory=dict,
-        metadata={"setting": Setting(SlurmOptions, "further options of sbatch", {})},
+        metadata={"setting": Setting(kinds.SLURM_OPTIONS, "further options of sbatch", {})},
     )
 
     @property
@@ -441,30 +447,30 @@ class PlanSettings:
     """`[plan]`: what a plan is asked for. No part of a case."""
 
     ranks: tuple[int, ...] = setting(
-        (), Ranks, "number of ranks, or a list to choose from; none: `world_size`"
+        (), kinds.COUNTS, "number of ranks, or a list to choose from; none: `world_size`"
     )
-    memory: str = setting("", Memory, 'memory of each rank, as in "1.5 GiB"; none: no limit')
+    memory: str = setting("", kinds.MEMORY, 'memory of each rank, as in "1.5 GiB"; none: no limit')
     global_batch: int = setting(
         0,
         whole(0, 1_000_000_000),
         "sequences of a step; 0: `num_microbatches` x `train.microbatch_size`",
     )
     schedules: tuple[str, ...] = setting(
-        (), Schedules, 'schedules to choose from, "auto" among them; none: all'
+        (), kinds.SCHEDULES, 'schedules to choose from, "auto" among them; none: all'
     )
     stages_per_rank: tuple[int, ...] = setting(
-        (1, 2), StagesToChoose, "numbers of stages of a rank to choose from"
+        (1, 2), kinds.SOME_COUNTS, "numbers of stages of a rank to choose from"
     )
     microbatch_sizes: tuple[int, ...] = setting(
-        (), Counts, "sequences of a microbatch to choose from; none: all with costs"
+        (), kinds.COUNTS, "sequences of a microbatch to choose from; none: all with costs"
     )
     recompute: str = setting(
         "auto",
-        Literal["auto", "none", "all"],
+        choice("auto", "none", "all"),
         "layers that recompute: of the stages that would not fit, of none, of all",
     )
     costs: str = setting(
-        "measure", CostsOrigin, 'where costs are from: "measure" here, or "file:PATH"'
+        "measure", kinds.COSTS_ORIGIN, 'where costs are from: "measure" here, or "file:PATH"'
     )
 
     @property
@@ -473,10 +479,54 @@ class PlanSettings:
         return bytes_of(self.memory) if self.memory else None
 
 
+@dataclass(frozen=True)
+class TrackSettings:
+    """`[track]`: what is tracked over commits; see `ppbench.config.sweep`. No part of a case."""
+
+    repo: str = setting("", kinds.TEXT, "a folder of the repository; none: around the sweep file")
+    setup: str = setting("", kinds.TEXT, "command that is run in the work tree of a past commit")
+    thresholds: Mapping[str, object] = dataclasses.field(
+        default_factory=dict,
+        metadata={"setting": Setting(kinds.TABLE, "changes that the gate lets pass", {})},
+    )
+    accept: Sequence[object] = setting(
+        (), kinds.TABLES, "changes for the worse that are intended", in_file=[]
+    )
+
+
 def settings_in(owner: type) -> Iterator[tuple[str, Setting]]:
     """Each field of a settings class, and its declaration."""
     for field in dataclasses.fields(owner):
         yield field.name, field.metadata["setting"]
+
+
+def _table() -> Iterator[Setting]:
+    """The row of every key."""
+    yield Setting(kinds.SWEEP_NAME, "name of the sweep", "", "it names the whole sweep", "name")
+    sections = ("model", "data", "train", "launch", "transfer", "sharding", "emulated")
+    owners: tuple[tuple[str, type, str], ...] = (
+        ("", Case, ""),
+        ("measure.", Measure, ""),
+        ("launch.torchrun.", Torchrun, "it sets where launches run for all cases"),
+        ("launch.slurm.", Slurm, "it sets where launches run for all cases"),
+        ("track.", TrackSettings, "it sets what is tracked over commits for all cases"),
+        ("plan.", PlanSettings, "it sets what a plan is asked for for all cases"),
+    )
+    for prefix, owner, shared in owners:
+        for name, declared in settings_in(owner):
+            section, _, rest = name.partition("_")
+            is_inside = owner is Case and section in sections
+            key = f"{section}.{rest}" if is_inside else f"{prefix}{name}"
+            if declared.kind is not None:
+                yield Setting(*declared[:3], declared.shared or shared, key, owner, name)
+
+
+SETTINGS: Final[Mapping[str, Setting]] = {declared.key: declared for declared in _table()}
+"""Every key of a sweep file but `grid`, `exclude` and `override`, which name other keys."""
+CASE_KEYS: Final = tuple(
+    declared.key for declared in SETTINGS.values() if declared.owner in (Case, Measure)
+)
+"""The keys of which every case has a value."""
 
 
 def unknown_settings(settings_told: object) -> frozenset[str]:
@@ -498,21 +548,3 @@ def setting_of(case: Case, measure: Measure, key: str) -> object:
     if key == "train.recompute":
         return case.recompute
     return getattr(case, key.replace(".", "_"))
-
-
-__all__ = [
-    "EMULATED",
-    "TIMES",
-    "UNKNOWN",
-    "VARIABLE",
-    "Case",
-    "Measure",
-    "PlanSettings",
-    "Planned",
-    "Slurm",
-    "Torchrun",
-    "setting_of",
-    "settings_in",
-    "unknown_settings",
-    "with_recompute_by_stage",
-]

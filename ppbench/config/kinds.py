@@ -1,15 +1,19 @@
-"""The types of settings: which values each may have, and the message for others.
+"""The kinds of settings: which values each may have, in words and as a check.
 
-Pydantic checks them, in text from outside (`config.schema`); it is slow to import, so commands that
-read no sweep file do without. Outside this package, all settings are frozen dataclasses.
+    MICROBATCHES = whole(1, 65_536)
+    MICROBATCHES.values          "a whole number from 1 to 65,536"
+    MICROBATCHES.check(8)        8
+    MICROBATCHES.check(0)        ValueError: expected a whole number from 1 to 65,536; got 0 (...)
+
+The check returns the value as it is kept: aliases are resolved, lists are tuples.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from engine.model.presets import PRESETS
@@ -20,7 +24,7 @@ from engine.plan.schedules.registry import (
     known_names,
 )
 from engine.plan.sizes import bytes_of, exact_text
-from ppbench.config.toml import brief
+from ppbench.config.toml import brief, shown
 from ppbench.errors import nearest
 from ppbench.runtimes import is_known, known_runtimes
 
@@ -29,34 +33,111 @@ AUTO: Final = "auto"
 VARIABLE: Final = "variable"
 """A `seq_len` that differs between microbatches: each is as long as its documents."""
 MAX_STAGES_PER_RANK = 1024
+MAX_SEQ_LEN = 16_777_216
 MIN_MS, MAX_MS = 0.001, 3_600_000
 MOST_FACTOR = 1000
-_PARTITIONS = ("uniform", "parameters", "measured")
-_SOURCES = ("stdlib", "synthetic", "text:PATH", "files:PATH", "hf:DATASET")
 _OPTION = re.compile(r"[a-z][a-z0-9_-]*")
 _BUDGET = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) ?([smh])")
 _HOST_AND_PORT = re.compile(r"[\w.-]+:[1-9]\d{0,4}|\[[0-9a-fA-F:.]+\]:[1-9]\d{0,4}", re.ASCII)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _TIME = re.compile(r"(?:(\d{1,4})-)?(\d{1,6})(?::(\d{1,6}))?(?::(\d{1,6}))?", re.ASCII)
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-MAX_SEQ_LEN = 16_777_216
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_PERCENT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*%\s*", re.ASCII)
 
 
 class Kind(NamedTuple):
-    """A type, with a function that checks or converts values for it, or with bounds."""
+    """The values that a setting may have."""
 
-    type: object
-    check: Callable[[object], object] | None = None
-    bounds: Mapping[str, Any] = MappingProxyType({})
+    values: str  # in words, after "expected"
+    read: Callable[[object], object | None]
+    """Returns the value as it is kept, or None for one that is not allowed. Raises ValueError
+    where a word of its own says more."""
+    elements: tuple[type, ...] = ()
+    """Types of the elements where one value may be a list."""
+
+    def check(self, value: object) -> object:
+        """Return the value as it is kept. Raises ValueError with the problem."""
+        kept = self.read(value)
+        if kept is None:
+            raise ValueError(f"expected {self.values}; got {shown(value)}")
+        return kept
 
 
-def _known_schedule(value: object) -> object:
+def matching(values: str, is_allowed: Callable[[str], object]) -> Kind:
+    """Texts for which a function holds."""
+    return Kind(values, lambda value: value if type(value) is str and is_allowed(value) else None)
+
+
+def whole(least: int, most: int) -> Kind:
+    """Whole numbers between two bounds, both included."""
+    return Kind(
+        f"a whole number from {least:,} to {most:,}",
+        lambda value: value if type(value) is int and least <= value <= most else None,
+    )
+
+
+def number(values: str, is_allowed: Callable[[float], bool]) -> Kind:
+    """Finite numbers for which a function holds; integers become floats."""
+
+    def read(value: object) -> float | None:
+        if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:  # type: ignore[arg-type]
+            return None
+        return float(value) if is_allowed(value) else None  # type: ignore[arg-type]
+
+    return Kind(f"a number {values}", read)
+
+
+def up_to(most: int) -> Kind:
+    """Numbers from 0 to a bound, both included."""
+    return number(f"from 0 to {most:,}", lambda value: 0 <= value <= most)
+
+
+def choice(*words: str) -> Kind:
+    """One of some words."""
+
+    def read(value: object) -> str | None:
+        if isinstance(value, str) and value not in words:
+            raise ValueError(f"unknown value {brief(value)}{nearest(value, words)}")
+        return value if isinstance(value, str) else None
+
+    return Kind(", ".join(f'"{word}"' for word in words), read)
+
+
+def listed(
+    values: str, element: Callable[[object], object | None], *elements: type, may_be_one: bool
+) -> Kind:
+    """Lists of different values, each of which a function returns as it is kept; a tuple then."""
+
+    def read(value: object) -> tuple[object, ...] | None:
+        if not isinstance(value, list | tuple) and not may_be_one:
+            return None
+        given = value if isinstance(value, list | tuple) else [value]
+        kept = tuple(element(one) for one in given)
+        if None in kept:
+            return None
+        if (twice := first_twice(kept)) is not None:
+            raise ValueError(f"{brief(given[twice])} is listed twice")
+        return kept
+
+    return Kind(values, read, elements)
+
+
+def first_twice(values: Sequence[Hashable]) -> int | None:
+    """The index of the first value that occurs earlier in the list too."""
+    seen: set[Hashable] = set()
+    for index, value in enumerate(values):
+        if value in seen:
+            return index
+        seen.add(value)
+    return None
+
+
+def _schedule(value: object) -> object | None:
     """Resolve aliases to the registered name."""
-    if (
-        not isinstance(value, str)
-        or value == AUTO
-        or value.removeprefix(CSV_PREFIX) not in ("", value)
-    ):
+    if not isinstance(value, str):
+        return None
+    if value == AUTO or value.removeprefix(CSV_PREFIX) not in ("", value):
         return value
     try:
         return find_schedule(value).name
@@ -71,18 +152,27 @@ def _known_schedule(value: object) -> object:
         ) from None
 
 
-def _known_runtime(value: object) -> object:
+def _schedule_to_choose(value: object) -> object | None:
+    """Check a schedule that is no file, since a plan makes programs itself."""
+    if isinstance(value, str) and value.startswith(CSV_PREFIX):
+        raise ValueError(f"{brief(value)} is a file; a plan makes programs itself")
+    return _schedule(value)
+
+
+def _runtime(value: object) -> object | None:
     if isinstance(value, str) and not is_known(value):
         raise ValueError(f"unknown runtime {brief(value)}{nearest(value, known_runtimes())}")
-    return value
+    return value if isinstance(value, str) else None
 
 
-def _model(value: object) -> object:
+def _model(value: object) -> object | None:
     """Check the form of the name; all models are looked up together later.
 
     A folder has one name, `./my-model`: without the `./` its case would have another id.
     """
-    if not isinstance(value, str) or value in PRESETS or _HUB_ID.fullmatch(value):
+    if not isinstance(value, str):
+        return None
+    if value in PRESETS or _HUB_ID.fullmatch(value):
         return value
     if _is_folder(value) and "/" not in value and value not in (".", ".."):
         return f"./{value}"
@@ -101,137 +191,92 @@ def _is_folder(name: str) -> bool:
         return False
 
 
-def _memory_limit(value: object) -> object:
+def _source(value: object) -> object | None:
+    if not isinstance(value, str):
+        return None
+    kind, _, name = value.partition(":")
+    if value not in ("stdlib", "synthetic") and (kind not in ("text", "files", "hf") or not name):
+        known = ("stdlib", "synthetic", "text:PATH", "files:PATH", "hf:DATASET")
+        raise ValueError(f"unknown data source {brief(value)}{nearest(value, known)}")
+    return value
+
+
+def _memory_limit(value: object) -> str | None:
     """Check bytes of real stages, or activations of emulated ones; one text for equal limits."""
-    if value == "none":
-        return value
     if type(value) is int and value > 0:
         return str(value)
     if isinstance(value, str) and (num_bytes := _bytes_in(value)) > 0:
         return exact_text(num_bytes)
-    raise ValueError(
-        'expected "none", a size above 0 such as "1.5 GiB" or, of emulated stages, a number of '
-        "activations"
-    )
+    return "none" if value == "none" else None
 
 
-def _partition(value: object) -> object:
+def _bytes_in(text: str) -> int:
+    """The bytes of a size; 0 if the text is none."""
+    try:
+        return bytes_of(text)
+    except ValueError:
+        return 0
+
+
+def _partition(value: object) -> object | None:
     if isinstance(value, list | tuple):
-        if value and all(type(count) is int and count >= 0 for count in value):
-            return tuple(value)
-    elif isinstance(value, str) and value in _PARTITIONS:
-        return value
-    known = ", ".join(f'"{name}"' for name in _PARTITIONS)
-    raise ValueError(f"expected {known} or the number of layers of each stage, such as [3, 5]")
+        is_right = value and all(type(count) is int and count >= 0 for count in value)
+        return tuple(value) if is_right else None
+    return value if value in ("uniform", "parameters", "measured") else None
 
 
-def _split_points(value: object) -> object:
-    if not isinstance(value, list | tuple) or not all(isinstance(v, str) and v for v in value):
-        raise ValueError('expected a list of module names, such as ["blocks.4", "blocks.8"]')
-    if (twice := first_twice(value)) is not None:
-        raise ValueError(f"module {brief(value[twice])} is listed twice")
-    return tuple(value)
+def _recompute(value: object) -> object | None:
+    if isinstance(value, list | tuple):
+        is_right = value and all(type(one) is bool for one in value)
+        return tuple(value) if is_right else None
+    return value if type(value) is bool else None
 
 
-def first_twice(values: Sequence[Hashable]) -> int | None:
-    """The index of the first value that occurs earlier in the list too."""
-    seen: set[Hashable] = set()
-    for index, value in enumerate(values):
-        if value in seen:
-            return index
-        seen.add(value)
-    return None
+def whole_or(word: str, most: int, what: str) -> Kind:
+    """Whole numbers from 1 on, or a word."""
+
+    def read(value: object) -> object | None:
+        is_right = value == word or (type(value) is int and 1 <= value <= most)
+        return value if is_right else None
+
+    return Kind(f'1 to {most:,} {what}, or "{word}"', read)
 
 
-def _recompute(value: object) -> object:
-    """Check `true` or `false` for all stages, or a list with one for each; a tuple then."""
-    if isinstance(value, list | tuple) and value and all(type(one) is bool for one in value):
-        return tuple(value)
-    if type(value) is bool:
-        return value
-    raise ValueError("expected true, false or a list with one for each stage, as in [true, false]")
+def times(each: str, fewest: int = 0) -> Kind:
+    """Milliseconds: one number for all, or a list with one for each; a tuple either way."""
 
+    def read(value: object) -> tuple[float, ...] | None:
+        if isinstance(value, list) and len(value) < fewest:
+            raise ValueError(f"a list needs one time per {each}; give one number for all ranks")
+        return _floats(value, lambda ms: ms == 0 or MIN_MS <= ms <= MAX_MS) or None
 
-def _source(value: object) -> object:
-    if isinstance(value, str) and value not in ("stdlib", "synthetic"):
-        kind, _, name = value.partition(":")
-        if kind not in ("text", "files", "hf") or not name:
-            raise ValueError(f"unknown data source {brief(value)}{nearest(value, _SOURCES)}")
-    return value
-
-
-def _seq_len(value: object) -> object:
-    if value == VARIABLE or (type(value) is int and 1 <= value <= MAX_SEQ_LEN):
-        return value
-    raise ValueError(f'expected 1 to {MAX_SEQ_LEN:,} tokens, or "{VARIABLE}"')
-
-
-def _stages_per_rank(value: object) -> object:
-    if value == AUTO or (type(value) is int and 1 <= value <= MAX_STAGES_PER_RANK):
-        return value
-    raise ValueError(f'expected 1 to {MAX_STAGES_PER_RANK} stages, or "{AUTO}"')
-
-
-def _milliseconds(value: object) -> object:
-    """One number for all ranks, or a list with one for each stage; a tuple either way."""
-    if isinstance(value, list) and len(value) < 2:
-        raise ValueError("a list needs one time per stage; give one number for all ranks")
-    return _times(value, "stage")
-
-
-def _factors(value: object) -> object:
-    factors = _numbers(value, lambda factor: 0 < factor <= MOST_FACTOR)
-    if factors is not None:
-        return factors
-    raise ValueError(
-        f"expected a list with a factor above 0 and up to {MOST_FACTOR:,} for each replica, such "
-        "as [1, 1.2]"
+    return Kind(
+        f"milliseconds, 0 or {MIN_MS} to {MAX_MS:,}: one number, or a list with one for each "
+        f"{each}",
+        read,
+        (int, float),
     )
 
 
-def _times(value: object, each: str) -> tuple[float, ...]:
-    """One number for all, or a list with one for each; a tuple either way."""
-    if times := _numbers(value, lambda ms: ms == 0 or MIN_MS <= ms <= MAX_MS):
-        return times
-    raise ValueError(
-        f"expected milliseconds, 0 or {MIN_MS} to {MAX_MS:,}: one number, or a list with one for "
-        f"each {each}"
-    )
-
-
-def _numbers(value: object, is_allowed: Callable[[float], bool]) -> tuple[float, ...] | None:
+def _floats(value: object, is_allowed: Callable[[float], bool]) -> tuple[float, ...] | None:
     """A number or a list of them as floats; None if any is none, or is not allowed.
 
     Integers too large for a float are compared before they are converted.
     """
-    listed: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
-    if all(type(number) in (int, float) and is_allowed(number) for number in listed):
-        return tuple(map(float, listed))
+    given: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
+    if all(type(one) in (int, float) and is_allowed(one) for one in given):
+        return tuple(map(float, given))
     return None
 
 
-def _slurm_time(value: object) -> object:
-    """A time limit; a bare number is minutes, as in Slurm."""
-    text = str(value) if type(value) is int else value
-    if isinstance(text, str) and minutes_of(text):
-        return text
-    raise ValueError('expected minutes, or a time such as "90", "1:30:00" or "2-12:00:00"')
-
-
-def _slurm_options(value: object) -> object:
+def _slurm_options(value: object) -> object | None:
     """Options by the names that `sbatch` has for them: strings, integers and true."""
-    if not isinstance(value, dict) or not all(map(_OPTION.fullmatch, value)):
-        raise ValueError('expected options of sbatch without dashes, such as {exclude = "node7"}')
+    if not isinstance(value, Mapping) or not all(map(_OPTION.fullmatch, value)):
+        return None
     for name, option in value.items():
         if not isinstance(option, str | int) or option is False:
-            raise ValueError(f"{name}: expected a string, an integer or true")
-    return value
-
-
-def _rendezvous(value: object) -> object:
-    if isinstance(value, str) and (value == "" or _HOST_AND_PORT.fullmatch(value)):
-        return value
-    raise ValueError('expected the name of a node and a free port on it, such as "node1:29400"')
+            raise ValueError(f"{name}: expected a string, an integer or true; got {shown(option)}")
+    return dict(value)
 
 
 def minutes_of(time: str) -> int:
@@ -253,66 +298,10 @@ def minutes_of(time: str) -> int:
     return -(-(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds) // 60)
 
 
-def _bytes_in(text: str) -> int:
-    """The bytes of a size; 0 if the text is none."""
-    try:
-        return bytes_of(text)
-    except ValueError:
-        return 0
-
-
-def _memory(value: object) -> object:
-    if not isinstance(value, str) or (value and _bytes_in(value) < 1):
-        raise ValueError('expected a size with its unit, such as "1.5 GiB" or "80 GB"')
-    return value
-
-
-def _counts(value: object) -> object:
-    """One whole number from 1 on, or a list of different ones."""
-    listed = [value] if isinstance(value, int) else value
-    if not isinstance(listed, list | tuple) or not all(
-        type(one) is int and 1 <= one <= MAX_STAGES_PER_RANK**2 for one in listed
-    ):
-        raise ValueError("expected a whole number of at least 1, or a list of them, as in [1, 2]")
-    if (twice := first_twice(listed)) is not None:
-        raise ValueError(f"{brief(listed[twice])} is listed twice")
-    return tuple(listed)
-
-
-def _some_counts(value: object) -> object:
-    if value in ([], ()):
-        raise ValueError("is empty; expected numbers such as [1, 2]")
-    return _counts(value)
-
-
-def _schedules(value: object) -> object:
-    """Names of schedules, `auto` among them; no file, since a plan makes programs itself."""
-    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
-        raise ValueError(f'expected a list of schedules, such as ["1f1b", "{AUTO}"]')
-    named = []
-    for name in value:
-        try:
-            named.append(name if name == AUTO else find_schedule(name).name)
-        except UnknownScheduleError:
-            known = [*(each for each in known_names() if not each.startswith(CSV_PREFIX)), AUTO]
-            raise ValueError(f"unknown schedule {brief(name)}{nearest(name, known)}") from None
-    if (twice := first_twice(named)) is not None:
-        raise ValueError(f"{brief(value[twice])} is listed twice")
-    return tuple(named)
-
-
-def _costs_origin(value: object) -> object:
-    if isinstance(value, str):
-        kind, _, name = value.partition(":")
-        if value == "measure" or (kind == "file" and name):
-            return value
-    raise ValueError('expected "measure" or "file:PATH"')
-
-
-def _budget(value: object) -> object:
-    if isinstance(value, str) and (value == "" or seconds_of(value)):
-        return value
-    raise ValueError('expected a time with its unit, such as "90s", "10m" or "1.5h"')
+def _slurm_time(value: object) -> str | None:
+    """Check a time limit; a bare number is minutes, as in Slurm."""
+    text = str(value) if type(value) is int else value
+    return text if isinstance(text, str) and minutes_of(text) else None
 
 
 def seconds_of(budget: str) -> float:
@@ -321,45 +310,84 @@ def seconds_of(budget: str) -> float:
     return 0.0 if match is None else float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 
-Schedule = Kind(str, _known_schedule)
-Budget = Kind(str, _budget)
-Memory = Kind(str, _memory)
-Ranks = Kind(tuple[int, ...], _counts)
-Counts = Ranks
-StagesToChoose = Kind(tuple[int, ...], _some_counts)
-Schedules = Kind(tuple[str, ...], _schedules)
-CostsOrigin = Kind(str, _costs_origin)
-RuntimeName = Kind(str, _known_runtime)
-MemoryLimit = Kind(str, _memory_limit)
-Model = Kind(str, _model)
-Partition = Kind(str | tuple[int, ...], _partition)
-Recompute = Kind(bool | tuple[bool, ...], _recompute)
-SplitPoints = Kind(tuple[str, ...], _split_points)
-Source = Kind(str, _source)
-StagesPerRank = Kind(int | str, _stages_per_rank)
-Milliseconds = Kind(tuple[float, ...], _milliseconds)
-StageMilliseconds = Kind(tuple[float, ...], lambda value: _times(value, "stage"))
-Factors = Kind(tuple[float, ...], _factors)
-LinkMilliseconds = Kind(
-    tuple[float, ...], lambda value: _times(value, "link from a stage to the next")
+def share(most: float) -> Kind:
+    """Fractions, or percentages such as "2%"; a fraction then."""
+
+    def read(value: object) -> float | None:
+        percent = _PERCENT.fullmatch(value) if isinstance(value, str) else None
+        fraction = float(percent[1]) / 100 if percent else value
+        is_right = type(fraction) in (int, float) and 0 <= fraction <= most  # type: ignore[operator]
+        return float(fraction) if is_right else None  # type: ignore[arg-type]
+
+    return Kind(f'a fraction such as "2%" or 0.02, between 0 and {100 * most:.0f} %', read)
+
+
+def _count(value: object) -> object | None:
+    return value if type(value) is int and 1 <= value <= MAX_STAGES_PER_RANK**2 else None
+
+
+FLAG = Kind("true or false", lambda value: value if type(value) is bool else None)
+TEXT = matching("text", lambda _: True)
+NAME = matching("text that is not empty", bool)
+SWEEP_NAME = matching("at most 100 letters, digits and . _ -", _NAME.fullmatch)
+SEED = whole(0, 2**63 - 1)
+POSITIVE = number("above 0", lambda value: value > 0)
+NOT_NEGATIVE = number("of at least 0", lambda value: value >= 0)
+BELOW_ONE = number("from 0 to below 1", lambda value: 0 <= value < 1)
+RESOLUTION = number("from 0.001 to 0.5", lambda value: 0.001 <= value <= 0.5)
+SCHEDULE = Kind(f'the name of a schedule, "{AUTO}" or "{CSV_PREFIX}PATH"', _schedule)
+RUNTIME = Kind("the name of a runtime", _runtime)
+MODEL = Kind("a preset, a hub id, a checkpoint folder or a factory", _model)
+SOURCE = Kind('"stdlib", "synthetic", "text:PATH", "files:PATH" or "hf:DATASET"', _source)
+SEQ_LEN = whole_or(VARIABLE, MAX_SEQ_LEN, "tokens")
+STAGES_PER_RANK = whole_or(AUTO, MAX_STAGES_PER_RANK, "stages")
+MEMORY_LIMIT = Kind(
+    '"none", a size above 0 such as "1.5 GiB" or, of emulated stages, a number of activations',
+    _memory_limit,
 )
-SeqLen = Kind(int | str, _seq_len)
-Rendezvous = Kind(str, _rendezvous)
-SlurmTime = Kind(str, _slurm_time)
-SlurmOptions = Kind(dict[str, str | int | bool], _slurm_options)
-Name = Kind(str, bounds={"min_length": 1})
-Seed = Kind(int, bounds={"ge": 0, "lt": 2**63})
-Positive = Kind(float, bounds={"gt": 0, "allow_inf_nan": False})
-NotNegative = Kind(float, bounds={"ge": 0, "allow_inf_nan": False})
-BelowOne = Kind(float, bounds={"ge": 0, "lt": 1})
-Resolution = Kind(float, bounds={"ge": 0.001, "le": 0.5})
-
-
-def whole(least: int, most: int) -> Kind:
-    """Integers between two bounds, both included."""
-    return Kind(int, bounds={"ge": least, "le": most})
-
-
-def number(most: int) -> Kind:
-    """Numbers from 0 to a bound, both included."""
-    return Kind(float, bounds={"ge": 0, "le": most})
+PARTITION = Kind(
+    '"uniform", "parameters", "measured" or the number of layers of each stage, such as [3, 5]',
+    _partition,
+    (int,),
+)
+RECOMPUTE = Kind("true, false or a list with one for each stage, as in [true, false]", _recompute)
+SPLIT_POINTS = listed(
+    'a list of module names, such as ["blocks.4", "blocks.8"]', NAME.read, str, may_be_one=False
+)
+STAGE_MS = times("stage")
+OP_MS = times("stage", fewest=2)
+LINK_MS = times("link from a stage to the next")
+FACTORS = Kind(
+    f"a list with a factor above 0 and up to {MOST_FACTOR:,} for each replica, such as [1, 1.2]",
+    lambda value: _floats(value, lambda factor: 0 < factor <= MOST_FACTOR),
+    (int, float),
+)
+BUDGET = matching(
+    'a time with its unit, such as "90s", "10m" or "1.5h"',
+    lambda text: text == "" or seconds_of(text),
+)
+RENDEZVOUS = matching(
+    'the name of a node and a free port on it, such as "node1:29400"',
+    lambda text: text == "" or _HOST_AND_PORT.fullmatch(text),
+)
+SLURM_TIME = Kind('minutes, or a time such as "90", "1:30:00" or "2-12:00:00"', _slurm_time)
+SLURM_OPTIONS = Kind(
+    'options of sbatch without dashes, such as {exclude = "node7"}', _slurm_options
+)
+MEMORY = matching(
+    'a size with its unit, such as "1.5 GiB" or "80 GB"',
+    lambda text: text == "" or _bytes_in(text) > 0,
+)
+COUNTS = listed(
+    "a whole number of at least 1, or a list of them, as in [1, 2]", _count, int, may_be_one=True
+)
+SOME_COUNTS = Kind(COUNTS.values, lambda value: COUNTS.read(value) or None, (int,))
+SCHEDULES = listed(
+    f'a list of schedules, such as ["1f1b", "{AUTO}"]', _schedule_to_choose, str, may_be_one=False
+)
+COSTS_ORIGIN = matching(
+    '"measure" or "file:PATH"', lambda text: text == "measure" or text[:5] == "file:" != text
+)
+SHARE = share(1)
+TABLE = Kind("a table", lambda value: value if isinstance(value, dict) else None)
+TABLES = Kind("tables in double brackets", lambda value: value if isinstance(value, list) else None)

@@ -26,8 +26,7 @@ import sys
 from collections.abc import Iterable
 from operator import mul
 from pathlib import Path
-
-from pydantic import ValidationError
+from typing import Any
 
 from engine.model.descriptions import Facts, Identity, Problem
 from engine.model.partition import Costs
@@ -57,9 +56,8 @@ from engine.plan.schedules.registry import (
     build_program,
 )
 from engine.plan.walk import of_kinds
-from ppbench.config.case import Case
-from ppbench.config.schema import CostsFile
-from ppbench.config.toml import describe, parse, read_text
+from ppbench.config.case import SETTINGS, TIMES, Case
+from ppbench.config.toml import Source, parse, read_text, unknown_key
 from ppbench.errors import UsageError
 
 NS_PER_MS = 1_000_000
@@ -234,15 +232,19 @@ def read_costs(file: str) -> dict[str, tuple[float, ...]]:
     Raises ValueError with the problem and its place.
     """
     path = Path(file)
+    known = [name.removeprefix("emulated_") for name in TIMES]
     try:
-        costs = CostsFile.model_validate(parse(path, read_text(path)))
+        text = read_text(path)
+        source, given = Source(file, text), parse(path, text)
+        times: dict[str, tuple[float, ...]] = dict.fromkeys(known, ())
+        for name, value in given.items():
+            if name not in known:
+                raise source.error((name,), unknown_key(name, value, known))
+            checked: Any = source.checked(SETTINGS[f"emulated.{name}"].kind, value, (name,))
+            times[name] = checked
     except UsageError as error:
         raise ValueError(str(error).replace("the sweep file", "the costs file")) from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{file}: {key}: {describe(first, CostsFile)}") from None
-    return dict(costs.model_dump())
+    return times
 
 
 COMMAND = (sys.executable, "-m", "engine.model.facts")

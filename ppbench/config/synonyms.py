@@ -7,18 +7,10 @@ results.select(ranks=4)
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import Final
 
 SYNONYMS: Final = {"ranks": "world_size", "microbatches": "num_microbatches"}
 """A word, and the setting that it means."""
-
-
-def written_as(key: str, words: Container[str]) -> str | None:
-    """How a setting is written among some words: by its key or a synonym; None if it is not."""
-    if key in words:
-        return key
-    return next((w for w, meant in SYNONYMS.items() if meant == key and w in words), None)
 
 
 def setting_named(key: str) -> str:

@@ -1,4 +1,4 @@
-"""The text of a sweep file, the line of each key, and validation errors in words.
+"""The text of a TOML file, and the line of each key.
 
 The standard parser gives no lines, and a second parser could disagree with it. So the standard
 parser is used to find them: the statement that sets a key is the first one after which the text so
@@ -8,24 +8,29 @@ needs to parse only a few prefixes.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import functools
 import json
 import re
 import tomllib
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import Any, TypeVar
 
-from ppbench.config.synonyms import SYNONYMS, written_as
+from ppbench.config.synonyms import SYNONYMS
 from ppbench.errors import SweepFileError, UsageError, nearest
 
-if TYPE_CHECKING:
-    from pydantic import BaseModel
-    from pydantic_core import ErrorDetails
-
+T = TypeVar("T")
+Tree = dict[str, object]
+Place = tuple[str | int, ...]
+"""A path from the top of a file: keys, and indices of arrays."""
+MAX_BYTES = 1_048_576
+"""Largest size of a file; 100,000 values take less."""
+MAX_SHOWN = 60
+MAX_PARTS = 100
 _TYPE_NAMES = {
     bool: "a boolean",
     int: "an integer",
@@ -37,24 +42,7 @@ _TYPE_NAMES = {
     dt.time: "a time",
     dt.datetime: "a date and time",
 }
-_EXPECTED = {
-    "int_type": "an integer",
-    "float_type": "a number",
-    "string_type": "a string",
-    "bool_type": "true or false",
-    "model_type": "a table",
-    "model_attributes_type": "a table",
-    "list_type": "tables in double brackets",
-    "finite_number": "a finite number",
-}
-_BOUNDS = {
-    "greater_than_equal": ("ge", "at least"),
-    "greater_than": ("gt", "greater than"),
-    "less_than_equal": ("le", "at most"),
-    "less_than": ("lt", "less than"),
-}
 _BARE_KEY = re.compile(r"[A-Za-z0-9_.-]+")
-MAX_SHOWN = 60
 
 
 def shown(value: object) -> str:
@@ -111,40 +99,6 @@ def cut(text: str) -> str:
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
 
 
-def describe(error: ErrorDetails, schema: type[BaseModel], others: Sequence[str] = ()) -> str:
-    """One pydantic error as `problem; what is allowed`; `others` are keys not in the schema."""
-    kind, value, context = error["type"], error["input"], error.get("ctx", {})
-    if kind == "extra_forbidden":
-        return unknown_key(str(error["loc"][-1]), value, _siblings(error["loc"], schema, others))
-    if kind == "missing":
-        return "is missing"
-    if kind == "float_type" and type(value) is int:
-        return f"{brief(value)} is out of range; no float is so large"
-    if kind in _EXPECTED:
-        return f"expected {_EXPECTED[kind]}, got {shown(value)}"
-    if kind == "literal_error":
-        known = str(context["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
-        if isinstance(value, str):
-            return f"unknown value {brief(value)}{nearest(value, known)}"
-        return f"expected one of {', '.join(known)}, got {shown(value)}"
-    if kind == "value_error":
-        problem = str(context["error"])
-        has_value = isinstance(value, str) and brief(value) in problem
-        return problem if has_value else _got(problem, value)
-    if kind == "string_pattern_mismatch":
-        return f"{shown(value)} may hold only letters, digits and . _ - (at most 100)"
-    if kind in _BOUNDS:
-        name, words = _BOUNDS[kind]
-        bound = context[name]
-        number = f"{int(bound):,}" if bound == int(bound) else str(bound)
-        return f"{brief(value)} is out of range; must be {words} {number}"
-    return _got(error["msg"], value)
-
-
-def _got(problem: str, value: object) -> str:
-    return f"{problem}; got {shown(value)}"
-
-
 def unknown_key(key: str, value: object, known: Iterable[str]) -> str:
     return f"unknown key, set to {shown(value)}{nearest_key(key, known)}"
 
@@ -164,83 +118,64 @@ def nearest_key(key: str, known: Iterable[str]) -> str:
     return nearest(namesake, names, same or [*(n for n in names if "." not in n), *sections])
 
 
-def _siblings(
-    path: tuple[str | int, ...], schema: type[BaseModel], others: Sequence[str]
-) -> list[str]:
-    """The known keys of the section of an unknown one."""
-    from pydantic import BaseModel
-
-    section: object = schema
-    for step in path[:-1]:
-        if isinstance(step, int):
-            (section,) = get_args(section)  # of a list
-            continue
-        assert isinstance(section, type)
-        assert issubclass(section, BaseModel)
-        section = section.model_fields[step].annotation
-    assert isinstance(section, type)
-    assert issubclass(section, BaseModel)
-    return [*section.model_fields, *(others if section is schema else ())]
-
-
-Tree = dict[str, object]
-MAX_BYTES = 1_048_576
-"""Largest size of a sweep file; 100,000 values take less."""
-
-
 @dataclass(frozen=True)
 class Source:
-    """The file as the user sees it, with the overridden keys, for messages."""
+    """A file as the user sees it, for messages: `file:line: key: problem`."""
 
     file: str
     text: str
-    overridden: frozenset[str]
 
     @functools.cached_property
     def tree(self) -> Tree:
-        """The tree before overrides; needed only to report an error."""
         return tomllib.loads(self.text)
 
-    def error(self, path: Place, problem: str) -> SweepFileError:
-        steps = [step for step in path if isinstance(step, str)]
-        key = cut(".".join(map(key_text, steps)))
-        if self.is_overridden(path):
-            return SweepFileError("--set", None, key, problem)
-        # An absent key is reported on the line of its table.
-        paths = (path[:length] for length in range(len(path), 0, -1))
-        present = next((some for some in paths if holds(self.tree, some)), None)
-        line = None if present is None else line_of(self.text, present)
-        return SweepFileError(self.file, line, key, problem)
+    def error(self, place: Place, problem: str) -> SweepFileError:
+        """An error at a place; one that the file lacks is reported on the line of its table."""
+        present = (place[:length] for length in range(len(place), 0, -1))
+        found = next((some for some in present if holds(self.tree, some)), None)
+        line = None if found is None else line_of(self.text, found)
+        return SweepFileError(self.file, line, text_of(place), problem)
 
-    def error_of(
-        self, key: str, axes: Mapping[str, object], others: Sequence[str], problem: str
-    ) -> SweepFileError:
-        """An error about a key that may be absent; the line is then that of one of the `others`."""
-        path = self.path_of(key, axes)
-        if self.is_overridden(path) or holds(self.tree, path[:1]):
-            return self.error(path, problem)
-        paths = (self.path_of(other, axes) for other in others)
-        present = next((path for path in paths if holds(self.tree, path)), None)
-        line = None if present is None else line_of(self.text, present)
-        return SweepFileError(self.file, line, key, problem)
+    def read(self, owner: type[T], table: object, place: Place) -> T:
+        """Read a table into a dataclass whose fields are declared by `ppbench.config.case.setting`.
 
-    def path_of(self, key: str, axes: Mapping[str, object]) -> Place:
-        """The path of a setting: in the grid, at the top, or else in an override."""
-        path = self.path_in(("grid",) if key in axes else (), key)
-        overrides = self.tree.get("override")
-        if holds(self.tree, path) or self.is_overridden(path) or not isinstance(overrides, list):
-            return path
-        places = (self.path_in(("override", i, "set"), key) for i in range(len(overrides)))
-        return next((place for place in places if holds(self.tree, place)), path)
+        Raises SweepFileError for a table that is none, and for keys that are unknown, missing or
+        set to what they cannot have.
+        """
+        if not isinstance(table, dict):
+            raise self.error(place, f"expected a table; got {shown(table)}")
+        fields = dataclasses.fields(owner)  # type: ignore[arg-type]
+        declared = {field.name: field for field in fields if "setting" in field.metadata}
+        for key, value in table.items():  # a key that is misspelt explains one that is missing
+            if key not in declared:
+                raise self.error((*place, key), unknown_key(key, value, declared))
+        values = {}
+        for key, field in declared.items():
+            if key in table:
+                values[key] = self.checked(
+                    field.metadata["setting"].kind, table[key], (*place, key)
+                )
+            elif field.default is field.default_factory is dataclasses.MISSING:
+                raise self.error((*place, key), "is missing")
+        return owner(**values)
 
-    def is_overridden(self, path: Place) -> bool:
-        key = ".".join(step for step in path if isinstance(step, str))
-        return key in self.overridden or key.removeprefix("grid.") in self.overridden
+    def checked(self, kind: Any, value: object, place: Place) -> object:
+        """Check a value. Raises SweepFileError."""
+        try:
+            return kind.check(value)
+        except ValueError as error:
+            raise self.error(place, str(error)) from None
 
-    def path_in(self, table: Place, key: str) -> Place:
-        """The path of a dotted key, which may be written quoted or as nested tables."""
-        quoted = (*table, key)
-        return quoted if holds(self.tree, quoted) else (*table, *key.split("."))
+    def tables(self, value: object, place: Place) -> list[tuple[object, Place]]:
+        """The tables of an array in double brackets, each with its place. Raises SweepFileError."""
+        if not isinstance(value, list):
+            raise self.error(place, f"expected [[{text_of(place)}]], an array of tables")
+        return [(table, (*place, index)) for index, table in enumerate(value)]
+
+
+def text_of(place: Place) -> str:
+    """The dotted key of a place, without indices."""
+    return cut(".".join(key_text(step) for step in place if isinstance(step, str)))
 
 
 def read_text(file: Path) -> str:
@@ -293,8 +228,6 @@ def _syntax_error(file: Path, text: str, reason: str) -> SweepFileError:
     )
 
 
-Place = tuple[str | int, ...]
-MAX_PARTS = 100
 _FILLING = re.compile(r"(?:\s|#[^\n]*)*")
 """White space and comments."""
 _TOKEN = re.compile(
@@ -341,17 +274,13 @@ def line_of_long_key(text: str) -> int | None:
     return None
 
 
-def holds(tree: object, path: Place) -> bool:
+def holds(tree: Any, path: Place) -> bool:
     """Whether a tree of tables and arrays has something at `path`."""
     for step in path:
-        if isinstance(tree, dict) and (word := written_as(str(step), tree)) is not None:
-            tree = tree[word]
-        elif isinstance(tree, list) and isinstance(step, int):
-            if step >= len(tree):
-                return False
-            tree = tree[step]
-        else:
+        is_index = isinstance(tree, list) and isinstance(step, int) and step < len(tree)
+        if not is_index and not (isinstance(tree, dict) and step in tree):
             return False
+        tree = tree[step]
     return True
 
 

@@ -14,15 +14,14 @@ import json
 
 import pandas as pd
 
-from ppbench.config.case import TIMES, Case, unknown_settings
-from ppbench.config.schema import known_keys
+from ppbench.config.case import CASE_KEYS, TIMES, Case, unknown_settings
 from ppbench.display.cases import without_not_finite
 from ppbench.display.units import is_missing
 from ppbench.errors import UsageError
 from ppbench.judge.verdicts import SPEED
 
 _USUAL = ("world_size", "num_microbatches", "seq_len", "device", "model_preset")
-_KEYS = {key.replace(".", "_"): key for key in known_keys()}
+_KEYS = {key.replace(".", "_"): key for key in CASE_KEYS}
 _DEFAULTS = Case().settings()
 EXPORTED = (SPEED, "bubble_fraction", "peak_memory_bytes")
 """The figures that are exported."""

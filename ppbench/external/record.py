@@ -23,8 +23,8 @@ from engine.plan.schedules.registry import SCHEDULES, ScheduleError, build_progr
 from ppbench import __version__
 from ppbench.analysis.transfers import Receive
 from ppbench.config.case import UNKNOWN, Case, with_recompute_by_stage
+from ppbench.config.conditions import checked_value, parse_assignment
 from ppbench.config.programs import lowered_of
-from ppbench.config.sweep import checked_value, parse_assignment
 from ppbench.errors import UsageError
 from ppbench.run.machine.measuring_code import code_hash
 from ppbench.run.records import FinishedRun, first_loss_not_finite, rows_of
@@ -82,7 +82,7 @@ def check_name(name: str, option: str) -> None:
 
 def settings_from_text(assignments: Sequence[str]) -> dict[str, object]:
     """Return `model.preset=llama-8b` and the like as fields of a case. Raises UsageError."""
-    return _fields("--set", (parse_assignment("--set", text) for text in assignments))
+    return _fields("--set", (parse_assignment("--set", text)[:2] for text in assignments))
 
 
 def settings_from(settings: Mapping[str, object]) -> dict[str, object]:
@@ -105,7 +105,7 @@ def _fields(option: str, settings: Iterable[tuple[str, object]]) -> dict[str, ob
             checked = str(value) if key in _NAMES else checked_value(key, value)
         except ValueError as error:
             raise UsageError(f"{option} {key}={value}: {error}") from None
-        fields[name] = tuple(checked) if isinstance(checked, list) else checked
+        fields[name] = checked
     return with_recompute_by_stage(fields)
 
 

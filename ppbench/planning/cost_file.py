@@ -30,14 +30,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
-from ppbench.config.toml import Place, Source, as_toml, describe, parse, quoted, read_text
+from ppbench.config.case import required, setting
+from ppbench.config.kinds import FLAG, NAME, NOT_NEGATIVE, POSITIVE, TABLE, TABLES, TEXT, whole
+from ppbench.config.toml import Place, Source, as_toml, parse, quoted, read_text
 from ppbench.errors import UsageError
 from ppbench.files import whole_file
 from ppbench.planning.cost_set import CostSet, Setting
@@ -54,62 +54,61 @@ _SIZES = (
 _NAMES = {name: name if name.startswith("held") else f"{name}_bytes" for name in _SIZES}
 """Fields of `LayerCosts`, by the names of their sizes."""
 _TEXTS = ("model", "dtype", "optimizer", "device")
-_Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-_Count = Annotated[int, Field(ge=1, le=2**62)]
-_Name = Annotated[str, Field(min_length=1)]
+_COUNT = whole(1, 2**62)
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+@dataclass(frozen=True)
+class _Link:
+    latency_ms: float = setting(0.0, NOT_NEGATIVE)
+    gb_per_s: float = setting(math.inf, POSITIVE)
+    error: float = setting(0.0, NOT_NEGATIVE)
 
 
-class _Link(_Table):
-    latency_ms: _Amount = 0.0
-    gb_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = math.inf
-    error: _Amount = 0.0
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    forward_ms: float = required(NOT_NEGATIVE)
+    backward_ms: float | None = setting(None, NOT_NEGATIVE)
+    input_ms: float | None = setting(None, NOT_NEGATIVE)
+    weight_ms: float | None = setting(None, NOT_NEGATIVE)
+    optimizer_ms: float = setting(0.0, NOT_NEGATIVE)
+    held_after_forward_mib: float = setting(0.0, NOT_NEGATIVE)
+    held_after_input_mib: float | None = setting(None, NOT_NEGATIVE)
+    transient_mib: float = setting(0.0, NOT_NEGATIVE)
+    first_transient_mib: float = setting(0.0, NOT_NEGATIVE)
+    weight_transient_mib: float = setting(0.0, NOT_NEGATIVE)
+    gradient_mib: float = setting(0.0, NOT_NEGATIVE)
+    static_mib: float = required(NOT_NEGATIVE)
+    message_mib: float = setting(0.0, NOT_NEGATIVE)
+    error: float = setting(0.0, NOT_NEGATIVE)
 
 
-class _Part(_Table):
-    forward_ms: _Amount
-    backward_ms: _Amount | None = None
-    input_ms: _Amount | None = None
-    weight_ms: _Amount | None = None
-    optimizer_ms: _Amount = 0.0
-    held_after_forward_mib: _Amount = 0.0
-    held_after_input_mib: _Amount | None = None
-    transient_mib: _Amount = 0.0
-    first_transient_mib: _Amount = 0.0
-    weight_transient_mib: _Amount = 0.0
-    gradient_mib: _Amount = 0.0
-    static_mib: _Amount
-    message_mib: _Amount = 0.0
-    error: _Amount = 0.0
-
-
+@dataclass(frozen=True, kw_only=True)
 class _Layers(_Part):
-    repeat: _Count = 1
-    held_after_forward_mib: _Amount
-    message_mib: _Amount
+    repeat: int = setting(1, _COUNT)
+    held_after_forward_mib: float = required(NOT_NEGATIVE)
+    message_mib: float = required(NOT_NEGATIVE)
 
 
-class _Setting(_Table):
-    microbatch_size: _Count
-    recompute: bool = False
-    action_ms: _Amount = 0.0
-    before: _Part
-    layers: list[_Layers]
-    after: _Part
+@dataclass(frozen=True, kw_only=True)
+class _Setting:
+    microbatch_size: int = required(_COUNT)
+    recompute: bool = setting(False, FLAG)
+    action_ms: float = setting(0.0, NOT_NEGATIVE)
+    before: Mapping[str, object] = required(TABLE)
+    layers: Sequence[object] = required(TABLES)
+    after: Mapping[str, object] = required(TABLE)
 
 
-class _File(_Table):
-    model: _Name
-    dtype: _Name
-    optimizer: _Name
-    device: _Name
-    seq_len: _Count
-    device_name: str = ""
-    link: _Link = _Link()
-    setting: list[_Setting]
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    model: str = required(NAME)
+    dtype: str = required(NAME)
+    optimizer: str = required(NAME)
+    device: str = required(NAME)
+    seq_len: int = required(_COUNT)
+    device_name: str = setting("", TEXT)
+    link: Mapping[str, object] = field(default_factory=dict, metadata=required(TABLE).metadata)
+    setting: Sequence[object] = required(TABLES)
 
 
 def read_costs_file(file: Path) -> CostSet:
@@ -122,19 +121,15 @@ def read_costs_file(file: Path) -> CostSet:
         tree = parse(file, text)
     except UsageError as error:
         raise UsageError(str(error).replace("sweep file", "costs file")) from None
-    source = Source(str(file), text, frozenset())
-    try:
-        given = _File.model_validate(tree)
-    except ValidationError as error:
-        # A key that is misspelt explains one that is missing.
-        first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-        raise source.error(first["loc"], describe(first, _File)) from None
+    source = Source(str(file), text)
+    given = source.read(_File, tree, ())
+    link = source.read(_Link, given.link, ("link",))
     by_setting: dict[Setting, ModelCosts] = {}
-    for index, table in enumerate(given.setting):
-        at = ("setting", index)
+    for entry_of_setting, at in source.tables(given.setting, ("setting",)):
+        table = source.read(_Setting, entry_of_setting, at)
         layers: list[LayerCosts] = []
-        for number, entry in enumerate(table.layers):
-            place = (*at, "layers", number)
+        for entry_of_layers, place in source.tables(table.layers, (*at, "layers")):
+            entry = source.read(_Layers, entry_of_layers, place)
             if len(layers) + entry.repeat > MOST_LAYERS:
                 problem = f"more than {MOST_LAYERS:,} layers; expected fewer"
                 raise source.error((*place, "repeat"), problem)
@@ -142,8 +137,10 @@ def read_costs_file(file: Path) -> CostSet:
             if not layer.forward_ns + layer.backward_ns + layer.input_ns + layer.weight_ns:
                 raise source.error((*place, "forward_ms"), "the layer takes no time at all")
             layers += [layer] * entry.repeat
-        before = _costs_of(table.before, source, (*at, "before"))
-        after = _costs_of(table.after, source, (*at, "after"))
+        before, after = (
+            _costs_of(source.read(_Part, part, place), source, place)
+            for part, place in ((table.before, (*at, "before")), (table.after, (*at, "after")))
+        )
         setting = Setting(table.microbatch_size, table.recompute)
         if setting in by_setting:
             raise source.error(at, f"a second entry for {setting}; leave out one")
@@ -156,7 +153,6 @@ def read_costs_file(file: Path) -> CostSet:
             )
         action_ns = table.action_ms * NS_PER_MS
         by_setting[setting] = ModelCosts(before, tuple(layers), after, action_ns)
-    link = given.link
     return CostSet(
         **{key: getattr(given, key) for key in (*_TEXTS, "seq_len", "device_name")},
         origin=f"file {file.name}",
@@ -202,9 +198,9 @@ def write_costs_file(costs: CostSet, file: Path, option: str = "") -> None:
     if math.isfinite(costs.link.bytes_per_s):
         lines.append(f"gb_per_s = {as_toml(costs.link.bytes_per_s / BYTES_PER_GB)}")
     lines.append(f"error = {as_toml(costs.link.error)}")
-    for setting, of_model in costs.by_setting.items():
-        lines += ["", "[[setting]]", f"microbatch_size = {setting.microbatch_size}"]
-        lines.append(f"recompute = {as_toml(setting.recompute)}")
+    for one, of_model in costs.by_setting.items():
+        lines += ["", "[[setting]]", f"microbatch_size = {one.microbatch_size}"]
+        lines.append(f"recompute = {as_toml(one.recompute)}")
         lines.append(f"action_ms = {_ms(of_model.action_ns)}")
         lines += ["", "[setting.before]", *_lines_of_part(of_model.before)]
         for layer, equal in itertools.groupby(of_model.layers):

@@ -20,9 +20,8 @@ from pathlib import Path
 
 from engine.plan.program import Placement, Program, loop_placement, to_csv, v_placement
 from engine.plan.schedules.registry import CSV_PREFIX, SCHEDULES
-from ppbench.config.case import Case, Measure, Planned, setting_of
+from ppbench.config.case import CASE_KEYS, Case, Measure, Planned, setting_of
 from ppbench.config.reader import read_sweep
-from ppbench.config.schema import known_keys
 from ppbench.config.sweep import Sweep
 from ppbench.config.toml import as_toml, key_text
 from ppbench.errors import UsageError
@@ -143,9 +142,9 @@ def sweep_text(case: Case, measure: Measure, name: str, program: Path) -> str:
     case = case if has_name else replace(case, schedule=f"{CSV_PREFIX}{program}")
     usual = Case(), Measure()
     sections: dict[str, list[str]] = {"": [f"name = {as_toml(name)}"]}
-    for key in known_keys():
+    for key in CASE_KEYS:
         is_left_out = (
-            key in ("name", "memory_limit")
+            key == "memory_limit"
             or (key == "stages_per_rank" and not has_name)  # the program has its own
             or (key == "model.partition" and case.model_split == "trace")  # cut at split points
         )

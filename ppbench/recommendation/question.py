@@ -19,8 +19,6 @@ from ppbench.config.case import Case, PlanSettings
 from ppbench.config.programs import sharding_of
 from ppbench.config.reader import read_sweep
 from ppbench.config.sweep import Sweep
-from ppbench.config.toml import line_of, read_text
-from ppbench.errors import SweepFileError
 from ppbench.planning.cost_file import read_costs_file
 from ppbench.planning.cost_set import CostSet
 from ppbench.planning.handover import Handover, case_of, chosen_case, write_handover
@@ -71,7 +69,7 @@ def plan(
         found = make_plan(request, of_one_replica(costs, asked), on_progress, effort)
     except NoPlanError as error:
         problem = Problem(f"plan.{error.key}", str(error))
-        raise located(Path(sweep.file), overrides, problem) from error
+        raise sweep.said.error_of(problem.key, (), problem.message) from error
     if request.replicas == 1:
         return found
     text = (
@@ -87,7 +85,7 @@ def read_question(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     sweep = read_sweep(Path(file), overrides, default_device())
     problem = next(problems_of_plan(sweep), None)
     if problem is not None:
-        raise located(Path(sweep.file), overrides, problem)
+        raise sweep.said.error_of(problem.key, (), problem.message)
     return sweep
 
 
@@ -100,13 +98,6 @@ def hand_over(plan: Plan, sweep: Sweep, folder: Path, proposal: Proposal | None 
     one, (case, measure) = proposal or plan.first, chosen_case(plan, sweep)
     case = case_of(one.configuration, case, folder / f"{sweep.name}.csv")
     return write_handover(case, one.program, folder, sweep.name, measure)
-
-
-def located(file: Path, overrides: Sequence[str], problem: Problem) -> SweepFileError:
-    """The error for a problem of a key, with the line that sets it."""
-    is_set_here = any(text.partition("=")[0].strip() == problem.key for text in overrides)
-    line = None if is_set_here else line_of(read_text(file), tuple(problem.key.split(".")))
-    return SweepFileError(str(file), line, problem.key, problem.message)
 
 
 def request_of(sweep: Sweep) -> PlanRequest:

@@ -31,15 +31,22 @@ class SweepNote:
     begun: str  # sorts among the ids of runs
     resume_keys: frozenset[str]
     command: str | None
+    text: str  # of the sweep file, as it was read
 
 
 def write_sweep_note(
-    store: Path, sweep_id: str, begun: str, resume_keys: Iterable[str], command: str | None
+    store: Path,
+    sweep_id: str,
+    begun: str,
+    resume_keys: Iterable[str],
+    command: str | None,
+    text: str = "",
 ) -> None:
     """Note the runs of a sweep that begins, in place of its older note. Raises StoreError."""
     path = store / SWEEPS / f"{begun.partition('-')[0]}-{sweep_id}.json"
     with whole_file(path) as file:
-        file.write(json.dumps({"command": command, "resume_keys": sorted(resume_keys)}).encode())
+        held = {"command": command, "resume_keys": sorted(resume_keys), "text": text}
+        file.write(json.dumps(held).encode())
     for older in path.parent.glob(f"*-{sweep_id}.json"):
         if older.name < path.name:
             with contextlib.suppress(OSError):
@@ -52,7 +59,8 @@ def newest_sweep_note(store: Path, sweep_id: str = "*") -> SweepNote | None:
         begun, _, sweep_id = path.stem.partition("-")
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             held = json.loads(path.read_bytes())
-            return SweepNote(sweep_id, begun, frozenset(held["resume_keys"]), held["command"])
+            keys = frozenset(held["resume_keys"])
+            return SweepNote(sweep_id, begun, keys, held["command"], held["text"])
     return None
 
 

@@ -9,12 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ppbench.config.case import Case, Measure
-from ppbench.config.schema import SweepFile, known_keys, shared_keys
+from ppbench.config.case import CASE_KEYS, SETTINGS, Case, Measure
 
 SWEEPS = Path(__file__).parents[2] / "sweeps"
 _DEFAULTS = {**Case().settings(), **Measure().settings()}
-_KEYS = {key: _DEFAULTS[key.replace(".", "_")] for key in known_keys() if key != "name"}
+_KEYS = {key: _DEFAULTS[key.replace(".", "_")] for key in CASE_KEYS}
 EVERYTHING = (
     "".join(
         f"{key} = {json.dumps(value)}\n"
@@ -96,9 +95,8 @@ VALUES = (
     *(str(list(range(1, 400))), str(list(range(3000))), "[" + "1, " * 3000 + "]", "#", "", "?"),
 )  # fmt: skip
 KEYS = (
-    *known_keys(),
-    *shared_keys(),
-    *SweepFile.model_fields,
+    *SETTINGS,
+    *dict.fromkeys(key.partition(".")[0] for key in SETTINGS),
     *("grid", "exclude", "grid.seq_len", "exclude.x", '""', "''", '"a.b"', '"a\\nb"', "a.b.c"),
     *('"\\u0000"', "é", '"é"', "1", "-", "1.2", "wrold_size", "Schedule", '"train.recompute"', "."),
     *(".".join("a" * 3000), "a" * 500, "__class__", "model_config", "model_fields", '"model "'),
@@ -131,7 +129,7 @@ def mutate(seed: int) -> Mutation:
     overrides = []
     if rng.random() < 0.2:
         for _ in range(rng.choice((1, 1, 2))):
-            key = rng.choice(KEYS[: len(known_keys()) + len(shared_keys())])
+            key = rng.choice(KEYS[: len(SETTINGS)])
             value = rng.choice(VALUES)
             forms = (f"{key}={value}", f"{key}={value}", f"grid.{key}={value}",
                      f"{key} = [{value}]", f"{key}", f"={value}", f"{rng.choice(KEYS)}={value}",

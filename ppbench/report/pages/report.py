@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -173,18 +172,18 @@ def report_runs(
     command = shlex.join(["ppbench", "report", *names])
     if names:
         runs = store.named(names).sort_values("run_id")
+        sweeps = runs["sweep_id"].dropna().unique()
+        note = newest_sweep_note(store.folder, str(sweeps[0])) if len(sweeps) == 1 else None
     else:
         sweep = store.last_sweep()
-        runs, command = sweep.runs, (sweep.note and sweep.note.command) or command
+        runs, note = sweep.runs, sweep.note
+        command = (note and note.command) or command
     last = runs.iloc[-1]
     title = str(last["sweep_name"]).replace("/", "-")
     # Chosen runs get a file of their own: the sweep's report stays as it is.
     default = f"report-{last['run_id']}" if names else f"{title}-{sweep.sweep_id}"
     path = output or reports / f"{default}.html"
-    files, text = runs["sweep_file"].dropna().unique(), None
-    if len(files) == 1:
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            text = Path(files[0]).read_text(encoding="utf-8")
+    text = (note and note.text) or None
     with listed(path, reports):
         write_report(
             path, store, runs, title=title, command=command, sweep_text=text, assets=assets

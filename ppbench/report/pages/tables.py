@@ -11,7 +11,8 @@ import pandas as pd
 from pandas.api.types import is_bool, is_number
 
 from ppbench.cautions import Caution
-from ppbench.config.case import UNKNOWN, VARIABLE
+from ppbench.config.case import UNKNOWN
+from ppbench.config.kinds import VARIABLE
 from ppbench.display.cases import INTERVAL, Axes, Row, case_text, cautions_of
 from ppbench.display.explanation import OF_REPLICAS, PART_NAMES, with_parts
 from ppbench.display.fields import field_of, meaning_of

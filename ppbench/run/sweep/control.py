@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import math
 import os
 import platform
@@ -28,9 +27,10 @@ from typing import Self
 import pandas as pd
 
 from engine.flight import Phase
+from ppbench.config.conditions import parse_only
 from ppbench.config.feasibility import notes_on_stages
 from ppbench.config.reader import read_sweep
-from ppbench.config.sweep import Sweep, parse_only
+from ppbench.config.sweep import Sweep
 from ppbench.console import note
 from ppbench.display.cases import cautions_of
 from ppbench.display.fields import figure
@@ -432,16 +432,16 @@ def sweep(
     that cannot be run, SweepInterruptedError when it is stopped from the keyboard; finished runs
     are kept. A run that fails has a row that says why.
     """
-    path, choice = Path(file), Choice(rerun, retry_failed, parse_only(list(only)))
+    path, choice = Path(file), Choice(rerun, retry_failed, parse_only(only, default_device()))
     read = read_sweep(path, list(overrides), default_device())
     check_writable(Path(results), "--results")
-    note_stages(dataclasses.replace(read, cases=choice.only.select(read.cases)))
+    note_sweep_file(dataclasses.replace(read, cases=choice.only.select(read.cases)))
     return run_sweep(read, Store(Path(results)), choice, display)
 
 
-def note_stages(read: Sweep) -> None:
-    """Print the notes on the stages of the sweep's models."""
-    for text in notes_on_stages((case for case, _ in read.cases), read.facts):
+def note_sweep_file(read: Sweep) -> None:
+    """Note the conditions that match no case, and the stages without parameters."""
+    for text in (*read.notes, *notes_on_stages((case for case, _ in read.cases), read.facts)):
         note(f"note: {text}")
 
 
@@ -513,9 +513,4 @@ def run_sweep(
 def choice_options(choice: Choice) -> list[str]:
     """Return the command line options that make this choice."""
     words = ["--rerun"] * choice.reruns + ["--retry-failed"] * choice.retries_failed
-    return words + [
-        word
-        for key, values in choice.only.allowed
-        for value in values
-        for word in ("--only", f"{key}={value if isinstance(value, str) else json.dumps(value)}")
-    ]
+    return words + [word for one in choice.only.each for word in ("--only", str(one))]

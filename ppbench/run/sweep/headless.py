@@ -18,8 +18,8 @@ from typing import NoReturn
 
 from rich.console import Console
 
+from ppbench.config.conditions import parse_only
 from ppbench.config.reader import read_sweep
-from ppbench.config.sweep import parse_only
 from ppbench.errors import UsageError
 from ppbench.files import Lock
 from ppbench.run.job import Event, Job, Journal, read_job, read_state, write_job
@@ -70,7 +70,7 @@ class Headless:
         given, store = self._given, self._store
         read = read_sweep(given.file, given.set, default_device())
         check_writable(given.results, "--results")
-        choice = Choice(given.rerun, given.retry_failed, parse_only(given.only))
+        choice = Choice(given.rerun, given.retry_failed, parse_only(given.only, default_device()))
         job: Job | None = None
         for marker in (store.folder / "launches").glob(f"*/{RUNNING}"):
             if Lock(marker).holder() == _supervisor():  # the ranks were restarted

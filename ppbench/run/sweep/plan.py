@@ -32,7 +32,8 @@ from engine import device_variables
 from engine.model.local_files import local_files
 from engine.model.presets import PRESETS
 from ppbench.config.case import Case, Measure
-from ppbench.config.sweep import EVERYTHING, Only, Sweep
+from ppbench.config.conditions import EVERYTHING, Conditions
+from ppbench.config.sweep import Sweep
 from ppbench.errors import RepositoryError, UsageError
 from ppbench.files import hold_lock, lock_note, whole_file
 from ppbench.git import Commit, Repository, read_commit
@@ -81,7 +82,7 @@ class Choice:
 
     reruns: bool = False  # also those that are done
     retries_failed: bool = False  # also those that failed
-    only: Only = EVERYTHING  # the cases to which all this is limited
+    only: Conditions = EVERYTHING  # the cases to which all this is limited
 
 
 def plan_sweep(sweep: Sweep, store: Store, choice: Choice) -> SweepPlan:
@@ -199,7 +200,8 @@ def _measured_alone(commit: Commit | None) -> Commit | None:
 def note_sweep(plan: SweepPlan, store: Store, command: str | None) -> None:
     """Note that this sweep begins, and which runs it has. Raises StoreError."""
     keys = (item.resume_key for item in plan.items)
-    write_sweep_note(store.folder, plan.sweep_id, new_run_id(), keys, command)
+    text = plan.sweep.said.source.text
+    write_sweep_note(store.folder, plan.sweep_id, new_run_id(), keys, command, text)
 
 
 def note_rerun(plan: SweepPlan, store: Store) -> None:

@@ -55,6 +55,11 @@ def test_receives_posted_together_stand_in_the_order_in_which_they_are_needed():
     assert text(lowered.actions[1][:4]) == "1RECV_F0 1RECV_F1 3RECV_F0 1F0"
 
 
+def test_a_look_ahead_below_zero_is_refused_and_not_the_program():
+    with pytest.raises(ValueError, match="look_ahead is -1; expected at least 0"):
+        lower(build_program("1f1b", 2, 4), Policy.EARLY, -1)
+
+
 def test_a_split_backward_sends_after_its_first_half():
     lowered = lower(build_program("zb_h1", 2, 1))
     assert text(lowered.actions[1]) == "1RECV_F0 1F0 1I0 1SEND_B0 1W0"

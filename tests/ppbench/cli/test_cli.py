@@ -17,6 +17,7 @@ from command import PATIENCE_S, inside, ppbench
 from engine.plan.lower import lower
 from engine.plan.schedules.registry import build_program
 from ppbench.config.reader import read_sweep
+from ppbench.run.sweep import control
 from ppbench.run.sweep.plan import Choice, plan_sweep
 from ppbench.store import Store
 
@@ -204,6 +205,28 @@ profile_steps = 1
 schedule = ["1f1b", "zb_h1", "zbv", "interleaved_1f1b"]
 world_size = [3]
 """
+
+
+def test_a_report_has_the_file_that_was_measured_whatever_became_of_it(tmp_path, monkeypatch):
+    """The file was read again after measuring (FAULTS 23)."""
+    file, run = tmp_path / "emulated.toml", control.run_sweep
+    file.write_text(EMULATED)
+
+    def run_and_remove(*asked, **named):
+        done = run(*asked, **named)
+        file.unlink()
+        return done
+
+    monkeypatch.setattr(control, "run_sweep", run_and_remove)
+    words = ["--only", "schedule=1f1b and num_microbatches>=6", "--reports", "pages"]
+    done = recordings.ppbench(["sweep", "emulated.toml", *words], tmp_path)
+    assert done.exit_code == 0, done.stderr
+    file.write_text("# edited\n" + EMULATED)
+    assert recordings.ppbench(["report", "-o", "later.html"], tmp_path).exit_code == 0
+    (page,) = (tmp_path / "pages").glob("emulated*.html")
+    for text in (page.read_text(), (tmp_path / "later.html").read_text()):
+        assert "num_microbatches = 6" in text
+        assert "# edited" not in text
 
 
 def test_an_emulated_sweep_holds_schedules_against_their_plans(tmp_path):

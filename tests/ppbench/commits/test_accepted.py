@@ -9,8 +9,9 @@ from tracked import CASE, SWEEP
 
 from ppbench.commits.gate import entry_text, in_force
 from ppbench.config.case import Measure
+from ppbench.config.conditions import conditions_of, parse_only
 from ppbench.config.reader import read_sweep
-from ppbench.config.sweep import Accepted, conditions_of, parse_only
+from ppbench.config.sweep import Accepted
 from ppbench.errors import SweepFileError
 from ppbench.git import Repository
 
@@ -35,22 +36,25 @@ def test_an_entry_names_a_commit_a_reason_and_perhaps_cases_a_metric_and_a_size(
         f'{ENTRY}commit = "3f2a"\n\n{ENTRY}commit = "HEAD"\nmetric = "tokens_per_s"\n'
         'cases = "schedule=1f1b and world_size=2"\nup_to = "10%"\n',
     )
-    only = parse_only(["schedule=1f1b", "world_size=2"])
-    assert found == (Accepted("3f2a", "x"), Accepted("HEAD", "x", only, "tokens_per_s", 0.1))
+    only = parse_only(["schedule=1f1b", "world_size=2"], "cpu")
+    assert found == (
+        Accepted("3f2a", "x"),
+        Accepted("HEAD", "x", "schedule=1f1b and world_size=2", "tokens_per_s", 0.1, only),
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         (ENTRY, "4: track.accept.commit: is missing"),
-        (f"{ENTRY}commit = 3\n", "6: track.accept.commit: expected a string, got 3"),
+        (f"{ENTRY}commit = 3\n", "6: track.accept.commit: expected text that is not empty; got 3"),
         (
             f'{ENTRY}commit = "HEAD"\nupto = "2%"\n',
             '7: track.accept.upto: unknown key, set to "2%" (a string); did you mean "up_to"?',
         ),
         (
             f'{ENTRY}commit = "HEAD"\ncases = "schedul=1f1b"\n',
-            '7: track.accept.cases: schedul=1f1b: unknown key "schedul"; did you mean "schedule"?',
+            '7: track.accept.cases: unknown key "schedul"; did you mean "schedule"?',
         ),
         (
             f'{ENTRY}commit = "HEAD"\nup_to = "much"\n',
@@ -81,9 +85,9 @@ def test_an_entry_holds_while_its_commit_lies_between_base_and_head(root):
 
 
 def test_an_entry_covers_its_metric_its_cases_and_its_size_alone():
-    any_case, some = Accepted("c", "x"), parse_only(["schedule=1f1b"])
+    any_case, some = Accepted("c", "x"), parse_only(["schedule=1f1b"], "cpu")
     assert any_case.covers("tokens_per_s", 0.9, None)
-    entry = Accepted("c", "x", some, "tokens_per_s", 0.1)
+    entry = Accepted("c", "x", metric="tokens_per_s", up_to=0.1, only=some)
     assert entry.covers("tokens_per_s", 0.1, PLANNED)
     assert not entry.covers("tokens_per_s", 0.11, PLANNED)
     assert not entry.covers("bubble_fraction", 0.1, PLANNED)
@@ -94,8 +98,8 @@ def test_an_entry_covers_its_metric_its_cases_and_its_size_alone():
 def test_what_is_printed_to_be_pasted_can_be_read_back(tmp_path):
     conditions = conditions_of((replace(CASE, world_size=4), Measure()), ("schedule", "world_size"))
     (found,) = entries(tmp_path, entry_text("3f2a", conditions, "tokens_per_s", 0.09))
-    only = parse_only(["schedule=1f1b", "world_size=4"])
-    assert sorted(found.only.allowed) == sorted(only.allowed)
+    only = parse_only(["schedule=1f1b", "world_size=4"], "cpu")
+    assert set(found.only.each) == set(only.each)
     assert (found.commit, found.metric, found.up_to) == ("3f2a", "tokens_per_s", 0.09)
     text = entry_text("3f2a", [], "peak_memory_bytes", 1.6)  # it may grow to several times
     assert entries(tmp_path, text)[0].up_to == 1.6

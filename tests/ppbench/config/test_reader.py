@@ -11,11 +11,10 @@ from engine.model.descriptions import Facts
 from engine.plan.schedules.registry import ProgramFileError
 from ppbench.cautions import MIN_STEPS
 from ppbench.config import programs as models
-from ppbench.config.case import Case, Measure
+from ppbench.config.case import CASE_KEYS, SETTINGS, Case, Measure
 from ppbench.config.feasibility import problems_of_fit
 from ppbench.config.programs import check_file_unchanged, link_ns_of
 from ppbench.config.reader import read_sweep
-from ppbench.config.schema import known_keys
 from ppbench.errors import SweepFileError, UsageError
 from ppbench.judge.differences import FEWEST_LAUNCHES
 from ppbench.run.job import Job, PlannedRun, read_job, write_job
@@ -67,16 +66,9 @@ def test_an_empty_file_is_one_case_of_defaults_named_after_the_file(tmp_path):
     assert sweep.name == "sweep"
 
 
-SHARED_MEASURES = [f"measure.{key}" for key in ("launches", "budget", "resolution", "order_seed")]
-
-
 @pytest.mark.parametrize(
     "key",
-    [
-        k
-        for k in known_keys()
-        if k not in ("name", "device") and k not in SHARED_MEASURES and k[-3:] != "_ms"
-    ],
+    [k for k in CASE_KEYS if k != "device" and not SETTINGS[k].shared and k[-3:] != "_ms"],
 )
 def test_any_dotted_key_may_be_an_axis_quoted_or_not(tmp_path, key):
     default = {**Case().settings(), **Measure().settings()}
@@ -347,8 +339,8 @@ def test_exclude_sees_the_device_that_auto_stands_for(tmp_path):
         ("microbatch_size = 1", 'compile = "yes"', "7: train.compile", "true or false"),
         ('name = "trial"', "seq_len = 0", "1: seq_len", "got 0 (an integer)"),
         ('name = "trial"', 'data.source = "files:no"', "1: data.source", "no such file: no"),
-        ('name = "trial"', 'data.tokenizer = ""', "1: data.tokenizer", "at least 1 character"),
-        ('world_size = 1\nschedule = "afab"\n', "", "20: exclude", "every case"),
+        ('name = "trial"', 'data.tokenizer = ""', "1: data.tokenizer", "text that is not empty"),
+        ('world_size = 1\nschedule = "afab"\n', "", "20: exclude", "is empty"),
         ('schedule = "afab"\n', 'schedule = "gpipes"\n', "22: exclude.schedule", "gpipe"),
     ],
 )  # fmt: skip
@@ -426,7 +418,7 @@ def test_a_program_file_tells_its_stages_and_its_content_is_part_of_the_case(tmp
 @pytest.mark.parametrize(
     ("text", "where", "what"),
     [
-        ("stages_per_rank = 0", "1: stages_per_rank", 'expected 1 to 1024 stages, or "auto"'),
+        ("stages_per_rank = 0", "1: stages_per_rank", 'expected 1 to 1,024 stages, or "auto"'),
         ("stages_per_rank = true", "1: stages_per_rank", "got true"),
         (
             'schedule = "dualpipev"\nworld_size = 4\nnum_microbatches = 7',

@@ -6,7 +6,7 @@ import pytest
 from sweep_files import assert_refused, read
 
 from ppbench.config.case import Case
-from ppbench.config.sweep import parse_only
+from ppbench.config.conditions import parse_only
 from ppbench.run.runtimes.runtime import trainer_config
 
 TWO_STAGES = "world_size = 2\n[train]\nrecompute = {}\n"
@@ -35,9 +35,9 @@ def test_an_axis_may_have_lists_beside_single_values(tmp_path):
     assert [case.recompute for case, _ in sweep.cases] == [False, (True, False), (False, True)]
     assert len({case.case_id for case, _ in sweep.cases}) == 3
     assert sweep.axes == ("train_recompute", "train_recompute_stages")
-    only = parse_only(["train.recompute=[[true, false]]"])
+    only = parse_only(["train.recompute=[[true, false]]"], "cpu")
     assert [case.recompute for case, _ in only.select(sweep.cases)] == [(True, False)]
-    excluded = text + "[[exclude]]\ntrain.recompute = [true, false]\n"
+    excluded = text + "[[exclude]]\ntrain.recompute = [[true, false]]\n"
     assert [case.recompute for case, _ in read(tmp_path, excluded).cases] == [False, (False, True)]
 
 

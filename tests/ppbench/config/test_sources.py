@@ -11,9 +11,9 @@ from engine.model.local_files import local_files
 from engine.model.sequences import PackedSequences
 from engine.model.tokens import FileTokens
 from ppbench.config.case import Case
+from ppbench.config.conditions import checked_value
 from ppbench.config.feasibility import notes_on_sources
 from ppbench.config.programs import facts_of, identity_of
-from ppbench.config.sweep import checked_value
 
 
 def test_a_source_has_its_files_bytes_and_the_sequences_of_a_training(tmp_path: Path) -> None:

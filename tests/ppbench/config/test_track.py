@@ -6,7 +6,8 @@ import pytest
 from sweep_files import assert_refused, read
 
 from ppbench.config.case import Case, Measure
-from ppbench.config.sweep import Track, read_fraction
+from ppbench.config.kinds import SHARE
+from ppbench.config.sweep import Track
 from ppbench.errors import SweepFileError, UsageError
 
 TRACKED = """\
@@ -45,20 +46,20 @@ def test_the_repository_is_the_one_around_the_sweep_file_unless_it_is_named(fold
 def test_a_threshold_is_of_all_cases_or_of_those_that_meet_its_conditions(folder):
     default, special = read(folder, TRACKED).track.thresholds
     assert (default.fraction, special.fraction) == (0.02, 0.05)
-    assert default.only.matches(Case(), Measure())
-    assert special.only.matches(Case(world_size=4), Measure())
-    assert not special.only.matches(Case(), Measure())
+    assert default.only.matches((Case(), Measure()))
+    assert special.only.matches((Case(world_size=4), Measure()))
+    assert not special.only.matches((Case(), Measure()))
 
 
 @pytest.mark.parametrize(("written", "fraction"), [("2%", 0.02), (".5 %", 0.005), (0.1, 0.1)])
 def test_a_share_is_a_percentage_or_a_fraction(written, fraction):
-    assert read_fraction(written) == pytest.approx(fraction)
+    assert SHARE.check(written) == pytest.approx(fraction)
 
 
 @pytest.mark.parametrize("written", ["2", "-1%", "101%", 2, True, None, "x%", float("nan")])
 def test_what_is_no_share_is_refused(written):
     with pytest.raises(ValueError, match=r'such as "2%" or 0\.02'):
-        read_fraction(written)
+        SHARE.check(written)
 
 
 @pytest.mark.parametrize(
@@ -101,9 +102,9 @@ def test_a_file_of_costs_tells_the_times_and_is_no_part_of_the_case(folder):
         ("F_ms = ", "costs.toml:1: not valid TOML"),
         (
             COSTS.replace("F_ms", "Fms"),
-            'costs.toml: Fms: unknown key, set to 2 (an integer); did you mean "F_ms"? ',
+            'costs.toml:1: Fms: unknown key, set to 2 (an integer); did you mean "F_ms"? ',
         ),
-        (COSTS.replace("= 2", '= "2"'), "costs.toml: F_ms: expected milliseconds"),
+        (COSTS.replace("= 2", '= "2"'), "costs.toml:1: F_ms: expected milliseconds"),
         (COSTS.replace("[1, 2]", "[1, 2, 3]"), "3 times for 2 stages"),
         ("F_ms = 2\nI_ms = 1\n", "emulated.W_ms is missing"),
     ],

@@ -88,7 +88,7 @@ def test_a_mistake_is_located(folder, old, new, message):
         ('seq_len="variable"', 'seq_len: is "variable"; a plan needs a number of tokens'),
         ("seq_len=32", "seq_len is 64, but the plan is for 32"),
         ("grid.seq_len=[32,64]", "seq_len: has 2 values in the grid"),
-        ("plan.memory=20MiB", "mine.toml: plan.memory: no pipeline fits"),
+        ("plan.memory=20MiB", "--set: plan.memory: no pipeline fits"),
         ("grid.num_microbatches=[4,8]", "plan.global_batch: is left out, and the grid has 2"),
     ],
 )

@@ -94,7 +94,7 @@ def test_where_launches_run_can_be_set_on_the_command_line(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("nodes = 2", "nodes = 0", "a.toml:6: launch.slurm.nodes: 0 is out of range"),
+        ("nodes = 2", "nodes = 0", "a.toml:6: launch.slurm.nodes: expected a whole"),
         ('"1:30:00"', '"1:"', 'a.toml:7: launch.slurm.time: expected minutes, or a time such as "'),
         ('exclude = "n7"', '"--exclude" = 1', "launch.slurm.extra: expected options of sbatch"),
         ("exclusive = true", "exclusive = [1]", "exclusive: expected a string, an integer or true"),
@@ -103,7 +103,7 @@ def test_where_launches_run_can_be_set_on_the_command_line(tmp_path):
             '"launch.slurm.nodes" =',
             "grid.launch.slurm.nodes: cannot be an axis: it sets",
         ),
-        ("[measure]", "[measure]\npartition = 3", "partition: unknown key here, set to 3"),
+        ("[measure]", "[measure]\npartition = 3", "partition: unknown key, set to 3"),
     ],
 )
 def test_a_mistake_is_told_with_its_place(tmp_path, old, new, told):

@@ -1,0 +1,178 @@
+"""Conditions on cases: of `--only`, `[[exclude]]`, `[[override]]` and `[track]`."""
+
+import pytest
+from sweep_files import assert_refused, read
+
+from ppbench.config.conditions import conditions_of, parse_only, read_conditions
+from ppbench.errors import UsageError
+
+GRID = """\
+[grid]
+schedule = ["afab", "1f1b"]
+world_size = [1, 2, 4]
+model.partition = ["uniform", "parameters"]
+measure.steps = [3, 5]
+
+[[exclude]]
+schedule = "afab"
+world_size = 4
+"""
+TWO_STAGES = '[grid]\nschedule = ["1f1b", "zbv"]\nnum_microbatches = [4, 8]\n'
+
+
+@pytest.fixture
+def planned(tmp_path):
+    return read(tmp_path, GRID).cases
+
+
+def shapes(cases):
+    return sorted({(case.schedule, case.world_size) for case, _ in cases})
+
+
+@pytest.mark.parametrize(
+    ("texts", "chosen"),
+    [
+        ([], [("1f1b", 1), ("1f1b", 2), ("1f1b", 4), ("afab", 1), ("afab", 2)]),
+        (["world_size=4"], [("1f1b", 4)]),
+        (["world_size=1", "schedule=afab"], [("afab", 1)]),
+        (["world_size=1 and schedule=afab"], [("afab", 1)]),
+        (["world_size=1", "world_size=4"], [("1f1b", 1), ("1f1b", 4), ("afab", 1)]),
+        (["world_size=[1, 4]", 'schedule="1f1b"'], [("1f1b", 1), ("1f1b", 4)]),
+        (["schedule=gpipe"], [("afab", 1), ("afab", 2)]),
+        (["grid.ranks=2", "device=auto", "seq_len=128"], [("1f1b", 2), ("afab", 2)]),
+        (["ranks>=2", "schedule!=afab"], [("1f1b", 2), ("1f1b", 4)]),
+        (["world_size>1 and world_size<4"], [("1f1b", 2), ("afab", 2)]),
+        (["world_size<=1", "seq_len<=128"], [("1f1b", 1), ("afab", 1)]),
+    ],
+)
+def test_conditions_hold_together_and_values_of_one_key_are_alternatives(planned, texts, chosen):
+    only = parse_only(texts, "cpu")
+    assert shapes(only.select(planned)) == chosen
+    assert only.select(planned) == tuple(one for one in planned if only.matches(one))
+    assert parse_only(map(str, only.each), "cpu") == only
+
+
+def test_lists_and_how_a_case_is_measured_can_be_chosen(planned):
+    assert {m.steps for _, m in parse_only(["measure.steps=5"], "cpu").select(planned)} == {5}
+    for text, values in (("[3, 5]", ((3, 5),)), ("[[3, 5], [4, 4]]", ((3, 5), (4, 4)))):
+        (condition,) = parse_only([f"model.partition={text}"], "cpu").each
+        assert condition.values == values
+        assert parse_only([str(condition)], "cpu").each == (condition,)
+
+
+def test_the_conditions_of_a_case_are_its_own(planned):
+    axes = ("schedule", "world_size", "model_partition", "measure_steps")
+    for case in planned:
+        assert read_conditions(conditions_of(case, axes), "cpu").select(planned) == (case,)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name=x", 'unknown key "name"'),
+        ("world_size", 'cannot read "world_size"; give KEY=VALUE, or !=, <'),
+        ("world_size=two", 'expected a whole number from 1 to 1,024; got "two"'),
+        ("world_size=[]", "is empty; expected a value"),
+        ("schedule>1f1b", '"1f1b" has no order; compare it with = or !='),
+        ("schedule=1f1v", 'unknown schedule "1f1v"; did you mean "1f1b"?'),
+        ("a=1\n", 'unknown key "a"'),
+    ],
+)
+def test_a_condition_that_makes_no_sense_is_refused(text, message):
+    with pytest.raises(UsageError) as caught:
+        parse_only([text], "cpu")
+    assert str(caught.value).startswith("--only " + text.strip())
+    assert message in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+def test_a_selection_of_nothing_tells_what_there_is(planned, tmp_path):
+    for texts, message in (
+        (["world_size=8"], "--only world_size=8: no case has this value; its values are 1, 2, 4"),
+        (
+            ["schedule=afab", "world_size=4"],
+            "--only world_size=4: no case of those with schedule=afab has this value; "  # noqa: ISC004
+            "its values are 1, 2",
+        ),
+    ):
+        with pytest.raises(UsageError) as caught:
+            parse_only(texts, "cpu").select(planned)
+        assert str(caught.value) == message
+    many = read(tmp_path, f"[grid]\nseq_len = {list(range(1, 100))}").cases
+    with pytest.raises(UsageError, match=r"its values are 1, 2, .*, 20, \.\.\. \(99 values\)"):
+        parse_only(["seq_len=200"], "cpu").select(many)
+
+
+def test_a_length_that_varies_has_no_order(tmp_path):
+    planned = read(tmp_path, '[grid]\nseq_len = [64, "variable"]').cases
+    (case,) = parse_only(["seq_len>=1"], "cpu").select(planned)
+    assert case[0].seq_len == 64
+
+
+@pytest.mark.parametrize(
+    ("table", "left"),
+    [
+        ('[[exclude]]\ndevice = "auto"\nschedule = "1f1b"', [("zbv", 4), ("zbv", 8)]),
+        ('[[exclude]]\nstages_per_rank = "auto"\nnum_microbatches = 4', [("1f1b", 8), ("zbv", 8)]),
+        ("[[exclude]]\nstages_per_rank = 2", [("1f1b", 4), ("1f1b", 8)]),
+        ('[[exclude]]\nschedule = ["1f1b", "zbv"]\nmicrobatches = 4', [("1f1b", 8), ("zbv", 8)]),
+    ],
+)
+def test_values_are_resolved_before_they_are_matched(tmp_path, table, left):
+    """`auto` was taken and never matched (FAULTS 13)."""
+    sweep = read(tmp_path, TWO_STAGES + table)
+    assert sorted((case.schedule, case.num_microbatches) for case, _ in sweep.cases) == left
+    assert sweep.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ('{device = "auto"}', {"1f1b": 64, "zbv": 64}),
+        ("{stages_per_rank = 2}", {"1f1b": 128, "zbv": 64}),
+        ('{stages_per_rank = "auto", schedule = "1f1b"}', {"1f1b": 64, "zbv": 128}),
+    ],
+)
+def test_an_override_matches_what_a_case_has(tmp_path, where, expected):
+    text = f"{TWO_STAGES}[[override]]\nwhere = {where}\nset = {{seq_len = 64}}\n"
+    assert {case.schedule: case.seq_len for case, _ in read(tmp_path, text).cases} == expected
+
+
+@pytest.mark.parametrize(
+    ("table", "note"),
+    [
+        ("[[exclude]]\nseq_len = 9\n", "sweep.toml:4: seq_len=9 matches no case"),
+        (
+            "[[exclude]]\nseq_len = 9\n[[exclude]]\nseq_len = [7, 8]\n",
+            "sweep.toml:4: seq_len=9 matches no case; nor does 1 other",
+        ),
+        (
+            '[[override]]\nwhere = {schedule = "afab"}\nset = {seq_len = 9}',
+            "sweep.toml:4: schedule=afab matches no case",
+        ),
+        (
+            '[track.thresholds]\n"schedule=zbv" = "1%"\n"ranks>4" = "2%"\n',
+            "sweep.toml:6: world_size>4 matches no case",
+        ),
+    ],
+)
+def test_a_condition_that_matches_nothing_is_said(tmp_path, table, note):
+    assert read(tmp_path, TWO_STAGES + table).notes == (f"{tmp_path}/{note}",)
+
+
+def test_a_condition_on_what_the_command_line_sets_may_match_nothing(tmp_path):
+    assert read(tmp_path, GRID, "world_size=2").notes == ()
+
+
+@pytest.mark.parametrize(
+    ("table", "where", "what"),
+    [
+        ("[exclude]\nseq_len = 9", "4: exclude", "expected [[exclude]], an array of tables"),
+        ("[[exclude]]\n", "4: exclude", "is empty; expected KEY = VALUE"),
+        ("[[exclude]]\nseq_len = []\n", "5: exclude.seq_len", "is empty"),
+        ("[[exclude]]\nname = 'x'\n", "5: exclude.name", "cannot be an axis: it names the whole"),
+        ("[[exclude]]\nseq_len = [8, 0]\n", "5: exclude.seq_len", "got 0 (an integer)"),
+    ],
+)
+def test_a_mistake_in_an_exclusion_is_located(tmp_path, table, where, what):
+    assert_refused(tmp_path, TWO_STAGES + table, where, what)
