@@ -26,7 +26,6 @@ from ppbench.config.toml import (
     as_toml,
     brief,
     cut,
-    line_of_long_key,
     nearest_key,
     printable,
     quoted,
@@ -73,9 +72,8 @@ def split_conditions(text: str) -> list[Words]:
 
 def toml_value(written: str) -> object:
     """A TOML value; a text that is none is a string."""
-    assigned = f"value = {written}"
     try:
-        parsed = {} if line_of_long_key(assigned) else tomllib.loads(assigned)
+        parsed = tomllib.loads(f"value = {written}")
     except (ValueError, RecursionError):
         parsed = {}
     return parsed["value"] if len(parsed) == 1 else written.strip()

@@ -26,7 +26,7 @@ from engine.plan.schedules.registry import (
     ShapeError,
     shape_of,
 )
-from ppbench.config.case import VARIABLE, Case, Measure
+from ppbench.config.case import TIMES, VARIABLE, Case, Measure
 from ppbench.config.programs import (
     identity_of,
     is_plain_preset,
@@ -35,13 +35,7 @@ from ppbench.config.programs import (
     program_of,
     prove,
     read_costs,
-)
-from ppbench.config.replicas import (
-    decisive,
-    emulated_collectives,
-    problems_of_emulated_replicas,
-    problems_of_sharding,
-    problems_of_torch_replicas,
+    sharding_of,
 )
 from ppbench.config.toml import brief, printable
 from ppbench.runtimes import ENGINE
@@ -64,7 +58,7 @@ def problems_of_settings(
         yield from _of_split(case)
         yield from _of_memory_limit(case)
     yield from problems_of_runtime(case)
-    yield from problems_of_sharding(case)
+    yield from _of_sharding(case)
     if case.transfer_policy == "just_in_time" and case.transfer_look_ahead != DEFAULT_LOOK_AHEAD:
         message = 'applies only with transfer.policy = "early"'
         yield Problem("transfer.look_ahead", message)
@@ -145,6 +139,13 @@ def is_known_by_name(case: Case) -> bool:
     return is_plain_preset(identity_of(case)) and not is_program and source not in LOCAL_KINDS
 
 
+def decisive(case: Case) -> Case:
+    """The settings of a case by which transfers and collectives are placed, and no others."""
+    names = [name for name in vars(case) if name.startswith(("transfer_", "sharding_"))]
+    kept = {name: getattr(case, name) for name in (*names, "replicas")}
+    return Case(**kept)
+
+
 def _of_schedule(case: Case) -> Iterator[Problem]:
     """Check a registered schedule's shape; prove a program file correct."""
     if case.is_automatic:
@@ -172,61 +173,86 @@ def _of_schedule(case: Case) -> Iterator[Problem]:
 
 
 def _of_memory_limit(case: Case) -> Iterator[Problem]:
-    limit = case.memory_limit
+    limit, stages = case.memory_limit, case.stages_per_rank
     if limit == Case.memory_limit:
         return
-    is_number = limit.isdecimal()
     if not case.is_automatic:
-        message = f'applies only with schedule = "auto", which keeps within it; got {case.schedule}'
-        yield Problem("memory_limit", message)
-    elif case.is_emulated and not is_number:
+        message = 'applies only with schedule = "auto", which keeps within it; got '
+        message += case.schedule
+    elif case.is_emulated and not limit.isdecimal():
         message = f"{brief(limit)}: emulated stages hold no bytes; give a number of activations"
-        yield Problem("memory_limit", message)
-    elif case.is_emulated and int(limit) < case.stages_per_rank:
+    elif case.is_emulated and int(limit) < stages:
         message = (
             f"{limit} is less than any program needs: a rank holds one microbatch of each of its "
-            f"{case.stages_per_rank} stages; at least {case.stages_per_rank}"
+            f"{stages} stages; at least {stages}"
         )
-        yield Problem("memory_limit", message)
-    elif is_number and not case.is_emulated:
+    elif limit.isdecimal() and not case.is_emulated:
         message = f'{limit} has no unit; give a size, such as "{limit} GiB"'
-        yield Problem("memory_limit", message)
+    else:
+        return
+    yield Problem("memory_limit", message)
+
+
+_ONLY_OF: Final = {
+    "residency": "zero3",
+    "look_ahead": "zero3",
+    "every_backward": "zero2",
+    "max_active_stages": "torch",
+}
+"""The policy that each further setting of `[sharding]` is for."""
+
+
+def _of_sharding(case: Case) -> Iterator[Problem]:
+    policy = case.sharding_policy
+    if case.replicas == 1 and policy != Case.sharding_policy:
+        message = f'"{policy}" is for replicas, of which there is 1; exclude it, or set replicas'
+        yield Problem("sharding.policy", message)
+    for name, owner in _ONLY_OF.items():
+        field = f"sharding_{name}"
+        if policy != owner and getattr(case, field) != getattr(Case, field):
+            message = f'applies only with sharding.policy = "{owner}", got "{policy}"'
+            yield Problem(f"sharding.{name}", message)
+            return
+    try:
+        sharding_of(case)
+    except ValueError as error:
+        yield Problem("sharding.look_ahead", str(error))
 
 
 def _of_emulation(case: Case, measure: Measure) -> Iterator[Problem]:
-    times = {op: getattr(case, f"emulated_{op}_ms") for op in "FIW"}
     if case.emulated_costs:
         try:
             read_costs(case.emulated_costs)
         except ValueError as error:
             yield Problem("emulated.costs", str(error))
             return
+    given = {name.removeprefix("emulated_"): getattr(case, name) for name in TIMES}
     if not case.is_emulated:
-        listed = {**{f"{op}_ms": ms for op, ms in times.items()}, "link_ms": case.emulated_link_ms}
-        listed |= emulated_collectives(case)
-        is_set = case.emulated_jitter or case.emulated_seed or case.emulated_costs
-        if any(listed.values()) or is_set:
-            known = [*(name for name in listed if listed[name]), "jitter"]
-            key = f"emulated.{'costs' if case.emulated_costs else known[0]}"
-            yield Problem(key, 'applies only with device = "emulated"')
+        others = ("replica_factors", "jitter", "seed")
+        given |= {name: getattr(case, f"emulated_{name}") for name in others}
+        is_set = [*(["costs"] if case.emulated_costs else []), *filter(given.get, given)]
+        if is_set:
+            yield Problem(f"emulated.{is_set[0]}", 'applies only with device = "emulated"')
         return
-    for op, milliseconds in times.items():
-        key = f"emulated.{op}_ms"
-        if not milliseconds:
-            message = f'"emulated" needs F_ms, I_ms and W_ms; {key} is missing: {_TIMES_GIVEN}'
-            yield Problem("device", message)
-        elif len(milliseconds) not in (1, num_stages_of(case)):
-            message = f"{len(milliseconds)} times for {num_stages_of(case)} stages"
-            yield Problem(key, f"{message}; give one number, or one for each stage")
-    if not any(map(any, times.values())):
+    num_stages, num_links = num_stages_of(case), num_stages_of(case) - 1
+    ops = ("F_ms", "I_ms", "W_ms")
+    for name in ops:
+        if not given[name]:
+            message = f'"emulated" needs F_ms, I_ms and W_ms; emulated.{name} is missing: '
+            yield Problem("device", message + _TIMES_GIVEN)
+    for name, listed in given.items():
+        what, num = ("link", num_links) if name == "link_ms" else ("stage", num_stages)
+        if len(listed) > 1 and len(listed) != num:
+            message = f"{len(listed)} times for {num} {what}s"
+            if num < 2:
+                message = f"{len(listed)} times, but {num_stages} stages have {num} {what}s"
+            message += f"; give one number, or one for each {what}"
+            yield Problem(f"emulated.{name}", message)
+    if not any(any(given[name]) for name in ops):
         yield Problem("emulated.F_ms", "is 0, like I_ms and W_ms: nothing to measure")
-    num_links, given = num_stages_of(case) - 1, len(case.emulated_link_ms)
-    if given > 1 and given != num_links:
-        message = f"{given} times for {num_links} links between {num_stages_of(case)} stages"
-        if num_links < 2:
-            message = f"{given} times, but {num_stages_of(case)} stages have {num_links} links"
-        yield Problem("emulated.link_ms", f"{message}; give one number, or one for each link")
-    yield from problems_of_emulated_replicas(case)
+    if (num := len(case.emulated_replica_factors)) not in (0, case.replicas):
+        message = f"{num} factors for replicas = {case.replicas}; give one for each"
+        yield Problem("emulated.replica_factors", message)
     if case.seq_len == VARIABLE:
         yield Problem("seq_len", 'cannot be "variable" with device = "emulated": no data is read')
     if case.model_partition == "measured":
@@ -362,7 +388,13 @@ def problems_of_runtime(case: Case) -> Iterator[Problem]:
         if getattr(case, f"transfer_{name}") != getattr(Case, f"transfer_{name}"):
             message = 'applies only with runtime = "engine": torch places its own receives'
             yield Problem(f"transfer.{name}", message)
-    yield from problems_of_torch_replicas(case)
+    if case.replicas > 1 and case.sharding_policy in ("zero1", "zero2"):
+        message = f'"torch" has no policy "{case.sharding_policy}". It has: none, ddp, zero3, torch'
+        yield Problem("sharding.policy", message)
+    most, usual = case.sharding_max_active_stages, Case.sharding_max_active_stages
+    if case.replicas > 1 and most != usual:
+        message = f'"torch" unshards {usual} stages, got {most}'
+        yield Problem("sharding.max_active_stages", message)
 
 
 def notes_on_stages(cases: Iterable[Case], facts: Mapping[Identity, Facts]) -> list[str]:

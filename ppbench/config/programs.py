@@ -177,7 +177,7 @@ def lowered_of(case: Case, program: Program | None = None) -> Program:
 def prove(program: Program, case: Case) -> None:
     """Raise ProgramError for a file's program that is not legal, or could hang, in a case.
 
-    Of the case only `ppbench.config.replicas.decisive` settings count.
+    Of the case only `ppbench.config.feasibility.decisive` settings count.
     """
     check(program)
     lowered = lowered_of(case, program)

@@ -30,7 +30,6 @@ Place = tuple[str | int, ...]
 MAX_BYTES = 1_048_576
 """Largest size of a file; 100,000 values take less."""
 MAX_SHOWN = 60
-MAX_PARTS = 100
 _TYPE_NAMES = {
     bool: "a boolean",
     int: "an integer",
@@ -179,15 +178,16 @@ def text_of(place: Place) -> str:
 
 
 def read_text(file: Path) -> str:
+    name = printable(str(file))
     try:
         with file.open("rb") as opened:
             content = opened.read(MAX_BYTES + 1)
     except OSError as error:
-        raise UsageError(f"{file}: cannot read the sweep file: {error.strerror}") from error
+        raise UsageError(f"{name}: cannot read the sweep file: {error.strerror}") from error
     except ValueError:  # a null byte in the name
-        raise UsageError(f"{printable(str(file))}: not a valid file name") from None
+        raise UsageError(f"{name}: not a valid file name") from None
     if len(content) > MAX_BYTES:
-        raise UsageError(f"{file}: too large for a sweep file (at most 1 MiB)")
+        raise UsageError(f"{name}: too large for a sweep file (at most 1 MiB)")
     try:
         return content.decode("utf-8-sig").replace("\r\n", "\n")  # a byte order mark is no mistake
     except UnicodeDecodeError as error:
@@ -197,9 +197,6 @@ def read_text(file: Path) -> str:
 
 
 def parse(file: Path, text: str) -> Tree:
-    if line := line_of_long_key(text):
-        problem = f"nested too deeply: a key of more than {MAX_PARTS} parts"
-        raise SweepFileError(str(file), line, None, problem)
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -257,21 +254,6 @@ def line_that_fails(text: str) -> int | None:
     """The line where the first statement begins that does not parse."""
     statement = _first_statement(text, lambda tree: tree is None)
     return None if statement is None else _line_at(text, statement[0])
-
-
-def line_of_long_key(text: str) -> int | None:
-    """The line of a dotted key with too many parts: the parser is quadratic in them."""
-    if text.count(".") <= MAX_PARTS:
-        return None
-    num_dots = 0
-    for token in _TOKEN.finditer(text):
-        if token[0] == ".":
-            num_dots += 1
-        elif token[0] in "=,[]{}\n":
-            num_dots = 0
-        if num_dots > MAX_PARTS:
-            return _line_at(text, token.start())
-    return None
 
 
 def holds(tree: Any, path: Place) -> bool:

@@ -1,7 +1,7 @@
 """`schedule = "auto"` and `memory_limit` in sweep files."""
 
 import pytest
-from sweep_files import assert_refused, only_case, read
+from sweep_files import only_case, read
 
 from engine.plan.check import check
 from engine.plan.rules import peak_activations
@@ -58,22 +58,3 @@ def test_equal_limits_are_one_case_and_a_limit_may_be_an_axis(tmp_path):
     assert Case(memory_limit="none") == Case()
     with pytest.raises(SweepFileError, match=r"memory_limit\[1\].*listed twice|listed twice"):
         read(tmp_path, axis.replace("900 MB", "2048 MiB"))
-
-
-@pytest.mark.parametrize(
-    ("text", "where", "what"),
-    [
-        (REAL.format("0"), "3: memory_limit", 'a size above 0 such as "1.5 GiB"'),
-        (REAL.format('"lots"'), "3: memory_limit", 'expected "none", a size'),
-        (REAL.format("true"), "3: memory_limit", "got true"),
-        (REAL.format("4"), "3: memory_limit", '4 has no unit; give a size, such as "4 GiB"'),
-        (REAL.format('"1 GiB"').replace("auto", "1f1b"), "3: memory_limit", "it; got 1f1b"),
-        (EMULATED.format(ranks=2, stages=2, limit=1, times=[2] * 4), "6: memory_limit",
-         "1 is less than any program needs: a rank holds one microbatch of each of its 2 stages"),
-        (EMULATED.format(ranks=2, stages=1, limit='"1 GiB"', times=[2] * 2), "6: memory_limit",
-         "emulated stages hold no bytes; give a number"),
-        ('schedule = "auto"\nruntime = "torch"\n', "2: runtime", '"torch" has no schedule "auto"'),
-    ],
-)  # fmt: skip
-def test_what_contradicts_itself_is_refused_at_its_line(tmp_path, text, where, what):
-    assert_refused(tmp_path, text, where, what)

@@ -16,8 +16,8 @@ from ppbench.config.reader import read_sweep
 from ppbench.errors import SweepFileError, UsageError
 
 NUM_MUTATIONS = 2200
-NUM_IN_A_SAMPLE = 500
-NUM_COMMANDS = 20
+NUM_IN_A_SAMPLE = 300
+NUM_COMMANDS = 10
 ANSWER = """\
 import json, sys
 facts = dict(num_layers=6, max_positions=512, vocab_size=300, num_parameters=1,
@@ -109,8 +109,6 @@ def test_the_command_writes_nothing_when_it_refuses(folder):
         (b"grid = {seq_len = [", ":1: not valid TOML: invalid value at the end of the file: grid"),
         (b"[grid]\nworld_size = [\n1,\n2,\n\nname = 3",
          ":6: not valid TOML: invalid value at column 1 (in the statement that begins on line 2)"),
-        (b"\n[" + b"a." * 400_000 + b"a]", ":2: nested too deeply: a key of more than 100 parts"),
-        (b"\n" + b"'a'." * 200_000 + b"a = 1", ":2: nested too deeply: a key of more than 100"),
         (b"seq_len = [" + b"1.5," * 200_000 + b"]", "; got [1.5"),
         (b"stages_per_rank = 0", 'stages, or "auto"; got 0 (an integer)'),
         (b"[grid]\nW_ms = [1]", ', set to [1] (an array); did you mean "emulated.W_ms"?'),
@@ -119,7 +117,7 @@ def test_the_command_writes_nothing_when_it_refuses(folder):
         (b"[model]\npartition = [" + b"1," * 999 + b"]", "1,... names 999 stages; there are 2"),
         (b"x" * 2_000_000, "sweep.toml: too large for a sweep file (at most 1 MiB)"),
     ],
-    ids=range(26),
+    ids=range(24),
 )  # fmt: skip
 def test_what_mutations_found(folder, content, what):
     error = refusal(Mutation(content))

@@ -1,8 +1,7 @@
 """`[[override]]`: settings of the cases that match, as for ranks that are more than the cores."""
 
 import pandas as pd
-import pytest
-from sweep_files import assert_refused, read
+from sweep_files import read
 
 from ppbench.display.cases import case_text, varying_axes
 from ppbench.run.sweep.plan import planned_cases
@@ -73,23 +72,3 @@ def test_a_measurement_may_be_overridden(tmp_path):
     )
     assert {case.world_size: measure.steps for case, measure in sweep.cases} == {2: 4, 4: 10}
     assert sweep.axes[-1] == "measure_steps"
-
-
-@pytest.mark.parametrize(
-    ("table", "where", "what"),
-    [
-        ("[override]\nwhere = {}", "7: override", "expected [[override]], an array"),
-        ("[[override]]\nworld_size = 4", "7: override", "expected where = {KEY = VALUE, ...} and"),
-        ("[[override]]\nset = {seq_len = 4}\nwhere = {}", "9: override.where", "is empty"),
-        ("[[override]]\nwhere = {seq_len = 64}\nset = {wrold_size = 4}",
-         "9: override.set.wrold_size", 'mean "world_size"'),
-        ("[[override]]\nwhere = {seq_len = 64}\nset = {world_size = 4}",
-         "9: override.set.world_size", "is an axis of [grid]"),
-        ("[[override]]\nwhere = {seq_len = 64}\nset = {device = 'emulated'}",
-         "9: override.set.device", "needs F_ms, I_ms and W_ms"),
-        ("[[override]]\nwhere = {seq_len = 64}\nset = {name = 'x'}", "9: override.set.name",
-         "names the whole sweep"),
-    ],
-)  # fmt: skip
-def test_a_mistake_in_an_override_is_located(tmp_path, table, where, what):
-    assert_refused(tmp_path, f"{MIXED.partition('[[override]]')[0]}{table}\n", where, what)

@@ -103,46 +103,6 @@ seq_len = [64, 128]
 """
 
 
-def test_the_combination_that_cannot_run_is_named_by_the_axes_that_matter(tmp_path):
-    with pytest.raises(SweepFileError) as caught:
-        read(tmp_path, GRID)
-    named = 'schedule = "dualpipev", world_size = 4, num_microbatches = 4'
-    assert ":4: grid.num_microbatches: dualpipev: num_microbatches must" in str(caught.value)
-    assert f"(in the combination {named}; leave it out with [[exclude]]" in str(caught.value)
-    without = GRID + "[[exclude]]\n" + named.replace(", ", "\n")
-    assert len(read(tmp_path, without).cases) == 14
-
-
-def test_a_problem_of_every_combination_names_none(tmp_path):
-    with pytest.raises(SweepFileError) as caught:
-        read(tmp_path, GRID, "seq_len=4096", "schedule=afab")
-    assert str(caught.value) == (
-        "--set: grid.seq_len: 4096 is longer than the 2048 positions of llama-8m"
-    )
-
-
-def test_excluding_is_no_remedy_where_no_combination_is_fine(tmp_path):
-    text = 'world_size = 4\n[grid]\nschedule = ["zbv", "dualpipev"]\nnum_microbatches = [7]'
-    with pytest.raises(SweepFileError) as caught:
-        read(tmp_path, text, "stages_per_rank=3", 'schedule=["1f1b", "csv:no.csv"]')
-    assert str(caught.value).endswith('got 3 (in the combination schedule = "1f1b")')
-
-
-def test_a_key_left_at_its_default_is_reported_where_it_is_asked_for(tmp_path):
-    with pytest.raises(SweepFileError, match=r":2: num_microbatches: dualpipev: .*got num_micro"):
-        read(tmp_path, 'world_size = 8\nschedule = "dualpipev"')
-    with pytest.raises(SweepFileError, match=r":3: num_microbatches: .*combination world_size = 8"):
-        read(tmp_path, 'schedule = "dualpipev"\n[grid]\nworld_size = [2, 8]')
-
-
-def test_emulating_without_times_shows_how_to_give_them(tmp_path):
-    with pytest.raises(SweepFileError) as caught:
-        read(tmp_path, VALID, "device=emulated")
-    _, _, example = str(caught.value).partition("emulated.F_ms is missing: ")
-    times = example.replace("--set ", "").split()
-    assert len(read(tmp_path, VALID, "device=emulated", *times).cases) == 6
-
-
 def test_an_axis_takes_the_place_of_the_same_key_in_its_section(tmp_path):
     sweep = read(tmp_path, "seq_len = 7\n[grid]\nseq_len = [8, 9]")
     assert [case.seq_len for case, _ in sweep.cases] == [8, 9]
@@ -316,55 +276,6 @@ def test_exclude_sees_the_device_that_auto_stands_for(tmp_path):
     assert len(read(tmp_path, text).cases) == 1
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "where", "what"),
-    [
-        ("[1, 2]", "[1, 2", "15", "not valid TOML"),
-        ("    8,", '    "8",', "17: grid.num_microbatches", 'got "8" (a string)'),
-        ("microbatch_size = 1", "microbatch_size = 1.5", "7: train.microbatch_size", "a float"),
-        ('preset = "llama-8m"', "partition = 3", "4: model.partition", "number of layers"),
-        ('"llama-8m"', '"llama"', "4: model.preset", 'or a hub id "owner/name", a checkpoint'),
-        ('"llama-8m"', '""', "4: model.preset", "unknown preset"),
-        ('preset = "llama-8m"', 'partition = "x"', "4: model.partition", '"measured" or the'),
-        ('preset = "llama-8m"', 'split = "trace"', "3: model.split_points", "is empty; world_size"),
-        ('preset = "llama-8m"', 'split_points = "a"', "4: model.split_points", "list of module"),
-        ('preset = "llama-8m"', 'split_points = ["a", "a"]', "4: model.split_points", "twice"),
-        ('preset = "llama-8m"', 'split = "trace"\nsplit_points = ["a", "b"]',
-         "5: model.split_points", "2 split points make 3 stages; world_size 2 has 2"),
-        ('preset = "llama-8m"', 'split = "trace"\nsplit_points = ["a"]\npartition = [4, 4]',
-         "6: model.partition", "model.split_points decide"),
-        ('preset = "llama-8m"', 'weights = "mine"', "4: model.weights", "Known: auto, random"),
-        ('preset = "llama-8m"', "trust_remote_code = 1", "4: model.trust_remote_code", "got 1"),
-        ("microbatch_size = 1", "clip_norm = -1.0", "7: train.clip_norm", "at least 0"),
-        ("microbatch_size = 1", 'compile = "yes"', "7: train.compile", "true or false"),
-        ('name = "trial"', "seq_len = 0", "1: seq_len", "got 0 (an integer)"),
-        ('name = "trial"', 'data.source = "files:no"', "1: data.source", "no such file: no"),
-        ('name = "trial"', 'data.tokenizer = ""', "1: data.tokenizer", "text that is not empty"),
-        ('world_size = 1\nschedule = "afab"\n', "", "20: exclude", "is empty"),
-        ('schedule = "afab"\n', 'schedule = "gpipes"\n', "22: exclude.schedule", "gpipe"),
-    ],
-)  # fmt: skip
-def test_a_mistake_is_located_with_what_is_allowed(tmp_path, old, new, where, what):
-    assert old in VALID
-    assert_refused(tmp_path, VALID.replace(old, new, 1), where, what)
-
-
-@pytest.mark.parametrize("kind", ["text", "files"])
-def test_a_folder_without_a_file_is_said_to_be_there(tmp_path, kind):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / ".hidden.txt").write_text("text")
-    with pytest.raises(SweepFileError) as error:
-        read(tmp_path, f'[data]\nsource = "{kind}:{tmp_path}/empty"')
-    assert f":2: data.source: no file in the folder: {tmp_path}/empty (" in str(error.value)
-
-
-def test_a_grid_that_is_too_large_is_refused_without_expanding_it(tmp_path):
-    axis = list(range(1, 400))
-    text = f"[grid]\nnum_microbatches = {axis}\nseq_len = {axis}\nworld_size = {axis}"
-    with pytest.raises(SweepFileError, match="63,521,199 cases; at most 100,000"):
-        read(tmp_path, text)
-
-
 def test_every_case_of_the_demo_means_something_on_two_cores():
     for case, measure in read_sweep(SWEEPS / "1f1b_vs_afab.toml", [], "cpu").cases:
         has_cores = case.world_size * case.launch_threads_per_rank <= 2
@@ -413,61 +324,6 @@ def test_a_program_file_tells_its_stages_and_its_content_is_part_of_the_case(tmp
     assert before.stages_per_rank == 2
     file.write_text("0F0,2F0,2I0,0B0,2W0\n1F0,1B0\n")
     assert only_case(read(tmp_path, text)).case_id != before.case_id
-
-
-@pytest.mark.parametrize(
-    ("text", "where", "what"),
-    [
-        ("stages_per_rank = 0", "1: stages_per_rank", 'expected 1 to 1,024 stages, or "auto"'),
-        ("stages_per_rank = true", "1: stages_per_rank", "got true"),
-        (
-            'schedule = "dualpipev"\nworld_size = 4\nnum_microbatches = 7',
-            "3: num_microbatches",
-            "at least 2 x world_size; got num_microbatches 7, world_size 4",
-        ),
-        (
-            'num_microbatches = 9\n[grid]\nschedule = ["interleaved_zb"]\nworld_size = [4]',
-            "1: num_microbatches",
-            "multiple of max(1, num_microbatches // world_size)",
-        ),
-        ('schedule = "csv:"', "1: schedule", 'unknown schedule "csv:"'),
-        (EMULATED.replace("= 2", "= -2"), "3: emulated.F_ms", "milliseconds, 0 or 0.001 to"),
-        (EMULATED.replace("= 2", "= 1e-7"), "3: emulated.F_ms", "0 or 0.001 to"),
-        (EMULATED.replace("= 2", "= [2]"), "3: emulated.F_ms", "give one number for all ranks"),
-        (EMULATED.replace("= 2", "= []"), "3: emulated.F_ms", "give one number for all ranks"),
-        (EMULATED.replace("= 2", "= nan"), "3: emulated.F_ms", "milliseconds, 0 or 0.001 to"),
-        (EMULATED + "link_ms = [1, 2]", "6: emulated.link_ms", "2 stages have 1 links"),
-        ("[emulated]\nlink_ms = 1", "2: emulated.link_ms", 'only with device = "emu'),
-        (EMULATED.replace("emulated", "cpu", 1), "3: emulated.F_ms", 'only with device = "emu'),
-        ("seq_len = 'variable'\n" + EMULATED, "1: seq_len", "no data is read"),
-        (EMULATED + "[model]\npartition = 'measured'", "7: model.partition", "no time of their"),
-        ("[transfer]\npolicy = 'late'", "2: transfer.policy", "just_in_time"),
-        (
-            "world_size = 2\nstages_per_rank = 2\nschedule = 'zbv'\n[model]\npartition = [4, 4]",
-            "5: model.partition",
-            "world_size 2, stages_per_rank 2",
-        ),
-    ],
-)  # fmt: skip
-def test_what_no_schedule_or_emulation_can_do_is_located(tmp_path, text, where, what):
-    assert_refused(tmp_path, text, where, what)
-
-
-def test_a_broken_program_file_beside_a_good_schedule_is_to_be_mended(tmp_path):
-    path = tmp_path / "broken.csv"
-    path.write_text("0F0,0B0\n1B0,1F0\n")
-    schedules = f'[grid]\nschedule = ["1f1b", "csv:{path}"]\n'
-    with pytest.raises(SweepFileError) as caught:
-        read(tmp_path, f"world_size = 2\nnum_microbatches = 1\n{schedules}")
-    assert f"ppbench schedules check {path}" in str(caught.value)
-    assert "[[exclude]]" not in str(caught.value)
-
-
-def test_a_program_file_without_its_prefix_is_suggested_with_it(tmp_path):
-    path = tmp_path / "mine.csv"
-    path.write_text("0F0,0B0\n")
-    with pytest.raises(SweepFileError, match=f'write "csv:{path}"'):
-        read(tmp_path, f'schedule = "{path}"\n')
 
 
 def test_a_program_file_whose_own_transfers_could_hang_is_refused(tmp_path):

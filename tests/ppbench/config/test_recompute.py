@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from sweep_files import assert_refused, read
+from sweep_files import read
 
 from ppbench.config.case import Case
 from ppbench.config.conditions import parse_only
@@ -39,15 +39,3 @@ def test_an_axis_may_have_lists_beside_single_values(tmp_path):
     assert [case.recompute for case, _ in only.select(sweep.cases)] == [(True, False)]
     excluded = text + "[[exclude]]\ntrain.recompute = [[true, false]]\n"
     assert [case.recompute for case, _ in read(tmp_path, excluded).cases] == [False, (False, True)]
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        ("[true]", "[true] has 1 values for 2 stages (world_size 2)"),
-        ("[]", "a list with one for each stage"),
-        ("1", "expected true, false or a list"),
-    ],
-)
-def test_what_is_no_value_is_refused_at_its_line(tmp_path, value, words):
-    assert_refused(tmp_path, TWO_STAGES.format(value), "3: train.recompute", words)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from sweep_files import assert_refused, only_case, read
+from sweep_files import only_case, read
 
 from engine.plan.action import COLLECTIVE_OPS, COMPUTE_OPS
 from engine.plan.collectives import (
@@ -75,23 +75,3 @@ def test_a_file_with_collectives_is_run_as_it_is_written(tmp_path, monkeypatch, 
     assert not lowered_of(alone).has_collectives
     with pytest.raises(SweepFileError, match="the policy shards no parameters"):
         read(tmp_path, "replicas = 2\n" + text, "sharding.policy=ddp")
-
-
-@pytest.mark.parametrize(
-    ("text", "where", "what"),
-    [
-        ('[sharding]\npolicy = "zero3"', "2: sharding.policy", "of which there is 1"),
-        ("replicas = 2\n[sharding]\nresidency = 3", "3: sharding.residency",
-         'only with sharding.policy = "zero3"'),
-        ('replicas = 2\n[sharding]\npolicy = "zero3"\nresidency = 1', "2: sharding.look_ahead",
-         "below the residency"),
-        ('replicas = 2\nworld_size = 1\nruntime = "single"', "3: runtime",
-         '2 replicas need runtime = "engine"'),
-        (f"replicas = 3\n{EMULATED}replica_factors = [1, 2]", "7: emulated.replica_factors",
-         "2 factors"),
-        (f"{EMULATED}gather_ms = [1, 2, 3]", "6: emulated.gather_ms", "3 times for 2 stages"),
-        (f"{EMULATED}replica_factors = [0]", "6: emulated.replica_factors", "above 0"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_together_is_refused(tmp_path, text, where, what):
-    assert_refused(tmp_path, text, where, what)

@@ -3,12 +3,11 @@
 from pathlib import Path
 
 import pytest
-from sweep_files import assert_refused, read
+from sweep_files import read
 
 from ppbench.config.case import Case, Measure
-from ppbench.config.kinds import SHARE
 from ppbench.config.sweep import Track
-from ppbench.errors import SweepFileError, UsageError
+from ppbench.errors import SweepFileError
 
 TRACKED = """\
 schedule = "1f1b"
@@ -49,40 +48,6 @@ def test_a_threshold_is_of_all_cases_or_of_those_that_meet_its_conditions(folder
     assert default.only.matches((Case(), Measure()))
     assert special.only.matches((Case(world_size=4), Measure()))
     assert not special.only.matches((Case(), Measure()))
-
-
-@pytest.mark.parametrize(("written", "fraction"), [("2%", 0.02), (".5 %", 0.005), (0.1, 0.1)])
-def test_a_share_is_a_percentage_or_a_fraction(written, fraction):
-    assert SHARE.check(written) == pytest.approx(fraction)
-
-
-@pytest.mark.parametrize("written", ["2", "-1%", "101%", 2, True, None, "x%", float("nan")])
-def test_what_is_no_share_is_refused(written):
-    with pytest.raises(ValueError, match=r'such as "2%" or 0\.02'):
-        SHARE.check(written)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "where", "what"),
-    [
-        ('"model"', '"nowhere"', "3: track.repo", 'no such folder: "nowhere"'),
-        ("setup", "steup", "4: track.steup", "unknown key"),
-        ("0.05", "5", '7: track.thresholds."schedule=1f1b and world_size=4"', "expected"),
-        ("schedule=1f1b", "shedule=1f1b", '7: track.thresholds."shedule=1f1b and world_size=4"',
-         'did you mean "schedule"'),
-    ],
-)  # fmt: skip
-def test_a_mistake_is_located(folder, old, new, where, what):
-    assert_refused(folder, TRACKED.replace(old, new), where, what)
-
-
-def test_it_is_no_axis(folder):
-    with pytest.raises(
-        SweepFileError, match="cannot be an axis: it sets what is tracked over commits"
-    ):
-        read(folder, '[grid]\n"track.setup" = ["a", "b"]')
-    with pytest.raises(UsageError, match="cannot be an axis"):
-        read(folder, TRACKED, "grid.track.repo=x")
 
 
 def test_a_file_of_costs_tells_the_times_and_is_no_part_of_the_case(folder):
