@@ -1,11 +1,12 @@
 """Does every architecture train exactly? Tries each that has a plan, in two stages.
 
-A tiny configuration of each is trained for one step of interleaved 1F1B in this process, and its
-loss and gradients are compared with transformers' own unsplit model.
+A tiny configuration of each takes steps of interleaved 1F1B in this process, and transformers' own
+unsplit model takes the same (`exactness`).
 """
 
 from __future__ import annotations
 
+import functools
 import tempfile
 import time
 import warnings
@@ -13,23 +14,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
-from torch.nn.functional import cross_entropy
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
 from engine.configuration import TrainerConfig
+from engine.exactness import CPU, InexactError, compare
+from engine.model.author import author_module
 from engine.model.data import DataSpec
 from engine.model.descriptions import Check
-from engine.model.probe import TOLERANCE, Tiny, largest_difference, tiny_of
+from engine.model.probe import EXACT, Tiny, tiny_of
 from engine.model.spec import ModelSpec
 from engine.model.stage_module import ModelError
 from engine.run.clock import HostClock
 from engine.run.p2p.fabric import Fabric
 from engine.trainer import Trainer
 
-_SEQ_LEN = 24
-DATA = DataSpec("synthetic", seq_len=_SEQ_LEN, microbatch_size=2, num_microbatches=4)
+DATA = DataSpec("synthetic", seq_len=24, microbatch_size=2, num_microbatches=4)
 
 
 def architectures() -> list[str]:
@@ -46,53 +47,33 @@ def check_architectures(names: Sequence[str]) -> Iterator[Check]:
     warnings.simplefilter("ignore")
     logging.set_verbosity_error()
     torch.set_num_threads(1)
-    fabric = Fabric(torch.device("cpu"), HostClock(), is_device_shared=False)
+    fabric = Fabric(CPU, HostClock(), is_device_shared=False)
     for name in names:
         started = time.monotonic()
         try:
             check = _compare(name, tiny_of(CONFIG_MAPPING[name]()), fabric)
         except ModelError as error:
             check = Check(name, "refused", reason=str(error))
+        except InexactError as error:
+            check = Check(name, "wrong", reason=str(error))
         except Exception as error:
             check = Check(name, "error", reason=f"{type(error).__name__}: {error}"[:500])
-        else:
-            check = replace(check, seconds=round(time.monotonic() - started, 2))
-        yield check
+        yield replace(check, seconds=round(time.monotonic() - started, 2))
 
 
 def _compare(name: str, tiny: Tiny, fabric: Fabric) -> Check:
-    dtype = str(tiny.dtype).removeprefix("torch.")
     with tempfile.TemporaryDirectory() as folder:
         tiny.config.save_pretrained(folder)
-        model = ModelSpec(folder, dtype)
+        spec = ModelSpec(folder, tiny.kind)
         config = TrainerConfig(
-            model, DATA, world_size=1, schedule="interleaved_1f1b", stages_per_rank=2
+            spec, DATA, world_size=1, schedule="interleaved_1f1b", stages_per_rank=2
         )
         trainer = Trainer(config, fabric)
-    try:
-        loss = trainer.compute_gradients(0)
-        state = {n: t.detach() for m in trainer.modules.values() for n, t in m.own_state().items()}
-        tied = {name: weight.name for weight in trainer.shared_weights for _, name in weight.owners}
-        gradients = {tied.get(name, name): p.grad for name, p in trainer.parameters().items()}
-        whole, batch, expected = tiny.unsplit(state), trainer.batch(0), 0.0
-        for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
-            logits = whole(input_ids=inputs, use_cache=False).logits
-            unsplit = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-            torch.autograd.backward(unsplit / batch.num_tokens)
-            expected += unsplit.item() / batch.num_tokens
-    finally:
-        trainer.close()
-    assert loss is not None  # its last stage is here
-    worst, where = largest_difference(gradients, whole)
-    of_loss = abs(loss - expected) / abs(expected)
-    is_exact = max(worst, of_loss) <= TOLERANCE[tiny.dtype]
-    reason = "" if is_exact else f"worst: {where or 'loss'}"
-    return Check(
-        name,
-        "exact" if is_exact else "wrong",
-        dtype,
-        worst,
-        of_loss,
-        sum(p.numel() for p in whole.parameters()),
-        reason=reason,
-    )
+        try:
+            author = functools.partial(author_module, spec, CPU)
+            exactness = compare(trainer, config, author, CPU)
+        finally:
+            trainer.close()
+    is_exact = exactness.difference <= EXACT[tiny.kind]
+    size = sum(parameter.numel() for parameter in trainer.parameters().values())
+    return Check(name, "exact" if is_exact else "wrong", tiny.kind, exactness.difference, size)

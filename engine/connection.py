@@ -98,8 +98,11 @@ def ranks_of(stages: Iterable[int], ranks: tuple[int, ...]) -> Ranks:
     return tuple(sorted({ranks[stage] for stage in stages}))
 
 
-def broadcast(decide: Callable[[], Decided]) -> Decided:
-    """Return rank 0's decision, or raise its exception, on every rank. Blocks until then."""
+def broadcast(decide: Callable[[], Decided], group: dist.ProcessGroup | None = None) -> Decided:
+    """Return rank 0's decision, or raise its exception, on every rank. Blocks until then.
+
+    `group` has rank 0 and those that are to know; None: all.
+    """
     decided: list[Decided | Exception | None] = [None]
     if dist.get_rank() == 0:
         try:
@@ -110,7 +113,7 @@ def broadcast(decide: Callable[[], Decided]) -> Decided:
                 pickle.loads(pickle.dumps(error))  # noqa: S301  # our own
             except Exception:  # it cannot travel: its words can
                 decided = [RuntimeError(f"{type(error).__name__}: {error}")]
-    dist.broadcast_object_list(decided, src=0)
+    dist.broadcast_object_list(decided, src=0, group=group)
     if isinstance(decided[0], Exception):
         raise decided[0]
     assert decided[0] is not None

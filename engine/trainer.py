@@ -54,7 +54,7 @@ from engine.run.progress import DeviceProgress
 from engine.run.recomputation import recompute_layers
 from engine.run.recording import Recording
 from engine.run.rehearsal import rehearse
-from engine.run.shards import Piece, ReplicaGroup, Shards
+from engine.run.shards import Kept, Piece, ReplicaGroup, Shards, check_views
 from engine.run.stage import Stage, compile_layers
 from engine.run.timed_step import TimedStep
 from engine.shared_weights import Shared
@@ -538,6 +538,9 @@ def shards_of(trainer: Trainer, shared: Shared, flight: Flight) -> Shards:
         else HostLane(trainer.rank, trainer.replica, flight)
     )
     parameters = {s: m.own_parameters().values() for s, m in trainer.modules.items()}
+    if Kept.by(config.sharding).optimizer:
+        for module in trainer.modules.values():
+            check_views(module)
     return Shards(parameters, shared.parameters(), config.sharding, group, lane)
 
 
@@ -549,7 +552,8 @@ def _stage_of(trainer: Trainer, index: int, *, is_whole: bool = False) -> Stage:
     autocast = autocast_of(config.autocast, trainer.device)
     has_split = any(action.op is Op.I and action.stage == index for action in row)
     is_split = has_split and not config.compile and not is_whole  # what is compiled is left whole
-    return Stage(module, sends, autocast, receives=receives, is_split=is_split)
+    keeps = not config.data.is_variable
+    return Stage(module, sends, autocast, receives=receives, is_split=is_split, keeps_shapes=keeps)
 
 
 def _are_finite(tensors: Iterable[Tensor]) -> bool:

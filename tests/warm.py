@@ -59,7 +59,6 @@ PRELOADED = (
     "transformers.models.llama.modeling_llama",
     "ppbench.run.worker.rank",
     "ppbench.run.launch.supervisor",
-    "ppbench.run.verification.author",
 )
 _START_NOTHING = {
     "engine.train",

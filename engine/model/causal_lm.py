@@ -82,7 +82,7 @@ class CausalLMStage(StageModule):
         self, model: PreTrainedModel, plan: Plan, layers: range, *, is_first: bool, is_last: bool
     ) -> None:
         super().__init__(layers, is_first=is_first, is_last=is_last)
-        self.model = model
+        self.model, self._listed = model, plan.layers
         listed = getattr(model.base_model, plan.layers)
         self._units = [listed[index] for index in layers]
         self._received: Tensor | None = None
@@ -121,6 +121,12 @@ class CausalLMStage(StageModule):
 
     def _leave(self, _layer: nn.Module, _args: object, output: Tensor | tuple[Tensor]) -> None:
         self._leaving = output if isinstance(output, Tensor) else output[0]
+
+    @property
+    def entrance(self) -> str | None:
+        if self.is_first or not self.layers:
+            return super().entrance
+        return f"{self.model.base_model_prefix}.{self._listed}.{self.layers.start}"
 
     @property
     def units(self) -> list[nn.Module]:

@@ -54,6 +54,7 @@ class Piece:
     takes: tuple[str, ...]
     gives: tuple[str, ...]
     is_one_value: bool = False  # whatever it returns is the value; else a tuple has one for each
+    entrance: str | None = None  # the submodule of the unsplit module that it begins with
 
     def run(self, values: Values) -> None:
         """Add what it gives to the values."""
@@ -140,6 +141,12 @@ class ChainStage(StageModule):
                 "cannot be sent to the next stage; return the same structure each time"
             )
         return tensors_of(value)
+
+    @property
+    def entrance(self) -> str | None:
+        if self.is_first or not self._pieces:
+            return super().entrance
+        return self._pieces[0].entrance
 
     @property
     def units(self) -> list[nn.Module]:
@@ -445,7 +452,7 @@ def sequential(factory: Factory, dtype: torch.dtype) -> Chain:
     names = list(skeleton._modules)  # named_children() leaves out what was there before
     values = [INPUT, *(f"after {name}" for name in names[:-1]), OUTPUT]
     pieces = [
-        Piece(getattr(skeleton, name), f"{name}.", (values[i],), (values[i + 1],), True)
+        Piece(getattr(skeleton, name), f"{name}.", (values[i],), (values[i + 1],), True, name)
         for i, name in enumerate(names)
     ]
 

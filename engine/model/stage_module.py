@@ -103,6 +103,14 @@ class StageModule(nn.Module):
         return not (self.layers or self.is_first or self.is_last)
 
     @property
+    def entrance(self) -> str | None:
+        """The submodule of the unsplit module that it begins with.
+
+        Empty: the module itself; None: it begins with no submodule.
+        """
+        return "" if self.is_first else None
+
+    @property
     def units(self) -> list[nn.Module]:
         """The owned layers: recomputed one by one."""
         raise NotImplementedError

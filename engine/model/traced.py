@@ -16,6 +16,7 @@ import random
 import sys
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +90,9 @@ def traced(
     factory.cast_skeleton(dtype)
     with factory.fake:
         assigned: list[str] = []
+        called: list[str] = []
         ids = torch.zeros(shape, dtype=torch.int64)
-        program = _exported(factory, split_points, ids, assigned)
+        program = _exported(factory, split_points, ids, assigned, called)
         pieces = cut_graph(
             program,
             Marks(_CUT, _ASSIGNED, assigned),
@@ -106,19 +108,26 @@ def traced(
             f'"{factory.name}": a split point lies within a block (no_grad, autocast, ...) of '
             "forward, which cannot be cut; choose a submodule that is called outside of it"
         )
-    return Chain(factory, pieces, _realise, dtype)
+    begun = [
+        replace(piece, entrance=name) for piece, name in zip(pieces, ["", *called], strict=True)
+    ]
+    return Chain(factory, begun, _realise, dtype)
 
 
 def _exported(
-    factory: Factory, split_points: tuple[str, ...], ids: Tensor, assigned: list[str]
+    factory: Factory,
+    split_points: tuple[str, ...],
+    ids: Tensor,
+    assigned: list[str],
+    called: list[str],
 ) -> ExportedProgram:
     """The graph of one forward, with a node where each split point is first called.
 
-    The names of the buffers that forward assigns to are added to `assigned`.
+    The names of the buffers that forward assigns to are added to `assigned`, the split points, in
+    the order in which they are called, to `called`.
     """
     skeleton = factory.skeleton
-    uncalled: set[str] = set(split_points)
-    handles = [_mark(skeleton, point, uncalled) for point in split_points]
+    handles = [_mark(skeleton, point, called) for point in split_points]
     try:
         with (
             _as_exporting(factory.fake),
@@ -131,7 +140,7 @@ def _exported(
     finally:
         for handle in handles:
             handle.remove()
-    if uncalled:
+    if uncalled := set(split_points).difference(called):
         raise refusal(
             f'"{factory.name}": forward does not call the split point "{min(uncalled)}"; '
             "a cut is made where a submodule is first called, as in self.NAME(x)"
@@ -139,12 +148,12 @@ def _exported(
     return program
 
 
-def _mark(skeleton: nn.Module, point: str, uncalled: set[str]) -> Any:
+def _mark(skeleton: nn.Module, point: str, called: list[str]) -> Any:
     """Leave a cut before the first call of a submodule, and before its hooks."""
 
     def hook(_module: nn.Module, _inputs: object) -> None:
-        if point in uncalled:
-            uncalled.remove(point)
+        if point not in called:
+            called.append(point)
             _CUT()
 
     return skeleton.get_submodule(point).register_forward_pre_hook(hook, prepend=True)
@@ -338,5 +347,5 @@ def _realise(built: nn.Module, owned: list[Piece]) -> list[Piece]:
     for piece in owned:
         assert isinstance(piece.module, TracedPiece)
         module = piece.module.with_tensors(real_tensors(piece.module, built))
-        pieces.append(Piece(module, piece.prefix, piece.takes, piece.gives))
+        pieces.append(replace(piece, module=module))
     return pieces

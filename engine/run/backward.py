@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.weak import TensorWeakRef
 
+from engine.model.stage_module import ModelError, StageModule
+
 Product = tuple[Tensor, Tensor | None, Tensor, Tensor]
 """The gradients that a call of a linear owes: its weight `[out, in]`, its bias `[out]`, its input
 `[..., in]` as multiplied (autocast may have cast it), its output's gradient `[..., out]`.
@@ -40,7 +42,13 @@ class Deferral:
 
     def __init__(self) -> None:
         self.products: list[Product] | None = None
+        self.module: nn.Module | None = None  # whose linears they are
         self._last_cast: tuple[TensorWeakRef, int, TensorWeakRef] | None = None
+
+    def name_of(self, parameter: Tensor) -> str:
+        """A weight's name in the unsplit module, for a message."""
+        own = self.module.own_parameters() if isinstance(self.module, StageModule) else {}
+        return next((name for name, weight in own.items() if weight is parameter), "a linear")
 
     def cast_input(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Cast as autocast would, but once for linears in a row that share their input (q, k, v).
@@ -63,9 +71,11 @@ def defer_linears(module: nn.Module) -> Deferral:
     Not for a module that is compiled: its backward is, too, and knows no queue.
     """
     deferral = Deferral()
+    deferral.module = module
     for inner in module.modules():
         if type(inner) is nn.Linear and _is_plain(inner):
-            _replace_forward(inner, functools.partial(_forward, inner, deferral))
+            own = inner.weight, inner.bias
+            _replace_forward(inner, functools.partial(_forward, inner, own, deferral))
     return deferral
 
 
@@ -100,7 +110,7 @@ def separate_gradients(parameters: Iterable[Tensor], others: Iterable[Tensor]) -
 class _Context(Protocol):
     """The values that autograd carries from a forward to its backward."""
 
-    deferred: tuple[Tensor, Tensor | None, Deferral | None]
+    deferred: tuple[Tensor, Tensor | None, Deferral, bool, bool]
     needs_input_grad: tuple[bool, ...]
 
     @property
@@ -117,10 +127,11 @@ class _Deferrable(torch.autograd.Function):
         ctx: _Context, x: Tensor, weight: Tensor, bias: Tensor | None, deferral: Deferral
     ) -> Tensor:
         # What I recomputes is only reached by a model that differentiates itself: it wants all now.
-        ctx.deferred = weight, bias, None if deferral.products is not None else deferral
-        ctx.set_materialize_grads(False)
         device = x.device.type
-        if torch.is_autocast_enabled(device):
+        is_cast = torch.is_autocast_enabled(device)
+        ctx.deferred = weight, bias, deferral, deferral.products is None, is_cast
+        ctx.set_materialize_grads(False)
+        if is_cast:
             # Not left to autocast: it would remember a cast that was made without a graph, also
             # for functional uses of the weight, which would then get no gradient.
             dtype = torch.get_autocast_dtype(device)
@@ -139,8 +150,17 @@ class _Deferrable(torch.autograd.Function):
             return None, None, None, None
         x, weight = ctx.saved_tensors
         of_x = gradient.matmul(weight) if ctx.needs_input_grad[0] else None
-        parameter, bias, deferral = ctx.deferred
-        if deferral is not None and deferral.products is not None:
+        parameter, bias, deferral, is_first, is_cast = ctx.deferred
+        if is_cast and torch.is_grad_enabled():
+            # The graph of this backward would end at the casts, which were made without one.
+            raise ModelError(
+                f"{deferral.name_of(parameter)}: a gradient is taken through it "
+                "within the forward with a graph of its own (create_graph), which a split "
+                "backward under autocast would lose; use a schedule whose backward is whole, such "
+                'as 1f1b, or train.autocast = "none"',
+                "train.autocast",
+            )
+        if is_first and deferral.products is not None:
             # Detached, or the queue would keep the graph that x came from.
             deferral.products.append((parameter, bias, x.detach(), gradient))
             return of_x, None, None, None
@@ -157,12 +177,16 @@ _apply = super(torch.autograd.Function, _Deferrable).apply
 
 def _forward(
     linear: nn.Linear,
+    own: tuple[Tensor, Tensor | None],
     deferral: Deferral,
     input: Tensor,  # noqa: A002  # as nn.Linear names it
 ) -> Tensor:
-    if not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
-        return functional.linear(input, linear.weight, linear.bias)
-    return _apply(input, linear.weight, linear.bias, deferral)
+    """A linear whose weight was swapped for the call, as by LoRA, gets its gradient in I."""
+    weight, bias = linear.weight, linear.bias
+    is_swapped = weight is not own[0] or bias is not own[1]
+    if is_swapped or not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+        return functional.linear(input, weight, bias)
+    return _apply(input, weight, bias, deferral)
 
 
 def _replace_forward(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:

@@ -32,7 +32,10 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
+from engine.model.stage_module import ModelError, StageModule
+from engine.model.storages import address
 from engine.plan.action import Action, Op
 from engine.plan.collectives import CollectivePolicy, Zero1, Zero2, most_unsharded
 from engine.plan.sharded_bytes import BUCKET_BYTES, BucketBytes, Shared
@@ -264,6 +267,29 @@ def _all(works: Iterable[Callable[[], None]]) -> Callable[[], None]:
             one()
 
     return work
+
+
+def check_views(module: StageModule) -> None:
+    """Refuse plain attributes in the memory of parameters, which buckets move: they would be stale.
+
+    Raises ModelError.
+    """
+    names = {address(parameter): name for name, parameter in module.own_parameters().items()}
+    for inner in module.modules():
+        for attribute, value in vars(inner).items():
+            leaves = tree_leaves(value) if attribute not in _OF_TORCH else []
+            for leaf in leaves:
+                if isinstance(leaf, Tensor) and address(leaf) in names:
+                    raise ModelError(
+                        f"{type(inner).__name__} keeps a view of {names[address(leaf)]} in its "
+                        f"attribute {attribute}, which would be stale where replicas share the "
+                        "optimizer or the parameters; take the view within the forward, or set "
+                        'sharding.policy = "ddp"',
+                        "sharding.policy",
+                    )
+
+
+_OF_TORCH = frozenset(vars(nn.Module()))
 
 
 class Shards:

@@ -46,10 +46,12 @@ class Stage:
         *,
         receives: Message | None = None,
         is_split: bool = False,
+        keeps_shapes: bool = False,
     ) -> None:
         """Run a stage between the message that it `receives` and the one that it `sends`.
 
-        `sends` is what goes to the next stage, None on the last; its dtypes are kept to.
+        `sends` is what goes to the next stage, None on the last; its dtypes are kept to. A forward
+        that gives other shapes is an error where the stage `keeps_shapes`.
         `receives` is what comes from the stage before; None on the first, or where it may be that
         no gradient goes back.
 
@@ -59,6 +61,7 @@ class Stage:
         """
         self.module = module
         self._sends, self._receives, self._autocast = sends, receives, autocast
+        self._keeps_shapes = keeps_shapes
         self._deferral = defer_linears(module) if is_split else Deferral()
         self._parameters = list(module.parameters())
         self._tokens_per_step = 0
@@ -109,6 +112,16 @@ class Stage:
             outputs = (loss_of(outputs[0], targets, self._tokens_per_step),)
         else:
             assert self._sends is not None
+            if self._keeps_shapes and any(
+                o.shape != spec.shape for o, spec in zip(outputs, self._sends, strict=True)
+            ):
+                layers = self.module.layers
+                raise ModelError(
+                    f"layers {layers.start} to {layers.stop - 1}: the forward gives a message of "
+                    f"shapes {[list(o.shape) for o in outputs]}, and its first one gave "
+                    f"{[list(spec.shape) for spec in self._sends]}; a stage must send the same "
+                    "shapes each time: keep them equal, or cut elsewhere (partition)"
+                )
             outputs = tuple(o.to(spec.dtype) for o, spec in zip(outputs, self._sends, strict=True))
         edges = tuple(get_gradient_edge(o) if o.requires_grad else None for o in outputs)
         self._held[microbatch] = _Held(inputs, edges)

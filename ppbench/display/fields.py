@@ -590,17 +590,11 @@ COMPUTED: dict[str, dict[str, Field]] = {
     "Models (`models check`)": {
         "architecture": words("architecture", "architecture of the model"),
         "dtype": words("dtype", "data type of the weights"),
-        "loss_difference": number(
-            "loss differs by",
+        "difference": number(
+            "differs by",
             ".1e",
             direction=lower,
-            meaning="largest relative difference of a loss from the unsplit model's",
-        ),
-        "gradient_difference": number(
-            "gradient differs by",
-            ".1e",
-            direction=lower,
-            meaning="largest relative difference of a gradient from the unsplit model's",
+            meaning="largest relative difference of a loss or gradient from the unsplit model's",
         ),
         "seconds": number("time", ",.1f", SECONDS, lower, "duration"),
     },

@@ -58,8 +58,9 @@ from ppbench.run.machine.telemetry import (
     is_throttled,
     node_figures,
 )
-from ppbench.run.verification.losses import check_first_loss, check_last_loss, must_agree
+from ppbench.run.verification.losses import check_first_loss, check_last_loss
 from ppbench.run.verification.record import NOT_VERIFIED, Verified
+from ppbench.runtimes import ENGINE
 from ppbench.statistics.step_times import LOOK_BACK, has_settled, is_outlier, median_interval
 from ppbench.store import Store
 
@@ -256,7 +257,7 @@ def write_result(
     DisagreementError for a run whose losses are wrong.
     """
     case, store = planned.case, Store(Path(job.results))
-    if result.lowered and must_agree(case):  # the case alone does not say it
+    if result.lowered and case.runtime != ENGINE and not case.is_emulated:  # it alone knows it
         program = result.lowered
     elif result.lowered and case.is_automatic:
         program = result.lowered.compute_only()
@@ -272,15 +273,22 @@ def write_result(
     tokens_per_s = float(str(rows.run["tokens_per_s"]))
     peaks = [rank.peak for rank in result.ranks if rank.peak is not None]
     energy: dict[str, object] = {"energy_per_token_j": None, "energy_source": None}
-    # Of the GPUs if known, else of the CPUs. Ranks that share a GPU have a part of its energy each;
-    # those of a node have all of the node's. Emulated ones train on no token.
-    for source, column in (("cpu packages", "cpu_energy_j"), ("gpus", "gpu_energy_j")):
-        if not case.is_emulated and column in ranks and ranks[column].notna().all():
-            counted = ranks if source == "gpus" else ranks.drop_duplicates("hostname")
-            joules = counted[column].sum() / int(num_tokens.sum())
-            energy = {"energy_per_token_j": joules, "energy_source": source}
+    # Of what computes alone. Ranks that share a GPU have a part of its energy each; those of a
+    # machine have all of its packages'. Emulated ones train on no token.
+    is_on_gpus = case.device in ON_GPUS
+    source, column = ("gpus", "gpu_energy_j") if is_on_gpus else ("cpu packages", "cpu_energy_j")
+    if not case.is_emulated and column in ranks and ranks[column].notna().all():
+        joules = ranks[column]
+        if not is_on_gpus:
+            machines = pd.Series([place.machine for place in result.places], index=joules.index)
+            joules = joules[~machines.duplicated()]
+        per_token_j = joules.sum() / int(num_tokens.sum())
+        energy = {"energy_per_token_j": per_token_j, "energy_source": source}
     mfu = mfu_figures(result.flops, case.seq_len, tokens_per_s, peaks)
-    nodes = [(str(rank.facts.get("hostname")), rank.summary) for rank in result.ranks]
+    nodes = [
+        (place.machine, rank.summary)
+        for place, rank in zip(result.places, result.ranks, strict=True)
+    ]
     run = {
         **_row_of(job, planned),
         **rows.run,

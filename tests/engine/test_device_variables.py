@@ -23,7 +23,6 @@ from ppbench.config.sweep import Sweep
 from ppbench.errors import UsageError
 from ppbench.run.launch import local
 from ppbench.run.sweep import plan
-from ppbench.run.verification import exchange
 
 NAMES = [variable.name for variable in DEVICE_VARIABLES]
 SET = {
@@ -80,15 +79,12 @@ def test_other_ways_to_write_the_same_are_accepted(environ):
     check(environ)
 
 
-def test_ranks_of_the_supervisor_and_the_authors_process_which_is_no_rank_have_them(bare, tmp_path):
+def test_ranks_of_the_supervisor_have_them(bare, tmp_path):
     started = []
     bare.setattr(subprocess, "Popen", lambda *_, env, **__: started.append(env))
-    bare.setenv("RANK", "1")
     local.Supervisor("", tmp_path / "log")
-    exchange.AuthorProcess(tmp_path, exchange.Way("float32", "cpu", 1, 1))
-    worker, author = started
-    assert worker.items() >= SET.items() <= author.items()
-    assert "RANK" not in author
+    (worker,) = started
+    assert worker.items() >= SET.items()
 
 
 SHOW = f"""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
+import traceback
 from collections.abc import Callable
 
 import torch
@@ -133,17 +132,105 @@ class Acting(nn.Module):
         return x
 
 
-def leaving() -> nn.Sequential:
-    """Takes its process down when it is called unsplit; its stages pass their fake tensors on."""
-    return _of(Acting(lambda: os._exit(7)), Layer())
+class Viewing(nn.Module):
+    """Uses a view of its weight that it has kept as a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.up = nn.Linear(WIDTH, WIDTH), nn.Linear(8, WIDTH)
+        self.top = self.layer.weight[:8]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self.up(torch.tanh(nn.functional.linear(x, self.top)))
+
+
+class Drifting(nn.Module):
+    """Its forward changes its weight behind autograd's back, by what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * self.scale
+        if type(x) is Tensor:
+            self.scale.data = self.scale.data + 0.01 * x.detach().mean((0, 1))
+        return y
+
+
+class Growing(nn.Module):
+    """Gives two more positions than it takes, and from the 30th forward on six."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.num_calls += type(x) is Tensor
+        return torch.cat([x, x[:, : 2 if self.num_calls < 30 else 6]], 1)
+
+
+class Trimmed(nn.Module):
+    """Takes the last two positions away."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :-2]
+
+
+class Differentiating(nn.Module):
+    """Moves along the gradient of its own energy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if x.requires_grad else x.requires_grad_()
+        energy = torch.tanh(self.inner(x)).square().sum()
+        return x + torch.autograd.grad(energy, x, create_graph=True)[0]
+
+
+class Swapping(nn.Module):
+    """Adds a product of two thin matrices to a weight for the call, as LoRA does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        self.a, self.b = (nn.Parameter(torch.randn(2, WIDTH) * 0.1) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.inner.weight + self.a.t() @ self.b
+        return x + torch.func.functional_call(self.inner, {"weight": weight}, x)
+
+
+def viewing() -> nn.Sequential:
+    return _of(Viewing(), Layer())
+
+
+def drifting() -> nn.Sequential:
+    return _of(Drifting(), Layer())
+
+
+def growing() -> nn.Sequential:
+    return _of(Layer(), Growing(), Layer(), Trimmed(), Layer())
+
+
+def differentiating() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Embedding(VOCABULARY, WIDTH), Differentiating(), Layer(), nn.Linear(WIDTH, VOCABULARY)
+    )
+
+
+def swapping() -> nn.Sequential:
+    return _of(Swapping(), Layer(), Swapping(), Layer())
 
 
 def too_large() -> nn.Sequential:
-    """Is killed in the author's process, as where memory runs out; on a rank it is called alike."""
+    """Finds no memory where it is called unsplit."""
 
     def act() -> None:
-        if "RANK" not in os.environ:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if "train_unsplit" in {frame.name for frame in traceback.extract_stack()}:
+            raise MemoryError
 
     return _of(Acting(act), Layer())
 

@@ -160,15 +160,7 @@ def no_dropout(runtime):
         module.eval()
 
 
-def other_seed(runtime):
-    """Some weight is drawn by another seed than the case's."""
-    for module in runtime.modules.values():
-        for name, parameter in module.own_parameters().items():
-            if name.endswith("weight") and parameter.dim() == 2:
-                torch.manual_seed(1)
-                parameter.data.normal_(std=float(parameter.detach().std()))
-                return
-
-
-def sees_no_files_on_rank_1(_runtime):
-    """No mistake: rank 1 is on another machine, without a folder in common."""
+def other_weight_of_a_checkpoint(runtime):
+    weight = parameter_of(runtime, "model.layers.2.mlp.up_proj.weight")
+    if weight is not None:
+        weight.data[1, 1] += 1e-3

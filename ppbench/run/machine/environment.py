@@ -22,8 +22,7 @@ from ppbench.run.machine.accelerators.nvidia import open_gpus
 from ppbench.run.machine.placement import num_machines
 from ppbench.runtimes import entry_of
 
-_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-
+_CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 ON_GPUS = ("cuda", "xpu")
 """Devices of a case that are GPUs; ROCm's are `cuda`, as torch calls them."""
@@ -101,15 +100,12 @@ class Environment:
 def read_environment() -> Environment:
     gpus, driver, interconnect = _read_gpus()
     torch_facts = _torch_build()
-    cpu = None
-    with contextlib.suppress(OSError):
-        cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
     nccl = (_version(f"nvidia-nccl-cu{cuda}") for cuda in (13, 12, 11))
     return Environment(
         hostname=platform.node(),
         platform=platform.platform(),
         python=platform.python_version(),
-        cpu=cpu[1] if cpu else platform.processor() or platform.machine(),
+        cpu=name_of_cpu(),
         num_cores=available_cores(),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         gpus=gpus,
@@ -130,15 +126,56 @@ def fingerprint_here(device: str, num_ranks: int, threads_per_rank: int) -> str:
 
 
 def available_cores() -> int:
-    """Return how many cores this process may use, by its affinity and the container's quota."""
+    """Return how many cores this process may use, by its affinity and its groups' quotas."""
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
+    return max(1, int(min(cores, quota_of_cores())))
+
+
+def quota_of_cores(groups: Path = _CGROUPS, own: Path = _OWN_CGROUPS) -> float:
+    """Return the cores that this process's control groups leave it; infinity without a limit.
+
+    Each group on the way up may have a limit of its own: `cpu.max` of version 2, or
+    `cpu.cfs_quota_us` of version 1. In a container its own group is the root.
+    """
     try:
-        quota, period = _CPU_QUOTA.read_text().split()
-        return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
-    except (OSError, ValueError):
-        return cores
+        lines = own.read_text().splitlines()
+    except OSError:
+        lines = []
+    lowest = float("inf")
+    for line in ["0::/", *lines]:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        root = groups / "cpu" if controllers else groups
+        folder = root / path.lstrip("/")
+        for group in (folder, *folder.parents):
+            if not group.is_relative_to(root):
+                break
+            with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
+                if controllers:
+                    texts = [(group / f"cpu.cfs_{what}_us").read_text() for what in _CFS]
+                else:
+                    texts = (group / "cpu.max").read_text().split()
+                quota, period = map(int, texts)  # "max" is no number, and -1 no limit
+                lowest = min(lowest, quota / period if quota > 0 else lowest)
+    return lowest
+
+
+_CFS = ("quota", "period")
+
+
+def name_of_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the model of the CPU; of ARM its implementer's and its parts' numbers."""
+    text = ""
+    with contextlib.suppress(OSError):
+        text = cpuinfo.read_text()
+    if model := re.search(r"^model name\s*:\s*(.+)", text, re.MULTILINE):
+        return model[1]
+    parts = re.findall(r"^CPU (?:implementer|part|variant)\s*:\s*(\S+)", text, re.MULTILINE)
+    name = platform.processor() or platform.machine()
+    return " ".join([name, *dict.fromkeys(parts)])
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar, TypeVarTuple
 
 import torch
+from torch import Tensor, nn
 from torch.profiler import record_function
 
 from engine.configuration import model_of
@@ -100,6 +101,9 @@ class TrainedRuntime:
     @property
     def modules(self) -> Mapping[int, StageModule]:
         return self._trainer.modules
+
+    def gathered(self, of: Callable[[nn.Parameter], Tensor | None]) -> dict[str, Tensor | None]:
+        return self._trainer.gathered(of)
 
     @property
     def peak_held(self) -> int:

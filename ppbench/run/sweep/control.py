@@ -18,6 +18,7 @@ import functools
 import math
 import os
 import platform
+import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ from ppbench.errors import (
     LaunchError,
     StoreError,
     SweepInterruptedError,
+    first_line,
     printable,
 )
 from ppbench.files import Lock
@@ -63,13 +65,13 @@ from ppbench.run.sweep.automatic import Found, find_programs, hand_over
 from ppbench.run.sweep.open_runs import RUNNING, close_open_runs, running_note, take_marker
 from ppbench.run.sweep.phases import PhaseWatch
 from ppbench.run.sweep.plan import (
+    FINAL,
     Choice,
     SweepPlan,
     exclusive_plan,
     forget_rerun,
     note_rerun,
     note_sweep,
-    plan_sweep,
     rerun_since,
     runs_of,
 )
@@ -103,6 +105,7 @@ def run_plan(
     if reruns:
         note_rerun(plan, store)
     found: Found = {}
+    began, said, num_launches = new_run_id(), set[str](), 0
     with _Supervisors() as supervisors:
         for part in _parts(plan, store, policy):
             if cases := [item.case for item in part if item.case.is_automatic]:
@@ -111,7 +114,16 @@ def run_plan(
             display.begin(part, plan.sweep.axes)
             try:
                 for launch in sorted({item.launch for item in part}):
-                    indices = [i for i, item in enumerate(part) if item.launch == launch]
+                    hopeless = hopeless_cases(plan, store, began) if num_launches > 1 else {}
+                    num_launches += 1
+                    for case_id in hopeless.keys() - said:
+                        note(f"{hopeless[case_id]}; its further launches are left out")
+                    said |= hopeless.keys()
+                    indices = [
+                        index
+                        for index, item in enumerate(part)
+                        if item.launch == launch and item.case.case_id not in hopeless
+                    ]
                     # The ranks are started anew when the supervisor itself has died, as long as
                     # each start finishes some runs.
                     while indices:
@@ -121,6 +133,25 @@ def run_plan(
             finally:
                 display.end()
     forget_rerun(plan, store)
+
+
+def hopeless_cases(plan: SweepPlan, store: Store, since: str) -> dict[str, str]:
+    """The cases whose newest two launches since a run id failed in one way, with what is said."""
+    runs = runs_of(plan, store)
+    runs = runs[runs["run_id"] > since].sort_values("run_id")
+    hopeless = {}
+    for case_id, of_case in runs.groupby("case_id"):
+        last = of_case.tail(2)
+        errors = {_without_numbers(str(error)) for error in last["error"]}
+        if len(last) == 2 and last["status"].isin(FINAL).all() and len(errors) == 1:
+            error = first_line(str(last["error"].iloc[-1]))
+            hopeless[str(case_id)] = f"case {case_id} has failed twice in the same way: {error}"
+    return hopeless
+
+
+def _without_numbers(error: str) -> str:
+    """An error without what differs from launch to launch: numbers, such as ids of processes."""
+    return re.sub(r"\d+", "#", first_line(error))
 
 
 class _Supervisors:
@@ -470,11 +501,10 @@ def run_sweep(
             "two at once would disturb each other, or do the same twice"
         )
 
-    with display.doing("planning the sweep"):
-        plan = plan_sweep(read, store, choice)
+    plan: SweepPlan | None = None  # until the store is this sweep's
     try:
         with contextlib.ExitStack() as held:
-            with display.doing("waiting for the store"):
+            with display.doing("planning the sweep"):
                 plan = held.enter_context(exclusive_plan(read, store, choice, note_holder))
             if choice.reruns and policy is not None:  # it begins anew
                 plan = dataclasses.replace(plan, since=rerun_since(store, plan.sweep_id))
@@ -497,7 +527,10 @@ def run_sweep(
             run_plan(plan, store, display, reruns=choice.reruns, policy=policy)
     except LaunchError as error:
         note(f"error: {error}")
+        assert plan is not None
     except KeyboardInterrupt:
+        if plan is None:
+            raise SweepInterruptedError("stopped before the sweep began") from None
         num_done = int((runs_of(plan, store)["status"] == "ok").sum())
         text = f"stopped; {num_done} of {len(plan.items)} runs are done, and kept"
         if command is not None:

@@ -32,7 +32,6 @@ from ppbench.run.job import (
 )
 from ppbench.run.machine.node_folder import remove_node_folder
 from ppbench.run.records import write_failure
-from ppbench.run.verification.exchange import FOLDER
 from ppbench.store import Store
 
 RUNNING = "running"
@@ -108,7 +107,6 @@ def close_abandoned(store: Store, ours: str | None = None) -> None:
                 close_open_runs(here, folder, nodes, is_interrupted=True)
                 for local in folders:
                     remove_node_folder(local)
-                shutil.rmtree(folder / FOLDER, ignore_errors=True)
             marker.unlink(missing_ok=True)
             lock.release()
 

@@ -1,7 +1,8 @@
 """Plans a sweep: which runs it consists of, and which of them the store does not have yet.
 
-A run is identified by its resume key: a hash of the workload, the measurement, the number of its
-launch, the machine, the code that measures and the tracked commit.
+A run is identified by its resume key: a hash of all that it is measured by: the workload, the
+measurement, the number of its launch, the machine, the code that measures, the sources of a
+factory, the files that are read, and the tracked commit. Each plan reads all of it anew.
 
 Where the tracked repository is the one that ppbench itself runs from, its commits are commits of
 ppbench: changes of the measuring code are in the hash of that code, and other changes of ppbench
@@ -29,8 +30,6 @@ from pathlib import Path
 import pandas as pd
 
 from engine import device_variables
-from engine.model.local_files import local_files
-from engine.model.presets import PRESETS
 from ppbench.config.case import Case, Measure
 from ppbench.config.conditions import EVERYTHING, Conditions
 from ppbench.config.sweep import Sweep
@@ -45,8 +44,10 @@ from ppbench.run.machine.environment import (
     read_environment,
     runtime_code,
 )
+from ppbench.run.machine.inputs import hashes_of_text, identity_of_model
 from ppbench.run.machine.measuring_code import ROOT, SOLVING, code_hash
 from ppbench.run.sweep.open_runs import close_abandoned, prune_launches
+from ppbench.run.verification.losses import training_of
 from ppbench.runtimes import ENGINE
 from ppbench.store import Store, new_run_id, newest_of, write_sweep_note
 
@@ -58,6 +59,8 @@ NO_WORKLOAD = (
 )
 """Places in ppbench's own repository that no case reads: texts, and its code, whose measuring part
 `code_hash` covers."""
+MOST_REFERENCES = 4
+"""The cases of the same training, in other ways, whose losses a run is compared with at most."""
 FINAL = ("oom", "error", "timeout", "invalid")
 """Failures caused by the case itself: it would fail again. A crash may have another cause."""
 
@@ -85,16 +88,22 @@ class Choice:
     only: Conditions = EVERYTHING  # the cases to which all this is limited
 
 
-def plan_sweep(sweep: Sweep, store: Store, choice: Choice) -> SweepPlan:
+def plan_sweep(
+    sweep: Sweep,
+    store: Store,
+    choice: Choice,
+    lock: Callable[[str], None] = lambda _: None,
+) -> SweepPlan:
     """Find out which runs are missing. Writes nothing.
 
     A run is done when the newest row with its resume key is `ok`, or has failed for a reason of the
-    case's own.
+    case's own. `lock` is called with the sweep's id before the store is read.
     """
     check_devices(sweep)
     commit = read_commit(sweep.track.repo)
     items = items_of(sweep, commit)
     sweep_id = sweep_id_of(sweep, items, _measured_alone(commit))
+    lock(sweep_id)
     since = rerun_since(store, sweep_id) if choice.reruns else ""
     runs = _rows_of(items, commit, store)
     runs = runs[runs["run_id"] > since]
@@ -168,19 +177,38 @@ def items_of(sweep: Sweep, commit: Commit | None) -> tuple[PlannedRun, ...]:
         tracked = commit.commit, commit.changes
         if own is not None:
             tracked = own.hash_of_files(commit, excluded=NO_WORKLOAD)
+    for remembered in (code_hash, runtime_code, read_environment):
+        remembered.cache_clear()
+    read = _Reading()
+    keys: dict[tuple[Case, Measure], list[str]] = {}
+    by_training: dict[str, list[tuple[Case, Measure]]] = {}
+    for case, measure in sweep.cases:
+        of_engine = dataclasses.replace(case, runtime=ENGINE)
+        for one in (case, of_engine):
+            if (one, measure) not in keys:
+                launches = range(measure.launches)
+                keys[one, measure] = [read.key_of(one, measure, n, tracked) for n in launches]
+        same = by_training.setdefault(_training(case, measure), [])
+        if not case.is_emulated and (of_engine, measure) not in same:
+            same.append((of_engine, measure))
     references: dict[tuple[Case, Measure], tuple[str, ...]] = {}
     for case, measure in sweep.cases:
-        same, launches = dataclasses.replace(case, runtime=ENGINE), range(measure.launches)
-        references[case, measure] = (
-            ()
-            if case.runtime == ENGINE or case.is_emulated
-            else tuple(_resume_key(same, measure, launch, tracked) for launch in launches)
-        )
+        others = by_training[_training(case, measure)][: MOST_REFERENCES + 1]
+        first = (dataclasses.replace(case, runtime=ENGINE), measure)
+        likes = [like for like in dict.fromkeys([first, *others]) if like != (case, measure)]
+        likes = [] if case.is_emulated else likes[:MOST_REFERENCES]
+        references[case, measure] = tuple(key for like in likes for key in keys[like])
     return tuple(
-        PlannedRun(case, measure, launch, key, position, references[case, measure])
+        PlannedRun(
+            case, measure, launch, keys[case, measure][launch], position, references[case, measure]
+        )
         for position, (case, measure, launch) in enumerate(planned)
-        for key in [_resume_key(case, measure, launch, tracked)]
     )
+
+
+def _training(case: Case, measure: Measure) -> str:
+    """What must be equal for two runs to end with the same loss."""
+    return json.dumps([training_of(case), measure.warmup_steps + measure.steps])
 
 
 def _own_repository(folder: Path) -> Repository | None:
@@ -245,44 +273,32 @@ def check_devices(sweep: Sweep) -> None:
         )
 
 
-def _resume_key(case: Case, measure: Measure, launch: int, tracked: object) -> str:
-    of_runtime = runtime_code(case.runtime)
-    return _short_hash(
-        case.case_id,
-        measure.warmup_steps,
-        measure.max_warmup_steps,
-        measure.steps,
-        measure.verify,
-        measure.profile_steps,
-        launch,
-        tracked,
-        fingerprint_here(case.device, case.num_processes, case.launch_threads_per_rank),
-        _content_of(case.data_source),
-        [_stamps_in(name) for name in (case.model_preset, case.data_tokenizer)],
-        code_hash(),
-        *([code_hash(SOLVING)] if case.is_automatic else []),
-        *([case.settings()] if case.emulated_costs else []),  # its times are no part of the id
-        *([] if of_runtime is None else [of_runtime]),
-    )
+class _Reading:
+    """The resume keys of one plan, for which each input is read once."""
 
+    def __init__(self) -> None:
+        self._text = functools.cache(hashes_of_text)
+        self._model = functools.cache(identity_of_model)
 
-@functools.cache
-def _content_of(source: str) -> list[str]:
-    """Return the hashes of local files: another text under the same name is another workload."""
-    hashes = []
-    for path in local_files(source):
-        with path.open("rb") as file:
-            hashes.append(hashlib.file_digest(file, "sha256").hexdigest())
-    return hashes
-
-
-@functools.cache
-def _stamps_in(folder: str) -> list[tuple[str, int, int]]:
-    """Return sizes and times of a checkpoint's files, too large to hash; empty if no folder."""
-    if folder in PRESETS or not Path(folder).is_dir():
-        return []
-    paths = sorted(path for path in Path(folder).iterdir() if path.is_file())
-    return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    def key_of(self, case: Case, measure: Measure, launch: int, tracked: object) -> str:
+        of_runtime = runtime_code(case.runtime)
+        return _short_hash(
+            case.case_id,
+            measure.warmup_steps,
+            measure.max_warmup_steps,
+            measure.steps,
+            measure.verify,
+            measure.profile_steps,
+            launch,
+            tracked,
+            fingerprint_here(case.device, case.num_processes, case.launch_threads_per_rank),
+            self._text(case.data_source),
+            [self._model(name) for name in (case.model_preset, case.data_tokenizer)],
+            code_hash(),
+            *([code_hash(SOLVING)] if case.is_automatic else []),
+            *([case.settings()] if case.emulated_costs else []),  # its times are no part of the id
+            *([] if of_runtime is None else [of_runtime]),
+        )
 
 
 def sweep_id_of(sweep: Sweep, items: tuple[PlannedRun, ...], commit: Commit | None = None) -> str:
@@ -314,15 +330,18 @@ def exclusive_plan(
     if VARIABLE in os.environ:
         yield plan_sweep(sweep, store, choice)
         return
+    check_devices(sweep)  # before it waits
     path = store.folder / "locks" / f"host-{platform.node()}.lock"
     with hold_lock(path, lock_note(f"sweep {sweep.name}"), on_wait):
         close_abandoned(store, ours)
         prune_launches(store)
-        commit = read_commit(sweep.track.repo)
-        sweep_id = sweep_id_of(sweep, items_of(sweep, commit), _measured_alone(commit))
-        path = store.folder / "locks" / f"sweep-{sweep_id}.lock"
-        with hold_lock(path, lock_note(f"sweep {sweep.name}"), on_wait):
-            yield plan_sweep(sweep, store, choice)
+        with contextlib.ExitStack() as held:
+
+            def lock(sweep_id: str) -> None:
+                path = store.folder / "locks" / f"sweep-{sweep_id}.lock"
+                held.enter_context(hold_lock(path, lock_note(f"sweep {sweep.name}"), on_wait))
+
+            yield plan_sweep(sweep, store, choice, lock)
 
 
 def planned_cases(sweep: Sweep) -> pd.DataFrame:

@@ -1,13 +1,12 @@
-"""Compares a run's losses with those of the same training elsewhere.
+"""Compares every run's losses with those of the same training elsewhere.
 
-    first step   with the unsplit model's, computed within the run (`runtimes.reference`)
-    last step    with that of the engine's run of the same case, if the store has one that a sweep
-                 would not repeat: by the same code, on the same machine and data
+    first step   with the unsplit model's, computed once for all ways to run a training (`unsplit`)
+    last step    with that of the engine's run of the same training, in whatever way, if the store
+                 has one that a sweep would not repeat: by the same code, on the same machine and
+                 data
 
-The engine is compared with the unsplit model by its tests and by `measure.verify`, and with
-replicas, which are verified one by one, by its first loss; any other runtime, also one of another
-package, by both. So the first launch of a sweep runs a case on
-the engine before it runs it on other runtimes. A run that disagrees is `invalid`, without figures.
+So the first launch of a sweep runs a case on the engine before it runs it on other runtimes. A run
+that disagrees is `invalid`, without figures.
 
 Losses reveal gradients only through the optimizer: `adamw` trains the same with all gradients
 doubled. `measure.verify` compares each of them.
@@ -22,7 +21,6 @@ import math
 
 from ppbench.config.case import Case
 from ppbench.run.job import PlannedRun
-from ppbench.runtimes import ENGINE
 from ppbench.store import Store
 
 FIRST_TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 2e-2}
@@ -37,14 +35,26 @@ class DisagreementError(ValueError):
     """A runtime's loss differs from that of the same training elsewhere."""
 
 
-def must_agree(case: Case) -> bool:
-    """Whether a case's losses are compared: it computes, on another runtime than the engine."""
-    return case.runtime != ENGINE and not case.is_emulated
+_WAYS = (
+    *("schedule", "program_digest", "memory_limit", "stages_per_rank", "world_size", "runtime"),
+    *("num_microbatches", "replicas", "model_partition", "data_num_workers"),
+    *("train_recompute", "train_recompute_stages", "train_compile"),
+)
+"""Settings that say how a training is run, and not what is trained; with those of `_WAYS_OF`."""
+_WAYS_OF = ("emulated_", "launch_", "sharding_", "transfer_")
 
 
-def has_known_first_loss(case: Case) -> bool:
-    """Whether the first loss is compared with the unsplit model's: also that over all replicas."""
-    return must_agree(case) or (case.replicas > 1 and not case.is_emulated)
+def training_of(case: Case) -> dict[str, object]:
+    """The settings that decide what is trained: runs that have the same ones have the same losses.
+
+    What depends on the order of microbatches alone, such as dropout, is not in them.
+    """
+    training: dict[str, object] = {
+        name: value
+        for name, value in case.settings().items()
+        if name not in _WAYS and not name.startswith(_WAYS_OF)
+    }
+    return {**training, "num_microbatches": case.replicas * case.num_microbatches}
 
 
 def check_first_loss(case: Case, loss: float | None, expected: float) -> None:

@@ -4,53 +4,29 @@
 
 A key is a hash of everything that the computation depends on: the measuring code, torch,
 transformers and the machine, the runtime, the model with its factory's sources or its checkpoint's
-files, how it is cut, the program with its number of microbatches, the optimizer. The length of
-sequences, the data and the learning rate are not in it: they change values, not the computation. A
-file that cannot be written or read only costs another verification.
+files, the program, and all settings but those that change values and not the computation. A file
+that cannot be written or read only costs another verification.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import hashlib
 import json
-import os
-import sys
-import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from engine.plan.program import Program, to_json
 from ppbench.config.case import Case
 from ppbench.errors import StoreError
 from ppbench.files import whole_file
 from ppbench.run.machine.environment import fingerprint_here, read_environment, runtime_code
+from ppbench.run.machine.inputs import identity_of_model
 from ppbench.run.machine.measuring_code import VERIFYING, code_hash
 
-_SETTINGS = (
-    "schedule",
-    "program_digest",
-    "runtime",
-    "world_size",
-    "stages_per_rank",
-    "transfer_policy",
-    "transfer_look_ahead",
-    "device",
-    "model_preset",
-    "model_weights",
-    "model_trust_remote_code",
-    "model_dtype",
-    "model_partition",
-    "model_split",
-    "model_split_points",
-    "model_seed",
-    "train_optimizer",
-    "train_autocast",
-    "train_recompute",
-    "train_recompute_stages",
-    "train_compile",
-)
+_NO_COMPUTATION = ("data_", "emulated_", "launch_", "train_learning_rate", "train_lr_")
+"""Beginnings of the settings that change the values of a computation, or when it is done."""
 
 
 @dataclass(frozen=True)
@@ -72,101 +48,52 @@ def is_asked_for(case: Case, is_preset: bool) -> bool:
     return not is_preset or bool(case.program_digest) or case.model_split == "trace"
 
 
-def key_of(case: Case, num_microbatches: int, is_full: bool) -> str:
-    """Return the key of a case verified with `num_microbatches`; its factory must be imported."""
-    environment = read_environment()
-    facts = {
-        **{name: getattr(case, name) for name in _SETTINGS},
-        "num_microbatches": num_microbatches,
-        "is_full": (case.seq_len, case.train_microbatch_size, case.num_microbatches)
-        if is_full
-        else None,
-        "is_variable": not isinstance(case.seq_len, int),
-        "has_momentum": case.train_momentum != 0,
-        "is_clipped": case.train_clip_norm != 0,
-        "code": code_hash(VERIFYING),
-        "runtime_code": runtime_code(case.runtime),
-        "transformers": environment.transformers,
-        "machine": fingerprint_here(case.device, case.num_processes, case.launch_threads_per_rank),
-        "model": (_sources if ":" in case.model_preset else _stamps)(case.model_preset),
+def key_of(case: Case, program: Program | None, *, is_full: bool) -> str:
+    """Return the key of a case, which is verified in small unless `is_full`.
+
+    `program` is what a case with schedule auto runs.
+    """
+    settings = {
+        name: value
+        for name, value in case.settings().items()
+        if not name.startswith(_NO_COMPUTATION)
     }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+    if not is_full:
+        is_variable = not isinstance(case.seq_len, int)
+        settings |= {"seq_len": is_variable, "train_microbatch_size": 0}
+    machine = fingerprint_here(case.device, case.num_processes, case.launch_threads_per_rank)
+    of_program = None if program is None else to_json(program)
+    return key_of_facts(case, settings, is_full, of_program, runtime_code(case.runtime), machine)
+
+
+def key_of_facts(case: Case, *facts: object) -> str:
+    """Hash some facts, the code that verifies, and the model's and transformers' identity."""
+    own = code_hash(VERIFYING), read_environment().transformers, read_environment().torch
+    of_model = [identity_of_model(name) for name in (case.model_preset, case.data_tokenizer)]
+    text = json.dumps([*facts, *own, of_model], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def read_verified(results: Path, key: str) -> Verified | None:
+    """Read the result of a verification; None if there is none that can be read."""
+    content = read_record(results, key)
+    return None if content is None else Verified(**content)
+
+
+def read_record(results: Path, key: str) -> dict[str, Any] | None:
     """Read the key's file; None if there is none that can be read."""
     try:
-        content = json.loads(_file(results, key).read_text())
-        return Verified(str(content["how"]), float(content["difference"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        content: dict[str, Any] = json.loads(_file(results, key).read_text())
+    except (OSError, ValueError):
         return None
+    return content
 
 
-def write_verified(results: Path, key: str, verified: Verified) -> None:
+def write_record(results: Path, key: str, content: dict[str, Any]) -> None:
+    """Keep a result, if there is room for it."""
     with contextlib.suppress(StoreError), whole_file(_file(results, key)) as file:
-        file.write(json.dumps(dataclasses.asdict(verified)).encode())
+        file.write(json.dumps(content).encode())
 
 
 def _file(results: Path, key: str) -> Path:
     return results / "verified" / f"{key}.json"
-
-
-def _sources(factory: str) -> list[tuple[str, str]]:
-    """Hash the loaded source files on which the factory may depend.
-
-    They are all but those of Python, of ppbench and of installed packages other than the factory's
-    own. A file that the factory does not use costs at most another verification.
-    """
-    package = factory.partition(":")[0].partition(".")[0]
-    files = {
-        str(getattr(module, "__file__", None) or ""): name.partition(".")[0]
-        for name, module in list(sys.modules.items())
-    }
-    wanted = (
-        file
-        for file, owner in files.items()
-        if file.endswith(".py") and (owner == package or not _is_installed(file))
-    )
-    hashes = []
-    for file in sorted(wanted):
-        digest = "unreadable"
-        with contextlib.suppress(OSError):
-            digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()
-        hashes.append((file, digest))
-    return hashes
-
-
-def _is_installed(file: str) -> bool:
-    """Whether a file is Python's, ppbench's or an installed package's: its version is known."""
-    if file.startswith(_known_folders()):
-        return True
-    path = Path(file)
-    is_made_in_memory = not path.is_absolute()
-    return is_made_in_memory or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
-
-
-@functools.cache
-def _known_folders() -> tuple[str, ...]:
-    """Python's and ppbench's, each with a separator at its end. Thousands of files are asked of."""
-    paths, own = sysconfig.get_paths(), Path(__file__).parents[3]
-    known = (paths["stdlib"], paths["platstdlib"], own / "engine", own / "ppbench")
-    return tuple(f"{folder}{os.sep}" for folder in known)
-
-
-def _stamps(name: str) -> list[tuple[str, int, int, int]]:
-    """Return sizes and times of a checkpoint's files, whose contents are too large to be read.
-
-    The last of the times is the kernel's own, which programs cannot set back.
-    """
-    folder = Path(name)
-    if not folder.is_dir():
-        from huggingface_hub import try_to_load_from_cache
-
-        with contextlib.suppress(ValueError):  # no hub id
-            cached = try_to_load_from_cache(name, "config.json")
-            folder = Path(cached).parent if isinstance(cached, str) else folder
-    if not folder.is_dir():
-        return []
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    stats = [(path.name, path.stat()) for path in files]
-    return [(name, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in stats]

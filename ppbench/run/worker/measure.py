@@ -45,9 +45,8 @@ from ppbench.analysis.transfers import Receive
 from ppbench.run.job import PlannedRun
 from ppbench.run.machine.environment import ON_GPUS
 from ppbench.run.records import LOSS, CaseResult, NotFinite, RankResult
-from ppbench.run.runtimes.reference import unsplit_loss
 from ppbench.run.runtimes.runtime import Inspected, RankContext, Runtime, clock_facts
-from ppbench.run.verification.losses import has_known_first_loss
+from ppbench.run.verification.unsplit import first_loss
 from ppbench.run.worker.fixed_work import Reference
 from ppbench.run.worker.node import Node, Window
 from ppbench.statistics.step_times import has_settled
@@ -66,13 +65,14 @@ class Arm:
         node: Node,
         on_step: OnStep,
         others_bytes: int | None,
+        results: Path,
     ) -> None:
         """`others_bytes` is the memory of this process that its other arms hold, if it is known."""
         self.item, self.member = item, member
         self._node, self._on_step, self._plan = node, on_step, item.measure
         self._replica, self._rank = divmod(dist.get_rank(), member.case.world_size)
         self._which = (self._replica,) if self._replica else ()  # of a receive
-        self._others_bytes = others_bytes
+        self._others_bytes, self._results = others_bytes, results
         self._windows: list[Window] = []
         self._spans: list[Span] = []  # of the turns' steps
         self._early: set[Receive] = set()  # of those
@@ -90,8 +90,9 @@ class Arm:
         member, flight = self.member, self.member.flight
         flight.enter(Phase.VERIFIES)
         self._expected_loss = None
-        if dist.get_rank() == 0 and has_known_first_loss(member.case):
-            self._expected_loss = unsplit_loss(member.config, member.fabric.device)
+        if dist.get_rank() == 0 and not member.case.is_emulated:
+            known = self._results, member.case, member.config, member.fabric.device
+            self._expected_loss = first_loss(*known)
         member.wait()  # ranks that share cores measure their peaks together
         flight.enter(Phase.PEAK)
         self._peak = member.runtime.peak()

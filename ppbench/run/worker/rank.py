@@ -38,6 +38,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # public
 
 from engine.connection import agree, broadcast
+from engine.exactness import InexactError
 from engine.flight import FlightRecord, Phase
 from engine.interfaces import InterfaceError
 from engine.model.data import DataError
@@ -93,9 +94,8 @@ from ppbench.run.runtimes.emulated import EmulatedRuntime
 from ppbench.run.runtimes.runtime import Factory, RankContext, RefusalError, trainer_config
 from ppbench.run.sweep.headless import Headless
 from ppbench.run.sweep.open_runs import RUNNING, close_open_runs
-from ppbench.run.verification.exchange import FOLDER, VerificationError
 from ppbench.run.verification.losses import DisagreementError
-from ppbench.run.verification.ranks import Hands, Verifier
+from ppbench.run.verification.ranks import Hands, verify
 from ppbench.run.verification.record import Verified
 from ppbench.run.worker.affinity import Cores
 from ppbench.run.worker.measure import Arm, release_memory
@@ -118,7 +118,7 @@ _NO_PEER = (TransferError, dist.DistError)
 _MISUSED = ("ncclInvalidUsage", "ncclInvalidArgument", "ncclUnhandledCudaError", "Duplicate GPU")
 """Words of NCCL for what is wrong on this rank: no peer is missing."""
 _REFUSED = (
-    VerificationError,
+    InexactError,
     RefusalError,
     DisagreementError,
     ProgramError,
@@ -322,7 +322,6 @@ class Worker:
             ) from error
         self.flight.enter(Phase.WAITS)
         self._node = Node(local.parent, own_place(item.case for item in job.items))
-        self._verifier = Verifier(Path(job.results), folder / FOLDER)
 
     def remaining(self) -> list[tuple[int, int]]:
         """Return the items to run, each with the number of its attempt; close open runs first.
@@ -447,7 +446,8 @@ class Worker:
             program = broadcast(functools.partial(kept_program, self._folder, index))
         prepare = functools.partial(self.prepare, program=program)
         hands = Hands(prepare, self._release, begin_clock)
-        verified = self._verifier.verify(item.case, item.measure, hands)
+        results = Path(self.job.results)
+        verified = verify(results, item.case, item.measure, hands, program)
         self._begin_clock(index, item.measure.timeout_s)
         reset_process_peak()
         now_bytes = process_peak_bytes()
@@ -458,7 +458,7 @@ class Worker:
         before_bytes = most_used_bytes(device)
         member, arm = prepare(item.case), None
         if member is not None:
-            arm = Arm(item, member, self._node, note_step, others_bytes)
+            arm = Arm(item, member, self._node, note_step, others_bytes, results)
             arm.open()
             self._most_needed = max(self._most_needed, most_used_bytes(device) - before_bytes)
         self.end_case()

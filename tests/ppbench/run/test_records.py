@@ -41,7 +41,7 @@ def result(*, facts):
     columns = {name: [span[i] for span in spans] for i, name in enumerate(COLUMNS)}
     rank = {"peak_memory_bytes": 1, "peak_held_microbatches": 1}
     ranks = [RankResult(rank, columns, [4.0, 3.0, 2.0, 1.0], NUM_TOKENS)]
-    return CaseResult(ranks, facts, warmup_step_ns=[1700])
+    return CaseResult(ranks, facts, warmup_step_ns=[1700], places=(Place("m", 8),))
 
 
 def job_of(tmp_path, item):
@@ -159,7 +159,7 @@ def two_ranks(errors_ns, **facts):
         losses = [None] * 6 if rank == 0 else [1.0] * 6
         told["clock_error_ns"] = errors_ns[rank]
         ranks.append(RankResult(told, columns, losses, [10] * 6))
-    return CaseResult(ranks, {}, warmup_step_ns=[300, 100, 90])
+    return CaseResult(ranks, {}, warmup_step_ns=[300, 100, 90], places=(Place("m", 8),) * 2)
 
 
 def write_two_ranks(tmp_path, result, **settings):
@@ -209,12 +209,17 @@ def test_steps_that_still_got_faster_carry_a_caution(tmp_path):
     assert "unsettled_steps" not in write_two_ranks(tmp_path, unknown)["cautions"]
 
 
-def test_energy_per_token_counts_a_node_once_and_the_parts_of_all_ranks_on_gpus(tmp_path):
-    run = write_two_ranks(tmp_path, two_ranks((0, 0), cpu_energy_j=50.0))
+def test_energy_per_token_counts_a_machine_once_and_the_parts_of_all_ranks_on_gpus(tmp_path):
+    measured = two_ranks((0, 0), cpu_energy_j=50.0)
+    for rank, name in zip(measured.ranks, ("a container", "another"), strict=True):
+        rank.facts["hostname"] = name
+    run = write_two_ranks(tmp_path, measured)
     assert (run["energy_per_token_j"], run["energy_source"]) == (5.0, "cpu packages")
+    run = write_two_ranks(tmp_path, measured, device="cuda")  # its GPUs do not tell theirs
+    assert run["energy_per_token_j"] is None or pd.isna(run["energy_per_token_j"])
     # Each process may see its own GPU alone, and calls it cuda:0; those that share have parts.
     each = two_ranks((0, 0), cpu_energy_j=50.0, gpu_energy_j=10.0, device="cuda:0")
-    run = write_two_ranks(tmp_path, each)
+    run = write_two_ranks(tmp_path, each, device="cuda")
     assert (run["energy_per_token_j"], run["energy_source"]) == (2.0, "gpus")
 
 

@@ -139,12 +139,26 @@ def test_a_last_loss_must_be_that_of_the_engines_run_of_the_same(tmp_path):
         check_last_loss(item, 4.01, store)
 
 
-def test_a_run_is_compared_with_the_engines_of_any_launch(tmp_path):
-    text = '[measure]\nlaunches = 2\n[grid]\nruntime = ["torch", "engine"]'
+def test_a_run_is_compared_with_the_engines_of_any_launch_that_train_the_same(tmp_path):
+    text = '[measure]\nlaunches = 2\n[grid]\nruntime = ["torch", "engine"]\n'
+    text += 'schedule = ["1f1b", "afab"]\ndata.seed = [0, 1]'
     items = plan_sweep(read(tmp_path, text), Store(tmp_path / "results"), Choice()).items
-    keys = tuple(item.resume_key for item in items if item.case.runtime == "engine")
-    assert {item.references for item in items if item.case.runtime == "torch"} == {keys}
-    assert {item.references for item in items if item.case.runtime == "engine"} == {()}
+
+    def keys_of(seed, schedules):
+        """Of the engine's runs of one seed; of a schedule's launches together."""
+        return {
+            item.resume_key
+            for item in items
+            for case in [item.case]
+            if (case.runtime, case.data_seed) == ("engine", seed) and case.schedule in schedules
+        }
+
+    for item in items:
+        case = item.case
+        others = {"1f1b", "afab"} - ({case.schedule} if case.runtime == "engine" else set())
+        assert set(item.references) == keys_of(case.data_seed, others)
+        is_own = set(item.references[:2]) == keys_of(case.data_seed, {case.schedule})
+        assert is_own == (case.runtime == "torch")
 
 
 ON_RANKS_ALONE = """\

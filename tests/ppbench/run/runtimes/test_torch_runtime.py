@@ -36,7 +36,6 @@ from ppbench.config.case import Case
 from ppbench.config.feasibility import TORCH_SCHEDULES
 from ppbench.run.runtimes import torch_pipelining as pipelining
 from ppbench.run.runtimes import torch_spans
-from ppbench.run.runtimes.reference import unsplit_loss
 from ppbench.run.runtimes.single import SingleRuntime, Unsplit
 from ppbench.run.runtimes.torch_pipelining import (
     TorchPipeline,
@@ -44,6 +43,7 @@ from ppbench.run.runtimes.torch_pipelining import (
     proved_program,
 )
 from ppbench.run.runtimes.torch_spans import Instrument, program_of
+from ppbench.run.verification.unsplit import unsplit_loss
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 

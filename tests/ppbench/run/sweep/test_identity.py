@@ -1,0 +1,72 @@
+"""What a run is measured by: an edit of any of it makes the run another one, in any session."""
+
+from __future__ import annotations
+
+import pytest
+
+from ppbench.config.reader import read_sweep
+from ppbench.run.sweep.plan import Choice, plan_sweep
+from ppbench.store import Store
+
+FACTORY = """\
+from torch import nn
+from below.parts import layer
+
+def build():
+    return nn.Sequential(nn.Embedding(256, 8), layer(), nn.Linear(8, 256))
+"""
+PARTS = """\
+from . import width
+
+def layer():
+    import torch
+    import unrelated
+    return torch.nn.Linear(width.WIDTH, width.WIDTH)
+"""
+FILES = {
+    "my_model.py": FACTORY,
+    "below/parts.py": PARTS,
+    "below/width.py": "WIDTH = 8\n",
+    "unrelated.py": "x = 1\n",
+    "not_imported.py": "x = 1\n",
+    "a.txt": "some text\n" * 1000,
+}
+SWEEP = """\
+name = "mine"
+model.preset = "my_model:build"
+data.source = "text:a.txt"
+world_size = 1
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "sweep.toml").write_text(SWEEP)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def key_in(folder):
+    """The resume key of the sweep's only run, as one session of Python plans it."""
+    sweep = read_sweep(folder / "sweep.toml", [], "cpu")
+    (item,) = plan_sweep(sweep, Store(folder / "results"), Choice()).items
+    return item.resume_key
+
+
+@pytest.mark.parametrize("name", sorted(FILES.keys() - {"not_imported.py"}))
+def test_an_edited_input_is_measured_again_in_the_same_session(folder, name):
+    before = key_in(folder)
+    assert key_in(folder) == before
+    path = folder / name
+    path.write_text(path.read_text().replace("1", "2").replace("8", "16").replace("text", "word"))
+    path.write_text(path.read_text().replace("256", "300") + "\n")
+    assert key_in(folder) != before
+
+
+def test_an_edited_file_that_the_factory_does_not_import_is_not(folder):
+    before = key_in(folder)
+    (folder / "not_imported.py").write_text("x = 2\n")
+    assert key_in(folder) == before
