@@ -230,6 +230,9 @@ class _Comparison:
         """Compare names and initial weights. Raises InexactError."""
         self.exactness = Exactness()
         self._config, self._module, self._device = config, module, device
+        settings = getattr(module, "config", None)
+        if getattr(settings, "output_router_logits", False):
+            self.exactness.notes.append("the router's auxiliary loss, which is not trained")
         self._kind = "bfloat16" if config.autocast == "bfloat16" else config.model.dtype
         self._drawn: set[bytes] = set()
         named = dict(module.named_parameters(remove_duplicate=False))

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 from engine.configuration import model_of, tokenizer_of
+from engine.model.author import train_unsplit as train_step_unsplit
 from engine.model.data import Data, DataSpec
 from engine.model.spec import ModelSpec
 from engine.plan.program import Program
@@ -138,11 +138,6 @@ def unsplit_transformers(settings: TrainerConfig, initial: dict[str, Tensor]) ->
     return model.train()
 
 
-def logits_of(model: nn.Module, inputs: Tensor) -> Tensor:
-    output = model(inputs)
-    return output if isinstance(output, Tensor) else output["logits"]
-
-
 Build = Callable[[TrainerConfig, dict[str, Tensor]], nn.Module]
 _trained_unsplit: dict[tuple[TrainerConfig, Build], Outcome] = {}
 
@@ -197,16 +192,8 @@ def optimizer_of(spec: OptimizerSpec, model: nn.Module) -> torch.optim.Optimizer
 
 
 def accumulate(model: nn.Module, data: Data, step: int) -> float:
-    model.zero_grad()
-    batch = data.step(step)
-    total = 0.0
-    for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
-        logits = logits_of(model, inputs.clone())  # a model may write to it
-        loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-        loss = loss / batch.num_tokens
-        loss.backward()
-        total += loss.item()
-    return total
+    """Leave a step's gradients in the unsplit model; its loss."""
+    return train_step_unsplit(model, data.step(step))
 
 
 def merged(

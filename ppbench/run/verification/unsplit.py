@@ -28,12 +28,18 @@ from ppbench.run.verification.record import key_of_facts, read_record, write_rec
 def first_loss(
     results: Path, case: Case, config: TrainerConfig, device: torch.device
 ) -> float | None:
-    """Return the first step's loss as `unsplit_loss` does, or as it was computed before."""
+    """Return the first step's loss as `unsplit_loss` does, or as it was computed before.
+
+    None, too, where there is no room for it.
+    """
     facts = training_of(case), hashes_of_text(case.data_source)
     key = f"first-{key_of_facts(case, *facts)}"
     known = read_record(results, key)
     if known is None:
-        known = {"loss": unsplit_loss(config, device)}
+        try:
+            known = {"loss": unsplit_loss(config, device)}
+        except (MemoryError, torch.OutOfMemoryError):  # beside what the rank holds already
+            return None
         write_record(results, key, known)
     loss = known["loss"]
     return None if loss is None else float(str(loss))

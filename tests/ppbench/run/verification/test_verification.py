@@ -193,6 +193,12 @@ def test_a_configuration_passes(ranks, tmp_path, architecture):
     assert isinstance(found, Exactness), found
 
 
+def test_an_auxiliary_loss_that_is_left_out_is_said(ranks, tmp_path):
+    path = configuration_folder(tmp_path, "qwen3_moe", output_router_logits=True)
+    found = outcome(ranks, model_preset=path, model_dtype="float32")
+    assert found.notes == ["the router's auxiliary loss, which is not trained"]
+
+
 def test_an_emulated_run_and_a_preset_are_not_verified_and_a_program_file_is(tmp_path):
     emulated = dataclasses.replace(CASE, device="emulated", model_preset="llama-tiny")
     told = verifying.verify(tmp_path, emulated, Measure(), None, None)
