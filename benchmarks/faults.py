@@ -8,7 +8,7 @@ them at once: while they start, in a step, while a run is stored, between cases.
 Sweeps follow each other, each into a store of its own, until the kills are used up. After each,
 its store must hold exactly one ok run per case and nothing that is broken or left over.
 
-Only processes that descend from these sweeps, or name their launches, are ever killed.
+Only processes that were started in the folders of these sweeps are ever killed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -285,14 +285,13 @@ class Campaign:
 
     @contextlib.contextmanager
     def _processes(self, controller: int | None) -> Iterator[list[Process]]:
-        """The sweep's living processes: the controller, and those that name one of its launches."""
-        ids = [launch.name for launch in self._launches()]
-        wanted = [(controller, "controller")] if controller is not None else []
-        named = {pid: line for pid, line in _commands() if any(launch in line for launch in ids)}
-        wanted += [(pid, _role(pid, line, named)) for pid, line in named.items()]
+        """The sweep's living processes: the controller, and all others in its folder."""
+        roles = dict(_roles(self._folder))
+        if controller is not None:
+            roles[controller] = "controller"
         with contextlib.ExitStack() as stack:
             living = []
-            for pid, role in wanted:
+            for pid, role in roles.items():
                 with contextlib.suppress(ProcessLookupError):
                     living.append(Process(pid, role, os.pidfd_open(pid)))
                     stack.callback(os.close, living[-1].fd)
@@ -366,20 +365,24 @@ class Process:
         return f"{self.role} {self.pid}"
 
 
-def _commands() -> Iterator[tuple[int, str]]:
-    """Every living process and its command line."""
+def _roles(folder: Path) -> Iterator[tuple[int, str]]:
+    """Every living process that was started in a folder, and its role.
+
+    Workers are forks of the supervisor, and have its command line.
+    """
+    parents: dict[int, int] = {}
+    supervisors = set()
     for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            yield int(path.name), (path / "cmdline").read_bytes().decode(errors="replace")
-
-
-def _role(pid: int, line: str, named: Collection[int]) -> str:
-    """The role of a process; workers are forks of the supervisor, and have its command line."""
-    with contextlib.suppress(OSError, IndexError):
-        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        if SUPERVISOR in line:
-            return "worker" if parent in named else "supervisor"
-    return "other"
+        with contextlib.suppress(OSError, IndexError):
+            if (path / "cwd").samefile(folder):
+                pid, stat = int(path.name), (path / "stat").read_text().rpartition(")")[2].split()
+                if stat[0] not in "ZX":
+                    parents[pid] = int(stat[1])
+                if SUPERVISOR in (path / "cmdline").read_bytes().decode(errors="replace"):
+                    supervisors.add(pid)
+    for pid, parent in parents.items():
+        is_worker = parent in supervisors
+        yield pid, "worker" if is_worker else "supervisor" if pid in supervisors else "other"
 
 
 def problems_of(results: Path) -> Iterator[str]:

@@ -168,7 +168,7 @@ def place_to_listen(host: str, *, is_far: bool) -> Interface:
 
 
 def _is_meant_as_loopback(host: str) -> bool:
-    """Whether the user wrote that all machines are this one: namespaces, or several agents."""
+    """Whether the user wrote that all machines are this one: namespaces, or several supervisors."""
     try:
         return is_loopback(host)
     except ValueError:

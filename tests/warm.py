@@ -13,7 +13,6 @@ interpreter begins and ends, and what is imported when: tests of that start the 
 
 Its parent gone, the new process becomes the child of the nearest ancestor that reaps orphans, for
 which the starter volunteers at that moment. For that, the server has to be the starter's child.
-The ranks of a supervisor, which are forks of it, begin a server each when they begin their session.
 
 A command that prepares namespaces and then becomes Python is given as `inside(setup, command)`:
 a small process prepares them, and the fork enters those of that process.
@@ -63,6 +62,7 @@ PRELOADED = (
 _START_NOTHING = {
     "engine.train",
     "ppbench.run.launch.lifetime",
+    "ppbench.run.launch.supervisor",
 }
 _ROOM_FOR_COMMAND = 2000
 _NUMBER = struct.Struct("I")
@@ -70,7 +70,6 @@ _SET_DEATH_SIGNAL, _REAP_ORPHANS = 1, 36
 _MOUNTS, _HOST_NAME, _NETWORK = 0x20000, 0x4000000, 0x40000000
 _NAMESPACES = _MOUNTS | _HOST_NAME | _NETWORK
 _FRESH = subprocess.Popen
-_BEGIN_SESSION = os.setsid
 _PYTHONS_OWN = {signal.SIGPIPE, signal.SIGXFSZ}
 """An interpreter that begins ignores these, whatever its starter does."""
 
@@ -94,13 +93,8 @@ class Task:
     """A command that prepares its namespaces and executes the words that follow."""
 
     @property
-    def is_supervisor(self) -> bool:
-        """Whether its forks start processes: the ranks of a launch on this machine."""
-        return "ppbench.run.launch.supervisor" in self.words[:6]
-
-    @property
     def is_starter(self) -> bool:
-        """Whether it starts processes that are worth a server, as a supervisor does."""
+        """Whether it starts processes that are worth a server, as a command does."""
         return not _START_NOTHING.intersection(self.words[:4])
 
 
@@ -130,8 +124,6 @@ class Server:
 
 
 _server: Server | None = None
-_supervisor: int | None = None
-"""The process whose forks get a server each: a supervisor, whose ranks start processes too."""
 
 
 class Inside(list[str]):
@@ -260,15 +252,6 @@ def _receive(connection: socket.socket) -> tuple[Task, list[int]] | None:
     return Task(**pickle.loads(data)), list(descriptors)
 
 
-def _begin_session() -> None:
-    """What a rank begins with: in its session, its server and what that starts end with it."""
-    _BEGIN_SESSION()
-    if _supervisor is not None and os.getppid() == _supervisor:
-        other = _begin_server_of_own(keeps_descriptors=False)
-        if other is not None:
-            run(become(*other))
-
-
 def become(task: Task, descriptors: list[int]) -> Task:
     """Take over all that a new process has of its starter; what is returned is to be run."""
     highest = max([*descriptors, *task.passed, 2]) + 1
@@ -277,7 +260,7 @@ def become(task: Task, descriptors: list[int]) -> Task:
         os.dup2(descriptor, number)
     _let_go_of_descriptors({0, 1, 2, *task.passed})
     if task.has_new_session:
-        _BEGIN_SESSION()
+        os.setsid()
     os.umask(task.umask)
     os.environ.clear()
     os.environ.update(task.environment)
@@ -289,8 +272,6 @@ def become(task: Task, descriptors: list[int]) -> Task:
     _open_streams("PYTHONUNBUFFERED" in os.environ or task.words[1] == "-u")
     if (threads := os.environ.get("OMP_NUM_THREADS", "")).isdigit():  # read at import else
         sys.modules["torch"].set_num_threads(int(threads))
-    global _supervisor  # noqa: PLW0603
-    _supervisor = os.getpid() if task.is_supervisor else None
     if task.is_starter and (other := _begin_server_of_own()):
         return become(*other)
     for number in _CHANGEABLE:
@@ -382,16 +363,16 @@ def _run(task: Task) -> None:
         exec(compile(Path(how).read_bytes(), how, "exec"), vars(module))
 
 
-def _begin_server_of_own(*, keeps_descriptors: bool = True) -> tuple[Task, list[int]] | None:
+def _begin_server_of_own() -> tuple[Task, list[int]] | None:
     """None in this process; what it is to be in a process that this one starts later."""
-    global _supervisor, _server  # noqa: PLW0603
+    global _server  # noqa: PLW0603
     ours, theirs = socket.socketpair()
     parent = os.getpid()
     if os.fork() != 0:
         theirs.close()
         _server = Server(ours)
         return None
-    _supervisor = _server = None
+    _server = None
     ours.close()
     _libc.prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -400,8 +381,6 @@ def _begin_server_of_own(*, keeps_descriptors: bool = True) -> tuple[Task, list[
     for number in range(3):  # whoever reads these is to see their end
         os.dup2(nothing, number)
     os.close(nothing)
-    if not keeps_descriptors:
-        _let_go_of_descriptors({0, 1, 2, theirs.fileno()})
     _name_process(["warm", "server"])
     return serve(theirs)
 
@@ -436,7 +415,6 @@ def main() -> Task:
         signal.signal(number, signal.SIG_IGN)
     del sys.path[0]  # this file's folder
     subprocess.Popen = Popen  # type: ignore[misc]
-    os.setsid = _begin_session
     gc.disable()
     for name in PRELOADED:
         importlib.import_module(name)

@@ -265,10 +265,10 @@ def _sweep_elsewhere(
         launches = node_launches(read, read.torchrun.nodes, program)
         rendezvous = rendezvous_of(read)
         if is_dry_run:
-            print("\n".join(map(shlex.join, launches.commands(rendezvous))))
+            print("\n".join(map(shlex.join, launches.commands(*rendezvous))))
             return
         with going_on():
-            launches.run(rendezvous)
+            launches.run(*rendezvous)
         return
     job = SlurmJob(read, results, node_launches(read, read.slurm.nodes, program))
     if is_dry_run:

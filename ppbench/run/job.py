@@ -11,7 +11,8 @@ Both are in one folder per launch, beside the workers' logs.
                                  nodes.jsonl          folders of its nodes, outside the store
                                  shown                a byte for each row that was shown
                                  stop                 exists when its ranks are to end
-                                 logs/                standard output and error of each worker
+                                 supervisor.log       what their supervisor printed
+                                 logs/                standard output and error of each rank
 """
 
 from __future__ import annotations

@@ -60,6 +60,10 @@ class Node:
         """Give processes that start on the node from now on these names of addresses."""
         self._hosts = hosts
 
+    def set_link(self, state: str) -> None:
+        """Cut its cable, or join it again: `down` or `up`."""
+        _run("ip", "-n", self._namespace, "link", "set", "eth0", state)
+
     def kill(self) -> None:
         """All that runs there, at once, as when the power fails."""
         found = _run("ip", "netns", "pids", self._namespace)

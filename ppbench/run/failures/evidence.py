@@ -241,41 +241,27 @@ def _ended_ns(node: CrashReport) -> int:
     return max(ends, default=time.time_ns())
 
 
-@dataclass(frozen=True)
-class _End:
-    """The end of a rank, by its own error, or as the supervisor saw it."""
-
-    node: CrashReport
-    rank: int
-    error: RankError | None
-    exit: Exit | None
-
-    @property
-    def at_ns(self) -> int:
-        """Return when its process was gone, else when it failed; the time counts from the epoch.
-
-        The other ranks lose a process that is gone, so their errors come after its end.
-        """
-        if self.exit is not None:
-            return self.exit.at_ns + self.node.to_epoch_ns
-        return (
-            _ended_ns(self.node) if self.error is None else self.error.at_ns + self.node.to_epoch_ns
-        )
-
-
-def _first_end(nodes: Sequence[CrashReport]) -> _End | None:
-    """Return the earliest end that is no consequence of another one.
+def _first_end(nodes: Sequence[CrashReport]) -> tuple[CrashReport, int, int] | None:
+    """Return the earliest end that is no consequence of another: its node, its rank, and when.
 
     A rank that reports a lost peer does not count. A rank that is not among its node's exits was
-    still alive when the supervisor ended the rest.
+    still alive when the supervisor ended the rest. Else the process's end counts, not its error:
+    the others lose a process that is gone, so their errors come after its end.
     """
     ends = []
     for node in nodes:
         errors = {error.rank: error for error in node.errors}
-        ranks = sorted({*errors, *node.exits, *node.faults})
-        ends += [_End(node, rank, errors.get(rank), node.exits.get(rank)) for rank in ranks]
-    ends.sort(key=lambda end: (bool(end.node.exits) and end.exit is None, end.at_ns))
-    return next((end for end in ends if end.error is None or end.error.status != PEER_LOST), None)
+        for rank in {*errors, *node.exits, *node.faults}:
+            at_ns = _ended_ns(node) - node.to_epoch_ns
+            if rank in node.exits or rank in errors:
+                at_ns = node.exits[rank].at_ns if rank in node.exits else errors[rank].at_ns
+            if rank not in errors or errors[rank].status != PEER_LOST:
+                is_late = bool(node.exits) and rank not in node.exits
+                ends.append((is_late, at_ns + node.to_epoch_ns, rank, node))
+    if not ends:
+        return None
+    _, at_ns, rank, node = min(ends, key=lambda end: end[:3])
+    return node, rank, at_ns
 
 
 def _cause(
@@ -293,40 +279,42 @@ def _cause(
     lines = [] if finding is None else [finding.verdict, *(r.account for r in finding.ranks)]
     states = "\n".join(line for line in lines if line)
     first = _first_end(nodes)
-    if first is not None and (error := first.error) is not None:
+    error = None
+    if first is not None:
+        error = next((error for error in first[0].errors if error.rank == first[1]), None)
+    if error is not None:
         if error.status == STORE_FAILED:
             return INTERRUPTED, f"it could not be stored: {error.message}", error.rank
         text = f"{name(error.rank)}: {error.message}\n{states}\n{error.traceback}"
         return error.status, text, error.rank
-    timeouts = [
-        node for node in nodes if node.ending is not None and node.ending.cause == "timeout"
-    ]
-    if timeouts and (first is None or first.at_ns >= min(map(_ended_ns, timeouts))):
+    timeouts = [node for node in nodes if node.ending and node.ending.cause == "timeout"]
+    if timeouts and (first is None or first[2] >= min(map(_ended_ns, timeouts))):
         words = f"not over after measure.timeout_s = {timeout_s:g} s"
         return "timeout", f"{words}: {states}", None if finding is None else finding.rank
     # No rank has an error of its own: the one that died first tells how.
-    status, rank, trace = PEER_LOST, None if first is None else first.rank, ""
+    status, rank, trace, code, fault = PEER_LOST, None, "", None, ""
     unseen = [node.hostname for node in nodes if node.records and node.ending is None]
     words = "the ranks ended without an error of their own"
     if unseen:
         words = f"the supervisor of {unseen[0]} was killed, and its ranks ended with it"
     if first is not None:
-        code = None if first.exit is None else first.exit.exitcode
+        node, rank, _ = first
+        code = node.exits[rank].exitcode if rank in node.exits else None
         by_signal = "" if code is None or code >= 0 else signal_name(-code)
-        ending, fault = first.node.ending, first.node.faults.get(first.rank, "")
+        fault = node.faults.get(rank, "")
         if fault:
             how = f"crashed: {first_line(fault)}{f' ({by_signal})' if by_signal else ''}"
-        elif code in (None, -signal.SIGKILL) and ending is not None and ending.oom_kills > 0:
+        elif code == -signal.SIGKILL and node.ending is not None and node.ending.oom_kills:
             status, how = "oom", "was killed by the kernel, which had run out of memory"
         elif by_signal:
             how = f"was killed by {by_signal}"
         else:
             how = f"exited with code {code} in the middle of the case, without a Python error"
-        words = f"{name(first.rank)} {how}"
+        words = f"{name(rank)} {how}"
         # Its stack at the crash, and the end of its log, where C++ libraries say why.
-        log = first.node.log_ends.get(first.rank, "")
+        log = node.log_ends.get(rank, "")
         trace = "\n".join(text for text in (fault, log and f"the end of its log:\n{log}") if text)
-    if gone and (first is None or (first.exit is None and first.rank not in first.node.faults)):
+    if gone and code is None and not fault:
         words, rank = f"{name(gone[0])} left nothing behind: its machine is gone", gone[0]
         status = PEER_LOST
     errors = sort_errors([error for node in nodes for error in node.errors])

@@ -27,62 +27,39 @@ from ppbench.run.launch.local import STOP_TIMEOUT_S, SUPERVISOR, end_group
 
 
 @dataclass(frozen=True)
-class Nodes:
-    """The number of nodes, and the ranks on each."""
-
-    num_nodes: int
-    ranks_per_node: int
-    max_restarts: int
-
-
-@dataclass(frozen=True)
-class Rendezvous:
-    """Where the nodes meet: a port of one of them."""
-
-    host: str
-    port: int
-
-
-def supervisor_command(nodes: Nodes, rendezvous: str, program: Sequence[str]) -> list[str]:
-    """Return the command that runs one launch, to be started on each node.
-
-    `program` are a module and its arguments.
-    """
-    return [
-        sys.executable,
-        "-m",
-        SUPERVISOR,
-        f"--nodes={nodes.num_nodes}",
-        f"--ranks-per-node={nodes.ranks_per_node}",
-        f"--max-restarts={nodes.max_restarts}",
-        f"--rendezvous={rendezvous}",
-        "-m",
-        *program,
-    ]
-
-
-@dataclass(frozen=True)
 class NodeLaunches:
-    """The launches that one node starts, one after the other."""
+    """The launches that each of so many nodes starts, one after the other."""
 
     num_launches: int
-    nodes: Nodes
+    num_nodes: int
+    ranks_per_node: int
+    max_restarts: int  # of each launch
     program: tuple[str, ...]  # a module and its arguments
 
-    def commands(self, meeting: Rendezvous) -> list[list[str]]:
-        """Return the command of each launch, on a port of its own: the last may still be open."""
+    def commands(self, host: str, port: int) -> list[list[str]]:
+        """Return the command of each launch, the same on every node; `host` is one of them.
+
+        Each has a port of its own: the last may still be open.
+        """
         return [
-            supervisor_command(self.nodes, f"{meeting.host}:{meeting.port + launch}", self.program)
+            [
+                *(sys.executable, "-m", SUPERVISOR),
+                f"--nodes={self.num_nodes}",
+                f"--ranks-per-node={self.ranks_per_node}",
+                f"--max-restarts={self.max_restarts}",
+                f"--rendezvous={host}:{port + launch}",
+                *("-m", *self.program),
+            ]
             for launch in range(self.num_launches)
         ]
 
-    def run(self, meeting: Rendezvous) -> None:
+    def run(self, host: str, port: int) -> None:
         """Run all launches. Raises LaunchError at the first that fails.
 
         Blocks. Any exception ends the supervisor and its ranks first; Ctrl-C then raises
         SweepInterruptedError.
         """
-        for number, command in enumerate(self.commands(meeting), start=1):
+        for number, command in enumerate(self.commands(host, port), start=1):
             note(f"launch {number} of {self.num_launches}: {shlex.join(command)}")
             # In a session of its own: Ctrl-C reaches this process alone, which ends it.
             supervisor = subprocess.Popen(command, start_new_session=True)
@@ -104,11 +81,11 @@ def node_launches(sweep: Sweep, num_nodes: int, program: Sequence[str]) -> NodeL
     num = max(measure.launches for _, measure in sweep.cases)
     largest = max(case.num_processes for case, _ in sweep.cases)
     tries = sum(2 + measure.retry for _, measure in sweep.cases)
-    return NodeLaunches(num, Nodes(num_nodes, -(-largest // num_nodes), tries), tuple(program))
+    return NodeLaunches(num, num_nodes, -(-largest // num_nodes), tries, tuple(program))
 
 
-def rendezvous_of(sweep: Sweep) -> Rendezvous:
-    """Return the sweep file's rendezvous.
+def rendezvous_of(sweep: Sweep) -> tuple[str, int]:
+    """Return the sweep file's rendezvous: a host and a port.
 
     Raises UsageError if none is set and there are several nodes.
     """
@@ -119,7 +96,7 @@ def rendezvous_of(sweep: Sweep) -> Rendezvous:
             "somewhere; add --set launch.torchrun.rendezvous=HOST:PORT, HOST being one of them"
         )
     host, _, port = (place.rendezvous or "127.0.0.1:29400").rpartition(":")
-    return Rendezvous(host, int(port))
+    return host, int(port)
 
 
 if TYPE_CHECKING:
@@ -141,7 +118,7 @@ class NodeTask:
         job = submitit.JobEnvironment()
         number = int(job.raw_job_id)
         port = FIRST_PORT + number % NUM_PORTS
-        self.launches.run(Rendezvous(job.hostnames[0], port))
+        self.launches.run(job.hostnames[0], port)
 
     def checkpoint(self) -> Any:
         """Queue the job again at the time limit or when it is preempted; it then goes on."""
@@ -178,7 +155,7 @@ class SlurmJob:
 
     def preview(self) -> str:
         """The script, and as comments below it the commands that run on each node."""
-        commands = self.launches.commands(Rendezvous("FIRST_HOST", FIRST_PORT))
+        commands = self.launches.commands("FIRST_HOST", FIRST_PORT)
         heading = f"# which runs on each node (the port is {FIRST_PORT} + JOB % {NUM_PORTS}):"
         listed = (f"#   {shlex.join(command)}" for command in commands)
         return "\n".join([self.script(), heading, *listed])
@@ -199,7 +176,7 @@ class SlurmJob:
                 return 2  # `submit` asks whether Slurm is here; a script needs none
 
         executor = Executor(folder=self.results / "slurm")
-        executor.update_parameters(**parameters(self.sweep, self.launches.nodes.ranks_per_node))
+        executor.update_parameters(**parameters(self.sweep, self.launches.ranks_per_node))
         return executor
 
 

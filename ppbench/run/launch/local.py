@@ -17,7 +17,7 @@ import os
 import select
 import signal
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,11 +72,12 @@ class Supervisor:
                 env=environ,
                 start_new_session=True,  # Ctrl-C reaches the controller alone, which stops it
             )
+        self._told: Begin | None = None
         self.exit_code: int | None = None  # of the present launch, once it is over
 
     def begin(self, told: Begin) -> None:
         """Begin a launch; the one before is over."""
-        self.exit_code = None
+        self._told, self.exit_code = told, None
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended: `poll` says how
             self._process.stdin.write(json.dumps(dataclasses.asdict(told)).encode() + b"\n")
@@ -99,6 +100,24 @@ class Supervisor:
         """Whether it can begin another launch."""
         return self.exit_code == 0 and self._process.poll() is None
 
+    def num_starts(self) -> int:
+        """Return how often the ranks of the launch have been started."""
+        assert self._told is not None
+        return read_events(Path(self._told.node_folder)).num_starts
+
+    def last_lines(self) -> list[str]:
+        """Return the end of the log of the rank that failed first, else of the newest log."""
+        assert self._told is not None
+        folder = Path(self._told.folder)
+        cause = read_events(Path(self._told.node_folder)).first_failure()
+        logs = [Path(cause.log)] if cause is not None else []
+        with contextlib.suppress(OSError):
+            newest = sorted(folder.glob("logs/*/*.err"), key=lambda path: -path.stat().st_mtime_ns)
+            for log in (*logs, *newest, folder / LOG):
+                if lines := log.read_text(errors="replace").splitlines():
+                    return lines[-LOG_LINES:]
+        return []
+
     def stop(self) -> None:
         """End it and, through it, every rank. Blocks until they are gone."""
         end_group(self._process, STOP_TIMEOUT_S)
@@ -106,59 +125,6 @@ class Supervisor:
             assert pipe is not None
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
-
-
-class LocalLaunch:
-    """A launch on this machine, from start to end; its logs go to `folder`."""
-
-    def __init__(
-        self,
-        folder: Path,
-        program: Sequence[str],
-        *,
-        num_ranks: int,
-        threads_per_rank: int,
-        max_restarts: int,
-        preloaded: str,
-        node_folder: Path,
-        supervisor: Supervisor | None = None,
-    ) -> None:
-        """Begin it.
-
-        `program` is run by each rank: a module's name and its arguments. Ranks are forked once the
-        modules `preloaded` are imported. `supervisor` is one that is free and has imported these
-        modules; without it, one is started.
-        """
-        variables = {"OMP_NUM_THREADS": str(threads_per_rank)}
-        self._folder, self._node = folder, node_folder
-        self.supervisor = supervisor or Supervisor(preloaded, folder / LOG)
-        module, *words = program
-        places = str(folder), str(node_folder)
-        self.supervisor.begin(Begin(*places, num_ranks, max_restarts, module, words, variables))
-
-    def poll(self) -> int | None:
-        """Return the launch's exit code, or None while it runs."""
-        return self.supervisor.poll()
-
-    def stop(self) -> None:
-        """End the supervisor and, through it, every rank. Blocks until they are gone."""
-        self.supervisor.stop()
-
-    def num_starts(self) -> int:
-        """Return how often the ranks have been started."""
-        return read_events(self._node).num_starts
-
-    def last_lines(self) -> list[str]:
-        """Return the end of the log of the rank that failed first, else of the newest log."""
-        cause = read_events(self._node).first_failure()
-        logs = [Path(cause.log)] if cause is not None else []
-        ranks = self._folder.glob("logs/*/*.err")
-        with contextlib.suppress(OSError):
-            newest_first = sorted(ranks, key=lambda path: path.stat().st_mtime, reverse=True)
-            for log in (*logs, *newest_first, self._folder / LOG):
-                if lines := log.read_text(errors="replace").splitlines():
-                    return lines[-LOG_LINES:]
-        return []
 
 
 def end_group(leader: subprocess.Popen[bytes], timeout_s: float) -> None:

@@ -3,11 +3,11 @@
 The supervisor at the rendezvous leads; the others are its members, each with one connection to it.
 A launch on one machine has a leader alone. Messages are lines of JSON:
 
-    member  ->  {"node": NAME}                           it is here
-            ->  {"over": CODE}                           its ranks of this start have ended
-    leader  ->  {"start": [NODE, NODES, HOST, PORT]}     start ranks, which meet at that store
-            ->  {"end": true}                            end them: some have failed elsewhere
-            ->  {"leave": [CODE, WHY]}                   the launch is over
+    member  ->  {"name": HOST}        it is here
+            ->  {"over": CODE}        its ranks of this start have ended
+    leader  ->  {"order": "Start", "node": 1, ...}     start ranks, which meet at that store
+            ->  {"order": "End"}                       end them: some have failed elsewhere
+            ->  {"order": "Leave", "code": 0, ...}     the launch is over
 
 When ranks fail on any node, or a node is lost, all ranks end, and start anew once as many nodes are
 here as the launch needs: a node that comes later takes the number of one that was lost. A member
@@ -17,6 +17,7 @@ that has lost its leader waits for another at the same place.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import platform
 import socket
@@ -25,7 +26,7 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public
 
@@ -66,25 +67,7 @@ class Leave:
 
 
 Order = Start | End | Leave
-
-
-class Meeting(Protocol):
-    """What a supervisor has of the others."""
-
-    orders: deque[Order]
-
-    @property
-    def sockets(self) -> Collection[socket.socket]:
-        """Those to wait for."""
-
-    def hear(self, ready: Collection[int]) -> None:
-        """Take what has come in at these descriptors, and look at the clock."""
-
-    def report(self, code: int) -> None:
-        """Say that this node's ranks have ended: 0 if all have done their work."""
-
-    def close(self) -> None:
-        """Close all connections."""
+_ORDERS: dict[str, type[Order]] = {order.__name__: order for order in (Start, End, Leave)}
 
 
 class Link:
@@ -108,8 +91,8 @@ class Link:
         try:
             data = self.socket.recv(1 << 16)
             *lines, self._data = (self._data + data).split(b"\n")
-            return [json.loads(line) for line in lines] if data else None
-        except (OSError, ValueError):
+            return [dict(json.loads(line)) for line in lines] if data else None
+        except (OSError, ValueError, TypeError):
             return None
 
 
@@ -147,16 +130,18 @@ class Leader:
 
     @property
     def sockets(self) -> list[socket.socket]:
+        """Those to wait for."""
         links = [seat.link.socket for seat in self._seats if seat.link is not None]
         return links if self._listener is None else [self._listener, *links]
 
     def hear(self, ready: Collection[int]) -> None:
+        """Take what has come in at these descriptors, and look at the clock."""
         for seat in list(self._seats):
             if seat.link is None or seat.link.socket.fileno() not in ready:
                 continue
             messages = seat.link.receive()
             for message in messages or []:
-                seat.name = str(message.get("node", seat.name))
+                seat.name = str(message.get("name", seat.name))
                 seat.code = int(message["over"]) if "over" in message else seat.code
             if messages is None:
                 seat.link.socket.close()
@@ -166,6 +151,7 @@ class Leader:
         self._go_on()
 
     def report(self, code: int) -> None:
+        """Say that this node's ranks have ended: 0 if all have done their work."""
         self._own.code = code
         self._go_on()
 
@@ -176,9 +162,7 @@ class Leader:
 
     def _go_on(self) -> None:
         """Give the orders that follow from what is known now."""
-        if self._is_over:
-            return
-        if self._at_work:
+        if self._at_work and not self._is_over:
             codes = [seat.code for seat in self._at_work]
             has_failed = any(codes) or any(seat not in self._seats for seat in self._at_work)
             left = [s for s in self._at_work if s in self._seats and s.code is None]
@@ -190,27 +174,19 @@ class Leader:
                 return
             self._at_work, self._is_ending = [], False
             self._until_s = time.monotonic() + PATIENCE_S
-            if not has_failed:
-                self._leave(Leave(0))
-            elif GAVE_UP in codes:
-                self._leave(Leave(GAVE_UP))
+            if not has_failed or GAVE_UP in codes:
+                self._leave(GAVE_UP if has_failed else 0)
             elif self._num_starts > self._max_restarts:
-                self._leave(Leave(1, f"the ranks have failed in each of {self._num_starts} starts"))
-            else:
-                self._go_on()
-            return
+                self._leave(1, f"the ranks have failed in each of {self._num_starts} starts")
         here = [seat for seat in self._seats if seat.name]
-        if len(here) >= self._num_nodes:
+        if self._is_over:
+            pass
+        elif len(here) >= self._num_nodes:
             self._start(sorted(here, key=lambda seat: seat.number is None)[: self._num_nodes])
         elif time.monotonic() > self._until_s:
+            came = f"{len(here)} of {self._num_nodes} nodes came within {PATIENCE_S:.0f} s"
             names = ", ".join(seat.name for seat in here)
-            self._leave(
-                Leave(
-                    1,
-                    f"{len(here)} of {self._num_nodes} nodes came within {PATIENCE_S:.0f} s: "
-                    f"{names}; start the same command on the others too",
-                )
-            )
+            self._leave(1, f"{came}: {names}; start the same command on the others too")
 
     def _start(self, seats: list[Seat]) -> None:
         """Have these nodes start their ranks; those without a number get those that are free."""
@@ -228,16 +204,16 @@ class Leader:
             start = Start(seat.number, self._num_nodes, self._address, self._store.port)
             self._order(seat, start)
 
-    def _leave(self, leave: Leave) -> None:
+    def _leave(self, code: int, why: str = "") -> None:
         self._is_over = True
         for seat in self._seats:
-            self._order(seat, leave)
+            self._order(seat, Leave(code, why))
 
     def _order(self, seat: Seat, order: Order) -> None:
         if seat.link is None:
             self.orders.append(order)
         else:
-            seat.link.send(_in_words(order))
+            seat.link.send({"order": type(order).__name__, **dataclasses.asdict(order)})
 
 
 class Member:
@@ -265,7 +241,7 @@ class Member:
                 self._until_s = time.monotonic() + PATIENCE_S
                 self.orders.append(End())
             for message in messages or []:
-                order = _order_of(message)
+                order = _ORDERS[message.pop("order")](**message)
                 self._is_at_work = self._is_at_work or isinstance(order, Start)
                 self.orders.append(order)
 
@@ -288,20 +264,4 @@ class Member:
                 why = f"{host}:{port}: no answer within {PATIENCE_S:.0f} s: {error}; start the same"
                 self.orders.append(Leave(1, f"{why} command on that node too"))
         else:
-            self._link.send({"node": platform.node()})
-
-
-def _in_words(order: Order) -> dict[str, Any]:
-    match order:
-        case Start():
-            return {"start": [order.node, order.num_nodes, order.host, order.port]}
-        case End():
-            return {"end": True}
-        case Leave():
-            return {"leave": [order.code, order.why]}
-
-
-def _order_of(message: dict[str, Any]) -> Order:
-    if "start" in message:
-        return Start(*message["start"])
-    return Leave(*message["leave"]) if "leave" in message else End()
+            self._link.send({"name": platform.node()})

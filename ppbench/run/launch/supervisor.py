@@ -6,8 +6,8 @@
     import what is heavy | fork ranks | watch | they end -> note, restart all | watch | over
 
 Ranks are forked once the modules that they need are imported, unless one of these imports has used
-an accelerator, which no fork can use then (forking.py). One loop waits for signals, for the other
-nodes (meeting.py) and for ranks that ask for a sample. It looks at the deadlines in the ranks'
+an accelerator, which no fork can use then (forking.py). One loop waits for their ends, for other
+nodes (meeting.py) and for a rank that asks for a sample. It looks at the deadlines in the ranks'
 flight records, and takes the node's samples. When a rank ends with a failure, or its case takes
 too long, the states of all ranks are noted, and all are killed, also those that are stopped or wait
 for ever: their files are whole at any moment. Then all nodes start theirs anew, with a new store.
@@ -35,7 +35,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -59,7 +59,7 @@ from ppbench.errors import ExitCode, StoreError
 from ppbench.run.launch.forking import FORK, start_method
 from ppbench.run.launch.lifetime import die_with_parent
 from ppbench.run.launch.local import LOG, WORKER, Begin, preloaded_for
-from ppbench.run.launch.meeting import GAVE_UP, End, Leader, Leave, Meeting, Member, Start
+from ppbench.run.launch.meeting import GAVE_UP, End, Leader, Leave, Member, Start
 from ppbench.run.machine.node_folder import (
     ALIVE,
     ASKS,
@@ -83,50 +83,14 @@ from ppbench.run.machine.sampler import Sampler
 
 LOOK_S = 0.5
 """Time between two looks at the ranks' deadlines."""
-OOM_S = 5.0
-"""A kill for memory counts if it was at most so long ago: its victim dies some time later."""
+POLL_S = 0.05
+"""Time between two looks at the ranks where the system does not report their ends."""
+NUM_LOOKS = 10
+"""A kill for memory counts if it was at most so many looks ago: its victim dies some time later."""
 KILL_TIMEOUT_S = 30.0
 """A killed process that stays longer waits for a device; it is left to the kernel."""
 DEFAULT_PORT = 29400
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-
-
-class Waker:
-    """Waits for files and for signals; those that end this process raise SystemExit."""
-
-    def __init__(self) -> None:
-        self._wakes, self._wake = socket.socketpair()
-        self._wakes.setblocking(False)
-        self._wake.setblocking(False)
-        self._own = (self._wakes.fileno(), self._wake.fileno())
-        for number in _ENDING:
-            if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
-                signal.signal(number, lambda *_: None)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
-
-    def wait(self, descriptors: Iterable[int], timeout_s: float | None) -> set[int]:
-        """Block until one of these can be read, a child has changed its state, or time is up."""
-        poll = select.poll()
-        for descriptor in (self._wakes.fileno(), *descriptors):
-            poll.register(descriptor, select.POLLIN)
-        timeout_ms = None if timeout_s is None else max(0.0, timeout_s) * 1000
-        ready = {descriptor for descriptor, _ in poll.poll(timeout_ms)}
-        with contextlib.suppress(BlockingIOError):
-            for number in self._wakes.recv(4096):
-                if number in _ENDING:
-                    raise SystemExit(128 + number)
-        return ready
-
-    def leave_in_fork(self) -> None:
-        """Undo it all in a child."""
-        signal.set_wakeup_fd(-1)
-        for number in (*_ENDING, signal.SIGCHLD):
-            if signal.getsignal(number) != signal.SIG_IGN:
-                usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-                signal.signal(number, usual)
-        for descriptor in self._own:
-            os.close(descriptor)
 
 
 @dataclass
@@ -139,6 +103,12 @@ class Rank:
     record: memoryview | None = None  # its flight record, once it has made one
     is_over: bool = False
 
+    def __post_init__(self) -> None:
+        """Hold a descriptor by which its end is waited for, where the system has them."""
+        self.pidfd: int | None = None
+        with contextlib.suppress(AttributeError, OSError):
+            self.pidfd = os.pidfd_open(self.pid)
+
     def exit_code(self) -> int | None:
         """End all that it has started, if it has ended itself; return its exit code, or None."""
         seen = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -146,6 +116,8 @@ class Rank:
             return None
         self._kill_session()  # no other process can have this id yet
         os.waitpid(self.pid, 0)
+        if self.pidfd is not None:
+            os.close(self.pidfd)
         self.is_over = True
         return seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
 
@@ -170,16 +142,16 @@ class Rank:
 class Launch:
     """A launch's ranks on this node, from the first start to the last."""
 
-    def __init__(self, begin: Begin, meeting: Meeting, waker: Waker, kept: Sequence[int]) -> None:
+    def __init__(self, begin: Begin, meeting: Leader | Member, kept: Sequence[int] = ()) -> None:
         """`kept` are descriptors of this process's own, which ranks do not have."""
-        self._begin, self._meeting, self._waker, self._kept = begin, meeting, waker, kept
+        self._begin, self._meeting, self._kept = begin, meeting, kept
         self._node = Path(begin.node_folder)
         self._ranks: list[Rank] = []  # of the present start, those that have ended too
         self._start_number = -1
         self._asks: socket.socket | None = None  # of the node's first rank, for samples
         self._sampler: Sampler | None = None
         self._devices: list[str] | None = None  # accelerators to sample; None: none is wanted now
-        self._oom_kills: deque[tuple[float, int]] = deque()
+        self._oom_kills: deque[int] = deque(maxlen=NUM_LOOKS)  # so far, at the last looks
         self._is_forking = start_method() == FORK
         if not self._is_forking:
             print("workers are spawned: an imported package has used the accelerator", flush=True)
@@ -244,14 +216,13 @@ class Launch:
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         pid = os.fork()
         if pid != 0:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             return pid
         try:
-            self._waker.leave_in_fork()
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            for ending in _ENDING:  # a rank that is ended has no error of its own
+                if signal.getsignal(ending) == _stop:
+                    signal.signal(ending, signal.SIG_DFL)
             for descriptor in self._kept:
                 os.close(descriptor)
             for one in (*self._meeting.sockets, self._asks):
@@ -283,12 +254,18 @@ class Launch:
         now_s = time.monotonic()
         waits_s = [LOOK_S]
         alive = [rank for rank in self._ranks if not rank.is_over]
+        pidfds = [rank.pidfd for rank in alive]
         if self._sampler is not None and self._devices is not None:
             waits_s.append(self._sampler.due_s - now_s)
         waits_s += [end_ns / 1e9 - now_s for rank in alive if (end_ns := self._deadline_ns(rank))]
-        asks = [] if self._asks is None else [self._asks.fileno()]
-        sockets = [one.fileno() for one in self._meeting.sockets]
-        ready = self._waker.wait([*asks, *sockets], min(waits_s))
+        if None in pidfds:
+            waits_s.append(POLL_S)
+        sockets = [one.fileno() for one in (*self._meeting.sockets, self._asks) if one is not None]
+        poll = select.poll()
+        for descriptor in (*pidfds, *sockets):
+            if descriptor is not None:
+                poll.register(descriptor, select.POLLIN)
+        ready = {descriptor for descriptor, _ in poll.poll(max(0.0, min(waits_s)) * 1000)}
         if self._asks is not None and self._asks.fileno() in ready:
             self._answer(self._asks)
         if self._sampler is not None and self._devices is not None:
@@ -310,11 +287,8 @@ class Launch:
         ]
         # Of those that are seen at once, one that was killed is not the consequence of another.
         for code, rank in sorted(ended, key=lambda one: one[0] >= 0):
-            at_ns = time.monotonic_ns()
-            note_exit(
-                self._node,
-                Exit(self._start_number, rank.number, rank.pid, code, at_ns, rank.log),
-            )
+            own = self._start_number, rank.number, rank.pid
+            note_exit(self._node, Exit(*own, code, time.monotonic_ns(), rank.log))
         codes = [code for code, _ in ended]
         if any(codes):
             self._end("exit", GAVE_UP if GAVE_UP in codes else 1)
@@ -325,11 +299,8 @@ class Launch:
     def _end(self, cause: str, code: int = 1) -> None:
         """Note why and in which states the ranks are ended, and end them."""
         states = {rank.number: rank.state() for rank in self._ranks}
-        num_killed = self._count_oom_kills()
-        now_ns = time.monotonic_ns()
-        note_ending(
-            self._node, Ending(self._start_number, cause, now_ns, states, oom_kills=num_killed)
-        )
+        now_ns, num_killed = time.monotonic_ns(), self._count_oom_kills()
+        note_ending(self._node, Ending(self._start_number, cause, now_ns, states, num_killed))
         left = [rank for rank in self._ranks if not rank.is_over]
         for rank in left:
             rank.kill()
@@ -337,8 +308,7 @@ class Launch:
         until_s = time.monotonic() + KILL_TIMEOUT_S
         while left and time.monotonic() < until_s:
             left = [rank for rank in left if rank.exit_code() is None]
-            if left:
-                self._waker.wait([], 0.1)
+            time.sleep(0.005 if left else 0.0)
         self._meeting.report(code)
 
     def _forget_ranks(self) -> None:
@@ -376,15 +346,18 @@ class Launch:
 
     def _count_oom_kills(self) -> int:
         """Return how many processes the kernel has killed for memory of late."""
-        counts, now_s = [0], time.monotonic()
+        counts = [0]
         for path in ("/proc/vmstat", "/sys/fs/cgroup/memory.events"):
             with contextlib.suppress(OSError, ValueError):
                 lines = Path(path).read_text().splitlines()
                 counts += [int(line.split()[1]) for line in lines if line.startswith("oom_kill ")]
-        self._oom_kills.append((now_s, max(counts)))
-        while self._oom_kills[0][0] < now_s - OOM_S and len(self._oom_kills) > 1:
-            self._oom_kills.popleft()
-        return max(counts) - self._oom_kills[0][1]
+        self._oom_kills.append(max(counts))
+        return max(counts) - self._oom_kills[0]
+
+
+def _stop(number: int, _frame: object) -> NoReturn:
+    """End this process, and its ranks first."""
+    raise SystemExit(128 + number)
 
 
 def _leave(code: object) -> NoReturn:
@@ -401,25 +374,20 @@ def serve_controller(preloaded: str) -> NoReturn:
     for library in ("GLOO", "NCCL", "TP"):  # whatever the machine's settings are
         os.environ.pop(f"{library}_SOCKET_IFNAME", None)
     keep_to_loopback(os.environ)
-    waker, answers, asked, is_ready = Waker(), os.dup(1), b"", False
-    while True:
-        waker.wait([0], None)
-        data = os.read(0, 1 << 16)
-        if not data:
-            _leave(0)
-        *lines, asked = (asked + data).split(b"\n")
-        for line in lines:
-            begin = Begin(**json.loads(line))
-            log = os.open(Path(begin.folder) / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            os.close(log)
-            os.environ.update(begin.variables)
-            if not is_ready:  # here, so that what fails is in a log
-                preload(preloaded)
-                is_ready = True
-            launch = Launch(begin, Leader(1, begin.max_restarts), waker, [answers])
-            os.write(answers, f"{launch.run().code}\n".encode())
+    answers, is_ready = os.dup(1), False
+    for line in sys.stdin:
+        begin = Begin(**json.loads(line))
+        log = os.open(Path(begin.folder) / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        os.environ.update(begin.variables)
+        if not is_ready:  # here, so that what fails is in a log
+            preload(preloaded)
+            is_ready = True
+        leave = Launch(begin, Leader(1, begin.max_restarts), [answers]).run()
+        os.write(answers, f"{leave.code}\n".encode())
+    _leave(0)
 
 
 def preload(modules: str) -> None:
@@ -460,12 +428,11 @@ def run_on_node(arguments: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     module, *words = given.program
-    waker = Waker()
     preload(preloaded_for(["llama-tiny"]) if module == WORKER else "")
     begin = Begin("", str(node), given.ranks_per_node, given.max_restarts, module, words, {})
     leave = Leave(1)
     try:
-        leave = Launch(begin, meeting, waker, []).run()
+        leave = Launch(begin, meeting).run()
     finally:
         # What ranks that failed have left is read by the next sweep, if they have noted it.
         if leave.code in (0, GAVE_UP) or last_start(node) is None:
@@ -508,6 +475,9 @@ def _meeting(rendezvous: str, num_nodes: int, max_restarts: int) -> Leader | Mem
 
 def main() -> None:
     device_variables.prepare(os.environ)  # before anything that is preloaded may use a device
+    for number in _ENDING:
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _stop)
     code: object = 1
     try:
         if sys.argv[1:2] == ["told"]:

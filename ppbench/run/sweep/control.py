@@ -58,7 +58,7 @@ from ppbench.run.job import (
     read_state,
     write_job,
 )
-from ppbench.run.launch.local import WORKER, LocalLaunch, Supervisor, preloaded_for
+from ppbench.run.launch.local import LOG, WORKER, Begin, Supervisor, preloaded_for
 from ppbench.run.machine.environment import default_device
 from ppbench.run.machine.node_folder import make_node_folder, remove_node_folder
 from ppbench.run.sweep.automatic import Found, find_programs, hand_over
@@ -278,7 +278,7 @@ def _run_job(
         raise
     finally:
         if launch is not None:
-            supervisors.keep(launch.supervisor)
+            supervisors.keep(launch)
         if launch is None or not is_there(folder):  # no other sweep would find it
             remove_node_folder(local)
     lines = launch.last_lines()
@@ -301,21 +301,26 @@ def start_workers(
     max_restarts: int,
     node_folder: Path,
     supervisor: Supervisor | None = None,
-) -> LocalLaunch:
-    """Start as many workers as the largest case needs.
+) -> Supervisor:
+    """Start as many ranks as the largest case needs.
 
-    `supervisor` is free, and has imported what is preloaded for these items.
+    `supervisor` is free, and has imported what is preloaded for these items; without it, one is
+    started.
     """
-    return LocalLaunch(
-        folder,
-        program,
-        num_ranks=num_ranks_of(items),
-        threads_per_rank=max(item.case.launch_threads_per_rank for item in items),
-        max_restarts=max_restarts,
-        preloaded=preloaded_of(items),
-        node_folder=node_folder,
-        supervisor=supervisor,
+    supervisor = supervisor or Supervisor(preloaded_of(items), folder / LOG)
+    num_threads = max(item.case.launch_threads_per_rank for item in items)
+    supervisor.begin(
+        Begin(
+            str(folder),
+            str(node_folder),
+            num_ranks_of(items),
+            max_restarts,
+            module=program[0],
+            arguments=list(program[1:]),
+            variables={"OMP_NUM_THREADS": str(num_threads)},
+        )
     )
+    return supervisor
 
 
 def preloaded_of(items: Iterable[PlannedRun]) -> str:
@@ -344,7 +349,7 @@ def _close(
 
 
 def follow(
-    launch: LocalLaunch,
+    launch: Supervisor,
     folder: Path,
     on_event: Callable[[Event], None],
     local: Path,

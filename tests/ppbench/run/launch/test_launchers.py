@@ -18,7 +18,7 @@ from ppbench.config.case import Slurm, Torchrun
 from ppbench.config.kinds import minutes_of
 from ppbench.config.reader import read_sweep
 from ppbench.errors import LaunchError, SweepFileError, UsageError
-from ppbench.run.launch.cluster import NodeLaunches, Nodes, Rendezvous, node_launches, rendezvous_of
+from ppbench.run.launch.cluster import NodeLaunches, node_launches, rendezvous_of
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
@@ -115,7 +115,7 @@ def test_a_mistake_is_told_with_its_place(tmp_path, old, new, told):
 def test_each_node_has_ranks_for_its_part_of_the_largest_case(tmp_path):
     launches = node_launches(read_sweep(written(tmp_path), [], "cpu"), 2, ["module"])
     assert launches.num_launches == 2
-    assert (launches.nodes.num_nodes, launches.nodes.ranks_per_node) == (2, 3)
+    assert (launches.num_nodes, launches.ranks_per_node) == (2, 3)
 
 
 def test_several_nodes_need_a_place_to_meet(tmp_path):
@@ -123,7 +123,7 @@ def test_several_nodes_need_a_place_to_meet(tmp_path):
     with pytest.raises(UsageError, match=r"launch\.torchrun\.rendezvous: not set, and 2 nodes"):
         rendezvous_of(read_sweep(file, ["launch.torchrun.nodes=2"], "cpu"))
     given = ["launch.torchrun.nodes=2", "launch.torchrun.rendezvous=[fe80::1]:2000"]
-    assert rendezvous_of(read_sweep(file, given, "cpu")) == Rendezvous("[fe80::1]", 2000)
+    assert rendezvous_of(read_sweep(file, given, "cpu")) == ("[fe80::1]", 2000)
 
 
 def test_a_dry_run_prints_each_launchs_command_and_writes_nothing(tmp_path):
@@ -189,11 +189,11 @@ def test_launches_are_run_in_turn_until_one_fails(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     text = "import os\nprint('one of', os.environ['WORLD_SIZE'])\n"
     (tmp_path / "tells_its_size.py").write_text(text)
-    meeting = Rendezvous("127.0.0.1", free_port())
-    NodeLaunches(2, Nodes(1, 2, 0), ("tells_its_size",)).run(meeting)
+    meeting = "127.0.0.1", free_port()
+    NodeLaunches(2, 1, 2, 0, ("tells_its_size",)).run(*meeting)
     assert capfd.readouterr().out.splitlines() == ["one of 2"] * 4
     with pytest.raises(LaunchError, match="the supervisor ended with exit code 1"):
-        NodeLaunches(2, Nodes(1, 1, 0), ("there_is_none",)).run(meeting)
+        NodeLaunches(2, 1, 1, 0, ("there_is_none",)).run(*meeting)
     assert "launch 2 of 2" not in capfd.readouterr().out
 
 
@@ -230,9 +230,7 @@ def test_slurm_is_given_the_script_that_a_dry_run_prints(tmp_path, slurm):
         assert f"#SBATCH {option}" in lines
     task = pickle.loads((tmp_path / "results" / "slurm" / "7_submitted.pkl").read_bytes()).function
     told = [line.removeprefix("#   ") for line in dry.stdout.splitlines()[-2:]]
-    assert told == [
-        " ".join(one) for one in task.launches.commands(Rendezvous("FIRST_HOST", 20_000))
-    ]
+    assert told == [" ".join(one) for one in task.launches.commands("FIRST_HOST", 20_000)]
 
 
 def test_without_slurm_a_job_cannot_be_submitted(tmp_path):

@@ -14,7 +14,7 @@ from command import EMULATED_SWEEP, words_of
 from nodes import ADDRESSES, needs_nodes, two_nodes
 from processes import free_port, is_loopback, listened
 
-from ppbench.run.launch.cluster import Nodes, supervisor_command
+from ppbench.run.launch.cluster import NodeLaunches
 from ppbench.run.launch.local import SUPERVISOR, WORKER
 from ppbench.store import Store
 
@@ -93,7 +93,7 @@ def test_ranks_that_are_started_without_torchrun_listen_where_they_meet_alone(tm
 def test_a_machine_whose_own_name_is_loopback_there_needs_the_interfaces_name(tmp_path):
     """Debian's /etc/hosts maps the machine's name to loopback."""
     (tmp_path / "a.toml").write_text(SWEEP)
-    command = supervisor_command(Nodes(2, 1, 10), "node-a:29400", [WORKER, "a.toml"])
+    (command,) = NodeLaunches(1, 2, 1, 10, (WORKER, "a.toml")).commands("node-a", 29400)
     with two_nodes(tmp_path / "hosts") as (first, second):
         others = tmp_path / "hosts-of-b"
         others.write_text((tmp_path / "hosts").read_text())

@@ -10,8 +10,9 @@ from command import TINY
 from nodes import ADDRESSES, Node, needs_nodes, two_nodes
 from processes import listened, wait_until
 
-from ppbench.run.launch.cluster import Nodes, supervisor_command
+from ppbench.run.launch.cluster import NodeLaunches
 from ppbench.run.launch.local import WORKER
+from ppbench.run.machine.node_folder import read_events
 from ppbench.store import Store
 
 PATIENCE_S = 600
@@ -39,8 +40,8 @@ class Cluster:
 
     def start(self, node: Node, ranks_per_node: int, *options: str) -> subprocess.Popen[bytes]:
         """The command that each node is given, the same on both."""
-        nodes, program = Nodes(2, ranks_per_node, max_restarts=10), [WORKER, "a.toml", *options]
-        command = supervisor_command(nodes, "node-a:29400", program)
+        launches = NodeLaunches(1, 2, ranks_per_node, 10, (WORKER, "a.toml", *options))
+        (command,) = launches.commands("node-a", 29400)
         return node.start(command, self._folder / node.name, self.log(node))
 
     def log(self, node: Node) -> Path:
@@ -89,8 +90,8 @@ def test_a_sweep_runs_across_two_nodes_rank_by_rank_and_node_by_node(cluster, de
     assert not list((cluster.results.parents[1] / "node-b").iterdir())
 
 
-def begin_and_kill(cluster: Cluster, killed: int) -> subprocess.Popen[bytes]:
-    """A sweep of three cases that take turns when a node fails; the other node's supervisor."""
+def begin(cluster: Cluster) -> list[subprocess.Popen[bytes]]:
+    """A sweep of three cases that take turns; each node's supervisor."""
     text = SWEEP.replace("world_size = 4", "world_size = 2").replace("\nsteps = 3", "\nsteps = 20")
     cluster.write_sweep(f"{EMULATED}{text}num_microbatches = [4, 5, 6]\n")
     started = [cluster.start(node, 1) for node in cluster.nodes]
@@ -100,9 +101,21 @@ def begin_and_kill(cluster: Cluster, killed: int) -> subprocess.Popen[bytes]:
         cluster.logs,
         PATIENCE_S,
     )
+    return started
+
+
+def begin_and_kill(cluster: Cluster, killed: int) -> subprocess.Popen[bytes]:
+    """The same when a node fails; the other node's supervisor."""
+    started = begin(cluster)
     cluster.nodes[killed].kill()
     started[killed].wait()
     return started[1 - killed]
+
+
+def endings_on(supervisor: subprocess.Popen[bytes]) -> list[str]:
+    """Why ranks were ended on a node, by its own shared memory."""
+    folders = Path(f"/proc/{supervisor.pid}/root/dev/shm").glob("ppbench-*")
+    return [ending.cause for folder in folders for ending in read_events(folder).endings]
 
 
 def test_a_node_that_is_killed_leaves_a_store_that_the_same_commands_finish(cluster):
@@ -126,6 +139,20 @@ def test_a_node_whose_command_is_started_again_joins_the_one_that_waits(cluster)
     runs = Store(cluster.results).runs()
     assert set(before["run_id"]) <= set(runs["run_id"])
     # What the loss of the node cut short is a crash, which the same commands make anew.
+    done = sorted(runs[runs["status"] == "ok"]["num_microbatches"])
+    lost = sorted(runs[runs["status"] == "crash"]["num_microbatches"])
+    assert (len(lost), sorted(done + lost)) == (1, [4, 5, 6])
+
+
+def test_a_cable_that_is_cut_ends_the_case_and_all_goes_on_once_it_is_back(cluster):
+    started = begin(cluster)
+    cluster.nodes[1].set_link("down")
+    for one in started:
+        wait_until(lambda one=one: endings_on(one), cluster.logs, 60)
+        assert set(endings_on(one)) <= {"elsewhere", "exit"}
+    cluster.nodes[1].set_link("up")
+    assert [cluster.exit_code(one) for one in started] == [0, 0], cluster.logs()
+    runs = Store(cluster.results).runs()
     done = sorted(runs[runs["status"] == "ok"]["num_microbatches"])
     lost = sorted(runs[runs["status"] == "crash"]["num_microbatches"])
     assert (len(lost), sorted(done + lost)) == (1, [4, 5, 6])

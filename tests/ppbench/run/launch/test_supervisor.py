@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from processes import children, descendants, is_alive, wait_until
 
-from ppbench.run.launch.local import LocalLaunch
+from ppbench.run.launch.local import LOG, Begin, Supervisor
 from ppbench.run.launch.meeting import GAVE_UP
 from ppbench.run.machine.node_folder import read_events
 
@@ -30,18 +30,25 @@ def wait_for(*names):
 """
 
 
+def begun(
+    folder: Path, here: Path, num_ranks: int = 2, max_restarts: int = 0, num_threads: int = 1
+):
+    """A launch of the text, which is told where `here` is."""
+    module, variables = "some_worker", {"OMP_NUM_THREADS": str(num_threads)}
+    node = str(folder / "node")
+    return Begin(str(folder), node, num_ranks, max_restarts, module, [str(here)], variables)
+
+
 @pytest.fixture
 def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Starts two workers that run a text of Python, and ends them."""
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     launches = []
 
-    def begin(text: str, max_restarts: int = 0, preloaded: str = "json") -> LocalLaunch:
+    def begin(text: str, max_restarts: int = 0, preloaded: str = "json") -> Supervisor:
         write_worker(tmp_path, text)
-        program = ["some_worker", str(tmp_path)]
-        settings = {"num_ranks": 2, "threads_per_rank": 1, "max_restarts": max_restarts}
-        settings |= {"preloaded": preloaded, "node_folder": tmp_path / "node"}
-        launches.append(LocalLaunch(tmp_path, program, **settings))
+        launches.append(Supervisor(preloaded, tmp_path / LOG))  # nothing that takes long
+        launches[-1].begin(begun(tmp_path, tmp_path, max_restarts=max_restarts))
         return launches[-1]
 
     yield begin
@@ -55,7 +62,7 @@ def write_worker(folder: Path, text: str) -> None:
     (folder / "some_worker.py").write_text(f'if __name__ == "__main__":\n{body}')
 
 
-def exit_code_of(launch: LocalLaunch) -> int:
+def exit_code_of(launch: Supervisor) -> int:
     wait_until(lambda: launch.poll() is not None, "the launch's end")
     code = launch.poll()
     assert code is not None
@@ -162,11 +169,10 @@ os.kill(os.getpid(), signal.SIGKILL)
 CONTROLLER = """
 import sys, time
 from pathlib import Path
-from ppbench.run.launch.local import LocalLaunch
+from ppbench.run.launch.local import LOG, Begin, Supervisor
 folder = Path(sys.argv[1])
-program, node = ["some_worker", str(folder)], folder / "node"
-LocalLaunch(folder, program, num_ranks=2, threads_per_rank=1, max_restarts=5, preloaded="json",
-            node_folder=node)
+begin = Begin(str(folder), str(folder / "node"), 2, 5, "some_worker", [str(folder)], {})
+Supervisor("json", folder / LOG).begin(begin)
 time.sleep(1000)
 """
 
@@ -204,22 +210,19 @@ print("said by", rank)
 """
     first = launch(text)
     assert exit_code_of(first) == 0
-    assert first.supervisor.is_free
+    assert first.is_free
     folder = tmp_path / "second"
     folder.mkdir()
-    program = ["some_worker", str(tmp_path)]
-    settings = {"num_ranks": 1, "threads_per_rank": 3, "max_restarts": 0, "preloaded": "json"}
-    settings["node_folder"] = folder / "node"
-    second = LocalLaunch(folder, program, **settings, supervisor=first.supervisor)
-    assert exit_code_of(second) == 0
-    begun = [line.split() for line in (tmp_path / "imported").read_text().splitlines()]
-    assert sorted((rank, threads) for rank, _, threads in begun) == [
+    first.begin(begun(folder, tmp_path, num_ranks=1, num_threads=3))
+    assert exit_code_of(first) == 0
+    lines = [line.split() for line in (tmp_path / "imported").read_text().splitlines()]
+    assert sorted((rank, threads) for rank, _, threads in lines) == [
         ("0", "1"),
         ("0", "3"),
         ("1", "1"),
     ]
-    assert len({supervisor for _, supervisor, _ in begun}) == 1
+    assert len({supervisor for _, supervisor, _ in lines}) == 1
     assert (folder / "logs/start-0/rank-0.out").read_text() == "said by 0\n"
-    assert second.num_starts() == 1
-    second.stop()
-    assert not second.supervisor.is_free
+    assert first.num_starts() == 1
+    first.stop()
+    assert not first.is_free
