@@ -139,13 +139,6 @@ def is_known_by_name(case: Case) -> bool:
     return is_plain_preset(identity_of(case)) and not is_program and source not in LOCAL_KINDS
 
 
-def decisive(case: Case) -> Case:
-    """The settings of a case by which transfers and collectives are placed, and no others."""
-    names = [name for name in vars(case) if name.startswith(("transfer_", "sharding_"))]
-    kept = {name: getattr(case, name) for name in (*names, "replicas")}
-    return Case(**kept)
-
-
 def _of_schedule(case: Case) -> Iterator[Problem]:
     """Check a registered schedule's shape; prove a program file correct."""
     if case.is_automatic:
@@ -155,7 +148,7 @@ def _of_schedule(case: Case) -> Iterator[Problem]:
             shape_of(case.schedule, case.world_size, case.num_microbatches, case.stages_per_rank)
             return
         program = program_of(case)
-        prove(program, decisive(case))
+        prove(program, case)
     except ShapeError as error:
         yield Problem(error.key, printable(str(error)))
     except ProgramError as error:

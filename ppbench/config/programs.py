@@ -173,17 +173,24 @@ def lowered_of(case: Case, program: Program | None = None) -> Program:
     return with_collectives(lowered, program, sharding_of(case)) if case.replicas > 1 else lowered
 
 
-@functools.lru_cache(maxsize=16)
 def prove(program: Program, case: Case) -> None:
-    """Raise ProgramError for a file's program that is not legal, or could hang, in a case.
+    """Raise ProgramError for a file's program that is not legal, or could hang, in a case."""
+    policy, is_alone = Policy(case.transfer_policy), case.replicas == 1
+    _prove(program, policy, case.transfer_look_ahead, None if is_alone else sharding_of(case))
 
-    Of the case only `ppbench.config.feasibility.decisive` settings count.
-    """
+
+@functools.lru_cache(maxsize=16)
+def _prove(
+    program: Program, policy: Policy, look_ahead: int, sharding: CollectivePolicy | None
+) -> None:
+    """Prove a program once for all cases of a grid that place its transfers alike."""
     check(program)
-    lowered = lowered_of(case, program)
-    if lowered.has_collectives:
+    lowered = lower(program, policy, look_ahead)
+    if sharding is not None:
+        lowered = with_collectives(lowered, program, sharding)
+    if sharding is not None and lowered.has_collectives:
         # Those of a file as they are written: positions in an error are then the file's.
-        check_collectives(program if program.has_collectives else lowered, sharding_of(case))
+        check_collectives(program if program.has_collectives else lowered, sharding)
 
 
 def planned_step_ns(case: Case, lowered: Program) -> int:

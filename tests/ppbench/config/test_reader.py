@@ -15,6 +15,7 @@ from ppbench.config.case import CASE_KEYS, SETTINGS, Case, Measure
 from ppbench.config.feasibility import problems_of_fit
 from ppbench.config.programs import check_file_unchanged, link_ns_of
 from ppbench.config.reader import read_sweep
+from ppbench.config.toml import as_toml
 from ppbench.errors import SweepFileError, UsageError
 from ppbench.judge.differences import FEWEST_LAUNCHES
 from ppbench.run.job import Job, PlannedRun, read_job, write_job
@@ -58,6 +59,19 @@ def test_the_grid_is_expanded_in_order_without_what_is_excluded(tmp_path):
     ]  # fmt: skip
     assert sweep.axes == ("schedule", "world_size", "num_microbatches")
     assert sweep.cases[0][1] == Measure(steps=8, block=1)
+
+
+def test_every_key_is_taken_and_its_default_is_what_a_file_without_it_has(tmp_path):
+    """The reference named `sharding_policy`, which the reader refused (FAULTS 47)."""
+    lines = [
+        f"{key} = {as_toml(declared.default)}"
+        for key, declared in SETTINGS.items()
+        if key != "name" and declared.default != () and not key.endswith("_ms")
+    ]
+    every, none = read(tmp_path, "\n".join(lines)), read(tmp_path, "")
+    assert every.cases == none.cases
+    for name in ("torchrun", "slurm", "track", "plan"):
+        assert getattr(every, name) == getattr(none, name)
 
 
 def test_an_empty_file_is_one_case_of_defaults_named_after_the_file(tmp_path):
