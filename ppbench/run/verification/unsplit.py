@@ -12,7 +12,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from engine.configuration import data_of, lowered_of, model_of, partition_of, tokenizer_of
 from engine.connection import autocast_of
@@ -48,8 +49,9 @@ def first_loss(
 def unsplit_loss(config: TrainerConfig, device: torch.device) -> float | None:
     """Return the first step's mean loss per token; `config` is the one agreed on.
 
-    None for a model that draws random numbers, as dropout does: its loss depends on the order in
-    which a rank computes its microbatches, which differs between schedules.
+    None for a model that draws random numbers, as dropout does, or whose forwards change its
+    buffers, as a power iteration does: its loss depends on the order in which a rank computes its
+    microbatches, which differs between schedules.
     """
     model = model_of(config, device)
     data = data_of(config, model, tokenizer_of(config), device)
@@ -62,11 +64,13 @@ def unsplit_loss(config: TrainerConfig, device: torch.device) -> float | None:
     # Messages of all microbatches are kept, but never their logits.
     carried: list[tuple[Tensor, ...]] = [(inputs,) for inputs in batch.inputs]
     losses: list[Tensor] = []
+    has_state = False
     with torch.no_grad():
         for stage in range(len(partition)):
             state = random_state(device)
             module = model.build_stage(partition, stage, device)
             set_random_state(state, device)  # drawing its weights has changed it
+            states = _states(module)
             for microbatch, targets in enumerate(batch.targets):
                 with autocast_of(config.autocast, device):
                     outputs = module(*carried[microbatch])
@@ -74,5 +78,17 @@ def unsplit_loss(config: TrainerConfig, device: torch.device) -> float | None:
                 if module.is_last:
                     losses.append(loss_of(outputs[0], targets, batch.num_tokens))
                     carried[microbatch] = ()
+            has_state |= _states(module) != states
     has_drawn = not torch.equal(before, random_state(device))
-    return None if has_drawn else float(torch.stack(losses).sum())
+    return None if has_drawn or has_state else float(torch.stack(losses).sum())
+
+
+def _states(module: nn.Module) -> dict[tuple[int, str], tuple[int, int]]:
+    """The tensor of each buffer, and how often it was written to; in training no norm reads its."""
+    return {
+        (id(inner), name): (id(buffer), buffer._version)
+        for inner in module.modules()
+        if not isinstance(inner, _NormBase)
+        for name, buffer in inner._buffers.items()
+        if buffer is not None
+    }

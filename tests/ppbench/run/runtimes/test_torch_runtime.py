@@ -226,6 +226,13 @@ def loss_and_reference(trainer):
     return trainer.compute_gradients(0), unsplit_loss(trainer.config, CPU)
 
 
+def test_the_expected_loss_is_unknown_where_the_order_of_microbatches_decides_it(ranks):
+    settings = config("1f1b", 1, 2, preset="authors:rotating")  # it counts its calls in a buffer
+    ((loss, expected),) = ranks.run(1, with_trainer, settings, loss_and_reference)
+    assert loss is not None
+    assert expected is None
+
+
 def test_the_expected_loss_is_the_unsplit_models_and_unknown_with_dropout(ranks, tmp_path):
     ((loss, expected),) = ranks.run(1, with_trainer, config("zbv", 1, 3), loss_and_reference)
     assert loss == pytest.approx(expected, rel=1e-12)
