@@ -310,6 +310,9 @@ def _expand(
 ) -> Iterator[Planned]:
     """The cases of the grid; conditions that are met are removed from `idle`."""
     shape_of = functools.cache(_shape_of)  # a file may change between two sweeps
+    overridden = {key for override in overriding for key in override.values}
+    emulated = [key for key in overridden if key.startswith("emulated.")]
+    of_case = [declared for declared in SETTINGS.values() if declared.owner is Case]
 
     def resolved(point: Mapping[str, Any]) -> dict[str, Any]:
         """The point without `auto`, so that conditions compare what a case has."""
@@ -329,7 +332,7 @@ def _expand(
                 point = {**point, **override.values}
         point = resolved(point)
         if point["device"] != EMULATED:  # `--set device=cpu` measures what the file emulates
-            point |= {key: v for key, v in before.items() if key.startswith("emulated.")}
+            point |= {key: before[key] for key in emulated}
         if costs := str(point[_COSTS]):
             with contextlib.suppress(ValueError):  # an unusable file is refused as infeasible later
                 point |= {f"emulated.{name}": times for name, times in read_costs(costs).items()}
@@ -337,7 +340,7 @@ def _expand(
         if met is not None:
             idle.pop(met, None)
             continue
-        case = {s.field: point[s.key] for s in SETTINGS.values() if s.owner is Case}
+        case = {one.field: point[one.key] for one in of_case}
         case["program_digest"] = point["program_digest"]
         measure = _built(Measure, point)
         if measure.block == 0:
