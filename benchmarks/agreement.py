@@ -46,7 +46,6 @@ from ppbench.recommendation.trials import trials_of
 from ppbench.report.pages.conclusions import conclude
 from ppbench.report.pages.judgement import judge
 from ppbench.store import Condition, Store
-from ppbench.store.columns import SCHEMA_VERSION
 from ppbench.store.parquet import row_as_table, storable, write_parquet
 
 SCHEDULES = ("afab", "1f1b", "zb_h1", "interleaved_1f1b")
@@ -124,7 +123,6 @@ def made_up_store(draw: np.random.Generator, folder: Path) -> Store:
                         "fingerprint": "f1f2",
                         "environment": json.dumps({"cpu": "made up", "num_cores": 2, "gpus": []}),
                         "ppbench_version": "0.1.0",
-                        "schema_version": SCHEMA_VERSION,
                     }
                     if in_turns:  # the commits that are compared took turns too
                         rounds = {"round": list(range(NUM_ROUNDS)), SPEED: turns.tolist()}

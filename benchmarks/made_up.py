@@ -13,7 +13,6 @@ from engine.plan.action import Op
 from engine.plan.spans import Lane, Span
 from ppbench.analysis.running import Following
 from ppbench.config.case import Case, Measure
-from ppbench.store import SCHEMA_VERSION
 
 RUNS_PER_COMMIT = 200
 SPANS_PER_RUN = 120
@@ -79,4 +78,4 @@ def spans(run_id: str) -> pd.DataFrame:
         Span(n % 5, n % 4, Lane.COMPUTE, n % 4, Op.F, n % 8, n * 1000, n * 1000 + 900, 0)
         for n in numbers
     ]
-    return pd.DataFrame(values).assign(run_id=run_id, schema_version=SCHEMA_VERSION)
+    return pd.DataFrame(values).assign(run_id=run_id)

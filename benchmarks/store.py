@@ -30,7 +30,7 @@ from benchmarks.made_up import SPANS_PER_RUN, cases, rows, spans
 from benchmarks.outcome import Figure, Ratio, parser, write
 from benchmarks.surroundings import read_surroundings
 from benchmarks.turns import results_in_turns, seconds_of
-from ppbench.store import SCHEMA_VERSION, Store, write_rows
+from ppbench.store import Store, write_rows
 
 PART = 5000
 PPBENCH = [sys.executable, "-c", "from ppbench.cli import main; main()"]
@@ -125,7 +125,7 @@ def make_compacted(folder: Path, num_runs: int) -> None:
     """Make a store: write it a part at a time, then merge it by `compact` itself."""
     part: list[dict[str, object]] = []
     for row in rows(num_runs):
-        part.append({**row, "schema_version": SCHEMA_VERSION})
+        part.append(row)
         if len(part) == PART:
             _write_part(folder, part)
             part = []
@@ -190,7 +190,7 @@ def time_compact(folder: Path, num_runs: int) -> None:
     """Print the time of compacting runs that have one file for each of two tables."""
     store = Store(folder)
     for row in rows(num_runs):
-        store.write_run(row, {"spans": spans(str(row["run_id"])).drop(columns=["schema_version"])})
+        store.write_run(row, {"spans": spans(str(row["run_id"]))})
     took = seconds_of(
         lambda: [
             print(" ", dataclasses.asdict(done))

@@ -154,7 +154,6 @@ class Explanation:
         by_step = rows.drop(columns=["rank", "replica"]).groupby("step", as_index=False).sum()
         return {
             "run_id": run["run_id"],
-            "schema_version": int(run["schema_version"]),
             "model": run["model_preset"],
             "device": run["device"],
             "schedule": run["schedule"],
@@ -239,7 +238,7 @@ def stored_job(store: Store, name: str) -> tuple[str, pd.DataFrame, Program, int
     _check_ok(run)
     spans = store.table("spans", [run["run_id"]])
     if spans.empty:
-        raise missing_spans(store, run)
+        raise missing_spans(run)
     following = stored_following(run)
     return str(run["run_id"]), spans, program_of_run(run), int(run["replicas"]), following
 
@@ -264,8 +263,8 @@ def _explained(store: Store, run: pd.Series) -> Explanation:
         notes += [POLICY_NOTE, more]
     return Explanation(
         run,
-        rows.drop(columns=["run_id", "schema_version", *unused], errors="ignore"),
-        edges.drop(columns=["run_id", "schema_version"], errors="ignore"),
+        rows.drop(columns=["run_id", *unused], errors="ignore"),
+        edges.drop(columns=["run_id"], errors="ignore"),
         as_modelled(model),
         [
             *without_outliers(model),

@@ -124,7 +124,7 @@ def columns() -> str:
 
 
 def schema_version() -> str:
-    return f"The columns below are those of `schema_version` {SCHEMA_VERSION}."
+    return f"The columns below are those of schema {SCHEMA_VERSION}."
 
 
 def cautions() -> str:

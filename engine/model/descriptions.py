@@ -49,14 +49,14 @@ class Check:
     """The result of checking an architecture.
 
     `status`: `exact`; `refused`, with the error that a user gets before any rank starts; `wrong`;
-    or `error`. The `difference` is the largest of losses, gradients and weights, relative to the
+    or `error`. The `largest_difference` is of losses, gradients and weights, relative to the
     largest element.
     """
 
     architecture: str
     status: str
     dtype: str | None = None
-    difference: float | None = None
+    largest_difference: float | None = None
     num_parameters: int | None = None
     seconds: float | None = None
     reason: str = ""

@@ -6,6 +6,7 @@ raw figure under its own name, with the verdicts in the words of `judge.verdicts
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -30,7 +31,7 @@ from ppbench.display.changes import (
 from ppbench.display.commands import LAUNCHES, repeated
 from ppbench.display.fields import field_of, words
 from ppbench.display.formats import Format
-from ppbench.display.tables import EVERYTHING, View, as_records, escaped, render, sort_rows
+from ppbench.display.tables import EVERYTHING, Rows, View, as_records, escaped, render
 from ppbench.display.units import counted
 from ppbench.errors import ExitCode
 from ppbench.report.pages.comparison import facts_of, why_idle
@@ -233,9 +234,10 @@ def _table(
     if view.sort:
         column = str(view.order(columns))
         keys = [_number(line, column, own[column]) for line, own in zip(lines, cells, strict=True)]
-        is_descending, key = view.sort.startswith("-"), pd.DataFrame({"key": keys})
-        order = sort_rows(key, "key", is_descending=is_descending).index
-        cells, view = [cells[at] for at in order], replace(view, sort="")
+        order = Rows(["key", "at"], [*zip(keys, itertools.count())])
+        order = order.sorted("key", is_descending=view.sort.startswith("-"))
+        cells = [cells[int(str(at))] for _, at in order.cells]
+        view = replace(view, sort="")
         hidden = {"fingerprint"} if len({own["fingerprint"] for own in cells}) == 1 else set()
     else:
         cells, hidden = _stacked(comparison, rows, cells, is_narrow=how is Format.table)

@@ -59,10 +59,11 @@ def runs(ctx: typer.Context, incomplete: str) -> list[str]:
 
     short: dict[str, str] = {}
     with contextlib.suppress(Exception):  # no store, or a damaged one
-        short = Store(Path(ctx.params.get("results") or "results")).short_ids()
-    newest = list(short.items())[-MOST_RUNS:][::-1]
-    ends = [end for _, end in newest if incomplete and end.startswith(incomplete)]
-    return ends or _beginning(incomplete, ["last", *(run_id for run_id, _ in newest)])
+        store = Store(Path(ctx.params.get("results") or "results"))
+        newest = store.listed(["run_id"], (), MOST_RUNS)
+        short = store.short_ids(str(run_id) for (run_id,) in reversed(newest))
+    ends = [end for end in short.values() if incomplete and end.startswith(incomplete)]
+    return ends or _beginning(incomplete, ["last", *short])
 
 
 def columns(incomplete: str) -> list[str]:

@@ -105,7 +105,7 @@ def export(
             print_path(str(output), output)
             return
         columns = RUN_COLUMNS if table == "runs" else [column.name for column in TABLES[table]]
-        filled = [n for n in columns if n != "schema_version" and frame[n].notna().any()]
+        filled = [name for name in columns if frame[name].notna().any()]
         text = render(frame, Format(how.value), filled or columns)
     if output is None:
         print(text)

@@ -6,8 +6,10 @@ These commands import nothing that draws, simulates or launches: listings are fa
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,7 +29,7 @@ from ppbench.console import note
 from ppbench.display.fields import OF_REPLICAS, Direction, field_of, figure, words
 from ppbench.display.formats import Format
 from ppbench.display.replicas import folded, folding_note
-from ppbench.display.tables import View, as_records, facts, render
+from ppbench.display.tables import Rows, View, as_records, facts, render
 from ppbench.display.units import NO_UNIT
 from ppbench.errors import first_line, no_runs_in
 from ppbench.runtimes import ENGINE
@@ -77,6 +79,18 @@ STEP_COLUMNS = [
 ]
 NO_FIGURES = ("load_window_s", "clock_offset_ns")
 PROGRAMS = (Format.json, Format.csv)
+NUMBERS = (
+    "TINYINT",
+    "SMALLINT",
+    "INTEGER",
+    "BIGINT",
+    "HUGEINT",
+    "UBIGINT",
+    "FLOAT",
+    "DOUBLE",
+    "DECIMAL",
+)
+"""Types of SQL whose columns are aligned as numbers; so are decimal ones."""
 _WHOLE = View(remedy="--columns shows them, and --format json all")
 
 
@@ -105,31 +119,34 @@ def list_runs(
     is_for_people = how in (Format.table, Format.markdown)
     most = limit if limit is not None else MOST_LISTED if is_for_people else 0
     every = [column.name for column in TABLES["runs"] if column.name not in BULKY]
-    view = View.of(columns, sort)
-    store = Store(results)
+    view, store = View.of(columns, sort), Store(results)
     wanted = view.within(every, LISTED if is_for_people else every)
-    runs = store.runs(wanted, conditions, most + 1 if most else None)
-    if runs.empty:
-        if not conditions or store.runs(["run_id"]).empty:
+    if not store.listed(["run_id"], conditions, 1):
+        if not conditions or not store.listed(["run_id"], (), 1):
             raise no_runs_in(results)
         note(f"{results}: no run meets the conditions")
         if how is Format.table:
             return
-    if most and len(runs) > most:
+    if how is Format.csv and not sort and not most:  # as values, half a store takes seconds
+        print(store.csv(wanted, conditions), end="")
+        return
+    rows = Rows(wanted, store.listed(wanted, conditions, most + 1 if most else None))
+    if most and len(rows.cells) > most:
         note(f"{results}: the newest {most:,}; --limit 0 lists all")
-        runs = runs.tail(most)
-    if how is Format.table:
-        view = replace(view, short_ids=store.short_ids())
-    shown = list(map(str, runs))
-    if not columns:
+        rows = Rows(wanted, rows.cells[1:])
+    if how is Format.table and "run_id" in wanted:
+        ids = [str(run_id) for (run_id,) in rows.of_columns(["run_id"])]
+        view = replace(view, short_ids=store.short_ids(ids))
+    shown = wanted
+    if is_for_people and not columns:
+        usual = {"error": "", "cautions": "", "runtime": ENGINE, "replicas": 1}
         is_told = {
-            "error": runs["error"].notna(),
-            "cautions": runs["cautions"].fillna("").ne(""),
-            "runtime": runs["runtime"].ne(ENGINE),
-            **dict.fromkeys(("replicas", "sharding_policy"), runs["replicas"].gt(1)),
+            name: any(value not in (None, own) for (value,) in rows.of_columns([name]))
+            for name, own in usual.items()
         }
-        shown = [name for name in LISTED if name not in is_told or is_told[name].any()]
-    print(render(runs, how, shown, view))
+        is_told["sharding_policy"] = is_told["replicas"]
+        shown = [name for name in LISTED if is_told.get(name, True)]
+    print(render(rows, how, shown, view))
 
 
 def query(
@@ -140,16 +157,31 @@ def query(
     sort: Sort = None,
 ) -> None:
     """Query the store in SQL: `SELECT schedule, max(tokens_per_s) FROM runs GROUP BY schedule`."""
-    from pandas.api.types import is_numeric_dtype
-
-    from ppbench.store import ConsoleNote, sql
+    from ppbench.store import Store
 
     check_exists(results)
-    frame = sql.query(results, text, ConsoleNote())
+
+    kinds, values = Store(results).query(text)
+    rows = Rows(list(kinds), [tuple(_plain(value, how) for value in row) for row in values])
     fields = {
-        str(name): words(str(name), is_number=is_numeric_dtype(frame[name])) for name in frame
+        name: words(name, is_number=kind.partition("(")[0] in NUMBERS)
+        for name, kind in kinds.items()
     }
-    print(render(frame, how, fields, View.of(columns, sort), list(fields)))
+    print(render(rows, how, fields, View.of(columns, sort), list(fields)))
+
+
+def _plain(value: object, how: Format) -> object:
+    """A value of SQL as one of JSON; other formats have lists as text in JSON."""
+    if isinstance(value, list | tuple):
+        items = [_plain(item, Format.json) for item in value]
+        return items if how is Format.json else json.dumps(items, ensure_ascii=False)
+    if isinstance(value, dict):
+        of_keys = {str(key): _plain(item, Format.json) for key, item in value.items()}
+        return of_keys if how is Format.json else json.dumps(of_keys, ensure_ascii=False)
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    is_plain = value is None or isinstance(value, str | bool | int)
+    return value if is_plain or (isinstance(value, float) and math.isfinite(value)) else str(value)
 
 
 def compact(

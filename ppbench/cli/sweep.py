@@ -191,7 +191,7 @@ def sweep(
             )
             update_index(reports)
     if how is Format.table:
-        view = dataclasses.replace(view, short_ids=store.short_ids())
+        view = dataclasses.replace(view, short_ids=store.short_ids(done.frame["run_id"]))
     has_failed = bool((done.frame["status"] != "ok").any())
     is_repeated = any(measure.launches > 1 for _, measure in read.cases)
     figures = [

@@ -34,7 +34,7 @@ from ppbench.store import TABLES, Condition, Store, read_conditions
 
 _NUMBERS = ("int64", "double")
 _NO_FIGURES = (
-    *("schema_version", "launch", "position", "attempt", "error_rank", *SETTINGS),
+    *("launch", "position", "attempt", "error_rank", *SETTINGS),
     *("not_finite_step", "not_finite_rank"),
 )
 _MOST_NAMED = 3
@@ -196,7 +196,7 @@ def metric_called(name: str) -> Metric:
     known = [
         column.name
         for column in TABLES["runs"]
-        if str(column.type) in _NUMBERS
+        if column.type in _NUMBERS
         and column.name not in _NO_FIGURES
         and not column.name.startswith("measure_")
     ]

@@ -16,9 +16,9 @@ from ppbench.comparison.launches import SETTINGS as MEASURED
 from ppbench.comparison.launches import Key, key_text, keys_of, without_times_of_files
 from ppbench.comparison.lines import COMMIT, listed
 from ppbench.display.cases import NOT_GIVEN, SETTINGS, axis_text, case_text, varying_axes
-from ppbench.display.fields import SETTINGS as HEADED
 from ppbench.display.fields import field_of
 from ppbench.runtimes import ENGINE
+from ppbench.store.columns import SETTINGS as HEADED
 
 Arm = tuple[Hashable, Key]
 """A value and the key of its launches."""

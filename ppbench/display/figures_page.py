@@ -1,13 +1,26 @@
-"""The page on figures, made from the catalogue: `python -m ppbench.display.figures_page`."""
+"""The pages of columns, made from their declaration: `python -m ppbench.display.figures_page`.
+
+They are `docs/reference/figures.md` and the columns in `results/README.md`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
-from ppbench.display.fields import COMPUTED, SETTINGS, field_of, meaning_of
+from ppbench.config.case import Case, Measure, settings_in
 from ppbench.display.tables import escaped
+from ppbench.display.units import UNITS
+from ppbench.store.columns import (
+    COMPUTED,
+    RUN_ID,
+    SETTINGS,
+    TABLES,
+    Column,
+    columns_as_markdown,
+)
 
-_COMMAND = "python -m ppbench.display.figures_page > docs/reference/figures.md"
+_COMMAND = "python -m ppbench.display.figures_page"
 _INTRODUCTION = """\
 # Figures
 
@@ -41,31 +54,42 @@ _TITLES = {
 
 def figures_page() -> str:
     """Return the text of the page."""
-    from ppbench.config.case import Case, Measure, settings_in
-    from ppbench.store.columns import RUN_ID, TABLES
-
-    sections = [_section("Settings shown as columns", SETTINGS, "runs")]
+    runs = {column.name: column for column in TABLES["runs"]}
+    sections = [_section("Settings shown as columns", [runs[name] for name in SETTINGS])]
     settings = {name for name, _ in settings_in(Case)}
     settings |= {f"measure_{name}" for name, _ in settings_in(Measure)}
     for table, columns in TABLES.items():
-        hidden = settings if table == "runs" else {RUN_ID, "schema_version"}
-        shown = [column.name for column in columns if column.name not in hidden]
-        sections.append(_section(_TITLES[table], shown, table))
-    sections += [_section(title, group) for title, group in COMPUTED.items()]
-    foot = f"Made from `ppbench/display/fields.py`; after a change there: `{_COMMAND}`"
+        hidden = settings if table == "runs" else {RUN_ID}
+        shown = [column for column in columns if column.name not in hidden]
+        sections.append(_section(_TITLES[table], shown))
+    sections += [_section(title, columns) for title, columns in COMPUTED.items()]
+    foot = f"Made from `ppbench/store/columns.txt`; after a change there: `{_COMMAND}`"
     return "\n".join([_INTRODUCTION, *sections, foot, ""])
 
 
-def _section(title: str, columns: Iterable[str], table: str = "") -> str:
+def _section(title: str, columns: Iterable[Column]) -> str:
     rows = []
     for column in columns:
-        field, meaning = field_of(column), meaning_of(column, table)
-        better, unit = field.direction.value or "–", field.unit.name or "–"
-        cells = f"`{column}`", field.heading, unit, better, meaning
+        heading = UNITS[column.unit].heading(column.heading)
+        cells = (
+            f"`{column.name}`",
+            heading,
+            column.unit or "–",
+            column.better or "–",
+            column.meaning,
+        )
         rows.append(f"| {' | '.join(map(escaped, cells))} |")
     lines = "\n".join(rows)
     return f"## {title}\n\n{_HEADER}\n{lines}\n"
 
 
+def page_of_store(page: str) -> str:
+    """Return `results/README.md` with the columns as they are declared now."""
+    return f"{page.partition('## runs')[0]}{columns_as_markdown()}"
+
+
 if __name__ == "__main__":
-    print(figures_page(), end="")
+    root = Path(__file__).parents[2]
+    (root / "docs" / "reference" / "figures.md").write_text(figures_page())
+    readme = root / "results" / "README.md"
+    readme.write_text(page_of_store(readme.read_text()))

@@ -10,9 +10,11 @@ what is unique, and what has no room is left out (`fitting`) and named below.
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,7 +23,6 @@ from ppbench.display.fields import (
     CIRCUMSTANCES,
     DISPENSABLE,
     IDENTIFYING,
-    SETTINGS,
     SPEAKING,
     Direction,
     Field,
@@ -30,6 +31,7 @@ from ppbench.display.fields import (
 from ppbench.display.fitting import Column, fit
 from ppbench.display.formats import Format
 from ppbench.errors import UsageError, nearest, printable
+from ppbench.store.columns import SETTINGS
 
 if TYPE_CHECKING:  # pandas and rich are imported when something is rendered
     import pandas as pd
@@ -94,8 +96,52 @@ def _column(name: str, known: Sequence[str], option: str) -> str:
     raise UsageError(f'{option}: unknown column "{name}"{nearest(name, words, listed)}')
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Rows of plain values, in which None is missing; a listing of the store needs no pandas."""
+
+    columns: list[str]
+    cells: list[tuple[object, ...]]
+
+    @classmethod
+    def of(cls, frame: pd.DataFrame) -> Rows:
+        """The rows of a frame, unrounded; integers stay whole."""
+        plain = frame.convert_dtypes()
+        values = plain.astype(object).where(plain.notna(), None).to_numpy().tolist()
+        return cls(list(map(str, frame.columns)), [tuple(row) for row in values])
+
+    def of_columns(self, names: Iterable[str]) -> Iterator[tuple[object, ...]]:
+        """The rows with these columns alone."""
+        places = [self.columns.index(name) for name in names]
+        return (tuple(row[place] for place in places) for row in self.cells)
+
+    def sorted(self, column: str, *, is_descending: bool) -> Rows:
+        """Sort the rows: numbers before texts, missing values last in both directions."""
+        place = self.columns.index(column)
+        numbers, texts, missing = [], [], []
+        for row in self.cells:
+            value = row[place]
+            if value is None:
+                missing.append(row)
+                continue
+            try:
+                numbers.append((float(str(value)), row))
+            except ValueError:
+                texts.append((str(value), row))
+        for group in (numbers, texts):
+            group.sort(key=lambda pair: pair[0], reverse=is_descending)
+        return Rows(self.columns, [*(row for _, row in (*numbers, *texts)), *missing])
+
+    def csv(self, names: Sequence[str]) -> str:
+        text = io.StringIO()
+        lines = csv.writer(text, lineterminator="\n")
+        lines.writerow(names)
+        lines.writerows(self.of_columns(names))
+        return text.getvalue().rstrip("\n")
+
+
 def render(
-    frame: pd.DataFrame,
+    frame: pd.DataFrame | Rows,
     how: Format,
     columns: Sequence[str] | Mapping[str, Field],
     view: View = EVERYTHING,
@@ -107,63 +153,44 @@ def render(
     choose others. `essential` columns name the row together with the first: they stay in the table
     and are the last to be left out.
     """
-    known = list(map(str, frame.columns))
-    column, asked = view.order(known), view.names(known)
-    if column is not None:
-        frame = sort_rows(frame, column, is_descending=view.sort.startswith("-"))
+    rows = frame if isinstance(frame, Rows) else Rows.of(frame)
+    order, asked = view.order(rows.columns), view.names(rows.columns)
+    if order is not None:
+        rows = rows.sorted(order, is_descending=view.sort.startswith("-"))
     given = columns if isinstance(columns, Mapping) else {name: field_of(name) for name in columns}
     fields = {name: given.get(name) or field_of(name) for name in asked} if asked else given
     match how:
         case Format.json:
-            return json.dumps(as_records(frame[asked or known]), indent=2, allow_nan=False)
+            names = asked or rows.columns
+            records = [dict(zip(names, row, strict=True)) for row in rows.of_columns(names)]
+            return json.dumps(records, indent=2, allow_nan=False, default=str)
         case Format.csv:
-            return frame[asked or known].to_csv(index=False).rstrip("\n")
+            return rows.csv(asked or rows.columns)
         case Format.markdown:
             rules = ("---:" if field.is_number else "---" for field in fields.values())
             lines = [
                 "| " + " | ".join(field.heading for field in fields.values()) + " |",
                 "|" + "|".join(rules) + "|",
             ]
-            lines += ["| " + " | ".join(map(escaped, row)) + " |" for row in _cells(frame, fields)]
+            lines += ["| " + " | ".join(map(escaped, row)) + " |" for row in _cells(rows, fields)]
             return "\n".join(lines)
         case Format.table:
-            return _table(frame, fields, view, [*essential, *asked])
-
-
-def sort_rows(frame: pd.DataFrame, column: str, *, is_descending: bool) -> pd.DataFrame:
-    """Sort the rows: numbers before texts, missing values last in both directions."""
-    import pandas as pd
-
-    values = frame[column]
-    numbers = pd.to_numeric(values, errors="coerce")
-    keys = pd.DataFrame(
-        {
-            "is_missing": values.isna(),
-            "is_text": numbers.isna(),
-            "number": -numbers if is_descending else numbers,
-            "text": values.astype(str).rank(ascending=not is_descending),
-        }
-    )
-    order = keys.reset_index(drop=True).sort_values([str(key) for key in keys], kind="stable")
-    return frame.iloc[list(order.index)]
+            return _table(rows, fields, view, [*essential, *asked])
 
 
 def as_records(frame: pd.DataFrame) -> list[dict[str, object]]:
     """Return the rows as plain values, unrounded; missing values are None, integers stay whole."""
-    plain = frame.convert_dtypes()
-    rows = plain.astype(object).where(plain.notna(), None).to_dict("records")
-    return [{str(column): value for column, value in row.items()} for row in rows]
+    rows = Rows.of(frame)
+    return [dict(zip(rows.columns, row, strict=True)) for row in rows.cells]
 
 
-def _cells(frame: pd.DataFrame, fields: Mapping[str, Field]) -> list[list[str]]:
-    import pandas as pd
-
+def _cells(rows: Rows, fields: Mapping[str, Field]) -> list[list[str]]:
     return [
         [
-            "" if pd.isna(value) else printable(field.cell(value))
+            "" if value is None else printable(field.cell(value))
             for field, value in zip(fields.values(), row, strict=True)
         ]
-        for row in frame[list(fields)].itertuples(index=False)
+        for row in rows.of_columns(fields)
     ]
 
 
@@ -173,13 +200,11 @@ def escaped(cell: str) -> str:
     return line.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
 
 
-def _table(
-    frame: pd.DataFrame, fields: Mapping[str, Field], view: View, kept: Sequence[str]
-) -> str:
+def _table(rows: Rows, fields: Mapping[str, Field], view: View, kept: Sequence[str]) -> str:
     """Draw a table that fits the terminal, with what all rows share above it."""
     from rich.cells import cell_len, set_cell_size
 
-    limit, cells = page_width(), _cells(frame, fields)
+    limit, cells = page_width(), _cells(rows, fields)
     texts = dict(zip(fields, map(list, zip(*cells, strict=True)), strict=True)) if cells else {}
     if "run_id" in texts:
         texts["run_id"] = [view.short_ids.get(run_id, run_id) for run_id in texts["run_id"]]
@@ -228,7 +253,7 @@ def _table(
     said = []
     for name in shared:
         if texts[name][0]:
-            shown, value = fields[name], frame[name].iloc[0]
+            shown, value = fields[name], next(rows.of_columns([name]))[0]
             is_figure = bool(shown.digits) and not isinstance(value, str)
             text = printable(shown.text(value) if is_figure else shown.cell(value))
             is_clear = name in SPEAKING or (is_figure and shown.unit.is_in_label)

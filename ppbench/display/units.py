@@ -31,14 +31,24 @@ class Unit:
         return label if has_unit else f"{label} ({self.name})"
 
 
-NO_UNIT = Unit("")
-PERCENT = Unit("%", 100, is_in_cells=True)
-SECONDS, MS, US = Unit("s"), Unit("ms", 1 / NS_PER_MS), Unit("µs", 1e-3)
-RANK_MS = Unit("rank-ms", 1 / NS_PER_MS)
-KIBIBYTES, MEBIBYTES = Unit("KiB", 1 / KIB), Unit("MiB", 1 / MIB)
-TOKENS_PER_S, MB_PER_S = Unit("tokens/s", is_in_label=True), Unit("MB/s", 1e-6)
-JOULES, JOULES_PER_TOKEN, WATTS = Unit("J"), Unit("J/token", is_in_label=True), Unit("W")
-MHZ, CELSIUS, CORES = Unit("MHz"), Unit("°C"), Unit("cores")
+UNITS = {
+    unit.name: unit
+    for unit in (
+        *map(Unit, ("", "s", "J", "W", "MHz", "°C", "cores", "ppb")),
+        Unit("%", 100, is_in_cells=True),
+        Unit("ms", 1 / NS_PER_MS),
+        Unit("rank-ms", 1 / NS_PER_MS),
+        Unit("µs", 1e-3),
+        Unit("KiB", 1 / KIB),
+        Unit("MiB", 1 / MIB),
+        Unit("MB/s", 1e-6),
+        Unit("tokens/s", is_in_label=True),
+        Unit("J/token", is_in_label=True),
+    )
+}
+"""Every unit by its name."""
+NO_UNIT, PERCENT, MS = UNITS[""], UNITS["%"], UNITS["ms"]
+MEBIBYTES, TOKENS_PER_S = UNITS["MiB"], UNITS["tokens/s"]
 
 
 def is_missing(value: object) -> bool:

@@ -137,12 +137,12 @@ def trace_of_run(store: Store, run: pd.Series, step: str) -> Trace:
     names = ("spans", "ranks", "memory", "steps")
     spans, ranks, memory, steps = (store.table(name, ids) for name in names)
     if spans.empty or steps.empty:
-        raise missing_spans(store, run)
+        raise missing_spans(run)
     every = [int(number) for number in steps["step"]]
     chosen = every if step == ALL_STEPS else [chosen_step(steps, step, ALL_STEPS)]
     shown = spans[spans["step"].isin(chosen)]
     if shown.empty:
-        raise missing_spans(store, run)
+        raise missing_spans(run)
     facts = {name: str(run[name]) for name in _FACTS if not pd.isna(run[name])}
     facts["steps"] = ", ".join(map(str, chosen))
     if not memory.empty:

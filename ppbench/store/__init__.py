@@ -1,4 +1,4 @@
-"""Runs on disk, as parquet. Only this room uses pyarrow.
+"""Runs on disk, as parquet. Only this room uses pyarrow and DuckDB.
 
 results/runs/<run_id>.parquet    one row: the workload, its figures, its circumstances
 results/steps/<run_id>.parquet   a row per measured step
@@ -18,7 +18,6 @@ from ppbench.store.columns import (
     columns_as_markdown,
 )
 from ppbench.store.conditions import Condition, read_conditions
-from ppbench.store.damage import ConsoleNote, DamagedFile
 from ppbench.store.folder import (
     LAST,
     ReadOnce,
@@ -31,6 +30,7 @@ from ppbench.store.folder import (
     newest_of,
 )
 from ppbench.store.parquet import write_rows
+from ppbench.store.reader import ConsoleNote
 from ppbench.store.sweeps import last_sweep_in, write_sweep_note
 
 __all__ = [
@@ -42,7 +42,6 @@ __all__ = [
     "Column",
     "Condition",
     "ConsoleNote",
-    "DamagedFile",
     "ReadOnce",
     "Store",
     "check_ok",

@@ -1,4 +1,4 @@
-"""Conditions on runs, such as `schedule=1f1b and train.microbatch_size>=2`.
+"""Conditions on runs, such as `schedule=1f1b and train.microbatch_size>=2`, and as SQL.
 
 A key is a column of `runs` or a key of sweep files; a value has the type of the column.
 """
@@ -10,28 +10,18 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from engine.plan.schedules.registry import UnknownScheduleError, find_schedule
 from ppbench.config.case import UNKNOWN, VARIABLE, Case
 from ppbench.config.synonyms import SYNONYMS, column_named
 from ppbench.errors import UsageError
 from ppbench.store.columns import RUNS
-from ppbench.store.parquet import stored_seq_len
+from ppbench.store.reader import quoted
 
 Value = str | int | float | bool | None
-_COMPARE: dict[str, Callable[..., pa.ChunkedArray]] = {
-    "=": pc.equal,
-    "!=": pc.not_equal,
-    "<": pc.less,
-    "<=": pc.less_equal,
-    ">": pc.greater,
-    ">=": pc.greater_equal,
-}
+_OPERATORS = ("=", "!=", "<", "<=", ">", ">=")
 _WORD = re.compile(r"""\s+and\s+|"[^"]*"|'[^']*'|\[[^\]]*\]|.""", re.IGNORECASE | re.DOTALL)
 _ONE = re.compile(r"\s*([^\s=!<>]+)\s*(!=|<=|>=|==|=|<|>)\s*(.*?)\s*", re.DOTALL)
 _FORM = 'give KEY=VALUE, or !=, <, <=, >, >= in its place; join several with " and "'
@@ -51,20 +41,22 @@ class Condition:
 
     def __post_init__(self) -> None:
         assert self.column in _TYPES
-        assert self.operator in _COMPARE
+        assert self.operator in _OPERATORS
 
-    def holds_in(self, rows: pa.Table) -> pa.ChunkedArray:
-        """Whether the condition holds for each row of `runs`, whose settings are filled.
-
-        Null equals only null; ordering comparisons with null are false.
-        """
-        cells = rows[self.column]
+    @property
+    def sql(self) -> str:
+        """The condition in SQL: null equals only null, and has no order."""
+        if self.column == "seq_len" and self.value in (VARIABLE, UNKNOWN):
+            wanted = "true" if self.value == VARIABLE else "false"
+            test = f"(seq_len IS NULL AND coalesce(is_seq_len_variable, false) = {wanted})"
+            return test if self.operator == "=" else f"NOT {test}"
         if self.value is None:
-            return cells.is_null() if self.operator == "=" else cells.is_valid()
-        wanted = pa.scalar(stored_seq_len(self.value) if self.column == "seq_len" else self.value)
-        if isinstance(self.value, float) and pa.types.is_integer(cells.type):
-            cells = cells.cast(pa.float64())
-        return _COMPARE[self.operator](cells, wanted).fill_null(self.operator == "!=")
+            return f'"{self.column}" IS {"" if self.operator == "=" else "NOT "}NULL'
+        operator = "IS DISTINCT FROM" if self.operator == "!=" else self.operator
+        is_text = isinstance(self.value, str)
+        value = quoted(self.value) if is_text else f"{self.value!r}"
+        kind = "::DOUBLE" if isinstance(self.value, float) else ""
+        return f'"{self.column}" {operator} {value}{kind}'
 
 
 def read_conditions(texts: Sequence[str], option: str = "--where") -> tuple[Condition, ...]:
@@ -92,8 +84,9 @@ def read_conditions(texts: Sequence[str], option: str = "--where") -> tuple[Cond
                 "columns of runs that results/README.md lists"
             )
         value = _value_of(column, written, f"{option}: {key}")
-        if value is None and operator not in ("=", "!="):
-            raise UsageError(f"{option}: {key}: null has no order; compare it with = or !=")
+        is_word = value is None or (column == "seq_len" and isinstance(value, str))
+        if is_word and operator not in ("=", "!="):
+            raise UsageError(f"{option}: {key}: {written} has no order; compare it with = or !=")
         conditions.append(Condition(column, operator, value))
     return tuple(conditions)
 
@@ -105,11 +98,11 @@ def _value_of(column: str, written: str, where: str) -> Value:
     kind = _TYPES[column]
     if column == "seq_len" and written in (VARIABLE, UNKNOWN):
         return written
-    if pa.types.is_boolean(kind):
+    if kind == "bool":
         if written.lower() not in ("true", "false"):
             raise UsageError(f'{where}: expected true or false, got "{written}"')
         return written.lower() == "true"
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+    if kind != "string":
         with contextlib.suppress(ValueError):
             whole = int(written)
             if -(2**63) <= whole < 2**63:
@@ -138,10 +131,6 @@ def _value_of(column: str, written: str, where: str) -> Value:
     return json.dumps([float(value) for value in values] if is_time else values)
 
 
-def holds(rows: pa.Table, conditions: Iterable[Condition]) -> pa.ChunkedArray | None:
-    """Whether all conditions hold for each row; None without conditions."""
-    found = None
-    for condition in conditions:
-        one = condition.holds_in(rows)
-        found = one if found is None else pc.and_(found, one)
-    return found
+def all_of(conditions: Iterable[Condition]) -> str:
+    """SQL for whether all conditions hold."""
+    return " AND ".join(["true", *(condition.sql for condition in conditions)])

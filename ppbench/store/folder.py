@@ -8,39 +8,47 @@ one run.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import secrets
 import shutil
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-
-import numpy as np
-import pandas as pd
-import pyarrow as pa
-import pyarrow.compute as pc
+from typing import TYPE_CHECKING, TypeVar
 
 from ppbench.errors import StoreError, UsageError, no_runs_in
-from ppbench.store.columns import RUN_ID, SCHEMA_VERSION, TABLES
-from ppbench.store.compaction import Compacted, compact
-from ppbench.store.conditions import Condition
-from ppbench.store.damage import ConsoleNote, DamagedFile, Skip
+from ppbench.store.columns import RUN_ID, TABLES
+from ppbench.store.conditions import Condition, all_of
 from ppbench.store.parquet import as_frame, as_table, row_as_table, storable, write_parquet
-from ppbench.store.reader import Reader
-from ppbench.store.snapshot import files_of
+from ppbench.store.reader import (
+    Columns,
+    ConsoleNote,
+    Reader,
+    Tell,
+    check_version,
+    lock_of,
+    quoted,
+)
 from ppbench.store.sweeps import NOTED, SweepNote, last_sweep_in
+
+if TYPE_CHECKING:  # listings import neither
+    import duckdb
+    import numpy as np
+    import pandas as pd
+    import pyarrow as pa
+
+    from ppbench.store.compaction import Compacted
 
 LAST = "last"
 _SHORTEST_ID = 6
 """Characters of the random part of an id; a shorter word is no end of one."""
-_FEW = 500
-"""So many runs' own files are opened once for all columns, rather than again for those wanted."""
 _OF_MOST_RUNS = frozenset({"steps", "ranks", "edges"})
 """Small tables, in which nearly every run has rows."""
 MIN_FREE_BYTES = 16 * 2**20
 Row = Mapping[str, object]
+T = TypeVar("T")
+_READS = ("SELECT", "EXPLAIN")
 
 
 def new_run_id() -> str:
@@ -81,8 +89,8 @@ def check_writable(folder: Path, option: str) -> None:
 class Store:
     """A results folder; one that does not exist has empty tables."""
 
-    def __init__(self, folder: Path, on_skip: Skip | None = None) -> None:
-        """`on_skip` receives a line for each unusable file; by default it is a warning."""
+    def __init__(self, folder: Path, on_skip: Tell | None = None) -> None:
+        """`on_skip` receives a line for each file that cannot be read; by default a warning."""
         self.folder = folder
         self._reader = Reader(folder, on_skip or ConsoleNote())
 
@@ -94,21 +102,21 @@ class Store:
         a process that was killed had begun to store of the same run.
         """
         run_id = str(run[RUN_ID])
+        check_version(self.folder)
         for name in TABLES.keys() - tables.keys() - {"runs"}:
             with contextlib.suppress(OSError):
                 (self.folder / name / f"{run_id}.parquet").unlink()
-        row = {**storable(run), RUN_ID: run_id, "schema_version": SCHEMA_VERSION}
         written: list[Path] = []
         try:
             for name in (*tables, "runs"):
                 if name == "runs":
-                    rows = row_as_table(row, name)
+                    rows = row_as_table({**storable(run), RUN_ID: run_id}, name)
                 else:
-                    owned = tables[name].assign(run_id=run_id, schema_version=SCHEMA_VERSION)
-                    rows = as_table(owned, name)
+                    rows = as_table(tables[name].assign(run_id=run_id), name)
                 path = self.folder / name / f"{run_id}.parquet"
                 write_parquet(rows, path)
                 written.append(path)
+            lock_of(self.folder).touch()
         except StoreError:
             for path in written:
                 with contextlib.suppress(OSError):
@@ -116,27 +124,78 @@ class Store:
             raise
 
     @property
-    def damaged(self) -> list[DamagedFile]:
-        """The files that could not be read so far."""
-        return list(self._reader.damaged)
-
-    def damage_to(self, run_id: str, table: str) -> DamagedFile | None:
-        """The damage that explains missing rows of a run in a table; None if there is none.
-
-        A damaged file with unknown runs may have had any run.
-        """
-        possible = [known for known in self.damaged if known.table == table]
-        certain = [known for known in possible if run_id in known.run_ids]
-        unknown = [known for known in possible if not known.run_ids]
-        return next(iter((*certain, *unknown)), None)
+    def damaged(self) -> list[str]:
+        """A line for each file that could not be read so far."""
+        return list(self._reader.damaged.values())
 
     def profiles_of(self, run_id: str) -> Path:
         """The folder of a run's Chrome traces; it exists if there are any."""
         return self.folder / "profiles" / run_id
 
+    def select(
+        self,
+        select: str,
+        columns: Columns,
+        fetch: Callable[[duckdb.DuckDBPyConnection, str], T],
+        where: Iterable[Condition] = (),
+        newest: int | None = None,
+    ) -> T:
+        """What `fetch` takes of a SELECT over the runs that meet the conditions, oldest first.
+
+        `select` are its expressions, `columns` those of `runs` that they read; `newest` limits
+        the runs.
+        """
+        where = tuple(where)
+        tried = [condition.column for condition in where]
+        if "seq_len" in (columns or ()) or "seq_len" in tried:
+            tried.append("is_seq_len_variable")
+        wanted = None if columns is None else [*columns, *tried]
+
+        def answer(database: duckdb.DuckDBPyConnection, source: Mapping[str, str]) -> T:
+            met = f"FROM {source['runs']} WHERE {all_of(where)}"
+            if newest is not None:
+                last = f"SELECT {RUN_ID} {met} ORDER BY {RUN_ID} DESC LIMIT {newest}"
+                oldest = f"SELECT min({RUN_ID}) FROM ({last})"
+                ((first,),) = database.execute(oldest).fetchall()
+                met += f" AND {RUN_ID} >= {quoted(first)}" if first else " AND false"
+            return fetch(database, f"SELECT {select} {met} ORDER BY {RUN_ID}")
+
+        return self._reader.ask({"runs": wanted}, answer)
+
+    def listed(
+        self, columns: Sequence[str], where: Iterable[Condition] = (), newest: int | None = None
+    ) -> list[tuple[object, ...]]:
+        """Columns of the runs that meet the conditions, as values; the length may be `variable`."""
+        return self.select(
+            ", ".join(f'"{name}"' for name in columns),
+            columns,
+            lambda database, text: database.execute(text).fetchall(),
+            where,
+            newest,
+        )
+
+    def csv(self, columns: Sequence[str], where: Iterable[Condition] = ()) -> str:
+        """The same as CSV, for very many runs."""
+        flags = {column.name for column in TABLES["runs"] if column.type == "bool"}
+        cells = [
+            f'CASE WHEN "{name}" THEN \'True\' WHEN NOT "{name}" THEN \'False\' END AS "{name}"'
+            if name in flags
+            else f'"{name}"'
+            for name in columns
+        ]
+        with tempfile.NamedTemporaryFile(suffix=".csv") as file:
+            to = f"TO {quoted(file.name)} (FORMAT csv, HEADER)"
+            self.select(
+                ", ".join(cells),
+                columns,
+                lambda database, text: database.execute(f"COPY ({text}) {to}"),
+                where,
+            )
+            return Path(file.name).read_text()
+
     def runs(
         self,
-        columns: Sequence[str] | None = None,
+        columns: Columns = None,
         where: Iterable[Condition] = (),
         newest: int | None = None,
     ) -> pd.DataFrame:
@@ -144,20 +203,77 @@ class Store:
 
         `columns` limits the columns, which is much faster than reading all; `newest` the runs.
         """
-        found = self._reader.runs(columns, tuple(where), newest)
-        return as_frame(found if columns is None else found.select(list(columns)), "runs")
+        read = columns
+        if columns is not None and "seq_len" in columns:
+            read = [*columns, "is_seq_len_variable"]
+        names = "*" if read is None else ", ".join(f'"{name}"' for name in dict.fromkeys(read))
+        found = as_frame(self.select(names, read, _fetch, where, newest), "runs")
+        return found if columns is None else found[list(columns)]
 
     def table(self, name: str, run_ids: Iterable[str]) -> pd.DataFrame:
         """The rows of the given runs in a table, in the order of the ids."""
-        return as_frame(self._reader.rows_of_runs(name, list(dict.fromkeys(run_ids))), name)
+        return self._rows(name, list(dict.fromkeys(run_ids)), "true")
 
     def spans_of_steps(self, run_id: str, steps: Sequence[int]) -> pd.DataFrame:
         """The spans of some steps of a run."""
-        rows = self._reader.rows_of_runs("spans", [run_id])
-        return as_frame(rows.filter(pc.is_in(rows["step"], pa.array(steps))), "spans")
+        return self._rows("spans", [run_id], f"step IN ({', '.join(map(str, map(int, steps)))})")
 
-    def compact(self, tell: Skip) -> list[Compacted]:
+    def _rows(self, name: str, run_ids: Sequence[str], test: str) -> pd.DataFrame:
+        listed = ", ".join(map(quoted, run_ids)) or "NULL"
+        found = self._reader.ask(
+            {name: None},
+            lambda database, source: _fetch(
+                database, f"FROM {source[name]} WHERE {RUN_ID} IN ({listed}) AND {test}"
+            ),
+            run_ids,
+        )
+        rows = as_frame(found, name)
+        if len(run_ids) < 2:
+            return rows
+        places = rows[RUN_ID].map({run_id: place for place, run_id in enumerate(run_ids)})
+        if places.is_monotonic_increasing:
+            return rows
+        return rows.iloc[places.argsort(kind="stable")].reset_index(drop=True)
+
+    def query(self, text: str) -> tuple[dict[str, str], list[tuple[object, ...]]]:
+        """The columns, with their types in SQL, and the rows of the answer to one SELECT.
+
+        It reads nothing but the store, of which only the tables that are named, and writes nothing.
+        Raises UsageError for other SQL.
+        """
+        import duckdb
+
+        def answer(
+            database: duckdb.DuckDBPyConnection, source: Mapping[str, str]
+        ) -> tuple[dict[str, str], list[tuple[object, ...]]]:
+            for name, rows in source.items():
+                database.execute(f"CREATE OR REPLACE VIEW {name} AS FROM {rows}")
+            found = database.execute(statements[0])
+            columns: dict[str, str] = {}
+            for name, kind, *_ in found.description:  # names may repeat
+                free = (name, *(f"{name}_{n}" for n in range(1, len(columns) + 1)))
+                columns[next(one for one in free if one not in columns)] = str(kind)
+            return columns, found.fetchall()
+
+        try:
+            with duckdb.connect(":memory:") as database:
+                statements = database.extract_statements(text)
+                kinds = [statement.type.name for statement in statements]
+                if len(kinds) != 1 or kinds[0] not in _READS:
+                    got = ", ".join(kinds) or "nothing"
+                    raise UsageError(f"query: expected one SELECT; got {got}")
+                named = {name.lower() for name in database.get_table_names(text)} & TABLES.keys()
+                database.execute(f"SET allowed_directories = [{quoted(f'{self.folder}/')}]")
+                database.execute("SET enable_external_access = false")
+                database.execute("SET lock_configuration = true")
+                return self._reader.ask(dict.fromkeys(named), answer, database=database)
+        except duckdb.Error as error:
+            raise UsageError(f"query: {str(error).strip()}") from error
+
+    def compact(self, tell: Tell) -> list[Compacted]:
         """Merge files of one run into files of many; see `compaction`. Raises StoreError."""
+        from ppbench.store.compaction import compact
+
         return compact(self.folder, tell)
 
     def every_run(self) -> pd.DataFrame:
@@ -182,20 +298,25 @@ class Store:
             )
         return found.iloc[0]
 
-    def short_ids(self) -> dict[str, str]:
-        """The shortest end of each run's id that means this run alone: its random part."""
-        known = left = [str(run_id) for run_id in self.runs([RUN_ID])[RUN_ID]]
-        short: dict[str, str] = {}
-        for length in range(_SHORTEST_ID, max(map(len, known), default=0)):
-            ends = Counter(run_id[-length:] for run_id in known)
-            starts = {run_id[:length] for run_id in known}
-            for run_id in left:
-                if ends[run_id[-length:]] == 1 and run_id[-length:] not in starts:
-                    short[run_id] = run_id[-length:]
-            left = [run_id for run_id in left if run_id not in short]
+    def short_ids(self, run_ids: Iterable[str]) -> dict[str, str]:
+        """The shortest end of each of these ids that means this run alone: its random part."""
+        left = list(run_ids)
+        short = {run_id: run_id for run_id in left}
+        for length in range(_SHORTEST_ID, max(map(len, left), default=0)):
+            ends = ", ".join(quoted(run_id[-length:]) for run_id in left)
+            clear = self._reader.ask(
+                {"runs": [RUN_ID]},
+                lambda database, source: database.execute(
+                    f"SELECT right({RUN_ID}, {length}) AS ending FROM {source['runs']} "  # noqa: B023
+                    f"WHERE ending IN ({ends}) GROUP BY ending HAVING count(*) = 1 "  # noqa: B023
+                    f"EXCEPT SELECT left({RUN_ID}, {length}) FROM {source['runs']}"  # noqa: B023
+                ).fetchall(),
+            )
+            short |= {run_id: run_id[-length:] for run_id in left if (run_id[-length:],) in clear}
+            left = [run_id for run_id in left if short[run_id] == run_id]
             if not left:
                 break
-        return {run_id: short.get(run_id, run_id) for run_id in known}
+        return short
 
     def named(self, names: Sequence[str]) -> pd.DataFrame:
         """The runs of these names, each once, in this order, as far as their rows are readable.
@@ -205,18 +326,13 @@ class Store:
         Raises UsageError for an unknown name, StoreError if no row is readable. `last` is the last
         readable run.
         """
-        runs = self._at_least_one(self.runs([RUN_ID]))
         while True:
-            known = runs[RUN_ID]
+            num_damaged = len(self.damaged)
+            known = self._at_least_one(self.runs([RUN_ID]))[RUN_ID]
             ids = [one for name in names for one in self._ids_of(name, known)]
             rows = self.table("runs", ids)
-            lost = set(ids) - set(rows[RUN_ID])
-            if not lost or LAST not in names or self.id_of(LAST, known) not in lost:
-                break
-            runs = self._at_least_one(runs[~known.isin(lost)])
-        if rows.empty:
-            raise self._unreadable(ids[0])
-        return rows
+            if len(self.damaged) == num_damaged or (len(rows) and LAST not in names):
+                return rows
 
     def _ids_of(self, name: str, known: pd.Series) -> list[str]:
         """The runs that a name means: one, or the newest of a sweep of that name or id."""
@@ -244,10 +360,6 @@ class Store:
         if len(found) == 1:
             return str(found.iloc[0])
         if found.empty:
-            damaged = (damage.run_ids for damage in self.damaged if damage.table == "runs")
-            for run_id in itertools.chain.from_iterable(damaged):
-                if run_id.startswith(name):
-                    raise self._unreadable(run_id)
             raise UsageError(f'run "{name}": not in {self.folder}; list them with: {self._listing}')
         some = ", ".join(found.tail(5))
         raise UsageError(
@@ -255,30 +367,15 @@ class Store:
             "give more characters"
         )
 
-    def _unreadable(self, run_id: str) -> StoreError:
-        damage = self.damage_to(run_id, "runs")
-        reason = f"{damage.path} is damaged" if damage else "no file of runs has it"
-        return StoreError(
-            f"run {run_id}: its row cannot be read: {reason}; measure it again with: "
-            "ppbench sweep FILE"
-        )
-
     def last_sweep(self) -> StoredSweep:
         """The sweep that was called last, or that made the last run; see `sweeps`.
 
         Raises UsageError when there is no run.
         """
-        files = files_of(self.folder, "runs")
-        has_all = not files.compacted and len(files.single) <= _FEW
-        found = self._reader.runs(None if has_all else NOTED, (), None)
-        known = self._at_least_one(as_frame(found.select(list(NOTED)), "runs"))
+        known = self._at_least_one(self.runs(NOTED))
         while len(known):
             last, note = last_sweep_in(self.folder, known)
-            newest = newest_of(last)
-            if has_all:
-                runs = as_frame(found.take(pa.array(newest.index)), "runs")
-            else:
-                runs = self.table("runs", newest[RUN_ID])
+            runs = self.table("runs", newest_of(last)[RUN_ID])
             if len(runs):
                 return StoredSweep(in_order(runs), note)
             known = known.drop(last.index)
@@ -301,6 +398,8 @@ class ReadOnce(Store):
         wanted = list(dict.fromkeys(run_ids))
         if name not in _OF_MOST_RUNS or not set(wanted) <= set(self._ids):
             return super().table(name, wanted)
+        import numpy as np
+
         if name not in self._held:
             rows = super().table(name, self._ids)
             of_runs = rows.groupby(RUN_ID, sort=False).indices
@@ -332,6 +431,8 @@ def newest_of(runs: pd.DataFrame) -> pd.DataFrame:
 
     An interrupted run counts only where there is no other: it has no result.
     """
+    import pandas as pd
+
     is_whole = runs["status"] != "interrupted"
     whole = runs[is_whole].drop_duplicates("resume_key", keep="last")
     rest = runs[~is_whole & ~runs["resume_key"].isin(whole["resume_key"])]
@@ -344,12 +445,14 @@ def check_ok(run: pd.Series, what: str) -> None:
         raise UsageError(f"run {run['run_id']}: status is {run['status']}; it has no {what}")
 
 
-def missing_spans(store: Store, run: pd.Series) -> StoreError:
+def missing_spans(run: pd.Series) -> StoreError:
     """The error for a run whose spans or steps are needed but not stored."""
-    run_id = str(run["run_id"])
-    damage = store.damage_to(run_id, "spans") or store.damage_to(run_id, "steps")
-    reason = f"{damage.path} is damaged" if damage else "missing or unreadable"
     return StoreError(
-        f"run {run_id}: its spans are not in the store ({reason}); "
+        f"run {run[RUN_ID]}: its spans are not in the store (missing or unreadable); "
         "measure it again with: ppbench sweep FILE --rerun"
     )
+
+
+def _fetch(database: duckdb.DuckDBPyConnection, text: str) -> pa.Table:
+    """The answer as an arrow table, in which null differs from NaN and integers stay whole."""
+    return database.sql(text).to_arrow_table()

@@ -1,246 +1,222 @@
-"""Reads rows from the store, each run once, only the columns and row groups that are needed.
+"""Reads the tables of a results folder in SQL; DuckDB opens the files.
 
-The footer of a file of many runs has the first and the last run of each row group, so the spans of
-one run are read without those of the others. Conditions on `runs` are evaluated on their own
-columns first; the remaining columns are read only in row groups with a matching run.
+    results/schema-1                         the version of the columns; it is the store's lock too
+    results/runs/<run_id>.parquet            a run's own file, until it is compacted
+    results/runs/compacted/<name>.parquet    many runs
+    results/runs/compacted/_<name>.replaces  the names of the files that <name>.parquet replaces
 
-A file that cannot be read is left out as a whole. It is one `DamagedFile`, which is reported once.
+A run is in two files only while files are replaced, or when that was killed. One rule makes it
+count once: a file that a `.replaces` names is not read if <name>.parquet is there.
+
+Readers share the store's lock while they read, and files are replaced under it: a file that was
+listed is there when it is opened. A file that cannot be read is left out and named, once.
 """
 
 from __future__ import annotations
 
-import bisect
-import itertools
+import contextlib
+import fcntl
+import functools
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
+from ppbench.console import warn
+from ppbench.errors import StoreError, printable, shortened
+from ppbench.store.columns import RUN_ID, SCHEMA_VERSION, SQL_TYPES, TABLES
 
-from ppbench.store.columns import RUN_ID, schema_of
-from ppbench.store.conditions import Condition, holds
-from ppbench.store.damage import DamagedError, DamagedFile, Skip
-from ppbench.store.parquet import TableFile, damage_in, read_own_files
-from ppbench.store.snapshot import VanishedFileError, files_of, read_consistently
+if TYPE_CHECKING:
+    import duckdb
 
+COMPACTED, REPLACES, PARQUET = "compacted", ".replaces", ".parquet"
+_SCHEMA = "schema-"
+_LONGEST_REASON = 200
 Columns = Sequence[str] | None
-_Positions = npt.NDArray[np.int64]
+"""Some columns of a table; None: all."""
+Sources = dict[str, str]
+"""SQL for each table, to be selected from."""
+Tell = Callable[[str], None]
+"""A function that receives a problem as a line of text."""
+T = TypeVar("T")
 
 
-@dataclass
-class _Part:
-    """Rows of a file, with their row numbers in it."""
+class ConsoleNote:
+    """Warns once of each problem of a store."""
 
-    path: Path
-    rows: pa.Table
-    places: _Positions | None = None  # None: every row of the file is here, in order
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def __call__(self, problem: str) -> None:
+        """Warn unless that was done."""
+        if problem not in self._seen:
+            self._seen.add(problem)
+            warn(problem)
 
 
-_Read = dict[Path, _Part | None]
+def lock_of(folder: Path) -> Path:
+    """The empty file by whose name a store tells its version, and which is its lock."""
+    return folder / f"{_SCHEMA}{SCHEMA_VERSION}"
+
+
+def check_version(folder: Path) -> None:
+    """Raise StoreError for a store that another version of ppbench wrote."""
+    for path in folder.glob(f"{_SCHEMA}*"):
+        if path.name != lock_of(folder).name:
+            version = path.name.removeprefix(_SCHEMA)
+            raise StoreError(
+                f"{folder}: another version of ppbench wrote it (schema {version}; this one reads "
+                f"{SCHEMA_VERSION}); use that version, or another folder with --results DIR"
+            )
+
+
+@contextlib.contextmanager
+def holding(folder: Path, *, alone: bool = False) -> Iterator[None]:
+    """Share the store's lock so that its files stay, or hold it alone to replace some."""
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # no store yet, or a disk that has no locks
+            lock = held.enter_context(lock_of(folder).open("rb"))
+            fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
+
+
+def files_of(folder: Path, name: str) -> tuple[list[Path], list[Path]]:
+    """The files of a table that count: of one run each, oldest first, and of many runs.
+
+    Raises StoreError for a folder that cannot be listed.
+    """
+    single, many = _listed(folder / name), _listed(folder / name / COMPACTED)
+    there = {path.name for path in many}
+    replaced = {
+        old
+        for path in many
+        if path.suffix == REPLACES and replacing(path).name in there
+        for old in path.read_text(errors="replace").splitlines()
+    }
+
+    def counted(paths: list[Path]) -> list[Path]:
+        return [p for p in paths if p.suffix == PARQUET and p.name not in replaced]
+
+    return counted(single), counted(many)
+
+
+def replacing(note: Path) -> Path:
+    """The file that replaces those that a note names."""
+    return note.with_name(f"{note.stem.removeprefix('_')}{PARQUET}")
+
+
+def _listed(place: Path) -> list[Path]:
+    """The files of a folder by their names, but for unfinished ones (dot files)."""
+    try:
+        names = os.listdir(place)  # noqa: PTH208  # fast
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StoreError(f"{place}: cannot be read: {error.strerror}") from error
+    return [place / name for name in sorted(names) if not name.startswith(".")]
 
 
 class Reader:
-    """Reads the tables of a results folder, which may change meanwhile."""
+    """Answers questions to the tables of a results folder, which may change meanwhile."""
 
-    def __init__(self, folder: Path, on_skip: Skip) -> None:
-        """`on_skip` receives each problem, once."""
+    def __init__(self, folder: Path, tell: Tell) -> None:
+        """`tell` receives a line for each file that cannot be read, once."""
         self._folder = folder
-        self._on_skip = on_skip
-        self.damaged: dict[DamagedFile, None] = {}
-        """The files that were left out so far."""
-        self._footers: dict[Path, pq.FileMetaData | None] = {}
-        """Of files of many runs, which never change; None: the file cannot be read."""
+        self._tell = tell
+        self.damaged: dict[Path, str] = {}
+        """The files that were left out so far, each with its line."""
 
-    def runs(self, columns: Columns, where: Sequence[Condition], newest: int | None) -> pa.Table:
-        """The newest runs that meet the conditions, oldest first; all without `newest`.
+    def ask(
+        self,
+        tables: Mapping[str, Columns],
+        answer: Callable[[duckdb.DuckDBPyConnection, Sources], T],
+        run_ids: Collection[str] | None = None,
+        database: duckdb.DuckDBPyConnection | None = None,
+    ) -> T:
+        """What `answer` makes of some columns of some tables.
 
-        The rows also have `run_id` and the columns of the conditions.
+        With `run_ids`, only files that may have these runs are opened. Raises duckdb.Error for SQL
+        that is wrong, StoreError for a store that cannot be read.
         """
-        tried = [condition.column for condition in where]
-        wanted = None if columns is None else [*columns, *tried]
-        is_all = not where and newest is None
-        read: _Read = {}  # files never change, so a second look need not read them again
+        import duckdb
 
-        def look() -> pa.Table:
-            files = files_of(self._folder, "runs")
-            self._read_own(read, files.single, "runs", wanted)
-            for path in files.compacted:
-                if path not in read:
-                    read[path] = self._read_many(path, "runs", wanted if is_all else tried)
-            paths = (*files.single, *files.compacted)
-            if any(path not in read for path in paths):
-                raise VanishedFileError
-            parts = [part for path in paths if (part := read[path]) is not None]
-            chosen = _chosen([part.rows for part in parts], where, newest)
-            return self._taken(parts, chosen, wanted, read)
+        check_version(self._folder)
+        with holding(self._folder):
+            while True:
+                files = {name: self._files(name, run_ids) for name in tables}
+                sources = {name: source(name, tables[name], files[name]) for name in tables}
+                try:
+                    return answer(database or shared_database(), sources)
+                except (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException):
+                    raise
+                except duckdb.Error:
+                    found = [self.leave_out_damaged(n, tables[n], files[n]) for n in tables]
+                    if not any(found):
+                        raise
 
-        return read_consistently(self._folder, look)
+    def _files(self, name: str, run_ids: Collection[str] | None) -> list[Path]:
+        """The files to read, but for damaged ones; those of the given runs in their order."""
+        single, many = files_of(self._folder, name)
+        if run_ids is not None:
+            own = {path.stem: path for path in single}
+            single = [own[run_id] for run_id in run_ids if run_id in own]
+            many = many if len(single) < len(run_ids) else []
+        return [path for path in (*single, *many) if path not in self.damaged]
 
-    def rows_of_runs(self, name: str, run_ids: Sequence[str], columns: Columns = None) -> pa.Table:
-        """The rows of these runs, in the order of the ids, which are distinct."""
-        read: _Read = {}
+    def leave_out_damaged(self, name: str, columns: Columns, paths: Iterable[Path]) -> bool:
+        """Find the files of which these columns cannot be read, and tell and read them no more."""
+        import duckdb
 
-        def look() -> pa.Table:
-            paths = [self._folder / name / f"{run_id}.parquet" for run_id in run_ids]
-            self._read_own(read, paths, name, columns)
-            own = [part for path in paths if (part := read.get(path)) is not None]
-            parts = [schema_of(name, columns).empty_table(), *(part.rows for part in own)]
-            if len(own) == len(paths):
-                return pa.concat_tables(parts)
-            missing = sorted(set(run_ids) - {part.path.stem for part in own})
-            for path in files_of(self._folder, name).compacted:  # the first with a run counts
-                part = self._read_many(path, name, columns, missing) if missing else None
-                if part is None:
-                    continue
-                is_missing = pc.is_in(part.rows[RUN_ID], value_set=pa.array(missing, pa.string()))
-                parts.append(part.rows.filter(is_missing))
-                present = set(parts[-1][RUN_ID].unique().to_pylist())
-                missing = [run_id for run_id in missing if run_id not in present]
-            rows = pa.concat_tables(parts)
-            places = pc.index_in(rows[RUN_ID], value_set=pa.array(run_ids, pa.string()))
-            return rows.take(pc.sort_indices(places))  # stable: a run's rows stay in their order
-
-        return read_consistently(self._folder, look)
-
-    def leave_out(self, path: Path, name: str, error: DamagedError) -> None:
-        """Report a file of one run or of many, once. Raises VanishedFileError if it is gone."""
-        if not os.path.lexists(path):
-            raise VanishedFileError
-        run_ids = (path.stem,) if path.parent == self._folder / name else ()
-        damage = DamagedFile(path, name, str(error), run_ids, error.fix)
-        if damage not in self.damaged:
-            self.damaged[damage] = None
-            self._on_skip(str(damage))
-
-    def _read_own(self, read: _Read, paths: Iterable[Path], name: str, columns: Columns) -> None:
-        """Add the rows of runs' own files to those read; None for one that cannot be read."""
-        unread = [path for path in paths if path not in read]
-        for path, rows in read_own_files(unread, name, columns).items():
-            if isinstance(rows, DamagedError):
-                self.leave_out(path, name, rows)
-                read[path] = None
-            else:
-                read[path] = _Part(path, rows)
-
-    def _read_many(
-        self, path: Path, name: str, columns: Columns, run_ids: list[str] | None = None
-    ) -> _Part | None:
-        """Rows of a file of many runs: all, or the row groups that may hold one of the runs.
-
-        None if the file cannot be read or has no such group. The ids are sorted.
-        """
-        if path in self._footers and self._footers[path] is None:
-            return None
-        try:
-            with TableFile(path, name, self._footers.get(path)) as file:
-                self._footers[path] = file.footer
-                groups = list(range(file.footer.num_row_groups))
-                if run_ids is not None:
-                    with damage_in():
-                        bounds = bounds_of(file.footer)
-                    groups = [g for g in groups if has_between(run_ids, *bounds[g])]
-                if not groups:
-                    return None
-                rows = file.rows(columns, groups)
-        except FileNotFoundError as error:
-            raise VanishedFileError from error
-        except DamagedError as error:
-            self._footers[path] = None
-            self.leave_out(path, name, error)
-            return None
-        if len(groups) == file.footer.num_row_groups:
-            return _Part(path, rows)
-        starts = _starts(file.footer)
-        places = [np.arange(starts[group], starts[group + 1]) for group in groups]
-        return _Part(path, rows, np.concatenate(places))
-
-    def _taken(
-        self, parts: list[_Part], chosen: _Positions, columns: Columns, read: _Read
-    ) -> pa.Table:
-        """The chosen rows; `chosen` are positions in the concatenated rows of all parts."""
-        schema = schema_of("runs", columns)
-        taken, places, start = [schema.empty_table()], [np.empty(0, np.int64)], 0
-        for part in parts:
-            mine = np.sort(chosen[(chosen >= start) & (chosen < start + part.rows.num_rows)])
-            if len(mine):
-                taken.append(self._rest(part, mine - start, columns, read))
-            places.append(mine)
-            start += part.rows.num_rows
-        placed = np.concatenate(places)
-        table = pa.concat_tables(taken)
-        if np.array_equal(placed, chosen):
-            return table
-        by_place = np.argsort(placed)
-        return table.take(by_place[np.searchsorted(placed[by_place], chosen)])
-
-    def _rest(self, part: _Part, chosen: _Positions, columns: Columns, read: _Read) -> pa.Table:
-        """The chosen rows of a file with all columns; `part` may have only some columns."""
-        rows, path = part.rows, part.path
-        if len(rows.schema) == len(schema_of("runs", columns)):
-            return rows if len(chosen) == rows.num_rows else rows.take(chosen)
-        places = chosen if part.places is None else part.places[chosen]
-        found = []
-        try:
-            with TableFile(path, "runs", self._footers[path]) as file:
-                starts = _starts(file.footer)
-                for group in range(file.footer.num_row_groups):
-                    is_in = (places >= starts[group]) & (places < starts[group + 1])
-                    if is_in.any():
-                        whole = file.rows(columns, [group])
-                        found.append(whole.take(places[is_in] - starts[group]))
-        except FileNotFoundError as error:
-            raise VanishedFileError from error
-        except DamagedError as error:
-            self._footers[path] = read[path] = None
-            self.leave_out(path, "runs", error)
-            raise VanishedFileError from error  # other files may have rows of these runs
-        return pa.concat_tables(found)
+        found = False
+        for path in paths:
+            text = f"SELECT bit_xor(hash(COLUMNS(*))) FROM {source(name, columns, [path])}"
+            try:
+                with duckdb.connect(":memory:") as database:
+                    database.execute(text).fetchall()
+            except duckdb.Error as error:
+                found = True
+                if path.exists():
+                    reason = next((line for line in str(error).splitlines() if line.strip()), "")
+                    plain = shortened(printable(reason.strip().rstrip(".")), _LONGEST_REASON)
+                    self.damaged[path] = (
+                        f"{path}: damaged, its rows of {name} are left out: {plain}; remove it, "
+                        "and measure again with: ppbench sweep FILE"
+                    )
+                    self._tell(self.damaged[path])
+        return found
 
 
-def bounds_of(footer: pq.FileMetaData) -> list[tuple[str | None, str | None]]:
-    """The first and last run of each row group; None where the footer lacks them."""
-    names = [footer.schema.column(index).path for index in range(footer.num_columns)]
-    index = names.index(RUN_ID)
-    bounds: list[tuple[str | None, str | None]] = []
-    for group in range(footer.num_row_groups):
-        limits = footer.row_group(group).column(index).statistics
-        has_both = limits is not None and limits.has_min_max
-        bounds.append((str(limits.min), str(limits.max)) if has_both else (None, None))
-    return bounds
+def shared_database() -> duckdb.DuckDBPyConnection:
+    """A session of this process's database, which takes 20 ms to make."""
+    return _database(os.getpid()).cursor()
 
 
-def has_between(names: list[str], first: str | None, last: str | None) -> bool:
-    """Whether one of the sorted names lies in a range, both ends included; None is unknown."""
-    if first is None or last is None:
-        return True
-    index = bisect.bisect_left(names, first)
-    return index < len(names) and names[index] <= last
+@functools.cache
+def _database(_process: int) -> duckdb.DuckDBPyConnection:
+    import duckdb
+
+    return duckdb.connect(":memory:")
 
 
-def _starts(footer: pq.FileMetaData) -> list[int]:
-    """The row number at which each row group starts, and that after the last."""
-    sizes = [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
-    return [*itertools.accumulate(sizes, initial=0)]
-
-
-def _chosen(parts: list[pa.Table], where: Sequence[Condition], newest: int | None) -> _Positions:
-    """Positions in the concatenated parts of each run's first row, by id, if it matches."""
-    empty = schema_of("runs", [RUN_ID]).empty_table()
-    ids = pa.chunked_array(
-        [chunk for part in [empty, *parts] for chunk in part[RUN_ID].chunks], pa.string()
+def source(name: str, columns: Columns, files: Sequence[Path]) -> str:
+    """A table as SQL: rows of files with the declared types. A column that no file has is null."""
+    types = {
+        column.name: SQL_TYPES[column.type]
+        for column in TABLES[name]
+        if columns is None or column.name in (RUN_ID, *columns)
+    }
+    empty = "SELECT " + ", ".join(f'NULL::{kind} AS "{one}"' for one, kind in types.items())
+    empty += " WHERE false"
+    if not files:
+        return f"({empty})"
+    cast = ", ".join(f'"{one}"::{kind} AS "{one}"' for one, kind in types.items())
+    listed = ", ".join(map(quoted, files))
+    return (
+        f"(SELECT {cast} FROM ({empty} UNION ALL BY NAME "
+        f"SELECT * FROM read_parquet([{listed}], union_by_name=true)))"
     )
-    order = np.asarray(pc.sort_indices(ids))
-    by_id = ids.take(pa.array(order))
-    is_wanted = np.ones(len(order), dtype=bool)
-    if len(order) > 1:
-        is_wanted[1:] = pc.not_equal(by_id[1:], by_id[:-1]).to_numpy()
-    if where:
-        met = [np.asarray(holds(part, where)) for part in parts]
-        is_wanted &= np.concatenate([np.empty(0, bool), *met])[order]
-    found = order[is_wanted].astype(np.int64)
-    return found if newest is None else found[max(0, len(found) - newest) :]
+
+
+def quoted(value: object) -> str:
+    """A value as text in SQL."""
+    return "'" + str(value).replace("'", "''") + "'"

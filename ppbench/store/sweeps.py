@@ -13,10 +13,12 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from ppbench.files import whole_file
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SWEEPS = "sweeps"
 NOTED = ("run_id", "sweep_id", "resume_key", "status")
@@ -76,7 +78,7 @@ def last_sweep_in(store: Path, runs: pd.DataFrame) -> tuple[pd.DataFrame, SweepN
         found = _runs_of(runs, note.sweep_id, note)
         if len(found):
             return found, note
-    sweep_id = None if pd.isna(last["sweep_id"]) else str(last["sweep_id"])
+    sweep_id = str(last["sweep_id"]) if isinstance(last["sweep_id"], str) else None
     note = None if sweep_id is None else newest_sweep_note(store, sweep_id)
     return _runs_of(runs, sweep_id, note), note
 

@@ -25,9 +25,9 @@ from ppbench.report.pages.conclusions import Conclusions, conclude
 from ppbench.report.pages.judgement import judge
 from ppbench.run.failures.post_mortem import RankState, flight_rows, post_mortem
 from ppbench.store import TABLES, Store
-from ppbench.store.columns import RUN_ID, SCHEMA_VERSION
+from ppbench.store.columns import RUN_ID
 from ppbench.store.parquet import as_table, row_as_table, storable, write_parquet
-from ppbench.store.snapshot import COMPACTED
+from ppbench.store.reader import COMPACTED, lock_of
 
 MS = 1_000_000
 ACTIONS = [  # rank, stage, op, microbatch, start ms, end ms; rank 1 posts its receive at 1
@@ -127,7 +127,7 @@ def store_together(store: Store, runs: Sequence[tuple[dict, Mapping[str, pd.Data
     """
     parts: dict[str, list[pa.Table]] = defaultdict(list)
     for run, tables in runs:
-        own = {RUN_ID: str(run[RUN_ID]), "schema_version": SCHEMA_VERSION}
+        own = {RUN_ID: str(run[RUN_ID])}
         own_tables = {name: frame for name, frame in tables.items() if len(frame)}
         row = {**storable(run), **own}
         parts["runs"].append(row_as_table(row, "runs"))
@@ -136,6 +136,7 @@ def store_together(store: Store, runs: Sequence[tuple[dict, Mapping[str, pd.Data
     for name, some in parts.items():
         path = store.folder / name / COMPACTED / f"{runs[0][0][RUN_ID]}.parquet"
         write_parquet(pa.concat_tables(some), path)
+    lock_of(store.folder).touch()
 
 
 def store_with(folder: Path, rows: list[dict]) -> Store:

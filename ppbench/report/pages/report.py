@@ -86,7 +86,7 @@ def render_report(
     drawn = charts_of(store, runs, judged.of_runs, axes)
     parts = idle_parts(measured, axes)
     lines, line_groups = timelines(store, runs, axes)
-    damaged = [str(damage) for damage in store.damaged]  # after all reading of the store
+    damaged = store.damaged  # after all reading of the store
     sections = [
         ("answer", "Answer", True),
         ("smaller", "With less memory", conclusions.smaller),

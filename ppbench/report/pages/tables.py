@@ -15,7 +15,7 @@ from ppbench.config.case import UNKNOWN
 from ppbench.config.kinds import VARIABLE
 from ppbench.display.cases import INTERVAL, Axes, Row, case_text, cautions_of
 from ppbench.display.explanation import OF_REPLICAS, PART_NAMES, with_parts
-from ppbench.display.fields import field_of, meaning_of
+from ppbench.display.fields import field_of
 from ppbench.display.replicas import MOST_ROWS
 from ppbench.display.units import MISSING, counted, held_share, is_missing
 from ppbench.errors import first_line, shortened
@@ -164,7 +164,7 @@ def _setting(axis: str, runs: pd.DataFrame) -> Column:
 
 def _words(name: str, text: Callable[[Row], str]) -> Column:
     field = field_of(name)
-    return Column(field.heading, meaning_of(name), field.is_number, lambda run: Cell(text(run)))
+    return Column(field.heading, field.meaning, field.is_number, lambda run: Cell(text(run)))
 
 
 def _figure(name: str) -> Column:
@@ -177,7 +177,7 @@ def _figure(name: str) -> Column:
             return Cell(MISSING)
         return Cell(field.cell(value), float(str(value)) * field.unit.factor)
 
-    return Column(field.heading, meaning_of(name), field.is_number, cell)
+    return Column(field.heading, field.meaning, field.is_number, cell)
 
 
 def _interval_cell(run: Row) -> Cell:

@@ -94,7 +94,7 @@ def write_timeline(
         timeline=line,
         runs=sections,
         memories=memories,
-        damaged=[str(damage) for damage in store.damaged],  # after all reading of the store
+        damaged=store.damaged,  # after all reading of the store
     )
     write_page(path, text, assets=assets)
 

@@ -173,12 +173,12 @@ def _steps_of_run(
                 )
         return _steps_of_failed(store, run, f"{name}: {run['status']}")
     if (steps := store.table("steps", [run["run_id"]])).empty:
-        raise missing_spans(store, run)
+        raise missing_spans(run)
     number = chosen_step(steps, choice)
     step = steps[steps["step"] == number].iloc[0]
     spans = store.spans_of_steps(str(run["run_id"]), [number - 1, number, number + 1])
     if compute_spans(spans[spans["step"] == number]).empty:
-        raise missing_spans(store, run)
+        raise missing_spans(run)
     names = {each: f"step {each}" for each in (number - 1, number, number + 1)}
     measured = step_in_a_row(spans, number, names, steps.set_index("step")["step_ns"])
     whose = f"replica {measured.replica} of {len(measured.others) + 1}, the slowest"

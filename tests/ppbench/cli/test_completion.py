@@ -58,7 +58,8 @@ def test_names_are_completed(completed, words, expected):
 
 
 def test_runs_are_completed_by_both_ends_newest_first(completed, folder):
-    short = Store(folder / "results").short_ids()
+    store = Store(folder / "results")
+    short = store.short_ids(store.runs(["run_id"])["run_id"])
     run_id, end = list(short.items())[-1]
     assert completed("show", "2026")[0] == run_id
     assert completed("show", end) == [end]

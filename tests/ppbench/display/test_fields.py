@@ -6,28 +6,19 @@ import re
 from pathlib import Path
 
 import pandas as pd
-import pyarrow as pa
 import pytest
 
 from ppbench.cli import explain, export, history, models, runs, schedules, simulate, sweep
 from ppbench.commits.noise import NUM_LAUNCHES
 from ppbench.config.case import Case, Measure, settings_in
-from ppbench.display.fields import (
-    COMPUTED,
-    FIELDS,
-    SETTINGS,
-    STORED,
-    Direction,
-    field_of,
-    figure,
-    meaning_of,
-)
-from ppbench.display.figures_page import figures_page
+from ppbench.display.fields import DISPENSABLE, FIELDS, Direction, field_of, figure
+from ppbench.display.figures_page import figures_page, page_of_store
 from ppbench.display.formats import Format
 from ppbench.display.metrics import METRICS, metric_of
 from ppbench.display.tables import PAGE_WIDTH, render
 from ppbench.report.pages import tables
 from ppbench.store import TABLES
+from ppbench.store.columns import COMPUTED, SQL_TYPES
 
 ROOT = Path(__file__).parents[3]
 RECORDED = ROOT / "tests" / "ppbench" / "recorded"
@@ -59,18 +50,10 @@ LISTED = {
 }
 
 
-def test_the_page_of_figures_is_current() -> None:
+def test_the_pages_of_columns_are_current() -> None:
     assert (ROOT / "docs" / "reference" / "figures.md").read_text() == figures_page()
-
-
-@pytest.mark.parametrize("table", TABLES)
-def test_every_stored_number_is_in_the_catalogue(table: str) -> None:
-    numbers = [
-        column.name
-        for column in TABLES[table]
-        if pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
-    ]
-    assert [name for name in numbers if name not in {*FIELDS, *SETTING_NAMES}] == []
+    readme = (ROOT / "results" / "README.md").read_text()
+    assert readme == page_of_store(readme)
 
 
 @pytest.mark.parametrize("listing", LISTED)
@@ -92,15 +75,24 @@ def test_every_recorded_heading_is_in_the_catalogue() -> None:
     assert {heading: name for heading, name in headings.items() if heading not in known} == {}
 
 
-def test_every_column_has_one_meaning() -> None:
+def test_every_column_has_a_meaning_and_one_look() -> None:
     stored = {column.name for columns in TABLES.values() for column in columns}
-    assert [name for name in {*SETTINGS, *STORED} if FIELDS[name].meaning] == []
-    assert set(STORED) <= stored
-    computed = [name for fields in COMPUTED.values() for name in fields]
+    computed = [column.name for columns in COMPUTED.values() for column in columns]
     assert len(computed) == len(set(computed))
     assert stored & set(computed) == {"source"}  # of a message, and of a schedule
-    assert [name for name in computed if not meaning_of(name, "")] == []
-    assert [name for name in SETTINGS if not meaning_of(name)] == []
+    assert [name for name, field in FIELDS.items() if not field.meaning] == []
+    for columns in TABLES.values():
+        for column in columns:
+            if column.name != "source":
+                assert (column.heading, column.digits) == (
+                    FIELDS[column.name].label,
+                    FIELDS[column.name].digits,
+                )
+    assert {column.type for columns in TABLES.values() for column in columns} == set(SQL_TYPES)
+    assert set(DISPENSABLE) <= FIELDS.keys()
+    assert (
+        DISPENSABLE.index("created_at") < DISPENSABLE.index("commit") < DISPENSABLE.index("error")
+    )
 
 
 @pytest.mark.parametrize("listing", sorted({*LISTED} - {"ls", "export", "history, changes"}))

@@ -278,7 +278,7 @@ def test_failures_are_counted_and_tell_what_each_rank_was_doing(tmp_path: Path) 
 def test_of_many_replicas_the_one_that_failed_is_listed_and_the_others_below(tmp_path) -> None:
     store = store_with(tmp_path, [])
     run = store_failed(store, run_row(1, Case(replicas=12)))
-    flight = store.table("flight", [run["run_id"]]).drop(columns=["run_id", "schema_version"])
+    flight = store.table("flight", [run["run_id"]]).drop(columns=["run_id"])
     every = pd.concat([flight.assign(process="alive", replica=n) for n in range(12)])
     every.loc[(every["replica"] == 7) & (every["rank"] == 1), "process"] = "stopped"
     rewrite(store, store.runs().iloc[0], {"flight": every})
@@ -293,7 +293,7 @@ def test_of_many_replicas_the_one_that_failed_is_listed_and_the_others_below(tmp
 def test_what_ranks_left_behind_is_text(tmp_path: Path) -> None:
     store = store_with(tmp_path, [run_row(1, Case())])
     run = store_failed(store, run_row(2, Case()))
-    flight = store.table("flight", [run["run_id"]]).drop(columns=["run_id", "schema_version"])
+    flight = store.table("flight", [run["run_id"]]).drop(columns=["run_id"])
     nasty = flight.assign(hostname=[NASTY, "b"], phase=NASTY, account=NASTY, action=NASTY)
     store.write_run({**run, "error": NASTY}, {"flight": nasty})
     page = Page(render(store))

@@ -1,5 +1,10 @@
+"""Compaction changes nothing that is read, whenever it is killed and whoever else reads."""
+
+from __future__ import annotations
+
 import shutil
 import threading
+from pathlib import Path
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -9,9 +14,8 @@ from engine.plan.action import Op
 from engine.plan.spans import Lane, Span
 from ppbench.config.case import Case
 from ppbench.errors import StoreError
-from ppbench.store import TABLES, Store
-from ppbench.store import compaction as compaction_module
-from ppbench.store.snapshot import COMPACTED
+from ppbench.store import TABLES, Store, compaction
+from ppbench.store.reader import COMPACTED
 
 
 def ids(num_runs, start=0):
@@ -48,7 +52,7 @@ def files(folder, name):
     return sorted(path.name for path in (folder / name).rglob("*") if path.is_file())
 
 
-def test_compacting_changes_nothing_that_is_read(tmp_path):
+def test_compacting_changes_nothing_that_is_read_and_twice_nothing_at_all(tmp_path):
     fill(tmp_path, ids(12))
     before = contents(tmp_path)
     done = {one.table: one for one in Store(tmp_path).compact(pytest.fail)}
@@ -57,64 +61,40 @@ def test_compacting_changes_nothing_that_is_read(tmp_path):
     assert (done["flight"].files_before, done["flight"].files_after) == (12, 0)  # no rows in them
     assert_same(contents(tmp_path), before)
     assert list(Store(tmp_path).table("runs", [ids(12)[3], "20260101"])["run_id"]) == [ids(12)[3]]
-
-
-def test_a_second_time_nothing_changes_and_later_runs_are_merged_into_the_same_file(tmp_path):
-    fill(tmp_path, ids(4))
-    Store(tmp_path).compact(pytest.fail)
     names = files(tmp_path, "runs")
     Store(tmp_path).compact(pytest.fail)
     assert files(tmp_path, "runs") == names
+
+
+def test_later_runs_are_merged_into_the_same_file_which_any_reader_reads(tmp_path):
+    fill(tmp_path, ids(4))
+    Store(tmp_path).compact(pytest.fail)
     fill(tmp_path, ids(3, start=4))
     before = contents(tmp_path)
+    assert sorted(pd.read_parquet(tmp_path / "runs")["run_id"]) == ids(7)
     Store(tmp_path).compact(pytest.fail)
     assert len(files(tmp_path, "runs")) == len(files(tmp_path, "spans")) == 1
     assert_same(contents(tmp_path), before)
 
 
-def test_large_files_are_complete_and_no_run_is_cut_in_two(tmp_path, monkeypatch):
-    monkeypatch.setattr(compaction_module, "TARGET_BYTES", 3000)
-    monkeypatch.setattr(compaction_module, "_MOST_ROWS_IN_GROUP", 6)
+@pytest.mark.parametrize(("name", "value"), [("TARGET_BYTES", 3000), ("MOST_FILES", 3)])
+def test_files_are_merged_up_to_a_size_and_no_run_is_cut_in_two(tmp_path, monkeypatch, name, value):
+    monkeypatch.setattr(compaction, name, value)
     fill(tmp_path, ids(12))
     before = contents(tmp_path)
     Store(tmp_path).compact(pytest.fail)
     paths = sorted((tmp_path / "spans" / COMPACTED).iterdir())
-    assert len(paths) > 1
+    assert len(paths) > 1 if name == "TARGET_BYTES" else len(paths) == 1
     runs = [set(pq.read_table(path)["run_id"].to_pylist()) for path in paths]
     assert sum(map(len, runs)) == 12
     assert_same(contents(tmp_path), before)
-
-
-def test_the_spans_of_a_run_are_read_from_its_group_of_rows_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(compaction_module, "_MOST_ROWS_IN_GROUP", 6)
-    fill(tmp_path, ids(20))
-    Store(tmp_path).compact(pytest.fail)
-    asked = []
-    read = pq.ParquetFile.read_row_groups
-    monkeypatch.setattr(
-        pq.ParquetFile,
-        "read_row_groups",
-        lambda self, groups, **how: asked.append(groups) or read(self, groups, **how),
-    )
-    assert list(Store(tmp_path).table("spans", [ids(20)[7]])["end_ns"]) == [7, 8, 9]
-    assert asked == [[3]]
-
-
-def test_any_parquet_reader_reads_the_folder_of_a_table(tmp_path):
-    fill(tmp_path, ids(3))
-    Store(tmp_path).compact(pytest.fail)
-    fill(tmp_path, ids(2, start=3))
-    assert sorted(pd.read_parquet(tmp_path / "runs")["run_id"]) == ids(5)
 
 
 class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize(
-    "num_steps",
-    [n if n % 4 == 1 else pytest.param(n, marks=pytest.mark.thorough) for n in range(12)],
-)
+@pytest.mark.parametrize("num_steps", range(0, 26, 3))
 def test_stopped_between_any_two_changes_of_the_folder_every_run_is_there_once(
     tmp_path, monkeypatch, num_steps
 ):
@@ -125,17 +105,17 @@ def test_stopped_between_any_two_changes_of_the_folder_every_run_is_there_once(
     left = [num_steps]
 
     def stopping(change):
-        def changed(*args):
-            if left[0] == 0:
+        def changed(path, *args, **more):
+            if left[0] == 0 and tmp_path in path.parents:
                 raise Killed
-            left[0] -= 1
-            return change(*args)
+            left[0] -= tmp_path in path.parents
+            return change(path, *args, **more)
 
         return changed
 
     with monkeypatch.context() as patch:
-        for name in ("_remove", "change_token", "_flush_folder"):
-            patch.setattr(compaction_module, name, stopping(getattr(compaction_module, name)))
+        for name in ("unlink", "replace", "mkdir"):
+            patch.setattr(Path, name, stopping(getattr(Path, name)))
         with pytest.raises(Killed):
             Store(tmp_path).compact(pytest.fail)
     assert_same(contents(tmp_path), before)
@@ -178,24 +158,19 @@ def test_reading_and_writing_go_on_while_two_compact(tmp_path):
     assert list(Store(tmp_path).runs()["run_id"]) == ids(16)
 
 
-def test_what_cannot_be_merged_is_named_and_left_alone(tmp_path):
+def test_what_cannot_be_merged_or_is_being_written_is_left_alone(tmp_path):
     fill(tmp_path, ids(5))
     runs = tmp_path / "runs"
     (runs / f"{ids(5)[1]}.parquet").write_bytes(b"PAR1 nonsense")
-    shutil.copy(runs / f"{ids(5)[3]}.parquet", runs / "copy.parquet")
+    (runs / f"{ids(5)[4]}.parquet").unlink()  # as if its row were still to come
+    shutil.copy(tmp_path / "spans" / f"{ids(5)[3]}.parquet", tmp_path / "spans" / "other.parquet")
     told = []
     Store(tmp_path).compact(told.append)
-    left = [path.name for path in runs.glob("*.parquet")]
-    assert sorted(left) == [f"{ids(5)[1]}.parquet", "copy.parquet"]
-    assert any("nonsense" not in text and ids(5)[1] in text for text in told)
-    assert list(Store(tmp_path).runs()["run_id"]) == [ids(5)[n] for n in (0, 2, 3, 4)]
-
-
-def test_what_a_sweep_is_writing_is_left_to_it(tmp_path):
-    fill(tmp_path, ids(2))
-    (tmp_path / "runs" / f"{ids(2)[1]}.parquet").unlink()  # as if its row were still to come
-    Store(tmp_path).compact(pytest.fail)
-    assert f"{ids(2)[1]}.parquet" in files(tmp_path, "spans")
+    assert [path.name for path in runs.glob("*.parquet")] == [f"{ids(5)[1]}.parquet"]
+    left = [path.name for path in (tmp_path / "spans").glob("*.parquet")]
+    assert sorted(left) == [f"{ids(5)[1]}.parquet", f"{ids(5)[4]}.parquet", "other.parquet"]
+    assert [ids(5)[1] in text for text in told] == [True]
+    assert list(Store(tmp_path, told.append).runs()["run_id"]) == [ids(5)[n] for n in (0, 2, 3)]
 
 
 def test_compacting_a_folder_that_is_not_there_is_a_clear_error(tmp_path):

@@ -1,26 +1,27 @@
-import shutil
-import subprocess
-import sys
+"""SQL sees the rows of the store, each run once, and can neither read nor write anything else."""
 
-import pandas as pd
+from __future__ import annotations
+
+import json
+import shutil
+
 import pytest
 from command import output_of
 
 from ppbench.cli.runs import query as answer_to
 from ppbench.display.formats import Format
 from ppbench.errors import UsageError
-from ppbench.store import TABLES
-from ppbench.store.snapshot import COMPACTED
-from ppbench.store.sql import query
+from ppbench.store import TABLES, Store
+from ppbench.store.reader import COMPACTED
 
 
-def ask(store, text, on_skip=pytest.fail):
-    return query(store.folder, text, on_skip)
+def ask(store, text):
+    return store.query(text)[1]
 
 
-def numbers_of(store, on_skip=pytest.fail):
+def numbers_of(store):
     text = " UNION ALL ".join(f"SELECT '{t}' AS name, count(*) AS n FROM {t}" for t in TABLES)
-    return dict(ask(store, text, on_skip).itertuples(index=False))
+    return dict(ask(store, text))
 
 
 def test_every_table_is_a_view_with_the_rows_that_the_store_has(demo):
@@ -33,36 +34,38 @@ def test_every_table_is_a_view_with_the_rows_that_the_store_has(demo):
 
 def test_runs_are_each_there_once_when_a_killed_compaction_left_both_files(demo, tmp_path):
     expected = numbers_of(demo)
-    shutil.copytree(demo.folder, tmp_path / "copy")
+    for name in ("runs", "spans"):
+        shutil.copytree(demo.folder / name, tmp_path / "copy" / name)
     demo.compact(pytest.fail)
+    for name in ("runs", "spans"):
+        (path,) = (demo.folder / name / COMPACTED).iterdir()
+        old = "\n".join(one.name for one in (tmp_path / "copy" / name).iterdir())
+        path.with_name(f"_{path.stem}.replaces").write_text(old)
     shutil.copytree(tmp_path / "copy", demo.folder, dirs_exist_ok=True)
     assert numbers_of(demo) == expected
-    (path,) = (demo.folder / "spans" / COMPACTED).iterdir()
-    shutil.copy(path, path.with_name("copy.parquet"))
+    path.with_name("_gone.replaces").write_text(path.name)  # its own file never came
     assert numbers_of(demo) == expected
-    assert list(demo.runs()["run_id"]) == list(
-        ask(demo, "SELECT run_id FROM runs ORDER BY 1")["run_id"]
-    )
 
 
-def test_files_that_cannot_be_read_are_named_and_the_rest_answers(demo):
-    demo.compact(pytest.fail)
-    runs = demo.folder / "runs"
-    (runs / "x.parquet").write_bytes(b"PAR1")
-    pd.DataFrame({"foo": [1]}).to_parquet(runs / COMPACTED / "y.parquet")
-    (path,) = (demo.folder / "spans" / COMPACTED).iterdir()
-    path.write_bytes(path.read_bytes()[:-20])
-    told = []
-    found = numbers_of(demo, told.append)
-    assert (found["runs"], found["spans"]) == (7, 0)
-    for name in ("x.parquet", "y.parquet", path.name):
-        assert sum(name in text for text in told) == 1
+def test_only_tables_that_are_named_are_opened(demo):
+    for name in TABLES:
+        if name != "runs":
+            shutil.rmtree(demo.folder / name, ignore_errors=True)
+            (demo.folder / name).mkdir()
+            (demo.folder / name / "x.parquet").write_bytes(b"PAR1")
+    store = Store(demo.folder, pytest.fail)
+    assert ask(store, "SELECT count(measure_steps) AS steps FROM Runs AS spans") == [(0,)]
+    with pytest.raises(UsageError, match=r"query: Binder Error: .*no_column"):
+        ask(store, "SELECT no_column FROM runs")
+    with pytest.raises(UsageError, match=r"query: Catalog Error: .*no_table"):
+        ask(store, "SELECT * FROM no_table")
 
 
 @pytest.mark.parametrize(
     "text",
     [
         "",
+        "SELECT 1; SELECT 2",
         "COPY runs TO 'out.csv'",
         "SET enable_external_access = true",
         "SELECT * FROM read_text('/etc/hostname')",
@@ -78,27 +81,17 @@ def test_what_does_not_read_the_store_is_refused(demo, text):
 
 def test_answers_of_every_kind_can_be_printed(demo):
     text = (
-        "SELECT 1 AS a, 1 AS a, 'inf'::DOUBLE i, [1, 2] l, DATE '2026-01-01' d, NULL n, true b, "
-        "'x' AS step_ns, {'k': 1} s"
+        "SELECT 1 AS a, 1 AS a, 'inf'::DOUBLE i, [1, 2] l, DATE '2026-01-01' d, NULL::VARCHAR n, "
+        "true b, 'x' AS step_ns, {'k': [0.1]} s, 1/3 AS third"
     )
     for how in Format:
         shown = output_of(answer_to, text, demo.folder, how)
         assert "2026-01-01" in shown
         assert "step_ns" in shown
+        assert "0.3333333333333333" in shown
+        assert "nan" not in shown
+    (row,) = json.loads(output_of(answer_to, text, demo.folder, Format.json))
+    assert row["l"] == [1, 2]
+    assert row["s"] == {"k": [0.1]}
+    assert row["n"] is None
     assert output_of(answer_to, "SELECT 1 WHERE false", demo.folder, Format.json) == "[]"
-
-
-def test_without_duckdb_the_command_to_install_it_is_told(demo):
-    script = (
-        "import sys; sys.modules['duckdb'] = None; from ppbench.cli import main; "
-        f"sys.argv[1:] = ['query', 'SELECT 1', '--results', {str(demo.folder)!r}]; main()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=300
-    )
-    assert done.returncode == 2
-    told = (
-        "needs duckdb, which is not installed; install it in ppbench's folder: "
-        "python -m pip install -e '.[sql]'"
-    )
-    assert done.stderr == f"error: query: {told}\n"

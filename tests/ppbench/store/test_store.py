@@ -8,7 +8,6 @@ import pytest
 
 from engine.plan.action import Op
 from engine.plan.spans import Lane, Span
-from ppbench.config.case import Case
 from ppbench.errors import StoreError, UsageError
 from ppbench.store import (
     SCHEMA_VERSION,
@@ -17,6 +16,7 @@ from ppbench.store import (
     check_writable,
     columns_as_markdown,
     new_run_id,
+    read_conditions,
 )
 from ppbench.store.parquet import as_table, row_as_table
 
@@ -41,7 +41,7 @@ def test_a_run_reads_back_from_every_table(tmp_path):
     assert list(store.runs()["commit"].fillna("")) == ["c0ffee", ""]
     for name, column, value in (("steps", "step_ns", 10), ("spans", "end_ns", 2)):
         (row,) = store.table(name, ["a"]).to_dict("records")
-        assert (row["run_id"], row["schema_version"], row[column]) == ("a", SCHEMA_VERSION, value)
+        assert (row["run_id"], row[column]) == ("a", value)
     assert store.table("ranks", ["a", "b"])["peak_memory_bytes"].tolist() == [7, 7]
 
 
@@ -66,15 +66,6 @@ def test_files_hold_exactly_the_documented_columns(tmp_path):
         schema = pq.read_schema(tmp_path / name / "a.parquet")
         assert schema.names == [column.name for column in columns]
         assert schema.types == [column.type for column in columns]
-
-
-def test_a_variable_length_is_0_in_the_file_and_a_word_everywhere_else(tmp_path):
-    store = Store(tmp_path)
-    write(store, "a", **Case(seq_len="variable").settings())
-    assert pq.read_table(tmp_path / "runs" / "a.parquet")["seq_len"].to_pylist() == [0]
-    assert store.find("last")["seq_len"] == "variable"
-    write(store, "b", **Case(seq_len=64).settings())
-    assert list(store.runs()["seq_len"]) == ["variable", 64]
 
 
 def test_the_results_readme_documents_every_column():
@@ -115,23 +106,6 @@ def test_a_run_is_found_by_a_unique_prefix_or_as_the_last(tmp_path):
         store.find("x")
 
 
-def test_a_file_of_another_kind_is_named_and_the_rest_is_read(tmp_path):
-    store = Store(tmp_path)
-    write(store, "a", launch=0)
-    runs = tmp_path / "runs"
-    for name, frame in (
-        ("foreign", {"foo": ["x"]}),
-        ("mistyped", {"run_id": ["x"], "status": ["ok"], "launch": ["first"]}),
-        ("nested", {"run_id": ["x"], "status": [["ok"]]}),
-    ):
-        pd.DataFrame(frame).assign(schema_version=1).to_parquet(runs / f"{name}.parquet")
-    problems = []
-    assert list(Store(tmp_path, problems.append).runs()["run_id"]) == ["a"]
-    told = [Path(problem.partition(": damaged, ")[0]).stem for problem in problems]
-    assert told == ["foreign", "mistyped", "nested"]
-    assert "it has no column run_id" in problems[0]
-
-
 def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="choose another with --results DIR"):
@@ -146,13 +120,44 @@ def test_run_ids_sort_by_time_and_differ():
 
 @pytest.mark.parametrize("version", [SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
 def test_a_store_of_another_version_says_so_in_one_line(tmp_path, version):
-    for run_id in ("a", "b"):
-        write(Store(tmp_path), run_id)
-        path = tmp_path / "runs" / f"{run_id}.parquet"
-        rows = pq.read_table(path)
-        index = rows.column_names.index("schema_version")
-        pq.write_table(rows.set_column(index, "schema_version", pa.array([version])), path)
-    problems = []
-    with pytest.raises(StoreError, match=f"another version of ppbench wrote it .schema {version}"):
-        Store(tmp_path, problems.append).runs()
-    assert problems == []
+    store = Store(tmp_path, pytest.fail)
+    write(store, "a")
+    (tmp_path / f"schema-{SCHEMA_VERSION}").rename(tmp_path / f"schema-{version}")
+    for use in (store.runs, lambda: write(store, "b")):
+        with pytest.raises(
+            StoreError, match=rf"another version .* wrote it .schema {version}"
+        ) as e:
+            use()
+        assert "\n" not in str(e.value)
+
+
+def test_a_length_that_varies_or_is_unknown_is_no_number(tmp_path):
+    store = Store(tmp_path)
+    lengths = {"a": 128, "b": "variable", "c": "unknown", "d": 2048}
+    for run_id, length in lengths.items():
+        write(store, run_id, seq_len=length)
+    assert dict(store.runs(["run_id", "seq_len"]).itertuples(index=False)) == lengths
+    text = "SELECT avg(seq_len), count(*) FILTER (seq_len <= 1024) FROM runs"
+    assert store.query(text)[1] == [(1088.0, 1)]
+    for words, found in (
+        ("seq_len<=1024", "a"),
+        ("seq_len=variable", "b"),
+        ("seq_len=unknown", "c"),
+        ("seq_len!=variable", "acd"),
+        ("seq_len=null", "bc"),
+    ):
+        runs = store.listed(["run_id"], read_conditions([words]))
+        assert "".join(run_id for (run_id,) in runs) == found
+
+
+def test_a_column_that_no_file_has_is_null_and_a_later_one_is_not_read(tmp_path):
+    store = Store(tmp_path)
+    write(store, "a")
+    path = tmp_path / "runs" / "a.parquet"
+    rows = pq.read_table(path).drop_columns(["verified"]).append_column("new", pa.array(["x"]))
+    pq.write_table(rows, path)
+    runs = store.runs()
+    assert runs["verified"].isna().all()
+    assert "new" not in runs
+    write(store, "b", verified="yes")
+    assert list(store.runs()["verified"].fillna("")) == ["", "yes"]
