@@ -130,7 +130,8 @@ def list_runs(
     if how is Format.csv and not sort and not most:  # as values, half a store takes seconds
         print(store.csv(wanted, conditions), end="")
         return
-    rows = Rows(wanted, store.listed(wanted, conditions, most + 1 if most else None))
+    newest = most + 1 if most else None
+    rows = Rows(wanted, store.listed(wanted, conditions, newest, words=is_for_people))
     if most and len(rows.cells) > most:
         note(f"{results}: the newest {most:,}; --limit 0 lists all")
         rows = Rows(wanted, rows.cells[1:])

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from ppbench.config.case import VARIABLE
 from ppbench.errors import StoreError, UsageError, no_runs_in
 from ppbench.store.columns import RUN_ID, TABLES
 from ppbench.store.conditions import Condition, all_of
@@ -163,11 +164,21 @@ class Store:
         return self._reader.ask({"runs": wanted}, answer)
 
     def listed(
-        self, columns: Sequence[str], where: Iterable[Condition] = (), newest: int | None = None
+        self,
+        columns: Sequence[str],
+        where: Iterable[Condition] = (),
+        newest: int | None = None,
+        *,
+        words: bool = False,
     ) -> list[tuple[object, ...]]:
-        """Columns of the runs that meet the conditions, as values; the length may be `variable`."""
+        """Columns of the runs that meet the conditions, as values, oldest first.
+
+        With `words` a sequence length is text, so that it can be `variable`.
+        """
+        length = f"CASE WHEN is_seq_len_variable THEN '{VARIABLE}' ELSE seq_len::VARCHAR END"
+        special = {"seq_len": f"{length} AS seq_len"} if words else {}
         return self.select(
-            ", ".join(f'"{name}"' for name in columns),
+            ", ".join(special.get(name, f'"{name}"') for name in columns),
             columns,
             lambda database, text: database.execute(text).fetchall(),
             where,

@@ -61,7 +61,7 @@ MOVED_LATELY_NS = 1_000_000_000
 _BEFORE_FIRST = -1
 _UNSHARD = (Op.UNSHARD, NO_INDEX)  # what follows the stage in such an action
 _MOST_NAMED = 3
-_FLIGHT_COLUMNS = [column.name for column in FLIGHT][2:]  # the store adds the run and its version
+_FLIGHT_COLUMNS = [column.name for column in FLIGHT][1:]  # the store adds the run
 
 _Place = tuple[int, int]
 """A step, and a position in a rank's row of it; phases come after the longest of the rows."""

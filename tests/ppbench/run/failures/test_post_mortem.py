@@ -368,7 +368,7 @@ def test_rows_are_those_of_the_store(tmp_path):
     seen = [in_step(0, "OPT"), in_phase(1, BARRIER, step=4)]
     diagnosis = judged(*seen)
     rows = flight_rows(diagnosis, AT_NS)
-    assert list(rows) == [column.name for column in FLIGHT][2:]
+    assert list(rows) == [column.name for column in FLIGHT][1:]
     store = Store(tmp_path)
     store.write_run({"run_id": "r", "status": "timeout"}, {"flight": rows})
     read = store.table("flight", ["r"])
