@@ -257,7 +257,12 @@ def _details(details: RunDetails, how: Format) -> list[str]:
             parts.append(render(ranks, how, list(map(str, ranks))))
         if error != first_line(error):
             parts.append(f"```\n{error}\n```" if how is Format.markdown else error)
-    hidden = {*BULKY, *(("error", "last_actions") if failed else ()), *details.unknown_settings}
+    hidden = {
+        *BULKY,
+        "is_seq_len_variable",
+        *(("error", "last_actions") if failed else ()),
+        *details.unknown_settings,
+    }
     known = {
         key: value for key, value in row.items() if value not in (None, "") and key not in hidden
     }

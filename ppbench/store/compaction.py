@@ -148,7 +148,8 @@ def _merge(folder: Path, name: str, sources: list[Path], reader: Reader) -> None
         with duckdb.connect(":memory:") as database:
             database.execute(
                 f"COPY (FROM read_parquet([{listed}], union_by_name=true)) TO {quoted(aside)} "
-                f"(FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {rows_in_group})"
+                f"(FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {rows_in_group}, "
+                "WRITE_BLOOM_FILTER false)"
             )
             ((num_rows, *_),) = database.fetchall()
     except duckdb.Error as error:
