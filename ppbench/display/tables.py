@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -298,10 +299,11 @@ def _table(rows: Rows, fields: Mapping[str, Field], view: View, kept: Sequence[s
 
 def page_width() -> int:
     """The columns of the terminal, or of a page where there is none."""
+    if not sys.stdout.isatty():
+        return PAGE_WIDTH
     from rich.console import Console
 
-    console = Console(highlight=False)
-    return console.width if console.is_terminal else PAGE_WIDTH
+    return Console(highlight=False).width
 
 
 def facts(values: Mapping[str, object], how: Format) -> str:

@@ -9,22 +9,18 @@ import contextlib
 import difflib
 import json
 import math
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from engine.plan.schedules.registry import UnknownScheduleError, find_schedule
 from ppbench.config.case import UNKNOWN, VARIABLE, Case
+from ppbench.config.conditions import OPERATORS, split_conditions
 from ppbench.config.synonyms import SYNONYMS, column_named
 from ppbench.errors import UsageError
 from ppbench.store.columns import RUNS
 from ppbench.store.reader import quoted
 
 Value = str | int | float | bool | None
-_OPERATORS = ("=", "!=", "<", "<=", ">", ">=")
-_WORD = re.compile(r"""\s+and\s+|"[^"]*"|'[^']*'|\[[^\]]*\]|.""", re.IGNORECASE | re.DOTALL)
-_ONE = re.compile(r"\s*([^\s=!<>]+)\s*(!=|<=|>=|==|=|<|>)\s*(.*?)\s*", re.DOTALL)
-_FORM = 'give KEY=VALUE, or !=, <, <=, >, >= in its place; join several with " and "'
 _TYPES = {column.name: column.type for column in RUNS}
 _LISTS = {name for name, value in vars(Case()).items() if isinstance(value, tuple)} | {
     "model_partition"
@@ -41,7 +37,7 @@ class Condition:
 
     def __post_init__(self) -> None:
         assert self.column in _TYPES
-        assert self.operator in _OPERATORS
+        assert self.operator in OPERATORS
 
     @property
     def sql(self) -> str:
@@ -61,20 +57,12 @@ class Condition:
 
 def read_conditions(texts: Sequence[str], option: str = "--where") -> tuple[Condition, ...]:
     """Parse texts of one condition, or of several joined with `and`. Raises UsageError."""
-    parts = []
-    for text in texts:  # split at each `and` outside quotes and brackets
-        parts.append("")
-        for word in _WORD.findall(text):
-            if word.strip().lower() == "and":
-                parts.append("")
-            else:
-                parts[-1] += word
+    try:
+        written_ones = [one for text in texts for one in split_conditions(text)]
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
     conditions = []
-    for part in parts:
-        found = _ONE.fullmatch(part)
-        if found is None:
-            raise UsageError(f'{option}: cannot read "{part}"; {_FORM}')
-        key, operator, written = found[1], found[2].replace("==", "="), found[3]
+    for key, operator, written in written_ones:
         column = column_named(key)
         if column not in _TYPES:
             close = difflib.get_close_matches(column, [*_TYPES, *SYNONYMS], n=1, cutoff=0.5)
