@@ -16,7 +16,15 @@ from ppbench.errors import ExitCode, UsageError
 commands = typer.Typer(
     cls=Group, no_args_is_help=True, help="Check which architectures can be split exactly."
 )
-COLUMNS = ["architecture", "status", "dtype", "largest_difference", "num_parameters", "seconds", "reason"]
+COLUMNS = [
+    "architecture",
+    "status",
+    "dtype",
+    "largest_difference",
+    "num_parameters",
+    "seconds",
+    "reason",
+]
 
 
 @commands.command("check", cls=Command)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -299,11 +300,12 @@ def _table(rows: Rows, fields: Mapping[str, Field], view: View, kept: Sequence[s
 
 def page_width() -> int:
     """The columns of the terminal, or of a page where there is none."""
-    if not sys.stdout.isatty():
-        return PAGE_WIDTH
+    if not sys.stdout.isatty() and not os.environ.get("FORCE_COLOR"):
+        return PAGE_WIDTH  # without what rich takes to be imported
     from rich.console import Console
 
-    return Console(highlight=False).width
+    console = Console(highlight=False)
+    return console.width if console.is_terminal else PAGE_WIDTH
 
 
 def facts(values: Mapping[str, object], how: Format) -> str:
