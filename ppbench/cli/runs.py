@@ -131,7 +131,7 @@ def list_runs(
         print(store.csv(wanted, conditions), end="")
         return
     newest = most + 1 if most else None
-    rows = Rows(wanted, store.listed(wanted, conditions, newest, words=is_for_people))
+    rows = Rows(wanted, store.listed(wanted, conditions, newest))
     if most and len(rows.cells) > most:
         note(f"{results}: the newest {most:,}; --limit 0 lists all")
         rows = Rows(wanted, rows.cells[1:])

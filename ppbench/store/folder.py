@@ -164,33 +164,34 @@ class Store:
         return self._reader.ask({"runs": wanted}, answer)
 
     def listed(
-        self,
-        columns: Sequence[str],
-        where: Iterable[Condition] = (),
-        newest: int | None = None,
-        *,
-        words: bool = False,
+        self, columns: Sequence[str], where: Iterable[Condition] = (), newest: int | None = None
     ) -> list[tuple[object, ...]]:
-        """Columns of the runs that meet the conditions, as values, oldest first.
-
-        With `words` a sequence length is text, so that it can be `variable`.
-        """
-        length = f"CASE WHEN is_seq_len_variable THEN '{VARIABLE}' ELSE seq_len::VARCHAR END"
-        special = {"seq_len": f"{length} AS seq_len"} if words else {}
-        return self.select(
-            ", ".join(special.get(name, f'"{name}"') for name in columns),
-            columns,
+        """Columns of the runs that meet the conditions, as values; a length may be `variable`."""
+        length = columns.index("seq_len") if "seq_len" in columns else None
+        read = [*columns, *(() if length is None else ("is_seq_len_variable",))]
+        found = self.select(
+            ", ".join(f'"{name}"' for name in read),
+            read,
             lambda database, text: database.execute(text).fetchall(),
             where,
             newest,
         )
+        if length is None:
+            return found
+        return [
+            (*row[:length], VARIABLE if row[-1] else row[length], *row[length + 1 : -1])
+            for row in found
+        ]
 
     def csv(self, columns: Sequence[str], where: Iterable[Condition] = ()) -> str:
         """The same as CSV, for very many runs."""
         flags = {column.name for column in TABLES["runs"] if column.type == "bool"}
+        words = f"CASE WHEN is_seq_len_variable THEN '{VARIABLE}' ELSE seq_len::VARCHAR END"
         cells = [
             f'CASE WHEN "{name}" THEN \'True\' WHEN NOT "{name}" THEN \'False\' END AS "{name}"'
             if name in flags
+            else f"{words} AS seq_len"
+            if name == "seq_len"
             else f'"{name}"'
             for name in columns
         ]
