@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ppbench.config.case import UNKNOWN, VARIABLE
+from ppbench.config.case import UNKNOWN, VARIABLE, Case
 from ppbench.errors import MOST_OF_ERROR, encodable, readable
 from ppbench.files import whole_file
 from ppbench.store.columns import TABLES
@@ -100,10 +100,18 @@ def storable(run: Mapping[str, object]) -> dict[str, object]:
 
 
 def as_frame(table: pa.Table, name: str) -> pd.DataFrame:
-    """Rows as a frame; a `seq_len` is written as in a case."""
+    """Rows as a frame; a `seq_len` is written as in a case.
+
+    A setting that a run does not have is newer than the run, which had the setting's default.
+    """
     import pandas as pd
 
     frame: pd.DataFrame = table.to_pandas()
+    if name == "runs":
+        for setting, default in Case().settings().items():
+            if setting in frame and setting != "seq_len" and frame[setting].isna().any():
+                known = frame[setting].where(frame[setting].notna(), default)
+                frame[setting] = known.astype(type(default))
     if name == "runs" and {"seq_len", _VARIABLE} <= set(frame):
         lengths, is_variable = frame["seq_len"], frame[_VARIABLE].eq(True)
         if lengths.isna().any():

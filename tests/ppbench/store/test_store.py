@@ -8,6 +8,7 @@ import pytest
 
 from engine.plan.action import Op
 from engine.plan.spans import Lane, Span
+from ppbench.config.case import Case
 from ppbench.errors import StoreError, UsageError
 from ppbench.store import (
     SCHEMA_VERSION,
@@ -43,6 +44,19 @@ def test_a_run_reads_back_from_every_table(tmp_path):
         (row,) = store.table(name, ["a"]).to_dict("records")
         assert (row["run_id"], row[column]) == ("a", value)
     assert store.table("ranks", ["a", "b"])["peak_memory_bytes"].tolist() == [7, 7]
+
+
+def test_a_setting_that_is_newer_than_a_run_had_its_default(tmp_path):
+    store = Store(tmp_path)
+    write(store, "old", **Case(train_momentum=0.5).settings())
+    (path,) = (tmp_path / "runs").glob("*.parquet")
+    newer = ["train_autocast", "train_microbatch_size", "launch_bind", "train_clip_norm"]
+    pq.write_table(pq.read_table(path).drop_columns(newer), path)
+    write(store, "recent", **Case(train_microbatch_size=4, launch_bind=False).settings())
+    columns = [*newer, "train_momentum"]
+    old, recent = store.runs(columns).to_dict("records")
+    assert old == {name: getattr(Case(train_momentum=0.5), name) for name in columns}
+    assert (recent["train_microbatch_size"], recent["launch_bind"]) == (4, False)
 
 
 @pytest.mark.parametrize("value", [None, float("nan"), 3, 3.0, np.int64(3), True, 3.5, "3", ""])

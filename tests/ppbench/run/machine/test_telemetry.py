@@ -88,7 +88,7 @@ def test_samples_too_close_together_tell_no_load():
 def test_without_samples_everything_is_none_and_the_note_says_why():
     summary = summarize([], [(0, S)], "GPU-a")
     assert set(dataclasses.astuple(summary)[:-1]) == {None}
-    assert "did not run" in summary.telemetry_note
+    assert "the supervisor took none" in summary.telemetry_note
 
 
 def test_a_machine_that_tells_nothing_gives_none_and_its_reasons():
