@@ -127,12 +127,16 @@ class FlightRecord:
 
     def begin_case(self, number: int, timeout_s: float) -> None:
         """Forget what was before. It may take so long; 0: as long as it likes."""
-        now_ns = time.monotonic_ns()
         self._slots[_COUNT] = self._count = 0
         self._slots[_JOINED] = _NONE
-        self._slots[_NUMBER], self._slots[_BEGAN] = number, now_ns
-        self._slots[_DEADLINE] = now_ns + int(timeout_s * 1e9) if timeout_s else 0
+        self._slots[_NUMBER], self._slots[_BEGAN] = number, time.monotonic_ns()
+        self.limit(timeout_s)
         self._step = _NONE
+
+    def limit(self, timeout_s: float) -> None:
+        """The case may take so long from now; 0: as long as it likes."""
+        ends_ns = time.monotonic_ns() + int(timeout_s * 1e9)
+        self._slots[_DEADLINE] = ends_ns if timeout_s else 0
 
     def end_case(self) -> None:
         self._slots[_DEADLINE], self._slots[_NUMBER] = 0, _NONE

@@ -27,12 +27,14 @@ from engine.configuration import data_of, model_of, tokenizer_of
 from engine.connection import autocast_of, broadcast
 from engine.exactness import (
     NUM_STEPS,
+    Decide,
     Exactness,
     IncomparableError,
     InexactError,
     Trained,
     compare,
 )
+from engine.flight import Phase
 from engine.model.author import TOLERANCE, author_module, train_unsplit
 from engine.model.data import StepBatch
 from engine.model.factory import own_torch_numbers
@@ -56,7 +58,8 @@ MOST_SEQUENCES = 2  # of a microbatch
 MOST_MICROBATCHES = 8  # unless the program needs more
 LEARNING_RATE = 1e-2  # so large that a step shows what has missed it
 AUTHOR_S = 600.0
-"""The least time limit of a verification; `measure.timeout_s` may raise it."""
+"""The least time for what rank 0 does with the author's module; `measure.timeout_s` may raise it.
+The ranks' own part has the case's time: what hangs is ended as soon as in the case itself."""
 _MOST_OF_FREE = 0.8
 
 NOTHING_IS_COMPUTED = Verified("no: an emulated run computes nothing")
@@ -90,12 +93,12 @@ def verify(
     """
     if case.is_emulated:
         return NOTHING_IS_COMPUTED
-    hands.begin_clock(max(measure.timeout_s, AUTHOR_S) if measure.timeout_s else 0.0)
     with own_torch_numbers():
-        plan = broadcast(functools.partial(_plan, results, case, program, is_full=measure.verify))
+        planning = functools.partial(_plan, results, case, program, is_full=measure.verify)
+        plan: Plan = _in_time_of_author(measure, hands, broadcast)(planning)
         if plan.outcome is not None:
             return plan.outcome
-        found = [_compared(way, hands) for way in plan.ways]
+        found = [_compared(way, measure, hands) for way in plan.ways]
     reason = next((text for text in found if isinstance(text, str)), None)
     if reason is not None:
         return _not_possible(reason, is_asked=measure.verify)
@@ -106,16 +109,36 @@ def verify(
     return verified
 
 
-def _compared(way: Case, hands: Hands) -> Exactness | str:
+def _time_of_author(measure: Measure) -> float:
+    return max(measure.timeout_s, AUTHOR_S) if measure.timeout_s else 0.0
+
+
+def _in_time_of_author(measure: Measure, hands: Hands, decide: Decide) -> Decide:
+    """Give what rank 0 does with the author's module more time than a case's ranks have."""
+
+    def decide_in_time(work: Callable[[], Any]) -> Any:
+        hands.begin_clock(_time_of_author(measure))
+        try:
+            return decide(work)
+        finally:
+            hands.begin_clock(measure.timeout_s)
+
+    return decide_in_time
+
+
+def _compared(way: Case, measure: Measure, hands: Hands) -> Exactness | str:
     """Compare one way; a text says why it cannot be compared. Collective over all ranks."""
     member = hands.prepare(way)
     outcome: Exactness | Exception | None = None
     if member is not None:
         try:
-            outcome = compared_on(member)
+            in_time = functools.partial(_in_time_of_author, measure, hands)
+            outcome = compared_on(member, in_time)
         except (InexactError, IncomparableError) as error:  # on all members alike
             outcome = error
         member.runtime.close()
+    else:  # it waits for the ranks that have a part
+        hands.begin_clock(_time_of_author(measure))
     del member
     hands.release()
 
@@ -130,8 +153,13 @@ def _compared(way: Case, hands: Hands) -> Exactness | str:
     return broadcast(decide)
 
 
-def compared_on(member: RankContext) -> Exactness:
-    """Compare a case's steps with those of the author's module. Collective over its ranks."""
+def compared_on(
+    member: RankContext, in_time: Callable[[Decide], Decide] = lambda decide: decide
+) -> Exactness:
+    """Compare a case's steps with those of the author's module. Collective over its ranks.
+
+    `in_time` gives what rank 0 decides a time limit.
+    """
     runtime = member.runtime
     if not hasattr(runtime, "gathered"):
         name = member.case.runtime
@@ -139,13 +167,14 @@ def compared_on(member: RankContext) -> Exactness:
 
     def gather(ours: Any) -> list[Any]:
         is_first = dist.get_rank() == 0
+        member.flight.enter(Phase.WAITS)
         theirs: list[Any] = [None] * len(member.ranks)
         dist.gather_object(ours, theirs if is_first else None, dst=0, group=member.group)
         return theirs
 
     device, trained = member.fabric.device, cast("Trained", runtime)
     make = functools.partial(author_module, trainer_config(member.case).model, device)
-    decide = functools.partial(broadcast, group=member.group)
+    decide = in_time(functools.partial(broadcast, group=member.group))
     return compare(trained, member.config, make, device, gather=gather, decide=decide)
 
 

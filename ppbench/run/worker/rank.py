@@ -433,8 +433,8 @@ class Worker:
         self.note("case", index=index, run_id=begun.run_id)
 
         def begin_clock(limit_s: float) -> None:
-            self._begin_clock(index, limit_s)
-            self.flight.enter(Phase.VERIFIES)
+            self.flight.limit(limit_s)
+            self._limit_s = limit_s
 
         def note_step(step: int, num_steps: int, tokens_per_s: float, step_s: float) -> None:
             """Report to the controller, between steps, how fast rank 0 saw the last one."""
@@ -447,6 +447,7 @@ class Worker:
         prepare = functools.partial(self.prepare, program=program)
         hands = Hands(prepare, self._release, begin_clock)
         results = Path(self.job.results)
+        self.flight.enter(Phase.VERIFIES)
         verified = verify(results, item.case, item.measure, hands, program)
         self._begin_clock(index, item.measure.timeout_s)
         reset_process_peak()

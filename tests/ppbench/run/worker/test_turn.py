@@ -13,7 +13,7 @@ from ppbench.run.worker.measure import Arm
 from ppbench.run.worker.node import Node
 
 
-def test_a_window_holds_the_steps_and_samples_lie_around_it(monkeypatch):
+def test_a_window_holds_the_steps_and_samples_lie_around_it(tmp_path, monkeypatch):
     """Ranks begin after the node's sample: an older one would count the load of another turn."""
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
     events: list[str] = []
@@ -36,6 +36,7 @@ def test_a_window_holds_the_steps_and_samples_lie_around_it(monkeypatch):
         cast(Node, node),
         lambda *_: None,
         None,
+        tmp_path,
     )
     arm.turn(0, 3)
     assert events == ["sample", "wait", "steps", "sample", "wait"]
