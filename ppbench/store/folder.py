@@ -260,25 +260,29 @@ class Store:
         ) -> tuple[dict[str, str], list[tuple[object, ...]]]:
             for name, rows in source.items():
                 database.execute(f"CREATE OR REPLACE VIEW {name} AS FROM {rows}")
-            found = database.execute(statements[0])
+            found = database.execute(text)
             columns: dict[str, str] = {}
             for name, kind, *_ in found.description:  # names may repeat
                 free = (name, *(f"{name}_{n}" for n in range(1, len(columns) + 1)))
                 columns[next(one for one in free if one not in columns)] = str(kind)
             return columns, found.fetchall()
 
+        def connect() -> duckdb.DuckDBPyConnection:
+            database = duckdb.connect(":memory:")
+            database.execute(f"SET allowed_directories = [{quoted(f'{self.folder}/')}]")
+            database.execute("SET enable_external_access = false")
+            database.execute("SET lock_configuration = true")
+            return database
+
         try:
-            with duckdb.connect(":memory:") as database:
+            with connect() as database:
                 statements = database.extract_statements(text)
                 kinds = [statement.type.name for statement in statements]
                 if len(kinds) != 1 or kinds[0] not in _READS:
                     got = ", ".join(kinds) or "nothing"
                     raise UsageError(f"query: expected one SELECT; got {got}")
                 named = {name.lower() for name in database.get_table_names(text)} & TABLES.keys()
-                database.execute(f"SET allowed_directories = [{quoted(f'{self.folder}/')}]")
-                database.execute("SET enable_external_access = false")
-                database.execute("SET lock_configuration = true")
-                return self._reader.ask(dict.fromkeys(named), answer, database=database)
+            return self._reader.ask(dict.fromkeys(named), answer, connect=connect)
         except duckdb.Error as error:
             raise UsageError(f"query: {str(error).strip()}") from error
 

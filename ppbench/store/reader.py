@@ -131,7 +131,7 @@ class Reader:
         tables: Mapping[str, Columns],
         answer: Callable[[duckdb.DuckDBPyConnection, Sources], T],
         run_ids: Collection[str] | None = None,
-        database: duckdb.DuckDBPyConnection | None = None,
+        connect: Callable[[], duckdb.DuckDBPyConnection] | None = None,
     ) -> T:
         """What `answer` makes of some columns of some tables.
 
@@ -146,10 +146,11 @@ class Reader:
                 files = {name: self._files(name, run_ids) for name in tables}
                 sources = {name: source(name, tables[name], files[name]) for name in tables}
                 try:
-                    return answer(database or shared_database(), sources)
+                    return answer((connect or shared_database)(), sources)
                 except (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException):
                     raise
                 except duckdb.Error:
+                    _database.cache_clear()  # some errors of damaged files end a whole database
                     found = [self.leave_out_damaged(n, tables[n], files[n]) for n in tables]
                     if not any(found):
                         raise
