@@ -72,6 +72,8 @@ def check_last_loss(item: PlannedRun, loss: float | None, store: Store) -> None:
 
     Raises DisagreementError.
     """
+    if not item.references:  # reading the store takes the longer the more runs it has
+        return
     case, kind = item.case, _kind_of(item.case)
     num_steps = item.measure.warmup_steps + item.measure.steps
     tolerance = FIRST_TOLERANCE[kind] + GROWTH[kind] * num_steps
