@@ -46,7 +46,6 @@ class PlannedRun:
     launch: int
     resume_key: str
     position: int = 0  # among all runs of the sweep, in the order of its file
-    references: tuple[str, ...] = ()  # resume keys of the engine's runs of this case, for losses
 
 
 @dataclass(frozen=True)

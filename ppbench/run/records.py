@@ -93,6 +93,7 @@ class CaseResult:
     warmup_step_ns: list[int]  # of the steps before those that were measured, on rank 0
     flops: FlopFacts | None = None  # of a token; None where nothing is computed
     lowered: Program | None = None  # the program that was run; None: the case's own
+    training: str = ""  # the key of what was trained, if it is trained
     expected_loss: float | None = None  # of the first step, if it is known
     places: tuple[Place, ...] = ()  # where each rank is
     verified: Verified = NOT_VERIFIED
@@ -267,7 +268,9 @@ def write_result(
     if result.expected_loss is not None:
         check_first_loss(case, finished.first_loss, result.expected_loss)
         if status == "ok":
-            check_last_loss(planned, finished.last_loss, store)
+            check_last_loss(
+                store.folder, planned, result.training, finished.last_loss, attempt.run_id
+            )
     rows = rows_of(finished)
     ranks, num_tokens = rows.tables["ranks"], rows.tables["steps"]["num_tokens"]
     tokens_per_s = float(str(rows.run["tokens_per_s"]))

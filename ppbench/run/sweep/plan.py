@@ -47,7 +47,6 @@ from ppbench.run.machine.environment import (
 from ppbench.run.machine.inputs import hashes_of_text, identity_of_model
 from ppbench.run.machine.measuring_code import ROOT, SOLVING, code_hash
 from ppbench.run.sweep.open_runs import close_abandoned, prune_launches
-from ppbench.run.verification.losses import training_of
 from ppbench.runtimes import ENGINE
 from ppbench.store import Store, new_run_id, newest_of, write_sweep_note
 
@@ -59,8 +58,6 @@ NO_WORKLOAD = (
 )
 """Places in ppbench's own repository that no case reads: texts, and its code, whose measuring part
 `code_hash` covers."""
-MOST_REFERENCES = 4
-"""The cases of the same training, in other ways, whose losses a run is compared with at most."""
 FINAL = ("oom", "error", "timeout", "invalid")
 """Failures caused by the case itself: it would fail again. A crash may have another cause."""
 
@@ -180,35 +177,14 @@ def items_of(sweep: Sweep, commit: Commit | None) -> tuple[PlannedRun, ...]:
     for remembered in (code_hash, runtime_code, read_environment):
         remembered.cache_clear()
     read = _Reading()
-    keys: dict[tuple[Case, Measure], list[str]] = {}
-    by_training: dict[str, list[tuple[Case, Measure]]] = {}
-    for case, measure in sweep.cases:
-        of_engine = dataclasses.replace(case, runtime=ENGINE)
-        for one in (case, of_engine):
-            if (one, measure) not in keys:
-                launches = range(measure.launches)
-                keys[one, measure] = [read.key_of(one, measure, n, tracked) for n in launches]
-        same = by_training.setdefault(_training(case, measure), [])
-        if not case.is_emulated and (of_engine, measure) not in same:
-            same.append((of_engine, measure))
-    references: dict[tuple[Case, Measure], tuple[str, ...]] = {}
-    for case, measure in sweep.cases:
-        others = by_training[_training(case, measure)][: MOST_REFERENCES + 1]
-        first = (dataclasses.replace(case, runtime=ENGINE), measure)
-        likes = [like for like in dict.fromkeys([first, *others]) if like != (case, measure)]
-        likes = [] if case.is_emulated else likes[:MOST_REFERENCES]
-        references[case, measure] = tuple(key for like in likes for key in keys[like])
+    keys = {
+        (case, measure): [read.key_of(case, measure, n, tracked) for n in range(measure.launches)]
+        for case, measure in sweep.cases
+    }
     return tuple(
-        PlannedRun(
-            case, measure, launch, keys[case, measure][launch], position, references[case, measure]
-        )
+        PlannedRun(case, measure, launch, keys[case, measure][launch], position)
         for position, (case, measure, launch) in enumerate(planned)
     )
-
-
-def _training(case: Case, measure: Measure) -> str:
-    """What must be equal for two runs to end with the same loss."""
-    return json.dumps([training_of(case), measure.warmup_steps + measure.steps])
 
 
 def _own_repository(folder: Path) -> Repository | None:

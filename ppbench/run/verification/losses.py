@@ -1,9 +1,10 @@
 """Compares every run's losses with those of the same training elsewhere.
 
     first step   with the unsplit model's, computed once for all ways to run a training (`unsplit`)
-    last step    with that of the engine's run of the same training, in whatever way, if the store
-                 has one that a sweep would not repeat: by the same code, on the same machine and
-                 data
+    last step    with that of the engine's first run of the same training, in whatever way, by the
+                 same code, on the same machine and data
+
+    results/verified/last-KEY.json
 
 So the first launch of a sweep runs a case on the engine before it runs it on other runtimes. A run
 that disagrees is `invalid`, without figures.
@@ -18,10 +19,14 @@ compared.
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 from ppbench.config.case import Case
 from ppbench.run.job import PlannedRun
-from ppbench.store import Store
+from ppbench.run.machine.environment import fingerprint_here
+from ppbench.run.machine.inputs import hashes_of_text
+from ppbench.run.verification.record import key_of_facts, read_record, write_record
+from ppbench.runtimes import ENGINE
 
 FIRST_TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 2e-2}
 """The largest difference of a first loss that is rounding, relative to the loss or to 1."""
@@ -57,6 +62,11 @@ def training_of(case: Case) -> dict[str, object]:
     return {**training, "num_microbatches": case.replicas * case.num_microbatches}
 
 
+def key_of_training(case: Case) -> str:
+    """Return the key of all that decides what is trained: settings, model, text, and our code."""
+    return key_of_facts(case, training_of(case), hashes_of_text(case.data_source))
+
+
 def check_first_loss(case: Case, loss: float | None, expected: float) -> None:
     """Compare the first step's loss with the unsplit model's. Raises DisagreementError."""
     tolerance = FIRST_TOLERANCE[_kind_of(case)]
@@ -67,23 +77,29 @@ def check_first_loss(case: Case, loss: float | None, expected: float) -> None:
         )
 
 
-def check_last_loss(item: PlannedRun, loss: float | None, store: Store) -> None:
-    """Compare the last step's loss with that of the engine's newest run of the same case.
+def check_last_loss(
+    results: Path, item: PlannedRun, training: str, loss: float | None, run_id: str
+) -> None:
+    """Compare the last step's loss with that of the engine's first run of the same training.
 
-    Raises DisagreementError.
+    `training` is its key. Where there is no such run yet, an engine's run becomes it. Raises
+    DisagreementError.
     """
-    if not item.references:  # reading the store takes the longer the more runs it has
-        return
     case, kind = item.case, _kind_of(item.case)
     num_steps = item.measure.warmup_steps + item.measure.steps
+    machine = fingerprint_here(case.device, 1, case.launch_threads_per_rank)
+    key = f"last-{training}-{num_steps}-{machine}"
+    known = read_record(results, key)
+    if known is None:
+        if case.runtime == ENGINE:
+            write_record(results, key, {"loss": loss, "run_id": run_id})
+        return
     tolerance = FIRST_TOLERANCE[kind] + GROWTH[kind] * num_steps
-    runs = store.runs(["run_id", "resume_key", "status", "last_loss"])
-    runs = runs[runs["resume_key"].isin(item.references) & (runs["status"] == "ok")]
-    runs = runs[runs["last_loss"].notna()].sort_values("run_id")
-    if len(runs) and not _agree(loss, expected := float(runs["last_loss"].iloc[-1]), tolerance):
+    expected = known["loss"]
+    if expected is not None and not _agree(loss, expected, tolerance):
         raise DisagreementError(
             f"{_loss_in_words(case, 'last', loss)} differs from {expected!r} of the engine's run "
-            f"{runs['run_id'].iloc[-1]} by more than {tolerance:g} "
+            f"{known['run_id']} by more than {tolerance:g} "
             f"({kind} rounding after {num_steps} steps)"
         )
 

@@ -20,21 +20,17 @@ from engine.connection import autocast_of
 from engine.run.device import random_state, set_random_state
 from engine.run.stage import loss_of
 from engine.trainer import TrainerConfig
-from ppbench.config.case import Case
-from ppbench.run.machine.inputs import hashes_of_text
-from ppbench.run.verification.losses import training_of
-from ppbench.run.verification.record import key_of_facts, read_record, write_record
+from ppbench.run.verification.record import read_record, write_record
 
 
 def first_loss(
-    results: Path, case: Case, config: TrainerConfig, device: torch.device
+    results: Path, training: str, config: TrainerConfig, device: torch.device
 ) -> float | None:
     """Return the first step's loss as `unsplit_loss` does, or as it was computed before.
 
-    None, too, where there is no room for it.
+    `training` is its key (`losses.key_of_training`). None, too, where there is no room for it.
     """
-    facts = training_of(case), hashes_of_text(case.data_source)
-    key = f"first-{key_of_facts(case, *facts)}"
+    key = f"first-{training}"
     known = read_record(results, key)
     if known is None:
         try:

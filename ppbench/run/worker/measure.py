@@ -46,6 +46,7 @@ from ppbench.run.job import PlannedRun
 from ppbench.run.machine.environment import ON_GPUS
 from ppbench.run.records import LOSS, CaseResult, NotFinite, RankResult
 from ppbench.run.runtimes.runtime import Inspected, RankContext, Runtime, clock_facts
+from ppbench.run.verification.losses import key_of_training
 from ppbench.run.verification.unsplit import first_loss
 from ppbench.run.worker.fixed_work import Reference
 from ppbench.run.worker.node import Node, Window
@@ -89,9 +90,10 @@ class Arm:
         """Warm up; the arm can take its turns then."""
         member, flight = self.member, self.member.flight
         flight.enter(Phase.VERIFIES)
-        self._expected_loss = None
+        self._training, self._expected_loss = "", None
         if dist.get_rank() == 0 and not member.case.is_emulated:
-            known = self._results, member.case, member.config, member.fabric.device
+            self._training = key_of_training(member.case)
+            known = self._results, self._training, member.config, member.fabric.device
             self._expected_loss = first_loss(*known)
         member.wait()  # ranks that share cores measure their peaks together
         flight.enter(Phase.PEAK)
@@ -208,8 +210,8 @@ class Arm:
         flops = runtime.flop_facts()
         precision = None if member.case.is_emulated else float32_precision()
         facts = {**runtime.run_facts(), "float32_precision": precision}
-        done = (results, facts, self._warmup_ns, flops, runtime.lowered, self._expected_loss)
-        return CaseResult(*done, member.places)
+        done = (results, facts, self._warmup_ns, flops, runtime.lowered)
+        return CaseResult(*done, self._training, self._expected_loss, member.places)
 
     @property
     def _num_done(self) -> int:

@@ -9,7 +9,6 @@ import shutil
 import command
 import pandas as pd
 import pytest
-from stored_runs import run_row
 
 from engine.plan.program import from_json
 from engine.plan.schedules.registry import SCHEDULES
@@ -24,6 +23,7 @@ from ppbench.run.verification.losses import (
     DisagreementError,
     check_first_loss,
     check_last_loss,
+    key_of_training,
 )
 from ppbench.runtimes import RUNTIMES
 from ppbench.store import Store
@@ -121,44 +121,27 @@ def test_a_first_loss_must_be_the_unsplit_models_but_for_rounding():
     check_first_loss(dataclasses.replace(TORCH, train_autocast="bfloat16"), 4.0 + 5e-2, 4.0)
 
 
-def test_a_last_loss_must_be_that_of_the_engines_run_of_the_same(tmp_path):
-    store = Store(tmp_path)
-    item = PlannedRun(TORCH, Measure(), 0, "", references=("first", "second"))
-    check_last_loss(item, 9.0, store)  # nothing to compare with
-    rows = [
-        run_row(1, Case(), last_loss=4.0, resume_key="second"),
-        run_row(2, Case(), last_loss=5.0, resume_key="of other code"),
-        run_row(3, Case(), last_loss=7.0, resume_key="first", status="error"),
-    ]
-    for row in rows:
-        store.write_run(row, {})
-    check_last_loss(item, 4.005, store)
-    check_last_loss(dataclasses.replace(item, references=("third",)), 9.0, store)
-    words = rf"4\.0 of the engine's run {rows[0]['run_id']} by .*float32 rounding after 13 steps"
-    with pytest.raises(DisagreementError, match=words):
-        check_last_loss(item, 4.01, store)
+def test_a_last_loss_must_be_that_of_the_engines_first_run_of_the_same(tmp_path):
+    on_torch, on_engine = (PlannedRun(case, Measure(), 0, "") for case in (TORCH, Case()))
+    check_last_loss(tmp_path, on_torch, "this", 9.0, "run-1")  # nothing to compare with, nor kept
+    check_last_loss(tmp_path, on_engine, "this", 4.0, "run-2")
+    for item in (on_torch, on_engine):
+        check_last_loss(tmp_path, item, "this", 4.005, "run-3")
+        words = r"4\.0 of the engine's run run-2 by .*float32 rounding after 13 steps"
+        with pytest.raises(DisagreementError, match=words):
+            check_last_loss(tmp_path, item, "this", 4.01, "run-4")
+    longer = dataclasses.replace(on_torch, measure=Measure(steps=20))
+    check_last_loss(tmp_path, longer, "this", 9.0, "run-5")
+    check_last_loss(tmp_path, on_torch, "another", 9.0, "run-6")
 
 
-def test_a_run_is_compared_with_the_engines_of_any_launch_that_train_the_same(tmp_path):
-    text = '[measure]\nlaunches = 2\n[grid]\nruntime = ["torch", "engine"]\n'
-    text += 'schedule = ["1f1b", "afab"]\ndata.seed = [0, 1]'
+def test_one_training_in_all_its_ways_has_one_key_and_another_training_another(tmp_path):
+    text = '[grid]\nruntime = ["torch", "engine"]\nschedule = ["1f1b", "afab"]\n'
+    text += "world_size = [1, 2]\ndata.seed = [0, 1]"
     items = plan_sweep(read(tmp_path, text), Store(tmp_path / "results"), Choice()).items
-
-    def keys_of(seed, schedules):
-        """Of the engine's runs of one seed; of a schedule's launches together."""
-        return {
-            item.resume_key
-            for item in items
-            for case in [item.case]
-            if (case.runtime, case.data_seed) == ("engine", seed) and case.schedule in schedules
-        }
-
-    for item in items:
-        case = item.case
-        others = {"1f1b", "afab"} - ({case.schedule} if case.runtime == "engine" else set())
-        assert set(item.references) == keys_of(case.data_seed, others)
-        is_own = set(item.references[:2]) == keys_of(case.data_seed, {case.schedule})
-        assert is_own == (case.runtime == "torch")
+    keys = {(item.case.data_seed, key_of_training(item.case)) for item in items}
+    assert len(items) == 16
+    assert len(keys) == len({key for _, key in keys}) == 2
 
 
 ON_RANKS_ALONE = """\
