@@ -83,7 +83,7 @@ def measure_overhead(sweep: Sweep, num_rounds: int, *, has_profiler: bool = Fals
         folder, local = Path(name) / "launch", make_node_folder()
         job = Job(new_run_id(), name, "", sweep.name, sweep.file, None, items)
         program = ["benchmarks.overhead_ranks", str(write_job(folder, job))]
-        launch = start_workers(folder, program, items, 0, local)
+        launch = start_workers(folder, program, items, 0, local, sweep.supervision)
         try:
             if not follow(launch, folder, take, local):
                 raise LaunchError("\n".join(launch.last_lines()))

@@ -18,7 +18,7 @@ from typing import Literal
 import torch.distributed as dist
 
 from engine.run.recording import Recording
-from ppbench.config.case import Case
+from ppbench.config.case import Case, Supervision
 from ppbench.run.job import PlannedRun
 from ppbench.run.runtimes.runtime import Runtime
 from ppbench.run.worker.measure import profiler_for
@@ -59,7 +59,7 @@ ORDERS_WITH_PROFILER: tuple[tuple[Arm, ...], ...] = (
 
 def main(job_file: Path) -> None:
     """Measure every case of the job."""
-    join_other_ranks()
+    join_other_ranks(Supervision.here().patience_s)
     take_part(job_file, _run_all)
 
 

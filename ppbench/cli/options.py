@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -276,6 +278,41 @@ def until_of(
     if budget is not None and most is None:
         raise UsageError("--budget: bounds the launches until it is decided; add --run")
     return launches if is_run else None, most, seconds_in(budget)
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command that takes overrides the options of settings: each is short for a `--set`."""
+    from ppbench.config.case import SETTINGS
+
+    declared = {one.field: one for one in SETTINGS.values() if one.metavar}
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        chosen = {name: given.pop(name) for name in declared}
+        short = [f"{declared[name].key}={v}" for name, v in chosen.items() if v is not None]
+        command(**{**given, "overrides": [*(given["overrides"] or []), *short]})
+
+    signature = inspect.signature(command, eval_str=True)
+    options = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[
+                str | None,
+                typer.Option(
+                    f"--{name.replace('_', '-')}",
+                    metavar=one.metavar,
+                    help=f"{one.meaning[:1].upper()}{one.meaning[1:]}.",
+                ),
+            ],
+        )
+        for name, one in declared.items()
+    ]
+    parameters = [*signature.parameters.values(), *options]
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
 
 
 def seconds_in(text: str | None) -> float:

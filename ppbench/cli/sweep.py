@@ -25,6 +25,7 @@ from ppbench.cli.options import (
     SweepFile,
     going_on,
     print_text,
+    with_settings,
 )
 from ppbench.console import note
 from ppbench.display.commands import command, option_words
@@ -58,14 +59,6 @@ OnlyCases = Annotated[
         autocompletion=completion.settings,
     ),
 ]
-Budget = Annotated[
-    str | None,
-    typer.Option(
-        "--budget",
-        metavar="TIME",
-        help="Launch until it is known which case to take, at most so long, as in 90s or 10m.",
-    ),
-]
 IsLive = Annotated[
     bool,
     typer.Option("--live", help="Rewrite the report as cases end; open, it refreshes itself."),
@@ -76,6 +69,7 @@ ChosenLauncher = Annotated[
 ]
 
 
+@with_settings
 def sweep(
     file: SweepFile,
     results: Results = RESULTS,
@@ -89,7 +83,6 @@ def sweep(
     rerun: Rerun = False,
     retry_failed: RetryFailedCases = False,
     only: OnlyCases = None,
-    budget: Budget = None,
     launcher: ChosenLauncher = Launcher.local,
     how: HowToPrint = Format.table,
     columns: Columns = None,
@@ -119,11 +112,10 @@ def sweep(
     if no_report and (open_it or is_live):
         option = "--open: opens" if open_it else "--live: rewrites"
         raise UsageError(f"{option} the report, which --no-report leaves out; drop one")
-    bound = [] if budget is None else [f"measure.budget={budget}"]
     with doing(f"reading {file}", Console(stderr=True)):
-        read = read_sweep(file, [*(overrides or []), *bound], default_device())
+        read = read_sweep(file, overrides or [], default_device())
     if launcher is not Launcher.local:
-        options = option_words(set=[*(overrides or []), *bound])
+        options = option_words(set=overrides)
         _sweep_elsewhere(launcher, read, options, results, choice, is_dry_run=dry_run)
         return
     if dry_run:
@@ -145,7 +137,6 @@ def sweep(
         *("sweep", str(file)),
         set=overrides,
         only=only,
-        budget=budget,
         results=results,
         reports=None if no_report else reports,
         no_report=no_report,

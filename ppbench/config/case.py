@@ -1,9 +1,9 @@
 """Every setting, declared once: its type, default, bounds and meaning.
 
 A `Case` is one point of a sweep's grid, frozen and hashable; `Measure` is how it is measured;
-`Torchrun` and `Slurm` are where its launches run. `SETTINGS` is the table of all of them by the
-dotted keys of a sweep file, from which its reader, the help and the documentation are made. The
-columns of the store are made from the fields.
+`Torchrun` and `Slurm` are where its launches run, `Supervision` is how. `SETTINGS` is the table of
+all of them by the dotted keys of a sweep file, from which its reader, the help and the
+documentation are made. The columns of the store are made from the fields.
 
     world_size: int = setting(2, whole(1, 1024), "number of ranks in the pipeline")
                               |  |               |
@@ -18,6 +18,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeVar
@@ -44,19 +45,26 @@ class Setting(NamedTuple):
     meaning: str
     default: object = None  # of its key in a sweep file
     shared: str = ""  # why all cases share it, so that it is no axis; empty: it may be one
+    metavar: str = ""  # of its option of `ppbench sweep`; empty: `--set` alone sets it
     key: str = ""  # its dotted key
     owner: type | None = None
     field: str = ""
 
 
 def setting(
-    default: T, kind: Kind | None, meaning: str = "", *, in_file: object = None, shared: str = ""
+    default: T,
+    kind: Kind | None,
+    meaning: str = "",
+    *,
+    in_file: object = None,
+    shared: str = "",
+    metavar: str = "",
 ) -> T:
     """Declare a field of a settings class.
 
     `in_file` is the default of its key in a sweep file, where that is not the field's own.
     """
-    declared = Setting(kind, meaning, default if in_file is None else in_file, shared)
+    declared = Setting(kind, meaning, default if in_file is None else in_file, shared, metavar)
     return dataclasses.field(default=default, metadata={"setting": declared})
 
 
@@ -365,8 +373,10 @@ class Measure:
     budget: str = setting(
         "",
         kinds.BUDGET,
-        "time for launches until the sweep's question is answered; none: `launches`",
+        "time for launches until it is known which case to take, as in 90s or 10m; none: "
+        "`launches`",
         shared="it is the time of the whole sweep",
+        metavar="TIME",
     )
     resolution: float = setting(
         0.02,
@@ -443,6 +453,34 @@ class Slurm:
 
 
 @dataclass(frozen=True)
+class Supervision:
+    """How the supervisors and the ranks of a launch work, here or on any node; no part of a case.
+
+    A field is a key of `[launch]`, an option of `ppbench sweep` and of supervisors, and `here` in
+    the supervisors and ranks of the launch.
+    """
+
+    patience_s: float = setting(
+        600.0,
+        up_to(1_000_000),
+        "seconds for the slowest node and rank to come, also in place of a node that was lost",
+        metavar="S",
+    )
+
+    @classmethod
+    def here(cls) -> Supervision:
+        """What was handed over to this process."""
+        return cls(**json.loads(os.environ.get(_HANDED_OVER, "{}")))
+
+    def variables(self) -> dict[str, str]:
+        """The environment that hands it over."""
+        return {_HANDED_OVER: json.dumps(dataclasses.asdict(self))}
+
+
+_HANDED_OVER = "PPBENCH_SUPERVISION"
+
+
+@dataclass(frozen=True)
 class PlanSettings:
     """`[plan]`: what a plan is asked for. No part of a case."""
 
@@ -502,13 +540,14 @@ def settings_in(owner: type) -> Iterator[tuple[str, Setting]]:
 
 def _table() -> Iterator[Setting]:
     """The row of every key."""
-    yield Setting(kinds.SWEEP_NAME, "name of the sweep", "", "it names the whole sweep", "name")
+    yield Setting(kinds.SWEEP_NAME, "name of the sweep", "", "it names the whole sweep", key="name")
     sections = ("model", "data", "train", "launch", "transfer", "sharding", "emulated")
     owners: tuple[tuple[str, type, str], ...] = (
         ("", Case, ""),
         ("measure.", Measure, ""),
         ("launch.torchrun.", Torchrun, "it sets where launches run for all cases"),
         ("launch.slurm.", Slurm, "it sets where launches run for all cases"),
+        ("launch.", Supervision, "it sets how launches run for all cases"),
         ("track.", TrackSettings, "it sets what is tracked over commits for all cases"),
         ("plan.", PlanSettings, "it sets what a plan is asked for for all cases"),
     )
@@ -518,7 +557,8 @@ def _table() -> Iterator[Setting]:
             is_inside = owner is Case and section in sections
             key = f"{section}.{rest}" if is_inside else f"{prefix}{name}"
             if declared.kind is not None:
-                yield Setting(*declared[:3], declared.shared or shared, key, owner, name)
+                why = declared.shared or shared
+                yield declared._replace(shared=why, key=key, owner=owner, field=name)
 
 
 SETTINGS: Final[Mapping[str, Setting]] = {declared.key: declared for declared in _table()}

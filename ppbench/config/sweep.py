@@ -41,6 +41,7 @@ from ppbench.config.case import (
     Planned,
     PlanSettings,
     Slurm,
+    Supervision,
     Torchrun,
     required,
     setting,
@@ -168,6 +169,7 @@ class Sweep:
     axes: tuple[str, ...]  # columns that vary, in the file's order
     torchrun: Torchrun = field(default_factory=Torchrun)
     slurm: Slurm = field(default_factory=Slurm)
+    supervision: Supervision = field(default_factory=Supervision)
     track: Track = field(default_factory=Track)
     plan: PlanSettings = field(default_factory=PlanSettings)
     facts: Mapping[Identity, Facts] = field(default_factory=dict)  # of inspected models

@@ -15,11 +15,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ppbench.config.case import Slurm
+from ppbench.config.case import Slurm, Supervision, settings_in
 from ppbench.config.sweep import Sweep
 from ppbench.console import note
 from ppbench.errors import LaunchError, SweepInterruptedError, UsageError
@@ -35,18 +35,25 @@ class NodeLaunches:
     ranks_per_node: int
     max_restarts: int  # of each launch
     program: tuple[str, ...]  # a module and its arguments
+    supervision: Supervision = field(default_factory=Supervision)
 
     def commands(self, host: str, port: int) -> list[list[str]]:
         """Return the command of each launch, the same on every node; `host` is one of them.
 
         Each has a port of its own: the last may still be open.
         """
+        chosen = [
+            f"--{name.replace('_', '-')}={value}"
+            for name, declared in settings_in(Supervision)
+            if (value := getattr(self.supervision, name)) != declared.default
+        ]
         return [
             [
                 *(sys.executable, "-m", SUPERVISOR),
                 f"--nodes={self.num_nodes}",
                 f"--ranks-per-node={self.ranks_per_node}",
                 f"--max-restarts={self.max_restarts}",
+                *chosen,
                 f"--rendezvous={host}:{port + launch}",
                 *("-m", *self.program),
             ]
@@ -81,7 +88,8 @@ def node_launches(sweep: Sweep, num_nodes: int, program: Sequence[str]) -> NodeL
     num = max(measure.launches for _, measure in sweep.cases)
     largest = max(case.num_processes for case, _ in sweep.cases)
     tries = sum(2 + measure.retry for _, measure in sweep.cases)
-    return NodeLaunches(num, num_nodes, -(-largest // num_nodes), tries, tuple(program))
+    each = -(-largest // num_nodes)
+    return NodeLaunches(num, num_nodes, each, tries, tuple(program), sweep.supervision)
 
 
 def rendezvous_of(sweep: Sweep) -> tuple[str, int]:

@@ -32,11 +32,10 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public
 
 from engine.interfaces import LOOPBACK
 from engine.rank_store import serve
+from ppbench.config.case import Supervision
 
 GAVE_UP = 78
 """Exit code of a rank, and then of its launch, that would fail the same way if started again."""
-PATIENCE_S = 600.0
-"""Time for the slowest node to come, also in place of one that was lost."""
 STORE_TIMEOUT = timedelta(seconds=300)  # torch's
 _TALK_S = 10.0
 """Time for a message to go out; the connection of a machine that is gone is lost as soon."""
@@ -118,6 +117,7 @@ class Leader:
     ) -> None:
         """`address` is where each start's store listens, `listener` takes the other nodes."""
         self.orders: deque[Order] = deque()
+        self._patience_s = Supervision.here().patience_s
         self._num_nodes, self._max_restarts = num_nodes, max_restarts
         self._address, self._listener = address, listener
         self._own = Seat(None, platform.node())
@@ -125,7 +125,7 @@ class Leader:
         self._at_work: list[Seat] = []  # those with a part in the present start
         self._is_ending, self._is_over, self._num_starts = False, False, 0
         self._store: TCPStore | None = None  # of the present start
-        self._until_s = time.monotonic() + PATIENCE_S
+        self._until_s = time.monotonic() + self._patience_s
         self._go_on()
 
     @property
@@ -173,7 +173,7 @@ class Leader:
             if left:
                 return
             self._at_work, self._is_ending = [], False
-            self._until_s = time.monotonic() + PATIENCE_S
+            self._until_s = time.monotonic() + self._patience_s
             if not has_failed or GAVE_UP in codes:
                 self._leave(GAVE_UP if has_failed else 0)
             elif self._num_starts > self._max_restarts:
@@ -184,7 +184,7 @@ class Leader:
         elif len(here) >= self._num_nodes:
             self._start(sorted(here, key=lambda seat: seat.number is None)[: self._num_nodes])
         elif time.monotonic() > self._until_s:
-            came = f"{len(here)} of {self._num_nodes} nodes came within {PATIENCE_S:.0f} s"
+            came = f"{len(here)} of {self._num_nodes} nodes came within {self._patience_s:g} s"
             names = ", ".join(seat.name for seat in here)
             self._leave(1, f"{came}: {names}; start the same command on the others too")
 
@@ -221,10 +221,11 @@ class Member:
 
     def __init__(self, host: str, port: int) -> None:
         self.orders: deque[Order] = deque()
+        self._patience_s = Supervision.here().patience_s
         self._place = host, port
         self._link: Link | None = None
         self._is_at_work = False
-        self._until_s = time.monotonic() + PATIENCE_S
+        self._until_s = time.monotonic() + self._patience_s
 
     @property
     def sockets(self) -> list[socket.socket]:
@@ -238,7 +239,7 @@ class Member:
             messages = self._link.receive()
             if messages is None:
                 self.close()
-                self._until_s = time.monotonic() + PATIENCE_S
+                self._until_s = time.monotonic() + self._patience_s
                 self.orders.append(End())
             for message in messages or []:
                 order = _ORDERS[message.pop("order")](**message)
@@ -260,8 +261,8 @@ class Member:
             self._link = Link(socket.create_connection(self._place, timeout=1.0))
         except OSError as error:  # it is not there yet, or not yet again
             if time.monotonic() > self._until_s:
-                host, port = self._place
-                why = f"{host}:{port}: no answer within {PATIENCE_S:.0f} s: {error}; start the same"
+                (host, port), patience_s = self._place, self._patience_s
+                why = f"{host}:{port}: no answer within {patience_s:g} s: {error}; start the same"
                 self.orders.append(Leave(1, f"{why} command on that node too"))
         else:
             self._link.send({"name": platform.node()})

@@ -28,6 +28,7 @@ from typing import Self
 import pandas as pd
 
 from engine.flight import Phase
+from ppbench.config.case import Supervision
 from ppbench.config.conditions import parse_only
 from ppbench.config.feasibility import notes_on_stages
 from ppbench.config.reader import read_sweep
@@ -106,7 +107,7 @@ def run_plan(
         note_rerun(plan, store)
     found: Found = {}
     began, said, num_launches = new_run_id(), set[str](), 0
-    with _Supervisors() as supervisors:
+    with _Supervisors(plan.sweep.supervision) as supervisors:
         for part in _parts(plan, store, policy):
             if cases := [item.case for item in part if item.case.is_automatic]:
                 with display.doing("finding the programs of schedule auto"):
@@ -157,7 +158,8 @@ def _without_numbers(error: str) -> str:
 class _Supervisors:
     """The supervisor of the last launch, kept for the next one that needs the same modules."""
 
-    def __init__(self) -> None:
+    def __init__(self, supervision: Supervision) -> None:
+        self.supervision = supervision
         self._kept: Supervisor | None = None
 
     def take(self, preloaded: str) -> Supervisor | None:
@@ -261,7 +263,8 @@ def _run_job(
         marker = Lock(folder / RUNNING)
         marker.try_to_hold(shared=True, note=running_note(f"process {os.getpid()}"))
         kept = supervisors.take(preloaded_of(job.items))
-        launch = start_workers(folder, program, job.items, max_restarts, local, kept)
+        asked = supervisors.supervision
+        launch = start_workers(folder, program, job.items, max_restarts, local, asked, kept)
         try:
             follow(launch, folder, show, local, display.phase_begins)
         except KeyboardInterrupt:
@@ -300,6 +303,7 @@ def start_workers(
     items: Sequence[PlannedRun],
     max_restarts: int,
     node_folder: Path,
+    supervision: Supervision,
     supervisor: Supervisor | None = None,
 ) -> Supervisor:
     """Start as many ranks as the largest case needs.
@@ -317,7 +321,7 @@ def start_workers(
             max_restarts,
             module=program[0],
             arguments=list(program[1:]),
-            variables={"OMP_NUM_THREADS": str(num_threads)},
+            variables={"OMP_NUM_THREADS": str(num_threads), **supervision.variables()},
         )
     )
     return supervisor

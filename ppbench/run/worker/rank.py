@@ -55,7 +55,7 @@ from engine.run.p2p.channel import TransferError
 from engine.run.p2p.fabric import Fabric
 from engine.run.precision import force_ieee
 from engine.run.streams import TooManyEdgesError
-from ppbench.config.case import Case
+from ppbench.config.case import Case, Supervision
 from ppbench.config.kinds import seconds_of
 from ppbench.config.programs import check_file_unchanged
 from ppbench.errors import ExitCode, PpbenchError, StoreError, chain_of, led_to
@@ -106,8 +106,6 @@ from ppbench.store import Store, new_run_id
 
 WAIT_FOREVER = timedelta(days=30)
 """Ranks outside a case wait for its end, however long; the supervisor ends a broken launch."""
-PATIENCE_S = 600.0
-"""Time for the slowest rank to start; a launch's ranks are started together."""
 NUM_SPARE = 8
 ROOM = 1.5
 """Times the memory that the largest case so far needed, which must be left to open another."""
@@ -138,7 +136,7 @@ def main(arguments: Sequence[str]) -> None:
               file=sys.stderr, flush=True)  # fmt: skip
         sys.exit(ExitCode.usage)
     try:
-        join_other_ranks()  # blocks until all are here
+        join_other_ranks(Supervision.here().patience_s)  # blocks until all are here
     except InterfaceError as error:  # this machine cannot be reached
         print(f"error: {error}", file=sys.stderr, flush=True)
         os._exit(GAVE_UP)
@@ -154,7 +152,7 @@ class MeetingError(RuntimeError):
     """Not all ranks came to the meeting."""
 
 
-def join_other_ranks(patience_s: float = PATIENCE_S) -> None:
+def join_other_ranks(patience_s: float) -> None:
     """Make the default process group, which carries control messages only.
 
     Blocks until all ranks are here. Raises MeetingError if one is not within the time given,

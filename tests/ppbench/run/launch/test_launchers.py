@@ -14,7 +14,7 @@ import pytest
 from command import ppbench, printed, words_of
 from processes import free_port, naming, wait_until
 
-from ppbench.config.case import Slurm, Torchrun
+from ppbench.config.case import Slurm, Supervision, Torchrun
 from ppbench.config.kinds import minutes_of
 from ppbench.config.reader import read_sweep
 from ppbench.errors import LaunchError, SweepFileError, UsageError
@@ -128,13 +128,17 @@ def test_several_nodes_need_a_place_to_meet(tmp_path):
 
 def test_a_dry_run_prints_each_launchs_command_and_writes_nothing(tmp_path):
     written(tmp_path)
-    done = sweep(tmp_path, "--launcher", "torchrun", "--dry-run", "--only", "world_size=2")
+    how = ("--launcher", "torchrun", "--dry-run")
+    done = sweep(tmp_path, *how, "--only", "world_size=2", "--patience-s", "30")
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
     assert "--nodes=1 --ranks-per-node=5" in first
+    assert "--patience-s=30.0" in first
     assert "--rendezvous=127.0.0.1:29400" in first
     assert "--rendezvous=127.0.0.1:29401" in second
-    assert first.endswith("-m ppbench.run.worker a.toml --results results --only world_size=2")
+    assert first.endswith(
+        "-m ppbench.run.worker a.toml --results results --set launch.patience_s=30 --only world_size=2"
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["a.toml"]
 
 
@@ -187,11 +191,14 @@ def test_a_sweep_under_torchrun_that_is_stopped_ends_its_ranks_and_tells_how_to_
 def test_launches_are_run_in_turn_until_one_fails(tmp_path, monkeypatch, capfd):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    text = "import os\nprint('one of', os.environ['WORLD_SIZE'])\n"
+    text = (
+        "import os; from ppbench.config.case import Supervision\n"
+        "print('one of', os.environ['WORLD_SIZE'], 'waits', Supervision.here().patience_s)\n"
+    )
     (tmp_path / "tells_its_size.py").write_text(text)
     meeting = "127.0.0.1", free_port()
-    NodeLaunches(2, 1, 2, 0, ("tells_its_size",)).run(*meeting)
-    assert capfd.readouterr().out.splitlines() == ["one of 2"] * 4
+    NodeLaunches(2, 1, 2, 0, ("tells_its_size",), Supervision(patience_s=99.5)).run(*meeting)
+    assert capfd.readouterr().out.splitlines() == ["one of 2 waits 99.5"] * 4
     with pytest.raises(LaunchError, match="the supervisor ended with exit code 1"):
         NodeLaunches(2, 1, 1, 0, ("there_is_none",)).run(*meeting)
     assert "launch 2 of 2" not in capfd.readouterr().out
