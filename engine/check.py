@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging
 
 from engine.configuration import TrainerConfig
-from engine.exactness import CPU, InexactError, compare
+from engine.exactness import InexactError, compare
 from engine.model.author import author_module
 from engine.model.data import DataSpec
 from engine.model.descriptions import Check
@@ -27,6 +27,7 @@ from engine.model.probe import EXACT, Tiny, tiny_of
 from engine.model.spec import ModelSpec
 from engine.model.stage_module import ModelError
 from engine.run.clock import HostClock
+from engine.run.device import CPU
 from engine.run.p2p.fabric import Fabric
 from engine.trainer import Trainer
 

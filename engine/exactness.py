@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -28,24 +27,26 @@ from torch import Tensor, nn
 from engine.configuration import TrainerConfig, data_of, model_of, tokenizer_of
 from engine.connection import autocast_of
 from engine.model.author import (
-    LEAST_SCALE,
     TOLERANCE,
-    difference,
+    Pair,
+    distance,
+    farthest,
     initial_weights,
     is_same,
     largest,
+    pairs_of_gradients,
     train_unsplit,
 )
+from engine.model.data import StepBatch
 from engine.model.stage_module import StageModule, first_line
 from engine.plan.action import Op
 from engine.plan.program import Program
-from engine.run.device import random_state, set_random_state
+from engine.run.device import CPU, random_state, set_random_state
 from engine.run.recording import Recording
 
 NUM_STEPS = 4
-CPU = torch.device("cpu")
 Gather = Callable[[Any], Sequence[Any]]
-"""Collective: what every rank gives, on rank 0, in order; elsewhere anything."""
+"""Collective: gives on rank 0 what every rank gives, in order; elsewhere anything."""
 Decide = Callable[[Callable[[], Any]], Any]
 """Collective: calls a function on rank 0; returns its result, or raises its error, everywhere."""
 
@@ -56,6 +57,14 @@ class InexactError(RuntimeError):
 
 class IncomparableError(RuntimeError):
     """This model cannot be compared; its training may be right."""
+
+
+class NoRoomError(IncomparableError):
+    """There is no room in memory for the comparison."""
+
+
+class AuthorError(IncomparableError):
+    """The author's module itself fails when it is called unsplit."""
 
 
 class Trained(Protocol):
@@ -69,16 +78,6 @@ class Trained(Protocol):
     def gathered(self, of: Callable[[nn.Parameter], Tensor | None]) -> dict[str, Tensor | None]: ...
 
 
-@dataclass(frozen=True)
-class Draw:
-    """A stage's forward that has drawn random numbers."""
-
-    stage: int
-    number: int  # among the stage's forwards of the step
-    entrance: str | None  # the submodule of the unsplit module that the stage begins with
-    state: Tensor  # of the generator there
-
-
 @dataclass
 class Part:
     """What one rank holds after a step, or before the first: tensors by their unsplit names."""
@@ -88,14 +87,16 @@ class Part:
     gradients: dict[str, Tensor | None] = field(default_factory=dict)
     loss: float | None = None
     norm: float | None = None
-    draws: list[Draw] = field(default_factory=list)
+    draws: dict[tuple[str | None, int], Tensor] = field(default_factory=dict)
+    """The random state where a stage began a microbatch that draws random numbers: by the submodule
+    of the unsplit module that the stage begins with, and the microbatch."""
 
 
 @dataclass
 class Exactness:
-    """What has been compared."""
+    """The largest relative difference, and what it is of."""
 
-    difference: float = 0.0  # the largest, relative
+    difference: float = 0.0
     num_gradients: int = 0  # of the model, each once
     notes: list[str] = field(default_factory=list)  # what was not compared, and why
 
@@ -112,39 +113,33 @@ def compare(
 ) -> Exactness:
     """Train some steps, and the same ones of the author's module on rank 0. Collective.
 
-    `config` is the one agreed on. Raises, on all ranks alike, InexactError, IncomparableError, and
-    what the author's code raises.
+    `config` is the one agreed on. Raises InexactError or IncomparableError on all ranks alike.
     """
     parts = gather(_part_of(trained))
-    begun: list[_Comparison] = []  # on rank 0
+    author: _Author | None = None  # on rank 0
 
     def take(number: int) -> Exactness:
-        """Take a step on rank 0; -1: make the author's module."""
+        """Take a step on rank 0; at first, make the author's module."""
+        nonlocal author
         try:
-            if number < 0:
-                begun.append(_Comparison(config, make_author(), parts, device))
+            if author is None:
+                author = _Author(config, make_author, parts, device)
             else:
-                begun[0].step(number, parts, trained.lowered)
+                author.step(number, parts, trained.lowered)
         except (InexactError, IncomparableError):
             raise
         except (MemoryError, torch.OutOfMemoryError) as error:
-            raise IncomparableError("the unsplit module ran out of memory") from error
+            raise NoRoomError("the unsplit module ran out of memory") from error
         except Exception as error:  # a user's module may raise anything
             raise InexactError(
                 f"the author's module fails in step {number}, which the ranks have taken: "
                 f"{type(error).__name__}: {first_line(error)}"
             ) from error
-        return begun[0].exactness
+        return author.exactness
 
     exactness: Exactness = decide(functools.partial(take, -1))
     for number in range(num_steps):
-        with _drawing(trained.modules, device) as draws:
-            result = trained.step(number, Recording.flight_only)
-        gradients = {n: _copy(g) for n, g in trained.gathered(lambda own: own.grad).items()}
-        part = _part_of(trained)
-        parts = gather(
-            Part(part.state, part.trains, gradients, result.loss, result.gradient_norm, draws)
-        )
+        parts = gather(_part_after(trained, number, device))
         exactness = decide(functools.partial(take, number))
     return exactness
 
@@ -166,11 +161,10 @@ def _part_of(trained: Trained) -> Part:
     return Part({n: t for n, t in state.items() if t is not None}, trains)
 
 
-@contextlib.contextmanager
-def _drawing(modules: Mapping[int, StageModule], device: torch.device) -> Iterator[list[Draw]]:
-    """Meanwhile the forwards of stages that draw random numbers are noted, in their order."""
-    draws: list[Draw] = []
-    numbers = dict.fromkeys(modules, 0)
+def _part_after(trained: Trained, number: int, device: torch.device) -> Part:
+    """Take a step on a rank; return what it holds then, and where it has drawn random numbers."""
+    draws: dict[tuple[int, int], Tensor] = {}  # by stage, and the number of its forward
+    counts: Counter[int] = Counter()
     states: list[Tensor] = []  # of the current forward: at its beginning, and at the entrance
 
     def begin(*_: object) -> None:
@@ -182,59 +176,74 @@ def _drawing(modules: Mapping[int, StageModule], device: torch.device) -> Iterat
 
     def end(stage: int, *_: object) -> None:
         if not torch.equal(states[0], random_state(device)):
-            draws.append(Draw(stage, numbers[stage], modules[stage].entrance, states[-1]))
-        numbers[stage] += 1
+            draws[stage, counts[stage]] = states[-1]
+        counts[stage] += 1
 
     with contextlib.ExitStack() as hooks:
-        for stage, module in modules.items():
+        for stage, module in trained.modules.items():
             hooks.callback(module.register_forward_pre_hook(begin).remove)
             hooks.callback(module.register_forward_hook(functools.partial(end, stage)).remove)
             if module.units and not module.is_first:
                 hooks.callback(module.units[0].register_forward_pre_hook(enter).remove)
-        yield draws
+        result = trained.step(number, Recording.flight_only)
+    part, order = _part_of(trained), _forwards(trained.lowered)
+    part.gradients = {n: _copy(g) for n, g in trained.gathered(lambda own: own.grad).items()}
+    part.loss, part.norm = result.loss, result.gradient_norm
+    part.draws = {
+        (trained.modules[stage].entrance, order[stage][count]): state
+        for (stage, count), state in draws.items()
+    }
+    return part
 
 
-@contextlib.contextmanager
-def _drawn_as(draw: Draw, module: nn.Module, device: torch.device) -> Iterator[None]:
-    """Set the random state where the stage of a draw begins in the author's module."""
-    if draw.entrance is None:
-        raise IncomparableError(f"stage {draw.stage} draws random numbers outside its layers")
-    if not draw.entrance:
-        set_random_state(draw.state, device)
-        yield
-        return
-    calls = []
-
-    def enter(*_: object) -> None:
-        calls.append(draw)
-        set_random_state(draw.state, device)
-
-    handle = module.get_submodule(draw.entrance).register_forward_pre_hook(enter)
-    try:
-        yield
-    finally:
-        handle.remove()
-    if len(calls) != 1:
-        raise IncomparableError(
-            f"the model draws random numbers, and {draw.entrance}, where a stage begins, is called "
-            f"{len(calls)} times in a forward"
-        )
+def _forwards(lowered: Program) -> dict[int, list[int]]:
+    """The microbatches of each stage, in the order of its forwards."""
+    order: dict[int, list[int]] = {}
+    for row in lowered.actions:
+        for action in row:
+            if action.op is Op.F:
+                order.setdefault(action.stage, []).append(action.microbatch)
+    return order
 
 
-class _Comparison:
+def _pair_of(what: str, told: float | None, expected: float) -> Pair:
+    ours, theirs = (
+        None if number is None else torch.tensor(number, dtype=torch.float64)
+        for number in (told, expected)
+    )
+    return what, ours, theirs, abs(expected)
+
+
+class _Author:
     """Rank 0's side: the author's module, which is set to the ranks' weights before each step."""
 
     def __init__(
-        self, config: TrainerConfig, module: nn.Module, parts: Sequence[Part], device: torch.device
+        self,
+        config: TrainerConfig,
+        make: Callable[[], nn.Module],
+        parts: Sequence[Part],
+        device: torch.device,
     ) -> None:
-        """Compare names and initial weights. Raises InexactError."""
+        """Try the module; compare names and initial weights. Raises AuthorError, InexactError."""
         self.exactness = Exactness()
-        self._config, self._module, self._device = config, module, device
-        settings = getattr(module, "config", None)
-        if getattr(settings, "output_router_logits", False):
-            self.exactness.notes.append("the router's auxiliary loss, which is not trained")
+        self._config, self._device = config, device
+        self._data = data_of(config, model_of(config, CPU), tokenizer_of(config), CPU)
         self._kind = "bfloat16" if config.autocast == "bfloat16" else config.model.dtype
-        self._drawn: set[bytes] = set()
+        self._drawn: set[tuple[int, bytes]] = set()
+        batch = self._data.step(0).to(device)
+        try:
+            module, tried = make(), make()
+            initial = initial_weights(config.model, module, tried)
+            one = StepBatch(batch.inputs[:1], batch.targets[:1], batch.num_tokens)
+            train_unsplit(tried, one, autocast_of(config.autocast, device))
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # a user's module may raise anything
+            raise AuthorError(f"{type(error).__name__}: {first_line(error)}") from error
+        del tried
+        self._module = module
+        if getattr(getattr(module, "config", None), "output_router_logits", False):
+            self.exactness.notes.append("the router's auxiliary loss, which is not trained")
         named = dict(module.named_parameters(remove_duplicate=False))
         every = {**module.state_dict(keep_vars=True), **named}
         self._tensors = {name: t for name, t in every.items() if isinstance(t, Tensor)}
@@ -247,47 +256,51 @@ class _Comparison:
             else torch.optim.SGD(module.parameters(), momentum=spec.momentum)
         )
         self._check_names(parts)
-        self._before: dict[str, Tensor] = {}
-        self._load(parts, initial_weights(config.model, module, device))
-        model = model_of(config, CPU)
-        self._data = data_of(config, model, tokenizer_of(config), CPU)
+        self._before = self._load(parts, initial)
 
     def step(self, number: int, parts: Sequence[Part], lowered: Program) -> None:
         """Take a step that the ranks have taken. Raises InexactError for a difference."""
-        config, module, where = self._config, self._module, f"in step {number}"
+        config, module, where = self._config, self._module, f" in step {number}"
         for group in self._optimizer.param_groups:
             group["lr"] = config.optimizer.learning_rate_at(number)
         batch = self._data.step(number).to(self._device)
-        draws = self._placed(parts, lowered, where)
         before = random_state(self._device)
-        autocast = autocast_of(config.autocast, self._device)
-        loss = train_unsplit(module, batch, autocast, draws)
-        if not draws and not torch.equal(before, random_state(self._device)):
+        with self._drawing_as(parts, where) as has_drawn:
+            loss = train_unsplit(module, batch, autocast_of(config.autocast, self._device))
+        if not has_drawn and not torch.equal(before, random_state(self._device)):
             raise InexactError(
-                f"{where} the author's module draws random numbers, as dropout does, and no rank "
+                f"the author's module draws random numbers{where}, as dropout does, and no rank "
                 "draws any"
             )
-        clip_norm = config.optimizer.clip_norm
-        norm = None
-        if clip_norm:
-            norm = float(nn.utils.clip_grad_norm_(module.parameters(), clip_norm))
-        worst = self._check_gradients(parts, where)
-        losses = [part.loss for part in parts if part.loss is not None]
-        for told in losses or (None,):
-            self._check_number(f"loss {where}", told, loss, worst)
-        for part in parts if norm is not None else ():
-            self._check_number(f"gradient norm {where}", part.norm, norm or 0.0, worst)
-        if worst:
-            raise InexactError(worst)
+        losses = [part.loss for part in parts if part.loss is not None] or [None]
+        numbers = [_pair_of(f"the loss{where}", told, loss) for told in losses]
+        if config.optimizer.clip_norm:
+            norm = float(nn.utils.clip_grad_norm_(module.parameters(), config.optimizer.clip_norm))
+            what = f"the gradient norm{where}"
+            numbers += [_pair_of(what, part.norm, norm) for part in parts]
+        gradients = ((f"{p}{where}", n, g) for p, n, g in self._each(parts, "gradients"))
+        apart = self._check(numbers, pairs_of_gradients(gradients, self._tensors, self._kind))
+        self.exactness.difference = max(self.exactness.difference, apart)
         # The ranks' gradients, which differ by rounding only, are taken for the update: AdamW
         # divides by their size, so the rounding of one near 0 would become as large as a step.
+        names = set()
         for _, name, gradient in self._each(parts, "gradients"):
-            parameter = self._tensors[name]
+            names.add(self._canonical[name])
             if gradient is not None:
+                parameter = self._tensors[name]
                 parameter.grad = gradient.to(parameter.device, parameter.dtype).clone()
+        self.exactness.num_gradients = len(names)
         self._optimizer.step()
-        self._check_update(parts, lowered, where)
-        self._load(parts, {})
+        self._check(self._updated(parts, lowered, where))
+        self._before = self._load(parts, {})
+
+    def _check(self, *every: Iterable[Pair]) -> float:
+        """Return the largest difference. Raises InexactError, which names the worst of each kind."""
+        found = [farthest(pairs) for pairs in every]
+        tolerance = TOLERANCE[self._kind]
+        if wrong := [text for apart, text in found if not apart <= tolerance]:
+            raise InexactError(f"{'; '.join(wrong)}; at most {tolerance:g} is rounding")
+        return max(apart for apart, _ in found)
 
     def _each(self, parts: Sequence[Part], kind: str) -> Iterator[tuple[str, str, Any]]:
         """Everything of a kind that the ranks hold: where it is, its name, and what it is."""
@@ -314,135 +327,85 @@ class _Comparison:
                     f"{held}: requires_grad is {trains}, in the author's module {expected}"
                 )
 
-    def _load(self, parts: Sequence[Part], initial: Mapping[str, Tensor]) -> None:
+    def _load(self, parts: Sequence[Part], initial: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Set the author's module to the ranks' weights, which must agree, and be the initial ones.
 
         Equality is exact. Replicas may differ in buffers, of which the first one's are taken.
         """
-        self._before, holder = {}, dict[str, str]()
+        loaded: dict[str, tuple[str, Tensor]] = {}
         for held, name, tensor in self._each(parts, "state"):
             canonical = self._canonical[name]
             expected = initial.get(name, initial.get(canonical))
             if expected is not None and not is_same(tensor, expected):
-                raise InexactError(f"{held} begins with {_both(tensor, expected)}")
-            other = self._before.setdefault(canonical, tensor)
-            holder.setdefault(canonical, held)
+                _, text = farthest([(f"{held} at the beginning", tensor, expected, 1.0)])
+                raise InexactError(text)
+            place, other = loaded.setdefault(canonical, (held, tensor))
             is_weight = isinstance(self._tensors[name], nn.Parameter)
             if (is_weight or self._config.replicas == 1) and not is_same(tensor, other):
                 raise InexactError(
-                    f"{held} and {holder[canonical]} are one weight, and have different values: "
+                    f"{held} and {place} are one weight, and have different values: "
                     f"{largest(tensor):g} and {largest(other):g} are the largest"
                 )
         with torch.no_grad():
-            for name, tensor in self._before.items():
+            for name, (_, tensor) in loaded.items():
                 self._tensors[name].copy_(tensor)
+        return {name: tensor for name, (_, tensor) in loaded.items()}
 
-    def _placed(
-        self, parts: Sequence[Part], lowered: Program, where: str
-    ) -> dict[int, list[AbstractContextManager[None]]]:
-        """For each microbatch of the step, what sets the random state where stages begin."""
-        order = _forwards(lowered)
-        placed: dict[int, list[tuple[int, AbstractContextManager[None]]]] = {}
+    @contextlib.contextmanager
+    def _drawing_as(self, parts: Sequence[Part], where: str) -> Iterator[bool]:
+        """Set the random state, meanwhile, where a stage of the ranks begins in a forward."""
+        draws: dict[str, dict[int, Tensor]] = {}
+        size, num_microbatches = self._config.world_size, self._config.data.num_microbatches
         for process, part in enumerate(parts):
-            first = process // self._config.world_size * self._config.data.num_microbatches
-            for draw in part.draws:
-                if (state := draw.state.numpy().tobytes() + bytes([process])) in self._drawn:
+            for (entrance, microbatch), state in part.draws.items():
+                if entrance is None:
+                    raise IncomparableError("a stage draws random numbers outside its layers")
+                if (drawn := (process, state.numpy().tobytes())) in self._drawn:
                     raise InexactError(
-                        f"{where} rank {process % self._config.world_size} draws the random "
-                        f"numbers of an earlier forward again (stage {draw.stage})"
+                        f"rank {process % size} draws the random numbers of an earlier forward "
+                        f"again{where} (the stage that begins with {entrance or 'the model'})"
                     )
-                self._drawn.add(state)
-                microbatch = first + order[draw.stage][draw.number]
-                placing = draw.stage, _drawn_as(draw, self._module, self._device)
-                placed.setdefault(microbatch, []).append(placing)
-        by_stage = {m: sorted(some, key=lambda pair: pair[0]) for m, some in placed.items()}
-        return {m: [placing for _, placing in some] for m, some in by_stage.items()}
+                self._drawn.add(drawn)
+                number = process // size * num_microbatches + microbatch
+                draws.setdefault(entrance, {})[number] = state
+        calls: Counter[str] = Counter()
 
-    def _check_number(self, what: str, number: float | None, expected: float, worst: str) -> None:
-        scale = max(abs(expected), torch.finfo(torch.float64).tiny)
-        apart = float("inf") if number is None else abs(number - expected) / scale
-        if number is not None and math.isnan(number) and math.isnan(expected):
-            apart = 0.0
-        if not apart <= TOLERANCE[self._kind]:
-            also = f"; {worst}" if worst else ""
-            raise InexactError(f"{what} is {number!r}; the author's module has {expected!r}{also}")
-        self.exactness.difference = max(self.exactness.difference, apart)
+        def enter(entrance: str, *_: object) -> None:
+            if (state := draws[entrance].get(calls[entrance])) is not None:
+                set_random_state(state, self._device)
+            calls[entrance] += 1
 
-    def _check_gradients(self, parts: Sequence[Part], where: str) -> str:
-        """Describe the gradient that differs most; empty if none does."""
-        tolerance, names = TOLERANCE[self._kind], set()
-        gradients = [t.grad for t in self._tensors.values() if t.grad is not None]
-        least = max(map(largest, gradients), default=0.0) * LEAST_SCALE[self._kind]
-        most, text, num_wrong = 0.0, "", 0
-        for held, name, gradient in self._each(parts, "gradients"):
-            theirs = self._tensors[name].grad
-            apart = difference(gradient, theirs, least)
-            names.add(self._canonical[name])
-            if apart <= tolerance:
-                self.exactness.difference = max(self.exactness.difference, apart)
-                continue
-            num_wrong += 1
-            if apart > most:
-                most, text = apart, f"gradient of {held} {where}"
-                if gradient is None or theirs is None:
-                    sides = ("the rank", "the author's module")
-                    has, lacks = sides[:: 1 if theirs is None else -1]
-                    text += f": {has} has one, {lacks} has none"
-                else:
-                    text += f" is {apart:.1e} away: {_both(gradient, theirs)}"
-        self.exactness.num_gradients = len(names)
-        rest = f" ({num_wrong - 1} more gradients differ)" if num_wrong > 1 else ""
-        return f"{text}{rest}; at most {tolerance:g} is rounding" if text else ""
+        with contextlib.ExitStack() as hooks:
+            for entrance in draws:
+                begin = functools.partial(enter, entrance)
+                submodule = self._module.get_submodule(entrance)
+                hooks.callback(submodule.register_forward_pre_hook(begin).remove)
+            yield bool(draws)
+        for entrance in draws:
+            if calls[entrance] != self._config.replicas * num_microbatches:
+                raise IncomparableError(
+                    f"the model draws random numbers, and {entrance}, where a stage begins, is "
+                    f"called {calls[entrance]} times in a step"
+                )
 
-    def _check_update(self, parts: Sequence[Part], lowered: Program, where: str) -> None:
-        """Compare all weights and buffers after the optimizer; rounding is relative to the change.
+    def _updated(self, parts: Sequence[Part], lowered: Program, where: str) -> Iterator[Pair]:
+        """Pair weights and buffers after the optimizer; rounding is relative to the change.
 
         A buffer that the order of microbatches changes, or that each replica has of its own, is
         not compared, and a note says so.
         """
         forwards = _forwards(lowered).values()
         is_ordered = self._config.replicas == 1 and all(row == sorted(row) for row in forwards)
+        notes = self.exactness.notes
         for held, name, tensor in self._each(parts, "state"):
-            theirs = self._tensors[name].detach()
-            if is_same(tensor, theirs):
-                continue
+            theirs = self._tensors[name].detach().cpu()
             if not (isinstance(self._tensors[name], nn.Parameter) or is_ordered):
                 note = f"{name}, which depends on the order of microbatches"
-                if note not in self.exactness.notes:
-                    self.exactness.notes.append(note)
+                if note not in notes and not is_same(tensor, theirs):
+                    notes.append(note)
                 continue
-            before = self._before[self._canonical[name]]
-            change = largest(_widened(theirs.cpu()) - _widened(before))
-            is_whole = not (theirs.is_floating_point() or theirs.is_complex())
-            rounding = 0.0 if is_whole else 8 * torch.finfo(theirs.dtype).eps * largest(theirs)
-            apart = largest(_widened(tensor) - _widened(theirs.cpu()))
-            if not apart <= TOLERANCE[self._kind] * change + rounding:
-                raise InexactError(
-                    f"{held} after the update {where} differs by {apart:g} from the author's "
-                    f"module's, which the step has changed by {change:g}: {_both(tensor, theirs)}"
-                )
-
-
-def _forwards(lowered: Program) -> dict[int, list[int]]:
-    """The microbatches of each stage, in the order of its forwards."""
-    order: dict[int, list[int]] = {}
-    for row in lowered.actions:
-        for action in row:
-            if action.op is Op.F:
-                order.setdefault(action.stage, []).append(action.microbatch)
-    return order
-
-
-def _both(ours: Tensor, theirs: Tensor) -> str:
-    """Describe the element that differs most, on both sides."""
-    if ours.shape != theirs.shape:
-        return f"shape {list(ours.shape)}, the author's module {list(theirs.shape)}"
-    apart = (_widened(ours.cpu()) - _widened(theirs.cpu())).abs().flatten()
-    index = int(apart.nan_to_num(torch.inf).argmax())
-    ours_there, theirs_there = (t.detach().flatten()[index].item() for t in (ours, theirs))
-    return f"{ours_there:.9g} at element {index}, the author's module {theirs_there:.9g}"
-
-
-def _widened(tensor: Tensor) -> Tensor:
-    """Convert to double precision, keeping the imaginary part of a complex tensor."""
-    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+            scale = distance(theirs, self._before[self._canonical[name]])  # how far it has moved
+            if theirs.is_floating_point() or theirs.is_complex():
+                eps = torch.finfo(theirs.dtype).eps
+                scale += 8 * eps * largest(theirs) / TOLERANCE[self._kind]
+            yield f"{held} after the update{where}", tensor, theirs, scale

@@ -7,7 +7,8 @@ a comparison. A step is the module's own forward on token ids, torch's cross ent
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -70,19 +71,18 @@ def reads_checkpoint(spec: ModelSpec) -> bool:
     return not folder.is_dir() or any(folder.glob("*.safetensors"))
 
 
-def initial_weights(spec: ModelSpec, module: nn.Module, device: torch.device) -> dict[str, Tensor]:
+def initial_weights(spec: ModelSpec, module: nn.Module, other: nn.Module) -> dict[str, Tensor]:
     """The state that training must begin with, by name, as far as the author defines it.
 
-    It is the content of a checkpoint, or what a factory sets. A tensor that differs in a second
-    call of the factory is not defined. `module` is the author's, newly made.
+    It is the content of a checkpoint, or what a factory sets: what is equal in two modules that
+    the author's code has made, `module` and `other`.
     """
-    state = {name: t for name, t in module.state_dict().items() if isinstance(t, Tensor)}
-    if reads_checkpoint(spec):
-        return {name: tensor.clone() for name, tensor in state.items()}
-    if not spec.is_factory:
+    if not (spec.is_factory or reads_checkpoint(spec)):
         return {}
-    again = author_module(spec, device).state_dict()
-    return {n: again[n] for n, t in state.items() if n in again and is_same(t, again[n])}
+    state = {name: t for name, t in module.state_dict().items() if isinstance(t, Tensor)}
+    again = other.state_dict()
+    same = (name for name in state if name in again and is_same(state[name], again[name]))
+    return {name: state[name].clone() for name in same}
 
 
 def is_transformers(module: nn.Module) -> bool:
@@ -107,69 +107,87 @@ def loss_of(module: nn.Module, ids: Tensor, targets: Tensor, num_tokens: int) ->
 
 
 def train_unsplit(
-    module: nn.Module,
-    batch: StepBatch,
-    autocast: AbstractContextManager[object] | None = None,
-    draws: Mapping[int, Sequence[AbstractContextManager[object]]] | None = None,
+    module: nn.Module, batch: StepBatch, autocast: AbstractContextManager[object] | None = None
 ) -> float:
     """Leave a step's gradients in the module's parameters; return its mean loss per token.
 
-    All microbatches are run one after the other, forward and backward. `draws` are entered for the
-    forwards of some microbatches: they set the random state where a stage begins.
+    All microbatches are run one after the other, forward and backward.
     """
     module.zero_grad(set_to_none=True)
     total = 0.0
-    for index, (ids, targets) in enumerate(zip(batch.inputs, batch.targets, strict=True)):
-        with contextlib.ExitStack() as stack:
-            for draw in (draws or {}).get(index, ()):
-                stack.enter_context(draw)
-            if autocast is not None:
-                stack.enter_context(autocast)
+    for ids, targets in zip(batch.inputs, batch.targets, strict=True):
+        with autocast or contextlib.nullcontext():
             loss = loss_of(module, ids.clone(), targets, batch.num_tokens)  # it may write to it
         torch.autograd.backward(loss)
         total += loss.item()
     return total
 
 
+Pair = tuple[str, Tensor | None, Tensor | None, float]
+"""What is compared: its name, what the ranks have, what the author's module has, and the scale."""
+
+
+def pairs_of_gradients(
+    ours: Iterable[tuple[str, str, Tensor | None]], theirs: Mapping[str, Tensor], kind: str
+) -> Iterator[Pair]:
+    """Pair gradients with those of the author's tensors; each of ours has a place and a name."""
+    sizes = {name: largest(t.grad) for name, t in theirs.items() if t.grad is not None}
+    least = max(sizes.values(), default=0.0) * LEAST_SCALE[kind]
+    for place, name, gradient in ours:
+        scale = max(least, sizes.get(name, 0.0))
+        yield f"gradient of {place}", gradient, theirs[name].grad, scale
+
+
+def farthest(pairs: Iterable[Pair]) -> tuple[float, str]:
+    """The largest difference, relative to its scale, and the sentence that names it.
+
+    It is infinite where only one side has a tensor, or the shapes differ. NaN equals NaN.
+    """
+    most, text = 0.0, ""
+    for what, ours, theirs, scale in pairs:
+        apart = 0.0 if ours is theirs else math.inf
+        sides = f"{_in_words(ours)}, the author's module {_in_words(theirs)}"
+        if ours is not None and theirs is not None and ours.shape == theirs.shape:
+            elements = _apart(ours, theirs).flatten()
+            apart = largest(elements)
+            if apart:
+                apart /= max(scale, torch.finfo(torch.float64).tiny)
+                apart = math.inf if math.isnan(apart) else apart
+                index = int(elements.argmax())
+                there = [f"{t.detach().flatten()[index].item():.9g}" for t in (ours, theirs)]
+                sides = f"{there[0]} at element {index}, the author's module {there[1]}"
+        if apart > most:
+            most, text = apart, f"{what} is {apart:.1e} away: {sides}"
+    return most, text
+
+
+def _in_words(tensor: Tensor | None) -> str:
+    return "none" if tensor is None else f"shape {list(tensor.shape)}"
+
+
 def is_same(ours: Tensor, theirs: Tensor) -> bool:
     """Whether all elements are equal; NaN equals NaN."""
-    if ours.shape != theirs.shape:
-        return False
-    theirs = theirs.to(ours.device, ours.dtype)
-    return bool(((ours == theirs) | ((ours != ours) & (theirs != theirs))).all())  # noqa: PLR0124
+    return ours.shape == theirs.shape and not distance(ours, theirs)
+
+
+def distance(ours: Tensor, theirs: Tensor) -> float:
+    """The largest distance of two elements; infinite where only one of them is a finite number."""
+    return largest(_apart(ours, theirs))
 
 
 def largest(tensor: Tensor) -> float:
-    """The magnitude of its largest element; torch computes none of bool."""
-    held = tensor.detach()
-    held = held.byte() if held.dtype == torch.bool else held
-    return float(held.abs().max()) if held.numel() else 0.0
+    """The magnitude of its largest element."""
+    return float(_widened(tensor).abs().max()) if tensor.numel() else 0.0
 
 
-def difference(ours: Tensor | None, theirs: Tensor | None, least: float) -> float:
-    """How far two gradients are apart, relative to the largest element of `theirs`, or `least`.
-
-    It is infinite where only one side has a gradient.
-    """
-    if ours is None or theirs is None:
-        return 0.0 if ours is theirs else float("inf")
-    if ours.shape != theirs.shape:
-        return float("inf")
-    if is_same(ours, theirs):
-        return 0.0
-    scale = max(largest(theirs), least, torch.finfo(torch.float64).tiny)
-    found = largest(ours.to(theirs.device, theirs.dtype) - theirs) / scale
-    return found if found == found else float("inf")  # noqa: PLR0124  # NaN
+def _apart(ours: Tensor, theirs: Tensor) -> Tensor:
+    ours, theirs = _widened(ours).cpu(), _widened(theirs).cpu()
+    is_equal = (ours == theirs) | (ours.isnan() & theirs.isnan())
+    apart = (ours - theirs).abs().nan_to_num(nan=math.inf, posinf=math.inf)
+    return apart.masked_fill(is_equal, 0.0)
 
 
-def worst_gradient(
-    gradients: Mapping[str, Tensor | None], module: nn.Module, kind: str
-) -> tuple[float, str]:
-    """The largest difference of some gradients from the module's own, and whose it is."""
-    theirs = {name: p.grad for name, p in module.named_parameters(remove_duplicate=False)}
-    least = max((largest(g) for g in theirs.values() if g is not None), default=0.0)
-    found = (
-        (difference(gradients[name], theirs[name], least * LEAST_SCALE[kind]), name)
-        for name in sorted(gradients)
-    )
-    return max(found, default=(0.0, ""))
+def _widened(tensor: Tensor) -> Tensor:
+    """Convert to double precision, keeping the imaginary part of a complex tensor."""
+    kind = torch.complex128 if tensor.is_complex() else torch.float64
+    return tensor.detach().to(kind)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from engine.model.author import train_unsplit, worst_gradient
+from engine.model.author import Pair, farthest, largest, pairs_of_gradients, train_unsplit
 from engine.model.causal_lm import CausalLM, plan_of, with_plain_attention
 from engine.model.data import StepBatch
 from engine.model.partition import partition_layers
@@ -41,12 +42,7 @@ class Tiny:
     model: CausalLM
     config: PreTrainedConfig
     kind: str  # its dtype
-    owner: type[PreTrainedModel] | None
-
-    def whole(self) -> PreTrainedModel:
-        """transformers' own model, in training mode."""
-        whole: PreTrainedModel = _whole(self.config, self.kind, self.owner).train()
-        return whole
+    whole: Callable[[], PreTrainedModel]  # makes transformers' own, in training mode
 
 
 def tiny_of(config: PreTrainedConfig, owner: type[PreTrainedModel] | None = None) -> Tiny:
@@ -58,28 +54,24 @@ def tiny_of(config: PreTrainedConfig, owner: type[PreTrainedModel] | None = None
     name = config.model_type
     try:
         small = tiny_config(config)
-    except Exception as error:
-        raise ModelError(f"{name}: no small model can be made to try it: {_line(error)}") from error
-    # Before anything gets memory: the plan must be usable, and the tiny model tiny.
-    try:
-        with torch.device("meta"):
+        with torch.device("meta"):  # nothing gets memory before the model is known to be tiny
             skeleton = _whole(small, "float32", owner)
     except Exception as error:
-        raise ModelError(f"{name}: a small model of it cannot be made: {_line(error)}") from error
+        raise ModelError(f"{name}: no small model can be made to try it: {_line(error)}") from error
     plan_of(skeleton)
     num_parameters = sum(parameter.numel() for parameter in skeleton.parameters())
     if num_parameters > MOST_PARAMETERS:
         raise ModelError(f"{name}: no small model can be made to try it: {num_parameters:,} remain")
     reason = ""
     for kind in EXACT:
+        whole = functools.partial(_whole, small, kind, owner)
         try:
-            train_unsplit(_whole(small, kind, owner), batch())
+            train_unsplit(whole(), batch())
         except Exception as error:
             reason = _line(error)
         else:
-            whole = functools.partial(_whole, small, kind, owner)
             fill = functools.partial(initialise, seed=0, rebuild=whole)
-            return Tiny(CausalLM(functools.partial(_skeleton, whole), fill), small, kind, owner)
+            return Tiny(CausalLM(functools.partial(_skeleton, whole), fill), small, kind, whole)
     raise ModelError(f"{name}: a small model of it does not run: {reason}")
 
 
@@ -99,11 +91,12 @@ def _whole(
     config: PreTrainedConfig, kind: str, owner: type[PreTrainedModel] | None
 ) -> PreTrainedModel:
     config = copy.deepcopy(config)
-    if owner is not None:
-        made: PreTrainedModel = nn.Module.to(owner(config), DTYPES[kind])
-        return made
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=DTYPES[kind])
-    return model
+    model: PreTrainedModel = (
+        AutoModelForCausalLM.from_config(config, dtype=DTYPES[kind])
+        if owner is None
+        else nn.Module.to(owner(config), DTYPES[kind])
+    )
+    return model.train()
 
 
 def check_splits(config: PreTrainedConfig, owner: type[PreTrainedModel] | None = None) -> None:
@@ -137,18 +130,17 @@ def why_not_exact(tiny: Tiny) -> str:
     missing, unexpected = whole.load_state_dict(state, strict=False)
     if left := [*unexpected, *(set(missing) - set(whole.all_tied_weights_keys))]:
         return f"its stages and the unsplit model do not have the same weights: {min(left)}"
-    theirs = train_unsplit(whole, batch())
-    if not abs(loss.item() - theirs) <= EXACT[tiny.kind] * abs(theirs):
-        return f"the loss of its stages is {loss.item()!r}, unsplit {theirs!r}"
+    expected = torch.tensor(train_unsplit(whole, batch()), dtype=torch.float64)
     gradients = {n: p.grad for stage in stages for n, p in stage.own_parameters().items()}
     for weight in tiny.model.shared_weights(partition):
         parts = [gradients.pop(name) for _, name in weight.owners]
         there = [part for part in parts if part is not None]
         gradients[weight.name] = functools.reduce(torch.add, there) if there else None
-    apart, name = worst_gradient(gradients, whole, tiny.kind)
-    if not apart <= EXACT[tiny.kind]:
-        return f"the gradient of {name} differs by {apart:.1e} from the unsplit model's"
-    return ""
+    theirs = dict(whole.named_parameters(remove_duplicate=False))
+    ours = ((name, name, gradient) for name, gradient in gradients.items())
+    pairs: list[Pair] = [("the loss of its stages", loss, expected, largest(expected))]
+    apart, text = farthest([*pairs, *pairs_of_gradients(ours, theirs, tiny.kind)])
+    return "" if apart <= EXACT[tiny.kind] else text
 
 
 def _line(error: Exception) -> str:

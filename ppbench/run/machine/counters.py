@@ -10,6 +10,7 @@ A value is None where the system does not provide it.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import time
@@ -73,6 +74,14 @@ def memory_used_bytes(meminfo: str) -> int | None:
     if not {"MemTotal", "MemAvailable"} <= kilobytes.keys():
         return None
     return (kilobytes["MemTotal"] - kilobytes["MemAvailable"]) * 1024
+
+
+def available_bytes() -> float:
+    """Return the memory that a new process could have; infinite where the system does not tell."""
+    with contextlib.suppress(OSError):
+        if match := re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text()):
+            return int(match[1]) * 1024
+    return math.inf
 
 
 def _mean(values: Collection[float]) -> float | None:

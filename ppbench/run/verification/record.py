@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.model.presets import PRESETS
 from engine.plan.program import Program, to_json
 from ppbench.config.case import Case
 from ppbench.errors import StoreError
@@ -40,30 +41,26 @@ class Verified:
 NOT_VERIFIED = Verified("no: nothing has been compared")
 
 
-def is_asked_for(case: Case, is_preset: bool) -> bool:
+def is_asked_for(case: Case) -> bool:
     """Whether a case is verified the first time even if `measure.verify` is off.
 
     Presets on built-in schedules are compared with their unsplit model by our tests.
     """
-    return not is_preset or bool(case.program_digest) or case.model_split == "trace"
+    is_own = case.model_preset not in PRESETS or case.model_split == "trace"
+    return is_own or bool(case.program_digest)
 
 
-def key_of(case: Case, program: Program | None, *, is_full: bool) -> str:
-    """Return the key of a case, which is verified in small unless `is_full`.
-
-    `program` is what a case with schedule auto runs.
-    """
+def key_of(case: Case, program: Program | None) -> str:
+    """Return the key of a case; `program` is what one with schedule auto runs."""
     settings = {
         name: value
         for name, value in case.settings().items()
         if not name.startswith(_NO_COMPUTATION)
     }
-    if not is_full:
-        is_variable = not isinstance(case.seq_len, int)
-        settings |= {"seq_len": is_variable, "train_microbatch_size": 0}
+    settings |= {"seq_len": not isinstance(case.seq_len, int), "train_microbatch_size": 0}
     machine = fingerprint_here(case.device, case.num_processes, case.launch_threads_per_rank)
     of_program = None if program is None else to_json(program)
-    return key_of_facts(case, settings, is_full, of_program, runtime_code(case.runtime), machine)
+    return key_of_facts(case, settings, of_program, runtime_code(case.runtime), machine)
 
 
 def key_of_facts(case: Case, *facts: object) -> str:
@@ -72,12 +69,6 @@ def key_of_facts(case: Case, *facts: object) -> str:
     of_model = [identity_of_model(name) for name in (case.model_preset, case.data_tokenizer)]
     text = json.dumps([*facts, *own, of_model], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
-
-
-def read_verified(results: Path, key: str) -> Verified | None:
-    """Read the result of a verification; None if there is none that can be read."""
-    content = read_record(results, key)
-    return None if content is None else Verified(**content)
 
 
 def read_record(results: Path, key: str) -> dict[str, Any] | None:

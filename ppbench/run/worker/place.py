@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 import os
-import re
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 
@@ -17,6 +13,7 @@ from engine.run.memory import process_peak_bytes
 from ppbench.config.case import Case
 from ppbench.run.machine.accelerators.devices import find
 from ppbench.run.machine.accelerators.nvidia import open_gpus
+from ppbench.run.machine.counters import available_bytes
 from ppbench.run.machine.environment import ON_GPUS, available_cores
 from ppbench.run.machine.placement import Place, machine_id
 from ppbench.run.runtimes.runtime import RefusalError, id_of
@@ -48,10 +45,7 @@ def left_bytes(device: torch.device) -> float:
     """Return this rank's part of the memory that is left; infinite where it is not known."""
     if devices.is_accelerator(device):
         return devices.free_bytes(device)
-    with contextlib.suppress(OSError):
-        if match := re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text()):
-            return int(match[1]) * 1024 / int(os.environ["LOCAL_WORLD_SIZE"])
-    return math.inf
+    return available_bytes() / int(os.environ["LOCAL_WORLD_SIZE"])
 
 
 def own_place(cases: Iterable[Case]) -> Place:
