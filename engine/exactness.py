@@ -272,8 +272,8 @@ class _Author:
                 f"the author's module draws random numbers{where}, as dropout does, and no rank "
                 "draws any"
             )
-        losses = [part.loss for part in parts if part.loss is not None] or [None]
-        numbers = [_pair_of(f"the loss{where}", told, loss) for told in losses]
+        told: list[float | None] = [part.loss for part in parts if part.loss is not None]
+        numbers = [_pair_of(f"the loss{where}", one, loss) for one in told or [None]]
         if config.optimizer.clip_norm:
             norm = float(nn.utils.clip_grad_norm_(module.parameters(), config.optimizer.clip_norm))
             what = f"the gradient norm{where}"
@@ -295,7 +295,7 @@ class _Author:
         self._before = self._load(parts, {})
 
     def _check(self, *every: Iterable[Pair]) -> float:
-        """Return the largest difference. Raises InexactError, which names the worst of each kind."""
+        """Return the largest difference. Raises InexactError, naming the worst of each kind."""
         found = [farthest(pairs) for pairs in every]
         tolerance = TOLERANCE[self._kind]
         if wrong := [text for apart, text in found if not apart <= tolerance]:

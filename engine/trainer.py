@@ -158,11 +158,11 @@ class Trainer:
 
         `share` makes, before that, what replicas share of the modules; None: `shards_of`.
         """
-        self.config, self.lowered = config, lowered_of(config)
+        self.config, self.planned = config, lowered_of(config)
         process = dist.get_rank() if config.num_processes > 1 else 0
         self.replica, self.rank = divmod(process, config.world_size)
         self.fabric, self.device = fabric, fabric.device
-        placement = self.lowered.placement
+        placement = self.planned.placement
         self.everyone = tuple(range(config.num_processes))  # process numbers, as the next two
         self.ranks = self.everyone[process - self.rank :][: config.world_size]  # of this replica
         self.same_rank = self.everyone[self.rank :: config.world_size]  # of all replicas
@@ -198,9 +198,14 @@ class Trainer:
         self._own_squares: Tensor | None = None  # of this rank's gradients, before clipping
 
     @property
+    def lowered(self) -> Program:
+        """The program of the step with its transfers, as it is run; read after the first step."""
+        return self.runner.lowered
+
+    @property
     def program(self) -> Program:
         """The computations of the step, as they are run."""
-        return self.runner.lowered.compute_only()
+        return self.lowered.compute_only()
 
     @property
     def _checkpoints(self) -> Checkpoints:
@@ -299,7 +304,7 @@ class Trainer:
         shared = NOTHING_SHARED if self.shards is None else self.shards.bytes_shared()
         plan = None
         if messages is not None and shared is not None:
-            plan = Plan(self.runner.lowered, self.rank, messages, shared)
+            plan = Plan(self.lowered, self.rank, messages, shared)
 
         def owned() -> Owned:
             parameters = [*self.parameters().values(), *self.trained().values()]
@@ -452,7 +457,7 @@ class _Executing(Executor):
     """The engine's own runner: an executor with channels of its own."""
 
     def __init__(self, trainer: Trainer, flight: Flight) -> None:
-        config, fabric, self.lowered = trainer.config, trainer.fabric, trainer.lowered
+        config, fabric, self.lowered = trainer.config, trainer.fabric, trainer.planned
         self._opened = fabric.open_channels(
             edges_of(self.lowered),
             tuple(trainer.ranks[rank] for rank in self.lowered.placement.ranks),
@@ -503,7 +508,7 @@ def _rehearse(trainer: Trainer, stages: Mapping[int, Stage]) -> None:
 
     Sharded parameters are gathered for it: every replica rehearses the same stages.
     """
-    data, row = trainer.config.data, trainer.lowered.actions[trainer.rank]
+    data, row = trainer.config.data, trainer.planned.actions[trainer.rank]
     ids = torch.zeros(data.microbatch_size, data.longest, dtype=torch.int64, device=trainer.device)
     for index, stage in stages.items():
         takes = None if stage.is_first else trainer.messages[index - 1]
@@ -546,7 +551,7 @@ def shards_of(trainer: Trainer, shared: Shared, flight: Flight) -> Shards:
 
 def _stage_of(trainer: Trainer, index: int, *, is_whole: bool = False) -> Stage:
     config, module = trainer.config, trainer.modules[index]
-    row = trainer.lowered.actions[trainer.rank]
+    row = trainer.planned.actions[trainer.rank]
     sends = None if module.is_last else trainer.messages[index]
     receives = None if module.is_first else trainer.messages[index - 1]
     autocast = autocast_of(config.autocast, trainer.device)

@@ -91,12 +91,11 @@ def _whole(
     config: PreTrainedConfig, kind: str, owner: type[PreTrainedModel] | None
 ) -> PreTrainedModel:
     config = copy.deepcopy(config)
-    model: PreTrainedModel = (
-        AutoModelForCausalLM.from_config(config, dtype=DTYPES[kind])
-        if owner is None
-        else nn.Module.to(owner(config), DTYPES[kind])
-    )
-    return model.train()
+    if owner is None:
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=DTYPES[kind])
+    else:
+        model = nn.Module.to(owner(config), DTYPES[kind])
+    return nn.Module.train(model)
 
 
 def check_splits(config: PreTrainedConfig, owner: type[PreTrainedModel] | None = None) -> None:

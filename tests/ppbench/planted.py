@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 def stage_of(runtime, index):
     """The executor's stage, if it is on this rank."""
-    return runtime._trainer.runner._stages.get(index)
+    return runtime.runner._stages.get(index)
 
 
 def module_of(runtime, name):
@@ -28,13 +28,13 @@ def module_of(runtime, name):
 
 
 def parameter_of(runtime, name):
-    return runtime._trainer.parameters().get(name)
+    return runtime.parameters().get(name)
 
 
 def before_sums(runtime, act):
     """Do something with the gradients, when all microbatches are through."""
-    usual = runtime._trainer._shared.sum_gradients
-    runtime._trainer._shared.sum_gradients = lambda *how: (act(), usual(*how))
+    usual = runtime._shared.sum_gradients
+    runtime._shared.sum_gradients = lambda *how: (act(), usual(*how))
 
 
 def nothing(_runtime):
@@ -42,7 +42,7 @@ def nothing(_runtime):
 
 
 def unsummed_tie(runtime):
-    runtime._trainer._shared.sum_gradients = lambda *_: None
+    runtime._shared.sum_gradients = lambda *_: None
 
 
 def wrong_gradient(runtime):
@@ -59,7 +59,7 @@ def wrong_gradient(runtime):
 
 def loss_told_wrong(runtime):
     """Training is right; only what is said of it is not."""
-    runner = runtime._trainer.runner
+    runner = runtime.runner
     usual = runner.run
 
     def run(*arguments):
@@ -79,7 +79,7 @@ def _stale(runtime, name, part):
     """Updates leave a part of a weight as it was."""
     weight = parameter_of(runtime, name)
     if weight is not None:
-        trainer, usual = runtime._trainer, runtime._trainer._update
+        trainer, usual = runtime, runtime._update
 
         def update(rate):
             old = part(weight.detach()).clone()
@@ -129,7 +129,7 @@ def frozen_statistics(runtime):
 
 
 def norm_of_one_rank(runtime):
-    runtime._trainer._sum_over_all = lambda _: None
+    runtime._sum_over_all = lambda _: None
 
 
 def recomputed_with_other_numbers(runtime):
@@ -147,12 +147,12 @@ def _draws_alike(owner, method):
 
 
 def same_numbers_each_microbatch(runtime):
-    for stage in runtime._trainer.runner._stages.values():
+    for stage in runtime.runner._stages.values():
         _draws_alike(stage, "forward")
 
 
 def same_numbers_each_step(runtime):
-    _draws_alike(runtime._trainer.runner, "run")
+    _draws_alike(runtime.runner, "run")
 
 
 def no_dropout(runtime):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from engine.connection import Agreement
 from engine.emulated import EmulatedTrainer
@@ -11,20 +11,20 @@ from engine.flight import NO_FLIGHT, Flight
 from engine.model.descriptions import FlopFacts
 from engine.model.stage_module import StageModule
 from engine.plan.program import Program
-from engine.plan.rules import peak_activations
 from engine.run.emulation import Emulation
 from engine.run.memory import MemoryUse
 from engine.run.p2p.fabric import Fabric
-from engine.run.recording import Recording
 from engine.trainer import StepResult
 from ppbench.analysis.mfu import Peak
 from ppbench.config.case import Case
 from ppbench.config.programs import collective_ns_of, durations_of, link_ns_of
-from ppbench.run.runtimes.runtime import facts_of_run
+from ppbench.run.runtimes.runtime import facts_of_rank, facts_of_run
 
 
-class EmulatedRuntime:
-    """The case's emulated pipeline; every process of the case makes one."""
+class EmulatedRuntime(EmulatedTrainer):
+    """The case's emulated pipeline; every process of the case makes one. Nothing is computed."""
+
+    modules: Mapping[int, StageModule] = MappingProxyType({})
 
     def __init__(
         self, case: Case, agreement: Agreement, fabric: Fabric, flight: Flight = NO_FLIGHT
@@ -38,29 +38,16 @@ class EmulatedRuntime:
             *collective_ns_of(case),
             case.emulated_replica_factors,
         )
-        self._trainer = EmulatedTrainer(agreement, emulation, fabric, flight)
+        super().__init__(agreement, emulation, fabric, flight)
 
     @property
     def lowered(self) -> Program:
-        return self._trainer.program
-
-    @property
-    def peak_held(self) -> int:
-        return self._trainer.peak_held
-
-    @property
-    def modules(self) -> Mapping[int, StageModule]:
-        """Empty: nothing is computed."""
-        return {}
-
-    def step(self, step: int, recording: Recording = Recording.spans) -> StepResult:
-        return self._trainer.step(step, recording)
+        return self.program
 
     def steps(self, numbers: range) -> list[StepResult]:
         return [self.step(number) for number in numbers]
 
     def measure_memory(self, step: int) -> MemoryUse | None:  # noqa: ARG002  # as a runtime does
-        """Return None: emulated stages hold nothing."""
         return None
 
     def peak(self) -> tuple[str, Peak] | None:
@@ -69,19 +56,8 @@ class EmulatedRuntime:
     def flop_facts(self) -> FlopFacts | None:
         return None
 
-    def close(self) -> None:
-        self._trainer.close()
-
     def run_facts(self) -> dict[str, object]:
-        trainer = self._trainer
-        return facts_of_run(trainer.config, trainer.program, self._device, trainer.transport)
+        return facts_of_run(self.config, self.program, self._device, self.transport)
 
     def rank_facts(self) -> dict[str, object]:
-        trainer = self._trainer
-        return {
-            "device": "emulated",
-            "stages": json.dumps(sorted(trainer.stages)),
-            "num_layers": 0,
-            "num_parameters": 0,
-            "planned_peak_held_microbatches": peak_activations(trainer.program)[trainer.rank],
-        }
+        return facts_of_rank("emulated", self.program, self.rank)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,7 @@ from engine.model.spec import ModelSpec
 from engine.model.stage_module import StageModule
 from engine.plan.lower import Policy
 from engine.plan.program import Program
+from engine.plan.rules import peak_activations
 from engine.plan.schedules.registry import CSV_PREFIX
 from engine.run.alignment import Alignment
 from engine.run.device import uuid_of
@@ -38,7 +40,11 @@ class RefusalError(ValueError):
 
 
 class Runtime(Protocol):
-    """One rank's part of a case. All ranks make the same calls with the same numbers."""
+    """One rank's part of a case. All ranks make the same calls with the same numbers.
+
+    One that also has `find_not_finite`, as `Trainer` has, is asked for tensors that are not finite;
+    of others only the loss is checked. One that has `gathered` can be verified.
+    """
 
     @property
     def lowered(self) -> Program:
@@ -84,17 +90,6 @@ class Runtime(Protocol):
 
     def rank_facts(self) -> dict[str, object]:
         """Return columns of `ranks` that are known without running."""
-
-
-@runtime_checkable
-class Inspected(Protocol):
-    """A runtime whose gradients and weights can be checked; of others only the loss is checked."""
-
-    def find_not_finite(self, *, has_weights: bool = False) -> str | None:
-        """Name a tensor of this rank that was not finite in the last step; None if all were finite.
-
-        Called between steps, independently on each rank; with `has_weights` after the last one.
-        """
 
 
 @dataclass(frozen=True)
@@ -160,6 +155,23 @@ def facts_of_run(
     }
 
 
+def facts_of_rank(
+    device: str,
+    program: Program,
+    rank: int,
+    modules: Collection[StageModule] = (),
+    num_parameters: int = 0,
+) -> dict[str, object]:
+    """Return columns of `ranks`: the rank's part of the model. An emulated one has no modules."""
+    return {
+        "device": device,
+        "stages": json.dumps(sorted(program.placement.stages_of(rank))),
+        "num_layers": sum(len(module.layers) for module in modules),
+        "num_parameters": num_parameters,
+        "planned_peak_held_microbatches": peak_activations(program)[rank],
+    }
+
+
 def clock_facts(rank: int, alignment: Alignment, device_error_ns: int) -> dict[str, object]:
     """Return columns of `ranks`; `device_error_ns` is the device clock's error on the host's."""
     shared = "rank 0" if rank == 0 else "shared with rank 0"
@@ -171,46 +183,32 @@ def clock_facts(rank: int, alignment: Alignment, device_error_ns: int) -> dict[s
     }
 
 
+Spec = TypeVar("Spec", ModelSpec, DataSpec, OptimizerSpec)
+
+
 def trainer_config(case: Case) -> TrainerConfig:
     """Return the engine's configuration for a case."""
+
+    def spec(kind: type[Spec], section: str, **given: Any) -> Spec:
+        """Make one whose fields are the settings of a section, but for those that are given."""
+        names = {field.name for field in dataclasses.fields(kind)} - given.keys()
+        return kind(**given, **{name: getattr(case, f"{section}_{name}") for name in names})
+
     return TrainerConfig(
-        model=ModelSpec(
-            case.model_preset,
-            case.model_dtype,
-            case.model_partition,
-            case.model_seed,
-            weights=case.model_weights,
-            trust_remote_code=case.model_trust_remote_code,
-            split=case.model_split,
-            split_points=case.model_split_points,
-        ),
-        data=DataSpec(
-            source=case.data_source,
+        model=spec(ModelSpec, "model", name=case.model_preset),
+        data=spec(
+            DataSpec,
+            "data",
             seq_len=case.seq_len,
-            microbatch_size=case.train_microbatch_size,
             num_microbatches=case.num_microbatches,
-            seed=case.data_seed,
-            tokenizer=case.data_tokenizer,
-            text_column=case.data_text_column,
-            max_seq_len=case.data_max_seq_len,
-            shuffle=case.data_shuffle,
-            num_workers=case.data_num_workers,
+            microbatch_size=case.train_microbatch_size,
         ),
         schedule=case.schedule,
         world_size=case.world_size,
         stages_per_rank=None if case.schedule.startswith(CSV_PREFIX) else case.stages_per_rank,
         policy=Policy(case.transfer_policy),
         look_ahead=case.transfer_look_ahead,
-        optimizer=OptimizerSpec(
-            case.train_optimizer,
-            case.train_learning_rate,
-            case.train_weight_decay,
-            case.train_momentum,
-            case.train_lr_schedule,
-            case.train_lr_warmup_steps,
-            case.train_lr_decay_steps,
-            case.train_clip_norm,
-        ),
+        optimizer=spec(OptimizerSpec, "train", name=case.train_optimizer),
         autocast=case.train_autocast,
         recompute=case.recompute,
         compile=case.train_compile,

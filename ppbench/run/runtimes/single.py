@@ -13,16 +13,18 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from engine.connection import autocast_of
-from engine.flight import Flight
+from engine.connection import Agreement, autocast_of
+from engine.flight import NO_FLIGHT, Flight
 from engine.model.data import StepBatch
 from engine.plan.action import Action, Op
 from engine.plan.memory import Messages
 from engine.plan.program import Program
+from engine.run.p2p.fabric import Fabric
 from engine.run.recording import Recording
 from engine.run.stage import loss_of
-from engine.trainer import Build, Trainer
-from ppbench.run.runtimes.trained import Stopwatch, TrainedRuntime
+from engine.trainer import Trainer
+from ppbench.config.case import Case
+from ppbench.run.runtimes.trained import EngineRuntime, Stopwatch
 
 
 class Unsplit(Stopwatch):
@@ -32,7 +34,7 @@ class Unsplit(Stopwatch):
         super().__init__(trainer, flight)
         (self._module,) = trainer.modules.values()
         self._autocast = autocast_of(trainer.config.autocast, trainer.device)
-        self.lowered: Program = trainer.lowered
+        self.lowered: Program = trainer.planned
         self.messages: Messages | None = (
             None if trainer.config.data.is_variable else Messages((), ())
         )
@@ -64,9 +66,10 @@ class Unsplit(Stopwatch):
         """Do nothing: it holds no resources."""
 
 
-class SingleRuntime(TrainedRuntime):
+class SingleRuntime(EngineRuntime):
     """The trainer with the unsplit model."""
 
-    @staticmethod
-    def executor() -> Build:
-        return Unsplit
+    def __init__(
+        self, case: Case, agreement: Agreement, fabric: Fabric, flight: Flight = NO_FLIGHT
+    ) -> None:
+        super().__init__(case, agreement, fabric, flight, Unsplit)

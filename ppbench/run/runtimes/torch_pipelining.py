@@ -38,13 +38,13 @@ from engine.run.p2p.fabric import Fabric
 from engine.run.recording import Recording
 from engine.run.stage import loss_of
 from engine.run.timed_step import TimedStep
-from engine.trainer import Build, Share, Trainer
+from engine.trainer import Trainer
 from ppbench.config.case import Case
 from ppbench.config.feasibility import TORCH_SCHEDULES
 from ppbench.run.runtimes.runtime import RefusalError
 from ppbench.run.runtimes.torch_replicas import TorchShards, torch_shards_of
 from ppbench.run.runtimes.torch_spans import Instrument, RecordedStep, program_from, program_of
-from ppbench.run.runtimes.trained import Stopwatch, TrainedRuntime
+from ppbench.run.runtimes.trained import EngineRuntime, Stopwatch
 
 
 def proved_program(schedule: Any, transport: str) -> Program | None:
@@ -154,7 +154,7 @@ class TorchPipeline(Stopwatch):
         return loss_of(logits, targets, self._num_tokens)
 
 
-class TorchRuntime(TrainedRuntime):
+class TorchRuntime(EngineRuntime):
     """The trainer with one of torch's schedules."""
 
     def __init__(
@@ -165,15 +165,7 @@ class TorchRuntime(TrainedRuntime):
                 'runtime "torch" sends what is on a GPU by NCCL, which needs a GPU for each rank; '
                 'run fewer ranks, or runtime = "engine", which goes through host memory'
             )
-        super().__init__(case, agreement, fabric, flight)
-
-    @staticmethod
-    def executor() -> Build:
-        return TorchPipeline
-
-    @staticmethod
-    def share() -> Share:
-        return functools.partial(torch_shards_of, submodule_of=_submodule_of)
+        super().__init__(case, agreement, fabric, flight, TorchPipeline, share_by_torch)
 
 
 class _Submodule(nn.Module):
@@ -259,7 +251,7 @@ def _stage_of(trainer: Trainer, index: int, stopwatch: Stopwatch) -> PipelineSta
         if isinstance(shards, TorchShards)
         else _submodule_of(trainer, index),
         index,
-        trainer.lowered.num_stages,
+        trainer.planned.num_stages,
         device,
         input_args=_examples(ids if module.is_first else trainer.messages[index - 1]),
         output_args=_examples(logits if sends is None else sends),
@@ -286,3 +278,7 @@ def _examples(message: Message) -> tuple[Tensor, ...]:
         )
         for spec in message
     )
+
+
+share_by_torch = functools.partial(torch_shards_of, submodule_of=_submodule_of)
+"""Makes what replicas share of the stages that torch runs."""

@@ -1,7 +1,6 @@
 """Runtimes that train with the engine's trainer, and the parts shared by other executors.
 
-EngineRuntime     the trainer with its own executor
-TrainedRuntime    facts, modules and memory, with any executor of microbatches
+EngineRuntime     the trainer, with its own executor or another one
 Stopwatch         marks, spans and the flight record of an executor that is not the engine's
 """
 
@@ -9,13 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TypeVar, TypeVarTuple
 
 import torch
-from torch import Tensor, nn
 from torch.profiler import record_function
 
 from engine.configuration import model_of
@@ -24,28 +21,24 @@ from engine.flight import NO_FLIGHT, Flight, Phase
 from engine.model.descriptions import FlopFacts
 from engine.model.flops import flop_facts
 from engine.model.spec import DTYPES
-from engine.model.stage_module import StageModule
 from engine.plan.action import COMPUTE_OPS, Action, Op
-from engine.plan.program import Program
-from engine.plan.rules import peak_activations
 from engine.run import device as devices
 from engine.run.clock import Clock
-from engine.run.memory import MemoryUse
 from engine.run.p2p.fabric import Fabric
 from engine.run.peak import measured_peak_flops
 from engine.run.recording import Recording
 from engine.run.timed_step import TimedAction, TimedStep
-from engine.trainer import Build, Share, StepResult, Trainer
+from engine.trainer import Build, Share, Trainer
 from ppbench.analysis.mfu import Peak, datasheet_peak
 from ppbench.config.case import Case
-from ppbench.run.runtimes.runtime import facts_of_run, id_of
+from ppbench.run.runtimes.runtime import facts_of_rank, facts_of_run, id_of
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
 
 
-class TrainedRuntime:
-    """One rank's part of a case: a trainer with an executor of its microbatches."""
+class EngineRuntime(Trainer):
+    """One rank's part of a case: the trainer, with its own executor of microbatches or another."""
 
     def __init__(
         self,
@@ -53,80 +46,31 @@ class TrainedRuntime:
         agreement: Agreement,
         fabric: Fabric,
         flight: Flight = NO_FLIGHT,
+        build: Build | None = None,
+        share: Share | None = None,
     ) -> None:
-        parts = self.executor(), self.share()
-        self._trainer = Trainer(agreement.config, fabric, flight, *parts)
-
-    @staticmethod
-    def executor() -> Build | None:
-        """Return the builder of the executor of microbatches; None for the trainer's own."""
-        return None
-
-    @staticmethod
-    def share() -> Share | None:
-        """Return the maker of what replicas share; None for the trainer's own."""
-        return None
-
-    @property
-    def lowered(self) -> Program:
-        return self._trainer.runner.lowered
-
-    def step(self, step: int, recording: Recording = Recording.spans) -> StepResult:
-        return self._trainer.step(step, recording)
-
-    def steps(self, numbers: range) -> list[StepResult]:
-        return self._trainer.steps(numbers)
-
-    def find_not_finite(self, *, has_weights: bool = False) -> str | None:
-        return self._trainer.find_not_finite(has_weights=has_weights)
-
-    def measure_memory(self, step: int) -> MemoryUse:
-        return self._trainer.measure_memory(step)
+        super().__init__(agreement.config, fabric, flight, build, share)
 
     def peak(self) -> tuple[str, Peak]:
-        device, config = self._trainer.device, self._trainer.config
+        device, config = self.device, self.config
         if devices.is_accelerator(device):  # which its process may see as the only one
             name = id_of(device)
         else:  # its ranks share the cores, each having some of them
-            name = f"{platform.node()} {device} rank {self._trainer.rank}"
+            name = f"{platform.node()} {device} rank {self.rank}"
         dtype = "bfloat16" if config.autocast == "bfloat16" else config.model.dtype
         return name, peak_of(device, dtype, config.num_processes, torch.get_num_threads())
 
     def flop_facts(self) -> FlopFacts:
-        return flop_facts(model_of(self._trainer.config, self._trainer.device))
-
-    def close(self) -> None:
-        self._trainer.close()
-
-    @property
-    def modules(self) -> Mapping[int, StageModule]:
-        return self._trainer.modules
-
-    def gathered(self, of: Callable[[nn.Parameter], Tensor | None]) -> dict[str, Tensor | None]:
-        return self._trainer.gathered(of)
-
-    @property
-    def peak_held(self) -> int:
-        return self._trainer.peak_held
+        return flop_facts(model_of(self.config, self.device))
 
     def run_facts(self) -> dict[str, object]:
-        trainer = self._trainer
-        transport = trainer.fabric.transport
-        return facts_of_run(trainer.config, trainer.program, trainer.device, transport)
+        return facts_of_run(self.config, self.program, self.device, self.fabric.transport)
 
     def rank_facts(self) -> dict[str, object]:
-        trainer = self._trainer
-        return {
-            "device": str(trainer.device),
-            "stages": json.dumps(sorted(trainer.modules)),
-            "num_layers": sum(len(module.layers) for module in trainer.modules.values()),
-            "num_parameters": sum(p.numel() for p in trainer.parameters().values()),
-            "planned_peak_held_microbatches": peak_activations(trainer.program)[trainer.rank],
-        }
-
-
-class EngineRuntime(TrainedRuntime):
-    """The trainer with its own executor."""
+        num_parameters = sum(p.numel() for p in self.parameters().values())
+        return facts_of_rank(
+            str(self.device), self.program, self.rank, self.modules.values(), num_parameters
+        )
 
 
 class Stopwatch:
@@ -138,7 +82,7 @@ class Stopwatch:
 
     def __init__(self, trainer: Trainer, flight: Flight) -> None:
         """Follow the computations of this rank's row of the lowered program."""
-        row = trainer.lowered.actions[trainer.rank]
+        row = trainer.planned.actions[trainer.rank]
         self.clock, self.recording = trainer.fabric.clock, Recording.spans
         self._rank, self._replica, self._record = trainer.rank, trainer.replica, flight
         self._flight: Flight = NO_FLIGHT

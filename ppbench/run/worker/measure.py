@@ -45,7 +45,7 @@ from ppbench.analysis.transfers import Receive
 from ppbench.run.job import PlannedRun
 from ppbench.run.machine.environment import ON_GPUS
 from ppbench.run.records import LOSS, CaseResult, NotFinite, RankResult
-from ppbench.run.runtimes.runtime import Inspected, RankContext, Runtime, clock_facts
+from ppbench.run.runtimes.runtime import RankContext, Runtime, clock_facts
 from ppbench.run.verification.losses import key_of_training
 from ppbench.run.verification.unsplit import first_loss
 from ppbench.run.worker.fixed_work import Reference
@@ -263,8 +263,8 @@ class Arm:
         bad = next((at for at, x in losses if x is not None and not math.isfinite(x)), None)
         if bad is not None:
             what, step = LOSS, bad
-        elif isinstance(self.member.runtime, Inspected):
-            what = self.member.runtime.find_not_finite(has_weights=has_weights)
+        elif find := getattr(self.member.runtime, "find_not_finite", None):
+            what = find(has_weights=has_weights)
         if what is not None:
             where = f" of replica {self._replica}" if self._replica else ""
             self._not_finite = NotFinite(step, self._rank, f"{what}{where}")

@@ -167,7 +167,7 @@ class Liar(EngineRuntime):
 class Forgetful(EngineRuntime):
     def __init__(self, case, *rest):
         super().__init__(case, *rest)
-        self._trainer._update = lambda rate: None
+        self._update = lambda rate: None
 """
 AGAIN = ("sweep", "a.toml", "--no-report", "--only", "runtime=forgetful")
 SWEEP = """\
@@ -264,7 +264,7 @@ def test_a_package_that_changes_has_its_runs_made_anew_and_compared(swept, runs,
     ppbench(*AGAIN, folder=folder)
     num_runs = len(Store(folder / "results").runs())
     assert num_runs == len(runs)  # of the same package nothing is made again
-    mended = OF_A_PACKAGE.replace("self._trainer._update = lambda rate: None", "pass")
+    mended = OF_A_PACKAGE.replace("self._update = lambda rate: None", "pass")
     install(folder / "site", "1.0", mended)
     ppbench(*AGAIN, folder=folder)
     found = Store(folder / "results").runs()[num_runs:]

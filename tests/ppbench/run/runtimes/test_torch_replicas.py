@@ -11,7 +11,7 @@ from engine.trainer import Trainer
 from ppbench.config.case import Case
 from ppbench.config.feasibility import problems_of_runtime
 from ppbench.run.runtimes.runtime import RefusalError
-from ppbench.run.runtimes.torch_pipelining import TorchPipeline, TorchRuntime
+from ppbench.run.runtimes.torch_pipelining import TorchPipeline, share_by_torch
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
@@ -23,7 +23,7 @@ def trained_by_torch(fabric, is_member, settings):
     fabric.connect([], tuple(range(shape[1])), (), settings.replicas)
     if not is_member:
         return None
-    trainer = Trainer(settings, fabric, build=TorchPipeline, share=TorchRuntime.share())
+    trainer = Trainer(settings, fabric, build=TorchPipeline, share=share_by_torch)
     outcome = train(trainer)
     trainer.close()
     return outcome
@@ -75,7 +75,7 @@ def memory_of_a_step(fabric, is_member, settings):
     fabric.connect([], (0, 1), (), settings.replicas)
     if not is_member:
         return None
-    trainer = Trainer(settings, fabric, build=TorchPipeline, share=TorchRuntime.share())
+    trainer = Trainer(settings, fabric, build=TorchPipeline, share=share_by_torch)
     whole_bytes = sum(p.numel() * p.element_size() for p in trainer.parameters().values())
     trainer.step(0)
     split = trainer.measure_memory(1).at_peak

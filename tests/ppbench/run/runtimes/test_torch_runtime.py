@@ -350,7 +350,7 @@ def turn_on(fabric, is_member, settings, build, is_turn):
     numbers = range(1, 4)
     runtime.step(0)
     results = runtime.steps(numbers) if is_turn else [runtime.step(number) for number in numbers]
-    weights = {name: p.detach().clone() for name, p in runtime._trainer.parameters().items()}
+    weights = {name: p.detach().clone() for name, p in runtime.parameters().items()}
     runtime.close()
     return results, weights
 
