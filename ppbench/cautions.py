@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class Caution(Enum):
-    """Each caution's name, with what is wrong and what to do about it."""
+    """Each caution's name, with what is wrong and what to do about it; the most severe first."""
 
     not_finite = (
         "A loss or gradient was NaN or infinite (not_finite_step, not_finite_rank and "
@@ -55,12 +55,12 @@ class Caution(Enum):
         "will not be reproduced. Check cooling and power limits, lock the clocks, or raise the "
         "quota."
     )
-    few_steps = "Fewer than 3 measured steps: the median is unreliable. Raise measure.steps."
     bare_stage = (
         "A stage has no parameters (0 in parameters_per_stage of the run), although no list of "
         "layers asked for that: its rank trains nothing. Use fewer ranks or stages per rank, "
         "another model.partition, or other split points."
     )
+    few_steps = "Fewer than 3 measured steps: the median is unreliable. Raise measure.steps."
     no_warmup = (
         "No warm-up steps: the first measured step includes allocations and cold caches. "
         "Set measure.warmup_steps to 1 or more."
@@ -74,44 +74,3 @@ class Caution(Enum):
 MAX_RELATIVE_DEVIATION = 0.10
 MAX_OVER_PLAN = 1.05
 MIN_STEPS = 3
-
-
-def cautions_for(
-    *,
-    is_oversubscribed: bool,
-    warmup_steps: int,
-    num_steps: int,
-    relative_deviation: float,
-    is_not_finite: bool = False,
-    has_settled: bool = True,
-    over_plan: float = 1.0,
-    has_coarse_clock: bool = False,
-    is_busy_machine: bool = False,
-    is_throttled: bool = False,
-    has_bare_stage: bool = False,
-    is_time_sliced: bool = False,
-) -> list[Caution]:
-    """The cautions that apply to a run, most severe first.
-
-    `relative_deviation` is the median absolute deviation of the step times over their median;
-    `is_not_finite` whether some number was NaN or infinite; `over_plan` the time of an emulated
-    step over the planned one; `has_coarse_clock` whether the clock error exceeds the shortest span;
-    `is_busy_machine` and `is_throttled` whether the telemetry of any rank shows it;
-    `has_bare_stage` whether a stage has no parameters without having been asked to;
-    `is_time_sliced` whether ranks shared a GPU.
-    """
-    holds = {
-        Caution.not_finite: is_not_finite,
-        Caution.oversubscribed: is_oversubscribed,
-        Caution.time_sliced: is_time_sliced,
-        Caution.noisy_steps: relative_deviation > MAX_RELATIVE_DEVIATION,
-        Caution.unsettled_steps: not has_settled,
-        Caution.behind_plan: over_plan > MAX_OVER_PLAN,
-        Caution.coarse_clock: has_coarse_clock,
-        Caution.busy_machine: is_busy_machine,
-        Caution.throttled: is_throttled,
-        Caution.bare_stage: has_bare_stage,
-        Caution.few_steps: num_steps < MIN_STEPS,
-        Caution.no_warmup: warmup_steps == 0,
-    }
-    return [caution for caution, is_true in holds.items() if is_true]

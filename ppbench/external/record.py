@@ -22,6 +22,7 @@ from engine.plan.rules import ProgramError, peak_activations
 from engine.plan.schedules.registry import SCHEDULES, ScheduleError, build_program
 from ppbench import __version__
 from ppbench.analysis.transfers import Receive
+from ppbench.cautions import Caution
 from ppbench.config.case import UNKNOWN, Case, with_recompute_by_stage
 from ppbench.config.conditions import checked_value, parse_assignment
 from ppbench.config.programs import lowered_of
@@ -63,8 +64,7 @@ class RecordedRun:
     losses: Mapping[int, float] = field(default_factory=dict)  # by step
     early: Collection[Receive] = frozenset()  # receives that had arrived before they were awaited
     num_warmup_steps: int | None = None
-    is_oversubscribed: bool = False
-    is_time_sliced: bool = False  # ranks shared a GPU
+    cautions: Collection[Caution] = ()
     completion_seen_on_wait: bool = False  # a receive ends with the wait for it, not on arrival
     number: int = 0  # among runs that may be written at the same time
     source: str = ""  # what the run is from: the hash of a recording or script, or a script's path
@@ -161,6 +161,7 @@ def write_run(recorded: RecordedRun, metadata: RunMetadata, store: Store) -> str
     ]
     spans = recorded.spans.sort_values(["step", "rank", "start_ns"], ignore_index=True)
     losses = [loss for _, loss in sorted(recorded.losses.items())]
+    no_warmup = [Caution.no_warmup] if recorded.num_warmup_steps == 0 else []  # null: not known
     finished = FinishedRun(
         case,
         program,
@@ -175,9 +176,7 @@ def write_run(recorded: RecordedRun, metadata: RunMetadata, store: Store) -> str
         not_finite=first_loss_not_finite(recorded.losses, program.placement.ranks[-1]),
         early=recorded.early,
         completion_seen_on_wait=recorded.completion_seen_on_wait,
-        has_warmup=recorded.num_warmup_steps != 0,  # an unknown number is not reported as none
-        is_oversubscribed=recorded.is_oversubscribed,
-        is_time_sliced=recorded.is_time_sliced,
+        cautions=[*recorded.cautions, *no_warmup],
     )
     rows = rows_of(finished)
     keys = _keys_of(recorded, metadata, case, run_id)

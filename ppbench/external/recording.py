@@ -29,6 +29,7 @@ from engine.run.alignment import Alignment
 from engine.run.clock import Clock
 from engine.run.precision import float32_precision
 from ppbench.analysis.transfers import Receive
+from ppbench.cautions import Caution
 from ppbench.errors import RepositoryError, UsageError
 from ppbench.external.members import Members
 from ppbench.external.record import RecordedRun, named_program
@@ -87,6 +88,10 @@ def join_recordings(
             start_ns=min(before.start_ns, span.start_ns), end_ns=max(before.end_ns, span.end_ns)
         )
     places = [recording.place for recording in recordings]
+    cautions = {
+        Caution.oversubscribed: has_too_few_cores(places, torch.get_num_threads()),
+        Caution.time_sliced: shares_device(places),
+    }
     commit, num_ranks = read_commit(Path.cwd()), len(members.ranks)
     facts = {
         **({} if commit is None else asdict(commit)),
@@ -108,8 +113,7 @@ def join_recordings(
         {step: sum(losses) / len(losses) for step, losses in by_step.items()},
         early=set().union(*(recording.early for recording in recordings)),
         num_warmup_steps=num_steps_before,
-        is_oversubscribed=has_too_few_cores(places, torch.get_num_threads()),
-        is_time_sliced=shares_device(places),
+        cautions=[caution for caution, holds in cautions.items() if holds],
         completion_seen_on_wait=True,
         number=members.ranks[0],
         source=source_of(Path(sys.argv[0])),

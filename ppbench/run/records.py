@@ -36,9 +36,9 @@ from ppbench.analysis.transfers import (
     reconciled_end_ns,
     waiting_ns,
 )
-from ppbench.cautions import cautions_for
+from ppbench.cautions import MAX_OVER_PLAN, MAX_RELATIVE_DEVIATION, MIN_STEPS, Caution
 from ppbench.config.case import Case
-from ppbench.config.programs import bubble_in_theory, lowered_of, planned_step_ns, program_of
+from ppbench.config.programs import bubble_in_theory, planned_step_ns
 from ppbench.run.failures.evidence import Diagnosis
 from ppbench.run.failures.post_mortem import flight_rows
 from ppbench.run.job import Attempt, Job, PlannedRun
@@ -91,8 +91,8 @@ class CaseResult:
     ranks: list[RankResult]
     facts: dict[str, object]  # columns of `runs`
     warmup_step_ns: list[int]  # of the steps before those that were measured, on rank 0
+    lowered: Program  # the program that was run, with its transfers
     flops: FlopFacts | None = None  # of a token; None where nothing is computed
-    lowered: Program | None = None  # the program that was run; None: the case's own
     training: str = ""  # the key of what was trained, if it is trained
     expected_loss: float | None = None  # of the first step, if it is known
     places: tuple[Place, ...] = ()  # where each rank is
@@ -116,18 +116,10 @@ class FinishedRun:
     not_finite: NotFinite | None = None
     early: Collection[Receive] = frozenset()  # receives that had arrived before they were awaited
     completion_seen_on_wait: bool = False  # a receive ends with the wait for it, not on arrival
-    has_warmup: bool = True
     planned_step_ns: int | None = None
-    is_oversubscribed: bool = False
-    is_time_sliced: bool = False  # ranks shared a GPU: no bubble and no MFU is claimed
-    has_settled: bool = True
-    is_busy_machine: bool = False
-    is_throttled: bool = False
-    has_bare_stage: bool = False
+    cautions: Collection[Caution] = ()  # those that its own figures do not show
     after_pause: Collection[int] = frozenset()  # steps that follow no other one at once
-    round_of: Mapping[int, int] = field(
-        default_factory=dict
-    )  # of each step that was measured in one
+    round_of: Mapping[int, int] = field(default_factory=dict)  # of each step in a round
 
 
 @dataclass(frozen=True)
@@ -171,20 +163,14 @@ def rows_of(finished: FinishedRun) -> Rows:
     ends = zip(moved["replica"], moved["source_rank"], moved["target_rank"], strict=True)
     p, planned_ns = case.world_size, finished.planned_step_ns
     error_ns = [errors[d * p + source] + errors[d * p + target] for d, source, target in ends]
-    cautions = cautions_for(
-        is_not_finite=first is not None,
-        is_oversubscribed=finished.is_oversubscribed,
-        is_time_sliced=finished.is_time_sliced,
-        warmup_steps=int(finished.has_warmup),
-        num_steps=len(steps),
-        relative_deviation=figures["step_relative_deviation"],
-        has_settled=finished.has_settled,
-        over_plan=figures["step_ns"] / planned_ns if planned_ns else 1.0,
-        has_coarse_clock=bool((moved["end_ns"] - moved["recv_start_ns"] < error_ns).any()),
-        is_busy_machine=finished.is_busy_machine,
-        is_throttled=finished.is_throttled,
-        has_bare_stage=finished.has_bare_stage,
-    )
+    own = {
+        Caution.not_finite: first is not None,
+        Caution.noisy_steps: figures["step_relative_deviation"] > MAX_RELATIVE_DEVIATION,
+        Caution.behind_plan: planned_ns and figures["step_ns"] > MAX_OVER_PLAN * planned_ns,
+        Caution.coarse_clock: (moved["end_ns"] - moved["recv_start_ns"] < error_ns).any(),
+        Caution.few_steps: len(steps) < MIN_STEPS,
+    }
+    cautions = [caution for caution in Caution if own.get(caution) or caution in finished.cautions]
     # The memory is that of the rank that needs most; null where nothing was allocated.
     known = ranks[ranks["peak_memory_bytes"].notna()].sort_values("peak_memory_bytes")
     fullest = known.iloc[-1].to_dict() if len(known) else {}
@@ -212,7 +198,7 @@ def rows_of(finished: FinishedRun) -> Rows:
     for name in ("step_ns", "tokens_per_s"):
         low, high = median_interval(steps[name]) or (None, None)
         run |= {f"{name}_low": low, f"{name}_high": high}
-    if finished.is_time_sliced:  # ranks took turns on a GPU: how long one was idle is not known
+    if Caution.time_sliced in finished.cautions:  # how long a rank was idle is not known
         run |= {column: None for column in run if _is_of_idle_time(column)}
         for table in (steps, ranks):
             table[[name for name in table.columns if _is_of_idle_time(str(name))]] = float("nan")
@@ -258,13 +244,7 @@ def write_result(
     DisagreementError for a run whose losses are wrong.
     """
     case, store = planned.case, Store(Path(job.results))
-    if result.lowered and case.runtime != ENGINE and not case.is_emulated:  # it alone knows it
-        program = result.lowered
-    elif result.lowered and case.is_automatic:
-        program = result.lowered.compute_only()
-    else:
-        program = program_of(case)
-    finished = _finished(planned, result, program)
+    finished = _finished(planned, result)
     if result.expected_loss is not None:
         check_first_loss(case, finished.first_loss, result.expected_loss)
         if status == "ok":
@@ -296,7 +276,7 @@ def write_result(
         **_row_of(job, planned),
         **rows.run,
         **mfu,
-        "mfu": None if finished.is_time_sliced else mfu["mfu"],
+        "mfu": None if Caution.time_sliced in finished.cautions else mfu["mfu"],
         **energy,
         **reference_figures([rank.reference for rank in result.ranks]),
         # Emulated ranks sleep, and want no core.
@@ -328,17 +308,28 @@ def write_result(
     return tokens_per_s
 
 
-def _finished(planned: PlannedRun, result: CaseResult, program: Program) -> FinishedRun:
+def _finished(planned: PlannedRun, result: CaseResult) -> FinishedRun:
     """Join the measurements of a case's ranks."""
     case, measure = planned.case, planned.measure
     ranks, warmup = result.ranks, result.warmup_step_ns
     with_loss = (rank.losses for rank in ranks if rank.losses[0] is not None)
     losses = next(with_loss, ranks[0].losses)  # of the last stage's rank, where any is computed
-    lowered = result.lowered or lowered_of(case, program)
+    is_engines = case.runtime == ENGINE or case.is_emulated  # others place transfers as they like
+    program = result.lowered.compute_only() if is_engines else result.lowered
+    num_threads = 0 if case.is_emulated else case.launch_threads_per_rank
+    cautions = {
+        Caution.oversubscribed: has_too_few_cores(result.places, num_threads),
+        Caution.time_sliced: shares_device(result.places),
+        Caution.unsettled_steps: len(warmup) > LOOK_BACK and not has_settled(warmup),
+        Caution.busy_machine: any(is_disturbed(rank.summary) for rank in ranks),
+        Caution.throttled: any(is_throttled(rank.summary) for rank in ranks),
+        Caution.bare_stage: bool(bare_stages(case, result.facts)),
+        Caution.no_warmup: measure.warmup_steps == 0,
+    }
     return FinishedRun(
         case,
         program,
-        lowered,
+        result.lowered,
         pd.concat([pd.DataFrame(rank.spans) for rank in ranks], ignore_index=True),
         [rank.facts for rank in ranks],
         result.facts,
@@ -353,15 +344,8 @@ def _finished(planned: PlannedRun, result: CaseResult, program: Program) -> Fini
             for receive in rank.early
         },
         completion_seen_on_wait=str(result.facts.get("transport", "")).startswith("gloo"),
-        has_warmup=measure.warmup_steps > 0,
-        planned_step_ns=planned_step_ns(case, lowered) if case.is_emulated else None,
-        is_oversubscribed=not case.is_emulated
-        and has_too_few_cores(result.places, case.launch_threads_per_rank),
-        is_time_sliced=shares_device(result.places),
-        has_settled=len(warmup) <= LOOK_BACK or has_settled(warmup),
-        is_busy_machine=any(is_disturbed(rank.summary) for rank in ranks),
-        is_throttled=any(is_throttled(rank.summary) for rank in ranks),
-        has_bare_stage=bool(bare_stages(case, result.facts)),
+        planned_step_ns=planned_step_ns(case, result.lowered) if case.is_emulated else None,
+        cautions=[caution for caution, holds in cautions.items() if holds],
         after_pause=ranks[0].after_pause,
         round_of=ranks[0].round_of,
     )

@@ -210,7 +210,7 @@ class Arm:
         flops = runtime.flop_facts()
         precision = None if member.case.is_emulated else float32_precision()
         facts = {**runtime.run_facts(), "float32_precision": precision}
-        done = (results, facts, self._warmup_ns, flops, runtime.lowered)
+        done = (results, facts, self._warmup_ns, runtime.lowered, flops)
         return CaseResult(*done, self._training, self._expected_loss, member.places)
 
     @property

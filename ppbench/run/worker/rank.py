@@ -29,7 +29,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from enum import IntEnum
+from enum import Enum, auto
 from pathlib import Path
 from typing import cast
 
@@ -106,7 +106,6 @@ from ppbench.store import Store, new_run_id
 
 WAIT_FOREVER = timedelta(days=30)
 """Ranks outside a case wait for its end, however long; the supervisor ends a broken launch."""
-NUM_SPARE = 8
 ROOM = 1.5
 """Times the memory that the largest case so far needed, which must be left to open another."""
 _NO_MEMORY = (torch.OutOfMemoryError, MemoryError)
@@ -222,15 +221,11 @@ def _work(
     """Do the work of this rank; an error is written to the node's folder and ends the process."""
     local = folder_of_rank()
     keep_freed_memory()
-    # They are closed before an error is written, which takes some descriptors.
-    spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(NUM_SPARE)]
     try:
         worker = Worker(job, folder, local, on_event)
         work(worker)
         worker.close()
     except BaseException as error:  # a user's module may raise anything, SystemExit too
-        for descriptor in spare:
-            os.close(descriptor)
         with contextlib.suppress(OSError):  # no room: the log has it all the same
             write_rank_error(local, dist.get_rank(), error, _status_of, f"{folder}/logs")
         traceback.print_exception(error)
@@ -265,19 +260,12 @@ class Open:
     is_whole: bool = True  # it has had, or will have, all its turns
 
 
-class Next(IntEnum):
+class Next(Enum):
     """Says what comes after a round: another one, or the end of the group or of the launch."""
 
-    round = 0
-    close = 1
-    stop = 2
-
-
-@dataclass(frozen=True)
-class Answer:
-    """An answer of rank 0 to all ranks."""
-
-    value: int
+    round = auto()
+    close = auto()
+    stop = auto()
 
 
 class Worker:
@@ -298,7 +286,11 @@ class Worker:
         self._most_needed = 0  # bytes, by any case of this launch
         self._opens = time.monotonic()  # the cases of a group; at first with all of the start
         self._conducted = Conducted.from_environment() if self._rank == 0 else None
-        self._start = broadcast(self._new_start)
+        self._start = broadcast(
+            new_run_id
+            if self._conducted is None
+            else functools.partial(self._conducted.start_of, job.items[0].launch)
+        )
         read_environment()  # while this process may use all cores: it is bound to some later
         self._cores = Cores()
         self._marker = Lock(folder / RUNNING)
@@ -326,8 +318,8 @@ class Worker:
 
         Items that failed come again after all others, as often as their case allows.
         """
-        left: list[list[tuple[int, int]]] = [[]]
-        if self._rank == 0:
+
+        def look() -> list[tuple[int, int]]:
             for event in close_open_runs(self.job, self._folder, self._evidence):
                 self._on_event(event)
             progress = read_state(self._folder)
@@ -338,9 +330,9 @@ class Worker:
                 if status not in ("ok", "invalid")
                 and progress.attempts[index] <= self.job.items[index].measure.retry
             ]
-            left = [[(index, progress.attempts.get(index, 0) + 1) for index in untried + failed]]
-        dist.broadcast_object_list(left, src=0)
-        return left[0]
+            return [(index, progress.attempts.get(index, 0) + 1) for index in untried + failed]
+
+        return broadcast(look)
 
     def run(self, left: Sequence[tuple[int, int]]) -> None:
         """Make these runs, each an item and the number of its attempt, in groups. Collective."""
@@ -385,22 +377,17 @@ class Worker:
             for own in group[1:] if left else group:
                 self._close(own)
 
-    def _new_start(self) -> str:
-        if self._conducted is None:
-            return new_run_id()
-        return self._conducted.start_of(self.job.items[0].launch)
-
     def _ask(self, wants: str) -> int | None:
         """Wait for the turn of this set of processes; return its round, None if it is alone."""
         if VARIABLE not in os.environ:
             return None
 
-        def ask() -> Answer:
+        def ask() -> int:
             assert self._conducted is not None
-            return Answer(self._conducted.ask(wants))
+            return self._conducted.ask(wants)
 
         self._node.rest()
-        return broadcast(ask).value
+        return broadcast(ask)
 
     def _after_round(
         self, group: Sequence[Open], number: int, num_planned: int, began: float
@@ -410,29 +397,25 @@ class Worker:
         With a conductor, it says whether there are more rounds than planned.
         """
 
-        def decide() -> Answer:
+        def decide() -> Next:
             if is_asked_to_stop(self._folder):
-                return Answer(Next.stop)
+                return Next.stop
             if number < num_planned or VARIABLE in os.environ:
-                return Answer(Next.round)
+                return Next.round
             budgets = [seconds_of(own.item.measure.budget) for own in group]
             times = time.monotonic() - began, began - self._opens, min(budgets)
             is_later = group[-1].item.launch >= FEWEST_LAUNCHES
             goes_on = all(budgets) and is_time_left(number, *times, is_later=is_later)
-            return Answer(Next.round if goes_on else Next.close)
+            return Next.round if goes_on else Next.close
 
-        return Next(broadcast(decide).value)
+        return broadcast(decide)
 
     def _open(self, index: int, attempt: int, first_bytes: int | None) -> Open:
         """Make a case alive, and warm it up."""
         item, begun = self.job.items[index], Attempt(index, broadcast(new_run_id), attempt)
         self._node.look_after()
-        self.flight.begin_case(index, item.measure.timeout_s)
+        self._begin_case(index)
         self.note("case", index=index, run_id=begun.run_id)
-
-        def begin_clock(limit_s: float) -> None:
-            self.flight.limit(limit_s)
-            self._limit_s = limit_s
 
         def note_step(step: int, num_steps: int, tokens_per_s: float, step_s: float) -> None:
             """Report to the controller, between steps, how fast rank 0 saw the last one."""
@@ -443,14 +426,13 @@ class Worker:
         if item.case.is_automatic:
             program = broadcast(functools.partial(kept_program, self._folder, index))
         prepare = functools.partial(self.prepare, program=program)
-        hands = Hands(prepare, self._release, begin_clock)
+        hands = Hands(prepare, self._release, self._limit)
         results = Path(self.job.results)
         self.flight.enter(Phase.VERIFIES)
         verified = verify(results, item.case, item.measure, hands, program)
-        self._begin_clock(index, item.measure.timeout_s)
+        self._begin_case(index)
         reset_process_peak()
-        now_bytes = process_peak_bytes()
-        others_bytes: int | None = None
+        now_bytes, others_bytes = process_peak_bytes(), None
         if now_bytes is not None and first_bytes is not None:
             others_bytes = max(0, now_bytes - first_bytes)
         device = own_device(item.case.device)
@@ -471,7 +453,8 @@ class Worker:
             speed = {"tokens_per_s": tokens_per_s, "step_s": step_s}
             turn, num_turns = where
             self.note("turn", index=own.begun.index, turn=turn, num_turns=num_turns, **speed)
-        self._end_turn()
+        self._release(has_memory=False)
+        self.flight.end_case()
 
     def _close(self, own: Open) -> None:
         """Store a case's run, and free it."""
@@ -493,25 +476,28 @@ class Worker:
 
     def _enter(self, own: Open) -> None:
         """Make a case the one that has its turn: its time limit, threads and cores."""
-        index, limit_s = own.begun.index, own.item.measure.timeout_s
-        self.note("focus", index=index)
-        self._begin_clock(index, limit_s)
+        self.note("focus", index=own.begun.index)
+        self._begin_case(own.begun.index)
         torch.set_num_threads(own.item.case.launch_threads_per_rank)
         if own.arm is not None:
-            own.arm.member.fabric.limit(limit_s)
+            own.arm.member.fabric.limit(self._limit_s)
             if own.arm.member.cores is not None:
                 self._cores.bind(own.arm.member.cores)
 
+    def _begin_case(self, index: int) -> None:
+        """Note the case in the flight record; its time limit begins."""
+        self._limit_s = self.job.items[index].measure.timeout_s
+        self.flight.begin_case(index, self._limit_s)
+
     def _has_room(self, device: torch.device) -> bool:
         """Whether every rank has room for another case like the largest so far."""
-        has_room = left_bytes(device) > ROOM * self._most_needed
-        everyone = torch.tensor(int(has_room))
+        everyone = torch.tensor(int(left_bytes(device) > ROOM * self._most_needed))
         dist.all_reduce(everyone, dist.ReduceOp.MIN)
         return bool(everyone)
 
-    def _begin_clock(self, index: int, limit_s: float) -> None:
+    def _limit(self, limit_s: float) -> None:
         """Let the case take so many seconds from now, and the devices' own transfers as many."""
-        self.flight.begin_case(index, limit_s)
+        self.flight.limit(limit_s)
         self._limit_s = limit_s
 
     def note(self, event: EventName, **details: str | float | None) -> None:
@@ -548,8 +534,8 @@ class Worker:
         if self._rank < case.num_processes:
             local_rank = int(os.environ["LOCAL_RANK"])
             first = self._rank - local_rank
-            end = min(case.num_processes, first + int(os.environ["LOCAL_WORLD_SIZE"]))
-            here = self._node.places[first:end]
+            here = self._node.places[first : first + int(os.environ["LOCAL_WORLD_SIZE"])]
+            here = here[: case.num_processes - first]
             cores = self._cores.of_rank(case, local_rank, here)
             if cores is not None:
                 self._cores.bind(cores)
@@ -574,16 +560,10 @@ class Worker:
         self._release()
         self.flight.end_case()
 
-    def _end_turn(self) -> None:
-        """Wait for the ranks that had a part in it."""
-        self._cores.release()
-        self.flight.enter(Phase.WAITS)
-        dist.barrier()
-        self.flight.end_case()
-
-    def _release(self) -> None:
-        """Free a case's memory, and wait for the ranks that ran it."""
-        release_memory()
+    def _release(self, *, has_memory: bool = True) -> None:
+        """Free a case's memory and cores, and wait for the ranks that ran it."""
+        if has_memory:
+            release_memory()
         self._cores.release()
         self.flight.enter(Phase.WAITS)
         dist.barrier()

@@ -10,6 +10,8 @@ from spans import TWO_RANKS
 
 from engine.model.descriptions import FlopFacts
 from engine.plan.action import Op
+from engine.plan.lower import lower
+from engine.plan.schedules.registry import build_program
 from engine.plan.spans import COLUMNS, Lane, Span
 from ppbench.analysis.mfu import Peak
 from ppbench.config.case import Case, Measure
@@ -41,7 +43,7 @@ def result(*, facts):
     columns = {name: [span[i] for span in spans] for i, name in enumerate(COLUMNS)}
     rank = {"peak_memory_bytes": 1, "peak_held_microbatches": 1}
     ranks = [RankResult(rank, columns, [4.0, 3.0, 2.0, 1.0], NUM_TOKENS)]
-    return CaseResult(ranks, facts, warmup_step_ns=[1700], places=(Place("m", 8),))
+    return CaseResult(ranks, facts, [1700], build_program("1f1b", 1, 1), places=(Place("m", 8),))
 
 
 def job_of(tmp_path, item):
@@ -159,7 +161,8 @@ def two_ranks(errors_ns, **facts):
         losses = [None] * 6 if rank == 0 else [1.0] * 6
         told["clock_error_ns"] = errors_ns[rank]
         ranks.append(RankResult(told, columns, losses, [10] * 6))
-    return CaseResult(ranks, {}, warmup_step_ns=[300, 100, 90], places=(Place("m", 8),) * 2)
+    lowered = lower(build_program("afab", 2, 1))
+    return CaseResult(ranks, {}, [300, 100, 90], lowered, places=(Place("m", 8),) * 2)
 
 
 def write_two_ranks(tmp_path, result, **settings):
@@ -189,7 +192,7 @@ def test_a_receive_that_nobody_waited_for_ends_before_it_was_taken(tmp_path):
             Case(schedule="afab", num_microbatches=1), Measure(warmup_steps=3, steps=1), 0, "key"
         )
         measured = dataclasses.replace(result, ranks=ranks)
-        found = rows_of(_finished(item, measured, program_of(item.case))).tables["spans"]
+        found = rows_of(_finished(item, measured)).tables["spans"]
         ends = found[found["op"] == "RECV_B"].set_index("step")["end_ns"] + origin_ns
         assert dict(ends) == {4: end_ns, 5: 440}
 
