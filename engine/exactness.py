@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -83,13 +84,13 @@ class Part:
     """What one rank holds after a step, or before the first: tensors by their unsplit names."""
 
     state: dict[str, Tensor]
-    trains: dict[str, bool]
     gradients: dict[str, Tensor | None] = field(default_factory=dict)
     loss: float | None = None
     norm: float | None = None
     draws: dict[tuple[str | None, int], Tensor] = field(default_factory=dict)
     """The random state where a stage began a microbatch that draws random numbers: by the submodule
     of the unsplit module that the stage begins with, and the microbatch."""
+    is_ordered: bool = True  # whether each stage has taken the microbatches in their order
 
 
 @dataclass
@@ -125,7 +126,7 @@ def compare(
             if author is None:
                 author = _Author(config, make_author, parts, device)
             else:
-                author.step(number, parts, trained.lowered)
+                author.step(number, parts)
         except (InexactError, IncomparableError):
             raise
         except (MemoryError, torch.OutOfMemoryError) as error:
@@ -152,13 +153,11 @@ def _part_of(trained: Trained) -> Part:
     """A rank's weights and buffers, each whole, also where the rank keeps a shard of it alone."""
     whole = trained.gathered(lambda own: own)
     state: dict[str, Tensor | None] = {}
-    trains: dict[str, bool] = {}
     for module in trained.modules.values():
-        trains |= {name: p.requires_grad for name, p in module.own_parameters().items()}
         for name, tensor in module.own_state().items():
             is_here = type(tensor) in (Tensor, nn.Parameter) and tensor.untyped_storage().nbytes()
             state[name] = _copy(tensor if is_here else whole.get(name))
-    return Part({n: t for n, t in state.items() if t is not None}, trains)
+    return Part({n: t for n, t in state.items() if t is not None})
 
 
 def _part_after(trained: Trained, number: int, device: torch.device) -> Part:
@@ -186,7 +185,12 @@ def _part_after(trained: Trained, number: int, device: torch.device) -> Part:
             if module.units and not module.is_first:
                 hooks.callback(module.units[0].register_forward_pre_hook(enter).remove)
         result = trained.step(number, Recording.flight_only)
-    part, order = _part_of(trained), _forwards(trained.lowered)
+    order: dict[int, list[int]] = {}  # the microbatches of each stage, as its forwards come
+    for action in itertools.chain.from_iterable(trained.lowered.actions):
+        if action.op is Op.F:
+            order.setdefault(action.stage, []).append(action.microbatch)
+    part = _part_of(trained)
+    part.is_ordered = all(row == sorted(row) for row in order.values())
     part.gradients = {n: _copy(g) for n, g in trained.gathered(lambda own: own.grad).items()}
     part.loss, part.norm = result.loss, result.gradient_norm
     part.draws = {
@@ -194,16 +198,6 @@ def _part_after(trained: Trained, number: int, device: torch.device) -> Part:
         for (stage, count), state in draws.items()
     }
     return part
-
-
-def _forwards(lowered: Program) -> dict[int, list[int]]:
-    """The microbatches of each stage, in the order of its forwards."""
-    order: dict[int, list[int]] = {}
-    for row in lowered.actions:
-        for action in row:
-            if action.op is Op.F:
-                order.setdefault(action.stage, []).append(action.microbatch)
-    return order
 
 
 def _pair_of(what: str, told: float | None, expected: float) -> Pair:
@@ -258,7 +252,7 @@ class _Author:
         self._check_names(parts)
         self._before = self._load(parts, initial)
 
-    def step(self, number: int, parts: Sequence[Part], lowered: Program) -> None:
+    def step(self, number: int, parts: Sequence[Part]) -> None:
         """Take a step that the ranks have taken. Raises InexactError for a difference."""
         config, module, where = self._config, self._module, f" in step {number}"
         for group in self._optimizer.param_groups:
@@ -291,7 +285,7 @@ class _Author:
                 parameter.grad = gradient.to(parameter.device, parameter.dtype).clone()
         self.exactness.num_gradients = len(names)
         self._optimizer.step()
-        self._check(self._updated(parts, lowered, where))
+        self._check(self._updated(parts, where))
         self._before = self._load(parts, {})
 
     def _check(self, *every: Iterable[Pair]) -> float:
@@ -320,12 +314,6 @@ class _Author:
         for name, canonical in self._canonical.items():
             if canonical not in owned:
                 raise InexactError(f"{name}: the author's module has it, and no rank does")
-        for held, name, trains in self._each(parts, "trains"):
-            expected = self._tensors[name].requires_grad
-            if trains != expected:
-                raise InexactError(
-                    f"{held}: requires_grad is {trains}, in the author's module {expected}"
-                )
 
     def _load(self, parts: Sequence[Part], initial: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Set the author's module to the ranks' weights, which must agree, and be the initial ones.
@@ -388,14 +376,13 @@ class _Author:
                     f"called {calls[entrance]} times in a step"
                 )
 
-    def _updated(self, parts: Sequence[Part], lowered: Program, where: str) -> Iterator[Pair]:
+    def _updated(self, parts: Sequence[Part], where: str) -> Iterator[Pair]:
         """Pair weights and buffers after the optimizer; rounding is relative to the change.
 
         A buffer that the order of microbatches changes, or that each replica has of its own, is
         not compared, and a note says so.
         """
-        forwards = _forwards(lowered).values()
-        is_ordered = self._config.replicas == 1 and all(row == sorted(row) for row in forwards)
+        is_ordered = self._config.replicas == 1 and all(part.is_ordered for part in parts)
         notes = self.exactness.notes
         for held, name, tensor in self._each(parts, "state"):
             theirs = self._tensors[name].detach().cpu()

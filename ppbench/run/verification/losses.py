@@ -69,12 +69,7 @@ def key_of_training(case: Case) -> str:
 
 def check_first_loss(case: Case, loss: float | None, expected: float) -> None:
     """Compare the first step's loss with the unsplit model's. Raises DisagreementError."""
-    tolerance = FIRST_TOLERANCE[_kind_of(case)]
-    if not _agree(loss, expected, tolerance):
-        raise DisagreementError(
-            f"{_loss_in_words(case, 'first', loss)} differs from the unsplit model's {expected!r} "
-            f"by more than {tolerance:g} ({_kind_of(case)} rounding)"
-        )
+    _compare(case, "first", loss, expected, "the unsplit model", 0)
 
 
 def check_last_loss(
@@ -85,36 +80,26 @@ def check_last_loss(
     `training` is its key. Where there is no such run yet, an engine's run becomes it. Raises
     DisagreementError.
     """
-    case, kind = item.case, _kind_of(item.case)
-    num_steps = item.measure.warmup_steps + item.measure.steps
+    case, num_steps = item.case, item.measure.warmup_steps + item.measure.steps
     machine = fingerprint_here(case.device, 1, case.launch_threads_per_rank)
     key = f"last-{training}-{num_steps}-{machine}"
     known = read_record(results, key)
-    if known is None:
-        if case.runtime == ENGINE:
-            write_record(results, key, {"loss": loss, "run_id": run_id})
-        return
+    if known is not None:
+        of = f"the engine's run {known['run_id']}"
+        _compare(case, "last", loss, known["loss"], of, num_steps)
+    elif case.runtime == ENGINE and loss is not None:
+        write_record(results, key, {"loss": loss, "run_id": run_id})
+
+
+def _compare(
+    case: Case, step: str, loss: float | None, expected: float, of: str, num_steps: int
+) -> None:
+    kind = "bfloat16" if case.train_autocast == "bfloat16" else case.model_dtype
     tolerance = FIRST_TOLERANCE[kind] + GROWTH[kind] * num_steps
-    expected = known["loss"]
-    if expected is not None and not _agree(loss, expected, tolerance):
+    are_nan = loss is not None and math.isnan(loss) and math.isnan(expected)
+    is_near = loss is not None and abs(loss - expected) <= tolerance * max(1.0, abs(expected))
+    if not (loss == expected or are_nan or is_near):
         raise DisagreementError(
-            f"{_loss_in_words(case, 'last', loss)} differs from {expected!r} of the engine's run "
-            f"{known['run_id']} by more than {tolerance:g} "
-            f"({kind} rounding after {num_steps} steps)"
+            f'runtime "{case.runtime}": {step}-step loss {loss!r} differs from {expected!r} of '
+            f"{of} by more than {tolerance:g} ({kind} rounding after {num_steps} steps)"
         )
-
-
-def _agree(loss: float | None, expected: float, tolerance: float) -> bool:
-    if loss is None:
-        return False
-    if math.isnan(expected):
-        return math.isnan(loss)
-    return loss == expected or abs(loss - expected) <= tolerance * max(1.0, abs(expected))
-
-
-def _loss_in_words(case: Case, step: str, loss: float | None) -> str:
-    return f'runtime "{case.runtime}": {step}-step loss {"unknown" if loss is None else repr(loss)}'
-
-
-def _kind_of(case: Case) -> str:
-    return "bfloat16" if case.train_autocast == "bfloat16" else case.model_dtype

@@ -9,6 +9,7 @@ the whole model does not fit. It is computed once for all ways to run a training
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import torch
@@ -33,13 +34,11 @@ def first_loss(
     key = f"first-{training}"
     known = read_record(results, key)
     if known is None:
-        try:
+        with contextlib.suppress(MemoryError, torch.OutOfMemoryError):  # beside what is there
             known = {"loss": unsplit_loss(config, device)}
-        except (MemoryError, torch.OutOfMemoryError):  # beside what the rank holds already
-            return None
-        write_record(results, key, known)
-    loss = known["loss"]
-    return None if loss is None else float(str(loss))
+            write_record(results, key, known)
+    loss: float | None = (known or {}).get("loss")
+    return loss
 
 
 def unsplit_loss(config: TrainerConfig, device: torch.device) -> float | None:
