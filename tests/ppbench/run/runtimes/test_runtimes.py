@@ -114,9 +114,7 @@ def test_a_first_loss_must_be_the_unsplit_models_but_for_rounding():
     check_first_loss(TORCH, 4.0 + 3e-4, 4.0)
     check_first_loss(TORCH, float("nan"), float("nan"))
     for loss in (4.0 + 5e-4, None, float("nan")):
-        with pytest.raises(
-            DisagreementError, match=r"of the unsplit model by more than 0\.0001"
-        ):
+        with pytest.raises(DisagreementError, match=r"of the unsplit model by more than 0\.0001"):
             check_first_loss(TORCH, loss, 4.0)
     with pytest.raises(DisagreementError, match="float64 rounding"):
         check_first_loss(dataclasses.replace(TORCH, model_dtype="float64"), 4.0 + 1e-7, 4.0)
