@@ -54,7 +54,9 @@ def measure(device: torch.device, window_s: float = WINDOW_S) -> Measurements:
         gpu = id_of(device) if is_accelerator(device) else None
         summary = summarize(read_samples(path, begin_ns, end_ns), [(begin_ns, end_ns)], gpu)
     window = (end_ns - begin_ns) / 1e9
-    return Measurements(summary.gpu_energy_j, summary.gpu_power_w, window, summary.telemetry_note)
+    return Measurements(
+        summary["gpu_energy_j"], summary["gpu_power_w"], window, summary["telemetry_note"]
+    )
 
 
 def _burn(device: torch.device, seconds: float, sampler: Sampler) -> None:

@@ -53,7 +53,6 @@ from ppbench.run.machine.placement import Place, has_too_few_cores, shares_devic
 from ppbench.run.machine.telemetry import (
     ROW_COLUMNS,
     Figures,
-    Summary,
     is_disturbed,
     is_throttled,
     node_figures,
@@ -74,7 +73,6 @@ class RankResult:
     losses: list[float | None]  # of every step, warm-up included; None off the last stage
     num_tokens: list[int]  # trained on in every step, warm-up included; the same on all ranks
     telemetry: list[Figures] = field(default_factory=list)  # samples of the node, from its first
-    summary: Summary = field(default_factory=Summary)  # of the node and the rank's GPU
     memory: list[tuple[int, int]] = field(default_factory=list)  # (start in ns, bytes) of levels
     peak: tuple[str, Peak] | None = None  # the device's name and peak speed
     early: set[Receive] = field(default_factory=set)  # had arrived before the rank waited for it
@@ -269,8 +267,7 @@ def write_result(
         energy = {"energy_per_token_j": per_token_j, "energy_source": source}
     mfu = mfu_figures(result.flops, case.seq_len, tokens_per_s, peaks)
     nodes = [
-        (place.machine, rank.summary)
-        for place, rank in zip(result.places, result.ranks, strict=True)
+        (place.machine, rank.facts) for place, rank in zip(result.places, result.ranks, strict=True)
     ]
     run = {
         **_row_of(job, planned),
@@ -321,8 +318,8 @@ def _finished(planned: PlannedRun, result: CaseResult) -> FinishedRun:
         Caution.oversubscribed: has_too_few_cores(result.places, num_threads),
         Caution.time_sliced: shares_device(result.places),
         Caution.unsettled_steps: len(warmup) > LOOK_BACK and not has_settled(warmup),
-        Caution.busy_machine: any(is_disturbed(rank.summary) for rank in ranks),
-        Caution.throttled: any(is_throttled(rank.summary) for rank in ranks),
+        Caution.busy_machine: any(is_disturbed(rank.facts) for rank in ranks),
+        Caution.throttled: any(is_throttled(rank.facts) for rank in ranks),
         Caution.bare_stage: bool(bare_stages(case, result.facts)),
         Caution.no_warmup: measure.warmup_steps == 0,
     }

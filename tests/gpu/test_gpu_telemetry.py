@@ -30,13 +30,13 @@ def test_a_busy_gpu_uses_power_and_memory(gpu: torch.device, tmp_path: Path) -> 
     summary = summarize(
         read_samples(tmp_path / "s", begin_ns, end_ns), [(begin_ns, end_ns)], id_of(gpu)
     )
-    assert summary.gpu_power_w is not None
-    assert summary.gpu_power_w > 0
-    assert summary.gpu_energy_j is not None
-    assert summary.gpu_energy_j > 0
-    assert summary.gpu_memory_used_bytes is not None
-    assert summary.gpu_memory_used_bytes >= left.nbytes
-    assert "NVIDIA driver" not in summary.telemetry_note
+    assert summary["gpu_power_w"] is not None
+    assert summary["gpu_power_w"] > 0
+    assert summary["gpu_energy_j"] is not None
+    assert summary["gpu_energy_j"] > 0
+    assert summary["gpu_memory_used_bytes"] is not None
+    assert summary["gpu_memory_used_bytes"] >= left.nbytes
+    assert "NVIDIA driver" not in summary["telemetry_note"]
 
 
 def test_no_product_is_faster_than_the_datasheet_says(gpu: torch.device) -> None:

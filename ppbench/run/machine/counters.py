@@ -14,28 +14,43 @@ import math
 import os
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from enum import Enum, auto
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
 FREQUENCY_EVERY_S = 1.0
 """Asking all cores for their frequency interrupts them on some systems, so it is done rarely."""
 
+Reading = dict[str, Any]
+"""What was read at one moment, by name: numbers, or a list of names; None where one is not told."""
+
+
+class By(Enum):
+    """How a figure follows from the readings of a window."""
+
+    mean = auto()
+    highest = auto()
+    names = auto()  # that were seen, with commas between; "" for none
+    amount = auto()  # by which a counter grew, or the gauge beside it says so
+
 
 @dataclass(frozen=True)
-class HostReading:
-    """Counters of the node; seconds are core-seconds since a fixed time, over `num_cores`."""
+class Figure:
+    """A figure of a rank's node or GPU, which has the column of its name in `ranks`."""
 
-    num_cores: int  # cores of these times: those that the ranks may run on
-    total_s: float | None = None  # busy, idle or stolen
-    busy_s: float | None = None
-    steal_s: float | None = None  # the hypervisor ran something else
-    own_s: float | None = None  # used by the launch's processes
-    throttled_s: float | None = None  # held back by a cgroup's quota
-    energy_j: float | None = None  # of all packages
-    mhz: float | None = None  # mean over the cores, up to `FREQUENCY_EVERY_S` old
-    memory_used_bytes: int | None = None
+    reading: str
+    by: By
+    or_gauge: str = ""  # of an amount: the reading whose mean is its rate where it is not counted
+
+
+HOST_FIGURES = {
+    "cpu_mhz": Figure("clock_mhz", By.mean),
+    "cpu_energy_j": Figure("energy_j", By.amount),
+}
+"""What is made of `Host.read`, besides the loads."""
 
 
 @dataclass(frozen=True)
@@ -163,21 +178,42 @@ class PackageEnergy:
         return self._total_uj / 1e6
 
 
-def cgroups_of(proc_self_cgroup: str, mount: Path) -> list[Path]:
-    """Return the folders of a process's cgroup (v2) and its parents; each may have a quota."""
-    match = re.search(r"^0::/(.*)$", proc_self_cgroup, flags=re.MULTILINE)
-    if match is None:
-        return []
-    own = mount / match[1]
-    return [own, *(folder for folder in own.parents if folder.is_relative_to(mount))]
+def cpu_groups(own: str, groups: Path) -> Iterator[Path]:
+    """The control groups of a process, from its `/proc/PID/cgroup`, and those around them.
+
+    Each may have a quota of its own, of version 2 or 1. In a container its own group is the root.
+    """
+    seen = set[Path]()
+    for line in ["0::/", *own.splitlines()]:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        root = groups / "cpu" if controllers else groups
+        folder = root / path.lstrip("/")
+        for group in (folder, *folder.parents):
+            if group.is_relative_to(root) and group not in seen:
+                seen.add(group)
+                yield group
 
 
-def throttled_s(cgroups: Collection[Path]) -> float | None:
-    """Return the core-seconds for which the quotas of these cgroups held processes back."""
-    texts = [_text(folder / "cpu.stat") for folder in cgroups]
-    matches = [re.search(r"^throttled_usec (\d+)$", text, flags=re.MULTILINE) for text in texts]
-    times_us = [int(match[1]) for match in matches if match]
-    return sum(times_us) / 1e6 if times_us else None
+def quota_of_cores(groups: Collection[Path]) -> float:
+    """Return the cores that these control groups leave a process; infinity without a limit."""
+    lowest = float("inf")
+    for group in groups:
+        words = _text(group / "cpu.max").split()  # of version 2
+        words = words or [_text(group / f"cpu.cfs_{what}_us") for what in ("quota", "period")]
+        with contextlib.suppress(ValueError, ZeroDivisionError):
+            quota, period = map(int, words)  # "max" is no number, and -1 no limit
+            lowest = min(lowest, quota / period if quota > 0 else lowest)
+    return lowest
+
+
+def throttled_s(groups: Collection[Path]) -> float | None:
+    """Return the core-seconds for which the quotas of these groups held processes back."""
+    texts = [_text(group / "cpu.stat") for group in groups]
+    found = re.findall(r"(?m)^throttled_(usec|time) (\d+)$", "\n".join(texts))  # version 2, 1
+    per_s = {"usec": 10**6, "time": 10**9}
+    return sum(int(count) / per_s[unit] for unit, count in found) if found else None
 
 
 class Host:
@@ -190,7 +226,8 @@ class Host:
         self._root, self._cores = root, cores
         self._tree = ProcessTree(root / "proc", pids)
         self._energy = PackageEnergy(root / "sys/class/powercap")
-        self._cgroups = cgroups_of(_text(root / "proc/self/cgroup"), root / "sys/fs/cgroup")
+        own = _text(root / "proc/self/cgroup")
+        self._groups = list(cpu_groups(own, root / "sys/fs/cgroup"))
         self._mhz: float | None = None
         self._mhz_due_s = 0.0
         self._ticks_per_s = os.sysconf("SC_CLK_TCK")
@@ -204,7 +241,8 @@ class Host:
         }
         return {name: reason for name, reason in reasons.items() if reason}
 
-    def read(self) -> HostReading:
+    def read(self) -> Reading:
+        """Read all counters; seconds are core-seconds since a fixed time, over `num_cores`."""
         load, own = self._load(), self._tree.ticks()
         if time.monotonic() >= self._mhz_due_s:
             folder = self._root / "sys/devices/system/cpu"
@@ -212,17 +250,17 @@ class Host:
             scaled = _mean([int(text) / 1000 for text in texts if text.strip().isdigit()])
             self._mhz = scaled or mean_mhz(_text(self._root / "proc/cpuinfo"), self._cores)
             self._mhz_due_s = time.monotonic() + FREQUENCY_EVERY_S
-        return HostReading(
-            num_cores=len(self._cores),
-            total_s=self._seconds(load.total if load else None),
-            busy_s=self._seconds(load.busy if load else None),
-            steal_s=self._seconds(load.steal if load else None),
-            own_s=self._seconds(own),
-            throttled_s=throttled_s(self._cgroups),
-            energy_j=self._energy.joules(),
-            mhz=self._mhz,
-            memory_used_bytes=memory_used_bytes(_text(self._root / "proc/meminfo")),
-        )
+        return {
+            "num_cores": len(self._cores),  # those that the ranks may run on
+            "total_s": self._seconds(load.total if load else None),  # busy, idle or stolen
+            "busy_s": self._seconds(load.busy if load else None),
+            "steal_s": self._seconds(load.steal if load else None),  # the hypervisor ran others
+            "own_s": self._seconds(own),  # used by the launch's processes
+            "throttled_s": throttled_s(self._groups),
+            "energy_j": self._energy.joules(),  # of all packages
+            "clock_mhz": self._mhz,  # mean over the cores, up to `FREQUENCY_EVERY_S` old
+            "memory_used_bytes": memory_used_bytes(_text(self._root / "proc/meminfo")),
+        }
 
     def _load(self) -> CpuTicks | None:
         return cpu_ticks(_text(self._root / "proc/stat"), self._cores)

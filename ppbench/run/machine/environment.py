@@ -19,10 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ppbench.run.machine.accelerators.nvidia import open_gpus
+from ppbench.run.machine.counters import cpu_groups, quota_of_cores
 from ppbench.run.machine.placement import num_machines
 from ppbench.runtimes import entry_of
-
-_CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 ON_GPUS = ("cuda", "xpu")
 """Devices of a case that are GPUs; ROCm's are `cuda`, as torch calls them."""
@@ -130,40 +129,12 @@ def available_cores() -> int:
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    return max(1, int(min(cores, quota_of_cores())))
-
-
-def quota_of_cores(groups: Path = _CGROUPS, own: Path = _OWN_CGROUPS) -> float:
-    """Return the cores that this process's control groups leave it; infinity without a limit.
-
-    Each group on the way up may have a limit of its own: `cpu.max` of version 2, or
-    `cpu.cfs_quota_us` of version 1. In a container its own group is the root.
-    """
     try:
-        lines = own.read_text().splitlines()
+        own = Path("/proc/self/cgroup").read_text()
     except OSError:
-        lines = []
-    lowest = float("inf")
-    for line in ["0::/", *lines]:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        root = groups / "cpu" if controllers else groups
-        folder = root / path.lstrip("/")
-        for group in (folder, *folder.parents):
-            if not group.is_relative_to(root):
-                break
-            with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
-                if controllers:
-                    texts = [(group / f"cpu.cfs_{what}_us").read_text() for what in _CFS]
-                else:
-                    texts = (group / "cpu.max").read_text().split()
-                quota, period = map(int, texts)  # "max" is no number, and -1 no limit
-                lowest = min(lowest, quota / period if quota > 0 else lowest)
-    return lowest
-
-
-_CFS = ("quota", "period")
+        own = ""
+    quota = quota_of_cores(list(cpu_groups(own, Path("/sys/fs/cgroup"))))
+    return max(1, int(min(cores, quota)))
 
 
 def name_of_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

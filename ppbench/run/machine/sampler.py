@@ -3,13 +3,12 @@
 A thread in a rank would take the interpreter's lock from the timed path, and the samples of a rank
 that hangs or dies would be lost. So the node's supervisor takes them, one every interval and one
 whenever a rank asks. A sample costs 0.3 to 1.1 ms of CPU time where there is no GPU (2 cores, 85
-processes), about half a percent of one core; each contains its cost.
+processes), about half a percent of one core, which it contains.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import time
@@ -17,9 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ppbench.run.machine.accelerators.devices import GpuReading
 from ppbench.run.machine.accelerators.nvidia import open_gpus
-from ppbench.run.machine.counters import Host, HostReading
+from ppbench.run.machine.counters import Host, Reading
 from ppbench.run.machine.environment import available_cores
 
 INTERVAL_S = 0.2
@@ -35,21 +33,9 @@ class Sample:
     """All readings of one moment."""
 
     time_ns: int  # CLOCK_MONOTONIC, as the spans' clock
-    host: HostReading
-    gpus: tuple[GpuReading, ...]  # those of the ranks, each once, known by their UUIDs
+    host: Reading
+    gpus: Sequence[Reading]  # those of the ranks, each once, known by their UUIDs
     absent: dict[str, str]  # cpu_load, cpu_energy, gpu: why they are missing
-    cost_ns: int = 0  # CPU time of taking it
-    gpus_ns: int = 0  # time for which the drivers of the GPUs were asked
-
-
-def sample_of(text: str) -> Sample:
-    """Parse the sample of a JSON line. Raises ValueError for a line that was cut short."""
-    data = json.loads(text)
-    host, gpus = HostReading(**data.pop("host")), []
-    for gpu in data.pop("gpus"):
-        reasons = gpu.pop("throttle_reasons")
-        gpus.append(GpuReading(throttle_reasons=None if reasons is None else tuple(reasons), **gpu))
-    return Sample(host=host, gpus=tuple(gpus), **data)
 
 
 class Sampler:
@@ -76,13 +62,10 @@ class Sampler:
 
         Raises OSError where it cannot be written.
         """
-        cost_ns, time_ns = time.thread_time_ns(), time.monotonic_ns()
-        counters, asked_ns = self._host.read(), time.monotonic_ns()
-        readings = self._gpus.read(devices)
-        gpus_ns = time.monotonic_ns() - asked_ns if readings else 0
-        cost_ns = time.thread_time_ns() - cost_ns
-        sample = Sample(time_ns, counters, readings, self._absent, cost_ns, gpus_ns)
-        self._file.write(f"{json.dumps(dataclasses.asdict(sample))}\n".encode())
+        sample = Sample(
+            time.monotonic_ns(), self._host.read(), self._gpus.read(devices), self._absent
+        )
+        self._file.write(f"{json.dumps(vars(sample))}\n".encode())
         self.due_s = time.monotonic() + self._interval_s
 
     def sample_if_due(self, devices: Sequence[str] = ()) -> None:
@@ -128,5 +111,5 @@ def _last_samples(path: Path, num_bytes: int) -> list[Sample]:
         lines = file.read(num_bytes).decode(errors="replace").split("\n")
     for line in lines:
         with contextlib.suppress(ValueError):
-            samples.append(sample_of(line))
+            samples.append(Sample(**json.loads(line)))
     return samples

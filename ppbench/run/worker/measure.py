@@ -143,7 +143,6 @@ class Arm:
         member, flight, runtime = self.member, self.member.flight, self.member.runtime
         flight.enter(Phase.ALIGNS)
         alignment = align(self._offset, measure_offset(member.fabric, member.ranks))
-        summary = self._node.summary(self._windows, member.fabric.device, member.places)
         flight.enter(Phase.MEMORY)
         memory = runtime.measure_memory(self._num_done)
         memory_facts: dict[str, object] = {  # null where nothing is allocated
@@ -165,7 +164,7 @@ class Arm:
             **runtime.rank_facts(),
             **memory_facts,
             **clock_facts(dist.get_rank(), alignment, self._clock_error_ns),
-            **dataclasses.asdict(summary),
+            **self._node.summary(self._windows, member.fabric.device, member.places),
             "peak_held_microbatches": runtime.peak_held,
             "hostname": platform.node(),
             "cores": None if member.cores is None else json.dumps(member.cores),
@@ -185,7 +184,6 @@ class Arm:
             self._losses,
             self._num_tokens,
             samples,
-            summary,
             [(alignment.to_rank_0(time_ns), num_bytes) for time_ns, num_bytes in levels],
             self._peak,
             early=self._early,

@@ -16,7 +16,7 @@ from engine.run.device import is_accelerator
 from ppbench.run.machine.node_folder import ASKS, samples_path
 from ppbench.run.machine.placement import Place, ranks_on_devices
 from ppbench.run.machine.sampler import Sample, read_samples
-from ppbench.run.machine.telemetry import Figures, Summary, sample_rows, summarize
+from ppbench.run.machine.telemetry import Figures, sample_rows, summarize
 
 SAMPLES_BYTES = 8 * 2**20
 """Most bytes of a node's samples, which lie in its folder."""
@@ -82,7 +82,7 @@ class Node:
 
     def summary(
         self, windows: Sequence[Window], device: torch.device, places: Sequence[Place]
-    ) -> Summary:
+    ) -> Figures:
         """Summarize the node during the windows, and this rank's GPU if it computes on one.
 
         `places` are those of the case's ranks, which may share the GPU.

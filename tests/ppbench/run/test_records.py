@@ -22,7 +22,6 @@ from ppbench.explanation import explain
 from ppbench.report.charts.memory import memory_over_time
 from ppbench.run.job import Attempt, Job, PlannedRun
 from ppbench.run.machine.placement import Place
-from ppbench.run.machine.telemetry import Summary
 from ppbench.run.records import CaseResult, RankResult, _finished, rows_of, write_result
 from ppbench.store import Store
 
@@ -283,7 +282,7 @@ def test_ranks_with_too_few_cores_carry_a_caution(tmp_path, num_cores, is_oversu
 def test_what_held_up_one_rank_is_a_caution(tmp_path, caution, figures):
     result = two_ranks((0, 0))
     assert caution not in write_two_ranks(tmp_path, result)["cautions"]
-    result.ranks[1] = dataclasses.replace(result.ranks[1], summary=Summary(**figures))
+    result.ranks[1] = dataclasses.replace(result.ranks[1], facts=result.ranks[1].facts | figures)
     assert caution in write_two_ranks(tmp_path, result)["cautions"]
 
 

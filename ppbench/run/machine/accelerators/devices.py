@@ -31,22 +31,6 @@ class Device:
         return bool(self.parent)
 
 
-@dataclass(frozen=True)
-class GpuReading:
-    """Counters and gauges of one accelerator; None where its library does not tell."""
-
-    power_w: float | None = None
-    energy_j: float | None = None  # since the driver was loaded
-    utilization: float | None = None  # 0..1, over the last sixth of a second to second
-    sm_mhz: float | None = None
-    memory_mhz: float | None = None
-    temperature_c: float | None = None
-    throttle_reasons: tuple[str, ...] | None = None
-    memory_used_bytes: int | None = None
-    uuid: str = ""
-    note: str = ""  # figures that its library cannot give, and why
-
-
 def visible(gpus: Sequence[Device], setting: str | None) -> list[Device]:
     """Return the devices that CUDA shows under a `CUDA_VISIBLE_DEVICES`, in its order.
 
@@ -88,15 +72,10 @@ def visible(gpus: Sequence[Device], setting: str | None) -> list[Device]:
 
 def find(gpus: Sequence[Device], uuid: str) -> Device | None:
     """Return the device with a UUID, whether or not it is written with its prefix."""
-    bare = _bare(uuid)
     everything = itertools.chain(gpus, *(gpu.slices for gpu in gpus))
-    return next((device for device in everything if _bare(device.uuid) == bare), None)
+    return next((device for device in everything if bare(device.uuid) == bare(uuid)), None)
 
 
-def find_reading(readings: Sequence[GpuReading], uuid: str) -> GpuReading | None:
-    """Return the reading of the device with a UUID, however it is written."""
-    return next((reading for reading in readings if _bare(reading.uuid) == _bare(uuid)), None)
-
-
-def _bare(uuid: str) -> str:
+def bare(uuid: str) -> str:
+    """Return a UUID without its prefix, which torch leaves out."""
     return uuid.removeprefix(SLICE).removeprefix(WHOLE).lower()

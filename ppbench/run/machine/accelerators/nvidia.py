@@ -12,7 +12,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from ppbench.run.machine.accelerators.devices import Device, GpuReading, find, visible
+from ppbench.run.machine.accelerators.devices import Device, find, visible
+from ppbench.run.machine.counters import By, Figure, Reading
 
 THROTTLE_REASONS: Mapping[int, str] = {
     0x001: "gpu_idle",
@@ -33,6 +34,17 @@ GPU_SENSOR = 0
 """NVML_TEMPERATURE_GPU."""
 ENERGY_FIELD, POWER_FIELD = 83, 185
 """NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, in mJ, and NVML_FI_DEV_POWER_AVERAGE, in mW."""
+
+GPU_FIGURES = {
+    "gpu_power_w": Figure("power_w", By.mean),
+    "gpu_energy_j": Figure("energy_j", By.amount, or_gauge="power_w"),
+    "gpu_utilization": Figure("utilization", By.mean),
+    "gpu_sm_mhz": Figure("clock_mhz", By.mean),
+    "gpu_temperature_c": Figure("temperature_c", By.highest),
+    "gpu_throttle_reasons": Figure("throttle_reasons", By.names),
+    "gpu_memory_used_bytes": Figure("memory_used_bytes", By.highest),
+}
+"""What is made of the readings of a rank's GPU."""
 
 OF_A_SLICE = "no power, energy or utilisation: the GPU counts all its MIG slices together"
 
@@ -100,7 +112,7 @@ class NvidiaGpus:
         if not self.devices:
             self.absent = "no visible NVIDIA GPU"
 
-    def read(self, uuids: Sequence[str] = ()) -> tuple[GpuReading, ...]:
+    def read(self, uuids: Sequence[str] = ()) -> tuple[Reading, ...]:
         """Read the devices of these UUIDs in their order; those that are visible without any."""
         found = [find(self.everything, uuid) for uuid in uuids] if uuids else self.devices
         return tuple(self._read(device) for device in found if device is not None)
@@ -146,7 +158,7 @@ class NvidiaGpus:
         memory = self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total)
         return Device(uuid, name, memory, pci, parent=parent)
 
-    def _read(self, device: Device) -> GpuReading:
+    def _read(self, device: Device) -> Reading:
         nvml, ask = self._nvml, self._ask
         own = self._handles[device.uuid]
         sensors = self._handles[device.parent] if device.is_slice else own
@@ -167,18 +179,18 @@ class NvidiaGpus:
             percent = ask(lambda: nvml.nvmlDeviceGetUtilizationRates(own).gpu)
         # The older of two names: drivers before 535 have no other, and newer ones keep it.
         reasons = ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(sensors))
-        return GpuReading(
-            power_w=None if power is None else power / 1e3,
-            energy_j=None if energy is None else energy / 1e3,
-            utilization=None if percent is None else percent / 100,
-            sm_mhz=ask(lambda: nvml.nvmlDeviceGetClockInfo(sensors, SM_CLOCK)),
-            memory_mhz=ask(lambda: nvml.nvmlDeviceGetClockInfo(sensors, MEMORY_CLOCK)),
-            temperature_c=ask(lambda: nvml.nvmlDeviceGetTemperature(sensors, GPU_SENSOR)),
-            throttle_reasons=None if reasons is None else reason_names(reasons),
-            memory_used_bytes=ask(lambda: nvml.nvmlDeviceGetMemoryInfo(own).used),
-            uuid=device.uuid,
-            note=OF_A_SLICE if device.is_slice else "",
-        )
+        return {
+            "power_w": None if power is None else power / 1e3,
+            "energy_j": None if energy is None else energy / 1e3,  # since the driver was loaded
+            "utilization": None if percent is None else percent / 100,
+            "clock_mhz": ask(lambda: nvml.nvmlDeviceGetClockInfo(sensors, SM_CLOCK)),
+            "memory_clock_mhz": ask(lambda: nvml.nvmlDeviceGetClockInfo(sensors, MEMORY_CLOCK)),
+            "temperature_c": ask(lambda: nvml.nvmlDeviceGetTemperature(sensors, GPU_SENSOR)),
+            "throttle_reasons": None if reasons is None else reason_names(reasons),
+            "memory_used_bytes": ask(lambda: nvml.nvmlDeviceGetMemoryInfo(own).used),
+            "uuid": device.uuid,
+            "note": OF_A_SLICE if device.is_slice else "",  # what it cannot give, and why
+        }
 
     def _ask(self, query: Callable[[], int]) -> int | None:
         try:
@@ -193,10 +205,10 @@ def open_gpus() -> NvidiaGpus:
     return NvidiaGpus(pynvml)
 
 
-def reason_names(bits: int) -> tuple[str, ...]:
+def reason_names(bits: int) -> list[str]:
     """Return NVML's reasons for a clock below the highest; a bit without a name as a number."""
     set_bits = (1 << place for place in range(bits.bit_length()) if bits >> place & 1)
-    return tuple(THROTTLE_REASONS.get(bit, hex(bit)) for bit in set_bits)
+    return [THROTTLE_REASONS.get(bit, hex(bit)) for bit in set_bits]
 
 
 def _text(value: str | bytes) -> str:

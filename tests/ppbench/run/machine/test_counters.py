@@ -8,7 +8,7 @@ from ppbench.run.machine.counters import (
     CpuTicks,
     Host,
     PackageEnergy,
-    cgroups_of,
+    cpu_groups,
     cpu_ticks,
     mean_mhz,
     memory_used_bytes,
@@ -59,7 +59,7 @@ def process(root, pid, parent, ticks, children_ticks=0, name="python"):
 
 
 def own_s(host):
-    return host.read().own_s
+    return host.read()["own_s"]
 
 
 def test_the_launch_is_the_agent_and_all_its_descendants(tmp_path):
@@ -92,15 +92,21 @@ def test_a_later_and_an_orphaned_process_belong_to_the_launch(tmp_path):
     assert own_s(host) == pytest.approx(9 * TICK)
 
 
-def test_quotas_of_all_cgroups_around_count(tmp_path):
+def test_quotas_of_all_groups_around_count(tmp_path):
     write(tmp_path / "a/b/cpu.stat", "usage_usec 5\nthrottled_usec 1500000\n")
     write(tmp_path / "a/cpu.stat", "usage_usec 5\nthrottled_usec 250000\n")
     write(tmp_path / "cpu.stat", "usage_usec 5\n")
-    cgroups = cgroups_of("4:memory:/x\n0::/a/b\n", tmp_path)
-    assert cgroups == [tmp_path / "a/b", tmp_path / "a", tmp_path]
-    assert throttled_s(cgroups) == 1.75
-    assert throttled_s(cgroups_of("0::/\n", tmp_path)) is None
-    assert cgroups_of("4:memory:/x\n", tmp_path) == []
+    groups = list(cpu_groups("4:memory:/x\n0::/a/b\n", tmp_path))
+    assert groups == [tmp_path, tmp_path / "a/b", tmp_path / "a"]
+    assert throttled_s(groups) == 1.75
+    assert throttled_s(cpu_groups("0::/\n", tmp_path)) is None
+
+
+def test_a_launch_in_a_group_of_version_1_is_seen_to_be_throttled(tmp_path):
+    write(tmp_path / "proc/self/cgroup", "3:cpu,cpuacct:/docker/x\n2:memory:/docker/x\n")
+    text = "nr_periods 9\nnr_throttled 3\nthrottled_time 250000000\n"
+    write(tmp_path / "sys/fs/cgroup/cpu/docker/x/cpu.stat", text)
+    assert Host({1}, {0}, tmp_path).read()["throttled_s"] == 0.25
 
 
 def test_energy_is_that_of_all_packages_and_survives_the_counters_wrap(tmp_path):
@@ -119,7 +125,7 @@ def test_energy_is_that_of_all_packages_and_survives_the_counters_wrap(tmp_path)
 def test_what_a_machine_does_not_tell_is_none_and_says_why(tmp_path):
     host = Host({10}, {0, 1}, tmp_path)
     reading = host.read()
-    assert {name for name, value in vars(reading).items() if value is not None} == {"num_cores"}
+    assert {name for name, value in reading.items() if value is not None} == {"num_cores"}
     assert host.absent.keys() == {"cpu_load", "cpu_energy"}
     write(tmp_path / "sys/class/powercap/intel-rapl:0/name", "package-0\n")
     assert "may not be read" in Host({10}, {0}, tmp_path).absent["cpu_energy"]
@@ -127,7 +133,7 @@ def test_what_a_machine_does_not_tell_is_none_and_says_why(tmp_path):
 
 def test_the_frequency_files_come_before_cpuinfo(tmp_path):
     write(tmp_path / "proc/cpuinfo", "processor\t: 0\ncpu MHz\t\t: 1.0\n")
-    assert Host({1}, {0}, tmp_path).read().mhz == 1
+    assert Host({1}, {0}, tmp_path).read()["clock_mhz"] == 1
     for core, khz in enumerate((2_000_000, 3_000_000)):
         write(tmp_path / f"sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq", f"{khz}\n")
-    assert Host({1}, {0, 1}, tmp_path).read().mhz == 2500
+    assert Host({1}, {0, 1}, tmp_path).read()["clock_mhz"] == 2500

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ppbench.run.machine.environment import name_of_cpu, quota_of_cores
+from ppbench.run.machine.counters import cpu_groups, quota_of_cores
+from ppbench.run.machine.environment import name_of_cpu
 
 
 def groups(tmp_path, own, **files):
@@ -12,8 +13,7 @@ def groups(tmp_path, own, **files):
         path = tmp_path / "groups" / name.replace("__", "/").replace("_DOT_", ".")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    (tmp_path / "own").write_text(own)
-    return quota_of_cores(tmp_path / "groups", tmp_path / "own")
+    return quota_of_cores(list(cpu_groups(own, tmp_path / "groups")))
 
 
 def test_the_own_groups_limit_counts_and_those_above_it(tmp_path):

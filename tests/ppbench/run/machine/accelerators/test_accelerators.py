@@ -8,12 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machines import Gpu, Part, StandInForNvml
 
-from ppbench.run.machine.accelerators.devices import Device, GpuReading, find, visible
+from ppbench.run.machine.accelerators.devices import Device, find, visible
 from ppbench.run.machine.accelerators.nvidia import OF_A_SLICE, NvidiaGpus, reason_names
 
-FULL = GpuReading(
-    *(250.5, 7.5, 0.87, 1980, 2619, 61, ("sw_power_cap", "hw_thermal_slowdown"), 5, "GPU-aa1")
-)
+FULL = {
+    "power_w": 250.5,
+    "energy_j": 7.5,
+    "utilization": 0.87,
+    "clock_mhz": 1980,
+    "memory_clock_mhz": 2619,
+    "temperature_c": 61,
+    "throttle_reasons": ["sw_power_cap", "hw_thermal_slowdown"],
+    "memory_used_bytes": 5,
+    "uuid": "GPU-aa1",
+    "note": "",
+}
 FOUR = [Device(uuid) for uuid in ("GPU-11aa", "GPU-11bb", "GPU-2", "GPU-3")]
 DIVIDED = [
     Device("GPU-0", slices=(Device("MIG-5a", parent="GPU-0"), Device("MIG-5b", parent="GPU-0"))),
@@ -75,7 +84,10 @@ def test_a_gpu_is_read_in_the_units_of_its_columns_the_counters_by_one_call():
     nvml = StandInForNvml()
     gpus = NvidiaGpus(nvml, "0,1")
     nvml.asked.clear()
-    assert gpus.read() == (FULL, GpuReading(power_w=250.5, uuid="GPU-bb2"))
+    assert gpus.read() == (
+        FULL,
+        dict.fromkeys(FULL) | {"power_w": 250.5, "uuid": "GPU-bb2", "note": ""},
+    )
     first = [query for query, uuid in nvml.asked if uuid == "GPU-aa1"]
     assert first == [
         *("fields", "utilization", "reasons", "clock 1", "clock 2", "temperature", "memory")
@@ -85,7 +97,7 @@ def test_a_gpu_is_read_in_the_units_of_its_columns_the_counters_by_one_call():
 
 def test_a_driver_without_fields_is_asked_for_each_counter():
     reading = NvidiaGpus(StandInForNvml([Gpu("GPU-1", 1, has_fields=False)]), "0").read()[0]
-    assert (reading.power_w, reading.energy_j) == (250.5, 7.5)
+    assert (reading["power_w"], reading["energy_j"]) == (250.5, 7.5)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +110,7 @@ def test_a_driver_without_fields_is_asked_for_each_counter():
     ],
 )
 def test_gpus_are_known_by_uuid_in_whatever_order_they_are_shown(setting, wanted, read):
-    assert uuids(NvidiaGpus(StandInForNvml(), setting).read(wanted)) == read
+    assert [one["uuid"] for one in NvidiaGpus(StandInForNvml(), setting).read(wanted)] == read
 
 
 def divided():
@@ -110,11 +122,15 @@ def test_a_part_of_a_gpu_has_memory_and_clocks_and_no_energy_of_its_gpu():
     nvml = divided()
     gpus = NvidiaGpus(nvml, "MIG-a")
     (reading,) = gpus.read()
-    assert (reading.power_w, reading.energy_j, reading.utilization) == (None, None, None)
-    assert (reading.sm_mhz, reading.memory_used_bytes, reading.uuid) == (1980, 2, "MIG-a")
-    assert reading.note == OF_A_SLICE
+    assert (reading["power_w"], reading["energy_j"], reading["utilization"]) == (None, None, None)
+    assert (reading["clock_mhz"], reading["memory_used_bytes"], reading["uuid"]) == (
+        1980,
+        2,
+        "MIG-a",
+    )
+    assert reading["note"] == OF_A_SLICE
     assert gpus.devices == [Device("MIG-a", "A MIG 3g", 20, "0000:c1:00.0", parent="GPU-1")]
-    assert gpus.read(["MIG-b", "2"])[1].energy_j == 7.5
+    assert gpus.read(["MIG-b", "2"])[1]["energy_j"] == 7.5
 
 
 def test_a_broken_gpu_leaves_the_numbers_of_the_others():
@@ -152,6 +168,6 @@ def test_every_function_that_is_used_of_nvml_exists():
 
 
 def test_reasons_have_nvmls_names():
-    assert reason_names(0) == ()
-    assert reason_names(0x9) == ("gpu_idle", "hw_slowdown")
-    assert reason_names(0x4000) == ("0x4000",)
+    assert reason_names(0) == []
+    assert reason_names(0x9) == ["gpu_idle", "hw_slowdown"]
+    assert reason_names(0x4000) == ["0x4000"]
