@@ -25,8 +25,9 @@ from ppbench.config.reader import read_sweep
 from ppbench.config.sweep import Sweep
 from ppbench.errors import LaunchError
 from ppbench.run.job import Event, Job, PlannedRun, write_job
+from ppbench.run.launch.local import Supervisor
 from ppbench.run.machine.node_folder import make_node_folder, remove_node_folder
-from ppbench.run.sweep.control import follow, start_workers
+from ppbench.run.sweep.control import begin_ranks, follow
 from ppbench.run.sweep.plan import check_devices
 from ppbench.store import new_run_id
 
@@ -83,12 +84,12 @@ def measure_overhead(sweep: Sweep, num_rounds: int, *, has_profiler: bool = Fals
         folder, local = Path(name) / "launch", make_node_folder()
         job = Job(new_run_id(), name, "", sweep.name, sweep.file, None, items)
         program = ["benchmarks.overhead_ranks", str(write_job(folder, job))]
-        launch = start_workers(folder, program, items, 0, local, sweep.supervision)
         try:
-            if not follow(launch, folder, take, local):
-                raise LaunchError("\n".join(launch.last_lines()))
+            with Supervisor(sweep.supervision.variables()) as supervisor:
+                begin_ranks(supervisor, folder, program, items, 0, local)
+                if not follow(supervisor, folder, take, local):
+                    raise LaunchError("\n".join(supervisor.last_lines()))
         finally:
-            launch.stop()
             remove_node_folder(local)
     return cases
 

@@ -19,12 +19,11 @@ from ppbench.errors import PpbenchError
 from ppbench.run.sweep.progress import Display
 
 if TYPE_CHECKING:
-    from engine.flight import Phase
     from ppbench.config.sweep import Sweep
     from ppbench.display.formats import Assets
     from ppbench.report.pages.templates import Live
-    from ppbench.run.job import PlannedRun
-    from ppbench.run.sweep.plan import Choice
+    from ppbench.run.job import Event, PlannedRun
+    from ppbench.run.sweep.plan import SweepPlan
     from ppbench.store import Store
 
 
@@ -34,40 +33,38 @@ class ReportingDisplay(Display):
     is_waited_for = True
 
     def __init__(
-        self, inner: Display, write: Callable[[Sequence[str], str], None], run_ids: Sequence[str]
+        self,
+        inner: Display,
+        on_plan: Callable[[SweepPlan, Store], Sequence[str]],
+        write: Callable[[Sequence[str], str], None],
     ) -> None:
-        """`write` takes the runs that are done, and how far the sweep is.
+        """`on_plan` returns the runs that are done already.
 
-        `run_ids` are the runs that are done already.
+        `write` takes the runs that are done, and how far the sweep is.
         """
-        self._inner, self._write = inner, write
-        self.run_ids = list(run_ids)
+        self._inner, self._on_plan, self._write = inner, on_plan, write
+        self.run_ids: list[str] = []
 
     def doing(self, what: str) -> AbstractContextManager[None]:
         return self._inner.doing(what)
+
+    def plans(self, plan: SweepPlan, store: Store) -> None:
+        self.run_ids = list(self._on_plan(plan, store))
 
     def begin(self, items: list[PlannedRun], axes: tuple[str, ...]) -> None:
         self._inner.begin(items, axes)
         self._num_before, self._num_all = len(self.run_ids), len(self.run_ids) + len(items)
         self._word = "run" if any(item.measure.launches > 1 for item in items) else "case"
-        self._ended: set[int] = set()
+        self._ended: set[object] = set()
         if items:
             self._show()
 
-    def case_begins(self, index: int) -> None:
-        self._inner.case_begins(index)
-
-    def phase_begins(self, phase: Phase) -> None:
-        self._inner.phase_begins(phase)
-
-    def step_ends(self, step: int, num_steps: int, tokens_per_s: float, step_s: float) -> None:
-        self._inner.step_ends(step, num_steps, tokens_per_s, step_s)
-
-    def case_ends(self, index: int, status: str, run_id: str, summary: str) -> None:
-        self._inner.case_ends(index, status, run_id, summary)
-        self.run_ids.append(run_id)
-        self._ended.add(index)
-        self._show()
+    def show(self, event: Event) -> None:
+        self._inner.show(event)
+        if event["event"] == "row":
+            self.run_ids.append(str(event["run_id"]))
+            self._ended.add(event["index"])
+            self._show()
 
     def end(self) -> None:
         self._inner.end()
@@ -81,7 +78,7 @@ class ReportingDisplay(Display):
 @contextlib.contextmanager
 def reporting(
     inner: Display,
-    asked: tuple[Sweep, Store, Choice],
+    read: Sweep,
     reports: Path,
     command: str,
     assets: Assets,
@@ -89,20 +86,27 @@ def reporting(
 ) -> Iterator[Display]:
     """Have the page of a sweep that is about to run written until the block ends.
 
-    It is there from the beginning, when `on_page` is called. If the sweep is stopped, it is written
-    a last time, of the cases that have ended; without any, it is removed. Raises StoreError.
+    It is there once the sweep is planned, when `on_page` is called. If the sweep is stopped, it is
+    written a last time, of the cases that have ended; without any, it is removed.
     """
     from ppbench.report.pages.provenance import REPORT, About
     from ppbench.report.pages.report import render_report
     from ppbench.report.pages.templates import Live, render, write_page
-    from ppbench.run.sweep.plan import plan_sweep, runs_of
+    from ppbench.run.sweep.plan import runs_of
     from ppbench.store import newest_of
 
-    read, store, choice = asked
-    plan = plan_sweep(read, store, choice)
-    path = report_path(reports, read, plan.sweep_id)
+    planned: list[tuple[Path, Store]] = []
+
+    def on_plan(plan: SweepPlan, store: Store) -> Sequence[str]:
+        missing = {item.resume_key for item in plan.missing}
+        runs = runs_of(plan, store)
+        planned.append((report_path(reports, read, plan.sweep_id), store))
+        write_live([], counted(0, "case"))
+        on_page(planned[0][0])
+        return [str(run_id) for run_id in runs.loc[~runs["resume_key"].isin(missing), "run_id"]]
 
     def write(run_ids: Sequence[str], live: Live | None) -> None:
+        path, store = planned[0]
         runs = newest_of(store.table("runs", run_ids)).sort_values("position", kind="stable")
         if len(runs):
             facts = {"title": read.name, "command": command, "sweep_text": read.said.source.text}
@@ -115,20 +119,15 @@ def reporting(
     def write_live(run_ids: Sequence[str], done: str) -> None:
         write(run_ids, Live(done, f"{datetime.now(UTC):%H:%M:%S}"))
 
-    missing = {item.resume_key for item in plan.missing}
-    runs = runs_of(plan, store)
-    done = [str(run_id) for run_id in runs.loc[~runs["resume_key"].isin(missing), "run_id"]]
-    write_live([], counted(0, "case"))
-    on_page(path)
-    display = ReportingDisplay(inner, write_live, done)
+    display = ReportingDisplay(inner, on_plan, write_live)
     try:
         yield display
     except BaseException:
         with contextlib.suppress(PpbenchError):  # the sweep's own error is what is reported
             if display.run_ids:
                 write(display.run_ids, None)
-            else:
-                path.unlink(missing_ok=True)
+            elif planned:
+                planned[0][0].unlink(missing_ok=True)
         raise
 
 

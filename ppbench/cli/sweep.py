@@ -153,16 +153,15 @@ def sweep(
             for case, measure in read.cases
         )
         read = dataclasses.replace(read, cases=launches)
-    asked = (read, store, choice)
     with contextlib.ExitStack() as held:
         live: Display = display
         if is_live:
             from ppbench.cli.live import reporting
 
             opens = open_page if open_it else lambda _: None
-            live = held.enter_context(reporting(display, asked, reports, again, assets, opens))
+            live = held.enter_context(reporting(display, read, reports, again, assets, opens))
         once = option_words(rerun=rerun, retry_failed=retry_failed)
-        done = run_sweep(*asked, live, " ".join([again, *once]), policy=policy)
+        done = run_sweep(read, store, choice, live, " ".join([again, *once]), policy=policy)
     path = None
     if not no_report:
         with display.doing("writing the report"):

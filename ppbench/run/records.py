@@ -235,8 +235,8 @@ def _is_of_idle_time(column: str) -> bool:
 
 def write_result(
     job: Job, planned: PlannedRun, attempt: Attempt, result: CaseResult, status: str = "ok"
-) -> float:
-    """Store a case that ran; return its tokens per second.
+) -> dict[str, object]:
+    """Store a case that ran; return its row.
 
     One that was stopped between two rounds is `interrupted`, with the rounds that it had. Raises
     DisagreementError for a run whose losses are wrong.
@@ -302,7 +302,7 @@ def write_result(
     memory = pd.DataFrame(levels, columns=["replica", "rank", "time_ns", "num_bytes"])
     memory["time_ns"] -= memory["time_ns"].min() if levels else 0
     store.write_run(run, {**rows.tables, "telemetry": telemetry, "memory": memory})
-    return tokens_per_s
+    return run
 
 
 def _finished(planned: PlannedRun, result: CaseResult) -> FinishedRun:

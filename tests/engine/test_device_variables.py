@@ -81,8 +81,15 @@ def test_other_ways_to_write_the_same_are_accepted(environ):
 
 def test_ranks_of_the_supervisor_have_them(bare, tmp_path):
     started = []
-    bare.setattr(subprocess, "Popen", lambda *_, env, **__: started.append(env))
-    local.Supervisor("", tmp_path / "log")
+
+    def start(*_, env, **__):
+        started.append(env)
+        raise OSError
+
+    bare.setattr(subprocess, "Popen", start)
+    begin = local.Begin(str(tmp_path), "", 1, 0, "", [], {})
+    with pytest.raises(OSError):
+        local.Supervisor().begin(begin)
     (worker,) = started
     assert worker.items() >= SET.items()
 

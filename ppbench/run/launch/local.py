@@ -17,9 +17,11 @@ import os
 import select
 import signal
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Self
 
 from engine import device_variables
 from engine.model.presets import PRESETS
@@ -37,6 +39,8 @@ _FOR_ANY_MODEL = "torch._dynamo"  # torch imports it for fake tensors and for th
 STOP_TIMEOUT_S = 35.0
 """A supervisor gives killed ranks 30 seconds to be gone."""
 LOG_LINES = 30
+GAVE_UP = 78
+"""Exit code of a rank, and then of its launch, that would fail the same way if started again."""
 
 
 @dataclass(frozen=True)
@@ -53,31 +57,42 @@ class Begin:
 
 
 class Supervisor:
-    """The controller's end of a supervisor, which runs launch after launch.
+    """The controller's end of a supervisor, which runs launch after launch inside a `with` block.
 
-    `preloaded` names modules whose import takes long, separated by commas; it imports them when
-    its first launch begins. What goes wrong before is written to `log`.
+    A launch that needs other modules than the one before, or comes after one that failed, has a new
+    process.
     """
 
-    def __init__(self, preloaded: str, log: Path) -> None:
-        self.preloaded = preloaded
-        environ = dict(os.environ)
-        device_variables.prepare(environ)
-        with log.open("ab") as errors:
-            self._process = subprocess.Popen(
-                lifetime.command(SUPERVISOR, "told", preloaded),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env=environ,
-                start_new_session=True,  # Ctrl-C reaches the controller alone, which stops it
-            )
+    def __init__(self, variables: Mapping[str, str] = MappingProxyType({})) -> None:
+        """`variables` are those of every launch's environment."""
+        self.variables = variables
+        self._process: subprocess.Popen[bytes] | None = None
+        self._preloaded = ""
         self._told: Begin | None = None
         self.exit_code: int | None = None  # of the present launch, once it is over
 
-    def begin(self, told: Begin) -> None:
-        """Begin a launch; the one before is over."""
-        self._told, self.exit_code = told, None
+    def begin(self, told: Begin, preloaded: str = "") -> None:
+        """Begin a launch; the one before is over.
+
+        `preloaded` names modules whose import takes long, separated by commas. What goes wrong
+        before they are imported is written to the launch's `supervisor.log`.
+        """
+        has_ended = self._process is not None and self._process.poll() is not None
+        if has_ended or self.exit_code != 0 or preloaded != self._preloaded:
+            self.stop()
+        self._told, self._preloaded, self.exit_code = told, preloaded, None
+        if self._process is None:
+            environ = dict(os.environ)
+            device_variables.prepare(environ)
+            with (Path(told.folder) / LOG).open("ab") as errors:
+                self._process = subprocess.Popen(
+                    lifetime.command(SUPERVISOR, "told", preloaded),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    env=environ,
+                    start_new_session=True,  # Ctrl-C reaches the controller alone, which stops it
+                )
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended: `poll` says how
             self._process.stdin.write(json.dumps(dataclasses.asdict(told)).encode() + b"\n")
@@ -85,7 +100,7 @@ class Supervisor:
 
     def poll(self) -> int | None:
         """Return the launch's exit code, that of the supervisor if it has ended, or None."""
-        if self.exit_code is None:
+        if self.exit_code is None and self._process is not None:
             ended = self._process.poll()  # before its answer is read, which may be its last
             assert self._process.stdout is not None
             if select.select([self._process.stdout], [], [], 0)[0]:
@@ -94,11 +109,6 @@ class Supervisor:
             elif ended is not None:
                 self.exit_code = ended
         return self.exit_code
-
-    @property
-    def is_free(self) -> bool:
-        """Whether it can begin another launch."""
-        return self.exit_code == 0 and self._process.poll() is None
 
     def num_starts(self) -> int:
         """Return how often the ranks of the launch have been started."""
@@ -120,11 +130,20 @@ class Supervisor:
 
     def stop(self) -> None:
         """End it and, through it, every rank. Blocks until they are gone."""
+        if self._process is None:
+            return
         end_group(self._process, STOP_TIMEOUT_S)
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
+        self._process = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.stop()
 
 
 def end_group(leader: subprocess.Popen[bytes], timeout_s: float) -> None:

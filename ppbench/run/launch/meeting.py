@@ -33,9 +33,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public
 from engine.interfaces import LOOPBACK
 from engine.rank_store import serve
 from ppbench.config.case import Supervision
+from ppbench.run.launch.local import GAVE_UP
 
-GAVE_UP = 78
-"""Exit code of a rank, and then of its launch, that would fail the same way if started again."""
 STORE_TIMEOUT = timedelta(seconds=300)  # torch's
 _TALK_S = 10.0
 """Time for a message to go out; the connection of a machine that is gone is lost as soon."""

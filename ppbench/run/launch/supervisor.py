@@ -59,8 +59,8 @@ from ppbench.config.case import Supervision, settings_in
 from ppbench.errors import ExitCode, StoreError
 from ppbench.run.launch.forking import FORK, start_method
 from ppbench.run.launch.lifetime import die_with_parent
-from ppbench.run.launch.local import LOG, WORKER, Begin, preloaded_for
-from ppbench.run.launch.meeting import GAVE_UP, End, Leader, Leave, Member, Start
+from ppbench.run.launch.local import GAVE_UP, LOG, WORKER, Begin, preloaded_for
+from ppbench.run.launch.meeting import End, Leader, Leave, Member, Start
 from ppbench.run.machine.node_folder import (
     ALIVE,
     ASKS,

@@ -23,20 +23,15 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import pandas as pd
 
-from engine.flight import Phase
-from ppbench.config.case import Supervision
 from ppbench.config.conditions import parse_only
 from ppbench.config.feasibility import notes_on_stages
 from ppbench.config.reader import read_sweep
 from ppbench.config.sweep import Sweep
 from ppbench.console import note
-from ppbench.display.cases import cautions_of
-from ppbench.display.fields import figure
-from ppbench.display.units import counted, is_missing, size
+from ppbench.display.units import counted
 from ppbench.errors import (
     MOST_OF_MESSAGE,
     LaunchError,
@@ -47,7 +42,7 @@ from ppbench.errors import (
 )
 from ppbench.files import Lock
 from ppbench.results import Results
-from ppbench.run.failures.evidence import collect, store_error
+from ppbench.run.failures.evidence import store_error
 from ppbench.run.job import (
     Event,
     Job,
@@ -59,12 +54,11 @@ from ppbench.run.job import (
     read_state,
     write_job,
 )
-from ppbench.run.launch.local import LOG, WORKER, Begin, Supervisor, preloaded_for
+from ppbench.run.launch.local import GAVE_UP, WORKER, Begin, Supervisor, preloaded_for
 from ppbench.run.machine.environment import default_device
 from ppbench.run.machine.node_folder import make_node_folder, remove_node_folder
 from ppbench.run.sweep.automatic import Found, find_programs, hand_over
-from ppbench.run.sweep.open_runs import RUNNING, close_open_runs, running_note, take_marker
-from ppbench.run.sweep.phases import PhaseWatch
+from ppbench.run.sweep.open_runs import RUNNING, close_launch, running_note
 from ppbench.run.sweep.plan import (
     FINAL,
     Choice,
@@ -76,7 +70,7 @@ from ppbench.run.sweep.plan import (
     rerun_since,
     runs_of,
 )
-from ppbench.run.sweep.progress import Display
+from ppbench.run.sweep.progress import Display, PhaseWatch
 from ppbench.store import Store, check_writable, new_run_id
 
 POLL_S = 0.2
@@ -107,7 +101,7 @@ def run_plan(
         note_rerun(plan, store)
     found: Found = {}
     began, said, num_launches = new_run_id(), set[str](), 0
-    with _Supervisors(plan.sweep.supervision) as supervisors:
+    with Supervisor(plan.sweep.supervision.variables()) as supervisor:
         for part in _parts(plan, store, policy):
             if cases := [item.case for item in part if item.case.is_automatic]:
                 with display.doing("finding the programs of schedule auto"):
@@ -129,7 +123,7 @@ def run_plan(
                     # each start finishes some runs.
                     while indices:
                         job = job_of(plan, [part[index] for index in indices], store, display)
-                        statuses = _run_job(job, indices, store, display, supervisors, found)
+                        statuses = _run_job(job, indices, store, display, supervisor, found)
                         indices = [at for place, at in enumerate(indices) if place not in statuses]
             finally:
                 display.end()
@@ -153,36 +147,6 @@ def hopeless_cases(plan: SweepPlan, store: Store, since: str) -> dict[str, str]:
 def _without_numbers(error: str) -> str:
     """An error without what differs from launch to launch: numbers, such as ids of processes."""
     return re.sub(r"\d+", "#", first_line(error))
-
-
-class _Supervisors:
-    """The supervisor of the last launch, kept for the next one that needs the same modules."""
-
-    def __init__(self, supervision: Supervision) -> None:
-        self.supervision = supervision
-        self._kept: Supervisor | None = None
-
-    def take(self, preloaded: str) -> Supervisor | None:
-        """Hand the supervisor over; None if there is none with these modules."""
-        kept, self._kept = self._kept, None
-        if kept is not None and kept.preloaded != preloaded:
-            kept.stop()
-            return None
-        return kept
-
-    def keep(self, supervisor: Supervisor) -> None:
-        """Take back a supervisor whose launch is over; one that cannot go on is ended."""
-        if supervisor.is_free:
-            self._kept = supervisor
-        else:
-            supervisor.stop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        if self._kept is not None:
-            self._kept.stop()
 
 
 def _parts(plan: SweepPlan, store: Store, policy: Policy | None) -> Iterator[list[PlannedRun]]:
@@ -218,7 +182,7 @@ def _run_job(
     indices: list[int],
     store: Store,
     display: Display,
-    supervisors: _Supervisors,
+    supervisor: Supervisor,
     found: Found,
 ) -> dict[int, str]:
     """Run one launch; return the status of each item that has a row when it has ended.
@@ -227,29 +191,16 @@ def _run_job(
     auto.
     """
     folder = store.folder / "launches" / job.launch_id
-
     has_turns = False
 
     def show(event: Event) -> None:
         nonlocal has_turns
         has_turns = has_turns or event["event"] == "turn"
-        if event["event"] == "row" and event["status"] == "ok":
-            runs = store.table("runs", [str(event["run_id"])])
-            if not runs.empty:
-                row = runs.iloc[0]
-                peak = row["peak_memory_bytes"]
-                parts = [
-                    figure("tokens_per_s", row["tokens_per_s"]),
-                    f"bubble {figure('bubble_fraction', row['bubble_fraction'])}",
-                    "" if is_missing(peak) else f"peak {size(peak)}",
-                    ", ".join(cautions_of(row)),
-                ]
-                event = {**event, "summary": ", ".join(part for part in parts if part)}
-        show_event(indices, display, event)
+        index = event.get("index")
+        display.show(event if index is None else {**event, "index": indices[int(index)]})
         if event["event"] == "row" and job.is_shown_first:
             note_shown(folder)
 
-    max_restarts = sum(2 + item.measure.retry for item in job.items)
     program = [WORKER, str(write_job(folder, job))]
     hand_over(job, folder, found)
     if len(statuses := read_state(folder).statuses) == len(job.items):  # none has a program
@@ -257,35 +208,35 @@ def _run_job(
             show(event)
         return statuses
     local = make_node_folder(job.launch_id)
-    launch = None
+    note_node_folders(folder, [(platform.node(), local)])
+    marker = Lock(folder / RUNNING)
+    marker.try_to_hold(shared=True, note=running_note(f"process {os.getpid()}"))
     try:
-        note_node_folders(folder, [(platform.node(), local)])
-        marker = Lock(folder / RUNNING)
-        marker.try_to_hold(shared=True, note=running_note(f"process {os.getpid()}"))
-        kept = supervisors.take(preloaded_of(job.items))
-        asked = supervisors.supervision
-        launch = start_workers(folder, program, job.items, max_restarts, local, asked, kept)
+        max_restarts = sum(2 + item.measure.retry for item in job.items)
+        begin_ranks(supervisor, folder, program, job.items, max_restarts, local)
         try:
-            follow(launch, folder, show, local, display.phase_begins)
+            follow(supervisor, folder, show, local)
         except KeyboardInterrupt:
             if has_turns:
                 note("stopping after this round, which is kept; once more stops at once")
                 ask_to_stop(folder)
-                until_s = time.monotonic() + GRACE_S
-                follow(launch, folder, show, local, display.phase_begins, until_s)
+                follow(supervisor, folder, show, local, time.monotonic() + GRACE_S)
             raise
     except KeyboardInterrupt:
-        if launch is not None:
-            launch.stop()
-            _close(job, folder, local, marker, show, is_interrupted=True)
+        supervisor.stop()
+        marker.release()
+        for event in close_launch(folder, is_interrupted=True):
+            show(event)
         raise
-    finally:
-        if launch is not None:
-            supervisors.keep(launch)
-        if launch is None or not is_there(folder):  # no other sweep would find it
+    except BaseException:  # the next sweep closes the launch
+        supervisor.stop()
+        if not is_there(folder):  # no other sweep would find it
             remove_node_folder(local)
-    lines = launch.last_lines()
-    _close(job, folder, local, marker, show, is_interrupted=False)
+        raise
+    lines = supervisor.last_lines()
+    marker.release()
+    for event in close_launch(folder, is_interrupted=False):
+        show(event)
     if statuses := read_state(folder).statuses:
         return statuses
     log = printable("\n".join([*(line[:MOST_OF_MESSAGE] for line in lines), f"All logs: {folder}"]))
@@ -297,74 +248,39 @@ def num_ranks_of(items: Iterable[PlannedRun]) -> int:
     return max((item.case.num_processes for item in items), default=1)
 
 
-def start_workers(
+def begin_ranks(
+    supervisor: Supervisor,
     folder: Path,
     program: Sequence[str],
     items: Sequence[PlannedRun],
     max_restarts: int,
     node_folder: Path,
-    supervision: Supervision,
-    supervisor: Supervisor | None = None,
-) -> Supervisor:
-    """Start as many ranks as the largest case needs.
-
-    `supervisor` is free, and has imported what is preloaded for these items; without it, one is
-    started.
-    """
-    supervisor = supervisor or Supervisor(preloaded_of(items), folder / LOG)
-    num_threads = max(item.case.launch_threads_per_rank for item in items)
-    supervisor.begin(
-        Begin(
-            str(folder),
-            str(node_folder),
-            num_ranks_of(items),
-            max_restarts,
-            module=program[0],
-            arguments=list(program[1:]),
-            variables={"OMP_NUM_THREADS": str(num_threads), **supervision.variables()},
-        )
-    )
-    return supervisor
-
-
-def preloaded_of(items: Iterable[PlannedRun]) -> str:
-    """Return the modules that are imported before ranks are started for these items."""
-    return preloaded_for(item.case.model_preset for item in items)
-
-
-def _close(
-    job: Job,
-    folder: Path,
-    local: Path,
-    marker: Lock,
-    on_event: Callable[[Event], None],
-    *,
-    is_interrupted: bool,
 ) -> None:
-    """End the launch when its workers are gone: write a row for each run that is still open."""
-    marker.release()
-    take_marker(marker)  # rank 0 has it as well, until it is gone
-    nodes = [collect(local)]
-    for event in close_open_runs(job, folder, nodes, is_interrupted=is_interrupted):
-        on_event(event)
-    remove_node_folder(local)
-    marker.path.unlink(missing_ok=True)
-    marker.release()
+    """Have a supervisor start as many ranks as the largest case needs."""
+    num_threads = max(item.case.launch_threads_per_rank for item in items)
+    begin = Begin(
+        str(folder),
+        str(node_folder),
+        num_ranks_of(items),
+        max_restarts,
+        module=program[0],
+        arguments=list(program[1:]),
+        variables={"OMP_NUM_THREADS": str(num_threads), **supervisor.variables},
+    )
+    supervisor.begin(begin, preloaded_for(item.case.model_preset for item in items))
 
 
 def follow(
-    launch: Supervisor,
+    supervisor: Supervisor,
     folder: Path,
     on_event: Callable[[Event], None],
     local: Path,
-    on_phase: Callable[[Phase], None] = lambda _: None,
     until_s: float = math.inf,
 ) -> bool:
-    """Pass the journal's events on until the launch is over; return whether all work is done.
+    """Pass events on until the launch is over; return whether all work is done.
 
-    `until_s` is the time, on the monotonic clock, to which it is followed at most.
-
-    `on_phase` is given the phases that rank 0 comes to.
+    They are the journal's, and the phases that rank 0 comes to. `until_s` is the time, on the
+    monotonic clock, to which the launch is followed at most.
 
     Workers that die again and again before they have begun are not started again. Raises StoreError
     when the ranks cannot store their results.
@@ -372,28 +288,25 @@ def follow(
     journal, watch = Journal(folder), PhaseWatch(local)
     has_begun = False
     while True:
-        exit_code = launch.poll()
-        phases = watch.new_phases()
+        exit_code = supervisor.poll()
+        phases = list(watch.new_phases())
         events = list(journal.new_events())  # read after the phases
-        for phase in phases:
-            on_phase(phase)
-        for event in events:
+        for event in (*phases, *events):
             on_event(event)
         has_begun = has_begun or bool(events)
-        problem = store_error(local)  # read before the folder: one that is gone causes others
         if not is_there(folder):
             raise StoreError(
                 f"{folder.parents[1]}: was deleted or renamed while the sweep ran; the runs that "
                 "it held are gone with it, and the ranks were stopped. Put it back, or start the "
                 "sweep again"
             )
-        if problem:
+        if exit_code == GAVE_UP and (problem := store_error(local)):
             raise StoreError(problem)
         if exit_code is not None:
             return exit_code == 0
         if time.monotonic() > until_s:
             return False
-        if not has_begun and launch.num_starts() > MAX_FRUITLESS_STARTS:
+        if not has_begun and supervisor.num_starts() > MAX_FRUITLESS_STARTS:
             return False
         time.sleep(POLL_S)
 
@@ -404,24 +317,6 @@ def is_there(folder: Path) -> bool:
     If it is renamed, the supervisor may make one of its name again, for the next start's logs.
     """
     return (folder / "job.json").is_file()
-
-
-def show_event(indices: list[int], display: Display, event: Event) -> None:
-    """Show an event; `indices` are the positions of the job's items among those on the display."""
-    match event["event"]:
-        case "case":
-            display.case_begins(indices[int(event["index"] or 0)])
-        case "step":
-            step, num_steps = int(event["step"] or 0), int(event["num_steps"] or 1)
-            speed, step_s = float(event["tokens_per_s"] or 0), float(event.get("step_s") or 0)
-            display.step_ends(step, num_steps, speed, step_s)
-        case "turn":
-            turn, num_turns = int(event["turn"] or 0), int(event["num_turns"] or 1)
-            speed, step_s = float(event["tokens_per_s"] or 0), float(event.get("step_s") or 0)
-            display.turn_ends(indices[int(event["index"] or 0)], turn, num_turns, speed, step_s)
-        case "row":
-            index, status = indices[int(event["index"] or 0)], str(event["status"])
-            display.case_ends(index, status, str(event["run_id"]), str(event["summary"]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -517,6 +412,7 @@ def run_sweep(
                 plan = held.enter_context(exclusive_plan(read, store, choice, note_holder))
             if choice.reruns and policy is not None:  # it begins anew
                 plan = dataclasses.replace(plan, since=rerun_since(store, plan.sweep_id))
+            display.plans(plan, store)
             prefix = f"{to_repeat} " if to_repeat else ""
             num_failed, num_chosen = sum(plan.failed.values()), len(plan.chosen)
             num_done = num_chosen - len(plan.missing) - num_failed

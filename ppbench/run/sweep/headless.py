@@ -25,7 +25,7 @@ from ppbench.files import Lock
 from ppbench.run.job import Event, Job, Journal, read_job, read_state, write_job
 from ppbench.run.machine.environment import default_device
 from ppbench.run.sweep.automatic import Found, find_programs, hand_over
-from ppbench.run.sweep.control import job_of, num_ranks_of, show_event
+from ppbench.run.sweep.control import job_of, num_ranks_of
 from ppbench.run.sweep.open_runs import RUNNING, running_note
 from ppbench.run.sweep.plan import (
     Choice,
@@ -103,7 +103,7 @@ class Headless:
         self._display.begin(list(job.items), read.axes)
         if found:
             for event in Journal(self.folder_of(job)).new_events():  # of cases without a program
-                self.show(job, event)
+                self.show(event)
         return job
 
     def _hold(self, marker: Path) -> None:
@@ -113,8 +113,8 @@ class Headless:
     def folder_of(self, job: Job) -> Path:
         return self._store.folder / "launches" / job.launch_id
 
-    def show(self, job: Job, event: Event) -> None:
-        show_event(list(range(len(job.items))), self._display, event)
+    def show(self, event: Event) -> None:
+        self._display.show(event)
 
     def close(self, job: Job) -> None:
         """End the launch: report its result and the number of runs left."""

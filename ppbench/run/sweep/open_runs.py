@@ -48,6 +48,8 @@ def close_open_runs(
     `is_interrupted`: the runs were ended from outside. A run whose row was stored before its ranks
     died keeps it. Raises StoreError.
     """
+    # A path in the job is relative to where its sweep was started.
+    job = dataclasses.replace(job, results=str(folder.parents[1]))
     events: list[Event] = []
     state = read_state(folder)
     for begun in state.is_open:
@@ -85,30 +87,40 @@ def _lowered(case: Case, folder: Path, index: int) -> Program | None:
         return None
 
 
-def close_abandoned(store: Store, ours: str | None = None) -> None:
-    """Close the open runs of launches that were killed with their controller. Raises StoreError.
+def close_launch(folder: Path, *, is_interrupted: bool) -> list[Event]:
+    """Close the open runs of a launch that no process works on; return their events.
 
-    Launches that still run on other machines are left alone; on this machine there should be none
-    but `ours`, given by its note: the one that this process continues.
+    Its node folders on this machine are removed. One that still runs on another machine is left
+    alone; what still runs here was killed, and is waited for. Raises StoreError.
+    """
+    marker = Lock(folder / RUNNING)
+    if not take_marker(marker):
+        return []
+    events: list[Event] = []
+    try:
+        job = read_job(folder / "job.json")
+    except (OSError, ValueError, TypeError, KeyError):  # killed before it was written
+        pass
+    else:
+        folders = noted_node_folders(folder)
+        nodes = [collect(local) for local in folders]
+        events = close_open_runs(job, folder, nodes, is_interrupted=is_interrupted)
+        for local in folders:
+            remove_node_folder(local)
+    marker.path.unlink(missing_ok=True)
+    marker.release()
+    return events
+
+
+def close_abandoned(store: Store, ours: str | None = None) -> None:
+    """Close the launches that were killed with their controller. Raises StoreError.
+
+    On this machine no launch should be at work but `ours`, given by its note: the one that this
+    process continues.
     """
     for marker in sorted((store.folder / "launches").glob(f"*/{RUNNING}")):
-        lock = Lock(marker)
-        if lock.holder() != ours and take_marker(lock):
-            folder = marker.parent
-            try:
-                job = read_job(folder / "job.json")
-            except (OSError, ValueError, TypeError, KeyError):  # killed before it was written
-                pass
-            else:
-                folders = noted_node_folders(folder)
-                nodes = [collect(local) for local in folders]
-                # A path in the job is relative to where that sweep was started.
-                here = dataclasses.replace(job, results=str(folder.parents[1]))
-                close_open_runs(here, folder, nodes, is_interrupted=True)
-                for local in folders:
-                    remove_node_folder(local)
-            marker.unlink(missing_ok=True)
-            lock.release()
+        if Lock(marker).holder() != ours:
+            close_launch(marker.parent, is_interrupted=True)
 
 
 def prune_launches(store: Store) -> None:

@@ -1,5 +1,7 @@
 """Progress of a sweep: live on a terminal, plain lines elsewhere.
 
+    journal of rank 0, its flight record --events--> Display.show
+
 Each case that has ended stands there with its figures, the current one with what is done in it, and
 nothing is silent for more than five seconds. It is written to standard error, so that standard
 output holds the results alone.
@@ -7,11 +9,14 @@ output holds the results alone.
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import statistics
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -19,17 +24,39 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.spinner import Spinner
 from rich.text import Text
 
-from engine.flight import Phase
+from engine.flight import Phase, map_record, phases_since
 from ppbench.console import wrapped
-from ppbench.display.cases import axis_text
+from ppbench.display.cases import axis_text, cautions_of
+from ppbench.display.fields import figure
+from ppbench.display.units import is_missing, size
 from ppbench.errors import printable
-from ppbench.run.job import PlannedRun
-from ppbench.run.sweep.phases import WORDS
-from ppbench.run.sweep.pulse import Pulse
+from ppbench.run.job import Event, PlannedRun
+from ppbench.run.machine.node_folder import flight_path, last_start
+
+if TYPE_CHECKING:
+    from ppbench.run.sweep.plan import SweepPlan
+    from ppbench.store import Store
+
+PHASES = {
+    Phase.CONNECTS: "connecting the ranks",
+    Phase.BUILDS: "building",
+    Phase.VERIFIES: "verifying",
+    Phase.PEAK: "warm-up",
+    Phase.MEMORY: "memory step",
+    Phase.PROFILES: "profile",
+    Phase.GATHERS: "storing",
+    Phase.STORES: "storing",
+}
+"""The phases that are shown. Steps are not among them: they are events of their own."""
+SILENCE_S = 5.0
+"""Longest time without a line."""
+_LOOK_S = 0.5
+_WIDEST = 48
+"""Columns to which the names of cases are filled up, so that their figures stand in columns."""
 
 
 class Display:
-    """Shows the events of a sweep, in order; a method that is not overridden shows nothing."""
+    """Shows the events of a sweep, in order; this one shows nothing."""
 
     is_waited_for = False
     """Whether the ranks wait, after each case, until its end has been shown."""
@@ -38,15 +65,46 @@ class Display:
         """Show what is done meanwhile, before the first case or after the last."""
         return nullcontext()
 
-    def begin(self, items: list[PlannedRun], axes: tuple[str, ...]) -> None: ...
-    def case_begins(self, index: int) -> None: ...
-    def phase_begins(self, phase: Phase) -> None: ...
-    def step_ends(self, step: int, num_steps: int, tokens_per_s: float, step_s: float) -> None: ...
-    def turn_ends(
-        self, index: int, turn: int, num_turns: int, tokens_per_s: float, step_s: float
-    ) -> None: ...
-    def case_ends(self, index: int, status: str, run_id: str, summary: str) -> None: ...
-    def end(self) -> None: ...
+    def plans(self, plan: SweepPlan, store: Store) -> None:
+        """Show that a sweep into a store begins, as planned."""
+
+    def begin(self, items: list[PlannedRun], axes: tuple[str, ...]) -> None:
+        """Show that these runs begin; the index of an event counts them."""
+
+    def show(self, event: Event) -> None:
+        """Show an event of the journal, or a phase that rank 0 has come to."""
+
+    def end(self) -> None:
+        """Show nothing more of these runs."""
+
+
+class PhaseWatch:
+    """Follows the phases of rank 0 by its flight record.
+
+    The record lies in memory that the ranks share with this process: looking at it costs them
+    nothing. It may be replaced when the ranks are started anew.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` is that of the node."""
+        self._folder = folder
+        self._path: Path | None = None  # of the record that is followed
+        self._record: memoryview | None = None
+        self._num_seen = 0
+
+    def new_phases(self) -> Iterator[Event]:
+        """Yield an event for each phase of `PHASES` that rank 0 has come to since the last call."""
+        start = last_start(self._folder)  # it may be another than before
+        if start is not None and self._path != flight_path(start, 0):
+            self._path, self._record, self._num_seen = flight_path(start, 0), None, 0
+        if self._path is not None and self._record is None:
+            with contextlib.suppress(OSError, ValueError):  # not there yet, or not whole
+                self._record = map_record(self._path)
+        if self._record is not None:
+            phases, self._num_seen = phases_since(self._record, self._num_seen)
+            for phase in phases:
+                if phase in PHASES:
+                    yield {"event": "phase", "what": PHASES[phase]}
 
 
 class Estimate:
@@ -158,14 +216,16 @@ def time_left(estimate: Estimate) -> str:
     return f"{clock} or more left" if has_more else f"{clock} left"
 
 
-def warm_up_text(step: int, num_steps: int) -> str:
-    """Name what follows a warm-up step; there may be more of them than were asked for."""
-    return f"warm-up, step {step + 1}" if step < num_steps else f"after {step} steps of warm-up"
-
-
-def turn_text(turn: int, num_turns: int, case: str, tokens_per_s: float) -> str:
-    """Name the turn that a case has had, and its speed."""
-    return f"round {turn + 1} of {num_turns}: {case}, {tokens_per_s:,.0f} tokens/s"
+def figures_text(run: Mapping[str, Any]) -> str:
+    """Return the figures of a run that its line shows when it has ended, from its row."""
+    peak = run["peak_memory_bytes"]
+    parts = [
+        figure("tokens_per_s", run["tokens_per_s"]),
+        f"bubble {figure('bubble_fraction', run['bubble_fraction'])}",
+        "" if is_missing(peak) else f"peak {size(peak)}",
+        ", ".join(cautions_of(run)),
+    ]
+    return ", ".join(part for part in parts if part)
 
 
 class _ConsoleDisplay(Display):
@@ -178,62 +238,112 @@ class _ConsoleDisplay(Display):
         return doing(what, self._console)
 
     def begin(self, items: list[PlannedRun], axes: tuple[str, ...]) -> None:
-        self._items, self._axes, self._estimate = items, axes, Estimate(items)
+        self._items, self._estimate = items, Estimate(items)
+        self._names = [describe(item, axes) for item in items]
         self._current = -1
 
-    def case_begins(self, index: int) -> None:
-        self._current = index
-        self._estimate.begin(index)
+    def show(self, event: Event) -> None:
+        index = int(event.get("index", self._current) or 0)
+        speed, step_s = float(event.get("tokens_per_s") or 0), float(event.get("step_s") or 0)
+        match event["event"]:
+            case "case":
+                self._current = index
+                self._estimate.begin(index)
+                self._case_begins(index)
+                self._now(index, "building")
+            case "phase":
+                self._now(index, str(event["what"]))
+            case "step":
+                step, num_steps = int(event["step"] or 0), int(event["num_steps"] or 1)
+                self._estimate.step(step_s)
+                # There may be more steps of warm-up than were asked for.
+                is_within = step < num_steps
+                what = (
+                    f"warm-up, step {step + 1}" if is_within else f"after {step} steps of warm-up"
+                )
+                self._now(index, f"{what}, {speed:,.0f} tokens/s")
+            case "turn":
+                turn, num_turns = int(event["turn"] or 0), int(event["num_turns"] or 1)
+                self._estimate.turn(index, turn, step_s)
+                what = f"round {turn + 1} of {num_turns}, {speed:,.0f} tokens/s"
+                self._now(index, f"{what}, {time_left(self._estimate)}")
+            case "row":
+                self._estimate.finish(index)
+                status, run_id = str(event["status"]), str(event["run_id"])
+                self._case_ends(index, status, run_id, str(event["summary"]))
+                self._now(-1, "ending the run")
 
-    def _case(self, index: int) -> str:
-        return describe(self._items[index], self._axes)
+    def _case_begins(self, index: int) -> None: ...
+    def _case_ends(self, index: int, status: str, run_id: str, summary: str) -> None: ...
+
+    def _now(self, index: int, what: str) -> None:
+        """Show what a run does now; −1: all of them."""
 
 
 class PlainDisplay(_ConsoleDisplay):
     """Prints a line when a run begins and one when it ends, and others only to break a silence."""
 
-    def __init__(self, console: Console, *, looks_by_itself: bool = False) -> None:
+    def __init__(
+        self,
+        console: Console,
+        *,
+        looks_by_itself: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`looks_by_itself`: in a thread, which a process that measures should not have."""
         super().__init__(console)
-        self._looks_by_itself = looks_by_itself
-        say = functools.partial(console.print, highlight=False, markup=False, soft_wrap=True)
-        self._pulse = Pulse(lambda text: say(printable(text)))
+        self._looks_by_itself, self._clock = looks_by_itself, clock
+        self._lock, self._is_over = threading.Lock(), threading.Event()
+        self._what, self._began_s, self._spoke_s = "", clock(), clock()
 
     def begin(self, items: list[PlannedRun], axes: tuple[str, ...]) -> None:
         super().begin(items, axes)
-        self._pulse.doing("starting the ranks" if items else "")
+        if items:
+            self.start("starting the ranks")
+
+    def start(self, what: str) -> None:
+        """Say from now on that this is being done."""
+        self._is_over.clear()
+        self._now(-1, what)
         if self._looks_by_itself:
-            self._pulse.start()
+            threading.Thread(target=self._look_on, daemon=True, name="progress").start()
 
-    def case_begins(self, index: int) -> None:
-        super().case_begins(index)
-        self._pulse.say(f"run {index + 1} of {len(self._items)}: {self._case(index)}")
-        self._pulse.doing("building")
+    def _look_on(self) -> None:
+        while not self._is_over.wait(_LOOK_S):
+            self.look()
 
-    def phase_begins(self, phase: Phase) -> None:
-        self._pulse.doing(WORDS[phase])
+    def look(self) -> None:
+        """Say what is being done if there was silence for long enough."""
+        with self._lock:
+            now = self._clock()
+            if not self._is_over.is_set() and now - self._spoke_s >= SILENCE_S:
+                self._say(f"  {self._what}, {now - self._began_s:.0f} s")
 
-    def step_ends(self, step: int, num_steps: int, tokens_per_s: float, step_s: float) -> None:
-        self._estimate.step(step_s)
-        self._pulse.doing(f"{warm_up_text(step, num_steps)}, {tokens_per_s:,.0f} tokens/s")
-        self._pulse.look()
+    def _now(self, index: int, what: str) -> None:
+        with self._lock:
+            what = what if index < 0 else f"{self._names[index]}: {what}"
+            if what != self._what:
+                self._what, self._began_s = what, self._clock()
+        if not self._looks_by_itself:
+            self.look()
 
-    def turn_ends(
-        self, index: int, turn: int, num_turns: int, tokens_per_s: float, step_s: float
-    ) -> None:
-        self._estimate.turn(index, turn, step_s)
-        text = turn_text(turn, num_turns, self._case(index), tokens_per_s)
-        self._pulse.doing(f"{text}, {time_left(self._estimate)}")
-        self._pulse.look()
+    def _case_begins(self, index: int) -> None:
+        with self._lock:
+            self._say(f"run {index + 1} of {len(self._items)}: {self._names[index]}")
 
-    def case_ends(self, index: int, status: str, run_id: str, summary: str) -> None:
-        self._estimate.finish(index)
-        text = f"{self._case(index)}: {status}, {summary}, run {run_id}"
-        self._pulse.say(f"  {text}, {time_left(self._estimate)}")
-        self._pulse.doing("ending the run")
+    def _case_ends(self, index: int, status: str, run_id: str, summary: str) -> None:
+        text = f"{self._names[index]}: {status}, {summary}, run {run_id}"
+        with self._lock:
+            self._say(f"  {text}, {time_left(self._estimate)}")
+
+    def _say(self, line: str) -> None:
+        """Print a line, while the lock is held: lines never mix."""
+        self._console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
+        self._spoke_s = self._clock()
 
     def end(self) -> None:
-        self._pulse.stop()
+        with self._lock:
+            self._is_over.set()
 
 
 class LiveDisplay(_ConsoleDisplay):
@@ -248,51 +358,28 @@ class LiveDisplay(_ConsoleDisplay):
             console=self._console,
         )
         self._all = self._bar.add_task("", total=len(items), note="")
-        self._now = Spinner("dots", Text("starting the ranks", no_wrap=True, overflow="ellipsis"))
-        self._live = Live(Group(self._bar, self._now), console=self._console, refresh_per_second=4)
-        self._width = max([len(self._case(index)) for index in range(len(items))], default=0)
+        self._doing = Spinner("dots")
+        self._live = Live(
+            Group(self._bar, self._doing), console=self._console, refresh_per_second=4
+        )
+        self._now(-1, "starting the ranks")
         if items:  # else the sweep is done already
             self._live.start()
 
-    def case_begins(self, index: int) -> None:
-        super().case_begins(index)
-        self._show("building")
-
-    def phase_begins(self, phase: Phase) -> None:
-        self._show(WORDS[phase])
-
-    def step_ends(self, step: int, num_steps: int, tokens_per_s: float, step_s: float) -> None:
-        self._estimate.step(step_s)
-        self._show(f"{warm_up_text(step, num_steps)}, {tokens_per_s:,.0f} tokens/s")
+    def _now(self, index: int, what: str) -> None:
+        text = printable(what if index < 0 else f"{self._names[index]}: {what}")
+        self._doing.update(text=Text(text, no_wrap=True, overflow="ellipsis"))
         self._bar.update(self._all, note=time_left(self._estimate))
 
-    def turn_ends(
-        self, index: int, turn: int, num_turns: int, tokens_per_s: float, step_s: float
-    ) -> None:
-        self._estimate.turn(index, turn, step_s)
-        self._update(turn_text(turn, num_turns, self._case(index), tokens_per_s))
-        self._bar.update(self._all, note=time_left(self._estimate))
-
-    def case_ends(self, index: int, status: str, run_id: str, summary: str) -> None:
-        self._estimate.finish(index)
-        self._bar.update(self._all, advance=1, note=time_left(self._estimate))
-        name = self._case(index).ljust(min(self._width, _WIDEST))
+    def _case_ends(self, index: int, status: str, run_id: str, summary: str) -> None:
+        self._bar.update(self._all, advance=1)
+        name = self._names[index].ljust(min(max(map(len, self._names)), _WIDEST))
         line = f"{name}  {summary}" if status == "ok" else f"{name}  {status}: {summary} ({run_id})"
         text = wrapped(printable(line), self._console.file)
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def _show(self, what: str) -> None:
-        self._update(f"{self._case(self._current)}: {what}" if self._current >= 0 else what)
-
-    def _update(self, text: str) -> None:
-        self._now.update(text=Text(printable(text), no_wrap=True, overflow="ellipsis"))
-
     def end(self) -> None:
         self._live.stop()
-
-
-_WIDEST = 48
-"""Columns to which the names of cases are filled up, so that their figures stand in columns."""
 
 
 def display_for(console: Console) -> Display:
@@ -309,10 +396,9 @@ def doing(what: str, console: Console) -> Iterator[None]:
         with console.status(Text(what)):
             yield
         return
-    pulse = Pulse(lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True))
-    pulse.doing(what)
-    pulse.start()
+    plain = PlainDisplay(console, looks_by_itself=True)
+    plain.start(what)
     try:
         yield
     finally:
-        pulse.stop()
+        plain.end()

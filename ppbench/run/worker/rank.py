@@ -84,7 +84,7 @@ from ppbench.run.job import (
     read_state,
     wait_until_shown,
 )
-from ppbench.run.launch.meeting import GAVE_UP
+from ppbench.run.launch.local import GAVE_UP
 from ppbench.run.machine.environment import ON_GPUS, read_environment
 from ppbench.run.machine.node_folder import START_FOLDER, flight_path, folder_of_rank, number_of
 from ppbench.run.machine.placement import needs_host_memory, on_cores
@@ -94,6 +94,7 @@ from ppbench.run.runtimes.emulated import EmulatedRuntime
 from ppbench.run.runtimes.runtime import Factory, RankContext, RefusalError, trainer_config
 from ppbench.run.sweep.headless import Headless
 from ppbench.run.sweep.open_runs import RUNNING, close_open_runs
+from ppbench.run.sweep.progress import figures_text
 from ppbench.run.verification.losses import DisagreementError
 from ppbench.run.verification.ranks import Hands, verify
 from ppbench.run.verification.record import Verified
@@ -192,13 +193,13 @@ def _run_headless(arguments: Sequence[str]) -> None:
         dist.barrier()  # no rank is killed before it is said
         os._exit(GAVE_UP)
     folder = Path(job.results) / "launches" / job.launch_id
-    show = headless[0].show if headless else lambda _job, _event: None
+    show = headless[0].show if headless else lambda _event: None
     if job.items:
         places: list[tuple[str, Path]] = [("", folder)] * dist.get_world_size()
         dist.all_gather_object(places, (platform.node(), folder_of_rank().parent))
         if headless:
             note_node_folders(folder, sorted(set(places)))
-        _work(job, folder, _run_remaining, functools.partial(show, job))
+        _work(job, folder, _run_remaining, show)
     if headless:
         headless[0].close(job)
     dist.barrier()
@@ -230,7 +231,8 @@ def _work(
             write_rank_error(local, dist.get_rank(), error, _status_of, f"{folder}/logs")
         traceback.print_exception(error)
         sys.stderr.flush()
-        os._exit(1)  # tearing communicators down waits for peers that wait for this rank
+        # Tearing communicators down would wait for peers that wait for this rank.
+        os._exit(GAVE_UP if isinstance(error, StoreError) else 1)
 
 
 def _status_of(error: BaseException, message: str) -> str:
@@ -468,8 +470,8 @@ class Worker:
                 facts = {**result.facts, "process_start": self._start}
                 result = dataclasses.replace(result, facts=facts, verified=own.verified)
                 status = "ok" if own.is_whole else "interrupted"
-                tokens_per_s = write_result(self.job, own.item, own.begun, result, status)
-                details = {"status": status, "summary": f"{tokens_per_s:,.0f} tokens/s"}
+                run = write_result(self.job, own.item, own.begun, result, status)
+                details = {"status": status, "summary": figures_text(run)}
                 index, run_id = own.begun.index, own.begun.run_id
                 self.note("row", index=index, run_id=run_id, **details)
         self.end_case()

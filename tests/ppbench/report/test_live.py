@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from ppbench.cli.live import ReportingDisplay, reporting
 from ppbench.config.case import Case, Measure
 from ppbench.config.reader import read_sweep
 from ppbench.display.formats import Assets
-from ppbench.run.job import PlannedRun
-from ppbench.run.sweep.plan import Choice
+from ppbench.run.job import Event, PlannedRun
+from ppbench.run.sweep.plan import Choice, plan_sweep
 from ppbench.run.sweep.progress import Display
 from ppbench.store import Store
 
@@ -24,16 +25,21 @@ schedule = ["afab", "1f1b"]
 """
 
 
+def ended(index: int, run_id: str) -> Event:
+    return {"event": "row", "index": index, "run_id": run_id, "status": "ok", "summary": ""}
+
+
 def test_a_state_is_written_at_the_beginning_and_whenever_a_case_has_ended():
     written: list[tuple[list[str], str]] = []
     display = ReportingDisplay(
-        Display(), lambda run_ids, done: written.append((list(run_ids), done)), ["before"]
+        Display(), lambda *_: ["before"], lambda run_ids, done: written.append(([*run_ids], done))
     )
     item = PlannedRun(Case(), Measure(), 0, "key")
+    display.plans(None, None)
     display.begin([item, item], ())
-    display.case_begins(0)
-    display.case_ends(0, "ok", "one", "")
-    display.case_ends(0, "ok", "again", "")  # a second attempt is no further case
+    display.show({"event": "case", "index": 0, "run_id": "one"})
+    display.show(ended(0, "one"))
+    display.show(ended(0, "again"))  # a second attempt is no further case
     assert written == [
         (["before"], "1 of 3 cases"),
         (["before", "one"], "2 of 3 cases"),
@@ -43,13 +49,20 @@ def test_a_state_is_written_at_the_beginning_and_whenever_a_case_has_ended():
 
 @pytest.fixture
 def report(tmp_path: Path):
-    """Begin to report on a sweep, of which nothing is done."""
+    """Begin to report on a sweep, of which nothing is done; with the hook of its plan."""
     (tmp_path / "live.toml").write_text(EMULATED)
     read = read_sweep(tmp_path / "live.toml", [], "cpu")
-    asked = (read, store_with(tmp_path / "results", [run_row(1, Case())]), Choice())
-    return lambda: reporting(
-        *(Display(), asked, tmp_path / "reports", "ppbench sweep", Assets.inline, lambda _: None)
-    )
+    store = store_with(tmp_path / "results", [run_row(1, Case())])
+
+    @contextlib.contextmanager
+    def begin():
+        reports = tmp_path / "reports"
+        arguments = (Display(), read, reports, "ppbench sweep", Assets.inline, lambda _: None)
+        with reporting(*arguments) as display:
+            display.plans(plan_sweep(read, store, Choice()), store)
+            yield display
+
+    return begin
 
 
 def test_a_page_refreshes_itself_until_the_sweep_is_stopped(report, tmp_path):
@@ -60,7 +73,7 @@ def test_a_page_refreshes_itself_until_the_sweep_is_stopped(report, tmp_path):
         assert '<meta http-equiv="refresh"' in path.read_text()
         display.begin([item, item], ())
         stored = Store(tmp_path / "results").runs()["run_id"]
-        display.case_ends(0, "ok", stored[0], "")
+        display.show(ended(0, stored[0]))
         assert "<strong>1 of 2 cases</strong>, running" in path.read_text()
         assert '<meta http-equiv="refresh"' in path.read_text()
         raise KeyboardInterrupt

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from processes import children, descendants, is_alive, wait_until
 
-from ppbench.run.launch.local import LOG, Begin, Supervisor
-from ppbench.run.launch.meeting import GAVE_UP
+from ppbench.run.launch.local import GAVE_UP, Begin, Supervisor
 from ppbench.run.machine.node_folder import read_events
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
@@ -47,8 +46,8 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     def begin(text: str, max_restarts: int = 0, preloaded: str = "json") -> Supervisor:
         write_worker(tmp_path, text)
-        launches.append(Supervisor(preloaded, tmp_path / LOG))  # nothing that takes long
-        launches[-1].begin(begun(tmp_path, tmp_path, max_restarts=max_restarts))
+        launches.append(Supervisor())
+        launches[-1].begin(begun(tmp_path, tmp_path, max_restarts=max_restarts), preloaded)
         return launches[-1]
 
     yield begin
@@ -169,10 +168,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 CONTROLLER = """
 import sys, time
 from pathlib import Path
-from ppbench.run.launch.local import LOG, Begin, Supervisor
+from ppbench.run.launch.local import Begin, Supervisor
 folder = Path(sys.argv[1])
 begin = Begin(str(folder), str(folder / "node"), 2, 5, "some_worker", [str(folder)], {})
-Supervisor("json", folder / LOG).begin(begin)
+supervisor = Supervisor()
+supervisor.begin(begin, "json")
 time.sleep(1000)
 """
 
@@ -210,10 +210,9 @@ print("said by", rank)
 """
     first = launch(text)
     assert exit_code_of(first) == 0
-    assert first.is_free
     folder = tmp_path / "second"
     folder.mkdir()
-    first.begin(begun(folder, tmp_path, num_ranks=1, num_threads=3))
+    first.begin(begun(folder, tmp_path, num_ranks=1, num_threads=3), "json")
     assert exit_code_of(first) == 0
     lines = [line.split() for line in (tmp_path / "imported").read_text().splitlines()]
     assert sorted((rank, threads) for rank, _, threads in lines) == [
@@ -224,5 +223,3 @@ print("said by", rank)
     assert len({supervisor for _, supervisor, _ in lines}) == 1
     assert (folder / "logs/start-0/rank-0.out").read_text() == "said by 0\n"
     assert first.num_starts() == 1
-    first.stop()
-    assert not first.is_free

@@ -12,9 +12,14 @@ from engine.flight import FlightRecord, Phase
 from ppbench.config.case import Case, Measure
 from ppbench.run.job import PlannedRun
 from ppbench.run.machine.node_folder import flight_path, start_folder
-from ppbench.run.sweep.phases import PhaseWatch
-from ppbench.run.sweep.progress import Estimate, LiveDisplay, PlainDisplay, describe, time_left
-from ppbench.run.sweep.pulse import Pulse
+from ppbench.run.sweep.progress import (
+    Estimate,
+    LiveDisplay,
+    PhaseWatch,
+    PlainDisplay,
+    describe,
+    time_left,
+)
 
 MEASURE = Measure(warmup_steps=1, steps=9, block=4)
 
@@ -108,14 +113,17 @@ def test_nothing_is_claimed_before_a_step_has_been_seen():
 def shown_on(display, console_text) -> str:
     """What a display says of one case that ends and one that fails."""
     display.begin([item(8), item(16)], ("seq_len",))
-    display.case_begins(0)
-    display.phase_begins(Phase.BUILDS)
-    display.phase_begins(Phase.PEAK)
-    display.step_ends(1, 10, 500.0, 0.1)
-    display.case_begins(1)
-    display.turn_ends(0, 0, 3, 500.0, 0.1)
-    display.case_ends(0, "ok", "2026-a", "1,000 tokens/s, bubble 20.0 %, peak 90.0 MiB")
-    display.case_ends(1, "oom", "2026-b", "too [big]")
+    speed = {"tokens_per_s": 500.0, "step_s": 0.1}
+    summary = "1,000 tokens/s, bubble 20.0 %, peak 90.0 MiB"
+    display.show({"event": "case", "index": 0, "run_id": "2026-a"})
+    display.show({"event": "phase", "what": "warm-up"})
+    display.show({"event": "step", "step": 1, "num_steps": 10, **speed})
+    display.show({"event": "case", "index": 1, "run_id": "2026-b"})
+    display.show({"event": "turn", "index": 0, "turn": 0, "num_turns": 3, **speed})
+    row = {"event": "row", "index": 0, "status": "ok", "run_id": "2026-a", "summary": summary}
+    display.show(row)
+    failed = {"index": 1, "status": "oom", "run_id": "2026-b", "summary": "too [big]"}
+    display.show(row | failed)
     display.end()
     return console_text.getvalue()
 
@@ -155,28 +163,39 @@ def test_launches_are_counted_from_0_as_in_tables():
 
 
 def test_silence_is_broken_every_five_seconds_by_what_is_being_done():
-    clock, lines = Clock(), []
-    pulse = Pulse(lines.append, now=clock)
-    pulse.doing("building")
+    clock, text = Clock(), io.StringIO()
+    display = PlainDisplay(Console(file=text), clock=clock)
+    display.begin([item(8)], ("seq_len",))
+    display.show({"event": "case", "index": 0, "run_id": "2026-a"})
     for seconds in (4, 1, 4, 1):
         clock.seconds += seconds
-        pulse.look()
-    pulse.doing("warm-up, step 1")
+        display.look()
+    display.show({"event": "phase", "what": "verifying"})
     clock.seconds += 4
-    pulse.say("a line")
-    clock.seconds += 4
-    pulse.look()
-    clock.seconds += 1
-    pulse.look()
-    pulse.stop()
+    display.show({"event": "case", "index": 0, "run_id": "2026-b"})
+    display.show({"event": "phase", "what": "verifying"})
+    for seconds in (4, 1):
+        clock.seconds += seconds
+        display.look()
+    display.end()
     clock.seconds += 9
-    pulse.look()
-    assert lines == ["  building, 5 s", "  building, 10 s", "a line", "  warm-up, step 1, 9 s"]
+    display.look()
+    assert text.getvalue().splitlines() == [
+        "run 1 of 1: 8 tokens",
+        "  8 tokens: building, 5 s",
+        "  8 tokens: building, 10 s",
+        "run 1 of 1: 8 tokens",
+        "  8 tokens: verifying, 5 s",
+    ]
 
 
 def test_phases_are_read_from_the_record_of_rank_0_also_when_it_is_made_anew(tmp_path):
     watch = PhaseWatch(tmp_path)
-    assert watch.new_phases() == []
+
+    def phases():
+        return [event["what"] for event in watch.new_phases()]
+
+    assert phases() == []
     for start in range(2):  # the ranks are started anew
         start_folder(tmp_path, start).mkdir()
         record = FlightRecord(flight_path(start_folder(tmp_path, start), 0), 0)
@@ -186,9 +205,9 @@ def test_phases_are_read_from_the_record_of_rank_0_also_when_it_is_made_anew(tmp
         for index in range(5000):  # more than the ring holds
             record.come_to(index)
         record.enter(Phase.MEMORY)
-        assert watch.new_phases()[-1:] == [Phase.MEMORY]
-        assert watch.new_phases() == []
+        assert phases()[-1:] == ["memory step"]
+        assert phases() == []
         record.enter(Phase.STORES)
         record.begin_case(1, 0)
         record.enter(Phase.BUILDS)
-        assert watch.new_phases() == [Phase.BUILDS]
+        assert phases() == ["building"]
