@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 import pandas as pd
 
 from engine.flight import Phase
-from engine.plan.action import COLLECTIVE_OPS, COMPUTE_OPS, NO_INDEX, SEND_OPS, Action, Op
-from engine.plan.messages import counterpart, incoming, outgoing
+from engine.plan.action import COMPUTE_OPS, NO_INDEX, SEND_OPS, Action, Op
+from engine.plan.messages import counterpart, incoming
 from engine.plan.program import Program
+from engine.plan.rules import fact_needed
 from ppbench.run.machine.node_folder import ALIVE, DEAD, STOPPED
 from ppbench.store.columns import FLIGHT
 
@@ -58,13 +58,8 @@ _COLLECTIVE = (
 COLLECTIVE = tuple(phase.words for phase in _COLLECTIVE)
 MOVED_LATELY_NS = 1_000_000_000
 """When a rank has begun something later than this before the end, nothing shows a hang."""
-_BEFORE_FIRST = -1
-_UNSHARD = (Op.UNSHARD, NO_INDEX)  # what follows the stage in such an action
 _MOST_NAMED = 3
 _FLIGHT_COLUMNS = [column.name for column in FLIGHT][1:]  # the store adds the run
-
-_Place = tuple[int, int]
-"""A step, and a position in a rank's row of it; phases come after the longest of the rows."""
 
 
 @dataclass(frozen=True)
@@ -113,20 +108,15 @@ def post_mortem(
     transfers. Ranks without a record are left out of `seen`; ranks that take no part in the case
     may be in it.
     """
-    waits = _Waits(seen, lowered, replicas)
-    culprit, verdict, at_fault = _culprit(waits, at_ns)
+    known = _Waits(seen, lowered, at_ns, replicas)
+    culprit, verdict, at_fault = known.culprit()
     accounts = []
-    for rank in waits.ranks:
-        if rank not in waits.seen:
-            continue
-        wait = waits.by_rank[rank]
-        peer: int | None = None
-        action: Action | None = None
+    for rank, state in sorted(known.seen.items()):
+        peer, action, wait = None, None, known.of[rank]
         if wait is not None and wait.ranks:
             peer = culprit if culprit in wait.ranks else wait.ranks[0]
             action = wait.action if peer == wait.ranks[0] else None
-        state = _state(waits, rank, at_ns)
-        accounts.append(RankAccount(waits.seen[rank], peer, action, state))
+        accounts.append(RankAccount(state, peer, action, known.state(rank)))
     return PostMortem(culprit, verdict, tuple(accounts), at_fault, lowered.world_size)
 
 
@@ -201,263 +191,261 @@ class _Wait:
 class _Waits:
     """Which ranks wait for which, as far as the records show."""
 
-    def __init__(self, seen: Sequence[RankState], lowered: Program, replicas: int) -> None:
+    def __init__(
+        self, seen: Sequence[RankState], lowered: Program, at_ns: int, replicas: int
+    ) -> None:
         self.seen = {state.rank: state for state in seen}
-        self._world_size, self._replicas = lowered.world_size, replicas
-        self._num_ranks = replicas * lowered.world_size
-        self.ranks = sorted({*range(self._num_ranks), *self.seen})
-        self._program = lowered
+        self._program, self._at_ns, self._replicas = lowered, at_ns, replicas
+        self._size = lowered.world_size
+        self._ranks = sorted({*range(replicas * self._size), *self.seen})
         self._positions = [{a: n for n, a in enumerate(row)} for row in lowered.actions]
-        self._longest = max(map(len, lowered.actions))
         self._last_step = max((s.step for s in seen if s.step is not None), default=0)
-        self.by_rank = {rank: self._wait_of(state) for rank, state in self.seen.items()}
-        # The ranks that each one waits for, directly or not; itself in a circle.
-        self.reached = dict[int, set[int]]()
-        for rank in self.ranks:
-            reached, pending = set[int](), [rank]
-            while pending:
-                wait = self.by_rank.get(pending.pop())
-                fresh = set(wait.ranks) - reached if wait is not None else set()
-                reached |= fresh
-                pending += fresh
-            self.reached[rank] = reached
+        self._places = {rank: self._place_of(state) for rank, state in self.seen.items()}
+        self.of = {rank: self._wait_of(state) for rank, state in self.seen.items()}
+        """What each rank that has left a record waits for; None for one at work."""
+        self._reached = {rank: self._reached_from(rank) for rank in self._ranks}
+        """The ranks that each one waits for, directly or not; itself in a circle."""
 
-    def name(self, rank: int) -> str:
-        return name_of(rank, self._world_size, self._replicas)
+    def _reached_from(self, rank: int) -> set[int]:
+        reached, pending = set[int](), [rank]
+        while pending:
+            wait = self.of.get(pending.pop())
+            fresh = set(wait.ranks) - reached if wait is not None else set()
+            reached |= fresh
+            pending += fresh
+        return reached
 
-    def waiting_for(self, rank: int) -> list[int]:
-        """Return the living ranks that wait for this one, directly or not."""
-        others = [other for other in self.ranks if other != rank and not self.is_gone(other)]
-        return [other for other in others if rank in self.reached[other]]
+    def _row_of(self, rank: int) -> Sequence[Action]:
+        """The actions of a rank; none if it takes no part."""
+        takes_part = rank < self._replicas * self._size
+        return self._program.actions[rank % self._size] if takes_part else ()
 
-    def is_gone(self, rank: int) -> bool:
+    def _is_gone(self, rank: int) -> bool:
         return rank in self.seen and self.seen[rank].process != ALIVE
-
-    def _wait_of(self, seen: RankState) -> _Wait | None:
-        """Return None for a rank at work."""
-        if self.is_in_collective(seen):
-            fellows = range(seen.rank % self._world_size, self._num_ranks, self._world_size)
-            there = {
-                rank
-                for rank, state in self.seen.items()
-                if not self.is_gone(rank) and state.collective == seen.collective
-            }
-            absent = tuple(rank for rank in fellows if rank != seen.rank and rank not in there)
-            return _Wait(absent, seen.collective) if absent else None
-        if seen.action is None:
-            if seen.phase == DRAINS:  # a message there moves when both of its ends are ready
-                awaited: dict[int, Action] = {}
-                own = seen.rank % self._world_size
-                row = self._program.actions[own] if seen.rank < self._num_ranks else ()
-                for end in [counterpart(action) for action in row if action.op in SEND_OPS]:
-                    owner = self._program.placement.ranks[end.stage]
-                    receiver = seen.rank - own + owner
-                    place = self._step_of(seen), self._positions[owner][end] + 1
-                    if not self._has_begun(receiver, place):
-                        awaited.setdefault(receiver, end)
-                return _Wait(tuple(awaited), next(iter(awaited.values()), None))
-            is_waiting = seen.is_waiting or seen.phase in COLLECTIVE
-            return _Wait(self._absent(seen.rank)) if is_waiting else None
-        if not seen.is_waiting:
-            return None
-        if seen.action.op is Op.OPT:
-            return _Wait(self._absent(seen.rank))
-        if seen.action.op not in COMPUTE_OPS or seen.rank >= self._num_ranks:
-            return None
-        receive = incoming(seen.action, self._program)
-        if receive is None:
-            return None
-        # It waits for what the sender has yet to do, or for a message that should have arrived.
-        send = counterpart(receive)
-        owner = self._program.placement.ranks[send.stage]
-        sender = seen.rank - seen.rank % self._world_size + owner
-        step, positions = self._step_of(seen), self._positions[owner]
-        if not self.is_gone(sender) and self._has_begun(sender, (step, positions[send] + 1)):
-            # For a rank that is gone it may well be there: nothing shows that it waited.
-            return None if self.is_gone(seen.rank) else _Wait((sender,), send, is_lost=True)
-        before = self._program.actions[owner][: positions[send]]
-        made_by = next(
-            action
-            for action in reversed(before)
-            if action.op not in COLLECTIVE_OPS and outgoing(action, self._program) == send
-        )
-        is_made = self._has_begun(sender, (step, positions[made_by] + 1))
-        return _Wait((sender,), send if is_made else made_by)
-
-    def is_in_collective(self, seen: RankState) -> bool:
-        """Whether a rank cannot go on before the collective on its lane is done."""
-        if seen.collective is None or seen.action is None or seen.position is None:
-            return False
-        row = self._program.actions[seen.rank % self._world_size]
-        if seen.action.op not in COMPUTE_OPS:  # none of these blocks, but the end of the row does
-            return seen.position == len(row) - 1
-        before = row[: seen.position]
-        gathered = [at for at, one in enumerate(before) if one == (seen.action.stage, *_UNSHARD)]
-        begun = [at for at, one in enumerate(before) if one == seen.collective]
-        return seen.is_waiting and bool(gathered and begun) and begun[-1] <= gathered[-1]
-
-    def _absent(self, rank: int) -> tuple[int, ...]:
-        """Return the others that have not come to where this rank is, or are gone."""
-        place = self._place(rank)
-        return tuple(
-            other
-            for other in self.ranks
-            if other != rank and (self.is_gone(other) or not self._has_begun(other, place))
-        )
 
     def _step_of(self, seen: RankState) -> int:
         return self._last_step if seen.step is None else seen.step
 
-    def _has_begun(self, rank: int, place: _Place | None) -> bool:
-        """Whether a rank has come to this place of its row, or past it."""
-        own = self._place(rank)
-        return own is not None and place is not None and own >= place
+    def _place_of(self, seen: RankState) -> tuple[int, int] | None:
+        """Where a rank is: its step and its position there, in which phases come after rows.
 
-    def _place(self, rank: int) -> _Place | None:
-        """Return where a rank is in its row; None if that is unknown."""
-        seen = self.seen.get(rank)
-        if seen is None:
+        None if that is unknown.
+        """
+        longest = max(map(len, self._program.actions))
+        if seen.action is None:
+            if seen.phase not in _AFTER_ROW:
+                return None
+            step = self._step_of(seen) if seen.phase in _IN_STEP else seen.step
+            return -1 if step is None else step, longest + _AFTER_ROW[seen.phase]
+        position = seen.position
+        if seen.action.op is Op.OPT:
+            position = longest + _AFTER_ROW[Phase.UPDATES.words]
+        elif position is None and self._row_of(seen.rank):
+            position = self._positions[seen.rank % self._size].get(seen.action)
+        return None if position is None else (self._step_of(seen), position)
+
+    def _is_past(self, rank: int, step: int, action: Action) -> bool:
+        """Whether a rank has this action of its row behind it."""
+        place = self._places.get(rank)
+        after = step, self._positions[rank % self._size][action] + 1
+        return place is not None and place >= after
+
+    def _wait_of(self, seen: RankState) -> _Wait | None:
+        """Return None for a rank at work."""
+        first, step = seen.rank - seen.rank % self._size, self._step_of(seen)
+        owner_of = self._program.placement.ranks
+        if self._is_held(seen):
+            fellows = range(seen.rank % self._size, self._replicas * self._size, self._size)
+            absent = tuple(
+                rank
+                for rank in fellows
+                if rank != seen.rank
+                and (
+                    rank not in self.seen
+                    or self._is_gone(rank)
+                    or self.seen[rank].collective != seen.collective
+                )
+            )
+            return _Wait(absent, seen.collective) if absent else None
+        if seen.action is None and seen.phase == DRAINS:
+            # A message there moves when both of its ends are ready.
+            awaited: dict[int, Action] = {}
+            for receive in (counterpart(a) for a in self._row_of(seen.rank) if a.op in SEND_OPS):
+                receiver = first + owner_of[receive.stage]
+                if not self._is_past(receiver, step, receive):
+                    awaited.setdefault(receiver, receive)
+            return _Wait(tuple(awaited), next(iter(awaited.values()), None))
+        if not seen.is_waiting and (seen.action is not None or seen.phase not in COLLECTIVE):
             return None
-        row = self._positions[rank % self._world_size] if rank < self._num_ranks else {}
+        if seen.action is None or seen.action.op is Op.OPT:  # for all that are not there
+            place = self._places[seen.rank]
+            here = {rank for rank, its in self._places.items() if its and place and its >= place}
+            others = (rank for rank in self._ranks if rank != seen.rank)
+            return _Wait(tuple(r for r in others if self._is_gone(r) or r not in here))
+        is_of_row = seen.action.op in COMPUTE_OPS and self._row_of(seen.rank)
+        receive_or_none = incoming(seen.action, self._program) if is_of_row else None
+        needed = fact_needed(seen.action, self._program.num_stages) if is_of_row else None
+        if receive_or_none is None or needed is None:
+            return None
+        # It waits for what the sender has yet to do, or for a message that should have arrived.
+        send = counterpart(receive_or_none)
+        sender = first + owner_of[send.stage]
+        if not self._is_gone(sender) and self._is_past(sender, step, send):
+            # For a rank that is gone it may well be there: nothing shows that it waited.
+            return None if self._is_gone(seen.rank) else _Wait((sender,), send, is_lost=True)
+        if needed not in self._positions[owner_of[send.stage]]:
+            needed = needed._replace(op=Op.B)  # which is whole there
+        return _Wait((sender,), send if self._is_past(sender, step, needed) else needed)
+
+    def _is_held(self, seen: RankState) -> bool:
+        """Whether a rank cannot go on before the collective on its lane is done."""
+        if seen.collective is None or seen.action is None or seen.position is None:
+            return False
+        row = self._program.actions[seen.rank % self._size]
+        if seen.action.op not in COMPUTE_OPS:  # none of these blocks, but the end of the row does
+            return seen.position == len(row) - 1
+        before = row[: seen.position]
+        unshard = Action(seen.action.stage, Op.UNSHARD, NO_INDEX)
+        gathered = [at for at, one in enumerate(before) if one == unshard]
+        begun = [at for at, one in enumerate(before) if one == seen.collective]
+        return seen.is_waiting and bool(gathered and begun) and begun[-1] <= gathered[-1]
+
+    def culprit(self) -> tuple[int | None, str, Action | None]:
+        """Return the rank and action at fault, None where unknown, and between them the sentence.
+
+        A chain of waits ends in a lost message, in a rank without a record, in one at work, or in
+        one that waits for nobody knows whom: the surest sign first.
+        """
+        if gone := {rank for rank in self._ranks if self._is_gone(rank)}:
+            # The rank is blamed that waits for no other gone one: who loses a peer may end too.
+            alone = [rank for rank in sorted(gone) if not self._reached[rank] & gone - {rank}]
+            if len(alone) != 1:
+                states = "; ".join(map(self.state, sorted(gone)))
+                return None, f"the rank that died first is unknown: {states}", None
+            return alone[0], self._blamed(alone[0]), self.seen[alone[0]].action
+        lost, ends = list[_End](), list[_End]()
+        for rank in self._ranks:
+            seen, wait = self.seen.get(rank), self.of.get(rank)
+            num_waiting = len(self._waiting_for(rank))
+            if seen is None:
+                ends.append((-num_waiting, _UNSEEN, 0, rank))
+            elif wait is not None and wait.is_lost:
+                num_waiting = len({rank, *self._waiting_for(rank)})
+                lost.append((-num_waiting, _UNSEEN, seen.since_ns, rank))
+            elif wait is None or not wait.ranks:
+                cause = _AT_WORK if wait is None else _UNKNOWN
+                ends.append((-num_waiting, cause, seen.since_ns, rank))
+        if not (lost or ends):  # each rank waits for another, so every chain comes back to itself
+            chain = [self._ranks[0]]
+            while (rank := self._first_awaited(chain[-1])) not in chain:
+                chain.append(rank)
+            words = "; ".join(self._doing(one) for one in chain[chain.index(rank) :])
+            return None, f"deadlock: {words}", None
+        first = min(lost or ends)
+        rank, wait = first[-1], self.of.get(first[-1])
+        if lost:
+            assert wait is not None
+            culprit, action, verdict = wait.ranks[0], wait.action, self._lost(rank)
+        else:
+            action = None if rank not in self.seen else self.seen[rank].action
+            culprit, verdict = rank, self._blamed(rank)
+        since_ns = max((state.since_ns for state in self.seen.values()), default=0)
+        if self._at_ns - since_ns < MOVED_LATELY_NS and (lost or rank in self.seen):
+            last = f"the last sign of life is {_seconds(self._at_ns - since_ns)} old"
+            return None, f"no rank is seen to hang: {last}; {verdict}", None
+        alike = [end[-1] for end in ends if end[:2] == first[:2]]
+        if not lost and len(alike) > 1:
+            states = "; ".join(map(self.state, alike[:_MOST_NAMED]))
+            return None, f"the rank at fault is unknown: {states}", None
+        return culprit, verdict, action
+
+    def _first_awaited(self, rank: int) -> int:
+        wait = self.of[rank]
+        assert wait is not None  # else the chain would end here
+        return wait.ranks[0]
+
+    def _waiting_for(self, rank: int) -> list[int]:
+        """Return the living ranks that wait for this one, directly or not."""
+        others = (other for other in self._ranks if other != rank and not self._is_gone(other))
+        return [other for other in others if rank in self._reached[other]]
+
+    def _blamed(self, rank: int) -> str:
+        """Describe the rank at fault, and who waits for it."""
+        waiting = self._waiting_for(rank)
+        wait = "waits" if len(waiting) == 1 else "wait"
+        return self.state(rank) + (f"; {self._named(waiting)} {wait} for it" if waiting else "")
+
+    def _lost(self, receiver: int) -> str:
+        """Describe the message that a rank waits for in vain."""
+        wait = self.of[receiver]
+        assert wait is not None
+        where, since = self._where(self.seen[receiver]), self._since(self.seen[receiver])
+        return (
+            f"the message of {wait.action} was lost or never sent, or one before it on its "
+            f"channel: {self._name(wait.ranks[0])} has it behind it, and {self._name(receiver)} "
+            f"waits for it in {where}, since {since}"
+        )
+
+    def state(self, rank: int) -> str:
+        """Describe the state of a rank, also of one that is gone."""
+        seen, name = self.seen.get(rank), self._name(rank)
+        if seen is None:
+            return f"{name} left no record"
+        where = f"where it {_phase(seen)}" if seen.action is None else f"in {self._where(seen)}"
+        if seen.process == STOPPED:
+            return f"{name} is stopped (SIGSTOP or a debugger) {where}, since {self._since(seen)}"
+        if seen.process == DEAD:
+            return f"{name} died {where}, begun {self._since(seen)} before"
+        return self._doing(rank, f", since {self._since(seen)}")
+
+    def _doing(self, rank: int, since: str = "") -> str:
+        """Describe what a living rank does, or waits for."""
+        seen, wait, name = self.seen[rank], self.of[rank], self._name(rank)
+        doing = _phase(seen)
         if seen.action is not None:
-            is_update = seen.action.op is Op.OPT
-            after = self._longest + _AFTER_ROW[Phase.UPDATES.words]
-            known = row.get(seen.action) if seen.position is None else seen.position
-            position = after if is_update else known
-            return None if position is None else (self._step_of(seen), position)
-        if seen.phase not in _AFTER_ROW:
-            return None
-        step = self._step_of(seen) if seen.phase in _IN_STEP else seen.step
-        return (_BEFORE_FIRST if step is None else step, self._longest + _AFTER_ROW[seen.phase])
+            doing = f"{'is in the work of' if wait is None else 'waits in'} {self._where(seen)}"
+        if wait is None or not wait.ranks:
+            return f"{name} {doing}{since}"
+        peer = self._name(wait.ranks[0])
+        if seen.phase == DRAINS and seen.action is None:
+            return f"{name} {doing}{since}: {peer} has not posted {wait.action}"
+        if wait.action is None or wait.action == seen.collective:
+            is_not = "is" if len(wait.ranks) == 1 else "are"
+            return f"{name} {doing}{since}: {self._named(wait.ranks)} {is_not} not there"
+        if wait.is_lost:
+            return f"{name} {doing} for {wait.action}, which {peer} has behind it{since}"
+        return f"{name} {doing} for {wait.action} of {peer}{since}"
+
+    def _where(self, seen: RankState) -> str:
+        """Name the action that a rank is in, and the collective, which comes first if it holds."""
+        assert seen.action is not None
+        step = "" if seen.step is None else f" of step {seen.step}"
+        action = action_text(seen.action)
+        if seen.collective is None:
+            return f"{action}{step}"
+        beside = "" if self._is_held(seen) else f", beside {action}"
+        return f"{seen.collective}{step}{beside}"
+
+    def _name(self, rank: int) -> str:
+        return name_of(rank, self._size, self._replicas)
+
+    def _named(self, ranks: Sequence[int]) -> str:
+        """Name ranks as `rank 1`, `ranks 0, 2 and 3` or `ranks 0, 1, 2 and 5 more`."""
+        if len(ranks) == 1:
+            return self._name(ranks[0])
+        names = [self._name(rank).removeprefix("rank ") for rank in ranks]
+        if more := len(names) - _MOST_NAMED:
+            names = [*names[:_MOST_NAMED], f"{more} more"] if more > 0 else names
+        return f"ranks {', '.join(names[:-1])} and {names[-1]}"
+
+    def _since(self, seen: RankState) -> str:
+        return _seconds(self._at_ns - seen.since_ns)
 
 
-class _Cause(IntEnum):
-    """Reason why a chain of waits ends, the surest sign first."""
-
-    LOST = 0
-    UNSEEN = 1
-    AT_WORK = 2
-    UNKNOWN = 3  # it waits, and no record shows for which rank
-
-
-@dataclass(frozen=True)
-class _End:
-    """The rank where chains of waits end, and the ranks that wait for it."""
-
-    cause: _Cause
-    rank: int
-    waiting: tuple[int, ...]
-    action: Action | None
-    since_ns: int
-
-
-def _culprit(waits: _Waits, at_ns: int) -> tuple[int | None, str, Action | None]:
-    """Return the rank and action at fault, None where unknown, and between them the sentence."""
-    if gone := {rank for rank in waits.ranks if waits.is_gone(rank)}:
-        # The rank is blamed that waits for no other gone rank: those that lose a peer may end too.
-        alone = [rank for rank in sorted(gone) if not waits.reached[rank] & gone - {rank}]
-        if len(alone) != 1:
-            states = "; ".join(_state(waits, rank, at_ns) for rank in sorted(gone))
-            return None, f"the rank that died first is unknown: {states}", None
-        verdict = _state(waits, alone[0], at_ns) + _who_wait(waits, waits.waiting_for(alone[0]))
-        return alone[0], verdict, waits.seen[alone[0]].action
-    ends = []
-    for rank in waits.ranks:
-        seen, wait = waits.seen.get(rank), waits.by_rank.get(rank)
-        others = tuple(waits.waiting_for(rank))
-        if seen is None:
-            ends.append(_End(_Cause.UNSEEN, rank, others, None, 0))
-        elif wait is None:
-            ends.append(_End(_Cause.AT_WORK, rank, others, seen.action, seen.since_ns))
-        elif wait.is_lost:
-            those = tuple(sorted({rank, *others}))
-            ends.append(_End(_Cause.LOST, wait.ranks[0], those, wait.action, seen.since_ns))
-        elif not wait.ranks:
-            ends.append(_End(_Cause.UNKNOWN, rank, others, seen.action, seen.since_ns))
-    if not ends:  # each rank waits for another, so every chain comes back to itself
-        chain: list[int] = []
-        rank = waits.ranks[0]
-        while rank not in chain:
-            chain.append(rank)
-            wait = waits.by_rank[rank]
-            assert wait is not None  # else it would be one of `ends`
-            rank = wait.ranks[0]
-        circle = chain[chain.index(rank) :]
-        words = "; ".join(_waits_in_words(waits, rank, None) for rank in circle)
-        return None, f"deadlock: {words}", None
-    lost = [end for end in ends if end.cause is _Cause.LOST]
-    most = max(len(end.waiting) for end in lost or ends)
-    ends = [end for end in lost or ends if len(end.waiting) == most]
-    first = min(ends, key=lambda end: (end.cause, end.since_ns))
-    ends = [end for end in ends if end.cause is first.cause]
-    idle_ns = at_ns - max(state.since_ns for state in waits.seen.values()) if waits.seen else at_ns
-    if idle_ns < MOVED_LATELY_NS and first.cause is not _Cause.UNSEEN:
-        last = f"the last sign of life is {_seconds(idle_ns)} old"
-        return None, f"no rank is seen to hang: {last}; {_verdict(waits, first, at_ns)}", None
-    if first.cause is not _Cause.LOST and len(ends) > 1:
-        states = "; ".join(_state(waits, end.rank, at_ns) for end in ends[:_MOST_NAMED])
-        return None, f"the rank at fault is unknown: {states}", None
-    return first.rank, _verdict(waits, first, at_ns), first.action
-
-
-def _verdict(waits: _Waits, end: _End, at_ns: int) -> str:
-    if end.cause is not _Cause.LOST:
-        return _state(waits, end.rank, at_ns) + _who_wait(waits, end.waiting)
-    lost = _Wait((end.rank,), end.action, is_lost=True)
-    receiver = waits.seen[next(rank for rank, wait in waits.by_rank.items() if wait == lost)]
-    assert end.action is not None
-    return (
-        f"the message of {end.action} was lost or never sent, or one before it on its channel: "
-        f"{waits.name(end.rank)} has it behind it, and {waits.name(receiver.rank)} waits for it in "
-        f"{_where(waits, receiver)}, since {_age(receiver, at_ns)}"
-    )
-
-
-def _state(waits: _Waits, rank: int, at_ns: int) -> str:
-    """Describe the state of a rank, also of one that is gone."""
-    seen = waits.seen.get(rank)
-    if seen is None:
-        return f"{waits.name(rank)} left no record"
-    where = f"in {_where(waits, seen)}" if seen.action is not None else f"where it {_phase(seen)}"
-    if seen.process == STOPPED:
-        stopped = f"{waits.name(rank)} is stopped (SIGSTOP or a debugger) {where}"
-        return f"{stopped}, since {_age(seen, at_ns)}"
-    if seen.process == DEAD:
-        return f"{waits.name(rank)} died {where}, begun {_age(seen, at_ns)} before"
-    return _waits_in_words(waits, rank, at_ns)
-
-
-def _waits_in_words(waits: _Waits, rank: int, at_ns: int | None) -> str:
-    """Describe the state of a living rank, and since when if `at_ns` is given."""
-    seen, wait = waits.seen[rank], waits.by_rank[rank]
-    since = "" if at_ns is None else f", since {_age(seen, at_ns)}"
-    name, where = waits.name(rank), "" if seen.action is None else _where(waits, seen)
-    if wait is None:
-        doing = _phase(seen) if seen.action is None else f"is in the work of {where}"
-        return f"{name} {doing}{since}"
-    doing = _phase(seen) if seen.action is None else f"waits in {where}"
-    if not wait.ranks:
-        return f"{name} {doing}{since}"
-    peer = waits.name(wait.ranks[0])
-    if seen.phase == DRAINS and seen.action is None:
-        return f"{name} {doing}{since}: {peer} has not posted {wait.action}"
-    if wait.action is None or wait.action == seen.collective:
-        is_not = "is" if len(wait.ranks) == 1 else "are"
-        return f"{name} {doing}{since}: {_named(waits, wait.ranks)} {is_not} not there"
-    if wait.is_lost:
-        return f"{name} {doing} for {wait.action}, which {peer} has behind it{since}"
-    return f"{name} {doing} for {wait.action} of {peer}{since}"
-
-
-def _where(waits: _Waits, seen: RankState) -> str:
-    """Name the action that a rank is in, and the collective, which comes first if it holds it."""
-    assert seen.action is not None
-    step = "" if seen.step is None else f" of step {seen.step}"
-    action = action_text(seen.action)
-    if seen.collective is None:
-        return f"{action}{step}"
-    is_held = waits.is_in_collective(seen)
-    return f"{seen.collective}{step}" + ("" if is_held else f", beside {action}")
+_End = tuple[int, int, int, int]
+"""An end of chains of waits, the likeliest cause first: how many ranks wait for it, times −1; the
+cause; since when; and the rank."""
+_UNSEEN, _AT_WORK, _UNKNOWN = range(3)
 
 
 def _phase(seen: RankState) -> str:
@@ -470,30 +458,6 @@ def _phase(seen: RankState) -> str:
     if seen.step is not None and seen.phase == Phase.WAITS.words:
         return f"{seen.phase} after step {seen.step}"
     return seen.phase
-
-
-def _who_wait(waits: _Waits, ranks: Sequence[int]) -> str:
-    if not ranks:
-        return ""
-    return f"; {_named(waits, ranks)} {'waits' if len(ranks) == 1 else 'wait'} for it"
-
-
-def _named(waits: _Waits, ranks: Sequence[int]) -> str:
-    """Name ranks as `rank 1`, `ranks 0, 2 and 3` or `ranks 0, 1, 2 and 5 more`."""
-    if len(ranks) == 1:
-        return waits.name(ranks[0])
-    names = [waits.name(rank) for rank in ranks[: max(_MOST_NAMED, 2)]]
-    shown = [
-        "ranks " + names[0].removeprefix("rank "),
-        *(n.removeprefix("rank ") for n in names[1:]),
-    ]
-    if more := len(ranks) - len(shown):
-        return f"{', '.join(shown)} and {more} more"
-    return f"{', '.join(shown[:-1])} and {shown[-1]}"
-
-
-def _age(seen: RankState, at_ns: int) -> str:
-    return _seconds(at_ns - seen.since_ns)
 
 
 def _seconds(ns: int) -> str:

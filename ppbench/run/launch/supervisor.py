@@ -57,7 +57,7 @@ from engine.interfaces import (
 )
 from ppbench.config.case import Supervision, settings_in
 from ppbench.errors import ExitCode, StoreError
-from ppbench.run.launch.forking import FORK, start_method
+from ppbench.run.launch.forking import may_fork
 from ppbench.run.launch.lifetime import die_with_parent
 from ppbench.run.launch.local import GAVE_UP, LOG, WORKER, Begin, preloaded_for
 from ppbench.run.launch.meeting import End, Leader, Leave, Member, Start
@@ -153,7 +153,7 @@ class Launch:
         self._sampler: Sampler | None = None
         self._devices: list[str] | None = None  # accelerators to sample; None: none is wanted now
         self._oom_kills: deque[int] = deque(maxlen=NUM_LOOKS)  # so far, at the last looks
-        self._is_forking = start_method() == FORK
+        self._is_forking = may_fork()
         if not self._is_forking:
             print("workers are spawned: an imported package has used the accelerator", flush=True)
 
