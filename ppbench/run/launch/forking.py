@@ -21,7 +21,8 @@ _STARTED = 0  # CUDA_SUCCESS: a call before cuInit fails
 
 def may_fork() -> bool:
     """Whether a fork could use an accelerator; else workers import everything anew."""
-    return not (torch.cuda.is_initialized() or torch.xpu.is_initialized() or has_started_driver())
+    kinds = (torch.cuda, torch.xpu)
+    return not (any(kind.is_initialized() for kind in kinds) or has_started_driver())
 
 
 def has_started_driver(

@@ -26,7 +26,7 @@ from rich.text import Text
 
 from engine.flight import Phase, map_record, phases_since
 from ppbench.console import wrapped
-from ppbench.display.cases import axis_text, cautions_of
+from ppbench.display.cases import axis_text
 from ppbench.display.fields import figure
 from ppbench.display.units import is_missing, size
 from ppbench.errors import printable
@@ -223,7 +223,7 @@ def figures_text(run: Mapping[str, Any]) -> str:
         figure("tokens_per_s", run["tokens_per_s"]),
         f"bubble {figure('bubble_fraction', run['bubble_fraction'])}",
         "" if is_missing(peak) else f"peak {size(peak)}",
-        ", ".join(cautions_of(run)),
+        str(run["cautions"] or "").replace(",", ", "),
     ]
     return ", ".join(part for part in parts if part)
 

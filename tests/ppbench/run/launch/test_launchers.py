@@ -136,9 +136,8 @@ def test_a_dry_run_prints_each_launchs_command_and_writes_nothing(tmp_path):
     assert "--patience-s=30.0" in first
     assert "--rendezvous=127.0.0.1:29400" in first
     assert "--rendezvous=127.0.0.1:29401" in second
-    assert first.endswith(
-        "-m ppbench.run.worker a.toml --results results --set launch.patience_s=30 --only world_size=2"
-    )
+    settings = "--set launch.patience_s=30 --only world_size=2"
+    assert first.endswith(f"-m ppbench.run.worker a.toml --results results {settings}")
     assert [path.name for path in tmp_path.iterdir()] == ["a.toml"]
 
 
