@@ -128,14 +128,6 @@ def write_rank_error(
     aside.replace(path)
 
 
-def _read_error(path: Path) -> RankError | None:
-    """Return None for a file of another version, or one that is not whole."""
-    try:
-        return RankError(**json.loads(path.read_text()))
-    except (TypeError, ValueError, OSError):
-        return None
-
-
 def collect(node: Path, before: int | None = None) -> CrashReport:
     """Read what the last ranks of a node left that came so far; with `before`, of earlier starts.
 
@@ -146,7 +138,7 @@ def collect(node: Path, before: int | None = None) -> CrashReport:
     if start is None:
         return CrashReport(platform.node(), clock_ns)
     number, events = number_of(start), read_events(node)
-    errors = [_read_error(path) for path in start.glob("error-rank*.json")]
+    errors = [RankError(**json.loads(p.read_text())) for p in start.glob("error-rank*.json")]
     records = [read_record(path) for path in start.glob("flight-rank*")]
     faults = {
         int(path.name.removeprefix("fault-rank")): readable(text, MOST_OF_TRACE)
@@ -158,7 +150,7 @@ def collect(node: Path, before: int | None = None) -> CrashReport:
         platform.node(),
         clock_ns,
         sorted((r for r in records if r is not None), key=lambda record: record.rank),
-        sort_errors([error for error in errors if error is not None]),
+        sort_errors(errors),
         faults,
         next((ending for ending in events.endings if ending.start == number), None),
         exits,
@@ -180,11 +172,8 @@ STORE_FAILED = "store"
 
 def store_error(node: Path) -> str | None:
     """Return why the launch's results cannot be stored; None if no rank has failed to."""
-    for path in node.glob("*/error-rank*.json"):
-        error = _read_error(path)
-        if error is not None and error.status == STORE_FAILED:
-            return error.message
-    return None
+    errors = collect(node).errors
+    return next((error.message for error in errors if error.status == STORE_FAILED), None)
 
 
 def sort_errors(errors: Sequence[RankError]) -> list[RankError]:

@@ -65,8 +65,6 @@ VERIFYING = (*MEASURING, "ppbench/run/verification")
 _OURS = ("engine", "ppbench")
 _OUR_MODULE = re.compile(rf"(?:{'|'.join(_OURS)})(?:\.\w+)+")
 _VERSION = "1"  # raised when the stripping changes, so that cached hashes are not used
-_LENGTH = 12
-_IDENTITY = re.compile(rf"[0-9a-f]{{{_LENGTH}}}")
 
 
 @functools.cache
@@ -76,15 +74,15 @@ def code_hash(places: tuple[str, ...] = MEASURING) -> str:
     raw = hashlib.sha256(f"{_VERSION} {sys.version_info[:2]}".encode())
     for file in files:
         raw.update(hashlib.sha256(file.read_bytes()).digest())
-    with contextlib.suppress(OSError, ValueError, RuntimeError):  # there is no home, or no cache
-        cached = _cache_file(raw.hexdigest()).read_text()
-        if _IDENTITY.fullmatch(cached):
-            return cached
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # there is no home
+        return identity_of(file.read_bytes() for file in files)
+    cached = cache / "ppbench" / "code" / raw.hexdigest()
+    with contextlib.suppress(OSError):  # it is not there yet
+        return cached.read_text()
     identity = identity_of(file.read_bytes() for file in files)
-    with (
-        contextlib.suppress(StoreError, RuntimeError),
-        whole_file(_cache_file(raw.hexdigest())) as opened,
-    ):
+    with contextlib.suppress(StoreError), whole_file(cached) as opened:
         opened.write(identity.encode())
     return identity
 
@@ -98,7 +96,7 @@ def files_in(places: Iterable[Path]) -> Iterable[Path]:
 def identity_of(sources: Iterable[bytes]) -> str:
     """Hash the parsed sources; their order, places and file names do not change the result."""
     parsed = sorted(_parsed(source) for source in sources)
-    return hashlib.sha256("\n".join(parsed).encode()).hexdigest()[:_LENGTH]
+    return hashlib.sha256("\n".join(parsed).encode()).hexdigest()[:12]
 
 
 def _parsed(source: bytes) -> str:
@@ -132,11 +130,3 @@ class _Stripper(ast.NodeTransformer):
         if isinstance(node.value, str) and _OUR_MODULE.fullmatch(node.value):
             return ast.Constant("ours")
         return node
-
-
-def _cache_file(name: str) -> Path:
-    """Return the cache file. Raises RuntimeError where the user has no folder of their own."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    if not base.parent.is_dir():
-        raise RuntimeError(f"{base.parent}: no such folder")
-    return base / "ppbench" / "code" / name

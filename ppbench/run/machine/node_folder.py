@@ -99,12 +99,6 @@ class Exit:
     at_ns: int  # on the node's monotonic clock
     log: str = ""  # file of its standard error; empty where it has no log of its own
 
-    def __str__(self) -> str:
-        how = f"ended with exit code {self.exitcode}"
-        if self.exitcode < 0:
-            how = f"was ended by {signal_name(-self.exitcode)}"
-        return f"rank {self.rank} (pid {self.pid}) {how}"
-
 
 @dataclass(frozen=True)
 class Ending:
