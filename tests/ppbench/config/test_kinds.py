@@ -141,5 +141,7 @@ def test_what_is_no_share_is_refused(written):
 
 def test_times_have_their_units():
     assert [seconds_of(text) for text in ("90s", "10m", "1.5h", "9")] == [90, 600, 5400, 0]
-    times = ("90", "1:30", "1:30:00", "1-1", "2-12:00:00", "x")
-    assert [minutes_of(text) for text in times] == [90, 2, 90, 1500, 3600, 0]
+    times = ("90", "1:30", "1:30:00", "1-1", "2-12:00:00", "1-2:30", "0-0:0:1")
+    assert [minutes_of(text) for text in times] == [90, 2, 90, 1500, 3600, 1590, 1]
+    wrong = ("x", "", "0:00", "1:", "-1", "1:2:3:4", "1-1:1:1:1", "²")
+    assert {minutes_of(text) for text in wrong} == {0}
