@@ -29,7 +29,7 @@ from ppbench.errors import (
 )
 from ppbench.report.pages.report import report_runs
 from ppbench.run.failures.evidence import PEER_LOST, RankError, collect, diagnose, write_rank_error
-from ppbench.run.machine.node_folder import Exit, flight_path, note_exit, start_folder
+from ppbench.run.machine.node_folder import Exit, flight_path, note, start_folder
 from ppbench.store import Store
 
 UNSAFE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
@@ -149,13 +149,13 @@ def evidence(folder, errors=(), exits=(), num_ranks=2):
     now_ns = time.monotonic_ns()
     for rank in range(num_ranks):
         FlightRecord(flight_path(local, rank), rank)
-    note_exit(folder, Exit(2, 0, 9, -11, now_ns))  # of another start
+    note(folder, Exit(2, 0, 9, -11, now_ns))  # of another start
     for rank, ms, status in errors:
         at_ns = now_ns + ms * 10**6
         error = RankError(rank, at_ns, status, f"{status} of rank {rank}", "")
         (local / f"error-rank{rank}.json").write_text(json.dumps(vars(error)))
     for rank, ms, code in exits:
-        note_exit(folder, Exit(3, rank, 10 + rank, code, now_ns + ms * 10**6))
+        note(folder, Exit(3, rank, 10 + rank, code, now_ns + ms * 10**6))
     return collect(folder)
 
 

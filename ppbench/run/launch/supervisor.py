@@ -69,12 +69,11 @@ from ppbench.run.machine.node_folder import (
     STOPPED,
     Ending,
     Exit,
+    Started,
     flight_path,
     last_start,
     make_node_folder,
-    note_ending,
-    note_exit,
-    note_start,
+    note,
     number_of,
     remove_node_folder,
     samples_path,
@@ -187,7 +186,7 @@ class Launch:
                 remove_node_folder(start_folder(node, number))
         folder = start_folder(node, self._start_number)
         folder.mkdir(mode=0o700, parents=True)
-        note_start(node, self._start_number)
+        note(node, Started(self._start_number))
         self._oom_kills.clear()
         self._asks, theirs = socket.socketpair()
         theirs.set_inheritable(True)
@@ -289,7 +288,7 @@ class Launch:
         # Of those that are seen at once, one that was killed is not the consequence of another.
         for code, rank in sorted(ended, key=lambda one: one[0] >= 0):
             own = self._start_number, rank.number, rank.pid
-            note_exit(self._node, Exit(*own, code, time.monotonic_ns(), rank.log))
+            note(self._node, Exit(*own, code, time.monotonic_ns(), rank.log))
         codes = [code for code, _ in ended]
         if any(codes):
             self._end("exit", GAVE_UP if GAVE_UP in codes else 1)
@@ -301,7 +300,7 @@ class Launch:
         """Note why and in which states the ranks are ended, and end them."""
         states = {rank.number: rank.state() for rank in self._ranks}
         now_ns, num_killed = time.monotonic_ns(), self._count_oom_kills()
-        note_ending(self._node, Ending(self._start_number, cause, now_ns, states, num_killed))
+        note(self._node, Ending(self._start_number, cause, now_ns, states, num_killed))
         left = [rank for rank in self._ranks if not rank.is_over]
         for rank in left:
             rank.kill()

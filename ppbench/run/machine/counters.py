@@ -53,19 +53,13 @@ HOST_FIGURES = {
 """What is made of `Host.read`, besides the loads."""
 
 
-@dataclass(frozen=True)
-class CpuTicks:
-    """Clock ticks of some cores, summed."""
-
-    total: int
-    busy: int
-    steal: int
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
-def cpu_ticks(stat: str, cores: Collection[int]) -> CpuTicks | None:
-    """Sum the ticks of these cores, from the text of `/proc/stat` (man 5 proc_stat).
+def cpu_seconds(stat: str, cores: Collection[int]) -> Reading:
+    """Sum the times of these cores, from the text of `/proc/stat` (man 5 proc_stat).
 
-    `user` contains `guest`. None where nothing is counted, as in some sandboxes.
+    `user` contains `guest`. Empty where nothing is counted, as in some sandboxes.
     """
     total = idle = steal = 0
     for number, counts in re.findall(r"^cpu(\d+) (.+)$", stat, flags=re.MULTILINE):
@@ -73,8 +67,9 @@ def cpu_ticks(stat: str, cores: Collection[int]) -> CpuTicks | None:
             ticks = [int(count) for count in counts.split()[:8]]
             total += sum(ticks)
             idle += ticks[3] + ticks[4]  # the second waits for a disk
-            steal += ticks[7]
-    return CpuTicks(total, total - idle - steal, steal) if total else None
+            steal += ticks[7]  # the hypervisor ran others
+    ticks_of = {"total_s": total, "busy_s": total - idle - steal, "steal_s": steal}
+    return {name: count * _TICK_S for name, count in ticks_of.items()} if total else {}
 
 
 def mean_mhz(cpuinfo: str, cores: Collection[int]) -> float | None:
@@ -124,7 +119,7 @@ class ProcessTree:
         self._proc = proc
         self._belongs = dict.fromkeys(roots, True)
 
-    def ticks(self) -> int | None:
+    def seconds(self) -> float | None:
         """Return the time used so far by the living processes and the children they waited for."""
         try:
             names = os.listdir(self._proc)  # noqa: PTH208  # names are all that is wanted, five times a second
@@ -143,7 +138,7 @@ class ProcessTree:
         self._belongs |= descends
         own = (self._stat(pid) for pid, belongs in self._belongs.items() if belongs)
         counts = [sum(int(ticks) for ticks in stat[11:15]) for stat in own if stat]
-        return sum(counts) if counts else None
+        return sum(counts) * _TICK_S if counts else None
 
     def _stat(self, pid: int) -> list[str]:
         """Return the fields from `state` on (man 5 proc_pid_stat); none if the process is gone."""
@@ -230,7 +225,6 @@ class Host:
         self._groups = list(cpu_groups(own, root / "sys/fs/cgroup"))
         self._mhz: float | None = None
         self._mhz_due_s = 0.0
-        self._ticks_per_s = os.sysconf("SC_CLK_TCK")
 
     @property
     def absent(self) -> dict[str, str]:
@@ -243,7 +237,6 @@ class Host:
 
     def read(self) -> Reading:
         """Read all counters; seconds are core-seconds since a fixed time, over `num_cores`."""
-        load, own = self._load(), self._tree.ticks()
         if time.monotonic() >= self._mhz_due_s:
             folder = self._root / "sys/devices/system/cpu"
             texts = (_text(folder / f"cpu{c}/cpufreq/scaling_cur_freq") for c in self._cores)
@@ -252,18 +245,13 @@ class Host:
             self._mhz_due_s = time.monotonic() + FREQUENCY_EVERY_S
         return {
             "num_cores": len(self._cores),  # those that the ranks may run on
-            "total_s": self._seconds(load.total if load else None),  # busy, idle or stolen
-            "busy_s": self._seconds(load.busy if load else None),
-            "steal_s": self._seconds(load.steal if load else None),  # the hypervisor ran others
-            "own_s": self._seconds(own),  # used by the launch's processes
+            **self._load(),
+            "own_s": self._tree.seconds(),  # used by the launch's processes
             "throttled_s": throttled_s(self._groups),
             "energy_j": self._energy.joules(),  # of all packages
             "clock_mhz": self._mhz,  # mean over the cores, up to `FREQUENCY_EVERY_S` old
             "memory_used_bytes": memory_used_bytes(_text(self._root / "proc/meminfo")),
         }
 
-    def _load(self) -> CpuTicks | None:
-        return cpu_ticks(_text(self._root / "proc/stat"), self._cores)
-
-    def _seconds(self, ticks: int | None) -> float | None:
-        return None if ticks is None else ticks / self._ticks_per_s
+    def _load(self) -> Reading:
+        return cpu_seconds(_text(self._root / "proc/stat"), self._cores)

@@ -89,6 +89,13 @@ def last_start(node: Path, before: int | None = None) -> Path | None:
 
 
 @dataclass(frozen=True)
+class Started:
+    """The ranks were started, for the nth time."""
+
+    start: int
+
+
+@dataclass(frozen=True)
 class Exit:
     """A rank whose process ended by itself; those that the supervisor ended have none."""
 
@@ -125,21 +132,9 @@ class Events:
         return next((one for one in failures if one.start == failures[-1].start), None)
 
 
-def note_start(node: Path, start: int) -> None:
-    _note(node, "start", {"start": start})
-
-
-def note_exit(node: Path, ended: Exit) -> None:
-    _note(node, "exit", dataclasses.asdict(ended))
-
-
-def note_ending(node: Path, ending: Ending) -> None:
-    _note(node, "ending", dataclasses.asdict(ending))
-
-
-def _note(node: Path, what: str, details: dict[str, object]) -> None:
+def note(node: Path, event: Started | Exit | Ending) -> None:
     """Append a line by one write: it is whole unless the supervisor was killed meanwhile."""
-    line = json.dumps({"event": what, **details}) + "\n"
+    line = json.dumps({"event": type(event).__name__, **dataclasses.asdict(event)}) + "\n"
     try:
         file = os.open(node / _EVENTS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.write(file, line.encode())
@@ -156,18 +151,16 @@ def read_events(node: Path) -> Events:
     except OSError:
         return events
     for line in lines:
-        try:
+        with contextlib.suppress(ValueError):  # cut short by a kill
             details = json.loads(line)
-        except ValueError:  # cut short by a kill
-            continue
-        match details.pop("event"):
-            case "start":
-                events.num_starts += 1
-            case "exit":
-                events.exits.append(Exit(**details))
-            case "ending":
-                states = {int(rank): state for rank, state in details.pop("states").items()}
-                events.endings.append(Ending(states=states, **details))
+            match details.pop("event"):
+                case "Started":
+                    events.num_starts += 1
+                case "Exit":
+                    events.exits.append(Exit(**details))
+                case "Ending":
+                    states = {int(rank): state for rank, state in details.pop("states").items()}
+                    events.endings.append(Ending(states=states, **details))
     return events
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from ppbench.run.machine.accelerators.devices import Device, find, visible
 from ppbench.run.machine.counters import By, Figure, Reading
@@ -49,47 +49,10 @@ GPU_FIGURES = {
 OF_A_SLICE = "no power, energy or utilisation: the GPU counts all its MIG slices together"
 
 
-class Utilization(Protocol):
-    gpu: int  # percent
-
-
-class Memory(Protocol):
-    total: int
-    used: int
-
-
-class Nvml(Protocol):
-    """The part of pynvml that is used here; its queries raise `NVMLError` if unsupported."""
-
-    NVMLError: type[Exception]
-
-    def nvmlInit(self) -> None: ...  # noqa: N802  # NVML's names, here and below
-    def nvmlDeviceGetCount(self) -> int: ...  # noqa: N802
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> object: ...  # noqa: N802
-    def nvmlDeviceGetName(self, handle: object) -> str | bytes: ...  # noqa: N802
-    def nvmlDeviceGetUUID(self, handle: object) -> str | bytes: ...  # noqa: N802
-    def nvmlDeviceGetPciInfo(self, handle: object) -> Any: ...  # noqa: N802
-    def nvmlDeviceGetMigMode(self, handle: object) -> Sequence[int]: ...  # noqa: N802
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: object) -> int: ...  # noqa: N802
-    def nvmlDeviceGetMigDeviceHandleByIndex(  # noqa: N802
-        self, device: object, index: int
-    ) -> object: ...
-    def nvmlDeviceGetFieldValues(  # noqa: N802
-        self, handle: object, fields: list[int]
-    ) -> Iterable[Any]: ...
-    def nvmlDeviceGetPowerUsage(self, handle: object) -> int: ...  # noqa: N802
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: object) -> int: ...  # noqa: N802
-    def nvmlDeviceGetUtilizationRates(self, handle: object) -> Utilization: ...  # noqa: N802
-    def nvmlDeviceGetClockInfo(self, handle: object, clock: int) -> int: ...  # noqa: N802
-    def nvmlDeviceGetTemperature(self, handle: object, sensor: int) -> int: ...  # noqa: N802
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: object) -> int: ...  # noqa: N802
-    def nvmlDeviceGetMemoryInfo(self, handle: object) -> Memory: ...  # noqa: N802
-
-
 class NvidiaGpus:
     """The GPUs that this process may use, or others by their UUIDs; and their counters."""
 
-    def __init__(self, nvml: Nvml, setting: str | None = None) -> None:
+    def __init__(self, nvml: Any, setting: str | None = None) -> None:
         """Open the driver; `nvml` is the module pynvml. Without GPUs, `absent` has the reason.
 
         `setting` stands for the environment's `CUDA_VISIBLE_DEVICES`.

@@ -5,11 +5,10 @@ import os
 import pytest
 
 from ppbench.run.machine.counters import (
-    CpuTicks,
     Host,
     PackageEnergy,
     cpu_groups,
-    cpu_ticks,
+    cpu_seconds,
     mean_mhz,
     memory_used_bytes,
     throttled_s,
@@ -27,13 +26,13 @@ intr 1 2 3
 
 
 def test_waiting_for_disks_is_idle_and_stolen_time_is_not_busy():
-    assert cpu_ticks(STAT, {0}) == CpuTicks(total=1000, busy=133, steal=17)
-    assert cpu_ticks(STAT, {0, 1}) == CpuTicks(total=2000, busy=333, steal=117)
+    for cores, ticks in (({0}, (1000, 133, 17)), ({0, 1}, (2000, 333, 117))):
+        assert list(cpu_seconds(STAT, cores).values()) == pytest.approx([n * TICK for n in ticks])
 
 
 def test_a_sandbox_that_counts_nothing_has_no_times():
-    assert cpu_ticks("cpu  0 0 0 0 0 0 0 0 0 0\ncpu0 0 0 0 0 0 0 0 0 0 0\n", {0}) is None
-    assert cpu_ticks("", {0}) is None
+    assert cpu_seconds("cpu  0 0 0 0 0 0 0 0 0 0\ncpu0 0 0 0 0 0 0 0 0 0 0\n", {0}) == {}
+    assert cpu_seconds("", {0}) == {}
 
 
 def test_the_frequency_is_the_mean_of_the_named_cores():

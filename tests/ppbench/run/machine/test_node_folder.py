@@ -9,12 +9,11 @@ from ppbench.run.machine import node_folder
 from ppbench.run.machine.node_folder import (
     Ending,
     Exit,
+    Started,
     flight_path,
     last_start,
     make_node_folder,
-    note_ending,
-    note_exit,
-    note_start,
+    note,
     read_events,
     start_folder,
 )
@@ -29,14 +28,14 @@ def test_the_folder_is_on_disk_where_shared_memory_is_full(tmp_path, monkeypatch
 def test_events_are_read_as_they_were_noted_but_for_a_line_that_a_kill_cut_short(tmp_path):
     assert read_events(tmp_path).first_failure() is None
     ended = [Exit(0, 1, 10, -9, 1), Exit(1, 0, 11, 0, 2), Exit(1, 1, 12, 1, 3)]
-    note_start(tmp_path, 0)
-    note_exit(tmp_path, ended[0])
+    note(tmp_path, Started(0))
+    note(tmp_path, ended[0])
     with (tmp_path / "events.jsonl").open("a") as file:
-        file.write('{"event": "exit", "ra\n')
+        file.write('{"event": "Exit", "ra\n')
     ending = Ending(0, "exit", 5, {0: "alive", 1: "dead"}, 1)
-    note_ending(tmp_path, ending)
+    note(tmp_path, ending)
     for one in ended[1:]:
-        note_exit(tmp_path, one)
+        note(tmp_path, one)
     events = read_events(tmp_path)
     assert (events.num_starts, events.exits, events.endings) == (1, ended, [ending])
     assert events.first_failure() == ended[2]  # of the newest start, and not the one that left
