@@ -201,6 +201,7 @@ class Launch:
             "LOCAL_WORLD_SIZE": str(begin.num_ranks),
             "GROUP_RANK": str(order.node),
         }
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # one that comes in a fork is lost
         for local_rank in range(begin.num_ranks):
             number, log = order.node * begin.num_ranks + local_rank, ""
             if begin.folder:
@@ -210,6 +211,7 @@ class Launch:
             own = {**variables, "RANK": str(number), "LOCAL_RANK": str(local_rank)}
             self._ranks.append(Rank(number, self._fork(own, log), log))
         theirs.close()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
 
     def _fork(self, variables: dict[str, str], log: str) -> int:
         """Start a rank; return its process id. The child does not return."""
@@ -223,6 +225,7 @@ class Launch:
             for ending in _ENDING:  # a rank that is ended has no error of its own
                 if signal.getsignal(ending) == _stop:
                     signal.signal(ending, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
             for descriptor in self._kept:
                 os.close(descriptor)
             for one in (*self._meeting.sockets, self._asks):

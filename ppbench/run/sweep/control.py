@@ -211,6 +211,7 @@ def _run_job(
     note_node_folders(folder, [(platform.node(), local)])
     marker = Lock(folder / RUNNING)
     marker.try_to_hold(shared=True, note=running_note(f"process {os.getpid()}"))
+    stopped: KeyboardInterrupt | None = None
     try:
         max_restarts = sum(2 + item.measure.retry for item in job.items)
         begin_ranks(supervisor, folder, program, job.items, max_restarts, local)
@@ -222,21 +223,21 @@ def _run_job(
                 ask_to_stop(folder)
                 follow(supervisor, folder, show, local, time.monotonic() + GRACE_S)
             raise
-    except KeyboardInterrupt:
-        supervisor.stop()
-        marker.release()
-        for event in close_launch(folder, is_interrupted=True):
-            show(event)
-        raise
+    except KeyboardInterrupt as error:
+        stopped = error
     except BaseException:  # the next sweep closes the launch
         supervisor.stop()
         if not is_there(folder):  # no other sweep would find it
             remove_node_folder(local)
         raise
-    lines = supervisor.last_lines()
+    if supervisor.exit_code is None:  # it was interrupted, or starts ranks in vain
+        supervisor.stop()
+    lines = [] if stopped else supervisor.last_lines()
     marker.release()
-    for event in close_launch(folder, is_interrupted=False):
+    for event in close_launch(folder, is_interrupted=stopped is not None):
         show(event)
+    if stopped is not None:
+        raise stopped
     if statuses := read_state(folder).statuses:
         return statuses
     log = printable("\n".join([*(line[:MOST_OF_MESSAGE] for line in lines), f"All logs: {folder}"]))
