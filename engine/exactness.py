@@ -218,7 +218,7 @@ class _Author:
         parts: Sequence[Part],
         device: torch.device,
     ) -> None:
-        """Try the module; compare names and initial weights. Raises AuthorError, InexactError."""
+        """Try the module; compare initial weights. Raises AuthorError, InexactError."""
         self.exactness = Exactness()
         self._config, self._device = config, device
         self._data = data_of(config, model_of(config, CPU), tokenizer_of(config), CPU)
@@ -249,7 +249,6 @@ class _Author:
             if spec.name == "adamw"
             else torch.optim.SGD(module.parameters(), momentum=spec.momentum)
         )
-        self._check_names(parts)
         self._before = self._load(parts, initial)
 
     def step(self, number: int, parts: Sequence[Part]) -> None:
@@ -304,24 +303,16 @@ class _Author:
             for name, value in getattr(part, kind).items():
                 yield f"{name} on rank {process % size}{replica}", name, value
 
-    def _check_names(self, parts: Sequence[Part]) -> None:
-        """Check that the ranks hold every weight of the author's module, and no other."""
-        owned = set()
-        for held, name, _ in self._each(parts, "state"):
-            if name not in self._tensors:
-                raise InexactError(f"{held}: the author's module has no such weight")
-            owned.add(self._canonical[name])
-        for name, canonical in self._canonical.items():
-            if canonical not in owned:
-                raise InexactError(f"{name}: the author's module has it, and no rank does")
-
     def _load(self, parts: Sequence[Part], initial: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Set the author's module to the ranks' weights, which must agree, and be the initial ones.
 
-        Equality is exact. Replicas may differ in buffers, of which the first one's are taken.
+        The ranks must hold every weight of the author's module, and no other. Equality is exact.
+        Replicas may differ in buffers, of which the first one's are taken.
         """
         loaded: dict[str, tuple[str, Tensor]] = {}
         for held, name, tensor in self._each(parts, "state"):
+            if name not in self._tensors:
+                raise InexactError(f"{held}: the author's module has no such weight")
             canonical = self._canonical[name]
             expected = initial.get(name, initial.get(canonical))
             if expected is not None and not is_same(tensor, expected):
@@ -334,6 +325,8 @@ class _Author:
                     f"{held} and {place} are one weight, and have different values: "
                     f"{largest(tensor):g} and {largest(other):g} are the largest"
                 )
+        if missing := [n for n, canonical in self._canonical.items() if canonical not in loaded]:
+            raise InexactError(f"{missing[0]}: the author's module has it, and no rank does")
         with torch.no_grad():
             for name, (_, tensor) in loaded.items():
                 self._tensors[name].copy_(tensor)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,18 +36,10 @@ PATCHED = ("foreach_all_gather", "foreach_all_gather_copy_out", "foreach_reduce"
 """Names of torch's module of FSDP2 that are replaced while a step is recorded."""
 
 
-class Noting:
-    """A context for recording code: its first error is kept, and no error ends the training."""
-
-    def __init__(self) -> None:
-        self.error: Exception | None = None  # in the recorded step
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
-        if isinstance(error, Exception):
-            self.error = self.error or error
-        return isinstance(error, Exception)
+Recording = Generator[None, Any, None]
+"""What is recorded of a call: up to the `yield` before it, and with its result after it."""
+Recorder = Callable[..., Recording]
+"""Takes the arguments of a call."""
 
 
 @dataclass
@@ -79,9 +71,9 @@ class Timed:
 class Collectives:
     """Records the collectives of one rank's stages among its other actions."""
 
-    def __init__(self, stages: Sequence[Any], issued: list[Timed], noting: Noting) -> None:
+    def __init__(self, stages: Sequence[Any], clock: Clock, issued: list[Timed]) -> None:
         """`issued` has the rank's actions of the step, and gets its collectives."""
-        self.issued, self._noting = issued, noting
+        self.clock, self.issued = clock, issued
         self._stage_of: dict[int, int] = {}  # by the id of a parameter of FSDP's
         self._summed: dict[int, DistributedDataParallel] = {}  # by stage
         self._roots: dict[int, FSDPModule] = {}  # by stage
@@ -95,22 +87,21 @@ class Collectives:
                 self._stage_of |= {id(parameter): stage for parameter in group.fsdp_params}
             if isinstance(module, FSDPModule):
                 self._roots[stage] = module
-        self.clock: Clock | None = None
         self.computation: Timed | None = None  # that is running
         self._unsharded: set[int] = set()  # stages that were gathered and not freed
         self._gathers: dict[int, Timed] = {}  # not waited for, by the id of their first parameter
         self._hooks = contextlib.ExitStack()
         self._complete: Mark | None = None  # the last gradient of the running B
 
-    def patches(self) -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
-        """Yield whose attribute is replaced, its name, and what makes the other out of it."""
+    def recorders(self) -> Iterator[tuple[Any, str, Recorder]]:
+        """Yield whose attribute is recorded, its name, and by what."""
         self._unsharded.clear()
         if self._stage_of:
-            wraps = (self._gathering, self._awaiting, self._reducing)
-            for name, wrap in zip(PATCHED, wraps, strict=True):
-                yield param_groups, name, wrap
+            records = (self._gathered, self._awaited, self._reduced)
+            for name, record in zip(PATCHED, records, strict=True):
+                yield param_groups, name, record
         for stage, module in self._roots.items():
-            yield module, "reshard", functools.partial(self._resharding, stage)
+            yield module, "reshard", functools.partial(self._resharded, stage)
 
     def remove(self) -> None:
         """Remove the hooks and keep no tensor. A second call changes nothing."""
@@ -120,7 +111,6 @@ class Collectives:
 
     def _mark(self, stream: object = None) -> Mark:
         """Take a mark, on the stream of the collective where there is one."""
-        assert self.clock is not None
         if isinstance(stream, torch.Stream):
             with stream:
                 return self.clock.mark()
@@ -135,8 +125,7 @@ class Collectives:
             return
 
         def accumulated(_parameter: torch.Tensor) -> None:
-            with self._noting:
-                self._complete = self._mark()
+            self._complete = self._mark()
 
         for parameter in module.parameters():
             if parameter.requires_grad:
@@ -156,22 +145,25 @@ class Collectives:
         self.issued.append(reduction)
         computation.end = self._complete
 
-    def _gathering(self, usual: Any) -> Any:
-        """Wrap the beginning of a gather, which blocks if it is not asynchronous."""
+    def _gathered(self, parameters: Any, *arguments: Any, **named: Any) -> Recording:
+        """Record the beginning of a gather, which blocks if it is not asynchronous."""
+        streams = [x for x in (*arguments, *named.values()) if isinstance(x, torch.Stream)]
+        stream = streams[-1] if streams else None
+        gather = self._begin(parameters, Op.UNSHARD, stream)
+        result = yield
+        if gather is None or result is None:
+            return
 
-        def run(parameters: Any, *arguments: Any, **named: Any) -> Any:
-            streams = [x for x in (*arguments, *named.values()) if isinstance(x, torch.Stream)]
-            stream = streams[-1] if streams else None
-            gather: Timed | None = None
-            with self._noting:
-                gather = self._begin(parameters, Op.UNSHARD, stream)
-            result = usual(parameters, *arguments, **named)
-            if gather is not None and result is not None:
-                with self._noting:
-                    self._follow(gather, parameters, result, stream)
-            return result
+        def arrive(_future: object) -> None:
+            gather.end = self._mark()
 
-        return run
+        gather.num_bytes = result.all_gather_output.nbytes
+        self._gathers[id(parameters[0])] = gather
+        if isinstance(result.all_gather_work, dist.Work):
+            result.all_gather_work.get_future().add_done_callback(arrive)
+        else:
+            gather.end = self._mark(stream)
+            gather.asked = None if stream is not None else gather.start
 
     def _begin(self, parameters: Any, op: Op, stream: object = None) -> Timed | None:
         stage = self._stage_of.get(id(parameters[0]))
@@ -189,62 +181,30 @@ class Collectives:
             self._unsharded.add(stage)
         return part
 
-    def _follow(self, gather: Timed, parameters: Any, result: Any, stream: object) -> None:
-        def arrive(_future: object) -> None:
-            with self._noting:
-                gather.end = self._mark()
+    def _awaited(self, _result: Any, parameters: Any, *_: Any, **__: Any) -> Recording:
+        """Record the wait for a gather, and the copies out of it."""
+        gather = self._gathers.pop(id(parameters[0]), None)
+        if gather is not None:
+            gather.asked = gather.asked or self._mark()
+            if self.computation is not None:
+                self.computation.gathers.append(gather)
+        yield
 
-        gather.num_bytes = result.all_gather_output.nbytes
-        self._gathers[id(parameters[0])] = gather
-        if isinstance(result.all_gather_work, dist.Work):
-            result.all_gather_work.get_future().add_done_callback(arrive)
-        else:
-            gather.end = self._mark(stream)
-            gather.asked = None if stream is not None else gather.start
+    def _reduced(self, parameters: Any, gradients: Any, *_: Any, **__: Any) -> Recording:
+        """Record a sum of gradients: the device is done with it later than the call returns."""
+        num_bytes = sum(gradient.nbytes for gradient in gradients)
+        reduction = self._begin(parameters, Op.REDUCE_GRAD)
+        result = yield
+        if reduction is not None:
+            reduction.num_bytes, reduction.end = num_bytes, self._mark(result[2])
 
-    def _awaiting(self, usual: Any) -> Any:
-        """Wrap the wait for a gather, and the copies out of it."""
-
-        def run(result: Any, parameters: Any, *arguments: Any, **named: Any) -> Any:
-            with self._noting:
-                gather = self._gathers.pop(id(parameters[0]), None)
-                if gather is not None:
-                    gather.asked = gather.asked or self._mark()
-                    if self.computation is not None:
-                        self.computation.gathers.append(gather)
-            return usual(result, parameters, *arguments, **named)
-
-        return run
-
-    def _reducing(self, usual: Any) -> Any:
-        """Wrap a sum of gradients: the device is done with it later than the call returns."""
-
-        def run(parameters: Any, gradients: Any, *arguments: Any, **named: Any) -> Any:
-            num_bytes = sum(gradient.nbytes for gradient in gradients)
-            reduction: Timed | None = None
-            with self._noting:
-                reduction = self._begin(parameters, Op.REDUCE_GRAD)
-            result = usual(parameters, gradients, *arguments, **named)
-            if reduction is not None:
-                with self._noting:
-                    reduction.num_bytes = num_bytes
-                    reduction.end = self._mark(result[2])
-            return result
-
-        return run
-
-    def _resharding(self, stage: int, usual: Any) -> Any:
-        """Wrap the freeing of a stage's parameters; the schedule does it after computations."""
-
-        def run() -> Any:
-            if self.computation is None and stage in self._unsharded:
-                with self._noting:
-                    self._unsharded.remove(stage)
-                    mark = self._mark()
-                    self.issued.append(Timed(_collective(stage, Op.RESHARD), mark, mark))
-            return usual()
-
-        return run
+    def _resharded(self, stage: int) -> Recording:
+        """Record the freeing of a stage's parameters; the schedule does it after computations."""
+        if self.computation is None and stage in self._unsharded:
+            self._unsharded.remove(stage)
+            mark = self._mark()
+            self.issued.append(Timed(_collective(stage, Op.RESHARD), mark, mark))
+        yield
 
 
 def _collective(stage: int, op: Op) -> Action:

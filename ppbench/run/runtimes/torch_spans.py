@@ -7,7 +7,8 @@
     clock.end()                       waits for the device, once for several steps
     spans, early = recorded.read(clock, step)
 
-Each patch calls the function that it replaces and takes marks around it:
+Each patch calls the function that it replaces. What is recorded of a call is a generator: it runs
+to its `yield` before the call, and gets the result of the call there.
 
     stage.forward_one_chunk, _maybe_compute_loss         F; on the last stage it includes the loss
     stage.backward_one_chunk, backward_weight_one_chunk  B or I; W
@@ -50,7 +51,13 @@ from engine.plan.program import Placement, Program
 from engine.plan.spans import Span, lane_of
 from engine.run.clock import Clock, Mark
 from ppbench.errors import UsageError
-from ppbench.run.runtimes.torch_collectives import Collectives, Noting, Timed, in_order
+from ppbench.run.runtimes.torch_collectives import (
+    Collectives,
+    Recorder,
+    Recording,
+    Timed,
+    in_order,
+)
 
 EARLY_NS = 100_000
 """A shorter wait means that the message had arrived already: gloo needs 10 to 50 us for that."""
@@ -158,8 +165,8 @@ class Instrument:
         self._patches = contextlib.ExitStack()
         self._has_ranges = False
         self._issued: list[Timed] = []  # in the order in which the rank came to them
-        self._noting = Noting()
-        self._collectives = Collectives(self.stages, self._issued, self._noting)
+        self._error: Exception | None = None  # of our own, in the recorded step
+        self._collectives = Collectives(self.stages, clock, self._issued)
         # By the id of an operation that is not started yet, or of a work that is not waited for.
         # The object is kept as well, since an id is reused; no longer, since it holds its tensor.
         self._to_start: dict[int, tuple[Any, Action]] = {}
@@ -173,22 +180,22 @@ class Instrument:
         `has_ranges`: each computation becomes a range of its name in torch's profiler, too.
         """
         self.remove()
-        self._has_ranges, self._noting.error = has_ranges, None
+        self._has_ranges, self._error = has_ranges, None
         self._issued = self._collectives.issued = []  # the one of the step before is handed over
         self._open_messages.clear()
         self._computations.clear()
         for stage in self.stages:
             index = int(stage.stage_index)
             for name, op_of in _COMPUTATIONS.items():
-                self._patch(stage, name, functools.partial(self._timed, index, op_of))
+                self._patch(stage, name, functools.partial(self._computed, index, op_of))
             for name, op in _SENDS_AND_RECEIVES.items():
                 self._patch(stage, name, functools.partial(self._named, index, op))
         self._patch(self.schedule, "_maybe_compute_loss", self._with_loss)
-        self._patch(schedules, _STARTS, self._starting)
-        self._patch(schedules, _WAITS, self._waiting)
+        self._patch(schedules, _STARTS, self._started)
+        self._patch(schedules, _WAITS, self._awaited, is_one_by_one=True)
         self._collectives.clock = self.clock
-        for owner, name, wrap in self._collectives.patches():
-            self._patch(owner, name, wrap)
+        for owner, name, record in self._collectives.recorders():
+            self._patch(owner, name, record)
         self.clock.begin()
 
     def end_step(self) -> RecordedStep:
@@ -197,8 +204,8 @@ class Instrument:
         Raises the error that ended the recording.
         """
         self.remove()
-        if self._noting.error is not None:
-            raise self._noting.error
+        if self._error is not None:
+            raise self._error
         return RecordedStep(self.rank, self._replica, self._issued, self.clock.mark())
 
     def remove(self) -> None:
@@ -208,106 +215,106 @@ class Instrument:
         self._to_start.clear()
         self._moving.clear()
 
-    def _patch(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-        """Replace an attribute until the patches are removed."""
-        self._patches.callback(replace_attribute(owner, name, wrap(getattr(owner, name))))
+    def _patch(
+        self, owner: Any, name: str, record: Recorder, *, is_one_by_one: bool = False
+    ) -> None:
+        """Record each call of a function until the patches are removed.
 
-    def _timed(self, stage: int, op_of: Callable[..., Op], usual: Any) -> Any:
-        """Wrap a computation with marks."""
+        With `is_one_by_one`, its first argument is a list, and it is called for each item.
+        """
+        usual = getattr(owner, name)
 
         def run(*arguments: Any, **named: Any) -> Any:
-            computation: Timed | None = None
-            with self._noting:
-                action = Action(stage, op_of(*arguments, **named), _microbatch(arguments, named))
-                computation = self._computations[action] = Timed(action, self.clock.mark())
-                self._issued.append(computation)
-                self._collectives.begin_computation(computation, arguments, named)
-            if computation is not None and self._has_ranges:
-                with record_function(str(computation.action)):
-                    result = usual(*arguments, **named)
-            else:
+            recording = _begun(record, arguments, named)
+            self._go_on(recording)
+            try:
                 result = usual(*arguments, **named)
-            if computation is not None:
-                with self._noting:
-                    computation.end = self.clock.mark()
-                    self._collectives.end_computation(computation)
+                self._go_on(recording, result)
+            finally:
+                recording.close()
             return result
 
-        return run
+        def run_each(items: Iterable[Any], *arguments: Any, **named: Any) -> None:
+            for item in items:
+                run([item], *arguments, **named)
 
-    def _with_loss(self, usual: Any) -> Any:
-        """Wrap the loss: the last stage's F ends with it."""
+        value = run_each if is_one_by_one else run
+        self._patches.callback(replace_attribute(owner, name, value))
 
-        def run(*arguments: Any, **named: Any) -> Any:
-            result = usual(*arguments, **named)
-            with self._noting:
-                stage, _output, _targets, microbatch, *_more = arguments
-                if stage.is_last:
-                    action = Action(int(stage.stage_index), Op.F, int(microbatch))
-                    self._computations[action].end = self.clock.mark()
-            return result
+    def _go_on(self, recording: Recording, result: Any = None) -> None:
+        """Run a recording to its `yield`, or its end. Its error is kept and ends no training."""
+        try:
+            recording.send(result)
+        except StopIteration:
+            pass
+        except Exception as error:
+            self._error = self._error or error
 
-        return run
+    def _computed(
+        self, stage: int, op_of: Callable[..., Op], *arguments: Any, **named: Any
+    ) -> Recording:
+        """Record a computation with marks around it."""
+        action = Action(stage, op_of(*arguments, **named), _microbatch(arguments, named))
+        computation = self._computations[action] = Timed(action, self.clock.mark())
+        self._issued.append(computation)
+        self._collectives.begin_computation(computation, arguments, named)
+        with record_function(str(action)) if self._has_ranges else contextlib.nullcontext():
+            yield
+        computation.end = self.clock.mark()
+        self._collectives.end_computation(computation)
 
-    def _named(self, stage: int, op: Op, usual: Any) -> Any:
-        """Wrap the making of a message's operations, to remember them until they are started."""
+    def _with_loss(
+        self, stage: Any, _output: Any, _targets: Any, microbatch: Any, *_: Any
+    ) -> Recording:
+        """Record the loss: the last stage's F ends with it."""
+        yield
+        if stage.is_last:
+            action = Action(int(stage.stage_index), Op.F, int(microbatch))
+            self._computations[action].end = self.clock.mark()
 
-        def run(*arguments: Any, **named: Any) -> Any:
-            operations = usual(*arguments, **named)
-            with self._noting:
-                action = Action(stage, op, _microbatch(arguments, named))
-                self._to_start |= {id(operation): (operation, action) for operation in operations}
-            return operations
+    def _named(self, stage: int, op: Op, *arguments: Any, **named: Any) -> Recording:
+        """Remember the operations of a message until they are started."""
+        operations = yield
+        action = Action(stage, op, _microbatch(arguments, named))
+        self._to_start |= {id(operation): (operation, action) for operation in operations}
 
-        return run
+    def _started(self, operations: list[Any], *_: Any, **__: Any) -> Recording:
+        """Record the start of messages: a work per operation, or one for all if NCCL joins them."""
+        messages: list[Timed | None] = []
+        for operation in operations:
+            _, action = self._to_start.pop(id(operation), (None, None))
+            if action is None:
+                messages.append(None)
+                continue
+            message = self._open_messages.get(action)
+            if message is None:  # else it has several tensors, and this is not the first
+                message = self._open_messages[action] = Timed(action, self.clock.mark())
+                self._issued.append(message)
+            message.num_bytes += operation.tensor.nbytes
+            messages.append(message)
+        works = yield
+        ours = [message for message in messages if message is not None]
+        if len(works) != len(messages):
+            self._moving |= {id(work): (work, ours) for work in works}
+            return
+        for work, own in zip(works, messages, strict=True):
+            if own is not None:
+                self._moving[id(work)] = (work, [own])
 
-    def _starting(self, usual: Any) -> Any:
-        """Wrap the start of messages: a work per operation, or one for all if NCCL joins them."""
+    def _awaited(self, works: list[Any], *_: Any, **__: Any) -> Recording:
+        """Record the wait for a message, which ends when it has been waited for."""
+        asked = self.clock.mark()
+        yield
+        over = self.clock.mark()
+        _, messages = self._moving.pop(id(works[0]), (None, ()))
+        for message in messages:
+            message.asked = message.asked or asked  # of several tensors, the first
+            message.end = over
 
-        def run(operations: list[Any], *arguments: Any, **named: Any) -> Any:
-            messages: list[Timed | None] = []
-            with self._noting:
-                for operation in operations:
-                    _, action = self._to_start.pop(id(operation), (None, None))
-                    if action is None:
-                        messages.append(None)
-                        continue
-                    message = self._open_messages.get(action)
-                    if message is None:  # else it has several tensors, and this is not the first
-                        message = self._open_messages[action] = Timed(action, self.clock.mark())
-                        self._issued.append(message)
-                    message.num_bytes += operation.tensor.nbytes
-                    messages.append(message)
-            works = usual(operations, *arguments, **named)
-            with self._noting:
-                ours = [message for message in messages if message is not None]
-                if len(works) == len(messages):
-                    for work, message in zip(works, messages, strict=True):
-                        if message is not None:
-                            self._moving[id(work)] = (work, [message])
-                else:
-                    self._moving |= {id(work): (work, ours) for work in works}
-            return works
 
-        return run
-
-    def _waiting(self, usual: Any) -> Any:
-        """Wrap the wait for messages: each ends when it has been waited for, one by one."""
-
-        def run(works: Iterable[Any], *arguments: Any, **named: Any) -> Any:
-            for work in works:
-                asked: Mark | None = None
-                with self._noting:
-                    asked = self.clock.mark()
-                usual([work], *arguments, **named)
-                with self._noting:
-                    over = self.clock.mark()
-                    _, messages = self._moving.pop(id(work), (work, ()))
-                    for message in messages:
-                        message.asked = message.asked or asked  # of several tensors, the first
-                        message.end = over
-
-        return run
+def _begun(record: Recorder, arguments: tuple[Any, ...], named: dict[str, Any]) -> Recording:
+    """Take the arguments when it is resumed, so that a mistake in them is its own."""
+    yield from record(*arguments, **named)
 
 
 def _microbatch(arguments: tuple[Any, ...], named: dict[str, Any]) -> int:
