@@ -12,7 +12,7 @@ ranks must agree on; for schedules whose transfers torch has placed, that is pro
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,15 +82,15 @@ class TorchPipeline(Stopwatch):
         super().__init__(trainer, flight)
         self._trainer = trainer
         self._num_tokens = 0
-        self._stages = [_stage_of(trainer, index, self) for index in sorted(trainer.modules)]
+        self._stages = [_stage_of(trainer, index) for index in sorted(trainer.modules)]
         config = trainer.config
         kind = get_schedule_class(TORCH_SCHEDULES[config.schedule])
         owned = self._stages if issubclass(kind, PipelineScheduleMulti) else self._stages[0]
         self.schedule: Any = kind(
             owned, config.data.num_microbatches, loss_fn=self._loss, scale_grads=False
         )
-        self._instrument = Instrument(self.schedule, self.clock, trainer.replica)
-        self._is_recorded = False
+        flight = self.work, self.come_to_next
+        self._instrument = Instrument(self.schedule, self.clock, trainer.replica, *flight)
         self._program = proved_program(self.schedule, trainer.fabric.transport)
         if trainer.config.replicas > 1:
             self._program = None  # what torch has done of its collectives is known when it has run
@@ -107,10 +107,8 @@ class TorchPipeline(Stopwatch):
     def run(self, step: int, batch: StepBatch, recording: Recording) -> Tensor | None:
         self.begin(step, recording)
         self._num_tokens = batch.num_tokens
-        self._is_recorded = recording.has_spans or recording.has_ranges or self.peak_held == 0
-        if self._is_recorded:
-            self._instrument.clock = self.clock
-            self._instrument.start_step(has_ranges=recording.has_ranges)
+        self._instrument.clock = self.clock
+        self._instrument.start_step(has_ranges=recording.has_ranges)
         losses: list[Tensor] = []
         inputs = [torch.cat(batch.inputs)] if self._stages[0].is_first else []
         targets = torch.cat(batch.targets) if self._stages[-1].is_last else None
@@ -127,8 +125,6 @@ class TorchPipeline(Stopwatch):
 
     def end_step(self, step: int) -> TimedStep:
         timed = super().end_step(step)
-        if not self._is_recorded:
-            return timed
         recorded = self._instrument.end_step()
         self.peak_held = max(self.peak_held, recorded.peak_held)
         if self._program is None:  # blocks until every rank is here, once
@@ -201,30 +197,7 @@ class _Unviewed(torch.autograd.Function):
 
 
 class _Stage(PipelineStage):
-    """torch's stage, with contiguous messages, since gloo refuses others.
-
-    It notes its computations in the flight record, each from when torch has waited for its input,
-    so that after a hang it is known in which one a rank is.
-    """
-
-    stopwatch: Stopwatch
-
-    def forward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
-        return self._noted(super().forward_one_chunk, arguments, named)
-
-    def backward_one_chunk(self, *arguments: Any, **named: Any) -> None:
-        self._noted(super().backward_one_chunk, arguments, named)
-
-    def backward_weight_one_chunk(self, *arguments: Any, **named: Any) -> None:
-        self._noted(super().backward_weight_one_chunk, arguments, named)
-
-    def _noted(
-        self, compute: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]
-    ) -> Any:
-        self.stopwatch.work()
-        result = compute(*arguments, **named)
-        self.stopwatch.come_to_next()
-        return result
+    """torch's stage, with contiguous messages, since gloo refuses others."""
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[P2POp]:
         return _contiguous(super().get_fwd_send_ops(fwd_chunk_id))
@@ -239,14 +212,14 @@ def _contiguous(operations: list[P2POp]) -> list[P2POp]:
     return operations
 
 
-def _stage_of(trainer: Trainer, index: int, stopwatch: Stopwatch) -> PipelineStage:
+def _stage_of(trainer: Trainer, index: int) -> PipelineStage:
     """Build torch's stage. Given the shapes of messages, torch need not run the model for them."""
     config, module, device = trainer.config, trainer.modules[index], trainer.device
     sends, shards = None if module.is_last else trainer.messages[index], trainer.shards
     shape = (config.data.microbatch_size, config.data.longest)
     ids = (TensorSpec(shape, torch.int64),)
     logits = (TensorSpec((*shape, trainer.model.vocab_size), config.model.torch_dtype),)
-    stage = _Stage(
+    return _Stage(
         shards.submodules[index]
         if isinstance(shards, TorchShards)
         else _submodule_of(trainer, index),
@@ -257,8 +230,6 @@ def _stage_of(trainer: Trainer, index: int, stopwatch: Stopwatch) -> PipelineSta
         output_args=_examples(logits if sends is None else sends),
         group=trainer.fabric.group_of(trainer.ranks),
     )
-    stage.stopwatch = stopwatch
-    return stage
 
 
 def _submodule_of(trainer: Trainer, index: int) -> nn.Module:

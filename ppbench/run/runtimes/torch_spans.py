@@ -144,12 +144,20 @@ class RecordedStep:
 class Instrument:
     """Records chosen steps of one rank's part of a schedule."""
 
-    def __init__(self, schedule: Any, clock: Clock, replica: int = 0) -> None:
-        """Take a schedule of torch's, with one stage or several.
+    def __init__(
+        self,
+        schedule: Any,
+        clock: Clock,
+        replica: int = 0,
+        begin_computation: Callable[[], object] = lambda: None,
+        end_computation: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Take a schedule of torch's, with one stage or several, and what notes computations.
 
         Raises UsageError for any other object, and for a version of torch that is not supported.
         """
         self.schedule, self.clock = schedule, clock
+        self._begin_computation, self._end_computation = begin_computation, end_computation
         self.stages = stages_of(schedule)
         wanted = [(schedules, name) for name in (_STARTS, _WAITS)]
         wanted += [(schedule, name) for name in _OF_SCHEDULES]
@@ -258,8 +266,10 @@ class Instrument:
         computation = self._computations[action] = Timed(action, self.clock.mark())
         self._issued.append(computation)
         self._collectives.begin_computation(computation, arguments, named)
+        self._begin_computation()
         with record_function(str(action)) if self._has_ranges else contextlib.nullcontext():
             yield
+        self._end_computation()
         computation.end = self.clock.mark()
         self._collectives.end_computation(computation)
 
