@@ -89,8 +89,9 @@ class TorchPipeline(Stopwatch):
         self.schedule: Any = kind(
             owned, config.data.num_microbatches, loss_fn=self._loss, scale_grads=False
         )
-        flight = self.work, self.come_to_next
-        self._instrument = Instrument(self.schedule, self.clock, trainer.replica, *flight)
+        self._instrument = Instrument(
+            self.schedule, self.clock, trainer.replica, self.work, self.come_to_next
+        )
         self._program = proved_program(self.schedule, trainer.fabric.transport)
         if trainer.config.replicas > 1:
             self._program = None  # what torch has done of its collectives is known when it has run

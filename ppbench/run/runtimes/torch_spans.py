@@ -274,7 +274,7 @@ class Instrument:
         self._collectives.end_computation(computation)
 
     def _with_loss(
-        self, stage: Any, _output: Any, _targets: Any, microbatch: Any, *_: Any
+        self, stage: Any, _output: Any, _targets: Any, microbatch: Any, *_more: Any
     ) -> Recording:
         """Record the loss: the last stage's F ends with it."""
         yield
@@ -288,7 +288,7 @@ class Instrument:
         action = Action(stage, op, _microbatch(arguments, named))
         self._to_start |= {id(operation): (operation, action) for operation in operations}
 
-    def _started(self, operations: list[Any], *_: Any, **__: Any) -> Recording:
+    def _started(self, operations: list[Any], *_more: Any, **_named: Any) -> Recording:
         """Record the start of messages: a work per operation, or one for all if NCCL joins them."""
         messages: list[Timed | None] = []
         for operation in operations:
@@ -311,7 +311,7 @@ class Instrument:
             if own is not None:
                 self._moving[id(work)] = (work, [own])
 
-    def _awaited(self, works: list[Any], *_: Any, **__: Any) -> Recording:
+    def _awaited(self, works: list[Any], *_more: Any, **_named: Any) -> Recording:
         """Record the wait for a message, which ends when it has been waited for."""
         asked = self.clock.mark()
         yield
