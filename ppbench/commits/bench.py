@@ -420,6 +420,15 @@ class TwoSides:
         """The full hashes, or `WORKTREE` for a head with uncommitted changes."""
         return self.base.name, self.head.name
 
+    def launches(self) -> list[Launches]:
+        """The launches of each side that count: those in which they took turns."""
+        return self._in_turns(self.bench.launches((self.base, self.head)))
+
+    @staticmethod
+    def _in_turns(launches: Sequence[Launches]) -> list[Launches]:
+        base, head = launches
+        return [base.beside(head), head.beside(base)]
+
     def bring_to(self, num_launches: int) -> float:
         """Launch both sides until each has so many launches; return the rounds that it took.
 
@@ -430,6 +439,7 @@ class TwoSides:
         def policy(launches: list[Launches]) -> Part:
             """The sides that lack a launch; all launches that the same sides lack in one start."""
             nonlocal asked, num_rounds
+            launches = self._in_turns(launches)
             for side, own in zip(sides, launches, strict=True):
                 failures = [own.failure(place) for place in range(len(self.bench.sweep.cases))]
                 if all(failures):
@@ -463,9 +473,9 @@ def rounds_of(
     """Two commits to be measured in turns; their work trees are removed at the end.
 
     Older launches do not count: between sessions a machine drifts by more than launches differ, and
-    that would fall on one side. Launches of the last hour do count, so that a measurement that was
-    stopped goes on, but only those `after` this run. What failed is tried again: whatever was the
-    cause, the setup for example, may have been mended.
+    that would fall on one side. Launches of the last hour in which both took turns do count, so
+    that a measurement that was stopped goes on, but only those `after` this run. What failed is
+    tried again: whatever was the cause, the setup for example, may have been mended.
 
     A head with uncommitted changes is measured in place. Without a base it is the repository's
     default. Raises PpbenchError.
@@ -483,7 +493,8 @@ def rounds_of(
             )
         if last.commit.is_dirty:
             note(f"{repository.root}: has uncommitted changes; measured as it is, in place")
-        for side, launches in zip((first, last), bench.launches((first, last)), strict=True):
+        sides = TwoSides(bench, first, last)
+        for side, launches in zip((first, last), sides.launches(), strict=True):
             nums = [launches.num_done(place) for place in range(len(bench.sweep.cases))]
             if any(nums):
                 count = " to ".join(map(str, dict.fromkeys((min(nums), max(nums)))))
@@ -492,4 +503,4 @@ def rounds_of(
                     f"{side.label}: takes {count} {word} of the last hour, and makes only what is "
                     "missing; to make all anew, name another store: --results DIR"
                 )
-        yield TwoSides(bench, first, last)
+        yield sides

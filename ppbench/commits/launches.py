@@ -92,6 +92,18 @@ class Launches:
             metric: statistics.median(figures) if figures else None,
         }
 
+    def beside(self, other: Launches) -> Launches:
+        """The launches in which this commit and another took turns, and those that failed.
+
+        Of a case that does not run at the other, all.
+        """
+        columns = ["place", "process_start"]
+        shared = pd.MultiIndex.from_frame(other.rows[columns].dropna())
+        is_shared = pd.MultiIndex.from_frame(self.rows[columns]).isin(shared)
+        alone = [place for place in self.rows["place"].unique() if other.does_not_run(place)]
+        counts = is_shared | self.rows["status"].ne("ok") | self.rows["place"].isin(alone)
+        return Launches(self.rows[counts])
+
     def does_not_run(self, case: int) -> bool:
         """Whether a case failed for a reason of its own and is ok in no launch, so none will be."""
         return not self.num_ok(case) and self.num_done(case) > 0

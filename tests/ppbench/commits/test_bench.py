@@ -128,6 +128,16 @@ def test_sides_that_were_just_measured_are_named_and_not_measured(repository, ca
     assert len(Store(results).runs(["run_id"])) == 4
 
 
+def test_of_launches_that_a_sweep_made_alone_none_counts_for_two_sides(repository):
+    folder, shas = repository
+    file = sweep_in(folder)
+    for sha in shas[1:]:
+        add_measured(file, sha, around(1000.0, 2), **now())
+        add_measured(file, sha, [900.0], launch=2, process_start=f"alone {sha}", **now())
+    with rounds_of(read_tracked(file), *shas[1:], folder / "results") as sides:
+        assert [own.figures(0, "tokens_per_s") for own in sides.launches()] == [(1000, 1002)] * 2
+
+
 @pytest.mark.parametrize(
     ("old", "number"),
     [
