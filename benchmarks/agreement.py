@@ -136,7 +136,7 @@ def made_up_store(draw: np.random.Generator, folder: Path) -> Store:
 
 def said_by_report(store: Store) -> tuple[Said, Counter[str]]:
     """Return what a report says of each pair; count where a plan disagrees."""
-    runs = store.runs(where=[Condition("sweep_id", "=", "new")])
+    runs = store.runs(where=[Condition("sweep_id", "=", ("new",))])
     judged = judge(runs, varying_axes(runs), [store])
     said: dict[tuple[str, str], Verdict] = {}
     for judgement in judged.judgements:

@@ -43,7 +43,7 @@ def settings(incomplete: str) -> list[str]:
     from engine.model.presets import PRESETS
     from engine.plan.schedules.registry import SCHEDULES
     from ppbench.config.case import CASE_KEYS
-    from ppbench.config.synonyms import SYNONYMS
+    from ppbench.config.toml import SYNONYMS
     from ppbench.runtimes import known_runtimes
 
     key, separator, _ = incomplete.partition("=")
@@ -68,7 +68,7 @@ def runs(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def columns(incomplete: str) -> list[str]:
     """Columns of runs, after those that are already listed."""
-    from ppbench.config.synonyms import SYNONYMS
+    from ppbench.config.toml import SYNONYMS
     from ppbench.store import TABLES
 
     before, comma, last = incomplete.rpartition(",")

@@ -44,7 +44,7 @@ from ppbench.comparison.measurement import Budget
 from ppbench.comparison.sides import WORKTREE
 from ppbench.config.conditions import conditions_of, parse_only
 from ppbench.config.reader import read_sweep
-from ppbench.config.sweep import Sweep
+from ppbench.config.sweep import Sweep, note_unmet
 from ppbench.console import note
 from ppbench.display.units import counted, duration
 from ppbench.errors import (
@@ -140,7 +140,9 @@ def commit_values(commit: Commit) -> dict[str, object]:
 
 def read_tracked(file: Path | str, overrides: Sequence[str] = ()) -> Sweep:
     """Read a sweep file for commits whose trees may have other files. Raises UsageError."""
-    return read_sweep(Path(file), overrides, default_device(), is_of_this_tree=False)
+    read = read_sweep(Path(file), overrides, default_device(), is_of_this_tree=False)
+    note_unmet(read)
+    return read
 
 
 class Bench:

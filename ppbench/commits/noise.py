@@ -24,6 +24,7 @@ from ppbench.comparison.notes import cautions
 from ppbench.comparison.rounds import shared_rounds
 from ppbench.comparison.sessions import BREAK
 from ppbench.config.reader import read_sweep
+from ppbench.config.sweep import note_unmet
 from ppbench.display.cases import case_text, without_not_finite
 from ppbench.display.commands import command, near
 from ppbench.display.metrics import METRICS
@@ -91,6 +92,7 @@ def noise(
     hour count. Raises UsageError, StoreError and SweepInterruptedError.
     """
     read, folder = read_sweep(Path(sweep), overrides, default_device()), Path(results)
+    note_unmet(read)
     num_tried, cases = 0, range(len(read.cases))
     with Bench(
         read, folder, progress, overrides=overrides, is_fresh=True, budget_s=budget_s

@@ -295,7 +295,7 @@ def revision_side(name: str, sha: str, repository: Repository, places: Places) -
 def _commit_side(
     name: str, sha: str, places: Places, notes: tuple[str, ...], subject: str | None = None
 ) -> Side:
-    runs = places.runs(Condition("commit", "=", sha))
+    runs = places.runs(Condition("commit", "=", (sha,)))
     clean = runs[~runs["is_dirty"].eq(True)]
     subject = subject or next(iter(clean["subject"].dropna()), None)
     known = sha[:SHORT] if sha.startswith(name) else f"{name} = {sha[:SHORT]}"
@@ -318,7 +318,7 @@ def _worktree_side(places: Places) -> Side:
     state = repository.state()
     if not state.is_dirty:
         return _commit_side(WORKTREE, state.commit, places, (), state.subject)
-    runs = places.runs(Condition("commit", "=", state.commit))
+    runs = places.runs(Condition("commit", "=", (state.commit,)))
     mine = runs[runs["changes"] == state.changes]
     title = f"{WORKTREE} = {state.commit[:SHORT]} with changes {state.changes}"
     if newest_launches(mine).empty:

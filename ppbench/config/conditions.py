@@ -1,4 +1,4 @@
-"""Conditions on cases: of `--only`, `[[exclude]]`, `[[override]]`, thresholds, accepted changes.
+"""Conditions on cases and on stored runs, in options and in tables of a sweep file.
 
     schedule=1f1b and world_size>=4                  in a line
     {schedule = ["1f1b", "afab"], world_size = 4}    in a table of a sweep file; a list: any of them
@@ -10,25 +10,25 @@ this machine, `stages_per_rank = "auto"` is the schedule's own number.
 from __future__ import annotations
 
 import functools
-import itertools
 import operator
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from engine.plan.schedules.registry import CSV_PREFIX, find_schedule
 from ppbench.config.case import CASE_KEYS, SETTINGS, Planned, setting_of
 from ppbench.config.kinds import AUTO
-from ppbench.config.synonyms import setting_named
 from ppbench.config.toml import (
     as_toml,
     brief,
+    column_named,
     cut,
     nearest_key,
     printable,
     quoted,
+    setting_named,
 )
 from ppbench.errors import UsageError
 
@@ -43,31 +43,111 @@ OPERATORS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
 MAX_LISTED = 20
 _WORD = re.compile(r"""\s+and\s+|"[^"]*"|'[^']*'|\[[^\]]*\]|.""", re.IGNORECASE | re.DOTALL)
 _ONE = re.compile(r"\s*([^\s=!<>]+)\s*(!=|<=|>=|==|=|<|>)\s*(.*?)\s*", re.DOTALL)
-FORM: Final = 'give KEY=VALUE, or !=, <, <=, >, >= in its place; join several with " and "'
+_FORM = 'give KEY=VALUE, or !=, <, <=, >, >= in its place; join several with " and "'
+_SETTINGS_OF_CASES = {column_named(key) for key in CASE_KEYS}
 
 
-class Words(NamedTuple):
-    """One condition as it is written."""
+@dataclass(frozen=True)
+class Condition:
+    """A comparison of a setting, or of a column of `runs`; of several values, any may be equal."""
 
     key: str
     operator: str
-    value: str
+    values: tuple[Any, ...]  # None is null, which only a stored run has
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for values that cannot be compared so."""
+        if not self.values:
+            raise ValueError("is empty; expected a value, or a list of them")
+        is_text_ordered = column_named(self.key) not in _SETTINGS_OF_CASES  # as ids of runs are
+        for value in () if self.operator in ("=", "!=") else self.values:
+            if not (type(value) in (int, float) or (type(value) is str and is_text_ordered)):
+                word = "null" if value is None else brief(value)
+                raise ValueError(f"{word} has no order; compare it with = or !=")
+
+    def holds(self, value_of: Callable[[str], Any]) -> bool:
+        """Whether the setting, of which a function has the value, meets the condition."""
+        found, compare = value_of(self.key), OPERATORS[self.operator]
+        values: Iterable[Any] = self.values
+        if self.key == "stages_per_rank" and AUTO in self.values:
+            own = stages_of(value_of("schedule"))
+            values = [(found if own is None else own) if one == AUTO else one for one in values]
+        if self.operator in ("=", "!="):
+            return (found in values) is (self.operator == "=")
+        is_number = type(found) in (int, float)  # not a length that is "variable"
+        return is_number and all(compare(found, one) for one in values)
+
+    def __str__(self) -> str:
+        """As it is read."""
+        is_one = len(self.values) == 1
+        value = as_written(self.values[0]) if is_one else as_toml(self.values)
+        return f"{self.key}{self.operator}{value}"
 
 
-def split_conditions(text: str) -> list[Words]:
-    """Split a text at each `and` outside quotes and brackets. Raises ValueError."""
-    parts = [""]
-    for word in _WORD.findall(text):
-        if word.strip().lower() == "and":
-            parts.append("")
-        else:
-            parts[-1] += word
-    found = []
-    for part in parts:
-        if (match := _ONE.fullmatch(part)) is None:
-            raise ValueError(f"cannot read {quoted(cut(part))}; {FORM}")
-        found.append(Words(match[1], match[2].replace("==", "="), match[3]))
-    return found
+@dataclass(frozen=True)
+class Conditions:
+    """Conditions that must all hold."""
+
+    each: tuple[Condition, ...] = ()
+
+    def holds(self, value_of: Callable[[str], Any]) -> bool:
+        return all(condition.holds(value_of) for condition in self.each)
+
+    def matches(self, planned: Planned) -> bool:
+        return self.holds(functools.partial(setting_of, *planned))
+
+    def select(self, planned: Sequence[Planned]) -> tuple[Planned, ...]:
+        """The cases that match. Raises UsageError with the existing values if none does."""
+        left = tuple(planned)
+        for position, condition in enumerate(self.each):
+            matching = tuple(case for case in left if Conditions((condition,)).matches(case))
+            if not matching:
+                known = dict.fromkeys(brief(setting_of(*case, condition.key)) for case in left)
+                more = f", ... ({len(known):,} values)" if len(known) > MAX_LISTED else ""
+                met = " and ".join(map(str, self.each[:position]))
+                among = f" of those with {met}" if met else ""
+                raise UsageError(
+                    f"--only {cut(str(condition))}: no case{among} has this value; "
+                    f"its values are {', '.join([*known][:MAX_LISTED])}{more}"
+                )
+            left = matching
+        return left
+
+    def __str__(self) -> str:
+        return " and ".join(map(str, self.each))
+
+
+EVERYTHING = Conditions()
+
+
+def parse_conditions(
+    texts: Iterable[str], read: Callable[[str, str], tuple[str, Iterable[Any]]]
+) -> tuple[Condition, ...]:
+    """Parse texts of one condition, or of several joined by an `and` outside quotes and brackets.
+
+    `read` returns the key that a word means, and the values that are written for it. Equalities of
+    one key are alternatives. Raises ValueError, as `read` may.
+    """
+    found: dict[object, Condition] = {}
+    for text in texts:
+        parts = [""]
+        for word in _WORD.findall(text):
+            if word.strip().lower() == "and":
+                parts.append("")
+            else:
+                parts[-1] += word
+        for part in parts:
+            if (match := _ONE.fullmatch(part)) is None:
+                raise ValueError(f"cannot read {quoted(cut(part))}; {_FORM}")
+            sign = match[2].replace("==", "=")
+            key, values = read(match[1], match[3])
+            one = Condition(key, sign, tuple(values))
+            if sign != "=":
+                found[one] = one
+            else:
+                before = found[key].values if key in found else ()
+                found[key] = Condition(key, sign, (*before, *one.values))
+    return tuple(found.values())
 
 
 def toml_value(written: str) -> object:
@@ -94,6 +174,40 @@ def checked_value(key: str, value: object) -> Any:
     kind = SETTINGS[key].kind
     assert kind is not None
     return kind.check(value)
+
+
+def condition_on(key: str, value: object, device: str) -> Condition:
+    """The condition that a setting is a value, or one of a list; `device` is what `auto` means.
+
+    Raises ValueError.
+    """
+    return Condition(key, "=", _values_of(key, value, device))
+
+
+def _values_of(key: str, value: object, device: str) -> tuple[Any, ...]:
+    values = tuple(checked_value(key, one) for one in alternatives(key, value))
+    return tuple(device if key == "device" and one == AUTO else one for one in values)
+
+
+def read_conditions(texts: Iterable[str], device: str) -> Conditions:
+    """Parse conditions on cases; `device` is what `auto` means. Raises ValueError."""
+
+    def read(word: str, written: str) -> tuple[str, tuple[Any, ...]]:
+        key = setting_named(word.removeprefix("grid."))
+        if key not in CASE_KEYS:
+            raise ValueError(f"unknown key {quoted(key)}{nearest_key(key, CASE_KEYS)}")
+        return key, _values_of(key, toml_value(written), device)
+
+    return Conditions(parse_conditions(texts, read))
+
+
+def parse_only(texts: Iterable[str], device: str) -> Conditions:
+    """Parse the values of `--only`. Raises UsageError."""
+    texts = list(texts)
+    try:
+        return read_conditions(texts, device)
+    except ValueError as error:
+        raise UsageError(f"--only {cut(printable(' '.join(texts)))}: {error}") from None
 
 
 def parse_assignment(
@@ -124,117 +238,15 @@ def stages_of(schedule: str) -> int | None:
     """The stages of a rank that `stages_per_rank = "auto"` means; None for a program file."""
     if schedule == AUTO:
         return 1
-    if schedule.startswith(CSV_PREFIX):
-        return None
-    return find_schedule(schedule).stages_per_rank.default
-
-
-@dataclass(frozen=True)
-class Condition:
-    """A comparison of a setting; with several values, any of them may hold."""
-
-    key: str
-    operator: str
-    values: tuple[Any, ...]
-
-    def holds(self, value_of: Callable[[str], Any]) -> bool:
-        """Whether the setting, of which a function has the value, meets the condition."""
-        found, compare = value_of(self.key), OPERATORS[self.operator]
-        values: Iterable[Any] = self.values
-        if self.key == "stages_per_rank" and AUTO in self.values:
-            own = stages_of(value_of("schedule"))
-            values = [(found if own is None else own) if one == AUTO else one for one in values]
-        if self.operator in ("=", "!="):
-            return (found in values) is (self.operator == "=")
-        is_number = type(found) in (int, float)  # not a length that is "variable"
-        return is_number and all(compare(found, one) for one in values)
-
-    def __str__(self) -> str:
-        """As `read_conditions` takes it."""
-        is_one = len(self.values) == 1
-        value = as_written(self.values[0]) if is_one else as_toml(self.values)
-        return f"{self.key}{self.operator}{value}"
-
-
-@dataclass(frozen=True)
-class Conditions:
-    """Conditions that must all hold."""
-
-    each: tuple[Condition, ...] = ()
-
-    def holds(self, value_of: Callable[[str], Any]) -> bool:
-        return all(condition.holds(value_of) for condition in self.each)
-
-    def matches(self, planned: Planned) -> bool:
-        return self.holds(functools.partial(setting_of, *planned))
-
-    def select(self, planned: Sequence[Planned]) -> tuple[Planned, ...]:
-        """The cases that match. Raises UsageError with the existing values if none does."""
-        left = tuple(planned)
-        for position, condition in enumerate(self.each):
-            alone = Conditions((condition,))
-            matching = tuple(case for case in left if alone.matches(case))
-            if not matching:
-                known = dict.fromkeys(brief(setting_of(*case, condition.key)) for case in left)
-                more = f", ... ({len(known):,} values)" if len(known) > MAX_LISTED else ""
-                met = " and ".join(map(str, self.each[:position]))
-                among = f" of those with {met}" if met else ""
-                raise UsageError(
-                    f"--only {cut(str(condition))}: no case{among} has this value; "
-                    f"its values are {', '.join([*known][:MAX_LISTED])}{more}"
-                )
-            left = matching
-        return left
-
-    def __str__(self) -> str:
-        return " and ".join(map(str, self.each))
-
-
-EVERYTHING = Conditions()
-
-
-def condition_of(key: str, sign: str, value: object, device: str) -> Condition:
-    """Check the values of a condition; `device` is what `auto` means. Raises ValueError."""
-    values = tuple(checked_value(key, one) for one in alternatives(key, value))
-    if not values:
-        raise ValueError("is empty; expected a value, or a list of them")
-    if sign not in ("=", "!=") and not all(type(one) in (int, float) for one in values):
-        raise ValueError(f"{brief(value)} has no order; compare it with = or !=")
-    if key == "device":
-        values = tuple(device if one == AUTO else one for one in values)
-    return Condition(key, sign, values)
-
-
-def read_conditions(texts: Iterable[str], device: str) -> Conditions:
-    """Parse conditions; equalities of one key are alternatives. Raises ValueError."""
-    found: list[Condition] = []
-    for word, sign, written in itertools.chain.from_iterable(map(split_conditions, texts)):
-        key = setting_named(word.removeprefix("grid."))
-        if key not in CASE_KEYS:
-            raise ValueError(f"unknown key {quoted(key)}{nearest_key(key, CASE_KEYS)}")
-        found.append(condition_of(key, sign, toml_value(written), device))
-    equal: dict[str, Condition] = {}
-    for one in found:
-        if one.operator == "=":
-            before = equal[one.key].values if one.key in equal else ()
-            equal[one.key] = Condition(one.key, "=", (*before, *one.values))
-    return Conditions((*equal.values(), *(one for one in found if one.operator != "=")))
-
-
-def parse_only(texts: Iterable[str], device: str) -> Conditions:
-    """Parse the values of `--only`. Raises UsageError."""
-    texts = list(texts)
-    try:
-        return read_conditions(texts, device)
-    except ValueError as error:
-        raise UsageError(f"--only {cut(printable(' '.join(texts)))}: {error}") from None
+    return (
+        None if schedule.startswith(CSV_PREFIX) else find_schedule(schedule).stages_per_rank.default
+    )
 
 
 def conditions_of(planned: Planned, axes: Sequence[str]) -> list[str]:
     """The conditions that this case alone meets, as `--only` takes them; `axes` are columns."""
-    keys = [key for key in CASE_KEYS if key.replace(".", "_") in axes]
-    values = {key: setting_of(*planned, key) for key in keys}
-    return [f"{key}={as_written(value)}" for key, value in values.items()]
+    keys = [key for key in CASE_KEYS if column_named(key) in axes]
+    return [f"{key}={as_written(setting_of(*planned, key))}" for key in keys]
 
 
 def as_written(value: object) -> str:

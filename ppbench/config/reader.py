@@ -45,7 +45,7 @@ from ppbench.config.conditions import (
     Conditions,
     alternatives,
     checked_value,
-    condition_of,
+    condition_on,
     parse_assignment,
     read_conditions,
     stages_of,
@@ -66,7 +66,6 @@ from ppbench.config.programs import (
 )
 from ppbench.config.shipped import find_sweep
 from ppbench.config.sweep import Accepted, Given, Sweep, SweepText, Threshold, Track
-from ppbench.config.synonyms import setting_named
 from ppbench.config.toml import (
     Place,
     Source,
@@ -74,6 +73,7 @@ from ppbench.config.toml import (
     line_of,
     parse,
     read_text,
+    setting_named,
     shown,
     text_of,
     unknown_key,
@@ -255,7 +255,7 @@ def _conditions(said: SweepText, table: object, place: Place) -> Conditions:
     found = []
     for key, one in given.items():
         try:
-            found.append(condition_of(key, "=", one.value, said.device))
+            found.append(condition_on(key, one.value, said.device))
         except ValueError as error:
             raise said.error(one, str(error)) from None
     return Conditions(tuple(found))

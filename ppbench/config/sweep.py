@@ -48,6 +48,7 @@ from ppbench.config.case import (
 )
 from ppbench.config.conditions import EVERYTHING, Conditions, checked_value
 from ppbench.config.toml import Place, Source, holds, line_of, text_of
+from ppbench.console import note
 from ppbench.errors import SweepFileError, UsageError
 
 MOST_ACCEPTED = 1000.0
@@ -175,3 +176,9 @@ class Sweep:
     facts: Mapping[Identity, Facts] = field(default_factory=dict)  # of inspected models
     said: SweepText = field(default_factory=SweepText)  # the file as it was read
     notes: tuple[str, ...] = ()  # conditions that match no case
+
+
+def note_unmet(sweep: Sweep) -> None:
+    """Note the conditions of a sweep file that match none of its cases."""
+    for text in sweep.notes:
+        note(f"note: {text}")

@@ -20,13 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ppbench.config.synonyms import SYNONYMS
 from ppbench.errors import SweepFileError, UsageError, nearest
 
 T = TypeVar("T")
 Tree = dict[str, object]
 Place = tuple[str | int, ...]
 """A path from the top of a file: keys, and indices of arrays."""
+SYNONYMS = {"ranks": "world_size", "microbatches": "num_microbatches"}
+"""Other words for settings, taken wherever a person names one; what is stored keeps one name."""
 MAX_BYTES = 1_048_576
 """Largest size of a file; 100,000 values take less."""
 MAX_SHOWN = 60
@@ -96,6 +97,16 @@ def key_text(key: str) -> str:
 
 def cut(text: str) -> str:
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
+
+
+def setting_named(key: str) -> str:
+    """The key of a sweep file that a word means: itself, unless it is a synonym."""
+    return SYNONYMS.get(key, key)
+
+
+def column_named(name: str) -> str:
+    """The column of `runs` that a word or a dotted key means, as far as it is one."""
+    return setting_named(name).replace(".", "_")
 
 
 def unknown_key(key: str, value: object, known: Iterable[str]) -> str:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ppbench.config.synonyms import SYNONYMS, column_named
+from ppbench.config.toml import SYNONYMS, column_named
 from ppbench.display.fields import (
     CIRCUMSTANCES,
     DISPENSABLE,

@@ -180,7 +180,7 @@ def write_run(recorded: RecordedRun, metadata: RunMetadata, store: Store) -> str
     )
     rows = rows_of(finished)
     keys = _keys_of(recorded, metadata, case, run_id)
-    same = [Condition(name, "=", keys[name]) for name in ("sweep_id", "case_id")]
+    same = [Condition(name, "=", (keys[name],)) for name in ("sweep_id", "case_id")]
     earlier = store.runs(["launch", "resume_key"], same)
     replaced = earlier.loc[earlier["resume_key"] == keys["resume_key"], "launch"]
     launch = (0 if earlier.empty else int(earlier["launch"].max()) + 1) + recorded.number
@@ -236,7 +236,7 @@ def _case_of(recorded: RecordedRun, metadata: RunMetadata) -> Case:
 def same_recording(recorded: RecordedRun, metadata: RunMetadata, store: Store) -> str | None:
     """Return the newest run that was imported from the same recording under the same name."""
     keys = _keys_of(recorded, metadata, _case_of(recorded, metadata), "")
-    runs = store.runs(["run_id"], [Condition("resume_key", "=", keys["resume_key"])])["run_id"]
+    runs = store.runs(["run_id"], [Condition("resume_key", "=", (keys["resume_key"],))])["run_id"]
     return None if runs.empty else str(runs.iloc[-1])
 
 

@@ -18,7 +18,7 @@ from engine.model.descriptions import Problem
 from ppbench.config.case import Case, PlanSettings
 from ppbench.config.programs import sharding_of
 from ppbench.config.reader import read_sweep
-from ppbench.config.sweep import Sweep
+from ppbench.config.sweep import Sweep, note_unmet
 from ppbench.planning.cost_file import read_costs_file
 from ppbench.planning.cost_set import CostSet
 from ppbench.planning.handover import Handover, case_of, chosen_case, write_handover
@@ -83,6 +83,7 @@ def plan(
 def read_question(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     """Read a sweep file that a plan can be made for. Raises SweepFileError."""
     sweep = read_sweep(Path(file), overrides, default_device())
+    note_unmet(sweep)
     problem = next(problems_of_plan(sweep), None)
     if problem is not None:
         raise sweep.said.error_of(problem.key, (), problem.message)

@@ -9,6 +9,7 @@ results/.../<run_id>.parquet     further tables: see TABLES
 results/profiles/<run_id>/       Chrome traces of extra steps, where requested
 """
 
+from ppbench.config.conditions import Condition
 from ppbench.store.columns import (
     RUNS,
     SCHEMA_VERSION,
@@ -17,7 +18,7 @@ from ppbench.store.columns import (
     Column,
     columns_as_markdown,
 )
-from ppbench.store.conditions import Condition, read_conditions
+from ppbench.store.conditions import read_conditions
 from ppbench.store.folder import (
     LAST,
     ReadOnce,

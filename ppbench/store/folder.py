@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ppbench.config.case import VARIABLE
+from ppbench.config.conditions import Condition
 from ppbench.errors import StoreError, UsageError, no_runs_in
 from ppbench.store.columns import RUN_ID, TABLES
-from ppbench.store.conditions import Condition, all_of
+from ppbench.store.conditions import all_of
 from ppbench.store.parquet import as_frame, as_table, row_as_table, storable, write_parquet
 from ppbench.store.reader import (
     Columns,
@@ -147,7 +148,7 @@ class Store:
         the runs.
         """
         where = tuple(where)
-        tried = [condition.column for condition in where]
+        tried = [condition.key for condition in where]
         if "seq_len" in (columns or ()) or "seq_len" in tried:
             tried.append("is_seq_len_variable")
         wanted = None if columns is None else [*columns, *tried]
@@ -356,7 +357,9 @@ class Store:
             return [self.id_of(name, known)]
         except UsageError:
             for column in ("sweep_name", "sweep_id"):
-                runs = self.runs([RUN_ID, "resume_key", "status"], [Condition(column, "=", name)])
+                runs = self.runs(
+                    [RUN_ID, "resume_key", "status"], [Condition(column, "=", (name,))]
+                )
                 if len(runs):
                     return list(newest_of(runs)[RUN_ID])
             raise

@@ -29,7 +29,7 @@ import pandas as pd
 from ppbench.config.conditions import parse_only
 from ppbench.config.feasibility import notes_on_stages
 from ppbench.config.reader import read_sweep
-from ppbench.config.sweep import Sweep
+from ppbench.config.sweep import Sweep, note_unmet
 from ppbench.console import note
 from ppbench.display.units import counted
 from ppbench.errors import (
@@ -377,7 +377,8 @@ def sweep(
 
 def note_sweep_file(read: Sweep) -> None:
     """Note the conditions that match no case, and the stages without parameters."""
-    for text in (*read.notes, *notes_on_stages((case for case, _ in read.cases), read.facts)):
+    note_unmet(read)
+    for text in notes_on_stages((case for case, _ in read.cases), read.facts):
         note(f"note: {text}")
 
 

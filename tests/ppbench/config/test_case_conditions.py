@@ -3,8 +3,10 @@
 import pytest
 from sweep_files import assert_refused, read
 
+from ppbench.commits.bench import read_tracked
 from ppbench.config.conditions import conditions_of, parse_only, read_conditions
 from ppbench.errors import UsageError
+from ppbench.recommendation.question import read_question
 
 GRID = """\
 [grid]
@@ -158,6 +160,16 @@ def test_an_override_matches_what_a_case_has(tmp_path, where, expected):
 )
 def test_a_condition_that_matches_nothing_is_said(tmp_path, table, note):
     assert read(tmp_path, TWO_STAGES + table).notes == (f"{tmp_path}/{note}",)
+
+
+@pytest.mark.parametrize("reads", [read_tracked, read_question], ids=["check", "plan"])
+def test_commands_that_read_a_sweep_file_say_so(tmp_path, caplog, reads):
+    """`ppbench check` took a threshold that no case meets, and was silent."""
+    caplog.set_level("INFO", logger="ppbench")
+    path = tmp_path / "sweep.toml"
+    path.write_text('[track.thresholds]\n"ranks>4" = "2%"\n')
+    reads(path)
+    assert caplog.messages == [f"note: {path}:2: world_size>4 matches no case"]
 
 
 def test_a_condition_on_what_the_command_line_sets_may_match_nothing(tmp_path):
