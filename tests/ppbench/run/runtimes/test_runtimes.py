@@ -49,8 +49,6 @@ WHOLE = {"world_size": 1, "schedule": "afab"}
         ),
         ("torch", {"seq_len": "variable"}, 'cannot be "variable"'),
         ("torch", SPLIT, "cannot split the backward of compiled stages"),
-        ("torch", {"transfer_policy": "just_in_time"}, "torch places its own receives"),
-        ("torch", {"transfer_look_ahead": 2}, "torch places its own receives"),
         ("torch", {"device": "emulated"}, 'needs runtime = "engine"'),
         ("mine", {"device": "emulated"}, 'needs runtime = "engine"'),
     ],
@@ -87,6 +85,14 @@ def test_the_runtime_is_an_axis_and_leaves_stored_case_ids_alone(tmp_path):
     [
         ('runtime = "touch"', r':2: runtime: unknown runtime "touch"; did you mean "torch"\?'),
         ('[grid]\nruntime = ["engine", "single"]', ":3: grid.runtime: .*needs world_size 1"),
+        (
+            'runtime = "torch"\n[transfer]\npolicy = "just_in_time"',
+            "applies only with runtime!=torch",
+        ),
+        (
+            'runtime = "torch"\ntransfer.look_ahead = 2',
+            "look_ahead: applies only with runtime!=torch",
+        ),
         ('runtime = "torch"\nschedule = "v_min"', 'runtime: "torch" has no schedule "v_min"'),
     ],
 )
