@@ -123,6 +123,11 @@ def listed(
     return Kind(values, read, elements)
 
 
+def name_from(stem: str) -> str:
+    """The name of a sweep whose file has this name without its end."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:100] or "mine"
+
+
 def first_twice(values: Sequence[Hashable]) -> int | None:
     """The index of the first value that occurs earlier in the list too."""
     seen: set[Hashable] = set()
@@ -218,18 +223,13 @@ def _bytes_in(text: str) -> int:
         return 0
 
 
-def _partition(value: object) -> object | None:
+def _one_or_each(
+    value: object, is_one: Callable[[Any], bool], is_each: Callable[[Any], bool]
+) -> object | None:
+    """One value for all stages, or a list that is not empty with one for each; a tuple then."""
     if isinstance(value, list | tuple):
-        is_right = value and all(type(count) is int and count >= 0 for count in value)
-        return tuple(value) if is_right else None
-    return value if value in ("uniform", "parameters", "measured") else None
-
-
-def _recompute(value: object) -> object | None:
-    if isinstance(value, list | tuple):
-        is_right = value and all(type(one) is bool for one in value)
-        return tuple(value) if is_right else None
-    return value if type(value) is bool else None
+        return tuple(value) if value and all(map(is_each, value)) else None
+    return value if is_one(value) else None
 
 
 def whole_or(word: str, most: int, what: str) -> Kind:
@@ -322,11 +322,15 @@ def share(most: float) -> Kind:
     return Kind(f'a fraction such as "2%" or 0.02, between 0 and {100 * most:.0f} %', read)
 
 
+def _is_flag(value: object) -> bool:
+    return type(value) is bool
+
+
 def _count(value: object) -> object | None:
     return value if type(value) is int and 1 <= value <= MAX_STAGES_PER_RANK**2 else None
 
 
-FLAG = Kind("true or false", lambda value: value if type(value) is bool else None)
+FLAG = Kind("true or false", lambda value: value if _is_flag(value) else None)
 TEXT = matching("text", lambda _: True)
 NAME = matching("text that is not empty", bool)
 SWEEP_NAME = matching("at most 100 letters, digits and . _ -", _NAME.fullmatch)
@@ -347,10 +351,17 @@ MEMORY_LIMIT = Kind(
 )
 PARTITION = Kind(
     '"uniform", "parameters", "measured" or the number of layers of each stage, such as [3, 5]',
-    _partition,
+    lambda value: _one_or_each(
+        value,
+        ("uniform", "parameters", "measured").__contains__,
+        lambda n: type(n) is int and n >= 0,
+    ),
     (int,),
 )
-RECOMPUTE = Kind("true, false or a list with one for each stage, as in [true, false]", _recompute)
+RECOMPUTE = Kind(
+    "true, false or a list with one for each stage, as in [true, false]",
+    lambda value: _one_or_each(value, _is_flag, _is_flag),
+)
 SPLIT_POINTS = listed(
     'a list of module names, such as ["blocks.4", "blocks.8"]', NAME.read, str, may_be_one=False
 )

@@ -26,7 +26,6 @@ import sys
 from collections.abc import Iterable
 from operator import mul
 from pathlib import Path
-from typing import Any
 
 from engine.model.descriptions import Facts, Identity, Problem
 from engine.model.partition import Costs
@@ -57,7 +56,7 @@ from engine.plan.schedules.registry import (
 )
 from engine.plan.walk import of_kinds
 from ppbench.config.case import SETTINGS, TIMES, Case
-from ppbench.config.toml import Source, parse, read_text, unknown_key
+from ppbench.config.toml import read_source, unknown_key
 from ppbench.errors import UsageError
 
 NS_PER_MS = 1_000_000
@@ -238,19 +237,15 @@ def read_costs(file: str) -> dict[str, tuple[float, ...]]:
 
     Raises ValueError with the problem and its place.
     """
-    path = Path(file)
-    known = [name.removeprefix("emulated_") for name in TIMES]
+    times: dict[str, tuple[float, ...]] = {name.removeprefix("emulated_"): () for name in TIMES}
     try:
-        text = read_text(path)
-        source, given = Source(file, text), parse(path, text)
-        times: dict[str, tuple[float, ...]] = dict.fromkeys(known, ())
-        for name, value in given.items():
-            if name not in known:
-                raise source.error((name,), unknown_key(name, value, known))
-            checked: Any = source.checked(SETTINGS[f"emulated.{name}"].kind, value, (name,))
-            times[name] = checked
+        source = read_source(Path(file), "the costs file")
+        for name, value in source.tree.items():
+            if name not in times:
+                raise source.error((name,), unknown_key(name, value, times))
+            times[name] = source.checked(SETTINGS[f"emulated.{name}"].kind, value, (name,))
     except UsageError as error:
-        raise ValueError(str(error).replace("the sweep file", "the costs file")) from None
+        raise ValueError(str(error)) from None
     return times
 
 

@@ -44,7 +44,6 @@ from ppbench.config.conditions import (
     EVERYTHING,
     Conditions,
     alternatives,
-    checked_value,
     condition_on,
     parse_assignment,
     read_conditions,
@@ -56,7 +55,7 @@ from ppbench.config.feasibility import (
     problems_of_fit,
     problems_of_settings,
 )
-from ppbench.config.kinds import AUTO, first_twice
+from ppbench.config.kinds import AUTO, first_twice, name_from
 from ppbench.config.programs import (
     digest_of,
     facts_of,
@@ -70,9 +69,8 @@ from ppbench.config.toml import (
     Place,
     Source,
     brief,
-    line_of,
-    parse,
-    read_text,
+    column_named,
+    read_source,
     setting_named,
     shown,
     text_of,
@@ -98,12 +96,12 @@ the same time, was 2.5 times as large with four steps as with one, disturbed or 
 
 
 @dataclass(frozen=True)
-class Override:
-    """Settings of the cases that meet conditions."""
+class Rule:
+    """What is done with the cases that meet conditions: settings are overridden, or they go."""
 
     where: Conditions
-    values: Mapping[str, object]
     place: Place
+    values: Mapping[str, object] | None  # None: excluded
 
 
 def flat(source: Source, table: object, place: Place, *, is_axes: bool) -> dict[str, Given]:
@@ -146,12 +144,9 @@ def read_sweep(
     and no file that they name is checked. Raises UsageError for a file that cannot be read or an
     override that cannot be parsed, SweepFileError for everything in the file.
     """
-    file = find_sweep(file) if is_of_this_tree else file
-    text = read_text(file)
-    tree = parse(file, text)
-    source = Source(str(file), text)
-    tables = {name: tree[name] for name in _TABLES if name in tree}
-    settings = {name: value for name, value in tree.items() if name not in _TABLES}
+    source = read_source(find_sweep(file) if is_of_this_tree else file)
+    tables = {name: source.tree[name] for name in _TABLES if name in source.tree}
+    settings = {name: value for name, value in source.tree.items() if name not in _TABLES}
     said = SweepText(
         source,
         default_device,
@@ -167,35 +162,25 @@ def read_sweep(
             said.grid[key] = Given(value, ("grid", key), is_set_here=True)
         else:
             said.top[key] = Given(value, (key,), is_set_here=True)
-    if "name" not in said.top:
-        try:
-            checked_value("name", file.stem)
-        except ValueError as error:
-            problem = f'{error}; this is the name of the file; set one, such as name = "mine"'
-            raise source.error(("name",), problem) from None
-        said.top["name"] = Given(file.stem, ("name",))
     values = {key: declared.default for key, declared in SETTINGS.items()}
-    for key, given in said.top.items():
-        values[key] = _checked_setting(said, key, given)
-    excluding = [
-        (_conditions(said, table, place), place)
+    values["name"] = name_from(Path(source.file).stem)
+    values |= {key: said.checked(key, given) for key, given in said.top.items()}
+    rules = [
+        Rule(_conditions(said, table, place), place, None)
         for table, place in source.tables(tables.get("exclude", []), ("exclude",))
     ]
-    overriding = [
-        _override(said, table, place, set_here)
-        for table, place in source.tables(tables.get("override", []), ("override",))
-    ]
+    for table, place in source.tables(tables.get("override", []), ("override",)):
+        rules.append(_override(said, table, place, set_here))
     axes = _checked_axes(said)
-    for changed in ({}, *(override.values for override in overriding)):
+    for changed in ({}, *(rule.values for rule in rules if rule.values)):
         whole = {**values, **changed}
         if any(axes.get(_COSTS, [whole[_COSTS]])):  # a file with costs sets all times
             for key in (f"emulated.{time.removeprefix('emulated_')}" for time in TIMES):
                 if key in axes or whole[key]:
                     problem = f"{_COSTS} names a file with the times; set one or the other"
                     raise said.error_of(key, (), problem)
-    idle = {place: where for where, place in excluding}  # conditions that no case has met so far
-    idle |= {override.place: override.where for override in overriding}
-    cases = tuple(_expand(said, values, axes, excluding, overriding, idle))
+    idle = {rule.place: rule.where for rule in rules}  # conditions that no case has met so far
+    cases = tuple(_expand(said, values, axes, rules, idle))
     if not cases:
         raise source.error(("exclude",), "excludes every combination of the grid; nothing to run")
     if (twice := first_twice(cases)) is not None:  # by two spellings, such as `auto` and `cpu`
@@ -203,7 +188,7 @@ def read_sweep(
         raise source.error(("grid",), f"two combinations give the same case, with {point}")
     facts = _check_possible(said, cases, is_of_this_tree=is_of_this_tree)
     track, of_track = _track(said, _built(TrackSettings, values))
-    idle |= {place: only for place, only in of_track if not any(map(only.matches, cases))}
+    idle |= {place: only for place, only in of_track.items() if not any(map(only.matches, cases))}
     unmet = [
         place
         for place, where in idle.items()
@@ -211,14 +196,14 @@ def read_sweep(
     ]
     notes = []
     if unmet:
-        line, more = line_of(text, unmet[0]), len(unmet) - 1
-        others = f"; nor do {more:,} others" if more > 1 else "; nor does 1 other" * more
-        notes.append(f"{file}:{line}: {idle[unmet[0]]} matches no case{others}")
+        others = f"; nor do {len(unmet) - 1:,} more" if len(unmet) > 1 else ""
+        line = source.line_of(unmet[0])
+        notes.append(f"{source.file}:{line}: {idle[unmet[0]]} matches no case{others}")
     return Sweep(
         str(values["name"]),
-        str(file),
+        source.file,
         cases,
-        _columns_that_vary(axes, overriding, cases),
+        _columns_that_vary(axes, rules, cases),
         _built(Torchrun, values),
         _built(Slurm, values),
         _built(Supervision, values),
@@ -236,24 +221,10 @@ def _built(owner: type[T], values: Mapping[str, object]) -> T:
     return owner(**{one.field: values[one.key] for one in declared})
 
 
-def _checked_setting(said: SweepText, key: str, given: Given) -> object:
-    """Check the value for all cases; a list of values is told to go into the grid."""
-    try:
-        return checked_value(key, given.value)
-    except ValueError as error:
-        hint = ""
-        if isinstance(given.value, list) and key in CASE_KEYS and not SETTINGS[key].shared:
-            hint = "; several values of a key go into [grid]"
-        raise said.error(given, f"{error}{hint}") from None
-
-
 def _conditions(said: SweepText, table: object, place: Place) -> Conditions:
     """The conditions of a table, whose values may be lists of alternatives."""
-    given = flat(said.source, table, place, is_axes=True)
-    if not given:
-        raise said.source.error(place, "is empty; expected KEY = VALUE")
     found = []
-    for key, one in given.items():
+    for key, one in _settings_in(said, table, place).items():
         try:
             found.append(condition_on(key, one.value, said.device))
         except ValueError as error:
@@ -261,22 +232,27 @@ def _conditions(said: SweepText, table: object, place: Place) -> Conditions:
     return Conditions(tuple(found))
 
 
-def _override(said: SweepText, table: object, place: Place, set_here: set[str]) -> Override:
+def _settings_in(said: SweepText, table: object, place: Place) -> dict[str, Given]:
+    """The settings of a table, of which there must be some."""
+    given = flat(said.source, table, place, is_axes=True)
+    if not given:
+        raise said.source.error(place, "is empty; expected KEY = VALUE")
+    return given
+
+
+def _override(said: SweepText, table: object, place: Place, set_here: set[str]) -> Rule:
     """An override, without the keys that the command line sets."""
     if not isinstance(table, dict) or set(table) != {"where", "set"}:
         problem = "expected where = {KEY = VALUE, ...} and set = {KEY = VALUE, ...}"
         raise said.source.error(place, f"{problem}; got {shown(table)}")
     where = _conditions(said, table["where"], (*place, "where"))
-    given = flat(said.source, table["set"], (*place, "set"), is_axes=True)
-    if not given:
-        raise said.source.error((*place, "set"), "is empty; expected KEY = VALUE")
+    given = _settings_in(said, table["set"], (*place, "set"))
     for key, one in given.items():
         if key in said.grid:
             raise said.error(one, "is an axis of [grid], which sets it for every case")
     values = {key: said.checked(key, one) for key, one in given.items()}
     said.sets.append({key: one for key, one in given.items() if key not in set_here})
-    kept = {key: value for key, value in values.items() if key not in set_here}
-    return Override(where, kept, place)
+    return Rule(where, place, {key: values[key] for key in said.sets[-1]})
 
 
 def _checked_axes(said: SweepText) -> dict[str, list[Any]]:
@@ -292,13 +268,13 @@ def _checked_axes(said: SweepText) -> dict[str, list[Any]]:
         axis = said.grid[key]
         if not values:
             raise said.error(axis, "an axis needs at least one value, got []")
-        places = [
+        each = [
             dataclasses.replace(axis, value=value, place=(*axis.place, index))
             for index, value in enumerate(values)
         ]
-        axes[key] = [said.checked(key, one) for one in places]
+        axes[key] = [said.checked(key, one) for one in each]
         if (twice := first_twice(axes[key])) is not None:
-            raise said.error(places[twice], f"{shown(values[twice])} is listed twice")
+            raise said.error(each[twice], f"{shown(values[twice])} is listed twice")
     return axes
 
 
@@ -306,14 +282,12 @@ def _expand(
     said: SweepText,
     settings: Mapping[str, Any],
     axes: Mapping[str, Sequence[Any]],
-    excluding: Sequence[tuple[Conditions, Place]],
-    overriding: Sequence[Override],
+    rules: Sequence[Rule],
     idle: dict[Place, Conditions],
 ) -> Iterator[Planned]:
     """The cases of the grid; conditions that are met are removed from `idle`."""
     shape_of = functools.cache(_shape_of)  # a file may change between two sweeps
-    overridden = {key for override in overriding for key in override.values}
-    emulated = [key for key in overridden if key.startswith("emulated.")]
+    times = {key for rule in rules for key in rule.values or () if key.startswith("emulated.")}
     of_case = [declared for declared in SETTINGS.values() if declared.owner is Case]
 
     def resolved(point: Mapping[str, Any]) -> dict[str, Any]:
@@ -328,17 +302,18 @@ def _expand(
 
     for values in itertools.product(*axes.values()):
         point = before = {**settings, **dict(zip(axes, values, strict=True))}
-        for override in overriding:  # each on those before it
-            if override.where.holds(resolved(point).__getitem__):
-                idle.pop(override.place, None)
-                point = {**point, **override.values}
+        for rule in rules:  # each on those before it
+            if rule.values is not None and rule.where.holds(resolved(point).__getitem__):
+                idle.pop(rule.place, None)
+                point = {**point, **rule.values}
         point = resolved(point)
         if point["device"] != EMULATED:  # `--set device=cpu` measures what the file emulates
-            point |= {key: before[key] for key in emulated}
+            point |= {key: before[key] for key in times}
         if costs := str(point[_COSTS]):
             with contextlib.suppress(ValueError):  # an unusable file is refused as infeasible later
                 point |= {f"emulated.{name}": times for name, times in read_costs(costs).items()}
-        met = next((place for one, place in excluding if one.holds(point.__getitem__)), None)
+        excluding = (rule for rule in rules if rule.values is None)
+        met = next((one.place for one in excluding if one.where.holds(point.__getitem__)), None)
         if met is not None:
             idle.pop(met, None)
             continue
@@ -367,53 +342,47 @@ def _shape_of(schedule: str) -> tuple[int, str]:
 
 
 def _columns_that_vary(
-    axes: Mapping[str, object], overriding: Sequence[Override], cases: Sequence[Planned]
+    axes: Mapping[str, object], rules: Sequence[Rule], cases: Sequence[Planned]
 ) -> tuple[str, ...]:
     """Columns of the axes, and of overridden keys that differ but for times of emulated stages.
 
     Recomputation by stage has a column of its own.
     """
-    overridden = dict.fromkeys(key for override in overriding for key in override.values)
-    varied = (
-        key
-        for key in overridden
-        if not key.startswith("emulated.") and len({setting_of(*case, key) for case in cases}) > 1
-    )
-    keys = (*axes, *varied)
-    has_lists = any(case.train_recompute_stages for case, _ in cases)
-    by_stage = ("train_recompute_stages",) if has_lists and "train.recompute" in keys else ()
-    return (*(key.replace(".", "_") for key in keys), *by_stage)
+    overridden = dict.fromkeys(key for rule in rules for key in rule.values or ())
+    others = (key for key in overridden if not key.startswith("emulated."))
+    keys = [*axes, *(key for key in others if len({setting_of(*case, key) for case in cases}) > 1)]
+    columns = [column_named(key) for key in keys]
+    if "train.recompute" in keys and any(case.train_recompute_stages for case, _ in cases):
+        columns.append("train_recompute_stages")
+    return tuple(columns)
 
 
-def _track(said: SweepText, asked: TrackSettings) -> tuple[Track, list[tuple[Place, Conditions]]]:
-    """`[track]` with its paths resolved and its conditions read, and the place of each of these."""
-    source = said.source
+def _track(said: SweepText, asked: TrackSettings) -> tuple[Track, dict[Place, Conditions]]:
+    """`[track]` with its paths resolved and its conditions read, and the places of these."""
+    source, found = said.source, dict[Place, Conditions]()
     folder = Path(source.file).resolve().parent
     if not (folder / asked.repo).is_dir():
         problem = f"no such folder: {brief(asked.repo)}"
         raise said.error_of("track.repo", (), problem)
-    places: list[tuple[Place, Conditions]] = []
 
     def conditions(text: str, place: Place) -> Conditions:
         try:
-            places.append((place, read_conditions([text], said.device)))
+            found[place] = read_conditions([text], said.device)
         except ValueError as error:
             raise source.error(place, str(error)) from None
-        return places[-1][1]
+        return found[place]
 
     thresholds, accepted = [], []
-    given = said.top.get("track.thresholds")
     for key, value in asked.thresholds.items():
-        place = (*(given.place if given else ()), key)
+        place = (*said.top["track.thresholds"].place, key)
         only = EVERYTHING if key == "default" else conditions(key, place)
-        fraction: Any = source.checked(kinds.SHARE, value, place)
-        thresholds.append(Threshold(only, fraction))
+        thresholds.append(Threshold(only, source.checked(kinds.SHARE, value, place)))
     given = said.top.get("track.accept")
     for table, place in source.tables(asked.accept, given.place if given else ()):
         entry = source.read(Accepted, table, place)
         only = conditions(entry.cases, (*place, "cases")) if entry.cases else EVERYTHING
         accepted.append(dataclasses.replace(entry, only=only))
-    return Track(folder / asked.repo, asked.setup, tuple(thresholds), tuple(accepted)), places
+    return Track(folder / asked.repo, asked.setup, tuple(thresholds), tuple(accepted)), found
 
 
 def _check_possible(
@@ -426,7 +395,10 @@ def _check_possible(
     look_at_files.cache_clear()
 
     def refuse(problems_of: Callable[[Planned], Iterator[Problem]]) -> None:
-        _refuse(said, planned, [next(problems_of(one), None) for one in planned])
+        problems = [next(problems_of(one), None) for one in planned]
+        first = next((index for index, problem in enumerate(problems) if problem), None)
+        if first is not None:
+            raise _refusal(said, planned, problems, first)
 
     refuse(lambda one: problems_of_settings(*one, is_of_this_tree=is_of_this_tree))
     if not is_of_this_tree:
@@ -442,13 +414,13 @@ def _check_possible(
     return facts
 
 
-def _refuse(
-    said: SweepText, planned: Sequence[Planned], problems: Sequence[Problem | None]
-) -> None:
-    """Raise the first problem, if any, with the combination that has it."""
-    first = next((index for index, problem in enumerate(problems) if problem), None)
-    if first is None:
-        return
+def _refusal(
+    said: SweepText,
+    planned: Sequence[Planned],
+    problems: Sequence[Problem | None],
+    first: int,
+) -> UsageError:
+    """The error about the first problem, with the combination of axes that has it."""
     problem, at_fault = problems[first], planned[first]
     assert problem is not None
     others = [
@@ -478,4 +450,4 @@ def _refuse(
     reason, line_end, drawing = problem.message.partition("\n")
     combination = f" (in the combination {', '.join(values)}{remedy})" if keys else ""
     message = f"{reason}{combination}{line_end}{drawing}"
-    raise said.error_of(problem.key, [*keys, *_DECISIVE], message)
+    return said.error_of(problem.key, [*keys, *_DECISIVE], message)

@@ -36,6 +36,7 @@ from typing import Any
 from engine.model.descriptions import Facts, Identity
 from ppbench.config import kinds
 from ppbench.config.case import (
+    SETTINGS,
     Case,
     Measure,
     Planned,
@@ -47,7 +48,7 @@ from ppbench.config.case import (
     setting,
 )
 from ppbench.config.conditions import EVERYTHING, Conditions, checked_value
-from ppbench.config.toml import Place, Source, holds, line_of, text_of
+from ppbench.config.toml import Place, Source, holds, text_of
 from ppbench.console import note
 from ppbench.errors import SweepFileError, UsageError
 
@@ -133,11 +134,17 @@ class SweepText:
         return self.source.error(given.place, problem)
 
     def checked(self, key: str, given: Given) -> Any:
-        """Check one value. Raises SweepFileError."""
+        """Check one value; a list for all cases is told to go into the grid.
+
+        Raises SweepFileError.
+        """
         try:
             return checked_value(key, given.value)
         except ValueError as error:
-            raise self.error(given, str(error)) from None
+            is_list = isinstance(given.value, list) and given is self.top.get(key)
+            is_axis = is_list and not SETTINGS[key].shared
+            hint = "; several values of a key go into [grid]" if is_axis else ""
+            raise self.error(given, f"{error}{hint}") from None
 
     def find(self, key: str) -> Given | None:
         """Where a key is set: as an axis, for all cases, or else by an override."""
@@ -156,7 +163,7 @@ class SweepText:
         in_file = next((given.place for given in decisive if not given.is_set_here), None)
         if in_file is None and decisive:
             return SweepFileError("--set", None, key, problem)
-        line = None if in_file is None else line_of(self.source.text, in_file)
+        line = None if in_file is None else self.source.line_of(in_file)
         return SweepFileError(self.source.file, line, key, problem)
 
 

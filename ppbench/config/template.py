@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 from ppbench.config.case import EMULATED
-
-_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+from ppbench.config.kinds import name_from
 
 
 def sweep_template(stem: str, num_cores: int, num_gpus: int) -> str:
@@ -25,7 +22,7 @@ def sweep_template(stem: str, num_cores: int, num_gpus: int) -> str:
         device, preset, dtype = "cpu" if sizes else EMULATED, "llama-8m", "float32"
         sizes, seq_lens = sizes or [2, 4], "[128]"
     return _TEMPLATE.format(
-        name=_NOT_IN_A_NAME.sub("-", stem).strip("-._")[:100] or "mine",
+        name=name_from(stem),
         machine=machine,
         device=f'"{device}"',
         preset=f'"{preset}"',

@@ -15,7 +15,7 @@ import json
 import re
 import tomllib
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -58,31 +58,27 @@ def brief(value: object) -> str:
 def as_toml(value: object) -> str:
     """A value as TOML on one line; `...` for a table too deep for Python to write."""
     try:
-        return _written(value)
+        match value:
+            case bool():
+                return str(value).lower()
+            case str():
+                return quoted(value)
+            case list() | tuple():
+                return f"[{', '.join(map(as_toml, value))}]"
+            case int() if abs(value) >= 10**MAX_SHOWN:  # too long to write in decimals
+                return hex(value)
+            case dict():
+                each = (f"{key_text(key)} = {as_toml(one)}" for key, one in value.items())
+                return f"{{{', '.join(each)}}}"
+            case _:
+                return str(value)
     except RecursionError:
         return "..."
 
 
-def _written(value: object) -> str:
-    match value:
-        case bool():
-            return str(value).lower()
-        case str():
-            return quoted(value)
-        case list() | tuple():
-            return f"[{', '.join(map(_written, value))}]"
-        case int() if abs(value) >= 10**MAX_SHOWN:  # too long to write in decimals
-            return hex(value)
-        case dict():
-            return f"{{{', '.join(f'{key_text(k)} = {_written(v)}' for k, v in value.items())}}}"
-        case _:
-            return str(value)
-
-
 def quoted(text: str) -> str:
     """Quote a text and escape what would break a line or control a terminal."""
-    escaped = json.dumps(text, ensure_ascii=False)
-    return printable(escaped)
+    return printable(json.dumps(text, ensure_ascii=False))
 
 
 def printable(text: str) -> str:
@@ -130,20 +126,46 @@ def nearest_key(key: str, known: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Source:
-    """A file as the user sees it, for messages: `file:line: key: problem`."""
+    """A TOML file as the user sees it, for messages: `file:line: key: problem`."""
 
     file: str
     text: str
 
     @functools.cached_property
     def tree(self) -> Tree:
-        return tomllib.loads(self.text)
+        """Raises SweepFileError for a text that is not TOML."""
+        try:
+            return tomllib.loads(self.text)
+        except tomllib.TOMLDecodeError as error:
+            raise self._syntax_error(str(error)) from None
+        except RecursionError:
+            problem = "nested too deeply"
+        except ValueError:  # the only other exception of the parser
+            problem = "a number has too many digits"
+        raise SweepFileError(self.file, self._line_that_fails(), None, problem)
+
+    def line_of(self, place: Place) -> int | None:
+        """The 1-based line of the statement that sets a place; None if nothing sets it.
+
+        For an element of an array that has lines of its own, the line where that element ends.
+        """
+        found = _first(
+            _ends_of_statements(self.text), lambda end: holds(_tree(self.text[:end]), place)
+        )
+        if found is None:
+            return None
+        start, end = found
+        if isinstance(place[-1], int):
+            ends = [start + match.end() for match in re.finditer("\n", self.text[start:end])]
+            element = _first(ends, lambda end: holds(_tree(self.text[:end] + "]"), place))
+            start = start if element is None else max(start, element[0])
+        return self.text.count("\n", 0, start) + 1
 
     def error(self, place: Place, problem: str) -> SweepFileError:
         """An error at a place; one that the file lacks is reported on the line of its table."""
         present = (place[:length] for length in range(len(place), 0, -1))
         found = next((some for some in present if holds(self.tree, some)), None)
-        line = None if found is None else line_of(self.text, found)
+        line = None if found is None else self.line_of(found)
         return SweepFileError(self.file, line, text_of(place), problem)
 
     def read(self, owner: type[T], table: object, place: Place) -> T:
@@ -162,14 +184,13 @@ class Source:
         values = {}
         for key, field in declared.items():
             if key in table:
-                values[key] = self.checked(
-                    field.metadata["setting"].kind, table[key], (*place, key)
-                )
+                kind = field.metadata["setting"].kind
+                values[key] = self.checked(kind, table[key], (*place, key))
             elif field.default is field.default_factory is dataclasses.MISSING:
                 raise self.error((*place, key), "is missing")
         return owner(**values)
 
-    def checked(self, kind: Any, value: object, place: Place) -> object:
+    def checked(self, kind: Any, value: object, place: Place) -> Any:
         """Check a value. Raises SweepFileError."""
         try:
             return kind.check(value)
@@ -182,94 +203,67 @@ class Source:
             raise self.error(place, f"expected [[{text_of(place)}]], an array of tables")
         return [(table, (*place, index)) for index, table in enumerate(value)]
 
+    def _line_that_fails(self) -> int:
+        """The line where the first statement begins that does not parse."""
+        found = _first(_ends_of_statements(self.text), lambda end: _tree(self.text[:end]) is None)
+        return 1 if found is None else self.text.count("\n", 0, found[0]) + 1
+
+    def _syntax_error(self, reason: str) -> SweepFileError:
+        """An error with the line where parsing fails, and the one where its statement begins."""
+        message, _, place = reason.rpartition(" (at ")
+        lines, numbers = self.text.split("\n"), re.findall(r"\d+", place)
+        if len(numbers) == 2:
+            number, at = int(numbers[0]), f"at column {numbers[1]}"
+        else:
+            number, at = len(self.text.rstrip().split("\n")), "at the end of the file"
+        start, content = self._line_that_fails(), printable(lines[number - 1].strip())
+        begun = f" (in the statement that begins on line {start})" if start < number else ""
+        names = re.sub(r"\('(.*?)',?\)", lambda match: match[1].replace("', '", "."), message)
+        shown_line = f": {cut(content)}" if content else ""
+        problem = f"not valid TOML: {names[:1].lower()}{names[1:]} {at}{begun}{shown_line}"
+        return SweepFileError(self.file, number, None, problem)
+
 
 def text_of(place: Place) -> str:
     """The dotted key of a place, without indices."""
     return cut(".".join(key_text(step) for step in place if isinstance(step, str)))
 
 
-def read_text(file: Path) -> str:
+def read_source(file: Path, what: str = "the sweep file") -> Source:
+    """Read a TOML file. Raises UsageError, SweepFileError."""
     name = printable(str(file))
     try:
         with file.open("rb") as opened:
             content = opened.read(MAX_BYTES + 1)
     except OSError as error:
-        raise UsageError(f"{name}: cannot read the sweep file: {error.strerror}") from error
+        raise UsageError(f"{name}: cannot read {what}: {error.strerror}") from error
     except ValueError:  # a null byte in the name
         raise UsageError(f"{name}: not a valid file name") from None
     if len(content) > MAX_BYTES:
-        raise UsageError(f"{name}: too large for a sweep file (at most 1 MiB)")
+        raise UsageError(f"{name}: too large for {what} (at most 1 MiB)")
     try:
-        return content.decode("utf-8-sig").replace("\r\n", "\n")  # a byte order mark is no mistake
+        text = content.decode("utf-8-sig")  # a byte order mark is no mistake
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         problem = f"not a text file in UTF-8: {error.reason} at byte {error.start}"
         raise SweepFileError(str(file), line, None, problem) from None
+    return Source(str(file), text.replace("\r\n", "\n"))
 
 
-def parse(file: Path, text: str) -> Tree:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise _syntax_error(file, text, str(error)) from None
-    except RecursionError:
-        problem = "nested too deeply"
-    except ValueError:  # the only other exception of the parser
-        problem = "a number has too many digits"
-    raise SweepFileError(str(file), line_that_fails(text), None, problem)
-
-
-def _syntax_error(file: Path, text: str, reason: str) -> SweepFileError:
-    """An error with the line where parsing fails, and the one where its statement begins."""
-    message, _, place = reason.rpartition(" (at ")
-    lines = text.split("\n")
-    numbers = [int(number) for number in re.findall(r"\d+", place)]
-    number, column = numbers if len(numbers) == 2 else (len(text.rstrip().split("\n")), None)
-    content = printable(lines[number - 1].strip())
-    at = f" at column {column}" if column else " at the end of the file"
-    start = line_that_fails(text)
-    begun = f" (in the statement that begins on line {start})" if start and start < number else ""
-    names = re.sub(r"\('(.*?)',?\)", lambda match: match[1].replace("', '", "."), message)
-    problem = f"not valid TOML: {names[:1].lower()}{names[1:]}{at}{begun}"
-    return SweepFileError(
-        str(file), number, None, f"{problem}: {cut(content)}" if content else problem
-    )
-
-
-_FILLING = re.compile(r"(?:\s|#[^\n]*)*")
-"""White space and comments."""
 _TOKEN = re.compile(
     r'"""(?:[^\\]|\\.)*?"{3,5}(?!")'  # one or two quotes may precede the closing ones
     r"|'''.*?'{3,5}(?!')"
     r'|"(?:[^"\\\n]|\\.)*"'
     r"|'[^'\n]*'"
     r"|\#[^\n]*"
-    r"|[\[\]{}.,=\n]",
+    r"|[\[\]{}\n]",
     re.DOTALL,
 )
 
 
-def line_of(text: str, path: Place) -> int | None:
-    """The 1-based line where the statement that sets `path` begins; None if nothing sets it.
-
-    For an element of an array, the line of that element.
-    """
-    statement = _first_statement(text, lambda tree: tree is not None and holds(tree, path))
-    if statement is None:
-        return None
-    start, end = statement
-    return _line_at(text, _place_of_element(text, start, end, path[-1]))
-
-
-def line_that_fails(text: str) -> int | None:
-    """The line where the first statement begins that does not parse."""
-    statement = _first_statement(text, lambda tree: tree is None)
-    return None if statement is None else _line_at(text, statement[0])
-
-
-def holds(tree: Any, path: Place) -> bool:
-    """Whether a tree of tables and arrays has something at `path`."""
-    for step in path:
+def holds(tree: Any, place: Place) -> bool:
+    """Whether a tree of tables and arrays has something at a place."""
+    for step in place:
         is_index = isinstance(tree, list) and isinstance(step, int) and step < len(tree)
         if not is_index and not (isinstance(tree, dict) and step in tree):
             return False
@@ -277,49 +271,26 @@ def holds(tree: Any, path: Place) -> bool:
     return True
 
 
-def _first_statement(
-    text: str, is_reached: Callable[[dict[str, object] | None], bool]
-) -> tuple[int, int] | None:
-    """Start and end of the first statement after which `is_reached` holds for the text so far.
+def _tree(text: str) -> Tree | None:
+    """The tree of a text; None if it is not TOML."""
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
-    `is_reached` must stay true once it is; it gets None for a text that does not parse.
-    """
 
-    def is_reached_at(end: int) -> bool:
-        try:
-            return is_reached(tomllib.loads(text[:end]))
-        except (ValueError, RecursionError):
-            return is_reached(None)
-
-    # Blank lines and comments count as statements, so each begins on its own line.
+def _ends_of_statements(text: str) -> list[int]:
+    """Where statements end. Blank lines and comments count, so each begins on its own line."""
     depth, ends = 0, []
     for token in _TOKEN.finditer(text):
         mark = token[0]
         depth += (mark in ("[", "{")) - (mark in ("]", "}"))
         if mark == "\n" and depth <= 0:
             ends.append(token.end())
-    ends.append(len(text))
-    index = bisect_left(ends, True, key=is_reached_at)
-    if index == len(ends):
-        return None
-    return ends[index - 1] if index else 0, ends[index]
+    return [*ends, len(text)]
 
 
-def _place_of_element(text: str, start: int, end: int, step: str | int) -> int:
-    """The start of an array's element in a statement; else the statement's start."""
-    if not isinstance(step, int) or "\n" not in text[start : end - 1]:
-        return start
-    depth, num_before = 0, 0
-    for token in _TOKEN.finditer(text, start, end):
-        mark = token[0]
-        depth += (mark in ("[", "{")) - (mark in ("]", "}"))
-        num_before += mark == "," and depth == 1
-        if num_before == step and mark[0] not in "\n#" and depth > 0:
-            before = token.end() if depth == 1 else token.start()
-            filling = _FILLING.match(text, before, end)
-            return before if filling is None else filling.end()
-    return start
-
-
-def _line_at(text: str, place: int) -> int:
-    return text.count("\n", 0, place) + 1
+def _first(ends: Sequence[int], is_reached: Callable[[int], bool]) -> tuple[int, int] | None:
+    """The first end at which it holds, after the end before; it must stay true once it is."""
+    index = bisect_left(ends, True, key=is_reached)
+    return None if index == len(ends) else (ends[index - 1] if index else 0, ends[index])

@@ -37,8 +37,7 @@ from pathlib import Path
 from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
 from ppbench.config.case import required, setting
 from ppbench.config.kinds import FLAG, NAME, NOT_NEGATIVE, POSITIVE, TABLE, TABLES, TEXT, whole
-from ppbench.config.toml import Place, Source, as_toml, parse, quoted, read_text
-from ppbench.errors import UsageError
+from ppbench.config.toml import Place, Source, as_toml, quoted, read_source
 from ppbench.files import whole_file
 from ppbench.planning.cost_set import CostSet, Setting
 
@@ -116,13 +115,8 @@ def read_costs_file(file: Path) -> CostSet:
 
     Raises UsageError for a file that cannot be read, SweepFileError with file, line and key.
     """
-    try:
-        text = read_text(file)
-        tree = parse(file, text)
-    except UsageError as error:
-        raise UsageError(str(error).replace("sweep file", "costs file")) from None
-    source = Source(str(file), text)
-    given = source.read(_File, tree, ())
+    source = read_source(file, "the costs file")
+    given = source.read(_File, source.tree, ())
     link = source.read(_Link, given.link, ("link",))
     by_setting: dict[Setting, ModelCosts] = {}
     for entry_of_setting, at in source.tables(given.setting, ("setting",)):
