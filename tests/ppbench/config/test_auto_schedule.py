@@ -49,12 +49,10 @@ def test_a_case_alone_has_no_program(tmp_path):
         program_of(case)
 
 
-def test_equal_limits_are_one_case_and_a_limit_may_be_an_axis(tmp_path):
-    axis = 'schedule = "auto"\n[grid]\nmemory_limit = ["none", "2 GiB", "900 MB"]\n'
-    sweep = read(tmp_path, axis)
-    assert [case.memory_limit for case, _ in sweep.cases] == ["none", "2 GiB", "900 MB"]
-    one = only_case(read(tmp_path, REAL.format('"2048 MiB"')))
-    assert one.case_id == only_case(read(tmp_path, REAL.format('"2 GiB"'))).case_id
+def test_equal_limits_are_one_case(tmp_path):
     assert Case(memory_limit="none") == Case()
-    with pytest.raises(SweepFileError, match=r"memory_limit\[1\].*listed twice|listed twice"):
-        read(tmp_path, axis.replace("900 MB", "2048 MiB"))
+    text = (
+        REAL.replace("{}", "3").replace("memory_limit", "[grid]\nmemory_limit").replace("3", "[1]")
+    )
+    with pytest.raises(SweepFileError, match=r":4: grid\.memory_limit: .* is listed twice"):
+        read(tmp_path, text.replace("[1]", '["2 GiB", "2048 MiB"]'))

@@ -145,3 +145,13 @@ def test_times_have_their_units():
     assert [minutes_of(text) for text in times] == [90, 2, 90, 1500, 3600, 1590, 1]
     wrong = ("x", "", "0:00", "1:", "-1", "1:2:3:4", "1-1:1:1:1", "²")
     assert {minutes_of(text) for text in wrong} == {0}
+
+
+def test_a_model_in_a_folder_has_one_name(tmp_path, monkeypatch):
+    (tmp_path / "my-model").mkdir()
+    (tmp_path / "llama-8m").mkdir()
+    monkeypatch.chdir(tmp_path)
+    whole = str(tmp_path / "my-model")
+    for name, kept in {"my-model": "./my-model", "./my-model": "./my-model", whole: whole}.items():
+        assert SETTINGS["model.preset"].kind.check(name) == kept
+    assert SETTINGS["model.preset"].kind.check("llama-8m") == "llama-8m"

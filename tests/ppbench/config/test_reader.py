@@ -1,9 +1,10 @@
-"""Sweep files: what they expand to, and how each mistake is located."""
+"""Sweep files: what they expand to, and what models other than presets say of them."""
 
 import json
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from sweep_files import assert_refused, only_case, read
 
@@ -16,23 +17,17 @@ from ppbench.config.feasibility import problems_of_fit
 from ppbench.config.programs import check_file_unchanged, link_ns_of
 from ppbench.config.reader import read_sweep
 from ppbench.config.toml import as_toml
+from ppbench.display.cases import case_text, varying_axes
 from ppbench.errors import SweepFileError, UsageError
 from ppbench.judge.differences import FEWEST_LAUNCHES
 from ppbench.run.job import Job, PlannedRun, read_job, write_job
+from ppbench.run.runtimes.runtime import trainer_config
+from ppbench.run.sweep.plan import planned_cases
 
 SWEEPS = Path(__file__).parents[3] / "sweeps"
 VALID = """\
-name = "trial"
-
-[model]
-preset = "llama-8m"
-
-[train]
-microbatch_size = 1
-
 [measure]
 steps = 8
-
 [grid]
 schedule = ["afab", "1f1b"]
 world_size = [1, 2]
@@ -40,25 +35,107 @@ num_microbatches = [
     4,
     8,
 ]
-
 [[exclude]]
 world_size = 1
 schedule = "afab"
 """
+SYNONYMS = """\
+microbatches = 16
+[grid]
+ranks = [1, 2, 4]
+[[exclude]]
+ranks = 1
+[[override]]
+where = {ranks = 4}
+set = {seq_len = 64}
+"""
+RECOMPUTE = "world_size = 2\n[grid]\ntrain.recompute = [false, [true, false], [false, true]]\n"
+MIXED = """\
+[grid]
+world_size = [2, 4]
+seq_len = [64, 128]
+[[override]]
+where = {world_size = 4}
+set = {device = "emulated", emulated = {F_ms = 8, I_ms = 8, W_ms = 8}}
+[[override]]
+where = {world_size = [4, 8], seq_len = 128}
+set = {emulated.F_ms = 16}
+"""
+EMULATED = 'device = "emulated"\n[emulated]\nF_ms = 2\nI_ms = 1.5\nW_ms = [1, 2]\n'
+LIMITED = 'schedule = "auto"\nmemory_limit = "{}"\n'
+AUTO = 'schedule = "auto"\n[grid]\nmemory_limit = ["none", "2048 MiB", "900 MB"]\n'
 
 
-def cases(sweep):
-    return [(c.schedule, c.world_size, c.num_microbatches) for c, _ in sweep.cases]
+@pytest.mark.parametrize(
+    ("text", "overrides", "field", "expected"),
+    [
+        (VALID, [], "schedule", ["afab"] * 2 + ["1f1b"] * 4),
+        (VALID, [], "world_size", [2, 2, 1, 1, 2, 2]),
+        (VALID, [], "num_microbatches", [4, 8] * 3),
+        (VALID, ["world_size=4", 'schedule=["1f1b"]'], "world_size", [4, 4]),
+        (VALID, ["train.microbatch_size=3"], "train_microbatch_size", [3] * 6),
+        ("\ufeff", ["schedule=gpipe"], "schedule", ["afab"]),  # a byte order mark; no TOML
+        ("\ufeff", [], "device", ["cpu"]),
+        ("seq_len = 7\n[grid]\nseq_len = [8, 9]", [], "seq_len", [8, 9]),
+        ('[grid]\nseq_len = [64, "variable"]', [], "tokens_per_step", [8 * 64, None]),
+        ('seq_len = "variable"', [], "max_tokens_per_step", [8 * 2048]),
+        ("", ["model.partition=[[3, 5], [4, 4]]"], "model_partition", [(3, 5), (4, 4)]),
+        ("", ["model.partition=[3, 5]"], "model_partition", [(3, 5)]),
+        ("[grid]\nschedule = ['1f1b', 'zb_h1', 'zbv']", [], "stages_per_rank", [1, 1, 2]),
+        (AUTO, [], "memory_limit", ["none", "2 GiB", "900 MB"]),
+        (AUTO, [], "stages_per_rank", [1] * 3),
+        (RECOMPUTE, [], "recompute", [False, (True, False), (False, True)]),
+        (RECOMPUTE, [], "train_recompute", [False, True, True]),
+        ("train.recompute = [false, false]", [], "train_recompute", [False]),
+        (f"{RECOMPUTE}[[exclude]]\ntrain.recompute = [[true, false]]", [], "recompute",
+         [False, (False, True)]),
+        (EMULATED, [], "emulated_W_ms", [(1.0, 2.0)]),
+        (EMULATED, ["emulated.F_ms=[3, 4]"], "emulated_F_ms", [(3.0, 4.0)]),
+        (f'{EMULATED}[grid]\n"emulated.F_ms" = [3, [4, 5]]', [], "emulated_F_ms",
+         [(3.0,), (4.0, 5.0)]),
+        (SYNONYMS, [], "world_size", [2, 4]),
+        (SYNONYMS, [], "seq_len", [128, 64]),
+        (SYNONYMS, ["ranks=2", "grid.microbatches=[4, 8]"], "num_microbatches", [4, 8]),
+        (MIXED, [], "device", ["cpu", "cpu", "emulated", "emulated"]),
+        (MIXED, [], "emulated_F_ms", [(), (), (8.0,), (16.0,)]),
+        (MIXED, [], "emulated_W_ms", [(), (), (8.0,), (8.0,)]),
+        # the command line wins over an override
+        (MIXED, ["device=cpu"], "emulated_F_ms", [()] * 4),
+        (MIXED, ["device=emulated", *(f"emulated.{op}_ms=4" for op in "FIW")], "emulated_F_ms",
+         [(4.0,)] * 4),
+    ],
+)  # fmt: skip
+def test_a_file_and_the_command_line_expand_into_cases(tmp_path, text, overrides, field, expected):
+    sweep = read(tmp_path, text, *overrides)
+    assert [getattr(case, field) for case, _ in sweep.cases] == expected
 
 
-def test_the_grid_is_expanded_in_order_without_what_is_excluded(tmp_path):
-    sweep = read(tmp_path, VALID)
-    assert cases(sweep) == [
-        ("afab", 2, 4), ("afab", 2, 8),
-        ("1f1b", 1, 4), ("1f1b", 1, 8), ("1f1b", 2, 4), ("1f1b", 2, 8),
-    ]  # fmt: skip
-    assert sweep.axes == ("schedule", "world_size", "num_microbatches")
-    assert sweep.cases[0][1] == Measure(steps=8, block=1)
+@pytest.mark.parametrize(
+    ("text", "overrides", "axes"),
+    [
+        (VALID, [], "schedule world_size num_microbatches"),
+        (VALID, ["world_size=2", "model.partition=[3, 5]"], "schedule world_size num_microbatches"),
+        ("", ["grid.seq_len=8"], "seq_len"),
+        (RECOMPUTE, [], "train_recompute train_recompute_stages"),
+        (SYNONYMS, [], "world_size seq_len"),
+        (MIXED, [], "world_size seq_len device"),
+        (MIXED, ["device=cpu"], "world_size seq_len"),
+        (f"{MIXED}[[override]]\nwhere = {{device = 'cpu'}}\nset = {{measure.steps = 4}}", [],
+         "world_size seq_len device measure_steps"),
+    ],
+)  # fmt: skip
+def test_axes_are_the_columns_that_vary(tmp_path, text, overrides, axes):
+    assert " ".join(read(tmp_path, text, *overrides).axes) == axes
+
+
+def test_names_say_which_cases_are_emulated_and_times_only_where_nothing_else_does(tmp_path):
+    rows = planned_cases(read(tmp_path, MIXED))
+    assert varying_axes(rows) == ("world_size", "seq_len", "device")
+    names = [case_text(row, varying_axes(rows)) for _, row in rows.iterrows()]
+    assert names[0] == "2 ranks, 64 tokens, cpu"
+    assert names[-1] == "4 ranks, 128 tokens, emulated"
+    slower = planned_cases(read(tmp_path, MIXED.replace("F_ms = 8", "F_ms = 10")))
+    assert "emulated_F_ms" in varying_axes(pd.concat([rows, slower]))
 
 
 def test_every_key_is_taken_and_its_default_is_what_a_file_without_it_has(tmp_path):
@@ -69,15 +146,10 @@ def test_every_key_is_taken_and_its_default_is_what_a_file_without_it_has(tmp_pa
         if key != "name" and declared.default != () and not key.endswith("_ms")
     ]
     every, none = read(tmp_path, "\n".join(lines)), read(tmp_path, "")
-    assert every.cases == none.cases
-    for name in ("torchrun", "slurm", "track", "plan"):
+    assert every.cases == none.cases == ((Case(), Measure(block=1)),)
+    assert none.name == "sweep"
+    for name in ("torchrun", "slurm", "supervision", "track", "plan"):
         assert getattr(every, name) == getattr(none, name)
-
-
-def test_an_empty_file_is_one_case_of_defaults_named_after_the_file(tmp_path):
-    sweep = read(tmp_path, "")
-    assert sweep.cases == ((Case(), Measure(block=1)),)
-    assert sweep.name == "sweep"
 
 
 @pytest.mark.parametrize(
@@ -95,98 +167,41 @@ def test_any_dotted_key_may_be_an_axis_quoted_or_not(tmp_path, key):
         assert sweep.axes == (key.replace(".", "_"),)
 
 
-def test_overrides_replace_an_axis_or_set_a_key(tmp_path):
-    sweep = read(tmp_path, VALID, "world_size=4", "train.microbatch_size=3", 'schedule=["1f1b"]')
-    assert cases(sweep) == [("1f1b", 4, 4), ("1f1b", 4, 8)]
-    assert {case.train_microbatch_size for case, _ in sweep.cases} == {3}
-    ((case, _),) = read(tmp_path, "\ufeff", "schedule=gpipe").cases  # a byte order mark; no TOML
-    assert (case.schedule, case.device) == ("afab", "cpu")
-
-
-def test_a_case_id_is_stable_and_ignores_how_it_is_measured(tmp_path):
-    ids = {c.case_id for c, _ in read(tmp_path, "[grid]\nmeasure.steps = [1, 2]").cases}
-    assert ids == {Case().case_id}
-
-
-GRID = """\
-[grid]
-schedule = ["afab", "dualpipev"]
-world_size = [2, 4]
-num_microbatches = [4, 8]
-seq_len = [64, 128]
-"""
-
-
-def test_an_axis_takes_the_place_of_the_same_key_in_its_section(tmp_path):
-    sweep = read(tmp_path, "seq_len = 7\n[grid]\nseq_len = [8, 9]")
-    assert [case.seq_len for case, _ in sweep.cases] == [8, 9]
-
-
-def test_partitions_may_be_listed_in_an_override(tmp_path):
-    sweep = read(tmp_path, "", "model.partition=[[3, 5], [4, 4]]")
-    assert [case.model_partition for case, _ in sweep.cases] == [(3, 5), (4, 4)]
-    assert read(tmp_path, "", "model.partition=[3, 5]").axes == ()
-
-
-def test_split_points_may_be_listed_too(tmp_path, monkeypatch):
-    stand_in(tmp_path, monkeypatch, ANSWERS)
-    text = "model.split = 'trace'"
-    one = read(tmp_path, text, 'model.split_points=["blocks.2"]')
-    assert one.axes == ()
-    assert one.cases[0][0].model_split_points == ("blocks.2",)
-    several = read(tmp_path, text, 'model.split_points=[["blocks.2"], ["blocks.3"]]')
-    assert several.axes == ("model_split_points",)
-    assert [c.model_split_points for c, _ in several.cases] == [("blocks.2",), ("blocks.3",)]
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("[measure]\nsteps = 9", ""),
+        ("stages_per_rank = 1", ""),
+        ("train.recompute = false", ""),
+        ('schedule = "zbv"', 'schedule = "zbv"\nstages_per_rank = 2'),
+        (LIMITED.format("2048 MiB"), LIMITED.format("2 GiB")),
+        ("microbatches = 16\n[grid]\nranks = [4]", "num_microbatches = 16\nworld_size = 4"),
+    ],
+)  # fmt: skip
+def test_a_case_id_is_of_the_workload_however_it_is_written(tmp_path, text, same):
+    one, other = (only_case(read(tmp_path, written)) for written in (text, same))
+    assert one.case_id == other.case_id
+    assert (one.case_id == Case().case_id) is (same == "")
 
 
 def test_lists_survive_the_way_to_the_workers(tmp_path):
     case = Case(model_partition=(3, 5), model_split_points=("a.b", "c"), seq_len="variable")
-    job = Job(
-        "l",
-        "r",
-        "s",
-        "n",
-        "f",
-        None,
-        (PlannedRun(case, Measure(), 0, "k"), PlannedRun(Case(), Measure(), 0, "l")),
-    )
+    items = (PlannedRun(case, Measure(), 0, "k"), PlannedRun(Case(), Measure(), 0, "l"))
+    job = Job("l", "r", "s", "n", "f", None, items)
     assert read_job(write_job(tmp_path / "launch", job)) == job
-
-
-def test_a_length_may_be_variable_beside_numbers(tmp_path):
-    sweep = read(tmp_path, '[grid]\nseq_len = [64, "variable"]')
-    assert [case.seq_len for case, _ in sweep.cases] == [64, "variable"]
-    assert [case.tokens_per_step for case, _ in sweep.cases] == [8 * 64, None]
-    assert sweep.cases[1][0].max_tokens_per_step == 8 * 2048
-    assert sweep.cases[1][0].settings()["seq_len"] == "variable"
+    by_stage = only_case(read(tmp_path, "train.recompute = [true, false]"))
+    assert trainer_config(by_stage).recompute == (True, False)
+    assert json.loads(str(by_stage.settings()["train_recompute_stages"])) == [True, False]
+    assert trainer_config(Case(train_recompute=True)).recompute is True
 
 
 def test_a_variable_length_gives_way_to_the_model_unless_its_bound_was_set(tmp_path):
     short = "seq_len = 'variable'\nmodel.preset = 'llama-tiny'"  # 1024 positions
     assert read(tmp_path, short).cases
-    with pytest.raises(SweepFileError, match=r":3: data.max_seq_len: 2048 is longer than the 1024"):
-        read(tmp_path, f"{short}\ndata.max_seq_len = 2048")
-    with pytest.raises(SweepFileError, match=r":4: grid.data.max_seq_len: 1025 is longer"):
-        read(tmp_path, f"{short}\n[grid]\ndata.max_seq_len = [1024, 1025]")
-
-
-def test_a_folder_and_a_factory_are_models_by_their_names(tmp_path, monkeypatch):
-    stand_in(tmp_path, monkeypatch, ANSWERS)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "checkpoint").mkdir()
-    names = [
-        "owner/name",
-        "./checkpoint",
-        str(tmp_path / "checkpoint"),
-        "my.code:make",
-    ]
-    sweep = read(tmp_path, f"[grid]\nmodel.preset = {names}")
-    assert [case.model_preset for case, _ in sweep.cases] == names
-    ids = {
-        read(tmp_path, f'model.preset = "{name}"').cases[0][0].case_id
-        for name in ("checkpoint", "./checkpoint")
-    }
-    assert ids == {sweep.cases[1][0].case_id}
+    assert_refused(tmp_path, f"{short}\ndata.max_seq_len = 2048", "3: data.max_seq_len",
+                   "2048 is longer than the 1024")  # fmt: skip
+    assert_refused(tmp_path, f"{short}\n[grid]\ndata.max_seq_len = [1024, 1025]",
+                   "4: grid.data.max_seq_len", "1025 is longer")  # fmt: skip
 
 
 ANSWERS = """\
@@ -205,14 +220,35 @@ print(json.dumps([
 """
 
 
-def stand_in(tmp_path, monkeypatch, code):
-    """A process that answers at once: what models are is the engine's to know and to test."""
+@pytest.fixture
+def answers(tmp_path, monkeypatch):
+    """Another process answers at once: what models are is the engine's to know and to test."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(models, "COMMAND", (sys.executable, "-c", code))
+
+    def set_code(code):
+        monkeypatch.setattr(models, "COMMAND", (sys.executable, "-S", "-c", code))
+
+    set_code(ANSWERS)
+    return set_code
 
 
-def test_all_models_that_are_no_presets_are_looked_at_in_one_process(tmp_path, monkeypatch):
-    stand_in(tmp_path, monkeypatch, ANSWERS)
+def test_a_folder_and_a_factory_are_models_by_their_names(tmp_path, answers):
+    (tmp_path / "checkpoint").mkdir()
+    names = ["owner/name", "./checkpoint", str(tmp_path / "checkpoint"), "my.code:make"]
+    sweep = read(tmp_path, f"[grid]\nmodel.preset = {names}")
+    assert [case.model_preset for case, _ in sweep.cases] == names
+    assert only_case(read(tmp_path, 'model.preset = "checkpoint"')) == sweep.cases[1][0]
+
+
+def test_split_points_may_be_one_value_or_an_axis(tmp_path, answers):
+    text = "model.split = 'trace'"
+    one = only_case(read(tmp_path, text, 'model.split_points=["blocks.2"]'))
+    assert one.model_split_points == ("blocks.2",)
+    several = read(tmp_path, text, 'model.split_points=[["blocks.2"], ["blocks.3"]]')
+    assert [c.model_split_points for c, _ in several.cases] == [("blocks.2",), ("blocks.3",)]
+
+
+def test_all_models_that_are_no_presets_are_looked_at_in_one_process(tmp_path, answers):
     text = "[grid]\nmodel.preset = ['llama-8m', 'a/b', 'c/d']\nschedule = ['afab', '1f1b']"
     assert len(read(tmp_path, text).cases) == 6
     (asked,) = [json.loads(line) for line in (tmp_path / "asked.json").read_text().splitlines()]
@@ -221,11 +257,8 @@ def test_all_models_that_are_no_presets_are_looked_at_in_one_process(tmp_path, m
         "model": "a/b", "split": "auto", "split_points": [], "weights": "auto",
         "trust_remote_code": False, "dtype": "float32", "tokenizer": "auto",
     }  # fmt: skip
-
-
-def test_presets_alone_start_no_process(tmp_path, monkeypatch):
-    stand_in(tmp_path, monkeypatch, "raise SystemExit(9)")
-    assert read(tmp_path, VALID).cases
+    answers("raise SystemExit(9)")
+    assert read(tmp_path, VALID).cases  # presets alone start no process
     with pytest.raises(UsageError, match="exit code 9"):
         read(tmp_path, "data.tokenizer = 'some/tokenizer'")
 
@@ -239,18 +272,15 @@ def test_presets_alone_start_no_process(tmp_path, monkeypatch):
         ("model.preset = 'a/b'\nmodel.partition = [3, 5]", "2: model.partition", "[3, 5] sums"),
     ],
 )
-def test_what_the_model_cannot_do_is_located(tmp_path, monkeypatch, text, where, what):
-    stand_in(tmp_path, monkeypatch, ANSWERS)
+def test_what_the_model_cannot_do_is_located(tmp_path, answers, text, where, what):
     assert_refused(tmp_path, text, where, what)
 
 
-def test_models_that_cannot_be_looked_at_are_one_clear_error(tmp_path, monkeypatch):
-    stand_in(tmp_path, monkeypatch, "raise RuntimeError('the disk is full')")
-    with pytest.raises(UsageError) as caught:
-        read(tmp_path, "model.preset = 'a/b'")
+def test_models_that_cannot_be_looked_at_are_one_clear_error(tmp_path, answers):
+    answers("raise RuntimeError('the disk is full')")
     message = "a/b: cannot be inspected; python -m engine.model.facts ended with exit code 1: "
-    place = f"{tmp_path / 'sweep.toml'}:1: model.preset: "
-    assert str(caught.value) == f"{place}{message}RuntimeError: the disk is full"
+    what = f"{message}RuntimeError: the disk is full"
+    assert_refused(tmp_path, "model.preset = 'a/b'", "1: model.preset", what)
 
 
 @pytest.mark.parametrize(
@@ -266,28 +296,20 @@ def test_models_that_cannot_be_looked_at_are_one_clear_error(tmp_path, monkeypat
         (Case(data_tokenizer="t"), Facts(vocab_size=300, tokenizer_size=400), None, ""),
         (Case(seq_len=9999), Facts(), None, ""),
         (Case(model_partition=(1, 1)), Facts(), None, ""),
+        (Case(replicas=2), Facts(num_parameters=0), "replicas", "2 replicas share nothing"),
+        (Case(replicas=2), Facts(num_parameters=1), None, ""),
+        (Case(data_source="text:short.txt"), Facts(), "data.source", "has 5 bytes; seq_len 128"),
+        (Case(data_source="text:."), Facts(), "data.source", "has 5 bytes"),
+        (Case(data_source="text:short.txt"), Facts(tokenizer_size=9), None, ""),
+        (Case(data_source="text:short.txt", seq_len="variable"), Facts(), None, ""),
     ],
 )  # fmt: skip
-def test_a_vocabulary_holds_what_the_text_becomes(case, facts, key, what):
+def test_data_fits_the_model(tmp_path, monkeypatch, case, facts, key, what):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "short.txt").write_text("short")
     found = list(problems_of_fit(case, facts, is_max_seq_len_set=False))
     assert [problem.key for problem in found] == ([] if key is None else [key])
     assert all(what in problem.message for problem in found)
-
-
-def test_a_text_is_long_enough_only_if_its_tokens_are_bytes(tmp_path):
-    (tmp_path / "short.txt").write_text("short")
-    case = Case(data_source=f"text:{tmp_path / 'short.txt'}")
-    (problem,) = problems_of_fit(case, Facts(), is_max_seq_len_set=False)
-    assert (problem.key, "has 5 bytes; seq_len 128" in problem.message) == ("data.source", True)
-    assert not list(problems_of_fit(case, Facts(tokenizer_size=9), is_max_seq_len_set=False))
-    folder = Case(data_source=f"text:{tmp_path}")
-    (problem,) = problems_of_fit(folder, Facts(), is_max_seq_len_set=False)
-    assert "has 5 bytes" in problem.message
-
-
-def test_exclude_sees_the_device_that_auto_stands_for(tmp_path):
-    text = '[grid]\nworld_size = [1, 2]\n[[exclude]]\ndevice = "cpu"\nworld_size = 1'
-    assert len(read(tmp_path, text).cases) == 1
 
 
 def test_every_case_of_the_demo_means_something_on_two_cores():
@@ -298,36 +320,9 @@ def test_every_case_of_the_demo_means_something_on_two_cores():
         assert measure.steps >= MIN_STEPS
 
 
-@pytest.mark.parametrize(
-    ("schedule", "stages"), [("1f1b", 1), ("zb_h1", 1), ("interleaved_1f1b", 2), ("zbv", 2)]
-)
-def test_a_schedule_has_its_own_number_of_stages_where_nobody_says(tmp_path, schedule, stages):
-    case = only_case(read(tmp_path, f'schedule = "{schedule}"'))
-    assert case.stages_per_rank == stages
-
-
-def test_a_case_that_names_the_schedules_own_number_of_stages_is_the_same_case(tmp_path):
-    auto, said = (
-        only_case(read(tmp_path, 'schedule = "zbv"' + text))
-        for text in ("", "\nstages_per_rank = 2")
-    )
-    assert auto == said
-    assert only_case(read(tmp_path, "stages_per_rank = 1")).case_id == Case().case_id
-
-
-EMULATED = 'device = "emulated"\n[emulated]\nF_ms = 2\nI_ms = 1.5\nW_ms = [1, 2]\n'
-
-
-def test_emulated_times_are_one_number_or_one_per_stage(tmp_path):
-    case = only_case(read(tmp_path, EMULATED))
-    times = (case.emulated_F_ms, case.emulated_I_ms, case.emulated_W_ms)
-    assert times == ((2.0,), (1.5,), (1.0, 2.0))
-    sweep = read(tmp_path, EMULATED, "emulated.F_ms=[3, 4]")
-    assert only_case(sweep).emulated_F_ms == (3.0, 4.0)
+def test_one_link_time_is_that_of_each_link(tmp_path):
     linked = read(tmp_path, EMULATED + "link_ms = 3\n", "world_size=4", "emulated.W_ms=1")
     assert link_ns_of(only_case(linked)) == (3_000_000,) * 3
-    axis = read(tmp_path, EMULATED + '[grid]\n"emulated.F_ms" = [3, [4, 5]]')
-    assert [case.emulated_F_ms for case, _ in axis.cases] == [(3.0,), (4.0, 5.0)]
 
 
 def test_a_program_file_tells_its_stages_and_its_content_is_part_of_the_case(tmp_path):
@@ -336,8 +331,11 @@ def test_a_program_file_tells_its_stages_and_its_content_is_part_of_the_case(tmp
     text = f'schedule = "csv:{file}"\nnum_microbatches = 1'
     before = only_case(read(tmp_path, text))
     assert before.stages_per_rank == 2
+    check_file_unchanged(before)
     file.write_text("0F0,2F0,2I0,0B0,2W0\n1F0,1B0\n")
     assert only_case(read(tmp_path, text)).case_id != before.case_id
+    with pytest.raises(ProgramFileError, match="changed since the sweep began"):
+        check_file_unchanged(before)
 
 
 def test_a_program_file_whose_own_transfers_could_hang_is_refused(tmp_path):
@@ -354,16 +352,6 @@ def test_a_program_file_whose_own_transfers_could_hang_is_refused(tmp_path):
     assert only_case(read(tmp_path, text)).program_digest
     with pytest.raises(SweepFileError, match=r"transfer\.policy: .*has its own transfers"):
         read(tmp_path, text + '\ntransfer.policy = "just_in_time"')
-
-
-def test_a_program_file_that_changes_under_a_sweep_is_noticed(tmp_path):
-    file = tmp_path / "program.csv"
-    file.write_text("0F0,0B0\n1F0,1B0\n")
-    case = only_case(read(tmp_path, f'schedule = "csv:{file}"\nnum_microbatches = 1'))
-    check_file_unchanged(case)
-    file.write_text("0F0,0I0,0W0\n1F0,1B0\n")
-    with pytest.raises(ProgramFileError, match="changed since the sweep began"):
-        check_file_unchanged(case)
 
 
 def test_a_turn_has_one_step_on_the_cpu_and_four_where_the_host_issues_ahead(tmp_path):
