@@ -246,10 +246,11 @@ def _sweep_elsewhere(
     """
     from ppbench.run.launch.cluster import SlurmJob, node_launches, rendezvous_of
     from ppbench.run.launch.local import WORKER
-    from ppbench.run.sweep.control import choice_options
+    from ppbench.run.sweep.control import choice_options, note_sweep_file
     from ppbench.store import check_writable
 
     choice.only.select(read.cases)  # what matches nothing is refused here, not by every node
+    note_sweep_file(read)
     program = [WORKER, read.file, "--results", str(results), *options, *choice_options(choice)]
     if launcher is Launcher.torchrun:
         launches = node_launches(read, read.torchrun.nodes, program)

@@ -29,6 +29,7 @@ from ppbench.comparison.launches import (
     newest_launches,
 )
 from ppbench.config.reader import read_sweep
+from ppbench.config.sweep import note_unmet
 from ppbench.display.commands import command
 from ppbench.display.units import counted
 from ppbench.errors import NotMeasuredError, RepositoryError, UsageError, nearest
@@ -263,7 +264,8 @@ def _folder_side(name: str) -> Side:
 
 
 def _file_side(name: str, places: Places) -> Side:
-    cases = {case.case_id for case, _ in read_sweep(Path(name), [], default_device()).cases}
+    note_unmet(read := read_sweep(Path(name), [], default_device()))
+    cases = {case.case_id for case, _ in read.cases}
     runs = places.runs()
     runs = runs[runs["case_id"].isin(cases)]
     if runs.empty:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -40,9 +40,10 @@ _OPTION = re.compile(r"[a-z][a-z0-9_-]*")
 _BUDGET = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) ?([smh])")
 _HOST_AND_PORT = re.compile(r"[\w.-]+:[1-9]\d{0,4}|\[[0-9a-fA-F:.]+\]:[1-9]\d{0,4}", re.ASCII)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-_TIME = re.compile(r"(?:(\d{1,4})-)?(\d{1,6})(?::(\d{1,6}))?(?::(\d{1,6}))?", re.ASCII)
+_TIME = re.compile(r"(?:\d{1,4}-)?\d{1,6}(?::\d{1,6}){0,2}", re.ASCII)
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_DATA = re.compile(r"stdlib|synthetic|(?:text|files|hf):.+", re.DOTALL)
 _PERCENT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*%\s*", re.ASCII)
 
 
@@ -93,15 +94,25 @@ def up_to(most: int) -> Kind:
     return number(f"from 0 to {most:,}", lambda value: 0 <= value <= most)
 
 
+def named(
+    what: str, values: str, known: Callable[[], Iterable[str]], read: Callable[[str], str | None]
+) -> Kind:
+    """Names that a function knows: it returns each as it is kept, and None for one it does not."""
+
+    def check(value: object) -> str | None:
+        if not isinstance(value, str):
+            return None
+        if (kept := read(value)) is None:
+            raise ValueError(f"unknown {what} {brief(value)}{nearest(value, known())}")
+        return kept
+
+    return Kind(values, check)
+
+
 def choice(*words: str) -> Kind:
     """One of some words."""
-
-    def read(value: object) -> str | None:
-        if isinstance(value, str) and value not in words:
-            raise ValueError(f"unknown value {brief(value)}{nearest(value, words)}")
-        return value if isinstance(value, str) else None
-
-    return Kind(", ".join(f'"{word}"' for word in words), read)
+    values = ", ".join(f'"{word}"' for word in words)
+    return named("value", values, lambda: words, lambda word: word if word in words else None)
 
 
 def listed(
@@ -138,45 +149,31 @@ def first_twice(values: Sequence[Hashable]) -> int | None:
     return None
 
 
-def _schedule(value: object) -> object | None:
+def _schedule(name: str) -> str | None:
     """Resolve aliases to the registered name."""
-    if not isinstance(value, str):
-        return None
-    if value == AUTO or value.removeprefix(CSV_PREFIX) not in ("", value):
-        return value
+    if name == AUTO or name.removeprefix(CSV_PREFIX) not in ("", name):
+        return name
     try:
-        return find_schedule(value).name
+        return find_schedule(name).name
     except UnknownScheduleError:
-        if value.endswith(".csv") and Path(value).is_file():
-            raise ValueError(
-                f"unknown schedule {brief(value)}; for the program in this file write "
-                f'"{CSV_PREFIX}{value}"'
-            ) from None
-        raise ValueError(
-            f"unknown schedule {brief(value)}{nearest(value, [*known_names(), AUTO])}"
-        ) from None
+        if name.endswith(".csv") and Path(name).is_file():
+            fix = f'for the program in this file write "{CSV_PREFIX}{name}"'
+            raise ValueError(f"unknown schedule {brief(name)}; {fix}") from None
+        return None
 
 
 def _schedule_to_choose(value: object) -> object | None:
     """Check a schedule that is no file, since a plan makes programs itself."""
     if isinstance(value, str) and value.startswith(CSV_PREFIX):
         raise ValueError(f"{brief(value)} is a file; a plan makes programs itself")
-    return _schedule(value)
+    return SCHEDULE.read(value)
 
 
-def _runtime(value: object) -> object | None:
-    if isinstance(value, str) and not is_known(value):
-        raise ValueError(f"unknown runtime {brief(value)}{nearest(value, known_runtimes())}")
-    return value if isinstance(value, str) else None
-
-
-def _model(value: object) -> object | None:
+def _model(value: str) -> str | None:
     """Check the form of the name; all models are looked up together later.
 
     A folder has one name, `./my-model`: without the `./` its case would have another id.
     """
-    if not isinstance(value, str):
-        return None
     if value in PRESETS or _HUB_ID.fullmatch(value):
         return value
     if _is_folder(value) and "/" not in value and value not in (".", ".."):
@@ -185,8 +182,7 @@ def _model(value: object) -> object | None:
         return value
     if "/" in value or value in (".", ".."):
         raise ValueError(f"no such folder: {brief(value)} (relative to the working directory)")
-    others = 'a hub id "owner/name", a checkpoint folder, "package.module:factory"'
-    raise ValueError(f"unknown preset {brief(value)}{nearest(value, PRESETS)}; or {others}")
+    return None
 
 
 def _is_folder(name: str) -> bool:
@@ -194,16 +190,6 @@ def _is_folder(name: str) -> bool:
         return name != "" and Path(name).is_dir()
     except (OSError, ValueError):  # a name too long, or with a null byte
         return False
-
-
-def _source(value: object) -> object | None:
-    if not isinstance(value, str):
-        return None
-    kind, _, name = value.partition(":")
-    if value not in ("stdlib", "synthetic") and (kind not in ("text", "files", "hf") or not name):
-        known = ("stdlib", "synthetic", "text:PATH", "files:PATH", "hf:DATASET")
-        raise ValueError(f"unknown data source {brief(value)}{nearest(value, known)}")
-    return value
 
 
 def _memory_limit(value: object) -> str | None:
@@ -284,17 +270,13 @@ def minutes_of(time: str) -> int:
 
     The notation is `m`, `m:s`, `h:m:s`, `d-h`, `d-h:m` or `d-h:m:s`.
     """
-    match = _TIME.fullmatch(time)
-    if match is None:
+    if _TIME.fullmatch(time) is None:
         return 0
-    days, *rest = match.groups()
-    numbers = [int(number) for number in rest if number is not None]
-    if days is not None:
-        hours, minutes, seconds = (*numbers, 0, 0)[:3]
-    elif len(numbers) == 3:
-        hours, minutes, seconds = numbers
-    else:
-        hours, (minutes, seconds) = 0, (*numbers, 0)[:2]
+    days, has_days, rest = time.rpartition("-")
+    numbers = list(map(int, rest.split(":")))
+    if not has_days and len(numbers) < 3:
+        numbers = [0, *numbers]
+    hours, minutes, seconds = (*numbers, 0, 0)[:3]
     return -(-(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds) // 60)
 
 
@@ -339,10 +321,30 @@ POSITIVE = number("above 0", lambda value: value > 0)
 NOT_NEGATIVE = number("of at least 0", lambda value: value >= 0)
 BELOW_ONE = number("from 0 to below 1", lambda value: 0 <= value < 1)
 RESOLUTION = number("from 0.001 to 0.5", lambda value: 0.001 <= value <= 0.5)
-SCHEDULE = Kind(f'the name of a schedule, "{AUTO}" or "{CSV_PREFIX}PATH"', _schedule)
-RUNTIME = Kind("the name of a runtime", _runtime)
-MODEL = Kind("a preset, a hub id, a checkpoint folder or a factory", _model)
-SOURCE = Kind('"stdlib", "synthetic", "text:PATH", "files:PATH" or "hf:DATASET"', _source)
+SCHEDULE = named(
+    "schedule",
+    f'the name of a schedule, "{AUTO}" or "{CSV_PREFIX}PATH"',
+    lambda: [*known_names(), AUTO],
+    _schedule,
+)
+RUNTIME = named(
+    "runtime",
+    "the name of a runtime",
+    known_runtimes,
+    lambda name: name if is_known(name) else None,
+)
+MODEL = named(
+    "model",
+    "a preset, a hub id, a checkpoint folder or a factory",
+    lambda: [*PRESETS, 'a hub id "owner/name"', "a checkpoint folder", '"package.module:factory"'],
+    _model,
+)
+SOURCE = named(
+    "data source",
+    '"stdlib", "synthetic", "text:PATH", "files:PATH" or "hf:DATASET"',
+    lambda: ("stdlib", "synthetic", "text:PATH", "files:PATH", "hf:DATASET"),
+    lambda name: name if _DATA.fullmatch(name) else None,
+)
 SEQ_LEN = whole_or(VARIABLE, MAX_SEQ_LEN, "tokens")
 STAGES_PER_RANK = whole_or(AUTO, MAX_STAGES_PER_RANK, "stages")
 MEMORY_LIMIT = Kind(

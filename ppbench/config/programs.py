@@ -1,18 +1,11 @@
 """Facts of a case before it runs: its program, its durations, and its model.
 
-Emulated durations may come from a costs file, which is code under test and not part of the
-workload:
-
-    [emulated]
-    costs = "costs.toml"      a file with F_ms, I_ms, W_ms and link_ms; relative to the working
-                              directory
-
-A commit that changes the file makes stages slower and stays comparable with earlier commits,
-because the file's content is not part of the case.
+Emulated durations may come from a costs file. It is code under test and no part of the case: a
+commit that changes it stays comparable with earlier ones.
 
 Facts of a model are its layers, positions and vocabulary. Presets are plain numbers. Everything
-else (a hub id, a checkpoint folder, a factory, a tokenizer) needs torch and transformers, so a
-separate process inspects all of them at once and answers in JSON; this process imports neither.
+else needs torch and transformers, so another process inspects all of it at once; this one imports
+neither.
 """
 
 from __future__ import annotations
@@ -131,35 +124,29 @@ def most_stages_per_rank(program: Program) -> int:
 def durations_of(case: Case) -> Durations:
     """The durations of each stage of an emulated case.
 
-    One number is the time of a rank's whole share, divided among its stages; a list has one time
-    per stage.
+    One number is the time of a rank's whole share, divided among its stages.
     """
+    num, share = num_stages_of(case), case.world_size / num_stages_of(case)
     times = (case.emulated_F_ms, case.emulated_I_ms, case.emulated_W_ms)
-    num_stages = num_stages_of(case)
-    share = case.world_size / num_stages
-    forward, input_gradient, weight_gradient = (
-        tuple(round(ms * NS_PER_MS) for ms in listed)
-        if len(listed) == num_stages
-        else tuple(round(ms * NS_PER_MS * share) for (ms,) in [listed] for _ in range(num_stages))
-        for listed in times
-    )
-    return Durations(forward, input_gradient, weight_gradient)
+    return Durations(*(_ns_of_each(listed, num, share) for listed in times))
 
 
 def link_ns_of(case: Case) -> tuple[int, ...]:
     """The delay that each emulated link adds to a message, from each stage to the next."""
-    listed = tuple(round(ms * NS_PER_MS) for ms in case.emulated_link_ms)
-    return listed * (num_stages_of(case) - 1) if len(listed) == 1 else listed
+    return _ns_of_each(case.emulated_link_ms, num_stages_of(case) - 1)
 
 
 def collective_ns_of(case: Case) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The times of each stage's UNSHARD and of its REDUCE_GRAD, of an emulated case."""
-    num_stages = num_stages_of(case)
-    gather, reduce = (
-        tuple(round(ms * NS_PER_MS) for ms in (listed * num_stages if len(listed) == 1 else listed))
-        for listed in (case.emulated_gather_ms, case.emulated_reduce_ms)
-    )
-    return gather, reduce
+    num = num_stages_of(case)
+    return _ns_of_each(case.emulated_gather_ms, num), _ns_of_each(case.emulated_reduce_ms, num)
+
+
+def _ns_of_each(listed: tuple[float, ...], num: int, share: float = 1.0) -> tuple[int, ...]:
+    """Nanoseconds of each stage or link: as listed, or a share of one number for all."""
+    if len(listed) == 1:
+        return (round(listed[0] * NS_PER_MS * share),) * num
+    return tuple(round(ms * NS_PER_MS) for ms in listed)
 
 
 def lowered_of(case: Case, program: Program | None = None) -> Program:
@@ -174,8 +161,8 @@ def lowered_of(case: Case, program: Program | None = None) -> Program:
 
 def prove(program: Program, case: Case) -> None:
     """Raise ProgramError for a file's program that is not legal, or could hang, in a case."""
-    policy, is_alone = Policy(case.transfer_policy), case.replicas == 1
-    _prove(program, policy, case.transfer_look_ahead, None if is_alone else sharding_of(case))
+    sharding = sharding_of(case) if case.replicas > 1 else None
+    _prove(program, Policy(case.transfer_policy), case.transfer_look_ahead, sharding)
 
 
 @functools.lru_cache(maxsize=16)
@@ -187,9 +174,9 @@ def _prove(
     lowered = lower(program, policy, look_ahead)
     if sharding is not None:
         lowered = with_collectives(lowered, program, sharding)
-    if sharding is not None and lowered.has_collectives:
-        # Those of a file as they are written: positions in an error are then the file's.
-        check_collectives(program if program.has_collectives else lowered, sharding)
+        if lowered.has_collectives:
+            # Those of a file as they are written: positions in an error are then the file's.
+            check_collectives(program if program.has_collectives else lowered, sharding)
 
 
 def planned_step_ns(case: Case, lowered: Program) -> int:

@@ -1,28 +1,8 @@
-"""A sweep: its cases, where they run, what it tracks, and the options that change or select cases.
+"""A sweep: its cases, where they run, what it tracks, and the text that it was read from.
 
-    [track]
-    repo   = ".."                       # the repository that is tracked; default: the file's own
-    setup  = "make -C csrc"             # run in the work tree of a commit before it is measured
-
-    [track.thresholds]                  # changes that `ppbench check` lets pass
-    default = "2%"
-    "schedule=zb_h1 and world_size=4" = "5%"      # the last match wins
-
-    [[track.accept]]                    # a change for the worse that is intended
-    commit = "3f2a91c07"                # which made it
-    reason = "exact attention, see #41"
-    cases  = "schedule=1f1b and world_size=4"     # all when left out
-    metric = "tokens_per_s"             # all when left out
-    up_to  = "10%"                      # however much when left out
-
-    [plan]                              # what `ppbench plan` is asked for
-    memory = "1.5 GiB"                  # of each rank
-
-Paths are relative to the sweep file, so they do not depend on the working directory. None of this
-is part of a case, nor are `[launch.torchrun]` and `[launch.slurm]`: a run's environment says where
-it was measured.
-
-`--set` takes KEY=VALUE: a dotted key of the sweep file, and a TOML value.
+`[track]` has what is tracked over commits: thresholds of `ppbench check`, where the last that
+matches a case wins, and changes for the worse that are accepted. Paths are relative to the sweep
+file. None of this is part of a case: a run's environment says where it was measured.
 """
 
 from __future__ import annotations

@@ -126,8 +126,3 @@ def test_an_override_holds_one_value_and_no_second_line(folder):
     Path("sweep.toml").touch()
     with pytest.raises(SweepFileError, match=r'--set: seq_len: .*got "8\\nname = 9"'):
         read_sweep(Path("sweep.toml"), ["seq_len=8\nname = 9"], "cpu")
-
-
-def test_the_characters_of_a_files_name_that_no_name_has_are_replaced(folder):
-    Path("my sweep.toml").touch()
-    assert read_sweep(Path("my sweep.toml"), [], "cpu").name == "my-sweep"

@@ -3,7 +3,7 @@
 import pytest
 
 from ppbench.config.case import CASE_KEYS, SETTINGS, Case, Measure, setting_of
-from ppbench.config.kinds import MAX_SEQ_LEN, SHARE, minutes_of, seconds_of
+from ppbench.config.kinds import MAX_SEQ_LEN, SHARE, minutes_of, name_from, seconds_of
 
 HUGE = 10**400
 NO_NUMBERS = (float("nan"), float("inf"), HUGE, True, "1", None, [1], {})
@@ -114,7 +114,7 @@ def test_every_default_is_a_value_of_its_key(key):
         ("train.momentum", 1.0, "expected a number from 0 to below 1; got 1.0 (a float)"),
         ("model.dtype", "float23", 'unknown value "float23"; did you mean "float32"? Known: '),
         ("data.source", "fils:x", 'did you mean "files:PATH"? Known: stdlib, '),
-        ("model.preset", "llama-9m", 'or a hub id "owner/name", a checkpoint folder, '),
+        ("model.preset", "llama-9m", 'a hub id "owner/name", a checkpoint folder, '),
         ("emulated.F_ms", [2], "a list needs one time per stage; give one number for all ranks"),
         ("plan.schedules", ["csv:a.csv"], '"csv:a.csv" is a file; a plan makes programs itself'),
         ("launch.slurm.extra", {"a": [1]}, "a: expected a string, an integer or true; got [1]"),
@@ -155,3 +155,11 @@ def test_a_model_in_a_folder_has_one_name(tmp_path, monkeypatch):
     for name, kept in {"my-model": "./my-model", "./my-model": "./my-model", whole: whole}.items():
         assert SETTINGS["model.preset"].kind.check(name) == kept
     assert SETTINGS["model.preset"].kind.check("llama-8m") == "llama-8m"
+
+
+@pytest.mark.parametrize(
+    ("stem", "name"),
+    [("a b!c", "a-b-c"), ("…", "mine"), ("-x.", "x"), ("v1.2", "v1.2"), ("a" * 200, "a" * 100)],
+)
+def test_the_name_of_a_file_is_made_a_name(stem, name):
+    assert name_from(stem) == name == SETTINGS["name"].kind.check(name)

@@ -47,13 +47,6 @@ def test_every_key_has_a_comment_and_what_is_commented_out_is_valid_too(tmp_path
     assert cases[0].model_weights == "random"
 
 
-@pytest.mark.parametrize(
-    ("stem", "name"), [("a b!c", "a-b-c"), ("…", "mine"), ("-x.", "x"), ("v1.2", "v1.2")]
-)
-def test_the_name_comes_from_the_file(stem, name):
-    assert tomllib.loads(sweep_template(stem, 2, 0))["name"] == name
-
-
 def test_what_replicas_share_can_be_uncommented(tmp_path):
     file = tmp_path / "mine.toml"
     text = sweep_template("mine", 1, 0)
