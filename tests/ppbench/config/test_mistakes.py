@@ -133,6 +133,9 @@ def test_the_combination_that_cannot_run_is_named_by_the_axes_that_matter(tmp_pa
          ["stages_per_rank=3", 'schedule=["1f1b", "csv:no.csv"]'],
          ("--set: stages_per_rank: 1f1b needs exactly 1 stage per rank, got 3 (in the combination "
          'schedule = "1f1b")')),
+        ("", ["schedule=dualpipev", "world_size=8"],
+         ("--set: num_microbatches: dualpipev: num_microbatches must be at least 2 x world_size; "
+         "got num_microbatches 8, world_size 8")),
         ("", ["grid.track.repo=x"], ("--set grid.track.repo=x: track.repo cannot be an axis: it "
          "sets what is tracked over commits for all cases; drop grid.")),
     ],

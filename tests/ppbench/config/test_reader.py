@@ -152,19 +152,17 @@ def test_every_key_is_taken_and_its_default_is_what_a_file_without_it_has(tmp_pa
         assert getattr(every, name) == getattr(none, name)
 
 
-@pytest.mark.parametrize(
-    "key",
-    [k for k in CASE_KEYS if k != "device" and not SETTINGS[k].shared and k[-3:] != "_ms"],
-)
-def test_any_dotted_key_may_be_an_axis_quoted_or_not(tmp_path, key):
-    default = {**Case().settings(), **Measure().settings()}
-    value = default[key.replace(".", "_")]
-    is_word = isinstance(value, str) and not value.startswith("[")
-    text = f'"{value}"' if is_word else str(value).lower()
-    for written in (key, f'"{key}"'):
-        sweep = read(tmp_path, f"[grid]\n{written} = [{text}]")
-        assert len(sweep.cases) == 1
-        assert sweep.axes == (key.replace(".", "_"),)
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_any_dotted_key_may_be_an_axis_quoted_or_not(tmp_path, quote):
+    axes = {
+        key: [declared.default]
+        for key, declared in SETTINGS.items()
+        if key in CASE_KEYS and not declared.shared and declared.default != ()
+    }
+    lines = [f"{quote}{key}{quote} = {as_toml(axis)}" for key, axis in axes.items()]
+    sweep = read(tmp_path, "\n".join(["[grid]", *lines]))
+    assert sweep.axes == tuple(key.replace(".", "_") for key in axes)
+    assert len(sweep.cases) == 1
 
 
 @pytest.mark.parametrize(
