@@ -146,6 +146,15 @@ def test_workers_are_spawned_where_an_imported_package_has_used_the_device(launc
     assert "workers are spawned" in (tmp_path / "supervisor.log").read_text()
 
 
+def test_a_signal_that_comes_while_a_rank_is_forked_is_not_lost(launch, tmp_path):
+    signalled = "import os\nos.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), 15))\n"
+    (tmp_path / "signalled.py").write_text(signalled)
+    ended = launch("time.sleep(1000)", preloaded="signalled")
+    assert exit_code_of(ended) == 128 + signal.SIGTERM
+    (ending,) = read_events(tmp_path / "node").endings
+    assert ending.cause == "stopped"
+
+
 def test_what_a_worker_has_started_ends_with_it(launch, tmp_path):
     text = """
 import subprocess
