@@ -97,7 +97,7 @@ class Collectives:
         """Yield whose attribute is recorded, its name, and by what."""
         self._unsharded.clear()
         if self._stage_of:
-            records = (self._gathered, self._awaited, self._reduced)
+            records: Sequence[Recorder] = (self._gathered, self._awaited, self._reduced)
             for name, record in zip(PATCHED, records, strict=True):
                 yield param_groups, name, record
         for stage, module in self._roots.items():
