@@ -20,11 +20,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import duckdb
-
 from ppbench.errors import StoreError
 from ppbench.files import whole_file
 from ppbench.store.columns import RUN_ID, TABLES
+from ppbench.store.database import duckdb
 from ppbench.store.reader import (
     COMPACTED,
     PARQUET,

@@ -254,7 +254,7 @@ class Store:
         It reads nothing but the store, of which only the tables that are named, and writes nothing.
         Raises UsageError for other SQL.
         """
-        import duckdb
+        from ppbench.store.database import duckdb
 
         def answer(
             database: duckdb.DuckDBPyConnection, source: Mapping[str, str]

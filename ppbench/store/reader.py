@@ -138,7 +138,7 @@ class Reader:
         With `run_ids`, only files that may have these runs are opened. Raises duckdb.Error for SQL
         that is wrong, StoreError for a store that cannot be read.
         """
-        import duckdb
+        from ppbench.store.database import duckdb
 
         check_version(self._folder)
         with holding(self._folder):
@@ -166,7 +166,7 @@ class Reader:
 
     def leave_out_damaged(self, name: str, columns: Columns, paths: Iterable[Path]) -> bool:
         """Find the files of which these columns cannot be read, and tell and read them no more."""
-        import duckdb
+        from ppbench.store.database import duckdb
 
         found = False
         for path in paths:
@@ -194,7 +194,7 @@ def shared_database() -> duckdb.DuckDBPyConnection:
 
 @functools.cache
 def _database(_process: int) -> duckdb.DuckDBPyConnection:
-    import duckdb
+    from ppbench.store.database import duckdb
 
     return duckdb.connect(":memory:")
 
