@@ -46,6 +46,7 @@ from engine.run.device import CPU, random_state, set_random_state
 from engine.run.recording import Recording
 
 NUM_STEPS = 4
+_NO_MEMORY = "the unsplit module ran out of memory"
 Gather = Callable[[Any], Sequence[Any]]
 """Collective: gives on rank 0 what every rank gives, in order; elsewhere anything."""
 Decide = Callable[[Callable[[], Any]], Any]
@@ -95,11 +96,24 @@ class Part:
 
 @dataclass
 class Exactness:
-    """The largest relative difference, and what it is of."""
+    """What a comparison has found: the largest relative difference, and what it did not cover."""
 
     difference: float = 0.0
     num_gradients: int = 0  # of the model, each once
     notes: list[str] = field(default_factory=list)  # what was not compared, and why
+
+
+def try_author(config: TrainerConfig, make: Callable[[], nn.Module], device: torch.device) -> None:
+    """Train the author's module on one microbatch. Raises AuthorError, NoRoomError."""
+    try:
+        data = data_of(config, model_of(config, CPU), tokenizer_of(config), CPU)
+        batch = data.step(0).to(device)
+        first = StepBatch(batch.inputs[:1], batch.targets[:1], batch.num_tokens)
+        train_unsplit(make(), first, autocast_of(config.autocast, device))
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise NoRoomError(_NO_MEMORY) from error
+    except Exception as error:  # a user's module may raise anything
+        raise AuthorError(f"{type(error).__name__}: {first_line(error)}") from error
 
 
 def compare(
@@ -130,11 +144,11 @@ def compare(
         except (InexactError, IncomparableError):
             raise
         except (MemoryError, torch.OutOfMemoryError) as error:
-            raise NoRoomError("the unsplit module ran out of memory") from error
+            raise NoRoomError(_NO_MEMORY) from error
         except Exception as error:  # a user's module may raise anything
+            step = f"in step {number}, which the ranks have taken" if author else "where it is made"
             raise InexactError(
-                f"the author's module fails in step {number}, which the ranks have taken: "
-                f"{type(error).__name__}: {first_line(error)}"
+                f"the author's module fails {step}: {type(error).__name__}: {first_line(error)}"
             ) from error
         return author.exactness
 
@@ -218,24 +232,14 @@ class _Author:
         parts: Sequence[Part],
         device: torch.device,
     ) -> None:
-        """Try the module; compare initial weights. Raises AuthorError, InexactError."""
+        """Make the module and compare initial weights. Raises InexactError."""
         self.exactness = Exactness()
         self._config, self._device = config, device
         self._data = data_of(config, model_of(config, CPU), tokenizer_of(config), CPU)
         self._kind = "bfloat16" if config.autocast == "bfloat16" else config.model.dtype
         self._drawn: set[tuple[int, bytes]] = set()
-        batch = self._data.step(0).to(device)
-        try:
-            module, tried = make(), make()
-            initial = initial_weights(config.model, module, tried)
-            one = StepBatch(batch.inputs[:1], batch.targets[:1], batch.num_tokens)
-            train_unsplit(tried, one, autocast_of(config.autocast, device))
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:  # a user's module may raise anything
-            raise AuthorError(f"{type(error).__name__}: {first_line(error)}") from error
-        del tried
-        self._module = module
+        self._module = module = make()
+        initial = initial_weights(config.model, module, make())
         if getattr(getattr(module, "config", None), "output_router_logits", False):
             self.exactness.notes.append("the router's auxiliary loss, which is not trained")
         named = dict(module.named_parameters(remove_duplicate=False))

@@ -132,9 +132,10 @@ def pairs_of_gradients(
 ) -> Iterator[Pair]:
     """Pair gradients with those of the author's tensors; each of ours has a place and a name."""
     sizes = {name: largest(t.grad) for name, t in theirs.items() if t.grad is not None}
-    least = max(sizes.values(), default=0.0) * LEAST_SCALE[kind]
+    finite = {name: size for name, size in sizes.items() if math.isfinite(size)}
+    least = max(finite.values(), default=0.0) * LEAST_SCALE[kind]
     for place, name, gradient in ours:
-        scale = max(least, sizes.get(name, 0.0))
+        scale = max(least, finite.get(name, 0.0))
         yield f"gradient of {place}", gradient, theirs[name].grad, scale
 
 
@@ -181,13 +182,13 @@ def largest(tensor: Tensor) -> float:
 
 
 def _apart(ours: Tensor, theirs: Tensor) -> Tensor:
-    ours, theirs = _widened(ours).cpu(), _widened(theirs).cpu()
+    ours, theirs = _widened(ours), _widened(theirs)
     is_equal = (ours == theirs) | (ours.isnan() & theirs.isnan())
     apart = (ours - theirs).abs().nan_to_num(nan=math.inf, posinf=math.inf)
     return apart.masked_fill(is_equal, 0.0)
 
 
 def _widened(tensor: Tensor) -> Tensor:
-    """Convert to double precision, keeping the imaginary part of a complex tensor."""
+    """Convert to double precision, or complex, on the CPU: some devices have none of it."""
     kind = torch.complex128 if tensor.is_complex() else torch.float64
-    return tensor.detach().to(kind)
+    return tensor.detach().cpu().to(kind)

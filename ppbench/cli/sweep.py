@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shlex
 import sys
 from pathlib import Path
@@ -249,8 +250,8 @@ def _sweep_elsewhere(
     from ppbench.run.sweep.control import choice_options, note_sweep_file
     from ppbench.store import check_writable
 
-    choice.only.select(read.cases)  # what matches nothing is refused here, not by every node
-    note_sweep_file(read)
+    # What matches nothing is refused here, not by every node.
+    note_sweep_file(dataclasses.replace(read, cases=choice.only.select(read.cases)))
     program = [WORKER, read.file, "--results", str(results), *options, *choice_options(choice)]
     if launcher is Launcher.torchrun:
         launches = node_launches(read, read.torchrun.nodes, program)

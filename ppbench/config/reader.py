@@ -196,7 +196,8 @@ def read_sweep(
     ]
     notes = []
     if unmet:
-        others = f"; nor do {len(unmet) - 1:,} more" if len(unmet) > 1 else ""
+        num = len(unmet) - 1
+        others = f"; nor {'does' if num == 1 else 'do'} {num:,} more" if num else ""
         line = source.line_of(unmet[0])
         notes.append(f"{source.file}:{line}: {idle[unmet[0]]} matches no case{others}")
     return Sweep(

@@ -9,7 +9,7 @@ import contextlib
 import difflib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ppbench.config.case import CASE_KEYS, SETTINGS, UNKNOWN, VARIABLE
 from ppbench.config.conditions import Condition, alternatives, parse_conditions, toml_value
@@ -20,6 +20,7 @@ from ppbench.store.reader import quoted
 
 Value = str | int | float | bool | None
 _TYPES = {column.name: column.type for column in RUNS}
+_WORDS = {"true": True, "false": False}
 _KEYS = {column_named(key): key for key in CASE_KEYS}
 
 
@@ -47,8 +48,10 @@ def _read(word: str, written: str) -> tuple[str, list[Value]]:
     value = toml_value(written)
     if column in _KEYS:
         several = alternatives(_KEYS[column], value)
-    else:
+    else:  # a column of lists has them as JSON
         several = value if isinstance(value, list) else [value]
+        if is_text and not all(isinstance(one, str) for one in several):
+            several = [value]
     if is_text and not isinstance(value, list):
         several = [written if column not in _KEYS else value]
     return column, [_kept(word, column, one) for one in several]
@@ -68,6 +71,13 @@ def _kept(word: str, column: str, value: object) -> Value:
         value = json.dumps(value)
     if kind == "string":
         return str(value)
+    if isinstance(value, str):  # as TOML does not write it
+        written = value.lower()
+        readings: Sequence[Callable[[str], object]] = (int, float)
+        for reading in (_WORDS.__getitem__,) if kind == "bool" else readings:
+            with contextlib.suppress(LookupError, ValueError):
+                value = reading(written)
+                break
     if kind == "bool" and type(value) is not bool:
         raise ValueError(f"{word}: expected true or false, got {brief(value)}")
     if kind != "bool":

@@ -240,3 +240,25 @@ def failing() -> nn.Sequential:
         raise RuntimeError("the author's own mistake")
 
     return _of(Acting(act), Layer())
+
+
+class Fixed(nn.Module):
+    """Takes sequences of 24 tokens alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(x.shape[0], 24, WIDTH)
+
+
+class Single(nn.Module):
+    """Has no kernel for double precision, and draws random numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x @ torch.eye(WIDTH), 0.1)
+
+
+def fixed() -> nn.Sequential:
+    return _of(Layer(), Fixed(), Layer(), Fixed())
+
+
+def single() -> nn.Sequential:
+    return _of(Layer(), Single(), Layer(), Single())

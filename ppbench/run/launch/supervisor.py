@@ -440,14 +440,22 @@ def run_on_node(arguments: Sequence[str]) -> int:
     preload(preloaded_for(["llama-tiny"]) if module == WORKER else "")
     begin = Begin("", str(node), given.ranks_per_node, given.max_restarts, module, words, {})
     leave = Leave(1)
+    unstored: str | None = None
     try:
         leave = Launch(begin, meeting).run()
+        if leave.code == GAVE_UP:
+            from ppbench.run.failures.evidence import store_error
+
+            unstored = store_error(node)
     finally:
         # What ranks that failed have left is read by the next sweep, if they have noted it.
-        if leave.code in (0, GAVE_UP) or last_start(node) is None:
+        is_over = leave.code == 0 or (leave.code == GAVE_UP and unstored is None)
+        if is_over or last_start(node) is None:
             remove_node_folder(node)
-    if leave.why:
-        print(f"error: {leave.why}", file=sys.stderr, flush=True)
+    if why := leave.why or unstored:
+        print(f"error: {why}", file=sys.stderr, flush=True)
+    if unstored is not None:
+        return StoreError.exit_code
     return ExitCode.usage if leave.code == GAVE_UP else leave.code
 
 

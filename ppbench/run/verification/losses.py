@@ -25,7 +25,12 @@ from ppbench.config.case import Case
 from ppbench.run.job import PlannedRun
 from ppbench.run.machine.environment import fingerprint_here
 from ppbench.run.machine.inputs import hashes_of_text
-from ppbench.run.verification.record import key_of_facts, read_record, write_record
+from ppbench.run.verification.record import (
+    file_of_record,
+    key_of_facts,
+    read_record,
+    write_record,
+)
 from ppbench.runtimes import ENGINE
 
 FIRST_TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 2e-2}
@@ -85,9 +90,9 @@ def check_last_loss(
     key = f"last-{training}-{num_steps}-{machine}"
     known = read_record(results, key)
     if known is not None:
-        of = f"the engine's run {known['run_id']}"
+        of = f"the engine's run {known['run_id']}, which {file_of_record(results, key)} has,"
         _compare(case, "last", loss, known["loss"], of, num_steps)
-    elif case.runtime == ENGINE and loss is not None:
+    elif case.runtime == ENGINE and loss is not None and math.isfinite(loss):
         write_record(results, key, {"loss": loss, "run_id": run_id})
 
 

@@ -30,10 +30,12 @@ from engine.exactness import (
     NoRoomError,
     Trained,
     compare,
+    try_author,
 )
 from engine.flight import Phase
 from engine.model.author import TOLERANCE, author_module
 from engine.model.factory import own_torch_numbers
+from engine.model.stage_module import first_line
 from engine.plan.program import Program
 from engine.run import device as devices
 from ppbench.config.case import Case, Measure
@@ -106,6 +108,7 @@ def verify(
                 if isinstance(error, AuthorError):
                     failures.append(reason)
                 elif not isinstance(error, NoRoomError):
+                    failures.clear()  # it runs in this way
                     break
             else:
                 verified = Verified(_in_words(case, way, compared), compared[0].difference)
@@ -160,7 +163,7 @@ def _compared(way: Case, measure: Measure, hands: Hands) -> Exactness:
         finally:
             hands.begin_clock(measure.timeout_s)
 
-    broadcast(functools.partial(_check_room, way))
+    in_time(broadcast, functools.partial(_check, way))  # before any rank builds its part
     member = hands.prepare(way)
     outcome: Exactness | Exception | None = None
     if member is not None:
@@ -209,8 +212,8 @@ def compared_on(
     return compare(trained, member.config, make, device, gather=gather, decide=decide)
 
 
-def _check_room(way: Case) -> bool:
-    """Raise NoRoomError if the comparison has no room in memory.
+def _check(way: Case) -> bool:
+    """Raise AuthorError if the author's module fails, NoRoomError if there is no room in memory.
 
     Tensors of the model's size that exist at once: weights, gradients and AdamW's two moments, of
     the author's module and of each replica, and what the ranks send of each step.
@@ -219,13 +222,18 @@ def _check_room(way: Case) -> bool:
     if way.device in ON_GPUS:
         free_bytes = min(devices.free_bytes(torch.device(way.device)), free_bytes)
     config = trainer_config(way)
-    num_parameters = model_of(config, devices.CPU).num_parameters
+    try:
+        num_parameters = model_of(config, devices.CPU).num_parameters
+    except Exception as error:  # a trace runs the author's code
+        raise AuthorError(f"{type(error).__name__}: {first_line(error)}") from error
     needed = num_parameters * config.model.torch_dtype.itemsize * (4 + 8 * way.replicas)
     if needed > _MOST_OF_FREE * free_bytes:
         raise NoRoomError(
             f"it needs about {needed / 2**30:.1f} GiB of memory, and {free_bytes / 2**30:.1f} are "
             "free"
         )
+    device = torch.device(way.device)
+    try_author(config, functools.partial(author_module, config.model, device), device)
     return True
 
 

@@ -74,7 +74,7 @@ def key_of_facts(case: Case, *facts: object) -> str:
 def read_record(results: Path, key: str) -> dict[str, Any] | None:
     """Read the key's file; None if there is none that can be read."""
     try:
-        content: dict[str, Any] = json.loads(_file(results, key).read_text())
+        content: dict[str, Any] = json.loads(file_of_record(results, key).read_text())
     except (OSError, ValueError):
         return None
     return content
@@ -82,9 +82,9 @@ def read_record(results: Path, key: str) -> dict[str, Any] | None:
 
 def write_record(results: Path, key: str, content: dict[str, Any]) -> None:
     """Keep a result, if there is room for it."""
-    with contextlib.suppress(StoreError), whole_file(_file(results, key)) as file:
+    with contextlib.suppress(StoreError), whole_file(file_of_record(results, key)) as file:
         file.write(json.dumps(content).encode())
 
 
-def _file(results: Path, key: str) -> Path:
+def file_of_record(results: Path, key: str) -> Path:
     return results / "verified" / f"{key}.json"

@@ -107,6 +107,7 @@ from ppbench.store import Store, new_run_id
 
 WAIT_FOREVER = timedelta(days=30)
 """Ranks outside a case wait for its end, however long; the supervisor ends a broken launch."""
+NUM_SPARE = 8
 ROOM = 1.5
 """Times the memory that the largest case so far needed, which must be left to open another."""
 _NO_MEMORY = (torch.OutOfMemoryError, MemoryError)
@@ -222,11 +223,15 @@ def _work(
     """Do the work of this rank; an error is written to the node's folder and ends the process."""
     local = folder_of_rank()
     keep_freed_memory()
+    # They are closed before an error is written, which takes some descriptors.
+    spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(NUM_SPARE)]
     try:
         worker = Worker(job, folder, local, on_event)
         work(worker)
         worker.close()
     except BaseException as error:  # a user's module may raise anything, SystemExit too
+        for descriptor in spare:
+            os.close(descriptor)
         with contextlib.suppress(OSError):  # no room: the log has it all the same
             write_rank_error(local, dist.get_rank(), error, _status_of, f"{folder}/logs")
         traceback.print_exception(error)

@@ -166,3 +166,18 @@ def test_columns_and_the_newest_are_those_asked_for(store):
     assert list(store.runs(["run_id"], read("status=ok"), newest=3)["run_id"]) == list(
         every[every["status"] == "ok"]["run_id"][-3:]
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("train_recompute_stages=[true, false]", ("[true, false]",)),  # JSON, as it is stored
+        ("is_dirty=FALSE", (False,)),
+        ("train.learning_rate=.5", (0.5,)),
+        ("world_size=04", (4,)),
+        ("world_size=[2, 4]", (2, 4)),
+    ],
+)
+def test_a_value_is_read_as_its_column_has_it(text, values):
+    (condition,) = read_conditions([text])
+    assert tuple(condition.values) == values

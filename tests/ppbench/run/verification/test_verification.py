@@ -334,6 +334,20 @@ def test_what_used_to_train_wrong_in_silence_is_exact_or_says_what_is_wrong(tmp_
     assert swapping["verified"].startswith("against the factory's module")
 
 
+def test_a_model_that_takes_one_length_or_no_double_precision_is_compared_as_it_can_be(tmp_path):
+    shutil.copy(HERE / "authors.py", tmp_path)
+    (tmp_path / "a.toml").write_text(
+        'name = "a"\nseq_len = 24\nmeasure = {warmup_steps = 1, max_warmup_steps = 1, steps = 2}\n'
+        '[grid]\nmodel.preset = ["authors:fixed", "authors:single"]\n'
+    )
+    ppbench("sweep", "a.toml", "--no-report", folder=tmp_path)
+    runs = Store(tmp_path / "results").last_sweep().runs.set_index("model_preset")
+    for name, shape in (("fixed", "24 tokens in float64"), ("single", "16 tokens in float32")):
+        run = runs.loc[f"authors:{name}"]
+        assert run["status"] == "ok", run["error"]
+        assert shape in run["verified"]
+
+
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
     """A sweep over models of an author, and what it printed."""
