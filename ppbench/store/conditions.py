@@ -64,7 +64,9 @@ def _kept(word: str, column: str, value: object) -> Value:
         return None
     if column == "seq_len" and value in (VARIABLE, UNKNOWN):
         return str(value)
-    if column in _KEYS and (of_setting := SETTINGS[_KEYS[column]].kind) is not None:
+    of_setting = SETTINGS[_KEYS[column]].kind if column in _KEYS else None
+    is_number = kind != "string" and type(value) in (int, float)  # it would round a large one
+    if of_setting is not None and not is_number:
         with contextlib.suppress(ValueError):  # a value of another version, or of another tool
             value = of_setting.check(value)
     if isinstance(value, list | tuple):

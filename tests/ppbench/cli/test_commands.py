@@ -4,11 +4,10 @@ import json
 
 import pandas as pd
 import pytest
-from command import output_of
+from command import output_of, printed
 from stored_runs import NASTY, run_row, store_failed, store_with
 
 from ppbench.cli import runs
-from ppbench.cli.sweep import sweep
 from ppbench.config.case import Case
 from ppbench.display.formats import Format
 from ppbench.store import Store
@@ -45,7 +44,7 @@ def test_a_variable_length_is_a_word_in_every_listing(results):
     (row,) = json.loads(output_of(runs.list_runs, [], None, results, Format.json))
     assert row["seq_len"] == "variable"
     (results / "v.toml").write_text("[grid]\nseq_len = [64, 'variable']")
-    assert "variable" in output_of(sweep, results / "v.toml", dry_run=True)
+    assert "variable" in printed("sweep", results / "v.toml", "--dry-run").text
 
 
 @pytest.fixture

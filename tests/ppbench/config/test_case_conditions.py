@@ -146,7 +146,7 @@ def test_an_override_matches_what_a_case_has(tmp_path, where, expected):
         ("[[exclude]]\nseq_len = 9\n", "sweep.toml:4: seq_len=9 matches no case"),
         (
             "[[exclude]]\nseq_len = 9\n[[exclude]]\nseq_len = [7, 8]\n",
-            "sweep.toml:4: seq_len=9 matches no case; nor do 1 more",
+            "sweep.toml:4: seq_len=9 matches no case; nor does 1 more",
         ),
         (
             '[[override]]\nwhere = {schedule = "afab"}\nset = {seq_len = 9}',

@@ -133,7 +133,7 @@ def test_a_last_loss_must_be_that_of_the_engines_first_run_of_the_same(tmp_path)
     check_last_loss(tmp_path, on_engine, "this", 4.0, "run-2")
     for item in (on_torch, on_engine):
         check_last_loss(tmp_path, item, "this", 4.005, "run-3")
-        words = r"4\.0 of the engine's run run-2 by .*float32 rounding after 13 steps"
+        words = r"4\.0 of the engine's run run-2, .*float32 rounding after 13 steps"
         with pytest.raises(DisagreementError, match=words):
             check_last_loss(tmp_path, item, "this", 4.01, "run-4")
     longer = dataclasses.replace(on_torch, measure=Measure(steps=20))
