@@ -80,6 +80,7 @@ from ppbench.run.machine.node_folder import (
     start_folder,
 )
 from ppbench.run.machine.sampler import Sampler
+from ppbench.signals import ENDING, held_back
 
 LOOK_S = 0.5
 """Time between two looks at the ranks' deadlines."""
@@ -90,7 +91,6 @@ NUM_LOOKS = 10
 KILL_TIMEOUT_S = 30.0
 """A killed process that stays longer waits for a device; it is left to the kernel."""
 DEFAULT_PORT = 29400
-_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 @dataclass
@@ -201,17 +201,16 @@ class Launch:
             "LOCAL_WORLD_SIZE": str(begin.num_ranks),
             "GROUP_RANK": str(order.node),
         }
-        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # one that comes in a fork is lost
-        for local_rank in range(begin.num_ranks):
-            number, log = order.node * begin.num_ranks + local_rank, ""
-            if begin.folder:
-                logs = Path(begin.folder) / "logs" / folder.name
-                logs.mkdir(parents=True, exist_ok=True)
-                log = str(logs / f"rank-{number}.err")
-            own = {**variables, "RANK": str(number), "LOCAL_RANK": str(local_rank)}
-            self._ranks.append(Rank(number, self._fork(own, log), log))
+        with held_back():  # in a fork, the exception of a handler is lost
+            for local_rank in range(begin.num_ranks):
+                number, log = order.node * begin.num_ranks + local_rank, ""
+                if begin.folder:
+                    logs = Path(begin.folder) / "logs" / folder.name
+                    logs.mkdir(parents=True, exist_ok=True)
+                    log = str(logs / f"rank-{number}.err")
+                own = {**variables, "RANK": str(number), "LOCAL_RANK": str(local_rank)}
+                self._ranks.append(Rank(number, self._fork(own, log), log))
         theirs.close()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
 
     def _fork(self, variables: dict[str, str], log: str) -> int:
         """Start a rank; return its process id. The child does not return."""
@@ -222,10 +221,9 @@ class Launch:
         if pid != 0:
             return pid
         try:
-            for ending in _ENDING:  # a rank that is ended has no error of its own
-                if signal.getsignal(ending) == _stop:
+            for ending in ENDING:  # a rank that is ended has no error of its own
+                if callable(signal.getsignal(ending)):
                     signal.signal(ending, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
             for descriptor in self._kept:
                 os.close(descriptor)
             for one in (*self._meeting.sockets, self._asks):
@@ -492,7 +490,7 @@ def _meeting(rendezvous: str, num_nodes: int, max_restarts: int) -> Leader | Mem
 
 def main() -> None:
     device_variables.prepare(os.environ)  # before anything that is preloaded may use a device
-    for number in _ENDING:
+    for number in ENDING:
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
             signal.signal(number, _stop)
     code: object = 1
