@@ -96,7 +96,7 @@ class Part:
 
 @dataclass
 class Exactness:
-    """What a comparison has found: the largest relative difference, and what it did not cover."""
+    """A comparison has found this: the largest relative difference, and what it did not cover."""
 
     difference: float = 0.0
     num_gradients: int = 0  # of the model, each once

@@ -124,7 +124,7 @@ def train_unsplit(
 
 
 Pair = tuple[str, Tensor | None, Tensor | None, float]
-"""What is compared: its name, what the ranks have, what the author's module has, and the scale."""
+"""A pair has a name, what the ranks have, what the author's module has, and the scale."""
 
 
 def pairs_of_gradients(

@@ -469,11 +469,11 @@ class Supervision:
 
     @classmethod
     def here(cls) -> Supervision:
-        """What was handed over to this process."""
+        """Return what was handed over to this process."""
         return cls(**json.loads(os.environ.get(_HANDED_OVER, "{}")))
 
     def variables(self) -> dict[str, str]:
-        """The environment that hands it over."""
+        """Return the environment that hands it over."""
         return {_HANDED_OVER: json.dumps(dataclasses.asdict(self))}
 
 

@@ -78,7 +78,7 @@ class Condition:
         return is_number and all(compare(found, one) for one in values)
 
     def __str__(self) -> str:
-        """As it is read."""
+        """Return the text from which this condition is read."""
         is_one = len(self.values) == 1
         value = as_written(self.values[0]) if is_one else as_toml(self.values)
         return f"{self.key}{self.operator}{value}"

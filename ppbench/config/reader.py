@@ -97,7 +97,7 @@ the same time, was 2.5 times as large with four steps as with one, disturbed or 
 
 @dataclass(frozen=True)
 class Rule:
-    """What is done with the cases that meet conditions: settings are overridden, or they go."""
+    """A rule overrides settings of the cases that meet conditions, or leaves these out."""
 
     where: Conditions
     place: Place
@@ -234,7 +234,7 @@ def _conditions(said: SweepText, table: object, place: Place) -> Conditions:
 
 
 def _settings_in(said: SweepText, table: object, place: Place) -> dict[str, Given]:
-    """The settings of a table, of which there must be some."""
+    """Return the settings of a table, which must have some."""
     given = flat(said.source, table, place, is_axes=True)
     if not given:
         raise said.source.error(place, "is empty; expected KEY = VALUE")
