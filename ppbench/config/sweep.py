@@ -48,13 +48,11 @@ class Threshold:
 class Accepted:
     """An intended change for the worse, which passes the gate: a table of `[[track.accept]]`."""
 
-    commit: str = required(kinds.NAME, "the commit that made it")
-    reason: str = required(kinds.NAME, "why it is intended")
-    cases: str = setting("", kinds.TEXT, "conditions on its cases; none: all")
-    metric: str | None = setting(None, kinds.TEXT, "the metric; none: any")
-    up_to: float | None = setting(
-        None, kinds.share(MOST_ACCEPTED), "the most that passes, as a share; none: however much"
-    )
+    commit: str = required(kinds.NAME)  # that made it
+    reason: str = required(kinds.NAME)  # why it is intended
+    cases: str = setting("", kinds.TEXT)  # conditions on its cases; empty: all
+    metric: str | None = setting(None, kinds.TEXT)  # None: any
+    up_to: float | None = setting(None, kinds.share(MOST_ACCEPTED))  # the most that passes
     only: Conditions = EVERYTHING  # `cases`, read
 
     def covers(self, metric: str, worse: float, planned: Planned | None) -> bool:

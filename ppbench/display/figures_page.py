@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ppbench.config.case import Case, Measure, settings_in
+from ppbench.config.toml import column_named
 from ppbench.display.tables import escaped
 from ppbench.display.units import UNITS
 from ppbench.store.columns import (
@@ -56,8 +57,7 @@ def figures_page() -> str:
     """Return the text of the page."""
     runs = {column.name: column for column in TABLES["runs"]}
     sections = [_section("Settings shown as columns", [runs[name] for name in SETTINGS])]
-    settings = {name for name, _ in settings_in(Case)}
-    settings |= {f"measure_{name}" for name, _ in settings_in(Measure)}
+    settings = {column_named(one.key) for one in (*settings_in(Case), *settings_in(Measure))}
     for table, columns in TABLES.items():
         hidden = settings if table == "runs" else {RUN_ID}
         shown = [column for column in columns if column.name not in hidden]

@@ -31,11 +31,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts
-from ppbench.config.case import required, setting
+from ppbench.config.case import required, setting, subtable
 from ppbench.config.kinds import FLAG, NAME, NOT_NEGATIVE, POSITIVE, TABLE, TABLES, TEXT, whole
 from ppbench.config.toml import Place, Source, as_toml, quoted, read_source
 from ppbench.files import whole_file
@@ -106,7 +106,7 @@ class _File:
     device: str = required(NAME)
     seq_len: int = required(_COUNT)
     device_name: str = setting("", TEXT)
-    link: Mapping[str, object] = field(default_factory=dict, metadata=required(TABLE).metadata)
+    link: Mapping[str, object] = subtable(TABLE)
     setting: Sequence[object] = required(TABLES)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ppbench.config.case import Case, Measure, settings_in
+from ppbench.config.toml import column_named
 
 SCHEMA_VERSION = 1
 """Version of the columns; a store of another version is not read."""
@@ -46,7 +47,7 @@ class Column:
 
 
 _SETTINGS_OF = "settings of "
-_OWNERS: dict[str, tuple[type, str]] = {"Case": (Case, ""), "Measure": (Measure, "measure_")}
+_OWNERS = {"Case": Case, "Measure": Measure}
 _TYPES = {bool: "bool", int: "int64", float: "double"}
 
 
@@ -59,17 +60,11 @@ def _declared() -> dict[str, tuple[Column, ...]]:
             section = line.strip("[]")
             sections[section] = ()
         elif line.startswith(_SETTINGS_OF):
-            owner, prefix = _OWNERS[line.removeprefix(_SETTINGS_OF)]
-            default = owner()
-            rows = [
-                [
-                    prefix + name,
-                    _TYPES.get(type(getattr(default, name)), "string"),
-                    declared.meaning,
-                ]
-                for name, declared in settings_in(owner)
-            ]
-            sections[section] += tuple(_column(row, [""] * 5, looks) for row in rows)
+            owner = _OWNERS[line.removeprefix(_SETTINGS_OF)]
+            for declared in settings_in(owner):
+                kind = _TYPES.get(type(getattr(owner(), declared.field)), "string")
+                row = [column_named(declared.key), kind, declared.meaning]
+                sections[section] += (_column(row, [""] * 5, looks),)
         elif line and not line.startswith("#"):
             name, kind, *look, meaning = (cell.strip() for cell in line.split("|"))
             sections[section] += (_column([name, kind, meaning], look, looks),)

@@ -43,9 +43,9 @@ class NodeLaunches:
         Each has a port of its own: the last may still be open.
         """
         chosen = [
-            f"--{name.replace('_', '-')}={value}"
-            for name, declared in settings_in(Supervision)
-            if (value := getattr(self.supervision, name)) != declared.default
+            f"--{declared.field.replace('_', '-')}={value}"
+            for declared in settings_in(Supervision)
+            if (value := getattr(self.supervision, declared.field)) != declared.default
         ]
         return [
             [

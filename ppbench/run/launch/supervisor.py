@@ -411,9 +411,9 @@ def run_on_node(arguments: Sequence[str]) -> int:
     option("--ranks-per-node", type=int, default=1, metavar="N", help="ranks on each node [1]")
     option("--max-restarts", type=int, default=0, metavar="N", help="restarts after failures [0]")
     option("--rendezvous", default="", metavar="HOST[:PORT]", help="where nodes meet; one of them")
-    for name, declared in settings_in(Supervision):
+    for declared in settings_in(Supervision):
         usual, words = declared.default, f"{declared.meaning} [{declared.default}]"
-        option(f"--{name.replace('_', '-')}", type=type(usual), default=usual,
+        option(f"--{declared.field.replace('_', '-')}", type=type(usual), default=usual,
                metavar=declared.metavar, help=words)  # fmt: skip
     option("-m", dest="program", nargs=argparse.REMAINDER, required=True, metavar="MODULE ...",
            help="what each rank runs, as with python -m")  # fmt: skip
@@ -422,7 +422,7 @@ def run_on_node(arguments: Sequence[str]) -> int:
         parser.error("-m: expected the module that each rank runs")
     if given.nodes > 1 and not given.rendezvous:
         parser.error(f"--rendezvous: not set, and {given.nodes} nodes must meet; give HOST:PORT")
-    chosen = {name: getattr(given, name) for name, _ in settings_in(Supervision)}
+    chosen = {one.field: getattr(given, one.field) for one in settings_in(Supervision)}
     os.environ.update(Supervision(**chosen).variables())  # for the ranks too
     try:
         meeting = _meeting(given.rendezvous, given.nodes, given.max_restarts)

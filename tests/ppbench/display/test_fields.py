@@ -11,6 +11,7 @@ import pytest
 from ppbench.cli import explain, export, history, models, runs, schedules, simulate, sweep
 from ppbench.commits.noise import NUM_LAUNCHES
 from ppbench.config.case import Case, Measure, settings_in
+from ppbench.config.toml import column_named
 from ppbench.display.fields import DISPENSABLE, FIELDS, Direction, field_of, figure
 from ppbench.display.figures_page import figures_page, page_of_store
 from ppbench.display.formats import Format
@@ -22,10 +23,7 @@ from ppbench.store.columns import COMPUTED, SQL_TYPES
 
 ROOT = Path(__file__).parents[3]
 RECORDED = ROOT / "tests" / "ppbench" / "recorded"
-SETTING_NAMES = {
-    *(name for name, _ in settings_in(Case)),
-    *(f"measure_{name}" for name, _ in settings_in(Measure)),
-}
+SETTING_NAMES = {column_named(one.key) for one in (*settings_in(Case), *settings_in(Measure))}
 LISTED = {
     "ls": runs.LISTED,
     "compact": runs.COMPACTED,
