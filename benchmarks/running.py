@@ -41,7 +41,7 @@ from engine.run.optimizer import build_optimizer
 from engine.run.p2p.fabric import Fabric
 from engine.run.stage import loss_of
 from engine.trainer import Trainer, connect
-from ppbench.analysis.metrics import step_figures
+from ppbench.analysis.metrics import step_figures, windows
 from ppbench.config.feasibility import TORCH_SCHEDULES
 from ppbench.run.runtimes.torch_pipelining import TorchPipeline
 
@@ -128,7 +128,7 @@ def _of_ppbench(trainer: Trainer, num_steps: int) -> Turn:
         spans = pd.DataFrame([span for own in gathered for span in own], columns=list(COLUMNS))
         spans["op"] = [getattr(op, "value", op) for op in spans["op"]]
         tokens = {done + at: result.num_tokens for at, result in enumerate(results)}
-        figures = step_figures(spans, WORLD_SIZE, tokens, [done])
+        figures = step_figures(spans, windows(spans, WORLD_SIZE, [done]), tokens)
         done += 1 + num_steps
         return float(figures["step_ns"].iloc[1:].mean()) / 1e9
 

@@ -42,7 +42,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from engine.plan.action import Op
+from engine.plan.action import COMPUTE_OPS, Op
 from engine.plan.period import spans_in_a_row, with_end
 from engine.plan.predict import TimedStep, timed
 from engine.plan.program import Program, steps_can_overlap
@@ -50,8 +50,8 @@ from engine.plan.spans import Span
 from engine.plan.walk import of_kinds
 from ppbench.analysis.collectives import collectives
 from ppbench.analysis.costs import Costs, measured_costs, variation
-from ppbench.analysis.job_times import JobTimes, ends_of, times_in
-from ppbench.analysis.metrics import compute_spans, step_starts
+from ppbench.analysis.job_times import Chosen, JobTimes, ends_of, times_in
+from ppbench.analysis.metrics import NEVER, Ns, compute_spans, step_starts, times_by_cell
 from ppbench.analysis.metrics import num_replicas as count_replicas
 from ppbench.analysis.replicas import ReplicaCosts, own_as_json, replica_costs
 from ppbench.analysis.running import Following, Idle, as_step, measured_following, steps_of
@@ -140,46 +140,54 @@ def attribute(
     in_rows = [following.balanced(), *[following] * (len(chain) - 1)]
     alone = steps_of(lowered, [(took, None) for took in chain])
     running = steps_of(lowered, list(zip(chain, in_rows, strict=True)))
-    by_worker = dict(iter(compute_spans(spans).groupby(["step", "replica", "rank"])))
-    own_window = of_ranks.to_dict("index")
     ended = with_end(lowered, meets=meets)
-    own = _own_idle(times_in(spans, ended, num_replicas, [])[0], spans, of_ranks, in_a_row)
+    job = times_in(spans, ended, num_replicas, [])[0]
+    own_idle, idle_with_host = map(np.array, _own_idle(job, spans, of_ranks, in_a_row))
+    shape = len(steps), num_replicas, lowered.world_size
+    begin_ns, end_ns, busy_ns = (
+        of_ranks[name].to_numpy().reshape(shape) for name in ("begin_ns", "end_ns", "busy_ns")
+    )
+    idle_ns = end_ns - begin_ns - busy_ns
+    computed = compute_spans(spans)
+    computed = computed[computed["step"].isin(steps)]
+    cell, start, end = times_by_cell(computed, np.array(steps))
+    is_forward = (computed["op"] == Op.F.value).to_numpy()
+
+    def total(chosen: Chosen) -> Ns:
+        """The time of the chosen computations on each rank."""
+        found = np.zeros(shape, np.int64)
+        np.add.at(found, tuple(at[chosen] for at in cell), (end - start)[chosen])
+        return found
+
+    computed_ns = total(np.ones(len(start), bool))
+    # Before the rank's first backward, in between, and after its last forward.
+    first_backward, last_forward = np.full(shape, NEVER), np.full(shape, -NEVER)
+    np.minimum.at(first_backward, tuple(at[~is_forward] for at in cell), start[~is_forward])
+    np.maximum.at(last_forward, tuple(at[is_forward] for at in cell), end[is_forward])
+    has_both = (first_backward < NEVER) & (last_forward > -NEVER)
+    last_forward = np.maximum(last_forward, first_backward)
+    warmup = first_backward - begin_ns - total(start < first_backward[cell])
+    optimizer_ns = busy_ns - computed_ns
+    cooldown = end_ns - last_forward - total(start >= last_forward[cell]) - optimizer_ns
+    warmup, cooldown = np.where(has_both, warmup, idle_ns), np.where(has_both, cooldown, 0)
     program = spans[spans["op"] != Op.OPT.value]
     makespans = program.groupby("step")["end_ns"].max() - step_starts(spans)
-    rows: list[dict[str, int]] = []
-    for step, own_idle, idle_with_host in zip(steps, *own, strict=True):
-        levels = [idle for _, idle in (running if step in in_a_row else alone)]
-        for replica, rank in itertools.product(range(num_replicas), range(lowered.world_size)):
-            computed = by_worker.get((step, replica, rank), spans.iloc[:0])
-            window = own_window[step, replica, rank]
-            rank_idle_ns = window["end_ns"] - window["begin_ns"] - window["busy_ns"]
-            ends_with, within_ns = parts[-2:], int(makespans[step]) - _total(computed)
-            if step in in_a_row:
-                ends_with, within_ns = parts[:-3:-1], idle_with_host[replica][rank]
-            replayed = (idle[replica][rank] for idle in (*levels, own_idle))
-            ends = itertools.pairwise([0, *replayed, within_ns, rank_idle_ns])
-            of_parts = {
-                part: later - earlier
-                for part, (earlier, later) in zip((*parts[:-2], *ends_with), ends, strict=True)
-            }
-            # Before the rank's first backward, in between, and after its last forward.
-            phases = rank_idle_ns, 0, 0
-            is_forward = computed["op"] == Op.F.value
-            forwards, backwards = computed[is_forward], computed[~is_forward]
-            if len(forwards) and len(backwards):
-                first_backward = int(backwards["start_ns"].min())
-                last_forward = max(first_backward, int(forwards["end_ns"].max()))
-                before = _total(computed[computed["start_ns"] < first_backward])
-                after = _total(computed[computed["start_ns"] >= last_forward])
-                optimizer_ns = window["busy_ns"] - _total(computed)
-                warmup = first_backward - window["begin_ns"] - before
-                cooldown = window["end_ns"] - last_forward - after - optimizer_ns
-                phases = warmup, rank_idle_ns - warmup - cooldown, cooldown
-            named = of_parts | dict(zip(PHASES, phases, strict=True))
-            place = {"step": step, "rank": rank, "replica": replica}
-            rows.append({**place, "idle_ns": rank_idle_ns, **named})
-    columns = ["step", "rank", "idle_ns", *parts, *PHASES, "replica"]
-    frame = pd.DataFrame(rows, columns=columns)
+    is_in_a_row = np.isin(steps, list(in_a_row))[:, None, None]
+    levels = [
+        np.where(is_in_a_row, np.array(of_row), np.array(of_alone))
+        for (_, of_row), (_, of_alone) in zip(running, alone, strict=True)
+    ]
+    makespan_ns = makespans.loc[steps].to_numpy()[:, None, None]
+    within_ns = np.where(is_in_a_row, idle_with_host, makespan_ns - computed_ns)
+    ends = np.stack([np.zeros(shape, np.int64), *levels, own_idle, within_ns, idle_ns])
+    *others, gap, between = np.diff(ends, axis=0)
+    gap, between = np.where(is_in_a_row, (between, gap), (gap, between))
+    of_parts = dict(zip(parts, (*others, gap, between), strict=True))
+    of_phases = dict(zip(PHASES, (warmup, idle_ns - warmup - cooldown, cooldown), strict=True))
+    step_of, replica_of, rank_of = np.indices(shape)
+    places = {"step": np.array(steps)[step_of], "rank": rank_of, "idle_ns": idle_ns}
+    columns = places | of_parts | of_phases | {"replica": replica_of}
+    frame = pd.DataFrame({name: values.reshape(-1) for name, values in columns.items()})
     replayed_alone = timed(lowered, chain[-1])
     step_ns, idle = (running if in_a_row else alone)[-1]
     mean = replayed_alone, step_ns, idle, following, frozenset(in_a_row)
@@ -202,10 +210,9 @@ def _own_idle(
     of_ranks_work = (work[..., columns.rank == rank] for rank in range(columns.program.world_size))
     busy = np.stack([each.sum(axis=2) for each in of_ranks_work], axis=2)
     follows = of_ranks["follows"].groupby("step").all().to_numpy()
-    begun_ns, late_ns = (
-        of_all.to_numpy().reshape(busy.shape) * follows[:, None, None]
-        for of_all in (of_ranks["begin_ns"], _begun_late(spans, of_ranks))
-    )
+    begin_ns = of_ranks["begin_ns"].to_numpy().reshape(busy.shape)
+    begun_ns = begin_ns * follows[:, None, None]
+    late_ns = _begun_late(spans, steps.to_numpy(), begin_ns) * follows[:, None, None]
     is_after = follows & (np.diff(steps, prepend=-1) == 1) & np.roll(is_in_a_row, 1)
     rows = list(itertools.pairwise([0, *(np.flatnonzero(~is_after[1:]) + 1), len(steps)]))
     for late in (0 * late_ns, late_ns):
@@ -227,21 +234,27 @@ def _own_idle(
         yield idle
 
 
-def _begun_late(spans: pd.DataFrame, of_ranks: pd.DataFrame) -> pd.Series:
-    """How long ranks did not begin a step though they were free, and their first input there.
+def _begun_late(spans: pd.DataFrame, steps: Ns, begin_ns: Ns) -> Ns:
+    """How long ranks did not begin these steps though they were free, and their first input there.
 
-    In the order of `of_ranks`.
+    As `begin_ns`, the begin of their windows, it is by step, replica and rank.
     """
-    workers, place = ["step", "replica", "rank"], ["step", "replica", "stage", "microbatch"]
-    first = compute_spans(spans).sort_values("start_ns").groupby(workers).head(1)
-    came = spans[spans["op"] == Op.RECV_F.value].groupby(place)["end_ns"].max()
-    gathered = spans[spans["op"] == Op.UNSHARD.value].groupby(place[:3])["end_ns"].min()
-    first = first.join(came.rename("came_ns"), on=place)
-    first = first.join(gathered.rename("gathered_ns"), on=place[:3]).set_index(workers)
-    begin_ns = of_ranks["begin_ns"].reindex(first.index)
-    free_ns = pd.concat([begin_ns, first["came_ns"], first["gathered_ns"]], axis=1).max(axis=1)
-    late = (first["start_ns"] - free_ns).clip(lower=0)
-    return late.reindex(of_ranks.index).fillna(0).astype("int64")
+    shape = begin_ns.shape
+    spans = spans[spans["step"].isin(steps)].sort_values("start_ns", kind="stable")
+    cell, start_ns, end_ns = times_by_cell(spans, steps)
+    op, place = spans["op"], spans[["stage", "microbatch"]].to_numpy()
+    computed = np.flatnonzero(op.isin([op.value for op in COMPUTE_OPS]))[::-1]
+    first = np.full(shape, -1)
+    first[tuple(at[computed] for at in cell)] = computed  # the earliest is written last
+    is_of_first = place == place[first[cell]]
+    ready_ns = begin_ns.copy()
+    came = (op == Op.RECV_F.value).to_numpy() & is_of_first.all(axis=1)
+    np.maximum.at(ready_ns, tuple(at[came] for at in cell), end_ns[came])
+    gathers = (op == Op.UNSHARD.value).to_numpy() & is_of_first[:, 0]
+    gathered_ns = np.full(shape, NEVER)
+    np.minimum.at(gathered_ns, tuple(at[gathers] for at in cell), end_ns[gathers])
+    ready_ns = np.maximum(ready_ns, np.where(gathered_ns < NEVER, gathered_ns, ready_ns))
+    return np.where(first < 0, 0, np.maximum(start_ns[first] - ready_ns, 0))
 
 
 def figures_of(
@@ -274,7 +287,3 @@ def figures_of(
         "op_variation": variation(spans, costs),
         **({} if own is None else {"replica_costs_ns": own_as_json(own)}),
     }
-
-
-def _total(spans: pd.DataFrame) -> int:
-    return int((spans["end_ns"] - spans["start_ns"]).sum())

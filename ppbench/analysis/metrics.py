@@ -24,10 +24,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from engine.plan.action import COMPUTE_OPS, Op
 from ppbench.errors import UsageError
+
+Ns = npt.NDArray[np.int64]
+NEVER = np.iinfo(np.int64).max // 2
+"""A time after all others; its negative is before them."""
+TIMES = ("start_ns", "end_ns")
 
 MEDIAN, SLOWEST = "median", "slowest"
 """Steps that can be chosen by name."""
@@ -53,49 +59,58 @@ def windows(
     Steps that began `after_pause` stand alone, and so does one that overlaps the step before it on
     its own rank: their numbers say that one follows the other, their times do not.
     """
-    first, last = step_starts(spans), spans.groupby("step")["end_ns"].max()
-    ranks = pd.MultiIndex.from_product(
-        [last.index, range(num_replicas(spans)), range(world_size)],
-        names=["step", "replica", "rank"],
-    )
+    steps = np.unique(spans["step"].to_numpy())
+    shape = len(steps), num_replicas(spans), world_size
     worked = spans[spans["op"].isin([op.value for op in (*COMPUTE_OPS, Op.OPT)])]
-    by_rank, steps = worked.groupby(["step", "replica", "rank"]), ranks.get_level_values("step")
+    cell, start_ns, end_ns = times_by_cell(worked, steps)
+    own_begin, own_end, busy = np.full(shape, NEVER), np.full(shape, -NEVER), np.zeros(shape, int)
+    np.minimum.at(own_begin, cell, start_ns)
+    np.maximum.at(own_end, cell, end_ns)
+    np.add.at(busy, cell, end_ns - start_ns)
+    last = spans.groupby("step")["end_ns"].max()
     whole_begin, whole_end = (
-        pd.Series(ends.reindex(steps).to_numpy(), index=ranks) for ends in (first, last)
+        np.broadcast_to(of_steps.reindex(steps).to_numpy(np.int64)[:, None, None], shape)
+        for of_steps in (step_starts(spans), last)
     )
-    own_begin = by_rank["start_ns"].min().reindex(ranks).fillna(whole_begin)
-    own_end = by_rank["end_ns"].max().reindex(ranks).fillna(whole_end).astype("int64")
-    following = ranks.set_levels((ranks.levels[0] + 1).tolist(), level="step")
-    before = pd.Series(own_end.to_numpy(), index=following).reindex(ranks)
-    follows = (before <= own_begin) & ~steps.isin(list(after_pause))
-    found = pd.DataFrame(index=ranks)
-    found["begin_ns"] = before.where(follows, whole_begin).astype("int64")
-    found["end_ns"] = own_end.where(follows, whole_end).astype("int64")
-    busy = (worked["end_ns"] - worked["start_ns"]).groupby([worked[name] for name in ranks.names])
-    found["busy_ns"] = busy.sum().reindex(ranks).fillna(0).astype("int64")
-    found["follows"] = follows
-    return found
+    own_begin = np.where(own_begin == NEVER, whole_begin, own_begin)
+    own_end = np.where(own_end == -NEVER, whole_end, own_end)
+    is_next = (np.diff(steps, prepend=NEVER) == 1) & ~np.isin(steps, list(after_pause))
+    before = np.roll(own_end, 1, axis=0)
+    follows = is_next[:, None, None] & (before <= own_begin)
+    found = {
+        "begin_ns": np.where(follows, before, whole_begin),
+        "end_ns": np.where(follows, own_end, whole_end),
+        "busy_ns": busy,
+        "follows": follows,
+    }
+    names = ["step", "replica", "rank"]
+    index = pd.MultiIndex.from_product([steps, *map(range, shape[1:])], names=names)
+    return pd.DataFrame({name: of_all.reshape(-1) for name, of_all in found.items()}, index=index)
+
+
+def times_by_cell(spans: pd.DataFrame, steps: Ns) -> tuple[tuple[Ns, Ns, Ns], Ns, Ns]:
+    """Where each span belongs in an array of these steps, replicas and ranks; its start and end."""
+    step, replica, rank, start_ns, end_ns = (
+        spans[name].to_numpy(np.int64) for name in ("step", "replica", "rank", *TIMES)
+    )
+    return (np.searchsorted(steps, step), replica, rank), start_ns, end_ns
 
 
 def step_figures(
-    spans: pd.DataFrame,
-    world_size: int,
-    tokens_of_step: Mapping[int, int | None],
-    after_pause: Collection[int] = (),
+    spans: pd.DataFrame, of_ranks: pd.DataFrame, tokens_of_step: Mapping[int, int | None]
 ) -> pd.DataFrame:
     """One row per step, in order of `step`: the columns `step`, `num_tokens` and `STEP_FIGURES`.
 
-    `spans` has the columns of `engine.plan.spans.Span`; `tokens_of_step` is the number of tokens of
-    each step, None for all where unknown, and may hold steps without spans. Times are nanoseconds.
-    `after_pause` is as in `windows`.
+    `spans` has the columns of `engine.plan.spans.Span`, and `of_ranks` their `windows`;
+    `tokens_of_step` is the number of tokens of each step, None for all where unknown, and may hold
+    steps without spans. Times are nanoseconds.
     """
     program = spans[spans["op"] != Op.OPT.value]
     makespan = program.groupby("step")["end_ns"].max() - step_starts(spans)
     optimizer = spans[spans["op"] == Op.OPT.value]
     optimizer_ns = (optimizer["end_ns"] - optimizer["start_ns"]).groupby(optimizer["step"]).max()
-    of_ranks = windows(spans, world_size, after_pause)
     capacity = (of_ranks["end_ns"] - of_ranks["begin_ns"]).groupby("step").sum()
-    busy, num_ranks = of_ranks["busy_ns"].groupby("step").sum(), num_replicas(spans) * world_size
+    busy, num_ranks = of_ranks["busy_ns"].groupby("step").sum(), len(of_ranks) // len(makespan)
     figures = pd.DataFrame(
         {
             "step_ns": capacity // num_ranks,

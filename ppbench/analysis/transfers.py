@@ -14,18 +14,22 @@ began (through memory), they moved during the send.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from engine.plan.action import RECV_OPS, SEND_OPS
 from ppbench.analysis.collectives import collectives
+from ppbench.analysis.metrics import TIMES, Ns
 
 Receive = tuple[int, int, str, int] | tuple[int, int, str, int, int]
 """A receive: step, stage, op, microbatch, and its replica where that is not 0."""
 CHANNEL = ["step", "replica", "direction", "source"]
 MESSAGE = [*CHANNEL, "microbatch"]
 """Columns that identify a message at both of its ends; direction is `F` or `B`."""
+_DIRECTIONS = ("F", "B")
 
 
 def messages(spans: pd.DataFrame) -> pd.DataFrame:
@@ -33,50 +37,87 @@ def messages(spans: pd.DataFrame) -> pd.DataFrame:
 
     Columns: `MESSAGE`, `target` (the receiving stage), `source_rank`, `target_rank`, `num_bytes`,
     `send_start_ns`, `recv_start_ns`, `send_end_ns`, `moving_start_ns`, `end_ns` (of the receive),
-    `moving_ns`. `spans` has the columns of `engine.plan.spans.Span` and both ends of each message.
+    `moving_ns`, and `send` and `receive`, the labels of both ends in `spans`. These have the
+    columns of `engine.plan.spans.Span` and both ends of each message.
     """
-    sends, receives = (_ends(spans, ops) for ops in (SEND_OPS, RECV_OPS))
-    both = sends.merge(receives, on=MESSAGE, suffixes=("_send", "_recv"))
-    moved = both[MESSAGE].assign(
-        target=both["source"] + both["direction"].map({"F": 1, "B": -1}).astype("int64"),
-        source_rank=both["rank_send"],
-        target_rank=both["rank_recv"],
-        num_bytes=both["num_bytes_send"],
-        send_start_ns=both["start_ns_send"],
-        recv_start_ns=both["start_ns_recv"],
-        send_end_ns=both["end_ns_send"],
-        end_ns=both["end_ns_recv"],
+    at, is_send, of_ends = _ends(spans)
+    key = _number_of(of_ends)
+    # The first of a label alone: there is one.
+    _, sends, receives = np.intersect1d(key[is_send], key[~is_send], return_indices=True)
+    send, receive = np.flatnonzero(is_send)[sends], np.flatnonzero(~is_send)[receives]
+    start_ns, end_ns = (spans[name].to_numpy(np.int64)[at] for name in TIMES)
+    direction, source = of_ends["direction"], of_ends["source"]
+    by_channel = [of_ends[name][send] for name in reversed(CHANNEL)]
+    order = np.lexsort((send, start_ns[send], *by_channel))
+    send, receive = send[order], receive[order]
+    channel = _number_of({name: of_ends[name][send] for name in CHANNEL})
+    ready = np.maximum(start_ns[send], start_ns[receive])
+    is_early = np.maximum(end_ns[send], end_ns[receive]) <= start_ns[receive]
+    over = np.where(is_early, end_ns[send], end_ns[receive])
+    is_after = np.diff(channel, prepend=-1) == 0
+    began = np.where(is_after, np.maximum(ready, np.roll(over, 1)), ready)
+    began = np.minimum(np.where(is_early, start_ns[send], began), over)
+    labels, rank = spans.index.to_numpy()[at], spans["rank"].to_numpy()[at]
+    moved = {name: of_ends[name][send] for name in MESSAGE}
+    moved["direction"] = np.array(_DIRECTIONS, dtype=object)[direction[send]]
+    return pd.DataFrame(
+        {
+            **moved,
+            "target": source[send] + np.where(direction[send] == 0, 1, -1),
+            "source_rank": rank[send],
+            "target_rank": rank[receive],
+            "num_bytes": spans["num_bytes"].to_numpy()[at][send],
+            "send_start_ns": start_ns[send],
+            "recv_start_ns": start_ns[receive],
+            "send_end_ns": end_ns[send],
+            "end_ns": end_ns[receive],
+            "moving_start_ns": began,
+            "moving_ns": over - began,
+            "send": labels[send],
+            "receive": labels[receive],
+        }
     )
-    moved = moved.sort_values([*CHANNEL, "send_start_ns"], ignore_index=True)
-    ready = moved[["send_start_ns", "recv_start_ns"]].max(axis=1)
-    is_early = moved[["send_end_ns", "end_ns"]].max(axis=1) <= moved["recv_start_ns"]
-    over = moved["end_ns"].mask(is_early, moved["send_end_ns"])
-    before = over.groupby([moved[name] for name in CHANNEL]).shift()
-    began = ready.where(~(before > ready), before).mask(is_early, moved["send_start_ns"])
-    began = began.clip(upper=over).astype(over.dtype)
-    return moved.assign(moving_start_ns=began, moving_ns=over - began)
 
 
-def _ends(spans: pd.DataFrame, ops: frozenset[str]) -> pd.DataFrame:
-    """The transfers of the given ops with `direction` and `source`, the sending stage."""
-    ends = spans[spans["op"].isin([str(op) for op in ops])]
-    direction = ends["op"].astype(str).str[-1]
-    is_send = ends["op"].astype(str).str.startswith("SEND")
-    one_back = direction.map({"F": -1, "B": 1}).astype("int64")
-    source = ends["stage"].where(is_send, ends["stage"] + one_back)
-    return ends.assign(direction=direction, source=source)
+def _ends(spans: pd.DataFrame) -> tuple[Ns, npt.NDArray[np.bool_], dict[str, Ns]]:
+    """The places of transfers in spans, which of them are sends, and their `MESSAGE`.
+
+    A direction is its place in `_DIRECTIONS`.
+    """
+    ops = spans["op"].astype("category")
+    names, code = [str(op) for op in ops.cat.categories], ops.cat.codes.to_numpy()
+    is_end = np.array([name in SEND_OPS | RECV_OPS for name in names], dtype=bool)
+    at = np.flatnonzero(is_end[code]) if names else np.zeros(0, int)
+    code = code[at]
+    is_send = np.array([name in SEND_OPS for name in names], dtype=bool)[code]
+    direction = np.array([int(name.endswith("B")) for name in names], dtype=int)[code]
+    step, replica, stage, microbatch = (
+        spans[name].to_numpy(np.int64)[at] for name in ("step", "replica", "stage", "microbatch")
+    )
+    source = np.where(is_send, stage, stage + np.where(direction == 0, -1, 1))
+    found = dict(zip(MESSAGE, (step, replica, direction, source, microbatch), strict=True))
+    return at, is_send, found
 
 
-def waiting_ns(spans: pd.DataFrame, moved: pd.DataFrame | None = None) -> pd.Series:
+def _number_of(columns: Mapping[str, Ns]) -> Ns:
+    """A number of each row, equal for equal rows, in their order."""
+    own = [column - column.min(initial=0) for column in columns.values()]
+    return np.asarray(np.ravel_multi_index(own, [column.max(initial=0) + 1 for column in own]))
+
+
+def waiting_ns(
+    spans: pd.DataFrame, moved: pd.DataFrame | None = None, joined: pd.DataFrame | None = None
+) -> pd.Series:
     """The part of each span spent waiting for a peer or the channel; 0 for computations.
 
-    In the rest of the span of a transfer or collective its bytes move. `moved` are the spans'
-    `messages`, where they are known already. Collectives need the spans of all replicas. Indexed
-    like `spans`.
+    In the rest of the span of a transfer or collective its bytes move. `moved` and
+    `joined` are the spans' `messages` and `collectives`, where they are known already. Collectives
+    need the spans of all replicas. Indexed like `spans`.
     """
     moved = messages(spans) if moved is None else moved
     moving = _of_each_end(spans, moved, "moving_start_ns").clip(lower=spans["start_ns"])
-    if len(joined := collectives(spans)):
+    joined = collectives(spans) if joined is None else joined
+    if len(joined):
         moving = moving.fillna(joined["ready_ns"])
     began = spans["start_ns"].mask(moving.notna(), moving).astype(spans["start_ns"].dtype)
     return (began.clip(upper=spans["end_ns"]) - spans["start_ns"]).clip(lower=0)
@@ -128,15 +169,14 @@ def message_numbers(spans: pd.DataFrame) -> pd.Series:
 
     Indexed as `spans`, without computations.
     """
-    ends = _ends(spans, SEND_OPS | RECV_OPS)
-    return ends.groupby(MESSAGE, sort=False).ngroup()
+    at, _, of_ends = _ends(spans)
+    return pd.Series(pd.factorize(_number_of(of_ends))[0], spans.index[at])
 
 
 def _of_each_end(spans: pd.DataFrame, moved: pd.DataFrame, column: str) -> pd.Series:
     """A column of the messages, at both ends of each; null for spans other than transfers."""
-    ends = _ends(spans, SEND_OPS | RECV_OPS)[MESSAGE]
-    values = ends.merge(moved[[*MESSAGE, column]], on=MESSAGE, how="left")[column]
-    return values.set_axis(ends.index).reindex(spans.index)
+    ends = np.concatenate([moved["send"], moved["receive"]])
+    return pd.Series(np.tile(moved[column], 2), ends).reindex(spans.index)
 
 
 def edges(moved: pd.DataFrame) -> pd.DataFrame:

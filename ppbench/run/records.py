@@ -141,8 +141,9 @@ def rows_of(finished: FinishedRun) -> Rows:
     )
     paused = finished.after_pause
     lead_ins = [step for step in paused if step not in finished.round_of]
-    of_ranks = windows(spans, case.world_size, paused).drop(index=lead_ins, level="step")
-    steps = step_figures(spans, case.world_size, finished.num_tokens, paused)
+    of_ranks = windows(spans, case.world_size, paused)
+    steps = step_figures(spans, of_ranks, finished.num_tokens)
+    of_ranks = of_ranks.drop(index=lead_ins, level="step")
     steps, spans = (
         rows[~rows["step"].isin(lead_ins)].reset_index(drop=True) for rows in (steps, spans)
     )
@@ -201,15 +202,15 @@ def rows_of(finished: FinishedRun) -> Rows:
         for table in (steps, ranks):
             table[[name for name in table.columns if _is_of_idle_time(str(name))]] = float("nan")
     planned = pd.DataFrame(attribution.planned(), columns=list(COLUMNS))
-    joined = collective_figures(attribution.collectives)
+    joined = attribution.collectives
     tables = {
-        "spans": spans.assign(waiting_ns=waiting_ns(spans, moved)),
+        "spans": spans.assign(waiting_ns=waiting_ns(spans, moved, joined)),
         "steps": steps,
         "ranks": ranks,
         "planned": planned.drop(columns="num_bytes"),
         "attribution": attribution.rows,
         "edges": edges(moved),
-        **({"collectives": joined} if len(joined) else {}),
+        **({"collectives": collective_figures(joined)} if len(joined) else {}),
     }
     return Rows(run, tables, origin_ns)
 

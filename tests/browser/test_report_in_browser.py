@@ -13,7 +13,7 @@ from chromium import Browser, Tab
 from screens import DESK, PHONE, assert_sound, keep, needs_browser
 from stored_runs import run_row, simulated_spans
 
-from ppbench.analysis.metrics import run_figures, step_figures
+from ppbench.analysis.metrics import run_figures, step_figures, windows
 from ppbench.config.case import Case
 from ppbench.report.pages.report import write_report
 from ppbench.report.pages.templates import write_index
@@ -43,7 +43,7 @@ def simulated_run(store: Store, number: int, case: Case, **changes: object) -> N
     """Store a run whose spans are those that the program predicts."""
     spans = simulated_spans(case.schedule, case.world_size, case.num_microbatches, latency_ms=1)
     tokens_of_step = dict.fromkeys(spans["step"], case.max_tokens_per_step)
-    steps = step_figures(spans, case.world_size, tokens_of_step)
+    steps = step_figures(spans, windows(spans, case.world_size), tokens_of_step)
     figures = {**run_figures(steps), "peak_memory_bytes": 2**20 * case.num_microbatches}
     cautions = "oversubscribed" if case.world_size > 2 else ""
     run = run_row(number, case, **{**figures, "cautions": cautions, **changes})

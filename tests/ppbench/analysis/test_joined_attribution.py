@@ -49,7 +49,8 @@ def steps_of(lowered, duration_ns, moving_ns, num_replicas, num_steps=4):
 
 
 def step_ns_of(spans, world_size):
-    steps = step_figures(spans, world_size, dict.fromkeys(spans["step"].unique(), 1))
+    numbers = dict.fromkeys(spans["step"].unique(), 1)
+    steps = step_figures(spans, windows(spans, world_size), numbers)
     return steps.set_index("step")["step_ns"]
 
 
@@ -140,7 +141,7 @@ def test_messages_are_matched_within_a_replica_and_figures_count_all_ranks():
     moved = messages(spans)
     assert (moved["moving_ns"] == 100 * (moved["replica"] + 1)).all()
     assert edges(moved)["num_messages"].tolist() == [2] * 4
-    steps = step_figures(spans, 2, {0: 1})
+    steps = step_figures(spans, windows(spans, 2), {0: 1})
     step_ns = steps["step_ns"].iloc[0]
     assert steps["bubble_fraction"].iloc[0] == pytest.approx(1 - 2 * 12_000 / (4 * step_ns))
     ranks = rank_figures(spans, windows(spans, 2))

@@ -17,7 +17,7 @@ from ppbench.errors import UsageError
 
 
 def test_a_step_alone_lasts_from_its_first_start_to_its_last_end_and_the_makespan_leaves_out_opt():
-    (step,) = step_figures(TWO_RANKS, world_size=2, tokens_of_step={5: 55}).to_dict("records")
+    (step,) = step_figures(TWO_RANKS, windows(TWO_RANKS, 2), {5: 55}).to_dict("records")
     assert step["step"] == 5
     assert step["makespan_ns"] == 590 - 100
     assert step["optimizer_ns"] == 50
@@ -35,24 +35,24 @@ def test_a_step_of_a_training_lasts_from_the_end_of_the_one_before_it_on_each_ra
     spans.loc[(spans["step"] == 6) & (spans["rank"] == 0) & (spans["op"] == "F"), "start_ns"] += 60
     found = windows(spans, 2).loc[[6, 7]]
     assert (found["end_ns"] - found["begin_ns"]).tolist() == [500, 500, 700, 700]
-    steps = step_figures(spans, 2, {5: 1, 6: 1, 7: 1}).set_index("step")
+    steps = step_figures(spans, windows(spans, 2), {5: 1, 6: 1, 7: 1}).set_index("step")
     assert steps["step_ns"].tolist() == [540, 500, 700]
     assert steps["makespan_ns"].tolist() == [490, 490 - 60, 490]
     busy = 450 - 60 + 70
     assert steps["bubble_fraction"][6] == pytest.approx(1 - busy / (2 * 500))
-    alone = step_figures(spans, 2, {5: 1, 6: 1, 7: 1}, after_pause=[7]).set_index("step")
+    alone = step_figures(spans, windows(spans, 2, [7]), {5: 1, 6: 1, 7: 1}).set_index("step")
     assert alone["step_ns"].tolist() == [540, 500, 540]
 
 
 def test_every_step_is_as_fast_as_its_own_tokens_make_it():
     spans = pd.concat([TWO_RANKS, TWO_RANKS.assign(step=6)], ignore_index=True)
-    steps = step_figures(spans, world_size=2, tokens_of_step={4: 1, 5: 54, 6: 108})
+    steps = step_figures(spans, windows(spans, 2), {4: 1, 5: 54, 6: 108})
     assert list(steps["num_tokens"]) == [54, 108]
     assert list(steps["tokens_per_s"]) == pytest.approx([54 / 540e-9, 108 / 540e-9])
 
 
 def test_the_three_bubbles_of_a_hand_written_step():
-    (step,) = step_figures(TWO_RANKS, 2, {5: 1}).to_dict("records")
+    (step,) = step_figures(TWO_RANKS, windows(TWO_RANKS, 2), {5: 1}).to_dict("records")
     compute, optimizer, capacity = 100 + 100 + 100 + 150, 20 + 50, 2 * 540
     busy = compute + optimizer
     assert step["bubble_fraction"] == pytest.approx(1 - busy / capacity)
@@ -77,7 +77,8 @@ def simulated(name, p, m, costs, transfers):
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_simulation_has_the_figures_of_its_spans(name, transfers):
     simulation = simulated(name, 4, 8, (12, 18, 6), transfers)
-    (step,) = step_figures(pd.DataFrame(simulation.spans()), 4, {0: 1}).to_dict("records")
+    spans = pd.DataFrame(simulation.spans())
+    (step,) = step_figures(spans, windows(spans, 4), {0: 1}).to_dict("records")
     assert step["step_ns"] == step["makespan_ns"] == simulation.makespan_ns
     for figure in ("bubble_fraction", "bubble_idle_over_ideal", "bubble_max_stage_span"):
         assert step[figure] == pytest.approx(getattr(simulation, figure), abs=1e-12)

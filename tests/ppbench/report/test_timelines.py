@@ -21,7 +21,7 @@ from stored_runs import (
     store_with,
 )
 
-from ppbench.analysis.metrics import step_figures
+from ppbench.analysis.metrics import step_figures, windows
 from ppbench.cli.report import timeline as print_timeline
 from ppbench.config.case import Case
 from ppbench.errors import StoreError, UsageError
@@ -105,7 +105,7 @@ def in_a_row(folder: Path, after_pause: Collection[int] = (1,)) -> tuple[Store, 
     """A run whose steps 1, 2 and 3 begin 100 ms after each other."""
     store, numbers = Store(folder), (1, 2, 3)
     timed = pd.concat([spans(step, 100 * (step - 1)) for step in numbers], ignore_index=True)
-    steps = step_figures(timed, 2, dict.fromkeys(numbers, 64), after_pause)
+    steps = step_figures(timed, windows(timed, 2, after_pause), dict.fromkeys(numbers, 64))
     store.write_run(run_row(1, Case()), {"steps": steps, "spans": timed})
     return store, store.runs().iloc[0]
 

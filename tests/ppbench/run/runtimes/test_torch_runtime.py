@@ -126,8 +126,9 @@ def test_its_spans_are_complete_in_order_and_causal(outcomes, name, p, m):
 def test_its_bubble_is_attributed_to_the_nanosecond(outcomes, name, p, m):
     found = outcomes(name, p, m)
     spans = pd.DataFrame([s for o in found for result in o.results for s in result.spans])
-    steps = step_figures(spans, p, dict.fromkeys(range(NUM_STEPS), 64)).set_index("step")
-    attribution = attribute(spans, found[0].lowered, windows(spans, p))
+    of_ranks = windows(spans, p)
+    steps = step_figures(spans, of_ranks, dict.fromkeys(range(NUM_STEPS), 64)).set_index("step")
+    attribution = attribute(spans, found[0].lowered, of_ranks)
     assert (attribution.rows[list(PARTS)].sum(axis=1) == attribution.rows["idle_ns"]).all()
     assert steps["bubble_fraction"].between(0, 1).all()
 
