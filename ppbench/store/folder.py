@@ -8,6 +8,7 @@ one run.
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 import shutil
 import tempfile
@@ -31,6 +32,7 @@ from ppbench.store.reader import (
     check_version,
     lock_of,
     quoted,
+    shared_database,
 )
 from ppbench.store.sweeps import NOTED, SweepNote, last_sweep_in
 
@@ -50,7 +52,6 @@ _OF_MOST_RUNS = frozenset({"steps", "ranks", "edges"})
 MIN_FREE_BYTES = 16 * 2**20
 Row = Mapping[str, object]
 T = TypeVar("T")
-_READS = ("SELECT", "EXPLAIN")
 
 
 def new_run_id() -> str:
@@ -251,8 +252,8 @@ class Store:
     def query(self, text: str) -> tuple[dict[str, str], list[tuple[object, ...]]]:
         """The columns, with their types in SQL, and the rows of the answer to one SELECT.
 
-        It reads nothing but the store, of which only the tables that are named, and writes nothing.
-        Raises UsageError for other SQL.
+        It reads nothing but the store, and writes nothing. Of the store it opens the tables whose
+        names are words of the text, or all if there is none. Raises UsageError for other SQL.
         """
         from ppbench.store.database import duckdb
 
@@ -276,16 +277,23 @@ class Store:
             return database
 
         try:
-            with connect() as database:
-                statements = database.extract_statements(text)
-                kinds = [statement.type.name for statement in statements]
-                if len(kinds) != 1 or kinds[0] not in _READS:
-                    got = ", ".join(kinds) or "nothing"
-                    raise UsageError(f"query: expected one SELECT; got {got}")
-                named = {name.lower() for name in database.get_table_names(text)} & TABLES.keys()
+            database = shared_database()
+            kinds = [one.type.name for one in database.extract_statements(text)]
+            ((parsed,),) = database.execute("SELECT json_serialize_sql(?)", [text]).fetchall()
+            if '"COPY_QUERY_NODE"' in parsed:  # a SELECT may have one, which writes files
+                kinds = ["COPY"]
+            if kinds != ["SELECT"]:
+                got = ", ".join(kinds) or "nothing"
+                fix = "; PIVOT needs its values: ON column IN (...)" if "MULTI" in kinds else ""
+                raise UsageError(f"query: expected one SELECT; got {got}{fix}")
+            words = set(re.findall(r"\w+", text.lower()))
+            named = [name for name in TABLES if name in words] or TABLES
             return self._reader.ask(dict.fromkeys(named), answer, connect=connect)
         except duckdb.Error as error:
-            raise UsageError(f"query: {str(error).strip()}") from error
+            problem = str(error).strip()
+            if "pytz" in problem:  # DuckDB wants it, and shows a traceback
+                problem = "a time with a zone cannot be shown; make it text: now()::VARCHAR"
+            raise UsageError(f"query: {problem}") from error
 
     def compact(self, tell: Tell) -> list[Compacted]:
         """Merge files of one run into files of many; see `compaction`. Raises StoreError."""

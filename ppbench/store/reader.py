@@ -18,7 +18,7 @@ import contextlib
 import fcntl
 import functools
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -140,6 +140,10 @@ class Reader:
         """
         from ppbench.store.database import duckdb
 
+        of_statements = (
+            *(duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException),
+            duckdb.PermissionException,
+        )
         check_version(self._folder)
         with holding(self._folder):
             while True:
@@ -147,9 +151,9 @@ class Reader:
                 sources = {name: source(name, tables[name], files[name]) for name in tables}
                 try:
                     return answer((connect or shared_database)(), sources)
-                except (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException):
-                    raise
-                except duckdb.Error:
+                except duckdb.Error as error:
+                    if isinstance(error, of_statements):
+                        raise
                     _database.cache_clear()  # some errors of damaged files end a whole database
                     found = [self.leave_out_damaged(n, tables[n], files[n]) for n in tables]
                     if not any(found):
@@ -164,27 +168,31 @@ class Reader:
             many = many if len(single) < len(run_ids) else []
         return [path for path in (*single, *many) if path not in self.damaged]
 
-    def leave_out_damaged(self, name: str, columns: Columns, paths: Iterable[Path]) -> bool:
-        """Find the files of which these columns cannot be read, and tell and read them no more."""
+    def leave_out_damaged(self, name: str, columns: Columns, paths: Sequence[Path]) -> bool:
+        """Find by halves the files of which these columns cannot be read; tell, read no more."""
         from ppbench.store.database import duckdb
 
-        found = False
-        for path in paths:
-            text = f"SELECT bit_xor(hash(COLUMNS(*))) FROM {source(name, columns, [path])}"
-            try:
-                with duckdb.connect(":memory:") as database:
-                    database.execute(text).fetchall()
-            except duckdb.Error as error:
-                found = True
-                if path.exists():
-                    reason = next((line for line in str(error).splitlines() if line.strip()), "")
-                    plain = shortened(printable(reason.strip().rstrip(".")), _LONGEST_REASON)
-                    self.damaged[path] = (
-                        f"{path}: damaged, its rows of {name} are left out: {plain}; remove it, "
-                        "and measure again with: ppbench sweep FILE"
-                    )
-                    self._tell(self.damaged[path])
-        return found
+        text = f"SELECT bit_xor(hash(COLUMNS(*))) FROM {source(name, columns, paths)}"
+        try:
+            with duckdb.connect(":memory:") as database:
+                database.execute(text).fetchall()
+        except duckdb.Error as error:
+            reason = next((line for line in str(error).splitlines() if line.strip()), "")
+        else:
+            return False
+        if len(paths) > 1:
+            half = len(paths) // 2
+            is_first = self.leave_out_damaged(name, columns, paths[:half])
+            return self.leave_out_damaged(name, columns, paths[half:]) or is_first
+        (path,) = paths
+        if path.exists():
+            plain = shortened(printable(reason.strip().rstrip(".")), _LONGEST_REASON)
+            self.damaged[path] = (
+                f"{path}: damaged, its rows of {name} are left out: {plain}; remove it, "
+                "and measure again with: ppbench sweep FILE"
+            )
+            self._tell(self.damaged[path])
+        return True
 
 
 def shared_database() -> duckdb.DuckDBPyConnection:
