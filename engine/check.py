@@ -6,7 +6,6 @@ unsplit model takes the same (`exactness`).
 
 from __future__ import annotations
 
-import functools
 import tempfile
 import time
 import warnings
@@ -20,7 +19,6 @@ from transformers.utils import logging
 
 from engine.configuration import TrainerConfig
 from engine.exactness import InexactError, compare
-from engine.model.author import author_module
 from engine.model.data import DataSpec
 from engine.model.descriptions import Check
 from engine.model.probe import EXACT, Tiny, tiny_of
@@ -71,8 +69,7 @@ def _compare(name: str, tiny: Tiny, fabric: Fabric) -> Check:
         )
         trainer = Trainer(config, fabric)
         try:
-            author = functools.partial(author_module, spec, CPU)
-            exactness = compare(trainer, config, author, CPU)
+            exactness = compare(trainer, config, CPU)
         finally:
             trainer.close()
     is_exact = exactness.difference <= EXACT[tiny.kind]

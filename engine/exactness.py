@@ -30,6 +30,7 @@ from engine.connection import autocast_of
 from engine.model.author import (
     TOLERANCE,
     Pair,
+    author_module,
     distance,
     farthest,
     initial_weights,
@@ -47,6 +48,7 @@ from engine.run.recording import Recording
 
 NUM_STEPS = 4
 _NO_MEMORY = "the unsplit module ran out of memory"
+_MOST_OF_FREE = 0.8
 Gather = Callable[[Any], Sequence[Any]]
 """Collective: gives on rank 0 what every rank gives, in order; elsewhere anything."""
 Decide = Callable[[Callable[[], Any]], Any]
@@ -103,23 +105,34 @@ class Exactness:
     notes: list[str] = field(default_factory=list)  # what was not compared, and why
 
 
-def try_author(config: TrainerConfig, make: Callable[[], nn.Module], device: torch.device) -> None:
-    """Train the author's module on one microbatch. Raises AuthorError, NoRoomError."""
+def try_author(config: TrainerConfig, device: torch.device, free_bytes: float) -> None:
+    """Train the author's module on one microbatch, where all of a comparison has room.
+
+    Tensors of the model's size that exist at once: weights, gradients and AdamW's two moments, of
+    the author's module and of each replica, and what the ranks send of each step. Raises
+    AuthorError, NoRoomError.
+    """
     try:
-        data = data_of(config, model_of(config, CPU), tokenizer_of(config), CPU)
-        batch = data.step(0).to(device)
-        first = StepBatch(batch.inputs[:1], batch.targets[:1], batch.num_tokens)
-        train_unsplit(make(), first, autocast_of(config.autocast, device))
+        model = model_of(config, CPU)  # a trace runs the author's code
+        size = model.num_parameters * config.model.torch_dtype.itemsize
+        needed = size * (4 + 8 * config.replicas)
+        if has_room := needed <= _MOST_OF_FREE * free_bytes:
+            batch = data_of(config, model, tokenizer_of(config), CPU).step(0).to(device)
+            first = StepBatch(batch.inputs[:1], batch.targets[:1], batch.num_tokens)
+            module = author_module(config.model, device)
+            train_unsplit(module, first, autocast_of(config.autocast, device))
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise NoRoomError(_NO_MEMORY) from error
     except Exception as error:  # a user's module may raise anything
         raise AuthorError(f"{type(error).__name__}: {first_line(error)}") from error
+    if not has_room:
+        gib = [f"{num_bytes / 2**30:.1f}" for num_bytes in (needed, free_bytes)]
+        raise NoRoomError(f"it needs about {gib[0]} GiB of memory, and {gib[1]} are free")
 
 
 def compare(
     trained: Trained,
     config: TrainerConfig,
-    make_author: Callable[[], nn.Module],
     device: torch.device,
     *,
     gather: Gather = lambda ours: [ours],
@@ -138,7 +151,7 @@ def compare(
         nonlocal author
         try:
             if author is None:
-                author = _Author(config, make_author, parts, device)
+                author = _Author(config, parts, device)
             else:
                 author.step(number, parts)
         except (InexactError, IncomparableError):
@@ -225,21 +238,15 @@ def _pair_of(what: str, told: float | None, expected: float) -> Pair:
 class _Author:
     """Rank 0's side: the author's module, which is set to the ranks' weights before each step."""
 
-    def __init__(
-        self,
-        config: TrainerConfig,
-        make: Callable[[], nn.Module],
-        parts: Sequence[Part],
-        device: torch.device,
-    ) -> None:
+    def __init__(self, config: TrainerConfig, parts: Sequence[Part], device: torch.device) -> None:
         """Make the module and compare initial weights. Raises InexactError."""
         self.exactness = Exactness()
         self._config, self._device = config, device
         self._data = data_of(config, model_of(config, CPU), tokenizer_of(config), CPU)
         self._kind = "bfloat16" if config.autocast == "bfloat16" else config.model.dtype
         self._drawn: set[tuple[int, bytes]] = set()
-        self._module = module = make()
-        initial = initial_weights(config.model, module, make())
+        self._module = module = author_module(config.model, device)
+        initial = initial_weights(config.model, module, device)
         if getattr(getattr(module, "config", None), "output_router_logits", False):
             self.exactness.notes.append("the router's auxiliary loss, which is not trained")
         named = dict(module.named_parameters(remove_duplicate=False))

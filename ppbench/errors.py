@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import difflib
 import errno
-import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -179,7 +178,11 @@ def describe(error: BaseException, log: str = "") -> str:
         members = [_message(leaf, _MOST_OF_CAUSE) for leaf in leaves[:_MOST_CAUSES]]
         rest = [f"and {len(leaves) - _MOST_CAUSES} more"] if len(leaves) > _MOST_CAUSES else []
         text = f"{text}: {'; '.join([*members, *rest])}"
-    causes = itertools.islice(explicit_causes(error), _MOST_CAUSES)
+    causes: list[BaseException] = []
+    cause = error.__cause__
+    while cause is not None and cause not in (error, *causes) and len(causes) < _MOST_CAUSES:
+        causes.append(cause)
+        cause = cause.__cause__
     text = "; caused by ".join([text, *(_message(cause, _MOST_OF_CAUSE) for cause in causes)])
     return bounded(printable(text), 3 * MOST_OF_MESSAGE, log)
 
@@ -191,35 +194,15 @@ def _message(error: BaseException, most: int, log: str = "") -> str:
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
     """The members of a group and of its inner groups that are not groups themselves."""
-    pending = [error]
-    while pending:
-        first = pending.pop()
-        if isinstance(first, BaseExceptionGroup):
-            pending += reversed(first.exceptions)
-        else:
-            yield first
-
-
-def explicit_causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the explicit causes of an exception, nearest first, each once."""
-    seen = {id(error)}
-    cause = error.__cause__
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
-        yield cause
-        cause = cause.__cause__
-
-
-def led_to(error: BaseException) -> Iterator[BaseException]:
-    """Yield the exception, the members of its group and its explicit causes, not its context."""
-    yield error
     if isinstance(error, BaseExceptionGroup):
-        yield from _leaves(error)
-    yield from explicit_causes(error)
+        for member in error.exceptions:
+            yield from _leaves(member)
+    else:
+        yield error
 
 
-def chain_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield the exception, its members, and all their causes and contexts, each once."""
+def chain_of(error: BaseException, *, has_contexts: bool = True) -> Iterator[BaseException]:
+    """Yield the exception, its members and all their causes, each once; and their contexts."""
     pending, seen = [error], set[int]()
     while pending:
         first = pending.pop(0)
@@ -228,7 +211,8 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(first))
         yield first
         members = first.exceptions if isinstance(first, BaseExceptionGroup) else ()
-        context = None if first.__suppress_context__ else first.__context__
+        is_left_out = first.__suppress_context__ or not has_contexts
+        context = None if is_left_out else first.__context__
         pending += filter(None, (*members, first.__cause__, context))
 
 

@@ -27,51 +27,26 @@ from ppbench.store import LAST, TABLES, Store, in_order, last_sweep_in, newest_o
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """Some runs of a store, at least one, oldest first or in the order of their names."""
+    """Some runs of a store, at least one, oldest first or in the order of their names.
+
+    Every table of the store is an attribute: `steps`, `ranks`, `edges`, `attribution`, `memory`,
+    `planned` and others. `spans` has every timed action; `table("spans", ["RUN"])` reads a few.
+    """
 
     store: Store
     runs: pd.DataFrame
     """A row per run: its workload, figures and circumstances."""
 
-    @functools.cached_property
-    def steps(self) -> pd.DataFrame:
-        """A row per measured step of each run."""
-        return self.table("steps")
+    def __getattr__(self, name: str) -> pd.DataFrame:
+        """A table of the store, such as `steps`: its rows of these runs, read once."""
+        if name not in TABLES:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        rows = self.__dict__[name] = self.table(name)
+        return rows
 
-    @functools.cached_property
-    def ranks(self) -> pd.DataFrame:
-        """A row per rank of each run."""
-        return self.table("ranks")
-
-    @functools.cached_property
-    def edges(self) -> pd.DataFrame:
-        """A row per channel of each run: its messages and their speed."""
-        return self.table("edges")
-
-    @functools.cached_property
-    def attribution(self) -> pd.DataFrame:
-        """A row per step and rank of each run: idle time by cause."""
-        return self.table("attribution")
-
-    @functools.cached_property
-    def memory(self) -> pd.DataFrame:
-        """Bytes allocated over time, by run and rank."""
-        return self.table("memory")
-
-    @functools.cached_property
-    def planned(self) -> pd.DataFrame:
-        """The spans that each run's own mean costs predict: step 0, and -1 and 1 beside it."""
-        return self.table("planned")
-
-    @functools.cached_property
-    def telemetry(self) -> pd.DataFrame:
-        """The load, memory, power and clocks of the machine during each run, over time."""
-        return self.table("telemetry")
-
-    @functools.cached_property
-    def spans(self) -> pd.DataFrame:
-        """Every timed action of every run; `table("spans", ["RUN"])` reads those of a few."""
-        return self.table("spans")
+    def __dir__(self) -> list[str]:
+        """The tables too: what an interactive session offers."""
+        return [*super().__dir__(), *TABLES]
 
     def table(self, name: str, runs: str | Iterable[str] | None = None) -> pd.DataFrame:
         """A table of the store, for all these runs or for those of the given ids or prefixes."""

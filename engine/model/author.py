@@ -71,16 +71,16 @@ def reads_checkpoint(spec: ModelSpec) -> bool:
     return not folder.is_dir() or any(folder.glob("*.safetensors"))
 
 
-def initial_weights(spec: ModelSpec, module: nn.Module, other: nn.Module) -> dict[str, Tensor]:
+def initial_weights(spec: ModelSpec, module: nn.Module, device: torch.device) -> dict[str, Tensor]:
     """The state that training must begin with, by name, as far as the author defines it.
 
-    It is the content of a checkpoint, or what a factory sets: what is equal in two modules that
-    the author's code has made, `module` and `other`.
+    It is the content of a checkpoint, or what a factory sets: what is equal in `module` and in
+    another module that the author's code makes.
     """
     if not (spec.is_factory or reads_checkpoint(spec)):
         return {}
     state = {name: t for name, t in module.state_dict().items() if isinstance(t, Tensor)}
-    again = other.state_dict()
+    again = author_module(spec, device).state_dict()
     same = (name for name in state if name in again and is_same(state[name], again[name]))
     return {name: state[name].clone() for name in same}
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
 from engine.model.descriptions import Facts, Identity, Problem
@@ -27,7 +28,7 @@ from engine.plan.schedules.registry import (
     shape_of,
 )
 from ppbench.config.case import SETTINGS, TIMES, VARIABLE, Case, Measure, setting_of
-from ppbench.config.conditions import Condition, read_conditions
+from ppbench.config.conditions import Condition, Conditions, read_conditions
 from ppbench.config.programs import (
     identity_of,
     is_plain_preset,
@@ -39,7 +40,6 @@ from ppbench.config.programs import (
     sharding_of,
 )
 from ppbench.config.toml import brief, printable
-from ppbench.runtimes import ENGINE
 
 NUM_BYTE_VALUES = 256
 TORCH_SCHEDULES: Final = {
@@ -54,22 +54,7 @@ TORCH_SCHEDULES: Final = {
 """Our name -> torch's: the same order of actions."""
 SPLIT: Final = ("interleaved_zb", "zbv", "dualpipev")
 """Schedules that split the backward."""
-
-_ONLY: Final = {
-    "emulated.costs": "device=emulated",  # first, since it fills others
-    "emulated.": "device=emulated",
-    "model.split_points": "model.split=trace",
-    "memory_limit": "schedule=auto",
-    "transfer.": "runtime!=torch",
-    "transfer.look_ahead": "transfer.policy=early",
-    "sharding.policy": "replicas>1",
-    "sharding.residency": "sharding.policy=zero3",
-    "sharding.look_ahead": "sharding.policy=zero3",
-    "sharding.every_backward": "sharding.policy=zero2",
-    "sharding.max_active_stages": "sharding.policy=torch",
-    "measure.verify": "device!=emulated",
-}
-"""Keys, or how they begin, and the cases in which they do something."""
+_ANY_MEASURE: Final = Measure()
 
 
 def problems_of_settings(
@@ -140,20 +125,28 @@ def _of_schedule(case: Case) -> Iterator[Problem]:
 
 
 @functools.cache
-def _needs() -> list[tuple[str, object, Condition]]:
-    """The settings that do nothing in some cases: key, default, and the condition of the others."""
-    return [
-        (key, getattr(declared.owner, declared.field), read_conditions([words], "").each[0])
-        for begin, words in _ONLY.items()
-        for key, declared in SETTINGS.items()
-        if key.startswith(begin)
-    ]
+def _refusals() -> tuple[list[tuple[str, object, Condition]], list[tuple[str, Conditions, str]]]:
+    """What `refusals.txt` says.
+
+    There are the settings that do nothing in some cases, each with its default and the condition of
+    the others; and the keys of cases that cannot be, with their conditions and the reason.
+    """
+    idle, never, rows = [], [], Path(__file__).with_name("refusals.txt").read_text().splitlines()
+    for row in rows:
+        begin, *words = (cell.strip() for cell in row.split("|")) if row[:1] != "#" else ("",)
+        if len(words) == 2:
+            never.append((begin, read_conditions(words[:1], ""), words[1]))
+        for declared in SETTINGS.values() if len(words) == 1 else ():
+            if declared.key.startswith(begin):
+                default = getattr(declared.owner, declared.field)
+                idle.append((declared.key, default, read_conditions(words, "").each[0]))
+    return idle, never
 
 
 def _of_needs(case: Case, measure: Measure) -> Iterator[Problem]:
     """Problems of settings that are given and do nothing."""
     value_of = functools.partial(setting_of, case, measure)
-    for key, default, need in _needs():
+    for key, default, need in _refusals()[0]:
         if value_of(key) != default and not need.holds(value_of):
             yield Problem(
                 key, f"applies only with {need}; {need.key} is {brief(value_of(need.key))}"
@@ -161,40 +154,19 @@ def _of_needs(case: Case, measure: Measure) -> Iterator[Problem]:
 
 
 def problems_of_runtime(case: Case) -> Iterator[Problem]:
-    """Problems of the case's runtime."""
-    name, replicas = case.runtime, case.replicas
-    schedule, most = case.schedule, case.sharding_max_active_stages
-    if name != ENGINE and replicas > 1 and name != "torch":
-        message = f'{replicas} replicas need runtime = "{ENGINE}" or "torch", got "{name}"'
-        yield Problem("runtime", message)
-    elif name != ENGINE and case.is_emulated:
-        yield Problem("runtime", f'device = "emulated" needs runtime = "{ENGINE}", got "{name}"')
-    elif name == "single" and case.world_size != 1:
-        message = f'"single" has no pipeline and needs world_size 1, got {case.world_size}'
-        yield Problem("runtime", message)
-    elif name == "single" and schedule != "1f1b":
-        message = '"single" runs each microbatch forward and backward, which on one rank is "1f1b"'
-        yield Problem("runtime", f'{message}; got schedule "{schedule}"')
-    elif name == "torch" and schedule not in TORCH_SCHEDULES:
+    """Problems of the case's runtime, and other settings that do not go together."""
+    value_of = functools.partial(setting_of, case, _ANY_MEASURE)
+    for key, met, why in _refusals()[1]:
+        if met.holds(value_of):
+            yield Problem(key, why.format(case=case))
+    if case.runtime == "torch" and case.schedule not in TORCH_SCHEDULES:
         known = ", ".join(TORCH_SCHEDULES)
-        yield Problem("runtime", f'"torch" has no schedule "{schedule}". It has: {known}')
-    elif name == "torch":
-        if case.seq_len == VARIABLE:
-            message = '"torch" fixes the shape of a microbatch; seq_len cannot be "variable"'
-            yield Problem("runtime", message)
-        if schedule == "1f1b" and case.num_microbatches < case.world_size:
-            got = f"num_microbatches {case.num_microbatches}, world_size {case.world_size}"
-            message = '"torch": its 1F1B needs num_microbatches >= world_size; got '
-            yield Problem("runtime", message + got)
-        if case.train_compile and schedule in SPLIT:
-            message = '"torch" cannot split the backward of compiled stages; remove train.compile'
-            yield Problem("runtime", message)
-        if replicas > 1 and case.sharding_policy in ("zero1", "zero2"):
-            message = f'"torch" has no policy "{case.sharding_policy}". It has: none, ddp, zero3, '
-            yield Problem("sharding.policy", message + "torch")
-        if replicas > 1 and most != (usual := Case.sharding_max_active_stages):
-            message = f'"torch" unshards {usual} stages, got {most}'
-            yield Problem("sharding.max_active_stages", message)
+        yield Problem("runtime", f'"torch" has no schedule "{case.schedule}". It has: {known}')
+    is_short = case.num_microbatches < case.world_size
+    if case.runtime == "torch" and case.schedule == "1f1b" and is_short:
+        got = f"num_microbatches {case.num_microbatches}, world_size {case.world_size}"
+        message = f'"torch": its 1F1B needs num_microbatches >= world_size; got {got}'
+        yield Problem("runtime", message)
 
 
 def _of_stages(case: Case) -> Iterator[Problem]:
@@ -215,9 +187,6 @@ def _of_stages(case: Case) -> Iterator[Problem]:
         if num_points >= num_stages:
             message = f"{num_points} split points make {num_points + 1} stages; "
             yield Problem("model.split_points", f"{message}{shape} has {num_stages}")
-        if case.model_partition != "uniform":
-            message = 'does not apply with model.split = "trace", where model.split_points decide'
-            yield Problem("model.partition", message)
 
 
 def _shape(case: Case) -> str:
@@ -245,11 +214,6 @@ def _of_emulation(case: Case) -> Iterator[Problem]:
     if (num := len(case.emulated_replica_factors)) not in (0, case.replicas):
         message = f"{num} factors for replicas = {case.replicas}; give one for each"
         yield Problem("emulated.replica_factors", message)
-    if case.seq_len == VARIABLE:
-        yield Problem("seq_len", 'cannot be "variable" with device = "emulated": no data is read')
-    if case.model_partition == "measured":
-        message = 'cannot be "measured" with device = "emulated": layers take no time of their own'
-        yield Problem("model.partition", message)
 
 
 def _of_memory_limit(case: Case) -> Iterator[Problem]:

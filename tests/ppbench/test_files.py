@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import subprocess
 import sys
@@ -123,41 +122,3 @@ def test_standard_output_holds_the_export_and_nothing_else(tmp_path: Path, how: 
     assert stdout.is_symlink()
     ppbench(*words, tmp_path / "file", capture_output=True)
     assert done.stdout == (tmp_path / "file").read_bytes()
-
-
-NULLS = r"""
-set -e
-mount -t tmpfs tmpfs "$1"
-mknod "$1/null" c 1 3
-cd "$2"
-for words in WORDS; do
-    "$4" -c "from ppbench.cli import main; main()" $words --results "$3" -o "$1/null"
-    [ "$(stat -c %F:%t:%T "$1/null")" = "character special file:1:3" ] || exit 9
-done
-[ "$(ls -A "$1")" = null ]
-"""
-
-
-WRITERS = ("export --format parquet", "report")
-LIKE_THEM = ("export --format csv", "timeline $5", "trace $5")
-
-
-def test_a_device_is_written_to_and_stays_a_device(tmp_path: Path, is_thorough: bool) -> None:
-    """The device lies in a mount namespace of its own: the machine's /dev/null is never touched."""
-    unshare = shutil.which("unshare")
-    if unshare is None or os.geteuid() != 0:
-        pytest.skip("needs root and unshare, for a mount namespace and a device node")
-    probe = subprocess.run([unshare, "--mount", "true"], check=False, capture_output=True)
-    if probe.returncode:
-        pytest.skip(f"mount namespaces are not permitted here: {probe.stderr.decode().strip()}")
-    store = demo_store(tmp_path / "results")
-    (tmp_path / "dev").mkdir()
-    run = store.runs(["run_id"], newest=2)["run_id"].iloc[0]  # the last one has failed
-    places = [tmp_path / "dev", ROOT, store.folder, sys.executable, run]
-    writers = (*WRITERS, *LIKE_THEM) if is_thorough else WRITERS
-    script = NULLS.replace("WORDS", " ".join(f'"{words}"' for words in writers))
-    done = subprocess.run(
-        [unshare, "--mount", "bash", "-c", script, "bash", *map(str, places)],
-        capture_output=True, text=True, check=False, timeout=900,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr

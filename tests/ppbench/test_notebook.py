@@ -59,7 +59,7 @@ def test_tables_hold_the_rows_of_the_runs(results: Results) -> None:
 
 
 def test_runs_are_narrowed_by_their_columns(results: Results) -> None:
-    chosen = results.select(schedule="1f1b", world_size=[2, 4], status="ok")
+    chosen = results.select(schedule="1f1b", ranks=[2, 4], status="ok")
     assert list(chosen.runs["world_size"]) == [2, 4]
     assert set(chosen.steps["run_id"]) == set(chosen.runs["run_id"])
     assert len(results.run("last").runs) == 1
@@ -82,6 +82,8 @@ def test_mistakes_say_what_there_is(results: Results, tmp_path: Path) -> None:
         ppbench.load(tmp_path / "nowhere")
     with pytest.raises(UsageError, match='unknown column "shedule"; did you mean "schedule"'):
         results.select(shedule="1f1b")
+    with pytest.raises(UsageError, match='did you mean "ranks"'):
+        results.select(rankss=4)
     with pytest.raises(UsageError, match="no run has world_size 3; there are: 1, 2, 4"):
         results.select(world_size=3)
     with pytest.raises(UsageError, match='unknown "span"; did you mean "spans"'):

@@ -18,7 +18,6 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from engine.configuration import model_of
 from engine.connection import broadcast
 from engine.exactness import (
     NUM_STEPS,
@@ -33,9 +32,8 @@ from engine.exactness import (
     try_author,
 )
 from engine.flight import Phase
-from engine.model.author import TOLERANCE, author_module
+from engine.model.author import TOLERANCE
 from engine.model.factory import own_torch_numbers
-from engine.model.stage_module import first_line
 from engine.plan.program import Program
 from engine.run import device as devices
 from ppbench.config.case import Case, Measure
@@ -56,7 +54,6 @@ LEARNING_RATE = 1e-2  # so large that a step shows what has missed it
 AUTHOR_S = 600.0
 """The least time for what rank 0 does with the author's module; `measure.timeout_s` may raise it.
 The ranks' own part has the case's time: what hangs is ended as soon as in the case itself."""
-_MOST_OF_FREE = 0.8
 
 NOTHING_IS_COMPUTED = Verified("no: an emulated run computes nothing")
 NOT_ASKED_FOR = Verified("no: a preset on a built-in schedule is verified with measure.verify only")
@@ -163,7 +160,14 @@ def _compared(way: Case, measure: Measure, hands: Hands) -> Exactness:
         finally:
             hands.begin_clock(measure.timeout_s)
 
-    in_time(broadcast, functools.partial(_check, way))  # before any rank builds its part
+    def check() -> bool:
+        free_bytes, device = available_bytes(), torch.device(way.device)
+        if way.device in ON_GPUS:
+            free_bytes = min(devices.free_bytes(device), free_bytes)
+        try_author(trainer_config(way), device, free_bytes)
+        return True
+
+    in_time(broadcast, check)  # before any rank builds its part
     member = hands.prepare(way)
     outcome: Exactness | Exception | None = None
     if member is not None:
@@ -207,34 +211,8 @@ def compared_on(
         return theirs
 
     device, trained = member.fabric.device, cast("Trained", runtime)
-    make = functools.partial(author_module, trainer_config(member.case).model, device)
     decide = functools.partial(in_time, functools.partial(broadcast, group=member.group))
-    return compare(trained, member.config, make, device, gather=gather, decide=decide)
-
-
-def _check(way: Case) -> bool:
-    """Raise AuthorError if the author's module fails, NoRoomError if there is no room in memory.
-
-    Tensors of the model's size that exist at once: weights, gradients and AdamW's two moments, of
-    the author's module and of each replica, and what the ranks send of each step.
-    """
-    free_bytes = available_bytes()
-    if way.device in ON_GPUS:
-        free_bytes = min(devices.free_bytes(torch.device(way.device)), free_bytes)
-    config = trainer_config(way)
-    try:
-        num_parameters = model_of(config, devices.CPU).num_parameters
-    except Exception as error:  # a trace runs the author's code
-        raise AuthorError(f"{type(error).__name__}: {first_line(error)}") from error
-    needed = num_parameters * config.model.torch_dtype.itemsize * (4 + 8 * way.replicas)
-    if needed > _MOST_OF_FREE * free_bytes:
-        raise NoRoomError(
-            f"it needs about {needed / 2**30:.1f} GiB of memory, and {free_bytes / 2**30:.1f} are "
-            "free"
-        )
-    device = torch.device(way.device)
-    try_author(config, functools.partial(author_module, config.model, device), device)
-    return True
+    return compare(trained, member.config, device, gather=gather, decide=decide)
 
 
 def _in_words(case: Case, way: Case, compared: list[Exactness]) -> str:

@@ -58,7 +58,7 @@ from engine.run.streams import TooManyEdgesError
 from ppbench.config.case import Case, Supervision
 from ppbench.config.kinds import seconds_of
 from ppbench.config.programs import check_file_unchanged
-from ppbench.errors import ExitCode, PpbenchError, StoreError, chain_of, led_to
+from ppbench.errors import ExitCode, PpbenchError, StoreError, chain_of
 from ppbench.files import Lock
 from ppbench.judge.differences import FEWEST_LAUNCHES
 from ppbench.run.conductor import NO_MORE, VARIABLE, Conducted
@@ -244,7 +244,7 @@ def _status_of(error: BaseException, message: str) -> str:
     """Return the status of a run that this error, or one of its causes, has ended."""
     if isinstance(error, StoreError):
         return STORE_FAILED
-    if any(isinstance(cause, _NO_MEMORY) for cause in led_to(error)):
+    if any(isinstance(cause, _NO_MEMORY) for cause in chain_of(error, has_contexts=False)):
         return "oom"
     if any(words in message for words in _NO_MEMORY_WORDS):
         return "oom"

@@ -72,6 +72,7 @@ def test_the_conditions_of_a_case_are_its_own(planned):
     ("text", "message"),
     [
         ("name=x", 'unknown key "name"'),
+        ("rankss=2", 'did you mean "ranks"'),
         ("world_size", 'cannot read "world_size"; give KEY=VALUE, or !=, <'),
         ("world_size=two", 'expected a whole number from 1 to 1,024; got "two"'),
         ("world_size=[]", "is empty; expected a value"),

@@ -28,6 +28,7 @@ def read(*texts):
 
 def test_keys_are_columns_or_keys_of_sweep_files():
     assert read("train.microbatch_size=2") == read("train_microbatch_size = 2")
+    assert read("ranks>=2 and microbatches=8") == read("world_size>=2 and num_microbatches=8")
     assert read("status=ok") == [Condition("status", "=", ("ok",))]
     for key in CASE_KEYS:
         assert key == "device" or read(f"{key}=null")[0].key == key.replace(".", "_")
