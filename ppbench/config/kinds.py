@@ -115,20 +115,24 @@ def choice(*words: str) -> Kind:
     return named("value", values, lambda: words, lambda word: word if word in words else None)
 
 
-def listed(
-    values: str, element: Callable[[object], object | None], *elements: type, may_be_one: bool
-) -> Kind:
-    """Lists of different values, each of which a function returns as it is kept; a tuple then."""
+def each(value: object, element: Kind) -> tuple[object, ...] | None:
+    """The values of a list, or the one value, as they are kept; None if one is not allowed."""
+    kept = tuple(map(element.read, value if isinstance(value, list | tuple) else [value]))
+    return None if None in kept else kept
 
-    def read(value: object) -> tuple[object, ...] | None:
-        if not isinstance(value, list | tuple) and not may_be_one:
-            return None
-        given = value if isinstance(value, list | tuple) else [value]
-        kept = tuple(element(one) for one in given)
-        if None in kept:
-            return None
-        if (twice := first_twice(kept)) is not None:
-            raise ValueError(f"{brief(given[twice])} is listed twice")
+
+def some(value: object, element: Kind) -> tuple[object, ...] | None:
+    """The values of a list that is not empty, as they are kept; None for any other value."""
+    return (each(value, element) or None) if isinstance(value, list | tuple) else None
+
+
+def listed(values: str, element: Kind, *elements: type, may_be_one: bool) -> Kind:
+    """Lists of different values; a tuple then."""
+
+    def read(value: Any) -> tuple[object, ...] | None:
+        kept = each(value, element) if may_be_one or isinstance(value, list | tuple) else None
+        if kept is not None and (twice := first_twice(kept)) is not None:
+            raise ValueError(f"{brief(value[twice])} is listed twice")
         return kept
 
     return Kind(values, read, elements)
@@ -209,15 +213,6 @@ def _bytes_in(text: str) -> int:
         return 0
 
 
-def _one_or_each(
-    value: object, is_one: Callable[[Any], bool], is_each: Callable[[Any], bool]
-) -> object | None:
-    """One value for all stages, or a list that is not empty with one for each; a tuple then."""
-    if isinstance(value, list | tuple):
-        return tuple(value) if value and all(map(is_each, value)) else None
-    return value if is_one(value) else None
-
-
 def whole_or(word: str, most: int, what: str) -> Kind:
     """Whole numbers from 1 on, or a word."""
 
@@ -228,31 +223,17 @@ def whole_or(word: str, most: int, what: str) -> Kind:
     return Kind(f'1 to {most:,} {what}, or "{word}"', read)
 
 
-def times(each: str, fewest: int = 0) -> Kind:
+def times(place: str, fewest: int = 0) -> Kind:
     """Milliseconds: one number for all, or a list with one for each; a tuple either way."""
+    values = f"milliseconds, 0 or {MIN_MS} to {MAX_MS:,}: one number, or a list with one for each "
+    milliseconds = number("", lambda ms: ms == 0 or MIN_MS <= ms <= MAX_MS)
 
-    def read(value: object) -> tuple[float, ...] | None:
+    def read(value: object) -> tuple[object, ...] | None:
         if isinstance(value, list) and len(value) < fewest:
-            raise ValueError(f"a list needs one time per {each}; give one number for all ranks")
-        return _floats(value, lambda ms: ms == 0 or MIN_MS <= ms <= MAX_MS) or None
+            raise ValueError(f"a list needs one time per {place}; give one number for all ranks")
+        return each(value, milliseconds) or None
 
-    return Kind(
-        f"milliseconds, 0 or {MIN_MS} to {MAX_MS:,}: one number, or a list with one for each "
-        f"{each}",
-        read,
-        (int, float),
-    )
-
-
-def _floats(value: object, is_allowed: Callable[[float], bool]) -> tuple[float, ...] | None:
-    """A number or a list of them as floats; None if any is none, or is not allowed.
-
-    Integers too large for a float are compared before they are converted.
-    """
-    given: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
-    if all(type(one) in (int, float) and is_allowed(one) for one in given):
-        return tuple(map(float, given))
-    return None
+    return Kind(values + place, read, (int, float))
 
 
 def _slurm_options(value: object) -> object | None:
@@ -304,15 +285,7 @@ def share(most: float) -> Kind:
     return Kind(f'a fraction such as "2%" or 0.02, between 0 and {100 * most:.0f} %', read)
 
 
-def _is_flag(value: object) -> bool:
-    return type(value) is bool
-
-
-def _count(value: object) -> object | None:
-    return value if type(value) is int and 1 <= value <= MAX_STAGES_PER_RANK**2 else None
-
-
-FLAG = Kind("true or false", lambda value: value if _is_flag(value) else None)
+FLAG = Kind("true or false", lambda value: value if type(value) is bool else None)
 TEXT = matching("text", lambda _: True)
 NAME = matching("text that is not empty", bool)
 SWEEP_NAME = matching("at most 100 letters, digits and . _ -", _NAME.fullmatch)
@@ -353,26 +326,24 @@ MEMORY_LIMIT = Kind(
 )
 PARTITION = Kind(
     '"uniform", "parameters", "measured" or the number of layers of each stage, such as [3, 5]',
-    lambda value: _one_or_each(
-        value,
-        ("uniform", "parameters", "measured").__contains__,
-        lambda n: type(n) is int and n >= 0,
+    lambda value: (
+        value if value in ("uniform", "parameters", "measured") else some(value, whole(0, 2**31))
     ),
     (int,),
 )
 RECOMPUTE = Kind(
     "true, false or a list with one for each stage, as in [true, false]",
-    lambda value: _one_or_each(value, _is_flag, _is_flag),
+    lambda value: some(value, FLAG) if isinstance(value, list | tuple) else FLAG.read(value),
 )
 SPLIT_POINTS = listed(
-    'a list of module names, such as ["blocks.4", "blocks.8"]', NAME.read, str, may_be_one=False
+    'a list of module names, such as ["blocks.4", "blocks.8"]', NAME, str, may_be_one=False
 )
 STAGE_MS = times("stage")
 OP_MS = times("stage", fewest=2)
 LINK_MS = times("link from a stage to the next")
 FACTORS = Kind(
     f"a list with a factor above 0 and up to {MOST_FACTOR:,} for each replica, such as [1, 1.2]",
-    lambda value: _floats(value, lambda factor: 0 < factor <= MOST_FACTOR),
+    lambda value: each(value, number("", lambda factor: 0 < factor <= MOST_FACTOR)),
     (int, float),
 )
 BUDGET = matching(
@@ -392,11 +363,17 @@ MEMORY = matching(
     lambda text: text == "" or _bytes_in(text) > 0,
 )
 COUNTS = listed(
-    "a whole number of at least 1, or a list of them, as in [1, 2]", _count, int, may_be_one=True
+    "a whole number of at least 1, or a list of them, as in [1, 2]",
+    whole(1, MAX_STAGES_PER_RANK**2),
+    int,
+    may_be_one=True,
 )
 SOME_COUNTS = Kind(COUNTS.values, lambda value: COUNTS.read(value) or None, (int,))
 SCHEDULES = listed(
-    f'a list of schedules, such as ["1f1b", "{AUTO}"]', _schedule_to_choose, str, may_be_one=False
+    f'a list of schedules, such as ["1f1b", "{AUTO}"]',
+    Kind("a schedule that is no file", _schedule_to_choose),
+    str,
+    may_be_one=False,
 )
 COSTS_ORIGIN = matching(
     '"measure" or "file:PATH"', lambda text: text == "measure" or text[:5] == "file:" != text
