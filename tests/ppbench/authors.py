@@ -262,3 +262,16 @@ def fixed() -> nn.Sequential:
 
 def single() -> nn.Sequential:
     return _of(Layer(), Single(), Layer(), Single())
+
+
+class Redrawing(nn.Module):
+    """Draws twice from the layer where its second stage begins; has no double precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.first = nn.Embedding(VOCABULARY, WIDTH), Layer()
+        self.drop, self.head = nn.Dropout(0.1), nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.first(self.embed(ids)) @ torch.eye(WIDTH)
+        return self.head(self.drop(torch.tanh(self.drop(x))))

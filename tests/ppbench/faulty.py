@@ -7,6 +7,7 @@ Run in the workers, which find a copy of this file in their working directory.
 
 import ctypes
 import os
+import resource
 import signal
 import time
 from pathlib import Path
@@ -68,6 +69,21 @@ def segfaults():
 def floods():
     def act():
         raise RuntimeError("first\x1b[31m\u202e\ud800 words\n" + "x" * 10**7 + "\nlast words")
+
+    return model(act)
+
+
+def opens_all_files():
+    """Leaves no descriptor to write an error with."""
+
+    def act():
+        first, (_, most) = (
+            os.open(os.devnull, os.O_RDONLY),
+            resource.getrlimit(resource.RLIMIT_NOFILE),
+        )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (first + 64, most))
+        while True:
+            os.open(os.devnull, os.O_RDONLY)
 
     return model(act)
 

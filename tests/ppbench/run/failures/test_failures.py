@@ -46,6 +46,7 @@ FAULTS = {  # status, rank, what its row says
     "fills_its_cgroup": ("oom", 1, "rank 1 was killed by the kernel, which had run out of memory"),
     "segfaults": ("crash", 1, "rank 1 crashed: Fatal Python error: Segmentation fault (SIGSEGV)"),
     "floods": ("error", 1, "characters left out; the whole is in results/launches/"),
+    "opens_all_files": ("error", 1, "OSError: [Errno 24] Too many open files: '/dev/null'"),
     "stops": ("timeout", 1, "rank 1 is stopped (SIGSTOP or a debugger) in 1F2 of step 1"),
     "drops": ("timeout", 1, "the message of 1SEND_B2 was lost or never sent"),
     "unbuildable": ("invalid", 1, "no weights today"),

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from processes import children, descendants, is_alive, wait_until
 
+from ppbench.errors import StoreError
 from ppbench.run.launch.local import GAVE_UP, Begin, Supervisor
-from ppbench.run.machine.node_folder import read_events
+from ppbench.run.machine.node_folder import read_events, remove_node_folder
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
@@ -227,3 +228,34 @@ print("said by", rank)
     assert len({supervisor for _, supervisor, _ in lines}) == 1
     assert (folder / "logs/start-0/rank-0.out").read_text() == "said by 0\n"
     assert first.num_starts() == 1
+
+
+@pytest.mark.parametrize(("status", "stays"), [("store", True), ("error", False)])
+def test_without_a_controller_a_store_that_fails_is_told_and_the_nodes_folder_stays(
+    tmp_path, status, stays
+):
+    text = f"""
+from engine.flight import FlightRecord
+from ppbench.run.failures.evidence import write_rank_error
+record = FlightRecord(own / f"flight-rank{{rank}}", rank)
+write_rank_error(own, rank, OSError("no room"), lambda *_: {status!r}, "")
+(here / "node").write_text(str(own.parent))
+sys.exit({GAVE_UP})
+"""
+    write_worker(tmp_path, text)
+    command = [sys.executable, "-m", "ppbench.run.launch.supervisor", "-m", "some_worker"]
+    paths = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    done = subprocess.run(
+        [*command, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    node = Path((tmp_path / "node").read_text())
+    try:
+        assert done.returncode == StoreError.exit_code
+        assert ("error: OSError: no room" in done.stderr.splitlines()) == stays
+        assert node.exists() == stays
+    finally:
+        remove_node_folder(node)

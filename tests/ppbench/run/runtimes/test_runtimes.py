@@ -141,6 +141,15 @@ def test_a_last_loss_must_be_that_of_the_engines_first_run_of_the_same(tmp_path)
     check_last_loss(tmp_path, on_torch, "another", 9.0, "run-6")
 
 
+def test_a_last_loss_that_is_no_finite_number_is_not_kept(tmp_path):
+    item = PlannedRun(Case(), Measure(), 0, "")
+    for loss in (float("nan"), float("inf"), -float("inf"), None):
+        check_last_loss(tmp_path, item, "this", loss, "run-1")
+    check_last_loss(tmp_path, item, "this", 4.0, "run-2")
+    (kept,) = (tmp_path / "verified").glob("last-this-*.json")
+    assert json.loads(kept.read_text()) == {"loss": 4.0, "run_id": "run-2"}
+
+
 def test_one_training_in_all_its_ways_has_one_key_and_another_training_another(tmp_path):
     text = '[grid]\nruntime = ["torch", "engine"]\nschedule = ["1f1b", "afab"]\n'
     text += "world_size = [1, 2]\ndata.seed = [0, 1]"

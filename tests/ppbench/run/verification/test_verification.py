@@ -348,6 +348,19 @@ def test_a_model_that_takes_one_length_or_no_double_precision_is_compared_as_it_
         assert shape in run["verified"]
 
 
+def test_a_model_that_runs_in_single_precision_alone_and_cannot_be_compared_in_it_is_ok(tmp_path):
+    shutil.copy(HERE / "authors.py", tmp_path)
+    (tmp_path / "a.toml").write_text(
+        'name = "a"\nworld_size = 2\n'
+        'model = {preset = "authors:Redrawing", split = "trace", split_points = ["drop"]}\n'
+        "measure = {warmup_steps = 1, max_warmup_steps = 1, steps = 2}\n"
+    )
+    ppbench("sweep", "a.toml", "--no-report", folder=tmp_path)
+    run = Store(tmp_path / "results").find("last")
+    assert run["status"] == "ok", run["error"]
+    assert run["verified"].startswith("no: the model draws random numbers, and drop, where a stage")
+
+
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
     """A sweep over models of an author, and what it printed."""
