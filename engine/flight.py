@@ -204,18 +204,6 @@ def map_record(path: Path) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), RECORD_BYTES, access=mmap.ACCESS_READ)).cast("q")
 
 
-def phases_since(slots: memoryview, seen: int) -> tuple[list[Phase], int]:
-    """The phases that a rank has come to after so many entries, and the number of entries now.
-
-    A record that has fewer entries has begun another case. Costs a few reads, whatever it holds.
-    """
-    count = slots[_COUNT]
-    first = max(0 if count < seen else seen, count - CAPACITY + 1)
-    at = (_FIRST + n % CAPACITY * _ENTRY for n in range(first, count))
-    whats = [slots[place + 1] for place in at]
-    return [Phase(-1 - what) for what in whats if what < 0], count
-
-
 def read_record(path: Path) -> Record | None:
     """None for a file that is none, or not a whole one."""
     try:

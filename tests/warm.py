@@ -61,7 +61,6 @@ PRELOADED = (
 )
 _START_NOTHING = {
     "engine.train",
-    "ppbench.run.launch.lifetime",
     "ppbench.run.launch.supervisor",
 }
 _ROOM_FOR_COMMAND = 2000

@@ -2,14 +2,13 @@
 
 The job file lists the runs. The journal is a file of JSON lines that rank 0 appends to; the
 controller follows it for its display, and restarted workers read it to know which runs are left.
-Both are in one folder per launch, beside the workers' logs.
+Before and after the ranks, the controller appends to it too. Both are in one folder per launch,
+beside the workers' logs.
 
     results/launches/<launch_id>/job.json
                                  journal.jsonl
                                  program-0.json       of run 0, where its schedule is auto
                                  running              exists, locked, while runs are left
-                                 nodes.jsonl          folders of its nodes, outside the store
-                                 shown                a byte for each row that was shown
                                  stop                 exists when its ranks are to end
                                  supervisor.log       what their supervisor printed
                                  logs/                standard output and error of each rank
@@ -34,7 +33,7 @@ from ppbench.files import POLL_S, whole_file
 from ppbench.git import Commit
 
 Event = dict[str, str | int | float | None]
-EventName = Literal["case", "step", "focus", "turn", "left", "row", "round"]
+EventName = Literal["case", "phase", "step", "focus", "turn", "left", "row", "round"]
 
 
 @dataclass(frozen=True)
@@ -105,8 +104,8 @@ def _program_file(folder: Path, index: int) -> Path:
 class Journal:
     """The events of a launch: rank 0 appends them, and the controller follows them."""
 
-    def __init__(self, folder: Path, name: str = "journal.jsonl") -> None:
-        self._path = folder / name
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "journal.jsonl"
         self._offset = 0
 
     def add(self, event: Event) -> None:
@@ -152,13 +151,14 @@ class LaunchState:
     attempts: dict[int, int]  # item -> how often it has begun
     statuses: dict[int, str]  # item -> status of its newest row
     num_rows: int
+    num_shown: int  # of these rows
 
 
 def read_state(folder: Path) -> LaunchState:
     begun: dict[str, Attempt] = {}
     attempts: dict[int, int] = {}
     statuses: dict[int, str] = {}
-    num_rows, focus = 0, None
+    num_rows, num_shown, focus = 0, 0, None
     for event in Journal(folder).new_events():
         if event["event"] == "case":
             index = int(event["index"] or 0)
@@ -173,10 +173,12 @@ def read_state(folder: Path) -> LaunchState:
             begun.pop(str(event["run_id"]), None)
             statuses[int(event["index"] or 0)] = str(event["status"])
             num_rows += 1
-    return LaunchState(tuple(begun.values()), focus, attempts, statuses, num_rows)
+        elif event["event"] == "shown":
+            num_shown += 1
+    return LaunchState(tuple(begun.values()), focus, attempts, statuses, num_rows, num_shown)
 
 
-_SHOWN, _NODES, _STOP = "shown", "nodes.jsonl", "stop"
+_STOP = "stop"
 
 
 def ask_to_stop(folder: Path) -> None:
@@ -189,30 +191,20 @@ def is_asked_to_stop(folder: Path) -> bool:
     return (folder / _STOP).exists()
 
 
-def note_shown(folder: Path) -> None:
-    """Note that one more row has been shown, by the controller of a launch."""
-    with contextlib.suppress(OSError), (folder / _SHOWN).open("ab") as file:
-        file.write(b".")
-
-
 def wait_until_shown(folder: Path) -> None:
     """Block until the controller has shown every row that the journal has."""
-    num_rows = read_state(folder).num_rows
-    while num_rows > 0:
-        with contextlib.suppress(FileNotFoundError):
-            if (folder / _SHOWN).stat().st_size >= num_rows:
-                return
+    while (state := read_state(folder)).num_shown < state.num_rows:
         time.sleep(POLL_S)
 
 
 def note_node_folders(launch: Path, folders: Iterable[tuple[str, Path]]) -> None:
-    """Note a launch's folders, each with its host, in the launch's folder in the store."""
+    """Note a launch's node folders, each with its host."""
     for host, folder in folders:
-        Journal(launch, _NODES).add({"host": host, "folder": str(folder)})
+        Journal(launch).add({"event": "node", "host": host, "folder": str(folder)})
 
 
 def noted_node_folders(launch: Path) -> list[Path]:
-    """Return the launch's folders on this machine that are still there."""
-    notes = list(Journal(launch, _NODES).new_events())
+    """Return the launch's node folders on this machine that are still there."""
+    notes = [event for event in Journal(launch).new_events() if event["event"] == "node"]
     here = {Path(str(note["folder"])) for note in notes if note["host"] == platform.node()}
     return sorted(folder for folder in here if folder.is_dir())

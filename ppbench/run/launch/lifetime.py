@@ -1,16 +1,13 @@
 """Processes that do not outlive the one that started them, even when that one is killed.
 
-    python -m ppbench.run.launch.lifetime PARENT_PID MODULE [ARGUMENT ...]
-
-runs a module as `python -m` would, as a process that ends with its parent. A parent that is killed
-cannot end its children, so each child does that itself, before it imports anything that takes long.
+A parent that is killed cannot end its children, so each child does that itself, before it imports
+anything that takes long.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import runpy
 import signal
 import sys
 import threading
@@ -42,19 +39,3 @@ def die_with_parent(parent_pid: int | None = None) -> None:
         threading.Thread(target=watch, daemon=True).start()
     if os.getppid() != parent_pid:  # it ended before the kernel was asked
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def command(module: str, *arguments: str) -> list[str]:
-    """Return the command of a child of this process that ends with it."""
-    return [sys.executable, "-m", __spec__.name, str(os.getpid()), module, *arguments]
-
-
-def main() -> None:
-    die_with_parent(int(sys.argv[1]))
-    module = sys.argv[2]
-    del sys.argv[1:3]  # the module sees only its own arguments
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
-
-
-if __name__ == "__main__":
-    main()

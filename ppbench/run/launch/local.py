@@ -17,6 +17,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,6 @@ from typing import Self
 
 from engine import device_variables
 from engine.model.presets import PRESETS
-from ppbench.run.launch import lifetime
 from ppbench.run.machine.node_folder import read_events
 
 SUPERVISOR = "ppbench.run.launch.supervisor"
@@ -86,7 +86,7 @@ class Supervisor:
             device_variables.prepare(environ)
             with (Path(told.folder) / LOG).open("ab") as errors:
                 self._process = subprocess.Popen(
-                    lifetime.command(SUPERVISOR, "told", preloaded),
+                    [sys.executable, "-m", SUPERVISOR, "told", str(os.getpid()), preloaded],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,

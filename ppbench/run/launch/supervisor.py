@@ -1,13 +1,13 @@
 """The one process of a node that starts its ranks, watches them, and says what happened to them.
 
-    python -m ppbench.run.launch.supervisor told MODULES             by a controller (local.py)
+    python -m ppbench.run.launch.supervisor told PID MODULES         by a controller (local.py)
     python -m ppbench.run.launch.supervisor [OPTIONS] -m MODULE ...  the same on every node, by hand
 
     import what is heavy | fork ranks | watch | they end -> note, restart all | watch | over
 
 Ranks are forked once the modules that they need are imported, unless one of these imports has used
-an accelerator, which no fork can use then (forking.py). One loop waits for their ends, for other
-nodes (meeting.py) and for a rank that asks for a sample. It looks at the deadlines in the ranks'
+an accelerator, which no fork can use then. One loop waits for their ends, for other nodes
+(meeting.py) and for a rank that asks for a sample. It looks at the deadlines in the ranks'
 flight records, and takes the node's samples. When a rank ends with a failure, or its case takes
 too long, the states of all ranks are noted, and all are killed, also those that are stopped or wait
 for ever: their files are whole at any moment. Then all nodes start theirs anew, with a new store.
@@ -40,8 +40,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from ppbench.run.launch.lifetime import die_with_parent
+
 if __name__ == "__main__":
     gc.disable()  # imported objects stay, and collections take a fifth of the time
+    if sys.argv[1:2] == ["told"]:  # now, as what is imported next takes long
+        die_with_parent(int(sys.argv[2]))
+
+import torch
 
 from engine import device_variables
 from engine.flight import map_record, read_deadline
@@ -57,8 +63,6 @@ from engine.interfaces import (
 )
 from ppbench.config.case import Supervision, settings_in
 from ppbench.errors import ExitCode, StoreError
-from ppbench.run.launch.forking import may_fork
-from ppbench.run.launch.lifetime import die_with_parent
 from ppbench.run.launch.local import GAVE_UP, LOG, WORKER, Begin, preloaded_for
 from ppbench.run.launch.meeting import End, Leader, Leave, Member, Start
 from ppbench.run.machine.node_folder import (
@@ -152,7 +156,9 @@ class Launch:
         self._sampler: Sampler | None = None
         self._devices: list[str] | None = None  # accelerators to sample; None: none is wanted now
         self._oom_kills: deque[int] = deque(maxlen=NUM_LOOKS)  # so far, at the last looks
-        self._is_forking = may_fork()
+        # A fork has no connection to an accelerator that its parent has used: every call there
+        # fails. An imported package may have, such as one that registers itself with torch.
+        self._is_forking = not (torch.cuda.is_initialized() or torch.xpu.is_initialized())
         if not self._is_forking:
             print("workers are spawned: an imported package has used the accelerator", flush=True)
 
@@ -496,7 +502,7 @@ def main() -> None:
     code: object = 1
     try:
         if sys.argv[1:2] == ["told"]:
-            serve_controller(sys.argv[2])
+            serve_controller(sys.argv[3])
         code = run_on_node(sys.argv[1:])
     except SystemExit as end:
         code = end.code

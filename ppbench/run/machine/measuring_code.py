@@ -40,7 +40,6 @@ MEASURING = (
     "ppbench/config/programs.py",
     "ppbench/judge/differences.py",
     "ppbench/run/conductor.py",
-    "ppbench/run/launch/forking.py",
     "ppbench/run/launch/local.py",
     "ppbench/run/launch/supervisor.py",
     "ppbench/run/machine/accelerators",

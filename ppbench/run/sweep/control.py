@@ -50,7 +50,6 @@ from ppbench.run.job import (
     PlannedRun,
     ask_to_stop,
     note_node_folders,
-    note_shown,
     read_state,
     write_job,
 )
@@ -70,7 +69,7 @@ from ppbench.run.sweep.plan import (
     rerun_since,
     runs_of,
 )
-from ppbench.run.sweep.progress import Display, PhaseWatch
+from ppbench.run.sweep.progress import Display
 from ppbench.store import Store, check_writable, new_run_id
 
 POLL_S = 0.2
@@ -199,7 +198,7 @@ def _run_job(
         index = event.get("index")
         display.show(event if index is None else {**event, "index": indices[int(index)]})
         if event["event"] == "row" and job.is_shown_first:
-            note_shown(folder)
+            Journal(folder).add({"event": "shown"})
 
     program = [WORKER, str(write_job(folder, job))]
     hand_over(job, folder, found)
@@ -280,21 +279,17 @@ def follow(
 ) -> bool:
     """Pass events on until the launch is over; return whether all work is done.
 
-    They are the journal's, and the phases that rank 0 comes to. `until_s` is the time, on the
-    monotonic clock, to which the launch is followed at most.
+    `until_s` is the time, on the monotonic clock, to which the launch is followed at most.
 
     Workers that die again and again before they have begun are not started again. Raises StoreError
     when the ranks cannot store their results.
     """
-    journal, watch = Journal(folder), PhaseWatch(local)
-    has_begun = False
+    journal, has_begun = Journal(folder), False
     while True:
         exit_code = supervisor.poll()
-        phases = list(watch.new_phases())
-        events = list(journal.new_events())  # read after the phases
-        for event in (*phases, *events):
+        for event in journal.new_events():
             on_event(event)
-        has_begun = has_begun or bool(events)
+            has_begun = has_begun or event["event"] == "case"
         if not is_there(folder):
             raise StoreError(
                 f"{folder.parents[1]}: was deleted or renamed while the sweep ran; the runs that "

@@ -1,6 +1,6 @@
 """Progress of a sweep: live on a terminal, plain lines elsewhere.
 
-    journal of rank 0, its flight record --events--> Display.show
+    journal of rank 0 --events--> Display.show
 
 Each case that has ended stands there with its figures, the current one with what is done in it, and
 nothing is silent for more than five seconds. It is written to standard error, so that standard
@@ -9,13 +9,11 @@ output holds the results alone.
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
@@ -24,14 +22,13 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.spinner import Spinner
 from rich.text import Text
 
-from engine.flight import Phase, map_record, phases_since
+from engine.flight import Phase
 from ppbench.console import wrapped
 from ppbench.display.cases import axis_text
 from ppbench.display.fields import figure
 from ppbench.display.units import is_missing, size
 from ppbench.errors import printable
 from ppbench.run.job import Event, PlannedRun
-from ppbench.run.machine.node_folder import flight_path, last_start
 
 if TYPE_CHECKING:
     from ppbench.run.sweep.plan import SweepPlan
@@ -47,7 +44,7 @@ PHASES = {
     Phase.GATHERS: "storing",
     Phase.STORES: "storing",
 }
-"""The phases that are shown. Steps are not among them: they are events of their own."""
+"""The phases that are noted and shown; none of them is inside a step."""
 SILENCE_S = 5.0
 """Longest time without a line."""
 _LOOK_S = 0.5
@@ -72,39 +69,10 @@ class Display:
         """Show that these runs begin; the index of an event counts them."""
 
     def show(self, event: Event) -> None:
-        """Show an event of the journal, or a phase that rank 0 has come to."""
+        """Show an event of the journal."""
 
     def end(self) -> None:
         """Show nothing more of these runs."""
-
-
-class PhaseWatch:
-    """Follows the phases of rank 0 by its flight record.
-
-    The record lies in memory that the ranks share with this process: looking at it costs them
-    nothing. It may be replaced when the ranks are started anew.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        """`folder` is that of the node."""
-        self._folder = folder
-        self._path: Path | None = None  # of the record that is followed
-        self._record: memoryview | None = None
-        self._num_seen = 0
-
-    def new_phases(self) -> Iterator[Event]:
-        """Yield an event for each phase of `PHASES` that rank 0 has come to since the last call."""
-        start = last_start(self._folder)  # it may be another than before
-        if start is not None and self._path != flight_path(start, 0):
-            self._path, self._record, self._num_seen = flight_path(start, 0), None, 0
-        if self._path is not None and self._record is None:
-            with contextlib.suppress(OSError, ValueError):  # not there yet, or not whole
-                self._record = map_record(self._path)
-        if self._record is not None:
-            phases, self._num_seen = phases_since(self._record, self._num_seen)
-            for phase in phases:
-                if phase in PHASES:
-                    yield {"event": "phase", "what": PHASES[phase]}
 
 
 class Estimate:

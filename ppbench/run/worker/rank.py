@@ -94,7 +94,7 @@ from ppbench.run.runtimes.emulated import EmulatedRuntime
 from ppbench.run.runtimes.runtime import Factory, RankContext, RefusalError, trainer_config
 from ppbench.run.sweep.headless import Headless
 from ppbench.run.sweep.open_runs import RUNNING, close_open_runs
-from ppbench.run.sweep.progress import figures_text
+from ppbench.run.sweep.progress import PHASES, figures_text
 from ppbench.run.verification.losses import DisagreementError
 from ppbench.run.verification.ranks import Hands, verify
 from ppbench.run.verification.record import Verified
@@ -267,6 +267,19 @@ class Open:
     is_whole: bool = True  # it has had, or will have, all its turns
 
 
+class NotedFlight(FlightRecord):
+    """The rank's record; what a display shows of it is noted in the journal too."""
+
+    def __init__(self, path: Path, rank: int, note: Callable[..., None]) -> None:
+        super().__init__(path, rank)
+        self._note_event = note
+
+    def enter(self, phase: Phase) -> None:
+        super().enter(phase)
+        if phase in PHASES:
+            self._note_event("phase", what=PHASES[phase])
+
+
 class Next(Enum):
     """Says what comes after a round: another one, or the end of the group or of the launch."""
 
@@ -312,7 +325,7 @@ class Worker:
         faulthandler.enable(fault_path(local, self._rank).open("w"))
         record = flight_path(local, self._rank)
         try:
-            self.flight = FlightRecord(record, self._rank)
+            self.flight = NotedFlight(record, self._rank, self.note)
         except OSError as error:
             raise StoreError(
                 f"{record}: cannot be written: {error.strerror}; make room there"

@@ -13,7 +13,7 @@ import pytest
 from processes import children, descendants, is_alive, wait_until
 
 from ppbench.errors import StoreError
-from ppbench.run.launch.local import GAVE_UP, Begin, Supervisor
+from ppbench.run.launch.local import GAVE_UP, SUPERVISOR, Begin, Supervisor
 from ppbench.run.machine.node_folder import read_events, remove_node_folder
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
@@ -204,7 +204,7 @@ def test_nothing_outlives_a_controller_or_supervisor_that_is_killed(killed, tmp_
 def test_a_process_whose_parent_is_gone_already_ends_at_once(tmp_path):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    command = [sys.executable, "-m", "ppbench.run.launch.lifetime", str(gone.pid), "this"]
+    command = [sys.executable, "-m", SUPERVISOR, "told", str(gone.pid), ""]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
 
 
@@ -227,6 +227,7 @@ print("said by", rank)
     ]
     assert len({supervisor for _, supervisor, _ in lines}) == 1
     assert (folder / "logs/start-0/rank-0.out").read_text() == "said by 0\n"
+    assert "spawned" not in (folder / "supervisor.log").read_text()
     assert first.num_starts() == 1
 
 
@@ -243,7 +244,7 @@ write_rank_error(own, rank, OSError("no room"), lambda *_: {status!r}, "")
 sys.exit({GAVE_UP})
 """
     write_worker(tmp_path, text)
-    command = [sys.executable, "-m", "ppbench.run.launch.supervisor", "-m", "some_worker"]
+    command = [sys.executable, "-m", SUPERVISOR, "-m", "some_worker"]
     paths = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
     done = subprocess.run(
         [*command, str(tmp_path)],

@@ -8,14 +8,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from engine.flight import FlightRecord, Phase
 from ppbench.config.case import Case, Measure
 from ppbench.run.job import PlannedRun
-from ppbench.run.machine.node_folder import flight_path, start_folder
 from ppbench.run.sweep.progress import (
     Estimate,
     LiveDisplay,
-    PhaseWatch,
     PlainDisplay,
     describe,
     time_left,
@@ -187,27 +184,3 @@ def test_silence_is_broken_every_five_seconds_by_what_is_being_done():
         "run 1 of 1: 8 tokens",
         "  8 tokens: verifying, 5 s",
     ]
-
-
-def test_phases_are_read_from_the_record_of_rank_0_also_when_it_is_made_anew(tmp_path):
-    watch = PhaseWatch(tmp_path)
-
-    def phases():
-        return [event["what"] for event in watch.new_phases()]
-
-    assert phases() == []
-    for start in range(2):  # the ranks are started anew
-        start_folder(tmp_path, start).mkdir()
-        record = FlightRecord(flight_path(start_folder(tmp_path, start), 0), 0)
-        record.begin_case(0, 0)
-        record.enter(Phase.BUILDS)
-        record.begin_step(0)
-        for index in range(5000):  # more than the ring holds
-            record.come_to(index)
-        record.enter(Phase.MEMORY)
-        assert phases()[-1:] == ["memory step"]
-        assert phases() == []
-        record.enter(Phase.STORES)
-        record.begin_case(1, 0)
-        record.enter(Phase.BUILDS)
-        assert phases() == ["building"]
