@@ -158,7 +158,8 @@ class Launch:
         self._oom_kills: deque[int] = deque(maxlen=NUM_LOOKS)  # so far, at the last looks
         # A fork has no connection to an accelerator that its parent has used: every call there
         # fails. An imported package may have, such as one that registers itself with torch.
-        self._is_forking = not (torch.cuda.is_initialized() or torch.xpu.is_initialized())
+        kinds = (torch.cuda, torch.xpu)
+        self._is_forking = not any(kind.is_initialized() for kind in kinds)
         if not self._is_forking:
             print("workers are spawned: an imported package has used the accelerator", flush=True)
 

@@ -34,7 +34,7 @@ class By(Enum):
     mean = auto()
     highest = auto()
     names = auto()  # that were seen, with commas between; "" for none
-    amount = auto()  # by which a counter grew, or the gauge beside it says so
+    amount = auto()  # by which a counter grew
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,6 @@ class Figure:
 
     reading: str
     by: By
-    or_gauge: str = ""  # of an amount: the reading whose mean is its rate where it is not counted
 
 
 HOST_FIGURES = {

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from ppbench.run.machine.accelerators.nvidia import open_gpus
 from ppbench.run.machine.counters import cpu_groups, quota_of_cores
+from ppbench.run.machine.inputs import sources_of
 from ppbench.run.machine.placement import num_machines
 from ppbench.runtimes import entry_of
 
@@ -153,19 +154,16 @@ def name_of_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 def runtime_code(runtime: str) -> str | None:
     """Return the version of another package's runtime, with a hash of its code; None for ours.
 
-    It is the distribution with its version, and a short hash of the sources of its whole package,
-    which is not imported: a package in development keeps its version for long.
+    It is the distribution with its version, and a short hash of the sources that the runtime may
+    depend on, which are not imported: a package in development keeps its version for long.
     """
     entry = entry_of(runtime)
     if entry is None:
         return None
-    spec = importlib.util.find_spec(entry.module.partition(".")[0])
-    places = [] if spec is None else spec.submodule_search_locations or [spec.origin or ""]
     named = [] if entry.dist is None else [entry.dist.name, entry.dist.version]
     digest = hashlib.sha256()
-    for place in (Path(place) for place in places if place):
-        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
-            digest.update(path.read_bytes())
+    for path in sources_of(entry.module):
+        digest.update(path.read_bytes())
     return " ".join([*named, digest.hexdigest()[:12]])
 
 

@@ -174,7 +174,7 @@ def summarize(
                     "second, and reasons for a lower clock are those at its end"
                 )
             if len(_known(readings, "energy_j")) < 2:
-                notes.append("GPU energy is the integral of sampled power")
+                notes.append("no GPU energy: the GPU does not count it")
     return {**figures, "telemetry_note": "; ".join(notes)}
 
 
@@ -210,8 +210,6 @@ def _figure(
     amounts = []
     for readings, seconds in windows:
         rate = _rate(readings, how.reading)
-        if rate is None and how.or_gauge:
-            rate = _mean_over_time(_known(readings, how.or_gauge))
         if rate is None:
             return None
         amounts.append(rate * seconds)
@@ -253,15 +251,6 @@ def _rate(readings: Iterable[_Timed], name: str) -> float | None:
         return None
     (first_ns, first), (last_ns, last) = values[0], values[-1]
     return float(last - first) / ((last_ns - first_ns) / NS_PER_S)
-
-
-def _mean_over_time(values: Sequence[tuple[int, float]]) -> float | None:
-    """Return the mean of a gauge over time, by trapezia."""
-    if len(values) < 2 or values[-1][0] == values[0][0]:
-        return values[0][1] if values else None
-    pairs = itertools.pairwise(values)
-    area = sum((t1 - t0) * (v0 + v1) / 2 for (t0, v0), (t1, v1) in pairs)
-    return area / (values[-1][0] - values[0][0])
 
 
 def _ratio(part: float | None, whole: float | None) -> float | None:

@@ -176,13 +176,30 @@ def items_of(sweep: Sweep, commit: Commit | None) -> tuple[PlannedRun, ...]:
             tracked = own.hash_of_files(commit, excluded=NO_WORKLOAD)
     for remembered in (code_hash, runtime_code, read_environment):
         remembered.cache_clear()
-    read = _Reading()
-    keys = {
-        (case, measure): [read.key_of(case, measure, n, tracked) for n in range(measure.launches)]
-        for case, measure in sweep.cases
-    }
+    of_text, of_model = map(functools.cache, (hashes_of_text, identity_of_model))
+
+    def key_of(case: Case, measure: Measure, launch: int) -> str:
+        of_runtime = runtime_code(case.runtime)
+        return _short_hash(
+            case.case_id,
+            measure.warmup_steps,
+            measure.max_warmup_steps,
+            measure.steps,
+            measure.verify,
+            measure.profile_steps,
+            launch,
+            tracked,
+            fingerprint_here(case.device, case.num_processes, case.launch_threads_per_rank),
+            of_text(case.data_source),
+            [of_model(name) for name in (case.model_preset, case.data_tokenizer)],
+            code_hash(),
+            *([code_hash(SOLVING)] if case.is_automatic else []),
+            *([case.settings()] if case.emulated_costs else []),  # its times are no part of the id
+            *([] if of_runtime is None else [of_runtime]),
+        )
+
     return tuple(
-        PlannedRun(case, measure, launch, keys[case, measure][launch], position)
+        PlannedRun(case, measure, launch, key_of(case, measure, launch), position)
         for position, (case, measure, launch) in enumerate(planned)
     )
 
@@ -246,34 +263,6 @@ def check_devices(sweep: Sweep) -> None:
         raise UsageError(
             f'{sweep.file}: device: "cuda" needs an NVIDIA GPU and its driver, or torch for ROCm, '
             'and neither was found here; use device = "cpu" or --set device=cpu'
-        )
-
-
-class _Reading:
-    """The resume keys of one plan, for which each input is read once."""
-
-    def __init__(self) -> None:
-        self._text = functools.cache(hashes_of_text)
-        self._model = functools.cache(identity_of_model)
-
-    def key_of(self, case: Case, measure: Measure, launch: int, tracked: object) -> str:
-        of_runtime = runtime_code(case.runtime)
-        return _short_hash(
-            case.case_id,
-            measure.warmup_steps,
-            measure.max_warmup_steps,
-            measure.steps,
-            measure.verify,
-            measure.profile_steps,
-            launch,
-            tracked,
-            fingerprint_here(case.device, case.num_processes, case.launch_threads_per_rank),
-            self._text(case.data_source),
-            [self._model(name) for name in (case.model_preset, case.data_tokenizer)],
-            code_hash(),
-            *([code_hash(SOLVING)] if case.is_automatic else []),
-            *([case.settings()] if case.emulated_costs else []),  # its times are no part of the id
-            *([] if of_runtime is None else [of_runtime]),
         )
 
 

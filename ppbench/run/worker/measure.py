@@ -127,7 +127,7 @@ class Arm:
         results = member.runtime.steps(range(first, begin + num_steps))
         ended_ns = time.monotonic_ns()
         step_s = (ended_ns - began_ns) / len(results) / 1e9
-        self._windows.append(Window(began_ns, ended_ns))
+        self._windows.append((began_ns, ended_ns))
         self._node.sample()
         member.wait()
         for number, result in enumerate(results, first):
@@ -176,7 +176,7 @@ class Arm:
         spans = alignment.apply(self._spans)
         levels = [] if memory is None else memory.timeline
         flight.enter(Phase.REFERENCE_AGAIN)
-        self._reference.run(sum(window.end_ns - window.begin_ns for window in self._windows))
+        self._reference.run(sum(end_ns - begin_ns for begin_ns, end_ns in self._windows))
         reference = self._reference.times()
         ours = RankResult(
             {**rank_facts, "reference_times_ns": json.dumps(reference.times_ns)},

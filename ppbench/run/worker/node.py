@@ -6,7 +6,6 @@ import json
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -24,12 +23,8 @@ ANSWER_TIMEOUT_S = 10.0
 """Far longer than a sample takes: a supervisor that is slower hangs."""
 
 
-@dataclass(frozen=True)
-class Window:
-    """An interval on this node's monotonic clock."""
-
-    begin_ns: int
-    end_ns: int
+Window = tuple[int, int]
+"""The begin and the end of an interval on this node's monotonic clock."""
 
 
 class Node:
@@ -89,18 +84,17 @@ class Node:
         """
         own = self.places[self._rank].device if is_accelerator(device) else ""
         num_sharing = ranks_on_devices(places).get(own, 1)
-        ends = [(window.begin_ns, window.end_ns) for window in windows]
-        return summarize(self._read(windows), ends, own or None, num_sharing)
+        return summarize(self._read(windows), windows, own or None, num_sharing)
 
     def rows(self, windows: Sequence[Window]) -> list[Figures]:
         """Return the samples of the windows, from one rank per node."""
         if not self._is_first:
             return []
         samples = self._read(windows)
-        return [row for w in windows for row in sample_rows(samples, w.begin_ns, w.end_ns)]
+        return [row for window in windows for row in sample_rows(samples, *window)]
 
     def _read(self, windows: Sequence[Window]) -> list[Sample]:
-        return read_samples(self._path, windows[0].begin_ns, windows[-1].end_ns)
+        return read_samples(self._path, windows[0][0], windows[-1][1])
 
     def close(self) -> None:
         if self._asks is not None:

@@ -29,7 +29,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from enum import Enum, auto
 from pathlib import Path
 from typing import cast
 
@@ -107,6 +106,8 @@ from ppbench.store import Store, new_run_id
 
 WAIT_FOREVER = timedelta(days=30)
 """Ranks outside a case wait for its end, however long; the supervisor ends a broken launch."""
+STOPPED = NO_MORE - 1
+"""In place of a round's number: the ranks were asked to end."""
 NUM_SPARE = 8
 ROOM = 1.5
 """Times the memory that the largest case so far needed, which must be left to open another."""
@@ -280,14 +281,6 @@ class NotedFlight(FlightRecord):
             self._note_event("phase", what=PHASES[phase])
 
 
-class Next(Enum):
-    """Says what comes after a round: another one, or the end of the group or of the launch."""
-
-    round = auto()
-    close = auto()
-    stop = auto()
-
-
 class Worker:
     """This rank, from the first case of a launch to the last."""
 
@@ -373,12 +366,8 @@ class Worker:
             left = left[len(group) - num_before :]
             turns = [own.item.measure.turns for own in group]
             num_planned, number, began = max(map(len, turns)), 0, time.monotonic()
-            next_step = Next.round
-            while next_step is Next.round:
-                asked = self._ask("round" if number < num_planned else "more")
-                if asked == NO_MORE:
-                    break
-                round_index = next_round + number if asked is None else asked
+            planned = group, num_planned, began
+            while (round_index := self._next_round(*planned, number, next_round + number)) >= 0:
                 for place in order_of(len(group), number):
                     sizes = turns[place]
                     if number < len(sizes) or number >= num_planned:
@@ -386,9 +375,8 @@ class Worker:
                         size = sizes[number % len(sizes)]
                         self._turn(group[place], round_index, size, where)
                 number += 1
-                next_step = self._after_round(group, number, num_planned, began)
             next_round += number
-            if next_step is Next.stop:
+            if round_index == STOPPED:
                 left = []
                 for own in group:
                     own.is_whole = number >= num_planned
@@ -397,37 +385,36 @@ class Worker:
             for own in group[1:] if left else group:
                 self._close(own)
 
-    def _ask(self, wants: str) -> int | None:
-        """Wait for the turn of this set of processes; return its round, None if it is alone."""
-        if VARIABLE not in os.environ:
-            return None
+    def _ask(self, wants: str) -> None:
+        """Wait for the turn of this set of processes, if there are others."""
+        if VARIABLE in os.environ:
+            self._node.rest()
+            broadcast(lambda: self._conducted and self._conducted.ask(wants))
 
-        def ask() -> int:
-            assert self._conducted is not None
-            return self._conducted.ask(wants)
+    def _next_round(
+        self, group: Sequence[Open], num_planned: int, began: float, number: int, following: int
+    ) -> int:
+        """Wait for the next round, after so many that began at that time. Collective.
 
-        self._node.rest()
-        return broadcast(ask)
-
-    def _after_round(
-        self, group: Sequence[Open], number: int, num_planned: int, began: float
-    ) -> Next:
-        """Say what comes after so many rounds, which began at that time. Collective.
-
-        With a conductor, it says whether there are more rounds than planned.
+        Returns its number, which is the following one unless a conductor says which; `NO_MORE`
+        or `STOPPED` at the end.
         """
 
-        def decide() -> Next:
-            if is_asked_to_stop(self._folder):
-                return Next.stop
-            if number < num_planned or VARIABLE in os.environ:
-                return Next.round
+        def decide() -> int:
+            if number and is_asked_to_stop(self._folder):
+                return STOPPED
+            if self._conducted is not None:
+                return self._conducted.ask("round" if number < num_planned else "more")
+            if number < num_planned:
+                return following
             budgets = [seconds_of(own.item.measure.budget) for own in group]
             times = time.monotonic() - began, began - self._opens, min(budgets)
             is_later = group[-1].item.launch >= FEWEST_LAUNCHES
             goes_on = all(budgets) and is_time_left(number, *times, is_later=is_later)
-            return Next.round if goes_on else Next.close
+            return following if goes_on else NO_MORE
 
+        if VARIABLE in os.environ:
+            self._node.rest()
         return broadcast(decide)
 
     def _open(self, index: int, attempt: int, first_bytes: int | None) -> Open:

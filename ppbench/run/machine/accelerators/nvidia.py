@@ -32,12 +32,10 @@ SM_CLOCK, MEMORY_CLOCK = 1, 2
 """NVML_CLOCK_SM and NVML_CLOCK_MEM."""
 GPU_SENSOR = 0
 """NVML_TEMPERATURE_GPU."""
-ENERGY_FIELD, POWER_FIELD = 83, 185
-"""NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, in mJ, and NVML_FI_DEV_POWER_AVERAGE, in mW."""
 
 GPU_FIGURES = {
     "gpu_power_w": Figure("power_w", By.mean),
-    "gpu_energy_j": Figure("energy_j", By.amount, or_gauge="power_w"),
+    "gpu_energy_j": Figure("energy_j", By.amount),
     "gpu_utilization": Figure("utilization", By.mean),
     "gpu_sm_mhz": Figure("clock_mhz", By.mean),
     "gpu_temperature_c": Figure("temperature_c", By.highest),
@@ -125,20 +123,10 @@ class NvidiaGpus:
         nvml, ask = self._nvml, self._ask
         own = self._handles[device.uuid]
         sensors = self._handles[device.parent] if device.is_slice else own
-        power: int | None = None  # in mW, and of whole GPUs alone, as the next two
-        energy: int | None = None  # in mJ
-        percent: int | None = None
+        power = energy = percent = None  # of whole GPUs alone, in mW and mJ
         if not device.is_slice:
-            with contextlib.suppress(nvml.NVMLError, ValueError):
-                fields = nvml.nvmlDeviceGetFieldValues(own, [POWER_FIELD, ENERGY_FIELD])
-                power, energy = (
-                    int(getattr(field.value, kind)) if field.nvmlReturn == 0 else None
-                    for field, kind in zip(fields, ("uiVal", "ullVal"), strict=True)
-                )
-            if power is None:
-                power = ask(lambda: nvml.nvmlDeviceGetPowerUsage(own))
-            if energy is None:
-                energy = ask(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(own))
+            power = ask(lambda: nvml.nvmlDeviceGetPowerUsage(own))
+            energy = ask(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(own))
             percent = ask(lambda: nvml.nvmlDeviceGetUtilizationRates(own).gpu)
         # The older of two names: drivers before 535 have no other, and newer ones keep it.
         reasons = ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(sensors))

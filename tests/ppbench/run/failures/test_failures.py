@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -154,6 +153,7 @@ def test_a_failure_is_a_row_that_names_the_rank_and_the_cause(failed, name):
     run = run_of(failed, name)
     assert (run["status"], run["error_rank"]) == (status, rank), run["error"]
     assert words in run["error"]
+    assert len(json.loads(run["last_actions"])) == run["world_size"]
 
 
 @pytest.mark.parametrize("name", IN_A_STEP)
@@ -169,31 +169,6 @@ def test_it_tells_what_every_rank_did_last_and_had_finished(failed, name):
     done = spans[(spans["rank"] == 0) & (spans["op"] == "F")]
     assert {(0, 3), (1, 0)} <= set(zip(done["step"], done["microbatch"], strict=True))
     assert (spans["end_ns"] >= spans["start_ns"]).all()
-
-
-def test_of_a_message_that_is_never_sent_it_tells_who_waits_for_which(failed):
-    run = run_of(failed, "drops")
-    flight = Store(failed[0] / "results").table("flight", [run["run_id"]])
-    assert json.loads(run["last_actions"]) == ["0B2", "waits for the other ranks"]
-    first = flight.iloc[0]
-    assert (first["waits_for_rank"], first["waits_for_action"]) == (1, "1SEND_B2")
-    assert set(flight["process"]) == {"alive"}
-
-
-def test_a_rank_that_has_no_part_in_the_case_ends_it_too(failed):
-    run = run_of(failed, "kills_an_idle_rank")
-    assert len(json.loads(run["last_actions"])) == run["world_size"] == 1
-
-
-@pytest.mark.parametrize("name", ["stops", "drops"])
-def test_a_hang_ends_soon_after_the_time_that_it_has(failed, name):
-    """A bound on hangs, not a measurement."""
-    run = run_of(failed, name)
-    stamp = run["run_id"].partition("-")[0]
-    begun = datetime.strptime(stamp[:15], "%Y%m%dT%H%M%S").replace(tzinfo=UTC)
-    took_s = (datetime.fromisoformat(run["created_at"]) - begun).total_seconds()
-    print(f"{name}: its row is there {took_s - TIMEOUT_S:.2f} s after measure.timeout_s")
-    assert TIMEOUT_S <= took_s < TIMEOUT_S + 60
 
 
 @pytest.mark.parametrize(

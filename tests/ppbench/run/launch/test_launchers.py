@@ -14,10 +14,10 @@ import pytest
 from command import ppbench, printed, words_of
 from processes import free_port, naming, wait_until
 
-from ppbench.config.case import Slurm, Supervision, Torchrun
+from ppbench.config.case import Supervision
 from ppbench.config.reader import read_sweep
-from ppbench.errors import LaunchError, SweepFileError, UsageError
-from ppbench.run.launch.cluster import NodeLaunches, node_launches, rendezvous_of
+from ppbench.errors import LaunchError, UsageError
+from ppbench.run.launch.cluster import NodeLaunches, rendezvous_of
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
@@ -60,34 +60,6 @@ def test_where_launches_run_is_no_part_of_a_case(tmp_path):
     there = read_sweep(written(tmp_path), [], "cpu")
     here = read_sweep(written(tmp_path, SWEEP.replace("nodes = 2", "nodes = 3")), [], "cpu")
     assert there.cases == here.cases
-    assert there.slurm == Slurm(
-        partition="long",
-        account="us",
-        nodes=2,
-        time="1:30:00",
-        memory_gb=1.5,
-        gpus_per_node=4,
-        extra={"exclude": "n7", "exclusive": True},
-    )
-
-
-def test_where_launches_run_can_be_set_on_the_command_line(tmp_path):
-    settings = ["launch.slurm.partition=short", "launch.torchrun.rendezvous=n1:29400"]
-    read = read_sweep(written(tmp_path), settings, "cpu")
-    assert (read.slurm.partition, read.slurm.account) == ("short", "us")
-    assert read.torchrun == Torchrun(rendezvous="n1:29400")
-
-
-def test_where_launches_run_is_no_axis(tmp_path):
-    text = SWEEP.replace("world_size =", '"launch.slurm.nodes" =')
-    with pytest.raises(SweepFileError, match=r"nodes: cannot be an axis: it sets"):
-        read_sweep(written(tmp_path, text), [], "cpu")
-
-
-def test_each_node_has_ranks_for_its_part_of_the_largest_case(tmp_path):
-    launches = node_launches(read_sweep(written(tmp_path), [], "cpu"), 2, ["module"])
-    assert launches.num_launches == 2
-    assert (launches.num_nodes, launches.ranks_per_node) == (2, 3)
 
 
 def test_several_nodes_need_a_place_to_meet(tmp_path):

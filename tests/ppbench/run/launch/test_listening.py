@@ -117,30 +117,26 @@ def test_a_machine_whose_own_name_is_loopback_there_needs_the_interfaces_name(tm
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "variables", "said"),
     [
         (
-            ["--nodes", "2", "--rendezvous", "0.0.0.0:29400"],
+            *(["--rendezvous", "0.0.0.0:29400"], {}),
             "error: --rendezvous 0.0.0.0:29400: 0.0.0.0: means every interface; expected",
         ),
         (
-            ["--nodes", "2", "--rendezvous", "no.such.invalid:1"],
+            *(["--rendezvous", "no.such.invalid:1"], {}),
             "error: --rendezvous no.such.invalid:1: no.such.invalid: has no address that",
         ),
-        (["--nodes", "2"], "--rendezvous: not set, and 2 nodes must meet; give HOST:PORT"),
+        ([], {}, "--rendezvous: not set, and 2 nodes must meet; give HOST:PORT"),
+        (
+            *(["--rendezvous", "127.0.0.1:1"], {"GLOO_SOCKET_IFNAME": "eth77"}),
+            "GLOO_SOCKET_IFNAME: no interface 'eth77' with an address here; known: lo",
+        ),
     ],
 )
-def test_what_would_listen_everywhere_or_nowhere_is_refused(tmp_path, options, said):
-    code, log, seen = run(tmp_path, "-m", SUPERVISOR, *options, "-m", "there_is_none")
+def test_what_would_listen_everywhere_or_nowhere_is_refused(tmp_path, options, variables, said):
+    command = ("-m", SUPERVISOR, "--nodes", "2", *options, "-m", "there_is_none")
+    code, log, seen = run(tmp_path, *command, **variables)
     assert (code, seen) == (2, set())
     assert said in log
     assert "Traceback" not in log
-
-
-def test_an_interface_that_is_not_here_is_refused_with_those_that_are(tmp_path):
-    options = ["--nodes", "2", "--rendezvous", "127.0.0.1:1"]
-    code, log, _ = run(
-        tmp_path, "-m", SUPERVISOR, *options, "-m", "none", GLOO_SOCKET_IFNAME="eth77"
-    )
-    assert code == 2
-    assert "GLOO_SOCKET_IFNAME: no interface 'eth77' with an address here; known: lo" in log

@@ -131,10 +131,10 @@ def test_a_rank_has_the_figures_of_its_own_gpu():
     assert (summary["gpu_throttle_reasons"], summary["telemetry_note"]) == (None, "")
 
 
-def test_without_a_counter_energy_is_the_area_under_the_power():
+def test_a_gpu_that_does_not_count_its_energy_has_none():
     summary = summarize(on_gpus([gpu(100)], [gpu(300)], [gpu(500)]), [(10 * S, 12 * S)], "GPU-a")
-    assert summary["gpu_energy_j"] == 200 + 400
-    assert summary["telemetry_note"] == "GPU energy is the integral of sampled power"
+    assert (summary["gpu_energy_j"], summary["gpu_power_w"]) == (None, 400)
+    assert summary["telemetry_note"] == "no GPU energy: the GPU does not count it"
 
 
 def test_ranks_that_share_a_gpu_have_a_part_of_its_energy_each():

@@ -1,4 +1,4 @@
-"""Machines with GPUs, written down as NVML and amdsmi would describe them."""
+"""Machines with GPUs, written down as NVML would describe them."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ class Gpu:
     parts: list[Part] = field(default_factory=list)
     is_divided: bool = False
     is_full: bool = True  # supports all queries
-    has_fields: bool = True
     is_broken: bool = False
 
 
 class StandInForNvml:
-    """GPUs as NVML describes them; it counts what it is asked."""
+    """GPUs as NVML describes them."""
 
     class NVMLError(Exception):
         pass
 
     def __init__(self, gpus=None, problem=None):
         self.gpus = gpus or [Gpu("GPU-aa1", 0x3B), Gpu("GPU-bb2", 0xC1, is_full=False)]
-        self.problem, self.asked = problem, []
+        self.problem = problem
 
     def nvmlInit(self):
         if self.problem:
@@ -68,45 +67,32 @@ class StandInForNvml:
             raise self.NVMLError("Not Found")
         return device.parts[index]
 
-    def of_full(self, handle, query, value):
-        self.asked.append((query, handle.uuid))
+    def of_full(self, handle, value):
         if isinstance(handle, Part):
             raise self.NVMLError("Invalid Argument")
         if not handle.is_full:
             raise self.NVMLError("Not Supported")
         return value
 
-    def nvmlDeviceGetFieldValues(self, handle, fields):
-        assert fields == [185, 83]
-        self.of_full(handle, "fields", None)
-        code = 0 if handle.has_fields else 3
-        power, energy = SimpleNamespace(uiVal=250_500), SimpleNamespace(ullVal=7_500)
-        return [
-            SimpleNamespace(nvmlReturn=code, value=power),
-            SimpleNamespace(nvmlReturn=code, value=energy),
-        ]
-
     def nvmlDeviceGetPowerUsage(self, handle):
-        self.asked.append(("power", handle.uuid))
         return 250_500
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle):
-        return self.of_full(handle, "energy", 7_500)
+        return self.of_full(handle, 7_500)
 
     def nvmlDeviceGetUtilizationRates(self, handle):
-        return self.of_full(handle, "utilization", SimpleNamespace(gpu=87, memory=3))
+        return self.of_full(handle, SimpleNamespace(gpu=87, memory=3))
 
     def nvmlDeviceGetClockInfo(self, handle, clock):
-        return self.of_full(handle, f"clock {clock}", {1: 1980, 2: 2619}[clock])
+        return self.of_full(handle, {1: 1980, 2: 2619}[clock])
 
     def nvmlDeviceGetTemperature(self, handle, sensor):
-        return self.of_full(handle, "temperature", {0: 61}[sensor])
+        return self.of_full(handle, {0: 61}[sensor])
 
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
-        return self.of_full(handle, "reasons", 0x44)
+        return self.of_full(handle, 0x44)
 
     def nvmlDeviceGetMemoryInfo(self, handle):
-        self.asked.append(("memory", handle.uuid))
         if isinstance(handle, Part):
             return SimpleNamespace(used=2, total=handle.memory)
         if not handle.is_full:
