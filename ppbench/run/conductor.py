@@ -74,7 +74,7 @@ class Conductor:
         self._active: int | None = None
         self._round = -1
         self._queue: deque[int] = deque()  # sets whose turn of this round is to come
-        self._lock, self._is_over = threading.Lock(), False
+        self._is_over = False
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Self:
@@ -96,8 +96,7 @@ class Conductor:
 
     def leave_out(self, number: int) -> None:
         """Wait no longer for a set: its processes have ended."""
-        with self._lock:
-            self._expected.discard(number)
+        self._expected = self._expected - {number}
         self._wake.send(b".")
 
     def _run(self) -> None:
@@ -145,8 +144,7 @@ class Conductor:
                     self._opened_s, self._num_rounds = time.monotonic(), 0
                 self._answer(number)
                 return
-        with self._lock:
-            expected = sorted(self._expected)
+        expected = sorted(self._expected)
         if not self._queue and expected and set(self._wanting) >= set(expected):
             if all(self._wanting[number][0] == "more" for number in expected):
                 times = time.monotonic() - self._began_s, self._began_s - self._opened_s

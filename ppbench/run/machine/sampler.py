@@ -25,8 +25,6 @@ INTERVAL_S = 0.2
 LOOK_BACK_NS = 1_000_000_000
 """Time before a window from which samples are read: a short window has too few for all figures."""
 
-_BLOCK_BYTES = 1 << 16
-
 
 @dataclass(frozen=True)
 class Sample:
@@ -81,17 +79,17 @@ def read_samples(path: Path, begin_ns: int, end_ns: int) -> list[Sample]:
     """Return the samples of a window, in order, with those around it.
 
     They begin `LOOK_BACK_NS` earlier, or with the last before that, and end with the first that is
-    not before `end_ns`. The file is read from its end, so this costs the same however long the
-    launch has lasted. Empty if there is no file.
+    not before `end_ns`. Older ones are not parsed, nor is a line that was cut short. Empty if there
+    is no file.
     """
-    since_ns = begin_ns - LOOK_BACK_NS
-    size = path.stat().st_size if path.exists() else 0
-    num_bytes = min(_BLOCK_BYTES, size)
-    samples = _last_samples(path, num_bytes)
-    while num_bytes < size and (not samples or samples[0].time_ns > since_ns):
-        num_bytes = min(2 * num_bytes, size)
-        samples = _last_samples(path, num_bytes)
-    return samples_around(samples, since_ns, end_ns)
+    samples, since_ns = list[Sample](), begin_ns - LOOK_BACK_NS
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError):
+            samples.append(Sample(**json.loads(line)))
+        if samples and samples[-1].time_ns <= since_ns:
+            break
+    return samples_around(samples[::-1], since_ns, end_ns)
 
 
 def samples_around(samples: Sequence[Sample], begin_ns: int, end_ns: int) -> list[Sample]:
@@ -99,17 +97,3 @@ def samples_around(samples: Sequence[Sample], begin_ns: int, end_ns: int) -> lis
     first = max((i for i, s in enumerate(samples) if s.time_ns <= begin_ns), default=0)
     last = next((i for i, s in enumerate(samples) if s.time_ns >= end_ns), len(samples))
     return list(samples[first : last + 1])
-
-
-def _last_samples(path: Path, num_bytes: int) -> list[Sample]:
-    """Return the samples that lie wholly in the file's last bytes; incomplete lines are skipped."""
-    samples: list[Sample] = []
-    if num_bytes == 0:
-        return samples
-    with path.open("rb") as file:
-        file.seek(-num_bytes, os.SEEK_END)
-        lines = file.read(num_bytes).decode(errors="replace").split("\n")
-    for line in lines:
-        with contextlib.suppress(ValueError):
-            samples.append(Sample(**json.loads(line)))
-    return samples

@@ -136,16 +136,12 @@ def hopeless_cases(plan: SweepPlan, store: Store, since: str) -> dict[str, str]:
     hopeless = {}
     for case_id, of_case in runs.groupby("case_id"):
         last = of_case.tail(2)
-        errors = {_without_numbers(str(error)) for error in last["error"]}
+        # Numbers, such as ids of processes, differ from launch to launch.
+        errors = {re.sub(r"\d+", "#", first_line(str(error))) for error in last["error"]}
         if len(last) == 2 and last["status"].isin(FINAL).all() and len(errors) == 1:
             error = first_line(str(last["error"].iloc[-1]))
             hopeless[str(case_id)] = f"case {case_id} has failed twice in the same way: {error}"
     return hopeless
-
-
-def _without_numbers(error: str) -> str:
-    """An error without what differs from launch to launch: numbers, such as ids of processes."""
-    return re.sub(r"\d+", "#", first_line(error))
 
 
 def _parts(plan: SweepPlan, store: Store, policy: Policy | None) -> Iterator[list[PlannedRun]]:

@@ -78,7 +78,13 @@ class Headless:
                 job = read_job(marker.with_name("job.json"))
                 break
         plan = self._plan = self._held.enter_context(
-            exclusive_plan(read, store, choice, _say_wait, _supervisor())
+            exclusive_plan(
+                read,
+                store,
+                choice,
+                lambda holder: _say(f"waiting for {holder or 'another sweep'}"),
+                _supervisor(),
+            )
         )
         found: Found = {}
         if job is None:  # the first launch that has a run missing
@@ -142,7 +148,3 @@ def _supervisor() -> str:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def _say_wait(holder: str) -> None:
-    _say(f"waiting for {holder or 'another sweep'}")

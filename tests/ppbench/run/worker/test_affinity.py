@@ -102,18 +102,16 @@ def test_the_cores_near_a_gpu_are_those_of_its_node_of_memory(tmp_path):
     assert cores_near("0000:99:00.0", tmp_path) == cores_near("", tmp_path) == set()
 
 
-def test_ranks_on_gpus_are_bound_near_them_and_divide_those_cores():
-    first, second = {0, 1, 2, 3}, {4, 5, 6, 7}
-    near = [first, first, second, second]
-    assert share_cores(TWO_NODES, near, 2) == ((0, 1), (2, 3), (4, 5), (6, 7))
-    reordered = [second, first, second, first]  # as CUDA_VISIBLE_DEVICES may order them
-    assert share_cores(TWO_NODES, reordered, 2) == ((4, 5), (0, 1), (6, 7), (2, 3))
+FIRST, SECOND = {0, 1, 2, 3}, {4, 5, 6, 7}
 
 
 @pytest.mark.parametrize(
     ("cpus", "near", "num_per_rank", "cores"),
     [
-        (TWO_NODES, [{0, 1, 2, 3}] * 2, 3, ((0, 1, 2, 3), (0, 1, 2, 3))),  # too few for each
+        (TWO_NODES, [FIRST, FIRST, SECOND, SECOND], 2, ((0, 1), (2, 3), (4, 5), (6, 7))),
+        # As CUDA_VISIBLE_DEVICES may order them.
+        (TWO_NODES, [SECOND, FIRST, SECOND, FIRST], 2, ((4, 5), (0, 1), (6, 7), (2, 3))),
+        (TWO_NODES, [FIRST] * 2, 3, ((0, 1, 2, 3), (0, 1, 2, 3))),  # too few for each
         (TWO_NODES[:6], [{4, 5, 6, 7}, {6, 7}, set()], 1, ((4, 5), None, None)),  # not allowed
         (SMT, [set(range(8))] * 2, 2, ((0, 1, 4, 5), (2, 3, 6, 7))),  # threads of whole cores
     ],

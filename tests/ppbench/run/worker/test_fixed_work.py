@@ -92,21 +92,21 @@ def test_one_repetition_that_took_long_is_expected_again(monkeypatch, group):
     assert reference.times().times_ns[0] == (2 * MS, 30 * MS)
 
 
-def test_ranks_that_sleep_repeat_twice_at_least_and_keep_all(monkeypatch, group):
-    reference = scripted(monkeypatch, group, 2, case=SLEEPS)
+@pytest.mark.parametrize(
+    ("case", "works_ms", "num_kept", "share"),
+    [
+        (SLEEPS, [2], 2, 0.8),  # all are kept
+        (TRAINS, [3, 2, 3, 2], 1, 1),  # 10 ms of 10 ms: stated, not hidden
+    ],
+)
+def test_very_short_steps_have_few_repetitions_at_each_place(
+    monkeypatch, group, case, works_ms, num_kept, share
+):
+    reference = scripted(monkeypatch, group, *works_ms, case=case)
     reference.run(0)
     reference.run(10 * MS)
-    assert reference.times().times_ns == ((2 * MS,) * 2,) * 2
-    assert reference.times().share == 0.8
-    assert reference.times().sleeps
-
-
-def test_very_short_steps_have_one_repetition_at_each_place(monkeypatch, group):
-    reference = scripted(monkeypatch, group, 3, 2, 3, 2)
-    reference.run(0)
-    reference.run(10 * MS)
-    assert reference.times().times_ns == ((2 * MS,), (2 * MS,))
-    assert reference.times().share == 1  # 10 ms of 10 ms: stated, not hidden
+    assert reference.times().times_ns == ((2 * MS,) * num_kept,) * 2
+    assert (reference.times().share, reference.times().sleeps) == (share, case is SLEEPS)
 
 
 def test_it_is_short_beside_hours(monkeypatch, group):
