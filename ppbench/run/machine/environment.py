@@ -18,10 +18,9 @@ import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ppbench.run.machine.accelerators.nvidia import open_gpus
 from ppbench.run.machine.counters import cpu_groups, quota_of_cores
+from ppbench.run.machine.gpus import open_gpus
 from ppbench.run.machine.inputs import sources_of
-from ppbench.run.machine.placement import num_machines
 from ppbench.runtimes import entry_of
 
 ON_GPUS = ("cuda", "xpu")
@@ -55,13 +54,6 @@ class Environment:
     transformers: str
     rocm: str | None = None
 
-    def shares_gpus(self, device: str, num_ranks: int, num_machines: int = 1) -> bool:
-        """Whether ranks must share a GPU, and so send through host memory.
-
-        They are spread over machines like this one, on each of which they are counted.
-        """
-        return device in ON_GPUS and -(-num_ranks // num_machines) > len(self.gpus)
-
     def fingerprint(
         self, device: str, num_ranks: int, threads_per_rank: int, num_machines: int = 1
     ) -> str:
@@ -71,7 +63,8 @@ class Environment:
         every run has the same, or is refused.
         """
         is_on_gpu = device in ON_GPUS
-        uses_nccl = is_on_gpu and not self.shares_gpus(device, num_ranks, num_machines)
+        # Ranks that must share a GPU of their machine send through host memory.
+        uses_nccl = is_on_gpu and -(-num_ranks // num_machines) <= len(self.gpus)
         facts: dict[str, object] = {
             "device": device,
             "backend": "nccl" if uses_nccl else "gloo",
@@ -121,7 +114,9 @@ def read_environment() -> Environment:
 
 def fingerprint_here(device: str, num_ranks: int, threads_per_rank: int) -> str:
     """Return the fingerprint of ranks that this process starts, or of whose launch it is a rank."""
-    machines = num_machines(os.environ, num_ranks)
+    # Each node starts as many ranks; the controller's are all here.
+    per_machine = int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
+    machines = -(-num_ranks // max(1, per_machine))
     return read_environment().fingerprint(device, num_ranks, threads_per_rank, machines)
 
 

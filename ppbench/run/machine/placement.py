@@ -67,12 +67,3 @@ def has_too_few_cores(places: Sequence[Place], threads_per_rank: int) -> bool:
         return False
     ranks_on = Counter(place.machine for place in places)
     return any(ranks_on[p.machine] * threads_per_rank > p.num_cores for p in places)
-
-
-def num_machines(environ: Mapping[str, str], num_ranks: int) -> int:
-    """Return over how many machines the first ranks of this process's launch are spread.
-
-    By torchrun's variables: each node starts as many ranks; without them all are here.
-    """
-    per_machine = int(environ.get("LOCAL_WORLD_SIZE", num_ranks))
-    return -(-num_ranks // max(1, per_machine))

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ppbench.run.machine.accelerators.nvidia import open_gpus
 from ppbench.run.machine.counters import Host, Reading
 from ppbench.run.machine.environment import available_cores
+from ppbench.run.machine.gpus import open_gpus
 
 INTERVAL_S = 0.2
 

@@ -1,7 +1,7 @@
 """Load, power and clocks of a node during a measurement, from samples of its counters.
 
 Pure functions of samples (`sampler` takes them): a rank's figures, the samples as rows of a table,
-and whether the measurement was disturbed. `counters.py` and `accelerators/nvidia.py` say which
+and whether the measurement was disturbed. `counters.py` and `gpus.py` say which
 figure is made of which reading, and how; only the loads, which need several, are made here.
 
     samples        |     |     |     |  |     |     |     |  |     |
@@ -22,9 +22,8 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ppbench.run.machine.accelerators.devices import bare
-from ppbench.run.machine.accelerators.nvidia import GPU_FIGURES
 from ppbench.run.machine.counters import HOST_FIGURES, By, Figure, Reading
+from ppbench.run.machine.gpus import GPU_FIGURES, bare
 from ppbench.run.machine.sampler import LOOK_BACK_NS, Sample, samples_around
 from ppbench.store.columns import TABLES
 

@@ -11,10 +11,9 @@ from engine import device_variables
 from engine.run import device as devices
 from engine.run.memory import process_peak_bytes
 from ppbench.config.case import Case
-from ppbench.run.machine.accelerators.devices import find
-from ppbench.run.machine.accelerators.nvidia import open_gpus
 from ppbench.run.machine.counters import available_bytes
 from ppbench.run.machine.environment import ON_GPUS, available_cores
+from ppbench.run.machine.gpus import find, open_gpus
 from ppbench.run.machine.placement import Place, machine_id
 from ppbench.run.runtimes.runtime import RefusalError, id_of
 

@@ -12,7 +12,6 @@ from ppbench.run.machine.placement import (
     has_too_few_cores,
     machine_id,
     needs_host_memory,
-    num_machines,
     on_cores,
     ranks_on_devices,
     shares_device,
@@ -37,7 +36,6 @@ def test_sixteen_ranks_on_two_machines_of_eight_gpus_have_one_each():
     assert not shares_device(places)
     assert not needs_host_memory(places)
     assert set(ranks_on_devices(places).values()) == {1}
-    assert not MACHINE.shares_gpus("cuda", 16, num_machines=2)
 
 
 def test_a_machine_with_fewer_gpus_than_ranks_shares_them_whatever_the_other_has():
@@ -94,21 +92,21 @@ def test_the_order_of_devices_is_not_part_of_the_fingerprint():
 
 
 @pytest.mark.parametrize(
-    ("environ", "num_ranks", "num"),
+    ("per_machine", "num_ranks", "num_machines"),
     [
-        ({}, 16, 1),  # the controller of a launch on this machine
-        ({"LOCAL_WORLD_SIZE": "8"}, 9, 2),
-        ({"LOCAL_WORLD_SIZE": "8"}, 8, 1),
+        (None, 16, 1),  # the controller of a launch on this machine
+        ("8", 16, 2),
+        ("8", 9, 2),
+        ("8", 8, 1),
     ],
 )
-def test_machines_are_counted_by_the_ranks_of_each(environ, num_ranks, num):
-    assert num_machines(environ, num_ranks) == num
-
-
-def test_a_rank_of_torchrun_has_the_fingerprint_of_its_machines(monkeypatch):
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    known = read_environment().fingerprint("cuda", 16, 1, num_machines=2)
-    assert fingerprint_here("cuda", 16, 1) == known
+def test_a_rank_has_the_fingerprint_of_its_machines(
+    monkeypatch, per_machine, num_ranks, num_machines
+):
+    if per_machine is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", per_machine)
+    known = read_environment().fingerprint("cuda", num_ranks, 1, num_machines)
+    assert fingerprint_here("cuda", num_ranks, 1) == known
 
 
 def test_containers_of_a_machine_share_its_id(tmp_path):
