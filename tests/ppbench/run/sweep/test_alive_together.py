@@ -10,6 +10,7 @@ from command import PATIENCE_S, TINY, ppbench, words_of
 from processes import is_loopback, listened, wait_until
 
 from ppbench.run.job import Journal
+from ppbench.run.sweep.progress import PHASES
 from ppbench.store import Store
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
@@ -62,9 +63,12 @@ def test_cases_of_a_launch_share_its_start_and_have_each_a_turn_in_every_round(s
         medians = steps.groupby("round")["step_ns"].median()
         assert rounds["step_ns"] == medians.tolist()
         assert sorted(store.table("spans", [run_id])["step"].unique()) == numbers
-    events = Journal(swept / "results" / "launches" / launch_in(swept)).new_events()
+    events = list(Journal(swept / "results" / "launches" / launch_in(swept)).new_events())
     order = [(int(e["turn"]), int(e["index"])) for e in events if e["event"] == "turn"]
     assert order == [(0, 0), (0, 1), (1, 1), (1, 0), (2, 1), (2, 0)]
+    phases = dict.fromkeys(e["what"] for e in events if e["event"] == "phase")
+    assert set(PHASES.values()) - set(phases) == {"profile"}
+    assert list(phases)[-3:] == ["warm-up", "memory step", "storing"]
 
 
 def launch_in(folder):
