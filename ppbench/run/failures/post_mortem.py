@@ -112,7 +112,7 @@ def post_mortem(
     culprit, verdict, at_fault = known.culprit()
     accounts = []
     for rank, state in sorted(known.seen.items()):
-        peer, action, wait = None, None, known.of[rank]
+        peer, action, wait = None, None, known.of.get(rank)
         if wait is not None and wait.ranks:
             peer = culprit if culprit in wait.ranks else wait.ranks[0]
             action = wait.action if peer == wait.ranks[0] else None
@@ -201,8 +201,9 @@ class _Waits:
         self._positions = [{a: n for n, a in enumerate(row)} for row in lowered.actions]
         self._last_step = max((s.step for s in seen if s.step is not None), default=0)
         self._places = {rank: self._place_of(state) for rank, state in self.seen.items()}
-        self.of = {rank: self._wait_of(state) for rank, state in self.seen.items()}
-        """What each rank that has left a record waits for; None for one at work."""
+        waits = {rank: self._wait_of(state) for rank, state in self.seen.items()}
+        self.of = {rank: wait for rank, wait in waits.items() if wait is not None}
+        """What ranks wait for; those that are at work or have left no record are not here."""
         self._reached = {rank: self._reached_from(rank) for rank in self._ranks}
         """The ranks that each one waits for, directly or not; itself in a circle."""
 
@@ -337,15 +338,15 @@ class _Waits:
                 ends.append((-num_waiting, cause, seen.since_ns, rank))
         if not (lost or ends):  # each rank waits for another, so every chain comes back to itself
             chain = [self._ranks[0]]
-            while (rank := self._first_awaited(chain[-1])) not in chain:
+            while (rank := self.of[chain[-1]].ranks[0]) not in chain:
                 chain.append(rank)
             words = "; ".join(self._doing(one) for one in chain[chain.index(rank) :])
             return None, f"deadlock: {words}", None
         first = min(lost or ends)
-        rank, wait = first[-1], self.of.get(first[-1])
+        rank = first[-1]
         if lost:
-            assert wait is not None
-            culprit, action, verdict = wait.ranks[0], wait.action, self._lost(rank)
+            culprit, action = self.of[rank].ranks[0], self.of[rank].action
+            verdict = self._lost(rank)
         else:
             action = None if rank not in self.seen else self.seen[rank].action
             culprit, verdict = rank, self._blamed(rank)
@@ -358,11 +359,6 @@ class _Waits:
             states = "; ".join(map(self.state, alike[:_MOST_NAMED]))
             return None, f"the rank at fault is unknown: {states}", None
         return culprit, verdict, action
-
-    def _first_awaited(self, rank: int) -> int:
-        wait = self.of[rank]
-        assert wait is not None  # else the chain would end here
-        return wait.ranks[0]
 
     def _waiting_for(self, rank: int) -> list[int]:
         """Return the living ranks that wait for this one, directly or not."""
@@ -378,7 +374,6 @@ class _Waits:
     def _lost(self, receiver: int) -> str:
         """Describe the message that a rank waits for in vain."""
         wait = self.of[receiver]
-        assert wait is not None
         where, since = self._where(self.seen[receiver]), self._since(self.seen[receiver])
         return (
             f"the message of {wait.action} was lost or never sent, or one before it on its "
@@ -400,7 +395,7 @@ class _Waits:
 
     def _doing(self, rank: int, since: str = "") -> str:
         """Describe what a living rank does, or waits for."""
-        seen, wait, name = self.seen[rank], self.of[rank], self._name(rank)
+        seen, wait, name = self.seen[rank], self.of.get(rank), self._name(rank)
         doing = _phase(seen)
         if seen.action is not None:
             doing = f"{'is in the work of' if wait is None else 'waits in'} {self._where(seen)}"

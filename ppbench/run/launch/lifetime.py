@@ -17,14 +17,12 @@ _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.2
 
 
-def die_with_parent(parent_pid: int | None = None) -> None:
-    """Have this process killed when its parent ends, however that ends.
+def die_with_parent(parent_pid: int) -> None:
+    """Have this process killed when its parent ends, however that ends, or has ended already.
 
-    `parent_pid` is the process that started this one; without it, a parent that is gone already is
-    not noticed. On Linux the kernel counts the *thread* that started this process as its parent:
-    start processes from a thread that lives on.
+    On Linux the kernel counts the *thread* that started this process as its parent: start processes
+    from a thread that lives on.
     """
-    parent_pid = os.getppid() if parent_pid is None else parent_pid
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
