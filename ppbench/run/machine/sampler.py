@@ -39,7 +39,7 @@ class Sample:
 class Sampler:
     """Takes samples of this node and appends them to a file as lines of JSON."""
 
-    def __init__(self, path: Path, root_pid: int, interval_s: float = INTERVAL_S) -> None:
+    def __init__(self, path: Path, root_pid: int) -> None:
         """`root_pid` is the launch's supervisor: its load and its descendants' is the launch's own.
 
         Raises OSError where the file cannot be written.
@@ -52,7 +52,7 @@ class Sampler:
             cores = set(range(available_cores()))
         self._gpus, self._host = open_gpus(), Host({root_pid}, cores)
         absent = {"gpu": self._gpus.absent} if self._gpus.absent else {}
-        self._absent, self._interval_s = self._host.absent | absent, interval_s
+        self._absent = self._host.absent | absent
         self.due_s = time.monotonic()
 
     def sample(self, devices: Sequence[str] = ()) -> None:
@@ -64,7 +64,7 @@ class Sampler:
             time.monotonic_ns(), self._host.read(), self._gpus.read(devices), self._absent
         )
         self._file.write(f"{json.dumps(vars(sample))}\n".encode())
-        self.due_s = time.monotonic() + self._interval_s
+        self.due_s = time.monotonic() + INTERVAL_S
 
     def sample_if_due(self, devices: Sequence[str] = ()) -> None:
         """Take a sample if the last one is as old as the interval."""

@@ -380,12 +380,9 @@ def run_sweep(
     display: Display | None = None,
     command: str | None = None,
     *,
-    to_repeat: str = "",
     policy: Policy | None = None,
 ) -> SweepResult:
     """Run the missing cases of a sweep that has been read, or those of them that a policy wants.
-
-    `to_repeat` is the sweep command that can repeat finished runs, if it is not the running one.
 
     When the workers cannot go on, a note says so, and finished runs are kept. Raises
     SweepInterruptedError, which says how to go on if `command` is the whole command of this sweep.
@@ -406,21 +403,15 @@ def run_sweep(
             if choice.reruns and policy is not None:  # it begins anew
                 plan = dataclasses.replace(plan, since=rerun_since(store, plan.sweep_id))
             display.plans(plan, store)
-            prefix = f"{to_repeat} " if to_repeat else ""
             num_failed, num_chosen = sum(plan.failed.values()), len(plan.chosen)
             num_done = num_chosen - len(plan.missing) - num_failed
             if num_done and policy is not None:
                 note(f"{counted(num_done, 'run')} of earlier launches count")
             elif num_done:
-                note(
-                    f"{num_done} of {num_chosen} runs are done already; {prefix}--rerun runs "
-                    "them again"
-                )
+                note(f"{num_done} of {num_chosen} runs are done already; --rerun runs them again")
             if plan.failed:
                 kinds = ", ".join(f"{count} {status}" for status, count in plan.failed.items())
-                note(
-                    f"{num_failed} failed before ({kinds}); {prefix}--retry-failed runs them again"
-                )
+                note(f"{num_failed} failed before ({kinds}); --retry-failed runs them again")
             note_sweep(plan, store, command)
             run_plan(plan, store, display, reruns=choice.reruns, policy=policy)
     except LaunchError as error:
