@@ -39,7 +39,9 @@ from engine.plan.schedules.registry import build_program
 
 is_ours = len(sys.argv) > 2
 if is_ours:
-    from engine.plan.predict import Durations, TransferModel, predict, predict_all, uniform
+    from engine.plan.predict import Durations, predict, uniform
+    from engine.plan.period import Step, periods
+    from engine.plan.walk import TransferModel, of_kinds
 else:
     from engine.plan.rules import check
     from engine.plan.simulate import Durations, TransferModel, simulate as predict, uniform
@@ -65,8 +67,9 @@ if is_ours:
     lower(program)
     small, chance = plan(10_000), random.Random(0)
     costs = [[[chance.randrange(9999) for _ in range(16)] for _ in "FIW"] for _ in range(1000)]
-    sets = [(small, Durations(*map(tuple, thirds))) for thirds in costs]
-    taken["1,000 sets of costs"] = seconds_of(lambda: [s.makespan_ns for s in predict_all(sets)])
+    kinds = [Durations(*map(tuple, thirds)).by_kind(16) for thirds in costs]
+    steps = lambda: (Step(small, [of_kinds(small, each)]) for each in kinds)
+    taken["1,000 sets of costs"] = seconds_of(lambda: periods(steps()))
 taken["simulate"], taken["lower"] = seconds_of(simulated), seconds_of(lambda: lower(program))
 if is_ours:
     taken["first use"] = first - taken["simulate"]

@@ -12,8 +12,9 @@ import time
 
 from engine.plan.check import check
 from engine.plan.lower import lower
-from engine.plan.predict import TransferModel, predict, uniform
+from engine.plan.predict import predict, uniform
 from engine.plan.schedules.registry import build_program
+from engine.plan.walk import TransferModel
 
 NUM_RANKS = 8
 

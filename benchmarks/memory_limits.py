@@ -22,8 +22,9 @@ from benchmarks.outcome import Figure, Goal, Ratio, parser, write
 from benchmarks.surroundings import read_surroundings
 from engine.plan.check import check
 from engine.plan.period import period_ns
-from engine.plan.predict import Durations, TransferModel
+from engine.plan.predict import Durations
 from engine.plan.program import loop_placement
+from engine.plan.walk import TransferModel
 from ppbench.planning.solver.problem import Problem
 from ppbench.planning.solver.solver import solve
 

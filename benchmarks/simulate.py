@@ -49,10 +49,11 @@ from benchmarks.surroundings import read_surroundings
 from benchmarks.turns import Turns, timed_in_turns
 from engine import arrays
 from engine.plan.lower import Policy, lower
-from engine.plan.predict import TransferModel, predict, uniform
+from engine.plan.predict import predict, uniform
 from engine.plan.program import Program
 from engine.plan.schedules.registry import build_program
 from engine.plan.table import Table
+from engine.plan.walk import TransferModel
 
 TRANSFERS = TransferModel(latency_ns=1000)
 SMALLEST = 100_000

@@ -30,10 +30,11 @@ from benchmarks.outcome import Figure, Goal, Ratio, parser, write
 from benchmarks.surroundings import read_surroundings
 from engine.plan.check import check
 from engine.plan.period import period_ns
-from engine.plan.predict import Durations, TransferModel
+from engine.plan.predict import Durations
 from engine.plan.program import Program, loop_placement, v_placement
 from engine.plan.rules import peak_activations
 from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program
+from engine.plan.walk import TransferModel
 from ppbench.planning.solver.problem import Problem, counted
 from ppbench.planning.solver.solver import solve
 

@@ -23,11 +23,11 @@ from engine.plan import kernels
 from engine.plan.action import NO_INDEX, Action, Op
 from engine.plan.check import check, explain
 from engine.plan.kernels import NONE
-from engine.plan.predict import FREE_TRANSFERS, Durations, TimedStep, TransferModel, spans_of
+from engine.plan.predict import Durations, TimedStep, spans_of
 from engine.plan.program import Program
 from engine.plan.rules import check_facts
 from engine.plan.spans import Span
-from engine.plan.walk import FREE, Moving, Walk, of_kinds, walk, walk_all
+from engine.plan.walk import FREE_TRANSFERS, TransferModel, Walk, of_kinds, walk, walk_all
 
 MOST_STEPS = 64
 """Steps in a row that are looked at for two that are alike."""
@@ -45,7 +45,7 @@ class Step(NamedTuple):
     meets: bool = False
 
 
-def periods(steps: Iterable[Step], moving: Moving = FREE) -> list[Fraction]:
+def periods(steps: Iterable[Step], transfers: TransferModel = FREE_TRANSFERS) -> list[Fraction]:
     """The nanoseconds from a step to the next of each training, as given.
 
     They are exact where all times of a step are those of an earlier one, so much later: all further
@@ -62,7 +62,7 @@ def periods(steps: Iterable[Step], moving: Moving = FREE) -> list[Fraction]:
         given.append((ended[key][1], [_with_last(step, took) for took in step.took_ns]))
     num_steps = 1
     while left := [at for at in range(len(given)) if at not in found]:
-        walks = walk_all((given[at] for at in left), moving, steps=num_steps)
+        walks = walk_all((given[at] for at in left), transfers, steps=num_steps)
         for at, walked in zip(left, walks, strict=True):
             if not walked.is_over:
                 check(walked.program)  # it says which computation of a step waits for which
@@ -125,7 +125,7 @@ def spans_in_a_row(step: Step, transfers: TransferModel = FREE_TRANSFERS) -> Ite
     """
     program = with_end(step.program, meets=step.meets)
     took = [_with_last(step, of_replica) for of_replica in step.took_ns]
-    walked = walk(program, took, transfers.moving, steps=4)
+    walked = walk(program, took, transfers, steps=4)
     if not walked.is_over:
         explain(walked)
     table = program.table
@@ -142,7 +142,7 @@ def period_of(step: TimedStep) -> Fraction:
     """The period of a program whose ranks do not meet, without an optimizer."""
     if (period := _repeated(step.walk)) is not None:
         return period
-    return periods([Step(step.program, step.took_ns)], step.transfers.moving)[0]
+    return periods([Step(step.program, step.took_ns)], step.transfers)[0]
 
 
 def period_ns(
@@ -158,4 +158,4 @@ def period_ns(
     check_facts(compute)
     step = Step(compute, [of_kinds(compute, durations.by_kind(program.num_stages))])
     step = step._replace(optimizer_ns=optimizer_ns, meets=meets)
-    return periods([step], transfers.moving)[0]
+    return periods([step], transfers)[0]

@@ -13,7 +13,7 @@ each replica and of collectives, so that what a slow one costs the others can be
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -29,7 +29,7 @@ from engine.plan.messages import counterpart, outgoing
 from engine.plan.program import Placement, Program
 from engine.plan.rules import check_facts
 from engine.plan.spans import Lane, Span, lane_of
-from engine.plan.walk import Moving, Walk, of_kinds, walk, walk_all
+from engine.plan.walk import FREE_TRANSFERS, TransferModel, Walk, of_kinds, walk
 
 
 @dataclass(frozen=True)
@@ -86,31 +86,6 @@ def uniform(placement: Placement, forward_ns: int, input_ns: int, weight_ns: int
         for time in (forward_ns, input_ns, weight_ns)
     )
     return Durations(f, i, w)
-
-
-@dataclass(frozen=True)
-class TransferModel:
-    """A message takes `latency_ns` plus its bytes over `bytes_per_s`; one at a time per channel.
-
-    Where transfers do not overlap compute, the sender computes nothing until its message is over.
-    """
-
-    latency_ns: int = 0
-    bytes_per_s: float = float("inf")
-    message_bytes: int = 0
-    overlaps: bool = True
-
-    @property
-    def duration_ns(self) -> int:
-        return self.latency_ns + round(self.message_bytes / self.bytes_per_s * 1e9)
-
-    @property
-    def moving(self) -> Moving:
-        """The same for a walk."""
-        return Moving(self.duration_ns, self.overlaps)
-
-
-FREE_TRANSFERS = TransferModel()
 
 
 class InFlight(NamedTuple):
@@ -257,7 +232,7 @@ class TimedStep:
         if not table.num_actions:
             return []
         if not walked.why[0]:  # it was not asked for
-            walked = walk(program, self.took_ns, self.transfers.moving, has_why=True)
+            walked = walk(program, self.took_ns, self.transfers, has_why=True)
         _, last = max((walked.ends_ns[end - 1], -end) for end in table.offset[1:] if end > 0)
         is_large = isinstance(walked.why[0], list)
         path = (listed if is_large else maker(table.num_actions))(0, 2 * table.num_actions)
@@ -336,31 +311,15 @@ def predict(
     *,
     has_why: bool = False,
 ) -> TimedStep:
-    """The step of one replica of a program, as `predict_all` makes it."""
-    return next(predict_all([(program, durations)], transfers, has_why=has_why))
+    """The step of one replica of a program.
 
-
-def predict_all(
-    cases: Iterable[tuple[Program, Durations]],
-    transfers: TransferModel = FREE_TRANSFERS,
-    *,
-    has_why: bool = False,
-) -> Iterator[TimedStep]:
-    """The steps of programs, each with its durations: one with many, many with the same, or pairs.
-
-    Transfers follow from the placement, whatever the program says. Raises ProgramError at an
-    illegal program, as `engine.plan.check.check`.
+    Transfers follow from the placement, whatever the program says. With `has_why` the critical path
+    is known at once. Raises ProgramError at an illegal program, as `engine.plan.check.check`.
     """
-    pairs = list(cases)
-    computes = {id(program): program.compute_only() for program, _ in pairs}
-    for compute in computes.values():
-        check_facts(compute)
-    timed = [
-        (compute, [of_kinds(compute, durations.by_kind(program.num_stages))])
-        for program, durations in pairs
-        for compute in [computes[id(program)]]
-    ]
-    return timed_all(timed, transfers, has_why=has_why)
+    compute = program.compute_only()
+    check_facts(compute)
+    took = of_kinds(compute, durations.by_kind(program.num_stages))
+    return timed(compute, [took], transfers, has_why=has_why)
 
 
 def predict_replicas(
@@ -389,26 +348,17 @@ def predict_replicas(
 
 
 def timed(
-    program: Program, took_ns: Sequence[Ints], transfers: TransferModel = FREE_TRANSFERS
-) -> TimedStep:
-    """The step of replicas of a program with the time of each action, as `timed_all` makes it."""
-    return next(timed_all([(program, took_ns)], transfers))
-
-
-def timed_all(
-    cases: Iterable[tuple[Program, Sequence[Ints]]],
+    program: Program,
+    took_ns: Sequence[Ints],
     transfers: TransferModel = FREE_TRANSFERS,
     *,
     has_why: bool = False,
-) -> Iterator[TimedStep]:
-    """The steps of programs, each with the nanoseconds of every action in each of its replicas.
+) -> TimedStep:
+    """The step of replicas of a program, each with the nanoseconds of every action.
 
-    Times are as for `engine.plan.walk.walk_all`. In the order given, on all cores where there is
-    much to do. With `has_why` the critical path is known at once. Raises ProgramError where a
-    program hangs or a stage is not on its rank, ValueError where times are missing.
+    Times are as for `engine.plan.walk.walk_all`. Raises ProgramError where the program hangs or a
+    stage is not on its rank, ValueError where times are missing.
     """
-    cases = list(cases)
-    walks = walk_all(cases, transfers.moving, has_why=has_why)
-    for (_, took), walked in zip(cases, walks, strict=True):
-        explain(walked)
-        yield TimedStep(walked, tuple(took), transfers)
+    walked = walk(program, took_ns, transfers, has_why=has_why)
+    explain(walked)
+    return TimedStep(walked, tuple(took_ns), transfers)

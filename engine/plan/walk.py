@@ -37,7 +37,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from engine.arrays import Arrays, Ints, Maker, filled, largest, listed, maker, packed, run, run_all
 from engine.plan import kernels
@@ -78,14 +78,24 @@ def line_of(placement: Placement, sharing: Sharing, transfer: Action) -> Line:
             return (rank,)
 
 
-class Moving(NamedTuple):
-    """How messages move that follow from the placement: for so long, or blocking their sender."""
+@dataclass(frozen=True)
+class TransferModel:
+    """A message takes `latency_ns` plus its bytes over `bytes_per_s`; one at a time per channel.
 
-    transfer_ns: int = 0
+    Where transfers do not overlap compute, the sender computes nothing until its message is over.
+    """
+
+    latency_ns: int = 0
+    bytes_per_s: float = float("inf")
+    message_bytes: int = 0
     overlaps: bool = True
 
+    @property
+    def duration_ns(self) -> int:
+        return self.latency_ns + round(self.message_bytes / self.bytes_per_s * 1e9)
 
-FREE = Moving()
+
+FREE_TRANSFERS = TransferModel()
 
 
 @dataclass(frozen=True)
@@ -143,7 +153,7 @@ def of_kinds(program: Program, took: Sequence[int]) -> Ints:
 def walk(
     program: Program,
     took: Sequence[Ints],
-    moving: Moving = FREE,
+    transfers: TransferModel = FREE_TRANSFERS,
     *,
     steps: int = 1,
     sharing: Sharing = Sharing.STAGE_EDGE,
@@ -151,12 +161,12 @@ def walk(
 ) -> Walk:
     """Walk over a program as `walk_all` does, once."""
     given = [(program, took)]
-    return next(walk_all(given, moving, steps=steps, sharing=sharing, has_why=has_why))
+    return next(walk_all(given, transfers, steps=steps, sharing=sharing, has_why=has_why))
 
 
 def walk_all(
     cases: Iterable[tuple[Program, Sequence[Ints]]],
-    moving: Moving = FREE,
+    transfers: TransferModel = FREE_TRANSFERS,
     *,
     steps: int = 1,
     sharing: Sharing = Sharing.STAGE_EDGE,
@@ -166,9 +176,9 @@ def walk_all(
 
     A replica's times are those of one step, or of several one behind the other; the walk goes over
     them `steps` times. A message's time is at its SEND, a collective's is that for which it moves
-    bytes. In a program without transfers, messages move as `moving` says. On all cores where there
-    is much to do. Raises ProgramError where a stage is not on its rank, ValueError where times are
-    missing.
+    bytes. In a program without transfers, messages move as `transfers` say. On all cores where
+    there is much to do. Raises ProgramError where a stage is not on its rank, ValueError where
+    times are missing.
     """
     cases = list(cases)
     tables: dict[tuple[int, Maker], tuple[Arrays, int]] = {}
@@ -177,7 +187,7 @@ def walk_all(
     def call(program: Program, took: Sequence[Ints]) -> tuple[Any, ...]:
         num_actions, replicas, ranks = program.table.num_actions, len(took), program.world_size
         num_steps = steps * _num_timed(program, took)
-        longest = max(map(largest, took)) + moving.transfer_ns
+        longest = max(map(largest, took)) + transfers.duration_ns
         made_by = listed if num_steps * num_actions * longest > MOST_NS else maker(size)
         key = id(program), made_by
         if key not in tables:
@@ -213,7 +223,7 @@ def walk_all(
             lines,
             joined,
             (num_steps, replicas, width, program.num_stages),
-            *moving,
+            *(transfers.duration_ns, transfers.overlaps),
             walkers,
             (there, never(len(there) if has_why else 0)),
             (

@@ -89,7 +89,8 @@ def list_schedules(
 
     from engine.plan.program import v_placement
     from engine.plan.schedules.registry import ALIASES, CSV_PREFIX, SCHEDULES
-    from ppbench.prediction import number, simulate
+    from ppbench.prediction import simulate
+    from ppbench.prediction.amounts import number
 
     rows: list[dict[str, object]] = []
     for schedule in SCHEDULES.values():
@@ -153,8 +154,9 @@ def draw(
     from engine.plan.drawing import draw as draw_order
     from engine.plan.schedules.registry import CSV_PREFIX, SCHEDULES, read_csv
     from ppbench.display import predictions
-    from ppbench.prediction import Prediction, ProgramRequest, predict, program_of, read_costs
-    from ppbench.prediction.replicas import JoinedPrediction, predict_joined, read_replication
+    from ppbench.prediction import ProgramRequest, predict, program_of
+    from ppbench.prediction.amounts import read_costs
+    from ppbench.prediction.replicas import read_replication
     from ppbench.report.timeline import terminal
 
     costs = read_costs(cost)
@@ -162,13 +164,8 @@ def draw(
     request = ProgramRequest(name, ranks, microbatches, stages_per_rank)
     program = program_of(request, MOST_DRAWN, is_replicated=replication is not None)
     console = Console(highlight=False)
-    prediction: Prediction | JoinedPrediction
-    if replication is None:
-        prediction = predict(program, costs)
-        text = terminal.draw_prediction(prediction, console)
-    else:
-        prediction = predict_joined(program, costs, replication)
-        text = terminal.draw_joined(prediction, console)
+    prediction = predict(program, costs, replication=replication)
+    text = terminal.draw_prediction(prediction, console)
     if html is not None:
         from ppbench.report.pages.timeline import write_plan
 
@@ -184,11 +181,7 @@ def draw(
                 *((key, f"{figures[key]:.4f}") for key in figures if key.startswith("bubble")),
                 ("peak activations by rank", f"{peaks} (microbatches of a rank's share)"),
                 ("costs, in s", predictions.costs_text(prediction.costs)),
-                *(
-                    predictions.replicas_facts(prediction)
-                    if isinstance(prediction, JoinedPrediction)
-                    else []
-                ),
+                *predictions.replicas_facts(prediction),
                 ("transfers", "free"),
                 ("placement of stages", str(prediction.shape()["placement"])),
                 ("source", schedule.source if schedule else "the file"),
@@ -227,7 +220,6 @@ def check(
     from engine.plan.schedules.registry import CSV_PREFIX, known_names
     from ppbench.display.predictions import peaks_text
     from ppbench.prediction import (
-        UNIT_COSTS,
         ProgramRequest,
         placement_word,
         predict,
@@ -235,6 +227,7 @@ def check(
         program_of_file,
         with_transfers,
     )
+    from ppbench.prediction.amounts import UNIT_COSTS
     from ppbench.prediction.replicas import collectives_of_file
 
     if max_held is not None and max_held < 1:

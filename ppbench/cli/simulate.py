@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -30,10 +30,10 @@ from ppbench.display.units import counted
 from ppbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from engine.plan.program import Program
     from engine.plan.schedules.formulae import Times
-    from ppbench.prediction import Prediction, ProgramRequest, Transfers
-    from ppbench.prediction.replicas import JoinedPrediction, Replication
+    from ppbench.prediction import ProgramRequest
+    from ppbench.prediction.amounts import Transfers
+    from ppbench.prediction.replicas import Replication
 
 ALL = "all"
 SHOWN_OF_PATH = 12
@@ -89,35 +89,30 @@ def simulate(
     sort: Sort = None,
 ) -> None:
     """Predict makespan, bubble and peak activations of a schedule, or of all."""
-    from ppbench.prediction import (
-        Prediction,
-        ProgramRequest,
-        program_of,
-        read_costs,
-        read_transfers,
-    )
+    from ppbench.prediction import ProgramRequest, predict, program_of
+    from ppbench.prediction.amounts import read_costs, read_transfers
     from ppbench.prediction.replicas import read_replication
 
-    conditions = _Conditions(
+    conditions = (
         read_costs(cost),
         read_transfers(latency, bandwidth, message_bytes, overlaps=overlap),
         read_replication(replicas, sharding, collectives, replica_factors),
     )
+    is_replicated = conditions[-1] is not None
     view = View.of(columns, sort)
     request = ProgramRequest(schedule, ranks, microbatches, stages_per_rank)
     if held and how is not Format.json:
         raise UsageError("--held: is printed only with --format json; add it")
-    if held and conditions.replication is not None:
+    if held and is_replicated:
         raise UsageError("--held: is for one pipeline; leave --replicas out")
     if schedule != ALL and view != EVERYTHING:
         raise UsageError("--columns, --sort: are for --schedule all; leave them out")
     if schedule == ALL:
         print(_compared(request, conditions, how, view, has_held=held))
         return
-    program = program_of(request, is_replicated=conditions.replication is not None)
-    prediction = conditions.predict(program)
+    prediction = predict(program_of(request, is_replicated=is_replicated), *conditions)
     if how not in (Format.table, Format.markdown):
-        everything = _as_dict(prediction, has_held=held)
+        everything = prediction.as_dict(has_held=held)
         print(_as_json(everything) if how is Format.json else facts(everything, how))
         return
     from ppbench.display.predictions import amount, costs_text, peaks_text, replicas_facts
@@ -126,19 +121,17 @@ def simulate(
     overlapping = "beside compute" if moved.overlaps else "compute waits"
     takes = f"{amount(moved.duration_s)} s, {overlapping}" if moved.duration_s else "free"
     bubbles = {name: f"{figures[name]:.4f}" for name in figures if name.startswith("bubble")}
-    of_replicas, path_facts = {}, {}
-    if isinstance(prediction, Prediction):
+    path_facts = {}
+    if not is_replicated:
         path = prediction.critical_path()
         more = f" … {path[-1]}" if len(path) > SHOWN_OF_PATH else ""
         words = f"{' '.join(map(str, path[:SHOWN_OF_PATH]))}{more} ({counted(len(path), 'action')})"
         path_facts = {"critical path": words}
-    else:
-        of_replicas = dict(replicas_facts(prediction)[1:])
     for_people: dict[str, object] = {
         **{field_of(key).label: value for key, value in prediction.shape().items()},
         "cost, s": costs_text(prediction.costs),
         "transfer": takes,
-        **of_replicas,
+        **dict(replicas_facts(prediction)[1:]),
         "makespan": f"{amount(prediction.makespan_s)} s",
         "period": f"{amount(prediction.period_s)} s",
         **bubbles,
@@ -149,33 +142,9 @@ def simulate(
     print(facts(for_people, how))
 
 
-class _Conditions(NamedTuple):
-    """What a program is simulated with."""
-
-    costs: Times
-    transfers: Transfers
-    replication: Replication | None
-
-    def predict(self, program: Program) -> Prediction | JoinedPrediction:
-        from ppbench.prediction import predict
-        from ppbench.prediction.replicas import predict_joined
-
-        if self.replication is None:
-            return predict(program, self.costs, self.transfers)
-        return predict_joined(program, self.costs, self.replication, self.transfers)
-
-
-def _as_dict(prediction: Prediction | JoinedPrediction, *, has_held: bool) -> dict[str, object]:
-    from ppbench.prediction import Prediction
-
-    if isinstance(prediction, Prediction):
-        return prediction.as_dict(has_held=has_held)
-    return prediction.as_dict()
-
-
 def _compared(
     request: ProgramRequest,
-    conditions: _Conditions,
+    conditions: tuple[Times, Transfers, Replication | None],
     how: Format,
     view: View,
     *,
@@ -185,7 +154,8 @@ def _compared(
     import pandas as pd
 
     from engine.plan.schedules.registry import SCHEDULES
-    from ppbench.prediction import number, program_of
+    from ppbench.prediction import predict, program_of
+    from ppbench.prediction.amounts import number
 
     rows: list[dict[str, object]] = []
     refusals: list[UsageError] = []
@@ -193,13 +163,13 @@ def _compared(
     for name in SCHEDULES:
         named = request._replace(schedule=name)
         try:
-            prediction = conditions.predict(program_of(named))
+            prediction = predict(program_of(named), *conditions)
         except UsageError as error:
             refusals.append(error)
             rows.append({**named._asdict(), "reason": str(error)})
             continue
         if is_json:
-            rows.append(_as_dict(prediction, has_held=has_held))
+            rows.append(prediction.as_dict(has_held=has_held))
             continue
         row = {**prediction.shape(), **prediction.figures(), "reason": None}
         if how is Format.csv:  # all the peaks for programs, and the highest for people
@@ -212,7 +182,7 @@ def _compared(
     if is_json:
         return "[\n" + ",\n".join(map(_as_json, rows)) + "\n]"
     frame = pd.DataFrame(rows).convert_dtypes()  # whole numbers stay whole beside missing ones
-    is_joined = conditions.replication is not None
+    is_joined = conditions[-1] is not None
     shown = [*(name for name in COMPARED if name in frame), *(OF_REPLICAS if is_joined else [])]
     return render(frame, how, [*shown, *(["reason"] if refusals else [])], view)
 

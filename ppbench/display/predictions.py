@@ -8,12 +8,12 @@ from fractions import Fraction
 from engine.plan.schedules.formulae import Times
 from ppbench.display.units import counted
 from ppbench.prediction import Prediction
-from ppbench.prediction.replicas import JoinedPrediction, sharding_text
+from ppbench.prediction.replicas import sharding_text
 
 MOST_LISTED = 16
 
 
-def shape_text(prediction: Prediction | JoinedPrediction) -> str:
+def shape_text(prediction: Prediction) -> str:
     """Format the shape and the costs: `4 ranks, 8 microbatches, F=1 I=1 W=1`."""
     program = prediction.program
     counts = [counted(program.world_size, "rank")]
@@ -40,9 +40,11 @@ def peaks_text(of_ranks: Iterable[Fraction]) -> str:
     return ", ".join(peaks)
 
 
-def replicas_facts(prediction: JoinedPrediction) -> list[tuple[str, str]]:
-    """What replicas share, what their collectives take, and what both cost the step."""
+def replicas_facts(prediction: Prediction) -> list[tuple[str, str]]:
+    """What replicas share, what their collectives take, what both cost; nothing of one alone."""
     replication = prediction.replication
+    if replication is None:
+        return []
     gather, reduce = amount(replication.gather_s), amount(replication.reduce_s)
     return [
         ("replicas", f"{replication.replicas}, sharding {sharding_text(replication.policy)}"),

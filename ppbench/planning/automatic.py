@@ -13,9 +13,9 @@ from engine.model.descriptions import Facts
 from engine.model.partition import Costs, balance, partition_layers
 from engine.plan.action import Op
 from engine.plan.model_costs import LayerCosts, ModelCosts
-from engine.plan.predict import TransferModel
 from engine.plan.program import Program
 from engine.plan.sizes import bytes_of, size_text
+from engine.plan.walk import TransferModel
 from ppbench.config.case import Case
 from ppbench.config.programs import durations_of, link_ns_of, num_stages_of
 from ppbench.errors import UsageError

@@ -15,9 +15,9 @@ from engine.plan.collectives import add_collectives
 from engine.plan.lower import lower
 from engine.plan.memory import MemoryRow
 from engine.plan.model_costs import StageCosts
-from engine.plan.predict import TransferModel
 from engine.plan.program import Program
 from engine.plan.sharded_bytes import NOTHING_SHARED, Shared, buckets_of
+from engine.plan.walk import TransferModel
 from ppbench.planning.cost_set import CostSet
 from ppbench.planning.layout import Partition
 from ppbench.planning.plan import AUTO, Configuration, FrontierPoint

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from engine.plan.model_costs import LayerCosts, LinkCosts, ModelCosts, StageCosts
 from engine.plan.period import Step, periods
-from engine.plan.predict import Durations, TransferModel
+from engine.plan.predict import Durations
 from engine.plan.program import Placement, Program
-from engine.plan.walk import of_kinds
+from engine.plan.walk import TransferModel, of_kinds
 
 TIMES = ("forward_ns", "backward_ns", "input_ns", "weight_ns", "optimizer_ns")
 """The times of a layer, and of a stage."""
@@ -92,4 +92,4 @@ def steps_ns(
     for program, stages in cases:
         took = of_kinds(program, durations_of(stages).by_kind(len(stages)))
         steps.append(Step(program, [took], optimizers_of(stages, program.placement), meets))
-    return list(map(math.ceil, periods(steps, transfers.moving)))
+    return list(map(math.ceil, periods(steps, transfers)))

@@ -12,21 +12,22 @@ rank, a tick is a sixth of a second. The results are then as exact as the costs.
 from __future__ import annotations
 
 import gc
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.plan.action import COMPUTE_OPS, Action
+from engine.plan.action import COMPUTE_OPS, JOINING_OPS, Action, Op
 from engine.plan.check import check
+from engine.plan.collective_rules import check_collectives
 from engine.plan.lower import DEFAULT_LOOK_AHEAD, Policy, lower
 from engine.plan.period import Step, period_of, spans_in_a_row
-from engine.plan.predict import Durations, TimedStep, TransferModel
+from engine.plan.predict import Durations, TimedStep, predict_replicas
 from engine.plan.predict import predict as predict_program
 from engine.plan.program import Program, loop_placement, steps_can_overlap, v_placement
 from engine.plan.rules import ProgramError, peak_activations
@@ -41,42 +42,48 @@ from engine.plan.schedules.registry import (
     read_csv,
 )
 from engine.plan.spans import COLUMNS, Span
-from ppbench.console import note
+from engine.plan.walk import TransferModel
 from ppbench.errors import UsageError, nearest
+from ppbench.prediction.amounts import (
+    FREE_TRANSFERS,
+    NS_PER_S,
+    Transfers,
+    number,
+    read_costs,
+    read_transfers,
+)
+from ppbench.prediction.replicas import Replication, sharding_text
 
 if TYPE_CHECKING:  # it takes as long as a small program's prediction
     import pandas as pd
 
-NS_PER_S = 10**9
-LEAST_COST, MOST_COST = Decimal("1e-15"), Decimal("1e15")
-_MOST_DIGITS = 40
-UNIT_COSTS = Times(Fraction(1), Fraction(1), Fraction(1))
-_COSTS = (
-    "seconds per microbatch and rank of F, I and W, such as F=1,I=1,W=1 (a full backward B takes "
-    "I + W)"
-)
-
 
 @dataclass(frozen=True)
-class Transfers:
-    """The duration of a message between two ranks, and whether the sender computes meanwhile."""
+class Prediction:
+    """A simulated step; its times are in ticks, and a second has `ticks_per_s` of them.
 
-    duration_s: Fraction = Fraction(0)
-    message_bytes: int = 0
-    overlaps: bool = True
-
-
-FREE_TRANSFERS = Transfers()
-
-
-@dataclass(frozen=True)
-class PredictedStep:
-    """A simulated step; its times are in ticks, and a second has `ticks_per_s` of them."""
+    With replicas it is the step of all of them, whose program has its transfers and collectives.
+    """
 
     simulation: TimedStep
     costs: Times
     ticks_per_s: int
     transfers: Transfers
+    replication: Replication | None = None
+    collective_s: Fraction = Fraction(0)
+    """By which collectives make the step of replicas longer that are alike."""
+    skew_s: Fraction = Fraction(0)
+    """By which the differences of replicas do."""
+
+    def __repr__(self) -> str:
+        program, replication = self.program, self.replication
+        shape = f"{program.world_size} ranks, {program.num_microbatches} microbatches"
+        if replication is not None:
+            shape = f"{program.world_size} ranks, {replication.replicas} replicas"
+        return (
+            f"Prediction({program.schedule}: {shape}; makespan {number(self.makespan_s):g} s, "
+            f"bubble {self.simulation.bubble_fraction:.1%})"
+        )
 
     @property
     def program(self) -> Program:
@@ -128,9 +135,20 @@ class PredictedStep:
         return rows
 
     def figures(self) -> dict[str, object]:
-        """The step's figures, those of steps in a row among them; times in seconds."""
+        """The step's figures, those of steps in a row among them; times in seconds.
+
+        They are over the ranks of all replicas.
+        """
         compute_s = Fraction(sum(map(sum, self.simulation.compute_ns)), self.ticks_per_s)
         capacity_s = self.simulation.num_ranks * self.period_s
+        of_replicas: dict[str, object] = {}
+        if self.replication is not None:
+            actions = itertools.chain.from_iterable(self.program.actions)
+            of_replicas = {
+                "exposed_collective": number(self.collective_s),
+                "replica_skew": number(self.skew_s),
+                "num_collectives": sum(action.op in JOINING_OPS for action in actions),
+            }
         return {
             "makespan": number(self.makespan_s),
             "period": number(self.period_s),
@@ -140,53 +158,49 @@ class PredictedStep:
             "bubble_max_stage_span": self.simulation.bubble_max_stage_span,
             "peak_activations": [number(peak) for peak in self.peaks],
             "num_actions": self.program.num_computations,
+            **of_replicas,
         }
 
     def shape(self) -> dict[str, object]:
-        """The schedule with its numbers of ranks, microbatches and stages."""
-        program = self.program
+        """The schedule with its numbers of ranks, replicas, microbatches and stages."""
+        program, of_replicas = self.program, dict[str, object]()
+        if (replication := self.replication) is not None:
+            sharding = sharding_text(replication.policy)
+            of_replicas = {"replicas": replication.replicas, "sharding": sharding}
         return {
             "schedule": program.schedule,
             "ranks": program.world_size,
+            **of_replicas,
             "microbatches": program.num_microbatches,
             "stages_per_rank": number(1 / share_of_stage(program)),
             "num_stages": program.num_stages,
             "placement": placement_word(program),
         }
 
-    def given(self) -> dict[str, object]:
-        """Return what was asked, for JSON; times are in seconds."""
-        return {
+    def as_dict(self, *, has_held: bool = False) -> dict[str, object]:
+        """All values, as JSON has them; times in seconds.
+
+        `has_held` adds the activations of each rank over time, which may be thousands of entries.
+        Of one pipeline it has the critical path too.
+        """
+        given = {
             **self.shape(),
             "cost": {key: number(cost) for key, cost in zip("FIW", self.costs, strict=True)},
             "transfer": number(self.transfers.duration_s),
             "message_bytes": self.transfers.message_bytes,
         }
-
-
-@dataclass(frozen=True)
-class Prediction(PredictedStep):
-    """A simulated step of one pipeline."""
-
-    simulation: TimedStep
-
-    def __repr__(self) -> str:
-        shape = f"{self.program.world_size} ranks, {self.program.num_microbatches} microbatches"
-        bubble = self.simulation.bubble_fraction
-        return (
-            f"Prediction({self.program.schedule}: {shape}; makespan {number(self.makespan_s):g} s, "
-            f"bubble {bubble:.1%})"
-        )
-
-    def as_dict(self, *, has_held: bool = False) -> dict[str, object]:
-        """All values, as JSON has them; times in seconds.
-
-        `has_held` adds the activations of each rank over time, which may be thousands of entries.
-        """
+        if (replication := self.replication) is not None:
+            return {
+                **given,
+                "gather": number(replication.gather_s),
+                "reduce": number(replication.reduce_s),
+                "replica_factors": [number(factor) for factor in replication.factors],
+                **self.figures(),
+            }
+        path = list(map(str, self.critical_path()))
         overlap = {"overlap": self.transfers.overlaps}
         held = {"held_activations": self.held_over_time()} if has_held else {}
-        path = {"critical_path": list(map(str, self.critical_path()))}
-        return {**self.given(), **overlap, **self.figures(), **path, **held}
+        return {**given, **overlap, **self.figures(), "critical_path": path, **held}
 
     def critical_path(self) -> list[Action]:
         with no_garbage():
@@ -204,29 +218,63 @@ class Prediction(PredictedStep):
         ]
 
 
-def predict(program: Program, costs: Times, transfers: Transfers = FREE_TRANSFERS) -> Prediction:
-    """Simulate a legal program. `costs` are in seconds per microbatch, for all stages of a rank."""
-    share = share_of_stage(program)
-    stage_costs = [cost * share for cost in costs]
-    ticks_per_s = math.lcm(*(cost.denominator for cost in [*stage_costs, transfers.duration_s]))
-    f, i, w = ((int(cost * ticks_per_s),) * program.num_stages for cost in stage_costs)
+def predict(
+    program: Program,
+    costs: Times,
+    transfers: Transfers = FREE_TRANSFERS,
+    replication: Replication | None = None,
+) -> Prediction:
+    """Simulate a legal program. `costs` are in seconds per microbatch, for all stages of a rank.
+
+    A program of replicas that has collectives of its own keeps them. What collectives and slow
+    replicas cost follows from further steps: one in which collectives are free and replicas alike,
+    at their mean costs, and one in which they are alike only. Raises UsageError where collectives
+    break the policy or could hang, and for transfers that block their sender beside replicas.
+    """
+    stage_costs = [cost * share_of_stage(program) for cost in costs]
+    steps = list[Replication]()
+    if replication is not None:
+        if not transfers.overlaps:
+            raise UsageError("--no-overlap: is not simulated with replicas; leave one of them out")
+        alike, nothing = replication.alike, Fraction(0)
+        steps = [replace(alike, gather_s=nothing, reduce_s=nothing), alike, replication]
+    times = [*stage_costs, transfers.duration_s]
+    for one in steps:
+        times += [one.gather_s, one.reduce_s, *(f * c for f in one.factors for c in stage_costs)]
+    ticks_per_s = math.lcm(*(time.denominator for time in times))
+
+    def ticks(seconds: Fraction) -> tuple[int, ...]:
+        """So long for every stage."""
+        return (int(seconds * ticks_per_s),) * program.num_stages
+
     model = TransferModel(
         latency_ns=int(transfers.duration_s * ticks_per_s),
         message_bytes=transfers.message_bytes,
         overlaps=transfers.overlaps,
     )
-    simulation = predict_program(program, Durations(f, i, w), model, has_why=True)
-    return Prediction(simulation, costs, ticks_per_s, transfers)
+    if replication is None:
+        durations = Durations(*map(ticks, stage_costs))
+        simulation = predict_program(program, durations, model, has_why=True)
+        return Prediction(simulation, costs, ticks_per_s, transfers)
+    simulated, ends = list[TimedStep](), list[Fraction]()
+    try:
+        if program.has_collectives:
+            # As it is written: positions in an error are those of the file.
+            check_collectives(program, replication.policy)
+        for one in steps:
+            each = [Durations(*(ticks(c * factor) for c in stage_costs)) for factor in one.factors]
+            moving = {Op.UNSHARD: ticks(one.gather_s), Op.REDUCE_GRAD: ticks(one.reduce_s)}
+            simulated.append(predict_replicas(program, each, one.policy, moving, model))
+            ends.append(Fraction(simulated[-1].makespan_ns, ticks_per_s))
+    except ProgramError as error:
+        raise UsageError(str(error)) from None
+    added = ends[1] - ends[0], ends[2] - ends[1]
+    return Prediction(simulated[-1], costs, ticks_per_s, transfers, replication, *added)
 
 
 def share_of_stage(program: Program) -> Fraction:
     """The share of a stage in the layers of its rank."""
     return Fraction(program.world_size, program.num_stages)
-
-
-def number(value: Fraction) -> float:
-    """A fraction as an int if it is whole, else as the nearest float."""
-    return value.numerator if value.denominator == 1 else float(value)
 
 
 @contextmanager
@@ -239,66 +287,6 @@ def no_garbage() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def read_costs(text: str) -> Times:
-    """Parse `F=1,I=0.5,W=0.5`, in seconds. Raises UsageError for any other form."""
-    times = read_amounts("--cost", text, dict.fromkeys("FIW", "seconds"), _COSTS)
-    missing = [key for key in "FIW" if key not in times]
-    if missing or not any(times.values()):
-        problem = f"{missing[0]} is missing" if missing else "all are 0: nothing takes time"
-        raise UsageError(f"--cost: {problem}; expected {_COSTS}")
-    return Times(times["F"], times["I"], times["W"])
-
-
-def read_amounts(
-    option: str, text: str, units: Mapping[str, str], expected: str
-) -> dict[str, Fraction]:
-    """Parse `KEY=AMOUNT,...` with the keys that have units. Raises UsageError."""
-    given: dict[str, Fraction] = {}
-    for part in text.split(","):
-        key, equals, value = (word.strip() for word in part.partition("="))
-        problem = f"{key} is given twice" if key in given else ""
-        if not equals:
-            problem = f'"{part.strip()}" is not KEY=AMOUNT'
-        elif key not in units:
-            problem = f'unknown key "{key}"'
-        if problem:
-            raise UsageError(f"{option}: {problem}; expected {expected}")
-        given[key] = read_quantity(f"{option}: {key}", value, units[key])
-    return given
-
-
-def read_transfers(
-    latency: str, bandwidth: str | None, message_bytes: int, *, overlaps: bool
-) -> Transfers:
-    """The transfer model of a command line. Raises UsageError."""
-    duration = read_quantity("--latency", latency, "seconds")
-    if message_bytes < 0:
-        raise UsageError(f"--message-bytes: {message_bytes} is negative; expected 0 or more")
-    if bandwidth is not None:
-        if not message_bytes:
-            note("warning: --bandwidth has no effect on messages of 0 bytes; add --message-bytes N")
-        bytes_per_s = read_quantity("--bandwidth", bandwidth, "bytes per second")
-        if not bytes_per_s:
-            raise UsageError("--bandwidth: is 0 bytes per second; expected more than 0")
-        duration += message_bytes / bytes_per_s
-    return Transfers(duration, message_bytes, overlaps)
-
-
-def read_quantity(where: str, text: str, unit: str) -> Fraction:
-    """Parse a decimal number of `unit` exactly. Raises UsageError, which begins with `where`."""
-    try:
-        value = Decimal(text)
-    except InvalidOperation:
-        value = Decimal("nan")
-    is_sane = value.is_finite() and len(value.as_tuple().digits) <= _MOST_DIGITS
-    if is_sane and (value == 0 or LEAST_COST <= value <= MOST_COST):
-        return Fraction(value)
-    raise UsageError(
-        f'{where}: "{text}" is not a number of {unit}; expected 0, or from {LEAST_COST:e} to '
-        f"{MOST_COST:e}, such as 0.02"
-    )
 
 
 MOST_ACTIONS = 20_000_000

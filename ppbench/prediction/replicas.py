@@ -1,19 +1,14 @@
-"""Predicts a step of several replicas of a pipeline, joined at their collectives.
-
-What collectives and slow replicas cost follows from further steps: one in which collectives are
-free and replicas alike, at their mean costs, and one in which they are alike only.
-"""
+"""Replicas of a pipeline as a command line has them, and the collectives of a program file."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from engine.plan.action import COLLECTIVE_OPS, JOINING_OPS, Op
+from engine.plan.action import COLLECTIVE_OPS
 from engine.plan.collective_rules import check_collectives
 from engine.plan.collectives import (
     POLICIES,
@@ -24,22 +19,11 @@ from engine.plan.collectives import (
     ring_ns,
     with_collectives,
 )
-from engine.plan.predict import Durations, TimedStep, TransferModel, predict_replicas
 from engine.plan.program import Program
 from engine.plan.rules import ProgramError
-from engine.plan.schedules.formulae import Times
 from engine.plan.schedules.registry import read_csv
 from ppbench.errors import UsageError, nearest
-from ppbench.prediction import (
-    FREE_TRANSFERS,
-    NS_PER_S,
-    PredictedStep,
-    Transfers,
-    number,
-    read_amounts,
-    read_quantity,
-    share_of_stage,
-)
+from ppbench.prediction.amounts import NS_PER_S, read_amounts, read_quantity
 
 MOST_REPLICAS = 1024
 _TIMES = {"gather": "seconds", "reduce": "seconds"}
@@ -60,100 +44,11 @@ class Replication:
     def replicas(self) -> int:
         return len(self.factors)
 
-
-@dataclass(frozen=True)
-class JoinedPrediction(PredictedStep):
-    """A simulated step of all replicas; its program has its transfers and collectives."""
-
-    simulation: TimedStep
-    replication: Replication
-    collective_s: Fraction  # by which collectives make the step longer, of replicas alike
-    skew_s: Fraction  # by which their differences do
-
-    def __repr__(self) -> str:
-        return (
-            f"JoinedPrediction({self.program.schedule}, {self.replication.replicas} replicas: "
-            f"makespan {number(self.makespan_s):g} s, bubble {self.simulation.bubble_fraction:.1%})"
-        )
-
-    def figures(self) -> dict[str, object]:
-        """The step's figures, over the ranks of all replicas; times in seconds."""
-        return {
-            **super().figures(),
-            "exposed_collective": number(self.collective_s),
-            "replica_skew": number(self.skew_s),
-            "num_collectives": sum(
-                a.op in JOINING_OPS for row in self.program.actions for a in row
-            ),
-        }
-
-    def shape(self) -> dict[str, object]:
-        """The schedule with its numbers of ranks, replicas, microbatches and stages."""
-        return {
-            "schedule": self.program.schedule,
-            "ranks": self.program.world_size,
-            "replicas": self.replication.replicas,
-            "sharding": sharding_text(self.replication.policy),
-            **super().shape(),
-        }
-
-    def as_dict(self) -> dict[str, object]:
-        """All values, as JSON has them; times in seconds."""
-        return {
-            **self.given(),
-            "gather": number(self.replication.gather_s),
-            "reduce": number(self.replication.reduce_s),
-            "replica_factors": [number(factor) for factor in self.replication.factors],
-            **self.figures(),
-        }
-
-
-def predict_joined(
-    program: Program, costs: Times, replication: Replication, transfers: Transfers = FREE_TRANSFERS
-) -> JoinedPrediction:
-    """Simulate replicas of a legal program; `costs` are those of `predict`.
-
-    A program with collectives of its own keeps them. Raises UsageError where these break the policy
-    or could hang, and for transfers that block their sender.
-    """
-    if not transfers.overlaps:
-        raise UsageError("--no-overlap: is not simulated with replicas; leave one of them out")
-    share, factors = share_of_stage(program), replication.factors
-    mean = sum(factors, Fraction(0)) / len(factors)
-    alike = dataclasses.replace(replication, factors=(mean,) * len(factors))
-    free = dataclasses.replace(alike, gather_s=Fraction(0), reduce_s=Fraction(0))
-    of_stages = [cost * share * f for cost in costs for f in (*factors, mean)]
-    others = transfers.duration_s, replication.gather_s, replication.reduce_s
-    ticks_per_s = math.lcm(*(time.denominator for time in (*of_stages, *others)))
-
-    def simulated(one: Replication) -> TimedStep:
-        def ticks(seconds: Fraction) -> int:
-            return int(seconds * ticks_per_s)
-
-        every = program.num_stages
-        durations = [
-            Durations(*((ticks(cost * share * factor),) * every for cost in costs))
-            for factor in one.factors
-        ]
-        collectives = {
-            Op.UNSHARD: (ticks(one.gather_s),) * every,
-            Op.REDUCE_GRAD: (ticks(one.reduce_s),) * every,
-        }
-        model = TransferModel(
-            latency_ns=ticks(transfers.duration_s), message_bytes=transfers.message_bytes
-        )
-        return predict_replicas(program, durations, one.policy, collectives, model)
-
-    try:
-        if program.has_collectives:
-            # As it is written: positions in an error are those of the file.
-            check_collectives(program, replication.policy)
-        steps = [simulated(one) for one in (free, alike, replication)]
-    except ProgramError as error:
-        raise UsageError(str(error)) from None
-    ends = [Fraction(step.makespan_ns, ticks_per_s) for step in steps]
-    added = ends[1] - ends[0], ends[2] - ends[1]
-    return JoinedPrediction(steps[-1], costs, ticks_per_s, transfers, replication, *added)
+    @property
+    def alike(self) -> Replication:
+        """The same with replicas that all take the mean."""
+        mean = sum(self.factors, Fraction(0)) / len(self.factors)
+        return dataclasses.replace(self, factors=(mean,) * len(self.factors))
 
 
 def collectives_of_file(path: Path, sharding: str | None) -> int:

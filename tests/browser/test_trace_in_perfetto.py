@@ -11,8 +11,9 @@ from perfetto.trace_processor import TraceProcessor
 from screens import needs_browser
 from trace_processor import Bridge, needs_perfetto
 
-from engine.plan.predict import TransferModel, predict, uniform
+from engine.plan.predict import predict, uniform
 from engine.plan.schedules.registry import build_program
+from engine.plan.walk import TransferModel
 from ppbench.cli.export import trace
 from ppbench.config.case import Case
 from ppbench.store import Store

@@ -14,10 +14,11 @@ import pyarrow as pa
 from engine.plan.action import COMPUTE_OPS, Op, parse_action
 from engine.plan.collectives import Zero3, with_collectives
 from engine.plan.lower import lower
-from engine.plan.predict import TransferModel, predict, timed, uniform
+from engine.plan.predict import predict, timed, uniform
 from engine.plan.program import to_json
 from engine.plan.schedules.registry import build_program
 from engine.plan.spans import Span, lane_of
+from engine.plan.walk import TransferModel
 from ppbench.analysis.transfers import waiting_ns
 from ppbench.config.case import Case
 from ppbench.display.cases import varying_axes

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.plan.predict import FREE_TRANSFERS, Durations, TransferModel
+from engine.plan.predict import Durations
 from engine.plan.program import Placement
+from engine.plan.walk import FREE_TRANSFERS, TransferModel
 
 
 class NoProgramError(ValueError):

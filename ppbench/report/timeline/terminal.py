@@ -55,7 +55,6 @@ from ppbench.display.colors import OP_COLORS, OP_WORDS, ink_on, tinted
 from ppbench.display.predictions import amount, peaks_text, replicas_facts, shape_text
 from ppbench.display.units import NS_PER_MS, round_step
 from ppbench.prediction import Prediction
-from ppbench.prediction.replicas import JoinedPrediction
 from ppbench.report.timeline.gantt import row_of
 from ppbench.report.timeline.marks import (
     CAUSE_WORDS,
@@ -135,7 +134,12 @@ def draw_steps(steps: Sequence[Step], console: Console) -> str:
 
 
 def draw_prediction(prediction: Prediction, console: Console) -> str:
-    """Draw the program with its legend and figures, in the width and colours of the console."""
+    """Draw the program with its legend and figures, in the width and colours of the console.
+
+    Of replicas, it is the slowest one's ranks, the collectives in order, and the figures of all.
+    """
+    if prediction.replication is not None:
+        return _replicas(prediction, console)
     grid = _Grid(prediction, has_colors=_has_colors(console))
     gutter = len(f"rank {prediction.program.world_size - 1}  ")
     width = console.width if console.is_terminal else _UNBOUNDED
@@ -163,10 +167,9 @@ def draw_prediction(prediction: Prediction, console: Console) -> str:
     return _printed([*lines, Text(), *map(Text, figures)], console)
 
 
-def draw_joined(prediction: JoinedPrediction, console: Console) -> str:
-    """Draw the slowest replica's ranks, their collectives in order, and the figures of all."""
-    step = planned_step(prediction.frame)
-    whose = f"replica {step.replica} of {prediction.replication.replicas}"
+def _replicas(prediction: Prediction, console: Console) -> str:
+    step, shape = planned_step(prediction.frame), prediction.shape()
+    whose = f"replica {step.replica} of {shape['replicas']}"
     title = f"{prediction.program.schedule}: {shape_text(prediction)}; {whose}, planned"
     facts = [f"{name}: {value}" for name, value in replicas_facts(prediction)]
     makespan = f"makespan {amount(prediction.makespan_s)} s"

@@ -7,8 +7,9 @@ from schedule_grid import stages_per_rank
 
 from engine.plan.action import COMPUTE_OPS, Action, Op
 from engine.plan.lower import Policy, lower
-from engine.plan.predict import Durations, TransferModel
+from engine.plan.predict import Durations
 from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program
+from engine.plan.walk import TransferModel
 
 FEW_RANKS = st.integers(1, 4)
 KINDS = ("swap", "drop", "double", "move", "relabel")

@@ -21,18 +21,11 @@ from engine.plan.action import CODES, JOINING_OPS, OPS, Action, Op
 from engine.plan.check import check, prove_no_deadlock
 from engine.plan.collectives import DataParallel
 from engine.plan.lower import lower
-from engine.plan.predict import (
-    Durations,
-    TransferModel,
-    predict,
-    predict_all,
-    predict_replicas,
-    timed,
-    uniform,
-)
+from engine.plan.period import Step, periods
+from engine.plan.predict import Durations, predict, predict_replicas, timed, uniform
 from engine.plan.rules import ProgramError, peak_activations
 from engine.plan.schedules.registry import build_program
-from engine.plan.walk import Sharing, of_kinds
+from engine.plan.walk import Sharing, TransferModel, of_kinds
 
 NAMES = [("interleaved_zb", 4, 8, 2), ("1f1b", 3, 7)]
 PROGRAMS = [build_program(*name) for name in NAMES]
@@ -144,13 +137,13 @@ def test_what_does_not_fit_a_program_is_refused_before_it_is_walked(pays_from, m
 
 
 @pytest.mark.parametrize("pays_from", [0, 10**9])
-def test_many_simulations_come_in_the_order_of_their_costs(pays_from, monkeypatch):
+def test_many_periods_come_in_the_order_of_their_costs(pays_from, monkeypatch):
     program = PROGRAMS[1]
     sets = [Durations((n, 1, 2), (3, n, 4), (5, 6, n)) for n in range(200)]
-    alone = [predict(program, durations).end_ns for durations in sets]
+    steps = [Step(program, [of_kinds(program, one.by_kind(3))]) for one in sets]
+    alone = [periods([step])[0] for step in steps]
     monkeypatch.setattr(arrays, "PAYS_FROM", pays_from)
-    many = predict_all((program, durations) for durations in sets)
-    assert [simulation.end_ns for simulation in many] == alone
+    assert periods(steps) == alone
 
 
 def test_times_too_large_for_64_bits_are_exact(monkeypatch):

@@ -5,9 +5,10 @@ import itertools
 from hypothesis import given, settings
 from mutations import simulations
 
-from engine.plan.predict import Durations, TransferModel, predict
+from engine.plan.predict import Durations, predict
 from engine.plan.program import Program, loop_placement
 from engine.plan.schedules.registry import build_program
+from engine.plan.walk import TransferModel
 
 
 def times_of_path(simulation):

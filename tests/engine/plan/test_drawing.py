@@ -1,15 +1,15 @@
 """The drawings in the documentation are what the simulator draws."""
 
 import importlib
+import math
 import pkgutil
 import re
 
 import pytest
 
 from engine.plan import schedules
-from engine.plan.drawing import draw_timeline, grid_of, label_of, unit_of
-from engine.plan.predict import Durations, predict, uniform
-from engine.plan.program import Program, loop_placement
+from engine.plan.drawing import aligned, label_of
+from engine.plan.predict import predict, uniform
 from engine.plan.schedules.registry import build_program
 
 # In the order in which they stand; every op takes one unit, a full backward of afab and 1f1b too.
@@ -36,7 +36,16 @@ def drawings_in(module_name):
 
 
 def timeline(simulation):
-    return draw_timeline(simulation.program, simulation.start_ns, simulation.end_ns)
+    """What each rank computes in each unit of time: the longest of which all are multiples."""
+    times = (simulation.start_ns, simulation.end_ns)
+    unit = math.gcd(*(time for ends in times for row in ends for time in row)) or 1
+    grid = [["."] * (simulation.makespan_ns // unit) for _ in simulation.program.actions]
+    has_stages = simulation.program.num_stages > simulation.program.world_size
+    for rank, row in enumerate(simulation.program.actions):
+        for action, start, end in zip(row, *(ends[rank] for ends in times), strict=True):
+            for column in range(start // unit, end // unit):
+                grid[rank][column] = label_of(action, has_stages=has_stages)
+    return aligned(grid)
 
 
 def drawn(name, p, m, costs, v=None):
@@ -47,22 +56,3 @@ def drawn(name, p, m, costs, v=None):
 @pytest.mark.parametrize("module", MODULES)
 def test_a_drawing_in_a_docstring_is_what_the_simulator_draws(module):
     assert drawings_in(module) == [drawn(*case) for case in DRAWN.get(module, [])]
-
-
-def test_a_column_is_the_longest_time_of_which_all_are_multiples():
-    program = build_program("1f1b", 2, 1)
-    simulation = predict(program, Durations((20, 20), (10, 10), (30, 30)))
-    assert timeline(simulation).splitlines() == [
-        "rank 0: F0 .  .  .  B0 B0",
-        "rank 1: .  F0 B0 B0 .  .",
-    ]
-    assert unit_of(simulation.start_ns, simulation.end_ns) == 20
-
-
-def test_nothing_to_draw_is_drawn_as_nothing():
-    simulation = predict(
-        Program("test", loop_placement(2), 0, ((), ())), uniform(loop_placement(2), 1, 1, 1)
-    )
-    assert timeline(simulation) == "rank 0: \nrank 1: "
-    assert grid_of(simulation.program, simulation.start_ns, simulation.end_ns, 1) == [[], []]
-    assert label_of(None, has_stages=True) == "."

@@ -13,10 +13,11 @@ from engine.plan.collectives import (
     leaves_whole_sums,
     ring_ns,
 )
-from engine.plan.predict import Durations, TransferModel, predict, predict_replicas, uniform
+from engine.plan.predict import Durations, predict, predict_replicas, uniform
 from engine.plan.rules import ProgramError
 from engine.plan.schedules.registry import SCHEDULES, build_program
 from engine.plan.spans import Lane, Span
+from engine.plan.walk import TransferModel
 
 
 def collectives(gather_ns, reduce_ns):

@@ -12,11 +12,11 @@ from shuffled_programs import shuffled_program
 from engine import arrays
 from engine.plan.action import Action, Op
 from engine.plan.period import Step, period_ns, period_of, spans_in_a_row, with_end
-from engine.plan.predict import Durations, TransferModel, predict, uniform
+from engine.plan.predict import Durations, predict, uniform
 from engine.plan.program import Program, loop_placement
 from engine.plan.rules import ProgramError
 from engine.plan.schedules.registry import build_program
-from engine.plan.walk import Moving, walk
+from engine.plan.walk import TransferModel, walk
 
 STEPS, LONGEST = 50, 24
 
@@ -108,7 +108,7 @@ def test_steps_whose_actions_take_different_times_go_on_one_after_the_other(
                     of_replica[rank] = came + took[step, rank, row[-1]]
             ends.append([list(of_replica) for of_replica in free])
         monkeypatch.setattr(arrays, "PAYS_FROM", 0 if seed % 2 else 10**9)
-        walked = walk(ended, [array("q", took.values()) for took in own], Moving(latency_ns))
+        walked = walk(ended, [array("q", took.values()) for took in own], TransferModel(latency_ns))
         found = iter(walked.step_ends_ns)
         assert [[[next(found) for _ in range(steps)] for _ in range(ranks)] for _ in own] == [
             [[at_end[d][rank] for at_end in ends] for rank in range(ranks)] for d in range(replicas)

@@ -16,10 +16,10 @@ from engine.plan.collectives import (
 )
 from engine.plan.lower import Policy, lower
 from engine.plan.period import with_end
-from engine.plan.predict import TransferModel, timed
+from engine.plan.predict import timed
 from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program
 from engine.plan.spans import Lane, Span
-from engine.plan.walk import walk
+from engine.plan.walk import TransferModel, walk
 
 
 class Simulated:

@@ -11,11 +11,12 @@ from schedule_grid import stages_per_rank
 from engine.plan.action import Op
 from engine.plan.check import check
 from engine.plan.lower import lower
-from engine.plan.predict import FREE_TRANSFERS, Durations, InFlight, TransferModel, predict, uniform
+from engine.plan.predict import Durations, InFlight, predict, uniform
 from engine.plan.program import loop_placement, steps_can_overlap
 from engine.plan.rules import peak_activations
 from engine.plan.schedules.registry import SCHEDULES, build_program
 from engine.plan.spans import Lane, Span
+from engine.plan.walk import FREE_TRANSFERS, TransferModel
 
 FAMILIES = [(name, v) for name in SCHEDULES for v in stages_per_rank(name)]
 

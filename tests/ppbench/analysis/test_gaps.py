@@ -6,9 +6,10 @@ import pytest
 from stored_runs import MS, spans
 
 from engine.plan.action import COMPUTE_OPS, NO_INDEX, OPS, Action, Op
-from engine.plan.predict import TimedStep, TransferModel, predict, uniform
+from engine.plan.predict import TimedStep, predict, uniform
 from engine.plan.schedules.registry import SCHEDULES, build_program
 from engine.plan.spans import Lane, Span
+from engine.plan.walk import TransferModel
 from ppbench.analysis.waits import NONE, Cause, Spans, critical_path, gaps, moments, waits
 
 

@@ -4,8 +4,9 @@ import pandas as pd
 import pytest
 from spans import TWO_RANKS
 
-from engine.plan.predict import TransferModel, predict, uniform
+from engine.plan.predict import predict, uniform
 from engine.plan.schedules.registry import SCHEDULES, build_program
+from engine.plan.walk import TransferModel
 from ppbench.analysis.metrics import (
     chosen_step,
     rank_figures,

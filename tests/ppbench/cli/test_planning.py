@@ -24,15 +24,10 @@ from ppbench.config.case import Case
 from ppbench.config.programs import lowered_of, planned_step_ns
 from ppbench.display.formats import Format
 from ppbench.errors import UsageError
-from ppbench.prediction import (
-    FREE_TRANSFERS,
-    predict,
-    program_of,
-    read_costs,
-    read_transfers,
-)
 from ppbench.prediction import ProgramRequest as Wanted
-from ppbench.prediction.replicas import Replication, predict_joined
+from ppbench.prediction import predict, program_of
+from ppbench.prediction.amounts import FREE_TRANSFERS, read_costs, read_transfers
+from ppbench.prediction.replicas import Replication
 from ppbench.report.timeline import terminal as drawing
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
@@ -408,7 +403,8 @@ def test_the_frame_of_a_prediction_has_the_nearest_whole_nanoseconds(cost):
     costs = read_costs(cost)
     program = program_of(Wanted("1f1b", 2, 4, None))
     alone = predict(program, costs)
-    both = predict_joined(program, costs, Replication(NoCollectives(), (Fraction(1), Fraction(1))))
+    alike = Replication(NoCollectives(), (Fraction(1), Fraction(1)))
+    both = predict(program, costs, replication=alike)
     ends = [
         Fraction(end, alone.ticks_per_s) * 10**9 for row in alone.simulation.end_ns for end in row
     ]

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from engine.plan.action import Op
 from engine.plan.lower import lower
 from engine.plan.period import Step, periods
-from engine.plan.predict import Durations, TransferModel
+from engine.plan.predict import Durations
 from engine.plan.program import Program
 from engine.plan.schedules.registry import SCHEDULES, ShapeError, build_program
-from engine.plan.walk import Moving, of_kinds
+from engine.plan.walk import TransferModel, of_kinds
 
 AT_ONCE = 4000
 
@@ -38,7 +38,7 @@ def _steps(cases, link, meets):
         took = of_kinds(program, durations(stages).by_kind(len(stages)))
         steps.append(Step(program, [took], optimizer, meets))
     transfers = TransferModel(round(link.latency_ns), link.bytes_per_s, message)
-    return list(map(math.ceil, periods(steps, Moving(transfers.duration_ns))))
+    return list(map(math.ceil, periods(steps, transfers)))
 
 
 def durations(stages):

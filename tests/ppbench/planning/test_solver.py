@@ -13,8 +13,9 @@ from engine.plan.action import Op
 from engine.plan.check import check
 from engine.plan.lower import lower
 from engine.plan.period import period_ns
-from engine.plan.predict import FREE_TRANSFERS, Durations, TransferModel
+from engine.plan.predict import Durations
 from engine.plan.program import Placement, from_csv, loop_placement, to_csv, v_placement
+from engine.plan.walk import FREE_TRANSFERS, TransferModel
 from ppbench.planning.solver.bounds import lower_bound
 from ppbench.planning.solver.problem import NoProgramError, Problem, counted
 from ppbench.planning.solver.solver import solve

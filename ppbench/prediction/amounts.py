@@ -1,0 +1,98 @@
+"""Costs and transfers as a command line has them, read as the exact fractions that were typed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+
+from engine.plan.schedules.formulae import Times
+from ppbench.console import note
+from ppbench.errors import UsageError
+
+NS_PER_S = 10**9
+LEAST_COST, MOST_COST = Decimal("1e-15"), Decimal("1e15")
+_MOST_DIGITS = 40
+UNIT_COSTS = Times(Fraction(1), Fraction(1), Fraction(1))
+_COSTS = (
+    "seconds per microbatch and rank of F, I and W, such as F=1,I=1,W=1 (a full backward B takes "
+    "I + W)"
+)
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """The duration of a message between two ranks, and whether the sender computes meanwhile."""
+
+    duration_s: Fraction = Fraction(0)
+    message_bytes: int = 0
+    overlaps: bool = True
+
+
+FREE_TRANSFERS = Transfers()
+
+
+def number(value: Fraction) -> float:
+    """A fraction as an int if it is whole, else as the nearest float."""
+    return value.numerator if value.denominator == 1 else float(value)
+
+
+def read_costs(text: str) -> Times:
+    """Parse `F=1,I=0.5,W=0.5`, in seconds. Raises UsageError for any other form."""
+    times = read_amounts("--cost", text, dict.fromkeys("FIW", "seconds"), _COSTS)
+    missing = [key for key in "FIW" if key not in times]
+    if missing or not any(times.values()):
+        problem = f"{missing[0]} is missing" if missing else "all are 0: nothing takes time"
+        raise UsageError(f"--cost: {problem}; expected {_COSTS}")
+    return Times(times["F"], times["I"], times["W"])
+
+
+def read_amounts(
+    option: str, text: str, units: Mapping[str, str], expected: str
+) -> dict[str, Fraction]:
+    """Parse `KEY=AMOUNT,...` with the keys that have units. Raises UsageError."""
+    given: dict[str, Fraction] = {}
+    for part in text.split(","):
+        key, equals, value = (word.strip() for word in part.partition("="))
+        problem = f"{key} is given twice" if key in given else ""
+        if not equals:
+            problem = f'"{part.strip()}" is not KEY=AMOUNT'
+        elif key not in units:
+            problem = f'unknown key "{key}"'
+        if problem:
+            raise UsageError(f"{option}: {problem}; expected {expected}")
+        given[key] = read_quantity(f"{option}: {key}", value, units[key])
+    return given
+
+
+def read_transfers(
+    latency: str, bandwidth: str | None, message_bytes: int, *, overlaps: bool
+) -> Transfers:
+    """The transfer model of a command line. Raises UsageError."""
+    duration = read_quantity("--latency", latency, "seconds")
+    if message_bytes < 0:
+        raise UsageError(f"--message-bytes: {message_bytes} is negative; expected 0 or more")
+    if bandwidth is not None:
+        if not message_bytes:
+            note("warning: --bandwidth has no effect on messages of 0 bytes; add --message-bytes N")
+        bytes_per_s = read_quantity("--bandwidth", bandwidth, "bytes per second")
+        if not bytes_per_s:
+            raise UsageError("--bandwidth: is 0 bytes per second; expected more than 0")
+        duration += message_bytes / bytes_per_s
+    return Transfers(duration, message_bytes, overlaps)
+
+
+def read_quantity(where: str, text: str, unit: str) -> Fraction:
+    """Parse a decimal number of `unit` exactly. Raises UsageError, which begins with `where`."""
+    try:
+        value = Decimal(text)
+    except InvalidOperation:
+        value = Decimal("nan")
+    is_sane = value.is_finite() and len(value.as_tuple().digits) <= _MOST_DIGITS
+    if is_sane and (value == 0 or LEAST_COST <= value <= MOST_COST):
+        return Fraction(value)
+    raise UsageError(
+        f'{where}: "{text}" is not a number of {unit}; expected 0, or from {LEAST_COST:e} to '
+        f"{MOST_COST:e}, such as 0.02"
+    )
