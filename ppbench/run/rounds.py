@@ -5,7 +5,10 @@ from __future__ import annotations
 from ppbench.judge.looks import LATER_SHARE
 
 MOST_OF_BUDGET = 1 / 8
-"""Share of a budget that the rounds of one launch take at most: cases may take long to open."""
+"""Share of a budget that one launch takes at most, where its planned rounds leave a choice.
+
+Fewer than six launches or so say too little about their spread, however long each of them is.
+"""
 
 
 def order_of(num_arms: int, round_index: int) -> list[int]:
@@ -29,4 +32,5 @@ def is_time_left(
     after the first look, has at least a share of the budget.
     """
     wanted_s = max(2 * opening_s, is_later * LATER_SHARE * budget_s)
-    return passed_s * (num_rounds + 0.5) / num_rounds < min(wanted_s, MOST_OF_BUDGET * budget_s)
+    most_s = MOST_OF_BUDGET * budget_s - 2 * opening_s
+    return passed_s * (num_rounds + 0.5) / num_rounds < min(wanted_s, most_s)
