@@ -6,8 +6,10 @@ import sys
 
 import pytest
 from models import configuration_folder
+from pipeline import CPU, config
 
 from engine.check import architectures, check_architectures
+from engine.exactness import NoRoomError, try_author
 from engine.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
@@ -37,6 +39,12 @@ def test_an_architecture_that_fails_costs_itself_alone(monkeypatch):
     first, second = check_architectures(["llama", "nothing"])
     assert (first.status, first.reason) == ("error", "RuntimeError: no such luck")
     assert (second.status, second.has_failed) == ("error", True)
+
+
+def test_a_comparison_for_which_there_is_no_room_is_not_begun():
+    with pytest.raises(NoRoomError, match=r"it needs about 0\.0 GiB of memory, and 0\.0 are free"):
+        try_author(config("1f1b", 1, 1), CPU, free_bytes=1000)
+    try_author(config("1f1b", 1, 1), CPU, free_bytes=2**30)
 
 
 def request(model, **changes):

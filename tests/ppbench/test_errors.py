@@ -21,6 +21,7 @@ from ppbench.errors import (
     LONGEST_LINE,
     MOST_OF_ERROR,
     bounded,
+    chain_of,
     describe,
     first_line,
     printable,
@@ -113,6 +114,14 @@ def test_what_the_system_refused_is_found_behind_the_error_of_a_library():
     hidden = caught(ValueError("not written"), OSError(28, "No space left", "/some/where"))
     assert (system_problem(hidden) or "").startswith("/some/where: No space left; make room")
     assert system_problem(ValueError("a fault of the program")) is None
+
+
+def test_an_error_that_was_handled_before_is_left_out_where_only_causes_count():
+    error = ValueError("another")
+    error.__cause__, error.__context__ = KeyError("its cause"), MemoryError()
+    error.__suppress_context__ = False
+    kinds = [[type(one) for one in chain_of(error, has_contexts=both)] for both in (True, False)]
+    assert kinds == [[ValueError, KeyError, MemoryError], [ValueError, KeyError]]
 
 
 @pytest.fixture
