@@ -32,21 +32,6 @@ from ppbench.report.timeline.timelines import steps_of
 from ppbench.results import Results
 from ppbench.store import check_ok
 
-__all__ = [
-    "FIGURES",
-    "bubble",
-    "draw",
-    "idle",
-    "levels_of_memory",
-    "memory",
-    "pareto",
-    "scaling",
-    "steps",
-    "stragglers",
-    "throughput",
-    "timeline",
-]
-
 _COLORS = {  # of the paper, the ink, quiet text and lines
     Theme.light: ("#ffffff", "#1a1c1f", "#5d636b", "#e3e5e8"),
     Theme.dark: ("#15171a", "#e6e8ea", "#9ba2ab", "#2d3136"),
@@ -163,6 +148,7 @@ OF_CASES: dict[str, Callable[[Results, str], go.Figure]] = {
 }
 FIGURES = (*OF_RUNS, *OF_CASES)
 """The names of all figures, as `ppbench figure` takes them."""
+__all__ = ["FIGURES", "draw", *FIGURES]  # noqa: PLE0604  # their functions have these names
 
 
 def __dir__() -> list[str]:
@@ -188,9 +174,7 @@ def draw(
         raise UsageError(f"{given}: only for the figure timeline, not for {name}")
     if name in OF_RUNS:
         return OF_RUNS[name](results, runs, theme, **options)
-    if name in OF_CASES:
-        return OF_CASES[name](results if runs is None else results.named(runs), theme)
-    raise AssertionError(name)
+    return OF_CASES[name](results if runs is None else results.named(runs), theme)
 
 
 def check_name(name: str) -> None:

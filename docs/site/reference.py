@@ -90,7 +90,6 @@ def settings() -> str:
     """Every key of a sweep file: its values, default and meaning, and whether it may be an axis."""
     rows: dict[str, list[Sequence[str]]] = {}
     for key, declared in SETTINGS.items():
-        assert declared.kind is not None
         cells = (
             f"`{key}`",
             escaped(declared.kind.values),

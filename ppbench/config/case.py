@@ -42,7 +42,7 @@ T = TypeVar("T")
 class Setting(NamedTuple):
     """The declaration of a field of a settings class."""
 
-    kind: Kind | None  # None: no key of a sweep file
+    kind: Kind  # `NO_KEY`: a field that a sweep file does not set
     default: object = None  # of its key in a sweep file
     shared: str = ""  # why all cases share it, so that it is no axis; empty: it may be one
     metavar: str = ""  # of its option of `ppbench sweep`; empty: `--set` alone sets it
@@ -53,7 +53,7 @@ class Setting(NamedTuple):
 
 
 def setting(
-    default: T, kind: Kind | None, *, in_file: object = None, shared: str = "", metavar: str = ""
+    default: T, kind: Kind, *, in_file: object = None, shared: str = "", metavar: str = ""
 ) -> T:
     """Declare a field of a settings class.
 
@@ -109,7 +109,7 @@ class Case:
     train_clip_norm: float = setting(0.0, kinds.NOT_NEGATIVE)
     train_autocast: str = setting("none", choice("none", "bfloat16"))
     train_recompute: bool = setting(False, kinds.RECOMPUTE)
-    train_recompute_stages: tuple[bool, ...] = setting((), None)
+    train_recompute_stages: tuple[bool, ...] = setting((), kinds.NO_KEY)
     train_compile: bool = setting(False, kinds.FLAG)
     train_microbatch_size: int = setting(1, whole(1, 1_000_000))
     launch_threads_per_rank: int = setting(1, whole(1, 1024))
@@ -117,7 +117,7 @@ class Case:
     launch_issue_ahead: int = setting(8, whole(1, 65_536))
     stages_per_rank: int = setting(1, kinds.STAGES_PER_RANK, in_file=AUTO)
     memory_limit: str = setting("none", kinds.MEMORY_LIMIT)
-    program_digest: str = setting("", None)
+    program_digest: str = setting("", kinds.NO_KEY)
     transfer_policy: str = setting("early", choice("early", "just_in_time"))
     transfer_look_ahead: int = setting(1, whole(0, 65_536))
     sharding_policy: str = setting("ddp", choice("none", "ddp", "zero1", "zero2", "zero3", "torch"))
@@ -362,7 +362,9 @@ def _declared() -> Iterator[Setting]:
 
 
 _DECLARED = tuple(_declared())
-SETTINGS: Final = {declared.key: declared for declared in _DECLARED if declared.kind is not None}
+SETTINGS: Final = {
+    declared.key: declared for declared in _DECLARED if declared.kind is not kinds.NO_KEY
+}
 """Every key of a sweep file but `grid`, `exclude` and `override`, which name other keys."""
 CASE_KEYS: Final = tuple(
     declared.key for declared in SETTINGS.values() if declared.owner in (Case, Measure)

@@ -163,17 +163,14 @@ def alternatives(key: str, value: object) -> list[object]:
     """The values that a list names; one value, which may be a list itself, is alone."""
     if not isinstance(value, list):
         return [value]
-    kind = SETTINGS[key].kind
-    elements = () if kind is None else kind.elements
+    elements = SETTINGS[key].kind.elements
     is_one = bool(elements) and all(isinstance(inner, elements) for inner in value)
     return [value] if is_one else value
 
 
 def checked_value(key: str, value: object) -> Any:
     """Check a single value, and resolve aliases. Raises ValueError with the allowed values."""
-    kind = SETTINGS[key].kind
-    assert kind is not None
-    return kind.check(value)
+    return SETTINGS[key].kind.check(value)
 
 
 def condition_on(key: str, value: object, device: str) -> Condition:

@@ -285,6 +285,7 @@ def share(most: float) -> Kind:
     return Kind(f'a fraction such as "2%" or 0.02, between 0 and {100 * most:.0f} %', read)
 
 
+NO_KEY = Kind("no key of a sweep file", lambda _: None)
 FLAG = Kind("true or false", lambda value: value if type(value) is bool else None)
 TEXT = matching("text", lambda _: True)
 NAME = matching("text that is not empty", bool)

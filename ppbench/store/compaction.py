@@ -168,7 +168,11 @@ def _merge(folder: Path, name: str, sources: list[Path], reader: Reader) -> None
         file.write("\n".join(source.name for source in sources).encode())
     with holding(folder, alone=True):
         aside.replace(path)
-        _flush_folder(path.parent)  # a power failure must not keep the removals alone
+        handle = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)  # a power failure must not keep the removals alone
+        finally:
+            os.close(handle)
         _remove_replaced(note)
 
 
@@ -179,11 +183,3 @@ def _remove_replaced(note: Path) -> None:
             for place in (note.parent, note.parent.parent):
                 (place / old).unlink(missing_ok=True)
     note.unlink()
-
-
-def _flush_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
