@@ -31,7 +31,7 @@ from ppbench.display.formats import Format
 from ppbench.display.replicas import folded, folding_note
 from ppbench.display.tables import Rows, View, as_records, facts, render
 from ppbench.display.units import NO_UNIT
-from ppbench.errors import first_line, no_runs_in
+from ppbench.errors import first_line
 from ppbench.runtimes import ENGINE
 
 if TYPE_CHECKING:
@@ -121,10 +121,8 @@ def list_runs(
     every = [column.name for column in TABLES["runs"] if column.name not in BULKY]
     view, store = View.of(columns, sort), Store(results)
     wanted = view.within(every, LISTED if is_for_people else every)
-    if not store.listed(["run_id"], conditions, 1):
-        if not conditions or not store.listed(["run_id"], (), 1):
-            raise no_runs_in(results)
-        note(f"{results}: no run meets the conditions")
+    if unmet := store.unmet(conditions):
+        note(unmet)
         if how is Format.table:
             return
     if how is Format.csv and not sort and not most:  # as values, half a store takes seconds

@@ -214,9 +214,10 @@ def _runs(
     columns += ("process_start", "rounds")
     read = store.runs(list(dict.fromkeys(columns)), tuple(where))
     if read.empty:
-        is_there = bool(where) and not store.runs(["run_id"]).empty
-        what = "no run meets the conditions" if is_there else "no runs here yet"
-        notes.append(f"{store.folder}: {what}; measure with: ppbench sweep FILE")
+        try:
+            notes.append(store.unmet(where))
+        except UsageError as error:  # there is no run at all
+            notes.append(str(error))
         return read
     runs = newest_launches(read, by_state=True)
     # Per case and machine the most common measurement settings count; of ties the newest.

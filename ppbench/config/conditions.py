@@ -102,14 +102,8 @@ class Conditions:
         for position, condition in enumerate(self.each):
             matching = tuple(case for case in left if Conditions((condition,)).matches(case))
             if not matching:
-                known = dict.fromkeys(brief(setting_of(*case, condition.key)) for case in left)
-                more = f", ... ({len(known):,} values)" if len(known) > MAX_LISTED else ""
-                met = " and ".join(map(str, self.each[:position]))
-                among = f" of those with {met}" if met else ""
-                raise UsageError(
-                    f"--only {cut(str(condition))}: no case{among} has this value; "
-                    f"its values are {', '.join([*known][:MAX_LISTED])}{more}"
-                )
+                values = (setting_of(*case, condition.key) for case in left)
+                raise UsageError(f"--only {none_has('case', self.each[: position + 1], values)}")
             left = matching
         return left
 
@@ -118,6 +112,19 @@ class Conditions:
 
 
 EVERYTHING = Conditions()
+
+
+def none_has(what: str, each: Sequence[Condition], values: Iterable[object]) -> str:
+    """Say that nothing meets the last condition, of what meets the others and has these values."""
+    *others, last = each
+    known = list(dict.fromkeys(values))
+    more = f", ... ({len(known):,} values)" if len(known) > MAX_LISTED else ""
+    shown = ", ".join(map(brief, known[:MAX_LISTED])) + more
+    numbers = [value for value in known if isinstance(value, int | float)]
+    if last.operator not in ("=", "!=") and len(numbers) > 1:
+        shown = f"{min(numbers)} to {max(numbers)}"
+    among = f" of those with {' and '.join(map(str, others))}" if others else ""
+    return f"{cut(str(last))}: no {what}{among} has this value; its values are {shown}"
 
 
 def parse_conditions(

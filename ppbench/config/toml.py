@@ -59,6 +59,8 @@ def as_toml(value: object) -> str:
     """A value as TOML on one line; `...` for a table too deep for Python to write."""
     try:
         match value:
+            case None:  # in a condition on stored runs
+                return "null"
             case bool():
                 return str(value).lower()
             case str():

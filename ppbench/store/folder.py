@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ppbench.config.case import VARIABLE
-from ppbench.config.conditions import Condition
+from ppbench.config.conditions import Condition, none_has
 from ppbench.errors import StoreError, UsageError, no_runs_in
 from ppbench.store.columns import RUN_ID, TABLES
 from ppbench.store.conditions import all_of
@@ -184,6 +184,23 @@ class Store:
             (*row[:length], VARIABLE if row[-1] else row[length], *row[length + 1 : -1])
             for row in found
         ]
+
+    def unmet(self, where: Sequence[Condition]) -> str:
+        """Say which of these conditions no run meets, and the values that runs have; "" if some do.
+
+        Raises UsageError if there is no run.
+        """
+        if self.listed([RUN_ID], where, 1):
+            return ""
+        if not self.listed([RUN_ID], (), 1):
+            raise no_runs_in(self.folder)
+        each = next(
+            where[:number]
+            for number in range(1, len(where) + 1)
+            if not self.listed([RUN_ID], where[:number], 1)
+        )
+        values = (value for (value,) in self.listed([each[-1].key], each[:-1]))
+        return f"{self.folder}: --where {none_has('run', each, values)}"
 
     def csv(self, columns: Sequence[str], where: Iterable[Condition] = ()) -> str:
         """The same as CSV, for very many runs."""

@@ -48,7 +48,10 @@ def test_people_see_the_model_and_are_told_of_what_is_left_out(demo, monkeypatch
 
 def test_a_condition_that_nothing_meets_and_an_empty_store_are_told_apart(demo, tmp_path, capsys):
     output_of(stored.list_runs, ["world_size=64"], None, demo.folder, Format.table)
-    assert "no run meets the conditions" in capsys.readouterr().err
+    told = "--where world_size=64: no run has this value; its values are 1, 2, 4\n"
+    assert capsys.readouterr().err.endswith(told)
+    output_of(stored.list_runs, ["error=null", "status=oom"], None, demo.folder, Format.table)
+    assert 'of those with error=null has this value; its values are "ok"' in capsys.readouterr().err
     with pytest.raises(UsageError, match="no runs here yet"):
         output_of(stored.list_runs, ["world_size=64"], None, tmp_path / "none", Format.table)
 

@@ -196,7 +196,7 @@ def test_conditions_choose_the_runs(runs: Runs) -> None:
     assert [one.points[0].value for one in found.series] == [900.0]
     none = asked(runs, where=["world_size=64"])
     assert none.series == ()
-    assert "no run meets the conditions" in none.notes[0]
+    assert "--where world_size=64: no run has this value; its values are 2" in none.notes[0]
 
 
 def test_a_metric_is_a_column_with_figures() -> None:
