@@ -43,6 +43,7 @@ OPERATORS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
 MAX_LISTED = 20
 _WORD = re.compile(r"""\s+and\s+|"[^"]*"|'[^']*'|\[[^\]]*\]|.""", re.IGNORECASE | re.DOTALL)
 _ONE = re.compile(r"\s*([^\s=!<>]+)\s*(!=|<=|>=|==|=|<|>)\s*(.*?)\s*", re.DOTALL)
+_OR = re.compile(r"[^\"'\[]*\sor\s.*[=<>]", re.IGNORECASE | re.DOTALL)
 _FORM = 'give KEY=VALUE, or !=, <, <=, >, >= in its place; join several with " and "'
 _SETTINGS_OF_CASES = {column_named(key) for key in CASE_KEYS}
 
@@ -146,6 +147,11 @@ def parse_conditions(
         for part in parts:
             if (match := _ONE.fullmatch(part)) is None:
                 raise ValueError(f"cannot read {quoted(cut(part))}; {_FORM}")
+            if _OR.match(match[3]):
+                raise ValueError(
+                    f'cannot read {quoted(cut(part))}; all must hold, joined with " and "; '
+                    "KEY=[VALUE, VALUE] is any of these values"
+                )
             sign = match[2].replace("==", "=")
             key, values = read(match[1], match[3])
             one = Condition(key, sign, tuple(values))

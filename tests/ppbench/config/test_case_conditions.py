@@ -77,6 +77,7 @@ def test_the_conditions_of_a_case_are_its_own(planned):
         ("world_size=two", 'expected a whole number from 1 to 1,024; got "two"'),
         ("world_size=[]", "is empty; expected a value"),
         ("schedule>1f1b", '"1f1b" has no order; compare it with = or !='),
+        ("schedule=afab or world_size=2", "KEY=[VALUE, VALUE] is any of these values"),
         ("schedule=1f1v", 'unknown schedule "1f1v"; did you mean "1f1b"?'),
         ("a=1\n", 'unknown key "a"'),
     ],
