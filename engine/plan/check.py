@@ -28,6 +28,9 @@ from engine.plan.rules import (
 )
 from engine.plan.walk import Sharing, Walk, line_of, walk
 
+Place = tuple[int, int, Action]
+"""A rank, a position in its row, and the action there."""
+
 
 def check(program: Program, max_held: int | None = None) -> None:
     """Raise ProgramError unless each action is placed, happens once, and can run in this order.
@@ -168,20 +171,17 @@ def check_delivery_between_ranks(lowered: Program) -> None:
     meant for. Only transfers count; nothing else of the program is checked.
     """
     ranks = lowered.placement.ranks
-    sent: dict[tuple[int, int], list[Action]] = {}
-    posted: dict[tuple[int, int], list[tuple[int, int]]] = {}  # rank and position of each
+    sent, posted = dict[tuple[int, int], list[Place]](), dict[tuple[int, int], list[Place]]()
     for rank, row in enumerate(lowered.actions):
         for position, action in enumerate(row):
-            if action.op not in SEND_OPS | RECV_OPS:
-                continue
-            source, target = (ranks[stage] for stage in edge_of(action))
-            if action.op in RECV_OPS:
-                posted.setdefault((source, target), []).append((rank, position))
-            else:
-                sent.setdefault((source, target), []).append(action)
-    for (source, target), receives in posted.items():
-        sends = sent.get((source, target), ())
-        for (rank, position), send in zip(receives, sends, strict=False):
-            if lowered.actions[rank][position] != counterpart(send):
-                reason = f"receives what rank {source} sends as {send}"
+            if action.op in SEND_OPS | RECV_OPS:
+                source, target = (ranks[stage] for stage in edge_of(action))
+                ends = sent if action.op in SEND_OPS else posted
+                ends.setdefault((source, target), []).append((rank, position, action))
+    for pair, receives in posted.items():
+        for (_, _, send), (rank, position, receive) in zip(
+            sent.get(pair, ()), receives, strict=False
+        ):
+            if receive != counterpart(send):
+                reason = f"receives what rank {pair[0]} sends as {send}"
                 raise ProgramError(lowered, rank, position, reason)

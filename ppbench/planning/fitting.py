@@ -16,13 +16,13 @@ from engine.plan.lower import lower
 from engine.plan.memory import MemoryRow
 from engine.plan.model_costs import StageCosts
 from engine.plan.program import Program
-from engine.plan.sharded_bytes import NOTHING_SHARED, Shared, buckets_of
+from engine.plan.sharded_bytes import NOTHING_SHARED, BucketBytes, Shared, buckets_of
 from engine.plan.walk import TransferModel
 from ppbench.planning.cost_set import CostSet
 from ppbench.planning.layout import Partition
 from ppbench.planning.plan import AUTO, Configuration, FrontierPoint
 from ppbench.planning.space import Shape
-from ppbench.planning.stages import StageTable, optimizers_of, steps_ns, transfers_of
+from ppbench.planning.stages import StageTable, steps_ns, transfers_of
 
 MOST_CHOSEN_FREELY = 4
 """Stages of a rank of which any may recompute; of more, the last ones do."""
@@ -51,11 +51,6 @@ class Candidate:
     peak_bytes: tuple[int, ...]
 
     @property
-    def optimizers_ns(self) -> tuple[int, ...]:
-        """By rank."""
-        return optimizers_of(self.stages, self.shape.placement)
-
-    @property
     def most_bytes(self) -> int:
         """The memory that every rank needs for this to fit."""
         return max(self.peak_bytes)
@@ -78,20 +73,6 @@ class Candidate:
     def point(self) -> FrontierPoint:
         """It as a point of the frontier."""
         return FrontierPoint(self.most_bytes, self.step_ns, self.configuration)
-
-
-NO_RANK = -1
-
-
-class Shortage(NamedTuple):
-    """The bytes that ranks are short of: the most of any, and summed; both 0 where all fit.
-
-    `worst` is the rank that is short of the most, `NO_RANK` where all fit.
-    """
-
-    most: int
-    total: int
-    worst: int = NO_RANK
 
 
 class Fit:
@@ -119,10 +100,12 @@ class Fit:
         self._peaks: dict[tuple[object, ...], int] = {}
         self._known: dict[tuple[object, ...], tuple[tuple[bool, ...], int]] = {}
 
-    def layout(self, partition: Partition, memory_bytes: int | None) -> tuple[Layout, Shortage]:
-        """The layout with the least recomputation that fits; else with the least memory."""
-        recompute = [self.mode == "all"] * len(partition)
-        most, total, worst = 0, 0, NO_RANK
+    def layout(self, partition: Partition, memory_bytes: int | None) -> tuple[Layout, list[int]]:
+        """The layout with the least recomputation that fits; else with the least memory.
+
+        With it come the bytes that each rank is short of.
+        """
+        recompute, short = [self.mode == "all"] * len(partition), []
         for rank, owned in enumerate(self.owned):
             key = memory_bytes, rank, *(partition[stage] for stage in owned)
             if (known := self._known.get(key)) is None:
@@ -130,15 +113,13 @@ class Fit:
             chosen, missing = known
             for stage, is_recomputed in zip(owned, chosen, strict=True):
                 recompute[stage] = is_recomputed
-            total += missing
-            if missing > most:
-                most, worst = missing, rank
-        return Layout(partition, tuple(recompute)), Shortage(most, total, worst)
+            short.append(missing)
+        return Layout(partition, tuple(recompute)), short
 
-    def candidate(self, layout: Layout, stages: tuple[StageCosts, ...], step_ns: int) -> Candidate:
+    def candidate(self, layout: Layout, step_ns: int) -> Candidate:
         """A layout with its peaks."""
-        what = self.shape, layout, self.program, stages, self.meets
-        return Candidate(*what, step_ns, self.peaks(layout))
+        stages, peaks = self.table.of_all(*layout), self.peaks(layout)
+        return Candidate(self.shape, layout, self.program, stages, self.meets, step_ns, peaks)
 
     def peaks(self, layout: Layout) -> tuple[int, ...]:
         """By rank, the most bytes that it has in a step."""
@@ -173,10 +154,7 @@ class Fit:
             return
         more = []  # the time that a stage's backward takes more where it recomputes
         for stage in self.owned[rank]:
-            place = {"is_first": stage == 0, "is_last": stage == len(partition) - 1}
-            with_it, without = (
-                self.table.of(partition[stage], is_on, **place) for is_on in (True, False)
-            )
+            with_it, without = (self.table.of(partition, stage, is_on) for is_on in (True, False))
             later = with_it.backward_ns - without.backward_ns, with_it.input_ns - without.input_ns
             more.append(max(later))
         choices = list(itertools.product((False, True), repeat=num))[1:]
@@ -185,45 +163,36 @@ class Fit:
     def _peak(
         self, rank: int, partition: Partition, recompute: Mapping[int, bool] | Sequence[bool]
     ) -> int:
-        owned, last = self.owned[rank], len(partition) - 1
+        owned, replicas = self.owned[rank], self.costs.replicas
         key = rank, *((partition[stage], recompute[stage]) for stage in owned)
         if (known := self._peaks.get(key)) is None:
-            own = [
-                self.table.of(partition[s], recompute[s], is_first=s == 0, is_last=s == last)
-                for s in owned
-            ]
-            static_bytes, stages = sum(one.static_bytes for one in own), [one.memory for one in own]
-            shared = NOTHING_SHARED
-            if self.costs.replicas > 1:
-                shared = self._shared(owned, own)
+            own = {stage: self.table.of(partition, stage, recompute[stage]) for stage in owned}
+            stages, shared = [one.memory for one in own.values()], NOTHING_SHARED
+            if replicas > 1:
                 stages = [one.without_gradients() for one in stages]
+                buckets = list[BucketBytes]()
+                for stage, one in own.items():
+                    gradients = [layer.gradient_bytes for layer in one.layers]
+                    buckets += buckets_of(stage, gradients, self.costs.policy, replicas)
+                shared = Shared(buckets)
+            static_bytes = sum(one.static_bytes for one in own.values())
             known = self._rows[rank].peak(static_bytes, stages, shared=shared)
             self._peaks[key] = known
         return known
-
-    def _shared(self, owned: Sequence[int], own: Sequence[StageCosts]) -> Shared:
-        policy, replicas = self.costs.policy, self.costs.replicas
-        gradients = [[layer.gradient_bytes for layer in stage.layers] for stage in own]
-        buckets = (
-            buckets_of(stage, of_stage, policy, replicas)
-            for stage, of_stage in zip(owned, gradients, strict=True)
-        )
-        return Shared(list(itertools.chain(*buckets)))
 
 
 def simulated(wanted: Sequence[tuple[Fit, Sequence[Layout]]]) -> list[list[Candidate]]:
     """The candidates of layouts, as given; what has the same transfers is simulated at once."""
     found: list[list[Candidate | None]] = [[None] * len(layouts) for _, layouts in wanted]
-    groups: dict[tuple[TransferModel, bool], list[tuple[int, int, tuple[StageCosts, ...]]]] = {}
+    groups: dict[tuple[TransferModel, bool], list[tuple[int, int]]] = {}
     for index, (fit, layouts) in enumerate(wanted):
         for place, layout in enumerate(layouts):
-            stages = fit.table.of_all(*layout)
-            key = transfers_of(fit.costs.link, stages), fit.meets
-            groups.setdefault(key, []).append((index, place, stages))
+            key = transfers_of(fit.costs.link, fit.table.of_all(*layout)), fit.meets
+            groups.setdefault(key, []).append((index, place))
     for (transfers, meets), members in groups.items():
-        cases = [(wanted[index][0].program, stages) for index, _, stages in members]
+        pairs = [(wanted[index][0], wanted[index][1][place]) for index, place in members]
+        cases = [(fit.program, fit.table.of_all(*layout)) for fit, layout in pairs]
         steps = steps_ns(cases, transfers, meets=meets)
-        for (index, place, stages), step_ns in zip(members, steps, strict=True):
-            fit, layouts = wanted[index]
-            found[index][place] = fit.candidate(layouts[place], stages, step_ns)
+        for (index, place), (fit, layout), step_ns in zip(members, pairs, steps, strict=True):
+            found[index][place] = fit.candidate(layout, step_ns)
     return [[one for one in of_fit if one is not None] for of_fit in found]

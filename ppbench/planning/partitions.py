@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ppbench.planning.fitting import Candidate, Fit, Layout, Shortage, simulated
+from ppbench.planning.fitting import Candidate, Fit, Layout, simulated
 from ppbench.planning.layout import Partition, moves, partition_of
 
 MOST_PAIRS = 250
@@ -41,9 +41,9 @@ class Climb:
         """Take a shape, the fewest layers of each stage, and the partition to begin with."""
         self.fit, self.memory = fit, memory_bytes
         self.best: Candidate | None = None
-        self.short = Shortage(2**62, 2**62)  # while nothing fits
         self.is_over = False
         self.lightest = start  # what is short of the fewest bytes, while nothing fits
+        self._short: tuple[int, int] | None = None  # the most and all bytes, while nothing fits
         self._least, self._next = least, [start]
         self._seen: set[Partition] = set()
 
@@ -52,14 +52,15 @@ class Climb:
         while self._next:
             self._seen.update(self._next)
             laid = [self.fit.layout(partition, self.memory) for partition in self._next]
-            fitting = [layout for layout, short in laid if short.most == 0]
+            fitting = [layout for layout, short in laid if not any(short)]
             if fitting:
                 return fitting
-            layout, short = min(laid, key=lambda one: one[1][:2])
-            if self.best is not None or short[:2] >= self.short[:2]:
+            layout, short = min(laid, key=lambda one: (max(one[1]), sum(one[1])))
+            worth = max(short), sum(short)
+            if self.best is not None or (self._short is not None and worth >= self._short):
                 break
-            self.short, self.lightest = short, layout.partition
-            full = self.fit.owned[short.worst]
+            self._short, self.lightest = worth, layout.partition
+            full = self.fit.owned[short.index(max(short))]
             self._next = self._around(layout.partition, full)
         self.is_over = True
         return []
@@ -69,7 +70,7 @@ class Climb:
         best = min(found, key=lambda one: one.step_ns)
         self.is_over = self.best is not None and best.step_ns >= self.best.step_ns
         if not self.is_over:
-            self.best, self.short = best, Shortage(0, 0)
+            self.best = best
             self._next = self._around(best.layout.partition)
 
     def _around(self, partition: Partition, sources: Sequence[int] = ()) -> list[Partition]:

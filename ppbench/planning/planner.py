@@ -100,7 +100,7 @@ def make_plan(
             *interval_of(candidate, drawn[size], link),
             min(lower_bound(problem), step_ns),
             candidate.peak_bytes,
-            1 - _computing_ns(candidate) / (shape.ranks * step_ns - sum(candidate.optimizers_ns)),
+            1 - _computing_ns(candidate) / (shape.ranks * step_ns - sum(problem.optimizers)),
             tokens / step_ns * 1e9,
         )
 

@@ -220,14 +220,10 @@ class Search:
         found = []
         for done, (_, layout, shape) in enumerate(chosen):
             self.say("solving for a program", done, len(chosen))
-            if one := self._solution(shape, layout, self.request.memory_bytes, effort):
+            memory, effort_of_one = self.request.memory_bytes, effort * self.effort
+            if one := solved(self.fit(shape), layout, memory, effort_of_one):
                 found.append(one)
         return found
-
-    def _solution(
-        self, shape: Shape, layout: Layout, memory_bytes: int | None, effort: float
-    ) -> Candidate | None:
-        return solved(self.fit(shape), layout, memory_bytes, effort * self.effort)
 
     # other amounts of memory
 
@@ -244,7 +240,7 @@ class Search:
             )
             limits = [*(round(level * memory) for level in LEVELS), None]
             laid = [climb.fit.layout(partition, limit) for limit in limits]
-            layouts = dict.fromkeys(layout for layout, short in laid if short.most == 0)
+            layouts = dict.fromkeys(layout for layout, short in laid if not any(short))
             wanted.append((climb.fit, list(layouts)))
         yield from itertools.chain.from_iterable(simulated(wanted))
         # then the best layout of the solver with less memory and with more
@@ -258,7 +254,8 @@ class Search:
             if level > 1:  # nothing need be recomputed for want of memory
                 least = min(self.table(best.shape.microbatch_size).models)
                 layout = layout._replace(recompute=(least,) * len(layout.recompute))
-            if one := self._solution(best.shape, layout, round(level * memory), FIRST_EFFORT):
+            given = layout, round(level * memory), FIRST_EFFORT * self.effort
+            if one := solved(self.fit(best.shape), *given):
                 yield one
 
     def least_memory(self) -> Candidate | None:

@@ -103,7 +103,7 @@ def solved(alone: Fit, layout: Layout, memory_bytes: int | None, effort: float) 
         except NoProgramError:
             break
         fit = Fit(shape, solution.program, table, costs, alone.mode, meets=meets)
-        found = fit.candidate(layout, stages, solution.step_ns)
+        found = fit.candidate(layout, solution.step_ns)
         if memory_bytes is None or found.most_bytes <= memory_bytes:
             return found
         room = [
@@ -114,7 +114,7 @@ def solved(alone: Fit, layout: Layout, memory_bytes: int | None, effort: float) 
         return None
     transfers = transfers_of(costs.link, stages)
     (step_ns,) = steps_ns([(alone.program, stages)], transfers, meets=meets)
-    return alone.candidate(layout, stages, step_ns)
+    return alone.candidate(layout, step_ns)
 
 
 def least_step_of(shape: Shape, stages: Sequence[StageCosts], *, meets: bool) -> int:

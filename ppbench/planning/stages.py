@@ -24,24 +24,20 @@ class StageTable:
         self.models = models
         self._known: dict[tuple[int, int, bool, bool, bool], StageCosts] = {}
 
-    def of(self, layers: range, recompute: bool, *, is_first: bool, is_last: bool) -> StageCosts:
+    def of(self, partition: Sequence[range], stage: int, recompute: bool) -> StageCosts:
         """The costs of one stage."""
-        key = (layers.start, layers.stop, recompute, is_first, is_last)
+        layers, is_first, is_last = partition[stage], stage == 0, stage == len(partition) - 1
+        key = layers.start, layers.stop, recompute, is_first, is_last
         if key not in self._known:
-            self._known[key] = self.models[recompute].of_stage(
-                layers, is_first=is_first, is_last=is_last
-            )
+            model = self.models[recompute]
+            self._known[key] = model.of_stage(layers, is_first=is_first, is_last=is_last)
         return self._known[key]
 
     def of_all(
         self, partition: Sequence[range], recompute: Sequence[bool]
     ) -> tuple[StageCosts, ...]:
         """The costs of all stages, in order."""
-        last = len(partition) - 1
-        return tuple(
-            self.of(layers, recompute[stage], is_first=stage == 0, is_last=stage == last)
-            for stage, layers in enumerate(partition)
-        )
+        return tuple(self.of(partition, stage, is_on) for stage, is_on in enumerate(recompute))
 
 
 def never_quicker(models: Mapping[bool, ModelCosts]) -> dict[bool, ModelCosts]:

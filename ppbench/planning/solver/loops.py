@@ -100,32 +100,6 @@ def choose(shape: Arrays, took: Ints, key: Ints, patience: int, state: Arrays, r
     return best
 
 
-def soonest(next_kind: Ints, next_time: Ints) -> int:
-    """The rank whose next action starts first; NONE if there is no action left."""
-    rank = NONE
-    for other in range(len(next_kind)):
-        if next_kind[other] >= 0 and (rank < 0 or next_time[other] < next_time[rank]):
-            rank = other
-    return rank
-
-
-def start(took: Ints, change: Ints, whole: Ints, state: Arrays, rank: int, row: Ints) -> int:
-    """Put a rank's next action into its row, with its W where it is whole; returns its end."""
-    count, _, now, next_time, _, next_kind, held, _, position = state
-    num_stages, kind, at = len(whole), next_kind[rank], position[rank]
-    row[at], lasts = kind, took[kind]
-    held[rank] += change[kind]
-    position[rank] += 1
-    if kind // num_stages == 1 and count[kind] < whole[kind - num_stages]:
-        weight = kind + num_stages
-        row[at], row[at + 1], lasts = weight + num_stages, weight, took[weight + num_stages]
-        held[rank] += change[weight]
-        position[rank] += 1
-        count[weight] += 1
-    now[rank] = next_time[rank] + lasts
-    return now[rank]
-
-
 def list_schedule(
     shape: Arrays,
     took: Ints,
@@ -143,18 +117,31 @@ def list_schedule(
     `state` is zeros but for `arrival`, NONE but for the inputs of stage 0, and `position`, where
     the rows begin. Limits must be at least the least: then no rank is ever at a dead end.
     """
-    ranks, follower, (transfer_ns, overlaps) = shape[0], shape[5], link
-    count, arrival, now, next_time, is_open, next_kind, held, channel_free, _ = state
+    ranks, follower, (transfer_ns, overlaps), change = shape[0], shape[5], link, memory[2]
+    count, arrival, now, next_time, is_open, next_kind, held, channel_free, position = state
     num_stages = len(ranks)
     width = len(arrival) // (2 * num_stages)
     for rank in range(len(now)):
         open_stages(shape, memory, count, held[rank], rank, is_open)
         next_kind[rank] = choose(shape, took, key, patience, state, rank)
     for _ in range(len(row)):
-        rank = soonest(next_kind, next_time)
+        rank = NONE  # whose next action starts first
+        for other in range(len(next_kind)):
+            if next_kind[other] >= 0 and (rank < 0 or next_time[other] < next_time[rank]):
+                rank = other
         if rank < 0:
             break
-        kind, end = next_kind[rank], start(took, memory[2], whole, state, rank, row)
+        kind, at = next_kind[rank], position[rank]
+        row[at], lasts = kind, took[kind]
+        held[rank] += change[kind]
+        position[rank] += 1
+        if kind // num_stages == 1 and count[kind] < whole[kind - num_stages]:
+            weight = kind + num_stages
+            row[at], row[at + 1], lasts = weight + num_stages, weight, took[weight + num_stages]
+            held[rank] += change[weight]
+            position[rank] += 1
+            count[weight] += 1
+        end = now[rank] = next_time[rank] + lasts
         after = follower[kind]
         user = ranks[after % num_stages] if after >= 0 else rank
         if user != rank:

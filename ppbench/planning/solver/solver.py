@@ -48,9 +48,6 @@ ANNEALINGS = ((1, 8), (4, 8), (4, 40))
 number, and takes an action by at most the second number of places. Small problems gain most by the
 first search, large ones by the others."""
 
-NUM_PATIENT = 4
-"""Candidates that are filled again with patience."""
-
 PACES = (50, 60, 70, 80, 90, 100, 110, 120)
 """Percent of the least time per microbatch in which one is let in."""
 

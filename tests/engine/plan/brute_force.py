@@ -6,7 +6,6 @@ Nothing here is fast, and nothing is shared with what it judges but the types an
 import itertools
 from collections import Counter
 
-from engine.plan.action import Op
 from engine.plan.walk import Sharing
 
 SENDS, RECEIVES = ("SEND_F", "SEND_B"), ("RECV_F", "RECV_B")
@@ -177,48 +176,40 @@ def goes_to(action, ranks):
     return None if ranks[action.stage + hop] == ranks[action.stage] else action.stage + hop
 
 
-def naive_times(program, durations, transfers):
-    """(start, end) of every action: each as late as what it waits for, asked for recursively."""
+def run_step(program, took_of, transfers, free, channels):
+    """Run one step from when ranks and channels are free, and leave when they are free next.
+
+    Returns the start and end of every action.
+    """
     rows, ranks = program.actions, program.placement.ranks
-    makers = {fact: action for row in rows for action in row for fact in facts_made(action)}
-    place = {action: (rank, at) for rank, row in enumerate(rows) for at, action in enumerate(row)}
-    costs = {Op.F: durations.forward_ns, Op.I: durations.input_ns, Op.W: durations.weight_ns}
-    costs[Op.B] = tuple(map(sum, zip(durations.input_ns, durations.weight_ns, strict=True)))
-    moving_ns = transfers.duration_ns
-    memory = {}
+    there, positions, times, is_moving = {}, [0] * len(rows), {}, True
+    while is_moving:
+        is_moving = False
+        for rank, row in enumerate(rows):
+            while positions[rank] < len(row):
+                action = row[positions[rank]]
+                needs = [(*fact, rank) for fact in facts_needed(action, len(ranks))]
+                if not there.keys() >= set(needs):
+                    break
+                start = max([free[rank], *(there[need] for need in needs)])
+                free[rank] = end = start + took_of(action)
+                times[action] = start, end
+                target = goes_to(action, ranks)
+                if target is not None:
+                    edge = action.stage, target
+                    channels[edge] = max(end, channels.get(edge, 0)) + transfers.duration_ns
+                    free[rank] = end if transfers.overlaps else channels[edge]
+                for fact in facts_made(action):
+                    there[(*fact, rank)] = end
+                    if target is not None and fact[1] != "W":
+                        there[(*fact, ranks[target])] = channels[edge]
+                positions[rank] += 1
+                is_moving = True
+    return times
 
-    def end_of(action):
-        if action not in memory:
-            rank, at = place[action]
-            ready = [0]
-            if at:
-                before = rows[rank][at - 1]
-                waits_for_message = not transfers.overlaps and goes_to(before, ranks) is not None
-                ready.append(arrival_of(before) if waits_for_message else end_of(before))
-            for fact in facts_needed(action, len(ranks)):
-                maker = makers[fact]
-                crosses = place[maker][0] != rank
-                ready.append(arrival_of(maker) if crosses else end_of(maker))
-            memory[action] = max(ready) + costs[action.op][action.stage]
-        return memory[action]
 
-    def arrival_of(maker):
-        key = (maker, "message")
-        if key not in memory:
-            rank, at = place[maker]
-            same_channel = [
-                one
-                for one in rows[rank][:at]
-                if one.stage == maker.stage
-                and (one.op is Op.F) == (maker.op is Op.F)
-                and one.op is not Op.W
-            ]
-            free = arrival_of(same_channel[-1]) if same_channel else 0
-            memory[key] = max(end_of(maker), free) + moving_ns
-        return memory[key]
-
-    return {
-        action: (end_of(action) - costs[action.op][action.stage], end_of(action))
-        for row in rows
-        for action in row
-    }
+def naive_times(program, durations, transfers):
+    """The start and end of every action of a step that starts alone."""
+    by_op = durations.by_op()
+    free = [0] * program.world_size
+    return run_step(program, lambda one: by_op[one.op][one.stage], transfers, free, {})

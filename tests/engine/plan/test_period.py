@@ -6,7 +6,7 @@ from array import array
 from fractions import Fraction
 
 import pytest
-from brute_force import facts_made, facts_needed, goes_to
+from brute_force import run_step
 from shuffled_programs import shuffled_program
 
 from engine import arrays
@@ -21,37 +21,11 @@ from engine.plan.walk import TransferModel, walk
 STEPS, LONGEST = 50, 24
 
 
-def run_step(program, took_of, latency_ns, free, channels):
-    """Run one step: ranks begin when they are free, and are free later; channels likewise."""
-    rows, ranks = program.actions, program.placement.ranks
-    there, positions, is_moving = {}, [0] * len(rows), True
-    while is_moving:
-        is_moving = False
-        for rank, row in enumerate(rows):
-            while positions[rank] < len(row):
-                action = row[positions[rank]]
-                needs = [(*fact, rank) for fact in facts_needed(action, len(ranks))]
-                if not there.keys() >= set(needs):
-                    break
-                start = max([free[rank], *(there[need] for need in needs)])
-                free[rank] = end = start + took_of(action)
-                target = goes_to(action, ranks)
-                if target is not None:
-                    edge = action.stage, target
-                    channels[edge] = max(end, channels.get(edge, 0)) + latency_ns
-                for fact in facts_made(action):
-                    there[(*fact, rank)] = end
-                    if target is not None and fact[1] != "W":
-                        there[(*fact, ranks[target])] = channels[edge]
-                positions[rank] += 1
-                is_moving = True
-
-
-def ends_of_steps(program, durations, latency_ns, optimizer_ns, *, meets):
+def ends_of_steps(program, durations, transfers, optimizer_ns, *, meets):
     free, channels, ends = [0] * program.world_size, {}, []
     by_op = durations.by_op()
     for _ in range(STEPS):
-        run_step(program, lambda action: by_op[action.op][action.stage], latency_ns, free, channels)
+        run_step(program, lambda action: by_op[action.op][action.stage], transfers, free, channels)
         free = [(max(free) if meets else own) + optimizer_ns for own in free]
         ends.append(list(free))
     return ends
@@ -65,11 +39,11 @@ def test_a_training_goes_on_as_steps_one_after_the_other_do(meets, is_thorough):
         stages = range(program.num_stages)
         durations = Durations(*(tuple(drawn.randint(0, 40) for _ in stages) for _ in "fiw"))
         latency_ns, optimizer_ns = drawn.choice([0, drawn.randint(1, 30)]), drawn.randint(0, 9)
-        transfers = TransferModel(latency_ns=latency_ns)
+        transfers = TransferModel(latency_ns, overlaps=seed % 4 > 0)
         found = period_ns(program, durations, transfers, optimizer_ns, meets=meets)
         if not (optimizer_ns or meets):
             assert period_of(predict(program, durations, transfers)) == found
-        *_, last = ends = ends_of_steps(program, durations, latency_ns, optimizer_ns, meets=meets)
+        *_, last = ends = ends_of_steps(program, durations, transfers, optimizer_ns, meets=meets)
         repeats = [
             steps
             for steps in range(1, LONGEST)
@@ -87,7 +61,7 @@ def test_steps_whose_actions_take_different_times_go_on_one_after_the_other(
         program = shuffled_program(seed)
         ended = with_end(program, meets=meets)
         steps, replicas, ranks = drawn.randint(1, 5), drawn.randint(1, 3), program.world_size
-        latency_ns = drawn.choice([0, drawn.randint(1, 30)])
+        transfers = TransferModel(drawn.choice([0, drawn.randint(1, 30)]), overlaps=seed % 4 > 0)
         own = [{} for _ in range(replicas)]  # by replica, the nanoseconds of (step, rank, action)
         for took, step, rank in itertools.product(own, range(steps), range(ranks)):
             for action in ended.actions[rank]:
@@ -100,7 +74,7 @@ def test_steps_whose_actions_take_different_times_go_on_one_after_the_other(
                 def took_of(action, took=took, step=step, ranks=program.placement.ranks):
                     return took[step, ranks[action.stage], action]
 
-                run_step(program, took_of, latency_ns, of_replica, moving)
+                run_step(program, took_of, transfers, of_replica, moving)
             latest = max(map(max, free))
             for took, of_replica in zip(own, free, strict=True):
                 for rank, row in enumerate(ended.actions):
@@ -108,7 +82,7 @@ def test_steps_whose_actions_take_different_times_go_on_one_after_the_other(
                     of_replica[rank] = came + took[step, rank, row[-1]]
             ends.append([list(of_replica) for of_replica in free])
         monkeypatch.setattr(arrays, "PAYS_FROM", 0 if seed % 2 else 10**9)
-        walked = walk(ended, [array("q", took.values()) for took in own], TransferModel(latency_ns))
+        walked = walk(ended, [array("q", took.values()) for took in own], transfers)
         found = iter(walked.step_ends_ns)
         assert [[[next(found) for _ in range(steps)] for _ in range(ranks)] for _ in own] == [
             [[at_end[d][rank] for at_end in ends] for rank in range(ranks)] for d in range(replicas)
@@ -160,7 +134,7 @@ def test_three_steps_in_a_row_are_the_second_to_the_fourth_of_a_training(schedul
     step = Step(program, alone.took_ns, optimizer_ns, meets)
     spans = [span for span in spans_in_a_row(step, transfers) if span.lane == "compute"]
     assert min(span.start_ns for span in spans if span.step == 0) == 0
-    expected = ends_of_steps(program, durations, 2, optimizer_ns, meets=meets)[1:4]
+    expected = ends_of_steps(program, durations, transfers, optimizer_ns, meets=meets)[1:4]
     ends = [
         [max(s.end_ns for s in spans if (s.step, s.rank) == (n, rank)) for rank in range(4)]
         for n in (-1, 0, 1)

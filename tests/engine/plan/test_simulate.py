@@ -1,7 +1,5 @@
 """Exact times on small programs, a plain simulation on others, and what all schedules have."""
 
-import sys
-
 import pytest
 from brute_force import naive_times
 from hypothesis import given, settings
@@ -9,7 +7,6 @@ from mutations import simulations
 from schedule_grid import stages_per_rank
 
 from engine.plan.action import Op
-from engine.plan.check import check
 from engine.plan.lower import lower
 from engine.plan.predict import Durations, InFlight, predict, uniform
 from engine.plan.program import loop_placement, steps_can_overlap
@@ -107,43 +104,6 @@ def test_what_is_in_flight_peaks_where_the_order_says(name, v):
 def test_an_activation_is_held_from_its_forwards_start_to_its_weights_end():
     assert simulated("zb_h1", 1, 1, (4, 3, 2)).in_flight(0) == [InFlight(0, 1), InFlight(9, 0)]
     assert simulated("afab", 2, 1, (4, 3, 2)).in_flight(0) == [InFlight(0, 1), InFlight(18, 0)]
-
-
-def lines_run(function):
-    """How many lines of the package run: the same on every machine, however busy."""
-    count, before = 0, sys.gettrace()
-
-    def trace(frame, event, _):
-        nonlocal count
-        if "plan" not in frame.f_code.co_filename:
-            return None
-        count += event == "line"
-        return trace
-
-    sys.settrace(trace)
-    try:
-        function()
-    finally:
-        sys.settrace(before)
-    return count
-
-
-@pytest.mark.parametrize(
-    "step",
-    [
-        lambda program: check(program, max_held=10**6),
-        lower,
-        lambda program: predict(program, uniform(program.placement, 8, 8, 8)),
-        lambda program: predict(
-            program, uniform(program.placement, 8, 8, 8), TransferModel(latency_ns=3)
-        ).critical_path(),
-    ],
-    ids=["check", "lower", "simulate", "critical path"],
-)
-@pytest.mark.parametrize("name", ["interleaved_zb", "zbv"])
-def test_cost_grows_in_proportion_to_the_number_of_actions(name, step):
-    small, large = (lines_run(lambda m=m: step(build_program(name, 4, m, 2))) for m in (32, 128))
-    assert 3.5 * small < large < 4.2 * small
 
 
 def test_a_whole_backward_can_have_its_own_time():

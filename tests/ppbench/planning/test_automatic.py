@@ -71,7 +71,7 @@ def needs_of(case, program, costs=COSTS):
     models = {case.train_recompute: costs.by_setting[Setting(1, case.train_recompute)]}
     fit = Fit(shape, program, StageTable(models), costs, "none", meets=case.meets)
     layout = Layout(partition, (case.train_recompute,) * program.num_stages)
-    return fit.candidate(layout, fit.table.of_all(*layout), 0).most_bytes
+    return fit.candidate(layout, 0).most_bytes
 
 
 def found(case):
