@@ -1,15 +1,15 @@
-"""Every setting, declared once: its type, default and bounds.
+"""Every setting, declared once: its type, default, bounds and meaning.
 
 A `Case` is one point of a sweep's grid, frozen and hashable; `Measure` is how it is measured;
 `Torchrun` and `Slurm` are where its launches run, `Supervision` is how. `SETTINGS` is the table of
 all of them by the dotted keys of a sweep file, from which its reader, the help and the
 documentation are made. The columns of the store are made from the fields.
 
-    world_size: int = setting(2, whole(1, 1024))
+    world_size: int = setting(2, whole(1, 1024), "number of ranks in the pipeline")
+                              |  |               |
+                              |  |               the meaning of its column in the store
                               |  what a sweep file may give
                               the default, which must never change: case ids leave defaults out
-
-Its meaning is a line of `settings.txt`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from engine.model.presets import PRESETS
@@ -43,98 +42,239 @@ class Setting(NamedTuple):
     """The declaration of a field of a settings class."""
 
     kind: Kind  # `NO_KEY`: a field that a sweep file does not set
+    meaning: str = ""
     default: object = None  # of its key in a sweep file
     shared: str = ""  # why all cases share it, so that it is no axis; empty: it may be one
     metavar: str = ""  # of its option of `ppbench sweep`; empty: `--set` alone sets it
     key: str = ""  # its dotted key
     owner: type | None = None
     field: str = ""
-    meaning: str = ""  # from settings.txt
 
 
 def setting(
-    default: T, kind: Kind, *, in_file: object = None, shared: str = "", metavar: str = ""
+    default: T,
+    kind: Kind,
+    meaning: str = "",
+    *,
+    in_file: object = None,
+    shared: str = "",
+    metavar: str = "",
 ) -> T:
     """Declare a field of a settings class.
 
     `in_file` is the default of its key in a sweep file, where that is not the field's own.
     """
-    declared = Setting(kind, default if in_file is None else in_file, shared, metavar)
+    declared = Setting(kind, meaning, default if in_file is None else in_file, shared, metavar)
     return dataclasses.field(default=default, metadata={"setting": declared})
 
 
-def required(kind: Kind) -> Any:
+def required(kind: Kind, meaning: str = "") -> Any:
     """Declare a field without a default."""
-    return dataclasses.field(metadata={"setting": Setting(kind)})
+    return dataclasses.field(metadata={"setting": Setting(kind, meaning)})
 
 
-def subtable(kind: Kind) -> Any:
+def subtable(kind: Kind, meaning: str = "") -> Any:
     """Declare a field that is a table, by default an empty one."""
-    return dataclasses.field(default_factory=dict, metadata={"setting": Setting(kind, {})})
+    return dataclasses.field(default_factory=dict, metadata={"setting": Setting(kind, meaning, {})})
 
 
 @dataclass(frozen=True)
 class Case:
     """Everything that defines the workload. Fields are the sweep file's keys, `.` written `_`."""
 
-    schedule: str = setting("1f1b", kinds.SCHEDULE)
-    runtime: str = setting(ENGINE, kinds.RUNTIME)
-    world_size: int = setting(2, whole(1, 1024))
-    replicas: int = setting(1, whole(1, 1024))
-    num_microbatches: int = setting(8, whole(1, 65_536))
-    seq_len: int | Literal["variable"] = setting(128, kinds.SEQ_LEN)
-    device: str = setting("cpu", choice("auto", "cpu", "cuda", "xpu", "emulated"), in_file=AUTO)
-    model_preset: str = setting("llama-8m", kinds.MODEL)
-    model_weights: str = setting("auto", choice("auto", "random"))
-    model_trust_remote_code: bool = setting(False, kinds.FLAG)
-    model_dtype: str = setting("float32", choice("float32", "float64", "bfloat16"))
-    model_partition: str | tuple[int, ...] = setting("uniform", kinds.PARTITION)
-    model_split: str = setting("auto", choice("auto", "trace"))
-    model_split_points: tuple[str, ...] = setting((), kinds.SPLIT_POINTS)
-    model_seed: int = setting(0, kinds.SEED)
-    data_source: str = setting("stdlib", kinds.SOURCE)
-    data_tokenizer: str = setting("auto", kinds.NAME)
-    data_text_column: str = setting("text", kinds.NAME)
-    data_max_seq_len: int = setting(2048, whole(1, kinds.MAX_SEQ_LEN))
-    data_shuffle: bool = setting(True, kinds.FLAG)
-    data_num_workers: int = setting(0, whole(0, 1024))
-    data_seed: int = setting(0, kinds.SEED)
-    train_optimizer: str = setting("adamw", choice("adamw", "sgd"))
-    train_learning_rate: float = setting(1e-4, kinds.POSITIVE)
-    train_weight_decay: float = setting(0.01, kinds.NOT_NEGATIVE)
-    train_momentum: float = setting(0.0, kinds.BELOW_ONE)
-    train_lr_schedule: str = setting("constant", choice("constant", "cosine"))
-    train_lr_warmup_steps: int = setting(0, whole(0, 1_000_000_000))
-    train_lr_decay_steps: int = setting(0, whole(0, 1_000_000_000))
-    train_clip_norm: float = setting(0.0, kinds.NOT_NEGATIVE)
-    train_autocast: str = setting("none", choice("none", "bfloat16"))
-    train_recompute: bool = setting(False, kinds.RECOMPUTE)
-    train_recompute_stages: tuple[bool, ...] = setting((), kinds.NO_KEY)
-    train_compile: bool = setting(False, kinds.FLAG)
-    train_microbatch_size: int = setting(1, whole(1, 1_000_000))
-    launch_threads_per_rank: int = setting(1, whole(1, 1024))
-    launch_bind: bool = setting(True, kinds.FLAG)
-    launch_issue_ahead: int = setting(8, whole(1, 65_536))
-    stages_per_rank: int = setting(1, kinds.STAGES_PER_RANK, in_file=AUTO)
-    memory_limit: str = setting("none", kinds.MEMORY_LIMIT)
-    program_digest: str = setting("", kinds.NO_KEY)
-    transfer_policy: str = setting("early", choice("early", "just_in_time"))
-    transfer_look_ahead: int = setting(1, whole(0, 65_536))
-    sharding_policy: str = setting("ddp", choice("none", "ddp", "zero1", "zero2", "zero3", "torch"))
-    sharding_residency: int = setting(2, whole(1, 65_536))
-    sharding_look_ahead: int = setting(1, whole(0, 65_536))
-    sharding_every_backward: bool = setting(True, kinds.FLAG)
-    sharding_max_active_stages: int = setting(3, whole(1, 65_536))
-    emulated_F_ms: tuple[float, ...] = setting((), kinds.OP_MS)  # noqa: N815  # an op's name
-    emulated_I_ms: tuple[float, ...] = setting((), kinds.OP_MS)  # noqa: N815
-    emulated_W_ms: tuple[float, ...] = setting((), kinds.OP_MS)  # noqa: N815
-    emulated_link_ms: tuple[float, ...] = setting((), kinds.LINK_MS)
-    emulated_gather_ms: tuple[float, ...] = setting((), kinds.STAGE_MS)
-    emulated_reduce_ms: tuple[float, ...] = setting((), kinds.STAGE_MS)
-    emulated_replica_factors: tuple[float, ...] = setting((), kinds.FACTORS)
-    emulated_jitter: float = setting(0.0, up_to(1))
-    emulated_seed: int = setting(0, kinds.SEED)
-    emulated_costs: str = setting("", kinds.TEXT)
+    schedule: str = setting(
+        "1f1b",
+        kinds.SCHEDULE,
+        "name of the schedule, aliases resolved; `auto`: found by the solver",
+    )
+    runtime: str = setting(
+        ENGINE,
+        kinds.RUNTIME,
+        "the runtime: `engine`, `torch` (torch.distributed.pipelining), `single` (no pipeline) "
+        "or another package's; `engine` where it is missing",
+    )
+    world_size: int = setting(2, whole(1, 1024), "number of ranks in the pipeline")
+    replicas: int = setting(
+        1, whole(1, 1024), "pipelines of `world_size` ranks that train together, each on its share"
+    )
+    num_microbatches: int = setting(8, whole(1, 65_536), "microbatches of a step")
+    seq_len: int | Literal["variable"] = setting(
+        128,
+        kinds.SEQ_LEN,
+        "tokens of a sequence; 0 when variable (a microbatch is as long as its documents), -1 "
+        "when unknown",
+    )
+    device: str = setting(
+        "cpu",
+        choice("auto", "cpu", "cuda", "xpu", "emulated"),
+        "`cpu`, `cuda` (NVIDIA's GPUs, and AMD's), `xpu` (Intel's), or `emulated`: stages take "
+        "a set time and compute nothing",
+        in_file=AUTO,
+    )
+    model_preset: str = setting(
+        "llama-8m", kinds.MODEL, "preset, hub id, checkpoint folder or `package.module:factory`"
+    )
+    model_weights: str = setting(
+        "auto",
+        choice("auto", "random"),
+        "`auto`: the checkpoint's if there is one; `random`: initialised",
+    )
+    model_trust_remote_code: bool = setting(
+        False, kinds.FLAG, "whether code that comes with the model may run"
+    )
+    model_dtype: str = setting(
+        "float32", choice("float32", "float64", "bfloat16"), "dtype of parameters and activations"
+    )
+    model_partition: str | tuple[int, ...] = setting(
+        "uniform",
+        kinds.PARTITION,
+        "how layers are cut into stages: `uniform`, `parameters`, `measured` or a list of counts",
+    )
+    model_split: str = setting(
+        "auto",
+        choice("auto", "trace"),
+        "`auto`: by the plan of its architecture; `trace`: by tracing",
+    )
+    model_split_points: tuple[str, ...] = setting(
+        (), kinds.SPLIT_POINTS, "modules that begin a stage when traced, JSON list"
+    )
+    model_seed: int = setting(0, kinds.SEED, "seed of the initial weights")
+    data_source: str = setting("stdlib", kinds.SOURCE, "where tokens come from")
+    data_tokenizer: str = setting(
+        "auto", kinds.NAME, "`auto` (the model's, else bytes), `bytes`, or a hub id or folder"
+    )
+    data_text_column: str = setting(
+        "text", kinds.NAME, "column of the data set that holds the text"
+    )
+    data_max_seq_len: int = setting(
+        2048, whole(1, kinds.MAX_SEQ_LEN), "most tokens of a sequence when `seq_len` is variable"
+    )
+    data_shuffle: bool = setting(True, kinds.FLAG, "whether documents come in random order")
+    data_num_workers: int = setting(
+        0, whole(0, 1024), "processes that prepare batches; 0: the rank itself does"
+    )
+    data_seed: int = setting(0, kinds.SEED, "seed of the batches")
+    train_optimizer: str = setting("adamw", choice("adamw", "sgd"), "optimizer")
+    train_learning_rate: float = setting(
+        1e-4, kinds.POSITIVE, "learning rate, the highest of its schedule"
+    )
+    train_weight_decay: float = setting(0.01, kinds.NOT_NEGATIVE, "weight decay")
+    train_momentum: float = setting(0.0, kinds.BELOW_ONE, "momentum of SGD")
+    train_lr_schedule: str = setting(
+        "constant", choice("constant", "cosine"), "`constant` or `cosine`, after the warm-up"
+    )
+    train_lr_warmup_steps: int = setting(
+        0, whole(0, 1_000_000_000), "steps over which the learning rate rises linearly"
+    )
+    train_lr_decay_steps: int = setting(
+        0, whole(0, 1_000_000_000), "step at which a cosine schedule reaches zero"
+    )
+    train_clip_norm: float = setting(
+        0.0, kinds.NOT_NEGATIVE, "largest global norm of the gradients; 0 when not clipped"
+    )
+    train_autocast: str = setting(
+        "none", choice("none", "bfloat16"), "dtype of computation under autocast, or `none`"
+    )
+    train_recompute: bool = setting(
+        False,
+        kinds.RECOMPUTE,
+        "whether layers recompute their activations in the backward pass; of a list: any stage",
+    )
+    train_recompute_stages: tuple[bool, ...] = setting(
+        (), kinds.NO_KEY, "whether those of each stage do, where a list says so; JSON list"
+    )
+    train_compile: bool = setting(
+        False, kinds.FLAG, "whether each stage went through torch.compile"
+    )
+    train_microbatch_size: int = setting(1, whole(1, 1_000_000), "sequences of a microbatch")
+    launch_threads_per_rank: int = setting(1, whole(1, 1024), "CPU threads of a rank")
+    launch_bind: bool = setting(
+        True, kinds.FLAG, "whether CPU ranks are bound to cores of their own where there are enough"
+    )
+    launch_issue_ahead: int = setting(
+        8,
+        whole(1, 65_536),
+        "most computations that the host of a GPU issues before the GPU has done them",
+    )
+    stages_per_rank: int = setting(
+        1,
+        kinds.STAGES_PER_RANK,
+        "stages of a rank; of a program file the most of any rank",
+        in_file=AUTO,
+    )
+    memory_limit: str = setting(
+        "none",
+        kinds.MEMORY_LIMIT,
+        "most that a rank may need with schedule `auto`: a size, or activations of emulated "
+        "stages, each of a microbatch and stage",
+    )
+    program_digest: str = setting(
+        "", kinds.NO_KEY, "hash of the program file, where the schedule is one"
+    )
+    transfer_policy: str = setting(
+        "early",
+        choice("early", "just_in_time"),
+        "where receives are posted: `early` or `just_in_time`",
+    )
+    transfer_look_ahead: int = setting(
+        1, whole(0, 65_536), "compute actions ahead of its consumer that `early` posts a receive"
+    )
+    sharding_policy: str = setting(
+        "ddp",
+        choice("none", "ddp", "zero1", "zero2", "zero3", "torch"),
+        "what of a stage each replica keeps whole, and so which collectives a step has: `none` "
+        "(no actions: gradients are summed after the last), `ddp`, `zero1` (the optimizer is "
+        "sharded), `zero2` (gradients), `zero3` (parameters) or `torch` (parameters, as torch "
+        "places it)",
+    )
+    sharding_residency: int = setting(
+        2, whole(1, 65_536), "most stages of a rank that `zero3` has unsharded at once"
+    )
+    sharding_look_ahead: int = setting(
+        1, whole(0, 65_536), "stages that `zero3` unshards before they are needed"
+    )
+    sharding_every_backward: bool = setting(
+        True, kinds.FLAG, "whether `zero2` sums gradients after each backward, or once for a stage"
+    )
+    sharding_max_active_stages: int = setting(
+        3, whole(1, 65_536), "stages of a rank that `torch` keeps unsharded"
+    )
+    emulated_F_ms: tuple[float, ...] = setting(  # noqa: N815  # an op's name
+        (), kinds.OP_MS, "forward of a rank's share, or of each stage; milliseconds, JSON list"
+    )
+    emulated_I_ms: tuple[float, ...] = setting(  # noqa: N815
+        (), kinds.OP_MS, "input-gradient half of the backward, likewise"
+    )
+    emulated_W_ms: tuple[float, ...] = setting(  # noqa: N815
+        (), kinds.OP_MS, "weight-gradient half of the backward, likewise"
+    )
+    emulated_link_ms: tuple[float, ...] = setting(
+        (),
+        kinds.LINK_MS,
+        "delay added to each message, or to those of each link from a stage to the next; "
+        "milliseconds, JSON list",
+    )
+    emulated_gather_ms: tuple[float, ...] = setting(
+        (),
+        kinds.STAGE_MS,
+        "time that an UNSHARD moves bytes, once all replicas have come to it: of every stage, "
+        "or of each; milliseconds, JSON list",
+    )
+    emulated_reduce_ms: tuple[float, ...] = setting(
+        (), kinds.STAGE_MS, "time of a REDUCE_GRAD, likewise"
+    )
+    emulated_replica_factors: tuple[float, ...] = setting(
+        (),
+        kinds.FACTORS,
+        "factor of the times of each replica's computations; JSON list, empty: all 1",
+    )
+    emulated_jitter: float = setting(
+        0.0, up_to(1), "standard deviation of an emulated duration over its mean"
+    )
+    emulated_seed: int = setting(0, kinds.SEED, "seed of the jitter")
+    emulated_costs: str = setting(
+        "", kinds.TEXT, "file that the times are read from; they are then no part of the case"
+    )
 
     @property
     def case_id(self) -> str:
@@ -218,22 +358,50 @@ TIMES: Final = (
 class Measure:
     """How a case is measured. Not part of its identity."""
 
-    warmup_steps: int = setting(3, whole(0, 1_000_000))
-    max_warmup_steps: int = setting(20, whole(0, 1_000_000))
-    steps: int = setting(10, whole(1, 1_000_000))
-    block: int = setting(0, whole(0, 1_000_000))
-    launches: int = setting(1, whole(1, 1000), shared="all cases have the same number of launches")
+    warmup_steps: int = setting(3, whole(0, 1_000_000), "fewest steps to run before measuring")
+    max_warmup_steps: int = setting(
+        20, whole(0, 1_000_000), "most of them, while steps still get faster"
+    )
+    steps: int = setting(10, whole(1, 1_000_000), "measured steps")
+    block: int = setting(
+        0,
+        whole(0, 1_000_000),
+        "most measured steps of a turn, which follow each other unhindered; 0: 1, or 4 on a GPU",
+    )
+    launches: int = setting(
+        1,
+        whole(1, 1000),
+        "launches that the sweep asked for",
+        shared="all cases have the same number of launches",
+    )
     budget: str = setting(
-        "", kinds.BUDGET, shared="it is the time of the whole sweep", metavar="TIME"
+        "",
+        kinds.BUDGET,
+        "time for launches until it is known which case to take, as in 90s or 10m; none: "
+        "`launches`",
+        shared="it is the time of the whole sweep",
+        metavar="TIME",
     )
     resolution: float = setting(
-        0.02, kinds.RESOLUTION, shared="it belongs to the question of the whole sweep"
+        0.02,
+        kinds.RESOLUTION,
+        "difference within which two cases are the same, as a share",
+        shared="it belongs to the question of the whole sweep",
     )
-    verify: bool = setting(False, kinds.FLAG)
-    profile_steps: int = setting(0, whole(0, 1000))
-    timeout_s: float = setting(1800.0, up_to(1_000_000))
-    retry: int = setting(0, whole(0, 100))
-    order_seed: int = setting(0, kinds.SEED, shared="it sets the order of the cases of a launch")
+    verify: bool = setting(False, kinds.FLAG, "whether the run was to be verified at its own size")
+    profile_steps: int = setting(
+        0, whole(0, 1000), "further steps, untimed, under torch's profiler"
+    )
+    timeout_s: float = setting(
+        1800.0, up_to(1_000_000), "time limit of the run in seconds; 0: none"
+    )
+    retry: int = setting(0, whole(0, 100), "further tries of a launch after one that failed")
+    order_seed: int = setting(
+        0,
+        kinds.SEED,
+        "seed of the order of a launch's cases",
+        shared="it sets the order of the cases of a launch",
+    )
 
     @property
     def turns(self) -> tuple[int, ...]:
@@ -259,24 +427,28 @@ Planned = tuple[Case, Measure]
 class Torchrun:
     """Nodes on each of which the same command is started."""
 
-    nodes: int = setting(1, whole(1, 65_536))
-    rendezvous: str = setting("", kinds.RENDEZVOUS)
+    nodes: int = setting(1, whole(1, 65_536), "number of nodes")
+    rendezvous: str = setting("", kinds.RENDEZVOUS, "host:port of one of them")
 
 
 @dataclass(frozen=True)
 class Slurm:
     """The resources of a Slurm job; what is empty or 0 is left to the cluster or the cases."""
 
-    partition: str = setting("", kinds.TEXT)
-    account: str = setting("", kinds.TEXT)
-    qos: str = setting("", kinds.TEXT)
-    constraint: str = setting("", kinds.TEXT)
-    nodes: int = setting(1, whole(1, 65_536))
-    time: str = setting("1:00:00", kinds.SLURM_TIME)
-    gpus_per_node: int = setting(0, whole(0, 1024))
-    cpus_per_node: int = setting(0, whole(0, 65_536))
-    memory_gb: float = setting(0.0, up_to(1_000_000))
-    extra: Mapping[str, str | int | bool] = subtable(kinds.SLURM_OPTIONS)
+    partition: str = setting("", kinds.TEXT, "partition")
+    account: str = setting("", kinds.TEXT, "account")
+    qos: str = setting("", kinds.TEXT, "quality of service")
+    constraint: str = setting("", kinds.TEXT, "constraint on nodes")
+    nodes: int = setting(1, whole(1, 65_536), "number of nodes")
+    time: str = setting(
+        "1:00:00", kinds.SLURM_TIME, "time limit of all launches, as Slurm writes it"
+    )
+    gpus_per_node: int = setting(0, whole(0, 1024), "GPUs of a node")
+    cpus_per_node: int = setting(0, whole(0, 65_536), "CPU cores of a node")
+    memory_gb: float = setting(0.0, up_to(1_000_000), "memory of a node")
+    extra: Mapping[str, str | int | bool] = subtable(
+        kinds.SLURM_OPTIONS, "further options of sbatch"
+    )
 
     @property
     def time_min(self) -> int:
@@ -291,7 +463,12 @@ class Supervision:
     the supervisors and ranks of the launch.
     """
 
-    patience_s: float = setting(600.0, up_to(1_000_000), metavar="S")
+    patience_s: float = setting(
+        600.0,
+        up_to(1_000_000),
+        "seconds for the slowest node and rank to come, also in place of a node that was lost",
+        metavar="S",
+    )
 
     @classmethod
     def here(cls) -> Supervision:
@@ -310,14 +487,32 @@ _HANDED_OVER = "PPBENCH_SUPERVISION"
 class PlanSettings:
     """`[plan]`: what a plan is asked for. No part of a case."""
 
-    ranks: tuple[int, ...] = setting((), kinds.COUNTS)
-    memory: str = setting("", kinds.MEMORY)
-    global_batch: int = setting(0, whole(0, 1_000_000_000))
-    schedules: tuple[str, ...] = setting((), kinds.SCHEDULES)
-    stages_per_rank: tuple[int, ...] = setting((1, 2), kinds.SOME_COUNTS)
-    microbatch_sizes: tuple[int, ...] = setting((), kinds.COUNTS)
-    recompute: str = setting("auto", choice("auto", "none", "all"))
-    costs: str = setting("measure", kinds.COSTS_ORIGIN)
+    ranks: tuple[int, ...] = setting(
+        (), kinds.COUNTS, "number of ranks, or a list to choose from; none: `world_size`"
+    )
+    memory: str = setting("", kinds.MEMORY, 'memory of each rank, as in "1.5 GiB"; none: no limit')
+    global_batch: int = setting(
+        0,
+        whole(0, 1_000_000_000),
+        "sequences of a step; 0: `num_microbatches` x `train.microbatch_size`",
+    )
+    schedules: tuple[str, ...] = setting(
+        (), kinds.SCHEDULES, 'schedules to choose from, "auto" among them; none: all'
+    )
+    stages_per_rank: tuple[int, ...] = setting(
+        (1, 2), kinds.SOME_COUNTS, "numbers of stages of a rank to choose from"
+    )
+    microbatch_sizes: tuple[int, ...] = setting(
+        (), kinds.COUNTS, "sequences of a microbatch to choose from; none: all with costs"
+    )
+    recompute: str = setting(
+        "auto",
+        choice("auto", "none", "all"),
+        "layers that recompute: of the stages that would not fit, of none, of all",
+    )
+    costs: str = setting(
+        "measure", kinds.COSTS_ORIGIN, 'where costs are from: "measure" here, or "file:PATH"'
+    )
 
     @property
     def memory_bytes(self) -> int | None:
@@ -329,18 +524,17 @@ class PlanSettings:
 class TrackSettings:
     """`[track]`: what is tracked over commits; see `ppbench.config.sweep`. No part of a case."""
 
-    repo: str = setting("", kinds.TEXT)
-    setup: str = setting("", kinds.TEXT)
-    thresholds: Mapping[str, object] = subtable(kinds.TABLE)
-    accept: Sequence[object] = setting((), kinds.TABLES, in_file=[])
+    repo: str = setting("", kinds.TEXT, "a folder of the repository; none: around the sweep file")
+    setup: str = setting("", kinds.TEXT, "command that is run in the work tree of a past commit")
+    thresholds: Mapping[str, object] = subtable(kinds.TABLE, "changes that the gate lets pass")
+    accept: Sequence[object] = setting(
+        (), kinds.TABLES, "changes for the worse that are intended", in_file=[]
+    )
 
 
 def _declared() -> Iterator[Setting]:
     """Every setting, with its key and its meaning."""
-    lines = Path(__file__).with_name("settings.txt").read_text().splitlines()
-    meanings = dict(line.split(maxsplit=1) for line in lines if line and line[0] != "#")
-    name = Setting(kinds.SWEEP_NAME, "", "it names the whole sweep", key="name")
-    yield name._replace(meaning=meanings["name"])
+    yield Setting(kinds.SWEEP_NAME, "name of the sweep", "", "it names the whole sweep", key="name")
     sections = ("model", "data", "train", "launch", "transfer", "sharding", "emulated")
     owners: tuple[tuple[str, type, str], ...] = (
         ("", Case, ""),
@@ -357,8 +551,7 @@ def _declared() -> Iterator[Setting]:
             is_inside = owner is Case and section in sections
             key = f"{section}.{rest}" if is_inside else f"{prefix}{field.name}"
             one: Setting = field.metadata["setting"]
-            one = one._replace(shared=one.shared or why, key=key, owner=owner, field=field.name)
-            yield one._replace(meaning=meanings[key])
+            yield one._replace(shared=one.shared or why, key=key, owner=owner, field=field.name)
 
 
 _DECLARED = tuple(_declared())

@@ -1,10 +1,7 @@
 """What each key of a sweep file takes, what it keeps, and what it refuses with which words."""
 
-from pathlib import Path
-
 import pytest
 
-from ppbench.config import kinds
 from ppbench.config.case import CASE_KEYS, SETTINGS, Case, Measure, setting_of
 from ppbench.config.kinds import MAX_SEQ_LEN, SHARE, minutes_of, name_from, seconds_of
 
@@ -135,12 +132,6 @@ def test_a_share_is_a_percentage_or_a_fraction(written, share):
 def test_what_is_no_share_is_refused(written):
     with pytest.raises(ValueError, match=r'such as "2%" or 0\.02'):
         SHARE.check(written)
-
-
-def test_every_meaning_is_of_a_setting():
-    lines = Path(kinds.__file__).with_name("settings.txt").read_text().splitlines()
-    named = [line.split()[0] for line in lines if line and not line.startswith("#")]
-    assert sorted(named) == sorted({*SETTINGS, "train.recompute_stages", "program_digest"})
 
 
 def test_times_have_their_units():
