@@ -153,14 +153,21 @@ def main(arguments: Sequence[str]) -> None:
 def join_other_ranks(patience_s: float) -> None:
     """Make the default process group, which carries control messages only.
 
-    Blocks until all ranks are here. Raises DistStoreError if one is not within the time given,
+    Blocks until all ranks are here. Raises RuntimeError if one is not within the time given,
     InterfaceError if the store of the ranks is not named.
     """
     patience = timedelta(seconds=patience_s)
     store = store_of_ranks(patience)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store.set(f"here/{rank}", "yes")
-    store.wait([f"here/{one}" for one in range(world_size)], patience)
+    try:
+        store.wait([f"here/{one}" for one in range(world_size)], patience)
+    except dist.DistError as error:
+        missing = [one for one in range(world_size) if not store.check([f"here/{one}"])]
+        raise RuntimeError(
+            f"rank {rank} of {world_size} waited {patience_s:g} s for the others; missing: "
+            f"{', '.join(map(str, missing))}"
+        ) from error
     dist.init_process_group(
         "gloo",
         store=PrefixStore("ppbench", store),

@@ -6,6 +6,7 @@ import torch.distributed as dist
 from engine.run.p2p.channel import TransferError
 from engine.run.streams import TooManyEdgesError
 from ppbench.run.failures.evidence import PEER_LOST
+from ppbench.run.worker import rank
 from ppbench.run.worker.rank import _status_of
 
 TWICE = """NCCL error in: NCCLUtils.cpp:94, invalid usage, NCCL version 2.27.5
@@ -44,3 +45,13 @@ def test_memory_that_ran_out_is_named_also_as_the_cause_of_another_error():
     assert _status_of(error, "the layer failed") == "oom"
     assert _status_of(RuntimeError(), "can't allocate memory") == "oom"
     assert _status_of(RuntimeError(), "") == "error"
+
+
+def test_a_rank_that_waits_in_vain_names_those_that_are_missing(monkeypatch):
+    store = dist.HashStore()
+    store.set("here/2", "yes")
+    monkeypatch.setattr(rank, "store_of_ranks", lambda _patience: store)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(RuntimeError, match=r"rank 0 of 4 waited 0\.1 s .* missing: 1, 3"):
+        rank.join_other_ranks(0.1)
