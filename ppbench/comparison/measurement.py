@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -56,7 +57,8 @@ def measure_until_decided(
     """Launch and look until the verdicts of these metrics are decided, or no more may be made.
 
     With a budget no launch is begun that would end after it, but for the first three. Between two
-    looks come as many launches `at_once` as are best made in one start.
+    looks come as many launches `at_once` as are best made in one start, or as the budget allows:
+    how many it allows in all follows from the time of the first three.
 
     `bring_to` launches both sides until each has so many launches, and returns how many rounds of
     both sides it has made; `compared` is the comparison of a look. Raises UsageError for fewer
@@ -67,17 +69,19 @@ def measure_until_decided(
             f"--max-launches {most_launches} launches; a verdict needs {FEWEST_LAUNCHES} launches "
             "of each side"
         )
-    counts = range(FEWEST_LAUNCHES, most_launches, at_once)
-    planned = (*counts, most_launches)
-    budget, round_s = Budget(budget_s), 0.0
-    for place, num_launches in enumerate(planned):
+    budget, round_s, num_launches, counts = Budget(budget_s), 0.0, FEWEST_LAUNCHES, list[int]()
+    affordable = most_launches
+    while True:
         began_s = budget.passed_s
         num_rounds = bring_to(num_launches)
-        looks = Looks(planned[: place + 1], most_launches)
-        comparison = compared(looks)
         if num_rounds:  # of the last start: the first one prepares work trees besides
             round_s = (budget.passed_s - began_s) / num_rounds
-        if place == 0 and num_rounds and len(planned) > 1:
+        if not counts and budget_s and round_s:
+            affordable = min(affordable, num_launches + math.ceil(budget.left_s / round_s))
+        counts.append(num_launches)
+        looks = Looks(tuple(counts), affordable)
+        comparison = compared(looks)
+        if len(counts) == 1 and num_rounds and num_launches < most_launches:
             most = duration(round_s * (most_launches - num_launches))
             say(
                 f"one launch of both sides takes about {duration(round_s)}: at most {most} more "
@@ -89,10 +93,15 @@ def measure_until_decided(
             f"after {counted(num_launches, 'launch')} of each side: {num_decided} of "
             f"{counted(len(changes), 'verdict')} decided"
         )
-        if num_decided == len(changes):
+        if num_decided == len(changes) or num_launches == most_launches:
             break
-        if not budget.allows(at_once * round_s):
+        num = min(at_once, most_launches - num_launches)
+        if budget_s and round_s:
+            num = max(1, min(num, affordable - num_launches, int(budget.left_s / round_s)))
+        budget.is_spent = num_launches == affordable
+        if budget.is_spent or not budget.allows(num * round_s):
             break
+        num_launches += num
     opened = [change for change in changes if not change.is_decided]
     to_decide, why_not = dict[str, str](), ""
     if opened:
