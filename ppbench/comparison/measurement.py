@@ -95,10 +95,10 @@ def measure_until_decided(
         )
         if num_decided == len(changes) or num_launches == most_launches:
             break
-        num = min(at_once, most_launches - num_launches)
+        num = min(at_once, affordable - num_launches)
         if budget_s and round_s:
-            num = max(1, min(num, affordable - num_launches, int(budget.left_s / round_s)))
-        budget.is_spent = num_launches == affordable
+            num = min(num, max(1, int(budget.left_s / round_s)))
+        budget.is_spent = num == 0
         if budget.is_spent or not budget.allows(num * round_s):
             break
         num_launches += num

@@ -126,10 +126,11 @@ def _of_schedule(case: Case) -> Iterator[Problem]:
 
 @functools.cache
 def _refusals() -> tuple[list[tuple[str, object, Condition]], list[tuple[str, Conditions, str]]]:
-    """What `refusals.txt` says.
+    """Return the two tables that `refusals.txt` holds.
 
-    There are the settings that do nothing in some cases, each with its default and the condition of
-    the others; and the keys of cases that cannot be, with their conditions and the reason.
+    The first has the settings that do nothing in some cases, each with its default and the
+    condition of the others; the second the keys of cases that cannot be, with their conditions and
+    the reason.
     """
     idle, never, rows = [], [], Path(__file__).with_name("refusals.txt").read_text().splitlines()
     for row in rows:

@@ -41,7 +41,7 @@ def peaks_text(of_ranks: Iterable[Fraction]) -> str:
 
 
 def replicas_facts(prediction: Prediction) -> list[tuple[str, str]]:
-    """What replicas share, what their collectives take, what both cost; nothing of one alone."""
+    """Return what replicas share, what their collectives take, and what both cost the step."""
     replication = prediction.replication
     if replication is None:
         return []

@@ -203,7 +203,7 @@ class _Waits:
         self._places = {rank: self._place_of(state) for rank, state in self.seen.items()}
         waits = {rank: self._wait_of(state) for rank, state in self.seen.items()}
         self.of = {rank: wait for rank, wait in waits.items() if wait is not None}
-        """What ranks wait for; those that are at work or have left no record are not here."""
+        """What each rank waits for; one at work or without a record is not here."""
         self._reached = {rank: self._reached_from(rank) for rank in self._ranks}
         """The ranks that each one waits for, directly or not; itself in a circle."""
 

@@ -86,7 +86,7 @@ class Supervisor:
             device_variables.prepare(environ)
             with (Path(told.folder) / LOG).open("ab") as errors:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", SUPERVISOR, "told", str(os.getpid()), preloaded],
+                    [sys.executable, "-m", SUPERVISOR, "serve", str(os.getpid()), preloaded],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,

@@ -1,6 +1,6 @@
 """The one process of a node that starts its ranks, watches them, and says what happened to them.
 
-    python -m ppbench.run.launch.supervisor told PID MODULES         by a controller (local.py)
+    python -m ppbench.run.launch.supervisor serve PID MODULES        by a controller (local.py)
     python -m ppbench.run.launch.supervisor [OPTIONS] -m MODULE ...  the same on every node, by hand
 
     import what is heavy | fork ranks | watch | they end -> note, restart all | watch | over
@@ -44,7 +44,7 @@ from ppbench.run.launch.lifetime import die_with_parent
 
 if __name__ == "__main__":
     gc.disable()  # imported objects stay, and collections take a fifth of the time
-    if sys.argv[1:2] == ["told"]:  # now, as what is imported next takes long
+    if sys.argv[1:2] == ["serve"]:  # now, as what is imported next takes long
         die_with_parent(int(sys.argv[2]))
 
 import torch
@@ -502,7 +502,7 @@ def main() -> None:
             signal.signal(number, _stop)
     code: object = 1
     try:
-        if sys.argv[1:2] == ["told"]:
+        if sys.argv[1:2] == ["serve"]:
             serve_controller(sys.argv[3])
         code = run_on_node(sys.argv[1:])
     except SystemExit as end:

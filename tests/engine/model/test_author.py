@@ -1,4 +1,4 @@
-"""What is far from what the author's module has is found and named, whatever else is there."""
+"""The comparison finds and names what is far from the author's, whatever else is there."""
 
 from __future__ import annotations
 

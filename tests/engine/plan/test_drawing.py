@@ -36,7 +36,7 @@ def drawings_in(module_name):
 
 
 def timeline(simulation):
-    """What each rank computes in each unit of time: the longest of which all are multiples."""
+    """Draw what each rank computes in each unit of time, the longest of which all are multiples."""
     times = (simulation.start_ns, simulation.end_ns)
     unit = math.gcd(*(time for ends in times for row in ends for time in row)) or 1
     grid = [["."] * (simulation.makespan_ns // unit) for _ in simulation.program.actions]

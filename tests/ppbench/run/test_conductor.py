@@ -70,7 +70,7 @@ def rounds_in(log):
 
 @pytest.mark.parametrize("planned", [[5], [5, 5], [5, 5, 5], [1, 4], [0, 4]])
 def test_sets_work_one_at_a_time_and_each_round_has_all_that_have_not_closed(planned):
-    """As many rounds as the set has that has planned most."""
+    """There are as many rounds as the set with the most has planned."""
     with Conductor("a", len(planned)) as conductor:
         log = Sets(conductor, planned).run()
     taking_part = [number for number, num in enumerate(planned) if num]

@@ -204,7 +204,7 @@ def test_nothing_outlives_a_controller_or_supervisor_that_is_killed(killed, tmp_
 def test_a_process_whose_parent_is_gone_already_ends_at_once(tmp_path):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    command = [sys.executable, "-m", SUPERVISOR, "told", str(gone.pid), ""]
+    command = [sys.executable, "-m", SUPERVISOR, "serve", str(gone.pid), ""]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
 
 
