@@ -72,6 +72,12 @@ def key_of_training(case: Case) -> str:
     return key_of_facts(case, training_of(case), hashes_of_text(case.data_source))
 
 
+def key_of_microbatches(case: Case) -> str:
+    """Return the key of trainings whose first steps begin with the same microbatches."""
+    training = {**training_of(case), "num_microbatches": None}
+    return key_of_facts(case, training, hashes_of_text(case.data_source))
+
+
 def check_first_loss(case: Case, loss: float | None, expected: float) -> None:
     """Compare the first step's loss with the unsplit model's. Raises DisagreementError."""
     _compare(case, "first", loss, expected, "the unsplit model", 0)

@@ -1,8 +1,9 @@
 """Computes the loss that every runtime must have in the first step, with the unsplit model.
 
-One stage after the other takes all microbatches forward, on one rank, and keeps nothing for a
+One stage after the other takes the microbatches forward, on one rank, and keeps nothing for a
 backward. So it needs no more memory than the largest stage and one message per microbatch, even if
-the whole model does not fit. It is computed once for all ways to run a training on this machine.
+the whole model does not fit. Steps of more microbatches begin with those of fewer, so each
+microbatch is computed once, for all ways to run a training on this machine and for any number.
 
     results/verified/first-KEY.json
 """
@@ -18,6 +19,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from engine.configuration import data_of, lowered_of, model_of, partition_of, tokenizer_of
 from engine.connection import autocast_of
+from engine.model.data import IGNORED
 from engine.run.device import random_state, set_random_state
 from engine.run.stage import loss_of
 from engine.trainer import TrainerConfig
@@ -25,28 +27,34 @@ from ppbench.run.verification.record import read_record, write_record
 
 
 def first_loss(
-    results: Path, training: str, config: TrainerConfig, device: torch.device
+    results: Path, key: str, config: TrainerConfig, device: torch.device
 ) -> float | None:
-    """Return the first step's loss as `unsplit_loss` does, or as it was computed before.
-
-    `training` is its key (`losses.key_of_training`). None, too, where there is no room for it.
-    """
-    key = f"first-{training}"
-    known = read_record(results, key)
-    if known is None:
-        with contextlib.suppress(MemoryError, torch.OutOfMemoryError):  # beside what is there
-            known = {"loss": unsplit_loss(config, device)}
-            write_record(results, key, known)
-    loss: float | None = (known or {}).get("loss")
-    return loss
-
-
-def unsplit_loss(config: TrainerConfig, device: torch.device) -> float | None:
     """Return the first step's mean loss per token; `config` is the one agreed on.
 
-    None for a model that draws random numbers, as dropout does, or whose forwards change its
-    buffers, as a power iteration does: its loss depends on the order in which a rank computes its
-    microbatches, which differs between schedules.
+    `key` stands for all that decides a microbatch's loss (`losses.key_of_microbatches`). None where
+    there is no room to compute it, and for a model that draws random numbers, as dropout does, or
+    whose forwards change its buffers, as a power iteration does: its loss depends on the order in
+    which a rank computes its microbatches, which differs between schedules.
+    """
+    key, num = f"first-{key}", config.replicas * config.data.num_microbatches
+    known = read_record(results, key) or {"sums": []}
+    sums: list[tuple[float, int]] | None = known["sums"]
+    if sums is not None and len(sums) < num:
+        with contextlib.suppress(MemoryError, torch.OutOfMemoryError):  # beside what is there
+            further = sums_of_losses(config, device, len(sums))
+            sums = None if further is None else [*sums, *further]
+            write_record(results, key, {"sums": sums})
+    if sums is None or len(sums) < num:
+        return None
+    return sum(loss for loss, _ in sums[:num]) / sum(tokens for _, tokens in sums[:num])
+
+
+def sums_of_losses(
+    config: TrainerConfig, device: torch.device, begin: int = 0
+) -> list[tuple[float, int]] | None:
+    """The summed loss and the number of tokens of each microbatch from one on, in the first step.
+
+    None where the order of microbatches decides the loss.
     """
     model = model_of(config, device)
     data = data_of(config, model, tokenizer_of(config), device)
@@ -57,8 +65,8 @@ def unsplit_loss(config: TrainerConfig, device: torch.device) -> float | None:
     before = random_state(device)
     partition = partition_of(config, model, lowered_of(config).num_stages)
     # Messages of all microbatches are kept, but never their logits.
-    carried: list[tuple[Tensor, ...]] = [(inputs,) for inputs in batch.inputs]
-    losses: list[Tensor] = []
+    carried: list[tuple[Tensor, ...]] = [(inputs,) for inputs in batch.inputs[begin:]]
+    sums: list[tuple[float, int]] = []
     has_state = False
     with torch.no_grad():
         for stage in range(len(partition)):
@@ -66,16 +74,17 @@ def unsplit_loss(config: TrainerConfig, device: torch.device) -> float | None:
             module = model.build_stage(partition, stage, device)
             set_random_state(state, device)  # drawing its weights has changed it
             states = _states(module)
-            for microbatch, targets in enumerate(batch.targets):
+            for microbatch, targets in enumerate(batch.targets[begin:]):
                 with autocast_of(config.autocast, device):
                     outputs = module(*carried[microbatch])
                 carried[microbatch] = outputs
                 if module.is_last:
-                    losses.append(loss_of(outputs[0], targets, batch.num_tokens))
+                    loss = loss_of(outputs[0], targets, tokens_per_step=1)
+                    sums.append((float(loss), int((targets != IGNORED).sum())))
                     carried[microbatch] = ()
             has_state |= _states(module) != states
     has_drawn = not torch.equal(before, random_state(device))
-    return None if has_drawn or has_state else float(torch.stack(losses).sum())
+    return None if has_drawn or has_state else sums
 
 
 def _states(module: nn.Module) -> dict[tuple[int, str], tuple[int, int]]:

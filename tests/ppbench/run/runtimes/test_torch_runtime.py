@@ -1,6 +1,7 @@
 """torch.distributed.pipelining as a runtime, on real ranks: exact, and its spans tell all of it."""
 
 import itertools
+import json
 import weakref
 
 import pandas as pd
@@ -42,7 +43,7 @@ from ppbench.run.runtimes.torch_pipelining import (
     proved_program,
 )
 from ppbench.run.runtimes.torch_spans import Instrument, program_of
-from ppbench.run.verification.unsplit import unsplit_loss
+from ppbench.run.verification.unsplit import first_loss
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 
@@ -171,24 +172,32 @@ def test_its_memory_is_the_engines_and_its_buffers_and_is_predicted(ranks, name)
         assert their.predicted_peak_bytes == pytest.approx(their.peak_bytes, rel=0.05)
 
 
-def loss_and_reference(trainer):
-    return trainer.compute_gradients(0), unsplit_loss(trainer.config, CPU)
+def loss_and_reference(trainer, results):
+    return trainer.compute_gradients(0), first_loss(results, "key", trainer.config, CPU)
 
 
-def test_the_expected_loss_is_unknown_where_the_order_of_microbatches_decides_it(ranks):
-    settings = config("1f1b", 1, 2, preset="authors:rotating")  # it counts its calls in a buffer
-    ((loss, expected),) = ranks.run(1, with_trainer, settings, loss_and_reference)
-    assert loss is not None
-    assert expected is None
+def test_the_expected_loss_is_unknown_where_the_order_of_microbatches_decides_it(ranks, tmp_path):
+    for preset in (
+        "authors:rotating",  # it counts its calls in a buffer
+        configuration_folder(tmp_path, "gpt_neox", hidden_dropout=0.1),
+    ):
+        settings, results = config("1f1b", 1, 2, preset=preset), tmp_path / preset[-3:]
+        ((loss, expected),) = ranks.run(1, with_trainer, settings, loss_and_reference, results)
+        assert loss is not None
+        assert expected is None
 
 
-def test_the_expected_loss_is_the_unsplit_models_and_unknown_with_dropout(ranks, tmp_path):
-    ((loss, expected),) = ranks.run(1, with_trainer, config("zbv", 1, 3), loss_and_reference)
-    assert loss == pytest.approx(expected, rel=1e-12)
-    folder = configuration_folder(tmp_path, "gpt_neox", hidden_dropout=0.1)
-    settings = config("1f1b", 1, 2, preset=folder)
-    ((_, expected),) = ranks.run(1, with_trainer, settings, loss_and_reference)
-    assert expected is None
+@pytest.mark.parametrize("seq_len", [16, "variable"])
+def test_the_expected_loss_is_the_unsplit_models_for_any_number_of_microbatches(
+    ranks, tmp_path, seq_len
+):
+    for num, known in ((2, 2), (5, 5), (3, 5)):  # each microbatch is computed once
+        settings = config("zbv", 1, num, seq_len=seq_len, max_seq_len=16, microbatch_size=2)
+        ((loss, expected),) = ranks.run(1, with_trainer, settings, loss_and_reference, tmp_path)
+        assert loss == pytest.approx(expected, rel=1e-12)
+        assert (
+            len(json.loads((tmp_path / "verified" / "first-key.json").read_text())["sums"]) == known
+        )
 
 
 def watch(trainer):
