@@ -91,7 +91,7 @@ def test_a_failed_run_is_drawn_without_an_error_and_fits(opened: Opened) -> None
 def test_what_was_never_finished_is_hatched_and_told_from_what_was(opened: Opened) -> None:
     names = opened.tab.evaluate("div.timeline.kinds.map((kind) => kind.name)")
     assert {"forward", "waiting at the end", "stopped"} <= set(names)
-    hatched = opened.tab.evaluate("div.timeline.kinds.filter((kind) => kind.isHatched).length")
+    hatched = opened.tab.evaluate("div.timeline.kinds.filter((kind) => kind.hatch).length")
     assert hatched >= 2
     labels = opened.tab.evaluate("div.timeline.texts")
     assert set(OPEN) <= set(labels)

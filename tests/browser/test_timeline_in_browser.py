@@ -544,12 +544,12 @@ def test_too_many_spans_open_as_an_overview_that_says_what_was_merged(big: Tab) 
 def test_the_page_slices_time_as_the_overview_did(big: Tab, big_store: Store) -> None:
     spans = big_store.table("spans", [big_store.runs().iloc[1]["run_id"]])
     step = Step("", spans)
-    kinds = [m for m in step.marks() if m.kind.has_text]
+    kinds = [m for m in step.marks if m.kind.has_text]
     wanted = overview(kinds, 4, 2e9, 3e9, 50)
     busy, mostly, counts = json.loads(
         str(
             big.evaluate("""(() => {
-              const kinds = div.timeline.kinds.filter((kind) => kind.isStep);
+              const kinds = div.timeline.kinds.filter((kind) => kind.isComputation);
               const [step] = div.timeline.steps;
               const { busy, mostly, counts } = overviewOf(kinds, step, 2000, 3000, 50, 0.8);
               return JSON.stringify([busy, mostly, counts].map((values) => [...values]));
@@ -643,12 +643,12 @@ def test_a_step_in_a_row_is_marked_between_those_beside_it(
 ) -> None:
     tab = opened(browser, page_in_a_row, width, scheme)
     assert_sound(tab, page_in_a_row)
-    names = "div.timeline.steps.map(({ row }) => row.names.map(([name]) => name))"
+    names = "div.timeline.steps.map(({ names }) => names.map(([name]) => name))"
     assert tab.evaluate(names) == [
         ["step 4", "step 5 · 240.0 ms", "step 6"],
         ["the step before", "the step · 240.0 ms", "the step after"],
     ]
-    windows = tab.evaluate("div.timeline.steps[0].row.windows")
+    windows = tab.evaluate("div.timeline.steps[0].windows")
     assert windows == [[10 * rank, 240 + 10 * rank] for rank in range(4)]
     label = str(tab.evaluate("div.timeline.rows.getAttribute('aria-label')"))
     assert "step 5 · 240.0 ms is marked, beside step 4 and step 6." in label

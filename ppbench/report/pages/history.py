@@ -270,7 +270,7 @@ def _embedded(
         with contextlib.suppress(StoreError, UsageError):  # runs without spans
             runs = [run for _, run in rows.iterrows()]
             line = timeline(store, runs, [names[run_id] for run_id in rows["run_id"]])
-            room -= len(line.packed) + (len(line.columns[1]) if line.columns else 0)
+            room -= len(line.meta) + len(line.columns)
             if room < 0:
                 num_left_out += 1
             else:

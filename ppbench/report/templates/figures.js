@@ -2,8 +2,6 @@
 
 const figures = (() => {
   const CONFIG = { responsive: true, displayModeBar: false };
-  const PACKED = "application/x-ppbench-figure";
-  const texts = new Map(); // script -> its figure's JSON, once unpacked
   let selected = null; // ids of cases; null selects all
 
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -91,7 +89,6 @@ const figures = (() => {
   }
 
   const isHidden = (div) => !div.checkVisibility(); // folded or filtered away
-  const scriptOf = (div) => document.getElementById(div.dataset.figure) ?? div.nextElementSibling;
   const drawn = () => [...document.querySelectorAll(".chart[data-drawn]")];
 
   // Keeps the zoom and the hidden traces when a figure is redrawn for other colours or for paper.
@@ -113,12 +110,6 @@ const figures = (() => {
     div.toggleAttribute("data-empty", figure === null);
     if (figure === null) return null; // hidden by the style sheet
     if (isHidden(div)) return wait(div);
-    if (figure.layout.meta?.timeline) {
-      if (div.timeline) return div.timeline.restyle();
-      div.style.minHeight = "";
-      div.timeline = new Timeline(div, figure);
-      return div.dispatchEvent(new Event("drawn", { bubbles: true }));
-    }
     if (!globalThis.Plotly) return null; // the page says that it is missing
     const { data, layout } = fitted(figure, div);
     div.style.minHeight = "";
@@ -131,20 +122,10 @@ const figures = (() => {
     div.dispatchEvent(new Event("drawn", { bubbles: true }));
   }
 
-  // Packed data is unpacked the first time, asynchronously; everything else is drawn at once.
   function draw(div) {
-    const script = scriptOf(div);
     div.dataset.drawn = "";
-    if (div.timeline) return div.timeline.restyle();
-    if (script.type !== PACKED) return drawText(div, script.textContent);
-    if (texts.has(script)) return drawText(div, texts.get(script));
-    return prepare(div).then(() => drawText(div, texts.get(script)));
-  }
-
-  // Unpacks ahead of time, since printing cannot wait.
-  async function prepare(div) {
-    const script = scriptOf(div);
-    if (script.type === PACKED && !texts.has(script)) texts.set(script, await unpackText(script));
+    if ("timeline" in div.dataset) drawTimeline(div);
+    else drawText(div, div.nextElementSibling.textContent);
   }
 
   // A chart is drawn when it first comes near the screen, which a folded chart never does.
@@ -173,7 +154,7 @@ const figures = (() => {
 
   return {
     watch: (within = document) => within.querySelectorAll(".chart").forEach((div) => nearby.observe(div)),
-    prepareOpen: () => document.querySelectorAll("details[open] .chart").forEach(prepare),
+    prepareOpen: () => document.querySelectorAll("details[open] .chart[data-timeline]").forEach(prepareTimeline),
     redrawAll: () => drawn().forEach(redraw),
     refitAll: () => drawn().forEach(refit),
     drawVisible: () => document.querySelectorAll(".chart").forEach((div) => isHidden(div) || draw(div)),

@@ -41,7 +41,7 @@
     find(".drawn").replaceChildren();
     if (content.figure) {
       find(".drawn").append(element("div", "chart", "", {
-        role: "figure", "aria-label": `Timelines, ${content.title}`, "data-figure": content.figure, style: `min-height: ${content.height}px`,
+        role: "figure", "aria-label": `Timelines, ${content.title}`, "data-timeline": content.figure, style: `min-height: ${content.height}px`,
       }));
     }
     neighbour(find(".older"), key, panels, -1);

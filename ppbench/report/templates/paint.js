@@ -69,7 +69,7 @@ function paintAxis(canvas, plane, style, unit, range) {
   const { step, times } = ticksOf(plane.start, plane.end, plane.width / TICK_PX);
   context.font = style.font(12);
   context.textBaseline = "middle";
-  const [labelFrom, labelTo] = range ? paintLabel(context, plane, range, `${inMs(range.end - range.start)}${unit}`, style, height) : [0, 0];
+  const [labelFrom, labelTo] = range ? paintLabel(context, plane, range, `${written(range.end - range.start, 3)}${unit}`, style, height) : [0, 0];
   const texts = [];
   let free = plane.left - 20;
   for (const time of times) {
@@ -90,6 +90,7 @@ function paintAxis(canvas, plane, style, unit, range) {
   return texts;
 }
 
+const TRACK = "rgba(128,128,128,0.09)";
 const LEAST_LABELLED_PX = 72; // height from which a row has labels `send` and `recv`
 
 function paintRows(context, plane, timeline, style) {
@@ -109,7 +110,7 @@ function paintRows(context, plane, timeline, style) {
         context.fillText(`${rowName} ${rank}`, plane.left - 6, y + compute.at * plane.rowPx);
       }
       for (const [name, { at, height }] of Object.entries(thin)) {
-        context.fillStyle = style.track;
+        context.fillStyle = TRACK;
         context.fillRect(plane.left, y + (at - height / 2) * plane.rowPx, plane.width, height * plane.rowPx);
         if (plane.rowPx < LEAST_LABELLED_PX) continue;
         context.font = style.font(10);
@@ -122,8 +123,8 @@ function paintRows(context, plane, timeline, style) {
 
 // Where each rank begins (0) or ends (1) a step in a row: a line from rank to rank, and up to the names.
 function edgeOf(plane, step, at) {
-  const { firstRow, row } = step;
-  const points = row.windows.flatMap((window, rank) => (
+  const { firstRow, windows } = step;
+  const points = windows.flatMap((window, rank) => (
     [-0.5, 0.5].map((by) => [xAt(plane, window[at]), yAt(plane, firstRow + rank + by)])));
   return [[points[0][0], points[0][1] - roomAbove(plane, step)], ...points];
 }
@@ -159,7 +160,7 @@ function paintRowOf(context, plane, step, style) {
     context.textBaseline = "middle";
     context.textAlign = "center";
     const y = yAt(plane, step.firstRow - 0.5) - room / 2;
-    for (const [name, begin, end, isOwn] of step.row.names) {
+    for (const [name, begin, end, isOwn] of step.names) {
       context.font = `${isOwn ? "600 " : ""}${style.font(Math.min(12, room))}`;
       context.fillStyle = isOwn ? style.ink : style.quiet;
       const ends = endsOf(plane, { start: begin, end });
@@ -179,7 +180,7 @@ function pictureOf({ busy, mostly, slices }, kinds, isVisible) {
   const picture = Object.assign(document.createElement("canvas"), { width: slices, height: ranks });
   const context = picture.getContext("2d");
   const image = context.createImageData(slices, ranks);
-  const colors = [...kinds.map((kind) => (isVisible(kind) ? channelsOf(kind.firstColor) : null)), channelsOf(MIXED), channelsOf(MIXED)];
+  const colors = [...kinds.map((kind) => (isVisible(kind) ? channelsOf(kind.colors[0]) : null)), channelsOf(MIXED), channelsOf(MIXED)];
   const opacities = kinds.map(({ opacity }) => opacity);
   opacities.push(1, Math.min(...opacities));
   for (let cell = 0; cell < busy.length; cell++) {
@@ -230,29 +231,31 @@ function paintBars(context, plane, kind, places, style) {
     context.fillStyle = kind.color(n);
     context.fillRect(box.x, box.y, box.width - line, box.height);
     context.globalAlpha = 1;
-    if (kind.isHatched) paintHatch(context, box, kind.hatch);
+    if (kind.hatch) paintHatch(context, box, kind);
     const text = kind.label?.(n);
     if (!text || box.height < 9) continue;
     context.font = style.font(Math.min(12, Math.max(9, box.height - 2)));
     const width = context.measureText(text).width;
     if (width + 4 > box.width) continue;
     context.fillStyle = kind.beside ? style.quiet : kind.ink(n);
-    context.textAlign = kind.isHatched ? "left" : "center";
-    context.fillText(text, kind.isHatched ? box.x + 4 : box.x + box.width / 2, box.y + box.height / 2 + 0.5);
+    context.textAlign = kind.hatch ? "left" : "center";
+    context.fillText(text, kind.hatch ? box.x + 4 : box.x + box.width / 2, box.y + box.height / 2 + 0.5);
     texts.push(text);
   }
   return texts;
 }
 
+const HATCH_PX = 9;
+
 // Lines over a bar, in one of the directions of plotly's patterns `/`, `\` and `x`.
-function paintHatch(context, box, hatch) {
+function paintHatch(context, box, { hatch, hatchColor }) {
   const { x, y, width, height } = box;
   clipped(context, box, () => {
-    context.strokeStyle = hatch.fgcolor;
+    context.strokeStyle = hatchColor;
     context.lineWidth = 1.4;
     context.beginPath();
-    for (const direction of { "/": [1], "\\": [-1], x: [1, -1] }[hatch.shape] ?? [1]) {
-      for (let at = x - height; at < x + width + height; at += hatch.size) {
+    for (const direction of { "/": [1], "\\": [-1], x: [1, -1] }[hatch]) {
+      for (let at = x - height; at < x + width + height; at += HATCH_PX) {
         context.moveTo(at, direction > 0 ? y + height : y);
         context.lineTo(at + height, direction > 0 ? y : y + height);
       }
@@ -261,18 +264,15 @@ function paintHatch(context, box, hatch) {
   });
 }
 
-// The critical path: lines from bar to bar, with gaps between the steps.
-function paintPath(context, plane, { x, y }, style) {
+// The critical path: points of time and row from bar to bar, with gaps between the steps.
+function paintPath(context, plane, points, style) {
   clipped(context, areaOf(plane), () => {
     context.strokeStyle = style.ink;
     context.lineWidth = 2;
     context.beginPath();
-    let isOn = false;
-    for (let n = 0; n < x.length; n++) {
-      const isGap = x[n] === null || Number.isNaN(x[n]);
-      if (!isGap) context[isOn ? "lineTo" : "moveTo"](xAt(plane, x[n]), yAt(plane, y[n]));
-      isOn = !isGap;
-    }
+    points.forEach((point, n) => {
+      if (point) context[points[n - 1] ? "lineTo" : "moveTo"](xAt(plane, point[0]), yAt(plane, point[1]));
+    });
     context.stroke();
   });
 }

@@ -2,69 +2,22 @@
 // A span is named by { kind, n }: the number of its kind, and of the mark in the kind's columns.
 "use strict";
 
-const COMPUTE = new Set(["F", "B", "I", "W"]);
 const ARRIVES_AS = { SEND_F: "RECV_F", SEND_B: "RECV_B" };
 // The sends of what an action brings in, and of what it gives away.
 const INPUT_OF = { F: "SEND_F", B: "SEND_B", I: "SEND_B", RECV_F: "SEND_F", RECV_B: "SEND_B" };
 const OUTPUT_OF = { F: "SEND_F", B: "SEND_B", I: "SEND_B", SEND_F: "SEND_F", SEND_B: "SEND_B" };
 
-// A figure's traces with the properties of their kind; `columns` are those of columns.js.
-function kindsOf(figure, columns) {
-  const { lanes } = figure.layout.meta.timeline;
-  return columns.map((columnsOfKind) => {
-    const { name, legendgroup, showlegend, marker, insidetextfont, hovertemplate, meta } = figure.data[columnsOfKind.trace];
-    const isCompute = meta.lane === "compute";
-    const { at: lane, height } = lanes[meta.lane];
-    const color = [marker.color].flat()[0];
-    const ink = [insidetextfont?.color].flat()[0];
-    const kind = completed({ ...columnsOfKind, lane }, isCompute);
-    return {
-      ...kind,
-      name,
-      height,
-      hovertemplate,
-      group: legendgroup,
-      isListed: showlegend !== false,
-      isWaiting: name !== legendgroup,
-      beside: meta.beside,
-      opacity: marker.opacity ?? 1,
-      op: meta.op,
-      isCompute,
-      isIdle: meta.isIdle,
-      isHatched: Boolean(marker.pattern?.shape),
-      hatch: marker.pattern,
-      isStep: COMPUTE.has(meta.op), // counts as computing
-      firstColor: color,
-      color: kind.color ?? (() => color),
-      ink: kind.ink ?? (() => ink),
-      numberNames: meta.numbers,
-    };
-  });
-}
-
-const plainText = (html) => new DOMParser().parseFromString(html, "text/html").body.textContent;
-const written = (value, digits) => value.toLocaleString("en-US", {
-  minimumFractionDigits: digits, maximumFractionDigits: digits, useGrouping: digits > 0,
-});
-
-// The lines of a mark's hover text: plotly's template with the mark's numbers.
+// What a mark is, in lines; of replicas its last one says which.
 function linesOf(kind, n) {
-  const custom = [...kind.numberNames.map((name) => kind.numbers[name]()[n]), kind.width[n]];
-  const values = { base: () => kind.begin[n], hovertext: () => kind.phrase(n), customdata: (at) => custom[at] };
   const replica = kind.replicaOf ? [`replica ${kind.replicaOf(n)}`] : [];
-  return kind.hovertemplate.replace("<extra></extra>", "").split("<br>").map((line) => plainText(
-    line.replace(/%\{(\w+)(?:\[(\d+)\])?(?::,\.(\d)f)?\}/g, (_, key, at, digits) => {
-      const value = values[key](at);
-      return typeof value === "number" ? written(value, Number(digits ?? 0)) : value;
-    }),
-  )).filter(Boolean).concat(replica);
+  return [...kind.linesOf(n).filter(Boolean), ...replica];
 }
 
 const numberOf = (kind, name, n) => (name in kind.numbers ? kind.numbers[name]()[n] : null);
 
 // An action as in torch's form, `2F7`; of what is none, its kind's name.
 function actionOf(kind, n) {
-  if (kind.isHatched) return kind.label?.(n) || kind.name;
+  if (kind.hatch) return kind.label?.(n) || kind.name;
   const [stage, microbatch] = [numberOf(kind, "stage", n), numberOf(kind, "microbatch", n)];
   return kind.op && stage !== null ? `${stage}${kind.op}${microbatch ?? ""}` : kind.name; // of collectives `2UNSHARD`
 }
@@ -163,7 +116,7 @@ function messagesOf(kinds, steps, span) {
 // For each step, how long each rank was busy between two times, and the idle time by cause; a step
 // ends where it ends.
 function busyTimes(kinds, steps, start, end) {
-  const working = kinds.filter((kind) => kind.isCompute && !kind.isIdle && !kind.isHatched);
+  const working = kinds.filter((kind) => kind.isCompute && !kind.isIdle && !kind.hatch);
   const idle = kinds.filter((kind) => kind.isIdle);
   return steps.map((step) => {
     const [from, to] = [Math.max(start, step.start), Math.min(end, step.end)];

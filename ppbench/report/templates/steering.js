@@ -17,7 +17,7 @@ function build(timeline) {
   timeline.next = button("›", "Next match");
   timeline.count = element("span", "tl-count", "", { "aria-live": "polite" });
   find.append(timeline.search, timeline.previous, timeline.next, timeline.count);
-  const isInRow = timeline.steps.some(({ row }) => row);
+  const isInRow = timeline.steps.some(({ windows }) => windows);
   timeline.buttons = {
     in: button("+", "Zoom in", "Zoom in (W)"),
     out: button("−", "Zoom out", "Zoom out (S)"),
@@ -68,23 +68,22 @@ function build(timeline) {
 
 // What is marked, and what is beside it, for those who do not see it.
 function namesOf({ steps }) {
-  return steps.filter(({ row }) => row).map(({ title, row }) => {
-    const own = row.names.find((name) => name[3]);
-    const others = row.names.filter((name) => name !== own).map(([name]) => name);
+  return steps.filter(({ windows }) => windows).map(({ title, names }) => {
+    const own = names.find((name) => name[3]);
+    const others = names.filter((name) => name !== own).map(([name]) => name);
     return `${title ? `${title.split(" · ")[0]}: ` : ""}${own[0]} is marked, beside ${others.join(" and ")}. `;
   }).join("");
 }
 
 // A button for each kind, which is also the legend, one for all of several, and one for the critical path.
 const SETS = [
-  { name: "idle time", holds: ({ meta }) => meta.isIdle },
-  { name: "transfers", holds: ({ meta }) => ["send", "recv"].includes(meta.lane) },
-  { name: "collectives", holds: ({ meta }) => meta.lane === "collective" },
+  { name: "idle time", holds: ({ isIdle }) => isIdle },
+  { name: "transfers", holds: ({ lane }) => ["send", "recv"].includes(lane) },
+  { name: "collectives", holds: ({ lane }) => lane === "collective" },
 ];
 
 function buildLayers(timeline) {
-  const listed = timeline.figure.data.filter((trace) => trace.type === "bar" && trace.name && trace.showlegend !== false);
-  const swatch = (trace) => element("i", "", "", { style: `background: ${[trace.marker.color].flat()[0]}` });
+  const listed = timeline.meta.kinds.filter(({ isListed }) => isListed);
   const add = (groups, name, icon, className = "") => {
     const made = element("button", className, name, { type: "button", "data-groups": JSON.stringify(groups) });
     if (icon) made.prepend(icon);
@@ -94,13 +93,13 @@ function buildLayers(timeline) {
     });
     timeline.layers.append(made);
   };
-  if (timeline.path) add([timeline.path.name], timeline.path.name, element("i", "line"));
-  const rest = listed.filter((trace) => !SETS.some(({ holds }) => holds(trace)));
-  rest.forEach((trace) => add([trace.legendgroup], trace.name, swatch(trace)));
+  const addKind = ({ group, name, colors }) => add([group], name, element("i", "", "", { style: `background: ${colors[0]}` }));
+  if (timeline.path.length) add([PATH], PATH, element("i", "line"));
+  listed.filter((kind) => !SETS.some(({ holds }) => holds(kind))).forEach(addKind);
   for (const { name, holds } of SETS) {
     const members = listed.filter(holds);
-    if (members.length > 1) add(members.map((trace) => trace.legendgroup), `all ${name}`, null, "tl-all");
-    members.forEach((trace) => add([trace.legendgroup], trace.name, swatch(trace)));
+    if (members.length > 1) add(members.map(({ group }) => group), `all ${name}`, null, "tl-all");
+    members.forEach(addKind);
   }
   updateLayers(timeline);
 }
@@ -141,7 +140,7 @@ function detailsOf(timeline, span) {
     const other = isInput ? from : to;
     const there = timeline.kinds[other.kind];
     const time = isInput ? there.begin[other.n] : there.begin[other.n] + there.width[other.n];
-    const text = `${isInput ? "sent by" : "arrives at"} rank ${numberOf(there, "rank", other.n)} at ${inMs(time)}${timeline.unit}`;
+    const text = `${isInput ? "sent by" : "arrives at"} rank ${numberOf(there, "rank", other.n)} at ${timeline.timed(time)}`;
     const go = button(actionOf(there, other.n), `Go to ${actionOf(there, other.n)}`);
     go.addEventListener("click", () => timeline.choose(other, { isShown: true }));
     const line = element("p", "tl-message", `${text} `);
@@ -159,7 +158,7 @@ function detailsOf(timeline, span) {
 
 function measured(timeline, { start, end }) {
   const { unit } = timeline;
-  const parts = [element("h4", "", `Measured: ${inMs(end - start)}${unit}`), element("p", "", `${inMs(start)} to ${inMs(end)}${unit}`)];
+  const parts = [element("h4", "", `Measured: ${timeline.timed(end - start)}`), element("p", "", `${written(start, 3)} to ${timeline.timed(end)}`)];
   const steps = timeline.kinds ? busyTimes(timeline.kinds, timeline.steps, start, end) : [];
   for (const { title, duration, ranks, causes, rowName = "rank" } of steps) {
     if (title) parts.push(element("h4", "", title.split(" · ")[0]));
@@ -173,9 +172,9 @@ function measured(timeline, { start, end }) {
     ranks.forEach((busy, rank) => {
       const idle = Math.max(0, duration - busy);
       const share = duration > 0 ? `${((idle / duration) * 100).toFixed(1)}%` : "–";
-      addRow([String(rank), inMs(busy), inMs(idle), share], "td");
+      addRow([String(rank), written(busy, 3), written(idle, 3), share], "td");
     });
-    parts.push(table, ...causes.map(({ name, time }) => element("p", "", `${name}: ${inMs(time)}${unit} over all ranks`)));
+    parts.push(table, ...causes.map(({ name, time }) => element("p", "", `${name}: ${timeline.timed(time)} over all ranks`)));
   }
   const clear = button("Clear", "Clear the measured range");
   clear.addEventListener("click", () => timeline.measure(null));

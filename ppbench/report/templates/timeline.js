@@ -1,4 +1,4 @@
-// A timeline in a page: what is in view is drawn on canvases, from the figure that gantt.py made. Steps with too
+// A timeline in a page: what is in view is drawn on canvases, from the columns that drawing.py packs. Steps with too
 // many bars begin as an overview; their columns are read from the page once the overview is on the screen.
 "use strict";
 
@@ -12,62 +12,74 @@ const element = (name, className = "", text = "", attributes = {}) => {
 
 const button = (text, label, title = label) => element("button", "", text, { type: "button", title, "aria-label": label });
 
-const columnsOf = new Map(); // id of packed columns -> promise of them
+const parsed = new Promise((done) => {
+  if (document.readyState !== "loading") done();
+  else document.addEventListener("DOMContentLoaded", done, { once: true });
+});
 
-function readOnce(detail) {
-  if (!columnsOf.has(detail.columns)) {
-    // Once the columns at the end of the page are parsed and the overview is on the screen.
-    const ahead = globalThis.requestIdleCallback ?? setTimeout;
-    const parsed = new Promise((done) => {
-      if (document.readyState !== "loading") done();
-      else document.addEventListener("DOMContentLoaded", done, { once: true });
-    });
-    const idle = parsed.then(() => new Promise((done) => { ahead(done, { timeout: 500 }); }));
-    const bytes = idle.then(() => unpackBytes(document.getElementById(detail.columns)));
-    columnsOf.set(detail.columns, bytes.then((unpacked) => readColumns(detail, unpacked)));
-  }
-  return columnsOf.get(detail.columns);
+// The kinds of a timeline; its columns may stand at the end of the page.
+async function kindsOf(name, meta) {
+  await parsed;
+  return readColumns(meta, await unpackBytes(document.getElementById(`${name}-columns`)));
 }
 
+const unpacked = new Map(); // name of a timeline -> its meta and, if it has no overview, its kinds
+
+// Unpacks ahead of time, since printing cannot wait.
+async function prepareTimeline({ dataset: { timeline: name } }) {
+  if (unpacked.has(name)) return;
+  const meta = JSON.parse(await unpackText(document.getElementById(name)));
+  unpacked.set(name, { meta, kinds: meta.cells ? null : await kindsOf(name, meta) });
+}
+
+// Draws a timeline into its div; it is unpacked the first time, asynchronously.
+function drawTimeline(div) {
+  if (div.timeline) return div.timeline.restyle();
+  if (!unpacked.has(div.dataset.timeline)) return prepareTimeline(div).then(() => drawTimeline(div));
+  const { meta, kinds } = unpacked.get(div.dataset.timeline);
+  div.style.minHeight = "";
+  div.timeline = new Timeline(div, meta, kinds);
+  return div.dispatchEvent(new Event("drawn", { bubbles: true }));
+}
+
+const PATH = "critical path";
 const OVERSCAN_PX = 600;
 const MOST_PX = 16_000; // of a printed canvas
 const OUTLINED_MATCHES = 3000;
 const DEEPEST = 2e-7; // the narrowest view, as a share of the whole
 
 class Timeline {
-  constructor(div, figure) {
-    const { meta, xaxis, yaxis, annotations } = figure.layout;
-    const { steps, lanes, rowPx, startMs, endMs, replicas = null } = meta.timeline;
-    Object.assign(this, { div, figure, steps, lanes, rowPx, replicas, detail: meta.detail ?? null });
-    this.unit = xaxis.ticksuffix;
-    [this.bottom, this.top] = yaxis.range;
-    [this.first, this.last] = [startMs, Math.max(xaxis.range[1], endMs)];
-    this.view = { start: this.first, end: this.last };
-    this.note = annotations?.find(({ name }) => name === "note")?.text.replaceAll("<br>", " ") ?? "";
-    this.path = figure.data.find(({ meta: what }) => what === "critical path");
-    this.hidden = new Set(this.path ? [this.path.name] : []);
+  constructor(div, meta, kinds) {
+    const { steps, lanes, rowPx, first, last, path, unit, rows } = meta;
+    Object.assign(this, { div, meta, steps, lanes, rowPx, first, last, path, unit });
+    [this.top, this.bottom] = [-0.52, rows - 0.48];
+    this.view = { start: first, end: last };
+    this.hidden = new Set([PATH]);
     this.matches = [];
     this.match = -1;
     this.kinds = null;
-    this.isReady = this.detail ? readOnce(this.detail).then((columns) => {
-      this.know(kindsOf(figure, columns));
-      this.refresh();
-    }) : null;
-    if (!this.detail) {
-      this.know(kindsOf(figure, figure.data.flatMap((trace, number) => (
-        trace.type === "bar" && trace.name ? [barColumns(trace, number, lanes[trace.meta.lane].at)] : []))));
-    }
+    if (kinds) this.know(kinds);
+    else this.isReady = this.read();
     build(this);
     steer(this);
     this.watch();
     this.restyle();
   }
 
-  know(kinds) {
-    const [{ firstRow, ranks }] = this.steps;
-    this.kinds = this.replicas ? kindsInRows(kinds, rowsOf(this.replicas, ranks, { replica: this.replicas.shown }), firstRow) : kinds;
-    this.allKinds = kinds;
+  // Reads the columns once the overview is on the screen.
+  async read() {
+    const ahead = globalThis.requestIdleCallback ?? setTimeout;
+    await new Promise((done) => { ahead(done, { timeout: 500 }); });
+    this.know(await kindsOf(this.div.dataset.timeline, this.meta));
+    this.refresh();
   }
+
+  know(kinds) {
+    this.allKinds = kinds;
+    this.kinds = this.meta.replicas ? kindsInRows(kinds, rowsShown(this), this.steps[0].firstRow) : kinds;
+  }
+
+  timed(time) { return `${written(time, 3)}${this.unit}`; }
 
   refresh() {
     this.mapGrid = null;
@@ -101,7 +113,7 @@ class Timeline {
     const page = getComputedStyle(document.documentElement);
     const family = getComputedStyle(document.body).fontFamily;
     const colors = Object.fromEntries(["paper", "ink", "quiet", "line", "link"].map((name) => [name, page.getPropertyValue(`--${name}`).trim()]));
-    this.style = { ...colors, track: this.figure.data[0].marker.color, font: (px) => `${px}px ${family}` };
+    this.style = { ...colors, font: (px) => `${px}px ${family}` };
     this.mapGrid = null;
     this.draw();
   }
@@ -158,10 +170,10 @@ class Timeline {
 
   // The whole step; of one in a row, once more shows those beside it too.
   showWhole() {
-    const windows = this.steps.flatMap(({ row, end }) => row?.windows ?? [[0, end]]);
+    const windows = this.steps.flatMap(({ windows: own, end }) => own ?? [[0, end]]);
     const [start, end] = [Math.min(...windows.map(([from]) => from)), Math.max(...windows.map(([, to]) => to))];
     const isThere = Math.abs(this.view.start - start) + Math.abs(this.view.end - end) < 1e-6 * (end - start);
-    if (isThere || !this.steps.some(({ row }) => row)) this.show(this.first, this.last);
+    if (isThere || !this.steps.some(({ windows: own }) => own)) this.show(this.first, this.last);
     else this.show(start, end);
   }
 
@@ -195,7 +207,7 @@ class Timeline {
     this.canvas.style.top = `${this.plane.offset}px`;
     this.ticks = paintAxis(this.axis, this.plane, this.style, this.unit, this.range);
     paintRows(context, this.plane, this, this.style);
-    const inRow = this.steps.filter(({ row }) => row);
+    const inRow = this.steps.filter(({ windows }) => windows);
     for (const step of inRow) paintWindows(context, this.plane, step, this.style);
     this.paintMarks(context);
     for (const step of inRow) paintRowOf(context, this.plane, step, this.style);
@@ -208,7 +220,7 @@ class Timeline {
     const { plane } = this;
     const shown = this.kinds?.filter(this.isVisible) ?? [];
     const rows = { top: rowAtY(plane, -plane.rowPx), bottom: rowAtY(plane, plane.height + plane.rowPx) };
-    const marks = this.kinds && marksInView(shown, { ...this.view, ...rows }, this.detail?.mostBars ?? Infinity);
+    const marks = this.kinds && marksInView(shown, { ...this.view, ...rows }, this.meta.mostBars);
     this.drawn = marks && new Map(shown.map((kind, n) => [kind, marks[n]]));
     this.texts = [];
     this.cells = null;
@@ -216,34 +228,27 @@ class Timeline {
     else {
       const { at, height } = this.lanes.compute;
       const isInSight = (row) => Math.abs(yAt(plane, row) - plane.height / 2) < plane.height / 2 + this.rowPx;
-      this.cells = this.grids(this.view.start, this.view.end, this.detail.slices, isInSight);
+      this.cells = this.grids(this.view.start, this.view.end, this.meta.slices, isInSight);
       this.steps.forEach((step, n) => {
         const { kinds, overview } = this.cells[n];
         paintOverview(context, plane, step, overview, kinds, { at, size: height }, this.isVisible);
       });
     }
     const count = marks?.reduce((sum, places) => sum + places.length / 2, 0);
-    if (this.detail) this.noted.textContent = marks ? `${count.toLocaleString("en-US")} bars in view, drawn one by one.` : this.note;
-    this.noted.hidden = !this.noted.textContent;
-    if (this.path && !this.hidden.has(this.path.name)) {
-      paintPath(context, plane, { x: numbers(this.path.x), y: numbers(this.path.y) }, this.style);
-    }
+    this.noted.textContent = marks ? `${written(count, 0)} bars in view, drawn one by one.` : this.meta.note;
+    this.noted.hidden = !this.meta.note;
+    if (!this.hidden.has(PATH)) paintPath(context, plane, this.path, this.style);
   }
 
-  // The overview of each step between two times; before the columns are read, that of the figure.
+  // The overview of each step between two times; before the columns are read, that which the page brings along.
   grids(start, end, slices, isInSight) {
-    const mostShare = this.detail?.mostShare ?? 0.8;
     return this.steps.map((step, n) => {
       if (this.kinds) {
-        const kinds = this.kinds.filter((kind) => kind.isStep && this.isVisible(kind));
-        return { kinds, overview: overviewOf(kinds, step, start, end, slices, mostShare, isInSight) };
+        const kinds = this.kinds.filter((kind) => kind.isComputation && this.isVisible(kind));
+        return { kinds, overview: overviewOf(kinds, step, start, end, slices, this.meta.mostShare, isInSight) };
       }
-      const { trace, kinds: places } = this.detail.grids[n];
-      const kinds = places.map((at) => this.figure.data[at])
-        .map(({ name, legendgroup, marker }) => ({ name, group: legendgroup, firstColor: [marker.color].flat()[0], opacity: marker.opacity ?? 1 }));
-      this.brought ??= new Map();
-      if (!this.brought.has(n)) this.brought.set(n, overviewOfHeatmap(this.figure.data[trace], this.detail.slices));
-      return { kinds, overview: this.brought.get(n) };
+      const cells = this.meta.cells[n];
+      return { kinds: cells.kinds.map((at) => this.meta.kinds[at]), overview: overviewOfCells(cells, step, this.meta.slices) };
     });
   }
 
@@ -335,7 +340,7 @@ class Timeline {
     this.messages = span ? messagesOf(this.kinds, this.steps, span) : [];
     if (span && isShown) this.reveal(span);
     fillSide(this);
-    this.brief.textContent = span ? `${actionOf(this.kinds[span.kind], span.n)}, ${inMs(this.kinds[span.kind].width[span.n])}${this.unit}: details below` : "";
+    this.brief.textContent = span ? `${actionOf(this.kinds[span.kind], span.n)}, ${this.timed(this.kinds[span.kind].width[span.n])}: details below` : "";
     this.brief.hidden = !span;
     this.say(span ? linesOf(this.kinds[span.kind], span.n).join(", ") : "");
     this.schedule();
@@ -372,8 +377,8 @@ class Timeline {
   }
 
   tellMatches(query = this.search.value) {
-    const total = `${this.matches.length.toLocaleString("en-US")}${this.matches.length < MOST_MATCHES ? "" : " or more"}`;
-    const at = this.match < 0 ? "" : `${(this.match + 1).toLocaleString("en-US")} of `;
+    const total = `${written(this.matches.length, 0)}${this.matches.length < MOST_MATCHES ? "" : " or more"}`;
+    const at = this.match < 0 ? "" : `${written(this.match + 1, 0)} of `;
     this.count.textContent = query.trim() ? (this.matches.length ? `${at}${total}` : "no match") : "";
     for (const step of [this.previous, this.next]) step.disabled = !this.matches.length;
   }
@@ -409,7 +414,7 @@ class Timeline {
     if (!width) return;
     const key = `${width} ${this.kinds !== null} ${this.isPrinting}`;
     if (!this.mapGrid || this.mapKey !== key) {
-      this.mapGrid = this.grids(this.first, this.last, this.kinds ? Math.min(600, Math.max(60, Math.round(width / 2))) : 600);
+      this.mapGrid = this.grids(this.first, this.last, this.kinds ? Math.min(600, Math.max(60, Math.round(width / 2))) : this.meta.slices);
       this.mapKey = key;
       const plane = { left: 0, width, start: this.first, end: this.last, top: this.top, rowPx: height / (this.bottom - this.top), offset: 0, height };
       const context = cleared(this.mapCanvas, width, height);

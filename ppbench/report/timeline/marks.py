@@ -1,14 +1,12 @@
-"""The marks of one step in a timeline: bars by kind, each with its hover text.
+"""The marks of one step in a timeline: bars by kind, each with the text that it shows.
 
-Marks are numbers and a few phrases per kind. They become the arrays of a figure or, where there are
-too many to draw at once, packed columns from which a page takes the marks in view.
+Marks are numbers and a few phrases per kind, from which every drawing of a step is made.
 """
 
 from __future__ import annotations
 
 import copy
-import html
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -30,7 +28,6 @@ from ppbench.analysis.waits import (
     waits,
 )
 from ppbench.display.colors import IDLE_COLORS, LIGHTEST, OP_COLORS, OP_WORDS, OPEN_COLORS, tinted
-from ppbench.display.units import NS_PER_MS
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -59,53 +56,51 @@ OPEN_WORDS = {
 }
 """The states of a failed run's ranks when they were last seen."""
 _HATCHES = {"waiting": "/", "working": "\\", "stopped": "x", "dead": "x"}
-SizeUnit = tuple[str, int]
-"""The unit in which message sizes are written, and its bytes."""
+_PLACE = "rank {rank}, stage {stage}"
+_TIMES = ("start {start}", "duration {duration}")
 _QUIET_SHARE = 0.5
 """Idle time drawn after a failed run's last event, as a share of the time before it."""
 
 
 @dataclass(frozen=True)
 class Phrases:
-    """A phrase per mark: `words[codes]`, in which `{}` is replaced by the `amount_ns` in ms."""
+    """A phrase per mark: `words[codes]`, in which `{}` stands for the time `amount_ns`."""
 
     words: list[str]
     codes: Ints
     amount_ns: Ints
 
-    def texts(self) -> list[str]:
-        return [
-            self.words[code].replace("{}", f"{ns / NS_PER_MS:,.3f}")
-            for code, ns in zip(self.codes.tolist(), self.amount_ns.tolist(), strict=True)
-        ]
-
 
 @dataclass(frozen=True)
 class Kind:
-    """The properties that the marks of one trace share.
+    """The properties that the marks of one kind share.
 
-    `hover` is a template: `%{customdata[i]}` are the `numbers` in their order and after them the
-    duration in ms, `%{hovertext}` is the mark's phrase, `%{base}` its start in ms.
+    `lines` are its text. In them `{start}`, `{duration}` and `{phrase}` stand for those of a mark,
+    and other names in braces for its `numbers`.
     """
 
     name: str
     lane: Lane
     colors: list[str]
-    hover: str
-    group: str = ""
+    lines: tuple[str, ...]
+    group: str = ""  # of kinds that are shown and hidden together; by default its name
     is_idle: bool = False
-    is_listed: bool = True  # in the legend
     has_text: bool = False  # the microbatch is written inside
     hatch: str = ""  # plotly's name of a pattern, for unfinished actions
     op: str = ""  # of an action
     beside: int = 0  # -1: of the step before the one that is shown, 1: of the one after it
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether it has an entry of its own in the legend."""
+        return not self.beside and self.group in ("", self.name)
 
 
 @dataclass(frozen=True)
 class Marks:
     """The bars of one kind, ordered by `rank` and start. Times in nanoseconds since the step began.
 
-    `numbers` appear in the hover text: integers by name, with the factor to the unit shown.
+    `numbers` appear in the text: times where the name ends in `_ns`, sizes in bytes, and counts.
     `shade` is an index into the kind's colours.
     """
 
@@ -113,7 +108,7 @@ class Marks:
     rank: Ints
     begin_ns: Ints
     width_ns: Ints
-    numbers: dict[str, tuple[Ints, float]]
+    numbers: dict[str, Ints]
     shade: Ints
     phrases: Phrases | None = None
     labels: tuple[str, ...] = ()  # written inside instead of the microbatch
@@ -150,36 +145,32 @@ class Step:
     beside: tuple[Step, ...] = ()
     name: str = ""  # of a step in a row
     period_ns: int | None = None  # the mean of its windows, over all replicas
-    _marks: dict[SizeUnit, list[Marks]] = field(default_factory=dict, repr=False)
 
     def titled(self, title: str) -> Step:
         """Return the same step under another title, with all that is computed of it."""
-        if self.has_computations:
-            _ = self.waits
+        _ = self.marks
         other = copy.copy(self)
         object.__setattr__(other, "title", title)
         return other
 
-    def marks(self, unit: SizeUnit = ("bytes", 1)) -> list[Marks]:
-        """Return the marks by kind, without empty kinds, computed once for each unit.
+    @cached_property
+    def marks(self) -> list[Marks]:
+        """The marks by kind, without empty kinds.
 
         These are idle time by cause, computations by op, unfinished actions by the state of their
         rank, and transfers and collectives by op, each in a waiting and a moving part.
         """
-        if unit not in self._marks:
-            finished = [*_idle(self), *_computations(self)] if self.has_computations else []
-            kinds = [*finished, *_unfinished(self), *_transfers(self, unit)]
-            self._marks[unit] = [marks for marks in kinds if len(marks)]
-        return self._marks[unit]
+        finished = [*_idle(self), *_computations(self)] if self.has_computations else []
+        return [each for each in [*finished, *_unfinished(self), *_transfers(self)] if len(each)]
 
-    def marks_in_a_row(self, unit: SizeUnit = ("bytes", 1)) -> list[Marks]:
-        """Return the marks, and those of the steps beside it, whose hover texts name their step."""
-        found = list(self.marks(unit))
+    @cached_property
+    def marks_in_a_row(self) -> list[Marks]:
+        """The marks, and those of the steps beside it, whose texts name their step."""
+        found = list(self.marks)
         for step in self.beside:
             side = -1 if step.end_ns < self.end_ns else 1
-            for marks in step.marks(unit):
-                hover = marks.kind.hover.replace("<extra>", f"<br>{step.name}<extra>")
-                kind = replace(marks.kind, beside=side, is_listed=False, hover=hover)
+            for marks in step.marks:
+                kind = replace(marks.kind, beside=side, lines=(*marks.kind.lines, step.name))
                 found.append(replace(marks, kind=kind))
         return found
 
@@ -275,15 +266,14 @@ def _unfinished(step: Step) -> list[Marks]:
         # An action may have begun before the drawing starts; its hover text has the true start.
         since = np.maximum(rows["since_ns"].to_numpy(np.int64) - step.origin_ns, 0)
         until = rows["until_ns"].to_numpy(np.int64) - step.origin_ns
-        hover = _hover(f"<b>{name}</b>", "%{hovertext}", *_times(1))
-        kind = Kind(name, Lane.COMPUTE, [OPEN_COLORS[state]], hover, hatch=_HATCHES[state])
+        lines = (name, "{phrase}", *_TIMES)
+        kind = Kind(name, Lane.COMPUTE, [OPEN_COLORS[state]], lines, hatch=_HATCHES[state])
         rank = rows["rank"].to_numpy(np.int64)
         none = np.zeros(len(rows), np.int64)
-        words = [html.escape(str(text)) for text in rows["account"]]
-        phrases = Phrases(words, np.arange(len(rows)), none)
+        phrases = Phrases(rows["account"].astype(str).tolist(), np.arange(len(rows)), none)
         labels = tuple(rows["action"].fillna("").astype(str))
         width = np.maximum(until - since, 0)
-        kinds.append(Marks(kind, rank, since, width, {"rank": (rank, 1)}, none, phrases, labels))
+        kinds.append(Marks(kind, rank, since, width, {"rank": rank}, none, phrases, labels))
     return kinds
 
 
@@ -302,16 +292,14 @@ def _idle(step: Step) -> list[Marks]:
         following = step.waits.spans.at(np.where(has_next, pieces.position, 0))
         microbatch = np.where(has_next, following.microbatch, NONE)
         zeros = np.zeros(len(following), np.int64)
-        where = "rank %{customdata[0]}"
         if cause in _AFTER_ALL:
-            reasons = Phrases([_AFTER_ALL[cause]], zeros, zeros)
-            hover = _hover(f"<b>{name}</b>", "%{hovertext}", where, *_times(2))
+            reason, reasons = "{phrase}", Phrases([_AFTER_ALL[cause]], zeros, zeros)
         else:
+            reason = "{phrase} of microbatch {microbatch}"
             reasons = Phrases(*_phrases_of(step, cause, following), zeros)
-            reason = "%{hovertext} of microbatch %{customdata[1]}"
-            hover = _hover(f"<b>{name}</b>", reason, where, *_times(2))
-        kind = Kind(name, Lane.COMPUTE, [IDLE_COLORS[cause]], hover, is_idle=True)
-        numbers = {"rank": (pieces.rank, 1.0), "microbatch": (microbatch, 1.0)}
+        lines = (name, reason, "rank {rank}", *_TIMES)
+        kind = Kind(name, Lane.COMPUTE, [IDLE_COLORS[cause]], lines, is_idle=True)
+        numbers = {"rank": pieces.rank, "microbatch": microbatch}
         kinds.append(_marks(kind, step, pieces, numbers, zeros, reasons))
     return kinds
 
@@ -335,10 +323,6 @@ def _phrases_of(step: Step, cause: Cause, waiting: Spans) -> tuple[list[str], In
     return phrases, np.asarray(codes, np.int64)
 
 
-def _hover(*lines: str) -> str:
-    return "<br>".join(lines) + "<extra></extra>"
-
-
 def _computations(step: Step) -> list[Marks]:
     compute = step.waits.spans
     places = np.stack([compute.rank, compute.stage])
@@ -351,16 +335,10 @@ def _computations(step: Step) -> list[Marks]:
     for op in (op for op in Op if op in COMPUTE_OPS):
         at = np.flatnonzero(compute.are([op]))
         bars = compute.at(at)
-        hover = _hover(
-            f"<b>{OP_WORDS[op]}</b>",
-            "microbatch %{customdata[2]}",
-            "rank %{customdata[0]}, stage %{customdata[1]}",
-            *_times(3),
-            "%{hovertext}",
-        )
+        lines = (OP_WORDS[op], "microbatch {microbatch}", _PLACE, *_TIMES, "{phrase}")
         whiteness = (LIGHTEST * n / max(1, most_shades) for n in range(most_shades + 1))
         colors = [tinted(OP_COLORS[op], share) for share in whiteness]
-        kind = Kind(OP_WORDS[op], Lane.COMPUTE, colors, hover, has_text=True, op=op.value)
+        kind = Kind(OP_WORDS[op], Lane.COMPUTE, colors, lines, has_text=True, op=op.value)
         # How long the rank was idle before each computation, and the main cause.
         mostly, gap = pieces[:, at].argmax(axis=0), pieces[:, at].sum(axis=0)
         words, codes = [NO_GAP], np.zeros(len(at), np.int64)
@@ -368,30 +346,23 @@ def _computations(step: Step) -> list[Marks]:
             chosen = np.flatnonzero((mostly == cause) & (gap > 0))
             phrases, indices = _phrases_of(step, cause, compute.at(at[chosen]))
             codes[chosen] = indices + len(words)
-            words += [f"idle for {{}} ms before it, mostly {text.rstrip(',')}" for text in phrases]
+            words += [f"idle for {{}} before it, mostly {text.rstrip(',')}" for text in phrases]
         before = Phrases(words, codes, gap)
         kinds.append(_marks(kind, step, bars, _place_of(bars), shades[at], before))
     bars = step.columns.at(step.columns.are([Op.OPT]))
     bars = bars.at(np.lexsort((bars.start_ns, bars.rank)))
-    hover = _hover(f"<b>{OP_WORDS[Op.OPT]}</b>", "rank %{customdata[0]}", *_times(1))
-    kind = Kind(OP_WORDS[Op.OPT], Lane.COMPUTE, [OP_COLORS[Op.OPT]], hover, op=Op.OPT.value)
+    name, color = OP_WORDS[Op.OPT], OP_COLORS[Op.OPT]
+    of_rank = (name, "rank {rank}", *_TIMES)
+    kind = Kind(name, Lane.COMPUTE, [color], of_rank, op=Op.OPT.value)
     none = np.zeros(len(bars), np.int64)
-    return [*kinds, _marks(kind, step, bars, {"rank": (bars.rank, 1.0)}, none)]
+    return [*kinds, _marks(kind, step, bars, {"rank": bars.rank}, none)]
 
 
-def _place_of(bars: Spans) -> dict[str, tuple[Ints, float]]:
-    return {
-        "rank": (bars.rank, 1.0),
-        "stage": (bars.stage, 1.0),
-        "microbatch": (bars.microbatch, 1.0),
-    }
+def _place_of(bars: Spans) -> dict[str, Ints]:
+    return {"rank": bars.rank, "stage": bars.stage, "microbatch": bars.microbatch}
 
 
-def _times(num_numbers: int) -> tuple[str, str]:
-    return "start %{base:,.3f} ms", f"duration %{{customdata[{num_numbers}]:,.3f}} ms"
-
-
-def _transfers(step: Step, unit: SizeUnit) -> list[Marks]:
+def _transfers(step: Step) -> list[Marks]:
     is_transfer = step.columns.are(MOVING)
     spans = step.columns.at(is_transfer)
     stored = step.spans.get("waiting_ns")
@@ -412,36 +383,23 @@ def _transfers(step: Step, unit: SizeUnit) -> list[Marks]:
             is_shown = both.are([op]) & (not is_waiting or both.end_ns > both.start_ns)
             rows = rows[is_shown[rows]]
             bars = both.at(rows)
-            name, place = OP_WORDS[op], _place_of(bars)
-            peer, lines = "the other end", ["microbatch %{customdata[2]}"]
-            posted = "posted %{customdata[4]:,.3f} ms before the transfer began"
+            name, numbers = OP_WORDS[op], _place_of(bars)
+            peer, which = "the other end", ["microbatch {microbatch}"]
+            posted = "posted {waited_ns} before the transfer began"
             if op in COLLECTIVE_OPS:
-                del place["microbatch"]
-                peer, lines = "the slowest replica", []
-                posted = "came %{customdata[3]:,.3f} ms before the last replica"
-            hover = _hover(
-                f"<b>{name}{f', waiting for {peer}' if is_waiting else ''}</b>",
-                *lines,
-                "rank %{customdata[0]}, stage %{customdata[1]}",
-                *_times(len(place) + 2),
-                f"%{{customdata[{len(place)}]:,.1f}} {unit[0]}",
-                posted,
-            )
-            color = tinted(OP_COLORS[op], WAITING_TINT) if is_waiting else OP_COLORS[op]
+                del numbers["microbatch"]
+                peer, which = "the slowest replica", []
+                posted = "came {waited_ns} before the last replica"
+            heading = f"{name}, waiting for {peer}" if is_waiting else name
             kind = Kind(
                 f"{name}, waiting" if is_waiting else name,
                 lane_of(op),
-                [color],
-                hover,
+                [tinted(OP_COLORS[op], WAITING_TINT) if is_waiting else OP_COLORS[op]],
+                (heading, *which, _PLACE, *_TIMES, "{num_bytes}", posted),
                 group=name,
-                is_listed=not is_waiting,
                 op=op.value,
             )
-            numbers = {
-                **place,
-                "num_bytes": (bars.num_bytes, 1 / unit[1]),
-                "waited_ns": (waited[rows], 1 / NS_PER_MS),
-            }
+            numbers |= {"num_bytes": bars.num_bytes, "waited_ns": waited[rows]}
             kinds.append(_marks(kind, step, bars, numbers, np.zeros(len(bars), np.int64)))
     return kinds
 
@@ -450,7 +408,7 @@ def _marks(
     kind: Kind,
     step: Step,
     bars: Spans | Gaps,
-    numbers: dict[str, tuple[Ints, float]],
+    numbers: dict[str, Ints],
     shade: Ints,
     phrases: Phrases | None = None,
 ) -> Marks:

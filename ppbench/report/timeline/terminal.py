@@ -55,7 +55,7 @@ from ppbench.display.colors import OP_COLORS, OP_WORDS, ink_on, tinted
 from ppbench.display.predictions import amount, peaks_text, replicas_facts, shape_text
 from ppbench.display.units import NS_PER_MS, round_step
 from ppbench.prediction import Prediction
-from ppbench.report.timeline.gantt import row_of
+from ppbench.report.timeline.drawing import Drawing
 from ppbench.report.timeline.marks import (
     CAUSE_WORDS,
     OPEN_WORDS,
@@ -222,7 +222,7 @@ def _names_line(step: Step, num_slices: int, view_ns: tuple[int, int]) -> str:
     """The names of a step in a row and of those beside it, with lines between them."""
     start_ns, end_ns = view_ns
     line = [" "] * num_slices
-    for name, *edges, is_own in row_of(step)["names"]:
+    for name, *edges, is_own in Drawing([step]).names(step):
         ends = (
             round((ms * NS_PER_MS - start_ns) / (end_ns - start_ns) * num_slices) for ms in edges
         )
@@ -246,7 +246,7 @@ def _sliced(
     start_ns, end_ns = view_ns
     compute = [
         marks
-        for marks in step.marks_in_a_row()
+        for marks in step.marks_in_a_row
         if marks.kind.lane == "compute" and not (marks.kind.beside and marks.kind.is_idle)
     ]
     kinds = sorted(compute, key=lambda kind: kind.kind.name not in _OP_OF)
@@ -261,7 +261,7 @@ def _sliced(
     for number, (name, marks) in enumerate(zip(names, kinds, strict=True)):
         op, labels = _OP_OF.get(name), marks.labels
         if marks.kind.has_text and op:  # without colours actions, with stages if ranks have several
-            places = (marks.numbers[key][0].tolist() for key in ("stage", "microbatch"))
+            places = (marks.numbers[key].tolist() for key in ("stage", "microbatch"))
             labels = tuple(
                 str(m) if has_colors else f"{s if has_stages else ''}{_OP_OF[name].value}{m}"
                 for s, m in zip(*places, strict=True)

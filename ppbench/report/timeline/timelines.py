@@ -6,6 +6,7 @@ The runs of a group share one figure, since AFAB and 1F1B compare at a glance on
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,14 +30,12 @@ from ppbench.display.explanation import has_parts, headline
 from ppbench.display.fields import figure
 from ppbench.display.units import MISSING, is_missing, milliseconds, percent
 from ppbench.errors import StoreError, UsageError, first_line
-from ppbench.report.scripts import Picture, pack_bytes, packed_figure
-from ppbench.report.timeline.gantt import gantt_with_detail
+from ppbench.report.scripts import pack_bytes
+from ppbench.report.timeline.drawing import MS, SECONDS, Drawing, Packed, Unit, packed
 from ppbench.report.timeline.marks import Ints, Step
-from ppbench.report.timeline.overview import Detail
 from ppbench.store import Store, check_ok, missing_spans
 
 OK = "ok"
-NS_PER_S = 1e9
 NUM_OPEN = 2  # groups that are open initially
 _ACTION = ["op", "stage", "microbatch"]
 _WORK = [op.value for op in (*COMPUTE_OPS, Op.OPT)]
@@ -44,52 +43,41 @@ _WORK = [op.value for op in (*COMPUTE_OPS, Op.OPT)]
 
 @dataclass(frozen=True)
 class Timeline:
-    """A figure of measured or planned steps, with its title and facts.
-
-    It crosses to another process packed, as a page embeds it, without its picture.
-    """
+    """Measured or planned steps as a page draws them, with a title and facts."""
 
     name: str
     facts: str
-    picture: Picture
-    detail: Detail | None = None
+    packed: Packed
     explanations: tuple[str, ...] = ()  # where each run's idle time went; "" if unknown
     run_ids: tuple[str, ...] = ()
     is_failed: bool = False  # a single failed run, with its finished actions
 
-    @cached_property
+    @property
     def is_of_replicas(self) -> bool:
-        return "replicas" in self.picture["layout"]["meta"]["timeline"]
+        return "replicas" in self.packed.meta
 
-    @cached_property
+    @property
     def is_in_a_row(self) -> bool:
         """Whether steps beside the one that it is of are drawn."""
-        return any("row" in step for step in self.picture["layout"]["meta"]["timeline"]["steps"])
+        return any("windows" in step for step in self.packed.meta["steps"])
 
-    @cached_property
+    @property
     def height(self) -> int:
-        return int(self.picture["layout"]["height"])
+        return int(self.packed.meta["height"])
 
     @cached_property
-    def packed(self) -> str:
-        return packed_figure(self.picture)
+    def meta(self) -> str:
+        """What a page reads before the columns, packed."""
+        return pack_bytes(json.dumps(self.packed.meta, separators=(",", ":")).encode())
 
     @cached_property
-    def columns(self) -> tuple[str, str] | None:
-        """The name of the packed columns that the figure needs, and the columns."""
-        return None if self.detail is None else (self.detail.name, pack_bytes(self.detail.columns))
-
-    def __getstate__(self) -> dict[str, object]:
-        embedded = {
-            name: getattr(self, name)
-            for name in ("height", "packed", "columns", "is_of_replicas", "is_in_a_row")
-        }
-        return {**vars(self), **embedded, "picture": {}, "detail": None}
+    def columns(self) -> str:
+        return pack_bytes(self.packed.columns)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ only in schedule or policy (or launch), in one figure."""
+    """Runs that differ only in schedule or policy (or launch), on one time axis."""
 
     title: str
     timeline: Timeline
@@ -289,8 +277,8 @@ def _steps_of_failed(store: Store, run: pd.Series, name: str) -> _RunSteps:
     parts = [title, first_line(run["error"])]
     if step.ended_ns > step.end_ns:
         quiet_ns = step.ended_ns - step.last_change_ns
-        is_short = quiet_ns < NS_PER_S
-        quiet = milliseconds(quiet_ns) if is_short else f"{quiet_ns / NS_PER_S:,.1f} s"
+        is_short = quiet_ns < SECONDS.ns
+        quiet = milliseconds(quiet_ns) if is_short else f"{quiet_ns / SECONDS.ns:,.1f} s"
         parts.append(f"ended {quiet} after the last event, beyond the right edge")
     text = " · ".join(filter(None, parts))
     return _RunSteps(run, name, text, (replace(step, title=f"{name} · {title}"),))
@@ -309,12 +297,10 @@ def _drawn(runs: Sequence[_RunSteps], explanations: Mapping[str, str]) -> Timeli
     steps = [step for run in runs for step in run.steps]
     if len(steps) == 1:
         steps = [steps[0].titled("")]  # it is the page's heading
-    drawn = gantt_with_detail(steps)
     return Timeline(
         " and ".join(run.name for run in runs),
         runs[0].facts if len(runs) == 1 else "",
-        drawn.picture,
-        drawn.detail,
+        _packed(steps),
         tuple(explanations[run.run_id] for run in runs),
         tuple(run.run_id for run in runs),
         is_failed=len(runs) == 1 and runs[0].run["status"] != OK,
@@ -327,32 +313,18 @@ def _explanation(store: Store, run: pd.Series) -> str:
     return headline(run, store.table("edges", [run["run_id"]]))
 
 
+def _packed(steps: Sequence[Step], unit: Unit = MS) -> Packed:
+    """Lay out and pack steps; a single one of replicas has the others behind it."""
+    return packed(Drawing(steps, unit, others=steps[0].others if len(steps) == 1 else ()))
+
+
 def planned(spans: pd.DataFrame, name: str, facts: str) -> Timeline:
     """Draw a simulated step, in ms or, from 1 s on, in s; of replicas, the slowest one's.
 
     Of steps -1 to 1 of a running training, it is step 0 with the others beside it.
     """
-    if spans["end_ns"].max() < NS_PER_S:
-        drawn = gantt_with_detail([planned_step(spans)])
-        return Timeline(name, facts, drawn.picture, drawn.detail)
-    times = [name for name in ("start_ns", "end_ns", "waiting_ns") if name in spans]
-    scaled = spans.assign(**{name: spans[name] // 1000 for name in times})
-    drawn = gantt_with_detail([planned_step(scaled)])
-    drawn.picture["layout"]["xaxis"]["ticksuffix"] = " s"
-    for trace in drawn.picture["data"]:
-        if "hovertemplate" in trace:
-            trace["hovertemplate"] = trace["hovertemplate"].replace(" ms", " s")
-        if "hovertext" in trace:
-            trace["hovertext"] = [text.replace(" ms", " s") for text in trace["hovertext"]]
-    meta = drawn.picture["layout"]["meta"]
-    rows = [step["row"] for step in meta["timeline"]["steps"] if "row" in step]
-    for row in [*rows, *meta["timeline"].get("replicas", {}).get("rows", [])]:
-        row["names"] = [[text.replace(" ms", " s"), *ends] for text, *ends in row["names"]]
-    for packed in meta.get("detail", {"traces": []})["traces"]:
-        if "phrases" in packed:
-            words = packed["phrases"]["words"]
-            packed["phrases"]["words"] = [text.replace(" ms", " s") for text in words]
-    return Timeline(name, facts, drawn.picture, drawn.detail)
+    unit = MS if spans["end_ns"].max() < SECONDS.ns else SECONDS
+    return Timeline(name, facts, _packed([planned_step(spans)], unit))
 
 
 def planned_step(spans: pd.DataFrame) -> Step:

@@ -54,8 +54,8 @@ class Page(HTMLParser):
         return cases
 
     def timelines(self) -> list[dict]:
-        """Those that are unpacked when they are opened."""
-        packed = self.blocks("application/x-ppbench-figure")
+        """What their columns mean; it is unpacked when they are opened."""
+        packed = self.blocks("application/x-ppbench-timeline")
         return [json.loads(zlib.decompress(base64.b64decode(text))) for text in packed]
 
     def about(self) -> str:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import base64
 import re
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
+from packed_columns import columns_of
 from stored_runs import ACTIONS, MS, simulated_spans, spans, traces
 
 from engine.plan.action import Op
 from ppbench.display.colors import LIGHTEST, OP_COLORS, OP_WORDS, tinted
 from ppbench.prediction import simulate
-from ppbench.report.scripts import plain_json
-from ppbench.report.timeline.gantt import MOST_BARS, PATH, gantt, gantt_with_detail
+from ppbench.report.timeline.drawing import MOST_BARS, NUM_SLICES, PALE, Drawing, packed
+from ppbench.report.timeline.gantt import PATH, gantt
 from ppbench.report.timeline.marks import Step
-from ppbench.report.timeline.overview import NUM_SLICES, PALE, packed
 from ppbench.report.timeline.timelines import planned_step
 
 
@@ -103,11 +103,6 @@ def test_a_single_rank_without_transfers_is_drawn() -> None:
     assert set(traces(drawn(alone))) == names
 
 
-def test_arrays_are_typed_so_that_thousands_of_spans_stay_small() -> None:
-    text = drawn(spans()).to_json(engine="json")
-    assert all("bdata" in trace["x"] for trace in json.loads(text)["data"])
-
-
 def test_each_further_stage_of_a_rank_is_drawn_in_a_lighter_colour() -> None:
     (forward,) = [bar for bar in drawn(simulated_spans("zbv", 2, 4)).data if bar.name == "forward"]
     stages = forward.customdata[:, 1]
@@ -134,11 +129,22 @@ def test_steps_are_stacked_on_one_axis_under_their_titles() -> None:
     assert [a.text for a in figure.layout.annotations] == ["<b>AFAB</b>", "<b>&lt;b&gt;1F1B</b>"]
 
 
-def test_a_picture_is_written_as_plotly_would_write_its_figure(many) -> None:
-    other = simulated_spans("zbv", 2, 4)
-    for steps in ([Step("", spans())], [Step("a", spans()), Step("<b>", other)], [Step("", many)]):
-        picture = gantt_with_detail(steps).picture
-        assert plain_json(picture) == plain_json(go.Figure(picture))
+def test_a_page_gets_the_bars_of_the_chart_in_columns() -> None:
+    steps = [Step("a", simulated_spans("zbv", 2, 4, 1)), Step("b", spans())]
+    told = packed(Drawing(steps))
+    read = columns_of(told.meta, told.columns)
+    bars = [trace for trace in gantt(steps).data if trace.type == "bar" and trace.name]
+    assert len(bars) == len(read)
+    for trace in bars:
+        own, lane = read[trace.name, 0], told.meta["lanes"][read[trace.name, 0].kind["lane"]]
+        order = np.lexsort((trace.base, trace.y))
+        np.testing.assert_allclose(own.begin, np.array(trace.base)[order], atol=1e-4)
+        np.testing.assert_allclose(own.width, trace.x[order], atol=1e-4)
+        np.testing.assert_allclose(own.row + lane["at"], trace.y[order], atol=1e-6)
+        if trace.hovertext:
+            assert own.phrases == [trace.hovertext[n] for n in order]
+        if not isinstance(trace.marker.color, str):
+            assert own.colors == [trace.marker.color[n] for n in order]
 
 
 # More than can be drawn
@@ -164,22 +170,29 @@ def test_a_cell_is_as_bright_as_it_is_busy_and_has_the_hue_of_its_op(many) -> No
     last = np.asarray(grid.z, dtype=float)[3]
     assert last[-1] == pytest.approx(1.0025, abs=0.0001)  # a little backward, then nothing left
     assert np.floor(last[300]) == 2  # forward and backward in turn: several
-    assert grid.zmax == 3
+    assert grid.zmax == 4
 
 
 def test_the_steps_beside_a_long_one_are_paler_in_its_overview() -> None:
-    picture = gantt_with_detail([planned_step(simulate("zb_h2", 4, 200).frame_in_a_row)]).picture
-    heat_map, (grid,) = picture["data"][1], picture["layout"]["meta"]["detail"]["grids"]
-    traces = [picture["data"][number] for number in grid["kinds"]]
-    assert [trace["name"] for trace in traces[:3]] == [trace["name"] for trace in traces[3:6]]
-    assert [trace["marker"].get("opacity") for trace in traces] == [None] * 3 + [PALE] * 6
-    kind = np.floor(np.asarray(heat_map["z"], dtype=float)[0])  # of rank 0
-    assert heat_map["zmax"] == 11  # three times three ops, several, and several beside it
+    step = planned_step(simulate("zb_h2", 4, 200).frame_in_a_row)
+    (heat_map,) = [trace for trace in gantt([step]).data if trace.type == "heatmap"]
+    kind = np.floor(np.asarray(heat_map.z, dtype=float)[0])  # of rank 0
+    assert heat_map.zmax == 11  # three times three ops, several, and several beside it
     assert (kind[100], kind[300], kind[500]) == (10, 9, 10)
-    assert heat_map["x0"] < 0
+    assert heat_map.x0 < 0
+    meta = packed(Drawing([step])).meta
+    (cells,) = meta["cells"]
+    kinds = [meta["kinds"][number] for number in cells["kinds"]]
+    assert [own["name"] for own in kinds[:3]] == [own["name"] for own in kinds[3:6]]
+    assert [own["opacity"] for own in kinds] == [1] * 3 + [PALE] * 6
+    mostly, busy = (
+        np.frombuffer(base64.b64decode(cells[key]), np.uint8)[:NUM_SLICES]
+        for key in ("mostly", "busy")
+    )
+    np.testing.assert_array_equal(mostly[busy > 0], kind[~np.isnan(kind)])
 
 
 def test_times_are_kept_to_a_millionth_of_the_step_or_finer() -> None:
     for end_ns, quantum_ns in ((500_000, 1), (10**7, 10), (10**9, 1000), (10**12, 1000)):
-        told, _ = packed([], end_ns)
-        assert told["quantumMs"] * MS == pytest.approx(quantum_ns)
+        step = spans().assign(start_ns=0, end_ns=end_ns)
+        assert packed(Drawing([Step("", step)])).meta["quantum"] * MS == pytest.approx(quantum_ns)

@@ -66,7 +66,7 @@ def commands(panel: dict) -> dict[str, str]:
 
 
 def embedded(html: str) -> list[str]:
-    return re.findall(r'x-ppbench-figure" id="([^"]+)"', html)
+    return re.findall(r'x-ppbench-timeline" id="([^"]+)"', html)
 
 
 def test_commands_name_the_results_that_are_elsewhere(runs: Runs, page: HistoryPage) -> None:

@@ -34,6 +34,8 @@ from ppbench.report.pages.report import render_report, write_report
 from ppbench.report.pages.tables import failures, filters, flight_of, summary, value_text
 from ppbench.report.pages.timeline import write_timeline
 from ppbench.report.scripts import library
+from ppbench.report.timeline.gantt import gantt
+from ppbench.report.timeline.timelines import steps_of
 from ppbench.store import Store, write_sweep_note
 
 TEXT = {"title": "demo", "command": "ppbench sweep demo.toml", "sweep_text": 'name = "demo"'}
@@ -154,12 +156,12 @@ def test_a_report_shows_runs_failures_cautions_charts_and_how_to_reproduce(page:
     assert len([row for row in rows if "data-cases" in row]) == 7 + 6  # runs; definitions
 
 
-def test_a_figure_of_a_run_is_in_the_page_once_and_packed(page: Page) -> None:
-    openers = [attrs["data-figure"] for _, attrs in page.tags if "data-figure" in attrs]
+def test_a_timeline_of_a_run_is_in_the_page_once_and_packed(page: Page) -> None:
+    openers = {attrs["data-timeline"] for _, attrs in page.tags if "data-timeline" in attrs}
     stored = [attrs["id"] for tag, attrs in page.tags if tag == "script" and "id" in attrs]
-    assert set(openers) == set(stored) - {"cases"}
-    assert len(page.timelines()) == len(set(openers))
-    assert all(figure["data"] for figure in page.timelines())
+    assert sorted(stored) == sorted(["cases", *openers, *(f"{name}-columns" for name in openers)])
+    assert len(page.timelines()) == len(openers)
+    assert all(meta["kinds"] for meta in page.timelines())
 
 
 def test_filters_offer_every_value_of_every_varying_axis_with_its_cases(
@@ -268,7 +270,7 @@ def test_failures_are_counted_and_tell_what_each_rank_was_doing(tmp_path: Path) 
     assert "rank 1: last lines of its log" in text
     for run in (hung, again):  # drawn in the failures and in the row of the table, stored once
         name = f"timeline-{run['run_id']}"
-        assert [attrs.get("data-figure") for _, attrs in page.tags].count(name) == 2
+        assert [attrs.get("data-timeline") for _, attrs in page.tags].count(name) == 2
         assert [attrs.get("id") for _, attrs in page.tags].count(name) == 1
         assert f"ppbench show {run['run_id']}" in text
     assert "--planned" in text  # of the run that succeeded
@@ -298,11 +300,13 @@ def test_what_ranks_left_behind_is_text(tmp_path: Path) -> None:
     store.write_run({**run, "error": NASTY}, {"flight": nasty})
     page = Page(render(store))
     assert_harmless(page)
-    (line,) = [line for line in page.timelines() if "stopped" in str(line["data"])]
-    texts = [trace["hovertext"] for trace in line["data"] if trace.get("name") == "stopped"]
-    assert "&lt;b&gt;bold&lt;/b&gt;" in texts[0][0]
-    labels = [trace["text"] for trace in line["data"] if trace.get("name") == "stopped"]
-    assert "&lt;b&gt;bold&lt;/b&gt;" in labels[0][0]
+    kinds = [kind for meta in page.timelines() for kind in meta["kinds"]]
+    (stopped,) = [kind for kind in kinds if kind["name"] == "stopped"]
+    assert (stopped["words"], stopped["labels"]) == ([NASTY], [NASTY])  # as text nodes
+    for step in steps_of(store, [store.runs().iloc[1]], ["a"]):
+        (bar,) = [trace for trace in gantt([step]).data if trace.name == "stopped"]
+        assert "&lt;b&gt;bold&lt;/b&gt;" in bar.hovertext[0]
+        assert "&lt;b&gt;bold&lt;/b&gt;" in bar.text[0]
 
 
 def test_a_rank_is_named_where_the_error_does_not(tmp_path: Path) -> None:

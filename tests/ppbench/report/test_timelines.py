@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
-import plotly.graph_objects as go
 import pytest
 from command import output_of
+from packed_columns import Bars, columns_of
 from stored_runs import (
     MS,
     SLOW,
@@ -27,7 +27,7 @@ from ppbench.config.case import Case
 from ppbench.errors import StoreError, UsageError
 from ppbench.report.charts.memory import memory_over_time
 from ppbench.report.pages.timeline import timeline_of_runs
-from ppbench.report.timeline.timelines import steps_of, timeline, timelines
+from ppbench.report.timeline.timelines import Timeline, steps_of, timeline, timelines
 from ppbench.store import Store
 
 
@@ -42,7 +42,7 @@ def two_runs(folder: Path) -> Store:
 def titles(store: Store, **changes) -> list[str]:
     runs = [run for _, run in store.runs().iterrows()]
     line = timeline(store, runs, ["afab", "1f1b"], **changes)
-    return [annotation["text"] for annotation in line.picture["layout"]["annotations"]]
+    return [step["title"] for step in line.packed.meta["steps"]]
 
 
 @pytest.mark.parametrize(
@@ -119,15 +119,15 @@ def test_a_step_in_a_row_is_drawn_between_those_beside_it(tmp_path) -> None:
     begins, ends = (((ns - step.origin_ns) // MS).tolist() for ns in step.windows_ns)
     assert (begins, ends) == ([-40, -62], [60, 38])
     idle = [0, 0]  # of a window of 100 ms, in which a rank computes and optimizes
-    for marks in step.marks():
+    for marks in step.marks:
         for rank in (0, 1) if marks.kind.is_idle else ():
             idle[rank] += int(marks.width_ns[marks.rank == rank].sum()) // MS
     assert idle == [100 - 34, 100 - 26]
     line = timeline(store, [run], ["1f1b"], choice="2")
-    forwards = [trace for trace in drawn(line).data if trace.name == "forward"]
-    assert [sorted(trace.base) for trace in forwards] == [[0, 12], [-100, -88], [100, 112]]
-    assert [trace.marker.opacity is None for trace in forwards] == [True, False, False]
-    assert "step 3" in forwards[2].hovertemplate
+    forwards = [bars(line, "forward", beside) for beside in (0, -1, 1)]
+    assert [sorted(own.begin) for own in forwards] == [[0, 12], [-100, -88], [100, 112]]
+    assert [own.kind["opacity"] == 1 for own in forwards] == [True, False, False]
+    assert forwards[2].kind["lines"][-1] == "step 3"
 
 
 def test_steps_with_a_pause_between_them_are_not_drawn_beside_each_other(tmp_path) -> None:
@@ -153,13 +153,8 @@ def failed_line(store: Store):
     return timeline(store, [store.runs().iloc[-1]], ["1f1b"])
 
 
-def drawn(line) -> go.Figure:
-    return go.Figure(line.picture)
-
-
-def bars(line, name: str):
-    (trace,) = [trace for trace in drawn(line).data if trace.name == name]
-    return trace
+def bars(line: Timeline, name: str, beside: int = 0) -> Bars:
+    return columns_of(line.packed.meta, line.packed.columns)[name, beside]
 
 
 def test_a_run_that_hung_is_drawn_with_what_was_never_finished(tmp_path) -> None:
@@ -169,23 +164,24 @@ def test_a_run_that_hung_is_drawn_with_what_was_never_finished(tmp_path) -> None
     assert line.facts.startswith(
         "failed at rank 1 · step 1 · rank 1 is stopped (SIGSTOP or a debug"
     )
-    assert len(bars(line, "forward").x) == 2
+    assert len(bars(line, "forward").begin) == 2
     stopped, waiting = bars(line, "stopped"), bars(line, "waiting at the end")
     # In ms since the first computation, at 5 ms; up to the end at 10,027 ms.
-    assert (stopped.base[0], stopped.x[0], stopped.text[0]) == (22, 10_000, "1B0")
-    assert (waiting.base[0], waiting.x[0], waiting.text[0]) == (12, 10_010, "0B0")
-    assert "waits in 0B0 of step 1 for 1B0 of rank 1" in waiting.hovertext[0]
-    assert waiting.marker.pattern.shape == "/"
-    assert stopped.marker.pattern.shape == "x"
-    assert not [trace for trace in drawn(line).data if trace.name == "critical path"]
-    assert not [trace for trace in drawn(line).data if trace.name == "idle: no work left"]
+    assert (stopped.begin[0], stopped.width[0]) == pytest.approx((22, 10_000))
+    assert (waiting.begin[0], waiting.width[0]) == pytest.approx((12, 10_010))
+    assert [own.kind["labels"] for own in (stopped, waiting)] == [["1B0"], ["0B0"]]
+    assert "waits in 0B0 of step 1 for 1B0 of rank 1" in waiting.phrases[0]
+    assert [own.kind["hatch"] for own in (stopped, waiting)] == ["x", "/"]
+    assert line.packed.meta["path"] == []
+    names = [kind["name"] for kind in line.packed.meta["kinds"]]
+    assert "idle: no work left" not in names
 
 
 def test_a_long_wait_does_not_hide_what_came_before_it_and_a_short_one_is_drawn_whole(
     tmp_path,
 ) -> None:
     def end_ms(line) -> float:
-        return line.picture["layout"]["xaxis"]["range"][1]
+        return line.packed.meta["last"]
 
     line = failed_line(failed_store(tmp_path / "long"))
     assert end_ms(line) == pytest.approx(22 * 1.5, rel=0.01)
@@ -197,7 +193,8 @@ def test_a_long_wait_does_not_hide_what_came_before_it_and_a_short_one_is_drawn_
 
 def test_ranks_that_finished_nothing_are_drawn_by_their_open_actions_alone(tmp_path) -> None:
     line = failed_line(failed_store(tmp_path, last_ms=0))
-    assert (bars(line, "waiting at the end").base[0], bars(line, "stopped").base[0]) == (0, 10)
+    waiting, stopped = (bars(line, name) for name in ("waiting at the end", "stopped"))
+    assert (waiting.begin[0], stopped.begin[0]) == (0, 10)
 
 
 def test_what_a_run_finished_is_drawn_even_if_no_rank_left_a_record(tmp_path) -> None:
@@ -205,12 +202,12 @@ def test_what_a_run_finished_is_drawn_even_if_no_rank_left_a_record(tmp_path) ->
     (path,) = (tmp_path / "flight").glob("*.parquet")
     path.unlink()
     line = failed_line(store)
-    assert len(bars(line, "forward").x) == 2
+    assert len(bars(line, "forward").begin) == 2
 
 
 def test_a_run_that_failed_stands_beside_one_that_did_not(tmp_path) -> None:
     store = failed_store(tmp_path)
-    assert [title.split(" · ")[0] for title in titles(store)] == ["<b>afab", "<b>1f1b: timeout"]
+    assert [title.split(" · ")[0] for title in titles(store)] == ["afab", "1f1b: timeout"]
 
 
 def test_of_a_failed_run_only_the_last_actions_can_be_drawn(tmp_path) -> None:
@@ -243,27 +240,25 @@ def line_of_replicas(tmp_path_factory):
 def test_of_replicas_the_slowest_is_in_sight_and_the_others_lie_below(line_of_replicas) -> None:
     assert f"replica {SLOW} of 4, the slowest" in line_of_replicas.facts
     forward = bars(line_of_replicas, "forward")
-    own = {row: set(forward.x[forward.y.round() == row]) for row in range(8)}
+    own = {row: set(forward.width[forward.row == row]) for row in range(8)}
     assert own == {row: {15.0 if row < 2 else 10.0} for row in range(8)}
 
 
 def test_a_collective_waits_for_the_slowest_replica_in_a_lighter_part(line_of_replicas) -> None:
     moving = bars(line_of_replicas, "reduce gradients")
     waiting = bars(line_of_replicas, "reduce gradients, waiting")
-    assert set(moving.x.round(6)) == {4.0}
-    assert waiting.marker.color != moving.marker.color
-    assert len(moving.x) == 8
-    assert (waiting.y > 1.5).all()  # the slowest waits for nobody
-    assert "waiting for the slowest replica" in waiting.hovertemplate
-    gathered = bars(line_of_replicas, "gather parameters")
-    lane = line_of_replicas.picture["layout"]["meta"]["timeline"]["lanes"]["collective"]["at"]
-    assert (gathered.y - lane).round(6).tolist() == (gathered.y - lane).round().tolist()
+    assert set(moving.width.round(6)) == {4.0}
+    assert set(waiting.colors) != set(moving.colors)
+    assert len(moving.width) == 8
+    assert (waiting.row > 1.5).all()  # the slowest waits for nobody
+    assert "waiting for the slowest replica" in waiting.kind["lines"][0]
+    assert bars(line_of_replicas, "gather parameters").kind["lane"] == "collective"
 
 
 def test_idle_time_until_the_last_reduction_is_named(line_of_replicas) -> None:
     last = bars(line_of_replicas, "idle: last collective")
-    assert len(last.x) == 8
-    (own,) = last.x[last.y.round() == 0].round(6)
+    assert len(last.width) == 8
+    (own,) = last.width[last.row == 0].round(6)
     assert own == 4.0  # of the slowest replica the bytes alone
 
 
@@ -271,19 +266,16 @@ def test_several_runs_show_the_slowest_replica_of_each_alone(tmp_path) -> None:
     store = store_of_replicas(tmp_path)
     run = store.runs().iloc[0]
     line = timeline(store, [run, run], ["a", "b"], choice="1")
-    assert "replicas" not in line.picture["layout"]["meta"]["timeline"]
-    assert len(bars(line, "reduce gradients").x) == 2 * 2
+    assert not line.is_of_replicas
+    assert len(bars(line, "reduce gradients").begin) == 2 * 2
 
 
 def test_policies_of_one_schedule_share_a_figure(tmp_path) -> None:
     cases = [Case(replicas=2, sharding_policy=policy) for policy in ("ddp", "zero3")]
     store = store_with(tmp_path, [run_row(n, case) for n, case in enumerate(cases)])
     _, (group,) = timelines(store, store.runs(), ("sharding_policy",))
-    words = [title["text"] for title in group.timeline.picture["layout"]["annotations"]]
-    assert [word.split(" · ")[0] for word in words] == [
-        "<b>sharding policy ddp",
-        "<b>sharding policy zero3",
-    ]
+    words = [step["title"].split(" · ")[0] for step in group.timeline.packed.meta["steps"]]
+    assert words == ["sharding policy ddp", "sharding policy zero3"]
 
 
 def test_the_memory_of_replicas_is_that_of_the_fullest() -> None:
