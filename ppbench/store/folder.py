@@ -245,9 +245,15 @@ class Store:
         """The rows of the given runs in a table, in the order of the ids."""
         return self._rows(name, list(dict.fromkeys(run_ids)), "true")
 
-    def spans_of_steps(self, run_id: str, steps: Sequence[int]) -> pd.DataFrame:
-        """The spans of some steps of a run."""
-        return self._rows("spans", [run_id], f"step IN ({', '.join(map(str, map(int, steps)))})")
+    def spans_of_steps(self, steps_of_runs: Mapping[str, Sequence[int]]) -> pd.DataFrame:
+        """The spans of some steps of each of these runs."""
+        pairs = [
+            f"({quoted(run_id)}, {int(step)})"
+            for run_id, steps in steps_of_runs.items()
+            for step in steps
+        ]
+        test = f"({RUN_ID}, step) IN ({', '.join(pairs)})" if pairs else "false"
+        return self._rows("spans", list(steps_of_runs), test)
 
     def _rows(self, name: str, run_ids: Sequence[str], test: str) -> pd.DataFrame:
         listed = ", ".join(map(quoted, run_ids)) or "NULL"

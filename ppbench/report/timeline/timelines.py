@@ -138,9 +138,10 @@ def _steps_of_runs(
 ) -> list[_RunSteps]:
     """Return every run that has spans. Raises StoreError if none has."""
     drawable, errors = [], []
+    measured = _measured(store, runs, choice)
     for run, name in zip(runs, names, strict=True):
         try:
-            drawable.append(_steps_of_run(store, run, name, choice, has_plan=has_plan))
+            drawable.append(_steps_of_run(store, run, name, choice, measured, has_plan=has_plan))
         except StoreError as error:
             errors.append(error)
     if errors and not drawable:
@@ -148,8 +149,38 @@ def _steps_of_runs(
     return drawable
 
 
+@dataclass(frozen=True)
+class _Measured:
+    """What is stored of the chosen step of a run and of those beside it."""
+
+    steps: pd.DataFrame  # of the run
+    number: int
+    spans: pd.DataFrame
+
+    @property
+    def has_computations(self) -> bool:
+        return not compute_spans(self.spans[self.spans["step"] == self.number]).empty
+
+
+def _measured(store: Store, runs: Sequence[pd.Series], choice: str) -> dict[str, _Measured]:
+    """Read the chosen step of each run that has one, all at once."""
+    run_ids = [str(run["run_id"]) for run in runs if run["status"] == OK]
+    steps = {str(key): own for key, own in store.table("steps", run_ids).groupby("run_id")}
+    chosen = {run_id: chosen_step(own, choice) for run_id, own in steps.items()}
+    read = store.spans_of_steps({i: [n - 1, n, n + 1] for i, n in chosen.items()})
+    spans = {str(key): own for key, own in read.groupby("run_id")}
+    measured = {i: _Measured(steps[i], n, spans[i]) for i, n in chosen.items() if i in spans}
+    return {i: own for i, own in measured.items() if own.has_computations}
+
+
 def _steps_of_run(
-    store: Store, run: pd.Series, name: str, choice: str, *, has_plan: bool
+    store: Store,
+    run: pd.Series,
+    name: str,
+    choice: str,
+    measured_of: Mapping[str, _Measured],
+    *,
+    has_plan: bool,
 ) -> _RunSteps:
     if run["status"] != OK:
         # It has neither measured steps nor a plan.
@@ -160,15 +191,12 @@ def _steps_of_run(
                     f"ranks can be drawn; leave {option} out"
                 )
         return _steps_of_failed(store, run, f"{name}: {run['status']}")
-    if (steps := store.table("steps", [run["run_id"]])).empty:
+    if (read := measured_of.get(str(run["run_id"]))) is None:
         raise missing_spans(run)
-    number = chosen_step(steps, choice)
-    step = steps[steps["step"] == number].iloc[0]
-    spans = store.spans_of_steps(str(run["run_id"]), [number - 1, number, number + 1])
-    if compute_spans(spans[spans["step"] == number]).empty:
-        raise missing_spans(run)
+    number, took_ns = read.number, read.steps.set_index("step")["step_ns"]
+    step = read.steps[read.steps["step"] == number].iloc[0]
     names = {each: f"step {each}" for each in (number - 1, number, number + 1)}
-    measured = step_in_a_row(spans, number, names, steps.set_index("step")["step_ns"])
+    measured = step_in_a_row(read.spans, number, names, took_ns)
     whose = f"replica {measured.replica} of {len(measured.others) + 1}, the slowest"
     text = facts(run, step, choice, whose if measured.others else "")
     measured = measured.titled(f"{name} · {text}")
@@ -395,11 +423,13 @@ def timelines(
     titles_in_order = sorted(dict.fromkeys([*titles[is_median], *titles]), key=worth, reverse=True)
     by_run: dict[str, Timeline] = {}
     groups: list[Group] = []
+    measured = _measured(store, [run for _, run in runs.iterrows()], MEDIAN)
     for title in titles_in_order:
         drawable: dict[str, _RunSteps] = {}
         for _, run in runs[titles == title].iterrows():
             with contextlib.suppress(StoreError, UsageError):
-                steps = _steps_of_run(store, run, case_text(run, axes), MEDIAN, has_plan=False)
+                name = case_text(run, axes)
+                steps = _steps_of_run(store, run, name, MEDIAN, measured, has_plan=False)
                 drawable[steps.run_id] = steps
         explanations = {run_id: _explanation(store, own.run) for run_id, own in drawable.items()}
         by_run |= {run_id: _drawn([own], explanations) for run_id, own in drawable.items()}
